@@ -28,6 +28,11 @@ ORT := ort
 export ORT_DYLIB_PATH := $(ORT_LIBRARY)
 endif
 
+# Programs that are measured or kept say which commit they are of; without git, none. All of these have it, since Cargo compiles anew
+# where it is another.
+build dist gpu-checks-program bench-decode bench-front bench-servers bench-spots bench-fit bench-fit-http: \
+	export OCELLI_COMMIT ?= $(if $(wildcard .git),$(shell git rev-parse HEAD 2>/dev/null))
+
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:

@@ -179,22 +179,22 @@ impl App {
             Ended { connections_dropped: dropped }
         });
         let heart = tokio::spawn(beat(status, threads.handles().to_vec()));
+        let apart = accept_settings(&config, admin::CONNECTIONS_MAX);
         let (admin, admin_address) = match admin_listener {
             Some(listener) => {
                 let address = listener.local_addr().map_err(failed("cannot read the admin address"))?;
-                (
-                    Some(Admin::start(listener, "admin", http::admin_routes(Arc::clone(&front)))?),
-                    Some(address),
-                )
+                let routes = http::admin_routes(Arc::clone(&front));
+                (Some(Admin::start(listener, "admin", apart.clone(), routes)?), Some(address))
             }
             None => (None, None),
         };
-
-        let metrics = match metrics_listener {
+        let (metrics, metrics_address) = match metrics_listener {
             Some(listener) => {
-                Some(Admin::start(listener, "metrics", http::metrics_routes(Arc::clone(&front)))?)
+                let address = listener.local_addr().map_err(failed("cannot read the address of metrics"))?;
+                let routes = http::metrics_routes(Arc::clone(&front));
+                (Some(Admin::start(listener, "metrics", apart, routes)?), Some(address))
             }
-            None => None,
+            None => (None, None),
         };
 
         let stop_loading = CancellationToken::new();
@@ -211,10 +211,17 @@ impl App {
             RepositoryMode::Watch => Some(Watch::start(control, first)?),
             RepositoryMode::None | RepositoryMode::Explicit => None,
         };
-        let shown = admin_address.map(tracing::field::display);
-        let grpc = grpc_address.map(tracing::field::display);
+        let [admin_shown, metrics_shown, grpc] = [admin_address, metrics_address, grpc_address]
+            .map(|address| address.map(tracing::field::display));
         let address = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-        tracing::info!(address, admin = shown, grpc, models = %config.models.display(), "listening");
+        tracing::info!(
+            address,
+            admin = admin_shown,
+            metrics = metrics_shown,
+            grpc,
+            models = %config.models.display(),
+            "listening"
+        );
         Ok(App {
             config,
             front,
@@ -380,7 +387,11 @@ fn accept_settings(config: &Config, connections_max: usize) -> Settings {
     let default = Settings::default();
     Settings {
         connections_max,
-        clocks: Clocks { idle: config.idle_timeout_ms, header: config.header_timeout_ms, ..default.clocks },
+        clocks: Clocks {
+            idle: config.idle_timeout_ms,
+            header: config.header_timeout_ms,
+            write_stall: config.reply_stall_ms,
+        },
         close_timeout: config.drain_timeout_ms,
         ..default
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 
 /// Connections at once: probes and scrapers are few.
-const CONNECTIONS_MAX: usize = 256;
+pub(super) const CONNECTIONS_MAX: usize = 256;
 
 /// The running listener.
 pub(super) struct Admin {
@@ -19,11 +19,15 @@ pub(super) struct Admin {
 }
 
 impl Admin {
-    pub(super) fn start(listener: TcpListener, name: &str, routes: Router) -> Result<Admin, AppError> {
+    pub(super) fn start(
+        listener: TcpListener,
+        name: &str,
+        settings: Settings,
+        routes: Router,
+    ) -> Result<Admin, AppError> {
         let stages = Stages::default();
         let listener = listener.into_std().map_err(failed("cannot hand over the admin socket"))?;
-        let (theirs, settings) =
-            (stages.clone(), Settings { connections_max: CONNECTIONS_MAX, ..Settings::default() });
+        let theirs = stages.clone();
         let serve = async move {
             match TcpListener::from_std(listener) {
                 Ok(listener) => {

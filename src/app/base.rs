@@ -126,14 +126,24 @@ pub(super) fn spill_folder(config: &Config) -> Result<(), String> {
     made.map_err(|error| format!("cannot make a temporary file there: {error}"))
 }
 
+/// What `startup_models` names that was not found, and what is like it.
+pub(super) fn unknown(found: &[models::Found], config: &Config) -> Vec<String> {
+    let Chosen::Only(names) = &config.startup_models else { return Vec::new() };
+    let unknown = names.iter().filter(|name| found.iter().all(|found| found.name != **name));
+    let known = || found.iter().map(|found| found.name.clone());
+    unknown
+        .map(|name| {
+            let folder = config.models.display();
+            format!("there is no model {name:?} in {folder}{}", config::nearest(name, known()))
+        })
+        .collect()
+}
+
 /// Keeps the models that are to be loaded at the start.
 fn choose(found: &mut Vec<models::Found>, config: &Config) -> Result<(), AppError> {
-    let Chosen::Only(names) = &config.startup_models else { return Ok(()) };
-    if let Some(name) = names.iter().find(|name| found.iter().all(|found| found.name != **name)) {
-        let folder = config.models.display();
-        return Err(AppError::Failed(format!(
-            "startup_models names {name:?}, and there is no such model in {folder}"
-        )));
+    // One may have gone since the configuration was looked at.
+    if let Some(why) = unknown(found, config).into_iter().next() {
+        return Err(AppError::Failed(format!("startup_models: {why}")));
     }
     found.retain(|found| config.startup_models.has(&found.name));
     Ok(())

@@ -1,8 +1,14 @@
-//! What a configuration names outside of itself, looked at before anything is started: folders, and addresses to listen on. What
+//! What a configuration names outside of itself, looked at before anything is started: folders, models, and addresses to listen on. What
 //! is not fit is told together, as mistakes in the configuration.
 
-use super::{base::spill_folder, listen::taken};
-use crate::config::Config;
+use super::{
+    base::{spill_folder, unknown},
+    listen::taken,
+};
+use crate::{
+    config::{Chosen, Config},
+    models,
+};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::{fs, io, net::SocketAddr};
 
@@ -20,6 +26,11 @@ pub fn unfit(config: &Config, serves: bool) -> Vec<(&'static str, String)> {
             .map(drop)
             .map_err(|error| format!("cannot read the folder: {error}; it is the one that holds the models")),
     );
+    if let (Chosen::Only(_), Ok(found)) = (&config.startup_models, models::scan(&config.models)) {
+        for why in unknown(&found, config) {
+            note("startup_models", Err(why));
+        }
+    }
     note("stack_spill_folder", spill_folder(config));
     if let Some(folder) = &config.log_dir {
         let made = fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder));
@@ -85,5 +96,28 @@ mod tests {
         let (models, log_dir) = (folder.path().to_owned(), Some(folder.path().join("logs")));
         let fits = Config { models, log_dir, stack_spill_folder: "".into(), ..config };
         assert_eq!(unfit(&fits, true), []);
+    }
+
+    #[test]
+    fn models_to_start_with_that_are_not_there_are_each_told_with_what_is_like_them() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in ["digits", "spots"] {
+            fs::create_dir(folder.path().join(name)).expect("a folder");
+        }
+        let only = |names: &[&str]| Config {
+            models: folder.path().to_owned(),
+            startup_models: Chosen::Only(names.iter().map(|name| (*name).to_owned()).collect()),
+            ..Config::default()
+        };
+        assert_eq!(unfit(&only(&["digits"]), false), []);
+        assert_eq!(unfit(&only(&[]), false), []);
+        let there = folder.path().display();
+        assert_eq!(
+            unfit(&only(&["digit", "spots", "other"]), false),
+            [
+                ("startup_models", format!("there is no model \"digit\" in {there}; nearest: digits")),
+                ("startup_models", format!("there is no model \"other\" in {there}")),
+            ]
+        );
     }
 }

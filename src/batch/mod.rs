@@ -120,7 +120,7 @@ pub struct Job {
     pub deadline: Option<Instant>,
     /// How long it may wait to be begun; `None`: until its deadline.
     pub wait: Option<Wait>,
-    /// When the request reached us.
+    /// When the request had reached us, with its body.
     pub arrived: Instant,
 }
 

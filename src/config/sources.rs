@@ -193,7 +193,7 @@ fn is_service_link(name: &str, value: &str) -> bool {
 }
 
 /// "; nearest: NAME" where a known name is close.
-fn nearest(name: &str, known: impl Iterator<Item = String>) -> String {
+pub(crate) fn nearest(name: &str, known: impl Iterator<Item = String>) -> String {
     let likeness = |known: &String| {
         strsim::normalized_damerau_levenshtein(&name.to_lowercase().replace('-', "_"), &known.to_lowercase())
     };

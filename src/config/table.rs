@@ -262,7 +262,7 @@ options! {
             "A request counts from its headers until its reply has been sent. Of a gRPC stream each message counts as one; as many streams may be open beside them.";
         in_flight_bytes_max: u64, Bytes { min: KIB, max: 16 * TIB }, "1GiB",
             "Bytes of request bodies held at once, and of what replies hold until their end; more are answered with 429.",
-            "A body counts as it grows, up to twice what has come where its length is known; a stack of camera frames with 8 MiB and with what is held of it beyond that. Of replies, pictures and rows of localizations whose number comes first count, and the frames of a streamed file that wait for the caller; so does what spots are looked for in, about 16 bytes for each pixel of a frame. Of bodies, what images in base64 are decoded to counts beside them.";
+            "A body counts as it grows, up to twice what has come where its length is known, and while it is unpacked from zstd also what the decoder keeps of it (up to 8 MiB); a stack of camera frames with 8 MiB and with what is held of it beyond that. Of replies, pictures and rows of localizations whose number comes first count, and the frames of a streamed file that wait for the caller; so does what spots are looked for in, about 16 bytes for each pixel of a frame. Of bodies, what images in base64 are decoded to counts beside them.";
         body_bytes_max: u64, Bytes { min: KIB, max: TIB }, "256MiB",
             "The largest request body; a larger one is answered with 413.",
             "At most in_flight_bytes_max and queue_bytes_max: a larger body could never be let in.";
@@ -281,6 +281,9 @@ options! {
         body_rate_bytes_min: u64, Bytes { min: 0, max: TIB }, "1024",
             "Bytes per second at which a body must arrive at least, on average; 0 for any rate.",
             "Acts after 5 s, so that a slow start fails nobody. A body that says how long it is must also come as fast as brings all of it within body_timeout_ms. 0 turns off both.";
+        reply_stall_ms: Duration, Millis { min: 1, max: DAY_MS }, "30000",
+            "How long a caller may take for the next 64 KiB of a reply, or for its rest if that is less; the connection is closed then.",
+            "Counts while there is something to send and the caller takes nothing more: a reply that waits for us may take as long as it does. Whoever reads answers as they come and works in between reads ahead, or has the time for it here.";
     }
     section "Shared GPUs" {
         while_waiting: WhileWaiting, Choice(WhileWaiting::WORDS), "cpu",
@@ -353,8 +356,8 @@ options! {
             "Bytes of model input waiting for a device; more are answered with 429.",
             "At least body_bytes_max, so that one tensor request of the largest size fits.";
         timeout_ms: Duration, Millis { min: 1, max: DAY_MS }, "30000",
-            "How long a request may take where neither it nor its model says.",
-            "At most timeout_ms_max. A request that is late is answered with 504 and not run.";
+            "How long a request may take, from when its body is there, where neither it nor its model says.",
+            "At most timeout_ms_max. A request that is late is answered with 504 and not run. How long the body may take is body_timeout_ms; a time that the request itself asks for (the header timeout) counts from its head, and ends the reading of the body.";
         timeout_ms_max: Duration, Millis { min: 1, max: DAY_MS }, "600000",
             "The longest time that a request or a model may ask for.",
             "More is cut to this.";

@@ -80,12 +80,11 @@ pub(super) async fn infer(
     let counted = front.catalog.has(&target.model).then(|| Uncounted::of(front, &target.model));
     let ended = async {
         let model = target.find(front)?;
-        // What is left of the time for the whole call.
-        let left = head.timeout.map(|timeout| timeout.saturating_sub(arrived - head.arrived));
         let call = Call::of(&head.headers, &model, front.limits.timeout_max)?
             .traced(&head.extensions)
             .since(arrived)
-            .no_later_than(left);
+            // That is for the whole call.
+            .no_later_than(head.timeout, head.arrived);
         let began = Instant::now();
         let (long, typed, of) = (convert::is_long(&message), convert::is_typed(&message), Arc::clone(&model));
         // A fitter takes its inputs in several types, and looks at them itself.

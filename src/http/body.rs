@@ -314,10 +314,13 @@ pub async fn read(body: Body, limits: BodyLimits) -> Result<Bytes, InferError> {
     Reader::new(body, limits).all().await
 }
 
-/// A body that cannot be read: the client's framing is at fault, or the client is gone.
+/// A body that cannot be read: there is no room to unpack it, the client's framing is at fault, or the client is gone.
 fn broken(error: &axum::Error) -> InferError {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = cause {
+        if let Some(refused) = error.downcast_ref::<InferError>() {
+            return refused.clone();
+        }
         if let Some(malformed) = error.downcast_ref::<Malformed>() {
             return InferError::BadRequest(malformed.to_string());
         }

@@ -24,13 +24,15 @@ use std::{
 /// One request's terms.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
-    /// When the request's head had been read.
+    /// When the request's head had been read; once its body is there, that time.
     pub(super) arrived: Instant,
     /// When its answer is worth nothing any more.
     pub(super) deadline: Instant,
     /// 0 is the most urgent.
     pub(super) priority: u8,
     timeout: Duration,
+    /// A header said how long it may take.
+    timed: bool,
     /// How long it may wait in the queue, by the model's policy.
     wait: Option<Wait>,
     /// A header said how urgent it is.
@@ -43,7 +45,8 @@ impl Call {
     /// From the headers `timeout` (milliseconds, at most `timeout_max`) and `priority` (from 0 to the model's last), else from the model.
     pub(crate) fn of(headers: &HeaderMap, model: &Model, timeout_max: Duration) -> Result<Call, InferError> {
         let arrived = Instant::now();
-        let timeout = match number(headers, &TIMEOUT)? {
+        let asked = number(headers, &TIMEOUT)?;
+        let timeout = match asked {
             Some(0) => {
                 return Err(InferError::BadRequest(
                     "header timeout is 0; it is in milliseconds, at least 1".into(),
@@ -69,6 +72,7 @@ impl Call {
             deadline: arrived + timeout,
             priority,
             timeout,
+            timed: asked.is_some(),
             wait: model.rules.queue.of(priority).wait(None),
             prioritised: wish.is_some(),
             trace: None,
@@ -100,22 +104,45 @@ impl Call {
             Then::Delay => Call { wait: policy.wait(timeout), ..self },
             Then::Refuse => {
                 self.wait = policy.wait(None);
-                self.no_later_than(timeout.filter(|_| policy.may_shorten))
+                let (timeout, arrived) = (timeout.filter(|_| policy.may_shorten), self.arrived);
+                self.no_later_than(timeout, arrived)
             }
         }
     }
 
-    /// Takes a deadline that counts if it is shorter.
-    pub(crate) fn no_later_than(mut self, timeout: Option<Duration>) -> Call {
-        if let Some(timeout) = timeout.filter(|timeout| *timeout < self.timeout) {
-            (self.timeout, self.deadline) = (timeout, self.arrived + timeout);
+    /// Takes a deadline, so long after `since`, that counts if it is earlier.
+    pub(crate) fn no_later_than(mut self, timeout: Option<Duration>, since: Instant) -> Call {
+        if let Some(timeout) = timeout.filter(|timeout| since + *timeout < self.deadline) {
+            (self.timeout, self.deadline) = (timeout, since + timeout);
         }
         self
     }
 
-    /// The same terms for a request whose head was read at `arrived`: what it is for may be known only later.
-    pub(crate) fn since(self, arrived: Instant) -> Call {
-        Call { arrived, deadline: arrived + self.timeout, ..self }
+    /// The same terms for a request whose body is there, and whose head was read then: what the caller has said counts from there.
+    pub(crate) fn since(self, head: Instant) -> Call {
+        if self.timed { Call { deadline: head + self.timeout, ..self } } else { self }
+    }
+
+    /// Reads the request's body. The time that the caller has given counts from the head, and ends that. Where it has given none, the
+    /// time for the answer begins when the body is there: how long that may take has limits of its own.
+    pub(super) async fn body<T>(
+        &mut self,
+        read: impl Future<Output = Result<T, InferError>>,
+    ) -> Result<T, InferError> {
+        let body = match self.timed {
+            true => tokio::time::timeout_at(self.deadline.into(), read).await.unwrap_or_else(|_| {
+                Err(InferError::Late(format!(
+                    "the body had not been read to its end when the deadline of {} ms passed",
+                    self.timeout.as_millis()
+                )))
+            })?,
+            false => read.await?,
+        };
+        self.arrived = Instant::now();
+        if !self.timed {
+            self.deadline = self.arrived + self.timeout;
+        }
+        Ok(body)
     }
 
     /// The same terms from now on, for the next part of a request that goes on for as long as it likes.
@@ -373,6 +400,48 @@ mod tests {
         for wrong in ["-1", "1.5", "=1"] {
             assert!(call(&model, &[("priority", wrong)]).is_err(), "{wrong}");
         }
+    }
+
+    /// A body that is there so long after its head, and what was asked of the call before; both in milliseconds.
+    async fn read(header: Option<&'static str>, after: u32) -> (Result<(), InferError>, Call) {
+        let headers: Vec<_> = header.map(|ms| ("timeout", ms)).into_iter().collect();
+        let mut call = call(&model(""), &headers).unwrap();
+        let head = Instant::now() - MS * after;
+        (call.arrived, call.deadline) = (head, head + call.timeout);
+        let read = match after {
+            0 => call.body(std::future::pending()).await,
+            _ => call.body(async { Ok(()) }).await,
+        };
+        (read, call)
+    }
+
+    #[tokio::test]
+    async fn what_a_caller_gives_counts_from_the_head_and_what_the_model_gives_from_the_body() {
+        let (body, given) = read(Some("600"), 500).await;
+        assert_eq!(body, Ok(()));
+        let left = given.deadline.saturating_duration_since(Instant::now());
+        assert!(left <= MS * 100, "{left:?}");
+        // 900 ms, of which none have passed.
+        let (body, own) = read(None, 5000).await;
+        assert_eq!(body, Ok(()));
+        assert_eq!(own.deadline, own.arrived + MS * 900);
+        assert!(own.arrived > Instant::now() - MS * 4000, "it counts from when the body is there");
+        let (late, _) = read(Some("1"), 0).await;
+        let told = "the body had not been read to its end when the deadline of 1 ms passed";
+        assert_eq!(late, Err(InferError::Late(told.into())));
+    }
+
+    #[test]
+    fn a_call_that_is_there_counts_from_its_head_where_its_caller_has_given_a_time() {
+        let head = Instant::now() - MS * 5000;
+        let given = call(&model(""), &[("timeout", "600")]).unwrap().since(head);
+        assert_eq!(given.deadline, head + MS * 600);
+        let own = call(&model(""), &[]).unwrap().since(head);
+        assert_eq!(own.deadline, own.arrived + MS * 900);
+        let sooner = own.no_later_than(Some(MS * 5100), head);
+        assert_eq!(sooner.deadline, head + MS * 5100);
+        let whole = sooner.deadline;
+        assert_eq!(sooner.no_later_than(Some(MS * 800), Instant::now()).deadline, whole);
     }
 
     #[test]

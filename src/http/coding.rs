@@ -11,7 +11,7 @@ mod unpack;
 pub(super) use unpack::Malformed;
 pub(crate) use unpack::Unpacking;
 
-use super::{accepted, reject::Problem};
+use super::{accepted, admission::Permit, reject::Problem};
 use crate::error::InferError;
 use axum::{
     body::Body,
@@ -20,7 +20,7 @@ use axum::{
     middleware::Next,
 };
 use http_body::Body as HttpBody;
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 /// A coding that we read and write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,17 +66,18 @@ impl Coding {
     }
 }
 
-/// The request for whoever reads its body unpacked.
+/// The request for whoever reads its body unpacked. What that takes is charged to its permit, if it has one.
 ///
 /// # Errors
 /// [`InferError::UnsupportedEncoding`] for a coding that is not known, before anything is read.
 pub(super) fn unpack(request: Request) -> Result<Request, InferError> {
     let Some(coding) = packed_with(request.headers())? else { return Ok(request) };
     let (mut parts, body) = request.into_parts();
+    let beside = parts.extensions.get::<Arc<Permit>>().map(|permit| permit.nothing_beside());
     parts.headers.remove(header::CONTENT_ENCODING);
     // It says how much comes, not how much there will be.
     parts.headers.remove(header::CONTENT_LENGTH);
-    let body = unpack::Unpacked::new(body, coding).map_err(InferError::Internal)?;
+    let body = unpack::Unpacked::new(body, coding, beside).map_err(InferError::Internal)?;
     Ok(Request::from_parts(parts, Body::new(body)))
 }
 

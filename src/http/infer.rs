@@ -86,7 +86,7 @@ fn names(specs: &[TensorSpec]) -> String {
 }
 
 async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
-    let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
+    let mut call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     let length = oip::json_length(request.headers())?;
     let said = request.uri().query().unwrap_or_default();
     let changes = match &model.fit {
@@ -95,7 +95,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     };
     let form = Form::accepted(request.headers(), &["application/json", "application/octet-stream"]);
     let caller = Caller::of(front, request.extensions(), request.headers(), request.uri());
-    let body = body::aligned(request, front.limits.body, length.unwrap_or(0)).await?;
+    let body = call.body(body::aligned(request, front.limits.body, length.unwrap_or(0))).await?;
     let (began, text) = (Instant::now(), length.unwrap_or(body.len()));
     // Numbers as text take milliseconds per megabyte: not on the async threads.
     let signature = Arc::clone(model);

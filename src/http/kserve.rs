@@ -108,9 +108,9 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     }
     let said = request.uri().query().unwrap_or_default();
     query::has_no_options(said, INSTEAD_OF_OPTIONS).map_err(InferError::BadRequest)?;
-    let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
+    let mut call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     let mut charged = Charged::to(request.extensions().get::<Arc<Permit>>().cloned());
-    let body = body::of(request, front.limits.body).await?;
+    let body = call.body(body::of(request, front.limits.body)).await?;
     let began = Instant::now();
     let (of, parts_max) = (Arc::clone(model), front.limits.parts_max);
     // Numbers and base64 as text take milliseconds per megabyte.

@@ -279,7 +279,7 @@ fn catalog_routes() -> Vec<Route> {
         ("/v2/models/{model}/versions/{version}/ready", get(catalog::ready)),
         ("/v2/models/{model}/versions/{version}/config", get(catalog::config)),
         ("/v2/models/{model}/versions/{version}/stats", get(catalog::statistics)),
-        ("/openapi.yaml", get(openapi)),
+        ("/openapi.yaml", get(openapi).layer(middleware::from_fn(coding::pack_layer))),
     ]
 }
 

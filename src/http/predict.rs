@@ -58,7 +58,7 @@ pub(super) async fn predict(
 
 async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
     let options = Options::of(request.uri().query().unwrap_or("")).map_err(InferError::BadRequest)?;
-    let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
+    let mut call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     if model.image.is_none() {
         return Err(takes_tensors(model));
     }
@@ -70,7 +70,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     };
     let options = if torchserve { options.in_torchserves_form(&model.task) } else { options };
     let permit = request.extensions().get::<Arc<Permit>>().cloned();
-    let mut posted = posted::read(request, front).await?;
+    let mut posted = call.body(posted::read(request, front)).await?;
     let mut asked = Asked::of(options, &posted.parameters, model)?;
     let wants_png = liked.pictured == Some(Reply::Png);
     match asked.mask {

@@ -2,7 +2,9 @@
 
 import http.client
 import json
+import shutil
 import socket
+import subprocess
 import threading
 
 import numpy as np
@@ -50,6 +52,32 @@ def test_an_unknown_path_and_a_wrong_method_are_errors_in_our_form(server):
     response = requests.delete(server.url + "/predictions/digits", timeout=wire.TIMEOUT)
     wire.problem(response, 405)
     assert "POST" in response.headers["Allow"]
+
+
+def test_a_deadline_ends_the_reading_of_a_body_that_has_not_come(server):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=wire.TIMEOUT) as connection:
+        # The rest never comes; without the deadline, it is waited for.
+        head = "POST /v2/models/identity/infer HTTP/1.1\r\nHost: a\r\ntimeout: 500\r\nContent-Length: 100\r\n\r\n"
+        connection.sendall(head.encode() + b"{")
+        reply = http.client.HTTPResponse(connection)
+        reply.begin()
+        assert reply.status == 504, reply.status
+        told = json.loads(reply.read())["detail"]
+        assert told == "the body had not been read to its end when the deadline of 500 ms passed", told
+
+
+@pytest.mark.parametrize("bytes_sent", [100_000, 20_000_000])
+def test_a_refusal_over_http2_reaches_curl_while_it_sends_its_body(server, tmp_path, bytes_sent):
+    version = subprocess.run(["curl", "--version"], capture_output=True, text=True) if shutil.which("curl") else None
+    if version is None or "HTTP2" not in version.stdout:
+        pytest.skip("there is no curl that speaks HTTP/2: install one (apt-get install curl)")
+    file = tmp_path / "zeros"
+    file.write_bytes(bytes(bytes_sent))
+    url = f"{server.url}/predictions/nothing"
+    command = ["curl", "-sS", "--http2-prior-knowledge", "-T", file, url, "-w", "\n%{http_code}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=wire.TIMEOUT)
+    assert done.returncode == 0 and done.stdout.endswith("\n404"), (done.returncode, done.stdout, done.stderr)
+    assert "unknown model" in done.stdout
 
 
 def test_an_unsupported_media_type_is_415(server, digits):

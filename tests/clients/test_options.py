@@ -3,6 +3,7 @@
 Where an option is a clock, what it ends is asked beside something that only a later clock would end: nothing is timed here.
 """
 
+import json
 import os
 import select
 import shutil
@@ -75,6 +76,44 @@ def test_a_clock_is_the_one_that_is_configured(start, option):
         assert readable == connections[1:], "the one whose clock is over ends, and the other does not"
         assert connections[1].recv(64).startswith(answer)
         assert answer or connections[1].recv(64) == b""
+
+
+def test_who_does_not_take_a_reply_is_cut_off_by_the_clock_that_is_configured(start):
+    with ExitStack() as opened:
+        connections = []
+        # More than sockets hold: this document, asked for again and again by who reads none.
+        ask = b"GET /openapi.yaml HTTP/1.1\r\nHost: x\r\n\r\n" * 500
+        for value in (86_400_000, 300):
+            server = start(reply_stall_ms=value)
+            connection = opened.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            connection.connect(("127.0.0.1", server.port))
+            connection.sendall(ask)
+            connections.append(connection)
+
+        def stalled():
+            metrics = requests.get(f"{server.url}/metrics", timeout=wire.TIMEOUT).text
+            return 'ocelli_http_connections_ended_total{reason="stalled"} 1\n' in metrics
+
+        until(stalled, 60, "the second server has ended its connection")
+        # What it had sent is followed by the end; of the other, everything comes.
+        for connection, whole in zip(connections, (True, False), strict=True):
+            connection.settimeout(wire.TIMEOUT)
+            count = 0
+            try:
+                # One that is split between two reads is not counted.
+                while count <= 400 and (piece := connection.recv(1 << 20)):
+                    count += piece.count(b"HTTP/1.1 200 OK")
+            except ConnectionResetError:
+                pass
+            assert (count > 400) == whole, count
+
+
+def test_where_metrics_are_apart_is_in_the_log(start):
+    server = start(metrics_listen="127.0.0.1:0", log_format="json")
+    (line,) = (json.loads(line) for line in server.log_text().splitlines() if '"listening"' in line)
+    address = (line.get("fields") or line)["metrics"]
+    assert requests.get(f"http://{address}/metrics", timeout=wire.TIMEOUT).status_code == 200
 
 
 def threads(server):

@@ -72,6 +72,8 @@ struct Server {
     go: Arc<Notify>,
     /// How many have asked for it.
     waits: Arc<AtomicUsize>,
+    /// How many bodies of `POST /length-soon` have been read, or given up.
+    too_slow: Arc<AtomicUsize>,
 }
 
 async fn length(request: Request, deadline: Duration) -> Result<String, InferError> {
@@ -130,6 +132,8 @@ async fn start(settings: Settings) -> Server {
     let go = Arc::new(Notify::new());
     let (wait, waits) = (Arc::clone(&go), Arc::new(AtomicUsize::new(0)));
     let asked = Arc::clone(&waits);
+    let too_slow = Arc::new(AtomicUsize::new(0));
+    let ended = Arc::clone(&too_slow);
     let head = HeadLimits { body_bytes_max: BODY_BYTES_MAX, option: "body_bytes_max", uri_bytes_max: 8192 };
     let router = Router::new()
         .route("/", get(|| async { "hello" }))
@@ -144,7 +148,14 @@ async fn start(settings: Settings) -> Server {
             }),
         )
         .route("/length", post(|request| length(request, LONG)))
-        .route("/length-soon", post(|request| length(request, SHORT)))
+        .route(
+            "/length-soon",
+            post(async move |request| {
+                let told = length(request, SHORT).await;
+                ended.fetch_add(1, Relaxed);
+                told
+            }),
+        )
         .route("/parts", post(parts))
         .route("/gives-up", post(gives_up))
         .route("/mirror", post(mirror))
@@ -162,7 +173,7 @@ async fn start(settings: Settings) -> Server {
         connections: Arc::clone(&connections),
         threads: Vec::new(),
     };
-    Server { address, stages, connections, ended: tokio::spawn(acceptor.run(router)), go, waits }
+    Server { address, stages, connections, ended: tokio::spawn(acceptor.run(router)), go, waits, too_slow }
 }
 
 impl Server {
@@ -405,6 +416,18 @@ async fn a_small_body_that_nobody_read_costs_no_connection() {
     let refused = rest(waiting).await;
     assert!(refused.starts_with("HTTP/1.1 404"), "{refused}");
     assert!(refused.contains("connection: close"), "{refused}");
+}
+
+#[tokio::test]
+async fn who_has_been_too_slow_with_a_body_is_not_waited_for_again() {
+    let server = start(settings()).await;
+    let head = "POST /length-soon HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n";
+    let mut stream = server.send(format!("{head}one")).await;
+    until(|| server.too_slow.load(Relaxed) == 1).await;
+    // It comes after all, before anyone could have waited for it in vain.
+    stream.write_all(b" and two").await.unwrap();
+    let reply = rest(stream).await;
+    assert!(reply.starts_with("HTTP/1.1 408") && reply.contains("connection: close"), "{reply}");
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use super::{
 };
 use axum::{
     body::{Body, Bytes},
-    http::{HeaderValue, Request, Response, Uri, Version, header, uri::PathAndQuery},
+    http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header, uri::PathAndQuery},
 };
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::BodyExt;
@@ -34,7 +34,7 @@ const HTTP1_PIECE_BYTES_MAX: usize = 1024 * 1024;
 const UNREAD_BYTES_MAX: u64 = 64 * 1024;
 const UNREAD_WAIT: Duration = Duration::from_secs(1);
 
-/// Beside a reply that has begun and wants no more of the body, so much of that is thrown away, and for so long.
+/// Beside a reply that wants no more of the body, so much of that is thrown away, and for so long.
 const BESIDE_BYTES_MAX: usize = 1 << 30;
 const BESIDE_WAIT: Duration = Duration::from_secs(60);
 
@@ -89,11 +89,17 @@ where
         let answer = self.inner.clone().oneshot(Request::from_parts(parts, body));
         Box::pin(async move {
             let mut response = answer.await?;
+            let left = match std::mem::replace(&mut *unread.lock(), Unread::Late) {
+                Unread::Left(left) => Some(left),
+                Unread::Nothing | Unread::Late => None,
+            };
             if http1 {
-                let left = std::mem::replace(&mut *unread.lock(), Unread::Late);
+                // Who has been too slow already is not waited for.
+                let slow =
+                    matches!(response.status(), StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT);
                 let body_left = match left {
-                    Unread::Left(left) => waits_for_us || !throw_away(left).await,
-                    Unread::Nothing | Unread::Late => false,
+                    Some(left) => waits_for_us || slow || !throw_away(left).await,
+                    None => false,
                 };
                 if body_left {
                     under_way.watch.body_left();
@@ -102,6 +108,8 @@ where
                     let close = HeaderValue::from_static("close");
                     response.headers_mut().insert(header::CONNECTION, close);
                 }
+            } else if let Some(left) = left {
+                read_beside_the_reply(left, &under_way);
             }
             Ok(response.map(|body| Answer::of(body, under_way)))
         })
@@ -191,11 +199,9 @@ impl Drop for Upload {
 }
 
 /// Reads on, and throws away, what a client sends while a reply goes out that wants no more of it: many read nothing before they have
-/// sent everything. HTTP/2 has a word for it.
+/// sent everything. HTTP/2 has a word for it, a reset without an error, for which many forget the reply that stands before it: it is
+/// said to who sends more than this.
 fn read_beside_the_reply(mut incoming: Incoming, under_way: &Arc<UnderWay>) {
-    if !under_way.http1 {
-        return;
-    }
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return under_way.watch.body_left() };
     let under_way = Arc::clone(under_way);
     runtime.spawn(async move {

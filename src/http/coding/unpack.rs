@@ -1,7 +1,7 @@
 //! A body on its way in, unpacked piece by piece: however much a byte of it may stand for, no more than a piece comes out at
 //! once, and whoever reads counts what comes out.
 
-use super::{Coding, PIECE_BYTES};
+use super::{super::admission::Beside, Coding, PIECE_BYTES};
 use crate::error::InferError;
 use axum::{Error, body::Body};
 use bytes::{Buf, Bytes};
@@ -24,6 +24,9 @@ pub(crate) struct Malformed {
 
 /// The base-2 logarithm of the largest window, by RFC 9659: a larger one would be the sender's way to take our memory.
 const ZSTD_WINDOW_LOG_MAX: u32 = 23;
+
+/// The most that a decoder keeps of what has come out. Those of the others keep 32 KiB.
+const ZSTD_WINDOW_BYTES_MAX: u64 = 1 << ZSTD_WINDOW_LOG_MAX;
 
 /// What has come and has not been unpacked yet. A reader of it is told to come back where more is to come.
 #[derive(Default)]
@@ -158,15 +161,32 @@ pub(super) struct Unpacked {
     body: Body,
     coding: Coding,
     unpacker: Unpacker,
+    /// What is set aside for the decoder's window, which takes memory as it is filled.
+    window: Option<Beside>,
+    window_bytes: u64,
     over: bool,
 }
 
 impl Unpacked {
+    /// Sets aside at `beside` what the decoder takes.
+    ///
     /// # Errors
     /// If there is no memory for it.
-    pub(super) fn new(body: Body, coding: Coding) -> Result<Unpacked, String> {
+    pub(super) fn new(body: Body, coding: Coding, beside: Option<Beside>) -> Result<Unpacked, String> {
         let unpacker = Unpacker::new(coding).map_err(|error| format!("cannot unpack {coding}: {error}"))?;
-        Ok(Unpacked { body, coding, unpacker, over: false })
+        let window = beside.filter(|_| coding == Coding::Zstd);
+        Ok(Unpacked { body, coding, unpacker, window, window_bytes: 0, over: false })
+    }
+
+    /// So many bytes more have come out, of which the decoder keeps the last.
+    fn came_out(&mut self, bytes: usize) -> Result<(), InferError> {
+        let kept = self.window_bytes.saturating_add(bytes as u64).min(ZSTD_WINDOW_BYTES_MAX);
+        match &mut self.window {
+            Some(window) if kept > self.window_bytes => window.grow_to(kept)?,
+            _ => {}
+        }
+        self.window_bytes = kept;
+        Ok(())
     }
 }
 
@@ -178,7 +198,7 @@ impl HttpBody for Unpacked {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        let Unpacked { body, coding, unpacker, over } = &mut *self;
+        let Unpacked { body, coding, unpacker, over, .. } = &mut *self;
         if *over {
             return Poll::Ready(None);
         }
@@ -197,7 +217,11 @@ impl HttpBody for Unpacked {
                         Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                     }
                 }
-                Ok(piece) => return Poll::Ready(Some(Ok(Frame::data(piece)))),
+                Ok(piece) => {
+                    let fits = self.came_out(piece.len());
+                    self.over |= fits.is_err();
+                    return Poll::Ready(Some(fits.map(|()| Frame::data(piece)).map_err(Error::new)));
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     match ready!(Pin::new(&mut *body).poll_frame(context)) {
                         Some(Ok(frame)) => unpacker.feed().bytes = frame.into_data().unwrap_or_default(),
@@ -219,7 +243,11 @@ mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::super::{super::body, CODINGS, tests::packed};
     use super::*;
-    use crate::http::body::BodyLimits;
+    use crate::http::{
+        admission::{Admission, AdmissionLimits},
+        body::BodyLimits,
+    };
+    use http_body_util::BodyExt;
     use std::time::Duration;
 
     async fn read(coding: Coding, sent: Vec<u8>, bytes_max: u64) -> Result<Bytes, InferError> {
@@ -227,7 +255,7 @@ mod tests {
         let option = "body_bytes_max";
         let limits =
             BodyLimits { bytes_max, deadline, grace: deadline, rate_min: 0, silence_max: deadline, option };
-        let body = Unpacked::new(Body::from(sent), coding).unwrap();
+        let body = Unpacked::new(Body::from(sent), coding, None).unwrap();
         body::read(Body::new(body), limits).await
     }
 
@@ -244,6 +272,49 @@ mod tests {
                 other => panic!("{coding}: {other:?}"),
             }
         }
+    }
+
+    #[tokio::test]
+    async fn what_a_decoder_keeps_of_a_body_is_set_aside_and_refused_where_there_is_no_room() {
+        const MIB: u64 = 1 << 20;
+        let sent = packed(Coding::Zstd, &vec![7; 12 << 20]);
+        let bytes_in_flight_max = 9 * MIB;
+        let admission = Admission::new(AdmissionLimits { requests_in_flight_max: 2, bytes_in_flight_max });
+        let (permit, other) = (admission.admit().unwrap(), admission.admit().unwrap());
+        let unpacked = |sent: &[u8]| {
+            let body = Body::from(sent.to_vec());
+            Unpacked::new(body, Coding::Zstd, Some(permit.nothing_beside())).unwrap()
+        };
+        let mut whole = unpacked(&sent);
+        let mut most = 0;
+        while let Some(frame) = whole.frame().await {
+            most = most.max(admission.in_flight().bytes);
+            drop(frame.unwrap());
+        }
+        assert_eq!(most, ZSTD_WINDOW_BYTES_MAX);
+        drop(whole);
+        assert_eq!(admission.in_flight().bytes, 0);
+        // What is small takes little.
+        let mut small = unpacked(&packed(Coding::Zstd, b"small"));
+        small.frame().await.unwrap().unwrap();
+        assert_eq!(admission.in_flight().bytes, 5);
+        drop(small);
+
+        other.cover(2 * MIB).unwrap();
+        let limits = BodyLimits {
+            bytes_max: 64 * MIB,
+            deadline: Duration::from_secs(60),
+            grace: Duration::from_secs(60),
+            rate_min: 0,
+            silence_max: Duration::from_secs(60),
+            option: "body_bytes_max",
+        };
+        let full = body::read(Body::new(unpacked(&sent)), limits).await;
+        assert!(
+            matches!(full, Err(InferError::Full { limit, .. }) if limit == bytes_in_flight_max),
+            "{full:?}"
+        );
+        assert_eq!(admission.in_flight().bytes, 2 * MIB);
     }
 
     #[tokio::test]

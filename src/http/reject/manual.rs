@@ -203,8 +203,9 @@ fn explain(kind: Kind) -> Entry {
             Problem::not_live("the data path has stood still for 31 s"),
         ),
         LATE => entry(
-            "The deadline comes from the header `timeout` (milliseconds), the parameter `timeout` (microseconds), or the model's \
-             default. A request that is or would be late is not run. `detail` says how late.",
+            "The deadline comes from the header `timeout` (milliseconds, from the request's head on: it ends the reading of the body, \
+             too), the parameter `timeout` (microseconds) or the model's default (both from when the body is there). A request that is or \
+             would be late is not run. `detail` says how late.",
             "Allow more time, or send less at once. If it lasts, the service needs more devices.",
             InferError::Late("no answer within the deadline of 250 ms".into()),
         ),

@@ -14,6 +14,10 @@ const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const GOAWAY: u8 = 7;
 const WINDOW_UPDATE: u8 = 8;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+/// Of SETTINGS.
+const ACK: u8 = 1;
 /// END_STREAM and END_HEADERS.
 const WHOLE: u8 = 5;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -28,6 +32,13 @@ fn get(stream: u32, path: &str) -> Vec<u8> {
     let mut block = vec![0x82, 0x86, 0x01, 1, b'a', 0x04, u8::try_from(path.len()).unwrap()];
     block.extend(path.as_bytes());
     frame(HEADERS, WHOLE, stream, &block)
+}
+
+/// POST to a path, whose body follows.
+fn post(stream: u32, path: &str) -> Vec<u8> {
+    let mut block = vec![0x83, 0x86, 0x01, 1, b'a', 0x04, u8::try_from(path.len()).unwrap()];
+    block.extend(path.as_bytes());
+    frame(HEADERS, END_HEADERS, stream, &block)
 }
 
 fn cancel(stream: u32) -> Vec<u8> {
@@ -67,6 +78,54 @@ async fn http_2_is_spoken_on_the_same_port() {
     let uri: http::Uri = format!("http://{}/", server.address).parse().unwrap();
     let reply = soon(client.get(uri)).await.unwrap();
     assert_eq!((reply.status().as_u16(), reply.version()), (200, http::Version::HTTP_2));
+}
+
+/// Sends a body of three windows to a path that does not read it, most of it after the reply has come; the status' block.
+async fn sent_after_its_reply(path: &str) -> Vec<u8> {
+    let server = start(settings()).await;
+    let mut stream = connect(&server, &[]).await;
+    // Its windows count from when it is told that they have been heard of.
+    first(&mut stream, SETTINGS).await.unwrap();
+    stream.write_all(&frame(SETTINGS, ACK, 0, &[])).await.unwrap();
+    let piece = frame(DATA, 0, 1, &[b'x'; 16 * 1024]);
+    stream.write_all(&[post(1, path), piece.clone()].concat()).await.unwrap();
+    let (id, reply) = first(&mut stream, HEADERS).await.unwrap();
+    assert_eq!(id, 1);
+    // A stream has 1 MiB, and more as that is read.
+    let (mut window, mut left) = (63 * 16 * 1024, 3 * 64);
+    while left > 0 {
+        while window >= 16 * 1024 && left > 0 {
+            stream.write_all(&piece).await.unwrap();
+            (window, left) = (window - 16 * 1024, left - 1);
+        }
+        match next(&mut stream).await.expect("the connection goes on") {
+            (WINDOW_UPDATE, 1, more) => window += u32::from_be_bytes(more.try_into().unwrap()),
+            (kind, id, told) => assert!(
+                ![RST_STREAM, GOAWAY].contains(&kind),
+                "{kind} of {id}: {told:?} with {left} pieces left"
+            ),
+        }
+    }
+    // The connection is as good as before.
+    stream.write_all(&[frame(DATA, END_STREAM, 1, &[]), get(3, "/")].concat()).await.unwrap();
+    loop {
+        match next(&mut stream).await.expect("the connection goes on") {
+            (HEADERS, 3, _) => return reply,
+            (kind, ..) => assert!(![RST_STREAM, GOAWAY].contains(&kind), "{kind}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_is_not_overtaken_by_a_reset_while_the_body_still_comes() {
+    // 404, in the static table.
+    assert_eq!(sent_after_its_reply("/none").await[0], 0x8d);
+}
+
+#[tokio::test]
+async fn a_reply_that_ends_before_its_body_is_not_overtaken_by_a_reset() {
+    // 200.
+    assert_eq!(sent_after_its_reply("/gives-up").await[0], 0x88);
 }
 
 #[tokio::test]
