@@ -188,13 +188,16 @@ impl Jobs {
             let job = self.truth.get_mut(&done.job).unwrap();
             assert!(!std::mem::replace(&mut job.answered, true), "answered twice");
             match done.result.and_then(Pieces::join) {
-                Ok(answer) => assert_eq!(answer.outputs[0].data, job.input.data, "somebody else's rows"),
+                Ok(answer) => {
+                    assert_eq!(answer.outputs[0].data, job.input.data, "somebody else's rows");
+                    // By the CPU, then.
+                    tally.twice_failed += u64::from(job.failures >= 2);
+                }
                 Err(InferError::Late(_)) => {
                     assert!(job.deadline.is_some_and(|deadline| deadline <= now), "it was not late");
                 }
                 Err(InferError::Device(why)) => {
                     assert!(job.failures >= 2, "{} failures: {why}", job.failures);
-                    tally.failed_twice += 1;
                 }
                 Err(error) => panic!("{error}"),
             }

@@ -52,13 +52,13 @@ struct Tally {
     on_gpu: u64,
     on_cpu: u64,
     again: u64,
-    failed_twice: u64,
+    twice_failed: u64,
 }
 
 impl Tally {
     fn fields(&mut self) -> [&mut u64; 13] {
         let Tally { taken, too_full, contended, raced, faults, lost, .. } = self;
-        let Tally { canaries, drained, turns, on_gpu, on_cpu, again, failed_twice, .. } = self;
+        let Tally { canaries, drained, turns, on_gpu, on_cpu, again, twice_failed, .. } = self;
         [
             taken,
             too_full,
@@ -72,7 +72,7 @@ impl Tally {
             on_gpu,
             on_cpu,
             again,
-            failed_twice,
+            twice_failed,
         ]
     }
 }
