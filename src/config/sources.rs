@@ -40,7 +40,8 @@ pub(super) fn file(path: &Path, given: &mut Vec<Given>, mistakes: &mut Vec<Mista
     let broken: Vec<usize> =
         errors.iter().map(|error| error.span().map_or(0, |span| line(span.start))).collect();
     for (error, line) in errors.iter().zip(&broken) {
-        refuse(*line, String::new(), printable(error.message()));
+        let key = error.span().and_then(|span| text.get(span)).filter(|_| error.message() == "duplicate key");
+        refuse(*line, key.map(printable).unwrap_or_default(), printable(error.message()));
     }
     let mut entries: Vec<_> = table.get_ref().iter().collect();
     entries.sort_by_key(|(key, _)| key.span().start);

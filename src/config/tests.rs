@@ -131,7 +131,7 @@ fn broken_lines_of_the_file_are_named_without_hiding_the_mistakes_of_others() {
 fn an_option_given_twice_in_the_file_is_a_mistake() {
     let lines = mistakes(&Given { file: "parts_max = 3\nparts_max = 4\n", ..NOTHING });
     assert_eq!(lines.len(), 1, "{lines:#?}");
-    assert!(lines[0].starts_with("ocelli.toml:2: "), "{lines:#?}");
+    assert!(lines[0].starts_with("ocelli.toml:2: parts_max"), "{lines:#?}");
     assert!(lines[0].contains("duplicate key"), "{lines:#?}");
 }
 

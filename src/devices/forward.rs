@@ -8,7 +8,9 @@ use super::{
     plan::{Buffers, Footprint},
 };
 use crate::{
-    engine::{DataType, Dim, Engine, EngineError, Signature, Tensor, TensorView, child::Executor},
+    engine::{
+        DataType, Dim, Engine, EngineError, Signature, Tensor, TensorSpec, TensorView, child::Executor,
+    },
     models::{Model, Source},
     tasks::localize::Settings,
 };
@@ -222,9 +224,12 @@ fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Passed
             let took = started.elapsed();
             Ok(Passed { took, shapes: Some(outputs.into_iter().map(|output| output.shape).collect()) })
         }
-        // With free extents we can only guess a shape; the model may rightly refuse the guess.
+        // Of free extents and of strings we can only guess what they are; the model may rightly refuse the guess.
         Err(error @ EngineError::Input(_)) if guessed(&model.signature, model) => {
-            tracing::warn!(model = &*model.name, size, %error, "no forward pass at load: free shapes, and a guess was refused");
+            tracing::warn!(
+                model = &*model.name, size, %error,
+                "no forward pass at load: free shapes or strings, and a guess was refused"
+            );
             Ok(Passed { took: started.elapsed(), shapes: None })
         }
         Err(error) => {
@@ -314,7 +319,7 @@ pub(super) fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> 
 /// An extent that most networks which take any extent will take.
 const GUESS: usize = 64;
 
-/// Whether [`warm_shapes`] had to guess an extent.
+/// Whether [`warm_shapes`] had to guess an extent, or what strings say: empty ones are no numbers where those are meant.
 fn guessed(signature: &Signature, model: &Model) -> bool {
     if model.fit.is_some() {
         return false;
@@ -323,7 +328,10 @@ fn guessed(signature: &Signature, model: &Model) -> bool {
         return image.size().is_none();
     }
     let first = usize::from(!model.rules.whole);
-    signature.inputs.iter().flat_map(|input| input.shape.iter().skip(first)).any(|dim| *dim == Dim::Free)
+    let is_guess = |input: &TensorSpec| {
+        input.datatype == DataType::Bytes || input.shape.iter().skip(first).any(|dim| *dim == Dim::Free)
+    };
+    signature.inputs.iter().any(is_guess)
 }
 
 #[cfg(test)]
@@ -353,14 +361,22 @@ mod tests {
 
     #[test]
     fn only_a_guess_that_the_model_refuses_is_not_held_against_it() {
-        let mut signature = signature(&[("y", &[-1, 2])]);
-        signature.inputs = vec![spec("x", DataType::Fp32, &[-1, -1])];
-        let (source, time) = (source("m", "1", "[batch]\nitems_max = 2"), Duration::from_secs(1));
-        let model = Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
-        let proved = |error: EngineError| {
-            prove(&mut Failing(signature.clone(), error), &model, &[], None).map(|proof| proof.counts)
+        let proved = |input: TensorSpec, error: EngineError| {
+            let said = if input.datatype == DataType::Bytes { "" } else { "[batch]\nitems_max = 2" };
+            let mut signature = signature(&[("y", &[-1, 2])]);
+            signature.inputs = vec![input];
+            let (source, time) = (source("m", "1", said), Duration::from_secs(1));
+            let model =
+                Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
+            prove(&mut Failing(signature, error), &model, &[], None).map(|proof| proof.counts)
         };
-        assert_eq!(proved(EngineError::Input("of 64?".into())).unwrap(), Ok(()));
+        let refused = || EngineError::Input("of 64?".into());
+        let fixed = proved(spec("x", DataType::Fp32, &[-1, 2]), refused());
+        assert!(matches!(fixed, Err(Refusal::Failed(_))), "{fixed:?}");
+        // An empty string is a guess, too.
+        assert_eq!(proved(spec("x", DataType::Bytes, &[2]), refused()).unwrap(), Ok(()));
+        let proved = |error| proved(spec("x", DataType::Fp32, &[-1, -1]), error);
+        assert_eq!(proved(refused()).unwrap(), Ok(()));
         let memory = proved(EngineError::OutOfMemory("full".into()));
         assert!(
             matches!(memory, Err(Refusal::Memory(_))),

@@ -137,6 +137,8 @@ pub fn signature() -> Signature {
     };
     Signature {
         platform: "ocelli_gauss_mle",
+        defaulted: Vec::new(),
+        unshaped: Vec::new(),
         inputs: vec![
             spec("rois", DataType::Fp32, &[Dim::Free; 3]),
             spec("corners", DataType::Uint32, &[Dim::Free, Dim::Fixed(2)]),

@@ -79,6 +79,10 @@ pub struct Signature {
     pub inputs: Vec<TensorSpec>,
     /// Outputs, in the model's order.
     pub outputs: Vec<TensorSpec>,
+    /// Names of what the model has a value for and would take another: none of its inputs here.
+    pub defaulted: Vec<String>,
+    /// Names of inputs and outputs of which the file does not say how many axes they have; here they have none.
+    pub unshaped: Vec<String>,
 }
 
 impl Signature {

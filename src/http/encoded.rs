@@ -6,6 +6,7 @@ use super::{
     admission::{Beside, Permit},
     call::{Call, Spent},
     decode::{Decoded, Share},
+    predict,
     streamed::{self, Queued},
     tally::Tally,
     wire::{base64_text, binary, request::Input},
@@ -191,10 +192,7 @@ async fn decode(
     front.metrics.model(&model.name).decode_seconds.observe(took.as_secs_f64());
     match (frames.pop(), frames.is_empty()) {
         (Some(frame), true) => Ok(Image { inputs: frame.inputs, took, share }),
-        _ => Err(InferError::BadRequest(format!(
-            "image {index} has several frames, which a tensor has no place for; post it to /predictions/{}",
-            model.name
-        ))),
+        _ => Err(predict::several_frames(index, "a tensor", model)),
     }
 }
 

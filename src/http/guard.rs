@@ -136,13 +136,16 @@ fn elsewhere(path: &str) -> Option<&'static str> {
         }
         ["v2", "logging"] => "the log is set up with the server's options, and not while it runs",
         ["v2", "models", .., "generate" | "generate_stream"] => "text is not generated here",
+        ["v2", "models", .., "infer_stream"] => {
+            "requests are not taken as a stream: post to infer, whose answers come item by item with Accept: text/event-stream"
+        }
         ["v2", "repository", repository, "index"] | ["v2", "repository", repository, "models", ..]
             if repository != "models" =>
         {
             "there is one repository, without a name: leave it out of the path"
         }
         ["v1", "models", _, "labels", ..] => "versions have numbers and no labels: name a version, or none",
-        ["explanations", ..] => "models are not explained here",
+        ["explanations", ..] | ["v2", "models", .., "explain"] => "models are not explained here",
         _ => return None,
     })
 }
@@ -177,6 +180,10 @@ mod tests {
             "/v2/repository/mine/models/m/load",
             "/v1/models/m/labels/stable:predict",
             "/explanations/m",
+            "/v2/models/m/explain",
+            "/v2/models/m/versions/1/explain",
+            "/v2/models/m/infer_stream",
+            "/v2/models/m/versions/1/infer_stream",
         ] {
             assert!(elsewhere(path).is_some(), "{path}");
         }

@@ -134,7 +134,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             let asked = predict::Asked::plain(&parameters, model)?;
             let (entries, spent) = predict::entries(front, model, &call, &Arc::new(asked), files).await?;
             // The protocol has no place for one answer that is an error.
-            let answers = entries.into_iter().collect::<Result<Vec<_>, _>>()?;
+            let answers = entries.into_iter().map(|entry| entry.answer).collect::<Result<Vec<_>, _>>()?;
             (v1::answers(form, &answers), spent)
         }
         Asked::Tensors(inputs) => {

@@ -22,7 +22,7 @@ use super::{
     streamed::{self, Queued},
     tally::Tally,
     target::Target,
-    wire::answer::{self, MaskForm, Of},
+    wire::answer::{self, Entry, MaskForm, Of, Page},
 };
 use crate::{
     batch,
@@ -37,7 +37,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt, future::join_all, stream};
+use futures_util::{FutureExt, Stream, StreamExt, future::join_all, stream};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -115,7 +115,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let of = Of { model: &model.name, version: &model.version, task: model.task.name() };
     let body = match &entries[..] {
         entries if asked.torchserve => answer::bare(entries, !posted.listed),
-        [Ok(members)] if posted.raw => answer::one(of, members),
+        [Entry { answer: Ok(members), .. }] if posted.raw => answer::one(of, members),
         several => answer::several(of, several),
     };
     Ok(replied("application/json", body, &spent))
@@ -158,7 +158,7 @@ fn one_by_one(
         let decoding = Arc::clone(&first);
         streamed::aside(async move { decoding.ahead(file?).await })
     });
-    let frames = files.buffered(streamed::FILES_AHEAD).flat_map(move |file| {
+    let frames = files.buffered(streamed::FILES_AHEAD).enumerate().flat_map(move |(index, file)| {
         let decoding = Arc::clone(&then);
         let frames = async move {
             match file? {
@@ -166,15 +166,11 @@ fn one_by_one(
                 Ahead::Several(file) => streamed::aside(async move { decoding.in_turn(file).await }).await,
             }
         };
-        let each = |frames: Result<Vec<Turn>, _>| match frames {
-            Ok(frames) => frames.into_iter().map(Ok).collect(),
-            Err(error) => vec![Err(error)],
-        };
-        stream::once(frames).flat_map(move |frames| stream::iter(each(frames)))
+        stream::once(frames).flat_map(move |frames| stream::iter(placed(index, frames)))
     });
-    let answers = frames.map(move |frame| {
+    let answers = frames.map(move |(page, frame)| {
         let decoding = Arc::clone(&decoding);
-        async move {
+        let answer = async move {
             let Decoding { front, asked, .. } = &*decoding;
             let Frame { queued, placement, took } = match frame? {
                 Turn::Queued(frame) => frame,
@@ -189,9 +185,22 @@ fn one_by_one(
                 Ok(entry)
             };
             tally.ended(answered.await)
-        }
+        };
+        answer.map(move |answer| Entry { page, answer })
     });
     answers.buffered(ahead)
+}
+
+/// What came of a file: each of its frames with its place, where it has several, or why there is none.
+fn placed<T>(file: usize, frames: Result<Vec<T>, InferError>) -> Vec<(Option<Page>, Result<T, InferError>)> {
+    match frames {
+        Ok(frames) => {
+            let several = frames.len() > 1;
+            let place = |page| several.then_some(Page { file, page });
+            frames.into_iter().enumerate().map(|(page, frame)| (place(page), Ok(frame))).collect()
+        }
+        Err(error) => vec![(None, Err(error))],
+    }
 }
 
 /// A file of a stream that was looked at before its turn.
@@ -276,31 +285,25 @@ pub(super) async fn entries(
     asked: &Arc<Asked>,
     files: Vec<Result<Bytes, InferError>>,
 ) -> Result<(Vec<Entry>, Spent), InferError> {
-    let files = files.into_iter().map(|file| one_file(front, model, call, asked, file));
+    let files = files.into_iter().enumerate().map(|file| one_file(front, model, call, asked, file));
     let mut spent = Spent::default();
     let mut entries = Vec::new();
-    for file in join_all(files).await {
-        match file {
-            Ok(frames) => entries.extend(frames.into_iter().map(|frame| {
-                frame.map(|(entry, of)| {
-                    spent.include(&of);
-                    entry
-                })
-            })),
-            Err(error) => entries.push(Err(error)),
-        }
+    for (index, file) in join_all(files).await.into_iter().enumerate() {
+        entries.extend(placed(index, file).into_iter().map(|(page, frame)| {
+            let answer = frame.flatten().map(|(entry, of)| {
+                spent.include(&of);
+                entry
+            });
+            Entry { page, answer }
+        }));
     }
-    if entries.iter().all(Result::is_err)
-        && let Some(Err(error)) = entries.pop()
+    if entries.iter().all(|entry| entry.answer.is_err())
+        && let Some(Entry { answer: Err(first), .. }) = entries.first()
     {
-        let first = entries.into_iter().next().and_then(Result::err);
-        return Err(first.unwrap_or(error));
+        return Err(first.clone());
     }
     Ok((entries, spent))
 }
-
-/// What a model says of a frame, as the members of an object.
-pub(super) type Entry = Result<Vec<u8>, InferError>;
 
 type Answered = Result<(Vec<u8>, Spent), InferError>;
 
@@ -310,10 +313,25 @@ async fn one_file(
     model: &Arc<Model>,
     call: &Call,
     asked: &Arc<Asked>,
-    file: Result<Bytes, InferError>,
+    (index, file): (usize, Result<Bytes, InferError>),
 ) -> Result<Vec<Answered>, InferError> {
-    let decoded = call.in_time(front.decode.stage(file?, Arc::clone(model))).await?;
+    let of = Arc::clone(model);
+    let decoded = match asked.pages {
+        true => call.in_time(front.decode.stage(file?, of)).await?,
+        false => {
+            let only = call.in_time(front.decode.stage_only(file?, of)).await?;
+            only.ok_or_else(|| several_frames(index, "a row", model))?
+        }
+    };
     Ok(frames(front, model, call, asked, decoded).await)
+}
+
+/// Of a file that cannot be answered by one answer.
+pub(super) fn several_frames(index: usize, what: &str, model: &Model) -> InferError {
+    InferError::BadRequest(format!(
+        "image {index} has several frames, which {what} has no place for; post it to /predictions/{}",
+        model.name
+    ))
 }
 
 /// Runs the frames of a decoded file.

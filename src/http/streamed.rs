@@ -11,7 +11,10 @@ use super::{
     observe::Ending,
     reject::Problem,
     tally::Tally,
-    wire::{answer, reply},
+    wire::{
+        answer::{self, Entry},
+        reply,
+    },
 };
 use crate::{
     batch::{Answer, Ticket},
@@ -111,13 +114,9 @@ impl Queued {
     }
 }
 
-/// A reply of these entries, each the members of an object or an error, with their `index` as progress; the last line or event
-/// says how many there were.
-pub(super) fn reply(
-    form: Form,
-    entries: impl Stream<Item = Result<Vec<u8>, InferError>> + Send + 'static,
-) -> Response {
-    written(form, Vec::new(), entries.map(|entry| (Vec::new(), entry)))
+/// A reply of these entries, with their `index` as progress; the last line or event says how many there were.
+pub(super) fn reply(form: Form, entries: impl Stream<Item = Entry> + Send + 'static) -> Response {
+    written(form, Vec::new(), entries.map(|entry| (entry.place(), entry.answer)))
 }
 
 /// The same for the items of a request of tensors: each entry says with which of them it begins, also where it is an error, and
@@ -183,6 +182,7 @@ fn written(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::wire::answer::Page;
     use crate::{
         batch::{Job, Queue, QueueLimits},
         engine::{DataType, Tensor, staging::Memory},
@@ -228,13 +228,16 @@ mod tests {
     #[tokio::test]
     async fn entries_come_in_order_with_their_index_and_a_count_at_the_end() {
         for (form, expected) in [
-            (Form::Lines, "{\"index\":0,\"a\":1}\n{\"index\":1,\"detail\":\"no\""),
+            (Form::Lines, "{\"index\":0,\"a\":1}\n{\"index\":1,\"file\":2,\"page\":3,\"detail\":\"no\""),
             (
                 Form::Events,
-                "event: answer\ndata: {\"index\":0,\"a\":1}\n\nevent: error\ndata: {\"index\":1,\"detail\":\"no\"",
+                "event: answer\ndata: {\"index\":0,\"a\":1}\n\nevent: error\ndata: {\"index\":1,\"file\":2,\"page\":3,\"detail\":\"no\"",
             ),
         ] {
-            let entries = [Ok(b"\"a\":1".to_vec()), Err(InferError::Decode("no".into()))];
+            let entries = [
+                Entry { page: None, answer: Ok(b"\"a\":1".to_vec()) },
+                Entry { page: Some(Page { file: 2, page: 3 }), answer: Err(InferError::Decode("no".into())) },
+            ];
             let body = reply(form, stream::iter(entries)).into_body().collect().await.expect("infallible");
             let text = String::from_utf8(body.to_bytes().to_vec()).expect("text");
             assert!(text.starts_with(expected), "{text}");

@@ -53,7 +53,7 @@ pub enum Command {
 pub struct Overrides {
     /// Items of the largest batch, 1 to 1024.
     pub items_max: Option<usize>,
-    /// Sizes that batches are padded to beside those that there are.
+    /// Sizes that batches are padded to beside those that there are anyway, in the place of those that were preferred until now.
     pub sizes: Option<Vec<usize>>,
     /// How long a batch may wait for company, at most 10 s.
     pub wait_max: Option<Duration>,
@@ -99,10 +99,12 @@ impl Overrides {
         }
         if let Some(preferred) = sizes {
             let largest = batch.largest();
-            let usual = batch.sizes.clone().unwrap_or_else(|| powers_of_two(largest));
-            let sizes = triton::preferring(usual.clone(), preferred, largest)?;
+            let now = batch.sizes.clone().unwrap_or_else(|| powers_of_two(largest));
+            // A configuration of Triton's has no others than the usual ones and those that it prefers.
+            let usual = if manifest.declared.is_some() { powers_of_two(largest) } else { now.clone() };
+            let sizes = triton::preferring(usual, preferred, largest)?;
             // Whoever sends a configuration back names those that there are.
-            if *preferred != usual {
+            if *preferred != now {
                 batch.sizes = Some(sizes);
             }
         }
@@ -244,6 +246,11 @@ mod tests {
             Overrides { items_max, sizes, ..Overrides::default() }.apply(&mut manifest)?;
             Ok::<_, String>(manifest.batch.sizes)
         };
+        // Of a configuration of Triton's, a list that is named takes the place of its own.
+        let described = "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 3, 6 ] }";
+        let mut manifest = triton::read(described, "m").expect("fine").manifest;
+        Overrides { sizes: Some(vec![5]), ..Overrides::default() }.apply(&mut manifest).expect("fine");
+        assert_eq!(manifest.batch.sizes, Some(vec![1, 2, 4, 5, 8]));
         assert_eq!(changed("", None, &[3]), Ok(Some(vec![1, 2, 3, 4, 8, 16])));
         assert_eq!(changed("", None, &[1, 2, 4, 8, 16]), Ok(None), "they are what it has");
         assert_eq!(changed("[batch]\nsizes = [3, 7]", None, &[5]), Ok(Some(vec![3, 5, 7])));

@@ -33,6 +33,30 @@ pub struct DeclaredTensor {
     pub format: Option<Layout>,
     /// The file in the model's folder that has the labels of an output's classes.
     pub labels: Option<String>,
+    /// A request may leave it out.
+    pub optional: bool,
+}
+
+impl DeclaredTensor {
+    /// As the model has it.
+    fn inside(&self) -> &[Dim] {
+        self.reshape.as_deref().unwrap_or(&self.dims)
+    }
+}
+
+/// Checks that the file says of every input how many axes it has.
+///
+/// # Errors
+/// The first of which it does not.
+pub(super) fn shaped(file: &Signature) -> Result<(), String> {
+    let unshaped = file.inputs.iter().find(|input| file.unshaped.contains(&input.name));
+    unshaped.map_or(Ok(()), |input| {
+        Err(format!(
+            "input {:?} has no shape in the file, so that nobody knows how many axes it takes: export it with one, in which \
+             extents may be free (a name or -1), or say its dims in a config.pbtxt",
+            input.name
+        ))
+    })
 }
 
 /// What requests see of a model: the names, types and shapes that they use, and how these become the model's own.
@@ -99,9 +123,15 @@ impl Declared {
     pub fn hold(&self, file: &Signature) -> Result<(Signature, Interface), String> {
         let mut wrong = Vec::new();
         let mut inside = file.clone();
-        let inputs = self.side("input", &self.inputs, &mut inside.inputs, &mut wrong);
-        let outputs = self.side("output", &self.outputs, &mut inside.outputs, &mut wrong);
-        if !self.inputs.is_empty() {
+        self.shape(&mut inside);
+        let left_out = |own: &&DeclaredTensor| self.left_out(file).all(|name| name != own.name);
+        let inputs: Vec<_> = self.inputs.iter().filter(left_out).collect();
+        let inputs = self.side("input", &inputs, &mut inside.inputs, &mut wrong);
+        let outputs: Vec<_> = self.outputs.iter().collect();
+        let outputs = self.side("output", &outputs, &mut inside.outputs, &mut wrong);
+        if self.inputs.is_empty() {
+            wrong.extend(shaped(file).err());
+        } else {
             let missing =
                 file.inputs.iter().filter(|spec| self.inputs.iter().all(|own| own.name != spec.name));
             wrong.extend(missing.map(|spec| format!("input {} of the file is not declared", shown(spec))));
@@ -116,17 +146,42 @@ impl Declared {
                 .iter()
                 .filter_map(|own| inside.outputs.iter().position(|spec| spec.name == own.name))
                 .collect(),
-            signature: Signature { platform: file.platform, inputs, outputs },
+            signature: Signature { inputs, outputs, ..file.clone() },
             inside: inside.clone(),
         };
         Ok((inside, interface))
+    }
+
+    /// The inputs that requests need not bring, and that the file has a value for: they are none here.
+    pub fn left_out<'a>(&'a self, file: &'a Signature) -> impl Iterator<Item = &'a str> {
+        let names = self.inputs.iter().filter(|own| own.optional).map(|own| own.name.as_str());
+        names.filter(|name| file.defaulted.iter().any(|of| of == name))
+    }
+
+    /// Gives what the file has without a shape as many axes as are declared, but what may as well be a single number.
+    fn shape(&self, file: &mut Signature) {
+        let declared = self.inputs.iter().chain(&self.outputs);
+        for spec in file.inputs.iter_mut().chain(&mut file.outputs) {
+            if let Some(own) = declared.clone().find(|own| own.name == spec.name)
+                && file.unshaped.contains(&spec.name)
+                && !self.may_be_single(own)
+            {
+                let axes = usize::from(self.items_max.is_some()) + own.inside().len();
+                spec.shape = vec![Dim::Free; axes];
+            }
+        }
+    }
+
+    /// Triton has no word for a shape without axes: what the file has as a single number is declared with axes of one.
+    fn may_be_single(&self, own: &DeclaredTensor) -> bool {
+        self.items_max.is_none() && own.inside().iter().all(|dim| *dim == Dim::Fixed(1))
     }
 
     /// One of the two lists: narrows what the file leaves open, and gives what requests see.
     fn side(
         &self,
         what: &str,
-        declared: &[DeclaredTensor],
+        declared: &[&DeclaredTensor],
         file: &mut [TensorSpec],
         wrong: &mut Vec<String>,
     ) -> Vec<TensorSpec> {
@@ -140,7 +195,9 @@ impl Declared {
                 let batch = self.items_max.map(|_| Dim::Free);
                 batch.into_iter().chain(dims.iter().copied()).collect::<Vec<_>>()
             };
-            let inner = with_batch(own.reshape.as_deref().unwrap_or(&own.dims));
+            let is_single = |spec: &TensorSpec| spec.name == own.name && spec.shape.is_empty();
+            let single = self.may_be_single(own) && file.iter().any(is_single);
+            let inner = if single { Vec::new() } else { with_batch(own.inside()) };
             let said =
                 TensorSpec { name: own.name.clone(), datatype: own.datatype, shape: with_batch(&own.dims) };
             let Some(spec) = file.iter_mut().find(|spec| spec.name == own.name) else {
@@ -200,6 +257,7 @@ mod tests {
             reshape: reshape.map(<[Dim]>::to_vec),
             format: None,
             labels: None,
+            optional: false,
         }
     }
 
@@ -208,6 +266,8 @@ mod tests {
             platform: "test",
             inputs: vec![spec("x", DataType::Fp32, input)],
             outputs: vec![spec("y", DataType::Fp32, output)],
+            defaulted: Vec::new(),
+            unshaped: Vec::new(),
         }
     }
 
@@ -289,9 +349,72 @@ mod tests {
     }
 
     #[test]
+    fn a_single_number_of_the_file_has_the_axes_of_one_that_are_declared() {
+        let declared = |items_max, dims: &[Dim]| Declared {
+            items_max,
+            inputs: vec![own("x", dims, None)],
+            outputs: vec![own("y", &[Fixed(1)], None)],
+        };
+        for dims in [&[Fixed(1)][..], &[Fixed(1), Fixed(1)]] {
+            let (inside, interface) = declared(None, dims).hold(&file(&[], &[])).unwrap();
+            assert_eq!(inside, file(&[], &[]));
+            assert_eq!(interface.signature.inputs[0].shape, dims);
+            assert!(interface.inward(&[tensor(&vec![1; dims.len()])])[0].shape.is_empty());
+            assert_eq!(interface.outward(&[tensor(&[])])[0].shape, [1]);
+        }
+        for (items_max, dims) in [(None, Fixed(2)), (None, Free), (Some(8), Fixed(1))] {
+            let told = declared(items_max, &[dims]).hold(&file(&[], &[])).unwrap_err();
+            assert!(told.contains("the file has \"x\" (FP32 [])"), "{told}");
+        }
+    }
+
+    #[test]
+    fn what_the_file_has_without_a_shape_has_the_one_that_is_declared() {
+        let unshaped = Signature { unshaped: vec!["x".to_owned(), "y".to_owned()], ..file(&[], &[]) };
+        let held = |items_max, dims: &[Dim]| {
+            let (inputs, outputs) = (vec![own("x", dims, None)], vec![own("y", &[Fixed(2)], None)]);
+            Declared { items_max, inputs, outputs }.hold(&unshaped).unwrap().0
+        };
+        let shapes = |of: &Signature| [of.inputs[0].shape.clone(), of.outputs[0].shape.clone()];
+        assert_eq!(shapes(&held(None, &[Free, Fixed(4)])), [vec![Free, Fixed(4)], vec![Fixed(2)]]);
+        assert_eq!(shapes(&held(Some(8), &[Fixed(1)])), [vec![Free, Fixed(1)], vec![Free, Fixed(2)]]);
+        // Triton gives such a model a single number.
+        assert_eq!(shapes(&held(None, &[Fixed(1), Fixed(1)]))[0], []);
+        for told in [shaped(&unshaped), Declared::default().hold(&unshaped).map(|_| ())] {
+            assert!(told.unwrap_err().starts_with("input \"x\" has no shape in the file"));
+        }
+        let only_output = Signature { unshaped: vec!["y".to_owned()], ..file(&[4], &[]) };
+        assert_eq!(shaped(&only_output), Ok(()));
+    }
+
+    #[test]
+    fn an_optional_input_that_the_file_has_a_value_for_is_left_out() {
+        let optional = DeclaredTensor { optional: true, ..own("w", &[Fixed(1)], None) };
+        let inputs = vec![own("x", &[Fixed(4)], None), optional.clone()];
+        let declared = Declared { items_max: None, inputs, outputs: Vec::new() };
+        let file = Signature { defaulted: vec!["w".to_owned()], ..file(&[4], &[2]) };
+        let (inside, interface) = declared.hold(&file).unwrap();
+        assert_eq!((&inside, &interface.signature), (&file, &file));
+        assert_eq!(declared.left_out(&file).collect::<Vec<_>>(), ["w"]);
+        // Of what the file does not know, and of what every request must bring, nothing is left out.
+        let none = Signature { defaulted: Vec::new(), ..file.clone() };
+        let told = declared.hold(&none).unwrap_err();
+        assert!(told.contains("input \"w\" (FP32 [1]) is declared, but the file has \"x\""), "{told}");
+        let required = DeclaredTensor { optional: false, ..optional };
+        let declared = Declared { inputs: vec![own("x", &[Fixed(4)], None), required], ..declared };
+        assert!(declared.hold(&file).unwrap_err().contains("input \"w\""));
+    }
+
+    #[test]
     fn requests_have_the_order_of_the_declaration_and_only_the_outputs_in_it() {
         let two = |a: &str, b: &str| vec![spec(a, DataType::Fp32, &[2]), spec(b, DataType::Fp32, &[3])];
-        let file = Signature { platform: "test", inputs: two("a", "b"), outputs: two("y", "z") };
+        let file = Signature {
+            platform: "test",
+            inputs: two("a", "b"),
+            outputs: two("y", "z"),
+            defaulted: Vec::new(),
+            unshaped: Vec::new(),
+        };
         let declared = Declared {
             items_max: None,
             inputs: vec![own("b", &[Fixed(3)], None), own("a", &[Fixed(2)], None)],

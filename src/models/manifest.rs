@@ -352,7 +352,7 @@ impl Manifest {
         let mistakes = Mistakes::new(text);
         let (root, errors) = DeTable::parse_recoverable(text);
         for error in &errors {
-            mistakes.note(&error.span().unwrap_or_default(), error.message());
+            mistakes.note_syntax(error);
         }
         if !errors.is_empty() {
             // What could be recovered may have lost keys: their absence is not the author's mistake.
@@ -558,7 +558,7 @@ mod tests {
     fn syntax_errors_carry_their_line() {
         let mistakes = Manifest::parse("task = \"embed\"\nlabels = \n").unwrap_err().0;
         assert!(mistakes[0].starts_with("line 2: "), "{mistakes:?}");
-        let mistakes = Manifest::parse("task = \"embed\"\ntask = \"embed\"\n").unwrap_err().0;
-        assert!(mistakes[0].starts_with("line 2: "), "{mistakes:?}");
+        check("task = \"embed\"\ntask = \"embed\"\n", &["line 2: duplicate key \"task\""]);
+        check("[gpu]\n[gpu]\n", &["line 2: duplicate key \"gpu\""]);
     }
 }

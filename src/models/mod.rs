@@ -150,10 +150,21 @@ impl Model {
         let manifest = &source.manifest;
         let (signature, interface) = match &manifest.declared {
             None => {
+                declared::shaped(&signature)?;
                 let interface = Interface::plain(&signature);
                 (signature, interface)
             }
-            Some(declared) => declared.hold(&signature)?,
+            Some(declared) => {
+                for input in declared.left_out(&signature) {
+                    tracing::warn!(
+                        model = source.name,
+                        version = source.version,
+                        input,
+                        "the file has a value for this optional input, which no request can replace"
+                    );
+                }
+                declared.hold(&signature)?
+            }
         };
         let mut image = match &manifest.input {
             None => None,

@@ -311,14 +311,15 @@ impl Described {
             let Some(file) = output.labels.as_deref() else { continue };
             let labels = labels(folder, Some(file))?;
             let extents = output.dims.iter().map(|dim| if let Dim::Fixed(n) = dim { Some(*n) } else { None });
-            if let Some(classes) =
-                extents.product::<Option<usize>>().filter(|classes| *classes != labels.len())
-            {
-                notes.push(format!(
-                    "output[{:?}].label_filename: {file:?} has {} labels, and the output has {classes} classes",
-                    output.name,
-                    labels.len()
-                ));
+            let has = match (labels.len(), extents.product::<Option<usize>>()) {
+                (0, _) => "has no labels".to_owned(),
+                (labels, Some(classes)) if labels != classes => {
+                    format!("has {labels} labels, and the output has {classes} classes")
+                }
+                _ => String::new(),
+            };
+            if !has.is_empty() {
+                notes.push(format!("output[{:?}].label_filename: {file:?} {has}", output.name));
             }
             output_labels.insert(output.name.clone(), labels);
         }
@@ -365,6 +366,9 @@ fn describe(name: &str, folder: &Path) -> Result<Described, String> {
         (false, false) => Manifest::default(),
     };
     let labels = labels(folder, manifest.labels.as_deref())?;
+    if let Some(file) = manifest.labels.as_deref().filter(|_| labels.is_empty()) {
+        return Err(format!("labels file {file:?}: it holds no label"));
+    }
     if let Engine::GaussMle(fit) = &mut manifest.engine {
         for (key, name) in &fit.maps {
             let map = inside(folder, name).and_then(|path| map::read(&path));

@@ -30,6 +30,15 @@ impl<'t> Mistakes<'t> {
         self.found.borrow_mut().push((span.start, format!("line {line}: {message}")));
     }
 
+    /// Notes what the parser found; a key that is there twice by its name.
+    pub(super) fn note_syntax(&self, error: &toml::de::Error) {
+        let (span, message) = (error.span().unwrap_or_default(), error.message());
+        match self.text.get(span.clone()).filter(|_| message == "duplicate key") {
+            Some(key) => self.note(&span, format_args!("{message} {:?}", key.trim_matches(['"', '\'']))),
+            None => self.note(&span, message),
+        }
+    }
+
     /// All of them, in the order of the file.
     pub(super) fn into_messages(self) -> Vec<String> {
         let mut found = self.found.into_inner();

@@ -35,6 +35,8 @@ fn signature(outputs: &[(&str, &Tensor)]) -> Signature {
         platform: "onnxruntime_onnx",
         inputs: vec![spec("images", DataType::Fp32, &[-1, 3, 8, 8])],
         outputs: outputs.iter().map(|(name, tensor)| spec(name, tensor.datatype, &[])).collect(),
+        defaulted: Vec::new(),
+        unshaped: Vec::new(),
     }
 }
 

@@ -7,15 +7,13 @@ use std::sync::Arc;
 pub struct Labels(Vec<Arc<str>>);
 
 impl Labels {
-    /// One label per line; surrounding blanks, a byte order mark and empty lines at the end do not count.
+    /// One label per line; surrounding blanks, a byte order mark and empty lines at the end do not count. A text without any
+    /// has no labels.
     ///
     /// # Errors
-    /// An empty line between labels, which would shift every later class; a text without any label.
+    /// An empty line between labels, which would shift every later class.
     pub fn parse(text: &str) -> Result<Labels, String> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text).trim_end();
-        if text.is_empty() {
-            return Err("it holds no label".to_owned());
-        }
         let mut labels = Vec::new();
         for (index, line) in text.lines().enumerate() {
             let label = line.trim();
@@ -72,6 +70,12 @@ mod tests {
     fn an_empty_line_between_labels_is_an_error_with_its_number() {
         let error = Labels::parse("a\n\nb\n").unwrap_err();
         assert!(error.starts_with("line 2 is empty"), "{error}");
-        assert_eq!(Labels::parse("\n \n").unwrap_err(), "it holds no label");
+    }
+
+    #[test]
+    fn a_text_without_any_label_has_none() {
+        for text in ["", "\n \n", "\u{feff}"] {
+            assert_eq!(Labels::parse(text), Ok(Labels::default()), "{text:?}");
+        }
     }
 }

@@ -316,6 +316,8 @@ pub(crate) mod testing {
             platform: "onnxruntime_onnx",
             inputs: vec![spec("images", DataType::Fp32, &[-1, 3, 8, 8])],
             outputs: outputs.iter().map(|(name, shape)| spec(name, DataType::Fp32, shape)).collect(),
+            defaulted: Vec::new(),
+            unshaped: Vec::new(),
         }
     }
 }

@@ -97,6 +97,46 @@ def test_a_model_of_strings_says_how_many_items_a_request_may_have(start_server,
     assert server.stop() == 0
 
 
+def write(folder, name, graph, config):
+    (folder / name / "1").mkdir(parents=True)
+    (folder / name / "1" / "model.onnx").write_bytes(graph)
+    (folder / name / "config.pbtxt").write_text(config)
+
+
+def test_a_single_number_strings_that_are_numbers_and_inputs_with_a_value_are_served(start_server, tmp_path):
+    kinds, graph = make_models.TYPES, make_models.Graph()
+    graph.node("Identity", "x", output="y")
+    # No axes, which Triton's dims cannot say.
+    write(tmp_path, "single", graph.bytes("single", [("x", kinds["FP32"], [])], [("y", kinds["FP32"], [])]), """
+        input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] }
+        output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }""")
+    graph = make_models.Graph()
+    graph.node("Cast", "x", output="y", to=1)
+    # An empty string is no number, so that the forward pass at load fails.
+    write(tmp_path, "words", graph.bytes("words", [("x", kinds["BYTES"], [2])], [("y", kinds["FP32"], [2])]), """
+        input { name: "x" data_type: TYPE_STRING dims: [ 2 ] }
+        output { name: "y" data_type: TYPE_FP32 dims: [ 2 ] }""")
+    graph = make_models.Graph()
+    valued = graph.constant(np.float32([1, 2]))
+    graph.node("Add", "x", valued, output="y")
+    given = [("x", kinds["FP32"], [2]), (valued, kinds["FP32"], [2])]
+    write(tmp_path, "valued", graph.bytes("valued", given, [("y", kinds["FP32"], [2])]), f"""
+        input {{ name: "x" data_type: TYPE_FP32 dims: [ 2 ] }}
+        input {{ name: "{valued}" data_type: TYPE_FP32 dims: [ 2 ] optional: true }}
+        output {{ name: "y" data_type: TYPE_FP32 dims: [ 2 ] }}""")
+    server = start_server(tmp_path)
+    with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        assert client.get_model_metadata("single")["inputs"][0]["shape"] == [1]
+        assert client.infer("single", [tensor("x", np.float32([7]))]).as_numpy("y").tolist() == [7]
+        words = np.array([b"1.5", b"-2"], dtype=np.object_)
+        assert client.infer("words", [tensor("x", words, "BYTES")]).as_numpy("y").tolist() == [1.5, -2]
+        assert client.infer("valued", [tensor("x", np.float32([1, 1]))]).as_numpy("y").tolist() == [2, 3]
+        assert [given["name"] for given in client.get_model_metadata("valued")["inputs"]] == ["x"]
+    log = open(server.log, errors="replace").read()
+    assert any("the file has a value for this optional input" in line and "valued" in line for line in log.splitlines())
+    assert server.stop() == 0
+
+
 def test_what_is_not_followed_is_in_the_log_by_name(server):
     log = open(server.log, errors="replace").read()
     for told in ('parameters["intra_op_thread_count"]: it is for', "optimization.graph: "):

@@ -4,7 +4,7 @@ use crate::support::{
     DIGITS, Reply, Server, config, digits_with, root, three, until_metrics, until_metrics_are,
 };
 use ocelli::config::{Config, RepositoryMode};
-use serde_json::json;
+use serde_json::{Value, json};
 
 const BASE64: &str = "base64 of the image";
 
@@ -76,15 +76,47 @@ async fn a_posted_image_is_answered_in_every_form_it_can_come_in() {
     assert_eq!(labels, ["3", "3"]);
 
     let image = base64(&three());
-    for instance in
-        [json!({"b64": image}), json!({"data": image}), json!({"image_bytes": {"b64": image}, "key": "1"})]
-    {
+    for instance in [
+        json!({"b64": image}),
+        json!({"data": image}),
+        json!({"image_bytes": {"b64": image}, "key": "1"}),
+        json!({"image": {"b64": image}}),
+    ] {
         let body = json!({"instances": [instance, {"b64": image}], "parameters": {"top_k": 1}}).to_string();
         let reply =
             server.send("POST", "/predictions/digits", &[("content-type", "application/json")], body).await;
         let predictions = reply.json()["predictions"].clone();
         assert_eq!(predictions.as_array().map(Vec::len), Some(2), "{BASE64}: {predictions}");
         assert_eq!(predictions[0]["classes"], json!([predictions[1]["classes"][0]]));
+    }
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_of_a_file_of_several_pages_say_which_and_what_has_a_place_for_one_refuses_it() {
+    let server = Server::start(config()).await;
+    let pages = std::fs::read(root().join("examples/images/digits-3-7.tif")).unwrap();
+    let (kind, body) = form(&[("a", &three()), ("b", b"no image"), ("c", &pages), ("d", &three())]);
+    let place = |entry: &Value| [entry["file"].clone(), entry["page"].clone()].map(|place| place.as_u64());
+    let expected = [[None; 2], [None; 2], [Some(2), Some(0)], [Some(2), Some(1)], [None; 2]];
+    let json = server.send("POST", "/predictions/digits", &[("content-type", &kind)], body.clone()).await;
+    let entries = json.json()["predictions"].as_array().unwrap().iter().map(place).collect::<Vec<_>>();
+    assert_eq!(entries, expected);
+    let headers = [("content-type", &*kind), ("accept", "application/x-ndjson")];
+    let lines = server.send("POST", "/predictions/digits", &headers, body.clone()).await.body;
+    let lines: Vec<Value> =
+        lines.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect();
+    assert_eq!(lines[..5].iter().map(place).collect::<Vec<_>>(), expected);
+    let path = "/predictions/digits?format=torchserve";
+    let bare = server.send("POST", path, &[("content-type", &kind)], body).await;
+    assert!(bare.json().as_array().unwrap().iter().all(|entry| place(entry) == [None; 2]), "{bare:?}");
+
+    for given in [
+        json!({"instances": [{"b64": base64(&three())}, {"b64": base64(&pages)}]}),
+        json!({"inputs": [base64(&three()), base64(&pages)]}),
+    ] {
+        let reply = server.send("POST", "/v1/models/digits:predict", &[], given.to_string()).await;
+        check_problem(&reply, 400, &["image 1 has several frames", "post it to /predictions/digits"]);
     }
     server.end().await;
 }
@@ -184,7 +216,7 @@ async fn bad_requests_get_a_clear_error_of_the_right_kind() {
 async fn tensors_are_checked_against_the_model_and_say_expected_and_got() {
     let server = Server::start(config()).await;
     let zeros = vec![0.0; 1024];
-    let infer = async |input: serde_json::Value| {
+    let infer = async |input: Value| {
         let body = json!({"id": "a", "inputs": [input]}).to_string();
         server.send("POST", "/v2/models/digits/infer", &[], body).await
     };

@@ -181,6 +181,8 @@ pub(super) struct SignatureText {
     platform: String,
     inputs: Vec<(String, String, Vec<i64>)>,
     outputs: Vec<(String, String, Vec<i64>)>,
+    defaulted: Vec<String>,
+    unshaped: Vec<String>,
 }
 
 impl From<&Signature> for SignatureText {
@@ -196,6 +198,8 @@ impl From<&Signature> for SignatureText {
             platform: signature.platform.to_owned(),
             inputs: texts(&signature.inputs),
             outputs: texts(&signature.outputs),
+            defaulted: signature.defaulted.clone(),
+            unshaped: signature.unshaped.clone(),
         }
     }
 }
@@ -216,6 +220,8 @@ impl SignatureText {
             platform: known.ok_or_else(|| format!("no platform is called {:?}", self.platform))?,
             inputs: specs(self.inputs)?,
             outputs: specs(self.outputs)?,
+            defaulted: self.defaulted,
+            unshaped: self.unshaped,
         })
     }
 }

@@ -234,6 +234,9 @@ fn providers(
 
 /// The shapes that inputs have at one item and at the most, as TensorRT reads them; `None` where more than the batch is free.
 fn profile(signature: &Signature, items_max: usize) -> Option<[String; 2]> {
+    if !signature.unshaped.is_empty() {
+        return None;
+    }
     let shapes = |items: usize| {
         let input = |input: &crate::engine::TensorSpec| {
             let extents = input.shape.iter().enumerate().map(|(axis, dim)| match dim {
@@ -267,6 +270,8 @@ mod tests {
             platform: "",
             inputs: vec![input("a", &fixed), input("b", &fixed[..2])],
             outputs: Vec::new(),
+            defaulted: Vec::new(),
+            unshaped: Vec::new(),
         };
         assert_eq!(profile(&signature, 16), Some(["a:1x3x8,b:1x3".into(), "a:16x3x8,b:16x3".into()]));
         signature.inputs[0].shape[2] = Dim::Free;

@@ -50,34 +50,50 @@ struct Described {
 /// What a session takes and gives.
 ///
 /// # Errors
-/// Inputs and outputs other than tensors, and inputs of no shape, in words for a model's author.
+/// Inputs and outputs other than tensors, in words for a model's author.
 pub(super) fn of(session: &Session) -> Result<(Signature, OutputShapes), String> {
     let inputs = session.inputs().iter().map(|i| described("input", i.name(), i.dtype()));
     let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
-    for (index, input) in inputs.iter().enumerate() {
-        if input.spec.shape.is_empty() && !has_shape(session, index)? {
-            return Err(format!(
-                "input {:?} has no shape in the file, so that nobody knows how many axes it takes: export it with one, in which \
-                 extents may be free (a name or -1)",
-                input.spec.name
-            ));
-        }
-    }
     let outputs = session.outputs().iter().map(|o| described("output", o.name(), o.dtype()));
     let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
+    let mut unshaped = Vec::new();
+    for (end, described) in [(End::Input, &inputs), (End::Output, &outputs)] {
+        for (index, Described { spec, .. }) in described.iter().enumerate() {
+            if spec.shape.is_empty() && !has_shape(session, end, index)? {
+                unshaped.push(spec.name.clone());
+            }
+        }
+    }
     let shapes = output_shapes(&inputs, &outputs);
     let specs = |all: Vec<Described>| all.into_iter().map(|described| described.spec).collect();
-    let signature =
-        Signature { platform: "onnxruntime_onnx", inputs: specs(inputs), outputs: specs(outputs) };
+    let defaulted = session.overridable_initializers().iter().map(|of| of.name().to_owned()).collect();
+    let signature = Signature {
+        platform: "onnxruntime_onnx",
+        inputs: specs(inputs),
+        outputs: specs(outputs),
+        defaulted,
+        unshaped,
+    };
     Ok((signature, shapes))
 }
 
-/// Whether the file gives an input a shape; one without axes is that of a single number.
-fn has_shape(session: &Session, input: usize) -> Result<bool, String> {
+/// Which of the two lists.
+#[derive(Clone, Copy)]
+enum End {
+    Input,
+    Output,
+}
+
+/// Whether the file gives an input or output a shape; one without axes is that of a single number.
+fn has_shape(session: &Session, end: End, index: usize) -> Result<bool, String> {
     let api = ort::api();
+    let of = match end {
+        End::Input => api.SessionGetInputTypeInfo,
+        End::Output => api.SessionGetOutputTypeInfo,
+    };
     let (mut info, mut tensor) = (ptr::null_mut(), ptr::null());
-    // SAFETY: the session has such an input; what is given is ours to release.
-    checked(unsafe { (api.SessionGetInputTypeInfo)(session.ptr(), input, &raw mut info) })?;
+    // SAFETY: the session has such an input or output; what is given is ours to release.
+    checked(unsafe { of(session.ptr(), index, &raw mut info) })?;
     // SAFETY: as it was given; what is said of the tensor belongs to it.
     let has = checked(unsafe { (api.CastTypeInfoToTensorInfo)(info, &raw mut tensor) }).map(|()| {
         // SAFETY: of a tensor, as was just said, and still there.

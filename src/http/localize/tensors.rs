@@ -56,6 +56,8 @@ pub(in crate::http) fn signature(settings: &Settings) -> Signature {
         platform: "ocelli_gauss_mle",
         inputs: vec![spec("rois".into(), DataType::Fp32, 3)],
         outputs: outputs.map(Iterator::collect).unwrap_or_default(),
+        defaulted: Vec::new(),
+        unshaped: Vec::new(),
     }
 }
 

@@ -56,6 +56,8 @@ pub(in crate::http) struct Asked {
     pub(super) png: bool,
     /// `{label: probability}`, as TorchServe's classifiers answer.
     pub(super) torchserve: bool,
+    /// Of files of several pages, all; else they are refused.
+    pub(super) pages: bool,
 }
 
 impl Asked {
@@ -102,11 +104,11 @@ impl Asked {
             }
             (Some(other), _) => return Err(bad("format", other, "ocelli or torchserve")),
         };
-        Ok(Asked { task, mask, png: false, torchserve })
+        Ok(Asked { task, mask, png: false, torchserve, pages: true })
     }
 
-    /// What a request wants that has no query.
+    /// What a request wants that has no query, and a place for one answer to each of its files.
     pub(in crate::http) fn plain(parameters: &Parameters, model: &Model) -> Result<Asked, InferError> {
-        Asked::of(Options::default(), parameters, model)
+        Ok(Asked { pages: false, ..Asked::of(Options::default(), parameters, model)? })
     }
 }

@@ -1,7 +1,8 @@
 //! Replies to `POST /predictions`: what a model says of one image, or of several.
 //!
 //! One image: `{"model", "version", "task", <answer>, "image": {"width", "height"}}`. Several:
-//! `{"model", "version", "task", "predictions": [{<answer>, "image"} | <problem>, …]}`.
+//! `{"model", "version", "task", "predictions": [{<answer>, "image"} | <problem>, …]}`, each with `"file"` and `"page"` first where
+//! it is one of several pages of a file.
 //!
 //! `<answer>` is, by task: `"classes": [{"label", "index", "score"}]`, `"detections": [{"box": [x0, y0, x1, y1], …}]` in
 //! pixels of the posted image, `"mask": {…}`, `"vector": […]`, or `"outputs": [{"name", "datatype", "shape", "data"}]`.
@@ -122,24 +123,53 @@ pub fn one(of: Of<'_>, members: &[u8]) -> Vec<u8> {
     json
 }
 
+/// Which of a request's files an image is of, and which of its pages; both are counted from 0.
+#[derive(Debug, Clone, Copy)]
+pub struct Page {
+    /// The file.
+    pub file: usize,
+    /// The page.
+    pub page: usize,
+}
+
+/// What a reply says of one of several images.
+#[derive(Debug)]
+pub struct Entry {
+    /// Where the image is from, if its file has several pages.
+    pub page: Option<Page>,
+    /// The members of an object.
+    pub answer: Result<Vec<u8>, InferError>,
+}
+
+impl Entry {
+    /// The members that say where the image is from, each with a comma behind it.
+    pub fn place(&self) -> Vec<u8> {
+        let place = self.page.map(|Page { file, page }| format!("\"file\":{file},\"page\":{page},"));
+        place.unwrap_or_default().into_bytes()
+    }
+}
+
 /// The reply about several, in order; a failed one is its problem.
-pub fn several(of: Of<'_>, entries: &[Result<Vec<u8>, InferError>]) -> Vec<u8> {
+pub fn several(of: Of<'_>, entries: &[Entry]) -> Vec<u8> {
     let mut json = head(of);
     json.extend_from_slice(b",\"predictions\":[");
-    for (index, entry) in entries.iter().enumerate() {
-        if index > 0 {
-            json.push(b',');
-        }
-        match entry {
-            Ok(members) => {
-                json.push(b'{');
-                json.extend_from_slice(members);
-                json.push(b'}');
-            }
-            Err(error) => write(&mut json, &Problem::from(error).to_json(None)),
-        }
-    }
+    json.extend_from_slice(&list(entries, Entry::place));
     json.extend_from_slice(b"]}");
+    json
+}
+
+/// Entries, each behind members of its own.
+fn list(entries: &[Entry], own: impl Fn(&Entry) -> Vec<u8>) -> Vec<u8> {
+    let mut json = Vec::new();
+    for (index, entry) in entries.iter().enumerate() {
+        json.extend_from_slice(if index > 0 { b",{" } else { b"{" });
+        json.extend_from_slice(&own(entry));
+        match &entry.answer {
+            Ok(members) => json.extend_from_slice(members),
+            Err(error) => json.extend_from_slice(&problem(&Problem::from(error))),
+        }
+        json.push(b'}');
+    }
     json
 }
 
@@ -164,21 +194,8 @@ pub fn probabilities(classes: &[Class]) -> Vec<u8> {
 }
 
 /// The answers without anything around them: an object for one, else a list.
-pub fn bare(entries: &[Result<Vec<u8>, InferError>], one: bool) -> Vec<u8> {
-    let mut json = Vec::new();
-    for (index, entry) in entries.iter().enumerate() {
-        if index > 0 {
-            json.push(b',');
-        }
-        match entry {
-            Ok(members) => {
-                json.push(b'{');
-                json.extend_from_slice(members);
-                json.push(b'}');
-            }
-            Err(error) => write(&mut json, &Problem::from(error).to_json(None)),
-        }
-    }
+pub fn bare(entries: &[Entry], one: bool) -> Vec<u8> {
+    let json = list(entries, |_| Vec::new());
     if one && entries.len() == 1 { json } else { [b"[", &json[..], b"]"].concat() }
 }
 
@@ -267,6 +284,25 @@ mod tests {
         assert_eq!(half([0x3fc0, 0xbe80], DataType::Bf16).as_deref(), Ok(expected));
         let error = half([0x3e00, 0x7e00], DataType::Fp16).expect_err("NaN").to_string();
         assert!(error.contains("output \"y\" is not a finite number at element 1"), "{error}");
+    }
+
+    #[test]
+    fn images_of_a_file_of_several_pages_say_which_they_are_also_where_they_failed() {
+        let entry = |page, answer| Entry { page, answer };
+        let entries = [
+            entry(None, Ok(b"\"a\":1".to_vec())),
+            entry(Some(Page { file: 1, page: 0 }), Ok(b"\"a\":2".to_vec())),
+            entry(Some(Page { file: 1, page: 1 }), Err(InferError::Decode("no".into()))),
+        ];
+        let json: Value =
+            serde_json::from_slice(&several(Of { model: "m", version: "1", task: "t" }, &entries))
+                .expect("JSON");
+        let of = &json["predictions"];
+        assert_eq!(of[0], json!({ "a": 1 }));
+        assert_eq!(of[1], json!({ "file": 1, "page": 0, "a": 2 }));
+        assert_eq!((&of[2]["file"], &of[2]["page"], &of[2]["error"]), (&json!(1), &json!(1), &json!("no")));
+        let text = String::from_utf8(bare(&entries, false)).expect("text");
+        assert!(text.starts_with("[{\"a\":1},{\"a\":2},{") && !text.contains("page"), "{text}");
     }
 
     #[test]

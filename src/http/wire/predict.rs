@@ -1,10 +1,10 @@
 //! Images in JSON, in the forms that clients of TorchServe, TensorFlow Serving and KServe send:
 //!
 //! ```json
-//! {"instances": [{"b64": "…"}, {"data": "…"}, {"image_bytes": {"b64": "…"}, "key": "1"}, "…"], "parameters": {}}
+//! {"instances": [{"b64": "…"}, {"data": "…"}, {"image_bytes": {"b64": "…"}, "key": "1"}, {"image": {"b64": "…"}}, "…"]}
 //! ```
 //!
-//! Members that we do not know, such as `key`, are ignored.
+//! Members that we do not know, such as `key`, are ignored; `parameters` may stand beside `instances`.
 
 use super::{
     Parameters, bad_json, base64_text,
@@ -14,8 +14,9 @@ use super::{
 use crate::error::InferError;
 use serde::{
     Deserialize, Deserializer,
-    de::{Error, Expected, IgnoredAny, MapAccess, SeqAccess, Visitor},
+    de::{DeserializeSeed, Error, Expected, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
+use serde_json::value::RawValue;
 use std::{borrow::Cow, fmt};
 
 /// Asked for room for so many bytes beside the request's own, before they are written; what it refuses is not decoded.
@@ -80,9 +81,23 @@ pub(super) struct Instance<'a>(Cow<'a, str>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Instance<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Instance<'a>, D::Error> {
-        deserializer.deserialize_any(Wrapped { within: true }).map(|Text { text, .. }| Instance(text))
+        Wrapped { within: &WITHIN }.deserialize(deserializer).map(|Text { text, .. }| Instance(text))
     }
 }
+
+impl<'a> Instance<'a> {
+    /// The same where an object may hold it by the name of the model's input, too.
+    pub(super) fn named(json: &'a str, name: &str) -> serde_json::Result<Instance<'a>> {
+        let [data, image_bytes, image] = WITHIN;
+        let within = &[name, data, image_bytes, image];
+        let mut deserializer = serde_json::Deserializer::from_str(json);
+        Wrapped { within }.deserialize(&mut deserializer).map(|Text { text, .. }| Instance(text))
+    }
+}
+
+/// The members that hold an image in the examples of TorchServe, TensorFlow Serving and KServe. Of several the first counts: what is
+/// called `image` beside another may as well be its file's name.
+const WITHIN: [&str; 3] = ["data", "image_bytes", "image"];
 
 /// A text, or an object that holds it as `b64`.
 pub(super) struct Text<'a> {
@@ -93,33 +108,32 @@ pub(super) struct Text<'a> {
 
 impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Text<'a>, D::Error> {
-        deserializer.deserialize_any(Wrapped { within: false })
+        Wrapped { within: &[] }.deserialize(deserializer)
     }
 }
 
 /// Reads a text, or an object that holds one.
-struct Wrapped {
-    /// It may hold it as `data` or `image_bytes` as well, which may be such an object again.
-    within: bool,
+#[derive(Clone, Copy)]
+struct Wrapped<'n> {
+    /// The members that may hold it beside `b64`, the first of them that is there; that may be such an object again.
+    within: &'n [&'n str],
 }
 
-#[derive(Deserialize)]
-#[serde(field_identifier, rename_all = "snake_case")]
-enum Member {
-    B64,
-    Data,
-    ImageBytes,
-    #[serde(other)]
-    Other,
+impl<'de> DeserializeSeed<'de> for Wrapped<'_> {
+    type Value = Text<'de>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Text<'de>, D::Error> {
+        deserializer.deserialize_any(self)
+    }
 }
 
-impl<'de> Visitor<'de> for Wrapped {
+impl<'de> Visitor<'de> for Wrapped<'_> {
     type Value = Text<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.within {
-            true => "a base64 string or an object with b64, data or image_bytes",
-            false => "a string or an object with b64",
+            [] => "a string or an object with b64",
+            _ => "a base64 string or an object with b64, data, image_bytes or image",
         })
     }
 
@@ -133,17 +147,21 @@ impl<'de> Visitor<'de> for Wrapped {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Text<'de>, A::Error> {
         let (mut bare, mut within) = (None, None);
-        while let Some(member) = map.next_key()? {
-            match member {
-                Member::B64 => bare = Some(map.next_value::<Str<'de>>()?.0),
-                Member::Data | Member::ImageBytes if self.within => {
-                    within = Some(map.next_value::<Text<'de>>()?.text);
-                }
-                Member::Data | Member::ImageBytes | Member::Other => _ = map.next_value::<IgnoredAny>()?,
+        while let Some(Str(key)) = map.next_key()? {
+            if key == "b64" {
+                bare = Some(map.next_value::<Str<'de>>()?.0);
+            } else if let Some(rank) = self.within.iter().position(|name| *name == key)
+                && within.is_none_or(|(before, _)| rank <= before)
+            {
+                within = Some((rank, map.next_value::<&'de RawValue>()?));
+            } else {
+                map.next_value::<IgnoredAny>()?;
             }
         }
+        let within =
+            || within.map(|(_, value)| serde_json::from_str(value.get()).map(|Text { text, .. }| text));
         let expected: &dyn Expected = &self;
-        let text = bare.or(within);
+        let text = bare.map(Ok).or_else(within).transpose().map_err(A::Error::custom)?;
         let text = text
             .ok_or_else(|| A::Error::custom(format!("an object without its image, expected {expected}")))?;
         Ok(Text { text, wrapped: true })
@@ -252,8 +270,28 @@ mod tests {
             r#"{"signature_name":"x","instances":[{"image_bytes":{"b64":"YWI"},"key":"1"},"Yw=="]}"#,
             &["ab", "c"],
         );
+        check(r#"{"instances":[{"image":{"b64":"YWI="}},{"image":"Yw"}]}"#, &["ab", "c"]);
         check(r#"{"instances":["YW\u0049="]}"#, &["ab"]);
         check(r#"{"instances":["YWI="],"parameters":null}"#, &["ab"]);
+    }
+
+    #[test]
+    fn of_several_members_the_one_that_says_most_of_an_image_is_read() {
+        for instance in [
+            r#"{"image":"a.png","b64":"YWI="}"#,
+            r#"{"image":{"width":3},"data":"YWI="}"#,
+            r#"{"image_bytes":{"b64":"YWI="},"image":7}"#,
+        ] {
+            check(&format!("{{\"instances\":[{instance}]}}"), &["ab"]);
+        }
+        let named = |json| Instance::named(json, "x").map(|Instance(text)| text.into_owned());
+        for json in
+            [r#"{"image":"a.png","x":"YWI"}"#, r#"{"x":{"b64":"YWI"},"data":7}"#, r#"{"image":"YWI"}"#]
+        {
+            assert_eq!(named(json).unwrap(), "YWI", "{json}");
+        }
+        let error = named(r#"{"image":[1]}"#).err().unwrap().to_string();
+        assert!(error.contains("expected a string or an object with b64"), "{error}");
     }
 
     #[test]

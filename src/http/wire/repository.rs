@@ -263,7 +263,7 @@ fn batching(members: &Map<String, Value>, overrides: &mut Overrides) -> Result<(
         }
     }
     if !queue.is_empty() {
-        overrides.queue = Some(triton::queueing(queue).map_err(|why| bad(format!("config: {why}")))?);
+        overrides.queue = Some(triton::queueing(&queue).map_err(|why| bad(format!("config: {why}")))?);
     }
     Ok(())
 }
@@ -369,7 +369,7 @@ mod tests {
         )
         .unwrap();
         let wait_max = Some(Duration::from_secs(2));
-        let default = QueuePolicy { wait_max, may_shorten: false, ..QueuePolicy::default() };
+        let default = QueuePolicy { wait_max, ..QueuePolicy::default() };
         let policies = QueuePolicies { default, ..QueuePolicies::default() };
         let queue = got.queue.clone().unwrap().over(&Waiting::default(), 1);
         assert_eq!(queue, Ok((Waiting { policies, ..Waiting::default() }, 0)));

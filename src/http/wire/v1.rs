@@ -103,17 +103,26 @@ pub fn read(
     Ok((form, Asked::Tensors(inputs)))
 }
 
+/// What TorchServe's clients call a tensor whose model has no other.
+const DATA: &str = "data";
+
 /// Whether the innermost first element is a number, or a word that stands for one, also where it is within an object, as what
 /// the input is given.
 fn holds_numbers(given: &RawValue, input: Option<&TensorSpec>) -> bool {
     let first = given.get().trim_start_matches(|c: char| c == '[' || c.is_ascii_whitespace());
     match (first.as_bytes().first(), input) {
         (Some(b'{'), Some(input)) => {
-            member(first, &input.name).is_some_and(|value| holds_numbers(value, None))
+            let within = member(first, &input.name).or_else(|| listed_data(first));
+            within.is_some_and(|value| holds_numbers(value, None))
         }
         (Some(b'"'), _) => not_finite::begins(&first[1..]),
         (first, _) => first.is_some_and(|byte| byte.is_ascii_digit() || *byte == b'-'),
     }
+}
+
+/// The list under [`DATA`], where there is one.
+fn listed_data(object: &str) -> Option<&RawValue> {
+    member(object, DATA).filter(|data| data.get().starts_with('['))
 }
 
 /// Images where they stand: what is read of them is their text, and what is written their bytes.
@@ -151,12 +160,7 @@ fn images(
 
 /// An image, which may be named by the input.
 fn image<'a>(index: usize, row: &'a RawValue, name: &str) -> Result<Instance<'a>, InferError> {
-    let read = serde_json::from_str(row.get());
-    let read = read.or_else(|error| match member(row.get(), name) {
-        Some(named) => serde_json::from_str(named.get()),
-        None => Err(error),
-    });
-    read.map_err(|error| bad_json(&format!("instance {index}"), &error))
+    Instance::named(row.get(), name).map_err(|error| bad_json(&format!("instance {index}"), &error))
 }
 
 fn row_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, InferError> {
@@ -212,11 +216,16 @@ fn all(value: &RawValue) -> serde_json::Result<BTreeMap<Cow<'_, str>, &RawValue>
 /// Whether a value says by names which input is what: an object does, unless it is an element of a text.
 fn names(value: &RawValue, only: &TensorSpec) -> bool {
     member(value.get(), &only.name).is_some()
+        || listed_data(value.get()).is_some()
         || (only.datatype != DataType::Bytes && value.get().starts_with('{'))
 }
 
 fn spec<'a>(specs: &'a [TensorSpec], name: &str) -> Result<&'a TensorSpec, InferError> {
-    specs.iter().find(|spec| spec.name == name).ok_or_else(|| {
+    let only = || match specs {
+        [only] if name == DATA => Some(only),
+        _ => None,
+    };
+    specs.iter().find(|spec| spec.name == name).or_else(only).ok_or_else(|| {
         let there = specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");
         bad(format!("the model has no input {:?}; it has {there}", clipped(name)))
     })
@@ -411,6 +420,7 @@ mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
     use crate::engine::Dim::{Fixed, Free};
+    use std::slice;
 
     /// The same where there is room.
     fn read(body: &[u8], taken: Taken<'_>, images_max: usize) -> Result<(Form, Asked), InferError> {
@@ -454,9 +464,35 @@ mod tests {
             r#"{"instances":[[1,2],[3,4]]}"#,
             r#"{"inputs":[[1,2],[3,4]]}"#,
             r#"{"instances":[{"a":[1,2]},{"a":[3,4]}]}"#,
+            r#"{"instances":[{"data":[1,2]},{"data":[3,4]}]}"#,
         ] {
             assert_eq!(tensors(body, &specs[..1]), Ok(one.clone()), "{body}");
         }
+    }
+
+    #[test]
+    fn data_is_a_tensor_where_it_is_a_list_and_the_model_has_one_input() {
+        let of = |body: &str, specs: &[TensorSpec], images| {
+            let (_, asked) = read(body.as_bytes(), taken(specs, images), 4)?;
+            Ok::<_, InferError>(match asked {
+                Asked::Tensors(inputs) => inputs.into_iter().map(|input| input.tensor.data).collect(),
+                Asked::Images { files, .. } => files.into_iter().collect::<Result<Vec<_>, _>>()?,
+            })
+        };
+        let (numbers, texts) = (spec_of("x", DataType::Fp32), spec_of("t", DataType::Bytes));
+        let two = Bytes::from([1_f32, 2.0].map(f32::to_le_bytes).concat());
+        for images in [false, true] {
+            let got = of(r#"{"instances":[{"data":[1,2]}]}"#, slice::from_ref(&numbers), images);
+            assert_eq!(got, Ok(vec![two.clone()]));
+        }
+        let got = of(r#"{"instances":[{"data":["a","b"]}]}"#, slice::from_ref(&texts), false);
+        assert_eq!(got, Ok(vec![Bytes::from("\u{1}\0\0\0a\u{1}\0\0\0b")]));
+        // A text in base64 stays one.
+        let got = of(r#"{"instances":[{"data":"YWI="}]}"#, slice::from_ref(&numbers), true);
+        assert_eq!(got, Ok(vec![Bytes::from("ab")]));
+        let error =
+            of(r#"{"instances":[{"data":[1,2]}]}"#, &[numbers, texts], false).unwrap_err().to_string();
+        assert!(error.contains("no input \"data\""), "{error}");
     }
 
     #[test]
@@ -547,6 +583,11 @@ mod tests {
             let files: Vec<_> = files.into_iter().map(Result::unwrap).collect();
             assert_eq!((got, &files[..]), (form, &[Bytes::from("ab"), Bytes::from("c")][..]), "{body}");
         }
+        // The form of KServe's examples, whatever the input is called.
+        let body = br#"{"instances":[{"image":{"b64":"YWI="}},{"image":"Yw"},{"image":"a.png","x":"Yw"}]}"#;
+        let x = [spec_of("x", DataType::Fp32)];
+        let Ok((_, Asked::Images { files, .. })) = read(body, taken(&x, true), 4) else { panic!() };
+        assert_eq!(files, ["ab", "c", "c"].map(|file| Ok(Bytes::from(file))));
         let one = br#"{"inputs":{"b64":"YWI="}}"#;
         assert!(
             matches!(read(one, taken(&specs, true), 4), Ok((_, Asked::Images { files, .. })) if files.len() == 1)

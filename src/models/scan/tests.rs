@@ -175,6 +175,18 @@ fn another_number_of_labels_than_of_classes_is_told_of_outputs_whose_size_is_kno
 }
 
 #[test]
+fn an_output_of_tritons_whose_file_of_labels_is_empty_has_none() {
+    for output in ["dims: 2", "dims: -1"] {
+        let config =
+            format!("output {{ name: \"y\" data_type: TYPE_FP32 {output} label_filename: \"words.txt\" }}");
+        let files = [("m/1/model.onnx", ONNX), ("m/config.pbtxt", &config), ("m/words.txt", "\n")];
+        let source = scan(folder(&files).path()).unwrap().remove(0).source.unwrap();
+        assert_eq!(source.notes, ["config.pbtxt: output[\"y\"].label_filename: \"words.txt\" has no labels"]);
+        assert!(source.labels.is_empty() && source.output_labels["y"].is_empty());
+    }
+}
+
+#[test]
 fn outputs_have_the_labels_that_are_named_for_them() {
     let config = "output { name: \"y\" data_type: TYPE_FP32 dims: 2 label_filename: \"words.txt\" }
         output { name: \"z\" data_type: TYPE_FP32 dims: 2 label_filename: \"colors.txt\" }

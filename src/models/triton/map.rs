@@ -143,7 +143,8 @@ fn declared(
             Format::Nhwc => Some(Layout::Nhwc),
         };
         let reshape = input.reshape.as_ref();
-        DeclaredTensor { format, ..tensor(told, &at, &input.name, input.data_type(), &input.dims, reshape) }
+        let of = tensor(told, &at, &input.name, input.data_type(), &input.dims, reshape);
+        DeclaredTensor { format, optional: input.optional, ..of }
     });
     let inputs = inputs.collect();
     let outputs = config.output.iter().map(|output| {
@@ -185,7 +186,15 @@ fn tensor(
             told.wrong(format!("{at}.reshape has not as many elements, and extents of -1, as dims has"));
         }
     }
-    DeclaredTensor { name: name.to_owned(), datatype, dims: shape, reshape, format: None, labels: None }
+    DeclaredTensor {
+        name: name.to_owned(),
+        datatype,
+        dims: shape,
+        reshape,
+        format: None,
+        labels: None,
+        optional: false,
+    }
 }
 
 fn datatype(told: &mut Told, at: &str, datatype: WireType) -> DataType {

@@ -100,15 +100,13 @@ pub fn says_as(member: &str, one: &Value, other: &Value) -> bool {
 ///
 /// # Errors
 /// The first that is no such member, or not of its type.
-pub fn queueing(members: Map<String, Value>) -> Result<Queueing, String> {
-    let given: Vec<String> =
-        members.iter().filter(|(_, value)| !value.is_null()).map(|(member, _)| member.clone()).collect();
+pub fn queueing(members: &Map<String, Value>) -> Result<Queueing, String> {
     let definition = text::definition().get_field_by_name("dynamic_batching");
     let definition = definition.and_then(|field| field.kind().as_message().cloned());
     let definition = definition.expect("the definitions have it");
-    let message = message(definition, &Value::Object(members).to_string())?;
-    let dynamic = message.transcode_to().map_err(|error| error.to_string())?;
-    Ok(Queueing::of(dynamic, &|member| given.iter().any(|given| given == member)))
+    let json = serde_json::to_string(members).map_err(|error| error.to_string())?;
+    let dynamic = message(definition, &json)?.transcode_to().map_err(|error| error.to_string())?;
+    Ok(Queueing::of(&dynamic, members))
 }
 
 /// The sizes that batches are padded to, with those that somebody prefers beside them.

@@ -7,6 +7,7 @@ use crate::{
     models::manifest::{Waiting, queue::WAIT_MAX},
     protocol::inference::{ModelDynamicBatching, ModelQueuePolicy, model_queue_policy::TimeoutAction},
 };
+use serde_json::{Map, Value};
 use std::{collections::BTreeMap, time::Duration};
 
 /// What somebody says of how requests wait. What is open stays as it is.
@@ -14,18 +15,72 @@ use std::{collections::BTreeMap, time::Duration};
 pub struct Queueing {
     levels: Option<u64>,
     usual: Option<u64>,
-    default: Option<ModelQueuePolicy>,
-    of_priority: Option<BTreeMap<u64, ModelQueuePolicy>>,
+    default: SaidPolicy,
+    /// By level; none of any if it is empty.
+    of_priority: Option<BTreeMap<u64, SaidPolicy>>,
+}
+
+/// What of it is about one queue.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct SaidPolicy {
+    timeout_action: Option<i32>,
+    default_timeout_microseconds: Option<u64>,
+    allow_timeout_override: Option<bool>,
+    max_queue_size: Option<u32>,
+}
+
+impl SaidPolicy {
+    /// Of a message, and the JSON that it was read from, which alone tells what is not there from what is 0.
+    fn of(policy: ModelQueuePolicy, json: Option<&Value>) -> SaidPolicy {
+        // Names may be those of Protocol Buffers' JSON, such as maxQueueSize.
+        let plain = |name: &str| name.replace('_', "").to_lowercase();
+        let said = |member: &str| {
+            let members = json.and_then(Value::as_object);
+            members.is_some_and(|members| {
+                members.iter().any(|(name, value)| plain(name) == plain(member) && !value.is_null())
+            })
+        };
+        SaidPolicy {
+            timeout_action: said("timeout_action").then_some(policy.timeout_action),
+            default_timeout_microseconds: said("default_timeout_microseconds")
+                .then_some(policy.default_timeout_microseconds),
+            allow_timeout_override: said("allow_timeout_override").then_some(policy.allow_timeout_override),
+            max_queue_size: said("max_queue_size").then_some(policy.max_queue_size),
+        }
+    }
+
+    fn over(&self, now: &ModelQueuePolicy) -> ModelQueuePolicy {
+        ModelQueuePolicy {
+            timeout_action: self.timeout_action.unwrap_or(now.timeout_action),
+            default_timeout_microseconds: self
+                .default_timeout_microseconds
+                .unwrap_or(now.default_timeout_microseconds),
+            allow_timeout_override: self.allow_timeout_override.unwrap_or(now.allow_timeout_override),
+            max_queue_size: self.max_queue_size.unwrap_or(now.max_queue_size),
+        }
+    }
 }
 
 impl Queueing {
-    /// Of a message, of which these members were given.
-    pub(super) fn of(dynamic: ModelDynamicBatching, given: &dyn Fn(&str) -> bool) -> Queueing {
+    /// Of a message, and the members that it was read from.
+    pub(super) fn of(dynamic: &ModelDynamicBatching, json: &Map<String, Value>) -> Queueing {
+        let said = |member: &str| json.get(member).filter(|value| !value.is_null());
+        let of_priority = said("priority_queue_policy").map(|levels| {
+            let of_level = |level: u64| {
+                let mut levels = levels.as_object().into_iter().flatten();
+                levels.find(|(of, _)| of.parse() == Ok(level)).map(|(_, policy)| policy)
+            };
+            let policies = dynamic.priority_queue_policy.iter();
+            policies.map(|(level, policy)| (*level, SaidPolicy::of(*policy, of_level(*level)))).collect()
+        });
         Queueing {
-            levels: given("priority_levels").then_some(dynamic.priority_levels),
-            usual: given("default_priority_level").then_some(dynamic.default_priority_level),
-            default: dynamic.default_queue_policy,
-            of_priority: given("priority_queue_policy").then_some(dynamic.priority_queue_policy),
+            levels: said("priority_levels").map(|_| dynamic.priority_levels),
+            usual: said("default_priority_level").map(|_| dynamic.default_priority_level),
+            default: SaidPolicy::of(
+                dynamic.default_queue_policy.unwrap_or_default(),
+                said("default_queue_policy"),
+            ),
+            of_priority,
         }
     }
 
@@ -36,12 +91,19 @@ impl Queueing {
     pub fn over(&self, now: &Waiting, priority: u8) -> Result<(Waiting, u8), String> {
         let policies = &now.policies;
         let own = |(priority, own): (&u8, &QueuePolicy)| (u64::from(*priority) + 1, message(own));
+        let mut of_priority: BTreeMap<u64, ModelQueuePolicy> = policies.of_priority.iter().map(own).collect();
+        if self.of_priority.as_ref().is_some_and(BTreeMap::is_empty) {
+            of_priority.clear();
+        }
+        for (level, said) in self.of_priority.iter().flatten() {
+            let own = of_priority.entry(*level).or_default();
+            *own = said.over(own);
+        }
         let whole = ModelDynamicBatching {
             priority_levels: self.levels.unwrap_or(now.priorities.into()),
             default_priority_level: self.usual.unwrap_or(u64::from(priority) + 1),
-            default_queue_policy: Some(self.default.unwrap_or_else(|| message(&policies.default))),
-            priority_queue_policy: (self.of_priority.clone())
-                .unwrap_or_else(|| policies.of_priority.iter().map(own).collect()),
+            default_queue_policy: Some(self.default.over(&message(&policies.default))),
+            priority_queue_policy: of_priority,
             ..ModelDynamicBatching::default()
         };
         let mut told = Told::default();
@@ -133,7 +195,7 @@ mod tests {
         let now = Waiting { priorities: 3, policies };
         let changed = |dynamic: Value| {
             let Value::Object(members) = dynamic else { panic!("members are expected") };
-            queueing(members).and_then(|queueing| queueing.over(&now, 2))
+            queueing(&members).and_then(|queueing| queueing.over(&now, 2))
         };
         assert_eq!(changed(json!({})), Ok((now.clone(), 2)));
         assert_eq!(
@@ -152,5 +214,30 @@ mod tests {
         );
         let told = changed(json!({ "default_queue_policy": { "size": 2 } })).unwrap_err();
         assert!(told.contains("size"), "{told}");
+    }
+
+    #[test]
+    fn of_a_policy_what_is_not_named_stays() {
+        let (one, two) = (Some(Duration::from_secs(1)), Some(Duration::from_secs(2)));
+        let own = QueuePolicy { wait_max: two, then: Then::Delay, ..QueuePolicy::default() };
+        let default = QueuePolicy { jobs_max: Some(5), wait_max: one, ..QueuePolicy::default() };
+        let policies = QueuePolicies { default, of_priority: [(0, own), (1, own)].into() };
+        let now = Waiting { priorities: 2, policies };
+        let changed = |dynamic: Value| {
+            let Value::Object(members) = dynamic else { panic!("members are expected") };
+            queueing(&members).and_then(|queueing| queueing.over(&now, 1)).unwrap().0.policies
+        };
+        for size in ["max_queue_size", "maxQueueSize"] {
+            let got = changed(json!({ "default_queue_policy": { size: 1, "timeout_action": null } }));
+            let default = QueuePolicy { jobs_max: Some(1), ..default };
+            assert_eq!(got, QueuePolicies { default, ..now.policies.clone() }, "{size}");
+        }
+        // What is said to be 0 is said.
+        let got = changed(json!({ "default_queue_policy": { "default_timeout_microseconds": 0 } }));
+        assert_eq!((got.default.wait_max, got.default.jobs_max), (None, Some(5)));
+        let got = changed(json!({ "priority_queue_policy": { "1": { "max_queue_size": 3 } } }));
+        let first = QueuePolicy { jobs_max: Some(3), ..own };
+        assert_eq!(got.of_priority, [(0, first), (1, own)].into());
+        assert!(changed(json!({ "priority_queue_policy": {} })).of_priority.is_empty());
     }
 }

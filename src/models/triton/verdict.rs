@@ -42,7 +42,7 @@ const TABLE: &[(&str, Verdict)] = &[
     ("input.reshape.shape", Read),
     ("input.is_shape_tensor", Refused(TENSORRT)),
     ("input.allow_ragged_batch", Refused("items of different shapes are not put into one batch")),
-    ("input.optional", Noted("every request must bring it")),
+    ("input.optional", Noted("every request must bring it, or none where the file has a value for it")),
     ("input.is_non_linear_format_io", Refused(TENSORRT)),
     ("output", Read),
     ("output.name", Read),
