@@ -15,7 +15,10 @@ async fn of_a_part_of_a_gpu_what_is_shown_and_counted_is_the_parts_own() {
         let told = async || {
             let gpu = server.device(PART).await;
             let own = gpu["memory"]["own_bytes"].as_u64();
-            gpu["models"][0].is_object() && gpu["temperature_c"] == 55 && own >= Some(300 << 20)
+            gpu["models"][0].is_object()
+                && gpu["other_processes"] == json!([])
+                && gpu["temperature_c"] == 55
+                && own >= Some(300 << 20)
         };
         until("it serves", told).await;
         let gpu = server.device(PART).await;
