@@ -18,7 +18,7 @@
 
 mod device;
 
-pub use device::{Cause, Device, DeviceState, HeldModel, Seen};
+pub use device::{Cause, Device, DeviceState, HeldModel, Seen, THROTTLES};
 
 use parking_lot::RwLock;
 use std::{

@@ -40,18 +40,16 @@ pub struct Core {
 }
 
 impl Core {
-    /// Loads ONNX Runtime, scans the model folder and starts the devices. No model is loaded yet; each that was found
+    /// Scans the model folder, loads ONNX Runtime and starts the devices. No model is loaded yet; each that was found
     /// has its log file, if there are such files.
     ///
     /// # Errors
-    /// If the backend cannot be had, a log file or `stack_spill_folder` cannot be written, or the system refuses a thread.
+    /// If the backend cannot be had, or ONNX Runtime where a model is for it, a log file or `stack_spill_folder` cannot be written, or the system refuses a thread.
     pub fn start(config: &Config, log: Option<&Logging>) -> Result<Core, AppError> {
         spill_folder(config).map_err(|why| {
             AppError::Failed(format!("stack_spill_folder {:?}: {why}", config.stack_spill_folder))
         })?;
         let gpus = gpus(config)?;
-        let runtime = Runtime::load(&config.onnx_runtime).map_err(AppError::Backend)?;
-        tracing::info!(path = %config.onnx_runtime.display(), build = runtime.description(), "loaded ONNX Runtime");
         let mut found = models::scan(&config.models).map_err(|reason| {
             AppError::Failed(format!("{reason}; the option models names the folder that holds them"))
         })?;
@@ -62,11 +60,12 @@ impl Core {
                 "no models found: put each into a folder NAME/model.onnx there, and start again"
             );
         }
+        let runtime = runtime(config, &found)?;
         let logs = log.map(Logging::models).unwrap_or_default();
         for model in &found {
             logs.add_model(&model.name).map_err(failed("cannot log per model"))?;
         }
-        start(config, gpus, Ok(runtime), found)
+        start(config, gpus, runtime, found)
     }
 }
 
@@ -149,16 +148,35 @@ fn choose(found: &mut Vec<models::Found>, config: &Config) -> Result<(), AppErro
     Ok(())
 }
 
+/// The first model that ONNX Runtime is to run.
+fn network(found: &[models::Found]) -> Option<&models::Found> {
+    found.iter().find(|found| {
+        found.source.as_ref().is_ok_and(|source| source.manifest.engine == models::Engine::Onnx)
+    })
+}
+
+/// ONNX Runtime, or why there is none: that ends a server only where a model needs it.
+fn runtime(config: &Config, found: &[models::Found]) -> Result<Result<Runtime, String>, AppError> {
+    let runtime = Runtime::load(&config.onnx_runtime);
+    match (&runtime, network(found)) {
+        (Ok(runtime), _) => {
+            tracing::info!(path = %config.onnx_runtime.display(), build = runtime.description(), "loaded ONNX Runtime");
+        }
+        (Err(reason), Some(model)) => {
+            return Err(AppError::Backend(format!("the ONNX model {} cannot be run: {reason}", model.name)));
+        }
+        (Err(reason), None) => tracing::warn!(reason, "no ONNX model can be loaded; none was found so far"),
+    }
+    Ok(runtime)
+}
+
 /// Whether ONNX models that are there can run on one of the GPUs.
 fn check_onnx(
     runtime: Result<&Runtime, &String>,
     gpus: &[Gpu],
     found: &[models::Found],
 ) -> Result<(), String> {
-    let is_onnx = |found: &models::Found| {
-        found.source.as_ref().is_ok_and(|source| source.manifest.engine == models::Engine::Onnx)
-    };
-    let Some(model) = found.iter().find(|found| is_onnx(found)) else { return Ok(()) };
+    let Some(model) = network(found) else { return Ok(()) };
     // Without one, models say so themselves.
     let Ok(runtime) = runtime else { return Ok(()) };
     let refused = gpus.iter().map(|gpu| runtime.check_gpu(gpu).err());

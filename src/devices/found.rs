@@ -45,9 +45,11 @@ pub struct Found {
 /// it: that is done here, and undone. `runtime`: ONNX Runtime, or why there is none.
 pub fn find(threads: usize, nvml: Option<&Path>, runtime: &Result<Runtime, String>) -> Found {
     let gpus = cuda::probe().map_err(|reason| reason.to_string()).map(|driver| {
-        let samples = NvmlProbe::open(nvml).map(|mut probe| probe.sample()).unwrap_or_default();
+        let parts = driver.gpus.iter().map(|gpu| (&*gpu.id, &*gpu.pci));
+        let probe = NvmlProbe::open(nvml).map(|probe| probe.with_parts(parts));
+        let samples = probe.map(|mut probe| probe.sample()).unwrap_or_default();
         let look = |gpu: Gpu| {
-            let sample = samples.iter().find(|sample| sample.gpu.is(&gpu.id, &gpu.pci));
+            let sample = samples.iter().find(|sample| sample.gpu.uuid == gpu.id);
             let networks = runtime.as_ref().map_err(Clone::clone).and_then(|runtime| runtime.check_gpu(&gpu));
             look(gpu, sample, networks.err())
         };

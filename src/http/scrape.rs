@@ -4,7 +4,7 @@ use super::Front;
 use crate::{
     config::TritonMetrics,
     models::Model,
-    status::{Device, DeviceState, Seen},
+    status::{Device, DeviceState, Seen, THROTTLES},
     telemetry::{
         metrics::{EndReason, Readings, RefuseReason},
         triton,
@@ -140,7 +140,14 @@ fn readings(seen: &Seen) -> Readings {
         temperature_c: seen.temperature_c,
         power_w: seen.power_w,
         energy_j: seen.energy_j,
+        throttled: THROTTLES
+            .into_iter()
+            .enumerate()
+            .map(|(at, kind)| (kind, seen.throttled.map(|by| by[at])))
+            .collect(),
+        ecc_corrected: seen.ecc_corrected,
         ecc_uncorrected: seen.ecc_uncorrected,
+        pcie_replays: seen.pcie_replays.map(u64::from),
         xids: seen.xids.clone(),
         waited_s: seen.waited.as_secs_f64(),
     }

@@ -146,6 +146,9 @@ pub struct Device {
     pub seen: Seen,
 }
 
+/// What may lower a GPU's clocks: heat, its power supply, the limit of its power.
+pub const THROTTLES: [&str; 3] = ["thermal", "power_brake", "power_cap"];
+
 /// What is seen of a device; what is not told is not there.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Seen {
@@ -175,14 +178,26 @@ pub struct Seen {
     pub utilization_percent: Option<u32>,
     /// °C.
     pub temperature_c: Option<u32>,
+    /// From which on its clocks are lowered, °C.
+    pub slowdown_c: Option<u32>,
+    /// From which on it turns itself off, °C.
+    pub shutdown_c: Option<u32>,
+    /// Whether its clocks are lowered now, by each of [`THROTTLES`].
+    pub throttled: Option<[bool; THROTTLES.len()]>,
     /// Watts.
     pub power_w: Option<f64>,
     /// Watts that it is held to.
     pub power_limit_w: Option<f64>,
     /// Joules since the driver was loaded.
     pub energy_j: Option<f64>,
+    /// Memory errors that were put right, since the driver was loaded.
+    pub ecc_corrected: Option<u64>,
     /// Memory errors that could not be put right, since the driver was loaded.
     pub ecc_uncorrected: Option<u64>,
+    /// Transfers over PCI Express that had to be repeated, since the driver was loaded.
+    pub pcie_replays: Option<u32>,
+    /// Whether the GPU is parted (MIG).
+    pub mig: Option<bool>,
     /// Xid errors since the server started, by number.
     pub xids: BTreeMap<u64, u64>,
     /// How long it has been waited for in all.

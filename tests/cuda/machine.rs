@@ -131,7 +131,12 @@ impl Machine {
         options: &[(&str, &str)],
     ) -> Running {
         let nvml = nvml::library();
-        let usual = [("nvml-library", nvml.to_str().unwrap()), ("admin-listen", "")];
+        let onnx_runtime = config().onnx_runtime;
+        let usual = [
+            ("nvml-library", nvml.to_str().unwrap()),
+            ("onnx-runtime", onnx_runtime.to_str().unwrap()),
+            ("admin-listen", ""),
+        ];
         let usual = usual.iter().filter(|(name, _)| options.iter().all(|(given, _)| given != name));
         let options =
             usual.chain(options).flat_map(|(name, value)| [format!("--{name}"), (*value).to_owned()]);
@@ -140,8 +145,6 @@ impl Machine {
             .args(["--isolation-bytes", "16MiB", "--drain-delay-ms", "0"])
             .arg("--models")
             .arg(models.path())
-            .arg("--onnx-runtime")
-            .arg(config().onnx_runtime)
             .arg("--gpu-queue-folder")
             .arg(self.path("queue"))
             .args(options)
@@ -326,6 +329,15 @@ impl Running {
     /// Puts another fitter into its folder of models.
     pub(crate) fn add(&self, name: &str, tail: &str) {
         put(self.models.path(), name, tail);
+    }
+
+    /// Puts the example that reads digits into its folder of models.
+    pub(crate) fn add_digits(&self) {
+        let folder = self.models.path().join("digits");
+        std::fs::create_dir(&folder).unwrap();
+        for file in ["model.onnx", "model.toml", "labels.txt"] {
+            std::fs::copy(root().join("examples/models/digits").join(file), folder.join(file)).unwrap();
+        }
     }
 
     /// Waits until the first GPU stands there, for this cause.

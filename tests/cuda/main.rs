@@ -20,6 +20,7 @@ mod onnx;
 mod pixels;
 mod poisoned;
 mod process;
+mod readings;
 mod room;
 mod scenarios;
 mod search;

@@ -2,6 +2,7 @@
 //! of requests and processes when one of them ends.
 
 use crate::machine::{GPU, MODES, Machine, ON_GPU, Running, is_alive, near, signal, until};
+use axum::body::Body;
 use futures_util::future::join_all;
 
 const ON_CPU: &str = "[placement]\ndevices = \"cpu\"\n";
@@ -135,6 +136,26 @@ async fn the_gpus_own_process_is_not_one_of_the_others() {
             matches!(&others[..], [one] if one["pid"] == 4242) && gpu["memory"]["others_bytes"] == 100 << 20
         };
         until("the other is seen", told).await;
+        assert_eq!(server.localize_on().await.1, GPU);
+        server.end();
+        machine.assert_empty();
+    }
+}
+
+#[tokio::test]
+async fn without_onnx_runtime_a_fitter_serves_and_a_network_that_is_loaded_says_why_it_is_not() {
+    const NOWHERE: (&str, &str) = ("onnx-runtime", "/nowhere/libonnxruntime.so");
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let options =
+            [NOWHERE, ("backend", "gpu"), ("repository-mode", "explicit"), ("startup-models", "spots")];
+        let server = machine.serving(isolation, ON_GPU, &options).await;
+        assert_eq!(server.localize_on().await.1, GPU);
+        assert_eq!(server.said("no ONNX model can be loaded").len(), 1);
+        server.add_digits();
+        let refused = server.send("POST", "/v2/repository/models/digits/load", &[], Body::empty()).await;
+        let why = String::from_utf8_lossy(&refused.body);
+        assert!(refused.status >= 400 && why.contains("cannot load ONNX Runtime from /nowhere"), "{why}");
         assert_eq!(server.localize_on().await.1, GPU);
         server.end();
         machine.assert_empty();

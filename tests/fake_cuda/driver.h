@@ -111,6 +111,7 @@ struct Device {
     u64 memory = 0;
     int pci_bus = 0;
     unsigned char uuid[16] = {};
+    int part = 0;  // of a GPU (MIG), from 1; 0 is a whole one
     int major = 0, minor = 0;  // compute capability
     int processors = 0;
     u64 context_bytes = 0;  // that a context takes by itself

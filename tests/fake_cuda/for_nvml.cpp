@@ -16,6 +16,7 @@ EXPORT bool fake_cuda_for_nvml(int index, CudaDevice* seen) {
     snprintf(seen->name, sizeof seen->name, "%s", device.name.c_str());
     memcpy(seen->uuid, device.uuid, sizeof seen->uuid);
     seen->pci_bus = device.pci_bus;
+    seen->part = device.part;
     seen->memory = device.memory;
     seen->own = device.own();
     seen->foreign = device.foreign;

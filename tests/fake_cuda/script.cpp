@@ -1,8 +1,9 @@
 /*
 script: what a test says to the fake, one line each, in words and key=value pairs.
 
-    devices [count=N] [name=TEXT] [memory=8GiB] [pci=N] [capability=9.0] [processors=N] [context=BYTES] [pools=0] [| ...]
-                                  all as after loading, with these; refused while a context is held
+    devices [count=N] [name=TEXT] [memory=8GiB] [pci=N] [capability=9.0] [processors=N] [context=BYTES] [pools=0] [part=K] [| ...]
+                                  all as after loading, with these; refused while a context is held. part: the device is
+                                  the K-th part (MIG) of the GPU on its bus
     fault on=WHAT ...             see ../fakes/script.h. WHAT is a call (cuMemAllocAsync, cuMemAlloc*) or an operation of a stream
                                   (copy_in, copy_out, copy, memset, kernel, kernel:NAME, host, free, record, wait); a code
                                   is what a call returns, or what an operation ends its context with
@@ -60,7 +61,7 @@ void end_by(int signal) {
 
 std::string add_devices(const std::string& group) {
     Words words;
-    const std::string wrong = read(group, {"count", "name", "memory", "pci", "capability", "processors", "context", "pools"}, words);
+    const std::string wrong = read(group, {"count", "name", "memory", "pci", "capability", "processors", "context", "pools", "part"}, words);
     if (!wrong.empty()) return wrong;
     for (u64 i = 0; i < number(words, "count", 1); ++i) {
         auto device = std::make_unique<Device>();
@@ -70,6 +71,8 @@ std::string add_devices(const std::string& group) {
         device->pci_bus = (int)number(words, "pci", (u64)device->index + 1) + (words.count("pci") ? (int)i : 0);
         device->uuid[0] = 0xfa;
         device->uuid[15] = (unsigned char)device->pci_bus;
+        device->part = (int)number(words, "part", 0);
+        device->uuid[14] = (unsigned char)device->part;
         device->major = 9;
         if (words.count("capability")) sscanf(words["capability"].c_str(), "%d.%d", &device->major, &device->minor);
         device->processors = (int)number(words, "processors", 132);

@@ -60,7 +60,7 @@ void trim_pools(Device& device) {
 }
 
 static std::string uuid_text(const Device& device) {
-    std::string text = "GPU-";
+    std::string text = device.part ? "MIG-" : "GPU-";
     for (int i = 0; i < 16; ++i) {
         char digits[4];
         snprintf(digits, sizeof digits, "%02x", device.uuid[i]);
@@ -215,7 +215,12 @@ EXPORT int cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
     return SUCCESS;
 }
 
-EXPORT int cuDeviceGetUuid(unsigned char* uuid, int device) { return cuDeviceGetUuid_v2(uuid, device); }
+// That of the whole GPU, where the device is a part of one.
+EXPORT int cuDeviceGetUuid(unsigned char* uuid, int device) {
+    if (const int refused = cuDeviceGetUuid_v2(uuid, device)) return refused;
+    uuid[14] = 0;
+    return SUCCESS;
+}
 
 EXPORT int cuDeviceGetPCIBusId(char* text, int length, int device) {
     ENTER_DEVICE(device)

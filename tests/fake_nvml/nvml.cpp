@@ -7,11 +7,14 @@ nvml: the calls. Structs are laid out as NVML has them.
 #include <string.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 
 std::mutex& lock = *new std::mutex;
 std::condition_variable& changed = *new std::condition_variable;
 std::vector<std::unique_ptr<Gpu>>& gpus = *new std::vector<std::unique_ptr<Gpu>>;
+std::vector<std::unique_ptr<Gpu>>& parts = *new std::vector<std::unique_ptr<Gpu>>;
 std::set<EventSet*>& event_sets = *new std::set<EventSet*>;
 int initialised = 0;
 
@@ -27,16 +30,27 @@ static int enter(const char* call) {
     return initialised ? SUCCESS : UNINITIALIZED;
 }
 
+// What is told of parts of GPUs.
+static bool of_parts(const char* call) {
+    const char* calls[] = {"nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2",
+                           "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3"};
+    return std::any_of(std::begin(calls), std::end(calls), [&](const char* known) { return !strcmp(call, known); });
+}
+
 // Gives the GPU up to date, with the lock held.
 static int enter(const char* call, Handle handle, Gpu*& gpu, Locked& locked) {
     const int number = (int)(uintptr_t)handle - 1;
     if (const int code = fault(call, number)) return code;
     locked = Locked(lock);
     if (!initialised) return UNINITIALIZED;
-    if (number < 0 || number >= (int)gpus.size()) return INVALID_ARGUMENT;
-    gpu = gpus[(size_t)number].get();
+    const bool part = number >= PARTS;
+    const auto& all = part ? parts : gpus;
+    const int index = part ? number - PARTS : number;
+    if (index < 0 || index >= (int)all.size()) return INVALID_ARGUMENT;
+    gpu = all[(size_t)index].get();
     follow(*gpu);
-    return gpu->lost ? GPU_IS_LOST : SUCCESS;
+    if ((part ? gpu->whole : gpu)->lost) return GPU_IS_LOST;
+    return part && !of_parts(call) ? NOT_SUPPORTED : SUCCESS;
 }
 
 #define ENTER \
@@ -53,7 +67,7 @@ static int copied(char* to, unsigned length, const std::string& text) {
 }
 
 static std::string uuid_text(const Gpu& gpu) {
-    std::string text = "GPU-";
+    std::string text = gpu.whole ? "MIG-" : "GPU-";
     for (int i = 0; i < 16; ++i) {
         char digits[4];
         snprintf(digits, sizeof digits, "%02x", gpu.uuid[i]);
@@ -128,6 +142,8 @@ EXPORT int nvmlDeviceGetHandleByUUID(const char* uuid, Handle* handle) {
     const Locked locked(lock);
     for (auto& gpu : gpus)
         if (uuid_text(*gpu) == uuid) return *handle = handle_of(*gpu), gpu->lost ? GPU_IS_LOST : SUCCESS;
+    for (auto& part : parts)
+        if (uuid_text(*part) == uuid) return *handle = handle_of(*part), part->whole->lost ? GPU_IS_LOST : SUCCESS;
     return NOT_FOUND;
 }
 

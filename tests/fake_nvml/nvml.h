@@ -39,6 +39,8 @@ enum Code {
 constexpr u64 NOT_AVAILABLE = ~0ull;  // a process's memory, where the driver does not tell
 constexpr u64 EVENT_SINGLE_BIT = 1, EVENT_DOUBLE_BIT = 2, EVENT_XID = 8;
 
+constexpr int PARTS = 1000;
+
 struct Process {
     unsigned pid;
     u64 memory;
@@ -55,6 +57,7 @@ struct Gpu {
     u64 memory = 0, reserved = 0, used = 0;  // bytes; `used` without what is reserved
     std::vector<Process> processes;
     bool lost = false;
+    Gpu* whole = nullptr;  // of a part (MIG), the GPU that it is a part of
     int followed = -1;  // index of the device in the fake CUDA driver; -1 where it stands alone
 
     u64 utilization = 0, memory_utilization = 0;  // %
@@ -82,6 +85,7 @@ typedef std::unique_lock<std::mutex> Locked;
 extern std::mutex& lock;
 extern std::condition_variable& changed;
 extern std::vector<std::unique_ptr<Gpu>>& gpus;
+extern std::vector<std::unique_ptr<Gpu>>& parts;  // of GPUs (MIG): numbered from PARTS on
 extern std::set<EventSet*>& event_sets;
 extern int initialised;  // how many inits are not shut down yet
 extern u64 own_pid;      // that this process is listed by; 0 where it is not listed

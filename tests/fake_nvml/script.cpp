@@ -3,7 +3,9 @@ script: what a test says to the fake NVML, one line each, in words and key=value
 
     gpus [count=N] [name=TEXT] [memory=80GiB] [reserved=SIZE] [pci=N] [| ...]
                                 all as after loading, with these, in the order of their PCI buses
-    gpus follow                 the same, with the devices of the fake CUDA driver in this process
+    gpus follow                 the same, with the devices of the fake CUDA driver in this process; of those that are parts of GPUs
+                                (MIG), with GPUs of 80 GiB that they are parts of
+    part gpu=N [memory=SIZE]    one more part of a GPU, which is parted from then on; all parts together are numbered from 1000
     set gpu=N KEY=VALUE...      a reading: used utilization memory_utilization temperature slowdown shutdown throttle power_mw
                                 power_limit_mw energy_mj ecc_corrected ecc_uncorrected rows_corrected rows_uncorrected
                                 rows_pending rows_failed pages_pending replays mig recovery (nvml.h says what each is)
@@ -96,6 +98,39 @@ std::string add_gpus(const std::string& group) {
     return "";
 }
 
+Gpu& add_part(Gpu& whole, u64 memory) {
+    auto part = std::make_unique<Gpu>();
+    part->number = PARTS + (int)parts.size();
+    part->name = whole.name;
+    part->pci_bus = whole.pci_bus;
+    part->memory = memory;
+    part->whole = &whole;
+    memcpy(part->uuid, whole.uuid, sizeof part->uuid);
+    part->uuid[14] = (unsigned char)(parts.size() + 1);
+    whole.mig = 1;
+    parts.push_back(std::move(part));
+    return *parts.back();
+}
+
+// A device that is a part of a GPU, with that GPU where it is not there yet.
+void follow_part(const CudaDevice& device, int index) {
+    const auto same = [&](const auto& gpu) { return gpu->pci_bus == device.pci_bus; };
+    auto found = std::find_if(gpus.begin(), gpus.end(), same);
+    if (found == gpus.end()) {
+        auto whole = std::make_unique<Gpu>();
+        whole->name = device.name;
+        whole->memory = 80ull << 30;
+        whole->pci_bus = device.pci_bus;
+        memcpy(whole->uuid, device.uuid, sizeof whole->uuid);
+        whole->uuid[14] = 0;
+        gpus.push_back(std::move(whole));
+        found = gpus.end() - 1;
+    }
+    Gpu& part = add_part(**found, device.memory);
+    part.followed = index;
+    memcpy(part.uuid, device.uuid, sizeof part.uuid);
+}
+
 std::string follow_cuda() {
     void* library = dlopen("libcuda.so", RTLD_NOW | RTLD_NOLOAD);
     cuda.find = library ? (decltype(cuda.find))dlsym(library, "fake_cuda_for_nvml") : nullptr;
@@ -103,6 +138,10 @@ std::string follow_cuda() {
     if (!cuda.find || !cuda.set) return "no fake CUDA driver is loaded in this process";
     CudaDevice device;
     for (int index = 0; cuda.find(index, &device); ++index) {
+        if (device.part) {
+            follow_part(device, index);
+            continue;
+        }
         auto gpu = std::make_unique<Gpu>();
         gpu->followed = index;
         gpu->name = device.name;
@@ -115,6 +154,7 @@ std::string follow_cuda() {
 }
 
 std::string set_gpus(const std::string& text) {
+    parts.clear();
     gpus.clear();
     rules.clear();
     cuda = {};
@@ -180,13 +220,16 @@ std::string obey(const std::string& line) {
     if (!wrong.empty()) return wrong;
     if (verb == "own") return own_pid = number(words, "pid", 0), "";
     const u64 at = number(words, "gpu", ~0ull);
-    if (at >= gpus.size()) return "no such GPU";
-    Gpu& gpu = *gpus[at];
+    const bool part = at >= PARTS && at - PARTS < parts.size();
+    if (!part && at >= gpus.size()) return "no such GPU";
+    Gpu& gpu = part ? *parts[at - PARTS] : *gpus[at];
     if (verb == "set") {
         for (const Reading& reading : READINGS)
             if (words.count(reading.key)) gpu.*reading.field = number(words, reading.key, 0);
     } else if (verb == "process" || verb == "end") {
         return set_process(gpu, words, verb == "end");
+    } else if (verb == "part") {
+        add_part(gpu, number(words, "memory", 10ull << 30));
     } else if (verb == "xid") {
         raise_event(gpu, EVENT_XID, number(words, "code", 0));
     } else if (verb == "ecc_event") {

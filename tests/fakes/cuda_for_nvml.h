@@ -7,6 +7,7 @@ struct CudaDevice {
     char name[64];
     unsigned char uuid[16];
     int pci_bus;
+    int part;  // of a GPU (MIG), from 1; 0 is a whole one
     uint64_t memory, own, foreign;
     bool has_context, lost;
     // Other processes of the fake with memory of it.

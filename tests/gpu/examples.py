@@ -22,9 +22,9 @@ def rows_of(reply):
     return list(csv.DictReader(lines))
 
 
-def localize(run, server, query="format=csv&units=px"):
+def localize(run, server, query="format=csv&units=px", model="spots"):
     movie = (run.root() / "examples/images/spots.tif").read_bytes()
-    reply = server.ask("POST", f"/predictions/spots?{query}", movie)
+    reply = server.ask("POST", f"/predictions/{model}?{query}", movie)
     need(reply.status == 200, f"status {reply.status}: {reply.body[:200]!r}")
     return reply
 

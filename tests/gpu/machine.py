@@ -50,6 +50,13 @@ def look():
     return found
 
 
+def gpus():
+    """How many GPUs the driver shows."""
+    count = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count))
+    return count.value
+
+
 def libraries(fake):
     """Variables with which CUDA's libraries are found, and ONNX Runtime."""
     variables = {}

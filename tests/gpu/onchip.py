@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+import external
 import machine
 from registry import Failed, Skipped, check, folder_of, need
 
@@ -121,4 +122,6 @@ def jpeg(run):
 @check("network", "ONNX Runtime on CUDA, on our stream and memory, against the CPU", where="rehearsed", seconds=300)
 def network(run):
     models = machine.root() / "examples/models"
-    run.program("network", GPU_CHECKS_MODELS=f"{models / 'digits'}:{models / 'digits-detector'}")
+    apart = folder_of(run.out / "digits-apart")
+    need(external.apart(models / "digits/model.onnx", apart) > 0, "the file has no weights")
+    run.program("network", GPU_CHECKS_MODELS=f"{models / 'digits'}:{models / 'digits-detector'}:{apart}")

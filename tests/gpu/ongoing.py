@@ -53,8 +53,13 @@ def graphs(run):
     server.stop()
 
 
+def in_use(run):
+    """Bytes of the GPU that are in use, where NVML tells."""
+    return machine.nvml().memory().used if machine.nvml() and not run.rehearsal else None
+
+
 def given_back(run, isolation):
-    before = machine.nvml().memory().used if machine.nvml() and not run.rehearsal else None
+    before = in_use(run)
     source = run.root() / "examples/models/spots"
     server = Server(
         run, {"spots": (source, ON_ANY)}, name=isolation, environment=environment_of_own(run), backend="auto",
@@ -65,7 +70,7 @@ def given_back(run, isolation):
     for _ in range(BURSTS):
         until(lambda: server.gpu()["state"] != "serving" or None, "the GPU is given back", 60)
         if before is not None:
-            until(lambda: machine.nvml().memory().used < before + (16 << 20) or None, "its memory is free again", 30)
+            until(lambda: in_use(run) < before + (16 << 20) or None, "its memory is free again", 30)
         began = time.monotonic()
 
         def answer():
@@ -103,9 +108,10 @@ def rests(run):
             found = [reply.json() for reply in replies]
             return [[one["label"] for one in reply.get("detections", reply.get("classes", [])[:1])] for reply in found]
 
-        before, used = read(), machine.nvml().memory().used
+        before, used = read(), in_use(run)
         time.sleep(RESTS_AFTER)
-        run.number(f"rested_bytes_{isolation}", used - machine.nvml().memory().used)
+        if used is not None:
+            run.number(f"rested_bytes_{isolation}", used - in_use(run))
         need(read() == before, "other answers after the rest than before")
         server.stop()
 

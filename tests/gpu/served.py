@@ -109,10 +109,21 @@ class Server:
     def get(self, path):
         return self.ask("GET", path)
 
-    def gpu(self):
-        """The first GPU, as the server lists it."""
+    def gpus(self):
+        """The GPUs, as the server lists them."""
         devices = self.get("/v2/devices").json()["devices"]
-        return next((device for device in devices if device["id"].startswith(("GPU-", "MIG-"))), None)
+        return [device for device in devices if device["id"].startswith(("GPU-", "MIG-"))]
+
+    def gpu(self):
+        """The first of them."""
+        return next(iter(self.gpus()), None)
+
+    def seconds_of(self, thread):
+        """Seconds that its thread of this name has run on a processor."""
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            if (task / "comm").read_text().strip() == thread:
+                return int((task / "schedstat").read_text().split()[0]) / 1e9
+        raise Failed(f"the server has no thread {thread}")
 
     def until_gpu(self, state, seconds=300):
         def holds():

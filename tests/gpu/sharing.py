@@ -6,6 +6,7 @@ import time
 
 import machine
 from examples import localize, rows_of
+from ongoing import in_use
 from registry import Skipped, check, need
 from served import Asking, Server, environment_of_own, holder, release, until
 
@@ -67,7 +68,9 @@ def processors_busy(run):
     server.stop()
 
 
-def illegal_address(run, isolation):
+def hooked(run):
+    """A file that, when it is there, has a kernel break the context of the first GPU; and the variables of a server to which that
+    happens."""
     trigger = run.out / "fault-now"
     trigger.unlink(missing_ok=True)
     library = machine.carried("libfault.so", "GPU_CHECKS_FAULT")
@@ -76,6 +79,11 @@ def illegal_address(run, isolation):
         "GPU_CHECKS_FAULT_FILE": str(trigger),
         "GPU_CHECKS_FAULT_KERNEL": str(machine.HERE / "illegal_address.ptx"),
     }
+    return trigger, hook
+
+
+def illegal_address(run, isolation):
+    trigger, hook = hooked(run)
     server = serve(run, SHARED, hook, isolation=isolation, isolation_bytes="16MiB")
     server.until_gpu("serving")
     expected = len(rows_of(localize(run, server)))
@@ -117,8 +125,62 @@ def illegal_address_process(run):
     illegal_address(run, "process")
 
 
-def in_use(run):
-    return machine.nvml().memory().used if machine.nvml() and not run.rehearsal else None
+@check("two-gpus", "a kernel breaks the context of one of a server's two GPUs: no request is lost; does the other go on?", seconds=900)
+def two_gpus(run):
+    if machine.gpus() < 2 and not run.rehearsal:
+        raise Skipped("there is one GPU, and this takes two")
+    trigger, hook = hooked(run)
+    two = {"FAKE_CUDA": "devices count=2 memory=2GiB context=100MiB"} if run.rehearsal else {}
+    source = run.root() / "examples/models/spots"
+    models = {f"spots-{gpu}": (source, f'\n[placement]\ndevices = "gpu:{gpu}"\n\n[batch]\nitems_max = 64\n') for gpu in (0, 1)}
+    server = Server(run, models, environment=environment_of_own(run) | two | hook, backend="auto")
+    until(lambda: [gpu["state"] for gpu in server.gpus()[:2]] == ["serving"] * 2 or None, "both GPUs serve")
+    other = server.gpus()[1]["id"]
+
+    def asked(model):
+        reply = localize(run, server, model=model)
+        return len(rows_of(reply)), reply.device()
+
+    expected, first = asked("spots-1")
+    need(first == other, f"answered by {first!r}, not by {other!r}")
+
+    def answered(model):
+        found, device = asked(model)
+        need(found == expected, f"{model}: {found} spots instead of {expected}")
+        return device
+
+    asking = [Asking(2, lambda model=model: answered(model)) for model in models]
+    until(lambda: all(len(one.answers) > 3 for one in asking) or None, "answers")
+    trigger.touch()
+    until(lambda: not trigger.exists() or None, "the fault has happened")
+    began = time.monotonic()
+    until(lambda: server.gpus()[0]["state"] != "serving" or None, "the fault is seen")
+
+    def after(one):
+        return [device for sent, _, device in one.answers if sent > began]
+
+    until(lambda: all(len(after(one)) > 9 for one in asking) or None, "answers after the fault")
+    devices = set(after(asking[1]))
+    print(devices, flush=True)
+    run.number("other_gpu_goes_on", devices == {other})
+    run.number("answers_beside_fault", sum(one.stop() for one in asking))
+    server.kill()
+
+
+# A look takes little, and is one of two a second.
+LOOKED_AT = 30
+
+
+@check("look-cost", "the processor time of the thread that looks at GPUs through NVML", seconds=300, where="rehearsed")
+def look_cost(run):
+    if machine.nvml() is None:
+        raise Skipped("without NVML nobody looks")
+    server = serve(run)
+    server.until_gpu("serving")
+    used, began = server.seconds_of("gpu-sampler"), time.monotonic()
+    time.sleep(1 if run.rehearsal else LOOKED_AT)
+    run.number("look_of_core", (server.seconds_of("gpu-sampler") - used) / (time.monotonic() - began))
+    server.stop()
 
 
 @check("kill", "kill -9 of a busy server: nothing stays on the GPU, and its successor serves", seconds=900)
@@ -144,8 +206,8 @@ def kill(run):
         need(answer(run, successor, expected), "no answer")
         successor.stop()
     if before is not None:
-        until(lambda: machine.nvml().memory().used < before + (64 << 20) or None, "the GPU's memory is back", 30)
-        run.number("memory_left_bytes", max(0, machine.nvml().memory().used - before))
+        until(lambda: in_use(run) < before + (64 << 20) or None, "the GPU's memory is back", 30)
+        run.number("memory_left_bytes", max(0, in_use(run) - before))
 
 
 def runs(process):

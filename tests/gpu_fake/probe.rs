@@ -92,6 +92,68 @@ fn what_a_gpu_does_not_tell_is_missing_by_name() {
 }
 
 #[test]
+fn limits_and_the_division_of_a_gpu_are_read_once() {
+    let fake = FakeNvml::start("");
+    let mut probe = probe();
+    fake.tell("fault on=nvmlDeviceGetTemperatureThreshold lost=15");
+    assert!(probe.sample()[0].lost);
+    fake.tell("find gpu=0");
+    let first = probe.sample().remove(0);
+    assert_eq!(
+        (first.slowdown_c, first.mig, missing(&first)),
+        (Some(89), Some(false), vec![]),
+        "read when it is back"
+    );
+    for call in ["nvmlDeviceGetTemperatureThreshold", "nvmlDeviceGetMigMode"] {
+        fake.tell(&format!("fault on={call} times=always code=3"));
+    }
+    let later = probe.sample().remove(0);
+    assert_eq!((later.slowdown_c, later.shutdown_c, later.mig), (Some(89), Some(92), Some(false)));
+    assert_eq!(missing(&later), [""; 0]);
+}
+
+#[test]
+fn a_part_of_a_gpu_has_memory_and_processes_of_its_own() {
+    let fake = FakeNvml::start("memory=80GiB");
+    for line in [
+        "part gpu=0 memory=20GiB",
+        "part gpu=0 memory=10GiB",
+        "set gpu=0 used=60GiB temperature=55",
+        "process gpu=0 pid=4242 memory=59GiB",
+        "set gpu=1001 used=1GiB",
+        "process gpu=1001 pid=77 memory=1GiB",
+    ] {
+        fake.tell(line);
+    }
+    let (part, unknown) = ("MIG-fa000000-0000-0000-0000-000000000201", "MIG-0");
+    let (here, elsewhere) = ("0000:01:00.0", "0000:02:00.0");
+    let kept = [
+        (part, here),
+        (unknown, here),
+        ("MIG-fa000000-0000-0000-0000-000000000101", elsewhere),
+        ("GPU-1", here),
+    ];
+    let mut probe = probe().with_parts(kept.into_iter());
+    let samples = probe.sample();
+    let [whole, known, stranger] = &samples[..] else { panic!("{} samples", samples.len()) };
+    assert_eq!((&*known.gpu.uuid, &known.gpu.pci), (part, &whole.gpu.pci));
+    let memory = known.memory.unwrap();
+    assert_eq!((memory.total, memory.free), (10 * GIB, 9 * GIB));
+    let pids = |sample: &Sample| {
+        sample.processes.clone().unwrap().iter().map(|process| process.pid).collect::<Vec<_>>()
+    };
+    assert_eq!((pids(known), pids(whole)), (vec![77], vec![4242]));
+    assert_eq!((known.temperature_c, known.mig, known.utilization_percent), (Some(55), Some(true), None));
+    assert_eq!(missing(known), ["utilization_percent"]);
+    // Nothing of the whole is told in its place.
+    assert_eq!((stranger.lost, stranger.memory, &stranger.processes), (false, None, &None));
+    assert_eq!(missing(stranger), ["utilization_percent", "memory", "processes"]);
+    fake.tell("lose gpu=0");
+    let samples = probe.sample();
+    assert!(samples.iter().all(|sample| sample.lost && sample.memory.is_none()));
+}
+
+#[test]
 fn a_lost_gpu_is_lost_and_the_others_are_not() {
     let fake = FakeNvml::start("count=2");
     let mut probe = probe();

@@ -52,7 +52,7 @@ pub enum Evidence {
     RowsPending(bool),
     /// No row is left to replace one by.
     RowsFailed,
-    /// What the driver advises: 0 is nothing, 1 a reset, 2 a reboot, 3 to drain it, 4 to drain and reset it.
+    /// What the driver advises, by its number in NVML: 0 is nothing.
     Advice(u64),
     /// Its clocks are lowered, for heat or by its power supply.
     Throttled(bool),
@@ -219,10 +219,13 @@ impl States {
                     && self.long_fault(now, Cause::Ecc, "no spare memory row is left: it needs service")
             }
             Evidence::Advice(advice) => {
-                self.advised = *advice != 0;
-                self.runs() && self.advised && {
-                    let reason = format!("the driver advises {}", advised(*advice));
-                    self.long_fault(now, Cause::Advice, reason)
+                let (words, follows) = advised(*advice);
+                let reason = || format!("the driver advises {words}");
+                self.advised = follows == Follows::Reset;
+                match follows {
+                    Follows::Reset => self.runs() && self.long_fault(now, Cause::Advice, reason()),
+                    Follows::Doubt => self.suspect(now, Cause::Advice, reason()),
+                    _ => false,
                 }
             }
             Evidence::Throttled(false) => {
@@ -316,13 +319,19 @@ impl States {
     }
 }
 
-fn advised(advice: u64) -> &'static str {
+/// What the driver advises, in words, and what follows. What is about its traffic with other GPUs is none of ours: each of ours
+/// works alone.
+fn advised(advice: u64) -> (&'static str, Follows) {
     match advice {
-        1 => "a reset",
-        2 => "a reboot",
-        3 => "to drain it",
-        4 => "to drain and reset it",
-        _ => "something that this version does not know",
+        0 => ("nothing", Follows::Nothing),
+        1 => ("a reset", Follows::Reset),
+        2 => ("a reboot of its machine", Follows::Reset),
+        3 => ("to end its traffic with other GPUs (P2P)", Follows::Doubt),
+        4 => ("to drain and reset it", Follows::Reset),
+        5 => ("to recover the GPUs' IMEX domain", Follows::Doubt),
+        6 => ("a reset of its bus", Follows::Reset),
+        7 => ("a reboot of the system", Follows::Reset),
+        _ => ("something that this version does not know", Follows::Reset),
     }
 }
 
@@ -362,7 +371,13 @@ mod tests {
             (Evidence::RowsPending(true), Suspect, Cause::Ecc, false),
             (Evidence::RowsFailed, Fenced, Cause::Ecc, true),
             (Evidence::Advice(0), Serving, Cause::Proved, false),
+            (Evidence::Advice(1), Fenced, Cause::Advice, true),
+            (Evidence::Advice(3), Suspect, Cause::Advice, false),
             (Evidence::Advice(4), Fenced, Cause::Advice, true),
+            (Evidence::Advice(5), Suspect, Cause::Advice, false),
+            (Evidence::Advice(7), Fenced, Cause::Advice, true),
+            (Evidence::Advice(99), Fenced, Cause::Advice, true),
+            (Evidence::Xid(154), Suspect, Cause::Xid, false),
             (Evidence::Canary(Ok(())), Serving, Cause::Proved, false),
             (Evidence::Canary(Err(broken())), Fenced, Cause::Canary, true),
         ] {
@@ -504,7 +519,7 @@ mod tests {
             (0u64..3).prop_map(Evidence::Uncorrected),
             any::<bool>().prop_map(Evidence::RowsPending),
             Just(Evidence::RowsFailed),
-            (0u64..5).prop_map(Evidence::Advice),
+            (0u64..9).prop_map(Evidence::Advice),
             any::<bool>().prop_map(Evidence::Throttled),
             any::<bool>()
                 .prop_map(|good| { Evidence::Canary(if good { Ok(()) } else { Err("wrong".into()) }) }),

@@ -54,12 +54,12 @@ pub fn follows(xid: u64) -> Follows {
         | 96..=105 => Follows::Nothing,
         // Notes of the driver: a row was remapped, clocks or firmware said something.
         37 | 38 | 43 | 44 | 66 | 67 | 93 | 121 | 137 | 141 | 152 | 153 | 157 | 160 | 161 => Follows::Nothing,
-        // A row was remapped, or many single-bit errors were put right.
-        63 | 92 => Follows::Doubt,
+        // A row was remapped, or many single-bit errors were put right; or what the driver advises has changed, which is read of it.
+        63 | 92 | 154 => Follows::Doubt,
         // A double-bit error; the bridge between GPUs.
         48 | 74 | 144..=150 => Follows::Fence,
         // Stuck, out of rows to remap, uncontained errors, a context or firmware that does not answer.
-        46 | 62 | 64 | 95 | 109 | 110 | 119 | 120 | 136 | 140 | 143 | 151 | 154..=156 | 158 => Follows::Reset,
+        46 | 62 | 64 | 95 | 109 | 110 | 119 | 120 | 136 | 140 | 143 | 151 | 155 | 156 | 158 => Follows::Reset,
         // What the catalogue does not name may be anything.
         _ => Follows::Doubt,
     }
@@ -73,9 +73,9 @@ mod tests {
     fn applications_faults_are_ignored_and_fatal_ones_are_not() {
         for (xids, expected) in [
             (&[13, 31, 43, 45, 68, 94][..], Follows::Nothing),
-            (&[63, 92, 9999], Follows::Doubt),
+            (&[63, 92, 154, 9999], Follows::Doubt),
             (&[48, 74, 149], Follows::Fence),
-            (&[64, 95, 109, 119, 140], Follows::Reset),
+            (&[64, 95, 109, 119, 140, 155], Follows::Reset),
             (&[79], Follows::Gone),
         ] {
             for xid in xids {

@@ -4,7 +4,7 @@
 use super::super::{
     health::xid,
     probe::{
-        GpuId, Probe, Sample,
+        GpuId, Missing, Probe, Sample,
         events::{Happening, Watch},
         nvml::{NvmlProbe, Unavailable},
         sampler::Sampler,
@@ -13,7 +13,7 @@ use super::super::{
 use crate::engine::cuda::Gpu;
 use parking_lot::Mutex;
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
@@ -93,6 +93,21 @@ impl Told {
     }
 }
 
+/// What each GPU was said not to tell, by the names of readings: said once, whatever becomes of NVML.
+#[derive(Default)]
+struct Silent(HashSet<(String, &'static str)>);
+
+impl Silent {
+    /// What a GPU does not tell that was not said yet, with why; none where there is nothing new. Of one that is lost, nothing is
+    /// to be expected.
+    fn news(&mut self, sample: &Sample) -> Option<String> {
+        let missing = sample.missing.iter().filter(|_| !sample.lost);
+        let news = missing.filter(|missing| self.0.insert((sample.gpu.uuid.clone(), missing.reading)));
+        let words: Vec<String> = news.map(|Missing { reading, why }| format!("{reading} ({why})")).collect();
+        (!words.is_empty()).then(|| words.join(", "))
+    }
+}
+
 /// The eyes and ears of the keepers.
 pub(super) struct Senses {
     sampler: Option<Sampler>,
@@ -119,6 +134,7 @@ impl Senses {
             happenings: Arc::clone(&happenings),
             opened: None,
             tries: Tries::default(),
+            silent: Silent::default(),
         };
         let sampler = Sampler::start(Box::new(probe), PERIOD)
             .inspect_err(|error| tracing::warn!(%error, "no thread to look at GPUs with"))
@@ -135,7 +151,7 @@ impl Senses {
             None => Known::Nothing,
             Some(look) if look.samples.is_empty() => Known::Nothing,
             Some(look) if now.saturating_duration_since(look.at) > AGE_MAX => Known::Silence,
-            Some(look) => match look.samples.iter().find(|sample| sample.gpu.is(&gpu.id, &gpu.pci)) {
+            Some(look) => match look.samples.iter().find(|sample| sample.gpu.uuid == gpu.id) {
                 Some(sample) => Known::Look(look.at, Box::new(sample.clone())),
                 None => Known::Nothing,
             },
@@ -145,7 +161,7 @@ impl Senses {
     /// A look that is finished after this call, if one comes soon.
     pub(super) fn fresh(&self, gpu: &Gpu) -> Option<Sample> {
         let look = self.sampler.as_ref()?.fresh(AGE_MAX)?;
-        look.samples.iter().find(|sample| sample.gpu.is(&gpu.id, &gpu.pci)).cloned()
+        look.samples.iter().find(|sample| sample.gpu.uuid == gpu.id).cloned()
     }
 
     /// What has happened to a GPU since the last call.
@@ -161,6 +177,7 @@ struct Opening {
     happenings: Happenings,
     opened: Option<(NvmlProbe, Option<Watch>)>,
     tries: Tries,
+    silent: Silent,
 }
 
 /// At which looks to try: after 10 more, and twice as many each time, up to five minutes of them.
@@ -208,7 +225,12 @@ impl Opening {
             ),
             false => tracing::debug!(%error, "NVML still cannot be used"),
         };
-        let probe = NvmlProbe::open(library).inspect_err(failed).ok()?;
+        let kept: Vec<_> = {
+            let inboxes = self.happenings.lock();
+            inboxes.0.iter().map(|inbox| (inbox.uuid.clone(), inbox.pci.clone())).collect()
+        };
+        let kept = kept.iter().map(|(uuid, pci)| (uuid.as_str(), pci.as_str()));
+        let probe = NvmlProbe::open(library).inspect_err(failed).ok()?.with_parts(kept);
         if !self.tries.is_first() && !again {
             tracing::info!("NVML can be used now: it is seen who else uses GPUs");
         }
@@ -277,7 +299,21 @@ impl Probe for Opening {
                 self.tries.looks_left = 0;
             }
         }
-        self.opened.as_mut().map(|(probe, _)| probe.sample()).unwrap_or_default()
+        let samples = self.opened.as_mut().map(|(probe, _)| probe.sample()).unwrap_or_default();
+        for sample in &samples {
+            let device = &*sample.gpu.uuid;
+            // Of what others use, nobody asks.
+            if self.happenings.lock().0.iter().any(|inbox| inbox.uuid == *device)
+                && let Some(readings) = self.silent.news(sample)
+            {
+                tracing::info!(
+                    device,
+                    readings,
+                    "NVML does not tell all of this GPU: these readings are left out"
+                );
+            }
+        }
+        samples
     }
 }
 
@@ -312,6 +348,24 @@ mod tests {
         assert_eq!(at(59, "GPU-2", Happening::Xid(13)), Some(0), "elsewhere");
         assert_eq!(at(60, "GPU-1", Happening::Xid(13)), Some(2));
         assert_eq!(at(61, "GPU-1", Happening::Xid(13)), None);
+    }
+
+    #[test]
+    fn what_a_gpu_does_not_tell_is_said_once_by_its_name() {
+        let missing = |reading| Missing { reading, why: "Not Supported".into() };
+        let sample = |uuid, missing| Sample { missing, ..Sample::of(gpu(uuid, "")) };
+        let (mut silent, first) =
+            (Silent::default(), sample("GPU-1", vec![missing("power_mw"), missing("mig")]));
+        assert_eq!(silent.news(&first).as_deref(), Some("power_mw (Not Supported), mig (Not Supported)"));
+        assert_eq!(silent.news(&first), None);
+        let more = sample("GPU-1", vec![missing("power_mw"), missing("energy_mj")]);
+        assert_eq!(silent.news(&more).as_deref(), Some("energy_mj (Not Supported)"));
+        assert_eq!(
+            silent.news(&sample("GPU-2", vec![missing("mig")])).as_deref(),
+            Some("mig (Not Supported)")
+        );
+        let lost = Sample { lost: true, ..sample("GPU-3", vec![missing("gpu")]) };
+        assert_eq!(silent.news(&lost), None);
     }
 
     #[test]

@@ -16,14 +16,14 @@ pub mod scripted;
 
 /// Looks at all GPUs of the machine.
 pub trait Probe: Send {
-    /// One sample for each GPU, always in the same order. May take as long as the driver takes.
+    /// One sample for each GPU, and for each part of one that is looked at, always in the same order. May take as long as the driver takes.
     fn sample(&mut self) -> Vec<Sample>;
 }
 
 /// Which GPU, by what does not change while the machine runs. Numbers do: NVML and CUDA count differently, and so do containers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GpuId {
-    /// `GPU-` and 8-4-4-4-12 hexadecimal digits.
+    /// `GPU-` (`MIG-` of a part of one) and 8-4-4-4-12 hexadecimal digits.
     pub uuid: String,
     /// Such as `00000000:41:00.0`.
     pub pci: String,
@@ -47,7 +47,7 @@ pub struct Sample {
     pub gpu: GpuId,
     /// It does not answer any more: off the bus, or taken away. Then all readings are missing.
     pub lost: bool,
-    /// Memory of the whole GPU.
+    /// Memory of the GPU, or of the part.
     pub memory: Option<Memory>,
     /// Share of the last second or so in which a kernel ran, %.
     pub utilization_percent: Option<u32>,

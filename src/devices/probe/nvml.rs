@@ -8,6 +8,7 @@ use nvml_wrapper::{
     enum_wrappers::device::{EccCounter, MemoryError, TemperatureSensor, TemperatureThreshold},
     enums::device::{SampleValue, UsedGpuMemory},
     error::NvmlError,
+    struct_wrappers::device::MemoryInfo,
     structs::device::FieldId,
 };
 
@@ -21,6 +22,9 @@ pub const LIBRARY: &str = "libnvidia-ml.so.1";
 const ROWS_PENDING: FieldId = FieldId(144);
 const ROWS_FAILED: FieldId = FieldId(145);
 const RECOVERY_ACTION: FieldId = FieldId(230);
+
+/// What the UUID of a part of a GPU (MIG) begins with.
+const PART: &str = "MIG-";
 
 /// Why NVML cannot be asked. The machine may have GPUs all the same.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +70,19 @@ pub(super) fn gpus(nvml: &Nvml) -> Vec<GpuId> {
 pub struct NvmlProbe {
     nvml: Nvml,
     gpus: Vec<GpuId>,
+    /// What does not change on each of them, once it was read.
+    constants: Vec<Option<Constants>>,
+    /// Parts of them (MIG) that are looked at: each with the number of its GPU among `gpus`.
+    parts: Vec<(usize, GpuId)>,
+}
+
+/// What is read of a GPU once.
+#[derive(Clone)]
+struct Constants {
+    slowdown_c: Option<u32>,
+    shutdown_c: Option<u32>,
+    mig: Option<bool>,
+    missing: Vec<Missing>,
 }
 
 impl NvmlProbe {
@@ -77,7 +94,19 @@ impl NvmlProbe {
     pub fn open(library: Option<&Path>) -> Result<NvmlProbe, Unavailable> {
         let nvml = open(library)?;
         let gpus = gpus(&nvml);
-        Ok(NvmlProbe { nvml, gpus })
+        Ok(NvmlProbe { nvml, constants: vec![None; gpus.len()], gpus, parts: Vec::new() })
+    }
+
+    /// Looks at these as well, by UUID and place on the bus as CUDA has them, as far as they are parts (MIG) of GPUs that are there.
+    pub fn with_parts<'a>(mut self, parts: impl Iterator<Item = (&'a str, &'a str)>) -> NvmlProbe {
+        self.parts = parts
+            .filter(|(uuid, _)| uuid.starts_with(PART))
+            .filter_map(|(uuid, pci)| {
+                let whole = self.gpus.iter().position(|gpu| gpu.is(uuid, pci))?;
+                Some((whole, GpuId { uuid: uuid.to_owned(), ..self.gpus[whole].clone() }))
+            })
+            .collect();
+        self
     }
 
     /// The GPUs, in the order of the samples.
@@ -88,10 +117,10 @@ impl NvmlProbe {
 
 impl Probe for NvmlProbe {
     fn sample(&mut self) -> Vec<Sample> {
-        let sample = |gpu: &GpuId| {
+        let whole = |(gpu, constants): (&GpuId, &mut Option<Constants>)| {
             let sample = Sample::of(gpu.clone());
             match self.nvml.device_by_uuid(gpu.uuid.as_str()) {
-                Ok(device) => Look { sample }.at(&device),
+                Ok(device) => Look { sample }.at(&device, constants),
                 // What was there once and is no more is as good as lost.
                 Err(why) => {
                     let missing = vec![Missing { reading: "gpu", why: why.to_string() }];
@@ -99,7 +128,36 @@ impl Probe for NvmlProbe {
                 }
             }
         };
-        self.gpus.iter().map(sample).collect()
+        let mut samples: Vec<Sample> = self.gpus.iter().zip(&mut self.constants).map(whole).collect();
+        let parts = self.parts.iter().map(|(whole, part)| self.part(&samples[*whole], part));
+        let parts: Vec<Sample> = parts.collect();
+        samples.extend(parts);
+        samples
+    }
+}
+
+impl NvmlProbe {
+    /// One look at a part of a GPU. Its memory and processes are its own, and asked for by its own name; how busy a part is NVML does
+    /// not tell; all else is the whole's.
+    fn part(&self, whole: &Sample, part: &GpuId) -> Sample {
+        let own = ["memory", "processes"];
+        let missing = whole.missing.iter().filter(|missing| !own.contains(&missing.reading)).cloned();
+        let sample = Sample {
+            gpu: part.clone(),
+            memory: None,
+            utilization_percent: None,
+            processes: None,
+            missing: missing.collect(),
+            ..whole.clone()
+        };
+        if sample.lost {
+            return sample;
+        }
+        let mut look = Look { sample };
+        let device = || self.nvml.device_by_uuid(part.uuid.as_str());
+        look.memory(device().and_then(|device| device.memory_info()));
+        look.sample.processes = look.read("processes", device().and_then(|device| processes(&device)));
+        look.sample
     }
 }
 
@@ -121,22 +179,40 @@ impl Look {
         }
     }
 
-    fn at(mut self, device: &Device<'_>) -> Sample {
-        let memory = self.read("memory", device.memory_info());
+    fn memory(&mut self, result: Result<MemoryInfo, NvmlError>) {
+        let told = self.read("memory", result);
+        self.sample.memory =
+            told.map(|memory| Memory { total: memory.total, free: memory.free, reserved: memory.reserved });
+    }
+
+    /// What is read once; where the GPU is lost meanwhile, at the next look.
+    fn constants(&mut self, device: &Device<'_>, known: &mut Option<Constants>) {
+        let constants = known.take().unwrap_or_else(|| {
+            let before = self.sample.missing.len();
+            let threshold = |kind| device.temperature_threshold(kind);
+            let slowdown_c = self.read("slowdown_c", threshold(TemperatureThreshold::Slowdown));
+            let shutdown_c = self.read("shutdown_c", threshold(TemperatureThreshold::Shutdown));
+            // 1 is "on".
+            let mig = self.read("mig", device.mig_mode()).map(|mode| mode.current == 1);
+            Constants { slowdown_c, shutdown_c, mig, missing: self.sample.missing.split_off(before) }
+        });
+        (self.sample.slowdown_c, self.sample.shutdown_c) = (constants.slowdown_c, constants.shutdown_c);
+        self.sample.mig = constants.mig;
+        self.sample.missing.extend(constants.missing.iter().cloned());
+        *known = Some(constants).filter(|_| !self.sample.lost);
+    }
+
+    fn at(mut self, device: &Device<'_>, constants: &mut Option<Constants>) -> Sample {
+        self.memory(device.memory_info());
         if self.sample.lost {
             // Every other call would fail alike, and some of them slowly.
             return self.sample;
         }
-        self.sample.memory =
-            memory.map(|memory| Memory { total: memory.total, free: memory.free, reserved: memory.reserved });
+        self.constants(device, constants);
         self.sample.utilization_percent =
             self.read("utilization_percent", device.utilization_rates()).map(|rates| rates.gpu);
         self.sample.processes = self.read("processes", processes(device));
         self.sample.temperature_c = self.read("temperature_c", device.temperature(TemperatureSensor::Gpu));
-        self.sample.slowdown_c =
-            self.read("slowdown_c", device.temperature_threshold(TemperatureThreshold::Slowdown));
-        self.sample.shutdown_c =
-            self.read("shutdown_c", device.temperature_threshold(TemperatureThreshold::Shutdown));
         self.sample.throttled = self.read("throttled", device.current_throttle_reasons()).map(throttled);
         self.sample.power_mw = self.read("power_mw", device.power_usage());
         self.sample.power_limit_mw = self.read("power_limit_mw", device.enforced_power_limit());
@@ -146,8 +222,6 @@ impl Look {
         self.sample.ecc_uncorrected = self.read("ecc_uncorrected", ecc(MemoryError::Uncorrected));
         self.sample.pages_pending = self.read("pages_pending", device.are_pages_pending_retired());
         self.sample.pcie_replays = self.read("pcie_replays", device.pcie_replay_counter());
-        // 1 is "on".
-        self.sample.mig = self.read("mig", device.mig_mode()).map(|mode| mode.current == 1);
         self.sample.rows_pending =
             self.read("rows_pending", field(device, ROWS_PENDING)).map(|rows| rows > 0);
         self.sample.rows_failed = self.read("rows_failed", field(device, ROWS_FAILED)).map(|rows| rows > 0);

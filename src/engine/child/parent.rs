@@ -3,9 +3,11 @@
 //! One thread per child starts the process, reads its answers and sees its end. The system ends a process with the thread that
 //! started it, so that thread lives as long.
 
+mod ending;
+
 use super::{
     link::{Kind, Link, Message},
-    process::{End, Program, Running},
+    process::{Program, Running},
     region::{Part, Region, Traffic},
     ticket::{Reply, Ticket},
     wire::{Answer, Ask, Copies, Open, Place, build},
@@ -35,8 +37,6 @@ use std::{
 
 /// How long a child has to give everything back when it is not needed any more.
 const GRACE: Duration = Duration::from_secs(10);
-/// How long a process may take from the end of its socket to its own.
-const LEAVING: Duration = Duration::from_millis(200);
 
 /// What a child is to be.
 #[derive(Debug, Clone)]
@@ -59,8 +59,8 @@ pub struct Post {
 #[derive(Debug)]
 pub struct Child {
     pub(super) asks: Arc<Asks>,
-    /// And what is told when it is about to end.
-    thread: Mutex<Option<(JoinHandle<()>, mpsc::Receiver<()>)>>,
+    /// And what is told when it has nothing more to tell: whether the process has ended.
+    thread: Mutex<Option<(JoinHandle<()>, mpsc::Receiver<bool>)>>,
 }
 
 impl Child {
@@ -84,9 +84,12 @@ impl Child {
                     .get_or_insert_with(|| format!("whoever reads its answers panicked: {words}"));
                 asks.process.lock().kill();
             }
-            asks.finish();
+            let outlasts = asks.settle(asks.end());
             // Nobody may be waiting for it.
-            let _ = gone.send(());
+            let _ = gone.send(outlasts.is_none());
+            if let Some(outlasts) = outlasts {
+                asks.wait_for_the_end(outlasts);
+            }
         });
         let failed = |what: &str, error: std::io::Error| EngineError::Device(format!("{what}: {error}"));
         let thread = thread.map_err(|error| failed("no thread for a child", error))?;
@@ -95,8 +98,9 @@ impl Child {
         let child = Child { asks: Arc::clone(&asks), thread: Mutex::new(Some((thread, end))) };
         let traffic = asks.traffic().map_err(EngineError::Device)?;
         let (results, landing) = (traffic.results.clone(), traffic.landing.clone());
+        let pinned = traffic.pinned();
         drop(traffic);
-        let open = Open { build: build(), results, landing, gpu, onnx_runtime };
+        let open = Open { build: build(), results, landing, pinned, gpu, onnx_runtime };
         let mut opened = asks.send(&Ask::Open(open), &Copies::default(), Held::default(), Some(&region))?;
         if let Some(patience) = patience
             && !opened.comes_within(patience)
@@ -170,16 +174,18 @@ impl Drop for Child {
         let Some((thread, end)) = thread.take() else { return };
         self.asks.book.lock().leaving = true;
         self.asks.link.shut();
-        if end.recv_timeout(GRACE).is_err() {
+        let mut ended = end.recv_timeout(GRACE);
+        if ended.is_err() {
             tracing::warn!(
                 device = self.asks.device,
                 "the device's process takes too long to end, and is killed"
             );
             self.asks.process.lock().kill();
-            if end.recv_timeout(GRACE).is_err() {
-                tracing::error!(device = self.asks.device, "the device's process cannot be ended");
-                return;
-            }
+            ended = end.recv_timeout(GRACE);
+        }
+        if matches!(ended, Ok(false) | Err(mpsc::RecvTimeoutError::Timeout)) {
+            tracing::error!(device = self.asks.device, "the device's process cannot be ended");
+            return;
         }
         if thread.join().is_err() {
             tracing::error!("the thread of a child panicked");
@@ -189,7 +195,14 @@ impl Drop for Child {
 
 /// Starts the process, and tells whoever waits for it.
 fn begin(post: &Post, started: &mpsc::Sender<std::io::Result<Arc<Asks>>>) -> Option<Arc<Asks>> {
-    let traffic = Arc::new(post.region.traffic());
+    let traffic = match post.region.traffic() {
+        Ok(traffic) => Arc::new(traffic),
+        Err(why) => {
+            // Whoever started this waits for it.
+            let _ = started.send(Err(std::io::Error::other(why)));
+            return None;
+        }
+    };
     let (result, asks) = match Running::start(&post.program, &post.device, post.gpu.as_deref()) {
         Ok((process, link)) => {
             let asks = Arc::new(Asks {
@@ -273,10 +286,11 @@ pub(super) struct Held {
 
 impl Asks {
     fn traffic(&self) -> Result<Arc<Traffic>, String> {
-        let traffic = self.traffic.lock().clone();
-        traffic.ok_or_else(|| {
-            self.book.lock().ended.clone().unwrap_or_else(|| "the device's process is gone".to_owned())
-        })
+        // Of one that does not end it is kept, and of no use.
+        match &self.book.lock().ended {
+            Some(reason) => Err(reason.clone()),
+            None => self.traffic.lock().clone().ok_or_else(|| "the device's process is gone".to_owned()),
+        }
     }
 
     /// A number that nothing in the child has.
@@ -399,38 +413,6 @@ impl Asks {
             Answer::Done { .. } | Answer::Loaded { .. } | Answer::Memory { .. } => Vec::new(),
         };
         Ok(Reply { answer, outputs })
-    }
-
-    /// Sees to it that the process ends, and tells all who wait why.
-    fn finish(&self) {
-        let mut process = self.process.lock();
-        let mut end = process.end_within(LEAVING);
-        if end == End::Hangs {
-            process.kill();
-            end = process.end_within(GRACE);
-        }
-        let last_words = process.last_words();
-        drop(process);
-        let mut book = self.book.lock();
-        let words = match (&book.fault, book.killed) {
-            (Some(why), true) if end.is_kill() => format!("was ended by the server: {why}"),
-            (fault, _) => end.words(fault.as_deref(), last_words.as_deref()),
-        };
-        let reason = format!("the process of {} ({}) {words}", self.device, self.id);
-        if !(book.leaving && end == End::Done) {
-            tracing::error!(device = self.device, "{reason}");
-        }
-        book.ended = Some(reason.clone());
-        let waiting = std::mem::take(&mut book.waiting);
-        drop(book);
-        // Its place in the region is the next one's, when its parts are back.
-        let traffic = self.traffic.lock().take();
-        drop(traffic);
-        for (_, Waiting { tell, _part, _held }) in waiting {
-            drop((_part, _held));
-            // Whoever asked may not care.
-            let _ = tell.send(Err(EngineError::Device(reason.clone())));
-        }
     }
 }
 

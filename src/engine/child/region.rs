@@ -23,7 +23,10 @@ use std::{
     ops::{Deref, DerefMut, Range},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr::NonNull,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 /// Eighths of it that are the pool.
@@ -76,6 +79,8 @@ pub struct Region {
     /// Whole shares, one per child.
     traffic: Arena,
     share: usize,
+    /// Shares of processes that do not end.
+    outlasted: Arc<AtomicUsize>,
 }
 
 impl Region {
@@ -98,7 +103,7 @@ impl Region {
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let mapping = Arc::new(Mapping::new(file, all)?);
         let (pool, traffic) = (Arena::new(0..pool), Arena::new(pool..all));
-        Ok(Region { mapping, pool, traffic, share: eighth * (8 - POOL) })
+        Ok(Region { mapping, pool, traffic, share: eighth * (8 - POOL), outlasted: Arc::default() })
     }
 
     /// The memory that a parent made, as a child sees it: nothing of it is the child's to lend but what it is told.
@@ -108,7 +113,8 @@ impl Region {
     pub fn open(file: OwnedFd) -> io::Result<Region> {
         let bytes = usize::try_from(fstat(&file)?.st_size).map_err(io::Error::other)?;
         let mapping = Arc::new(Mapping::new(file, bytes)?);
-        Ok(Region { mapping, pool: Arena::new(0..0), traffic: Arena::new(0..0), share: 0 })
+        let (pool, traffic) = (Arena::new(0..0), Arena::new(0..0));
+        Ok(Region { mapping, pool, traffic, share: 0, outlasted: Arc::default() })
     }
 
     /// The same memory, of which this is lent as its pool: where a child's device writes results.
@@ -125,9 +131,13 @@ impl Region {
         self.mapping.file.as_fd()
     }
 
-    /// All of it, to make it known to a device. It is there as long as any of its clones.
-    pub fn memory(&self) -> (NonNull<u8>, usize) {
-        (self.mapping.start, self.mapping.bytes)
+    /// Where a part of it begins, to make it known to a device. It is there as long as any of the region's clones.
+    ///
+    /// # Errors
+    /// Where it is not a part of the region.
+    pub(super) fn memory(&self, part: &Range<usize>) -> Result<NonNull<u8>, String> {
+        let part = self.checked(part.start, part.len())?;
+        Ok(NonNull::new(self.mapping.at(&part)).expect("a mapping does not begin at 0"))
     }
 
     /// Bytes of the pool, and how many of them nobody has.
@@ -141,18 +151,35 @@ impl Region {
     }
 
     /// A child's share for its traffic; waits for that of one before it, whose last results are being read.
-    pub(super) fn traffic(&self) -> Traffic {
-        let span = self.traffic.take_waiting(self.share).expect("shares are whole");
+    ///
+    /// # Errors
+    /// Where a process that does not end still has one: nobody knows for how long.
+    pub(super) fn traffic(&self) -> Result<Traffic, String> {
+        let span = match self.traffic.take(self.share) {
+            None if self.outlasted.load(Ordering::Relaxed) > 0 => {
+                return Err("a process that was killed has not ended, and may still write to the memory that this one would \
+                            have: it is waited for"
+                    .to_owned());
+            }
+            None => self.traffic.take_waiting(self.share).expect("shares are whole"),
+            Some(span) => span,
+        };
         let Range { start, end } = span.range();
         let eighth = self.share / (8 - POOL);
         let [results, landing] = [start + 2 * eighth, start + 4 * eighth];
-        Traffic {
+        Ok(Traffic {
             region: self.clone(),
             inputs: Arena::new(start..results),
             results: results..landing,
             landing: landing..end,
             share: Arc::new(span),
-        }
+        })
+    }
+
+    /// A process that was killed does not end: what is counted here is no longer waited for by others, until that is dropped.
+    pub(super) fn outlasts(&self) -> Outlasts {
+        self.outlasted.fetch_add(1, Ordering::Relaxed);
+        Outlasts(self.clone())
     }
 
     /// A part that was taken of an arena of this region.
@@ -213,6 +240,15 @@ impl Region {
     }
 }
 
+/// A share that a process has which does not end.
+pub(super) struct Outlasts(Region);
+
+impl Drop for Outlasts {
+    fn drop(&mut self) {
+        self.0.outlasted.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Where one child and its parent hand each other things. The place is the next child's when this and all of its parts are
 /// gone.
 #[derive(Debug)]
@@ -227,6 +263,12 @@ pub(super) struct Traffic {
 }
 
 impl Traffic {
+    /// What the child's device copies from and to: the pool, into which batches for any child may be put together, and this. What
+    /// goes between others is nothing to it.
+    pub(super) fn pinned(&self) -> [Range<usize>; 2] {
+        [0..self.region.pool.bytes(), self.share.range()]
+    }
+
     /// Bytes that there are for what goes to the child.
     pub(super) fn inputs_bytes(&self) -> usize {
         self.inputs.bytes()
@@ -321,14 +363,46 @@ mod tests {
         let (pool, _) = region.pool_bytes();
         let _all = region.lend(pool).expect("all of the pool");
         assert!(region.lend(1).is_none());
-        let first = region.traffic();
+        let first = region.traffic().expect("a share");
         assert_eq!(first.inputs_bytes(), first.results.len());
         std::thread::scope(|scope| {
-            let second = scope.spawn(|| region.traffic().results);
+            let second = scope.spawn(|| region.traffic().expect("a share").results);
             let results = first.results.clone();
             drop(first);
             assert_eq!(second.join().expect("no panic"), results);
         });
+    }
+
+    #[test]
+    fn a_child_has_the_pool_and_its_own_share_known_to_its_device_and_no_other_share() {
+        let region = Region::new(1 << 16, 8).expect("memory");
+        let traffics: Vec<Traffic> = (0..8).map(|_| region.traffic().expect("a share")).collect();
+        let (pool, _) = region.pool_bytes();
+        let mut shares = Vec::new();
+        for traffic in &traffics {
+            let [common, share] = traffic.pinned();
+            assert_eq!(common, 0..pool);
+            assert_eq!(
+                (share.start, share.end),
+                (traffic.results.start - traffic.inputs_bytes(), traffic.landing.end)
+            );
+            shares.push(share);
+        }
+        shares.sort_by_key(|share| share.start);
+        assert!(shares.windows(2).all(|two| two[0].end == two[1].start));
+        assert_eq!((shares[0].start, shares[7].end), (pool, region.mapping.bytes));
+    }
+
+    #[test]
+    fn the_share_of_a_process_that_does_not_end_is_given_to_no_other_and_not_waited_for() {
+        let region = Region::new(1 << 16, 1).expect("memory");
+        let traffic = region.traffic().expect("a share");
+        let outlasts = region.outlasts();
+        let why = region.traffic().expect_err("it has it still");
+        assert!(why.contains("has not ended"), "{why}");
+        drop(traffic);
+        drop(outlasts);
+        assert!(region.traffic().is_ok());
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! The child's side: one thread reads what the parent asks for, and each engine has one of its own that makes it, begins its
-//! batches and drops it. The process ends with the socket.
+//! The child's side: one thread reads what the parent asks for and says, and waits for nothing else, since others wait for what it
+//! hears. Each engine has a thread of its own that makes it, begins its batches and drops it; one more does what is asked of the
+//! device. The process ends with the socket.
 //!
 //! After a fault of the device nothing is given back: the process leaves at once, past every destructor, because calls into
 //! a broken context may hang or crash. The system takes all that it had.
@@ -17,10 +18,16 @@ use crate::engine::{
     EngineError,
     cuda::{self, Context, HostMemory},
     onnx::Runtime,
-    staging::{Memory, Pinner},
+    staging::{Memory, Pin, Pinner},
 };
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit};
-use std::{collections::HashMap, os::fd::OwnedFd, sync::Arc};
+use std::{
+    collections::HashMap,
+    ops::Range,
+    os::fd::OwnedFd,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, mpsc},
+};
 
 /// The exit code after a fault of the device or of an engine.
 pub const FAULT: i32 = 86;
@@ -79,7 +86,7 @@ fn alone() -> std::io::Result<()> {
 /// What was taken, in the order in which it is given back.
 struct Taken {
     place: Place,
-    _pin: Option<crate::engine::staging::Pin>,
+    _pins: Vec<Option<Pin>>,
 }
 
 fn take(open: &Open, region: &Region) -> Result<Taken, EngineError> {
@@ -94,7 +101,7 @@ fn take(open: &Open, region: &Region) -> Result<Taken, EngineError> {
     let none = || Err("ONNX Runtime is not loaded".to_owned());
     let runtime = open.onnx_runtime.as_deref().map_or_else(none, Runtime::load);
     let Some(id) = &open.gpu else {
-        return Ok(Taken { place: Place::Cpu(runtime), _pin: None });
+        return Ok(Taken { place: Place::Cpu(runtime), _pins: Vec::new() });
     };
     let driver = cuda::probe().map_err(|error| refused(error.to_string()))?;
     let gpu = driver.gpus.iter().find(|gpu| gpu.id == *id);
@@ -102,14 +109,41 @@ fn take(open: &Open, region: &Region) -> Result<Taken, EngineError> {
     let context = Context::open(gpu)?;
     let landing = region.lending(open.landing.clone()).map_err(refused)?;
     context.land_in(Memory::Landing(landing, Arc::new(HostMemory::of(&context))));
-    let (start, bytes) = region.memory();
-    // SAFETY: the caller holds the region for longer than this.
-    let pin = unsafe { HostMemory::of(&context).pin(start, bytes) };
-    Ok(Taken { place: Place::Gpu(context, runtime), _pin: pin })
+    let pin = |part: &Range<usize>| {
+        let start = region.memory(part).map_err(refused)?;
+        // SAFETY: the caller holds the region for longer than this.
+        Ok(unsafe { HostMemory::of(&context).pin(start, part.len()) })
+    };
+    let pins = open.pinned.iter().map(pin).collect::<Result<Vec<_>, EngineError>>()?;
+    Ok(Taken { place: Place::Gpu(context, runtime), _pins: pins })
 }
+
+/// What is asked of no engine: it may take its time, or wait for room to answer.
+type Errand<'a> = Box<dyn FnOnce() -> Result<Answer, EngineError> + Send + 'a>;
 
 /// Does what is asked until the parent wants no more. Engines are gone when it returns.
 fn attend(desk: &Arc<Desk>, place: &Place) -> Result<(), String> {
+    let (errands, to_do) = mpsc::channel::<(u64, Errand<'_>)>();
+    std::thread::scope(move |scope| {
+        let clerk =
+            std::thread::Builder::new().name("ocelli-errands".into()).spawn_scoped(scope, move || {
+                for (id, errand) in to_do {
+                    // As after the panic of an engine: what it has left behind is unknown.
+                    let done = catch_unwind(AssertUnwindSafe(errand)).unwrap_or_else(|_| leave());
+                    desk.answer(id, done);
+                }
+            });
+        clerk.map_err(|error| format!("no thread for errands: {error}"))?;
+        listen(desk, place, &|id, errand| {
+            // Its thread ends with this function.
+            let _ = errands.send((id, errand));
+        })
+    })
+}
+
+/// Hands on what is asked to whoever does it.
+fn listen<'a>(desk: &Arc<Desk>, place: &'a Place, send: &dyn Fn(u64, Errand<'a>)) -> Result<(), String> {
+    let refuse = |id, why: String| send(id, Box::new(move || Err(EngineError::Input(why))));
     let mut engines: HashMap<u64, Seated> = HashMap::new();
     loop {
         let Some((message, _)) =
@@ -134,19 +168,18 @@ fn attend(desk: &Arc<Desk>, place: &Place) -> Result<(), String> {
                         match Seated::load(desk, place, recipe, id) {
                             Ok(seated) => drop(engines.insert(engine, seated)),
                             Err(error) => {
-                                let none = format!("no thread for an engine: {error}");
-                                desk.answer(id, Err(EngineError::Input(none)));
+                                refuse(id, format!("no thread for an engine: {error}"));
                             }
                         }
                     }
-                    Ask::Memory => desk.answer(id, memory(place)),
-                    Ask::Trim => desk.answer(id, trim(place)),
-                    Ask::Canary => desk.answer(id, canary(place)),
+                    Ask::Memory => send(id, Box::new(|| memory(place))),
+                    Ask::Trim => send(id, Box::new(|| trim(place))),
+                    Ask::Canary => send(id, Box::new(|| canary(place))),
                     Ask::Unload { engine } => {
                         if let Some(seated) = engines.remove(&engine) {
                             seated.leave(id);
                         } else {
-                            desk.answer(id, Ok(Answer::Done { device_bytes: 0 }));
+                            send(id, Box::new(|| Ok(Answer::Done { device_bytes: 0 })));
                         }
                     }
                     Ask::Equip { engine, .. }
@@ -155,8 +188,7 @@ fn attend(desk: &Arc<Desk>, place: &Place) -> Result<(), String> {
                     | Ask::Rest { engine } => {
                         let told = engines.get(&engine).map(|seated| seated.tell(id, words_at, ask));
                         if told != Some(true) {
-                            let none = format!("there is no engine {engine}");
-                            desk.answer(id, Err(EngineError::Input(none)));
+                            refuse(id, format!("there is no engine {engine}"));
                         }
                     }
                 }
@@ -178,7 +210,10 @@ fn memory(place: &Place) -> Result<Answer, EngineError> {
 fn trim(place: &Place) -> Result<Answer, EngineError> {
     match place {
         Place::Cpu(_) => {}
-        Place::Gpu(context, _) => context.trim()?,
+        Place::Gpu(context, _) => {
+            context.bind()?;
+            context.trim()?;
+        }
     }
     Ok(Answer::Done { device_bytes: 0 })
 }
@@ -186,7 +221,10 @@ fn trim(place: &Place) -> Result<Answer, EngineError> {
 fn canary(place: &Place) -> Result<Answer, EngineError> {
     match place {
         Place::Cpu(_) => {}
-        Place::Gpu(context, _) => cuda::canary(context)?,
+        Place::Gpu(context, _) => {
+            context.bind()?;
+            cuda::canary(context)?;
+        }
     }
     Ok(Answer::Done { device_bytes: 0 })
 }
@@ -195,4 +233,43 @@ fn canary(place: &Place) -> Result<Answer, EngineError> {
 pub(super) fn leave() -> ! {
     // SAFETY: no destructor runs, which is the point; the system closes and frees everything.
     unsafe { libc::_exit(FAULT) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{arena::ALIGN, link::Message},
+        *,
+    };
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
+    use std::time::Duration;
+
+    #[test]
+    fn an_answer_that_waits_for_room_keeps_nobody_from_hearing_that_there_is_room() {
+        let region = Region::new(1 << 16, 1).expect("memory");
+        let traffic = region.traffic().expect("a share");
+        let (theirs, ours) = Link::pair().expect("sockets");
+        // Where nothing comes, that is what fails.
+        set_socket_timeout(&ours, Timeout::Recv, Some(Duration::from_secs(60))).expect("a limit");
+        let ours = Link::from(ours);
+        let room_for_one = traffic.results.start..traffic.results.start + ALIGN;
+        let desk = Arc::new(Desk::new(theirs, region.clone(), room_for_one));
+        let child = std::thread::spawn(move || attend(&desk, &Place::Cpu(Err("none".into()))));
+        let words = serde_json::to_vec(&Ask::Memory).expect("JSON");
+        let mut part = traffic.lend_waiting(words.len()).expect("room");
+        part[..words.len()].copy_from_slice(&words);
+        let say = |kind, id| {
+            let (offset, bytes) = (part.offset() as u64, words.len() as u64);
+            ours.send(&Message { kind, id, offset, bytes }).expect("sent");
+        };
+        let heard = || ours.receive().expect("in time").expect("a message").0.id;
+        say(Kind::Ask, 0);
+        say(Kind::Ask, 1);
+        assert_eq!(heard(), 0);
+        say(Kind::Taken, 0);
+        assert_eq!(heard(), 1);
+        say(Kind::Taken, 1);
+        ours.shut();
+        assert_eq!(child.join().expect("no panic"), Ok(()));
+    }
 }

@@ -50,6 +50,8 @@ pub(super) struct Open {
     pub(super) results: Range<usize>,
     /// and for those that its device writes there.
     pub(super) landing: Range<usize>,
+    /// What its device copies from and to by itself.
+    pub(super) pinned: [Range<usize>; 2],
     /// The UUID of a GPU; the CPU otherwise.
     pub(super) gpu: Option<String>,
     /// Where ONNX Runtime is.

@@ -1,6 +1,6 @@
 //! Devices as JSON.
 
-use crate::status::{Device, HeldModel};
+use crate::status::{Device, HeldModel, THROTTLES};
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -9,6 +9,10 @@ pub fn device(device: &Device, now: Instant) -> Value {
     let seen = &device.seen;
     let processes = seen.processes.as_ref().map(|list| {
         list.iter().map(|(pid, bytes)| json!({ "pid": pid, "memory_bytes": bytes })).collect::<Vec<_>>()
+    });
+    let throttled = seen.throttled.map(|lowered| {
+        let by = THROTTLES.into_iter().zip(lowered).filter(|(_, lowered)| *lowered);
+        by.map(|(kind, _)| kind).collect::<Vec<_>>()
     });
     let refused = |(model, reason): &(String, String)| json!({ "model": model, "reason": reason });
     let model = |model: &HeldModel| {
@@ -46,7 +50,15 @@ pub fn device(device: &Device, now: Instant) -> Value {
         "other_processes": processes,
         "utilization_percent": seen.utilization_percent,
         "temperature_c": seen.temperature_c,
+        "slowdown_c": seen.slowdown_c,
+        "shutdown_c": seen.shutdown_c,
+        "throttled": throttled,
         "power_w": seen.power_w,
+        "power_limit_w": seen.power_limit_w,
+        "ecc_corrected": seen.ecc_corrected,
+        "ecc_uncorrected": seen.ecc_uncorrected,
+        "pcie_replays": seen.pcie_replays,
+        "mig": seen.mig,
     })
 }
 

@@ -18,12 +18,18 @@ pub struct Readings {
     pub utilization: Option<f64>,
     /// °C.
     pub temperature_c: Option<u32>,
+    /// Whether its clocks are lowered now, by what lowers them.
+    pub throttled: Vec<(&'static str, Option<bool>)>,
     /// Watts.
     pub power_w: Option<f64>,
     /// Joules since the driver was loaded.
     pub energy_j: Option<f64>,
+    /// Memory errors that were put right, since the driver was loaded.
+    pub ecc_corrected: Option<u64>,
     /// Memory errors that could not be put right, since the driver was loaded.
     pub ecc_uncorrected: Option<u64>,
+    /// Transfers over PCI Express that had to be repeated, since the driver was loaded.
+    pub pcie_replays: Option<u64>,
     /// Xid errors, by number.
     pub xids: BTreeMap<u64, u64>,
     /// Seconds that it was waited for, in all.
@@ -39,9 +45,12 @@ pub struct DeviceFamilies {
     others: IntGaugeVec,
     utilization: GaugeVec,
     temperature: GaugeVec,
+    throttled: IntGaugeVec,
     power: GaugeVec,
     energy: CounterVec,
-    ecc: IntCounterVec,
+    corrected: IntCounterVec,
+    uncorrected: IntCounterVec,
+    replays: IntCounterVec,
     xids: IntCounterVec,
     waited: CounterVec,
 }
@@ -80,15 +89,30 @@ impl DeviceFamilies {
                 "Temperature of a GPU.",
                 device,
             ),
+            throttled: register.gauges(
+                "ocelli_device_throttled",
+                "1 where a GPU's clocks are lowered now, 0 where not, by what lowers them.",
+                &["device", "cause"],
+            ),
             power: register.float_gauges("ocelli_device_power_watts", "Power that a GPU draws.", device),
             energy: register.float_counters(
                 "ocelli_device_energy_joules_total",
                 "Energy that a GPU took since its driver was loaded.",
                 device,
             ),
-            ecc: register.counters(
+            corrected: register.counters(
+                "ocelli_device_ecc_corrected_total",
+                "Memory errors of a GPU that were put right, since its driver was loaded.",
+                device,
+            ),
+            uncorrected: register.counters(
                 "ocelli_device_ecc_uncorrected_total",
                 "Memory errors of a GPU that could not be put right, since its driver was loaded.",
+                device,
+            ),
+            replays: register.counters(
+                "ocelli_device_pcie_replays_total",
+                "Transfers over PCI Express that a GPU had to repeat, since its driver was loaded.",
                 device,
             ),
             xids: register.counters(
@@ -130,6 +154,12 @@ impl DeviceFamilies {
             Some(others) => self.others.with_label_values(label).set(others as i64),
             None => forget(&self.others, label),
         }
+        for (kind, lowered) in &seen.throttled {
+            match lowered {
+                Some(lowered) => self.throttled.with_label_values(&[device, kind]).set(i64::from(*lowered)),
+                None => forget(&self.throttled, &[device, kind]),
+            }
+        }
         for (gauge, value) in [
             (&self.utilization, seen.utilization),
             (&self.temperature, seen.temperature_c.map(f64::from)),
@@ -146,9 +176,15 @@ impl DeviceFamilies {
                 counter.inc_by((value - counter.get()).max(0.0));
             }
         }
-        if let Some(count) = seen.ecc_uncorrected {
-            let counter = self.ecc.with_label_values(label);
-            counter.inc_by(count.saturating_sub(counter.get()));
+        for (counter, count) in [
+            (&self.corrected, seen.ecc_corrected),
+            (&self.uncorrected, seen.ecc_uncorrected),
+            (&self.replays, seen.pcie_replays),
+        ] {
+            if let Some(count) = count {
+                let counter = counter.with_label_values(label);
+                counter.inc_by(count.saturating_sub(counter.get()));
+            }
         }
         for (xid, count) in &seen.xids {
             let counter = self.xids.with_label_values(&[device, &xid.to_string()]);

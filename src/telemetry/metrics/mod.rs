@@ -465,6 +465,7 @@ mod tests {
             others: Some(1),
             utilization: Some(0.5),
             temperature_c: Some(40),
+            throttled: vec![("thermal", Some(true)), ("power_cap", None)],
             power_w: Some(90.0),
             energy_j: Some(7.5),
             ..Readings::default()
@@ -476,14 +477,18 @@ mod tests {
         };
         metrics.devices.set("GPU-1", &seen);
         metrics.devices.set("GPU-2", &seen);
-        assert_eq!(gauges("GPU-1").len(), 6);
-        let gone = Readings { memory_bytes: vec![("free", Some(8)), ("own", None)], ..Readings::default() };
+        assert_eq!(gauges("GPU-1").len(), 7);
+        let gone = Readings {
+            memory_bytes: vec![("free", Some(8)), ("own", None)],
+            throttled: vec![("thermal", None)],
+            ..Readings::default()
+        };
         metrics.devices.set("GPU-1", &gone);
         assert_eq!(gauges("GPU-1"), ["ocelli_device_memory_bytes{device=\"GPU-1\",kind=\"free\"} 8"]);
-        assert_eq!(gauges("GPU-2").len(), 6, "another device's stay");
+        assert_eq!(gauges("GPU-2").len(), 7, "another device's stay");
         check(&metrics, "ocelli_device_energy_joules_total{device=\"GPU-1\"} 7.5");
         metrics.devices.set("GPU-1", &seen);
-        assert_eq!(gauges("GPU-1").len(), 6);
+        assert_eq!(gauges("GPU-1").len(), 7);
     }
 
     #[test]

@@ -127,7 +127,12 @@ impl Register {
 }
 
 /// What each label means, and its values where they are few.
-const LABELS: [(&str, &str); 12] = [
+const LABELS: [(&str, &str); 13] = [
+    (
+        "cause",
+        "what lowers a GPU's clocks: `thermal` (heat), `power_brake` (its power supply), `power_cap` (the limit of its power: common under \
+         load)",
+    ),
     (
         "code",
         "status code of the reply, over gRPC the one of HTTP that says the same; `other` outside of 100 to 599",
@@ -259,7 +264,7 @@ mod tests {
 
     #[test]
     fn every_outcome_is_explained() {
-        let (_, meaning) = LABELS[6];
+        let (_, meaning) = LABELS.iter().find(|(label, _)| *label == "outcome").expect("a label");
         for outcome in super::super::Outcome::ALL {
             let name = format!("`{}`", outcome.name());
             assert!(meaning.contains(&name), "{name} is not in {meaning}");

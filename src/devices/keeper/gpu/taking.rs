@@ -83,11 +83,8 @@ impl Keeper {
         }
     }
 
-    /// What others do there. Of a part of a GPU (MIG) nobody tells: what is seen is the whole, whose other parts are in nobody's way.
+    /// What others do there.
     fn others(&self, sample: &Sample) -> lease::Seen {
-        if self.gpu.id.starts_with("MIG-") {
-            return lease::Seen { others: false, free: None, utilization: None };
-        }
         lease::Seen {
             others: self.ourselves.others(sample).any(),
             free: sample.memory.map(|memory| memory.free),

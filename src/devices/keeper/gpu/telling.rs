@@ -130,9 +130,12 @@ fn fill(seen: &mut Seen, sample: &Sample, ourselves: &Ourselves) {
     };
     seen.utilization_percent = sample.utilization_percent;
     seen.temperature_c = sample.temperature_c;
+    (seen.slowdown_c, seen.shutdown_c) = (sample.slowdown_c, sample.shutdown_c);
+    seen.throttled = sample.throttled.map(|why| [why.thermal, why.power_brake, why.power_cap]);
     let watts = |milliwatts: u32| f64::from(milliwatts) / 1000.0;
     seen.power_w = sample.power_mw.map(watts);
     seen.power_limit_w = sample.power_limit_mw.map(watts);
     seen.energy_j = sample.energy_mj.map(|energy| energy as f64 / 1000.0);
-    seen.ecc_uncorrected = sample.ecc_uncorrected;
+    (seen.ecc_corrected, seen.ecc_uncorrected) = (sample.ecc_corrected, sample.ecc_uncorrected);
+    (seen.pcie_replays, seen.mig) = (sample.pcie_replays, sample.mig);
 }

@@ -1,0 +1,104 @@
+//! How a child ends: seen to, told to all who wait, and waited for where it does not.
+
+use super::{
+    super::{process::End, region::Outlasts},
+    Asks, GRACE, Waiting,
+};
+use crate::engine::EngineError;
+use std::time::Duration;
+
+/// How long a process may take from the end of its socket to its own.
+const LEAVING: Duration = Duration::from_millis(200);
+/// Between two looks at a process that does not end.
+const OUTLASTS: Duration = Duration::from_secs(1);
+
+impl Asks {
+    /// Sees to it that the process ends.
+    pub(super) fn end(&self) -> End {
+        let mut process = self.process.lock();
+        match process.end_within(LEAVING) {
+            End::Hangs => {
+                process.kill();
+                process.end_within(GRACE)
+            }
+            end => end,
+        }
+    }
+
+    /// Tells all who wait that it has ended, and why. Its place in the region is the next one's then; but one that hangs may write
+    /// there still, so that it is kept.
+    pub(super) fn settle(&self, end: End) -> Option<Outlasts> {
+        let last_words = self.process.lock().last_words();
+        let mut book = self.book.lock();
+        let words = match (&book.fault, book.killed) {
+            (Some(why), true) if end.is_kill() => format!("was ended by the server: {why}"),
+            (fault, _) => end.words(fault.as_deref(), last_words.as_deref()),
+        };
+        let reason = format!("the process of {} ({}) {words}", self.device, self.id);
+        if !(book.leaving && end == End::Done) {
+            tracing::error!(device = self.device, "{reason}");
+        }
+        book.ended = Some(reason.clone());
+        let waiting = std::mem::take(&mut book.waiting);
+        drop(book);
+        let outlasts = (end == End::Hangs).then(|| self.region.outlasts());
+        if outlasts.is_none() {
+            self.give_place();
+        }
+        for (_, Waiting { tell, _part, _held }) in waiting {
+            drop((_part, _held));
+            // Whoever asked may not care.
+            let _ = tell.send(Err(EngineError::Device(reason.clone())));
+        }
+        outlasts
+    }
+
+    /// Its place in the region is the next one's, when its parts are back.
+    fn give_place(&self) {
+        let traffic = self.traffic.lock().take();
+        drop(traffic);
+    }
+
+    /// Waits until a process that hung has ended after all, and gives its place back.
+    pub(super) fn wait_for_the_end(&self, outlasts: Outlasts) {
+        while self.process.lock().end_within(Duration::ZERO) == End::Hangs {
+            std::thread::sleep(OUTLASTS);
+        }
+        self.give_place();
+        drop(outlasts);
+        tracing::info!(device = self.device, "the device's process, which could not be ended, has ended");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{Post, begin},
+        *,
+    };
+    use crate::engine::child::{Program, Region};
+    use std::sync::mpsc;
+
+    #[test]
+    fn what_a_process_may_write_to_that_does_not_end_is_no_others_until_it_has_ended() {
+        let region = Region::new(1 << 16, 1).expect("memory");
+        let arguments = ["-c", "exec sleep 1000"].map(Into::into).to_vec();
+        let program = Program { path: "/bin/sh".into(), arguments, environment: Vec::new() };
+        let post = Post {
+            device: "cpu".into(),
+            gpu: None,
+            program,
+            region: region.clone(),
+            onnx_runtime: None,
+            patience: None,
+        };
+        let (started, _starting) = mpsc::channel();
+        let asks = begin(&post, &started).expect("a process");
+        let outlasts = asks.settle(End::Hangs).expect("it does not end");
+        assert!(asks.traffic().is_err(), "it is of no use");
+        assert!(region.traffic().is_err(), "and no other's");
+        asks.process.lock().kill();
+        asks.wait_for_the_end(outlasts);
+        assert!(region.traffic().is_ok());
+    }
+}
