@@ -328,7 +328,12 @@ impl Call {
             Ok(()) => Came::Done,
             Err(error) if register => {
                 let error = CudaError::when(format!("cannot pin {bytes} bytes"))(error);
-                tracing::warn!(%error, "copies of this memory will wait for each other");
+                // Of a context that is broken, whoever takes the GPU out tells more.
+                if is_broken(&cuda) {
+                    tracing::debug!(%error, "memory stays as it is");
+                } else {
+                    tracing::warn!(%error, "copies of this memory will wait for each other");
+                }
                 Came::Refused
             }
             Err(error) if error.0 == Code::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => Came::Done,
