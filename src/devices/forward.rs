@@ -117,10 +117,7 @@ pub(super) fn prove(
     let said = model.rules.whole || model.manifest.batch.is_said();
     let mixed = match said {
         true => None,
-        false => {
-            let _busy = busy();
-            company::mixed(engine, model).map_err(noted)?
-        }
+        false => company::mixed(engine, model, busy).map_err(noted)?,
     };
     if let Some(why) = mixed {
         engine.rest();

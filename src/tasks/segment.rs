@@ -66,7 +66,8 @@ impl Segment {
             {
                 if classes > 1 && self.threshold != Segment::default().threshold {
                     return Err(format!(
-                        "segment.threshold = {} is only read of one channel of scores: output {:?} has {classes}, of which the                          highest counts",
+                        "segment.threshold = {} is only read of one channel of scores: output {:?} has {classes}, of which the \
+                         highest counts",
                         self.threshold, output.name
                     ));
                 }
@@ -496,10 +497,9 @@ mod tests {
         let wide = signature(&[("map", &[-1, 21, 64, 64])]);
         let task = Segment { threshold: 0.3, ..Segment::default() };
         let error = task.resolve(&wide, &Labels::default(), None, true).unwrap_err();
-        assert!(
-            error.starts_with("segment.threshold = 0.3 is only read of one channel of scores"),
-            "{error}"
-        );
+        let told = "segment.threshold = 0.3 is only read of one channel of scores: output \"map\" has 21, of which the \
+                    highest counts";
+        assert_eq!(error, told);
         let error = Segment::default().resolve(&wide, &labels, None, true).unwrap_err();
         assert_eq!(error, "the labels file has 2 labels, output \"map\" has 21 classes");
     }

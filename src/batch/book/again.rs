@@ -97,7 +97,8 @@ impl Book {
                     }
                     Some(before) => {
                         let text: Arc<str> = format!("{}, and then {text}", before.text).into();
-                        let goes_on = cpu_is_left && before.avoid != Avoid::Gpus;
+                        let by_gpu = matches!(before.avoid, Avoid::One(first) if !self.roster.is_cpu(first));
+                        let goes_on = cpu_is_left && by_gpu;
                         ends = (!goes_on).then(|| Arc::clone(&text));
                         Failure { device, avoid: Avoid::Gpus, text, memory, until }
                     }

@@ -491,6 +491,19 @@ fn what_two_gpus_failed_is_run_by_the_cpu_that_stands_by_and_by_nobody_after_tha
 }
 
 #[test]
+fn what_the_cpu_has_failed_before_a_gpu_is_not_run_by_it_again() {
+    let mut desk = Desk::new(false);
+    let (job, taken) = (desk.push(1, 1), desk.take());
+    let gpu = desk.book.attach(&"gpu".into());
+    assert!(matches!(desk.book.pick(gpu, &[MODEL], desk.now), Pick::Sleep));
+    desk.end(&taken, 1, Err(EngineError::Device("it broke".into())));
+    let Pick::Run(batch, receipt) = desk.book.pick(gpu, &[MODEL], desk.now) else { panic!("it may have it") };
+    desk.end(&(batch, receipt), 1, Err(EngineError::Device("it broke, too".into())));
+    let why = "cpu: it broke, and then gpu: it broke, too";
+    assert_eq!(desk.answers(), [(job, Err(InferError::Device(why.into())))]);
+}
+
+#[test]
 fn what_a_device_failed_wakes_another_that_may_have_it_and_runs_there_at_once() {
     let mut desk = Desk::new(false);
     desk.book.models.get_mut(&MODEL).unwrap().rules.wait_max = Duration::from_millis(200);

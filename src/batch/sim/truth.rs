@@ -371,7 +371,7 @@ impl Truth {
                 job.device_failures += 1;
                 job.lost |= match job.device_failures {
                     1 => false,
-                    2 => !cpu_is_left,
+                    2 => !cpu_is_left || job.avoid.as_deref() == Some(CPU),
                     _ => true,
                 };
                 job.for_cpu = job.device_failures > 1;

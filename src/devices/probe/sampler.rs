@@ -36,8 +36,6 @@ struct Shared {
     changed: Condvar,
 }
 
-impl Shared {}
-
 /// Samples until it is dropped.
 pub struct Sampler {
     shared: Arc<Shared>,

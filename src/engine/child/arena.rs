@@ -52,8 +52,6 @@ struct Shared {
     freed: Condvar,
 }
 
-impl Shared {}
-
 impl Arena {
     /// All of `range` is free. Both ends are multiples of [`ALIGN`].
     pub fn new(range: Range<usize>) -> Arena {

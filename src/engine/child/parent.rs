@@ -195,7 +195,7 @@ impl Drop for Child {
 
 /// Starts the process, and tells whoever waits for it.
 fn begin(post: &Post, started: &mpsc::Sender<std::io::Result<Arc<Asks>>>) -> Option<Arc<Asks>> {
-    let traffic = match post.region.traffic() {
+    let traffic = match post.region.traffic(&post.device) {
         Ok(traffic) => Arc::new(traffic),
         Err(why) => {
             // Whoever started this waits for it.

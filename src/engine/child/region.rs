@@ -14,19 +14,18 @@
 
 use super::arena::{ALIGN, Arena, Span};
 use bytes::Bytes;
+use parking_lot::Mutex;
 use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create},
     mm::{MapFlags, ProtFlags, mmap, munmap},
 };
 use std::{
+    collections::BTreeSet,
     io,
     ops::{Deref, DerefMut, Range},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr::NonNull,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
 };
 
 /// Eighths of it that are the pool.
@@ -79,8 +78,8 @@ pub struct Region {
     /// Whole shares, one per child.
     traffic: Arena,
     share: usize,
-    /// Shares of processes that do not end.
-    outlasted: Arc<AtomicUsize>,
+    /// The devices whose processes do not end, and keep their shares.
+    outlasted: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Region {
@@ -150,20 +149,17 @@ impl Region {
         self.pool.take(bytes).map(|span| self.part(span))
     }
 
-    /// A child's share for its traffic; waits for that of one before it, whose last results are being read.
+    /// A share for the traffic of a device's child; waits for that of the one before it, whose last results are being read.
     ///
     /// # Errors
-    /// Where a process that does not end still has one: nobody knows for how long.
-    pub(super) fn traffic(&self) -> Result<Traffic, String> {
-        let span = match self.traffic.take(self.share) {
-            None if self.outlasted.load(Ordering::Relaxed) > 0 => {
-                return Err("a process that was killed has not ended, and may still write to the memory that this one would \
-                            have: it is waited for"
-                    .to_owned());
-            }
-            None => self.traffic.take_waiting(self.share).expect("shares are whole"),
-            Some(span) => span,
-        };
+    /// Where that one does not end, nobody knows for how long. Another's share is not taken for it: that one may be about to need it.
+    pub(super) fn traffic(&self, device: &str) -> Result<Traffic, String> {
+        if self.outlasted.lock().contains(device) {
+            return Err("its process before was killed and has not ended, and may still write to the memory that they share: it is \
+                        waited for"
+                .to_owned());
+        }
+        let span = self.traffic.take_waiting(self.share).expect("shares are whole");
         let Range { start, end } = span.range();
         let eighth = self.share / (8 - POOL);
         let [results, landing] = [start + 2 * eighth, start + 4 * eighth];
@@ -176,10 +172,10 @@ impl Region {
         })
     }
 
-    /// A process that was killed does not end: what is counted here is no longer waited for by others, until that is dropped.
-    pub(super) fn outlasts(&self) -> Outlasts {
-        self.outlasted.fetch_add(1, Ordering::Relaxed);
-        Outlasts(self.clone())
+    /// The process of a device was killed and does not end: until that is dropped, there is no other.
+    pub(super) fn outlasts(&self, device: &str) -> Outlasts {
+        self.outlasted.lock().insert(device.to_owned());
+        Outlasts { region: self.clone(), device: device.to_owned() }
     }
 
     /// A part that was taken of an arena of this region.
@@ -241,11 +237,14 @@ impl Region {
 }
 
 /// A share that a process has which does not end.
-pub(super) struct Outlasts(Region);
+pub(super) struct Outlasts {
+    region: Region,
+    device: String,
+}
 
 impl Drop for Outlasts {
     fn drop(&mut self) {
-        self.0.outlasted.fetch_sub(1, Ordering::Relaxed);
+        self.region.outlasted.lock().remove(&self.device);
     }
 }
 
@@ -363,10 +362,10 @@ mod tests {
         let (pool, _) = region.pool_bytes();
         let _all = region.lend(pool).expect("all of the pool");
         assert!(region.lend(1).is_none());
-        let first = region.traffic().expect("a share");
+        let first = region.traffic("gpu").expect("a share");
         assert_eq!(first.inputs_bytes(), first.results.len());
         std::thread::scope(|scope| {
-            let second = scope.spawn(|| region.traffic().expect("a share").results);
+            let second = scope.spawn(|| region.traffic("gpu").expect("a share").results);
             let results = first.results.clone();
             drop(first);
             assert_eq!(second.join().expect("no panic"), results);
@@ -376,7 +375,7 @@ mod tests {
     #[test]
     fn a_child_has_the_pool_and_its_own_share_known_to_its_device_and_no_other_share() {
         let region = Region::new(1 << 16, 8).expect("memory");
-        let traffics: Vec<Traffic> = (0..8).map(|_| region.traffic().expect("a share")).collect();
+        let traffics: Vec<Traffic> = (0..8).map(|_| region.traffic("gpu").expect("a share")).collect();
         let (pool, _) = region.pool_bytes();
         let mut shares = Vec::new();
         for traffic in &traffics {
@@ -395,14 +394,16 @@ mod tests {
 
     #[test]
     fn the_share_of_a_process_that_does_not_end_is_given_to_no_other_and_not_waited_for() {
-        let region = Region::new(1 << 16, 1).expect("memory");
-        let traffic = region.traffic().expect("a share");
-        let outlasts = region.outlasts();
-        let why = region.traffic().expect_err("it has it still");
+        let region = Region::new(1 << 16, 2).expect("memory");
+        let traffic = region.traffic("gpu").expect("a share");
+        let outlasts = region.outlasts("gpu");
+        let why = region.traffic("gpu").expect_err("it has it still");
         assert!(why.contains("has not ended"), "{why}");
+        let other = region.traffic("other").expect("its own");
         drop(traffic);
         drop(outlasts);
-        assert!(region.traffic().is_ok());
+        assert!(region.traffic("gpu").is_ok());
+        drop(other);
     }
 
     #[test]

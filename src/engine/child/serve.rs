@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn an_answer_that_waits_for_room_keeps_nobody_from_hearing_that_there_is_room() {
         let region = Region::new(1 << 16, 1).expect("memory");
-        let traffic = region.traffic().expect("a share");
+        let traffic = region.traffic("gpu").expect("a share");
         let (theirs, ours) = Link::pair().expect("sockets");
         // Where nothing comes, that is what fails.
         set_socket_timeout(&ours, Timeout::Recv, Some(Duration::from_secs(60))).expect("a limit");

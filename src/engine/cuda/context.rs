@@ -52,14 +52,15 @@ struct After {
 
 impl Drop for After {
     fn drop(&mut self) {
-        if remains(&self.gpu) {
-            tracing::info!(
+        match is_active(&self.gpu) {
+            Some(true) => tracing::info!(
                 gpu = self.gpu.id,
                 "the GPU is given back but for its context, some hundred MB: CUDA's runtime keeps that for this process, once ONNX \
                  Runtime or nvJPEG has used it there; isolation = \"process\" gives it back"
-            );
-        } else {
-            self.host.forgotten();
+            ),
+            Some(false) => self.host.forgotten(),
+            // Memory that may still be known stays.
+            None => {}
         }
     }
 }
@@ -67,12 +68,17 @@ impl Drop for After {
 /// Whether anything in this process keeps the GPU's primary context. All that is ours lets go of it in the end; libraries that
 /// use CUDA's runtime do not, and to reset it under them would break what they still have.
 pub fn remains(gpu: &Gpu) -> bool {
+    is_active(gpu) == Some(true)
+}
+
+/// The same, if the driver tells.
+fn is_active(gpu: &Gpu) -> Option<bool> {
     let (mut flags, mut active) = (0, 0);
     let asked = result::device::get(i32::try_from(gpu.ordinal).unwrap_or(i32::MAX)).and_then(|device| {
         // SAFETY: writes two numbers; the device was given to us by the driver.
         unsafe { sys::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) }.result()
     });
-    asked.is_ok() && active != 0
+    asked.is_ok().then_some(active != 0)
 }
 
 impl Drop for Context {

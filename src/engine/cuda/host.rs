@@ -166,7 +166,9 @@ impl Shared {
         while !done(&pins) && !pins.hangs && pins.started {
             let (calls, patience) = (pins.calls, pins.patience());
             let goes_on = |pins: &mut Pins| !done(pins) && !pins.hangs && pins.calls == calls;
-            if self.changed.wait_while_for(&mut pins, goes_on, patience).timed_out() {
+            let waited = self.changed.wait_while_for(&mut pins, goes_on, patience);
+            // It may have come back as the time was over.
+            if waited.timed_out() && !done(&pins) && !pins.hangs && pins.calls == calls {
                 pins.hangs = true;
                 self.changed.notify_all();
                 tracing::warn!("the driver hangs where memory is pinned: copies will wait for each other");

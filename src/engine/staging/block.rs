@@ -195,8 +195,6 @@ struct Store {
     free: Mutex<Vec<Block>>,
 }
 
-impl Store {}
-
 impl Blocks {
     /// An empty store of this kind of memory.
     pub fn new(memory: Memory) -> Blocks {

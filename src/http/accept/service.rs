@@ -203,9 +203,12 @@ impl Drop for Upload {
 /// said to who sends more than this.
 fn read_beside_the_reply(mut incoming: Incoming, under_way: &Arc<UnderWay>) {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return under_way.watch.body_left() };
-    let under_way = Arc::clone(under_way);
+    let UnderWay { request, ref watch, ref stages, http1 } = **under_way;
+    let (watch, stages) = (Arc::clone(watch), stages.clone());
+    // A connection of HTTP/1 is this request's until then; over HTTP/2 the request ends with its reply.
+    let open = http1.then(|| Arc::clone(under_way));
     runtime.spawn(async move {
-        let UnderWay { request, ref watch, ref stages, .. } = *under_way;
+        let _open = open;
         let to_the_end = async {
             let mut bytes = 0;
             while let Some(frame) = incoming.frame().await {
@@ -223,7 +226,7 @@ fn read_beside_the_reply(mut incoming: Incoming, under_way: &Arc<UnderWay>) {
             () = tokio::time::sleep(BESIDE_WAIT) => false,
             () = stages.closing.cancelled() => false,
         };
-        if !read {
+        if !read && http1 {
             watch.body_left();
         }
     });

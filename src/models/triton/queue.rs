@@ -95,6 +95,9 @@ impl Queueing {
         if self.of_priority.as_ref().is_some_and(BTreeMap::is_empty) {
             of_priority.clear();
         }
+        if let Some(levels) = self.levels {
+            of_priority.retain(|level, _| *level <= levels);
+        }
         for (level, said) in self.of_priority.iter().flatten() {
             let own = of_priority.entry(*level).or_default();
             *own = said.over(own);

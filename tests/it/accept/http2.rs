@@ -189,6 +189,22 @@ async fn a_window_that_never_opens_does_not_hold_an_answer_for_ever() {
 }
 
 #[tokio::test]
+async fn who_pauses_in_a_body_that_was_refused_does_not_keep_an_answer_waiting() {
+    let server = start(with_clocks(|clocks| clocks.write_stall = SHORT)).await;
+    let mut pausing = connect(&server, &[]).await;
+    let begun = [post(1, "/none"), frame(DATA, 0, 1, &[b'x'; 1024])].concat();
+    pausing.write_all(&begun).await.unwrap();
+    assert_eq!(first(&mut pausing, HEADERS).await.unwrap().0, 1);
+    // Begins to stall later, and is cut. SETTINGS_INITIAL_WINDOW_SIZE = 0.
+    let mut deaf = connect(&server, &[0, 4, 0, 0, 0, 0]).await;
+    deaf.write_all(&get(1, "/large")).await.unwrap();
+    until(|| server.connections.ended_stalled.load(Relaxed) == 1).await;
+    pausing.write_all(&get(3, "/")).await.unwrap();
+    assert_eq!(first(&mut pausing, HEADERS).await.expect("the connection goes on").0, 3);
+    assert_eq!(server.connections.ended_stalled.load(Relaxed), 1);
+}
+
+#[tokio::test]
 async fn an_answer_that_waits_for_its_window_is_not_idle() {
     let server = start(with_clocks(|clocks| clocks.idle = SHORT)).await;
     // SETTINGS_INITIAL_WINDOW_SIZE = 1000.

@@ -41,7 +41,7 @@ impl Asks {
         book.ended = Some(reason.clone());
         let waiting = std::mem::take(&mut book.waiting);
         drop(book);
-        let outlasts = (end == End::Hangs).then(|| self.region.outlasts());
+        let outlasts = (end == End::Hangs).then(|| self.region.outlasts(&self.device));
         if outlasts.is_none() {
             self.give_place();
         }
@@ -96,9 +96,9 @@ mod tests {
         let asks = begin(&post, &started).expect("a process");
         let outlasts = asks.settle(End::Hangs).expect("it does not end");
         assert!(asks.traffic().is_err(), "it is of no use");
-        assert!(region.traffic().is_err(), "and no other's");
+        assert!(region.traffic("cpu").is_err(), "and no other's");
         asks.process.lock().kill();
         asks.wait_for_the_end(outlasts);
-        assert!(region.traffic().is_ok());
+        assert!(region.traffic("cpu").is_ok());
     }
 }

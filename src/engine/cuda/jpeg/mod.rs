@@ -204,7 +204,8 @@ impl Drop for Offer {
     fn drop(&mut self) {
         let mut state = self.take_back();
         let changed = &self.shared.changed;
-        if changed.wait_while_for(&mut state, |state| self.is_in_use(state), LEAVE).timed_out() {
+        changed.wait_while_for(&mut state, |state| self.is_in_use(state), LEAVE);
+        if self.is_in_use(&state) {
             tracing::warn!("the decoder of JPEGs hangs on a GPU that is given back: not waited for");
         }
     }
@@ -232,10 +233,11 @@ impl Drop for Owner {
         let mut state = self.shared.state.lock();
         state.ended = true;
         self.shared.changed.notify_all();
-        let waited = self.shared.changed.wait_while_for(&mut state, |state| !state.gone, LEAVE);
+        self.shared.changed.wait_while_for(&mut state, |state| !state.gone, LEAVE);
+        let gone = state.gone;
         drop(state);
         // One that hangs is left to the end of the process.
-        if !waited.timed_out() {
+        if gone {
             let thread = self.thread.get_mut().take();
             // It catches its panics.
             let _ = thread.map(JoinHandle::join);
