@@ -642,6 +642,12 @@ mod tests {
     #[test]
     fn a_batch_size_that_the_model_cannot_have_is_told_in_the_words_of_its_file() {
         let mut source = source("m", "1", "");
+        source.manifest.declared = Some(Declared { items_max: Some(1), ..Declared::default() });
+        source.manifest.batch.wait_max = Duration::from_millis(1);
+        let mut one = signature(&[("y", &[1, 10])]);
+        one.inputs = vec![spec("x", DataType::Fp32, &[1, 4])];
+        let alone = Model::resolve(ModelKey(1), &source, one, Duration::from_secs(30), &Memory::Plain);
+        assert!(alone.is_ok(), "Triton takes a delay that delays nothing");
         source.manifest.declared = Some(Declared { items_max: Some(6), ..Declared::default() });
         source.manifest.batch.items_max = Some(6);
         let signature = signature(&[("y", &[10])]);

@@ -242,5 +242,8 @@ mod tests {
         let first = QueuePolicy { jobs_max: Some(3), ..own };
         assert_eq!(got.of_priority, [(0, first), (1, own)].into());
         assert!(changed(json!({ "priority_queue_policy": {} })).of_priority.is_empty());
+        // Levels that there are no more take theirs with them.
+        let got = changed(json!({ "priority_levels": 1, "default_priority_level": 1 }));
+        assert_eq!(got.of_priority, [(0, own)].into());
     }
 }
