@@ -11,8 +11,8 @@ use crate::{
 };
 
 /// Numbers that differ by more than this part of the largest of their row are others. Both companies are as large and run by the same
-/// kernels, so that little is left to rounding: some of a GPU's sum in no fixed order.
-const TOLERANCE: f32 = 0.01;
+/// kernels, so that little is left to rounding, but in networks that are quantized as they run: of these the scale is that of all rows.
+const TOLERANCE: f32 = 0.1;
 
 /// How that was seen, if a row depends on its company. Networks that are given no numbers with a fraction (integers may count
 /// or point somewhere, so they stay zero), that refuse what they are given, or give something else each time, cannot be asked.
@@ -180,11 +180,11 @@ mod tests {
             ))
         };
         assert_eq!(told(|rows, _| rows[1][0] += rows[0][0]), sums(1));
-        assert_eq!(told(|rows, _| rows[0][1] += 0.1 * rows[1][1]), sums(0));
+        assert_eq!(told(|rows, _| rows[0][1] += rows[1][1]), sums(0));
         assert_eq!(told(|rows, call| rows[0][0] += call as f32), None, "it is another each time");
         let kept = told(|rows, _| rows.retain(|row| row[0] < 0.5)).unwrap();
         assert!(kept.ends_with("for 2 items, so its first axis does not count them"), "{kept}");
-        // As kernels that add in no fixed order.
-        assert_eq!(told(|rows, call| rows[0][0] += 1e-6 * call as f32), None);
+        // As numbers are rounded by the largest of all.
+        assert_eq!(told(|rows, _| rows[0][0] += 0.01 * rows[1][0]), None);
     }
 }
