@@ -35,7 +35,6 @@ std = {IMAGENET_STD}
 PLAIN_INPUT = f"""\
 [input]
 resize = "stretch"
-filter = "bilinear"
 color = "rgb"
 scale = {1 / 255!r}
 mean = [0.0, 0.0, 0.0]
