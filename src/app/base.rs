@@ -44,7 +44,8 @@ impl Core {
     /// has its log file, if there are such files.
     ///
     /// # Errors
-    /// If the backend cannot be had, or ONNX Runtime where a model is for it, a log file or `stack_spill_folder` cannot be written, or the system refuses a thread.
+    /// If the backend cannot be had, or ONNX Runtime where a model is for it; if a log file or `stack_spill_folder` cannot be written;
+    /// or if the system refuses a thread.
     pub fn start(config: &Config, log: Option<&Logging>) -> Result<Core, AppError> {
         spill_folder(config).map_err(|why| {
             AppError::Failed(format!("stack_spill_folder {:?}: {why}", config.stack_spill_folder))

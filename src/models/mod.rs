@@ -184,6 +184,12 @@ impl Model {
         let strings_max = strings.then(|| items_max.unwrap_or_else(|| manifest.batch.largest()));
         let rules = rules(manifest, batching, &signature)?;
         if batching == Batching::One && rules.wait_max > Duration::ZERO {
+            if manifest.declared.is_none() {
+                return Err(
+                    "batch.wait_ms_max waits for company, and the model has its batch axis fixed at 1: leave it out"
+                        .to_owned(),
+                );
+            }
             tracing::warn!(
                 model = source.name,
                 "dynamic_batching.max_queue_delay_microseconds: nothing is waited for, since the file has its batch axis fixed at 1"
@@ -384,12 +390,6 @@ fn rules(manifest: &Manifest, batching: Batching, signature: &Signature) -> Resu
             first_fixed(signature),
             signature.inputs.first().map_or("input", |input| &input.name)
         ));
-    }
-    if batching == Batching::One && asked.wait_max > Duration::ZERO && manifest.declared.is_none() {
-        return Err(
-            "batch.wait_ms_max waits for company, and the model has its batch axis fixed at 1: leave it out"
-                .to_owned(),
-        );
     }
     let sizes = match (&asked.sizes, batching) {
         (_, Batching::One | Batching::Whole) => vec![1],

@@ -45,14 +45,14 @@ fn what_others_in_the_process_keep_of_a_gpu_is_seen_after_all_of_ours_is_gone() 
     let fake = FakeCuda::start("count=2");
     let gpus = ocelli::engine::cuda::probe().unwrap().gpus;
     let remains = || gpus.iter().map(ocelli::engine::cuda::remains).collect::<Vec<_>>();
-    assert_eq!(remains(), [false, false]);
+    assert_eq!(remains(), [Some(false), Some(false)]);
     // As CUDA's runtime does for a library, once.
     let theirs = context(1);
     let ours = ocelli::engine::cuda::Context::open(&gpus[1]).unwrap();
     drop(ours);
-    assert_eq!(remains(), [false, true]);
+    assert_eq!(remains(), [Some(false), Some(true)]);
     drop(theirs);
-    assert_eq!(remains(), [false, false]);
+    assert_eq!(remains(), [Some(false), Some(false)]);
     fake.books().assert_empty();
 }
 

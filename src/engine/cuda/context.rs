@@ -52,7 +52,7 @@ struct After {
 
 impl Drop for After {
     fn drop(&mut self) {
-        match is_active(&self.gpu) {
+        match remains(&self.gpu) {
             Some(true) => tracing::info!(
                 gpu = self.gpu.id,
                 "the GPU is given back but for its context, some hundred MB: CUDA's runtime keeps that for this process, once ONNX \
@@ -66,13 +66,8 @@ impl Drop for After {
 }
 
 /// Whether anything in this process keeps the GPU's primary context. All that is ours lets go of it in the end; libraries that
-/// use CUDA's runtime do not, and to reset it under them would break what they still have.
-pub fn remains(gpu: &Gpu) -> bool {
-    is_active(gpu) == Some(true)
-}
-
-/// The same, if the driver tells.
-fn is_active(gpu: &Gpu) -> Option<bool> {
+/// use CUDA's runtime do not, and to reset it under them would break what they still have. `None` where the driver does not tell.
+pub fn remains(gpu: &Gpu) -> Option<bool> {
     let (mut flags, mut active) = (0, 0);
     let asked = result::device::get(i32::try_from(gpu.ordinal).unwrap_or(i32::MAX)).and_then(|device| {
         // SAFETY: writes two numbers; the device was given to us by the driver.

@@ -255,11 +255,12 @@ impl Pins {
 
     /// No context knows any of what was kept. Gives what of it nobody has any more.
     fn forgotten(&mut self) -> Vec<Known> {
-        let kept = self.memory.iter_mut().filter(|(_, known)| known.state == State::Kept);
-        let kept: Vec<usize> = kept.map(|(start, known)| (known.state = State::New, *start).1).collect();
-        let nobodys = |start: &usize| self.memory[start].left.is_some();
-        let left: Vec<usize> = kept.into_iter().filter(nobodys).collect();
-        left.iter().filter_map(|start| self.memory.remove(start)).collect()
+        let nobodys = |_: &usize, known: &mut Known| known.state == State::Kept && known.left.is_some();
+        let left = self.memory.extract_if(.., nobodys).map(|(_, known)| known).collect();
+        for known in self.memory.values_mut().filter(|known| known.state == State::Kept) {
+            known.state = State::New;
+        }
+        left
     }
 
     /// Nobody has this memory any more: it goes now, or when the driver does not know it.
