@@ -165,6 +165,31 @@ def bench_resnet50_fp16_last(run):
     bench_network(run, "resnet50-fp16-last", half=True, channels_last=True)
 
 
+def singles(run, name, **on_gpu):
+    """Images that come one by one, which the server puts together to batches of up to 64."""
+    need_networks(run)
+    small = {"blocks": (1, 1, 1, 1), "width": 8, "side": 32, "classes": 10} if run.rehearsal else {}
+    folder = folder_of(run.out / "made" / name)
+    (folder / "model.onnx").write_bytes(resnet(True, **small))
+    table = "\n[gpu]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in on_gpu.items())
+    began = time.monotonic()
+    server = Server(run, {name: (folder, f"[batch]\nitems_max = 64\n{ON_GPU}{table}")}, name=name, backend="gpu")
+    run.number(f"start_{name}", time.monotonic() - began)
+    for callers in (1, 2) if run.rehearsal else (1, 16, 64, 128):
+        answers, median = load(run, server, name, 1, callers, 0.3 if run.rehearsal else 4)
+        run.number(f"singles_{name}_c{callers}", answers)
+        run.number(f"singles_p50_{name}_c{callers}", median)
+    (run.out / f"metrics-{name}").write_bytes(server.get("/metrics").body)
+    server.stop()
+
+
+@check("bench-singles", "images one by one through HTTP, put together by the server", seconds=600, where="rehearsed")
+def bench_singles(run):
+    singles(run, "plain", cuda_graph=False)
+    singles(run, "graph", cuda_graph=True)
+    singles(run, "graph-last", cuda_graph=True, channels_last=True)
+
+
 # Looking for the fastest kernels takes PyTorch many minutes for each size; GPU_CHECKS_TORCH names another way to compile.
 @check("bench-torch", "ResNet-50 in half precision by PyTorch in-process", seconds=2400, where="gpu")
 def bench_torch(run):

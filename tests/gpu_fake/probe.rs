@@ -92,7 +92,7 @@ fn what_a_gpu_does_not_tell_is_missing_by_name() {
 }
 
 #[test]
-fn limits_and_the_division_of_a_gpu_are_read_once() {
+fn what_turns_slowly_is_read_at_one_look_of_ten_and_what_decisions_hang_on_at_all() {
     let fake = FakeNvml::start("");
     let mut probe = probe();
     fake.tell("fault on=nvmlDeviceGetTemperatureThreshold lost=15");
@@ -104,12 +104,24 @@ fn limits_and_the_division_of_a_gpu_are_read_once() {
         (Some(89), Some(false), vec![]),
         "read when it is back"
     );
-    for call in ["nvmlDeviceGetTemperatureThreshold", "nvmlDeviceGetMigMode"] {
-        fake.tell(&format!("fault on={call} times=always code=3"));
+    fake.tell("set gpu=0 used=9GiB utilization=97 temperature=91 rows_pending=1");
+    fake.tell("fault on=nvmlDeviceGetPowerUsage times=always code=3");
+    for look in 1..10 {
+        let sample = probe.sample().remove(0);
+        let at_once = (sample.memory.map(|memory| memory.held()), sample.utilization_percent);
+        assert_eq!(at_once, (Some(9 * GIB), Some(97)), "look {look}");
+        let later = (sample.temperature_c, sample.rows_pending, sample.power_mw);
+        assert_eq!(later, (Some(40), Some(false), first.power_mw), "look {look}");
+        assert_eq!((sample.slowdown_c, missing(&sample)), (Some(89), vec![]), "look {look}");
     }
-    let later = probe.sample().remove(0);
-    assert_eq!((later.slowdown_c, later.shutdown_c, later.mig), (Some(89), Some(92), Some(false)));
-    assert_eq!(missing(&later), [""; 0]);
+    let tenth = probe.sample().remove(0);
+    assert_eq!((tenth.temperature_c, tenth.rows_pending, tenth.power_mw), (Some(91), Some(true), None));
+    assert_eq!(missing(&tenth), ["power_mw"]);
+    assert_eq!(
+        missing(&probe.sample()[0]),
+        ["power_mw"],
+        "what is missing is missing until it is read again"
+    );
 }
 
 #[test]

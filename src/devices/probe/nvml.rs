@@ -70,19 +70,20 @@ pub(super) fn gpus(nvml: &Nvml) -> Vec<GpuId> {
 pub struct NvmlProbe {
     nvml: Nvml,
     gpus: Vec<GpuId>,
-    /// What does not change on each of them, once it was read.
-    constants: Vec<Option<Constants>>,
+    /// What was read of each of them last that is not read at every look.
+    kept: Vec<Option<Kept>>,
     /// Parts of them (MIG) that are looked at: each with the number of its GPU among `gpus`.
     parts: Vec<(usize, GpuId)>,
 }
 
-/// What is read of a GPU once.
-#[derive(Clone)]
-struct Constants {
-    slowdown_c: Option<u32>,
-    shutdown_c: Option<u32>,
-    mig: Option<bool>,
-    missing: Vec<Missing>,
+/// What turns slowly is read at one look of so many. On an H200 each reading is a question to the GPU itself, and all of them at
+/// every look took a core 4 ms.
+const LOOKS: u32 = 10;
+
+/// What turns slowly, for the looks that do not read it.
+struct Kept {
+    sample: Sample,
+    looks_left: u32,
 }
 
 impl NvmlProbe {
@@ -94,7 +95,7 @@ impl NvmlProbe {
     pub fn open(library: Option<&Path>) -> Result<NvmlProbe, Unavailable> {
         let nvml = open(library)?;
         let gpus = gpus(&nvml);
-        Ok(NvmlProbe { nvml, constants: vec![None; gpus.len()], gpus, parts: Vec::new() })
+        Ok(NvmlProbe { nvml, kept: gpus.iter().map(|_| None).collect(), gpus, parts: Vec::new() })
     }
 
     /// Looks at these as well, by UUID and place on the bus as CUDA has them, as far as they are parts (MIG) of GPUs that are there.
@@ -117,10 +118,10 @@ impl NvmlProbe {
 
 impl Probe for NvmlProbe {
     fn sample(&mut self) -> Vec<Sample> {
-        let whole = |(gpu, constants): (&GpuId, &mut Option<Constants>)| {
+        let whole = |(gpu, kept): (&GpuId, &mut Option<Kept>)| {
             let sample = Sample::of(gpu.clone());
             match self.nvml.device_by_uuid(gpu.uuid.as_str()) {
-                Ok(device) => Look { sample }.at(&device, constants),
+                Ok(device) => Look { sample }.at(&device, kept),
                 // What was there once and is no more is as good as lost.
                 Err(why) => {
                     let missing = vec![Missing { reading: "gpu", why: why.to_string() }];
@@ -128,7 +129,7 @@ impl Probe for NvmlProbe {
                 }
             }
         };
-        let mut samples: Vec<Sample> = self.gpus.iter().zip(&mut self.constants).map(whole).collect();
+        let mut samples: Vec<Sample> = self.gpus.iter().zip(&mut self.kept).map(whole).collect();
         let parts = self.parts.iter().map(|(whole, part)| self.part(&samples[*whole], part));
         let parts: Vec<Sample> = parts.collect();
         samples.extend(parts);
@@ -185,33 +186,43 @@ impl Look {
             told.map(|memory| Memory { total: memory.total, free: memory.free, reserved: memory.reserved });
     }
 
-    /// What is read once; where the GPU is lost meanwhile, at the next look.
-    fn constants(&mut self, device: &Device<'_>, known: &mut Option<Constants>) {
-        let constants = known.take().unwrap_or_else(|| {
-            let before = self.sample.missing.len();
-            let threshold = |kind| device.temperature_threshold(kind);
-            let slowdown_c = self.read("slowdown_c", threshold(TemperatureThreshold::Slowdown));
-            let shutdown_c = self.read("shutdown_c", threshold(TemperatureThreshold::Shutdown));
-            // 1 is "on".
-            let mig = self.read("mig", device.mig_mode()).map(|mode| mode.current == 1);
-            Constants { slowdown_c, shutdown_c, mig, missing: self.sample.missing.split_off(before) }
-        });
-        (self.sample.slowdown_c, self.sample.shutdown_c) = (constants.slowdown_c, constants.shutdown_c);
-        self.sample.mig = constants.mig;
-        self.sample.missing.extend(constants.missing.iter().cloned());
-        *known = Some(constants).filter(|_| !self.sample.lost);
-    }
-
-    fn at(mut self, device: &Device<'_>, constants: &mut Option<Constants>) -> Sample {
+    /// What a decision may hang on is read at every look, all else now and then.
+    fn at(mut self, device: &Device<'_>, kept: &mut Option<Kept>) -> Sample {
         self.memory(device.memory_info());
         if self.sample.lost {
-            // Every other call would fail alike, and some of them slowly.
+            // Every other call would fail alike, and some of them slowly. If it is there again, nothing is known of it.
+            *kept = None;
             return self.sample;
         }
-        self.constants(device, constants);
         self.sample.utilization_percent =
             self.read("utilization_percent", device.utilization_rates()).map(|rates| rates.gpu);
         self.sample.processes = self.read("processes", processes(device));
+        let slow = match kept.as_mut().filter(|kept| kept.looks_left > 0) {
+            Some(kept) => {
+                kept.looks_left -= 1;
+                kept.sample.clone()
+            }
+            None => {
+                let sample = Look { sample: Sample::of(self.sample.gpu.clone()) }.slow(device);
+                kept.insert(Kept { sample, looks_left: LOOKS - 1 }).sample.clone()
+            }
+        };
+        let Sample { gpu, lost, memory, utilization_percent, processes, mut missing, .. } = self.sample;
+        let lost = lost || slow.lost;
+        if lost {
+            *kept = None;
+        }
+        missing.extend(slow.missing.iter().cloned());
+        Sample { gpu, lost, memory, utilization_percent, processes, missing, ..slow }
+    }
+
+    /// What turns slowly, or never.
+    fn slow(mut self, device: &Device<'_>) -> Sample {
+        let threshold = |kind| device.temperature_threshold(kind);
+        self.sample.slowdown_c = self.read("slowdown_c", threshold(TemperatureThreshold::Slowdown));
+        self.sample.shutdown_c = self.read("shutdown_c", threshold(TemperatureThreshold::Shutdown));
+        // 1 is "on".
+        self.sample.mig = self.read("mig", device.mig_mode()).map(|mode| mode.current == 1);
         self.sample.temperature_c = self.read("temperature_c", device.temperature(TemperatureSensor::Gpu));
         self.sample.throttled = self.read("throttled", device.current_throttle_reasons()).map(throttled);
         self.sample.power_mw = self.read("power_mw", device.power_usage());

@@ -48,14 +48,15 @@ pub(crate) fn reset() {
     let context = support::open(0);
     break_context(&context);
     reset_primary();
-    drop(context);
+    // Its handles name nothing any more: to give one back is to write where something was (driver 580 crashes).
+    std::mem::forget(context);
     number("works_after_reset", f64::from(u8::from(works())));
 }
 
 #[allow(unsafe_code, reason = "a call that the product never makes")]
 fn reset_primary() {
     let device = result::device::get(0).unwrap();
-    // SAFETY: the device is the driver's; what is in the context is only dropped afterwards.
+    // SAFETY: the device is the driver's; nobody touches what was in the context afterwards.
     let code = unsafe { sys::cuDevicePrimaryCtxReset_v2(device) };
     println!("reset: {code:?}");
 }
