@@ -37,7 +37,8 @@ sources, and again in src/engine/kernels. All that pointers lead to is memory of
 // (PreprocessCall)
 #define PREPROCESS_ENTRIES(ENTRY) \
     ENTRY(preprocess) \
-    ENTRY(preprocess_plain)
+    ENTRY(preprocess_plain) \
+    ENTRY(preprocess_finished)
 
 // (SpotCall); the last two: (SpotCut)
 #define SPOTS_ENTRIES(ENTRY) \

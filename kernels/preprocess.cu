@@ -10,8 +10,8 @@ preprocess: decoded images to a model's input: what lies behind transparency, re
   by how weights are rounded, by 1 of 255 at most; with kernels that overshoot by 3, and of 16-bit samples by more at hard edges,
   since the reference takes x first there.
 
-A launch of each kernel that has an image of its own in the batch, and leaves the others alone: preprocess_plain(PreprocessCall),
-see preprocess_plain.cuh, and for all that is not plain (16 bits, opacity, colour that becomes grey) preprocess(PreprocessCall):
+A launch of each kernel that has an image of its own in the batch, and leaves the others alone: preprocess_finished(PreprocessCall),
+see preprocess_finished.cuh, preprocess_plain(PreprocessCall), see preprocess_plain.cuh, and for all that is not plain (16 bits, opacity, colour that becomes grey) preprocess(PreprocessCall):
 
   block   32 x 8 threads, a tile of an item: a thread per pixel
   grid    width / 32, height / 8, both rounded up, by count (at most 65535)
@@ -26,7 +26,7 @@ again are in the caches.
 An H100 makes 0.42 M images/s of 500 x 375 RGB to 224 x 224 floats with this one, a sixth of what its memory would allow: 1150
 instructions of a warp for 32 pixels, of which reading a sample of any kind is most.
 */
-#include "preprocess_plain.cuh"
+#include "preprocess_finished.cuh"
 
 LOCAL {
 
@@ -173,7 +173,19 @@ KERNEL_OF(preprocess, 256, (const __grid_constant__ PreprocessCall call)) {
 KERNEL_OF(preprocess_plain, 256, (const __grid_constant__ PreprocessCall call)) {
     __shared__ u32 shared[PLAIN_TILE / PLAIN_ROWS][PLAIN_ROWS][3][PLAIN_WORDS];
     const PreprocessImage& image = call.images[blockIdx.z];
-    if (image.way < RESAMPLED) return;
+    if (image.way != RESAMPLED && image.way != COPIED) return;
     if (image.channels == 1) plain_tile<1>(call, image, shared[threadIdx.y]);
     else plain_tile<3>(call, image, shared[threadIdx.y]);
+}
+
+KERNEL_OF(preprocess_finished, 256, (const __grid_constant__ PreprocessCall call)) {
+    const PreprocessImage& image = call.images[blockIdx.z];
+    const u32 quad = (blockIdx.x * 8 + threadIdx.y) * 32 + threadIdx.x;
+    if (image.way != FINISHED || quad >= call.width * call.height / 4) return;
+    const u32* const words = (const u32*)image.samples;
+    switch (call.element) {
+        case ELEMENT_F32: finished<float>(call, words, quad); break;
+        case ELEMENT_F16: finished<Half>(call, words, quad); break;
+        default: finished<u8>(call, words, quad);
+    }
 }

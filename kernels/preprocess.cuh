@@ -23,8 +23,8 @@ struct PreprocessImage {
     u32 columns;   // of the image
 };
 
-// How an image is read. What is RESAMPLED or COPIED is plain: it has bytes, of 1 channel or of 3.
-enum Way { BYTES = 0, WORDS = 1, RESAMPLED = 2, COPIED = 3 };
+// How an image is read. What is RESAMPLED, COPIED or FINISHED is plain: it has bytes, of 1 channel or of 3.
+enum Way { BYTES = 0, WORDS = 1, RESAMPLED = 2, COPIED = 3, FINISHED = 4 };
 
 enum ElementType { ELEMENT_F32 = 0, ELEMENT_F16 = 1, ELEMENT_U8 = 2 };
 

@@ -10,14 +10,16 @@ use crate::{
 };
 
 /// The kernels in `kernels/generated/preprocess.ptx`: `preprocess` takes any image of a batch, `preprocess_plain` 8-bit
-/// ones of one or three channels.
-pub const KERNELS: [&str; 2] = ["preprocess", "preprocess_plain"];
+/// ones of one or three channels, `preprocess_finished` those of them that have the item's size and lie as it does.
+pub const KERNELS: [&str; 3] = ["preprocess", "preprocess_plain", "preprocess_finished"];
 
 /// Threads of a block along x and y.
 pub const THREADS: [u32; 3] = [32, 8, 1];
 
-/// Pixels of an item that a block of each kernel makes, along x and y.
+/// Pixels of an item that a block of the first two makes, along x and y,
 const TILES: [[u32; 2]; 2] = [[32, 8], [32, 32]];
+/// and of the last one, in the order of memory; that is read and written by so many pixels at once.
+const FINISHED: [u32; 2] = [1024, 4];
 
 /// Columns that make one of an image in whole numbers: of more, each has a weight that is too small for 16 bits.
 const COLUMNS_MAX: usize = 64;
@@ -111,6 +113,19 @@ enum Way {
     Resampled = 2,
     /// Plain, and one pixel makes one.
     Copied = 3,
+    /// Plain, and lies as the item does.
+    Finished = 4,
+}
+
+impl Way {
+    /// Which of [`KERNELS`] reads it.
+    fn kernel(self) -> usize {
+        match self {
+            Way::Bytes | Way::Words => 0,
+            Way::Resampled | Way::Copied => 1,
+            Way::Finished => 2,
+        }
+    }
 }
 
 /// `PreprocessCall` of `kernels/preprocess.cu`: the launch's only argument.
@@ -144,12 +159,21 @@ pub struct Batch {
     known: Vec<(AxisKey, Form, u32, u32)>,
     /// Whether numbers are mild enough to be made with 1 / std.
     mild: bool,
+    /// Which of [`KERNELS`] have an image of their own.
+    launched: [bool; KERNELS.len()],
 }
 
 impl Batch {
     /// An empty one for a model's input, which has been [checked](Preprocess::check).
     pub fn new(to: &Preprocess) -> Batch {
-        Batch { to: to.clone(), images: Vec::new(), tables: Vec::new(), known: Vec::new(), mild: mild(to) }
+        Batch {
+            to: to.clone(),
+            images: Vec::new(),
+            tables: Vec::new(),
+            known: Vec::new(),
+            mild: mild(to),
+            launched: [false; KERNELS.len()],
+        }
     }
 
     /// Images that have the input's size already, one behind the other as [`Preprocess::place`] writes them: only numbers are to be
@@ -173,6 +197,7 @@ impl Batch {
     /// Forgets the images. Tables stay, for images of sizes that were seen.
     pub fn clear(&mut self) {
         self.images.clear();
+        self.launched = [false; KERNELS.len()];
         // Bounded where no two images have one size.
         if self.tables.len() > 1 << 22 {
             self.tables.clear();
@@ -204,7 +229,11 @@ impl Batch {
         assert!(window.width > 0 && window.height > 0, "an image has a pixel in its item");
         let x = AxisKey::new(size.0, from.left, from.width, window.width, false);
         let y = AxisKey::new(size.1, from.top, from.height, window.height, true);
-        let way = self.way(&pixels, &x, &y);
+        let way = match self.way(&pixels, &x, &y) {
+            Way::Copied if self.is_finished(&pixels, size, covered) => Way::Finished,
+            way => way,
+        };
+        self.launched[way.kernel()] = true;
         let [of_x, of_y] = match way {
             Way::Resampled => [Form::Columns, Form::Rows],
             _ => [Form::Numbers; 2],
@@ -241,6 +270,18 @@ impl Batch {
         }
     }
 
+    /// Whether an image of which each pixel makes one lies in memory as the item does, in pieces that are read and written at once.
+    fn is_finished(&self, pixels: &Pixels, size: (u32, u32), covered: Region) -> bool {
+        let to = &self.to;
+        let whole = Region { left: 0.0, top: 0.0, width: f64::from(to.width), height: f64::from(to.height) };
+        let as_it_lies = Pixels::interleaved(pixels.address, to.width, to.color.channels() as u8, false);
+        size == (to.width, to.height)
+            && covered == whole
+            && *pixels == as_it_lies
+            && pixels.address.is_multiple_of(4)
+            && (u64::from(to.width) * u64::from(to.height)).is_multiple_of(u64::from(FINISHED[1]))
+    }
+
     fn table(&mut self, key: AxisKey, form: Form) -> (u32, u32) {
         if let Some((.., at, taps)) = self.known.iter().find(|(known, its, ..)| *known == key && *its == form)
         {
@@ -264,15 +305,15 @@ impl Batch {
 
     /// What is launched, in any order: the kernels that have an image of their own.
     pub fn launches(&self) -> Vec<Launch> {
-        let plain = |image: &PreprocessImage| image.way >= Way::Resampled as u32;
-        let kernels = (0..KERNELS.len())
-            .filter(|kernel| self.images.iter().any(|image| plain(image) == (*kernel == 1)));
+        let (width, height, count) = (self.to.width, self.to.height, self.images.len() as u32);
         let launch = |kernel: usize| {
-            let [x, y] = TILES[kernel];
-            let blocks = [self.to.width.div_ceil(x), self.to.height.div_ceil(y), self.images.len() as u32];
-            Launch { kernel, blocks }
+            let [x, y] = match TILES.get(kernel) {
+                Some([x, y]) => [width.div_ceil(*x), height.div_ceil(*y)],
+                None => [(width * height).div_ceil(FINISHED[0]), 1],
+            };
+            Launch { kernel, blocks: [x, y, count] }
         };
-        kernels.map(launch).collect()
+        (0..KERNELS.len()).filter(|kernel| self.launched[*kernel]).map(launch).collect()
     }
 
     /// The argument of each launch, with the addresses of images, tables and items on the device.

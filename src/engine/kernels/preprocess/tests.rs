@@ -204,11 +204,12 @@ fn an_image_of_the_inputs_size_comes_through_as_it_is() {
 #[test]
 fn pixels_of_a_batch_become_the_numbers_that_the_host_makes_of_them() {
     let random = &mut Random(13);
-    for round in 0..30 {
+    let mut of_each = [0; KERNELS.len()];
+    for round in 0..60 {
         let to = Preprocess {
             color: random.of(&[Color::Rgb, Color::Bgr, Color::Gray]),
             layout: random.of(&[Layout::Nchw, Layout::Nhwc]),
-            datatype: random.of(&[DataType::Fp32, DataType::Fp16]),
+            datatype: random.of(&[DataType::Fp32, DataType::Fp16, DataType::Uint8]),
             mean: [0.485, 0.456, 0.406],
             std: [0.229, 0.224, 0.225],
             resize: Resize::Exact,
@@ -226,8 +227,23 @@ fn pixels_of_a_batch_become_the_numbers_that_the_host_makes_of_them() {
         };
         to.normalize(pixels, items, &mut expected);
         let batch = Batch::finished(&to, address, items, wide);
+        let in_pieces = !wide && address.is_multiple_of(4) && (to.width * to.height).is_multiple_of(4);
+        let kernels: Vec<usize> = batch.launches().iter().map(|launch| launch.kernel).collect();
+        assert_eq!(
+            kernels,
+            [if wide {
+                0
+            } else if in_pieces {
+                2
+            } else {
+                1
+            }],
+            "round {round}"
+        );
+        of_each[kernels[0]] += 1;
         assert!(launch(&batch, expected.len()) == expected, "round {round}: {items} of {to:?}");
     }
+    assert!(of_each.iter().all(|count| *count > 5), "{of_each:?} by each kernel");
 }
 
 #[test]
