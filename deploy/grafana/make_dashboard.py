@@ -164,6 +164,11 @@ def rows():
             target(f"sum by (instance) (ocelli_http_connections{{{REPLICA}}})", "{{instance}}"),
         ),
         lines(
+            "Connections opened", "And the times that no more were taken, since as many were open as may be.", "cps",
+            target(f"sum({rate('ocelli_http_connections_total', REPLICA)})", "opened"),
+            target(f"sum({rate('ocelli_http_connections_capped_total', REPLICA)})", "at the bound"),
+        ),
+        lines(
             "Connections that a clock ended", "idle is as it should be; header and stalled are slow clients.", "cps",
             target(f"sum by (reason) ({rate('ocelli_http_connections_ended_total', REPLICA)})", "{{reason}}"),
         ),
@@ -234,6 +239,10 @@ def rows():
             target(f"sum by (device, reason) ({rate('ocelli_failed_batches_total', both)})", "{{device}} {{reason}}"),
         ),
         lines(
+            "Jobs that were run again", "After a batch that failed; docs/metrics.md has the reasons.", "ops",
+            target(f"sum by (device, reason) ({rate('ocelli_retried_jobs_total', both)})", "{{device}} {{reason}}"),
+        ),
+        lines(
             "Answered by a stand-in", "Jobs that another device answered than the one that is meant for the model.", "ops",
             target(f"sum by (model, device, reason) ({rate('ocelli_fallbacks_total', both)})", "{{model}} {{device}} {{reason}}"),
         ),
@@ -271,8 +280,21 @@ def rows():
             target(f"sum by (device, xid) (ocelli_device_xids_total{{{DEVICE}}})", "{{device}} Xid {{xid}}"),
         ),
         lines(
-            "Memory errors", "That could not be put right, since the driver was loaded.", "short",
-            target(f"ocelli_device_ecc_uncorrected_total{{{DEVICE}}}", "{{instance}} {{device}}"),
+            "Clocks lowered", "1 where a GPU runs slower now, by what lowers its clocks.", "short",
+            target(f"ocelli_device_throttled{{{DEVICE}}}", "{{instance}} {{device}} {{cause}}"), max=1,
+        ),
+        lines(
+            "Memory errors", "Since the driver was loaded: that could not be put right, and that were.", "short",
+            target(f"ocelli_device_ecc_uncorrected_total{{{DEVICE}}}", "{{instance}} {{device}} not put right"),
+            target(f"ocelli_device_ecc_corrected_total{{{DEVICE}}}", "{{instance}} {{device}} put right"),
+        ),
+        lines(
+            "Repeated transfers", "Over PCI Express, since the driver was loaded.", "short",
+            target(f"ocelli_device_pcie_replays_total{{{DEVICE}}}", "{{instance}} {{device}}"),
+        ),
+        lines(
+            "JPEGs decoded by a GPU", "With the option gpu_jpeg, where the CPU had more than it has threads for.", "ops",
+            target(f"sum by (instance) ({rate('ocelli_gpu_jpegs_total', REPLICA)})", "{{instance}}"),
         ),
     ]
     yield "Models and the fitter", [
@@ -311,6 +333,20 @@ def rows():
             "Open files", "And the bound.", "short",
             target(f"process_open_fds{{{REPLICA}}}", "{{instance}}"),
             target(f"min(process_max_fds{{{REPLICA}}})", "at most"), width=6,
+        ),
+        lines(
+            "Shared memory", "Bytes of tensors a second that callers leave and find in regions of theirs.", "Bps",
+            target(f"sum by (instance) ({rate('ocelli_shared_memory_read_bytes_total', REPLICA)})", "{{instance}} read"),
+            target(f"sum by (instance) ({rate('ocelli_shared_memory_written_bytes_total', REPLICA)})", "{{instance}} written"),
+            width=6,
+        ),
+        lines(
+            "Regions of shared memory", "That callers have registered.", "short",
+            target(f"sum by (instance) (ocelli_shared_memory_regions{{{REPLICA}}})", "{{instance}}"), width=6,
+        ),
+        lines(
+            "Work dropped at the end", "Because a drain took too long, or a second signal came.", "short",
+            target(f"sum by (instance, reason) (ocelli_dropped_total{{{REPLICA}}})", "{{instance}} {{reason}}"), width=6,
         ),
         lines("Threads", "", "short", target(f"process_threads{{{REPLICA}}}", "{{instance}}"), width=6),
         lines(

@@ -120,3 +120,31 @@ def rests(run):
 def given_back_and_taken(run):
     for isolation in ("thread", "process"):
         given_back(run, isolation)
+
+
+@check("given-back-network", "what a process in which ONNX Runtime ran keeps of a GPU that is given back", where="gpu")
+def given_back_network(run):
+    need_networks(run)
+    source, picture = run.root() / "examples/models/digits", next((run.root() / "examples/images/digits").glob("*.png"))
+    for isolation in ("thread", "process"):
+        before = in_use(run)
+        server = Server(
+            run, {"digits": (source, ON_ANY)}, name=isolation, backend="auto", isolation=isolation, isolation_bytes="64MiB", idle_release_ms=700
+        )  # fmt: skip
+
+        def device(server=server):
+            reply = server.ask("POST", "/predictions/digits", picture.read_bytes())
+            need(reply.status == 200, f"status {reply.status}: {reply.body[:200]!r}")
+            return reply.device()
+
+        for _ in range(BURSTS):
+            until(lambda device=device: device().startswith(("GPU-", "MIG-")) or None, "the GPU answers", 60)
+            until(lambda server=server: server.gpu()["state"] != "serving" or None, "the GPU is given back", 60)
+        # What goes last may go after the state was told.
+        seen = [in_use(run)]
+        while len(seen) < 4 or len(set(seen[-4:])) > 1:
+            time.sleep(0.3)
+            seen.append(in_use(run))
+        run.number(f"left_bytes_{isolation}", seen[-1] - before)
+        need(isolation == "thread" or seen[-1] < before + (16 << 20), f"{seen[-1] - before} bytes stay without a process")
+        server.stop()

@@ -158,15 +158,18 @@ pub(crate) fn bench() {
             }
             number(&format!("session_{name}_b{items}"), images as f64 / began.elapsed().as_secs_f64());
             if items == 1 {
-                let mut times: Vec<f64> = (0..if rehearsed() { 5 } else { 500 })
-                    .map(|_| {
-                        let began = Instant::now();
-                        engine.start(staged(&inputs), None).unwrap().land().unwrap();
-                        began.elapsed().as_secs_f64()
-                    })
-                    .collect();
-                times.sort_by(f64::total_cmp);
-                number(&format!("session_p50_{name}"), times[times.len() / 2]);
+                for (number_of, pause) in [("p50", None), ("paused_p50", Some(Duration::from_micros(300)))] {
+                    let mut times: Vec<f64> = (0..if rehearsed() { 5 } else { 500 })
+                        .map(|_| {
+                            pause.into_iter().for_each(std::thread::sleep);
+                            let began = Instant::now();
+                            engine.start(staged(&inputs), None).unwrap().land().unwrap();
+                            began.elapsed().as_secs_f64()
+                        })
+                        .collect();
+                    times.sort_by(f64::total_cmp);
+                    number(&format!("session_{number_of}_{name}"), times[times.len() / 2]);
+                }
             }
         }
     }
