@@ -90,7 +90,6 @@ mod tests {
         Rules {
             sizes: sizes.to_vec(),
             padding: Padding::Everywhere,
-            steady: false,
             whole: false,
             wait_max: Duration::ZERO,
             weight: 1.0,

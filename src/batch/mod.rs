@@ -56,8 +56,6 @@ pub struct Rules {
     pub sizes: Vec<usize>,
     /// Where they are. Costs are kept by size in any case.
     pub padding: Padding,
-    /// Whether GPUs keep to one size for a while, since a change of it is dear there.
-    pub steady: bool,
     /// The model has no batch axis: a job is one item, and its tensors go in and come out as they are, never cut.
     /// Otherwise the first axis of every input and output counts items, which is checked.
     pub whole: bool,
@@ -67,13 +65,6 @@ pub struct Rules {
     pub weight: f64,
     /// How its jobs may wait.
     pub queue: QueuePolicies,
-}
-
-impl Rules {
-    /// Whether a device keeps to one size for a while.
-    fn keeps_size(&self, is_cpu: bool) -> bool {
-        self.steady && !is_cpu
-    }
 }
 
 /// Where batches are filled up to one of a model's sizes.

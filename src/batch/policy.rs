@@ -155,7 +155,6 @@ mod tests {
         let rules = Rules {
             sizes: vec![1, 2, 4, 8],
             padding: Padding::Everywhere,
-            steady: false,
             whole: false,
             wait_max: MS * wait_ms,
             weight: 1.0,

@@ -26,6 +26,8 @@ pub(super) struct Proof {
     /// Whether the first axis of its outputs counts its items, as that of its inputs does; else how that was seen. Where it is not
     /// so, rows of one request would be answered to another: such a model may not be served in batches.
     pub(super) counts: Result<(), String>,
+    /// Whether another size than the one before is dear.
+    pub(super) plans_anew: bool,
 }
 
 impl Proof {
@@ -34,7 +36,7 @@ impl Proof {
         let footprint = self.footprint.zip(last.footprint).map(|(first, Footprint { free, total, .. })| {
             Footprint { instances: first.instances + 1, free, total, ..first }
         });
-        Proof { footprint, ..last }
+        Proof { footprint, plans_anew: self.plans_anew || last.plans_anew, ..last }
     }
 }
 
@@ -107,7 +109,8 @@ pub(super) fn prove(
             {
                 // It is proved again without batches, and what it takes is counted then.
                 engine.rest();
-                return Ok(Proof { canary: passed.took, footprint: None, counts: Err(why) });
+                let plans_anew = engine.plans_anew();
+                return Ok(Proof { canary: passed.took, footprint: None, counts: Err(why), plans_anew });
             }
         }
         let bytes = engine.device_bytes().saturating_sub(weights);
@@ -121,7 +124,8 @@ pub(super) fn prove(
     };
     if let Some(why) = mixed {
         engine.rest();
-        return Ok(Proof { canary: Duration::ZERO, footprint: None, counts: Err(why) });
+        let plans_anew = engine.plans_anew();
+        return Ok(Proof { canary: Duration::ZERO, footprint: None, counts: Err(why), plans_anew });
     }
     let held = engine.device_bytes();
     // Only GPUs are given whole frames; elsewhere spots are found before the engine runs.
@@ -164,7 +168,8 @@ pub(super) fn prove(
         ),
         _ => Ok(()),
     };
-    Ok(Proof { canary: passed.took, footprint: footprint.transpose().map_err(noted)?, counts })
+    let (canary, footprint) = (passed.took, footprint.transpose().map_err(noted)?);
+    Ok(Proof { canary, footprint, counts, plans_anew: engine.plans_anew() })
 }
 
 /// What a forward pass told.

@@ -139,6 +139,12 @@ pub trait Engine {
         None
     }
 
+    /// Whether a batch of another size than the one before is dear, since its work is planned anew: such a device is best given batches
+    /// of one size.
+    fn plans_anew(&self) -> bool {
+        false
+    }
+
     /// Lets go of memory that the next batch can get again. No batch is on its way.
     fn rest(&mut self) {}
 }

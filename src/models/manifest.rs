@@ -82,7 +82,7 @@
 //!
 //! [gpu]                        # how a model runs on GPUs
 //! provider = "cuda"            # cuda | tensorrt (where its libraries are), which may take half precision: fp16 = true
-//! cuda_graph = false           # record each batch size once, and replay it
+//! cuda_graph = "auto"          # record each batch size once, and replay it: auto (where the model allows it) | true | false
 //! tf32 = false                 # multiply single precision with 10 bits of mantissa
 //! conv_search = "heuristic"    # heuristic | exhaustive (slow to load)
 //! channels_last = false        # convolutions as tensor cores read them
@@ -377,7 +377,7 @@ pub(super) fn file_name(name: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::{read::TASKS, *};
-    use crate::engine::onnx::gpu::Provider;
+    use crate::engine::onnx::gpu::{CudaGraph, Provider};
 
     /// A manifest's mistakes.
     fn check(text: &str, expected: &[&str]) {
@@ -510,12 +510,17 @@ mod tests {
         let manifest =
             Manifest::parse("[gpu]\nprovider = \"tensorrt\"\nfp16 = true\ncuda_graph = true\n").unwrap();
         assert_eq!(manifest.gpu.provider, Provider::TensorRt { fp16: true });
-        assert!(manifest.gpu.cuda_graph && !manifest.gpu.tf32);
+        assert!(manifest.gpu.cuda_graph == CudaGraph::Always && !manifest.gpu.tf32);
+        assert!(manifest.gpu.records());
+        let records = |table: &str| Manifest::parse(&format!("[gpu]\n{table}")).unwrap().gpu.records();
+        assert!(records("") && records("cuda_graph = \"auto\"") && !records("cuda_graph = false"));
+        assert!(!records("provider = \"tensorrt\""), "only where it is asked for");
         check(
-            "[gpu]\nfp16 = true\nconv_search = \"exaustive\"\n",
+            "[gpu]\nfp16 = true\ncuda_graph = \"yes\"\nconv_search = \"exaustive\"\n",
             &[
                 "line 2: gpu.fp16 is only read with provider = \"tensorrt\"; for cuda, export the model so",
-                "line 3: gpu.conv_search is \"exaustive\", allowed: heuristic, exhaustive; did you mean \"exhaustive\"?",
+                "line 3: gpu.cuda_graph is \"yes\", allowed: auto, true, false",
+                "line 4: gpu.conv_search is \"exaustive\", allowed: heuristic, exhaustive; did you mean \"exhaustive\"?",
             ],
         );
         check("engine = \"gauss-mle\"\n[gpu]\n", &["line 2: unknown key \"gpu\""]);

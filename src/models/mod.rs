@@ -46,10 +46,7 @@ use crate::{
     engine::{
         Batching, DataType, Dim, Ends, PixelInput, Signature, Tensor, TensorSpec,
         gauss_mle::frames::FrameMemory,
-        onnx::{
-            ending::{ending, suppresses},
-            gpu::Provider,
-        },
+        onnx::ending::{ending, suppresses},
         staging::{Memory, Staging},
     },
     tasks::{Activation, Labels, Task, localize::Settings},
@@ -403,10 +400,6 @@ fn rules(manifest: &Manifest, batching: Batching, signature: &Signature) -> Resu
             (Engine::Onnx, None) => Padding::OnGpus,
             (Engine::Onnx, Some(_)) => Padding::Everywhere,
         },
-        // Graphs replay, and TensorRT's engines are made for any size.
-        steady: manifest.engine == Engine::Onnx
-            && manifest.gpu.provider == Provider::Cuda
-            && !manifest.gpu.cuda_graph,
         whole: batching == Batching::Whole,
         wait_max: asked.wait_max,
         weight: asked.weight,

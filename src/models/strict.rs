@@ -220,6 +220,19 @@ impl<'a, 't> Table<'a, 't> {
         }
     }
 
+    /// `true`, `false`, or a word by which it is left open, as where the key is not given.
+    pub(super) fn flag_or(&self, key: &'static str, open: &str) -> Option<bool> {
+        let value = self.entry(key)?;
+        match value.get_ref() {
+            DeValue::Boolean(flag) => Some(*flag),
+            DeValue::String(text) if text == open => None,
+            other => {
+                self.wrong(key, value, &show(other), &format!("{open}, true, false"));
+                None
+            }
+        }
+    }
+
     /// A number for all channels, or one for each of three.
     pub(super) fn channels(&self, key: &'static str, range: RangeInclusive<f64>) -> Option<Vec<f32>> {
         let value = self.entry(key)?;

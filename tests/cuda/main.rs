@@ -26,6 +26,7 @@ mod scenarios;
 mod search;
 mod server;
 mod sharing;
+mod sizes;
 mod staging;
 mod support;
 mod waiting;

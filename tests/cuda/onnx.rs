@@ -12,13 +12,16 @@ use ocelli::engine::{
     cuda::{Context, onnx::OnnxOnGpu},
     onnx::Runtime,
 };
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 fn runtime() -> Runtime {
     Runtime::load(&config().onnx_runtime).unwrap()
 }
 
-fn digits() -> std::path::PathBuf {
+fn digits() -> PathBuf {
     root().join("examples/models/digits/model.onnx")
 }
 
@@ -104,6 +107,88 @@ fn an_idle_engine_gives_its_memory_back_and_works_again() {
     engine.rest();
     assert_eq!((engine.device_bytes(), fake.books().devices[0].pool_reserved), (0, 0));
     same("after a rest", &start(&mut engine, &inputs).unwrap().land().unwrap(), &on_cpu(&digits(), &inputs));
+}
+
+/// A model that adds chance numbers to its input.
+fn noisy(folder: &Path) -> PathBuf {
+    let (path, x, y) = (folder.join("noisy"), [Named("batch"), Fixed(4)], [Named("batch"), Fixed(4)]);
+    let nodes: [(&str, &[&str], &str); 2] =
+        [("RandomNormalLike", &["x"], "noise"), ("Add", &["x", "noise"], "y")];
+    std::fs::write(&path, model(&nodes, &[("x", FLOAT, &x)], &[("y", FLOAT, &y)])).unwrap();
+    path
+}
+
+#[test]
+fn batches_whose_replays_give_the_same_are_of_any_size_and_keep_their_memory() {
+    let fake = FakeCuda::start("");
+    let mut engine = load(&open(0), &digits());
+    start(&mut engine, &pictures(3, 6)).unwrap().land().unwrap();
+    assert!(engine.plans_anew(), "nothing is recorded unless it is asked for");
+    drop(engine);
+    let mut engine = load(&open(0), &digits()).recording();
+    for count in [6, 2, 6, 6, 6] {
+        let inputs = pictures(3, count);
+        let landed = start(&mut engine, &inputs).unwrap().land().unwrap();
+        same("a batch", &landed, &on_cpu(&digits(), &inputs));
+    }
+    assert!(!engine.plans_anew());
+    let held = engine.device_bytes();
+    engine.rest();
+    assert!(held > 0 && engine.device_bytes() == held, "graphs have its addresses in them");
+    drop((engine, fake));
+}
+
+#[test]
+fn a_batch_whose_replay_gives_something_else_is_answered_and_nothing_is_replayed() {
+    let _fake = FakeCuda::start("");
+    let folder = tempfile::tempdir().unwrap();
+    let mut engine = load(&open(0), &noisy(folder.path())).recording();
+    let inputs = [floats(vec![2, 4], &[0.0; 8])];
+    let mut answers = (0..4).map(|_| start(&mut engine, &inputs).unwrap().land().unwrap());
+    let first = answers.next().unwrap()[0].data.to_vec();
+    assert!(answers.all(|answer| answer[0].data != first));
+    assert!(engine.plans_anew());
+    engine.rest();
+    assert_eq!(engine.device_bytes(), 0, "no graph has an address in it");
+}
+
+#[test]
+fn a_replay_that_fails_ends_graphs_and_not_the_batch() {
+    let fake = FakeCuda::start("");
+    let mut engine = load(&open(0), &digits()).recording();
+    let inputs = pictures(3, 6);
+    // The batch's own result is copied first, then what is compared with a replay, and then what that gave.
+    fake.tell("fault on=cuMemcpyDtoHAsync* after=2 code=2");
+    for _ in 0..4 {
+        let landed = start(&mut engine, &inputs).unwrap().land().unwrap();
+        same("a batch", &landed, &on_cpu(&digits(), &inputs));
+    }
+    assert!(engine.plans_anew());
+}
+
+#[test]
+fn a_device_that_fails_while_a_replay_is_tried_is_at_fault() {
+    let fake = FakeCuda::start("");
+    let mut engine = load(&open(0), &digits()).recording();
+    fake.tell("fault on=copy_out after=1 code=700");
+    let failed = start(&mut engine, &pictures(1, 2)).and_then(Flight::land);
+    assert!(matches!(failed, Err(EngineError::Device(_))), "{failed:?}");
+}
+
+#[test]
+fn batches_with_outputs_of_unknown_shapes_are_not_recorded() {
+    let _fake = FakeCuda::start("");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model");
+    let (x, at) = ([Named("batch"), Fixed(2)], [Fixed(2), Named("found")]);
+    let nodes: [(&str, &[&str], &str); 1] = [("NonZero", &["x"], "at")];
+    std::fs::write(&path, model(&nodes, &[("x", FLOAT, &x)], &[("at", INT64, &at)])).unwrap();
+    let mut engine = load(&open(0), &path).recording();
+    let inputs = [floats(vec![2, 2], &[0.0, 1.0, 0.0, 2.0])];
+    same("as it is", &start(&mut engine, &inputs).unwrap().land().unwrap(), &on_cpu(&path, &inputs));
+    assert!(engine.plans_anew());
+    engine.rest();
+    assert_eq!(engine.device_bytes(), 0);
 }
 
 /// Runs a model that reads its inputs on the CPU, while memory is taken that counts as ONNX Runtime's, and then has it rest. The

@@ -19,7 +19,7 @@ use ocelli::{
         child::{Child, Post, Program, Recipe, Region},
         cuda::onnx::{Load, OnnxOnGpu},
         kernels::postprocess::{BoxNumbers, ScoreActivation},
-        onnx::{OnGpu, Runtime},
+        onnx::{OnGpu, Runtime, gpu::CudaGraph},
         reduction::{Candidate, Scored},
     },
     image::{self, Color, Preprocess},
@@ -362,9 +362,9 @@ fn an_engine_in_a_process_of_its_own_does_the_same() {
         patience: None,
     };
     let child = Child::start(post).unwrap();
-    let load = |path: &Path| Load {
+    let load = |path: &Path, cuda_graph| Load {
         path: path.to_owned(),
-        asked: OnGpu::default(),
+        asked: OnGpu { cuda_graph, ..OnGpu::default() },
         items_max: 4,
         memory_bytes_max: None,
         instances: 1,
@@ -372,11 +372,11 @@ fn an_engine_in_a_process_of_its_own_does_the_same() {
         on_host: true,
         cache: None,
     };
-    let mut engine = child.load(&Recipe::OnnxOnGpu(load(&path))).unwrap();
+    let mut engine = child.load(&Recipe::OnnxOnGpu(load(&path, CudaGraph::Never))).unwrap();
     engine.equip(&ends).unwrap();
     let others = tempfile::tempdir().unwrap();
     let others = classifier(others.path(), FLOAT);
-    let mut other = child.load(&Recipe::OnnxOnGpu(load(&others))).unwrap();
+    let mut other = child.load(&Recipe::OnnxOnGpu(load(&others, CudaGraph::Always))).unwrap();
     other.equip(&best(image::DataType::Fp32)).unwrap();
     for (seed, wide) in [(1, false), (2, true)] {
         let inputs = pictures(seed, 3, wide);
@@ -387,6 +387,7 @@ fn an_engine_in_a_process_of_its_own_does_the_same() {
         same("classes", &reduced, &[classes(&scores[0])]);
         let left = other.start_reduced(staged(&other, &inputs)).unwrap().land().unwrap();
         check_best(&left[0], &on_cpu(&others, &ends, &inputs)[0]);
+        assert!(engine.plans_anew() && !other.plans_anew(), "what is recorded is told");
     }
 }
 

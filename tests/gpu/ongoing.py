@@ -1,10 +1,13 @@
 """What a server does on a GPU beside answering: it records graphs while others compute, and gives the GPU back and takes it again."""
 
+import json
+import random
 import time
 
 import machine
 from examples import ON_GPU, answers, localize, need_networks, rows_of
-from registry import check, need
+from registry import check, folder_of, need
+from resnet import FLOAT, Graph, model, value
 from served import Asking, Server, environment_of_own, until
 
 ON_ANY = '\n[placement]\ndevices = "gpu"\nfallback = "cpu"\n'
@@ -53,6 +56,78 @@ def graphs(run):
     server.stop()
 
 
+def noisy():
+    """Adds numbers to its input that it draws: a replay would give the same again."""
+    g = Graph(half=False)
+    g.node("Add", "x", g.node("RandomNormalLike", "x"), output="y")
+    return model(g, [value("x", FLOAT, ["n", 4])], [value("y", FLOAT, ["n", 4])])
+
+
+def gathering():
+    """The sum of what is not zero in its input plus one: how many these are the host has to know, which no recording can tell it."""
+    g = Graph(half=False)
+    z = g.node("Add", "x", g.tensor([1], g.packed([1.0])))
+    found = g.node("GatherND", z, g.node("Transpose", g.node("NonZero", z), perm=[1, 0]))
+    g.node("ReduceSum", found, output="y", keepdims=1)
+    return model(g, [value("x", FLOAT, [1, 16])], [value("y", FLOAT, [1])])
+
+
+def convolving():
+    """Two convolutions, which can be recorded."""
+    g = Graph(half=False)
+    x = g.node("Relu", g.conv("x", 3, 8, 3))
+    x = g.node("GlobalAveragePool", g.node("Relu", g.conv(x, 8, 8, 3)))
+    g.node("Flatten", x, output="y", axis=1)
+    return model(g, [value("x", FLOAT, ["n", 3, 16, 16])], [value("y", FLOAT, ["n", 8])])
+
+
+RECORDED, WITHOUT = "recorded", ("loaded without CUDA graphs", "no CUDA graphs are recorded for the model any more")
+
+
+@check("graphs-given-up", "networks that cannot be recorded, or not replayed, are served without CUDA graphs, and others with", where="gpu")
+def given_up(run):
+    need_networks(run)
+    made, draw = folder_of(run.out / "made"), random.Random(5).random
+    networks = {"noisy": (noisy, [2, 4]), "gathering": (gathering, [1, 16]), "convolving": (convolving, [3, 3, 16, 16])}
+    inputs = {}
+    for name, (network, shape) in networks.items():
+        (folder_of(made / name) / "model.onnx").write_bytes(network())
+        size = 1
+        for side in shape:
+            size *= side
+        # A third of them is nothing once one is added.
+        inputs[name] = [{"name": "x", "datatype": "FP32", "shape": shape, "data": [draw() if draw() > 1 / 3 else -1.0 for _ in range(size)]}]
+
+    def infer(server, name):
+        reply = server.ask("POST", f"/v2/models/{name}/infer", json.dumps({"inputs": inputs[name]}))
+        need(reply.status == 200, f"{name}: status {reply.status}: {reply.body[:300]!r}")
+        return reply.device(), reply.json()["outputs"][0]["data"]
+
+    on_cpu = Server(run, {name: (made / name, "") for name in networks}, name="on-cpu", backend="cpu")
+    expected = {name: infer(on_cpu, name)[1] for name in networks}
+    on_cpu.stop()
+    for isolation in ("thread", "process"):
+        models = {name: (made / name, ON_ANY) for name in networks}
+        server = Server(run, models, name=isolation, backend="gpu", isolation=isolation, isolation_bytes="64MiB")
+        for name in networks:
+            answers = [infer(server, name) for _ in range(8)]
+            need(all(device.startswith(("GPU-", "MIG-")) for device, _ in answers), f"{name}: answered by {answers[0][0]!r}")
+            answers = [answer for _, answer in answers]
+            if name == "noisy":
+                need(len({tuple(answer) for answer in answers}) == len(answers), "the same numbers are drawn again")
+                continue
+            off = max(abs(a - b) for answer in answers for a, b in zip(answer, expected[name], strict=True))
+            need(off < 0.01 * max(abs(b) for b in expected[name]), f"{name}: {off} apart from the CPU")
+        said = server.log.read_text(errors="replace").splitlines()
+        for name in networks:
+            of = [line for line in said if f"/{name}/" in line]
+            recorded, without = any(RECORDED in line for line in of), [line for line in of if any(word in line for word in WITHOUT)]
+            print(isolation, name, "recorded" if recorded and not without else f"without: {without}", flush=True)
+            need(without or name == "convolving", f"{name} is said to be recorded")
+            need(recorded and not without or name != "convolving", f"{name} is served without CUDA graphs: {without}")
+        server.stop()
+
+
 def in_use(run):
     """Bytes of the GPU that are in use, where NVML tells."""
     return machine.nvml().memory().used if machine.nvml() and not run.rehearsal else None
@@ -95,7 +170,8 @@ RESTS_AFTER = 33
 def rests(run):
     need_networks(run)
     models = ("digits-detector", "digits")
-    sources = {name: (run.root() / "examples/models" / name, ON_GPU) for name in models}
+    # What is recorded keeps its memory.
+    sources = {name: (run.root() / "examples/models" / name, ON_GPU + "\n[gpu]\ncuda_graph = false\n") for name in models}
     pictures = {name: sorted((run.root() / "examples/images" / name).glob("*.png"))[:4] for name in models}
     for isolation in ("thread", "process"):
         server = Server(run, sources, name=isolation, backend="gpu", isolation=isolation, isolation_bytes="64MiB")

@@ -94,6 +94,13 @@ def value(name, kind, shape):
     return piece(1, name) + piece(2, piece(1, number(1, kind) + piece(2, sides)))
 
 
+def model(g, inputs, outputs):
+    """The file's bytes, of what a graph has collected and of descriptions of what goes in and out."""
+    graph = b"".join(g.parts) + piece(2, "made")
+    graph += b"".join(piece(11, one) for one in inputs) + b"".join(piece(12, one) for one in outputs)
+    return number(1, 8) + piece(2, "ocelli") + piece(7, graph) + piece(8, piece(1, "") + number(2, 17))
+
+
 def resnet(half, blocks=(3, 4, 6, 3), width=64, side=224, classes=1000):
     """The file's bytes; its input is `image`, UINT8 `[n, 3, side, side]`, its output `scores`, FP32 `[n, classes]`."""
     g = Graph(half)
@@ -118,6 +125,4 @@ def resnet(half, blocks=(3, 4, 6, 3), width=64, side=224, classes=1000):
     x = g.node("Flatten", g.node("GlobalAveragePool", x), axis=1)
     x = g.node("Gemm", x, g.weights([classes, inputs], 0.7), g.tensor([classes], g.packed([0.0] * classes)), transB=1)
     g.node("Cast", x, output="scores", to=FLOAT)
-    graph = b"".join(g.parts) + piece(2, "resnet")
-    graph += piece(11, value("image", UINT8, ["n", 3, side, side])) + piece(12, value("scores", FLOAT, ["n", classes]))
-    return number(1, 8) + piece(2, "ocelli") + piece(7, graph) + piece(8, piece(1, "") + number(2, 17))
+    return model(g, [value("image", UINT8, ["n", 3, side, side])], [value("scores", FLOAT, ["n", classes])])

@@ -31,7 +31,7 @@ use crate::{
     engine::{Setting, Tensor},
     error::InferError,
 };
-use foldhash::{HashMap, HashMapExt};
+use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
 use std::{
     collections::BTreeMap,
     sync::Arc,
@@ -75,7 +75,9 @@ struct Model {
     costs: HashMap<(DeviceKey, Kind), Costs>,
     /// Of devices whose memory was too small for the largest batch.
     ceilings: HashMap<(DeviceKey, Kind), Ceiling>,
-    /// The sizes that GPUs keep to, where they do.
+    /// Devices that keep to one size for a while, since a change of it is dear there.
+    steady: HashSet<DeviceKey>,
+    /// The sizes that they keep to.
     kept: HashMap<DeviceKey, Steady>,
     /// Names of devices that run it only while no other serves it.
     standby: Vec<Arc<str>>,
@@ -251,6 +253,7 @@ impl Book {
                 lanes: Lanes::default(),
                 costs: HashMap::new(),
                 ceilings: HashMap::new(),
+                steady: HashSet::new(),
                 kept: HashMap::new(),
                 standby: Vec::new(),
                 homes: Vec::new(),
@@ -289,6 +292,18 @@ impl Book {
         if let Some(model) = self.models.get_mut(&key) {
             let costs = model.costs.entry((device, Kind::Items)).or_default();
             costs.record(items, took.as_secs_f64(), now);
+        }
+    }
+
+    /// Says whether a device is to keep to one size of a model's batches for a while; not, where nobody says it.
+    pub fn keep_size(&mut self, key: ModelKey, device: &Arc<str>, keeps: bool) {
+        let device = self.roster.device(device);
+        if let Some(model) = self.models.get_mut(&key) {
+            model.kept.remove(&device);
+            match keeps {
+                true => model.steady.insert(device),
+                false => model.steady.remove(&device),
+            };
         }
     }
 

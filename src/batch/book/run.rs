@@ -97,7 +97,7 @@ impl Book {
         let pool = Pool::of(&self.roster, key, model);
         let admits: Admits<'_> = &|avoid| pool.admits(device, avoid);
         let pads = model.rules.padding.pads(self.roster.is_cpu(device));
-        let keeps = model.rules.keeps_size(self.roster.is_cpu(device));
+        let keeps = model.steady.contains(&device);
         let unmeasured = Costs::default();
         let ready_in = self.roster.busy_for(worker, now);
         let mut until: Option<Instant> = None;
@@ -159,7 +159,7 @@ impl Book {
         let place = (device, Kind::of(shape.setting()));
         model.running += 1;
         model.running_peak = model.running_peak.max(model.running);
-        if model.rules.keeps_size(self.roster.is_cpu(device)) {
+        if model.steady.contains(&device) {
             let sizes = ceiling::within(&model.rules.sizes, model.ceilings.get(&place));
             model.kept.insert(device, model.keep(device, &sizes, items, now));
         }

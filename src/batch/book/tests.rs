@@ -29,7 +29,6 @@ impl Desk {
         let rules = Rules {
             sizes: if whole { vec![1] } else { vec![1, 2, 4] },
             padding: Padding::Everywhere,
-            steady: false,
             whole,
             wait_max: Duration::ZERO,
             weight: 1.0,
@@ -997,16 +996,22 @@ fn a_job_that_waits_longer_than_its_model_lets_it_is_refused_or_stands_back() {
 }
 
 #[test]
-fn a_gpu_on_which_another_size_is_dear_keeps_to_one_and_a_cpu_does_not() {
+fn a_device_on_which_another_size_is_dear_keeps_to_one_and_others_do_not() {
     let mut desk = Desk::new(false);
     desk.pad(Padding::OnGpus);
-    desk.book.models.get_mut(&MODEL).unwrap().rules.steady = true;
+    desk.book.keep_size(MODEL, &"gpu-0".into(), true);
     for (items, size) in [(1, 1), (3, 3), (1, 1)] {
         desk.push(items, 0);
         assert_eq!(desk.take().0.size, size, "on the CPU");
     }
     desk.worker = desk.book.attach(&"gpu-0".into());
     for (items, size) in [(1, 1), (3, 4), (1, 4), (2, 4)] {
+        desk.push(items, 0);
+        assert_eq!(desk.take().0.size, size, "{items} items");
+    }
+    // Loaded anew, it may have recorded each.
+    desk.book.keep_size(MODEL, &"gpu-0".into(), false);
+    for (items, size) in [(1, 1), (3, 4), (1, 1)] {
         desk.push(items, 0);
         assert_eq!(desk.take().0.size, size, "{items} items");
     }

@@ -19,7 +19,6 @@ fn queue(wait_max: Duration) -> Arc<Queue> {
         let rules = Rules {
             sizes: vec![1, 2, 4],
             padding: Padding::Everywhere,
-            steady: false,
             whole: false,
             wait_max,
             weight: 1.0,

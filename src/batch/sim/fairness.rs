@@ -27,7 +27,6 @@ pub(super) fn run(seed: u64) -> f64 {
             let rules = Rules {
                 sizes: vec![size],
                 padding: Padding::Everywhere,
-                steady: false,
                 whole: false,
                 wait_max: Duration::ZERO,
                 weight,

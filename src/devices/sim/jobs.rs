@@ -64,7 +64,6 @@ impl Jobs {
         let rules = Rules {
             sizes: random.of(&[vec![1, 2, 4], vec![1], vec![4, 8]]).clone(),
             padding: Padding::Everywhere,
-            steady: false,
             whole: false,
             wait_max: Duration::ZERO,
             weight: 1.0,

@@ -6,7 +6,7 @@ use super::{
     link::{Kind, Link, Message},
     region::{Part, Region},
     serve::leave,
-    wire::{Answer, Copies, parts},
+    wire::{Answer, Copies, Standing, parts},
 };
 use crate::engine::{EngineError, Tensor};
 use parking_lot::Mutex;
@@ -60,12 +60,12 @@ impl Desk {
 
     /// Answers with the outputs of a batch: those that lie in the region stay where they are until the parent has read them, the
     /// others are copied there.
-    pub(super) fn land(&self, id: u64, landed: Result<Vec<Tensor>, EngineError>, device_bytes: u64) {
+    pub(super) fn land(&self, id: u64, landed: Result<Vec<Tensor>, EngineError>, standing: Standing) {
         match landed {
             Ok(outputs) => {
                 let (copies, told) = Copies::of(outputs.iter().map(parts), |data| self.region.place(data));
                 let held = outputs.clone();
-                self.send(id, &Answer::Landed { outputs: told, device_bytes }, &copies, held);
+                self.send(id, &Answer::Landed { outputs: told, standing }, &copies, held);
             }
             Err(error) => self.answer(id, Err(error)),
         }

@@ -4,17 +4,14 @@ use super::{
     parent::{Asks, Child, Held, unexpected},
     recipe::Recipe,
     ticket::Ticket,
-    wire::{Answer, Ask, Copies, Eye, Fitted, parts},
+    wire::{Answer, Ask, Copies, Eye, Fitted, Standing, parts},
 };
 use crate::engine::{
     Airborne, DataType, Ends, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
     kernels::Camera, staging::Memory,
 };
 use parking_lot::{Condvar, Mutex};
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::Arc;
 
 /// Cameras with maps that a child knows for an engine; the oldest is forgotten by both sides.
 pub(super) const CAMERAS_MAX: usize = 4;
@@ -27,7 +24,7 @@ pub struct ChildEngine {
     signature: Signature,
     depth: usize,
     seats: Seats,
-    device_bytes: Arc<AtomicU64>,
+    standing: Arc<Mutex<Standing>>,
     /// Those with maps that the child knows, the newest last.
     cameras: Vec<(Arc<Camera>, u64)>,
 }
@@ -42,13 +39,13 @@ impl Child {
         let ask = Ask::Load { engine: number, recipe: recipe.clone() };
         let loaded = self.asks.ask(&ask, &Copies::default(), Held::default()).and_then(Ticket::wait);
         match loaded?.answer {
-            Answer::Loaded { signature, depth, device_bytes } => Ok(ChildEngine {
+            Answer::Loaded { signature, depth, standing } => Ok(ChildEngine {
                 child: Arc::clone(self),
                 number,
                 signature: signature.read().map_err(EngineError::Device)?,
                 depth,
                 seats: Seats::new(depth),
-                device_bytes: Arc::new(AtomicU64::new(device_bytes)),
+                standing: Arc::new(Mutex::new(standing)),
                 cameras: Vec::new(),
             }),
             other => Err(unexpected(&other)),
@@ -80,7 +77,7 @@ impl ChildEngine {
         let (copies, inputs) = Copies::of(tensors, lies);
         let ask = Ask::Start { engine: self.number, inputs, setting, reduced };
         let ticket = self.asks().ask(&ask, &copies, Held { inputs: held, seat: Some(seat) })?;
-        Ok(Away { ticket, device_bytes: Arc::clone(&self.device_bytes) })
+        Ok(Away { ticket, standing: Arc::clone(&self.standing) })
     }
 
     /// How the child knows a camera: maps are copied to it once.
@@ -151,13 +148,17 @@ impl Engine for ChildEngine {
     }
 
     fn device_bytes(&self) -> u64 {
-        self.device_bytes.load(Ordering::Relaxed)
+        self.standing.lock().device_bytes
+    }
+
+    fn plans_anew(&self) -> bool {
+        self.standing.lock().plans_anew
     }
 
     fn rest(&mut self) {
         let rested = self.asks().ask(&Ask::Rest { engine: self.number }, &Copies::default(), Held::default());
         match rested.and_then(Ticket::wait).map(|reply| reply.answer) {
-            Ok(Answer::Done { device_bytes }) => self.device_bytes.store(device_bytes, Ordering::Relaxed),
+            Ok(Answer::Done { device_bytes }) => self.standing.lock().device_bytes = device_bytes,
             Ok(other) => tracing::warn!(error = %unexpected(&other), "an idle engine keeps its memory"),
             Err(error) => tracing::warn!(%error, "an idle engine keeps its memory"),
         }
@@ -178,15 +179,15 @@ impl Drop for ChildEngine {
 /// A batch that a child runs. What it reads is held until the child has answered, whoever still waits for that.
 struct Away {
     ticket: Ticket,
-    device_bytes: Arc<AtomicU64>,
+    standing: Arc<Mutex<Standing>>,
 }
 
 impl Airborne for Away {
     fn land(self: Box<Self>) -> Result<Vec<Tensor>, EngineError> {
         let reply = self.ticket.wait()?;
         match reply.answer {
-            Answer::Landed { device_bytes, .. } => {
-                self.device_bytes.store(device_bytes, Ordering::Relaxed);
+            Answer::Landed { standing, .. } => {
+                *self.standing.lock() = standing;
                 Ok(reply.outputs)
             }
             other => Err(unexpected(&other)),

@@ -7,7 +7,7 @@ use super::{
     recipe::{Place, Recipe},
     region::Region,
     serve::leave,
-    wire::{Answer, Ask, Fitted, TensorAt},
+    wire::{Answer, Ask, Fitted, Standing, TensorAt},
 };
 use crate::engine::{Airborne, Engine, EngineError, Flight, Setting, Tensor, kernels::Camera};
 use std::{
@@ -88,9 +88,9 @@ impl Seat<'_> {
         };
         // Beyond here, the engine holds what it needs of it.
         drop(place);
-        let (signature, depth, device_bytes) =
-            (engine.signature().into(), engine.depth(), engine.device_bytes());
-        desk.answer(id, Ok(Answer::Loaded { signature, depth, device_bytes }));
+        let (signature, depth, standing) =
+            (engine.signature().into(), engine.depth(), Standing::of(&*engine));
+        desk.answer(id, Ok(Answer::Loaded { signature, depth, standing }));
         let mut seat = Seat { desk, cameras: Vec::new(), landing: None, engine };
         while let Ok((id, words_at, ask)) = told.recv() {
             match ask {
@@ -155,14 +155,14 @@ impl Seat<'_> {
     fn start(&mut self, id: u64, begun: Result<Flight, EngineError>) {
         match begun {
             Ok(Flight::Airborne(flight)) => {
-                let bytes = self.engine.device_bytes();
+                let standing = Standing::of(&*self.engine);
                 let landing = self.landing.take().map_or_else(|| Landing::start(self.desk), Ok);
                 match landing {
                     Ok(landing) => self
                         .landing
                         .insert(landing)
                         .flights
-                        .send((id, flight, bytes))
+                        .send((id, flight, standing))
                         .unwrap_or_else(|_| leave()),
                     Err(error) => {
                         let error = EngineError::Device(format!("no thread to land batches on: {error}"));
@@ -170,7 +170,7 @@ impl Seat<'_> {
                     }
                 }
             }
-            Ok(Flight::Landed(outputs)) => self.desk.land(id, Ok(outputs), self.engine.device_bytes()),
+            Ok(Flight::Landed(outputs)) => self.desk.land(id, Ok(outputs), Standing::of(&*self.engine)),
             Err(error) => self.desk.answer(id, Err(error)),
         }
     }
@@ -217,18 +217,18 @@ fn tensor(region: &Region, words_at: usize, at: &TensorAt) -> Result<Tensor, Str
 
 /// Waits for batches, oldest first, and answers them. Dropping it waits for all.
 struct Landing {
-    flights: mpsc::Sender<(u64, Box<dyn Airborne>, u64)>,
+    flights: mpsc::Sender<(u64, Box<dyn Airborne>, Standing)>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Landing {
     fn start(desk: &Arc<Desk>) -> io::Result<Landing> {
-        let (flights, coming) = mpsc::channel::<(u64, Box<dyn Airborne>, u64)>();
+        let (flights, coming) = mpsc::channel::<(u64, Box<dyn Airborne>, Standing)>();
         let desk = Arc::clone(desk);
         let thread = std::thread::Builder::new().name("ocelli-land".into()).spawn(move || {
-            for (id, flight, device_bytes) in coming {
+            for (id, flight, standing) in coming {
                 let landed = catch_unwind(AssertUnwindSafe(|| flight.land())).unwrap_or_else(|_| leave());
-                desk.land(id, landed, device_bytes);
+                desk.land(id, landed, standing);
             }
         })?;
         Ok(Landing { flights, thread: Some(thread) })

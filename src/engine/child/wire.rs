@@ -4,7 +4,7 @@
 use super::{ends::EndsText, recipe::Recipe, region::aligned};
 use crate::{
     engine::{
-        DataType, Dim, EngineError, Setting, Signature, Tensor, TensorSpec,
+        DataType, Dim, Engine, EngineError, Setting, Signature, Tensor, TensorSpec,
         kernels::{Astigmatism, Border, Camera, FinderOptions, FitModel, Method, Psf, Threshold},
     },
     telemetry::{COMMIT, VERSION},
@@ -62,12 +62,25 @@ pub(super) struct Open {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
     Done { device_bytes: u64 },
-    Loaded { signature: SignatureText, depth: usize, device_bytes: u64 },
-    Landed { outputs: Vec<TensorAt>, device_bytes: u64 },
+    Loaded { signature: SignatureText, depth: usize, standing: Standing },
+    Landed { outputs: Vec<TensorAt>, standing: Standing },
     Memory { free: u64, total: u64 },
     Input(String),
     OutOfMemory(String),
     Device(String),
+}
+
+/// What changes about an engine while it runs.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Standing {
+    pub(super) device_bytes: u64,
+    pub(super) plans_anew: bool,
+}
+
+impl Standing {
+    pub(super) fn of(engine: &dyn Engine) -> Standing {
+        Standing { device_bytes: engine.device_bytes(), plans_anew: engine.plans_anew() }
+    }
 }
 
 impl From<EngineError> for Answer {

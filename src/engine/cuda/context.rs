@@ -340,6 +340,24 @@ impl Streams {
     }
 }
 
+impl Streams {
+    /// Ends a recording that was begun on the stream that computes and left there: until then nobody can wait for it.
+    pub(super) fn end_recording(&self) {
+        let stream = self.compute.cu_stream();
+        // SAFETY: the stream is there; what was recorded is nobody's.
+        unsafe {
+            let status = result::stream::is_capturing(stream);
+            if matches!(status, Ok(sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) | Err(_)) {
+                return;
+            }
+            match result::stream::end_capture(stream) {
+                Ok(graph) if !graph.is_null() => drop(result::graph::destroy(graph)),
+                ended => tracing::debug!(?ended, "a recording that was left came to nothing"),
+            }
+        }
+    }
+}
+
 /// A point in a stream.
 #[derive(Debug)]
 pub struct Event(CudaEvent);

@@ -3,9 +3,9 @@
 //!
 //! Inputs, and those outputs whose shapes follow from the inputs', have memory on the device that is made for each batch size
 //! once (`bucket`); pixels are copied to memory of their own, and made numbers there by a kernel (`pixels`). Another reduces an
-//! output before it leaves the device (`reduced`); `launch` is their order, and `met` what is known of shapes that came. ONNX
-//! Runtime takes the rest from an arena of its own, which grows with the first batch of a size; what it takes is seen in what is
-//! free on the device then.
+//! output before it leaves the device (`reduced`); `launch` is their order, `graphs` what of it is replayed, and `met` what is known
+//! of shapes that came. ONNX Runtime takes the rest from an arena of its own, which grows with the first batch of a size; what it
+//! takes is seen in what is free on the device then.
 //!
 //! Bindings go before the session, and that before the stream that it was made with: what ONNX Runtime gives holds the
 //! session, so that whoever has such a thing holds the streams as well.
@@ -13,6 +13,7 @@
 
 mod bucket;
 mod flight;
+mod graphs;
 mod idle;
 mod launch;
 mod met;
@@ -29,11 +30,13 @@ use crate::engine::{
     onnx::{
         Placement, Runtime,
         binding::Where,
+        gpu::{CudaGraph, Provider},
         session::{GpuTarget, Session, Target},
     },
     staging::{Blocks, Memory},
 };
 use bucket::{Bucket, Output};
+use graphs::Graphs;
 use met::Met;
 use ort::session::RunOptions;
 use pixels::Normalizer;
@@ -49,10 +52,6 @@ use std::{
 
 /// Batches on their way, where memory allows.
 const DEPTH: usize = 3;
-
-/// Graphs that are recorded. ONNX Runtime keeps each as long as the session, whatever becomes of the memory that it was recorded with:
-/// of a model whose callers choose extents there would be ever more.
-const GRAPHS_MAX: usize = DEPTH * place::BUCKETS_MAX;
 
 /// A model on a GPU.
 pub struct OnnxOnGpu {
@@ -70,9 +69,9 @@ pub struct OnnxOnGpu {
     bind_outputs: bool,
     /// What is known of inputs that came, as for which of them those shapes are not so.
     met: Met,
-    cuda_graph: bool,
-    /// The last number that was given to a graph.
-    graphs: usize,
+    graphs: Graphs,
+    /// Whether a batch of another size than the one before is planned anew, unless it is replayed.
+    plans: bool,
     /// What ONNX Runtime took for the model, and beside that for batches.
     weights: u64,
     arena: u64,
@@ -101,7 +100,9 @@ impl OnnxOnGpu {
     /// would run on the CPU that may not.
     pub fn load(runtime: &Runtime, context: &Arc<Context>, load: &Load) -> Result<OnnxOnGpu, String> {
         if load.on_host {
-            return OnnxOnGpu::load_on_host(runtime, context, &load.path).map(|(engine, _)| engine);
+            let (engine, _) = OnnxOnGpu::load_on_host(runtime, context, &load.path)?;
+            let records = load.asked.cuda_graph == CudaGraph::Always;
+            return Ok(if records { engine.recording() } else { engine });
         }
         runtime.check_gpu(context.gpu())?;
         let ordinal = i32::try_from(context.gpu().ordinal).map_err(|_| "no such GPU".to_owned())?;
@@ -112,26 +113,48 @@ impl OnnxOnGpu {
             ordinal,
             stream: streams.compute.cu_stream().cast(),
             asked: &load.asked,
+            graphs: load.asked.records(),
             items_max: load.items_max,
             arena_bytes_max,
             cache: load.cache.as_deref(),
         };
-        let session = Session::load(runtime, &load.path, Target::Gpu(target))?;
+        let (session, refused) = match Session::load(runtime, &load.path, Target::Gpu(target)) {
+            // Of nodes on the CPU and of branches, say, there are no graphs. By now all is gone that it took.
+            Err(reason) if target.graphs && load.asked.cuda_graph == CudaGraph::Auto => {
+                let without = GpuTarget { graphs: false, ..target };
+                (Session::load(runtime, &load.path, Target::Gpu(without))?, Some(reason))
+            }
+            loaded => (loaded?, None),
+        };
         let placement = session.placement()?;
+        let drawing = placement.drawing().filter(|_| target.graphs);
+        let drawing =
+            drawing.map(|node| format!("{node} draws numbers, of which a replay gives the same again"));
+        let refused = refused.or(drawing);
+        let name = load.path.display().to_string();
+        let graphs = Graphs::new(name, load.asked.cuda_graph, target.graphs && refused.is_none());
+        let recorded = if target.graphs && refused.is_none() { "recorded" } else { "none" };
         if load.whole {
             placement.check_no_cpu()?;
         }
         let (model, gpu) = (load.path.display(), context.gpu().id.as_str());
         if placement.on_cpu().is_empty() {
-            tracing::info!(%model, gpu, %placement, arena_bytes_max, "loaded on a GPU");
+            tracing::info!(%model, gpu, %placement, arena_bytes_max, graphs = recorded, "loaded on a GPU");
         } else {
-            tracing::warn!(%model, gpu, %placement, arena_bytes_max, "loaded on a GPU, with nodes that wait for the CPU");
+            tracing::warn!(
+                %model, gpu, %placement, arena_bytes_max, graphs = recorded,
+                "loaded on a GPU, with nodes that wait for the CPU"
+            );
+        }
+        if let Some(why) = refused {
+            graphs.tell("loaded without CUDA graphs", &why);
         }
         let on_gpu = session.inputs_on_gpu()?;
         let weights = memory.free.saturating_sub(free(context)?);
         let mut engine =
             OnnxOnGpu::around(session, streams, context, Where::Device(ordinal), on_gpu, weights)?;
-        engine.cuda_graph = load.asked.cuda_graph;
+        engine.graphs = graphs;
+        engine.plans = load.asked.provider == Provider::Cuda;
         Ok(engine)
     }
 
@@ -157,6 +180,13 @@ impl OnnxOnGpu {
     #[must_use]
     pub fn reading_on_the_cpu(mut self) -> OnnxOnGpu {
         self.on_gpu.fill(false);
+        self
+    }
+
+    /// The same as if batches could be recorded: without a GPU a replay is one more run.
+    #[must_use]
+    pub fn recording(mut self) -> OnnxOnGpu {
+        self.graphs = Graphs::new(String::new(), CudaGraph::Auto, true);
         self
     }
 
@@ -186,8 +216,8 @@ impl OnnxOnGpu {
             on_gpu,
             bind_outputs,
             met: Met::new(),
-            cuda_graph: false,
-            graphs: 0,
+            graphs: Graphs::new(String::new(), CudaGraph::Never, false),
+            plans: true,
             weights,
             arena: 0,
             normalizer: None,
@@ -270,7 +300,7 @@ impl OnnxOnGpu {
         let known = self.session.outputs().for_inputs(shapes);
         let binds = self.binds_outputs(shapes);
         let known = known.into_iter().map(|shape| shape.filter(|_| binds)).collect();
-        let options = options().map_err(EngineError::Device)?;
+        let options = options()?;
         let mut bucket =
             Bucket::new(&self.session, &self.heap, shapes, known, self.device, &self.on_gpu, options)?;
         if let Some(reducer) = &self.reducer
@@ -280,26 +310,16 @@ impl OnnxOnGpu {
             let scores = Scores { datatype, shape, address: buffer.address() };
             bucket.reduced = reducer.make(&self.heap, scores, &self.streams.compute)?;
         }
-        if self.cuda_graph {
-            // Graphs replay what is on the GPU alone, at the addresses that were recorded; -1 is neither recorded nor replayed.
-            let number = if bucket.is_fixed() && self.graphs < GRAPHS_MAX {
-                self.graphs += 1;
-                self.graphs.to_string()
-            } else {
-                "-1".to_owned()
-            };
-            let set = bucket.options.set("gpu_graph_id", number);
-            set.map_err(|error| EngineError::Device(error.message().to_owned()))?;
-        }
         Ok(bucket)
     }
 }
 
-/// How a run is to be: without waiting for its end.
-fn options() -> Result<RunOptions, String> {
-    let words = |error: ort::Error| error.message().to_owned();
+/// How a run is to be: without waiting for its end, and no part of a graph.
+fn options() -> Result<RunOptions, EngineError> {
+    let words = |error: ort::Error| EngineError::Device(error.message().to_owned());
     let mut options = RunOptions::new().map_err(words)?;
     options.disable_device_sync().map_err(words)?;
+    graphs::number(&mut options, None)?;
     Ok(options)
 }
 
@@ -354,6 +374,10 @@ impl Engine for OnnxOnGpu {
 
     fn staging_bytes(&self) -> Option<u64> {
         Some(self.heap.held_bytes())
+    }
+
+    fn plans_anew(&self) -> bool {
+        self.plans && !self.graphs.are_for_all()
     }
 
     fn rest(&mut self) {

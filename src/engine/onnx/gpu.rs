@@ -9,13 +9,48 @@ pub struct OnGpu {
     /// What runs the nodes.
     pub provider: Provider,
     /// Whether each batch size is recorded as a CUDA graph once, and replayed.
-    pub cuda_graph: bool,
+    pub cuda_graph: CudaGraph,
     /// Whether single precision may be multiplied with 10 bits of mantissa.
     pub tf32: bool,
     /// How algorithms of convolutions are found.
     pub conv_search: ConvSearch,
     /// Whether convolutions have their channels last, as tensor cores read them.
     pub channels_last: bool,
+}
+
+impl OnGpu {
+    /// Whether graphs are recorded, as far as the model allows.
+    pub fn records(&self) -> bool {
+        match self.cuda_graph {
+            // Of TensorRT nobody has seen what they are good for.
+            CudaGraph::Auto => self.provider == Provider::Cuda,
+            CudaGraph::Always => true,
+            CudaGraph::Never => false,
+        }
+    }
+}
+
+/// Whether each batch size is recorded as a CUDA graph once, and replayed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum CudaGraph {
+    /// By the CUDA provider, where the model allows it; else it is loaded without.
+    #[default]
+    Auto,
+    /// A model of which ONNX Runtime can record none is not loaded.
+    Always,
+    /// Never.
+    Never,
+}
+
+impl CudaGraph {
+    /// What somebody asks for who need not.
+    pub fn asked(asked: Option<bool>) -> CudaGraph {
+        match asked {
+            None => CudaGraph::Auto,
+            Some(true) => CudaGraph::Always,
+            Some(false) => CudaGraph::Never,
+        }
+    }
 }
 
 /// What runs a model's nodes on a GPU.

@@ -13,6 +13,9 @@ pub(super) const RECORD: (&str, &str) = ("session.record_ep_graph_assignment_inf
 
 /// ONNX Runtime's name of the CPU.
 const CPU: &str = "CPUExecutionProvider";
+/// How operators that draw numbers begin. Of dropout only that is left which is to draw some.
+const DRAW: [&str; 5] = ["RandomNormal", "RandomUniform", "Bernoulli", "Multinomial", "Dropout"];
+
 /// Nodes that are named in a message.
 const NAMED_MAX: usize = 5;
 
@@ -72,6 +75,13 @@ impl Placement {
     /// Nodes on the CPU.
     pub fn on_cpu(&self) -> &[String] {
         self.providers.iter().find(|(name, _)| name == CPU).map_or(&[], |(_, nodes)| nodes)
+    }
+
+    /// A node that draws numbers, others in each run: a replay would give the same.
+    pub fn drawing(&self) -> Option<&str> {
+        let mut nodes = self.providers.iter().flat_map(|(_, nodes)| nodes);
+        let draws = |node: &&String| DRAW.iter().any(|operator| node.starts_with(operator));
+        nodes.find(draws).map(String::as_str)
     }
 
     /// Nodes in all.
@@ -167,6 +177,16 @@ mod tests {
         );
         assert_eq!(placement(&[("CUDAExecutionProvider", 57)]).check_no_cpu(), Ok(()));
         assert!(Placement::default().check_no_cpu().is_err(), "what is not known is not trusted");
+    }
+
+    #[test]
+    fn a_node_that_draws_numbers_is_found() {
+        let of = |nodes: &[&str]| Placement {
+            providers: vec![("CUDA".into(), nodes.iter().map(|node| (*node).to_owned()).collect())],
+        };
+        let drawing = of(&["Conv \"a\"", "RandomNormalLike \"b\""]);
+        assert_eq!(drawing.drawing(), Some("RandomNormalLike \"b\""));
+        assert_eq!(of(&["Conv \"RandomNormal\""]).drawing(), None, "by its operator");
     }
 
     #[test]

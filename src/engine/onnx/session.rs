@@ -41,6 +41,8 @@ pub(in crate::engine) struct GpuTarget<'a> {
     pub(in crate::engine) stream: *mut (),
     /// What the model's author asks for.
     pub(in crate::engine) asked: &'a OnGpu,
+    /// Whether runs can be recorded as CUDA graphs.
+    pub(in crate::engine) graphs: bool,
     /// Items of the largest batch.
     pub(in crate::engine) items_max: usize,
     /// Bytes that ONNX Runtime may take for weights and between layers.
@@ -188,10 +190,8 @@ fn providers(
 ) -> Result<Vec<ExecutionProviderDispatch>, String> {
     let mut providers = Vec::new();
     if let Provider::TensorRt { fp16 } = gpu.asked.provider {
-        let mut tensorrt = ep::TensorRT::default()
-            .with_device_id(gpu.ordinal)
-            .with_fp16(fp16)
-            .with_cuda_graph(gpu.asked.cuda_graph);
+        let mut tensorrt =
+            ep::TensorRT::default().with_device_id(gpu.ordinal).with_fp16(fp16).with_cuda_graph(gpu.graphs);
         if let Some(folder) = gpu.cache {
             std::fs::create_dir_all(folder)
                 .map_err(|error| format!("cannot make {} for TensorRT: {error}", folder.display()))?;
@@ -225,7 +225,7 @@ fn providers(
         .with_conv_algorithm_search(search)
         .with_tf32(gpu.asked.tf32)
         .with_prefer_nhwc(gpu.asked.channels_last)
-        .with_cuda_graph(gpu.asked.cuda_graph);
+        .with_cuda_graph(gpu.graphs);
     // SAFETY: as above.
     let cuda = unsafe { cuda.with_compute_stream(gpu.stream) };
     providers.push(cuda.build().error_on_failure());

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     engine::onnx::{
         OnGpu,
-        gpu::{ConvSearch, Provider},
+        gpu::{ConvSearch, CudaGraph, Provider},
     },
     image::{Color, Filter, Layout},
     models::strict::Table,
@@ -293,7 +293,7 @@ fn gpu(table: &Table<'_, '_>) -> OnGpu {
     let search = [("heuristic", ConvSearch::Heuristic), ("exhaustive", ConvSearch::Exhaustive)];
     let on_gpu = OnGpu {
         provider: if tensorrt { Provider::TensorRt { fp16: fp16.unwrap_or(false) } } else { Provider::Cuda },
-        cuda_graph: table.flag("cuda_graph").unwrap_or(false),
+        cuda_graph: CudaGraph::asked(table.flag_or("cuda_graph", "auto")),
         tf32: table.flag("tf32").unwrap_or(false),
         conv_search: table.choice("conv_search", &search).unwrap_or_default(),
         channels_last: table.flag("channels_last").unwrap_or(false),

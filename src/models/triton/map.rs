@@ -2,7 +2,10 @@
 
 use super::{Described, queue};
 use crate::{
-    engine::{DataType, Dim, onnx::OnGpu},
+    engine::{
+        DataType, Dim,
+        onnx::{OnGpu, gpu::CudaGraph},
+    },
     image::Layout,
     models::{
         Declared, DeclaredTensor, Engine, Fill, Manifest, Warmup, WarmupInput,
@@ -84,6 +87,8 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
     let warmups = warmups(&mut told, &config.model_warmup, items_max);
     let placement = placement(&mut told, &config.instance_group);
     let versions = versions(&mut told, config.version_policy.as_ref());
+    // What is left out of a message says false.
+    let cuda = config.optimization.as_ref().and_then(|optimization| optimization.cuda.as_ref());
     let manifest = Manifest {
         engine: Engine::Onnx,
         task: Task::Tensors,
@@ -96,7 +101,7 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
         batch,
         queue,
         placement,
-        gpu: OnGpu::default(),
+        gpu: OnGpu { cuda_graph: CudaGraph::asked(cuda.map(|cuda| cuda.graphs)), ..OnGpu::default() },
         declared,
         warmups,
         kept: Kept {

@@ -74,7 +74,13 @@ pub fn check_member(member: &str, value: &Value) -> Result<(), String> {
 /// As [`check_member`].
 pub fn noted(member: &str, value: &Value) -> Option<Result<Vec<String>, String>> {
     const OF_OTHERS: [&str; 2] = ["optimization", "response_cache"];
-    OF_OTHERS.contains(&member).then(|| verdict::judge(&alone(member, value)?))
+    OF_OTHERS.contains(&member).then(|| {
+        let mut notes = verdict::judge(&alone(member, value)?)?;
+        if member == "optimization" && value.get("cuda").is_some() {
+            notes.push("optimization.cuda: a load without files leaves it as the folder says".to_owned());
+        }
+        Ok(notes)
+    })
 }
 
 /// Which versions a `version_policy` in JSON chooses.

@@ -3,7 +3,7 @@
 use super::{verdict::Verdict, *};
 use crate::{
     batch::{QueuePolicies, QueuePolicy, Then},
-    engine::{DataType, Dim},
+    engine::{DataType, Dim, onnx::gpu::CudaGraph},
     image::Layout,
     models::{
         Declared, Fill, Warmup, WarmupInput,
@@ -252,7 +252,9 @@ fn what_has_no_effect_is_told_by_name() {
         ("input { name: \"x\" data_type: TYPE_BOOL dims: 1 optional: true }", "input[\"x\"].optional"),
         ("optimization { graph { level: 1 } }", "optimization.graph"),
         ("optimization { priority: PRIORITY_MAX }", "optimization.priority"),
-        ("optimization { cuda { graphs: true } }", "optimization.cuda"),
+        ("optimization { cuda { busy_wait_events: true } }", "optimization.cuda.busy_wait_events"),
+        ("optimization { cuda { graph_spec { batch_size: 1 } } }", "optimization.cuda.graph_spec[0]"),
+        ("optimization { cuda { output_copy_stream: true } }", "optimization.cuda.output_copy_stream"),
         (
             "optimization { execution_accelerators { gpu_execution_accelerator { name: \"tensorrt\" } } }",
             "optimization.execution_accelerators",
@@ -275,6 +277,16 @@ fn what_has_no_effect_is_told_by_name() {
         let notes = check(text).notes;
         assert!(notes.len() == 1 && notes[0].starts_with(&format!("{names}: ")), "{names}: {notes:?}");
     }
+}
+
+#[test]
+fn whether_graphs_are_recorded_is_what_it_says_and_open_where_it_says_nothing() {
+    let asked = |text: &str| check(text).manifest.gpu.cuda_graph;
+    assert_eq!(asked("optimization { cuda { graphs: true } }"), CudaGraph::Always);
+    assert_eq!(asked("optimization { cuda { graphs: false } }"), CudaGraph::Never);
+    assert_eq!(asked("optimization { }"), CudaGraph::Auto);
+    let told = noted("optimization", &serde_json::json!({"cuda": {"graphs": true}})).unwrap().unwrap();
+    assert!(told.len() == 1 && told[0].starts_with("optimization.cuda: "), "{told:?}");
 }
 
 #[test]

@@ -7,7 +7,10 @@ use ocelli::engine::{
         Context,
         onnx::{Load, OnnxOnGpu},
     },
-    onnx::{OnGpu, Runtime, gpu::ConvSearch},
+    onnx::{
+        OnGpu, Runtime,
+        gpu::{ConvSearch, CudaGraph},
+    },
     staging::Assembler,
 };
 use std::{
@@ -37,7 +40,8 @@ fn asked() -> OnGpu {
     let named = given("GPU_CHECKS_ON_GPU").unwrap_or_default();
     let has = |what: &str| named.split(',').any(|name| name == what);
     OnGpu {
-        cuda_graph: has("cuda_graph"),
+        // Said either way: how it is without is measured, too.
+        cuda_graph: CudaGraph::asked(Some(has("cuda_graph"))),
         channels_last: has("channels_last"),
         tf32: has("tf32"),
         conv_search: if has("exhaustive") { ConvSearch::Exhaustive } else { ConvSearch::Heuristic },

@@ -34,7 +34,6 @@ impl World {
             let rules = Rules {
                 sizes: sizes.to_vec(),
                 padding: *random.of(&[Padding::OnGpus, Padding::Everywhere]),
-                steady: random.percent(50),
                 whole,
                 wait_max: Duration::from_micros(wait_max),
                 weight: *random.of(&[0.5, 1.0, 1.0, 3.0]),
@@ -42,6 +41,9 @@ impl World {
             };
             let key = ModelKey(i);
             book.register(key, "model", rules.clone());
+            for gpu in ["gpu-0", "gpu-1"] {
+                book.keep_size(key, &gpu.into(), random.percent(50));
+            }
             models.insert(key, rules);
             let cost = (random.between(500, 20_000) * scale, random.between(100, 8_000) * scale);
             costs.insert(key, cost);

@@ -12,7 +12,7 @@ impl OnnxOnGpu {
             self.in_use += 1;
         }
         // Graphs have the addresses of all of this in them.
-        if self.cuda_graph {
+        if self.graphs.are_there() {
             return;
         }
         match self.shrink() {
@@ -47,7 +47,7 @@ impl OnnxOnGpu {
             .min_by_key(|(place, bucket)| self.places[*place].buckets[*bucket].input_bytes());
         let mut zeros = Vec::new();
         let ran = smallest.map_or(Ok(false), |(place, bucket)| {
-            let mut options = options().map_err(EngineError::Device)?;
+            let mut options = options()?;
             let set = options.set("memory.enable_memory_arena_shrinkage", &arena);
             set.map_err(|error| EngineError::Device(error.message().to_owned()))?;
             let bucket = &mut self.places[place].buckets[bucket];

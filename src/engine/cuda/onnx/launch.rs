@@ -113,6 +113,14 @@ impl OnnxOnGpu {
             reduced.map(|reduced| Whole::of(outputs, signature, reduced.faults(results), results));
         let faults = whole.as_mut().map(|whole| &mut whole.faults);
         let begun = self.begin((place, bucket), (&inputs, pixels.is_some()), &mut arrivals, faults);
+        let begun = begun.and_then(|values| {
+            if first {
+                // Once for each size: what ONNX Runtime took for it is seen when it is done.
+                self.streams.settle();
+                self.record((place, bucket))?;
+            }
+            Ok(values)
+        });
         let values = match begun {
             Ok(values) => values,
             Err(error) => {
@@ -127,8 +135,6 @@ impl OnnxOnGpu {
             self.met.ran(shapes);
         }
         if let Some(before) = before {
-            // Once for each size: what ONNX Runtime took for it is seen when it is done.
-            self.streams.settle();
             self.ready((place, bucket));
             self.arena += before.saturating_sub(free(&self.context).unwrap_or(before));
         }
