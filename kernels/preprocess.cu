@@ -171,8 +171,8 @@ KERNEL_OF(preprocess, 256, (const __grid_constant__ PreprocessCall call)) {
 }
 
 KERNEL_OF(preprocess_plain, 256, (const __grid_constant__ PreprocessCall call)) {
-    __shared__ u32 shared[PLAIN_TILE / PLAIN_ROWS][PLAIN_ROWS][3][PLAIN_WORDS];
-    const PreprocessImage& image = call.images[blockIdx.z];
+    __shared__ u32 shared[PLAIN_TILE / PLAIN_ROWS][PLAIN_ROWS * PLAIN_WORDS];
+    const PreprocessImage image = call.images[blockIdx.z];
     if (image.way < RESAMPLED) return;
     if (image.channels == 1) plain_tile<1>(call, image, shared[threadIdx.y]);
     else plain_tile<3>(call, image, shared[threadIdx.y]);

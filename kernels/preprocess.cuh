@@ -18,8 +18,8 @@ struct PreprocessImage {
     u32 way;       // one of Way
     u32 left, top, width, height;  // the part of the item that it fills
     // Of each axis, of which n pixels are filled: the first of `taps` pixels of the image for each, then [taps, n] weights, f32. What
-    // is RESAMPLED has others: see preprocess_plain.cuh.
-    u32 x_table, x_taps, y_table, y_taps;
+    // is RESAMPLED has others, and of `taps` fours of columns and pairs of rows: see preprocess_plain.cuh.
+    u32 x_table, x_taps, x_bits, y_table, y_taps, y_bits;
     u32 columns;   // of the image
 };
 
