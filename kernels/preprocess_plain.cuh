@@ -23,8 +23,8 @@ Words are read whole: also up to 3 bytes around an image, which lie in a word wi
 Floor, per image of w x h RGB to W x H: bytes 3 w h + 12 W H as f32: 500 x 375 to 224 x 224 is 0.56 + 0.60 MB, at 3.0 TB/s (what a
 copy on an H100 reads and writes) 0.39 us, so 2.6 M images/s. Instructions of a warp for 32 pixels, by a bilinear filter with 4 rows
 and 8 columns for each, counted in the machine code for that: along y 72, along x 31, 8 to round, 34 to write, and of 4 rows
-together 250 around them: 208, 1568 times for an image. 132 multiprocessors * 4 * 1.98 GHz issue 1.05 T/s: 3.2 M images/s if none
-ever waited. Of 375 x 500, with 6 rows for each and rows that begin within words, 161 along y, so 297: 2.2 M images/s.
+together 220 around them: 200, 1568 times for an image. 132 multiprocessors * 4 * 1.98 GHz issue 1.05 T/s: 3.3 M images/s if none
+ever waited. Of 375 x 500, with 6 rows for each and rows that begin within words, 161 along y, so 289: 2.3 M images/s.
 */
 #pragma once
 #include "preprocess.cuh"
@@ -137,8 +137,8 @@ DEV void low_words(const PreprocessCall& call, const PreprocessImage& image, int
     for (int n = 0; n < N; ++n)
         for (int k = 0; k < 4; ++k) halves[n][k] = half;
     const int row = y < 0 ? 0 : y, behind = y + PLAIN_ROWS < (int)image.height ? y + PLAIN_ROWS : (int)image.height;
-    const u32* weights = call.tables + image.y_table + (u32)row * (u32)(1 + pairs);
-    low += (row - y) * PLAIN_WORDS + (place - first) / 4;
+    const u32* weights = call.tables + (image.y_table + (u32)row * (u32)(1 + pairs));
+    low += (row - y) * PLAIN_WORDS + ((place - first) >> 2);
     NO_UNROLL
     for (int rows = behind - row; rows > 0; --rows) {
         const u8* const at = moved(top, (int)weights[0], step);
@@ -165,9 +165,13 @@ DEV void low_part(const PreprocessCall& call, const PreprocessImage& image, int 
         for (int i = 0; i < words; i += 32) low_words<ACCESS, CHANNELS, 1>(call, image, y, first + 4 * i, low + i);
         return;
     }
-    if (words > 32) low_words<ACCESS, CHANNELS, 2>(call, image, y, first, low);
-    const int done = words > 32 ? 64 : 0;
-    if (words > done) low_words<ACCESS, CHANNELS, 1>(call, image, y, first + 4 * done, low + done);
+    int done = 0;
+    if (words > 32) {
+        low_words<ACCESS, CHANNELS, 2>(call, image, y, first, low);
+        if (words <= 64) return;
+        done = 64;
+    }
+    low_words<ACCESS, CHANNELS, 1>(call, image, y, first + 4 * done, low + done);
 }
 
 // Adds four columns, which begin at `words`, in each channel.
@@ -192,28 +196,28 @@ template <int CHANNELS>
 DEV void plain_pixels(const PreprocessCall& call, const PreprocessImage& image, int x, int y, int x_first, int x_last, u32* low,
                       int (&pixel)[PLAIN_ROWS][CHANNELS]) {
     constexpr int COLUMNS = 4 * PLAIN_WORDS / CHANNELS;
-    const u32* const tables = call.tables + image.x_table;
-    const u32 width = image.width;
+    const u32* const tables = call.tables;
+    const u32 table = image.x_table, width = image.width;
     const int bits = (int)image.x_bits, reach = 4 * (int)image.x_taps, columns = (int)image.columns;
     x = within(x, x_first, x_last);
-    const int x_start = (int)tables[x], x_end = x_start + reach;
+    const int x_start = (int)tables[table + (u32)x], x_end = x_start + reach;
     // Beyond the image's last columns nothing counts.
-    const int most = (int)tables[x_last] + reach, whole = columns + 3 & ~3, end = most < whole ? most : whole;
+    const int most = (int)tables[table + (u32)x_last] + reach, whole = columns + 3 & ~3, end = most < whole ? most : whole;
     const bool beside = image.step_x == CHANNELS && (CHANNELS == 1 || image.step_channel == 1);
     const bool aligned = ((u32)(u64)image.samples & 3 | (u32)image.step_y & 3) == 0;
     UNROLL
     for (int r = 0; r < PLAIN_ROWS; ++r)
         for (int k = 0; k < CHANNELS; ++k) pixel[r][k] = 1 << (bits - 1);
-    int first = (int)tables[x_first];
+    int first = (int)tables[table + (u32)x_first];
     do {
-        const int words = (end - first < COLUMNS ? end - first : COLUMNS) / 4 * CHANNELS;
+        const int words = ((end - first < COLUMNS ? end - first : COLUMNS) >> 2) * CHANNELS;
         if (!beside) low_part<SCATTERED, CHANNELS>(call, image, y, first * CHANNELS, words, low);
         else if (aligned) low_part<ALIGNED, CHANNELS>(call, image, y, first * CHANNELS, words, low);
         else low_part<SHIFTED, CHANNELS>(call, image, y, first * CHANNELS, words, low);
         __syncwarp();
         const int from = x_start > first ? x_start : first, to = x_end < first + COLUMNS ? x_end : first + COLUMNS;
-        const u32* weights = tables + width + x + (u32)(from - x_start) / 2 * width;
-        const u32* four = low + (from - first) / 4 * CHANNELS;
+        const u32* weights = tables + (table + width + (u32)x + (u32)(from - x_start) / 2 * width);
+        const u32* four = low + (from - first >> 2) * CHANNELS;
         NO_UNROLL
         for (int at = from; at < to; at += 4) {
             const u32 early = weights[0], late = weights[width];
@@ -288,7 +292,7 @@ template <int FLAT> DEV void plain_tile(const PreprocessCall& call, const Prepro
     // The columns of the tile that the image fills.
     const int x_left = x - (int)threadIdx.x, x_right = x_left + PLAIN_TILE - 1;
     const int x_first = x_left < 0 ? 0 : x_left, x_last = x_right < (int)image.width ? x_right : (int)image.width - 1;
-    int pixel[PLAIN_ROWS][FLAT] = {};
+    int pixel[PLAIN_ROWS][FLAT];
     if (x_first <= x_last && y < (int)image.height && y + PLAIN_ROWS > 0) {
         if (image.way == COPIED) copied_pixels<FLAT>(call, image, x, y, x_first, x_last, pixel);
         else plain_pixels<FLAT>(call, image, x, y, x_first, x_last, low, pixel);

@@ -34,7 +34,8 @@ pub const IMAGES_MAX: usize = 65_535;
 /// Where the samples of an image lie on the device, as a person sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pixels {
-    /// The first sample of the pixel at the top left.
+    /// The first sample of the pixel at the top left. Memory is read by words of four bytes: the first and the last of an image are to be
+    /// in one's own memory as a whole.
     pub address: u64,
     /// Samples to the next pixel to the right, to the one below, and to the next channel.
     pub steps: [i32; 3],
