@@ -14,7 +14,7 @@ lane still needs something.
   KERNEL        an entry for the device: KERNEL(name, (arguments)) { }
 
 There is a third way to compile: on a host that plays the device (MACHINE_IS_HOST, tests/machine), thread by thread, so that tests can
-hold what no GPU is needed for: memory, barriers and counters. There is no PTX in the sources, but for one instruction (preprocess_plain.cuh).
+hold what no GPU is needed for: memory, barriers and counters. There is no PTX in the sources, but for a few instructions (preprocess_plain.cuh).
 
 Everything stands in LOCAL, on the host an anonymous namespace: the same template in objects of different instruction sets must
 never become one symbol, or the linker may keep the copy that the machine at hand cannot run.

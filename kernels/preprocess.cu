@@ -27,6 +27,7 @@ An H100 makes 0.42 M images/s of 500 x 375 RGB to 224 x 224 floats with this one
 instructions of a warp for 32 pixels, of which reading a sample of any kind is most.
 */
 #include "preprocess_finished.cuh"
+#include "preprocess_plain.cuh"
 
 LOCAL {
 
@@ -171,8 +172,8 @@ KERNEL_OF(preprocess, 256, (const __grid_constant__ PreprocessCall call)) {
 }
 
 KERNEL_OF(preprocess_plain, 256, (const __grid_constant__ PreprocessCall call)) {
-    __shared__ u32 shared[PLAIN_TILE / PLAIN_ROWS][PLAIN_ROWS][3][PLAIN_WORDS];
-    const PreprocessImage& image = call.images[blockIdx.z];
+    __shared__ u32 shared[PLAIN_TILE / PLAIN_ROWS][PLAIN_ROWS * PLAIN_WORDS];
+    const PreprocessImage image = call.images[blockIdx.z];
     if (image.way != RESAMPLED && image.way != COPIED) return;
     if (image.channels == 1) plain_tile<1>(call, image, shared[threadIdx.y]);
     else plain_tile<3>(call, image, shared[threadIdx.y]);

@@ -18,8 +18,8 @@ struct PreprocessImage {
     u32 way;       // one of Way
     u32 left, top, width, height;  // the part of the item that it fills
     // Of each axis, of which n pixels are filled: the first of `taps` pixels of the image for each, then [taps, n] weights, f32. What
-    // is RESAMPLED has others: see preprocess_plain.cuh.
-    u32 x_table, x_taps, y_table, y_taps;
+    // is RESAMPLED has others, and of `taps` fours of columns and pairs of rows: see preprocess_plain.cuh.
+    u32 x_table, x_taps, x_bits, y_table, y_taps, y_bits;
     u32 columns;   // of the image
 };
 
@@ -43,6 +43,19 @@ struct PreprocessCall {
     float scale;
     float mean[3], std[3];
     float inverse[3];  // 1 / std
+};
+
+// (value * scale - mean) / std of a channel, the quotient rounded as a division rounds it: what is left of the first guess makes it exact
+// (Markstein 1990), where nothing leaves a number's range.
+struct Normal {
+    float scale, mean, std, inverse;
+
+    MEMBER Normal(const PreprocessCall& call, u32 channel)
+        : scale(call.scale), mean(call.mean[channel]), std(call.std[channel]), inverse(call.inverse[channel]) {}
+    MEMBER float of(float value) const {
+        const float above = product(value, scale) - mean, guess = product(above, inverse);
+        return fmaf(fmaf(-guess, std, above), inverse, guess);
+    }
 };
 
 // A value of an item, and the number that becomes of it: bytes are stored as they are.

@@ -12,7 +12,7 @@ images/s. Instructions of a warp for 128 pixels: about 9 for each of 12 values, 
 them would make 21 M images/s.
 */
 #pragma once
-#include "preprocess_plain.cuh"
+#include "preprocess.cuh"
 
 LOCAL {
 
@@ -37,7 +37,7 @@ template <class Element, int DEPTH> DEV void finished_pixels(const PreprocessCal
             // Blue first, where it is so.
             const int byte = pixel * DEPTH + (call.swapped ? DEPTH - 1 - channel : channel);
             const float value = (float)(four[byte / 4] >> byte % 4 * 8 & 255);
-            store(&out.of[i], value, normalized(call, (u32)channel, value));
+            store(&out.of[i], value, Normal(call, (u32)channel).of(value));
         }
         const u32 place = call.interleaved ? 4 * (quad * DEPTH + (u32)group) : (u32)group * plane + 4 * quad;
         *(Four<Element>*)(to + place) = out;

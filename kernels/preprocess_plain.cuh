@@ -3,116 +3,239 @@ preprocess_plain: images of bytes with 1 channel or 3, which are most: resized i
 
   block   32 x 8 threads, a tile of 32 x 32 pixels of an item: each warp has 4 rows of it, each thread a column of those
   grid    width / 32, height / 32, both rounded up, by count (at most 65535)
-  shared  96 columns of 32 rows, 3 bytes each: 9 KB, static
+  shared  96 words of 32 rows: 12 KB, static
 
-Columns of the image that reach into the tile are made as low as it 96 at a time, row by row, and lie there until each thread has
-added those that it needs. A warp reads neighbours in a row, three columns a thread, so that a weight serves three; nobody else
-reads what it leaves in shared memory.
+Along y a row is only bytes, whatever they stand for: a thread makes words of four that lie side by side, for its warp's rows one
+after the other, and they lie in shared memory as they lay in the image, up to 128 columns of three channels at a time, until each
+thread has added those that it needs along x. Nobody else reads what a warp leaves there.
 
-Tables of RESAMPLED images, n pixels along an axis:
-  y   [n] first row, [taps, n] weights: whole numbers, 2^22 for 1
-  x   [n] first column, a multiple of 4, [taps, 2, n] weights of 4 columns that lie side by side in a word: whole numbers of 16 bits,
-      2^14 for 1, as their upper bytes and their lower ones, all signed: w = 256 upper + lower
-Of both, all weights of a pixel make 1 together, and their sizes less than 2.
-Of COPIED images: [n] the one row or column that makes a pixel.
+Tables of RESAMPLED images, n pixels along an axis, weights of 16 bits, two in a word, the first one lower; 2^bits stands for 1:
+  y   [n, 1 + pairs]   of each pixel the first row, and weights of two rows each, two pairs at least; all these are in the image
+  x   [n] first column, a multiple of 4; [fours, 2, n] weights of four columns, which need not all be in the image
+Of both, all weights of a pixel make 1 together, and their sizes less than 2. There are as many bits as the largest weight leaves:
+so also many small ones are exact, and sums stay within 31 bits. Of COPIED images: [n] the one row or column that makes a pixel.
 
-Along x, four columns are multiplied and added at once (dp4a), and a weight serves the 4 rows of its thread.
+Two weights are multiplied by two bytes and added at once (dp2a), wherever in a word those lie. So of the words of two rows, two
+permutations make what four of these take, and of four pixels with three channels, three words, four make what twelve take.
+
+Words are read whole: also up to 3 bytes around an image, which lie in a word with one of its own.
 
 Floor, per image of w x h RGB to W x H: bytes 3 w h + 12 W H as f32: 500 x 375 to 224 x 224 is 0.56 + 0.60 MB, at 3.0 TB/s (what a
-copy on an H100 reads and writes) 0.39 us, so 2.6 M images/s. Instructions of a warp for 32 pixels, by a bilinear filter with 5 rows and 7
-columns for each: along y 37 for each row and 82 around them, along x 15 for each 4 columns, 70 to begin and to write: 418 counted
-by the profiler, 1568 times for an image. 132 multiprocessors * 4 * 1.98 GHz issue 1.05 T/s: 1.6 M images/s if none ever waited. An H100
-issues in 69 of 100 cycles, and makes 1.06 M images/s: what is left to gain is fewer instructions along y.
+copy on an H100 reads and writes) 0.39 us, so 2.6 M images/s. Instructions of a warp for 32 pixels, by a bilinear filter with 4 rows
+and 8 columns for each, counted in the machine code for that: along y 72, along x 31, 8 to round, 34 to write, and of 4 rows
+together 220 around them: 200, 1568 times for an image. 132 multiprocessors * 4 * 1.98 GHz issue 1.05 T/s: 3.3 M images/s if none
+ever waited. Of 375 x 500, with 6 rows for each and rows that begin within words, 161 along y, so 289: 2.3 M images/s.
 */
 #pragma once
 #include "preprocess.cuh"
 
 LOCAL {
 
-constexpr int PLAIN_TILE = 32, PLAIN_ROWS = 4, PLAIN_COLUMNS = 96, PLAIN_WORDS = PLAIN_COLUMNS / 4;
-constexpr u32 GROUPS = PLAIN_COLUMNS / 32;
-constexpr int X_BITS = 14, Y_BITS = 22;
+constexpr int PLAIN_TILE = 32, PLAIN_ROWS = 4, PLAIN_WORDS = 96;
 
 DEV int within(int value, int first, int last) { return value < first ? first : value > last ? last : value; }
 
-// sum + the products of four bytes and four signed ones, added: one instruction, for which NVRTC has no name.
-DEV int dot(u32 bytes, u32 weights, int sum) {
+// sum + the products of two signed weights and the lower or upper two of four bytes; an address so many steps further on; two numbers held
+// to a byte's range, below the lower half of `before`. Each is an instruction for which NVRTC has no name, or makes six.
 #if defined(MACHINE_IS_HOST)
-    for (int i = 0; i < 32; i += 8) sum += (int)(bytes >> i & 255) * (signed char)(weights >> i);
+DEV int dot(u32 weights, u32 two, int sum) {
+    return sum + (short)weights * (int)(two & 255) + (short)(weights >> 16) * (int)(two >> 8 & 255);
+}
+DEV int dot_lower(u32 weights, u32 bytes, int sum) { return dot(weights, bytes, sum); }
+DEV int dot_upper(u32 weights, u32 bytes, int sum) { return dot(weights, bytes >> 16, sum); }
+DEV const u8* moved(const u8* at, int steps, int step) { return at + (i64)steps * step; }
+DEV u32 bytes_of(int upper, int lower, u32 before) {
+    return before << 16 | (u32)within(upper, 0, 255) << 8 | (u32)within(lower, 0, 255);
+}
 #else
-    asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(bytes), "r"(weights));
-#endif
+DEV int dot_lower(u32 weights, u32 bytes, int sum) {
+    asm("dp2a.lo.s32.u32 %0, %1, %2, %0;" : "+r"(sum) : "r"(weights), "r"(bytes));
     return sum;
+}
+DEV int dot_upper(u32 weights, u32 bytes, int sum) {
+    asm("dp2a.hi.s32.u32 %0, %1, %2, %0;" : "+r"(sum) : "r"(weights), "r"(bytes));
+    return sum;
+}
+DEV const u8* moved(const u8* at, int steps, int step) {
+    const u8* to;
+    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(to) : "r"(steps), "r"(step), "l"(at));
+    return to;
+}
+DEV u32 bytes_of(int upper, int lower, u32 before) {
+    u32 bytes;
+    asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(upper), "r"(lower), "r"(before));
+    return bytes;
+}
+#endif
+
+// How a row's words are read. ALIGNED: as they lie. SHIFTED: they begin within words. SCATTERED: byte by byte, since the row is turned,
+// mirrored or in planes.
+enum Access { ALIGNED, SHIFTED, SCATTERED };
+
+// N words of a row, side by side. `at` is the first one's first byte, from which on the row has `left` bytes, and so one of the last
+// word's; or the row's first pixel, of which the bytes lie `apart`.
+template <Access ACCESS, int N> DEV void read(const u8* at, int left, const int (&apart)[4], u32 (&words)[N]) {
+    if (ACCESS == SCATTERED) {
+        words[0] = __ldg(at + apart[0]) | __ldg(at + apart[1]) << 8 | __ldg(at + apart[2]) << 16 | (u32)__ldg(at + apart[3]) << 24;
+        return;
+    }
+    const int before = ACCESS == SHIFTED ? (int)((u64)at & 3) : 0;
+    const u32* const from = (const u32*)(ACCESS == SHIFTED ? (u64)at & ~3ull : (u64)at);
+    UNROLL
+    for (int i = 0; i < N; ++i) words[i] = __ldg(from + i);
+    if (ACCESS == ALIGNED) return;
+    u32 last = 0;
+    if (before + left > 4 * N) last = __ldg(from + N);
+    UNROLL
+    for (int i = 0; i < N; ++i) words[i] = __funnelshift_r(words[i], i + 1 < N ? words[i + 1] : last, 8 * (u32)before);
+}
+
+// Adds 2 * PAIRS rows from `at` on to what there was `before`.
+template <Access ACCESS, int N, int PAIRS>
+DEV void add_rows(const u8* at, int step, int left, const int (&apart)[4], const u32* weights, const int (&before)[N][4],
+                  int (&sum)[N][4]) {
+    u32 words[2 * PAIRS][N];
+    UNROLL
+    for (int i = 0; i < 2 * PAIRS; ++i) read<ACCESS, N>(i == 0 ? at : moved(at, i, step), left, apart, words[i]);
+    UNROLL
+    for (int i = 0; i < PAIRS; ++i) {
+        const u32 weight = weights[i];
+        UNROLL
+        for (int n = 0; n < N; ++n) {
+            const u32 first = words[2 * i][n], second = words[2 * i + 1][n];
+            const u32 lower = __byte_perm(first, second, 0x5140), upper = __byte_perm(first, second, 0x7362);
+            const int* const from = i == 0 ? before[n] : sum[n];
+            sum[n][0] = dot_lower(weight, lower, from[0]);
+            sum[n][1] = dot_upper(weight, lower, from[1]);
+            sum[n][2] = dot_lower(weight, upper, from[2]);
+            sum[n][3] = dot_upper(weight, upper, from[3]);
+        }
+    }
+}
+
+// The words of the warp's rows from byte `first` on, N of each thread, those in the image, to `low` and behind it. Rows that are not in
+// the image are left as they are: nobody looks at what becomes of them.
+template <Access ACCESS, int CHANNELS, int N>
+DEV void low_words(const PreprocessCall& call, const PreprocessImage& image, int y, int first, u32* low) {
+    // Single bytes take many registers.
+    constexpr int AT_ONCE = ACCESS == SCATTERED ? 1 : 2;
+    const int step = image.step_y, bits = (int)image.y_bits, pairs = (int)image.y_taps;
+    const int bytes = CHANNELS * (int)image.columns, half = 1 << (bits - 1);
+    // Beyond the row's end are its last words once more.
+    const int own = first + 4 * N * (int)threadIdx.x, last = (bytes - 1 & ~3) - 4 * (N - 1), place = own < last ? own : last;
+    const u8* top = (const u8*)image.samples;
+    int apart[4] = {};
+    if (ACCESS == SCATTERED) {
+        for (int i = 0; i < 4; ++i) {
+            const int byte = place + i < bytes ? place + i : bytes - 1;
+            apart[i] = (byte / CHANNELS) * image.step_x + (byte % CHANNELS) * image.step_channel;
+        }
+    } else {
+        top += place;
+    }
+    int halves[N][4];
+    for (int n = 0; n < N; ++n)
+        for (int k = 0; k < 4; ++k) halves[n][k] = half;
+    const int row = y < 0 ? 0 : y, behind = y + PLAIN_ROWS < (int)image.height ? y + PLAIN_ROWS : (int)image.height;
+    const u32* weights = call.tables + (image.y_table + (u32)row * (u32)(1 + pairs));
+    low += (row - y) * PLAIN_WORDS + ((place - first) >> 2);
+    NO_UNROLL
+    for (int rows = behind - row; rows > 0; --rows) {
+        const u8* const at = moved(top, (int)weights[0], step);
+        int sum[N][4];
+        add_rows<ACCESS, N, AT_ONCE>(at, step, bytes - place, apart, weights + 1, halves, sum);
+        NO_UNROLL
+        for (int pair = AT_ONCE + 1; pair <= pairs; ++pair)
+            add_rows<ACCESS, N, 1>(moved(at, 2 * pair - 2, step), step, bytes - place, apart, weights + pair, sum, sum);
+        UNROLL
+        for (int n = 0; n < N; ++n) {
+            const u32 upper = bytes_of(sum[n][3] >> bits, sum[n][2] >> bits, 0);
+            low[n] = bytes_of(sum[n][1] >> bits, sum[n][0] >> bits, upper);
+        }
+        weights += 1 + pairs;
+        low += PLAIN_WORDS;
+    }
+}
+
+// The same for `words` words.
+template <Access ACCESS, int CHANNELS>
+DEV void low_part(const PreprocessCall& call, const PreprocessImage& image, int y, int first, int words, u32* low) {
+    if (ACCESS == SCATTERED) {
+        NO_UNROLL
+        for (int i = 0; i < words; i += 32) low_words<ACCESS, CHANNELS, 1>(call, image, y, first + 4 * i, low + i);
+        return;
+    }
+    int done = 0;
+    if (words > 32) {
+        low_words<ACCESS, CHANNELS, 2>(call, image, y, first, low);
+        if (words <= 64) return;
+        done = 64;
+    }
+    low_words<ACCESS, CHANNELS, 1>(call, image, y, first + 4 * done, low + done);
+}
+
+// Adds four columns, which begin at `words`, in each channel.
+DEV void add_columns(const u32* words, u32 first, u32 second, int (&sum)[1]) {
+    const u32 four = words[0];
+    sum[0] = dot_upper(second, four, dot_lower(first, four, sum[0]));
+}
+DEV void add_columns(const u32* words, u32 first, u32 second, int (&sum)[3]) {
+    // r g b r, g b r g, b r g b.
+    const u32 a = words[0], b = words[1], c = words[2];
+    const u32 early = __byte_perm(a, b, 0x4130), late = __byte_perm(b, c, 0x6352);
+    const u32 blue = __byte_perm(__byte_perm(a, b, 0x0052), c, 0x7410);
+    sum[0] = dot_lower(second, late, dot_lower(first, early, sum[0]));
+    sum[1] = dot_upper(second, late, dot_upper(first, early, sum[1]));
+    sum[2] = dot_upper(second, blue, dot_lower(first, blue, sum[2]));
 }
 
 // The rows of this thread's column from (x, y) of the part that the image fills on, made of what lies in `low`, its warp's part of shared
 // memory. Of the tile, the image fills columns from `x_first` to `x_last`. Who is outside makes
 // the nearest pixel that is inside, so that a warp does everything together.
-template <int FLAT, bool BESIDE>
-DEV void plain_pixels(const PreprocessCall& call, const PreprocessImage& image, int x, int y, int x_first, int x_last,
-                      u32 (*low)[3][PLAIN_WORDS], int (&pixel)[PLAIN_ROWS][FLAT]) {
+template <int CHANNELS>
+DEV void plain_pixels(const PreprocessCall& call, const PreprocessImage& image, int x, int y, int x_first, int x_last, u32* low,
+                      int (&pixel)[PLAIN_ROWS][CHANNELS]) {
+    constexpr int COLUMNS = 4 * PLAIN_WORDS / CHANNELS;
     const u32* const tables = call.tables;
-    const u32 lane = threadIdx.x, width = image.width, height = image.height, x_table = image.x_table, y_table = image.y_table;
-    const u32 y_taps = image.y_taps, last = image.columns - 1;
-    const int step_x = image.step_x, step_y = image.step_y, next = BESIDE ? 1 : image.step_channel;
-    const u8* const samples = (const u8*)image.samples;
+    const u32 table = image.x_table, width = image.width;
+    const int bits = (int)image.x_bits, reach = 4 * (int)image.x_taps, columns = (int)image.columns;
     x = within(x, x_first, x_last);
-    const u32 x_start = tables[x_table + x], x_end = x_start + 4 * image.x_taps;
-    const u32 end = tables[x_table + x_last] + 4 * image.x_taps;
+    const int x_start = (int)tables[table + (u32)x], x_end = x_start + reach;
+    // Beyond the image's last columns nothing counts.
+    const int most = (int)tables[table + (u32)x_last] + reach, whole = columns + 3 & ~3, end = most < whole ? most : whole;
+    const bool beside = image.step_x == CHANNELS && (CHANNELS == 1 || image.step_channel == 1);
+    const bool aligned = ((u32)(u64)image.samples & 3 | (u32)image.step_y & 3) == 0;
     UNROLL
     for (int r = 0; r < PLAIN_ROWS; ++r)
-        for (int k = 0; k < FLAT; ++k) pixel[r][k] = 1 << (X_BITS - 1);
-    for (u32 first = tables[x_table + x_first]; first < end; first += PLAIN_COLUMNS) {
-        // Columns of this thread; beyond the last of the image it is the last again.
-        u32 column[GROUPS];
-        UNROLL
-        for (u32 g = 0; g < GROUPS; ++g) column[g] = first + lane + 32 * g < last ? first + lane + 32 * g : last;
-        const bool third = first + 64 < end;
+        for (int k = 0; k < CHANNELS; ++k) pixel[r][k] = 1 << (bits - 1);
+    int first = (int)tables[table + (u32)x_first];
+    do {
+        const int words = ((end - first < COLUMNS ? end - first : COLUMNS) >> 2) * CHANNELS;
+        if (!beside) low_part<SCATTERED, CHANNELS>(call, image, y, first * CHANNELS, words, low);
+        else if (aligned) low_part<ALIGNED, CHANNELS>(call, image, y, first * CHANNELS, words, low);
+        else low_part<SHIFTED, CHANNELS>(call, image, y, first * CHANNELS, words, low);
+        __syncwarp();
+        const int from = x_start > first ? x_start : first, to = x_end < first + COLUMNS ? x_end : first + COLUMNS;
+        const u32* weights = tables + (table + width + (u32)x + (u32)(from - x_start) / 2 * width);
+        const u32* four = low + (from - first >> 2) * CHANNELS;
         NO_UNROLL
-        for (int r = 0; r < PLAIN_ROWS; ++r) {
-            u32 weight_at = y_table + (u32)within(y + r, 0, (int)height - 1);
-            const u8* const top = samples + (i64)tables[weight_at] * step_y;
-            const u8* at[GROUPS];
-            int sum[GROUPS][FLAT];
+        for (int at = from; at < to; at += 4) {
+            const u32 early = weights[0], late = weights[width];
             UNROLL
-            for (u32 g = 0; g < GROUPS; ++g) {
-                at[g] = top + (i64)column[g] * step_x;
-                for (int k = 0; k < FLAT; ++k) sum[g][k] = 1 << (Y_BITS - 1);
-            }
-            NO_UNROLL
-            for (u32 tap = 0; tap < y_taps; ++tap) {
-                weight_at += height;
-                const int weight = (int)tables[weight_at];
-                UNROLL
-                for (u32 g = 0; g < GROUPS; ++g) {
-                    if (g == 2 && !third) break;
-                    for (int k = 0; k < FLAT; ++k) sum[g][k] += at[g][k * next] * weight;
-                    at[g] += step_y;
-                }
-            }
-            UNROLL
-            for (int k = 0; k < FLAT; ++k)
-                for (u32 g = 0; g < GROUPS; ++g) ((u8*)low[r][k])[lane + 32 * g] = (u8)within(sum[g][k] >> Y_BITS, 0, 255);
+            for (int r = 0; r < PLAIN_ROWS; ++r) add_columns(four + r * PLAIN_WORDS, early, late, pixel[r]);
+            weights += 2 * width;
+            four += CHANNELS;
         }
         __syncwarp();
-        const u32 from = x_start > first ? x_start : first, to = x_end < first + PLAIN_COLUMNS ? x_end : first + PLAIN_COLUMNS;
-        u32 weight_at = x_table + width + (u32)x + (from - x_start) / 2 * width;
-        NO_UNROLL
-        for (u32 at = from; at < to; at += 4) {
-            const u32 upper = tables[weight_at], lower = tables[weight_at + width];
-            weight_at += 2 * width;
-            UNROLL
-            for (int r = 0; r < PLAIN_ROWS; ++r)
-                for (int k = 0; k < FLAT; ++k) {
-                    const u32 four = low[r][k][(at - first) / 4];
-                    pixel[r][k] = dot(four, lower, pixel[r][k]) + 256 * dot(four, upper, 0);
-                }
-        }
-        __syncwarp();
+        first += COLUMNS;
+    } while (first < end);
+    UNROLL
+    for (int r = 0; r < PLAIN_ROWS; ++r) {
+        const u32 two = bytes_of(pixel[r][CHANNELS / 2] >> bits, pixel[r][0] >> bits, 0);
+        if (CHANNELS == 3) pixel[r][CHANNELS - 1] = (int)(bytes_of(0, pixel[r][CHANNELS - 1] >> bits, 0));
+        pixel[r][CHANNELS / 2] = (int)(two >> 8 & 255);
+        pixel[r][0] = (int)(two & 255);
     }
-    UNROLL
-    for (int r = 0; r < PLAIN_ROWS; ++r)
-        for (int k = 0; k < FLAT; ++k) pixel[r][k] = within(pixel[r][k] >> X_BITS, 0, 255);
 }
 
 // The same where one pixel makes one.
@@ -129,56 +252,56 @@ DEV void copied_pixels(const PreprocessCall& call, const PreprocessImage& image,
     }
 }
 
-// (value * scale - mean) / std, the quotient rounded as a division rounds it: what is left of the first guess makes it exact
-// (Markstein 1990), where nothing leaves a number's range.
-DEV float normalized(const PreprocessCall& call, u32 channel, float value) {
-    const float above = product(value, call.scale) - call.mean[channel], std = call.std[channel];
-    const float guess = product(above, call.inverse[channel]);
-    return fmaf(fmaf(-guess, std, above), call.inverse[channel], guess);
-}
-
 // Writes the pixels of a thread: its first one's first value is at `first` of all items, and `rows` of them are in the item, those of the
-// bits of `inside` in the image.
-template <class Element, int FLAT>
+// bits of `inside` in the image; ALL: all are both.
+template <class Element, int FLAT, bool ALL>
 DEV void write_pixels(const PreprocessCall& call, u64 first, int rows, u32 inside, const int (&pixel)[PLAIN_ROWS][FLAT]) {
-    const u64 to_channel = call.interleaved ? 1 : (u64)call.width * call.height;
+    const u32 to_channel = call.interleaved ? 1 : call.width * call.height;
     const u32 to_row = call.interleaved ? call.width * call.depth : call.width;
-    Element* at = (Element*)call.items + first;
     UNROLL
-    for (int r = 0; r < PLAIN_ROWS; ++r) {
-        if (r >= rows) return;
+    for (u32 k = 0; k < 3; ++k) {
+        // Colour does not become grey here.
+        if (FLAT == 1 && k >= call.depth) break;
+        // Blue first, where it is so.
+        const u32 channel = FLAT == 3 && call.swapped ? 2 - k : k;
+        const Normal normal(call, channel);
+        Element* at = (Element*)call.items + first + channel * to_channel;
         UNROLL
-        for (u32 k = 0; k < 3; ++k) {
-            if (k >= call.depth) break;
-            // Blue first, where it is so.
-            const int own = call.swapped ? pixel[r][FLAT - 1 - k * FLAT / 3] : pixel[r][k * FLAT / 3];
-            const float value = inside >> r & 1 ? (float)own : call.pad;
-            store(at + k * to_channel, value, normalized(call, k, value));
+        for (int r = 0; r < PLAIN_ROWS; ++r) {
+            const float value = ALL || (inside >> r & 1) ? (float)pixel[r][k * FLAT / 3] : call.pad;
+            if (ALL || r < rows) store(at, value, normal.of(value));
+            at += to_row;
         }
-        at += to_row;
     }
 }
 
-template <int FLAT> DEV void plain_tile(const PreprocessCall& call, const PreprocessImage& image, u32 (*low)[3][PLAIN_WORDS]) {
+template <class Element, int FLAT>
+DEV void write_pixels(const PreprocessCall& call, u64 first, int rows, u32 inside, const int (&pixel)[PLAIN_ROWS][FLAT]) {
+    constexpr u32 all = (1u << PLAIN_ROWS) - 1;
+    if (inside == all && rows >= PLAIN_ROWS) write_pixels<Element, FLAT, true>(call, first, rows, inside, pixel);
+    else write_pixels<Element, FLAT, false>(call, first, rows, inside, pixel);
+}
+
+template <int FLAT> DEV void plain_tile(const PreprocessCall& call, const PreprocessImage& image, u32* low) {
     const int item_x = (int)(blockIdx.x * PLAIN_TILE + threadIdx.x);
     const int item_y = (int)(blockIdx.y * PLAIN_TILE + threadIdx.y * PLAIN_ROWS);
     const int x = item_x - (int)image.left, y = item_y - (int)image.top;
     // The columns of the tile that the image fills.
     const int x_left = x - (int)threadIdx.x, x_right = x_left + PLAIN_TILE - 1;
     const int x_first = x_left < 0 ? 0 : x_left, x_last = x_right < (int)image.width ? x_right : (int)image.width - 1;
-    int pixel[PLAIN_ROWS][FLAT] = {};
+    int pixel[PLAIN_ROWS][FLAT];
     if (x_first <= x_last && y < (int)image.height && y + PLAIN_ROWS > 0) {
         if (image.way == COPIED) copied_pixels<FLAT>(call, image, x, y, x_first, x_last, pixel);
-        else if (FLAT == 1 || image.step_channel == 1) plain_pixels<FLAT, true>(call, image, x, y, x_first, x_last, low, pixel);
-        else plain_pixels<FLAT, false>(call, image, x, y, x_first, x_last, low, pixel);
+        else plain_pixels<FLAT>(call, image, x, y, x_first, x_last, low, pixel);
     }
     if (item_x >= (int)call.width) return;
     u32 inside = 0;
     UNROLL
     for (int r = 0; r < PLAIN_ROWS; ++r) inside |= (u32)(y + r >= 0 && y + r < (int)image.height) << r;
     if (x < 0 || x >= (int)image.width) inside = 0;
-    const u64 place = (u64)item_y * call.width + item_x;
-    const u64 first = (u64)blockIdx.z * call.depth * call.width * call.height + (call.interleaved ? place * call.depth : place);
+    // An item has less than 2^32 values.
+    const u32 place = (u32)item_y * call.width + (u32)item_x;
+    const u64 first = (u64)blockIdx.z * (call.depth * call.width * call.height) + (call.interleaved ? place * call.depth : place);
     const int rows = (int)call.height - item_y;
     switch (call.element) {
         case ELEMENT_F32: write_pixels<float, FLAT>(call, first, rows, inside, pixel); break;

@@ -42,6 +42,8 @@ MEANT = {
     "host_to_host_fits": (RATE, "fits from 16-bit ROIs in pinned host memory to results in host memory, three batches of 2^20 on their way"),
     "http_fits": (RATE, "fits through HTTP, 16-bit ROIs in, Arrow out, on this machine, by as many connections as said in the log"),
     "preprocess_images": (RATE, "images of 500 x 375 RGB bytes to 3 x 224 x 224 floats by the kernel, data on the GPU, time from events"),
+    "preprocess_unaligned_images": (RATE, "the same of 375 x 500, whose rows begin within words of 4 bytes"),
+    "preprocess_unaligned_of_copy_bandwidth": (RATIO, "the same as below for those"),
     "copy_bytes": (RATE, "bytes that a copy of 512 MiB on the GPU reads and writes"),
     "normalize_images": (RATE, "images of 224 x 224 RGB bytes to 3 x 224 x 224 floats, not resized, in the same way"),
     "normalize_of_copy_bandwidth": (RATIO, "the same as below for those"),

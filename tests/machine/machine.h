@@ -139,6 +139,17 @@ static inline int __float2int_rn(float x) { return (int)nearbyintf(x); }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 static inline int __ffs(int x) { return __builtin_ffs(x); }
+// The lower word of both, moved right.
+static inline unsigned __funnelshift_r(unsigned lower, unsigned upper, unsigned by) {
+    return (unsigned)(((uint64_t)upper << 32 | lower) >> (by & 31));
+}
+// Four of the eight bytes of both words, each named by a digit.
+static inline unsigned __byte_perm(unsigned lower, unsigned upper, unsigned which) {
+    const uint64_t both = (uint64_t)upper << 32 | lower;
+    unsigned bytes = 0;
+    for (int i = 0; i < 4; ++i) bytes |= (unsigned)(both >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
+    return bytes;
+}
 template <class T> static inline T __ldg(const T* at) { return *at; }
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }

@@ -3,7 +3,7 @@
 
 mod axis;
 
-use self::axis::{AxisKey, Form, table};
+use self::axis::{AxisKey, Form, Table, table};
 use crate::{
     error::InferError,
     image::{Color, DataType, Layout, Placement, Preprocess, Region, Resize},
@@ -21,9 +21,6 @@ const TILES: [[u32; 2]; 2] = [[32, 8], [32, 32]];
 /// and of the last one, in the order of memory; that is read and written by so many pixels at once.
 const FINISHED: [u32; 2] = [1024, 4];
 
-/// Columns that make one of an image in whole numbers: of more, each has a weight that is too small for 16 bits.
-const COLUMNS_MAX: usize = 64;
-
 /// What is launched for a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
@@ -39,7 +36,8 @@ pub const IMAGES_MAX: usize = 65_535;
 /// Where the samples of an image lie on the device, as a person sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pixels {
-    /// The first sample of the pixel at the top left.
+    /// The first sample of the pixel at the top left. Memory is read by words of four bytes: the first and the last of an image are to be
+    /// in one's own memory as a whole.
     pub address: u64,
     /// Samples to the next pixel to the right, to the one below, and to the next channel.
     pub steps: [i32; 3],
@@ -99,8 +97,10 @@ pub struct PreprocessImage {
     height: u32,
     x_table: u32,
     x_taps: u32,
+    x_bits: u32,
     y_table: u32,
     y_taps: u32,
+    y_bits: u32,
     columns: u32,
 }
 
@@ -155,8 +155,8 @@ pub struct Batch {
     to: Preprocess,
     images: Vec<PreprocessImage>,
     tables: Vec<u32>,
-    /// Axes that have a table, where it begins, and its taps.
-    known: Vec<(AxisKey, Form, u32, u32)>,
+    /// Axes that have a table.
+    known: Vec<(AxisKey, Form, Table)>,
     /// Whether numbers are mild enough to be made with 1 / std.
     mild: bool,
     /// Which of [`KERNELS`] have an image of their own.
@@ -229,7 +229,7 @@ impl Batch {
         assert!(window.width > 0 && window.height > 0, "an image has a pixel in its item");
         let x = AxisKey::new(size.0, from.left, from.width, window.width, false);
         let y = AxisKey::new(size.1, from.top, from.height, window.height, true);
-        let way = match self.way(&pixels, &x, &y) {
+        let way = match self.way(&pixels, &x, &y, size) {
             Way::Copied if self.is_finished(&pixels, size, covered) => Way::Finished,
             way => way,
         };
@@ -238,8 +238,7 @@ impl Batch {
             Way::Resampled => [Form::Columns, Form::Rows],
             _ => [Form::Numbers; 2],
         };
-        let (x_table, x_taps) = self.table(x, of_x);
-        let (y_table, y_taps) = self.table(y, of_y);
+        let (x, y) = (self.table(x, of_x), self.table(y, of_y));
         self.images.push(PreprocessImage {
             samples: pixels.address,
             steps: pixels.steps,
@@ -249,23 +248,28 @@ impl Batch {
             top: window.top as u32,
             width: window.width as u32,
             height: window.height as u32,
-            x_table,
-            x_taps,
-            y_table,
-            y_taps,
+            x_table: x.at,
+            x_taps: x.taps,
+            x_bits: x.bits,
+            y_table: y.at,
+            y_taps: y.taps,
+            y_bits: y.bits,
             columns: size.0,
         });
         Ok(placement)
     }
 
-    /// How an image is read that is resized like this.
-    fn way(&self, pixels: &Pixels, x: &AxisKey, y: &AxisKey) -> Way {
+    /// How an image of `size` is read that is resized like this.
+    fn way(&self, pixels: &Pixels, x: &AxisKey, y: &AxisKey, size: (u32, u32)) -> Way {
         let plain = pixels.channels == 1 || pixels.channels == 3 && self.to.color.channels() == 3;
+        let [along, _, channel] = pixels.steps.map(|step| u64::from(step.unsigned_abs()));
+        let row = u64::from(size.0) * along + 3 * channel;
         match pixels.wide {
             true => Way::Words,
             false if !(plain && self.mild) => Way::Bytes,
             false if x.taps(self.to.filter) == 1 && y.taps(self.to.filter) == 1 => Way::Copied,
-            false if x.taps(self.to.filter) > COLUMNS_MAX => Way::Bytes,
+            // Rows are read in pairs, all in the image, and one of them is no longer than 31 bits count.
+            false if y.rows(self.to.filter) > size.1 as usize || row > i32::MAX as u64 => Way::Bytes,
             false => Way::Resampled,
         }
     }
@@ -282,15 +286,13 @@ impl Batch {
             && (u64::from(to.width) * u64::from(to.height)).is_multiple_of(u64::from(FINISHED[1]))
     }
 
-    fn table(&mut self, key: AxisKey, form: Form) -> (u32, u32) {
-        if let Some((.., at, taps)) = self.known.iter().find(|(known, its, ..)| *known == key && *its == form)
-        {
-            return (*at, *taps);
+    fn table(&mut self, key: AxisKey, form: Form) -> Table {
+        if let Some((.., table)) = self.known.iter().find(|(known, its, _)| *known == key && *its == form) {
+            return *table;
         }
-        let at = self.tables.len() as u32;
-        let taps = table(&key, self.to.filter, form, &mut self.tables);
-        self.known.push((key, form, at, taps));
-        (at, taps)
+        let table = table(&key, self.to.filter, form, &mut self.tables);
+        self.known.push((key, form, table));
+        table
     }
 
     /// What goes to the device for the images of this batch.

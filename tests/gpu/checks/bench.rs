@@ -152,7 +152,7 @@ pub(crate) fn host_to_host(
 }
 
 /// Bytes that the kernel must read and write, over those that a copy on the device reads and writes in the same time: of images that are
-/// resized, and of such that have the input's size.
+/// resized, also where rows begin within words, and of such that have the input's size.
 pub(crate) fn preprocess() {
     let device = Device::open();
     let kernels = images::kernels(&device);
@@ -162,7 +162,9 @@ pub(crate) fn preprocess() {
     let copied = 2.0 * large as f64 / copy_seconds;
     number("copy_bytes", copied);
     let count = if rehearsed() { 1 } else { 256 };
-    for (what, width, height) in [("preprocess", 500, 375), ("normalize", 224, 224)] {
+    for (what, width, height) in
+        [("preprocess", 500, 375), ("preprocess_unaligned", 375, 500), ("normalize", 224, 224)]
+    {
         let to = Preprocess {
             scale: 1.0 / 255.0,
             mean: [0.485, 0.456, 0.406],

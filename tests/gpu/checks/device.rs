@@ -69,7 +69,9 @@ impl Device {
     pub(crate) fn with<T: Copy>(&self, values: &[T]) -> Memory {
         // SAFETY: checks give numbers and structs of numbers without gaps, as many bytes as they have.
         let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };
-        let padded = [bytes, &[0; 16][bytes.len().min(16)..]].concat();
+        // Of whole words, as which images are read.
+        let mut padded = bytes.to_vec();
+        padded.resize(bytes.len().max(16).next_multiple_of(4), 0);
         Memory(self.stream.clone_htod(&padded).unwrap())
     }
 

@@ -46,7 +46,17 @@ pub(crate) fn against_the_host() {
                 std: if plain { [1.0; 3] } else { [0.229, 0.224, 0.225] },
                 ..Preprocess::new(37, 30)
             };
-            let sizes = [(64, 48, 3), (20, 90, 1), (200, 131, 4), (37, 30, 3)];
+            // Rows of whole words and such that begin within one, whole images of words.
+            let sizes = [
+                (64, 48, 3),
+                (20, 90, 1),
+                (200, 131, 4),
+                (37, 30, 3),
+                (375, 500, 3),
+                (61, 44, 3),
+                (63, 84, 1),
+                (5, 4, 3),
+            ];
             let frames = sizes.map(|(width, height, channels)| frame(random, width, height, channels));
             worst = worst.max(check(&device, &kernels, &to, &frames));
         }

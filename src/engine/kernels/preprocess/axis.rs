@@ -25,15 +25,28 @@ impl AxisKey {
 pub(super) enum Form {
     /// As numbers.
     Numbers,
-    /// In whole numbers, each for a row.
+    /// In whole numbers, for two rows at a time.
     Rows,
     /// In whole numbers, for four columns at a time.
     Columns,
 }
 
-/// What stands for a weight of 1 in whole numbers: `X_BITS` and `Y_BITS` of the kernel.
-const ROWS_ONE: f64 = (1 << 22) as f64;
-const COLUMNS_ONE: f64 = (1 << 14) as f64;
+/// What stands for a weight of 1 in whole numbers, as a power of two: at least, so that weights below 2 are of 16 bits, and at most,
+/// so that a sum is of 32.
+const BITS: std::ops::RangeInclusive<u32> = 14..=22;
+
+/// Pairs of rows that a pixel has at least.
+const PAIRS_MIN: usize = 2;
+
+/// Where a table lies among others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Table {
+    pub(super) at: u32,
+    /// How many weights a pixel has, pairs of them or fours.
+    pub(super) taps: u32,
+    /// Of whole numbers, what stands for 1 as a power of two.
+    pub(super) bits: u32,
+}
 
 impl AxisKey {
     /// Whether what is read lies on the pixels of the image, which is not resized.
@@ -58,72 +71,82 @@ impl AxisKey {
         }
     }
 
+    /// How many rows make one in whole numbers, at most.
+    pub(super) fn rows(&self, filter: Filter) -> usize {
+        2 * self.taps(filter).div_ceil(2).max(PAIRS_MIN)
+    }
+
     fn reach(&self, filter: Filter) -> f64 {
         support(filter) * self.scale(filter).max(1.0)
     }
 }
 
-/// Appends, for each pixel, the first one that it is made of; then the weights of the first for all, of the second for all,
-/// and so on. Returns how many weights each has, or words of them.
-pub(super) fn table(key: &AxisKey, filter: Filter, form: Form, tables: &mut Vec<u32>) -> u32 {
-    let taps = key.taps(filter);
-    let mut made = vec![0.0; taps];
-    let length = key.length;
-    let words = match form {
-        Form::Numbers | Form::Rows => taps,
-        // From a multiple of four on.
-        Form::Columns => (taps + 3).div_ceil(4),
-    };
-    let per_word = if form == Form::Columns { 2 } else { 1 };
-    let begun = tables.len();
-    tables.resize(begun + length * (1 + words * per_word), 0);
-    let (starts, weights) = tables[begun..].split_at_mut(length);
+/// Appends of each pixel the first one that it is made of, and the weights of that and those behind it.
+pub(super) fn table(key: &AxisKey, filter: Filter, form: Form, tables: &mut Vec<u32>) -> Table {
+    let at = tables.len() as u32;
+    let (taps, length) = (key.taps(filter), key.length);
+    let mut weights = vec![0.0; taps * length];
     let mut pixels = Pixels { key, filter, nearest: f64::from_bits(key.from) + key.scale(filter) * 0.5 };
-    for (i, start) in starts.iter_mut().enumerate() {
-        made.fill(0.0);
-        let first = pixels.weights(i, &mut made);
-        match form {
-            Form::Numbers => {
-                *start = first;
-                made.iter()
-                    .enumerate()
-                    .for_each(|(tap, weight)| weights[tap * length + i] = (*weight as f32).to_bits());
+    let firsts: Vec<u32> =
+        weights.chunks_mut(taps).enumerate().map(|(i, weights)| pixels.weights(i, weights)).collect();
+    if form == Form::Numbers {
+        tables.extend(firsts);
+        for tap in 0..taps {
+            tables.extend(weights.iter().skip(tap).step_by(taps).map(|weight| (*weight as f32).to_bits()));
+        }
+        return Table { at, taps: taps as u32, bits: 0 };
+    }
+    // As many as half of what 16 bits hold leaves the largest weight: the other half is for what rounding leaves over.
+    let largest = weights.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+    let bits = (14 - largest.log2().ceil() as i64).clamp((*BITS.start()).into(), (*BITS.end()).into()) as u32;
+    // Without those that are nothing, before and behind.
+    let pixels: Vec<(u32, Vec<i16>)> = weights
+        .chunks(taps)
+        .zip(firsts)
+        .map(|(weights, first)| {
+            let mut whole: Vec<i16> = whole(weights, f64::from(1 << bits)).collect();
+            while whole.len() > 1 && whole.last() == Some(&0) {
+                whole.pop();
             }
-            Form::Rows => {
-                *start = first;
-                let whole = whole(&made, ROWS_ONE);
-                whole
-                    .enumerate()
-                    .for_each(|(tap, weight)| weights[tap * length + i] = weight.cast_unsigned());
-            }
-            Form::Columns => {
-                *start = first & !3;
-                for (tap, weight) in whole(&made, COLUMNS_ONE).enumerate() {
-                    // w = 256 upper + lower, both signed bytes.
-                    let weight = weight.clamp(-0x7f7f, 0x7f7f);
-                    let lower = i32::from(weight as i8);
-                    let upper = (weight - lower) >> 8;
-                    let place = (first & 3) as usize + tap;
-                    let (word, shift) = (2 * (place / 4), 8 * (place % 4));
-                    weights[word * length + i] |= (upper as u32 & 255) << shift;
-                    weights[(word + 1) * length + i] |= (lower as u32 & 255) << shift;
-                }
-            }
+            let before = whole.iter().take_while(|weight| **weight == 0).count().min(whole.len() - 1);
+            (first + before as u32, whole.split_off(before))
+        })
+        .collect();
+    let taps = pixels
+        .iter()
+        .map(|(first, weights)| match form {
+            Form::Columns => ((first % 4) as usize + weights.len()).div_ceil(4),
+            _ => weights.len().div_ceil(2).max(PAIRS_MIN),
+        })
+        .max()
+        .unwrap_or(0);
+    let begun = tables.len();
+    tables.resize(begun + length * (1 + taps * if form == Form::Columns { 2 } else { 1 }), 0);
+    let words = &mut tables[begun..];
+    for (i, (first, weights)) in pixels.iter().enumerate() {
+        let (start, its, word, step) = match form {
+            Form::Columns => (first & !3, i, length + i, length),
+            // All that are read lie in the image, also where their weight is nothing.
+            _ => ((*first).min(key.size - 2 * taps as u32), i * (1 + taps), i * (1 + taps) + 1, 1),
+        };
+        words[its] = start;
+        for (place, weight) in ((first - start) as usize..).zip(weights) {
+            words[word + place / 2 * step] |= u32::from(weight.cast_unsigned()) << (16 * (place % 2));
         }
     }
-    words as u32
+    Table { at, taps: taps as u32, bits }
 }
 
 /// Weights as whole numbers that add up to what stands for 1: what rounding leaves over is the largest one's.
-fn whole(weights: &[f64], one: f64) -> impl Iterator<Item = i32> {
+fn whole(weights: &[f64], one: f64) -> impl Iterator<Item = i16> {
     let rounded = move |weight: &f64| (weight * one).round() as i32;
     let total: i32 = weights.iter().map(rounded).sum();
     let largest = (0..weights.len()).max_by(|a, b| weights[*a].total_cmp(&weights[*b])).unwrap_or_default();
     let over = if weights[largest] > 0.0 { one as i32 - total } else { 0 };
-    weights
-        .iter()
-        .enumerate()
-        .map(move |(tap, weight)| rounded(weight) + if tap == largest { over } else { 0 })
+    weights.iter().enumerate().map(move |(tap, weight)| {
+        let weight = rounded(weight) + if tap == largest { over } else { 0 };
+        weight.clamp(i16::MIN.into(), i16::MAX.into()) as i16
+    })
 }
 
 /// The pixels of an axis, from the first to the last.

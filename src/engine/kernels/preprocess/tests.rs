@@ -308,6 +308,82 @@ fn memory_may_be_turned_and_in_planes() {
     }
 }
 
+/// The samples of a frame somewhere in memory, with `around` them: the first one `shift` bytes behind a word's beginning, and rows with
+/// `more` bytes than they need.
+fn placed(frame: &Frame, shift: usize, more: usize, around: u8) -> (Vec<u8>, Pixels) {
+    let Samples::U8(samples) = &frame.samples else { panic!("8 bits") };
+    let row = frame.width as usize * usize::from(frame.channels);
+    let mut memory = vec![around; 8 + (row + more) * frame.height as usize];
+    let first = memory.as_ptr().align_offset(4) + shift;
+    for (y, samples) in samples.chunks(row).enumerate() {
+        memory[first + y * (row + more)..][..row].copy_from_slice(samples);
+    }
+    let address = memory[first..].as_ptr() as u64;
+    let steps = [i32::from(frame.channels), (row + more) as i32, 1];
+    (memory, Pixels { address, steps, channels: frame.channels, wide: false })
+}
+
+#[test]
+fn rows_may_begin_anywhere_in_memory_and_nothing_around_them_counts() {
+    let random = &mut Random(17);
+    let mut scratch = Scratch::default();
+    let mut worst = 0f32;
+    // Of images and items: reductions, small and large ones, also of one axis alone; enlargements; edges within a tile and within
+    // a group of rows, columns and words; and images of hardly a row or a column.
+    for ((width, height), (to_width, to_height)) in [
+        ((125, 94), (56, 56)),
+        ((94, 125), (56, 56)),
+        ((97, 33), (33, 66)),
+        ((301, 259), (67, 9)),
+        ((1025, 9), (3, 9)),
+        ((9, 1025), (9, 2)),
+        ((700, 700), (4, 3)),
+        ((5, 4), (70, 65)),
+        ((41, 5), (40, 6)),
+        ((1, 50), (20, 20)),
+        ((2, 7), (3, 3)),
+        ((50, 1), (20, 20)),
+        ((50, 3), (20, 2)),
+        ((1, 1), (3, 3)),
+    ] {
+        for (channels, filter) in [
+            (1, Filter::Bilinear),
+            (3, Filter::Bilinear),
+            (3, Filter::Box),
+            (3, Filter::Lanczos3),
+            (3, Filter::Nearest),
+        ] {
+            let frame = frame(random, width, height, channels, false);
+            let to = Preprocess {
+                filter,
+                datatype: DataType::Uint8,
+                resize: random.of(&[Resize::Stretch, Resize::Letterbox]),
+                color: random.of(&[Color::Rgb, Color::Bgr]),
+                ..Preprocess::new(to_width, to_height)
+            };
+            let mut expected = vec![0; to.out_bytes()];
+            to.apply(&frame, &mut scratch, &mut expected).unwrap();
+            let mut first = None;
+            for (shift, more, around) in
+                [(0, 0, 0), (1, 0, 255), (2, 0, 0), (3, 0, 255), (0, 1, 255), (0, 4, 0), (3, 2, 255)]
+            {
+                let (_memory, pixels) = placed(&frame, shift, more, around);
+                let mut batch = Batch::new(&to);
+                batch.push(pixels, (width, height), frame.source, frame.covered).unwrap();
+                let item = launch(&batch, to.out_bytes());
+                let what = format!("{width} x {height} x {channels} by {to:?}, {shift}, {more}");
+                assert!(*first.get_or_insert_with(|| item.clone()) == item, "{what}");
+                let most = if filter == Filter::Lanczos3 { 3 } else { 1 };
+                for (got, expected) in item.iter().zip(&expected) {
+                    assert!(got.abs_diff(*expected) <= most, "{got} instead of {expected}: {what}");
+                    worst = worst.max(f32::from(got.abs_diff(*expected)));
+                }
+            }
+        }
+    }
+    println!("at most {worst} of 255 apart");
+}
+
 #[test]
 fn tables_of_sizes_that_were_seen_are_used_again() {
     let random = &mut Random(3);
