@@ -46,7 +46,7 @@ use crate::{
     engine::{
         Batching, DataType, Dim, Ends, PixelInput, Signature, Tensor, TensorSpec,
         gauss_mle::frames::FrameMemory,
-        onnx::ending::{ending, suppresses},
+        onnx::{ending::ending, operators::suppresses},
         staging::{Memory, Staging},
     },
     tasks::{Activation, Labels, Task, localize::Settings},

@@ -109,28 +109,35 @@ impl OnnxOnGpu {
         let streams = context.streams().map_err(|error| error.to_string())?;
         let memory = context.memory().map_err(|error| error.to_string())?;
         let arena_bytes_max = memory.part(load.instances, load.memory_bytes_max);
+        // What is only tried, only where nothing speaks against it.
+        let tried = load.asked.cuda_graph == CudaGraph::Auto && load.asked.records();
+        let unlisted = tried.then(|| graphs::unlisted(&load.path)).flatten();
         let target = GpuTarget {
             ordinal,
             stream: streams.compute.cu_stream().cast(),
             asked: &load.asked,
-            graphs: load.asked.records(),
+            graphs: load.asked.records() && unlisted.is_none(),
             items_max: load.items_max,
             arena_bytes_max,
             cache: load.cache.as_deref(),
         };
-        let (session, refused) = match Session::load(runtime, &load.path, Target::Gpu(target)) {
-            // Of nodes on the CPU and of branches, say, there are no graphs. By now all is gone that it took.
-            Err(reason) if target.graphs && load.asked.cuda_graph == CudaGraph::Auto => {
-                let without = GpuTarget { graphs: false, ..target };
-                (Session::load(runtime, &load.path, Target::Gpu(without))?, Some(reason))
+        let with = Session::load(runtime, &load.path, Target::Gpu(target));
+        let (session, refused) = if target.graphs && tried {
+            // Of nodes on the CPU, say, ONNX Runtime records none.
+            match with.and_then(|session| graphs::speaks_against(&session).map(|why| (session, why))) {
+                Ok((session, None)) => (session, None),
+                Ok((_, Some(why))) | Err(why) => {
+                    // By now all is gone that the other one took.
+                    let without = GpuTarget { graphs: false, ..target };
+                    (Session::load(runtime, &load.path, Target::Gpu(without))?, Some(why))
+                }
             }
-            loaded => (loaded?, None),
+        } else {
+            let session = with?;
+            let why = if target.graphs { graphs::drawing(&session.placement()?) } else { unlisted };
+            (session, why)
         };
         let placement = session.placement()?;
-        let drawing = placement.drawing().filter(|_| target.graphs);
-        let drawing =
-            drawing.map(|node| format!("{node} draws numbers, of which a replay gives the same again"));
-        let refused = refused.or(drawing);
         let name = load.path.display().to_string();
         let graphs = Graphs::new(name, load.asked.cuda_graph, target.graphs && refused.is_none());
         let recorded = if target.graphs && refused.is_none() { "recorded" } else { "none" };

@@ -1,5 +1,4 @@
-//! What a network ends in, found in its file without loading it: scores that went through softmax or sigmoid are probabilities, and
-//! boxes may be sorted out already.
+//! What a network ends in, found in its file without loading it: scores that went through softmax or sigmoid are probabilities.
 
 use super::fields::Fields;
 use std::{
@@ -53,62 +52,6 @@ pub(crate) fn ending(path: &Path, output: &str) -> Option<Ending> {
         }
     }
     None
-}
-
-/// Whether a network sorts out boxes itself. A file that cannot be read tells nothing.
-pub(crate) fn suppresses(path: &Path) -> bool {
-    let found = File::open(path).ok().and_then(|file| {
-        let bytes = file.metadata().ok()?.len();
-        has_operator(&mut Fields::of(file), bytes, Level::Model, "NonMaxSuppression", DEPTH_MAX).ok()
-    });
-    found.unwrap_or(false)
-}
-
-/// Messages within messages beyond this are a mistake.
-const DEPTH_MAX: usize = 200;
-
-/// The messages that hold operations.
-#[derive(Clone, Copy)]
-enum Level {
-    Model,
-    Graph,
-    Function,
-    Node,
-    Attribute,
-}
-
-/// Whether an operator is somewhere in a message: also in branches, loops and functions.
-fn has_operator(
-    fields: &mut Fields<impl Read + Seek>,
-    end: u64,
-    of: Level,
-    operator: &str,
-    depth: usize,
-) -> Result<bool, String> {
-    while let Some((number, bytes)) = fields.next_until(end)? {
-        let below = match (of, number) {
-            (Level::Model, 7) | (Level::Attribute, 6 | 11) => Level::Graph,
-            (Level::Model, 25) => Level::Function,
-            (Level::Graph, 1) | (Level::Function, 7) => Level::Node,
-            (Level::Node, 5) => Level::Attribute,
-            (Level::Node, 4) if bytes == operator.len() as u64 => {
-                if fields.read(bytes)? == operator.as_bytes() {
-                    return Ok(true);
-                }
-                continue;
-            }
-            _ => {
-                fields.skip(bytes)?;
-                continue;
-            }
-        };
-        let depth = depth.checked_sub(1).ok_or_else(|| fields.broken())?;
-        let end = fields.at() + bytes;
-        if has_operator(fields, end, below, operator, depth)? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 /// An operation, as far as it is followed.

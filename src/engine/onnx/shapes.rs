@@ -35,6 +35,11 @@ impl OutputShapes {
         self.0.iter().map(|extents| extents.iter().map(extent).collect()).collect()
     }
 
+    /// Whether all are known before a run.
+    pub(in crate::engine) fn all_known(&self) -> bool {
+        self.0.iter().all(|extents| !extents.contains(&Extent::Open))
+    }
+
     /// Whether any is known before a run.
     pub(in crate::engine) fn any_known(&self) -> bool {
         self.0.iter().any(|extents| !extents.contains(&Extent::Open))
@@ -170,5 +175,6 @@ mod tests {
         let shapes = output_shapes(&inputs, &outputs);
         assert_eq!(shapes.for_inputs(&[vec![4, 3, 64]]), [Some(vec![4, 10]), Some(vec![64, 4]), None, None]);
         assert!(shapes.any_known() && !output_shapes(&inputs, &outputs[2..]).any_known());
+        assert!(!shapes.all_known() && output_shapes(&inputs, &outputs[..2]).all_known());
     }
 }
