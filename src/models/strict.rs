@@ -220,14 +220,19 @@ impl<'a, 't> Table<'a, 't> {
         }
     }
 
-    /// `true`, `false`, or a word by which it is left open, as where the key is not given.
-    pub(super) fn flag_or(&self, key: &'static str, open: &str) -> Option<bool> {
+    /// What stands for a word, for `true`, or for `false`.
+    pub(super) fn word_or_flag<T>(
+        &self,
+        key: &'static str,
+        (word, of_word): (&str, T),
+        [no, yes]: [T; 2],
+    ) -> Option<T> {
         let value = self.entry(key)?;
         match value.get_ref() {
-            DeValue::Boolean(flag) => Some(*flag),
-            DeValue::String(text) if text == open => None,
+            DeValue::Boolean(flag) => Some(if *flag { yes } else { no }),
+            DeValue::String(text) if text == word => Some(of_word),
             other => {
-                self.wrong(key, value, &show(other), &format!("{open}, true, false"));
+                self.wrong(key, value, &show(other), &format!("{word}, true, false"));
                 None
             }
         }

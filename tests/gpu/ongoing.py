@@ -107,7 +107,7 @@ def given_up(run):
     expected = {name: infer(on_cpu, name)[1] for name in networks}
     on_cpu.stop()
     for isolation in ("thread", "process"):
-        models = {name: (made / name, ON_ANY) for name in networks}
+        models = {name: (made / name, ON_ANY + '\n[gpu]\ncuda_graph = "auto"\n') for name in networks}
         server = Server(run, models, name=isolation, backend="gpu", isolation=isolation, isolation_bytes="64MiB")
         for name in networks:
             answers = [infer(server, name) for _ in range(8)]
@@ -171,7 +171,7 @@ def rests(run):
     need_networks(run)
     models = ("digits-detector", "digits")
     # What is recorded keeps its memory.
-    sources = {name: (run.root() / "examples/models" / name, ON_GPU + "\n[gpu]\ncuda_graph = false\n") for name in models}
+    sources = {name: (run.root() / "examples/models" / name, ON_GPU) for name in models}
     pictures = {name: sorted((run.root() / "examples/images" / name).glob("*.png"))[:4] for name in models}
     for isolation in ("thread", "process"):
         server = Server(run, sources, name=isolation, backend="gpu", isolation=isolation, isolation_bytes="64MiB")

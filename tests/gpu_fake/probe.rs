@@ -79,12 +79,12 @@ fn what_a_gpu_does_not_tell_is_missing_by_name() {
     let sample = &probe().sample()[0];
     let expected = [
         "utilization_percent",
+        "ecc_uncorrected",
+        "recovery_action",
         "power_mw",
         "ecc_corrected",
-        "ecc_uncorrected",
         "rows_pending",
         "rows_failed",
-        "recovery_action",
     ];
     assert_eq!(missing(sample), expected);
     assert!(!sample.lost);
@@ -92,7 +92,7 @@ fn what_a_gpu_does_not_tell_is_missing_by_name() {
 }
 
 #[test]
-fn what_turns_slowly_is_read_at_one_look_of_ten_and_what_decisions_hang_on_at_all() {
+fn what_turns_slowly_is_read_at_one_look_of_ten_and_what_is_decided_by_at_once_at_each() {
     let fake = FakeNvml::start("");
     let mut probe = probe();
     fake.tell("fault on=nvmlDeviceGetTemperatureThreshold lost=15");
@@ -104,12 +104,15 @@ fn what_turns_slowly_is_read_at_one_look_of_ten_and_what_decisions_hang_on_at_al
         (Some(89), Some(false), vec![]),
         "read when it is back"
     );
-    fake.tell("set gpu=0 used=9GiB utilization=97 temperature=91 rows_pending=1");
+    fake.tell(
+        "set gpu=0 used=9GiB utilization=97 ecc_uncorrected=1 recovery=2 temperature=91 rows_pending=1",
+    );
     fake.tell("fault on=nvmlDeviceGetPowerUsage times=always code=3");
     for look in 1..10 {
         let sample = probe.sample().remove(0);
         let at_once = (sample.memory.map(|memory| memory.held()), sample.utilization_percent);
         assert_eq!(at_once, (Some(9 * GIB), Some(97)), "look {look}");
+        assert_eq!((sample.ecc_uncorrected, sample.recovery_action), (Some(1), Some(2)), "look {look}");
         let later = (sample.temperature_c, sample.rows_pending, sample.power_mw);
         assert_eq!(later, (Some(40), Some(false), first.power_mw), "look {look}");
         assert_eq!((sample.slowdown_c, missing(&sample)), (Some(89), vec![]), "look {look}");
@@ -122,6 +125,11 @@ fn what_turns_slowly_is_read_at_one_look_of_ten_and_what_decisions_hang_on_at_al
         ["power_mw"],
         "what is missing is missing until it is read again"
     );
+    fake.tell("lose gpu=0");
+    assert!(probe.sample()[0].lost);
+    fake.tell("find gpu=0");
+    fake.tell("set gpu=0 temperature=50");
+    assert_eq!(probe.sample()[0].temperature_c, Some(50), "of one that was away nothing is known");
 }
 
 #[test]

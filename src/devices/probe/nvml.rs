@@ -124,6 +124,7 @@ impl Probe for NvmlProbe {
                 Ok(device) => Look { sample }.at(&device, kept),
                 // What was there once and is no more is as good as lost.
                 Err(why) => {
+                    *kept = None;
                     let missing = vec![Missing { reading: "gpu", why: why.to_string() }];
                     Sample { lost: true, missing, ..sample }
                 }
@@ -186,7 +187,7 @@ impl Look {
             told.map(|memory| Memory { total: memory.total, free: memory.free, reserved: memory.reserved });
     }
 
-    /// What a decision may hang on is read at every look, all else now and then.
+    /// What is decided by at once is read at every look: who is there, and whether the GPU fails. All else now and then.
     fn at(mut self, device: &Device<'_>, kept: &mut Option<Kept>) -> Sample {
         self.memory(device.memory_info());
         if self.sample.lost {
@@ -197,6 +198,9 @@ impl Look {
         self.sample.utilization_percent =
             self.read("utilization_percent", device.utilization_rates()).map(|rates| rates.gpu);
         self.sample.processes = self.read("processes", processes(device));
+        let ecc = |kind| device.total_ecc_errors(kind, EccCounter::Volatile);
+        self.sample.ecc_uncorrected = self.read("ecc_uncorrected", ecc(MemoryError::Uncorrected));
+        self.sample.recovery_action = self.read("recovery_action", field(device, RECOVERY_ACTION));
         let slow = match kept.as_mut().filter(|kept| kept.looks_left > 0) {
             Some(kept) => {
                 kept.looks_left -= 1;
@@ -207,13 +211,23 @@ impl Look {
                 kept.insert(Kept { sample, looks_left: LOOKS - 1 }).sample.clone()
             }
         };
-        let Sample { gpu, lost, memory, utilization_percent, processes, mut missing, .. } = self.sample;
+        let Sample { lost, mut missing, .. } = self.sample;
         let lost = lost || slow.lost;
         if lost {
             *kept = None;
         }
         missing.extend(slow.missing.iter().cloned());
-        Sample { gpu, lost, memory, utilization_percent, processes, missing, ..slow }
+        Sample {
+            gpu: self.sample.gpu,
+            lost,
+            memory: self.sample.memory,
+            utilization_percent: self.sample.utilization_percent,
+            processes: self.sample.processes,
+            ecc_uncorrected: self.sample.ecc_uncorrected,
+            recovery_action: self.sample.recovery_action,
+            missing,
+            ..slow
+        }
     }
 
     /// What turns slowly, or never.
@@ -228,15 +242,13 @@ impl Look {
         self.sample.power_mw = self.read("power_mw", device.power_usage());
         self.sample.power_limit_mw = self.read("power_limit_mw", device.enforced_power_limit());
         self.sample.energy_mj = self.read("energy_mj", device.total_energy_consumption());
-        let ecc = |kind| device.total_ecc_errors(kind, EccCounter::Volatile);
-        self.sample.ecc_corrected = self.read("ecc_corrected", ecc(MemoryError::Corrected));
-        self.sample.ecc_uncorrected = self.read("ecc_uncorrected", ecc(MemoryError::Uncorrected));
+        let corrected = device.total_ecc_errors(MemoryError::Corrected, EccCounter::Volatile);
+        self.sample.ecc_corrected = self.read("ecc_corrected", corrected);
         self.sample.pages_pending = self.read("pages_pending", device.are_pages_pending_retired());
         self.sample.pcie_replays = self.read("pcie_replays", device.pcie_replay_counter());
         self.sample.rows_pending =
             self.read("rows_pending", field(device, ROWS_PENDING)).map(|rows| rows > 0);
         self.sample.rows_failed = self.read("rows_failed", field(device, ROWS_FAILED)).map(|rows| rows > 0);
-        self.sample.recovery_action = self.read("recovery_action", field(device, RECOVERY_ACTION));
         self.sample
     }
 }

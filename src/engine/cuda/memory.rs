@@ -77,12 +77,12 @@ impl Buffer {
     }
 
     /// Begins to fill it with zeros.
-    pub(super) fn clear(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
+    pub(super) fn clear(&self, stream: &CudaStream) -> Result<(), CudaError> {
         self.fill(0, stream)
     }
 
     /// Begins to fill it with a byte.
-    pub(super) fn fill(&mut self, byte: u8, stream: &CudaStream) -> Result<(), CudaError> {
+    pub(super) fn fill(&self, byte: u8, stream: &CudaStream) -> Result<(), CudaError> {
         let bytes = self.bytes();
         // SAFETY: so many bytes are there, until the stream has come past this: dropping waits for work.
         unsafe { result::memset_d8_async(self.address(), byte, bytes, stream.cu_stream()) }

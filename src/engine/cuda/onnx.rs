@@ -124,10 +124,14 @@ impl OnnxOnGpu {
         let with = Session::load(runtime, &load.path, Target::Gpu(target));
         let (session, refused) = if target.graphs && tried {
             // Of nodes on the CPU, say, ONNX Runtime records none.
-            match with.and_then(|session| graphs::speaks_against(&session).map(|why| (session, why))) {
-                Ok((session, None)) => (session, None),
-                Ok((_, Some(why))) | Err(why) => {
-                    // By now all is gone that the other one took.
+            let fit = with.and_then(|session| match graphs::speaks_against(&session)? {
+                None => Ok(session),
+                Some(why) => Err(why),
+            });
+            match fit {
+                Ok(session) => (session, None),
+                Err(why) => {
+                    // What the other one took is free again.
                     let without = GpuTarget { graphs: false, ..target };
                     (Session::load(runtime, &load.path, Target::Gpu(without))?, Some(why))
                 }
@@ -293,7 +297,12 @@ impl OnnxOnGpu {
             place.buckets.len() - 1
         });
         if let Some(reading) = pixels {
-            place.buckets[at].expect_pixels(&self.heap, reading, &self.streams.compute)?;
+            let expected = place.buckets[at].expect_pixels(&self.heap, reading, &self.streams.compute);
+            if expected.is_err() && known.is_none() {
+                // Whoever comes next is the first of these shapes.
+                place.buckets.remove(at);
+            }
+            expected?;
         }
         Ok((at, known.is_none()))
     }

@@ -33,24 +33,13 @@ impl OnGpu {
 /// Whether each batch size is recorded as a CUDA graph once, and replayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum CudaGraph {
-    /// By the CUDA provider, where the model allows it; else it is loaded without.
-    #[default]
+    /// By the CUDA provider, where that is known to work; else it is loaded without.
     Auto,
     /// A model of which ONNX Runtime can record none is not loaded.
     Always,
     /// Never.
+    #[default]
     Never,
-}
-
-impl CudaGraph {
-    /// What somebody asks for who need not.
-    pub fn asked(asked: Option<bool>) -> CudaGraph {
-        match asked {
-            None => CudaGraph::Auto,
-            Some(true) => CudaGraph::Always,
-            Some(false) => CudaGraph::Never,
-        }
-    }
 }
 
 /// What runs a model's nodes on a GPU.

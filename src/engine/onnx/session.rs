@@ -72,7 +72,10 @@ impl Session {
             Target::Cpu(_) => Vec::new(),
             Target::Gpu(gpu) => providers(runtime, path, gpu)?,
         };
-        let threads = if let Target::Cpu(threads) = target { threads } else { 1 };
+        let (threads, graphs) = match target {
+            Target::Cpu(threads) => (threads, false),
+            Target::Gpu(gpu) => (1, gpu.graphs),
+        };
         // TensorRT reads a model's files itself, while it builds.
         let reads_itself = |gpu: GpuTarget<'_>| matches!(gpu.asked.provider, Provider::TensorRt { .. });
         let weights = match target {
@@ -82,7 +85,7 @@ impl Session {
                 external::read(path).map_err(|reason| format!("{name}: {reason}"))?
             }
         };
-        let session = commit(runtime, path, threads, &providers, weights);
+        let session = commit(runtime, path, (threads, graphs), &providers, weights);
         let session = session.map_err(|error| first_line(error.message()))?;
         let (signature, outputs) = shapes::of(&session)?;
         Ok(Session { session, signature, outputs })
@@ -160,10 +163,15 @@ impl Session {
 /// mostly less, and waking takes longer than that. More would take the cores from decoding and from the front.
 const SPIN_US: &str = "10";
 
+/// What is left out where runs are recorded: the kernel of a convolution that was fused with what follows it gives memory back, at
+/// another size, that graphs of the sizes before still read (`FusedConv` without a bias).
+const NOT_RECORDED: (&str, &str) =
+    ("optimization.disable_specified_optimizers", "ConvActivationFusion;ConvAddActivationFusion");
+
 fn commit(
     runtime: &Runtime,
     path: &Path,
-    threads: usize,
+    (threads, graphs): (usize, bool),
     providers: &[ExecutionProviderDispatch],
     weights: Vec<Beside>,
 ) -> ort::Result<OrtSession> {
@@ -175,6 +183,10 @@ fn commit(
         .with_config_entry("session.intra_op.spin_duration_us", SPIN_US)?
         .with_config_entry("session.force_spinning_stop", "1")?
         .with_execution_providers(providers)?;
+    if graphs {
+        let (key, value) = NOT_RECORDED;
+        builder = builder.with_config_entry(key, value)?;
+    }
     for (name, bytes) in weights {
         // The session has a copy of them, and these go with the builder.
         builder = builder.with_external_initializer_file_in_memory(name, bytes)?;

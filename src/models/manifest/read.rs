@@ -291,9 +291,10 @@ fn gpu(table: &Table<'_, '_>) -> OnGpu {
         table.mistake_at("fp16", "is only read with provider = \"tensorrt\"; for cuda, export the model so");
     }
     let search = [("heuristic", ConvSearch::Heuristic), ("exhaustive", ConvSearch::Exhaustive)];
+    let graphs = [CudaGraph::Never, CudaGraph::Always];
     let on_gpu = OnGpu {
         provider: if tensorrt { Provider::TensorRt { fp16: fp16.unwrap_or(false) } } else { Provider::Cuda },
-        cuda_graph: CudaGraph::asked(table.flag_or("cuda_graph", "auto")),
+        cuda_graph: table.word_or_flag("cuda_graph", ("auto", CudaGraph::Auto), graphs).unwrap_or_default(),
         tf32: table.flag("tf32").unwrap_or(false),
         conv_search: table.choice("conv_search", &search).unwrap_or_default(),
         channels_last: table.flag("channels_last").unwrap_or(false),

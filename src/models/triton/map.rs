@@ -87,8 +87,9 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
     let warmups = warmups(&mut told, &config.model_warmup, items_max);
     let placement = placement(&mut told, &config.instance_group);
     let versions = versions(&mut told, config.version_policy.as_ref());
-    // What is left out of a message says false.
+    // Triton, too, goes on without those that cannot be recorded.
     let cuda = config.optimization.as_ref().and_then(|optimization| optimization.cuda.as_ref());
+    let cuda_graph = if cuda.is_some_and(|cuda| cuda.graphs) { CudaGraph::Auto } else { CudaGraph::Never };
     let manifest = Manifest {
         engine: Engine::Onnx,
         task: Task::Tensors,
@@ -101,7 +102,7 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
         batch,
         queue,
         placement,
-        gpu: OnGpu { cuda_graph: CudaGraph::asked(cuda.map(|cuda| cuda.graphs)), ..OnGpu::default() },
+        gpu: OnGpu { cuda_graph, ..OnGpu::default() },
         declared,
         warmups,
         kept: Kept {

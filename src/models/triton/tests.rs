@@ -280,11 +280,11 @@ fn what_has_no_effect_is_told_by_name() {
 }
 
 #[test]
-fn whether_graphs_are_recorded_is_what_it_says_and_open_where_it_says_nothing() {
+fn graphs_are_recorded_where_it_says_so_and_that_is_known_to_work() {
     let asked = |text: &str| check(text).manifest.gpu.cuda_graph;
-    assert_eq!(asked("optimization { cuda { graphs: true } }"), CudaGraph::Always);
+    assert_eq!(asked("optimization { cuda { graphs: true } }"), CudaGraph::Auto);
     assert_eq!(asked("optimization { cuda { graphs: false } }"), CudaGraph::Never);
-    assert_eq!(asked("optimization { }"), CudaGraph::Auto);
+    assert_eq!(asked("optimization { }"), CudaGraph::Never);
     let told = noted("optimization", &serde_json::json!({"cuda": {"graphs": true}})).unwrap().unwrap();
     assert!(told.len() == 1 && told[0].starts_with("optimization.cuda: "), "{told:?}");
 }

@@ -41,7 +41,7 @@ fn asked() -> OnGpu {
     let has = |what: &str| named.split(',').any(|name| name == what);
     OnGpu {
         // Said either way: how it is without is measured, too.
-        cuda_graph: CudaGraph::asked(Some(has("cuda_graph"))),
+        cuda_graph: if has("cuda_graph") { CudaGraph::Always } else { CudaGraph::Never },
         channels_last: has("channels_last"),
         tf32: has("tf32"),
         conv_search: if has("exhaustive") { ConvSearch::Exhaustive } else { ConvSearch::Heuristic },

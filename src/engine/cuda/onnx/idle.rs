@@ -11,20 +11,19 @@ impl OnnxOnGpu {
             self.put_back(place);
             self.in_use += 1;
         }
-        // Graphs have the addresses of all of this in them.
-        if self.graphs.are_there() {
-            return;
-        }
-        match self.shrink() {
-            // What is taken again is counted again.
-            Ok(true) => self.arena = 0,
-            Ok(false) => {}
-            Err(error) => tracing::debug!(%error, "the arena of an idle model keeps its memory"),
-        }
-        let idle: Vec<usize> = self.free.try_iter().collect();
-        for place in idle {
-            self.places[place].buckets.clear();
-            self.put_back(place);
+        // Graphs have the addresses of the arena and of the buckets in them.
+        if !self.graphs.are_there() {
+            match self.shrink() {
+                // What is taken again is counted again.
+                Ok(true) => self.arena = 0,
+                Ok(false) => {}
+                Err(error) => tracing::debug!(%error, "the arena of an idle model keeps its memory"),
+            }
+            let idle: Vec<usize> = self.free.try_iter().collect();
+            for place in idle {
+                self.places[place].buckets.clear();
+                self.put_back(place);
+            }
         }
         self.results.clear();
         self.inputs.clear();
