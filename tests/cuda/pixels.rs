@@ -505,7 +505,7 @@ async fn images_posted_to_a_server_go_through_the_kernels_and_are_answered_as_by
         let before = kernels(machine.log()).len();
         let alone = server.send("POST", "/predictions/boxes", &[], png(0, 80, 120)).await;
         assert_eq!(alone.json()["detections"], on_gpu[6]);
-        assert_eq!(kernels(machine.log())[before..], ["preprocess_plain", "detect_candidates"]);
+        assert_eq!(kernels(machine.log())[before..], ["preprocess_finished", "detect_candidates"]);
         server.end();
         machine.assert_empty();
 

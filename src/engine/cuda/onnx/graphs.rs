@@ -19,7 +19,7 @@ use super::{
 };
 use crate::engine::{
     DataType, Dim, EngineError, Tensor,
-    onnx::{Placement, gpu::CudaGraph, operators, session::Session},
+    onnx::{Placement, binding::Where, gpu::CudaGraph, operators, session::Session},
 };
 use ort::session::RunOptions;
 use std::path::Path;
@@ -295,6 +295,10 @@ impl OnnxOnGpu {
             if let Output::Ours { buffer, .. } = output {
                 buffer.fill(0xa5, &self.streams.compute)?;
             }
+        }
+        if self.device == Where::Host {
+            // Who computes is not on the stream.
+            synchronize(&self.streams.compute).map_err(CudaError::when("work on the GPU failed"))?;
         }
         self.session.run(&bucket_of.binding, &bucket_of.options)?;
         synchronize(&self.streams.compute).map_err(CudaError::when("a CUDA graph failed"))?;
