@@ -28,11 +28,16 @@ pub(crate) fn against_the_host() {
     let random = &mut Random::new(5);
     let mut worst = 0f32;
     for filter in [Filter::Nearest, Filter::Box, Filter::Bilinear, Filter::Bicubic, Filter::Lanczos3] {
-        for (resize, color, layout, datatype) in [
-            (Resize::Stretch, Color::Rgb, Layout::Nchw, DataType::Fp32),
-            (Resize::Letterbox, Color::Bgr, Layout::Nhwc, DataType::Fp32),
-            (Resize::Shorter(40), Color::Gray, Layout::Nchw, DataType::Fp32),
-            (Resize::Stretch, Color::Rgb, Layout::Nhwc, DataType::Uint8),
+        // Items of 36 x 30 pixels are read and written in pieces where an image lies as they do.
+        for (width, resize, color, layout, datatype) in [
+            (37, Resize::Stretch, Color::Rgb, Layout::Nchw, DataType::Fp32),
+            (37, Resize::Letterbox, Color::Bgr, Layout::Nhwc, DataType::Fp32),
+            (37, Resize::Shorter(40), Color::Gray, Layout::Nchw, DataType::Fp32),
+            (37, Resize::Stretch, Color::Rgb, Layout::Nhwc, DataType::Uint8),
+            (36, Resize::Stretch, Color::Rgb, Layout::Nchw, DataType::Fp32),
+            (36, Resize::Letterbox, Color::Bgr, Layout::Nhwc, DataType::Fp32),
+            (36, Resize::Stretch, Color::Gray, Layout::Nchw, DataType::Fp32),
+            (36, Resize::Stretch, Color::Rgb, Layout::Nhwc, DataType::Uint8),
         ] {
             let plain = datatype == DataType::Uint8;
             let to = Preprocess {
@@ -44,7 +49,7 @@ pub(crate) fn against_the_host() {
                 scale: if plain { 1.0 } else { 1.0 / 255.0 },
                 mean: if plain { [0.0; 3] } else { [0.485, 0.456, 0.406] },
                 std: if plain { [1.0; 3] } else { [0.229, 0.224, 0.225] },
-                ..Preprocess::new(37, 30)
+                ..Preprocess::new(width, 30)
             };
             // Rows of whole words and such that begin within one, whole images of words.
             let sizes = [
@@ -52,6 +57,8 @@ pub(crate) fn against_the_host() {
                 (20, 90, 1),
                 (200, 131, 4),
                 (37, 30, 3),
+                (36, 30, 3),
+                (36, 30, 1),
                 (375, 500, 3),
                 (61, 44, 3),
                 (63, 84, 1),
