@@ -10,8 +10,9 @@ preprocess: decoded images to a model's input: what lies behind transparency, re
   by how weights are rounded, by 1 of 255 at most; with kernels that overshoot by 3, and of 16-bit samples by more at hard edges,
   since the reference takes x first there.
 
-A launch of each kernel that has an image of its own in the batch, and leaves the others alone: preprocess_finished(PreprocessCall),
-see preprocess_finished.cuh, preprocess_plain(PreprocessCall), see preprocess_plain.cuh, and for all that is not plain (16 bits, opacity, colour that becomes grey) preprocess(PreprocessCall):
+A launch of each kernel that has an image of its own in the batch, and leaves the others alone, each of a PreprocessCall:
+preprocess_finished, see preprocess_finished.cuh; preprocess_plain, see preprocess_plain.cuh; and for all that is not plain (16 bits,
+opacity, colour that becomes grey) preprocess:
 
   block   32 x 8 threads, a tile of an item: a thread per pixel
   grid    width / 32, height / 8, both rounded up, by count (at most 65535)

@@ -119,22 +119,28 @@ def load(run, server, name, items, callers, seconds):
     return point["answered_per_second"], point["latency_ms"]["p50"] / 1e3
 
 
-def bench_network(run, name, half, **on_gpu):
-    """`on_gpu`: what the manifest's table of that name has."""
+def made(run, name, half):
+    """A folder with ResNet-50 in it, on the fake driver with a small one."""
     need_networks(run)
     small = {"blocks": (1, 1, 1, 1), "width": 8, "side": 32, "classes": 10} if run.rehearsal else {}
     folder = folder_of(run.out / "made" / name)
     (folder / "model.onnx").write_bytes(resnet(half, **small))
-    # What is not said is off, in the session as in the server: how it is without is measured, too.
-    on_gpu.setdefault("cuda_graph", False)
-    named = ",".join(key for key, value in on_gpu.items() if value)
-    run.program("bench-network", GPU_CHECKS_MODELS=folder, GPU_CHECKS_ON_GPU=named)
-    table = "\n[gpu]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in on_gpu.items())
+    return folder
+
+
+def manifest(items_max, on_gpu):
+    """Of a network on the GPU alone; `on_gpu`: what its table of that name has."""
+    table = "".join(f"{key} = {json.dumps(value)}\n" for key, value in on_gpu.items())
+    return f"[batch]\nitems_max = {items_max}\n{ON_GPU}\n[gpu]\n{table}"
+
+
+def bench_network(run, name, half, **on_gpu):
+    folder = made(run, name, half)
+    run.program("bench-network", GPU_CHECKS_MODELS=folder, GPU_CHECKS_ON_GPU=",".join(on_gpu))
     seconds = 0.3 if run.rehearsal else 4
     for items in (1, 2) if run.rehearsal else (1, 8, 32, 128):
         # No larger batches than those of the session.
-        lines = f"[batch]\nitems_max = {items}\n{ON_GPU}{table}"
-        server = Server(run, {name: (folder, lines)}, name=f"items-{items}", backend="gpu")
+        server = Server(run, {name: (folder, manifest(items, on_gpu))}, name=f"items-{items}", backend="gpu")
         busy = Busy()
         answers, _ = load(run, server, name, items, CALLERS, seconds)
         part = busy.mean()
@@ -170,25 +176,20 @@ def bench_resnet50_fp16_last(run):
 
 def singles(run, name, **on_gpu):
     """Images that come one by one, which the server puts together to batches of up to 64."""
-    need_networks(run)
-    small = {"blocks": (1, 1, 1, 1), "width": 8, "side": 32, "classes": 10} if run.rehearsal else {}
-    folder = folder_of(run.out / "made" / name)
-    (folder / "model.onnx").write_bytes(resnet(True, **small))
-    table = "\n[gpu]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in on_gpu.items())
+    folder = made(run, name, half=True)
     began = time.monotonic()
-    server = Server(run, {name: (folder, f"[batch]\nitems_max = 64\n{ON_GPU}{table}")}, name=name, backend="gpu")
+    server = Server(run, {name: (folder, manifest(64, on_gpu))}, name=name, backend="gpu")
     run.number(f"start_{name}", time.monotonic() - began)
     for callers in (1, 2) if run.rehearsal else (1, 16, 64, 128):
         answers, median = load(run, server, name, 1, callers, 0.3 if run.rehearsal else 4)
         run.number(f"singles_{name}_c{callers}", answers)
         run.number(f"singles_p50_{name}_c{callers}", median)
-    (run.out / f"metrics-{name}").write_bytes(server.get("/metrics").body)
     server.stop()
 
 
 @check("bench-singles", "images one by one through HTTP, put together by the server", seconds=600, where="rehearsed")
 def bench_singles(run):
-    singles(run, "plain", cuda_graph=False)
+    singles(run, "plain")
     singles(run, "graph", cuda_graph=True)
     singles(run, "graph-last", cuda_graph=True, channels_last=True)
 

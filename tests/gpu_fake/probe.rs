@@ -78,13 +78,13 @@ fn what_a_gpu_does_not_tell_is_missing_by_name() {
     fake.tell("set gpu=0 mig=1");
     let sample = &probe().sample()[0];
     let expected = [
-        "utilization_percent",
-        "ecc_uncorrected",
-        "recovery_action",
         "power_mw",
         "ecc_corrected",
         "rows_pending",
         "rows_failed",
+        "utilization_percent",
+        "ecc_uncorrected",
+        "recovery_action",
     ];
     assert_eq!(missing(sample), expected);
     assert!(!sample.lost);

@@ -81,6 +81,7 @@ pub struct NvmlProbe {
 const LOOKS: u32 = 10;
 
 /// What turns slowly, for the looks that do not read it.
+#[derive(Clone)]
 struct Kept {
     sample: Sample,
     looks_left: u32,
@@ -95,7 +96,7 @@ impl NvmlProbe {
     pub fn open(library: Option<&Path>) -> Result<NvmlProbe, Unavailable> {
         let nvml = open(library)?;
         let gpus = gpus(&nvml);
-        Ok(NvmlProbe { nvml, kept: gpus.iter().map(|_| None).collect(), gpus, parts: Vec::new() })
+        Ok(NvmlProbe { nvml, kept: vec![None; gpus.len()], gpus, parts: Vec::new() })
     }
 
     /// Looks at these as well, by UUID and place on the bus as CUDA has them, as far as they are parts (MIG) of GPUs that are there.
@@ -195,12 +196,6 @@ impl Look {
             *kept = None;
             return self.sample;
         }
-        self.sample.utilization_percent =
-            self.read("utilization_percent", device.utilization_rates()).map(|rates| rates.gpu);
-        self.sample.processes = self.read("processes", processes(device));
-        let ecc = |kind| device.total_ecc_errors(kind, EccCounter::Volatile);
-        self.sample.ecc_uncorrected = self.read("ecc_uncorrected", ecc(MemoryError::Uncorrected));
-        self.sample.recovery_action = self.read("recovery_action", field(device, RECOVERY_ACTION));
         let slow = match kept.as_mut().filter(|kept| kept.looks_left > 0) {
             Some(kept) => {
                 kept.looks_left -= 1;
@@ -211,23 +206,18 @@ impl Look {
                 kept.insert(Kept { sample, looks_left: LOOKS - 1 }).sample.clone()
             }
         };
-        let Sample { lost, mut missing, .. } = self.sample;
-        let lost = lost || slow.lost;
-        if lost {
+        let missing = [self.sample.missing, slow.missing].concat();
+        self.sample = Sample { memory: self.sample.memory, missing, ..slow };
+        self.sample.utilization_percent =
+            self.read("utilization_percent", device.utilization_rates()).map(|rates| rates.gpu);
+        self.sample.processes = self.read("processes", processes(device));
+        let uncorrected = device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile);
+        self.sample.ecc_uncorrected = self.read("ecc_uncorrected", uncorrected);
+        self.sample.recovery_action = self.read("recovery_action", field(device, RECOVERY_ACTION));
+        if self.sample.lost {
             *kept = None;
         }
-        missing.extend(slow.missing.iter().cloned());
-        Sample {
-            gpu: self.sample.gpu,
-            lost,
-            memory: self.sample.memory,
-            utilization_percent: self.sample.utilization_percent,
-            processes: self.sample.processes,
-            ecc_uncorrected: self.sample.ecc_uncorrected,
-            recovery_action: self.sample.recovery_action,
-            missing,
-            ..slow
-        }
+        self.sample
     }
 
     /// What turns slowly, or never.

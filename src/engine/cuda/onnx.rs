@@ -3,8 +3,8 @@
 //!
 //! Inputs, and those outputs whose shapes follow from the inputs', have memory on the device that is made for each batch size
 //! once (`bucket`); pixels are copied to memory of their own, and made numbers there by a kernel (`pixels`). Another reduces an
-//! output before it leaves the device (`reduced`); `launch` is their order, `graphs` what of it is replayed, and `met` what is known
-//! of shapes that came. ONNX Runtime takes the rest from an arena of its own, which grows with the first batch of a size; what it
+//! output before it leaves the device (`reduced`); `launch` is their order, `graphs` what of it is replayed (of which networks by itself,
+//! `recordable`), and `met` what is known of shapes that came. ONNX Runtime takes the rest from an arena of its own, which grows with the first batch of a size; what it
 //! takes is seen in what is free on the device then.
 //!
 //! Bindings go before the session, and that before the stream that it was made with: what ONNX Runtime gives holds the
@@ -19,6 +19,7 @@ mod launch;
 mod met;
 mod pixels;
 mod place;
+mod recordable;
 mod reduced;
 
 pub use crate::engine::onnx::gpu::Load;
@@ -111,7 +112,7 @@ impl OnnxOnGpu {
         let arena_bytes_max = memory.part(load.instances, load.memory_bytes_max);
         // What is only tried, only where nothing speaks against it.
         let tried = load.asked.cuda_graph == CudaGraph::Auto && load.asked.records();
-        let unlisted = tried.then(|| graphs::unlisted(&load.path)).flatten();
+        let unlisted = tried.then(|| recordable::unlisted(&load.path)).flatten();
         let target = GpuTarget {
             ordinal,
             stream: streams.compute.cu_stream().cast(),
@@ -124,7 +125,7 @@ impl OnnxOnGpu {
         let with = Session::load(runtime, &load.path, Target::Gpu(target));
         let (session, refused) = if target.graphs && tried {
             // Of nodes on the CPU, say, ONNX Runtime records none.
-            let fit = with.and_then(|session| match graphs::speaks_against(&session)? {
+            let fit = with.and_then(|session| match recordable::speaks_against(&session)? {
                 None => Ok(session),
                 Some(why) => Err(why),
             });
@@ -138,7 +139,7 @@ impl OnnxOnGpu {
             }
         } else {
             let session = with?;
-            let why = if target.graphs { graphs::drawing(&session.placement()?) } else { unlisted };
+            let why = if target.graphs { recordable::drawing(&session.placement()?) } else { unlisted };
             (session, why)
         };
         let placement = session.placement()?;

@@ -40,7 +40,6 @@ fn asked() -> OnGpu {
     let named = given("GPU_CHECKS_ON_GPU").unwrap_or_default();
     let has = |what: &str| named.split(',').any(|name| name == what);
     OnGpu {
-        // Said either way: how it is without is measured, too.
         cuda_graph: if has("cuda_graph") { CudaGraph::Always } else { CudaGraph::Never },
         channels_last: has("channels_last"),
         tf32: has("tf32"),

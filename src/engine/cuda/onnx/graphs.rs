@@ -18,11 +18,10 @@ use super::{
     place::BUCKETS_MAX,
 };
 use crate::engine::{
-    DataType, Dim, EngineError, Tensor,
-    onnx::{Placement, binding::Where, gpu::CudaGraph, operators, session::Session},
+    DataType, EngineError, Tensor,
+    onnx::{binding::Where, gpu::CudaGraph},
 };
 use ort::session::RunOptions;
-use std::path::Path;
 
 /// Graphs that are recorded. ONNX Runtime keeps each as long as the session, whatever becomes of the memory that it was recorded with:
 /// of a model whose callers choose extents there would be ever more.
@@ -34,151 +33,6 @@ const COMPARED_MAX: usize = 16 << 20;
 /// How far floats may be apart, relative to the largest of their output: other algorithms may round otherwise, and what is not the
 /// same at all is mostly further off.
 const APART_MAX: f32 = 0.05;
-
-/// Operators whose kernels only begin work on the GPU, by what the host knows from shapes alone: they neither wait for the GPU nor
-/// read there what they do next. A network of others is recorded only where somebody insists: a check on an H200 that had networks
-/// with NonZero and RandomNormalLike recorded had not come to its end after two minutes.
-const RECORDABLE: &[&str] = &[
-    // Number by number.
-    "Abs",
-    "Add",
-    "And",
-    "Ceil",
-    "Celu",
-    "Clip",
-    "Cos",
-    "Div",
-    "Elu",
-    "Equal",
-    "Erf",
-    "Exp",
-    "Floor",
-    "Gelu",
-    "Greater",
-    "GreaterOrEqual",
-    "HardSigmoid",
-    "HardSwish",
-    "LeakyRelu",
-    "Less",
-    "LessOrEqual",
-    "Log",
-    "Max",
-    "Min",
-    "Mish",
-    "Mul",
-    "Neg",
-    "Not",
-    "Or",
-    "PRelu",
-    "Pow",
-    "QuickGelu",
-    "Reciprocal",
-    "Relu",
-    "Round",
-    "Selu",
-    "Sigmoid",
-    "Sign",
-    "Sin",
-    "Softplus",
-    "Softsign",
-    "Sqrt",
-    "Sub",
-    "Sum",
-    "Tanh",
-    "ThresholdedRelu",
-    "Where",
-    "Xor",
-    // Only moved. Of dropout nothing is left but where it draws, which is seen when it is loaded.
-    "Cast",
-    "Concat",
-    "Constant",
-    "ConstantOfShape",
-    "DepthToSpace",
-    "Dropout",
-    "Expand",
-    "Flatten",
-    "Gather",
-    "Identity",
-    "Pad",
-    "Reshape",
-    "Resize",
-    "Shape",
-    "Slice",
-    "SpaceToDepth",
-    "Split",
-    "Squeeze",
-    "Tile",
-    "Transpose",
-    "Unsqueeze",
-    "Upsample",
-    // Layers, and what sums up.
-    "ArgMax",
-    "ArgMin",
-    "AveragePool",
-    "BatchNormalization",
-    "Conv",
-    "ConvTranspose",
-    "FusedConv",
-    "FusedMatMul",
-    "Gemm",
-    "GlobalAveragePool",
-    "GlobalMaxPool",
-    "GroupNormalization",
-    "InstanceNormalization",
-    "LRN",
-    "LayerNormalization",
-    "LogSoftmax",
-    "MatMul",
-    "MaxPool",
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSumExp",
-    "ReduceMax",
-    "ReduceMean",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceSum",
-    "ReduceSumSquare",
-    "SkipLayerNormalization",
-    "Softmax",
-];
-
-/// Why a network is not even tried to be recorded, by the operators in its file.
-pub(super) fn unlisted(path: &Path) -> Option<String> {
-    let Some(operators) = operators::of(path) else {
-        return Some("its operators are not found in its file".to_owned());
-    };
-    let others = operators.iter().filter(|name| !RECORDABLE.contains(&name.as_str()));
-    let others: Vec<&str> = others.map(String::as_str).collect();
-    (!others.is_empty())
-        .then(|| format!("it has operators that are not known to be fit for that: {}", others.join(", ")))
-}
-
-/// Why a network draws numbers, if it does.
-pub(super) fn drawing(placement: &Placement) -> Option<String> {
-    placement.drawing().map(|node| format!("{node} draws numbers, of which a replay gives the same again"))
-}
-
-/// What else speaks against recording, once a network is loaded: a batch that cannot be recorded would be run beside graphs for ever,
-/// and so would ever other extents.
-pub(super) fn speaks_against(session: &Session) -> Result<Option<String>, String> {
-    let signature = session.signature();
-    let chosen = signature.inputs.iter().find(|input| {
-        signature.unshaped.contains(&input.name) || input.shape.iter().skip(1).any(|dim| *dim == Dim::Free)
-    });
-    let on_cpu = signature.inputs.iter().zip(session.inputs_on_gpu()?).find(|(_, on_gpu)| !on_gpu);
-    Ok(if let Some(why) = drawing(&session.placement()?) {
-        Some(why)
-    } else if let Some(input) = chosen {
-        Some(format!("callers choose extents of input {:?}, and each would be recorded anew", input.name))
-    } else if let Some((input, _)) = on_cpu {
-        Some(format!("the CPU reads input {:?}", input.name))
-    } else if !session.outputs().all_known() {
-        Some("the shape of an output is known only after a run".to_owned())
-    } else {
-        None
-    })
-}
 
 /// Graphs of an engine.
 pub(super) struct Graphs {
@@ -355,24 +209,6 @@ mod tests {
     fn differ<const N: usize>(ran: [f32; N], replayed: [f32; N]) -> bool {
         let bytes = |values: [f32; N]| values.iter().flat_map(|value| value.to_le_bytes()).collect();
         difference(DataType::Fp32, bytes(ran), bytes(replayed)).is_some()
-    }
-
-    #[test]
-    fn a_network_is_tried_where_all_of_its_operators_are_known_to_be_fit() {
-        let folder = tempfile::tempdir().unwrap();
-        let told = |nodes: &[[&str; 3]]| {
-            let path = folder.path().join("model.onnx");
-            std::fs::write(&path, crate::engine::onnx::ending::testing::model(nodes)).unwrap();
-            unlisted(&path)
-        };
-        let fit =
-            [["Conv", "x", "a"], ["Relu", "a", "b"], ["GlobalAveragePool", "b", "c"], ["Gemm", "c", "y"]];
-        assert_eq!(told(&fit), None);
-        let others = [["Conv", "x", "a"], ["NonZero", "a", "b"], ["GatherND", "b", "y"]];
-        let why = "it has operators that are not known to be fit for that: GatherND, NonZero";
-        assert_eq!(told(&others).as_deref(), Some(why));
-        assert!(unlisted(Path::new("/nowhere/model.onnx")).is_some(), "nothing is known of it");
-        assert!(RECORDABLE.iter().all(|name| RECORDABLE.iter().filter(|other| *other == name).count() == 1));
     }
 
     #[test]
