@@ -302,7 +302,7 @@ impl App {
         let told = now.is_cancelled();
         front.queue.close();
         let load = front.queue.load();
-        let jobs = front.queue.abort(&InferError::Draining { retry_after: Duration::from_secs(1) });
+        let jobs = front.queue.abort(&InferError::Draining);
         // At once, and in the log: few are left to ask for metrics, and none is soon.
         front.metrics.dropped(DropReason::Job).inc_by(jobs as u64);
         let why = if told { "told to end now" } else { "the time to drain is over" };
@@ -384,7 +384,6 @@ async fn beat(status: Arc<Status>, threads: Vec<Handle>) {
 }
 
 fn accept_settings(config: &Config, connections_max: usize) -> Settings {
-    let default = Settings::default();
     Settings {
         connections_max,
         clocks: Clocks {
@@ -393,6 +392,5 @@ fn accept_settings(config: &Config, connections_max: usize) -> Settings {
             write_stall: config.reply_stall_ms,
         },
         close_timeout: config.drain_timeout_ms,
-        ..default
     }
 }

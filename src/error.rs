@@ -96,10 +96,7 @@ pub enum InferError {
     },
     /// The server is going away. 503.
     #[error("the server is draining; retry elsewhere")]
-    Draining {
-        /// When a replacement can be expected.
-        retry_after: Duration,
-    },
+    Draining,
     /// The deadline passed, or cannot be met by the measured service rate. 504.
     #[error("{0}")]
     Late(String),

@@ -126,7 +126,7 @@ def rows():
             "Devices that serve", "Suspect ones serve as well.", "short",
             f'sum(ocelli_device_state{{{REPLICA},state=~"serving|suspect"}})',
         ),
-        number("Replicas", "That answered the last scrape.", "short", f"count(ocelli_build_info{{{REPLICA}}})"),
+        number("Ready replicas", "That take requests: /v2/health/ready answers 200.", "short", f"sum(ocelli_ready{{{REPLICA}}})"),
     ]
     yield "Traffic", [
         lines(

@@ -26,11 +26,7 @@ use axum::http::HeaderMap;
 use futures_util::{FutureExt, Stream, StreamExt, stream};
 use prost::Message as _;
 use prost_reflect::{DescriptorPool, DynamicMessage};
-use std::{
-    pin::Pin,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{pin::Pin, sync::Arc, time::Instant};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Extensions, Request, Response, Status, Streaming, metadata::MetadataMap};
 use tracing::Instrument;
@@ -194,7 +190,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
             })
             .buffered(STREAM_MESSAGES_MAX);
         let end = stream::once(async move {
-            let draining = || status::of(&InferError::Draining { retry_after: Duration::from_secs(1) });
+            let draining = || status::of(&InferError::Draining);
             closed.closing().now_or_never().map(|()| Err(draining()))
         });
         Ok(Response::new(Box::pin(answers.chain(end.filter_map(std::future::ready)))))

@@ -24,7 +24,7 @@ fn code(error: &InferError) -> Code {
         }
         InferError::ModelUnavailable { .. }
         | InferError::Unserved { .. }
-        | InferError::Draining { .. }
+        | InferError::Draining
         | InferError::Device(_) => Code::Unavailable,
         InferError::SlowBody(_) | InferError::Late(_) => Code::DeadlineExceeded,
         InferError::Cancelled => Code::Cancelled,

@@ -57,35 +57,6 @@ pub struct Settings {
     pub clocks: Clocks,
     /// From [`Stages::close`] until what is left is dropped.
     pub close_timeout: Duration,
-    /// Requests at once on one HTTP/2 connection.
-    pub http2_streams_max: u32,
-    /// HTTP/2 requests that the client may cancel before we have looked at them, before the connection is ended.
-    pub http2_resets_pending_max: usize,
-    /// HTTP/2 streams that we may reset for the client's errors in the life of a connection.
-    pub http2_resets_local_max: usize,
-    /// Bytes of all header names and values of one HTTP/2 request.
-    pub http2_header_bytes_max: u32,
-    /// How often a silent HTTP/2 connection is pinged, and how long the answer may take.
-    pub http2_ping: Duration,
-}
-
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
-            connections_max: 4096,
-            clocks: Clocks {
-                idle: Duration::from_secs(75),
-                header: Duration::from_secs(10),
-                write_stall: Duration::from_secs(30),
-            },
-            close_timeout: Duration::from_secs(25),
-            http2_streams_max: 256,
-            http2_resets_pending_max: 100,
-            http2_resets_local_max: 4096,
-            http2_header_bytes_max: 32 * 1024,
-            http2_ping: Duration::from_secs(20),
-        }
-    }
 }
 
 /// The stages of the end, shared by all listeners of a process. Clones are the same stages.

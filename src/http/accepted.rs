@@ -8,8 +8,8 @@ pub(super) struct Offer<T> {
     pub(super) form: T,
     /// Its media type.
     pub(super) media: &'static str,
-    /// A parameter, by name and value, without which it is not meant.
-    pub(super) parameter: Option<(&'static str, &'static str)>,
+    /// A parameter by name, and the value without which it is not meant; none, where it is not meant with any.
+    pub(super) parameter: Option<(&'static str, Option<&'static str>)>,
     /// Whether `*/*` and the like mean it as well.
     pub(super) by_range: bool,
 }
@@ -25,18 +25,27 @@ impl<T> Offer<T> {
         Offer { form, media, parameter: None, by_range: true }
     }
 
+    fn is_by_value(&self) -> bool {
+        self.parameter.is_some_and(|(_, value)| value.is_some())
+    }
+
     fn is_named(&self, media: &str) -> bool {
-        let mut parameters = media.split(';').skip(1).map(str::trim);
-        is(media, self.media)
-            && self.parameter.is_none_or(|wanted| parameters.any(|parameter| says(parameter, wanted)))
+        let said = |name: &str| -> Option<&str> {
+            media.split(';').skip(1).find_map(|parameter| value(parameter.trim(), name))
+        };
+        let as_wanted = |(name, wanted): (&str, Option<&str>)| match (said(name), wanted) {
+            (Some(said), Some(wanted)) => said.eq_ignore_ascii_case(wanted),
+            (said, wanted) => said == wanted,
+        };
+        is(media, self.media) && self.parameter.is_none_or(as_wanted)
     }
 }
 
-/// Whether a parameter has this name and this value, which may stand in quotes (RFC 9110, 5.6.6).
-fn says(parameter: &str, (name, value): (&str, &str)) -> bool {
-    let Some((its_name, its_value)) = parameter.split_once('=') else { return false };
-    let quoted = its_value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
-    its_name.eq_ignore_ascii_case(name) && quoted.unwrap_or(its_value).eq_ignore_ascii_case(value)
+/// The value of a parameter of this name, which may stand in quotes (RFC 9110, 5.6.6).
+fn value<'a>(parameter: &'a str, name: &str) -> Option<&'a str> {
+    let (its_name, value) = parameter.split_once('=')?;
+    let quoted = value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+    its_name.eq_ignore_ascii_case(name).then(|| quoted.unwrap_or(value))
 }
 
 /// The best liked of the forms that a reply has, if any is accepted. The most specific member of `Accept` that means a form says
@@ -49,7 +58,7 @@ pub(super) fn best<T: Copy>(headers: &HeaderMap, offers: &[Offer<T>]) -> Option<
     let standing = |(at, offer): (usize, &Offer<T>)| {
         let meant = members.iter().zip(&names).enumerate().filter_map(|(place, ((media, weight), named))| {
             let specific = match named {
-                Some(named) => (*named == at).then_some(2 + u8::from(offer.parameter.is_some())),
+                Some(named) => (*named == at).then_some(2 + u8::from(offer.is_by_value())),
                 None => range(media, offer.media).filter(|_| offer.by_range),
             };
             Some((specific?, *weight, place))
@@ -71,19 +80,6 @@ fn range(media: &str, of: &str) -> Option<u8> {
     let range = media.split(';').next().unwrap_or_default().trim();
     let of_its_kind = || range.strip_suffix("/*").is_some_and(|range| range.eq_ignore_ascii_case(kind));
     if range == "*/*" { Some(0) } else { of_its_kind().then_some(1) }
-}
-
-/// The media types of `Accept` with their parameters, the best liked first; those of one weight in their order. What is not wanted
-/// is left out.
-pub(super) fn media(headers: &HeaderMap) -> Vec<&str> {
-    liked(headers).into_iter().map(|(media, _)| media).collect()
-}
-
-/// The same with their weights.
-fn liked(headers: &HeaderMap) -> Vec<(&str, f32)> {
-    let mut media: Vec<_> = weighted(headers, header::ACCEPT).filter(|(_, weight)| *weight > 0.0).collect();
-    media.sort_by(|(_, a), (_, b)| b.total_cmp(a));
-    media
 }
 
 /// Whether a media type, whatever its parameters, has this name.
@@ -108,18 +104,30 @@ mod tests {
     use axum::http::HeaderValue;
 
     #[test]
-    fn what_is_liked_best_comes_first_whichever_line_says_so() {
-        let check = |lines: &[&'static str], expected: &[&str]| {
+    fn what_is_liked_best_is_given_whichever_line_says_so() {
+        let offers = [
+            Offer { parameter: Some(("x", Some("y"))), ..Offer::named('y', "a/b") },
+            Offer { parameter: Some(("x", None)), ..Offer::ranged('b', "a/b") },
+            Offer::ranged('d', "a/d"),
+            Offer::named('f', "e/f"),
+        ];
+        let check = |lines: &[&'static str], expected: Option<char>| {
             let mut headers = HeaderMap::new();
             for line in lines {
                 headers.append(header::ACCEPT, HeaderValue::from_static(line));
             }
-            assert_eq!(media(&headers), expected);
+            assert_eq!(best(&headers, &offers), expected, "{lines:?}");
         };
-        check(&[], &[]);
-        check(&["a/b, c/d"], &["a/b", "c/d"]);
-        check(&["a/b;q=0.5, c/d", "e/f; Q=0.7", "g/h"], &["c/d", "g/h", "e/f; Q=0.7", "a/b;q=0.5"]);
-        check(&["a/b;q=0, c/d;q=0.000;x=y, e/f;q=?"], &[]);
-        check(&["a/b; profile=p ; q=0.1"], &["a/b; profile=p ; q=0.1"]);
+        check(&["a/d, a/b"], Some('d'));
+        check(&["a/d;q=0.5, x/y", "E/F; Q=0.7"], Some('f'));
+        check(&["a/b;q=0, a/d;q=0.000;x=y, e/f;q=?"], None);
+        check(&["a/b; q=0.1"], Some('b'));
+        check(&["a/b; X=\"Y\" ; q=0.1"], Some('y'));
+        check(&["a/b; x=z"], None);
+        check(&["*/*"], Some('b'));
+        check(&["*/*, e/f"], Some('f'));
+        check(&["a/b;q=0, */*"], Some('d'));
+        check(&["a/*;q=0, */*"], None);
+        check(&["e/*"], None);
     }
 }

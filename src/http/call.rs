@@ -91,6 +91,12 @@ impl Call {
         }
     }
 
+    /// Counts the time that one image or file took to be decoded.
+    pub(crate) fn decoded(&self, front: &Front, model: &Model, took: Duration) {
+        front.metrics.model(&model.name).decode_seconds.observe(took.as_secs_f64());
+        self.stage("decode", took);
+    }
+
     /// Takes what a request's body asks for beside its headers: a time, as the model's queue policy hears it, and a priority (1
     /// is the most urgent, 0 and what the model does not have are no wish) if no header gave one.
     pub(crate) fn asked(mut self, model: &Model, timeout: Option<Duration>, priority: Option<u64>) -> Call {
@@ -252,7 +258,7 @@ pub(super) fn failure(error: &InferError) -> Failure {
         InferError::Full { .. }
         | InferError::TooLarge { .. }
         | InferError::Late(_)
-        | InferError::Draining { .. }
+        | InferError::Draining
         | InferError::Unserved { .. }
         | InferError::ModelUnavailable { .. } => Failure::Rejected,
         InferError::Cancelled => Failure::Cancelled,

@@ -12,7 +12,7 @@ use super::{
     wire::{base64_text, binary, request::Input},
 };
 use crate::{
-    batch::rows,
+    batch::{Answer, rows},
     engine::{Batching, DataType, Tensor},
     error::InferError,
     image,
@@ -86,7 +86,7 @@ pub(super) fn one_by_one(
     call: &Call,
     tensor: &Tensor,
     permit: Option<&Permit>,
-) -> Result<impl Stream<Item = Result<Vec<Tensor>, InferError>> + Send + use<>, InferError> {
+) -> Result<impl Stream<Item = Result<Answer, InferError>> + Send + use<>, InferError> {
     let files = files(front, tally.model(), tensor, false, permit)?;
     let (ahead, front) = (streamed::ahead(tally.model()), Arc::clone(front));
     let decoding = (Arc::clone(&front), Arc::clone(tally), call.clone());
@@ -103,7 +103,7 @@ pub(super) fn one_by_one(
     });
     let answers = queued.buffered(streamed::FILES_AHEAD).map(move |queued| {
         let front = Arc::clone(&front);
-        async move { Ok(queued?.answer(&front).await?.outputs) }
+        async move { queued?.answer(&front).await }
     });
     Ok(answers.buffered(ahead))
 }
@@ -188,8 +188,7 @@ async fn decode(
     };
     let decoded = call.in_time(front.decode.stage(file, Arc::clone(model))).await;
     let Decoded { mut frames, took, share } = decoded.map_err(|error| of_image(index, error))?;
-    call.stage("decode", took);
-    front.metrics.model(&model.name).decode_seconds.observe(took.as_secs_f64());
+    call.decoded(front, model, took);
     match (frames.pop(), frames.is_empty()) {
         (Some(frame), true) => Ok(Image { inputs: frame.inputs, took, share }),
         _ => Err(predict::several_frames(index, "a tensor", model)),

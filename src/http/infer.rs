@@ -18,7 +18,10 @@ use super::{
     },
 };
 use crate::{
-    batch::rows::{self, Mark},
+    batch::{
+        Answer,
+        rows::{self, Mark},
+    },
     engine::{Batching, Tensor, TensorSpec},
     error::{InferError, bad},
     models::Model,
@@ -30,7 +33,10 @@ use axum::{
     response::Response,
 };
 use futures_util::{FutureExt, Stream, StreamExt, stream};
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// `POST /v2/models/{model}[/versions/{version}]/infer`
 pub(super) async fn infer(
@@ -281,12 +287,12 @@ async fn in_parts(
             (Arc::new(wanted(model, &asked, &shown(model))?), images.shape.first().copied().unwrap_or(0));
         let tally = Arc::new(Tally::of(model));
         let images = encoded::one_by_one(front, &tally, call, images, caller.permit.as_deref())?.enumerate();
-        let (front, model) = (Arc::clone(front), Arc::clone(model));
-        let parts = images.then(move |(index, outputs)| {
-            let (front, model, wanted) = (Arc::clone(&front), Arc::clone(&model), Arc::clone(&wanted));
+        let common = (Arc::clone(front), Arc::clone(&tally), call.clone(), wanted);
+        let parts = images.then(move |(index, ran)| {
+            let (front, tally, call, wanted) = common.clone();
             async move {
-                match outputs {
-                    Ok(outputs) => (index, part(&front, &model, &wanted, &outputs).await),
+                match ran {
+                    Ok(ran) => (index, part(&front, &tally, &call, &wanted, &ran).await),
                     Err(error) => (index, Err(error)),
                 }
             }
@@ -327,11 +333,7 @@ fn by_batches(
             let call = call.again();
             let ticket = call.push(&front, &tally, given, end - first, None)?;
             let ran = call.answer(&front, &tally, ticket).await?;
-            let answered = Instant::now();
-            let written = part(&front, tally.model(), &wanted, &ran.outputs).await;
-            tally.replied(answered.elapsed());
-            call.stage("encode", answered.elapsed());
-            written
+            part(&front, &tally, &call, &wanted, &ran).await
         };
         part.map(move |part| (first, part))
     });
@@ -356,16 +358,21 @@ fn tallied<T>(
 /// The members that say what came of some items. All of it is text.
 async fn part(
     front: &Front,
-    model: &Model,
+    tally: &Tally,
+    call: &Call,
     wanted: &[Wanted],
-    outputs: &[Tensor],
+    ran: &Answer,
 ) -> Result<Vec<u8>, InferError> {
+    let (answered, model) = (Instant::now(), tally.model());
     let names = model.interface.signature.outputs.iter().map(|spec| spec.name.clone());
-    let there: Vec<(String, Tensor)> = names.zip(model.interface.outward(outputs)).collect();
+    let there: Vec<(String, Tensor)> = names.zip(model.interface.outward(&ran.outputs)).collect();
     let outputs =
         wanted.iter().map(|wanted| output(model, &there, &Wanted { binary: false, ..wanted.clone() }));
     let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
-    front.decode.run(move || reply::members(&outputs)).await?
+    let written = front.decode.run(move || reply::members(&outputs)).await?;
+    Spent::on(Duration::ZERO, ran).replied(front, tally, answered.elapsed());
+    call.stage("encode", answered.elapsed());
+    written
 }
 
 /// Batches of a stream that are under way.

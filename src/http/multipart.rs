@@ -10,29 +10,10 @@ use std::ops::Range;
 /// Longest boundary that RFC 2046 allows.
 const BOUNDARY_BYTES_MAX: usize = 70;
 
-/// What a multipart body may hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MultipartLimits {
-    /// Parts in one body.
-    pub parts_max: usize,
-    /// Bytes of all headers of one part.
-    pub part_header_bytes_max: usize,
-    /// Bytes of a part's name, and of its file name.
-    pub name_bytes_max: usize,
-    /// Bytes of one part.
-    pub part_bytes_max: u64,
-}
-
-impl Default for MultipartLimits {
-    fn default() -> MultipartLimits {
-        MultipartLimits {
-            parts_max: 128,
-            part_header_bytes_max: 8 * 1024,
-            name_bytes_max: 256,
-            part_bytes_max: u64::MAX,
-        }
-    }
-}
+/// Bytes of all headers of one part.
+const PART_HEADER_BYTES_MAX: usize = 8 * 1024;
+/// Bytes of a part's name, and of its file name.
+const NAME_BYTES_MAX: usize = 256;
 
 /// One part.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,8 +54,8 @@ pub fn boundary(content_type: &str) -> Result<Option<String>, InferError> {
 /// The parts of `body`, in the order they were sent.
 ///
 /// # Errors
-/// 400 for what is malformed, 413 naming `parts_max` or `body_bytes_max` for what is over `limits`.
-pub fn parts(body: &Bytes, boundary: &str, limits: &MultipartLimits) -> Result<Vec<Part>, InferError> {
+/// 400 for what is malformed, 413 for more than `parts_max` parts.
+pub fn parts(body: &Bytes, boundary: &str, parts_max: usize) -> Result<Vec<Part>, InferError> {
     let delimiter = format!("\r\n--{boundary}").into_bytes();
     let finder = Finder::new(&delimiter);
     // The first delimiter may stand at the very beginning, without its line break.
@@ -94,57 +75,43 @@ pub fn parts(body: &Bytes, boundary: &str, limits: &MultipartLimits) -> Result<V
         if !body[at..].starts_with(b"\r\n") {
             return Err(bad("a multipart boundary is not followed by a line break"));
         }
-        if parts.len() == limits.parts_max {
+        if parts.len() == parts_max {
             return Err(InferError::TooLarge {
                 what: "the number of parts",
                 got: parts.len() as u64 + 1,
-                limit: limits.parts_max as u64,
+                limit: parts_max as u64,
                 option: "parts_max",
             });
         }
-        let header = header_range(body, at, parts.len(), limits)?;
+        let header = header_range(body, at, parts.len())?;
         let start = header.end + 4;
         // For an empty part, the delimiter's line break may be the one that ends the header.
         let Some(found) = finder.find(body, start - 2) else {
             return Err(bad("the multipart body ends inside a part; was it cut short?"));
         };
         let end = found.max(start);
-        let part = part(&body[header], body.slice(start..end), parts.len(), limits)?;
+        let part = part(&body[header], body.slice(start..end), parts.len())?;
         parts.push(part);
         at = found + delimiter.len();
     }
 }
 
 /// The header lines of the part whose boundary line ends at `at`, without the first line break and the empty line.
-fn header_range(
-    body: &[u8],
-    at: usize,
-    index: usize,
-    limits: &MultipartLimits,
-) -> Result<Range<usize>, InferError> {
+fn header_range(body: &[u8], at: usize, index: usize) -> Result<Range<usize>, InferError> {
     // The two line breaks of an empty header are allowed to be the same as the one of the boundary's line.
-    let window_end = body.len().min(at + limits.part_header_bytes_max + 4);
+    let window_end = body.len().min(at + PART_HEADER_BYTES_MAX + 4);
     let window = &body[at..window_end];
     match window.windows(4).position(|w| w == b"\r\n\r\n") {
         Some(length) => Ok(at..at + length),
         None if window_end < body.len() => Err(InferError::BadRequest(format!(
-            "the headers of part {index} are over {} bytes",
-            limits.part_header_bytes_max
+            "the headers of part {index} are over {PART_HEADER_BYTES_MAX} bytes"
         ))),
         None => Err(bad("the multipart body ends inside the headers of a part; was it cut short?")),
     }
 }
 
-fn part(header: &[u8], bytes: Bytes, index: usize, limits: &MultipartLimits) -> Result<Part, InferError> {
+fn part(header: &[u8], bytes: Bytes, index: usize) -> Result<Part, InferError> {
     let malformed = |what: &str| InferError::BadRequest(format!("part {index} of the multipart body {what}"));
-    if bytes.len() as u64 > limits.part_bytes_max {
-        return Err(InferError::TooLarge {
-            what: "a part in bytes",
-            got: bytes.len() as u64,
-            limit: limits.part_bytes_max,
-            option: "body_bytes_max",
-        });
-    }
     let header = str::from_utf8(header).map_err(|_| malformed("has a header that is not UTF-8"))?;
     let (mut disposition, mut content_type) = (None, None);
     for line in header.split("\r\n").filter(|line| !line.is_empty()) {
@@ -171,10 +138,9 @@ fn part(header: &[u8], bytes: Bytes, index: usize, limits: &MultipartLimits) -> 
     // Some clients send a name that is not ASCII in this form only, which forms are not to have (RFC 7578, 4.2).
     let file_name = parameter(parameters, "filename").or_else(|| parameter(parameters, "filename*"));
     let longest = name.len().max(file_name.as_ref().map_or(0, String::len));
-    if longest > limits.name_bytes_max {
+    if longest > NAME_BYTES_MAX {
         return Err(malformed(&format!(
-            "has a name of {longest} bytes, more than the limit of {}",
-            limits.name_bytes_max
+            "has a name of {longest} bytes, more than the limit of {NAME_BYTES_MAX}"
         )));
     }
     Ok(Part { name, file_name, content_type, bytes })
@@ -248,18 +214,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const LIMITS: MultipartLimits = MultipartLimits {
-        parts_max: 3,
-        part_header_bytes_max: 200,
-        name_bytes_max: 20,
-        part_bytes_max: 1000,
-    };
+    const PARTS_MAX: usize = 3;
 
     /// Name, file name and content.
     type Told<'a> = (&'a str, Option<&'a str>, &'a str);
 
     fn check(body: &str, expected: Result<&[Told<'_>], &str>) {
-        let got = parts(&Bytes::from(body.to_owned()), "B", &LIMITS);
+        let got = parts(&Bytes::from(body.to_owned()), "B", PARTS_MAX);
         match (&got, expected) {
             (Ok(got), Ok(expected)) => {
                 let got: Vec<_> = got
@@ -326,9 +287,9 @@ mod tests {
         let four = format!("--B\r\n{header}\r\n\r\nx\r\n").repeat(4) + "--B--";
         check(&four, Err("the number of parts is 4, more than the limit of 3; raise it with parts_max"));
         let long = format!("{header}\r\nX: {}", "x".repeat(500_000));
-        check(&one(&long, "x"), Err("the headers of part 0 are over 200 bytes"));
-        check(&one(&format!("{header}{}", "b".repeat(20)), "x"), Err("a name of 21 bytes"));
-        check(&one(header, &"x".repeat(1001)), Err("more than the limit of 1000"));
+        check(&one(&long, "x"), Err("the headers of part 0 are over 8192 bytes"));
+        let long = format!("{header}{}", "b".repeat(256));
+        check(&one(&long, "x"), Err("a name of 257 bytes, more than the limit of 256"));
     }
 
     #[test]
@@ -356,9 +317,9 @@ mod tests {
             }
             body.extend_from_slice(b"--boundary-7--");
             let body = Bytes::from(body);
-            let got: Vec<_> = parts(&body, "boundary-7", &LIMITS).unwrap();
+            let got: Vec<_> = parts(&body, "boundary-7", PARTS_MAX).unwrap();
             prop_assert!(got.iter().map(|part| &part.bytes[..]).eq(contents.iter().map(|content| &content[..])));
-            let _ = parts(&body.slice(..cut.min(body.len())), "boundary-7", &LIMITS);
+            let _ = parts(&body.slice(..cut.min(body.len())), "boundary-7", PARTS_MAX);
         }
     }
 }

@@ -4,7 +4,7 @@ use super::{
     Front,
     admission::{Beside, Permit},
     body,
-    multipart::{self, MultipartLimits, Part},
+    multipart::{self, Part},
     wire::{Parameters, predict},
 };
 use crate::error::InferError;
@@ -68,8 +68,7 @@ fn find(form: &Form, body: &Bytes, parts_max: usize, charged: &mut Charged) -> R
     let (files, parameters) = match form {
         Form::Raw => (vec![Ok(body.clone())], Parameters::new()),
         Form::Multipart(boundary) => {
-            let limits = MultipartLimits { parts_max, ..MultipartLimits::default() };
-            (files(multipart::parts(body, boundary, &limits)?)?, Parameters::new())
+            (files(multipart::parts(body, boundary, parts_max)?)?, Parameters::new())
         }
         Form::Json => {
             let instances = predict::instances(body, parts_max, &mut |bytes| charged.room(bytes))?;

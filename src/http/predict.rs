@@ -243,7 +243,7 @@ impl Decoding {
         let Some(Decoded { frames, took, share: _share }) = began.in_time(decode).await? else {
             return Ok(Ahead::Several(file));
         };
-        self.decoded(took);
+        self.call.decoded(&self.front, &self.model, took);
         let only =
             frames.into_iter().next().ok_or_else(|| InferError::Internal("a file has no frames".into()))?;
         self.queue(only, took).map(Ahead::Queued)
@@ -254,16 +254,11 @@ impl Decoding {
     async fn in_turn(&self, file: Bytes) -> Result<Vec<Turn>, InferError> {
         let (began, decode) = (self.call.again(), self.front.decode.stage(file, Arc::clone(&self.model)));
         let Decoded { frames, took, share } = began.in_time(decode).await?;
-        self.decoded(took);
+        self.call.decoded(&self.front, &self.model, took);
         let bytes = frames.iter().flat_map(|frame| &frame.inputs).map(|input| input.data.len() as u64).sum();
         let held = Arc::new(self.permit.as_ref().map(|permit| permit.beside(bytes)).transpose()?);
         drop(share);
         Ok(frames.into_iter().map(|frame| Turn::Waits(frame, took, Arc::clone(&held))).collect())
-    }
-
-    fn decoded(&self, took: Duration) {
-        self.front.metrics.model(&self.model.name).decode_seconds.observe(took.as_secs_f64());
-        self.call.stage("decode", took);
     }
 
     /// Queues a frame: from now on it has the time that a request has.
@@ -343,8 +338,7 @@ async fn frames(
     decoded: Decoded,
 ) -> Vec<Answered> {
     let Decoded { frames, took, share } = decoded;
-    front.metrics.model(&model.name).decode_seconds.observe(took.as_secs_f64());
-    call.stage("decode", took);
+    call.decoded(front, model, took);
     let queue = |Staged { inputs, placement }| {
         let tally = Tally::of(model);
         (call.push_image(front, &tally, &asked.task, inputs), tally, placement)
@@ -375,7 +369,7 @@ async fn entry(
     decode: Duration,
 ) -> Answered {
     let model = tally.model();
-    let (device, answered) = (front.metrics.model(&model.name).device(&ran.device), Instant::now());
+    let answered = Instant::now();
     let spent = Spent::on(decode, &ran);
     let (of, asked_of) = (Arc::clone(model), Arc::clone(asked));
     let entry = move || {
@@ -400,8 +394,7 @@ async fn entry(
         }
         Task::Detect(_) | Task::Tensors | Task::Localize => front.decode.run(entry).await?,
     };
-    device.reply_seconds.observe(answered.elapsed().as_secs_f64());
-    tally.replied(answered.elapsed());
+    spent.replied(front, tally, answered.elapsed());
     Ok((entry?, spent))
 }
 

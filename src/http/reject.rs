@@ -134,7 +134,7 @@ pub fn kind_of(error: &InferError) -> Kind {
         InferError::LoadFailed { .. } => LOAD_FAILED,
         InferError::Forbidden(_) => FORBIDDEN,
         InferError::Full { .. } => FULL,
-        InferError::Draining { .. } => DRAINING,
+        InferError::Draining => DRAINING,
         InferError::Late(_) => LATE,
         InferError::Input(_) => INPUT_REFUSED,
         InferError::Unserved { .. } | InferError::Device(_) => NO_DEVICE,
@@ -250,10 +250,7 @@ impl From<&InferError> for Problem {
             detail.push('…');
         }
         let mut problem = Problem::new(kind_of(error), detail);
-        if let InferError::Full { retry_after, .. }
-        | InferError::Unserved { retry_after, .. }
-        | InferError::Draining { retry_after } = error
-        {
+        if let InferError::Full { retry_after, .. } | InferError::Unserved { retry_after, .. } = error {
             problem.retry_after = Some(*retry_after);
         }
         problem
@@ -310,7 +307,7 @@ mod tests {
             InferError::Forbidden(text()),
             InferError::UnsupportedEncoding { got: text(), accepted: "gzip" },
             InferError::Full { what: "the queue", limit: 3, retry_after },
-            InferError::Draining { retry_after },
+            InferError::Draining,
             InferError::Late(text()),
             InferError::Unserved { name: text(), reason: text(), retry_after },
             InferError::Input(text()),

@@ -205,7 +205,7 @@ impl Control {
     async fn ask(&self, command: impl FnOnce(Reply) -> Command) -> Result<(), InferError> {
         let (reply, answer) = oneshot::channel();
         self.say(command(reply));
-        let draining = InferError::Draining { retry_after: Duration::from_secs(1) };
+        let draining = InferError::Draining;
         answer.await.unwrap_or(Err(draining))
     }
 
@@ -287,6 +287,6 @@ mod tests {
     async fn whoever_asks_a_thread_that_is_gone_is_told() {
         let (control, commands) = Control::new(PathBuf::new());
         drop(commands);
-        assert!(matches!(control.unload("m").await, Err(InferError::Draining { .. })));
+        assert!(matches!(control.unload("m").await, Err(InferError::Draining)));
     }
 }

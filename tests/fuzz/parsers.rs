@@ -4,7 +4,7 @@ use bytes::Bytes;
 use ocelli::{
     engine::{DataType, Dim, Tensor, TensorSpec},
     http::{
-        multipart::{self, MultipartLimits},
+        multipart,
         wire::{binary, predict, raw, repository, request, v1},
     },
     image::{
@@ -87,8 +87,7 @@ fn oip_binary(file: &[u8]) {
 
 /// A form of several parts.
 fn forms(body: &[u8]) {
-    let limits = MultipartLimits { parts_max: 8, ..MultipartLimits::default() };
-    if let Ok(parts) = multipart::parts(&Bytes::copy_from_slice(body), "B", &limits) {
+    if let Ok(parts) = multipart::parts(&Bytes::copy_from_slice(body), "B", 8) {
         assert!(parts.len() <= 8 && parts.iter().map(|part| part.bytes.len()).sum::<usize>() <= body.len());
     }
 }

@@ -20,7 +20,7 @@ use ocelli::{
         accept::{Acceptor, Clocks, Connections, Ended, Settings, Stages},
         body::{self, BodyLimits},
         guard::{self, HeadLimits},
-        multipart::{self, MultipartLimits},
+        multipart,
     },
 };
 use std::{
@@ -53,7 +53,7 @@ fn settings() -> Settings {
     Settings {
         clocks: Clocks { idle: LONG, header: LONG, write_stall: LONG },
         close_timeout: LONG,
-        ..Settings::default()
+        connections_max: 4096,
     }
 }
 
@@ -92,7 +92,7 @@ async fn length(request: Request, deadline: Duration) -> Result<String, InferErr
 async fn parts(headers: HeaderMap, body: Bytes) -> Result<String, InferError> {
     let content_type = headers["content-type"].to_str().unwrap();
     let boundary = multipart::boundary(content_type)?.unwrap();
-    let parts = multipart::parts(&body, &boundary, &MultipartLimits::default())?;
+    let parts = multipart::parts(&body, &boundary, 128)?;
     Ok(parts.len().to_string())
 }
 

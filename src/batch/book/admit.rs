@@ -5,13 +5,7 @@ use crate::{
     batch::{Job, JobKey, entry::Entry, lanes::ItemShape, policy, rows, urgency::Urgency},
     error::InferError,
 };
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
-
-/// When a caller may come back to a server that is going away: others take over about then.
-const DRAINING_RETRY: Duration = Duration::from_secs(5);
+use std::{sync::Arc, time::Instant};
 
 /// A deadline is refused at the door only if the fewest seconds that the work ahead can take are so many times the
 /// time left: measurements are noisy, and a refusal in error is worse than a late answer.
@@ -27,8 +21,7 @@ impl Book {
     /// cannot be met, [`InferError::Internal`] for tensors that are not what they say.
     pub fn push(&mut self, job: Job, now: Instant) -> Result<JobKey, InferError> {
         if self.closed {
-            let retry_after = DRAINING_RETRY;
-            return Err(InferError::Draining { retry_after });
+            return Err(InferError::Draining);
         }
         let model = match self.models.get(&job.model) {
             Some(model) if !model.retired => model,

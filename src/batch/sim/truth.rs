@@ -151,7 +151,7 @@ impl Truth {
                     pushed: now,
                 });
             }
-            Err(InferError::Draining { .. }) => {
+            Err(InferError::Draining) => {
                 assert!(self.closed);
                 self.tally.draining += 1;
             }

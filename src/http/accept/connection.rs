@@ -196,6 +196,17 @@ async fn linger(mut stream: TcpStream) {
     let _ = tokio::time::timeout(LINGER, throw_away).await;
 }
 
+/// Requests at once on one HTTP/2 connection.
+const STREAMS_MAX: u32 = 256;
+/// HTTP/2 requests that the client may cancel before we have looked at them, before the connection is ended.
+const RESETS_PENDING_MAX: usize = 100;
+/// HTTP/2 streams that we may reset for the client's errors in the life of a connection.
+const RESETS_LOCAL_MAX: usize = 4096;
+/// Bytes of all header names and values of one HTTP/2 request.
+const HEADER_LIST_BYTES_MAX: u32 = 32 * 1024;
+/// How often a silent HTTP/2 connection is pinged, and how long the answer may take.
+const PING: Duration = Duration::from_secs(20);
+
 /// hyper, set up for both versions.
 fn builder(settings: &Settings) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
@@ -208,12 +219,12 @@ fn builder(settings: &Settings) -> auto::Builder<TokioExecutor> {
     builder
         .http2()
         .timer(TokioTimer::new())
-        .keep_alive_interval(settings.http2_ping)
-        .keep_alive_timeout(settings.http2_ping)
-        .max_concurrent_streams(settings.http2_streams_max)
-        .max_pending_accept_reset_streams(settings.http2_resets_pending_max)
-        .max_local_error_reset_streams(settings.http2_resets_local_max)
-        .max_header_list_size(settings.http2_header_bytes_max)
+        .keep_alive_interval(PING)
+        .keep_alive_timeout(PING)
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_pending_accept_reset_streams(RESETS_PENDING_MAX)
+        .max_local_error_reset_streams(RESETS_LOCAL_MAX)
+        .max_header_list_size(HEADER_LIST_BYTES_MAX)
         // Images are larger than the standard 64 KiB window: one round trip less for most of them.
         .initial_stream_window_size(1024 * 1024)
         .initial_connection_window_size(4 * 1024 * 1024);

@@ -3,7 +3,10 @@
 
 use crate::{
     error::InferError,
-    http::{accepted, query},
+    http::{
+        accepted::{self, Offer},
+        query,
+    },
     image::stack::{Format as StackFormat, Raw, SampleType},
     tasks::localize::{
         Format, Holds, Options, Settings, options,
@@ -143,25 +146,31 @@ fn raw(
     Ok(Some(StackFormat::Raw(Raw { width: side(width)?, height: side(height)?, sample, frames })))
 }
 
-/// What whoever takes all media types of a range gets.
-const RANGES: [(&str, Format); 4] = [
-    ("*/*", Format::Ndjson),
-    ("application/*", Format::Ndjson),
-    ("text/*", Format::Csv),
-    ("image/*", Format::Png),
+/// Which media types ask for what. Of a range, whoever takes all of it gets the first.
+const OFFERS: [Offer<Format>; 11] = [
+    Offer::ranged(Format::Ndjson, "application/x-ndjson"),
+    Offer::named(Format::Ndjson, "application/ndjson"),
+    Offer::named(Format::Ndjson, "application/jsonl"),
+    Offer {
+        parameter: Some(("profile", Some("thunderstorm"))),
+        ..Offer::named(Format::ThunderStorm, "text/csv")
+    },
+    // Another profile is none of ours.
+    Offer { parameter: Some(("profile", None)), ..Offer::ranged(Format::Csv, "text/csv") },
+    Offer::ranged(Format::Png, "image/png"),
+    Offer::ranged(Format::Arrow, "application/vnd.apache.arrow.stream"),
+    Offer::ranged(Format::Hdf5, "application/x-hdf5"),
+    Offer::named(Format::Hdf5, "application/x-hdf"),
+    Offer::ranged(Format::Npy, "application/x-npy"),
+    Offer::ranged(Format::Picasso, "application/zip"),
 ];
 
-/// The best liked of the accepted media types that we have; NDJSON for whoever takes anything.
+/// The best liked of the forms that we have.
 fn format(headers: &HeaderMap) -> Result<Format, Wrong> {
     if !headers.contains_key(header::ACCEPT) {
         return Ok(Format::Ndjson);
     }
-    let known = accepted::media(headers).into_iter().find_map(|media| {
-        let ranged =
-            || RANGES.iter().find(|(range, _)| accepted::is(media, range)).map(|(_, format)| *format);
-        Format::from_media_type(media).or_else(ranged)
-    });
-    known.ok_or_else(|| {
+    accepted::best(headers, &OFFERS).ok_or_else(|| {
         let lines: Vec<_> = headers.get_all(header::ACCEPT).iter().map(HeaderValue::as_bytes).collect();
         Wrong::Accept(String::from_utf8_lossy(&lines.join(&b", "[..])).chars().take(100).collect())
     })
@@ -192,6 +201,11 @@ mod tests {
         assert_eq!(format("format=csv", Some("image/png")), Ok(Format::Csv));
         assert_eq!(format("", Some("text/csv;q=0.5, image/png")), Ok(Format::Png));
         assert_eq!(format("", Some("text/csv;q=0, */*;q=0.1")), Ok(Format::Ndjson));
+        assert_eq!(format("", Some("application/x-ndjson;q=0, */*")), Ok(Format::Csv));
+        assert!(format("", Some("text/csv; profile=rfc7111")).is_err());
+        for format in Format::ALL {
+            assert_eq!(asked("", Some(format.media_type())).map(|asked| asked.format), Ok(format));
+        }
         let lines = |lines: [&'static str; 2]| asked("", lines).map(|asked| asked.format);
         assert_eq!(lines(["text/html", "text/csv; profile=thunderstorm"]), Ok(Format::ThunderStorm));
         let error = lines(["text/html", "text/csv;q=0"]).unwrap_err();

@@ -7,7 +7,13 @@
 mod assets;
 mod manuals;
 
-use super::{Front, Route, accept::Slashed, accepted, coding, reject::Problem};
+use super::{
+    Front, Route,
+    accept::Slashed,
+    accepted::{self, Offer},
+    coding,
+    reject::Problem,
+};
 use assets::{Asset, Assets};
 use axum::{
     Json, Router,
@@ -54,8 +60,9 @@ pub(super) fn router(front: &Front) -> Router<Arc<Front>> {
 /// The page for those who ask for one, as browsers do. Others get what clients of KServe's first protocol look here for: that
 /// the server is alive, or why it is to be restarted.
 async fn home(State(front): State<Arc<Front>>, request: Request) -> Response<Body> {
-    let wanted = accepted::media(request.headers()).into_iter().any(|media| accepted::is(media, "text/html"));
-    let mut reply = match wanted && front.page.is_some() {
+    let forms = [Offer::named(true, "text/html"), Offer::ranged(false, "application/json")];
+    let wants_page = accepted::best(request.headers(), &forms) == Some(true);
+    let mut reply = match wants_page && front.page.is_some() {
         true => answer(file(&front, "index.html"), &request),
         false => match front.status.live(Instant::now()) {
             Ok(()) => Json(json!({ "status": "alive" })).into_response(),

@@ -35,7 +35,7 @@ impl Liked {
         let torchserve = Offer {
             form: Reply::TorchServe,
             media: "application/json",
-            parameter: Some(("format", "torchserve")),
+            parameter: Some(("format", Some("torchserve"))),
             by_range: false,
         };
         let mut offers = Vec::with_capacity(6);

@@ -178,7 +178,7 @@ fn explain(kind: Kind) -> Entry {
         DRAINING => entry(
             "The server is being stopped or replaced.",
             "Send it again: a load balancer will choose another replica.",
-            InferError::Draining { retry_after: Duration::from_secs(1) },
+            InferError::Draining,
         ),
         NO_DEVICE => entry(
             "Every device that could run the model is lost, fenced, drained or busy for others, and not expected back before the \

@@ -122,29 +122,6 @@ impl Format {
         }
     }
 
-    /// The format that a media type asks for, its parameters included; wildcards ask for none.
-    pub fn from_media_type(media_type: &str) -> Option<Format> {
-        let mut parts = media_type.split(';').map(|part| part.trim().to_ascii_lowercase());
-        let essence = parts.next()?;
-        let profile = parts.find_map(|part| {
-            let (key, value) = part.split_once('=')?;
-            (key.trim() == "profile").then(|| value.trim().trim_matches('"').to_owned())
-        });
-        match (essence.as_str(), profile.as_deref()) {
-            ("text/csv", Some("thunderstorm")) => Some(Format::ThunderStorm),
-            ("text/csv", None) => Some(Format::Csv),
-            ("application/x-ndjson" | "application/ndjson" | "application/jsonl", None) => {
-                Some(Format::Ndjson)
-            }
-            ("application/zip", None) => Some(Format::Picasso),
-            ("application/x-hdf5" | "application/x-hdf", None) => Some(Format::Hdf5),
-            ("application/vnd.apache.arrow.stream", None) => Some(Format::Arrow),
-            ("application/x-npy", None) => Some(Format::Npy),
-            ("image/png", None) => Some(Format::Png),
-            _ => None,
-        }
-    }
-
     /// What the names of such files end with, without the dot.
     pub fn file_extension(self) -> &'static str {
         match self {
@@ -380,14 +357,10 @@ mod tests {
     use super::{testing::*, *};
 
     #[test]
-    fn formats_are_found_by_name_and_media_type() {
+    fn formats_are_found_by_name() {
         for format in Format::ALL {
             assert_eq!(Format::from_name(format.name()), Some(format));
-            assert_eq!(Format::from_media_type(format.media_type()), Some(format));
         }
-        assert_eq!(Format::from_media_type("Text/CSV; Profile=\"thunderstorm\""), Some(Format::ThunderStorm));
-        assert_eq!(Format::from_media_type("text/csv; profile=rfc7111"), None);
-        assert_eq!(Format::from_media_type("*/*"), None);
     }
 
     #[test]

@@ -45,7 +45,7 @@ impl Picture {
         let sides_max = f64::from(i32::MAX);
         if pixels > options.pixels_max as f64 || size[0] > sides_max || size[1] > sides_max {
             return Err(format!(
-                "a picture of {} x {} pixels is above the limit of pixels_max = {}: choose larger pixels, of which \
+                "a picture of {} x {} pixels is above the limit of {} pixels: choose larger pixels, of which \
                  at most {:.3} go to a camera pixel",
                 size[0],
                 size[1],
@@ -298,7 +298,7 @@ mod tests {
             Some([2048, 2048]),
             Scale::Nanometers(10.0),
             Err(
-                "a picture of 20480 x 20480 pixels is above the limit of pixels_max = 33554432: choose larger pixels, of \
+                "a picture of 20480 x 20480 pixels is above the limit of 33554432 pixels: choose larger pixels, of \
                  which at most 2.828 go to a camera pixel",
             ),
         );
@@ -306,7 +306,7 @@ mod tests {
             Some([u32::MAX, u32::MAX]),
             Scale::Auto,
             Err("a picture of 4294967295 x 4294967295 pixels is above the \
-            limit of pixels_max = 33554432: choose larger pixels, of which at most 0.000 go to a camera pixel"),
+            limit of 33554432 pixels: choose larger pixels, of which at most 0.000 go to a camera pixel"),
         );
         for scale in
             [Scale::PerPixel(f64::NAN), Scale::PerPixel(-1.0), Scale::Nanometers(0.0), Scale::PerPixel(1e9)]

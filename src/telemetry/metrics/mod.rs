@@ -119,6 +119,8 @@ pub struct Metrics {
     pub http_listeners_full: IntGauge,
     /// Times that `connections_max` was met.
     pub http_connections_capped_total: IntCounter,
+    /// Whether the server says that it is ready.
+    pub ready: IntGauge,
     /// Requests being worked on.
     pub requests_in_flight: IntGauge,
     /// Bytes of request bodies held.
@@ -162,6 +164,7 @@ impl Metrics {
                 "ocelli_http_connections_capped_total",
                 "Times that connections_max were open and no more were accepted until one ended.",
             ),
+            ready: register.gauge("ocelli_ready", "1 while GET /v2/health/ready answers 200, 0 while not."),
             requests_in_flight: register.gauge(
                 "ocelli_requests_in_flight",
                 "Requests between their headers and the end of their reply.",

@@ -1,0 +1,139 @@
+//! The words that the book is spoken to in: bounds, what a worker is given, what came of it, and what there is.
+
+use super::Pieces;
+use crate::{
+    batch::{
+        Batch, JobKey, ModelKey,
+        roster::{DeviceKey, WorkerKey},
+    },
+    engine::{Setting, Tensor},
+    error::InferError,
+};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Bounds over everything that waits or runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueLimits {
+    /// Items (option `queue_items_max`).
+    pub items_max: usize,
+    /// Bytes of inputs (option `queue_bytes_max`).
+    pub bytes_max: usize,
+}
+
+/// What a batch counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Kind {
+    Items,
+    /// Whole frames, each of which is as much as thousands of the ROIs that the same model is sent.
+    Frames,
+}
+
+impl Kind {
+    pub(super) const ALL: [Kind; 2] = [Kind::Items, Kind::Frames];
+
+    pub(super) fn of(setting: Option<&Setting>) -> Kind {
+        if setting.is_some_and(|setting| setting.finder().is_some()) { Kind::Frames } else { Kind::Items }
+    }
+}
+
+/// What a worker does next.
+#[derive(Debug)]
+pub enum Pick {
+    /// Run this, and hand it to [`Book::finish`].
+    Run(Arc<Batch>, Receipt),
+    /// Ask again then, or when more arrives.
+    SleepUntil(Instant),
+    /// Ask again when more arrives.
+    Sleep,
+    /// There will never be anything again but what the worker has begun, which may fail and come back to it.
+    Closed,
+}
+
+/// Who runs a batch, and what was charged for it.
+#[derive(Debug, Clone, Copy)]
+pub struct Receipt {
+    pub(super) worker: WorkerKey,
+    pub(super) device: DeviceKey,
+    /// Its number among those of the roster.
+    pub(super) batch: u64,
+    pub(super) estimate: f64,
+    /// The device only stands by for the model.
+    pub(super) standby: bool,
+}
+
+/// What became of a batch beside its answers: for metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Aftermath {
+    /// Jobs that are run again.
+    pub again: usize,
+    /// The batch was too large for the device's memory: what is run again is so in smaller ones.
+    pub halved: bool,
+    /// Rows of the largest batch that the device is given of the model from now on, where that has changed.
+    pub ceiling: Option<usize>,
+}
+
+/// A batch that was taken back from its worker.
+#[derive(Debug)]
+pub struct Recalled {
+    /// Its model's name.
+    pub model: Arc<str>,
+    /// Its items.
+    pub items: usize,
+    /// What became of it.
+    pub aftermath: Aftermath,
+}
+
+/// The end of a job.
+#[derive(Debug)]
+pub struct Done {
+    /// Whose.
+    pub job: JobKey,
+    /// Its outputs, or why there are none.
+    pub result: Result<Pieces, InferError>,
+}
+
+/// What came of a call, to be dealt with outside the lock.
+#[derive(Debug, Default)]
+pub struct Settled {
+    /// Jobs to answer.
+    pub done: Vec<Done>,
+    /// Memory to give back.
+    pub inputs: Vec<Vec<Tensor>>,
+    /// Retired models that are empty now: workers may unload them.
+    pub forgotten: Vec<ModelKey>,
+    /// A worker serves other models than before: what it leaves is others' to take.
+    pub moved: bool,
+}
+
+/// What waits and runs, for metrics.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Load {
+    /// Items that wait or run.
+    pub items: usize,
+    /// Bytes of inputs that wait or run.
+    pub bytes: usize,
+    /// Jobs of which something waits.
+    pub waiting: usize,
+    /// Batches that run.
+    pub running: usize,
+    /// How long ago the oldest waiting job arrived.
+    pub oldest: Option<Duration>,
+    /// By model, in the order of registration.
+    pub models: Vec<ModelLoad>,
+}
+
+/// What waits and runs of one model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelLoad {
+    /// Which.
+    pub key: ModelKey,
+    /// Its name, which other versions may have as well.
+    pub name: Arc<str>,
+    /// Items that wait or run.
+    pub items: usize,
+    /// Jobs of which something waits.
+    pub waiting: usize,
+}

@@ -1,0 +1,465 @@
+//! From a manifest and what a file takes and gives to a [`Model`]: what the author leaves open is filled in, and what does not fit
+//! is refused with what to change.
+
+use super::{
+    Engine, ImageInput, Interface, Manifest, Model, Source, declared, images::Slabs, input, manifest,
+};
+use crate::{
+    batch::{ModelKey, Padding, Rules},
+    engine::{
+        Batching, DataType, Dim, Ends, Signature,
+        gauss_mle::frames::FrameMemory,
+        onnx::{ending::ending, operators::suppresses},
+        staging::{Memory, Staging},
+    },
+    tasks::{Activation, Labels, Task},
+    telemetry::statistics::Statistics,
+};
+use std::{sync::Arc, time::Duration};
+
+impl Model {
+    /// Checks a manifest against what the model takes and gives, and fills in what it leaves open. Images are decoded into
+    /// `memory`, as its engines like it.
+    ///
+    /// # Errors
+    /// Why the model cannot be served like this, and what to change.
+    pub fn resolve(
+        key: ModelKey,
+        source: &Source,
+        signature: Signature,
+        timeout: Duration,
+        memory: &Memory,
+    ) -> Result<Model, String> {
+        let manifest = &source.manifest;
+        let (signature, interface) = match &manifest.declared {
+            None => {
+                declared::shaped(&signature)?;
+                let interface = Interface::plain(&signature);
+                (signature, interface)
+            }
+            Some(declared) => {
+                for input in declared.left_out(&signature) {
+                    tracing::warn!(
+                        model = source.name,
+                        version = source.version,
+                        input,
+                        "the file has a value for this optional input, which no request can replace"
+                    );
+                }
+                declared.hold(&signature)?
+            }
+        };
+        let mut image = match &manifest.input {
+            None => None,
+            Some(input) => Some(input::resolve(input, &manifest.task, &signature)?),
+        };
+        let mut task = resolved(&manifest.task, &signature, &source.labels, image.as_ref())?;
+        settle_activation(&mut task, source);
+        // The first axis may be one of the image: a side, or a channel.
+        let side = image.as_ref().is_some_and(|image| !image.batch_axis);
+        let declared = manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
+        let no_axis =
+            side || declared || manifest.batch.no_axis.unwrap_or_else(|| sorts_out_boxes(source, &signature));
+        let own = if task.can_batch(&signature) && !no_axis { signature.batching() } else { Batching::Whole };
+        let strings = has_strings(&signature) && own == Batching::Dynamic;
+        let batching = if strings { Batching::Whole } else { own };
+        let items_max = manifest.declared.as_ref().and_then(|declared| declared.items_max);
+        let strings_max = strings.then(|| items_max.unwrap_or_else(|| manifest.batch.largest()));
+        let rules = rules(manifest, batching, &signature)?;
+        if rules.sizes == [1] && rules.wait_max > Duration::ZERO {
+            if manifest.declared.is_none() {
+                return Err(
+                    "batch.wait_ms_max waits for company, and the model takes one item at a time: leave it out"
+                        .to_owned(),
+                );
+            }
+            tracing::warn!(
+                model = source.name,
+                "dynamic_batching.max_queue_delay_microseconds: nothing is waited for, since the model takes one item at a time"
+            );
+        }
+        if let Some(image) = &mut image
+            && image.size().is_some()
+        {
+            let slots = rules.sizes.last().copied().unwrap_or(1);
+            let low = match &image.pixels {
+                Some(_) => image.preprocess.pixels_shape().into_iter().product(),
+                None => image.preprocess.out_bytes(),
+            };
+            let slab = |bytes| Staging::new(bytes, slots, memory.clone());
+            image.staging = Some(Slabs { low: slab(low)?, high: slab(2 * low)? });
+        }
+        let mut takes = interface.signature.inputs.clone();
+        if let (Some(image), [only]) = (&image, &interface.signature.inputs[..]) {
+            takes.extend(image.pixel_specs(only));
+        }
+        let ends = Ends {
+            pixels: image.as_ref().and_then(|image| image.pixels.clone()),
+            reduction: task.reduction(&signature),
+        };
+        let for_frames = manifest.engine != Engine::Onnx && memory.is_pinned();
+        let frames = for_frames.then(|| FrameMemory::new(memory.clone())).transpose()?;
+        let fit = match &manifest.engine {
+            Engine::Onnx => None,
+            Engine::GaussMle(fit) => {
+                let mut settings = fit.settings.clone();
+                // Makes the camera, which all requests that do not change it share.
+                settings.setting()?;
+                Some(settings)
+            }
+        };
+        Ok(Model {
+            key,
+            name: Arc::from(source.name.as_str()),
+            version: Arc::from(source.version.as_str()),
+            signature,
+            interface,
+            takes,
+            ends,
+            batching,
+            strings_max,
+            task,
+            labels: Arc::clone(&source.labels),
+            output_labels: source.output_labels.clone(),
+            image,
+            fit,
+            frames,
+            rules,
+            priority: manifest.priority,
+            priorities: manifest.queue.priorities,
+            timeout: manifest.timeout.unwrap_or(timeout),
+            instances: manifest.placement.instances,
+            manifest: manifest.clone(),
+            statistics: Statistics::default(),
+        })
+    }
+}
+
+/// A task for a model whose image is this, if it takes any.
+pub(super) fn resolved(
+    task: &Task,
+    signature: &Signature,
+    labels: &Labels,
+    image: Option<&ImageInput>,
+) -> Result<Task, String> {
+    let batch_axis = image.is_some_and(|image| image.batch_axis);
+    task.clone().resolve(signature, labels, image.and_then(ImageInput::size), batch_axis)
+}
+
+/// A classifier whose network makes probabilities is not to do that once more: it is left out where the manifest says nothing, and
+/// told where it asks for it.
+fn settle_activation(task: &mut Task, source: &Source) {
+    let Task::Classify(classify) = task else { return };
+    let ending = classify.output.as_deref().and_then(|output| ending(&source.path, output));
+    match (ending, classify.activation) {
+        (None, _) | (_, Some(Activation::None)) => {}
+        (Some(_), None) => classify.activation = Some(Activation::None),
+        (Some(ending), Some(_)) => tracing::warn!(
+            model = source.name,
+            version = source.version,
+            "its network ends in {}, and classify.activation makes probabilities once more: set it to \"none\", or leave it out",
+            ending.name()
+        ),
+    }
+}
+
+/// Whether a network of which nobody says how it may be batched sorts out boxes itself: many exports do so for as many pictures as they
+/// were traced with, and give nothing for the others, which passes with zeros do not show.
+fn sorts_out_boxes(source: &Source, signature: &Signature) -> bool {
+    let Source { manifest, name, version, path, .. } = source;
+    let said = manifest.batch.is_said() || manifest.declared.is_some();
+    let found = !said && signature.batching() == Batching::Dynamic && suppresses(path);
+    if found {
+        tracing::warn!(
+            model = name,
+            version,
+            "the network sorts out boxes itself (NonMaxSuppression), which many exports do for the first picture alone: each request \
+             is a run of its own; batch.axis = \"items\" says that it does so for each"
+        );
+    }
+    found
+}
+
+/// Whether it takes or gives strings: their rows are of different lengths, so that such a model is run request by request.
+fn has_strings(signature: &Signature) -> bool {
+    signature.inputs.iter().chain(&signature.outputs).any(|spec| spec.datatype == DataType::Bytes)
+}
+
+/// Batch sizes as set, or powers of two up to the largest; only 1 for a model that does not batch.
+fn rules(manifest: &Manifest, batching: Batching, signature: &Signature) -> Result<Rules, String> {
+    let asked = &manifest.batch;
+    let largest = match &asked.sizes {
+        // Declared sizes are those of requests, which such a model takes as they come.
+        _ if manifest.declared.is_some() && has_strings(signature) => None,
+        Some(sizes) => sizes.last().copied(),
+        None => asked.items_max,
+    };
+    if batching != Batching::Dynamic && largest.is_some_and(|largest| largest > 1) {
+        let what = match batching {
+            _ if has_strings(signature) => "takes or gives strings, which are run request by request",
+            _ if asked.no_axis == Some(true) => "has a first axis that does not count items",
+            Batching::One => "has its batch axis fixed at 1",
+            _ => "has no batch axis that is free in all inputs and outputs",
+        };
+        let (asked, or) = match manifest.declared {
+            Some(_) => ("max_batch_size", "set max_batch_size to 0"),
+            None => ("[batch]", "leave items_max and sizes out"),
+        };
+        return Err(format!(
+            "{asked} asks for up to {} items, but the model {what}{}: export it with a dynamic batch axis (with torch: \
+             dynamic_axes={{\"{}\": {{0: \"batch\"}}, ...}}), or {or}",
+            largest.unwrap_or(1),
+            first_fixed(signature),
+            signature.inputs.first().map_or("input", |input| &input.name)
+        ));
+    }
+    let sizes = match (&asked.sizes, batching) {
+        (_, Batching::One | Batching::Whole) => vec![1],
+        (Some(sizes), Batching::Dynamic) => sizes.clone(),
+        (None, Batching::Dynamic) => powers_of_two(asked.items_max.unwrap_or(manifest::BATCH_ITEMS_MAX)),
+    };
+    Ok(Rules {
+        sizes,
+        padding: match (&manifest.engine, &asked.sizes) {
+            (Engine::GaussMle(_), _) => Padding::Never,
+            (Engine::Onnx, None) => Padding::OnGpus,
+            (Engine::Onnx, Some(_)) => Padding::Everywhere,
+        },
+        whole: batching == Batching::Whole,
+        wait_max: asked.wait_max,
+        weight: asked.weight,
+        queue: manifest.queue.policies.clone(),
+    })
+}
+
+/// Names a tensor whose first axis is not free, so that whoever exports the model knows where to look.
+fn first_fixed(signature: &Signature) -> String {
+    signature
+        .inputs
+        .iter()
+        .chain(&signature.outputs)
+        .find_map(|spec| match spec.shape.first() {
+            Some(Dim::Fixed(n)) => Some(format!(" ({:?} begins with {n})", spec.name)),
+            Some(Dim::Free) => None,
+            None => Some(format!(" ({:?} has no axis)", spec.name)),
+        })
+        .unwrap_or_default()
+}
+
+/// 1, 2, 4 and so on, and `largest` itself.
+pub(super) fn powers_of_two(largest: usize) -> Vec<usize> {
+    let mut sizes: Vec<usize> = std::iter::successors(Some(1), |size: &usize| size.checked_mul(2))
+        .take_while(|size| *size < largest)
+        .collect();
+    sizes.push(largest.max(1));
+    sizes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        engine::{
+            DataType, Reduction, kernels::postprocess::ScoreActivation, onnx::ending::testing::model as onnx,
+        },
+        models::{Catalog, Declared, testing::source},
+        tasks::testing::{signature, spec},
+    };
+
+    fn resolve(manifest: &str, input: &[i64], output: &[i64]) -> Result<Model, String> {
+        let mut signature = signature(&[("logits", output)]);
+        signature.inputs = vec![spec("image", DataType::Fp32, input)];
+        Model::resolve(
+            ModelKey(1),
+            &source("m", "1", manifest),
+            signature,
+            Duration::from_secs(30),
+            &Memory::Plain,
+        )
+    }
+
+    #[test]
+    fn a_model_that_batches_gets_powers_of_two_and_staging_for_the_largest() {
+        let model = resolve("task = \"classify\"", &[-1, 3, 8, 8], &[-1, 10]).unwrap();
+        assert_eq!(model.rules.sizes, [1, 2, 4, 8, 16]);
+        let image = model.image.unwrap();
+        assert_eq!(image.item_shape(500, 400), [1, 3, 8, 8]);
+        let (low, high) = (image.form(1, 500, 400), image.form(2, 500, 400));
+        assert_eq!((low.datatype, &low.shape[..], low.bytes), (DataType::Uint8, &[1, 8, 8, 3][..], 192));
+        assert_eq!((high.datatype, &high.shape[..], high.bytes), (DataType::Uint16, &[1, 8, 8, 3][..], 384));
+        assert_eq!(low.staging.unwrap().slot_bytes(), 192);
+        assert_eq!(high.staging.unwrap().slot_bytes(), 384);
+        let Task::Classify(classify) = model.task else { panic!("expected a classifier") };
+        assert_eq!(classify.output.as_deref(), Some("logits"));
+    }
+
+    #[test]
+    fn probabilities_that_the_network_makes_are_answered_as_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let activation = |operator: &str, manifest: &str, output: &[i64]| {
+            let mut source = source("m", "1", &format!("task = \"classify\"\n{manifest}"));
+            source.path = folder.path().join("model.onnx");
+            std::fs::write(&source.path, onnx(&[["Gemm", "x", "l"], [operator, "l", "y"]])).unwrap();
+            let signature = signature(&[("y", output)]);
+            let second = Duration::from_secs(1);
+            let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+            let Task::Classify(classify) = model.task else { panic!("expected a classifier") };
+            (classify.activation, model.ends.reduction)
+        };
+        let none = Some(Activation::None);
+        let (found, Some(Reduction::Classify(best))) = activation("Softmax", "", &[-1, 1000]) else {
+            panic!("expected the best classes to be all that leaves a device");
+        };
+        assert_eq!((found, best.activation), (none, ScoreActivation::None));
+        assert_eq!(activation("Sigmoid", "", &[-1, 1]).0, none);
+        assert_eq!(activation("Relu", "", &[-1, 10]).0, None);
+        // What the manifest says counts.
+        let softmax = "[classify]\nactivation = \"softmax\"";
+        assert_eq!(activation("Softmax", softmax, &[-1, 10]).0, Some(Activation::Softmax));
+    }
+
+    #[test]
+    fn batch_sizes_follow_the_manifest() {
+        let sizes = |batch: &str| {
+            let text = format!("[batch]\n{batch}\n");
+            resolve(&text, &[-1, 4], &[-1, 10]).unwrap().rules.sizes
+        };
+        assert_eq!(sizes("items_max = 12"), [1, 2, 4, 8, 12]);
+        assert_eq!(sizes("items_max = 1"), [1]);
+        assert_eq!(sizes("sizes = [3, 6]"), [3, 6]);
+        let alone = resolve("[batch]\naxis = \"none\"", &[-1, 4], &[-1, 10]).unwrap();
+        assert_eq!(
+            (alone.batching, alone.rules.whole, &alone.rules.sizes[..]),
+            (Batching::Whole, true, &[1][..])
+        );
+    }
+
+    #[test]
+    fn a_model_that_cannot_batch_refuses_to_and_says_how_it_could() {
+        let one = resolve("[batch]\nitems_max = 4", &[1, 4], &[1, 10]).err().unwrap();
+        assert_eq!(
+            one,
+            "[batch] asks for up to 4 items, but the model has its batch axis fixed at 1 (\"image\" begins with 1): \
+             export it with a dynamic batch axis (with torch: dynamic_axes={\"image\": {0: \"batch\"}, ...}), or leave \
+             items_max and sizes out"
+        );
+        let whole = resolve("[batch]\nsizes = [1, 2]", &[-1, 4], &[10]).err().unwrap();
+        assert!(whole.contains("\"logits\" begins with 10"), "{whole}");
+        for (said, input) in [("", 1), ("items_max = 1\n", -1), ("axis = \"none\"\n", -1)] {
+            let waits =
+                resolve(&format!("[batch]\n{said}wait_ms_max = 5"), &[input, 4], &[input, 10]).err().unwrap();
+            assert!(waits.starts_with("batch.wait_ms_max waits for company"), "{waits}");
+        }
+        assert_eq!(resolve("", &[1, 4], &[1, 10]).unwrap().rules.sizes, [1]);
+        assert_eq!(resolve("[batch]\nsizes = [1]", &[1, 4], &[1, 10]).unwrap().rules.sizes, [1]);
+    }
+
+    #[test]
+    fn a_free_first_axis_that_counts_boxes_is_not_a_batch_axis() {
+        let mut signature = signature(&[("boxes", &[-1, 4]), ("labels", &[-1]), ("scores", &[-1])]);
+        signature.inputs = vec![spec("image", DataType::Fp32, &[-1, 3, 8, 8])];
+        assert_eq!(signature.batching(), Batching::Dynamic);
+        let source = source("m", "1", "task = \"detect\"");
+        let model =
+            Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30), &Memory::Plain).unwrap();
+        assert_eq!(model.batching, Batching::Whole);
+        assert_eq!((model.rules.sizes, model.rules.whole), (vec![1], true));
+        assert_eq!(model.image.unwrap().item_shape(8, 8), [1, 3, 8, 8]);
+    }
+
+    #[test]
+    fn a_free_first_axis_that_is_the_height_of_the_image_is_not_a_batch_axis() {
+        let model =
+            resolve("task = \"segment\"\n[input]\nresize = \"none\"\n", &[-1, -1, 3], &[-1, -1, 5]).unwrap();
+        assert_eq!((model.batching, &model.rules.sizes[..]), (Batching::Whole, &[1][..]));
+        assert_eq!(model.image.unwrap().item_shape(33, 20), [20, 33, 3]);
+    }
+
+    #[test]
+    fn outputs_are_checked_again_once_their_shapes_were_seen() {
+        let check = |task: &str, labels: &str, file: &[i64], seen: &[usize]| {
+            let mut source = source("m", "1", &format!("task = {task:?}"));
+            source.labels = Arc::new(Labels::parse(labels).unwrap());
+            let (second, memory) = (Duration::from_secs(1), Memory::Plain);
+            let signature = signature(&[("y", file)]);
+            let model = Model::resolve(ModelKey(1), &source, signature, second, &memory).unwrap();
+            model.check_outputs(&[seen.to_vec()]).err().unwrap_or_default()
+        };
+        let (open, yolo) = (&[-1, -1, -1][..], "has shape [?, 85, 8400], expected 6 channels for 2 labels");
+        assert!(check("detect", "a\nb", open, &[1, 85, 8400]).contains(yolo));
+        assert_eq!(check("detect", "a\nb", open, &[3, 6, 8400]), "");
+        assert!(check("detect", "a\nb", &[], &[1, 10]).contains("has shape [1, 10], expected 6 channels"));
+        let labels = "the labels file has 2 labels, output \"y\" has 10 classes";
+        assert_eq!(check("classify", "a\nb", &[-1, -1], &[2, 10]), labels);
+        assert_eq!(check("segment", "a\nb", &[-1, -1, 8, 8], &[1, 10, 8, 8]), labels);
+        // Of one channel without an axis of its own, the first axis is the batch.
+        assert_eq!(check("segment", "a\nb", &[-1, -1, -1], &[1, 4, 4]), "");
+        // Nothing was found, which tells nothing.
+        assert_eq!(check("classify", "a\nb", &[-1, -1], &[1, 0]), "");
+    }
+
+    #[test]
+    fn images_of_any_size_have_no_staging() {
+        let manifest = "task = \"segment\"\n[input]\nresize = \"none\"\n";
+        let model = resolve(manifest, &[-1, 3, -1, -1], &[-1, 4, -1, -1]).unwrap();
+        assert!(model.image.unwrap().staging.is_none());
+    }
+
+    #[test]
+    fn models_go_from_thread_to_thread() {
+        fn check<T: Send + Sync>() {}
+        check::<Model>();
+        check::<Catalog>();
+    }
+
+    #[test]
+    fn tensors_without_an_input_table_take_no_images() {
+        assert!(resolve("", &[-1, 3, 8, 8], &[-1, 10]).unwrap().image.is_none());
+        let with = resolve("[input]", &[-1, 3, 8, 8], &[-1, 10]).unwrap();
+        assert!(with.image.is_some() && with.task == Task::Tensors);
+    }
+
+    #[test]
+    fn what_is_declared_decides_whether_the_first_axis_is_a_batch() {
+        let run = |items_max, datatype| {
+            let mut source = source("m", "1", "");
+            source.manifest.declared = Some(Declared { items_max, ..Declared::default() });
+            source.manifest.batch.items_max = items_max;
+            let mut signature = signature(&[("y", &[-1, 10])]);
+            signature.inputs = vec![spec("x", datatype, &[-1, 4])];
+            let model =
+                Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30), &Memory::Plain)
+                    .unwrap();
+            (model.rules.sizes, model.rules.whole)
+        };
+        assert_eq!(run(None, DataType::Fp32), (vec![1], true));
+        assert_eq!(run(Some(6), DataType::Fp32), (vec![1, 2, 4, 6], false));
+        // Strings are run request by request, however many one may hold.
+        assert_eq!(run(Some(6), DataType::Bytes), (vec![1], true));
+    }
+
+    #[test]
+    fn a_batch_size_that_the_model_cannot_have_is_told_in_the_words_of_its_file() {
+        let mut source = source("m", "1", "");
+        source.manifest.declared = Some(Declared { items_max: Some(1), ..Declared::default() });
+        source.manifest.batch.wait_max = Duration::from_millis(1);
+        let mut one = signature(&[("y", &[1, 10])]);
+        one.inputs = vec![spec("x", DataType::Fp32, &[1, 4])];
+        let alone = Model::resolve(ModelKey(1), &source, one, Duration::from_secs(30), &Memory::Plain);
+        assert!(alone.is_ok(), "Triton takes a delay that delays nothing");
+        source.manifest.declared = Some(Declared { items_max: Some(6), ..Declared::default() });
+        source.manifest.batch.items_max = Some(6);
+        let signature = signature(&[("y", &[10])]);
+        let error = Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30), &Memory::Plain)
+            .err()
+            .unwrap();
+        assert!(error.starts_with("max_batch_size asks for up to 6 items"), "{error}");
+        assert!(error.ends_with("or set max_batch_size to 0"), "{error}");
+    }
+
+    #[test]
+    fn a_task_needs_an_image_input() {
+        let error = resolve("task = \"embed\"", &[-1, 10], &[-1, 10]).err().unwrap();
+        assert!(error.contains("an image needs"), "{error}");
+    }
+}
