@@ -132,8 +132,7 @@ impl Load {
                              they are",
             )),
             Some(config) if files.is_empty() => {
-                let config: Map<String, Value> = serde_json::from_str(&config)
-                    .map_err(|error| bad_json("the parameter config", &error))?;
+                let config = members(&config)?;
                 if let Some(path) = config.iter().find_map(|(member, value)| beyond(value, member)) {
                     let (min, max) = (i64::MIN, u64::MAX);
                     return Err(bad(format!(
@@ -143,9 +142,17 @@ impl Load {
                 }
                 read(&config, name, current).map(|read| Change::Overrides(Box::new(read)))
             }
-            Some(config) => Given::new(config, files).map(Change::Given).map_err(bad),
+            Some(config) => {
+                members(&config)?;
+                Given::new(config, files).map(Change::Given).map_err(bad)
+            }
         }
     }
+}
+
+/// The members of a configuration.
+fn members(config: &str) -> Result<Map<String, Value>, InferError> {
+    object_of(config.as_bytes()).map_err(|error| bad_json("the parameter config", &error))
 }
 
 fn not_a_file(name: &str) -> InferError {
