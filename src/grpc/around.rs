@@ -13,7 +13,7 @@ use crate::{
         admission::{self, Permit},
         body::BodyLimits,
         guard::{X_REQUEST_ID, panicked, sign},
-        reject::{self, Problem},
+        reject::{Problem, Readers},
     },
     telemetry::{
         request::RequestId,
@@ -43,7 +43,7 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
         let problem = not_grpc(&request);
         front.metrics.route("other").request(request.method().as_str(), problem.kind.status, began.elapsed());
         let mut reply = problem.into_response();
-        sign(&mut reply, &id, reject::content_type(request.uri().path()));
+        sign(&mut reply, &id, Readers::of(request.uri().path()));
         return reply;
     }
     let call = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();

@@ -360,7 +360,7 @@ mod tests {
         assert!(told.ends_with("more than the limit of 4194304; raise it with body_bytes_max"), "{told}");
         let mut narrow = self::framing(u64::from(4 * MIB), u64::from(2 * MIB));
         let error = narrow.see(&mut Bytes::from(packed(3 * MIB))).unwrap_err();
-        assert!(matches!(error, InferError::Full { .. }), "{error}");
+        assert!(matches!(error, InferError::TooLarge { option: "in_flight_bytes_max", .. }), "{error}");
         let mut cut = packed(1000);
         let last = cut.len() - 1;
         cut[4] -= 1;
@@ -423,6 +423,6 @@ mod tests {
         );
         assert_eq!(status::of(&uncharged).code(), tonic::Code::ResourceExhausted);
         let error = framing(700, 600).see(&mut Bytes::from(message(650)).slice(..5)).unwrap_err();
-        assert!(matches!(error, InferError::Full { .. }), "{error}");
+        assert!(matches!(error, InferError::TooLarge { option: "in_flight_bytes_max", .. }), "{error}");
     }
 }

@@ -102,7 +102,7 @@ impl Admission {
             self.refused_requests.fetch_add(1, Ordering::Relaxed);
             return Err(self.full(kind.counted_as(), max));
         }
-        Ok(Permit { admission: Arc::clone(self), kind, bytes: AtomicU64::new(0), since: Instant::now() })
+        Ok(Permit { account: Account::new(self), kind, bytes: AtomicU64::new(0), since: Instant::now() })
     }
 
     fn count_of(&self, kind: Kind) -> &AtomicU64 {
@@ -148,6 +148,41 @@ impl Admission {
     }
 }
 
+/// What is set aside for one request: for its body, and beside it.
+#[derive(Debug)]
+struct Account {
+    admission: Arc<Admission>,
+    held: AtomicU64,
+}
+
+impl Account {
+    fn new(admission: &Arc<Admission>) -> Arc<Account> {
+        Arc::new(Account { admission: Arc::clone(admission), held: AtomicU64::new(0) })
+    }
+
+    /// Sets so many bytes more aside, if there is room.
+    fn take(&self, more: u64) -> bool {
+        let taken = take(&self.admission.bytes, more, self.admission.limits.bytes_in_flight_max);
+        self.held.fetch_add(if taken { more } else { 0 }, Ordering::AcqRel);
+        taken
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.held.fetch_sub(bytes, Ordering::AcqRel);
+        self.admission.bytes.fetch_sub(bytes, Ordering::AcqRel);
+    }
+
+    /// The refusal of so many bytes more: for now, or for ever where the request alone would hold more than there may be.
+    fn refuse(&self, more: u64) -> InferError {
+        let alone = self.held.load(Ordering::Acquire).saturating_add(more);
+        if let Err(never) = self.admission.has_ever("what the request holds at once in bytes", alone) {
+            return never;
+        }
+        self.admission.refused_bytes.fetch_add(1, Ordering::Relaxed);
+        self.admission.full(BYTES_IN_FLIGHT, self.admission.limits.bytes_in_flight_max)
+    }
+}
+
 /// Adds `count` unless that would exceed `max`.
 fn take(counter: &AtomicU64, count: u64, max: u64) -> bool {
     counter
@@ -177,8 +212,9 @@ impl Kind {
 /// A place in flight, given back when dropped.
 #[derive(Debug)]
 pub struct Permit {
-    admission: Arc<Admission>,
+    account: Arc<Account>,
     kind: Kind,
+    /// Of the body alone.
     bytes: AtomicU64,
     since: Instant,
 }
@@ -187,14 +223,13 @@ impl Permit {
     /// The body turned out to have `bytes`: gives back what was set aside beyond them. Never takes more.
     pub fn trim(&self, bytes: u64) {
         let before = self.bytes.fetch_min(bytes, Ordering::AcqRel);
-        let beyond = before.saturating_sub(bytes);
-        self.admission.bytes.fetch_sub(beyond, Ordering::AcqRel);
+        self.account.give_back(before.saturating_sub(bytes));
     }
 
     /// Sets aside what is missing to `bytes`.
     ///
     /// # Errors
-    /// [`InferError::Full`]; what was set aside stays.
+    /// [`InferError::Full`], or [`InferError::TooLarge`] where there never is as much; what was set aside stays.
     pub fn cover(&self, bytes: u64) -> Result<(), InferError> {
         self.set_aside(bytes, bytes)
     }
@@ -213,11 +248,9 @@ impl Permit {
         if needed <= now {
             return Ok(());
         }
-        let max = self.admission.limits.bytes_in_flight_max;
         let more = [wanted - now, needed - now];
-        let Some(taken) = more.into_iter().find(|more| take(&self.admission.bytes, *more, max)) else {
-            self.admission.refused_bytes.fetch_add(1, Ordering::Relaxed);
-            return Err(self.admission.full(BYTES_IN_FLIGHT, max));
+        let Some(taken) = more.into_iter().find(|more| self.account.take(*more)) else {
+            return Err(self.account.refuse(needed - now));
         };
         self.bytes.fetch_add(taken, Ordering::AcqRel);
         Ok(())
@@ -226,15 +259,15 @@ impl Permit {
     /// The same where `bytes` is all that `what` takes.
     ///
     /// # Errors
-    /// As [`Permit::cover`], and [`InferError::TooLarge`] where there never is as much.
+    /// As [`Permit::cover`].
     pub fn cover_all(&self, what: &'static str, bytes: u64) -> Result<(), InferError> {
-        self.admission.has_ever(what, bytes)?;
+        self.account.admission.has_ever(what, bytes)?;
         self.cover(bytes)
     }
 
     /// For what the request may come to take beside its body, of which nothing is set aside yet.
     pub fn nothing_beside(&self) -> Beside {
-        Beside { admission: Arc::clone(&self.admission), bytes: 0 }
+        Beside { account: Arc::clone(&self.account), bytes: 0 }
     }
 
     /// Sets aside more for what the request takes beside its body, until that is dropped.
@@ -247,23 +280,16 @@ impl Permit {
         Ok(beside)
     }
 
-    /// The same for what is made of the body while that is there.
-    ///
-    /// # Errors
-    /// As [`Permit::beside`], and [`InferError::TooLarge`] where there never is as much as both.
-    pub fn beside_body(&self, bytes: u64) -> Result<Beside, InferError> {
-        let both = self.bytes().saturating_add(bytes);
-        self.admission.has_ever("the body and what is decoded from it in bytes", both)?;
-        self.beside(bytes)
-    }
-
     /// Moves all that is set aside here to a request of its own: what came with a call that goes on.
     ///
     /// # Errors
     /// [`InferError::Full`] where there are too many requests; nothing is set aside here then either.
     pub fn split_off(&self) -> Result<Permit, InferError> {
-        let alone = self.admission.admit().inspect_err(|_| self.trim(0))?;
-        alone.bytes.store(self.bytes.swap(0, Ordering::AcqRel), Ordering::Release);
+        let alone = self.account.admission.admit().inspect_err(|_| self.trim(0))?;
+        let bytes = self.bytes.swap(0, Ordering::AcqRel);
+        self.account.held.fetch_sub(bytes, Ordering::AcqRel);
+        alone.account.held.store(bytes, Ordering::Release);
+        alone.bytes.store(bytes, Ordering::Release);
         Ok(alone)
     }
 
@@ -276,7 +302,7 @@ impl Permit {
 /// Bytes that a request takes beside its body, given back when dropped.
 #[derive(Debug)]
 pub struct Beside {
-    admission: Arc<Admission>,
+    account: Arc<Account>,
     bytes: u64,
 }
 
@@ -285,10 +311,10 @@ impl Beside {
     /// whoever asks has somewhere else to put it.
     pub fn set(&mut self, bytes: u64) -> bool {
         let less = self.bytes.saturating_sub(bytes);
-        self.admission.bytes.fetch_sub(less, Ordering::AcqRel);
+        self.account.give_back(less);
         self.bytes -= less;
         let more = bytes - self.bytes;
-        let fits = take(&self.admission.bytes, more, self.admission.limits.bytes_in_flight_max);
+        let fits = self.account.take(more);
         self.bytes += if fits { more } else { 0 };
         fits
     }
@@ -298,12 +324,10 @@ impl Beside {
     /// # Errors
     /// As [`Permit::beside`]; what was set aside stays.
     pub fn grow_to(&mut self, bytes: u64) -> Result<(), InferError> {
-        self.admission.has_ever("what is held beside the body in bytes", bytes)?;
-        let max = self.admission.limits.bytes_in_flight_max;
+        self.account.admission.has_ever("what is held beside the body in bytes", bytes)?;
         let more = bytes.saturating_sub(self.bytes);
-        if !take(&self.admission.bytes, more, max) {
-            self.admission.refused_bytes.fetch_add(1, Ordering::Relaxed);
-            return Err(self.admission.full(BYTES_IN_FLIGHT, max));
+        if !self.account.take(more) {
+            return Err(self.account.refuse(more));
         }
         self.bytes += more;
         Ok(())
@@ -312,22 +336,22 @@ impl Beside {
 
 impl Drop for Beside {
     fn drop(&mut self) {
-        self.admission.bytes.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.account.give_back(self.bytes);
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let Admission { bytes, held_us, .. } = &*self.admission;
-        bytes.fetch_sub(*self.bytes.get_mut(), Ordering::AcqRel);
-        self.admission.count_of(self.kind).fetch_sub(1, Ordering::AcqRel);
+        self.account.give_back(*self.bytes.get_mut());
+        let admission = &self.account.admission;
+        admission.count_of(self.kind).fetch_sub(1, Ordering::AcqRel);
         if self.kind == Kind::Call {
             return;
         }
         let held = self.since.elapsed().as_micros() as u64;
         // Losing an update to another thread changes a mean by little.
-        let mean = held_us.load(Ordering::Relaxed);
-        held_us.store(mean - mean / 16 + held / 16, Ordering::Relaxed);
+        let mean = admission.held_us.load(Ordering::Relaxed);
+        admission.held_us.store(mean - mean / 16 + held / 16, Ordering::Relaxed);
     }
 }
 
@@ -394,9 +418,14 @@ mod tests {
         assert_eq!(admission.in_flight().refused_bytes, 0);
         beside.grow_to(10).unwrap();
         assert_eq!(admission.in_flight().bytes, 90);
-        assert!(matches!(beside.grow_to(71), Err(InferError::Full { limit: 100, .. })));
+        // Also of other requests there is none, so that it will never be let in.
+        let never = beside.grow_to(71).unwrap_err();
+        assert!(matches!(never, InferError::TooLarge { got: 101, limit: 100, .. }), "{never}");
+        assert!(never.to_string().contains("in_flight_bytes_max"), "{never}");
         assert!(matches!(beside.grow_to(101), Err(InferError::TooLarge { got: 101, limit: 100, .. })));
-        assert!(matches!(permit.beside(11), Err(InferError::Full { limit: 100, .. })));
+        let other = admission.admit().unwrap();
+        assert!(matches!(other.beside(11), Err(InferError::Full { limit: 100, .. })));
+        drop(other);
         // What goes on beside the body does not change what the body counts.
         permit.trim(20);
         drop(permit);
@@ -454,8 +483,8 @@ mod tests {
         assert_eq!(admission.in_flight().bytes, COVER_STEP_BYTES);
         permit.cover_growing(COVER_STEP_BYTES + 4).expect("there is room for it, if not for the next step");
         assert_eq!(admission.in_flight().bytes, COVER_STEP_BYTES + 4);
-        let full = permit.cover_growing(COVER_STEP_BYTES + 11);
-        assert!(matches!(full, Err(InferError::Full { .. })), "{full:?}");
+        let never = permit.cover_growing(COVER_STEP_BYTES + 11);
+        assert!(matches!(never, Err(InferError::TooLarge { .. })), "{never:?}");
         permit.trim(30);
         assert_eq!(admission.in_flight().bytes, 30);
         permit.trim(50);

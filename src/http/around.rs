@@ -6,7 +6,7 @@ use super::{
     coding,
     guard::{self, HeadLimits},
     observe::Observation,
-    reject,
+    reject::Readers,
 };
 use axum::{Router, body::Body, extract::Request, http::Response, response::IntoResponse};
 use std::{
@@ -68,13 +68,13 @@ where
         let front = Arc::clone(&self.front);
         // Named before anything can fail, so that every log line and reply has the id.
         let id = guard::identify(request.headers());
-        let error_type = reject::content_type(request.uri().path());
+        let readers = Readers::of(request.uri().path());
         // Counts what is refused below, too.
         let observation = Observation::begin(&front, &id, &mut request);
         let span = observation.span();
         let mut reply = guard::catch_panics(self.checked(request)).instrument(span).await;
         observation.end(&front, &id, &mut reply);
-        guard::sign(&mut reply, &id, error_type);
+        guard::sign(&mut reply, &id, readers);
         reply
     }
 

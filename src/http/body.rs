@@ -442,7 +442,7 @@ mod tests {
         assert_eq!(read("01").await, (Ok(6), 6));
         assert_eq!(read("01234567890123456789").await, (Ok(60), 60));
         let (result, _) = read("0123456789012345678901234567890123456789").await;
-        assert!(matches!(result, Err(InferError::Full { .. })), "{result:?}");
+        assert!(matches!(result, Err(InferError::TooLarge { got: 120, limit: 100, .. })), "{result:?}");
         assert_eq!(admission.in_flight().bytes, 0);
     }
 

@@ -152,7 +152,7 @@ fn files(
     let mut files: Vec<File> = files.into_iter().map(file).collect();
     let texts = files.iter().filter(|file| file.is_base64).map(|file| file.bytes.len() as u64 / 4 * 3).sum();
     if let (1.., Some(permit)) = (texts, permit) {
-        let held = Arc::new(permit.beside_body(texts)?);
+        let held = Arc::new(permit.beside(texts)?);
         files.iter_mut().filter(|file| file.is_base64).for_each(|file| file.held = Some(Arc::clone(&held)));
     }
     Ok(files)

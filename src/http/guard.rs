@@ -4,7 +4,7 @@
 //! These are functions around whatever comes next, not layers of their own: a layer takes a box for its future and one for
 //! what is within it, for every request.
 
-use super::reject::Problem;
+use super::reject::{Problem, Readers};
 use crate::{
     error::{InferError, panic_words},
     telemetry::request::RequestId,
@@ -36,11 +36,11 @@ pub fn identify(headers: &HeaderMap) -> RequestId {
     RequestId::from_header(headers.get(X_REQUEST_ID).map(HeaderValue::as_bytes))
 }
 
-/// Says a request's name in its reply: in its header, and in its body if it is an error, which has this type.
-pub fn sign(reply: &mut Response<Body>, id: &RequestId, error_type: HeaderValue) {
+/// Says a request's name in its reply: in its header, and in its body if it is an error, which is as its readers have it.
+pub fn sign(reply: &mut Response<Body>, id: &RequestId, readers: Readers) {
     if let Some(problem) = reply.extensions().get::<Problem>() {
-        *reply.body_mut() = Body::from(problem.to_json(Some(id.as_str())).to_string());
-        reply.headers_mut().insert(header::CONTENT_TYPE, error_type);
+        *reply.body_mut() = Body::from(problem.to_body(id.as_str(), readers).to_string());
+        reply.headers_mut().insert(header::CONTENT_TYPE, readers.content_type());
         reply.headers_mut().remove(header::CONTENT_LENGTH);
     }
     let value = HeaderValue::from_str(id.as_str()).expect("ids hold letters, digits and ._- only");
@@ -252,9 +252,9 @@ mod tests {
             .method_not_allowed_fallback(method_not_allowed)
             .layer(middleware::from_fn(async |request: Request, next: Next| {
                 let id = identify(request.headers());
-                let error_type = reject::content_type(request.uri().path());
+                let readers = Readers::of(request.uri().path());
                 let mut reply = catch_panics(next.run(request)).await;
-                sign(&mut reply, &id, error_type);
+                sign(&mut reply, &id, readers);
                 reply
             }));
         let request = http::Request::builder().method(method).uri(path).header(X_REQUEST_ID, "me");
@@ -275,6 +275,8 @@ mod tests {
             ("GET", "/v22", 404, own),
             ("GET", "/v2/none", 404, theirs),
             ("GET", "/v1", 404, theirs),
+            ("GET", "/models", 404, own),
+            ("GET", "/predictions/m", 404, own),
         ] {
             let (reply, body) = ask(method, path).await;
             assert_eq!(reply.status(), status);
@@ -282,6 +284,10 @@ mod tests {
             assert_eq!(reply.headers()[X_REQUEST_ID], "me");
             assert_eq!(body["status"], status);
             assert_eq!(body["request_id"], "me");
+            let theirs = matches!(path, "/models" | "/predictions/m");
+            let of_torchserve = theirs.then(|| (&body["status"], &body["detail"]));
+            assert_eq!(body.get("code").zip(body.get("message")), of_torchserve, "{path}");
+            assert!(body["type"].as_str().unwrap().starts_with("/docs/errors#"), "{body}");
             assert!(!body.to_string().contains("secret"));
             if status == 405 {
                 assert_eq!(reply.headers()[header::ALLOW], "GET,HEAD");

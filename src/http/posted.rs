@@ -94,7 +94,7 @@ impl Charged {
     /// Sets so many bytes aside, for files that are about to be decoded.
     pub(super) fn room(&mut self, bytes: u64) -> Result<(), InferError> {
         let permit = self.permit.as_ref();
-        self.held = permit.map(|permit| permit.beside_body(bytes)).transpose()?.map(Arc::new);
+        self.held = permit.map(|permit| permit.beside(bytes)).transpose()?.map(Arc::new);
         Ok(())
     }
 

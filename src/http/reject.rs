@@ -1,8 +1,8 @@
 //! The only table from error to reply.
 //!
 //! Every error has the same body, whatever the route: that of RFC 9457 with one member more, `error`, which is where the
-//! clients of Triton and KServe look. Its content type is the RFC's on our own routes, and theirs on theirs
-//! ([`content_type`]). [`manual`] explains each kind.
+//! clients of Triton and KServe look. Its content type is the RFC's on our own routes, and theirs on theirs; and where TorchServe's
+//! clients ask it has what they look for as well ([`Readers`]). [`manual`] explains each kind.
 
 pub mod manual;
 
@@ -21,11 +21,32 @@ use std::time::Duration;
 /// The content type of error bodies on our own routes.
 pub const PROBLEM_JSON: &str = "application/problem+json";
 
-/// The content type of an error's body by the path that was asked for. The servers of KServe's first protocol and of the
-/// Open Inference Protocol answer with `application/json`, and KServe's client shows the words of no other.
-pub fn content_type(path: &str) -> HeaderValue {
-    let theirs = matches!(path.split('/').nth(1), Some("v1" | "v2"));
-    HeaderValue::from_static(if theirs { "application/json" } else { PROBLEM_JSON })
+/// Whose clients read the error of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Readers {
+    /// Ours.
+    Own,
+    /// Those of KServe's first protocol and of the Open Inference Protocol, whose servers answer with `application/json`: KServe's
+    /// client shows the words of no other.
+    Protocols,
+    /// TorchServe's, which know an error by `code` and `message`. Their `type` is another than that of RFC 9457, which stays.
+    TorchServe,
+}
+
+impl Readers {
+    /// By the path that was asked for.
+    pub fn of(path: &str) -> Readers {
+        match path.split('/').nth(1) {
+            Some("v1" | "v2") => Readers::Protocols,
+            Some("predictions" | "ping" | "explanations" | "models") => Readers::TorchServe,
+            _ => Readers::Own,
+        }
+    }
+
+    /// The type of the body.
+    pub fn content_type(self) -> HeaderValue {
+        HeaderValue::from_static(if self == Readers::Protocols { "application/json" } else { PROBLEM_JSON })
+    }
 }
 
 /// When to come back after an error that passes, where nothing better is known.
@@ -215,6 +236,16 @@ impl Problem {
     fn new(kind: Kind, detail: String) -> Problem {
         let passes = matches!(kind.status, 429 | 503);
         Problem { kind, detail, retry_after: passes.then_some(RETRY_AFTER) }
+    }
+
+    /// The JSON body as a whole reply.
+    pub fn to_body(&self, request_id: &str, readers: Readers) -> Value {
+        let mut body = self.to_json(Some(request_id));
+        if readers == Readers::TorchServe {
+            body["code"] = self.kind.status.into();
+            body["message"] = self.detail.as_str().into();
+        }
+        body
     }
 
     /// The JSON body. Also the entry of one failed item in a reply with several.

@@ -5,7 +5,7 @@
 //! - [`request`]: an inference request of the Open Inference Protocol, JSON with or without binary tensors behind it.
 //! - [`raw`]: an inference request that is nothing but its input's data.
 //! - [`binary`]: tensors as bytes; `base64_text`: bytes as text.
-//! - [`data`]: the numbers of a JSON tensor, straight into its bytes; `not_finite`: those that JSON lacks; `list`: lists of JSON,
+//! - `depth`: how deep JSON may be. [`data`]: the numbers of a JSON tensor, straight into its bytes; `not_finite`: those that JSON lacks; `list`: lists of JSON,
 //!   element by element; `members`: objects of which a request has few.
 //! - [`reply`]: the reply to an inference request; [`classification`]: an output's best classes instead of its values.
 //! - [`repository`]: which models there shall be.
@@ -19,6 +19,7 @@ pub(super) mod base64_text;
 pub mod binary;
 pub mod classification;
 pub mod data;
+mod depth;
 pub mod devices;
 mod list;
 mod members;
@@ -152,8 +153,14 @@ impl fmt::Display for Parameter {
 /// Characters of a parser's own words, which may repeat a text of any length that it did not expect.
 const WORDS_MAX: usize = 300;
 
-/// Reads an object. A list of its members' values, which serde takes for one as well, is none.
+/// Reads an object, as all JSON of a request is one. A list of its members' values, which serde takes for one as well, is none.
 fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> serde_json::Result<T> {
+    if !depth::is_bounded(json) {
+        return Err(Error::custom(format!(
+            "lists and objects are within each other more than {} deep",
+            depth::DEPTH_MAX
+        )));
+    }
     match json.trim_ascii_start().first() {
         Some(b'[') => Err(Error::custom("it is a list, expected an object")),
         _ => serde_json::from_slice(json),
@@ -237,6 +244,66 @@ mod tests {
         let error =
             serde_json::from_str::<Parameter>(r#""\ud800""#).expect_err("half a character").to_string();
         assert!(error.starts_with("a string has an escape that stands for no character"), "{error}");
+    }
+
+    #[test]
+    fn json_that_is_too_deep_is_refused_by_the_same_words_wherever_it_is_so() {
+        let within = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+        let infer = |body: &str| super::request::read(&Bytes::from(body.to_owned()), None, &[]).map(drop);
+        let predict = |body: &str| super::predict::instances(body.as_bytes(), 4, &mut |_| Ok(())).map(drop);
+        let taken = super::v1::Taken { inputs: &[], pixels: &[], images: true };
+        let v1 = |body: &str| super::v1::read(body.as_bytes(), taken, 4, &mut |_| Ok(())).map(drop);
+        let index = |body: &str| super::repository::only_ready(body.as_bytes()).map(drop);
+        let unload = |body: &str| super::repository::unload(body.as_bytes());
+        let load = |body: &str| super::repository::Load::of_body(body.as_bytes()).map(drop);
+        let config = |config: &str| {
+            let mut load = super::repository::Load::default();
+            load.config("config", Some(config.to_owned()))?;
+            load.change("m", None).map(drop)
+        };
+        let given = |config: &str| {
+            let mut load = super::repository::Load::default();
+            load.config("config", Some(config.to_owned()))?;
+            load.file("file:1/model.onnx", Bytes::new())?;
+            load.change("m", None).map(drop)
+        };
+        let region = |body: &str| super::shared_memory::registration(body.as_bytes()).map(drop);
+        let input = |member: &str| {
+            format!(r#"{{"inputs":[{{"name":"a","shape":[1],"datatype":"FP32","data":[1],{member}}}]}}"#)
+        };
+        type Read<'a> = &'a dyn Fn(&str) -> Result<(), crate::error::InferError>;
+        type Body<'a> = &'a dyn Fn(&str) -> String;
+        let bodies: [(Read<'_>, Body<'_>, bool); 14] = [
+            (&infer, &|deep| format!(r#"{{"inputs":[],"x":{deep}}}"#), true),
+            (&infer, &|deep| format!(r#"{{"inputs":[],"parameters":{{"x":{deep}}}}}"#), true),
+            (&infer, &|deep| input(&format!(r#""x":{deep}"#)), true),
+            (&infer, &|deep| input(&format!(r#""parameters":{{"x":{deep}}}"#)), true),
+            (&infer, &|deep| input("\"x\":1").replace("[1],\"x\"", &format!("{deep},\"x\"")), false),
+            (&predict, &|deep| format!(r#"{{"instances":["YQ=="],"x":{deep}}}"#), true),
+            (&predict, &|deep| format!(r#"{{"instances":[{{"b64":"YQ==","x":{deep}}}]}}"#), true),
+            (&v1, &|deep| format!(r#"{{"instances":[{{"b64":"YQ=="}}],"x":{deep}}}"#), true),
+            (&index, &|deep| format!(r#"{{"ready":true,"x":{deep}}}"#), false),
+            (&unload, &|deep| format!(r#"{{"parameters":{{"x":{deep}}}}}"#), false),
+            (&load, &|deep| format!(r#"{{"parameters":{{"x":{deep}}}}}"#), false),
+            (&config, &|deep| format!(r#"{{"parameters":{{"x":{deep}}}}}"#), false),
+            (&given, &|deep| format!(r#"{{"parameters":{{"x":{deep}}}}}"#), true),
+            (&region, &|deep| format!(r#"{{"key":"/a","byte_size":1,"x":{deep}}}"#), false),
+        ];
+        // Whether it is taken where it is no deeper, or refused for what it is.
+        let told = "lists and objects are within each other more than 120 deep";
+        for (read, body, passes) in bodies {
+            let marked = body("…");
+            let before = marked.split('…').next().unwrap_or_default();
+            let outside = before.matches(['[', '{']).count() - before.matches([']', '}']).count();
+            let most = super::depth::DEPTH_MAX - outside;
+            let fits = read(&body(&within(most)));
+            assert!(!passes || fits.is_ok(), "{marked}: {fits:?}");
+            assert!(fits.is_ok() || !fits.unwrap_err().to_string().contains(told), "{marked}");
+            for depth in [most + 1, 100_000] {
+                let error = read(&body(&within(depth))).unwrap_err().to_string();
+                assert!(error.ends_with(told), "{marked}: {error}");
+            }
+        }
     }
 
     /// Pieces that requests are made of, so that chance gets past the first bracket.

@@ -7,7 +7,7 @@ use super::{
     powers_of_two,
     triton::{self, Queueing},
 };
-use crate::error::InferError;
+use crate::{engine::onnx::gpu::CudaGraph, error::InferError};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use std::{collections::BTreeSet, fmt, path::PathBuf, sync::mpsc, time::Duration};
@@ -63,6 +63,8 @@ pub struct Overrides {
     pub queue: Option<Queueing>,
     /// Which versions are served.
     pub versions: Option<Versions>,
+    /// What is said of `optimization`, member by member, as it is told again.
+    pub optimization: Map<String, Value>,
     /// What is asked for and has no effect here, by name, for the log.
     pub notes: Vec<String>,
     /// Which kind its devices are of, as configurations call it. This can only be repeated.
@@ -91,7 +93,7 @@ impl Overrides {
     /// part.
     pub fn apply(&self, manifest: &mut Manifest) -> Result<(), String> {
         // What is repeated says nothing of the manifest alone, and which versions there are was decided before there was one.
-        let Overrides { items_max, sizes, wait_max, instances, queue, kind, gpus, .. } = self;
+        let Overrides { items_max, sizes, wait_max, instances, queue, kind, gpus, optimization, .. } = self;
         let batch = &mut manifest.batch;
         if let Some(largest) = items_max.filter(|largest| *largest != batch.largest()) {
             batch.items_max = Some(largest);
@@ -125,6 +127,13 @@ impl Overrides {
         placement.instances = instances.unwrap_or(placement.instances);
         if let Some(queue) = queue {
             (manifest.queue, manifest.priority) = queue.over(&manifest.queue, manifest.priority)?;
+        }
+        manifest.kept.optimization.extend(optimization.clone());
+        // What a `model.toml` asks for is more than can be said here.
+        let cuda_graph = &mut manifest.gpu.cuda_graph;
+        match triton::cuda_graph(optimization) {
+            Some(CudaGraph::Auto) if *cuda_graph == CudaGraph::Always => {}
+            said => *cuda_graph = said.unwrap_or(*cuda_graph),
         }
         Ok(())
     }
@@ -218,6 +227,23 @@ impl Control {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cuda_graphs_are_those_of_the_load_where_it_says_something_of_them() {
+        let after = |folder: &str, said: Value| {
+            let mut manifest = Manifest::parse(folder).expect("fine");
+            let (optimization, _) = triton::optimization(&said).expect("a member of configurations");
+            Overrides { optimization, ..Overrides::default() }.apply(&mut manifest).expect("fine");
+            manifest.gpu.cuda_graph
+        };
+        let graphs = |graphs: bool| serde_json::json!({ "cuda": { "graphs": graphs } });
+        let always = "[gpu]\ncuda_graph = true";
+        let auto = "[gpu]\ncuda_graph = \"auto\"";
+        assert_eq!(after("", graphs(true)), CudaGraph::Auto);
+        assert_eq!(after(auto, graphs(false)), CudaGraph::Never);
+        assert_eq!(after(always, graphs(true)), CudaGraph::Always);
+        assert_eq!(after(always, serde_json::json!({ "eager_batching": true })), CudaGraph::Always);
+    }
 
     #[test]
     fn overrides_change_what_they_name_and_leave_the_rest() {

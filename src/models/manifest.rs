@@ -138,6 +138,7 @@ use crate::{
     image::{Color, Filter, Layout},
     tasks::Task,
 };
+use serde_json::{Map, Value};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -187,6 +188,8 @@ pub struct Kept {
     pub parameters: BTreeMap<String, String>,
     /// Labels of metrics elsewhere.
     pub metric_tags: BTreeMap<String, String>,
+    /// How it is to be made fast elsewhere, and on GPUs here; empty where nothing is said of that.
+    pub optimization: Map<String, Value>,
 }
 
 /// Which versions are served; a `model.toml` says nothing about them.

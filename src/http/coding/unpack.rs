@@ -318,6 +318,38 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_body_that_never_fits_beside_what_its_decoder_keeps_is_not_told_to_come_back() {
+        const MIB: u64 = 1 << 20;
+        let sent = packed(Coding::Zstd, &vec![7; 28 << 20]);
+        for (bytes_in_flight_max, fits) in [(36 * MIB, true), (36 * MIB - 1, false)] {
+            let admission =
+                Admission::new(AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max });
+            let permit = std::sync::Arc::new(admission.admit().unwrap());
+            let beside = Some(permit.nothing_beside());
+            let unpacked = Unpacked::new(Body::from(sent.clone()), Coding::Zstd, beside).unwrap();
+            let deadline = Duration::from_secs(60);
+            let limits = BodyLimits {
+                bytes_max: 32 * MIB,
+                deadline,
+                grace: deadline,
+                rate_min: 0,
+                silence_max: deadline,
+                option: "body_bytes_max",
+            };
+            let reader = body::Reader::new(Body::new(unpacked), limits).charged_to(permit);
+            match reader.all().await {
+                Ok(body) => assert!(fits && body.len() as u64 == 28 * MIB),
+                Err(never) => {
+                    let told = format!("more than the limit of {bytes_in_flight_max}");
+                    assert!(!fits && matches!(never, InferError::TooLarge { .. }), "{never}");
+                    assert!(never.to_string().contains(&told), "{never}");
+                    assert!(never.to_string().contains("in_flight_bytes_max"), "{never}");
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
     async fn what_is_cut_off_damaged_or_followed_by_more_is_the_callers_mistake() {
         let data: Vec<u8> = (0..20_000u32).flat_map(u32::to_le_bytes).collect();
         for coding in CODINGS {

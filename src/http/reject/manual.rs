@@ -247,6 +247,8 @@ pub fn errors_md() -> String {
          A server with its page on (`page`) shows this manual at `/docs/errors`, which is where `type` leads.\n\n\
          - `error` repeats `detail`: it is the member that the clients of Triton and KServe read.\n\
          - `type` names the kind, one of those below, and stays the same between releases; `detail` is for people.\n\
+         - Where TorchServe's clients ask (`/predictions`, `/ping`, and its paths that are not built: `/models`, `/explanations`) there are also\n  \
+         `code`, which repeats `status`, and `message`, which repeats `detail`, in a whole reply; `type` is ours there, too.\n\
          - `request_id` is also in the header `x-request-id` and in the log.\n\
          - Each 429 and 503 has `Retry-After` in seconds. Prediction changes nothing on the server, so that every request may be\n  \
          sent again.\n\n\

@@ -74,6 +74,10 @@ pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value
     if let (Value::Object(config), Value::Object(of_all)) = (&mut config, of_all()) {
         config.extend(of_all);
     }
+    let optimization = &model.manifest.kept.optimization;
+    if !optimization.is_empty() {
+        config[triton::OPTIMIZATION] = Value::Object(optimization.clone());
+    }
     if batches {
         let queue = &model.rules.queue;
         let own_policy =
@@ -104,13 +108,14 @@ fn of_all() -> Value {
 }
 
 /// Those of which each says its own.
-const OWN: [&str; 11] = [
+const OWN: [&str; 12] = [
     "name",
     "version_policy",
     "max_batch_size",
     "input",
     "output",
     "dynamic_batching",
+    triton::OPTIMIZATION,
     "instance_group",
     "default_model_filename",
     "model_warmup",
@@ -282,7 +287,7 @@ mod tests {
         }
         let fitter = crate::http::localize::tensors::signature(&Settings::default());
         assert!(!of_none("platform", &json!(fitter.platform)));
-        for member in ["optimization", "response_cache", "ensemble_scheduling", "runtime"] {
+        for member in ["response_cache", "ensemble_scheduling", "runtime"] {
             assert!(of_none(member, &json!("x")), "{member}");
         }
     }
@@ -324,6 +329,9 @@ mod tests {
           priority_queue_policy { key: 3 value { timeout_action: DELAY default_timeout_microseconds: 50 } } }
         parameters { key: \"intra_op_thread_count\" value { string_value: \"4\" } }
         metric_tags { key: \"team\" value: \"optics\" }
+        optimization { priority: PRIORITY_MAX cuda { graph_spec { batch_size: 4 input { key: \"x\" value { dim: [ 192 ] } } } }
+          execution_accelerators { gpu_execution_accelerator { name: \"tensorrt\" parameters { key: \"k\" value: \"v\" } } }
+          input_pinned_memory { enable: true } }
         model_warmup { name: \"w\" batch_size: 2 count: 5
           inputs { key: \"x\" value { data_type: TYPE_FP32 dims: 192 random_data: true } } }";
 
@@ -347,6 +355,16 @@ mod tests {
         assert_eq!(config["output"][0]["label_filename"], "words.txt");
         assert_eq!(config["parameters"], json!({ "intra_op_thread_count": { "string_value": "4" } }));
         assert_eq!(config["metric_tags"], json!({ "team": "optics" }));
+        let spec = json!({ "batch_size": 4, "input": { "x": { "dim": [192] } } });
+        let accelerator = json!({ "name": "tensorrt", "parameters": { "k": "v" } });
+        assert_eq!(
+            config["optimization"],
+            json!({ "priority": "PRIORITY_MAX", "input_pinned_memory": { "enable": true },
+                    "cuda": { "graphs": false, "busy_wait_events": false, "graph_spec": [spec], "output_copy_stream": false },
+                    "execution_accelerators": { "gpu_execution_accelerator": [accelerator], "cpu_execution_accelerator": [] },
+                    "gather_kernel_buffer_threshold": 0, "eager_batching": false })
+        );
+        assert_eq!(config_of("", "").get("optimization"), None, "nothing is told where nothing was said");
         assert_eq!(
             (&config["input"][0]["dims"], &config["input"][0]["reshape"]),
             (&json!([192]), &json!({ "shape": [3, 8, 8] }))

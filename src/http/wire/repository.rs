@@ -132,8 +132,7 @@ impl Load {
                              they are",
             )),
             Some(config) if files.is_empty() => {
-                let config: Map<String, Value> = serde_json::from_str(&config)
-                    .map_err(|error| bad_json("the parameter config", &error))?;
+                let config = members(&config)?;
                 if let Some(path) = config.iter().find_map(|(member, value)| beyond(value, member)) {
                     let (min, max) = (i64::MIN, u64::MAX);
                     return Err(bad(format!(
@@ -143,9 +142,18 @@ impl Load {
                 }
                 read(&config, name, current).map(|read| Change::Overrides(Box::new(read)))
             }
-            Some(config) => Given::new(config, files).map(Change::Given).map_err(bad),
+            Some(config) => {
+                members(&config)?;
+                Given::new(config, files).map(Change::Given).map_err(bad)
+            }
         }
     }
+}
+
+/// The members of a configuration, by their names in its definition.
+fn members(config: &str) -> Result<Map<String, Value>, InferError> {
+    let members = object_of(config.as_bytes()).map_err(|error| bad_json("the parameter config", &error))?;
+    triton::as_defined(members).map_err(|why| bad(format!("config: {why}")))
 }
 
 fn not_a_file(name: &str) -> InferError {
@@ -203,12 +211,18 @@ fn read(config: &Map<String, Value>, name: &str, current: Option<&Value>) -> Res
                 let versions = triton::version_policy(value).map_err(|why| bad(format!("config: {why}")))?;
                 overrides.versions = Some(versions);
             }
+            triton::OPTIMIZATION => {
+                let read = triton::optimization(value).map_err(|why| bad(format!("config: {why}")))?;
+                overrides.optimization = read.0;
+                overrides.notes.extend(read.1);
+            }
             _ if same => {}
             "name" if value.as_str() == Some(name) => {}
             "platform" if value.as_str() == Some("onnxruntime_onnx") => {}
             "backend" if value.as_str() == Some("onnxruntime") => {}
-            other if let Some(noted) = triton::noted(other, value) => {
-                overrides.notes.extend(noted.map_err(|why| bad(format!("config: {why}")))?);
+            triton::RESPONSE_CACHE => {
+                let notes = triton::response_cache(value).map_err(|why| bad(format!("config: {why}")))?;
+                overrides.notes.extend(notes);
             }
             other if current.is_none() && other != "name" && triton::has_member(other) => {
                 // What no model has is not looked for in this one, which would have to be loaded first.
@@ -382,6 +396,7 @@ mod tests {
             kind: Some("KIND_CPU".to_owned()),
             gpus: Some([0, 2].into()),
             versions: Some(Versions::Specific(["2".to_owned(), "7".to_owned()].into())),
+            optimization: got.optimization.clone(),
             notes: got.notes.clone(),
             repeated: Map::new(),
         };
@@ -414,7 +429,7 @@ mod tests {
         let described =
             "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 3, 6 ] priority_levels: 3
             default_priority_level: 2 priority_queue_policy { key: 1 value { max_queue_size: 2 } } }
-            instance_group { kind: KIND_GPU gpus: [ 2, 10 ] count: 2 }";
+            instance_group { kind: KIND_GPU gpus: [ 2, 10 ] count: 2 } optimization { eager_batching: true }";
         for manifest in [Manifest::default(), triton::read(described, "m").unwrap().manifest] {
             let plain = told(&manifest, &Overrides::default());
             for change in [
@@ -425,6 +440,7 @@ mod tests {
                 json!({ "dynamic_batching": { "max_queue_delay_microseconds": 700 } }),
                 json!({ "dynamic_batching": { "default_priority_level": 3 } }),
                 json!({ "dynamic_batching": { "default_queue_policy": { "max_queue_size": 7 } } }),
+                json!({ "optimization": { "priority": "PRIORITY_MIN", "cuda": { "graphs": true } } }),
             ] {
                 let load = |current: &Value, config_: &Value| {
                     told(&manifest, &config(config_, Some(current)).unwrap())
@@ -441,6 +457,43 @@ mod tests {
                 assert_eq!(back.check_repeated(&again), Ok(()));
             }
         }
+    }
+
+    #[test]
+    fn members_have_either_of_their_two_names() {
+        let camel = json!({ "maxBatchSize": 8, "instanceGroup": [{ "count": 2 }], "versionPolicy": { "all": {} },
+            "dynamicBatching": { "preferredBatchSize": [4], "maxQueueDelayMicroseconds": "500",
+                "defaultQueuePolicy": { "defaultTimeoutMicroseconds": "7", "maxQueueSize": 2 } },
+            "optimization": { "cuda": { "graphSpec": [{ "batchSize": 2 }] } } });
+        let snake = json!({ "max_batch_size": 8, "instance_group": [{ "count": 2 }], "version_policy": { "all": {} },
+            "dynamic_batching": { "preferred_batch_size": [4], "max_queue_delay_microseconds": "500",
+                "default_queue_policy": { "default_timeout_microseconds": "7", "max_queue_size": 2 } },
+            "optimization": { "cuda": { "graph_spec": [{ "batch_size": 2 }] } } });
+        let read = config(&snake, None).unwrap();
+        assert_eq!((read.items_max, read.sizes.as_deref()), (Some(8), Some(&[4][..])));
+        assert_eq!(config(&camel, None), Ok(read));
+        let twice = json!({ "dynamic_batching": { "preferredBatchSize": [4], "preferred_batch_size": [4] } });
+        refuses(&twice, "preferred_batch_size is there twice, also as preferredBatchSize");
+        let current = json!({ "metric_tags": { "max_batch_size": "1" } });
+        let same = json!({ "metricTags": { "max_batch_size": "1" } });
+        assert_eq!(config(&same, Some(&current)), Ok(Overrides::default()));
+        assert!(config(&json!({ "metricTags": { "maxBatchSize": "1" } }), Some(&current)).is_err());
+    }
+
+    #[test]
+    fn what_a_load_says_of_optimization_is_told_beside_what_the_folder_says() {
+        let described = "optimization { priority: PRIORITY_MAX cuda { graphs: true } }";
+        let manifest = triton::read(described, "m").unwrap().manifest;
+        let load = |config_: &Value| told(&manifest, &config(config_, None).unwrap())["optimization"].clone();
+        let plain = load(&json!({}));
+        assert_eq!((&plain["priority"], &plain["cuda"]["graphs"]), (&json!("PRIORITY_MAX"), &json!(true)));
+        let pinned = load(&json!({ "optimization": { "input_pinned_memory": { "enable": true } } }));
+        assert_eq!(
+            (&pinned["input_pinned_memory"]["enable"], &pinned["cuda"]),
+            (&json!(true), &plain["cuda"])
+        );
+        let off = load(&json!({ "optimization": { "cuda": { "graphs": false } } }));
+        assert_eq!(off["cuda"]["graphs"], false);
     }
 
     #[test]

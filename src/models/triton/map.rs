@@ -2,10 +2,7 @@
 
 use super::{Described, queue};
 use crate::{
-    engine::{
-        DataType, Dim,
-        onnx::{OnGpu, gpu::CudaGraph},
-    },
+    engine::{DataType, Dim, onnx::OnGpu},
     image::Layout,
     models::{
         Declared, DeclaredTensor, Engine, Fill, Manifest, Warmup, WarmupInput,
@@ -87,9 +84,6 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
     let warmups = warmups(&mut told, &config.model_warmup, items_max);
     let placement = placement(&mut told, &config.instance_group);
     let versions = versions(&mut told, config.version_policy.as_ref());
-    // Triton, too, goes on without those that cannot be recorded.
-    let cuda = config.optimization.as_ref().and_then(|optimization| optimization.cuda.as_ref());
-    let cuda_graph = if cuda.is_some_and(|cuda| cuda.graphs) { CudaGraph::Auto } else { CudaGraph::Never };
     let manifest = Manifest {
         engine: Engine::Onnx,
         task: Task::Tensors,
@@ -102,7 +96,7 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
         batch,
         queue,
         placement,
-        gpu: OnGpu { cuda_graph, ..OnGpu::default() },
+        gpu: OnGpu::default(),
         declared,
         warmups,
         kept: Kept {
@@ -112,6 +106,7 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
                 .map(|(key, value)| (key.clone(), value.string_value.clone()))
                 .collect(),
             metric_tags: config.metric_tags.clone().into_iter().collect(),
+            ..Kept::default()
         },
     };
     let Told { wrong, notes } = told;

@@ -11,19 +11,21 @@
 //! - `text`: from text to the message, with the line of every mistake.
 //! - `verdict`: each field there is: read, warned about or refused.
 //! - `map`: from the message to a manifest; `queue`: what of it says how requests wait.
+//! - `names`: of members in JSON, which have two.
 //!
 //! The same configuration also comes as JSON, with the files of a model that a caller sends.
 
 mod map;
+mod names;
 mod queue;
 mod text;
 mod verdict;
 
 use super::{Manifest, manifest::Versions};
-use crate::protocol::inference::ModelConfig;
+use crate::{engine::onnx::gpu::CudaGraph, protocol::inference::ModelConfig};
 use map::Told;
 pub use map::{gpus, kind};
-use prost_reflect::{DynamicMessage, MessageDescriptor};
+use prost_reflect::{DynamicMessage, MessageDescriptor, SerializeOptions};
 pub use queue::Queueing;
 use serde_json::{Map, Value};
 
@@ -52,7 +54,16 @@ pub fn read(text: &str, name: &str) -> Result<Described, String> {
 /// # Errors
 /// As [`read`].
 pub(super) fn read_json(json: &str, name: &str) -> Result<Described, String> {
-    described(&message(text::definition(), json)?, name)
+    let members: Map<String, Value> = serde_json::from_str(json).map_err(|error| error.to_string())?;
+    described(&message(text::definition(), as_defined(members)?)?, name)
+}
+
+/// A configuration in JSON with its members' names as in the definition, whichever of both each has.
+///
+/// # Errors
+/// A member that is there by both.
+pub fn as_defined(config: Map<String, Value>) -> Result<Map<String, Value>, String> {
+    names::as_defined(&text::definition(), config)
 }
 
 /// Whether configurations have a member of this name.
@@ -68,19 +79,52 @@ pub fn check_member(member: &str, value: &Value) -> Result<(), String> {
     verdict::judge(&alone(member, value)?).map(|_| ())
 }
 
-/// What becomes of a member that has no effect on any model here: nothing for one that has, or may have.
+/// What becomes of a `response_cache`, which has no effect on any model here.
 ///
 /// # Errors
 /// As [`check_member`].
-pub fn noted(member: &str, value: &Value) -> Option<Result<Vec<String>, String>> {
-    const OF_OTHERS: [&str; 2] = ["optimization", "response_cache"];
-    OF_OTHERS.contains(&member).then(|| {
-        let mut notes = verdict::judge(&alone(member, value)?)?;
-        if member == "optimization" && value.get("cuda").is_some() {
-            notes.push("optimization.cuda: a load without files leaves it as the folder says".to_owned());
-        }
-        Ok(notes)
-    })
+pub fn response_cache(value: &Value) -> Result<Vec<String>, String> {
+    verdict::judge(&alone(RESPONSE_CACHE, value)?)
+}
+
+/// The member of that name.
+pub const RESPONSE_CACHE: &str = "response_cache";
+
+/// What an `optimization` in JSON says, as it is told again, and what of it has no effect.
+///
+/// # Errors
+/// As [`check_member`].
+pub fn optimization(value: &Value) -> Result<(Map<String, Value>, Vec<String>), String> {
+    let message = alone(OPTIMIZATION, value)?;
+    Ok((said_of_optimization(&message)?, verdict::judge(&message)?))
+}
+
+/// The member of that name.
+pub const OPTIMIZATION: &str = "optimization";
+
+/// Whether CUDA graphs are asked for by an `optimization` as it is told again; nothing if it says nothing of CUDA.
+pub fn cuda_graph(optimization: &Map<String, Value>) -> Option<CudaGraph> {
+    let graphs = optimization.get("cuda")?.get("graphs")?.as_bool()?;
+    // Triton, too, goes on without those that cannot be recorded.
+    Some(if graphs { CudaGraph::Auto } else { CudaGraph::Never })
+}
+
+/// The `optimization` of a configuration, as Triton tells it: every member that is no message, and numbers as numbers. Empty if there is
+/// none.
+fn said_of_optimization(config: &DynamicMessage) -> Result<Map<String, Value>, String> {
+    let said = config.get_field_by_name(OPTIMIZATION).filter(|_| config.has_field_by_name(OPTIMIZATION));
+    let Some(said) = said.as_deref().and_then(prost_reflect::Value::as_message) else {
+        return Ok(Map::new());
+    };
+    let options = SerializeOptions::new()
+        .use_proto_field_name(true)
+        .stringify_64_bit_integers(false)
+        .skip_default_fields(false);
+    match said.serialize_with_options(serde_json::value::Serializer, &options) {
+        Ok(Value::Object(said)) => Ok(said),
+        Ok(other) => Err(format!("{OPTIMIZATION} is {other}, expected an object")),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// Which versions a `version_policy` in JSON chooses.
@@ -102,7 +146,7 @@ pub fn says_as(member: &str, one: &Value, other: &Value) -> bool {
     one == other || read(one).is_some_and(|one| read(other) == Some(one))
 }
 
-/// What these members of a `dynamic_batching` in JSON say of how requests wait.
+/// What these members of a `dynamic_batching` in JSON, [named as defined](as_defined), say of how requests wait.
 ///
 /// # Errors
 /// The first that is no such member, or not of its type.
@@ -110,8 +154,7 @@ pub fn queueing(members: &Map<String, Value>) -> Result<Queueing, String> {
     let definition = text::definition().get_field_by_name("dynamic_batching");
     let definition = definition.and_then(|field| field.kind().as_message().cloned());
     let definition = definition.expect("the definitions have it");
-    let json = serde_json::to_string(members).map_err(|error| error.to_string())?;
-    let dynamic = message(definition, &json)?.transcode_to().map_err(|error| error.to_string())?;
+    let dynamic = message(definition, members.clone())?.transcode_to().map_err(|error| error.to_string())?;
     Ok(Queueing::of(&dynamic, members))
 }
 
@@ -132,21 +175,20 @@ pub(super) fn preferring(
 
 /// A configuration of which nothing is said but this member.
 fn alone(member: &str, value: &Value) -> Result<DynamicMessage, String> {
-    let json = Map::from_iter([(member.to_owned(), value.clone())]);
-    message(text::definition(), &Value::Object(json).to_string())
+    message(text::definition(), Map::from_iter([(member.to_owned(), value.clone())]))
 }
 
-fn message(definition: MessageDescriptor, json: &str) -> Result<DynamicMessage, String> {
-    let mut reader = serde_json::Deserializer::from_str(json);
-    DynamicMessage::deserialize(definition, &mut reader)
-        .and_then(|message| reader.end().map(|()| message))
-        .map_err(|error| error.to_string())
+fn message(definition: MessageDescriptor, members: Map<String, Value>) -> Result<DynamicMessage, String> {
+    DynamicMessage::deserialize(definition, Value::Object(members)).map_err(|error| error.to_string())
 }
 
 fn described(message: &DynamicMessage, name: &str) -> Result<Described, String> {
     let mut notes = verdict::judge(message)?;
     let config = message.transcode_to().map_err(|error| error.to_string())?;
     let mut described = map::described(&config, name, message.has_field_by_name(text::MAX_BATCH_SIZE))?;
+    let kept = &mut described.manifest.kept;
+    kept.optimization = said_of_optimization(message)?;
+    described.manifest.gpu.cuda_graph = cuda_graph(&kept.optimization).unwrap_or(CudaGraph::Never);
     notes.append(&mut described.notes);
     described.notes = notes;
     Ok(described)

@@ -32,14 +32,7 @@ struct SaidPolicy {
 impl SaidPolicy {
     /// Of a message, and the JSON that it was read from, which alone tells what is not there from what is 0.
     fn of(policy: ModelQueuePolicy, json: Option<&Value>) -> SaidPolicy {
-        // Names may be those of Protocol Buffers' JSON, such as maxQueueSize.
-        let plain = |name: &str| name.replace('_', "").to_lowercase();
-        let said = |member: &str| {
-            let members = json.and_then(Value::as_object);
-            members.is_some_and(|members| {
-                members.iter().any(|(name, value)| plain(name) == plain(member) && !value.is_null())
-            })
-        };
+        let said = |member: &str| json.is_some_and(|json| !json[member].is_null());
         SaidPolicy {
             timeout_action: said("timeout_action").then_some(policy.timeout_action),
             default_timeout_microseconds: said("default_timeout_microseconds")
@@ -230,11 +223,9 @@ mod tests {
             let Value::Object(members) = dynamic else { panic!("members are expected") };
             queueing(&members).and_then(|queueing| queueing.over(&now, 1)).unwrap().0.policies
         };
-        for size in ["max_queue_size", "maxQueueSize"] {
-            let got = changed(json!({ "default_queue_policy": { size: 1, "timeout_action": null } }));
-            let default = QueuePolicy { jobs_max: Some(1), ..default };
-            assert_eq!(got, QueuePolicies { default, ..now.policies.clone() }, "{size}");
-        }
+        let got = changed(json!({ "default_queue_policy": { "max_queue_size": 1, "timeout_action": null } }));
+        let default = QueuePolicy { jobs_max: Some(1), ..default };
+        assert_eq!(got, QueuePolicies { default, ..now.policies.clone() });
         // What is said to be 0 is said.
         let got = changed(json!({ "default_queue_policy": { "default_timeout_microseconds": 0 } }));
         assert_eq!((got.default.wait_max, got.default.jobs_max), (None, Some(5)));
