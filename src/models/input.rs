@@ -78,6 +78,14 @@ pub(super) fn resolve(input: &Input, task: &Task, signature: &Signature) -> Resu
         datatype,
     };
     preprocess.check().map_err(|mistake| format!("[input]: {mistake}"))?;
+    let brightest = 255.0 * preprocess.scale;
+    if let Some(mean) = preprocess.mean.iter().find(|mean| **mean > brightest) {
+        return Err(format!(
+            "input.mean holds {mean}, which is more than any pixel has with input.scale = {}: where mean and std are those of pixels \
+             from 0 to 255, set input.scale = 1",
+            preprocess.scale
+        ));
+    }
     Ok(ImageInput {
         pixels: PixelInput::new(&preprocess, axes.batch_axis, axes.channel_axis),
         preprocess,
@@ -453,6 +461,8 @@ mod tests {
         check("color = \"gray\"", fp32, &[-1, 3, 8, 8], "input.color has 1 channels");
         check("mean = [1, 2, 3]", fp32, &[-1, 1, 8, 8], "input.mean has 3 numbers");
         check("mean = 0.5", DataType::Uint8, &[-1, 3, 8, 8], "[input]: UINT8");
+        check("mean = [123.675, 116.28, 103.53]", fp32, &[-1, 3, 8, 8], "from 0 to 255, set input.scale = 1");
+        assert!(run("[input]\nscale = 1\nmean = 127.5\nstd = 128", fp32, &[-1, 3, 8, 8]).is_ok());
         check("size = 7", fp32, &[-1, 3, 8, 8], "input.size is 7, less than the input of 8 x 8");
         check("resize = \"stretch\"\nsize = 9", fp32, &[-1, 3, 8, 8], "input.size = 9 is only read with");
         check("pad = 9", fp32, &[-1, 3, 8, 8], "input.pad = 9 is only read with");

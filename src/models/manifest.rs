@@ -29,7 +29,7 @@
 //! top_k = 5                    # 1 to 1000
 //!
 //! [detect]
-//! format = "yolo"              # yolo | boxes | end2end; default: yolo for a model of one output (of [N, K, 6] with K open or up to 1000, none), else boxes
+//! format = "yolo"              # yolo | boxes | end2end; default: yolo for a model of one output, or where output names one (of [N, K, 6] with K open or up to 1000, none), else boxes
 //! output = "output0"           # yolo, end2end; default: the only output
 //! orientation = "channels_first"  # yolo: channels_first ([1, 4 + C, A]) | channels_last; default: found from the labels
 //! objectness = false           # yolo: whether the fifth channel is one; default: found from the labels, where channels are last
@@ -40,7 +40,7 @@
 //! size_input = "orig_target_sizes"  # the second input, if it takes a width and a height, in pixels of which boxes come; default: none
 //! activation = "none"          # boxes: softmax | sigmoid | none (the model gives scores); default: none, but to be said for outputs named logits
 //! background = "first"         # boxes, scores [N, K, C]: the column that is no class, first | last; labels count the others; default: all are
-//! first_class = 0              # boxes, end2end: class number of the first label
+//! first_class = 0              # boxes, end2end: class number of the first label; default: 1 for an output named detection_classes, else 0
 //! box_format = "xyxy"          # xyxy | yxyx | cxcywh | xywh; default: cxcywh for yolo, yxyx for detection_boxes, else xyxy
 //! normalized = false           # coordinates are parts of the input's size; default: only for detection_boxes
 //! score_min = 0.25             # 0 to 1

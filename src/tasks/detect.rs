@@ -105,8 +105,8 @@ pub struct Detect {
     /// `boxes`, where scores are `[1, N, C]`: the column that is no class; labels count the others.
     pub background: Option<Background>,
     /// `boxes` and `end2end`, where classes are numbers: the one that the first label has (1 for models that leave 0 to the
-    /// background).
-    pub first_class: usize,
+    /// background); open: 1 for an output named `detection_classes`, else 0.
+    pub first_class: Option<usize>,
     /// Boxes of a lower score are left out.
     pub score_min: f32,
     /// A box goes when it overlaps a better one of its class by more (intersection over union); 1 keeps all.
@@ -133,7 +133,7 @@ impl Default for Detect {
             objectness: None,
             activation: None,
             background: None,
-            first_class: 0,
+            first_class: None,
             score_min: 0.25,
             iou_max: 0.5,
             detections_max: 300,
@@ -176,10 +176,11 @@ impl Detect {
         input: Option<[u32; 2]>,
     ) -> Result<Detect, String> {
         self.input = input;
-        self.format = match (self.format, &signature.outputs[..]) {
-            (Some(format), _) => Some(format),
-            (None, [only]) => self.of_one_output(only)?,
-            (None, _) => Some(Format::Boxes),
+        let named = |name| signature.outputs.iter().find(|output| output.name == name);
+        self.format = match (self.format, &signature.outputs[..], self.output.as_deref().and_then(named)) {
+            (Some(format), ..) => Some(format),
+            (None, [only], _) | (None, _, Some(only)) => self.of_one_output(only)?,
+            (None, _, None) => Some(Format::Boxes),
         };
         let format = self.format.unwrap_or(Format::Yolo);
         self.refuse_settings_of_others(format)?;
@@ -232,7 +233,7 @@ impl Detect {
             ("count", self.count.is_some(), &[Boxes]),
             ("activation", self.activation.is_some(), &[Boxes]),
             ("background", self.background.is_some(), &[Boxes]),
-            ("first_class", self.first_class != 0, &[Boxes, End2end]),
+            ("first_class", self.first_class.is_some_and(|first| first != 0), &[Boxes, End2end]),
         ];
         let Some((key, _, of)) = keys.iter().find(|(_, set, of)| *set && !of.contains(&format)) else {
             return Ok(());
@@ -314,7 +315,7 @@ impl Detect {
 
     /// The class of a class number, if it is one.
     fn class(&self, number: f32) -> Option<usize> {
-        let index = number - self.first_class as f32;
+        let index = number - self.first_class.unwrap_or(0) as f32;
         (index >= 0.0 && index.fract() == 0.0 && index < 1e6).then_some(index as usize)
     }
 
@@ -323,7 +324,7 @@ impl Detect {
         format!(
             "output {output:?} has a class number at box {index} that is not a whole number from {} on \
              (detect.first_class)",
-            self.first_class
+            self.first_class.unwrap_or(0)
         )
     }
 

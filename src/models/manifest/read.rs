@@ -200,7 +200,7 @@ fn read_detect(table: &Table<'_, '_>) -> Detect {
         objectness: table.flag("objectness"),
         activation: table.choice("activation", ACTIVATIONS),
         background: table.choice("background", &[("first", Background::First), ("last", Background::Last)]),
-        first_class: table.integer("first_class", 0..=65_535).unwrap_or(0),
+        first_class: table.integer("first_class", 0..=65_535),
         score_min: table.number("score_min", 0.0..=1.0).map_or(default.score_min, |n| n as f32),
         iou_max: table.number("iou_max", 0.0..=1.0).map_or(iou_max, |n| n as f32),
         detections_max: table.integer("detections_max", 1..=1000).unwrap_or(default.detections_max),

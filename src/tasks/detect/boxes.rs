@@ -6,11 +6,12 @@ use crate::{
     tasks::{Labels, Output, Outputs, is_one, no_such_output, numeric, output_names, wrong_shape},
 };
 
-/// Names that exporters give: torchvision's, then TensorFlow's, then mmdeploy's, then transformers'.
-const BOXES: &[&str] = &["boxes", "detection_boxes", "dets", "pred_boxes"];
-const SCORES: &[&str] = &["scores", "detection_scores", "logits"];
-const CLASSES: &[&str] = &["labels", "classes", "detection_classes"];
-const COUNT: &[&str] = &["num_detections"];
+/// Names that exporters give: torchvision's, then TensorFlow's, then mmdeploy's, transformers', and those of YOLOs that sort out
+/// boxes themselves.
+const BOXES: &[&str] = &["boxes", "detection_boxes", "dets", "pred_boxes", "det_boxes"];
+const SCORES: &[&str] = &["scores", "detection_scores", "logits", "det_scores"];
+const CLASSES: &[&str] = &["labels", "classes", "detection_classes", "det_classes"];
+const COUNT: &[&str] = &["num_detections", "num_dets"];
 
 impl Detect {
     /// Fills in the outputs; refuses shapes that cannot hold boxes, or not as many as others.
@@ -38,6 +39,9 @@ impl Detect {
         };
         self.box_format.get_or_insert(box_format);
         self.normalized.get_or_insert(normalized);
+        // 0 is the background in TensorFlow's label maps.
+        let counts_from_1 = classes.is_some_and(|index| name(index) == "detection_classes");
+        self.first_class.get_or_insert(counts_from_1.into());
         self.boxes = Some(name(boxes));
         self.scores = Some(name(scores));
         self.classes = classes.map(name);
@@ -195,7 +199,13 @@ fn missing(signature: &Signature, key: &str, usual: &[&str]) -> String {
         usual.join(" or "),
         output_names(signature)
     );
-    if key == "boxes" { format!("{told}; {OTHER_HEADS}") } else { told }
+    if key == "boxes" {
+        format!(
+            "{told}, or, where one output holds all that a YOLO gives, that one with detect.output; {OTHER_HEADS}"
+        )
+    } else {
+        told
+    }
 }
 
 #[cfg(test)]
@@ -313,7 +323,7 @@ mod tests {
             0.0, 0.0, 0.0, 0.0,
         ];
         run(
-            Detect { first_class: 1, ..Detect::default() },
+            Detect::default(),
             &[
                 ("detection_boxes", &[-1, 3, 4], floats(&[1, 3, 4], &boxes)),
                 ("detection_classes", &[-1, 3], floats(&[1, 3], classes)),
@@ -326,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn tensorflow_outputs_are_parts_of_the_input_with_y_first() {
+    fn tensorflow_outputs_are_parts_of_the_input_with_y_first_and_classes_from_1() {
         let first = ([12.5, 25.0, 75.0, 50.0], 1, 0.75);
         let second = ([0.0, 0.0, 25.0, 25.0], 0, 0.5);
         assert_eq!(tensorflow(&[2.0, 1.0, 0.0], 2.0).unwrap(), [first, second]);
@@ -369,6 +379,30 @@ mod tests {
     }
 
     #[test]
+    fn names_of_yolos_that_sort_out_boxes_are_found() {
+        let outputs = [
+            ("num_dets", &[-1, 1][..], integers(&[1, 1], &[1])),
+            ("det_boxes", &[-1, 2, 4], floats(&[1, 2, 4], &[10.0, 20.0, 30.0, 40.0, 0.0, 0.0, 0.0, 0.0])),
+            ("det_scores", &[-1, 2], floats(&[1, 2], &[0.75, 0.9])),
+            ("det_classes", &[-1, 2], integers(&[1, 2], &[0, 0])),
+        ];
+        let found = run(Detect::default(), &outputs, "person", None).unwrap();
+        assert_eq!(found, [([10.0, 20.0, 30.0, 40.0], 0, 0.75)]);
+    }
+
+    #[test]
+    fn one_of_several_outputs_is_read_as_yolo_where_it_is_named() {
+        let heads: [(&str, &[i64]); 2] = [("p3", &[-1, 3, 80, 80, 7]), ("p4", &[-1, 3, 40, 40, 7])];
+        let whole = signature(&[("output0", &[-1, 25_200, 7]), heads[0], heads[1]]);
+        let task = Detect { output: Some("output0".into()), ..Detect::default() };
+        let labels = Labels::parse("a\nb").unwrap();
+        let resolved = task.resolve(&whole, &labels, Some([640, 640])).unwrap();
+        assert_eq!((resolved.format, resolved.objectness), (Some(super::super::Format::Yolo), Some(true)));
+        let error = Detect::default().resolve(&whole, &labels, None).unwrap_err();
+        assert!(error.contains("that one with detect.output"), "{error}");
+    }
+
+    #[test]
     fn outputs_that_are_missing_or_do_not_match_are_named() {
         let boxes = || floats(&[1, 2, 4], &[0.0; 8]);
         let scores = |n: usize| floats(&[1, n], &vec![0.0; n]);
@@ -377,8 +411,8 @@ mod tests {
         };
         check(
             &[("b", &[-1, 2, 4], boxes()), ("scores", &[-1, 2], scores(2))],
-            "the model has no output named boxes or detection_boxes or dets or pred_boxes; it has \"b\", \"scores\": name it with \
-             detect.boxes; outputs with keypoints, masks or angles beside (pose, segment, OBB) are served with task = \"tensors\"",
+            "the model has no output named boxes or detection_boxes or dets or pred_boxes or det_boxes; it has \"b\", \"scores\": name \
+             it with detect.boxes, or, where one output holds all that a YOLO gives, that one with detect.output; outputs with keypoints, masks or angles beside (pose, segment, OBB) are served with task = \"tensors\"",
         );
         check(
             &[

@@ -92,8 +92,12 @@ mod tests {
     #[test]
     fn boxes_of_rows_take_other_forms_and_class_numbers_another_start() {
         let rows = [[0.25, 0.5, 0.25, 0.5, 0.75, 2.0], [0.5, 0.5, 0.5, 0.5, 0.1, 0.0]];
-        let task =
-            Detect { box_format: Some(BoxFormat::Cxcywh), normalized: Some(true), first_class: 1, ..task() };
+        let task = Detect {
+            box_format: Some(BoxFormat::Cxcywh),
+            normalized: Some(true),
+            first_class: Some(1),
+            ..task()
+        };
         assert_eq!(check(task, &rows).unwrap(), [([12.5, 25.0, 37.5, 75.0], 1, 0.75)]);
     }
 

@@ -36,7 +36,7 @@ impl Detect {
                 _ => Ok(()),
             };
         }
-        if self.first_class != 0 {
+        if self.first_class.is_some_and(|first| first != 0) {
             return Err("detect.first_class is for class numbers, and no output has them: where the first column of scores is \
                         no class, set detect.background = \"first\""
                 .to_owned());
@@ -224,7 +224,8 @@ mod tests {
     #[test]
     fn what_says_nothing_about_the_scores_is_refused() {
         let activation = Some(Activation::None);
-        let error = detr(Detect { first_class: 1, activation, ..Detect::default() }, &LAST, "").unwrap_err();
+        let error =
+            detr(Detect { first_class: Some(1), activation, ..Detect::default() }, &LAST, "").unwrap_err();
         assert!(
             error.contains("detect.first_class") && error.contains("detect.background = \"first\""),
             "{error}"

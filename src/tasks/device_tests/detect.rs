@@ -28,7 +28,7 @@ fn call(task: &Detect) -> DetectCall {
         objectness_by: Strides::default(),
         anchors: 0,
         classes: 1,
-        first_class: task.first_class as f32,
+        first_class: task.first_class.unwrap_or(0) as f32,
         format: match task.box_format.unwrap() {
             BoxFormat::Xyxy => BoxNumbers::Xyxy,
             BoxFormat::Yxyx => BoxNumbers::Yxyx,
@@ -238,7 +238,7 @@ fn boxes_with_scores_and_classes_are_those_of_the_task() {
             count: (seed % 2 == 0).then(|| "count".into()),
             box_format: Some(BoxFormat::Yxyx),
             normalized: Some(normalized),
-            first_class: usize::from(given),
+            first_class: Some(given.into()),
             score_min: 0.2,
             detections_max: 80,
             iou_max: 0.5,
