@@ -319,6 +319,8 @@ fn fell_short(hold: &Hold, refusal: Refusal) -> Refusal {
 pub(super) enum NotLoaded {
     /// Its devices are away, or have no room for it now.
     Away(Box<Away>),
+    /// It is not as whoever asked for it expects it.
+    Unexpected(String),
     /// Anything else.
     Failed(String),
 }
@@ -328,7 +330,7 @@ impl NotLoaded {
     pub(super) fn reason(&self) -> &str {
         match self {
             NotLoaded::Away(away) => &away.reason,
-            NotLoaded::Failed(reason) => reason,
+            NotLoaded::Unexpected(reason) | NotLoaded::Failed(reason) => reason,
         }
     }
 }
