@@ -106,13 +106,14 @@ impl OnnxOnGpu {
             return Ok(if records { engine.recording() } else { engine });
         }
         runtime.check_gpu(context.gpu())?;
+        let too_old = recordable::too_old(runtime.check_replays(), &load.asked)?;
         let ordinal = i32::try_from(context.gpu().ordinal).map_err(|_| "no such GPU".to_owned())?;
         let streams = context.streams().map_err(|error| error.to_string())?;
         let memory = context.memory().map_err(|error| error.to_string())?;
         let arena_bytes_max = memory.part(load.instances, load.memory_bytes_max);
         // What is only tried, only where nothing speaks against it.
         let tried = load.asked.cuda_graph == CudaGraph::Auto && load.asked.records();
-        let unlisted = tried.then(|| recordable::unlisted(&load.path)).flatten();
+        let unlisted = too_old.or_else(|| tried.then(|| recordable::unlisted(&load.path)).flatten());
         let target = GpuTarget {
             ordinal,
             stream: streams.compute.cu_stream().cast(),
