@@ -245,7 +245,6 @@ impl Devices {
         }
         let smallest = served.model.rules.sizes.first().copied().unwrap_or(1);
         self.parts.queue.measured(served.model.key, &device.id, smallest, proof.canary);
-        self.parts.queue.keep_size(served.model.key, &device.id, proof.plans_anew);
         self.book.put(index, hold, served, engines, proof.footprint.clone());
         if device.gpu.is_none() && !hold.health.is_over() {
             let status = &self.parts.status;

@@ -26,7 +26,7 @@ pub use crate::engine::onnx::gpu::Load;
 
 use super::{Context, Heap, HostMemory, Streams};
 use crate::engine::{
-    DataType, Ends, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
+    DataType, Ends, Engine, EngineError, Flight, Habits, Setting, Signature, Tensor, TensorView,
     ends::Reading,
     onnx::{
         Placement, Runtime,
@@ -394,11 +394,16 @@ impl Engine for OnnxOnGpu {
         Some(self.heap.held_bytes())
     }
 
-    fn plans_anew(&self) -> bool {
-        self.plans && !self.graphs.are_for_all()
+    fn habits(&self) -> Habits {
+        Habits { plans_anew: self.plans && !self.graphs.are_for_all(), unrecorded: self.graphs.unrecorded() }
     }
 
     fn rest(&mut self) {
+        self.let_go();
+    }
+
+    fn forget(&mut self) {
+        self.graphs.forget();
         self.let_go();
     }
 }
