@@ -246,6 +246,10 @@ def rows():
             "Answered by a stand-in", "Jobs that another device answered than the one that is meant for the model.", "ops",
             target(f"sum by (model, device, reason) ({rate('ocelli_fallbacks_total', both)})", "{{model}} {{device}} {{reason}}"),
         ),
+        lines(
+            "Batch sizes that are not recorded", "Since the CUDA graphs of a model are used up: loaded anew, it begins again with none.", "ops",
+            target(f"sum by (model, device) ({rate('ocelli_unrecorded_sizes_total', both)})", "{{model}} {{device}}"),
+        ),
     ]
     yield "GPUs", [
         lines(

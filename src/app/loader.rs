@@ -4,7 +4,7 @@ use crate::{
     devices::Devices,
     error::InferError,
     http::catalog,
-    models::{self, Command, Found, Given, Model, Overrides, control::Reply},
+    models::{self, Command, Expected, Found, Given, Overrides, control::Reply},
     telemetry::logging::ModelLogs,
 };
 use std::{path::Path, sync::mpsc, time::Duration};
@@ -81,33 +81,26 @@ fn load(
     let highest = found.iter().rposition(|found| found.source.is_ok());
     if let Some(highest) = highest {
         found[..=highest].rotate_right(1);
+        if let Ok(source) = &mut found[0].source {
+            let overrides = overrides.clone();
+            source.expected = Expected::by(move |model| overrides.check_repeated(&catalog::config_of(model)));
+        }
     }
-    let highest = highest.map(|_| found[0].version.clone());
-    let expected = |model: &Model| match highest.as_deref() == Some(&*model.version) {
-        true => overrides.check_repeated(&catalog::config_of(model)),
-        false => Ok(()),
-    };
-    reload(devices, logs, name, &found, &expected)
+    reload(devices, logs, name, &found)
 }
 
 /// Loads a model from what a caller sent.
 fn bring(devices: &Devices, logs: &ModelLogs, name: &str, given: Given) -> Result<(), InferError> {
     // What no model can be called is not listed either.
     models::check_name(name).map_err(|reason| InferError::LoadFailed { name: name.to_owned(), reason })?;
-    reload(devices, logs, name, &given.lay_out(name), &|_| Ok(()))
+    reload(devices, logs, name, &given.lay_out(name))
 }
 
-fn reload(
-    devices: &Devices,
-    logs: &ModelLogs,
-    name: &str,
-    found: &[Found],
-    expected: &dyn Fn(&Model) -> Result<(), String>,
-) -> Result<(), InferError> {
+fn reload(devices: &Devices, logs: &ModelLogs, name: &str, found: &[Found]) -> Result<(), InferError> {
     if let Err(error) = logs.add_model(name) {
         tracing::warn!(model = name, %error, "no log file for the model");
     }
-    let loaded = devices.reload_if(name, found, expected);
+    let loaded = devices.reload(name, found);
     loaded.map_err(|reason| InferError::LoadFailed { name: name.to_owned(), reason })
 }
 

@@ -106,11 +106,6 @@ impl Queue {
         self.state.lock().book.measured(model, device, items, took, Instant::now());
     }
 
-    /// Says whether a device keeps to one size of a model's batches for a while, since a change of it is dear there.
-    pub fn keep_size(&self, model: ModelKey, device: &Arc<str>, keeps: bool) {
-        self.state.lock().book.keep_size(model, device, keeps);
-    }
-
     /// Says why a device's workers are about to leave, or have left, and when it should be back where that is known: jobs
     /// that only it can run wait for it if they have the time, and are refused with the reason if not. Holds for each model until
     /// the device serves it again, for all until it has [returned](Worker::returned), or until something else is said; to say

@@ -26,8 +26,6 @@ pub(super) struct Proof {
     /// Whether the first axis of its outputs counts its items, as that of its inputs does; else how that was seen. Where it is not
     /// so, rows of one request would be answered to another: such a model may not be served in batches.
     pub(super) counts: Result<(), String>,
-    /// Whether another size than the one before is dear.
-    pub(super) plans_anew: bool,
 }
 
 impl Proof {
@@ -36,7 +34,7 @@ impl Proof {
         let footprint = self.footprint.zip(last.footprint).map(|(first, Footprint { free, total, .. })| {
             Footprint { instances: first.instances + 1, free, total, ..first }
         });
-        Proof { footprint, plans_anew: self.plans_anew || last.plans_anew, ..last }
+        Proof { footprint, ..last }
     }
 }
 
@@ -94,6 +92,8 @@ pub(super) fn prove(
     };
     let equipped = {
         let _busy = busy();
+        // Where it was proved as a model of batches, and is none: what that made is not for what runs now, and does not count.
+        engine.forget();
         engine.equip(&model.ends)
     };
     equipped.map_err(noted)?;
@@ -108,9 +108,7 @@ pub(super) fn prove(
                 && let Err(why) = axis.see(&model.signature, size, &shapes)
             {
                 // It is proved again without batches, and what it takes is counted then.
-                engine.rest();
-                let plans_anew = engine.plans_anew();
-                return Ok(Proof { canary: passed.took, footprint: None, counts: Err(why), plans_anew });
+                return Ok(Proof { canary: passed.took, footprint: None, counts: Err(why) });
             }
         }
         let bytes = engine.device_bytes().saturating_sub(weights);
@@ -123,9 +121,7 @@ pub(super) fn prove(
         false => company::mixed(engine, model, busy).map_err(noted)?,
     };
     if let Some(why) = mixed {
-        engine.rest();
-        let plans_anew = engine.plans_anew();
-        return Ok(Proof { canary: Duration::ZERO, footprint: None, counts: Err(why), plans_anew });
+        return Ok(Proof { canary: Duration::ZERO, footprint: None, counts: Err(why) });
     }
     let held = engine.device_bytes();
     // Only GPUs are given whole frames; elsewhere spots are found before the engine runs.
@@ -169,7 +165,7 @@ pub(super) fn prove(
         _ => Ok(()),
     };
     let (canary, footprint) = (passed.took, footprint.transpose().map_err(noted)?);
-    Ok(Proof { canary, footprint, counts, plans_anew: engine.plans_anew() })
+    Ok(Proof { canary, footprint, counts })
 }
 
 /// What a forward pass told.

@@ -265,12 +265,21 @@ impl Devices {
         }
     }
 
-    /// Loads one model and publishes nothing.
+    /// Loads one model and publishes nothing. One that is not as whoever asked for it expects it goes again.
     fn try_load(&self, found: &Found) -> Result<Loading, NotLoaded> {
         let source = found.source.clone().map_err(NotLoaded::Failed)?;
-        catch_unwind(AssertUnwindSafe(|| self.load_source(source))).unwrap_or_else(|panic| {
-            Err(NotLoaded::Failed(format!("loading panicked: {}", panic_words(&panic))))
-        })
+        let expected = source.expected.clone();
+        let loading =
+            catch_unwind(AssertUnwindSafe(|| self.load_source(source))).unwrap_or_else(|panic| {
+                Err(NotLoaded::Failed(format!("loading panicked: {}", panic_words(&panic))))
+            })?;
+        if let Err(why) = expected.check(&loading.model) {
+            self.leave(loading.model);
+            // No request can have it.
+            self.let_go();
+            return Err(NotLoaded::Unexpected(why));
+        }
+        Ok(loading)
     }
 
     /// Publishes what was loaded: from now on requests find it.

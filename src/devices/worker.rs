@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     batch::{self, ModelKey, Queue, Recalled, Running, Taken, WorkerKey, queue::Absence},
-    engine::{DataType, Engine, EngineError, Flight, Tensor, staging::Assembler},
+    engine::{DataType, Engine, EngineError, Flight, Habits, Tensor, staging::Assembler},
     error::panic_words,
     models::Model,
     telemetry::metrics::{DeviceMetrics, Metrics},
@@ -225,6 +225,8 @@ struct Loaded {
     engine: Box<dyn Engine + Send>,
     assembler: Assembler,
     metrics: Arc<DeviceMetrics>,
+    /// How the engine takes batches, as it was told last.
+    habits: Option<Habits>,
 }
 
 impl Work {
@@ -287,8 +289,11 @@ impl Work {
             assembler.ready(slabs.slab_bytes(), engine.depth());
         }
         let metrics = self.metrics.model(&model.name).device(&self.health.device);
-        self.served.push(model.key);
-        self.engines.insert(model.key, Loaded { model, engine, assembler, metrics });
+        let key = model.key;
+        let mut loaded = Loaded { model, engine, assembler, metrics, habits: None };
+        loaded.tell(&self.place);
+        self.served.push(key);
+        self.engines.insert(key, loaded);
     }
 
     fn pause(&mut self, model: ModelKey, paused: bool) {
@@ -344,6 +349,7 @@ impl Work {
             Err(EngineError::Device(format!("the engine panicked: {}", panic_words(&panic))))
         });
         drop(busy);
+        loaded.tell(&self.place);
         let (model, metrics) = (Arc::clone(&loaded.model), Arc::clone(&loaded.metrics));
         let out = Outbound { batch, model, stage, begun, metrics };
         match flight {
@@ -355,6 +361,18 @@ impl Work {
 }
 
 impl Loaded {
+    /// Tells the queue and the metrics how the engine takes batches, where that has changed: what a batch has shown is known before the
+    /// next one is formed, or one later where the engine is in another process, which says it with what the batch gives.
+    fn tell(&mut self, place: &batch::Worker) {
+        let habits = self.engine.habits();
+        let before = self.habits.replace(habits);
+        if before.map(|before| before.plans_anew) != Some(habits.plans_anew) {
+            place.keep_size(self.model.key, habits.plans_anew);
+        }
+        let counted = before.map_or(0, |before| before.unrecorded);
+        self.metrics.unrecorded.inc_by(habits.unrecorded.saturating_sub(counted));
+    }
+
     /// The inputs of a batch, each in one piece.
     fn assemble(&self, batch: &batch::Batch) -> Vec<Tensor> {
         let whole = self.model.rules.whole;
@@ -405,6 +423,72 @@ mod tests {
         fn memory(&self) -> Memory {
             self.memory.clone().expect("no memory for anybody")
         }
+    }
+
+    /// An engine that tells at each batch how it takes them from then on, and how large that batch was.
+    struct Turning {
+        signature: Signature,
+        turns: Vec<Habits>,
+        sizes: mpsc::Sender<usize>,
+    }
+
+    impl Engine for Turning {
+        fn signature(&self) -> &Signature {
+            &self.signature
+        }
+
+        fn run(
+            &mut self,
+            inputs: &[TensorView<'_>],
+            _: Option<&Setting>,
+        ) -> Result<Vec<Tensor>, EngineError> {
+            self.turns.remove(0);
+            self.sizes.send(inputs[0].shape[0]).unwrap();
+            Ok(vec![inputs[0].to_tensor()])
+        }
+
+        fn habits(&self) -> Habits {
+            self.turns[0]
+        }
+    }
+
+    #[test]
+    fn how_an_engine_takes_batches_is_known_before_the_next_one_whenever_it_changes() {
+        let queue = Queue::new(QueueLimits { items_max: 10, bytes_max: 100_000 });
+        let health = Health::new("gpu-0".into(), Arc::clone(&queue), false, None);
+        let signature =
+            Signature { inputs: vec![spec("x", DataType::Fp32, &[-1, 2])], ..signature(&[("y", &[-1, 2])]) };
+        let (source, time) = (source("m", "1", ""), Duration::from_secs(60));
+        let model = Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
+        queue.register(model.key, "m", model.rules.clone());
+        let metrics = Arc::new(Metrics::new(&[], "0", "none"));
+        metrics.add_model("m");
+        let post =
+            Post { name: "test".into(), health, queue: Arc::clone(&queue), metrics: Arc::clone(&metrics) };
+        let worker = Worker::start(post).unwrap();
+        let (sizes, ran) = mpsc::channel();
+        let habits = |plans_anew, unrecorded| Habits { plans_anew, unrecorded };
+        let turns = vec![
+            habits(false, 1),
+            habits(false, 1),
+            habits(true, 3),
+            habits(true, 3),
+            habits(false, 3),
+            habits(false, 3),
+            habits(false, 3),
+        ];
+        worker.serve(Arc::new(Arc::new(model)), Box::new(Turning { signature, turns, sizes }));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        for (items, size) in [(3, 4), (1, 1), (3, 4), (1, 4), (3, 4), (1, 1)] {
+            let values = vec![0.0; 2 * items];
+            let job = Job::plain(ModelKey(1), vec![floats(&[items, 2], &values)], items, Instant::now());
+            runtime.block_on(queue.push(job).unwrap()).unwrap();
+            assert_eq!(ran.recv(), Ok(size));
+        }
+        queue.close();
+        worker.join();
+        let counted = "ocelli_unrecorded_sizes_total{device=\"gpu-0\",model=\"m\"} 3";
+        assert!(metrics.render().contains(counted), "{}", metrics.render());
     }
 
     /// A worker of the CPU that has such an engine without inputs, and its queue.

@@ -27,6 +27,8 @@ pub use reduction::{Anchors, Best, ClassMap, Reduction};
 pub use signature::{Batching, Dim, Signature, TensorSpec, show};
 pub use tensor::{DataType, Tensor, TensorView};
 
+use serde::{Deserialize, Serialize};
+
 /// Why an engine did not answer: one kind for each thing that can follow.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
@@ -69,6 +71,16 @@ impl Flight {
             Flight::Airborne(flight) => flight.land(),
         }
     }
+}
+
+/// How an engine takes batches.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Habits {
+    /// Whether one of another size than the one before is dear, since its work is planned anew: such an engine is best given batches of
+    /// one size.
+    pub plans_anew: bool,
+    /// How often memory was made for a size whose work was not recorded since there were as many CUDA graphs as there may be.
+    pub unrecorded: u64,
 }
 
 /// One model, loaded on one device, owned by one thread.
@@ -139,12 +151,16 @@ pub trait Engine {
         None
     }
 
-    /// Whether a batch of another size than the one before is dear, since its work is planned anew: such a device is best given batches
-    /// of one size.
-    fn plans_anew(&self) -> bool {
-        false
+    /// How it takes batches by now. It may change with each one that is begun.
+    fn habits(&self) -> Habits {
+        Habits::default()
     }
 
     /// Lets go of memory that the next batch can get again. No batch is on its way.
     fn rest(&mut self) {}
+
+    /// Lets go of all that batches so far had made for those like them, which are not to come any more. No batch is on its way.
+    fn forget(&mut self) {
+        self.rest();
+    }
 }

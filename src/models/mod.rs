@@ -8,6 +8,7 @@
 //! - [`warmup`]: runs that an author asks for before the first request.
 //! - [`given`]: a model that a caller sends.
 //! - [`control`]: asking for models to be loaded and unloaded while the server runs; [`changes`]: what changed in the folder.
+//! - `expected`: what whoever asks for a load says of the model.
 //! - [`files`]: the files of a model as they were when it was loaded.
 //! - `input`: from manifest and signature to how an image becomes the model's input; `images`: what that is.
 //! - `resolve`: from manifest and signature to a [`Model`].
@@ -20,6 +21,7 @@ pub mod catalog;
 pub mod changes;
 pub mod control;
 pub mod declared;
+mod expected;
 pub mod files;
 pub mod given;
 mod images;
@@ -35,6 +37,7 @@ pub mod warmup;
 pub use catalog::{Catalog, Entry, State};
 pub use control::{Change, Command, Control, Overrides};
 pub use declared::{Declared, DeclaredTensor, Interface};
+pub use expected::Expected;
 pub use files::Files;
 pub use given::Given;
 pub use images::{Form, ImageInput};
@@ -80,6 +83,8 @@ pub struct Source {
     pub notes: Vec<String>,
     /// The folder, where it is one of ours that goes with the last who holds this.
     pub kept: Option<Arc<Kept>>,
+    /// What whoever asked for the load says of the model, which is seen once it is loaded, however late that is.
+    pub expected: Expected,
 }
 
 /// One loaded version of one model: what requests and workers need to know of it.
@@ -212,6 +217,7 @@ pub(crate) mod testing {
             bytes: 0,
             notes: Vec::new(),
             kept: None,
+            expected: Expected::default(),
         }
     }
 }

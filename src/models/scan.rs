@@ -15,7 +15,7 @@
 mod disk;
 
 use super::{
-    Engine, Manifest, Source,
+    Engine, Expected, Manifest, Source,
     given::Kept,
     manifest::Versions,
     map,
@@ -107,6 +107,7 @@ pub fn scan_with<'v>(
                         bytes,
                         notes: Vec::new(),
                         kept: None,
+                        expected: Expected::default(),
                     })
                 }),
                 name,
@@ -191,6 +192,7 @@ fn scan_as(
                     output_labels,
                     notes,
                     kept: kept.cloned(),
+                    expected: Expected::default(),
                 })
             });
         let (name, version) = (name.to_owned(), version.to_owned());

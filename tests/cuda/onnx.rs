@@ -123,7 +123,7 @@ fn batches_whose_replays_give_the_same_are_of_any_size_and_keep_their_memory() {
     let fake = FakeCuda::start("");
     let mut engine = load(&open(0), &digits());
     start(&mut engine, &pictures(3, 6)).unwrap().land().unwrap();
-    assert!(engine.plans_anew(), "nothing is recorded unless it is asked for");
+    assert!(engine.habits().plans_anew, "nothing is recorded unless it is asked for");
     drop(engine);
     let mut engine = load(&open(0), &digits()).recording();
     for count in [6, 2, 6, 6, 6] {
@@ -131,11 +131,52 @@ fn batches_whose_replays_give_the_same_are_of_any_size_and_keep_their_memory() {
         let landed = start(&mut engine, &inputs).unwrap().land().unwrap();
         same("a batch", &landed, &on_cpu(&digits(), &inputs));
     }
-    assert!(!engine.plans_anew());
+    assert!(!engine.habits().plans_anew);
     let held = engine.device_bytes();
     engine.rest();
     assert!(held > 0 && engine.device_bytes() == held, "graphs have its addresses in them");
     drop((engine, fake));
+}
+
+#[test]
+fn what_was_recorded_for_batches_that_do_not_come_again_keeps_no_memory() {
+    let fake = FakeCuda::start("");
+    let mut engine = load(&open(0), &digits()).recording();
+    let run = |engine: &mut OnnxOnGpu, count| {
+        let inputs = pictures(3, count);
+        let landed = start(engine, &inputs).unwrap().land().unwrap();
+        same("a batch", &landed, &on_cpu(&digits(), &inputs));
+    };
+    for count in [6, 2, 1] {
+        run(&mut engine, count);
+    }
+    engine.forget();
+    assert_eq!((engine.device_bytes(), fake.books().devices[0].pool_reserved), (0, 0));
+    run(&mut engine, 1);
+    assert!(!engine.habits().plans_anew, "what comes instead is recorded");
+    let held = engine.device_bytes();
+    engine.rest();
+    assert!(held > 0 && engine.device_bytes() == held, "and that is kept");
+    drop((engine, fake));
+}
+
+#[test]
+fn when_as_many_graphs_are_recorded_as_there_may_be_batches_are_run_without_and_counted() {
+    let _fake = FakeCuda::start("");
+    let mut engine = load(&open(0), &digits()).recording();
+    for count in 1..=50 {
+        let inputs = pictures(3, count);
+        let landed = start(&mut engine, &inputs).unwrap().land().unwrap();
+        same("a batch", &landed, &on_cpu(&digits(), &inputs));
+        let habits = engine.habits();
+        let beyond = count.saturating_sub(48) as u64;
+        assert_eq!((habits.plans_anew, habits.unrecorded), (beyond > 0, beyond), "{count} sizes");
+    }
+}
+
+#[test]
+fn this_onnx_runtime_says_that_it_is_new_enough_to_replay_what_it_records() {
+    assert_eq!(runtime().check_replays(), Ok(()));
 }
 
 #[test]
@@ -147,7 +188,7 @@ fn a_batch_whose_replay_gives_something_else_is_answered_and_nothing_is_replayed
     let mut answers = (0..4).map(|_| start(&mut engine, &inputs).unwrap().land().unwrap());
     let first = answers.next().unwrap()[0].data.to_vec();
     assert!(answers.all(|answer| answer[0].data != first));
-    assert!(engine.plans_anew());
+    assert!(engine.habits().plans_anew);
     engine.rest();
     assert_eq!(engine.device_bytes(), 0, "no graph has an address in it");
 }
@@ -163,7 +204,7 @@ fn a_replay_that_fails_ends_graphs_and_not_the_batch() {
         let landed = start(&mut engine, &inputs).unwrap().land().unwrap();
         same("a batch", &landed, &on_cpu(&digits(), &inputs));
     }
-    assert!(engine.plans_anew());
+    assert!(engine.habits().plans_anew);
 }
 
 #[test]
@@ -186,7 +227,7 @@ fn batches_with_outputs_of_unknown_shapes_are_not_recorded() {
     let mut engine = load(&open(0), &path).recording();
     let inputs = [floats(vec![2, 2], &[0.0, 1.0, 0.0, 2.0])];
     same("as it is", &start(&mut engine, &inputs).unwrap().land().unwrap(), &on_cpu(&path, &inputs));
-    assert!(engine.plans_anew());
+    assert!(engine.habits().plans_anew);
     engine.rest();
     assert_eq!(engine.device_bytes(), 0);
 }

@@ -387,7 +387,7 @@ fn an_engine_in_a_process_of_its_own_does_the_same() {
         same("classes", &reduced, &[classes(&scores[0])]);
         let left = other.start_reduced(staged(&other, &inputs)).unwrap().land().unwrap();
         check_best(&left[0], &on_cpu(&others, &ends, &inputs)[0]);
-        assert!(engine.plans_anew() && !other.plans_anew(), "what is recorded is told");
+        assert!(engine.habits().plans_anew && !other.habits().plans_anew, "what is recorded is told");
     }
 }
 

@@ -51,9 +51,9 @@ struct Model {
     costs: HashMap<(DeviceKey, Kind), Costs>,
     /// Of devices whose memory was too small for the largest batch.
     ceilings: HashMap<(DeviceKey, Kind), Ceiling>,
-    /// Devices that keep to one size for a while, since a change of it is dear there.
-    steady: HashSet<DeviceKey>,
-    /// The sizes that they keep to.
+    /// Workers that are given one size for a while, since a change of it is dear to them.
+    steady: HashSet<WorkerKey>,
+    /// The sizes that their devices keep to.
     kept: HashMap<DeviceKey, Steady>,
     /// Names of devices that run it only while no other serves it.
     standby: Vec<Arc<str>>,
@@ -172,14 +172,14 @@ impl Book {
         }
     }
 
-    /// Says whether a device is to keep to one size of a model's batches for a while; not, where nobody says it.
-    pub fn keep_size(&mut self, key: ModelKey, device: &Arc<str>, keeps: bool) {
-        let device = self.roster.device(device);
+    /// Says whether a worker is to be given one size of a model's batches for a while; not, where nobody says it.
+    pub fn keep_size(&mut self, worker: WorkerKey, key: ModelKey, keeps: bool) {
+        let Some(device) = self.roster.device_of(worker) else { return };
         if let Some(model) = self.models.get_mut(&key) {
             model.kept.remove(&device);
             match keeps {
-                true => model.steady.insert(device),
-                false => model.steady.remove(&device),
+                true => model.steady.insert(worker),
+                false => model.steady.remove(&worker),
             };
         }
     }
@@ -193,8 +193,16 @@ impl Book {
 
     /// Removes a worker. Its batches can still finish.
     pub fn detach(&mut self, worker: WorkerKey, now: Instant) {
-        self.roster.detach(worker);
+        self.forget_worker(worker);
         self.strand(now);
+    }
+
+    /// Nobody counts on a worker any more.
+    fn forget_worker(&mut self, worker: WorkerKey) {
+        self.roster.detach(worker);
+        for model in self.models.values_mut() {
+            model.steady.remove(&worker);
+        }
     }
 
     /// From now on nothing waits for company.

@@ -97,7 +97,7 @@ impl Book {
         let pool = Pool::of(&self.roster, key, model);
         let admits: Admits<'_> = &|avoid| pool.admits(device, avoid);
         let pads = model.rules.padding.pads(self.roster.is_cpu(device));
-        let keeps = model.steady.contains(&device);
+        let keeps = model.steady.contains(&worker);
         let unmeasured = Costs::default();
         let ready_in = self.roster.busy_for(worker, now);
         let mut until: Option<Instant> = None;
@@ -159,7 +159,7 @@ impl Book {
         let place = (device, Kind::of(shape.setting()));
         model.running += 1;
         model.running_peak = model.running_peak.max(model.running);
-        if model.steady.contains(&device) {
+        if model.steady.contains(&worker) {
             let sizes = ceiling::within(&model.rules.sizes, model.ceilings.get(&place));
             model.kept.insert(device, model.keep(device, &sizes, items, now));
         }
@@ -217,7 +217,7 @@ impl Book {
     /// bounds.
     pub fn recall(&mut self, worker: WorkerKey, error: &str, now: Instant) -> Vec<Recalled> {
         // First, so that what comes back goes to others.
-        self.roster.detach(worker);
+        self.forget_worker(worker);
         let of_worker = |_: &u64, (_, receipt): &mut (Arc<Batch>, Receipt)| receipt.worker == worker;
         let batches: Vec<_> = self.running.extract_if(.., of_worker).collect();
         let recalled = batches.into_iter().map(|(_, (batch, receipt))| {

@@ -999,20 +999,20 @@ fn a_job_that_waits_longer_than_its_model_lets_it_is_refused_or_stands_back() {
 fn a_device_on_which_another_size_is_dear_keeps_to_one_and_others_do_not() {
     let mut desk = Desk::new(false);
     desk.pad(Padding::OnGpus);
-    desk.book.keep_size(MODEL, &"gpu-0".into(), true);
-    for (items, size) in [(1, 1), (3, 3), (1, 1)] {
-        desk.push(items, 0);
-        assert_eq!(desk.take().0.size, size, "on the CPU");
-    }
-    desk.worker = desk.book.attach(&"gpu-0".into());
-    for (items, size) in [(1, 1), (3, 4), (1, 4), (2, 4)] {
-        desk.push(items, 0);
-        assert_eq!(desk.take().0.size, size, "{items} items");
-    }
-    // Loaded anew, it may have recorded each.
-    desk.book.keep_size(MODEL, &"gpu-0".into(), false);
-    for (items, size) in [(1, 1), (3, 4), (1, 1)] {
-        desk.push(items, 0);
-        assert_eq!(desk.take().0.size, size, "{items} items");
-    }
+    let taken = |desk: &mut Desk, worker, batches: &[(usize, usize)]| {
+        desk.worker = worker;
+        for (items, size) in batches {
+            desk.push(*items, 0);
+            assert_eq!(desk.take().0.size, *size, "{items} items");
+        }
+    };
+    let [first, second] = [0; 2].map(|_| desk.book.attach(&"gpu-0".into()));
+    desk.book.keep_size(first, MODEL, true);
+    let on_cpu = desk.worker;
+    taken(&mut desk, on_cpu, &[(1, 1), (3, 3), (1, 1)]);
+    taken(&mut desk, first, &[(1, 1), (3, 4), (1, 4), (2, 4)]);
+    // Another instance there has recorded all sizes, and later the first one has.
+    taken(&mut desk, second, &[(3, 4), (1, 1)]);
+    desk.book.keep_size(first, MODEL, false);
+    taken(&mut desk, first, &[(3, 4), (1, 1)]);
 }

@@ -51,6 +51,11 @@ impl Worker {
         self.queue.leave(state, None);
     }
 
+    /// Says whether it is given one size of a model's batches for a while, since a change of it is dear to its engine.
+    pub fn keep_size(&self, model: ModelKey, keeps: bool) {
+        self.queue.state.lock().book.keep_size(self.key, model, keeps);
+    }
+
     /// Waits for a batch of one of the models it serves. To be called from a thread that may block.
     pub fn take(&self, serves: &[ModelKey]) -> Taken {
         self.take_within(serves, None)

@@ -12,6 +12,7 @@ use crate::{
     batch::{
         Batch, Job, ModelKey, Ran, RunResult,
         book::{Book, Pick, Receipt, WorkerKey},
+        roster::CPU,
         rows,
     },
     engine::{EngineError, Tensor},
@@ -284,6 +285,12 @@ impl World {
             let cost = costs.map(|(base, per_row)| base + per_row).max().unwrap_or_default();
             let own = worker.slow * 20 * worker.depth as u64 * cost + 200_000;
             self.truth.asks(index, &device, &serves);
+            // What makes another size dear may come and go while an engine serves.
+            for model in &serves {
+                if *device != *CPU && self.random.percent(5) {
+                    self.book.keep_size(key, *model, self.random.percent(50));
+                }
+            }
             let pick = self.book.pick(key, &serves, now);
             self.settle();
             match pick {

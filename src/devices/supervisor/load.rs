@@ -245,7 +245,6 @@ impl Devices {
         }
         let smallest = served.model.rules.sizes.first().copied().unwrap_or(1);
         self.parts.queue.measured(served.model.key, &device.id, smallest, proof.canary);
-        self.parts.queue.keep_size(served.model.key, &device.id, proof.plans_anew);
         self.book.put(index, hold, served, engines, proof.footprint.clone());
         if device.gpu.is_none() && !hold.health.is_over() {
             let status = &self.parts.status;
@@ -319,6 +318,8 @@ fn fell_short(hold: &Hold, refusal: Refusal) -> Refusal {
 pub(super) enum NotLoaded {
     /// Its devices are away, or have no room for it now.
     Away(Box<Away>),
+    /// It is not as whoever asked for it expects it.
+    Unexpected(String),
     /// Anything else.
     Failed(String),
 }
@@ -328,7 +329,7 @@ impl NotLoaded {
     pub(super) fn reason(&self) -> &str {
         match self {
             NotLoaded::Away(away) => &away.reason,
-            NotLoaded::Failed(reason) => reason,
+            NotLoaded::Unexpected(reason) | NotLoaded::Failed(reason) => reason,
         }
     }
 }

@@ -14,25 +14,12 @@ pub(super) struct Leaving {
 impl Devices {
     /// Loads all versions of a model anew. What fails leaves the version that serves, if there is one, and is listed with
     /// its reason; versions that are gone from the folder go. What is only named is listed with its reason, and fails nothing
-    /// beside versions that are there.
-    ///
-    /// # Errors
-    /// The reasons of all versions that failed.
-    pub fn reload(&self, name: &str, found: &[Found]) -> Result<(), String> {
-        self.reload_if(name, found, &|_| Ok(()))
-    }
-
-    /// The same, as long as they are as whoever asks expects them: the first that is not fails, as what cannot be loaded does, and
+    /// beside versions that are there. The first that is not as whoever asks expects it fails, as what cannot be loaded does, and
     /// those behind it are left as they are.
     ///
     /// # Errors
     /// The reasons of all versions that failed.
-    pub fn reload_if(
-        &self,
-        name: &str,
-        found: &[Found],
-        expected: &dyn Fn(&Model) -> Result<(), String>,
-    ) -> Result<(), String> {
+    pub fn reload(&self, name: &str, found: &[Found]) -> Result<(), String> {
         let _turn = self.turn.lock();
         let mut reasons = Vec::new();
         let mut refused = false;
@@ -52,14 +39,8 @@ impl Devices {
             let version = &found.version;
             let may_lack = found.only_named && is_some_there;
             let old = self.serving(name, Some(version)).pop();
-            let loaded = self.try_load(found).and_then(|loading| match expected(&loading.model) {
-                Ok(()) => Ok(loading),
-                Err(why) => {
-                    refused = true;
-                    self.leave(loading.model);
-                    Err(NotLoaded::Failed(why))
-                }
-            });
+            let loaded = self.try_load(found);
+            refused = matches!(loaded, Err(NotLoaded::Unexpected(_)));
             match loaded {
                 Ok(loading) => self.present(found, &loading),
                 Err(why) if old.is_some() && !may_lack => {
@@ -160,7 +141,7 @@ impl Devices {
         models
     }
 
-    fn leave(&self, model: Arc<Model>) {
+    pub(super) fn leave(&self, model: Arc<Model>) {
         let lent = self.book.leave(model.key);
         self.leaving.lock().push(Leaving { model, lent });
     }

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     batch::QueueLimits,
     engine::{Engine, EngineError, Setting, Signature, Tensor, TensorView},
-    models::testing::source,
+    models::{Entry, Expected, Source, testing::source},
 };
 use std::{sync::mpsc, time::Instant};
 
@@ -30,8 +30,14 @@ fn devices() -> Arc<Devices> {
     Devices::start(parts, &wanted).unwrap()
 }
 
-fn found(name: &str, source: Result<crate::models::Source, String>) -> Found {
+fn found(name: &str, source: Result<Source, String>) -> Found {
     Found { name: name.into(), version: "1".into(), source, only_named: false }
+}
+
+/// The same, if it is as this says.
+fn with_look(found: Found, look: impl Fn(&Model) -> Result<(), String> + Send + Sync + 'static) -> Found {
+    let source = found.source.map(|source| Source { expected: Expected::by(look), ..source });
+    Found { source, ..found }
 }
 
 fn end(devices: &Devices) {
@@ -66,6 +72,31 @@ fn a_model_that_was_unloaded_while_it_waited_for_a_device_is_not_loaded_after_al
     devices.load_of(&waiting, 7, 1);
     assert_eq!([devices.parts.catalog.has("stays"), devices.parts.catalog.has("goes")], [true, false]);
     assert!(who_waits().is_empty());
+    end(&devices);
+}
+
+#[test]
+fn a_model_that_waited_for_a_device_is_held_against_what_its_load_said_of_it() {
+    let devices = devices();
+    let placed = || Placed { on: vec![7], stands_in: None, instead: false, notes: Vec::new() };
+    for (name, why) in
+        [("as-said", Ok(())), ("another", Err("\"input\" is not as the model has it".to_owned()))]
+    {
+        let found = found(name, Ok(source(name, "1", "engine = \"gauss-mle\"\n")));
+        let found = with_look(found, move |_| why.clone());
+        let away = Away { reason: String::new(), placed: placed(), refused: Vec::new(), failed: false };
+        devices.book.wait_for_device(&found, away, Instant::now());
+        devices.load_of(&[found], 7, 1);
+    }
+    let state = |name: &str| {
+        let listed = devices.parts.catalog.list();
+        listed.into_iter().find(|entry| &*entry.name == name).map(|entry| entry.state)
+    };
+    assert!(matches!(state("as-said"), Some(State::Ready(_))));
+    let told = "\"input\" is not as the model has it";
+    assert!(matches!(state("another"), Some(State::Unavailable(why)) if why == told));
+    let waits = devices.book.who_waits(7, 1, &devices.sharing, Instant::now());
+    assert!(waits.is_empty() && !devices.let_go(), "nothing of it is left");
     end(&devices);
 }
 
@@ -214,14 +245,17 @@ fn a_version_that_waits_for_its_turn_is_loading_and_one_that_is_left_alone_is_as
     );
     assert_eq!(state("3").as_deref(), Some("it cannot be read"));
 
-    let while_first = Mutex::new(Vec::new());
-    let look = |_: &Model| {
-        *while_first.lock() = ["1", "2", "3"].map(&state).into_iter().flatten().collect();
+    let (tell, told) = mpsc::channel();
+    let catalog = Arc::clone(&devices.parts.catalog);
+    let look = move |_: &Model| {
+        let loading = |entry: &Entry| matches!(entry.state, State::Loading).then_some("loading");
+        tell.send(catalog.list().iter().filter_map(loading).collect::<Vec<_>>()).unwrap();
         Err("not as expected".to_owned())
     };
-    let told = devices.reload_if("spots", &[of("1"), of("2"), of("3")], &look);
-    assert_eq!(told, Err("not as expected".to_owned()));
-    assert_eq!(*while_first.lock(), ["loading"; 3]);
+    let unexpected = with_look(of("1"), look);
+    let result = devices.reload("spots", &[unexpected, of("2"), of("3")]);
+    assert_eq!(result, Err("not as expected".to_owned()));
+    assert_eq!(told.recv().unwrap(), ["loading"; 3]);
     let after = ["1", "2", "3"].map(&state);
     assert_eq!(after, [Some("not as expected".to_owned()), None, Some("it cannot be read".to_owned())]);
     let refused = devices.parts.catalog.get("spots", Some("2")).err();

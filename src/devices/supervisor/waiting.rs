@@ -113,7 +113,7 @@ impl Devices {
     pub(super) fn not_loaded(&self, found: &Found, why: NotLoaded) -> String {
         let (name, version) = (&found.name, &found.version);
         let reason = match why {
-            NotLoaded::Failed(reason) => reason,
+            NotLoaded::Unexpected(reason) | NotLoaded::Failed(reason) => reason,
             NotLoaded::Away(away) => {
                 let next = match away.refused.is_empty() {
                     true => "it is loaded when one of them is back",

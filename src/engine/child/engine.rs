@@ -7,7 +7,7 @@ use super::{
     wire::{Answer, Ask, Copies, Eye, Fitted, Standing, parts},
 };
 use crate::engine::{
-    Airborne, DataType, Ends, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
+    Airborne, DataType, Ends, Engine, EngineError, Flight, Habits, Setting, Signature, Tensor, TensorView,
     kernels::Camera, staging::Memory,
 };
 use parking_lot::{Condvar, Mutex};
@@ -78,6 +78,16 @@ impl ChildEngine {
         let ask = Ask::Start { engine: self.number, inputs, setting, reduced };
         let ticket = self.asks().ask(&ask, &copies, Held { inputs: held, seat: Some(seat) })?;
         Ok(Away { ticket, standing: Arc::clone(&self.standing) })
+    }
+
+    fn let_go(&self, forgets: bool) {
+        let ask = Ask::Rest { engine: self.number, forgets };
+        let rested = self.asks().ask(&ask, &Copies::default(), Held::default());
+        match rested.and_then(Ticket::wait).map(|reply| reply.answer) {
+            Ok(Answer::Done { device_bytes }) => self.standing.lock().device_bytes = device_bytes,
+            Ok(other) => tracing::warn!(error = %unexpected(&other), "an idle engine keeps its memory"),
+            Err(error) => tracing::warn!(%error, "an idle engine keeps its memory"),
+        }
     }
 
     /// How the child knows a camera: maps are copied to it once.
@@ -151,17 +161,16 @@ impl Engine for ChildEngine {
         self.standing.lock().device_bytes
     }
 
-    fn plans_anew(&self) -> bool {
-        self.standing.lock().plans_anew
+    fn habits(&self) -> Habits {
+        self.standing.lock().habits
     }
 
     fn rest(&mut self) {
-        let rested = self.asks().ask(&Ask::Rest { engine: self.number }, &Copies::default(), Held::default());
-        match rested.and_then(Ticket::wait).map(|reply| reply.answer) {
-            Ok(Answer::Done { device_bytes }) => self.standing.lock().device_bytes = device_bytes,
-            Ok(other) => tracing::warn!(error = %unexpected(&other), "an idle engine keeps its memory"),
-            Err(error) => tracing::warn!(%error, "an idle engine keeps its memory"),
-        }
+        self.let_go(false);
+    }
+
+    fn forget(&mut self) {
+        self.let_go(true);
     }
 }
 

@@ -107,9 +107,12 @@ impl Seat<'_> {
                     let begun = seat.begin(words_at, &inputs, setting.as_ref(), reduced);
                     seat.start(id, begun);
                 }
-                Ask::Rest { .. } => {
+                Ask::Rest { forgets, .. } => {
                     seat.landing = None;
-                    seat.engine.rest();
+                    match forgets {
+                        true => seat.engine.forget(),
+                        false => seat.engine.rest(),
+                    }
                     desk.answer(id, Ok(Answer::Done { device_bytes: seat.engine.device_bytes() }));
                 }
                 Ask::Unload { .. } => {

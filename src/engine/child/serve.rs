@@ -185,7 +185,7 @@ fn listen<'a>(desk: &Arc<Desk>, place: &'a Place, send: &dyn Fn(u64, Errand<'a>)
                     Ask::Equip { engine, .. }
                     | Ask::Camera { engine, .. }
                     | Ask::Start { engine, .. }
-                    | Ask::Rest { engine } => {
+                    | Ask::Rest { engine, .. } => {
                         let told = engines.get(&engine).map(|seated| seated.tell(id, words_at, ask));
                         if told != Some(true) {
                             refuse(id, format!("there is no engine {engine}"));

@@ -4,7 +4,7 @@
 use super::{ends::EndsText, recipe::Recipe, region::aligned};
 use crate::{
     engine::{
-        DataType, Dim, Engine, EngineError, Setting, Signature, Tensor, TensorSpec,
+        DataType, Dim, Engine, EngineError, Habits, Setting, Signature, Tensor, TensorSpec,
         kernels::{Astigmatism, Border, Camera, FinderOptions, FitModel, Method, Psf, Threshold},
     },
     telemetry::{COMMIT, VERSION},
@@ -30,8 +30,8 @@ pub(super) enum Ask {
     Camera { engine: u64, camera: u64, height: usize, width: usize, maps: Vec<TensorAt> },
     /// Runs a batch.
     Start { engine: u64, inputs: Vec<TensorAt>, setting: Option<Fitted>, reduced: bool },
-    /// The engine lets go of memory.
-    Rest { engine: u64 },
+    /// The engine lets go of memory, or also of what it has made for the batches so far.
+    Rest { engine: u64, forgets: bool },
     /// The engine goes.
     Unload { engine: u64 },
     /// What of the device's memory is free.
@@ -74,12 +74,12 @@ pub(super) enum Answer {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Standing {
     pub(super) device_bytes: u64,
-    pub(super) plans_anew: bool,
+    pub(super) habits: Habits,
 }
 
 impl Standing {
     pub(super) fn of(engine: &dyn Engine) -> Standing {
-        Standing { device_bytes: engine.device_bytes(), plans_anew: engine.plans_anew() }
+        Standing { device_bytes: engine.device_bytes(), habits: engine.habits() }
     }
 }
 

@@ -26,7 +26,7 @@ pub use crate::engine::onnx::gpu::Load;
 
 use super::{Context, Heap, HostMemory, Streams};
 use crate::engine::{
-    DataType, Ends, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
+    DataType, Ends, Engine, EngineError, Flight, Habits, Setting, Signature, Tensor, TensorView,
     ends::Reading,
     onnx::{
         Placement, Runtime,
@@ -106,13 +106,14 @@ impl OnnxOnGpu {
             return Ok(if records { engine.recording() } else { engine });
         }
         runtime.check_gpu(context.gpu())?;
+        let too_old = recordable::too_old(runtime.check_replays(), &load.asked)?;
         let ordinal = i32::try_from(context.gpu().ordinal).map_err(|_| "no such GPU".to_owned())?;
         let streams = context.streams().map_err(|error| error.to_string())?;
         let memory = context.memory().map_err(|error| error.to_string())?;
         let arena_bytes_max = memory.part(load.instances, load.memory_bytes_max);
         // What is only tried, only where nothing speaks against it.
         let tried = load.asked.cuda_graph == CudaGraph::Auto && load.asked.records();
-        let unlisted = tried.then(|| recordable::unlisted(&load.path)).flatten();
+        let unlisted = too_old.or_else(|| tried.then(|| recordable::unlisted(&load.path)).flatten());
         let target = GpuTarget {
             ordinal,
             stream: streams.compute.cu_stream().cast(),
@@ -393,11 +394,16 @@ impl Engine for OnnxOnGpu {
         Some(self.heap.held_bytes())
     }
 
-    fn plans_anew(&self) -> bool {
-        self.plans && !self.graphs.are_for_all()
+    fn habits(&self) -> Habits {
+        Habits { plans_anew: self.plans && !self.graphs.are_for_all(), unrecorded: self.graphs.unrecorded() }
     }
 
     fn rest(&mut self) {
+        self.let_go();
+    }
+
+    fn forget(&mut self) {
+        self.graphs.forget();
         self.let_go();
     }
 }

@@ -8,7 +8,7 @@
 //!   there are in a file; `fields`: how those that read a model file themselves go through it.
 //! - `value`: tensors in and out of it without a copy; `binding`: the same with memory of a device.
 //! - [`report_nothing`]: it sends no reports.
-//! - `libraries`: whether it can run models on a GPU here; `failure`: whose fault a failed run is; `idle`: memory that an idle model
+//! - `libraries`: whether it can run models on a GPU here; `version`: whether it is new enough to replay what was recorded there; `failure`: whose fault a failed run is; `idle`: memory that an idle model
 //!   gives back.
 
 pub(super) mod binding;
@@ -25,6 +25,7 @@ mod reports;
 pub(super) mod session;
 mod shapes;
 pub(super) mod value;
+mod version;
 
 pub use gpu::OnGpu;
 pub use placement::Placement;
@@ -56,6 +57,8 @@ static LOADED: Mutex<Option<(PathBuf, Runtime)>> = Mutex::new(None);
 pub struct Runtime {
     environment: Environment,
     path: Arc<Path>,
+    /// Whether what it records on a GPU may be replayed, or why not.
+    replays: Result<(), String>,
     /// What it runs on GPUs with, or why it cannot; looked at when it is first asked for.
     cuda: Arc<OnceLock<Result<CudaProvider, String>>>,
     stands_in: Arc<AtomicBool>,
@@ -93,8 +96,15 @@ impl Runtime {
             .with_logger(Arc::new(log))
             .build()
             .map_err(|error| format!("cannot start ONNX Runtime: {error}"))?;
-        let runtime =
-            Runtime { environment, path: path.into(), cuda: Arc::default(), stands_in: Arc::default() };
+        let replays = version::of(path).and_then(|version| version::check_replays(&version));
+        let replays = replays.map_err(|why| format!("{}: {why}", path.display()));
+        let runtime = Runtime {
+            environment,
+            path: path.into(),
+            replays,
+            cuda: Arc::default(),
+            stands_in: Arc::default(),
+        };
         *loaded = Some((path.to_owned(), runtime.clone()));
         Ok(runtime)
     }
@@ -134,6 +144,14 @@ impl Runtime {
             CudaProvider::beside(&self.path)
         });
         provider.as_ref().map_err(Clone::clone)?.check(gpu.cuda, gpu.capability)
+    }
+
+    /// Whether what it records on a GPU may be replayed.
+    ///
+    /// # Errors
+    /// Why not, and what to do.
+    pub fn check_replays(&self) -> Result<(), String> {
+        self.replays.clone()
     }
 
     /// Loads a model for the CPU.

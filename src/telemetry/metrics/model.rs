@@ -122,6 +122,7 @@ pub(super) struct Families {
     again: IntCounterVec,
     fallbacks: IntCounterVec,
     ceiling: IntGaugeVec,
+    unrecorded: IntCounterVec,
     queue_items: IntGauge,
     outcomes: IntCounterVec,
     state: IntGaugeVec,
@@ -179,6 +180,11 @@ impl Families {
                 "The largest batch that a device is given since its memory was too small for one.",
                 &["device"],
             ),
+            unrecorded: counters(
+                "ocelli_unrecorded_sizes_total",
+                "Times that memory was made for a batch size which was not recorded, since the CUDA graphs of the copy of the model were used up.",
+                &["device"],
+            ),
             queue_items: IntGauge::with_opts(opts("ocelli_queue_items", "Items that wait or run."))
                 .expect(LITERALS),
             outcomes: counters(
@@ -200,7 +206,7 @@ impl Families {
     }
 
     /// All of them, in the order in which the reference shows them.
-    pub(super) fn each(&self) -> [&dyn Collector; 12] {
+    pub(super) fn each(&self) -> [&dyn Collector; 13] {
         [
             &self.stages,
             &self.batch_items,
@@ -210,6 +216,7 @@ impl Families {
             &self.again,
             &self.fallbacks,
             &self.ceiling,
+            &self.unrecorded,
             &self.queue_items,
             &self.outcomes,
             &self.state,
@@ -351,6 +358,8 @@ pub struct DeviceMetrics {
     ceiling: IntGaugeVec,
     device: String,
 
+    /// Memory for batch sizes that could not be recorded any more.
+    pub unrecorded: IntCounter,
     /// From push to being taken, per job.
     pub queue_seconds: Histogram,
     /// Putting the batch together, per batch.
@@ -373,6 +382,7 @@ impl DeviceMetrics {
             fallbacks: families.fallbacks.clone(),
             ceiling: families.ceiling.clone(),
             device: device.to_owned(),
+            unrecorded: families.unrecorded.with_label_values(&[device]),
             queue_seconds: stage("queue"),
             stage_seconds: stage("stage"),
             compute_seconds: stage("compute"),

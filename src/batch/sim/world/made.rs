@@ -41,9 +41,6 @@ impl World {
             };
             let key = ModelKey(i);
             book.register(key, "model", rules.clone());
-            for gpu in ["gpu-0", "gpu-1"] {
-                book.keep_size(key, &gpu.into(), random.percent(50));
-            }
             models.insert(key, rules);
             let cost = (random.between(500, 20_000) * scale, random.between(100, 8_000) * scale);
             costs.insert(key, cost);

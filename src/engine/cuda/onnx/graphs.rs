@@ -7,8 +7,8 @@
 //! equal. Before the replay that is compared the outputs are filled with something else, which one that writes nothing would leave there.
 //!
 //! What is seen so is seen once. That the memory of a recorded size stays where it is, whatever runs after it, is ONNX Runtime's to see
-//! to: 1.31 does, but for convolutions that it fuses with what follows ([`Session::load`] has that left out). Older ones give some of it to
-//! others (Concat, Split, batches of MatMul: its pull request 32121; Gemm's bias).
+//! to: 1.31 does, but for convolutions that it fuses with what follows ([`Session::load`] has that left out). With older ones nothing is
+//! recorded ([`Runtime::check_replays`](crate::engine::onnx::Runtime::check_replays)).
 #![allow(unsafe_code)]
 
 use super::{
@@ -24,7 +24,9 @@ use crate::engine::{
 use ort::session::RunOptions;
 
 /// Graphs that are recorded. ONNX Runtime keeps each as long as the session, whatever becomes of the memory that it was recorded with:
-/// of a model whose callers choose extents there would be ever more.
+/// of a model whose callers choose extents there would be ever more. Nor is a number free again: a run with it is a replay for ever. What
+/// ONNX Runtime has to let go of a graph (`SessionReleaseCapturedGraph`, since 1.27) does nothing in the CUDA provider of 1.31, and says
+/// that it went well.
 const GRAPHS_MAX: usize = super::DEPTH * BUCKETS_MAX;
 
 /// Bytes of each output that are compared, from its start: items are all treated alike.
@@ -43,24 +45,38 @@ pub(super) struct Graphs {
     records: bool,
     /// The last number that was given to one.
     last: usize,
+    /// Whether any is to be replayed.
+    there: bool,
     /// Whether there are batches that are not recorded.
     plain: bool,
+    /// How often no number was left.
+    unrecorded: u64,
 }
 
 impl Graphs {
     /// None yet.
     pub(super) fn new(model: String, asked: CudaGraph, records: bool) -> Graphs {
-        Graphs { model, asked, records, last: 0, plain: false }
+        Graphs { model, asked, records, last: 0, there: false, plain: false, unrecorded: 0 }
     }
 
     /// Whether there are any, which have addresses in them.
     pub(super) fn are_there(&self) -> bool {
-        self.records && self.last > 0
+        self.records && self.there
     }
 
     /// Whether all batches so far have one.
     pub(super) fn are_for_all(&self) -> bool {
         self.are_there() && !self.plain
+    }
+
+    /// How often no number was left.
+    pub(super) fn unrecorded(&self) -> u64 {
+        self.unrecorded
+    }
+
+    /// None of those so far is replayed any more, and the batches that had them, or none, do not come again.
+    pub(super) fn forget(&mut self) {
+        (self.there, self.plain) = (false, false);
     }
 
     /// The number of the next one, for a batch that reads and writes only what stays where it is, or does not.
@@ -70,16 +86,23 @@ impl Graphs {
         }
         if is_fixed && self.last < GRAPHS_MAX {
             self.last += 1;
+            self.there = true;
             return Some(self.last);
         }
-        if !std::mem::replace(&mut self.plain, true) {
-            let why = match is_fixed {
-                true => format!("there are {GRAPHS_MAX} graphs already"),
-                false => {
-                    "the shape of an output is known only after a run, or the CPU reads an input".to_owned()
-                }
-            };
-            self.tell("some batches are not recorded as CUDA graphs", &why);
+        let is_first = !std::mem::replace(&mut self.plain, true);
+        if is_fixed {
+            self.unrecorded += 1;
+            if self.unrecorded == 1 {
+                let why = format!(
+                    "this copy of the model has recorded {GRAPHS_MAX}, which is all there may be: batches of further shapes, and of those whose \
+                     memory is lost in an error, are run without, and the GPU keeps to one batch size for a while. Loaded anew, it begins \
+                     again with none"
+                );
+                self.tell("the CUDA graphs are used up", &why);
+            }
+        } else if is_first {
+            let why = "the shape of an output is known only after a run, or the CPU reads an input";
+            self.tell("some batches are not recorded as CUDA graphs", why);
         }
         None
     }
@@ -241,12 +264,16 @@ mod tests {
         let numbers: Vec<usize> = (0..GRAPHS_MAX).filter_map(|_| graphs.next(true)).collect();
         assert_eq!(numbers, (1..=GRAPHS_MAX).collect::<Vec<_>>());
         assert!(graphs.are_there() && graphs.are_for_all());
-        assert_eq!((graphs.next(true), graphs.are_for_all()), (None, false));
+        assert_eq!((graphs.unrecorded(), graphs.next(true)), (0, None));
+        assert_eq!((graphs.unrecorded(), graphs.are_for_all()), (1, false));
+        // What is forgotten gives no number back.
+        graphs.forget();
+        assert_eq!((graphs.are_there(), graphs.next(true), graphs.unrecorded()), (false, None, 2));
 
         let mut open = Graphs::new("m".into(), CudaGraph::Auto, true);
         assert_eq!((open.next(false), open.are_there()), (None, false));
         assert_eq!((open.next(true), open.are_for_all()), (Some(1), false));
         let mut none = Graphs::new("m".into(), CudaGraph::Never, false);
-        assert_eq!((none.next(true), none.are_for_all()), (None, false));
+        assert_eq!((none.next(true), none.are_for_all(), none.unrecorded()), (None, false, 0));
     }
 }

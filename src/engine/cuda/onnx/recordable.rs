@@ -3,7 +3,7 @@
 
 use crate::engine::{
     Dim,
-    onnx::{Placement, operators, session::Session},
+    onnx::{OnGpu, Placement, gpu::CudaGraph, operators, session::Session},
 };
 use std::path::Path;
 
@@ -115,6 +115,18 @@ const RECORDABLE: &[&str] = &[
     "Softmax",
 ];
 
+/// Why an ONNX Runtime of which this is known records nothing that is only tried.
+///
+/// # Errors
+/// The same, where somebody insists.
+pub(super) fn too_old(replays: Result<(), String>, asked: &OnGpu) -> Result<Option<String>, String> {
+    match (replays, asked.cuda_graph) {
+        (Err(why), CudaGraph::Always) => Err(why),
+        (Err(why), CudaGraph::Auto) if asked.records() => Ok(Some(why)),
+        _ => Ok(None),
+    }
+}
+
 /// Why a network is not even tried to be recorded, by the operators in its file.
 pub(super) fn unlisted(path: &Path) -> Option<String> {
     let Some(operators) = operators::of(path) else {
@@ -155,6 +167,18 @@ pub(super) fn speaks_against(session: &Session) -> Result<Option<String>, String
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_onnx_runtime_that_is_too_old_is_refused_where_graphs_are_insisted_on_and_else_records_none() {
+        let told = |replays: Result<(), &str>, cuda_graph| {
+            too_old(replays.map_err(str::to_owned), &OnGpu { cuda_graph, ..OnGpu::default() })
+        };
+        let why = || "it is 1.26".to_owned();
+        assert_eq!(told(Err("it is 1.26"), CudaGraph::Always), Err(why()));
+        assert_eq!(told(Err("it is 1.26"), CudaGraph::Auto), Ok(Some(why())));
+        assert_eq!(told(Err("it is 1.26"), CudaGraph::Never), Ok(None));
+        assert_eq!(told(Ok(()), CudaGraph::Always), Ok(None));
+    }
 
     #[test]
     fn a_network_is_tried_where_all_of_its_operators_are_known_to_be_fit() {
