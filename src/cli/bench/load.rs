@@ -10,9 +10,9 @@ use super::{
         client::{Server, causes, told},
         message::Message,
     },
-    random::Random,
     tally::{Ended, Point, Tally, words},
 };
+use crate::random::Random;
 use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use std::{
