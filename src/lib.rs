@@ -43,7 +43,7 @@
 //!
 //! Imports point one way (`tests/it/tidy.rs` reads the `use crate::` lines and keeps it so):
 //! `main → cli → app → grpc → http → batch ← devices → models → tasks → engine → image`, with `config`, `error`,
-//! `protocol`, `status` and `telemetry` as leaves; `random` is there for all.
+//! `protocol`, `status` and `telemetry` as leaves; `random` and `words` are there for all.
 
 // In the order a newcomer should read them.
 
@@ -79,6 +79,8 @@ pub mod status;
 pub mod tasks;
 /// Logs, metrics and traces.
 pub mod telemetry;
+/// What messages to people are made of: names that may have been meant.
+pub(crate) mod words;
 
 #[cfg(test)]
 mod blessed;

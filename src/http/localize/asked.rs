@@ -344,7 +344,7 @@ mod tests {
             ("psf=gauss", "psf is \"gauss\", expected xynb, xynbs"),
             ("format=xml", "format is \"xml\", expected csv"),
             ("gian=1.3", "unknown key \"gian\" in the query; there are input"),
-            ("gian=1.3", "spots_max; did you mean \"gain\"?"),
+            ("gian=1.3", "spots_max; nearest: gain"),
             ("psf", "write psf=..."),
             ("keep=all&keep=finite", "keep is given twice"),
             ("z_range_um=-0.5,0.5", "needs color_by=z"),
