@@ -79,7 +79,7 @@ pub mod status;
 pub mod tasks;
 /// Logs, metrics and traces.
 pub mod telemetry;
-/// What messages to people are made of: names that may have been meant.
+/// What messages to people are made of: values that are cut, causes, names that may have been meant.
 pub(crate) mod words;
 
 #[cfg(test)]

@@ -1,10 +1,37 @@
-//! What messages to people are made of: names that may have been meant.
+//! What messages to people are made of: values that are cut, errors with their causes, and names that may have been meant.
+
+use std::error::Error;
+
+/// Characters of a value that a message repeats: enough to know it by.
+const VALUE_CHARS_MAX: usize = 100;
 
 /// Names longer than this are not compared with others: comparing takes time in their length.
 const NAME_BYTES_MAX: usize = 256;
 
 /// How much of a name has to be right for it to have been meant.
 const LIKENESS_MIN: f64 = 0.6;
+
+/// The beginning of a value that may have any length.
+pub(crate) fn clipped(text: &str) -> &str {
+    match text.char_indices().nth(VALUE_CHARS_MAX) {
+        Some((end, _)) => &text[..end],
+        None => text,
+    }
+}
+
+/// An error with what it came of: the outermost often says only that something failed.
+pub(crate) fn causes(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let more = cause.to_string();
+        if !text.ends_with(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = cause.source();
+    }
+    text
+}
 
 /// The known names most like this one, best first, so many at most. Case and the kind of dashes make no difference.
 pub(crate) fn nearest<N: AsRef<str>>(
@@ -43,6 +70,12 @@ pub(crate) fn told(nearest: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_are_cut_between_characters() {
+        assert_eq!(clipped("short"), "short");
+        assert_eq!(clipped(&"é".repeat(101)), "é".repeat(100));
+    }
 
     #[test]
     fn names_that_may_have_been_meant_are_told_best_first() {

@@ -6,9 +6,11 @@ use crate::{
     http::{accepted, query},
     image::stack::{Format as StackFormat, Raw, SampleType},
     tasks::localize::{
-        Format, Holds, Options, Settings, options,
+        Format, Holds, Options, Settings,
+        options::{self, word},
         settings::{self, KEYS},
     },
+    words::clipped,
 };
 use axum::http::{HeaderMap, HeaderValue, header};
 
@@ -96,10 +98,6 @@ impl From<String> for Wrong {
     }
 }
 
-fn word<T>(key: &str, value: &str, of: impl Fn(&str) -> Option<T>, names: &str) -> Result<T, String> {
-    of(value).ok_or_else(|| format!("{key} is {value:?}, expected {names}"))
-}
-
 fn sample_type(value: &str) -> Result<SampleType, String> {
     match value {
         "u16" | "uint16" => Ok(SampleType::U16),
@@ -163,7 +161,7 @@ fn format(headers: &HeaderMap) -> Result<Format, Wrong> {
     });
     known.ok_or_else(|| {
         let lines: Vec<_> = headers.get_all(header::ACCEPT).iter().map(HeaderValue::as_bytes).collect();
-        Wrong::Accept(String::from_utf8_lossy(&lines.join(&b", "[..])).chars().take(100).collect())
+        Wrong::Accept(clipped(&String::from_utf8_lossy(&lines.join(&b", "[..]))).to_owned())
     })
 }
 
