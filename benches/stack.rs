@@ -9,7 +9,10 @@
 //! the floor: the same pieces, copied into a frame.
 
 use bytes::Bytes;
-use ocelli::image::stack::{Format, Limits, Options, Raw, SampleType, Samples, StackReader};
+use ocelli::{
+    image::stack::{Format, Limits, Options, Raw, SampleType, Samples, StackReader},
+    random::Random,
+};
 use std::{
     hint::black_box,
     io::Cursor,
@@ -26,18 +29,12 @@ const SIDE: usize = 512;
 const PIECE_BYTES: usize = 128 << 10;
 
 /// A frame with an offset of 100, shot noise of a low background, and a spot every 64 pixels.
-fn frame(state: &mut u64) -> Vec<u16> {
-    let mut random = || {
-        *state ^= *state << 13;
-        *state ^= *state >> 7;
-        *state ^= *state << 17;
-        *state
-    };
+fn frame(random: &mut Random) -> Vec<u16> {
     let mut pixel = |index: usize| {
         let (x, y) = ((index % SIDE % 64) as f64 - 32.0, (index / SIDE % 64) as f64 - 32.0);
         let spot = 800.0 * (-(x * x + y * y) / 4.0).exp();
         // The number of ones in random bits is nearly Gaussian.
-        let noise = f64::from(random().count_ones()) - 32.0;
+        let noise = f64::from(random.bits().count_ones()) - 32.0;
         (110.0 + spot + noise * (6.0 + spot).sqrt()).max(0.0) as u16
     };
     (0..SIDE * SIDE).map(&mut pixel).collect()
@@ -87,8 +84,8 @@ fn main() {
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     let mut number = |default: u64| arguments.next().map_or(default, |text| text.parse().expect("a number"));
     let (count, seconds) = (number(100), number(2));
-    let mut state = 0x9e37_79b9_7f4a_7c15;
-    let frames: Vec<Vec<u16>> = (0..count).map(|_| frame(&mut state)).collect();
+    let mut random = Random::new(1);
+    let frames: Vec<Vec<u16>> = (0..count).map(|_| frame(&mut random)).collect();
     let raw: Vec<u8> = frames.iter().flatten().flat_map(|sample| sample.to_le_bytes()).collect();
     let sample_bytes = raw.len();
     let report = |name: &str, file_bytes: usize, work: &mut dyn FnMut()| {

@@ -34,9 +34,10 @@ use crate::{
     telemetry::{logging::Logging, metrics::DropReason},
 };
 use admin::Admin;
+use axum::Router;
 pub use base::Core;
 use futures_util::future::join_all;
-use listen::bind;
+use listen::{bind, bind_where};
 use std::{
     net::SocketAddr,
     sync::Arc,
@@ -114,29 +115,17 @@ impl App {
     /// If a socket cannot be bound, the backend cannot be had, or the system refuses a thread.
     pub async fn start(config: Config, log: Option<&Logging>) -> Result<App, AppError> {
         // Sockets first: the commonest mistake is told before a model is loaded.
-        let mut listeners = Vec::new();
+        let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
         for address in &config.listen {
-            listeners.push(bind(*address, "listen").await?);
+            let (listener, at) = bind(*address, "listen").await?;
+            listeners.push(listener);
+            addresses.push(at);
         }
-        let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>();
-        let addresses = addresses.map_err(failed("cannot read the address listened on"))?;
-        let admin_listener = match config.admin_listen {
-            Some(address) => Some(bind(address, "admin_listen").await?),
-            None => None,
-        };
-        let metrics_listener = match config.metrics_listen {
-            Some(address) => Some(bind(address, "metrics_listen").await?),
-            None => None,
-        };
+        let (admin_listener, admin_address) = bind_where(config.admin_listen, "admin_listen").await?;
+        let (metrics_listener, metrics_address) = bind_where(config.metrics_listen, "metrics_listen").await?;
+        let (grpc_listener, grpc_address) = bind_where(config.grpc_listen, "grpc_listen").await?;
         // Before the models are looked for: what changes from now on is a change.
         let first = Look::at(&config.models);
-
-        let grpc_listener = match config.grpc_listen {
-            Some(address) => Some(bind(address, "grpc_listen").await?),
-            None => None,
-        };
-        let grpc_address = grpc_listener.as_ref().map(TcpListener::local_addr).transpose();
-        let grpc_address = grpc_address.map_err(failed("cannot read the address listened on for gRPC"))?;
 
         let Core { queue, catalog, status, metrics, devices, jpeg, found } = Core::start(&config, log)?;
         let decode = DecodePool::new(config.decode_threads, config.decode_bytes_max, base::limits(&config))
@@ -179,23 +168,14 @@ impl App {
             Ended { connections_dropped: dropped }
         });
         let heart = tokio::spawn(beat(status, threads.handles().to_vec()));
-        let apart = accept_settings(&config, admin::CONNECTIONS_MAX);
-        let (admin, admin_address) = match admin_listener {
-            Some(listener) => {
-                let address = listener.local_addr().map_err(failed("cannot read the admin address"))?;
-                let routes = http::admin_routes(Arc::clone(&front));
-                (Some(Admin::start(listener, "admin", apart.clone(), routes)?), Some(address))
-            }
-            None => (None, None),
+        let apart = |listener: Option<TcpListener>, name, routes: fn(Arc<Front>) -> Router| {
+            let settings = accept_settings(&config, admin::CONNECTIONS_MAX);
+            listener
+                .map(|listener| Admin::start(listener, name, settings, routes(Arc::clone(&front))))
+                .transpose()
         };
-        let (metrics, metrics_address) = match metrics_listener {
-            Some(listener) => {
-                let address = listener.local_addr().map_err(failed("cannot read the address of metrics"))?;
-                let routes = http::metrics_routes(Arc::clone(&front));
-                (Some(Admin::start(listener, "metrics", apart, routes)?), Some(address))
-            }
-            None => (None, None),
-        };
+        let admin = apart(admin_listener, "admin", http::admin_routes)?;
+        let metrics = apart(metrics_listener, "metrics", http::metrics_routes)?;
 
         let stop_loading = CancellationToken::new();
         let stop = stop_loading.clone();

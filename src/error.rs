@@ -2,6 +2,7 @@
 //!
 //! `http::reject` holds the only table from variant to status. Causes that only an operator can use go to the log.
 
+use crate::words::told;
 use std::{any::Any, time::Duration};
 
 /// Why a request, or one item of it, has no answer.
@@ -58,7 +59,7 @@ pub enum InferError {
         accepted: &'static str,
     },
     /// No such model or version; `nearest` holds the closest names. 404.
-    #[error("unknown model {name:?}{}", did_you_mean(nearest))]
+    #[error("unknown model {name:?}{}", told(nearest))]
     UnknownModel {
         /// What was asked for.
         name: String,
@@ -148,8 +149,4 @@ pub fn seconds_up(duration: Duration) -> u64 {
 
 fn raise_with(option: &str) -> String {
     if option.is_empty() { String::new() } else { format!("; raise it with {option}") }
-}
-
-fn did_you_mean(nearest: &[String]) -> String {
-    if nearest.is_empty() { String::new() } else { format!("; nearest: {}", nearest.join(", ")) }
 }

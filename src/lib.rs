@@ -43,7 +43,7 @@
 //!
 //! Imports point one way (`tests/it/tidy.rs` reads the `use crate::` lines and keeps it so):
 //! `main → cli → app → grpc → http → batch ← devices → models → tasks → engine → image`, with `config`, `error`,
-//! `protocol`, `status` and `telemetry` as leaves.
+//! `protocol`, `status` and `telemetry` as leaves; `random` and `words` are there for all.
 
 // In the order a newcomer should read them.
 
@@ -71,12 +71,16 @@ pub mod image;
 pub mod models;
 /// Generated messages: the inference protocol over gRPC, and `config.pbtxt`.
 pub mod protocol;
+/// Numbers that look random and are the same for the same seed.
+pub mod random;
 /// What the process knows about itself: live, draining, devices, ready.
 pub mod status;
 /// Engine outputs to answers: classify, detect, segment, embed, tensors, localize.
 pub mod tasks;
 /// Logs, metrics and traces.
 pub mod telemetry;
+/// What messages to people are made of: values that are cut, causes, names that may have been meant.
+pub(crate) mod words;
 
 #[cfg(test)]
 mod blessed;

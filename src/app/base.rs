@@ -15,6 +15,7 @@ use crate::{
     models::{self, Catalog},
     status::Status,
     telemetry::{COMMIT, VERSION, logging::Logging, metrics::Metrics},
+    words::meant,
 };
 use std::{
     sync::Arc,
@@ -130,11 +131,11 @@ pub(super) fn spill_folder(config: &Config) -> Result<(), String> {
 pub(super) fn unknown(found: &[models::Found], config: &Config) -> Vec<String> {
     let Chosen::Only(names) = &config.startup_models else { return Vec::new() };
     let unknown = names.iter().filter(|name| found.iter().all(|found| found.name != **name));
-    let known = || found.iter().map(|found| found.name.clone());
+    let known = || found.iter().map(|found| &found.name);
     unknown
         .map(|name| {
             let folder = config.models.display();
-            format!("there is no model {name:?} in {folder}{}", config::nearest(name, known()))
+            format!("there is no model {name:?} in {folder}{}", meant(name, known()))
         })
         .collect()
 }

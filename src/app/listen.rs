@@ -5,18 +5,34 @@ use socket2::SockRef;
 use std::{io, io::ErrorKind, net::SocketAddr};
 use tokio::net::TcpListener;
 
-/// Listens at the address that `option` names.
+/// Listens at the address that `option` names; says where that is: the port is the system's choice where 0 was asked for.
 ///
 /// # Errors
 /// If the system does not allow it, with what to do.
-pub(super) async fn bind(address: SocketAddr, option: &str) -> Result<TcpListener, AppError> {
-    let listener = TcpListener::bind(address).await;
-    let listener = listener
-        .map_err(|error| AppError::Failed(format!("{option}: {}", taken(address, option, &error))))?;
+pub(super) async fn bind(address: SocketAddr, option: &str) -> Result<(TcpListener, SocketAddr), AppError> {
+    let bound = TcpListener::bind(address).await.and_then(|listener| {
+        let at = listener.local_addr()?;
+        Ok((listener, at))
+    });
+    let bound =
+        bound.map_err(|error| AppError::Failed(format!("{option}: {}", taken(address, option, &error))))?;
     if address.ip().to_canonical().is_loopback() {
-        unpaced(&listener);
+        unpaced(&bound.0);
     }
-    Ok(listener)
+    Ok(bound)
+}
+
+/// Listens where `option` names an address.
+///
+/// # Errors
+/// Those of [`bind`].
+pub(super) async fn bind_where(
+    address: Option<SocketAddr>,
+    option: &str,
+) -> Result<(Option<TcpListener>, Option<SocketAddr>), AppError> {
+    let Some(address) = address else { return Ok((None, None)) };
+    let (listener, at) = bind(address, option).await?;
+    Ok((Some(listener), Some(at)))
 }
 
 /// Why an address that `option` names cannot be listened on, and what to do.
@@ -44,9 +60,9 @@ mod tests {
 
     /// The congestion control of a connection that a listener on this address accepts.
     async fn of_accepted(address: &str) -> Vec<u8> {
-        let listener = bind(address.parse().unwrap(), "listen").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let (_client, accepted) = tokio::join!(TcpStream::connect(("127.0.0.1", port)), listener.accept());
+        let (listener, at) = bind(address.parse().unwrap(), "listen").await.unwrap();
+        let (_client, accepted) =
+            tokio::join!(TcpStream::connect(("127.0.0.1", at.port())), listener.accept());
         SockRef::from(&accepted.unwrap().0).tcp_congestion().unwrap()
     }
 

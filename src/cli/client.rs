@@ -1,7 +1,7 @@
 //! Asks a server, or the same routes in this process.
 
 use super::{Exit, health::Target};
-use crate::app::Local;
+use crate::{app::Local, words::causes};
 use axum::{
     Router,
     body::Body,
@@ -227,20 +227,6 @@ pub(super) fn query<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> 
 pub(super) fn told(body: &[u8]) -> Option<String> {
     let value: Value = serde_json::from_slice(body).ok()?;
     value["error"].as_str().map(str::to_owned)
-}
-
-/// An error with what it came of: the outermost of hyper's says only that something failed.
-pub(super) fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let more = cause.to_string();
-        if !text.ends_with(&more) {
-            text = format!("{text}: {more}");
-        }
-        source = cause.source();
-    }
-    text
 }
 
 /// When to ask again after a failure, and when no more. Pure.

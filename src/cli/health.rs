@@ -1,8 +1,7 @@
 //! `ocelli health`: one plain HTTP/1.1 GET of `/v2/health/live` or `/v2/health/ready`, for containers that have no
 //! other tool. Blocking, and bounded in time and bytes.
 
-use super::client::causes;
-use crate::config::Config;
+use crate::{config::Config, words::causes};
 use axum::{
     body::Body,
     http::{Request, header},

@@ -24,7 +24,6 @@ mod tests;
 pub use kind::{Kind, bytes_text};
 pub use mistake::{ConfigError, Mistake, Origin};
 pub use render::{options_md, toml_defaults};
-pub(crate) use sources::nearest;
 pub use table::{
     Backend, Chosen, Config, Isolation, LogFormat, OPTIONS, RepositoryMode, Secret, Spec, TritonMetrics,
     WhileWaiting,

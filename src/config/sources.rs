@@ -5,6 +5,7 @@ use super::{
     mistake::{Mistake, Origin, printable},
     table::{OPTIONS, Spec},
 };
+use crate::words::meant;
 use std::{ffi::OsString, path::Path};
 use toml::de::{DeTable, DeValue};
 
@@ -53,7 +54,7 @@ pub(super) fn file(path: &Path, given: &mut Vec<Given>, mistakes: &mut Vec<Mista
         }
         let name: &str = key.get_ref();
         let Some(option) = OPTIONS.iter().position(|spec| spec.name == name) else {
-            let nearest = nearest(name, OPTIONS.iter().map(|spec| spec.name.to_string()));
+            let nearest = meant(name, OPTIONS.iter().map(|spec| spec.name));
             let table = match value.get_ref() {
                 DeValue::Table(_) => "; options stand at the top, outside of tables",
                 _ => "",
@@ -134,7 +135,7 @@ pub(super) fn environment(
             mistakes.push(Mistake {
                 origin,
                 found: String::new(),
-                reason: format!("unknown variable{}", nearest(&name, names)),
+                reason: format!("unknown variable{}", meant(&name, names)),
             });
             continue;
         };
@@ -191,16 +192,4 @@ fn is_service_link(name: &str, value: &str) -> bool {
         && PROTOCOLS.contains(&protocol)
         && matches!(end, None | Some("PORT" | "PROTO" | "ADDR"))
         && words.next().is_none()
-}
-
-/// "; nearest: NAME" where a known name is close.
-pub(crate) fn nearest(name: &str, known: impl Iterator<Item = String>) -> String {
-    let likeness = |known: &String| {
-        strsim::normalized_damerau_levenshtein(&name.to_lowercase().replace('-', "_"), &known.to_lowercase())
-    };
-    known
-        .map(|known| (likeness(&known), known))
-        .filter(|(likeness, _)| *likeness >= 0.6)
-        .max_by(|a, b| a.0.total_cmp(&b.0))
-        .map_or_else(String::new, |(_, known)| format!("; nearest: {known}"))
 }

@@ -187,6 +187,13 @@ pub fn bytes_of<T: bytemuck::NoUninit + Send + 'static>(numbers: Vec<T>) -> Byte
     Bytes::from_owner(Numbers(numbers))
 }
 
+/// Adds an element to what a tensor of [`DataType::Bytes`] holds. `None` if it is too long for its length to be written: over 4 GiB.
+pub fn push_element(data: &mut Vec<u8>, element: &[u8]) -> Option<()> {
+    data.extend_from_slice(&u32::try_from(element.len()).ok()?.to_le_bytes());
+    data.extend_from_slice(element);
+    Some(())
+}
+
 /// A tensor in memory that somebody else owns, aligned for its type: what an engine reads.
 #[derive(Debug, Clone)]
 pub struct TensorView<'a> {

@@ -19,6 +19,7 @@ use crate::{
         request::RequestId,
         traces::{Begun, End},
     },
+    words::clipped,
 };
 use axum::{
     extract::{MatchedPath, Request, State},
@@ -103,7 +104,7 @@ fn is_grpc(request: &Request) -> bool {
 fn not_grpc(request: &Request) -> Problem {
     let got = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     Problem::from(&InferError::UnsupportedMedia {
-        got: String::from_utf8_lossy(got).chars().take(100).collect(),
+        got: clipped(&String::from_utf8_lossy(got)).to_owned(),
         accepted: "application/grpc over HTTP/2: this port speaks gRPC, the REST API is on the port of the option listen",
     })
 }

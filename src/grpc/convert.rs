@@ -1,7 +1,10 @@
 //! Tensors in messages, there and back. Raw contents stay in the memory in which they came.
 
 use crate::{
-    engine::{DataType, Tensor, TensorSpec, tensor::bytes_of},
+    engine::{
+        DataType, Tensor, TensorSpec,
+        tensor::{bytes_of, push_element},
+    },
     error::{InferError, bad},
     http::infer::INLINE_BYTES_MAX,
     http::wire::{
@@ -16,6 +19,7 @@ use crate::{
         infer_parameter::ParameterChoice, model_infer_request::InferInputTensor,
         model_infer_response::InferOutputTensor,
     },
+    words::clipped,
 };
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -81,7 +85,7 @@ fn input(
     let InferInputTensor { name, datatype, shape, parameters, contents } = tensor;
     let extent = |extent: &i64| {
         usize::try_from(*extent).map_err(|_| {
-            let name: String = name.chars().take(60).collect();
+            let name = clipped(&name);
             bad(format!("input {name:?} has an extent of {extent}: extents are 0 or more"))
         })
     };
@@ -197,10 +201,8 @@ fn bytes(name: &str, datatype: DataType, contents: InferTensorContents) -> Resul
         DataType::Bytes => {
             let mut joined = Vec::with_capacity(bytes_contents.iter().map(|element| element.len() + 4).sum());
             for element in &bytes_contents {
-                let length = u32::try_from(element.len())
-                    .map_err(|_| bad(format!("input {name:?} has an element of over 4 GiB")))?;
-                joined.extend_from_slice(&length.to_le_bytes());
-                joined.extend_from_slice(element);
+                push_element(&mut joined, element)
+                    .ok_or_else(|| bad(format!("input {name:?} has an element of over 4 GiB")))?;
             }
             joined.into()
         }

@@ -5,6 +5,7 @@ use crate::{
     protocol::health::{
         HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus, health_server,
     },
+    words::clipped,
 };
 use futures_util::{Stream, StreamExt, stream};
 use std::{pin::Pin, sync::Arc, time::Duration};
@@ -48,12 +49,10 @@ impl health_server::Health for Health {
     ) -> Result<Response<HealthCheckResponse>, Status> {
         let service = request.into_inner().service;
         match now(&self.front, &service) {
-            ServingStatus::ServiceUnknown => {
-                let service: String = service.chars().take(100).collect();
-                Err(Status::not_found(format!(
-                    "there is no service {service:?}; ask for one of {SERVICES:?}"
-                )))
-            }
+            ServingStatus::ServiceUnknown => Err(Status::not_found(format!(
+                "there is no service {:?}; ask for one of {SERVICES:?}",
+                clipped(&service)
+            ))),
             status => Ok(Response::new(reply(status))),
         }
     }

@@ -27,6 +27,7 @@ use crate::{
         health::health_server::HealthServer,
         inference::grpc_inference_service_server::GrpcInferenceServiceServer,
     },
+    words::clipped,
 };
 use axum::{Router, extract::Request, handler::Handler, middleware, response::Response};
 use std::sync::Arc;
@@ -104,7 +105,7 @@ pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
 
 /// What a path that is no call of ours gets.
 async fn unimplemented(request: Request) -> Response {
-    let path: String = request.uri().path().chars().take(200).collect();
+    let path = clipped(request.uri().path());
     Status::new(
         Code::Unimplemented,
         format!("there is no call {path:?}; reflection lists those that there are"),

@@ -1,6 +1,6 @@
 //! Questions about the calls, as tools such as `grpcurl` ask them. What there is not is an answer, after which the next is heard.
 
-use crate::protocol;
+use crate::{protocol, words::clipped};
 use futures_util::{Stream, StreamExt};
 use prost_reflect::{DescriptorPool, FileDescriptor};
 use std::pin::Pin;
@@ -13,9 +13,6 @@ use tonic_reflection::{
     },
     server::v1::ServerReflection,
 };
-
-/// Characters of a name that are repeated to who asked for it.
-const NAME_CHARS_MAX: usize = 200;
 
 /// The service.
 pub(super) struct Reflection {
@@ -83,8 +80,7 @@ fn answer(definitions: &DescriptorPool, asked: ServerReflectionRequest) -> Serve
 }
 
 fn unknown(what: &str, name: &str) -> (Code, String) {
-    let name: String = name.chars().take(NAME_CHARS_MAX).collect();
-    (Code::NotFound, format!("there is no {what} {name:?}"))
+    (Code::NotFound, format!("there is no {what} {:?}", clipped(name)))
 }
 
 fn encoded(file: &FileDescriptor) -> MessageResponse {

@@ -12,7 +12,7 @@ pub(super) use unpack::Malformed;
 pub(crate) use unpack::Unpacking;
 
 use super::{accepted, admission::Permit, reject::Problem};
-use crate::error::InferError;
+use crate::{error::InferError, words::clipped};
 use axum::{
     body::Body,
     extract::Request,
@@ -90,7 +90,7 @@ fn packed_with(headers: &HeaderMap) -> Result<Option<Coding>, InferError> {
         headers.get_all(header::CONTENT_ENCODING).iter().map(HeaderValue::as_bytes).collect();
     let text = String::from_utf8_lossy(&values.join(&b", "[..])).into_owned();
     let unsupported =
-        || InferError::UnsupportedEncoding { got: text.chars().take(100).collect(), accepted: ACCEPTED };
+        || InferError::UnsupportedEncoding { got: clipped(&text).to_owned(), accepted: ACCEPTED };
     match text.trim() {
         "" => Ok(None),
         name if name.eq_ignore_ascii_case("identity") => Ok(None),

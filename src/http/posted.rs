@@ -7,7 +7,7 @@ use super::{
     multipart::{self, Part},
     wire::{Parameters, predict},
 };
-use crate::error::InferError;
+use crate::{error::InferError, words::clipped};
 use axum::{
     extract::Request,
     http::{HeaderMap, header},
@@ -131,7 +131,7 @@ impl Form {
     fn of(headers: &HeaderMap) -> Result<Form, InferError> {
         let Some(value) = headers.get(header::CONTENT_TYPE) else { return Ok(Form::Raw) };
         let unsupported = || InferError::UnsupportedMedia {
-            got: String::from_utf8_lossy(value.as_bytes()).chars().take(100).collect(),
+            got: clipped(&String::from_utf8_lossy(value.as_bytes())).to_owned(),
             accepted: ACCEPTED,
         };
         let text = value.to_str().map_err(|_| unsupported())?;

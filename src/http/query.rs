@@ -1,6 +1,6 @@
 //! What queries of requests say: keys with values, each at most once. Pure.
 
-use crate::models::did_you_mean;
+use crate::words::meant;
 use std::borrow::Cow;
 
 /// The options of a prediction.
@@ -36,7 +36,7 @@ pub(super) fn pairs(query: &str) -> Result<Vec<Pair<'_>>, String> {
 /// The refusal of a key that is none of these.
 pub(super) fn unknown<'k>(key: &str, known: impl IntoIterator<Item = &'k str>) -> String {
     let known: Vec<&str> = known.into_iter().collect();
-    let (hint, known) = (did_you_mean(key, known.iter().copied()), known.join(", "));
+    let (hint, known) = (meant(key, &known), known.join(", "));
     format!("unknown key {key:?} in the query; there are {known}{hint}")
 }
 
@@ -97,7 +97,7 @@ mod tests {
     fn an_unknown_key_is_told_with_those_that_there_are() {
         assert_eq!(
             unknown("topk", ["top_k", "mask"]),
-            "unknown key \"topk\" in the query; there are top_k, mask; did you mean \"top_k\"?"
+            "unknown key \"topk\" in the query; there are top_k, mask; nearest: top_k"
         );
         assert_eq!(unknown("x", ["top_k"]), "unknown key \"x\" in the query; there are top_k");
     }

@@ -9,6 +9,7 @@ pub mod manual;
 use crate::{
     error::{InferError, seconds_up},
     telemetry::metrics::Outcome,
+    words::clipped,
 };
 use axum::{
     body::Body,
@@ -179,13 +180,13 @@ pub struct Problem {
 impl Problem {
     /// No route has this path.
     pub fn not_found(path: &str) -> Problem {
-        let path: String = path.chars().take(200).collect();
+        let path = clipped(path);
         Problem::new(NOT_FOUND, format!("there is nothing at {path:?}; /openapi.yaml lists all paths"))
     }
 
     /// No route of a listener for operators has this path.
     pub fn not_found_here(path: &str) -> Problem {
-        let path: String = path.chars().take(200).collect();
+        let path = clipped(path);
         let detail = format!(
             "there is nothing at {path:?} on this listener: it is one for operators, and that of `listen` has the rest, and \
              /openapi.yaml"
@@ -195,13 +196,13 @@ impl Problem {
 
     /// No device has this name.
     pub fn unknown_device(id: &str, known: &[&str]) -> Problem {
-        let id: String = id.chars().take(200).collect();
+        let id = clipped(id);
         Problem::new(NOT_FOUND, format!("there is no device {id:?}; there are {}", known.join(", ")))
     }
 
     /// No region of shared memory has this name.
     pub fn unknown_region(name: &str) -> Problem {
-        let name: String = name.chars().take(200).collect();
+        let name = clipped(name);
         Problem::new(NOT_FOUND, format!("there is no shared memory region {name:?}"))
     }
 

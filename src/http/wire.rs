@@ -34,7 +34,7 @@ pub mod shared_memory;
 pub mod statistics;
 pub mod v1;
 
-use crate::error::InferError;
+use crate::{error::InferError, words::clipped};
 use axum::http::HeaderName;
 use serde::{Deserialize, Deserializer, de::Error};
 use serde_json::value::RawValue;
@@ -177,14 +177,6 @@ fn bad_json(what: &str, error: &serde_json::Error) -> InferError {
             format!("{what} cannot be read: {}… at line {line} column {column}", &words[..end])
         }
     })
-}
-
-/// At most the first 60 characters, for messages.
-fn clipped(text: &str) -> &str {
-    match text.char_indices().nth(60) {
-        Some((end, _)) => &text[..end],
-        None => text,
-    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use super::{Format, Limits};
+use crate::random::Random;
 use image::ImageEncoder;
 use std::{io::Cursor, path::Path};
 use tiff::{encoder, tags::Tag};
@@ -28,23 +29,6 @@ pub(super) fn rgb(x: u32, y: u32) -> [u8; 3] {
 /// A value for every pixel of the fixtures.
 pub(super) fn pixels<T, const C: usize>(pixel: impl Fn(u32, u32) -> [T; C]) -> Vec<T> {
     (0..HEIGHT).flat_map(|y| (0..WIDTH).map(move |x| (x, y))).flat_map(|(x, y)| pixel(x, y)).collect()
-}
-
-/// A small generator of random numbers (xorshift64*), so that a seed is all that a failure needs.
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    /// A number below `end`.
-    pub(super) fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % end.max(1)
-    }
 }
 
 /// RGB that looks like a photo to a codec: wide gradients, edges, and noise.

@@ -4,10 +4,10 @@
 
 use super::{
     DecodeError, Format, Frame, Limits, Samples,
-    corpus::{self, HEIGHT, LIMITS, Random, WIDTH, pixels, rgb, whole},
+    corpus::{self, HEIGHT, LIMITS, WIDTH, pixels, rgb, whole},
     decode, decode_as, header,
 };
-use crate::error::InferError;
+use crate::{error::InferError, random::Random};
 use png::{BitDepth, ColorType};
 use turbojpeg::PixelFormat;
 

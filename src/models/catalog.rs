@@ -3,12 +3,10 @@
 //! Readers take a snapshot: the map inside is immutable, and a change puts another one in its place.
 
 use super::Model;
-use crate::error::InferError;
+use crate::{error::InferError, words::nearest};
 use parking_lot::RwLock;
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Names longer than this are not compared with others: comparing takes time in their length.
-const NAME_BYTES_MAX: usize = 256;
 /// How many near names an answer has.
 const NEAREST_MAX: usize = 3;
 
@@ -111,7 +109,7 @@ impl Catalog {
         let map = self.map();
         let versions = map.get(name).ok_or_else(|| InferError::UnknownModel {
             name: name.to_owned(),
-            nearest: nearest(name, map.keys()),
+            nearest: nearest(name, map.keys(), NEAREST_MAX),
         })?;
         let state = match version {
             Some(version) => {
@@ -192,24 +190,6 @@ impl Catalog {
 /// Versions are digits without leading zeros, so the longer is the higher.
 fn order(a: &str, b: &str) -> std::cmp::Ordering {
     (a.len(), a).cmp(&(b.len(), b))
-}
-
-/// The names most like this one, best first.
-fn nearest<'n>(name: &str, names: impl Iterator<Item = &'n Arc<str>>) -> Vec<String> {
-    if name.len() > NAME_BYTES_MAX {
-        return Vec::new();
-    }
-    let wanted = name.to_ascii_lowercase();
-    let mut near: Vec<(f64, &str)> = names
-        .map(|other| {
-            let likeness = strsim::normalized_damerau_levenshtein(&wanted, &other.to_ascii_lowercase());
-            (likeness, &**other)
-        })
-        .filter(|(likeness, _)| *likeness >= 0.4)
-        .collect();
-    near.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
-    near.truncate(NEAREST_MAX);
-    near.into_iter().map(|(_, name)| name.to_owned()).collect()
 }
 
 #[cfg(test)]

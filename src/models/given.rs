@@ -2,6 +2,7 @@
 //! of their own for as long as the model may be loaded onto another device, and then removed.
 
 use super::scan::{self, Found};
+use crate::words::clipped;
 use bytes::Bytes;
 use std::{
     fs::{self, File},
@@ -154,7 +155,7 @@ impl Place {
             && !name.starts_with('.')
             && name.bytes().all(is_plain);
         if !fits {
-            let path: String = path.chars().take(60).collect();
+            let path = clipped(path);
             return Err(format!(
                 "file {path:?} must be VERSION/NAME, {WARMUP}/NAME or NAME, with a version of 1 to 18 digits and a name of 1 to \
                  128 of A-Z a-z 0-9 . _ - that does not begin with a dot"

@@ -449,11 +449,11 @@ mod tests {
             "engine = \"onnxx\"\ntask = \"clasify\"\npriority = 10\ntimeout_ms = \"soon\"\n[input]\nresise = 1\nmean = [1, 2]\n\
              [batch]\nsizes = [4, 2]\nwait_ms_max = -1\n",
             &[
-                "line 1: engine is \"onnxx\", allowed: onnx, gauss-mle; did you mean \"onnx\"?",
-                "line 2: task is \"clasify\", allowed: classify, detect, segment, embed, tensors; did you mean \"classify\"?",
+                "line 1: engine is \"onnxx\", allowed: onnx, gauss-mle; nearest: onnx",
+                "line 2: task is \"clasify\", allowed: classify, detect, segment, embed, tensors; nearest: classify",
                 "line 3: priority is 10, allowed: whole numbers from 0 to 9",
                 "line 4: timeout_ms is \"soon\", allowed: whole numbers from 1 to 3600000",
-                "line 6: unknown key \"input.resise\"; did you mean \"resize\"?",
+                "line 6: unknown key \"input.resise\"; nearest: resize",
                 "line 7: input.mean is [1, 2], allowed: one number, or three in the order of input.color, from -1000000 to 1000000",
                 "line 9: batch.sizes is [4, 2], allowed: rising sizes",
                 "line 10: batch.wait_ms_max is -1, allowed: 0 to 10000",
@@ -463,7 +463,7 @@ mod tests {
 
     #[test]
     fn unknown_keys_and_tables_are_errors() {
-        check("tsak = \"embed\"", &["line 1: unknown key \"tsak\"; did you mean \"task\"?"]);
+        check("tsak = \"embed\"", &["line 1: unknown key \"tsak\"; nearest: task"]);
         check("\n\n[wings]\n", &["line 3: unknown key \"wings\""]);
         check("task = \"detect\"\n[detect]\niou = 0.5\n", &["line 3: unknown key \"detect.iou\""]);
         check("batch = 4", &["line 1: batch is 4, allowed: a table"]);
@@ -526,7 +526,7 @@ mod tests {
             &[
                 "line 2: gpu.fp16 is only read with provider = \"tensorrt\"; for cuda, export the model so",
                 "line 3: gpu.cuda_graph is \"yes\", allowed: auto, true, false",
-                "line 4: gpu.conv_search is \"exaustive\", allowed: heuristic, exhaustive; did you mean \"exhaustive\"?",
+                "line 4: gpu.conv_search is \"exaustive\", allowed: heuristic, exhaustive; nearest: exhaustive",
             ],
         );
         check("engine = \"gauss-mle\"\n[gpu]\n", &["line 2: unknown key \"gpu\""]);

@@ -43,7 +43,6 @@ pub use given::Given;
 pub use images::{Form, ImageInput};
 pub use manifest::{Engine, Manifest, ManifestError};
 pub use scan::{Found, check_name, scan, scan_with};
-pub(crate) use strict::did_you_mean;
 pub use warmup::{Fill, Warmup, WarmupInput, chance};
 
 use crate::{

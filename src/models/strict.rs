@@ -1,6 +1,7 @@
 //! TOML tables read strictly: every mistake is noted with its line and key, and reading goes on, so that a file's
 //! mistakes are reported together.
 
+use crate::words::meant;
 use std::{
     cell::RefCell,
     fmt::Display,
@@ -175,7 +176,7 @@ impl<'a, 't> Table<'a, 't> {
         }
         let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
         let meant = match value.get_ref() {
-            DeValue::String(text) => did_you_mean(text, words.iter().copied()),
+            DeValue::String(text) => meant(text, &words),
             _ => String::new(),
         };
         let allowed = format!("{}{meant}", words.join(", "));
@@ -303,7 +304,7 @@ impl<'a, 't> Table<'a, 't> {
             if asked.contains(&key.get_ref().as_ref()) {
                 continue;
             }
-            let meant = did_you_mean(key.get_ref(), asked.iter().copied());
+            let meant = meant(key.get_ref(), asked.iter());
             self.mistakes
                 .note(&key.span(), format_args!("unknown key {:?}{meant}", self.name(key.get_ref())));
         }
@@ -345,17 +346,4 @@ fn show(value: &DeValue<'_>) -> String {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text,
     }
-}
-
-/// `; did you mean ...?`, if one of the words is close.
-pub(crate) fn did_you_mean<'w>(got: &str, words: impl Iterator<Item = &'w str>) -> String {
-    if got.len() > 64 {
-        return String::new();
-    }
-    words
-        .map(|word| (strsim::damerau_levenshtein(got, word), word))
-        .filter(|(distance, word)| *distance <= word.len().div_ceil(3).max(2) && *distance < word.len())
-        .min()
-        .map(|(_, word)| format!("; did you mean {word:?}?"))
-        .unwrap_or_default()
 }

@@ -1,7 +1,10 @@
 //! Runs that a model's author asks for before the first request: with zeros, with chance, or with the data of a file.
 
 use super::{Model, scan};
-use crate::engine::{DataType, Dim, Tensor};
+use crate::{
+    engine::{DataType, Dim, Tensor},
+    random::Random,
+};
 use bytes::Bytes;
 use std::{io::Read, path::Path};
 
@@ -129,29 +132,20 @@ impl WarmupInput {
     }
 }
 
-/// Numbers in [0, 1), and whole ones up to 127: Splitmix64, good enough to be no pattern, and the same for the same seed.
+/// Numbers in [0, 1), and whole ones up to 127: no pattern, and the same for the same seed.
 pub fn chance(datatype: DataType, bytes: usize, seed: u64) -> Vec<u8> {
     // Seeds that follow each other are apart: its own steps are others.
-    let mut state = seed.wrapping_mul(0xd134_2543_de82_ef95);
-    let mut next = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    };
+    let mut random = Random::new(seed.wrapping_mul(0xd134_2543_de82_ef95));
     let Some(size) = datatype.size() else { return vec![0; bytes] };
     let mut data = Vec::with_capacity(bytes);
     while data.len() < bytes {
-        let bits = next();
-        // 53 bits, as many as a double has.
-        let unit = (bits >> 11) as f64 / (1_u64 << 53) as f64;
         match datatype {
-            DataType::Fp16 => data.extend(half::f16::from_f64(unit).to_le_bytes()),
-            DataType::Bf16 => data.extend(half::bf16::from_f64(unit).to_le_bytes()),
-            DataType::Fp32 => data.extend((unit as f32).to_le_bytes()),
-            DataType::Fp64 => data.extend(unit.to_le_bytes()),
-            DataType::Bool => data.push((bits & 1) as u8),
-            _ => data.extend(&(bits & 127).to_le_bytes()[..size]),
+            DataType::Fp16 => data.extend(half::f16::from_f64(random.unit()).to_le_bytes()),
+            DataType::Bf16 => data.extend(half::bf16::from_f64(random.unit()).to_le_bytes()),
+            DataType::Fp32 => data.extend((random.unit() as f32).to_le_bytes()),
+            DataType::Fp64 => data.extend(random.unit().to_le_bytes()),
+            DataType::Bool => data.push((random.bits() & 1) as u8),
+            _ => data.extend(&(random.bits() & 127).to_le_bytes()[..size]),
         }
     }
     data

@@ -13,22 +13,9 @@ use crate::engine::{
     kernels::postprocess::{emulated, *},
     reduction::Scored,
 };
+use crate::random::Random;
 use bytes::Bytes;
 use half::f16;
-
-/// The same numbers for the same seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % n
-    }
-
-    fn even(&mut self) -> f32 {
-        self.below(1 << 24) as f32 / (1 << 24) as f32
-    }
-}
 
 fn signature(outputs: &[(&str, &Tensor)]) -> Signature {
     Signature {
@@ -138,12 +125,12 @@ fn check_classify(scores: &[f32], activation: Activation, top: usize) -> f32 {
 fn classes_are_those_of_the_task() {
     let mut worst = 0f32;
     for seed in 1..=40 {
-        let random = &mut Random(seed);
-        let classes = 1 + random.below([3, 40, 1500][seed as usize % 3]) as usize;
-        let spread = [1.0, 8.0, 60.0][random.below(3) as usize];
-        let scores: Vec<f32> = (0..classes).map(|_| (random.even() - 0.5) * 2.0 * spread).collect();
+        let random = &mut Random::new(seed);
+        let classes = 1 + random.below([3, 40, 1500][seed as usize % 3]);
+        let spread = [1.0, 8.0, 60.0][random.below(3)];
+        let scores: Vec<f32> = (0..classes).map(|_| (random.unit() as f32 - 0.5) * 2.0 * spread).collect();
         for activation in [Activation::Softmax, Activation::Sigmoid, Activation::None] {
-            worst = worst.max(check_classify(&scores, activation, 1 + random.below(8) as usize));
+            worst = worst.max(check_classify(&scores, activation, 1 + random.below(8)));
         }
         println!("seed {seed}: {classes} classes, at most {worst:.1e} apart");
     }
@@ -187,9 +174,9 @@ fn items_of_a_batch_do_not_mix() {
 #[test]
 fn masks_are_those_of_the_task() {
     for seed in 1..=40 {
-        let random = &mut Random(seed);
-        let classes = 1 + random.below(6) as usize;
-        let (width, height) = (7 + random.below(30) as usize, 7 + random.below(30) as usize);
+        let random = &mut Random::new(seed);
+        let classes = 1 + random.below(6);
+        let (width, height) = (7 + random.below(30), 7 + random.below(30));
         let mut scores: Vec<f32> =
             (0..classes * width * height).map(|_| random.below(9) as f32 / 8.0).collect();
         if seed % 8 == 0 {

@@ -3,6 +3,7 @@
 //! JSON lines are `{"timestamp","level","target","message","fields":{…},"spans":[{"name","fields":{…}},…]}`, spans
 //! from the outermost in, `fields` and `spans` left out where they are empty.
 
+use crate::words::causes;
 use serde_json::{Map, Value, json};
 use std::{
     error::Error,
@@ -49,17 +50,6 @@ impl<W: fmt::Write> fmt::Write for Escape<W> {
         }
         self.0.write_str(rest)
     }
-}
-
-/// An error and what caused it, on one line.
-fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let _ = write!(text, ": {error}");
-        cause = error.source();
-    }
-    text
 }
 
 /// Fields as `name=value`, for people. The message stands without its name.
@@ -109,7 +99,7 @@ impl Visit for HumanVisit<'_> {
     }
 
     fn record_error(&mut self, field: &Field, value: &(dyn Error + 'static)) {
-        self.write(field, format_args!("{:?}", chain(value)));
+        self.write(field, format_args!("{:?}", causes(value)));
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
@@ -158,7 +148,7 @@ impl Visit for JsonFields {
     }
 
     fn record_error(&mut self, field: &Field, value: &(dyn Error + 'static)) {
-        self.set(field, chain(value).into());
+        self.set(field, causes(value).into());
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {

@@ -163,8 +163,7 @@ impl<W: Write> Write for Counting<W> {
     }
 }
 
-/// Counts the lines that were dropped because their reader or disk was too slow, full or gone. Keeps no log open. The default is
-/// of no
+/// Counts the lines that were dropped because their reader or disk was too slow, full or gone. Keeps no log open. The default is of no
 /// log, and stays at 0.
 #[derive(Debug, Clone, Default)]
 pub struct LinesLost {

@@ -202,7 +202,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(server):
         ({"box_px": 8}, "box_px"),
         ({"psf": "x"}, "psf"),
         ({"preset": "gaussmle"}, "preset.*columns of their own"),
-        ({"gian": 2}, 'unknown parameter "gian"; there are psf.*did you mean "gain"'),
+        ({"gian": 2}, 'unknown parameter "gian"; there are psf.*nearest: gain'),
     ):
         wire.problem(localize.post_infer(server, {"rois": roi}, parameters), 400, says)
     # NaN is a word in JSON, as of Triton; it comes with its status.

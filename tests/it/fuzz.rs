@@ -6,6 +6,7 @@
 #[path = "../fuzz/parsers.rs"]
 mod parsers;
 
+use ocelli::random::Random;
 use parsers::PARSERS;
 use std::{
     fs,
@@ -37,45 +38,29 @@ const TOKENS: [&[u8]; 16] = [
     b",",
 ];
 
-/// A generator of numbers: splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end.max(1) as u64) as usize
-    }
-
-    /// One of the files, changed in one to eight places.
-    fn body(&mut self, files: &[Vec<u8>]) -> Vec<u8> {
-        let mut body = files[self.below(files.len())].clone();
-        for _ in 0..=self.below(8) {
-            let at = self.below(body.len() + 1);
-            let end = (at + self.below(16)).min(body.len());
-            match self.below(6) {
-                0 if at < body.len() => body[at] ^= 1 << self.below(8),
-                1 => drop(body.drain(at..end)),
-                2 => {
-                    let again = body[at..end].to_vec();
-                    body.splice(at..at, again);
-                }
-                3 => drop(body.splice(at..at, TOKENS[self.below(TOKENS.len())].iter().copied())),
-                4 => {
-                    let other = &files[self.below(files.len())];
-                    let from = self.below(other.len());
-                    body.splice(at..end, other[from..].iter().copied());
-                }
-                _ => body.truncate(at),
+/// One of the files, changed in one to eight places.
+fn body(random: &mut Random, files: &[Vec<u8>]) -> Vec<u8> {
+    let mut body = files[random.below(files.len())].clone();
+    for _ in 0..=random.below(8) {
+        let at = random.below(body.len() + 1);
+        let end = (at + random.below(16)).min(body.len());
+        match random.below(6) {
+            0 if at < body.len() => body[at] ^= 1 << random.below(8),
+            1 => drop(body.drain(at..end)),
+            2 => {
+                let again = body[at..end].to_vec();
+                body.splice(at..at, again);
             }
+            3 => drop(body.splice(at..at, TOKENS[random.below(TOKENS.len())].iter().copied())),
+            4 => {
+                let other = &files[random.below(files.len())];
+                let from = random.below(other.len());
+                body.splice(at..end, other[from..].iter().copied());
+            }
+            _ => body.truncate(at),
         }
-        body
     }
+    body
 }
 
 fn check(name: &str, cases: u64) {
@@ -89,9 +74,9 @@ fn check(name: &str, cases: u64) {
     for file in &files {
         (parser.parse)(file);
     }
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     for case in 0..cases {
-        let body = random.body(&files);
+        let body = body(&mut random, &files);
         let text = String::from_utf8_lossy(&body).into_owned();
         let parsed = catch_unwind(AssertUnwindSafe(|| (parser.parse)(&body)));
         assert!(parsed.is_ok(), "{name}: case {case} of FUZZ_SEED={seed}: {text}");

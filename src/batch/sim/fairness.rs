@@ -16,7 +16,7 @@ use std::{
 /// a + longest batch of b / weight of b). One such sum is what start-time fair queueing promises on one server; each
 /// worker adds the batches that run there, charged by an estimate.
 pub(super) fn run(seed: u64) -> f64 {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let limits = QueueLimits { items_max: 10_000, bytes_max: 1_000_000 };
     let mut book = Book::new(limits);
     let base = Instant::now();

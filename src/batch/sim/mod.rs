@@ -13,42 +13,12 @@ mod tally;
 mod truth;
 mod world;
 
+use crate::random::Random;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 const SEEDS: u64 = 20_000;
 /// Saturated runs are longer; this many show the same.
 const SEEDS_FAIRNESS: u64 = 1_000;
-
-/// Splitmix64: small, seedable, good enough to make worlds.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// From 0 to `n - 1`.
-    pub(crate) fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-
-    /// From `low` to `high`, both included.
-    pub(crate) fn between(&mut self, low: u64, high: u64) -> u64 {
-        low + self.next() % (high - low + 1)
-    }
-
-    pub(crate) fn percent(&mut self, chance: u64) -> bool {
-        self.next() % 100 < chance
-    }
-
-    pub(crate) fn of<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
-        &choices[self.below(choices.len())]
-    }
-}
 
 /// Runs a world for each of so many seeds, or for the one that `OCELLI_SIM_SEED` names; says which one fails.
 pub(crate) fn run(seeds: u64, world: impl Fn(u64)) {

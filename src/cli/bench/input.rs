@@ -1,12 +1,10 @@
 //! What is sent: files that were given, or pictures and tensors made up from what the model says of its inputs.
 
-use super::{
-    super::{
-        client::InputSpec,
-        message::{Ask, Kind, Message},
-    },
-    random::Random,
+use super::super::{
+    client::InputSpec,
+    message::{Ask, Kind, Message},
 };
+use crate::random::Random;
 use serde_json::json;
 use std::{
     collections::BTreeMap,
@@ -195,7 +193,7 @@ fn rois(random: &mut Random, count: usize, height: usize, width: usize) -> Resul
                     / (std::f64::consts::TAU * SIGMA_PX * SIGMA_PX);
                 let expected = BACKGROUND + photons * spot;
                 // At so many photons, the sum of a few numbers stands for Poisson's distribution.
-                let noise = (0..12).map(|_| random.unit()).sum::<f64>() - 6.0;
+                let noise = random.normal();
                 let counted = (expected + expected.sqrt() * noise).max(0.0);
                 bytes.extend(((100.0 + 2.0 * counted) as f32).to_le_bytes());
             }

@@ -7,12 +7,12 @@
 
 use super::{
     super::{
-        client::{Server, causes, told},
+        client::{Server, told},
         message::Message,
     },
-    random::Random,
     tally::{Ended, Point, Tally, words},
 };
+use crate::{random::Random, words::causes};
 use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use std::{

@@ -8,7 +8,6 @@ mod arguments;
 mod input;
 mod load;
 mod picture;
-mod random;
 mod sweep;
 mod tally;
 

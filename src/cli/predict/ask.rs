@@ -1,9 +1,10 @@
 //! A file to a request, sent until there is a reply or patience ends.
 
 use super::super::{
-    client::{Described, Name, Patience, Server, causes, query, retry_after},
+    client::{Described, Name, Patience, Server, query, retry_after},
     message::{Ask, HEADER_LENGTH, Kind},
 };
+use crate::words::causes;
 use axum::{body::Body, http::Request};
 use bytes::Bytes;
 use std::{path::Path, time::Duration};

@@ -1,10 +1,13 @@
 //! Stacks to localizations: a file is sent as it is read, the reply is written as it comes.
 
 use super::{
-    super::client::{causes, query, retry_after, told},
+    super::client::{query, retry_after, told},
     ask::Asking,
 };
-use crate::tasks::localize::{Format, Status};
+use crate::{
+    tasks::localize::{Format, Status},
+    words::causes,
+};
 use axum::{
     body::Body,
     http::{Request, Response, header},

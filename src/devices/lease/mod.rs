@@ -228,6 +228,7 @@ pub(super) fn doubled(first: Duration, times: u32, most: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::Random;
     use proptest::prelude::*;
 
     const GIB: u64 = 1 << 30;
@@ -338,21 +339,14 @@ mod tests {
     /// Two who want one GPU that has room for one, for ten minutes of looks. Returns who holds it at the end, and how often it was
     /// taken. Who is first in a tick, who loses when both took it, and the scatter of each failure are drawn from `seed`.
     fn two_for_one_gpu(seed: u64) -> ([bool; 2], u32) {
-        let mut state = seed;
-        // SplitMix64, by Steele, Lea and Flood (2014).
-        let mut draw = || {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            mixed ^ (mixed >> 31)
-        };
+        let mut random = Random::new(seed);
         let t0 = Instant::now();
         let mut leases = [Lease::new(t0), Lease::new(t0)];
         let mut holds = [false; 2];
         let mut changes = 0;
         for tick in 0..1200_u32 {
             let now = t0 + ms(500) * tick;
-            let order = if draw() & 1 == 0 { [0, 1] } else { [1, 0] };
+            let order = if random.bits() & 1 == 0 { [0, 1] } else { [1, 0] };
             // Both decide by the same moment's look, as samples are old.
             let looks = order.map(|me| seen(holds[1 - me], if holds[1 - me] { 1 } else { 10 }, 0));
             for (me, look) in order.into_iter().zip(looks) {
@@ -364,10 +358,10 @@ mod tests {
             }
             if holds == [true, true] {
                 // There is no room for both: memory runs out for the second, or for both.
-                let losers = if draw() & 1 == 0 { &order[..] } else { &order[1..] };
+                let losers = if random.bits() & 1 == 0 { &order[..] } else { &order[1..] };
                 for &me in losers {
                     holds[me] = false;
-                    leases[me].failed(now, (draw() >> 11) as f64 / (1_u64 << 53) as f64);
+                    leases[me].failed(now, random.unit());
                 }
             }
         }

@@ -8,10 +8,10 @@ use crate::{
         entry::Pieces,
         roster::{Absence, CPU},
         rows,
-        sim::Random,
     },
     engine::{DataType, EngineError, Tensor},
     error::InferError,
+    random::Random,
 };
 use bytes::BytesMut;
 use std::{
@@ -119,7 +119,7 @@ impl Jobs {
             return;
         }
         let items = random.between(1, 6) as usize;
-        let data: Vec<u8> = (0..8 * items).map(|_| random.next() as u8).collect();
+        let data: Vec<u8> = (0..8 * items).map(|_| random.bits() as u8).collect();
         let input = Tensor { datatype: DataType::Uint8, shape: vec![items, 8], data: data.into() };
         let deadline = random.percent(30).then(|| now + Duration::from_millis(random.between(1, 60_000)));
         let job = Job {

@@ -1,7 +1,7 @@
 //! A machine with GPUs that are numbers: what servers hold of them, what others do there, and what befalls them.
 
 use super::super::health::states::Evidence;
-use crate::batch::sim::Random;
+use crate::random::Random;
 
 const GIB: u64 = 1 << 30;
 /// What loading leaves free of each.
@@ -97,7 +97,7 @@ impl Machine {
     /// Something happens to some of them, now and then.
     pub(super) fn trouble(&mut self, random: &mut Random) {
         for gpu in &mut self.gpus {
-            let mut now_and_then = |per_mille: u64| random.next() % 1000 < per_mille;
+            let mut now_and_then = |per_mille: u64| random.bits() % 1000 < per_mille;
             let (memory, leaves, noise) = (now_and_then(12), now_and_then(12), now_and_then(100));
             let (sickens, heals) = (now_and_then(4), now_and_then(60));
             let (falls, returns) = (now_and_then(1), now_and_then(20));

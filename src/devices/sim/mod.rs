@@ -18,7 +18,7 @@ mod jobs;
 mod machine;
 mod server;
 
-use crate::batch::sim::{Random, run};
+use crate::{batch::sim::run, random::Random};
 use machine::Machine;
 use server::Server;
 use std::{
@@ -88,7 +88,7 @@ struct World {
 }
 
 fn world(seed: u64) -> Tally {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let now = Instant::now();
     let machine = Machine::new(&mut random);
     let queue = random.percent(50);
@@ -145,7 +145,7 @@ impl World {
 
     fn drain_or_resume(&mut self) {
         let World { random, servers, now, tally, .. } = self;
-        if random.next() % 1000 < 3 {
+        if random.bits() % 1000 < 3 {
             let (server, gpus) = (random.below(servers.len()), self.machine.gpus.len());
             let gpu = random.below(gpus);
             servers[server].drain(gpu, random.percent(50), &mut self.machine, server, *now);

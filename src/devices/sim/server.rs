@@ -10,7 +10,7 @@ use super::{
     jobs::{Jobs, Worker},
     machine::{HEADROOM, Machine, Sight},
 };
-use crate::{batch::sim::Random, engine::EngineError};
+use crate::{engine::EngineError, random::Random};
 use std::time::{Duration, Instant};
 
 const GIB: u64 = 1 << 30;
@@ -309,7 +309,7 @@ impl Server {
         } else if there.free() < self.required + HEADROOM {
             tally.raced += 1;
             keeper.refused = Some(now);
-            let scatter = (random.next() >> 11) as f64 / (1_u64 << 53) as f64;
+            let scatter = random.unit();
             keeper.claim.short_of_memory(now, "somebody was faster", scatter);
         } else {
             tally.taken += 1;

@@ -1,9 +1,11 @@
 //! What a network ends in, found in its file without loading it: scores that went through softmax or sigmoid are probabilities.
 
-use super::fields::Fields;
+use super::{
+    fields::Fields,
+    skeleton::{self, Message},
+};
 use std::{
     collections::HashMap,
-    fs::File,
     io::{Read, Seek},
     path::Path,
 };
@@ -37,8 +39,7 @@ const NAME_BYTES_MAX: u64 = 8192;
 /// What an output's numbers went through last, if that makes probabilities of them. A file that cannot be read tells nothing: whoever
 /// loads it says why.
 pub(crate) fn ending(path: &Path, output: &str) -> Option<Ending> {
-    let file = File::open(path).ok()?;
-    let bytes = file.metadata().ok()?.len();
+    let (file, bytes) = skeleton::open(path).ok()?;
     let nodes = nodes(file, bytes).ok()?;
     let mut name = output;
     // Each node once at most: a damaged file may go in circles.
@@ -67,24 +68,20 @@ struct Node {
 
 /// The operations of the outermost graph, by their first output.
 fn nodes(file: impl Read + Seek, bytes: u64) -> Result<HashMap<String, Node>, String> {
-    let (mut fields, mut nodes) = (Fields::of(file), HashMap::new());
-    while let Some((number, bytes)) = fields.next_until(bytes)? {
-        if number != 7 {
-            fields.skip(bytes)?;
-            continue;
-        }
-        let graph = fields.at() + bytes;
-        while let Some((number, bytes)) = fields.next_until(graph)? {
-            if number != 1 {
-                fields.skip(bytes)?;
-                continue;
+    let mut nodes = HashMap::new();
+    skeleton::walk(file, bytes, |fields, field, bytes| {
+        match field {
+            (Message::Graph, 1) => {
+                let node = node(fields, bytes)?;
+                if matches!(&*node.domain, "" | "ai.onnx") {
+                    nodes.insert(node.output.clone(), node);
+                }
             }
-            let node = node(&mut fields, bytes)?;
-            if matches!(&*node.domain, "" | "ai.onnx") {
-                nodes.insert(node.output.clone(), node);
-            }
+            (Message::Model, 7) => return Ok(false),
+            _ => fields.skip(bytes)?,
         }
-    }
+        Ok(true)
+    })?;
     Ok(nodes)
 }
 
@@ -123,7 +120,8 @@ pub(crate) mod testing {
             field(1, &fields.map(|(number, text)| field(number, text.as_bytes())).concat())
         };
         // Weights and outputs follow.
-        let graph = [nodes.iter().map(node).collect::<Vec<_>>().concat(), field(5, &[0xff; 300])].concat();
+        let graph =
+            [nodes.iter().map(node).collect::<Vec<_>>().concat(), field(5, &field(9, &[0xff; 300]))].concat();
         [vec![0x08, 8], field(7, &graph)].concat()
     }
 }

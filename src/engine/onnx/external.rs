@@ -1,9 +1,12 @@
 //! Which other files an ONNX file reads its weights from, found without loading it, and what is in them.
 //!
 //! A model file names them itself, so a model from elsewhere could name any file of this machine. Only the skeleton
-//! of the file is read: weights inside it are skipped over. Field numbers are those of `onnx.proto`.
+//! of the file is read: weights inside it are skipped over.
 
-use super::fields::Fields;
+use super::{
+    fields::Fields,
+    skeleton::{self, Message},
+};
 use std::{
     collections::BTreeSet,
     fs::File,
@@ -12,8 +15,6 @@ use std::{
     sync::Arc,
 };
 
-/// Graphs within graphs (branches, loops) beyond this are a mistake: twice this many messages within messages.
-const DEPTH_MAX: usize = 100;
 /// A name of a file, with its key, beyond this is a mistake.
 const ENTRY_BYTES_MAX: u64 = 8192;
 
@@ -22,9 +23,8 @@ const ENTRY_BYTES_MAX: u64 = 8192;
 /// # Errors
 /// A file that is not ONNX, and names that lead out of the model's folder.
 pub(crate) fn external_files(path: &Path) -> Result<BTreeSet<String>, String> {
-    let file = File::open(path).map_err(|error| format!("cannot read it: {error}"))?;
-    let bytes = file.metadata().map_err(|error| format!("cannot read it: {error}"))?.len();
-    let names = Walk::over(file, bytes)?;
+    let (file, bytes) = skeleton::open(path)?;
+    let names = names(file, bytes)?;
     for name in &names {
         let inside =
             Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
@@ -61,87 +61,39 @@ pub(super) fn read(path: &Path) -> Result<Vec<Beside>, String> {
     external_files(path)?.into_iter().map(of).collect()
 }
 
-/// The messages that can hold tensors.
-#[derive(Clone, Copy)]
-enum Message {
-    Model,
-    Function,
-    Graph,
-    Node,
-    Attribute,
-    SparseTensor,
-    Tensor,
-    Entry,
+/// Names of the files that tensors lie in, wherever a tensor can be.
+fn names(reader: impl Read + Seek, bytes: u64) -> Result<BTreeSet<String>, String> {
+    let mut names = BTreeSet::new();
+    skeleton::walk(reader, bytes, |fields, field, bytes| match field {
+        (Message::Tensor, 13) => {
+            names.extend(location(fields, bytes)?);
+            Ok(true)
+        }
+        _ => Ok(false),
+    })?;
+    Ok(names)
 }
 
-impl Message {
-    /// What a field of this message holds, if it can lead to external data.
-    fn field(self, number: u64) -> Option<Message> {
-        Some(match (self, number) {
-            (Message::Model, 7) | (Message::Attribute, 6 | 11) => Message::Graph,
-            (Message::Model, 25) => Message::Function,
-            (Message::Graph, 1) | (Message::Function, 7) => Message::Node,
-            (Message::Graph, 5) | (Message::Attribute, 5 | 10) | (Message::SparseTensor, 1 | 2) => {
-                Message::Tensor
-            }
-            (Message::Graph, 15) | (Message::Attribute, 22 | 23) => Message::SparseTensor,
-            (Message::Node, 5) | (Message::Function, 11) => Message::Attribute,
-            (Message::Tensor, 13) => Message::Entry,
-            _ => return None,
-        })
+/// What one key and value of a tensor's external data says of the file.
+fn location(fields: &mut Fields<impl Read + Seek>, bytes: u64) -> Result<Option<String>, String> {
+    if bytes > ENTRY_BYTES_MAX {
+        return Err(format!(
+            "a name of external data has {bytes} bytes, more than the limit of {ENTRY_BYTES_MAX}"
+        ));
     }
-}
-
-/// A walk through a model file.
-struct Walk<R> {
-    fields: Fields<R>,
-    names: BTreeSet<String>,
-}
-
-impl<R: Read + Seek> Walk<R> {
-    fn over(reader: R, bytes: u64) -> Result<BTreeSet<String>, String> {
-        let mut walk = Walk { fields: Fields::of(reader), names: BTreeSet::new() };
-        walk.message(Message::Model, bytes, 0)?;
-        Ok(walk.names)
+    let end = fields.at() + bytes;
+    let (mut name, mut value) = (Vec::new(), Vec::new());
+    while let Some((number, bytes)) = fields.next_until(end)? {
+        let text = fields.read(bytes)?;
+        match number {
+            1 => name = text,
+            2 => value = text,
+            _ => {}
+        }
     }
-
-    /// Reads the fields of a message up to `end`.
-    fn message(&mut self, message: Message, end: u64, depth: usize) -> Result<(), String> {
-        if depth > DEPTH_MAX {
-            return Err(format!("its graphs are nested more deeply than the limit of {DEPTH_MAX}"));
-        }
-        while let Some((number, bytes)) = self.fields.next_until(end)? {
-            match message.field(number) {
-                Some(Message::Entry) => self.entry(bytes)?,
-                Some(inner) => self.message(inner, self.fields.at() + bytes, depth + 1)?,
-                None => self.fields.skip(bytes)?,
-            }
-        }
-        Ok(())
-    }
-
-    /// One key and value of a tensor's external data.
-    fn entry(&mut self, bytes: u64) -> Result<(), String> {
-        if bytes > ENTRY_BYTES_MAX {
-            return Err(format!(
-                "a name of external data has {bytes} bytes, more than the limit of {ENTRY_BYTES_MAX}"
-            ));
-        }
-        let end = self.fields.at() + bytes;
-        let (mut name, mut value) = (Vec::new(), Vec::new());
-        while let Some((number, bytes)) = self.fields.next_until(end)? {
-            let text = self.fields.read(bytes)?;
-            match number {
-                1 => name = text,
-                2 => value = text,
-                _ => {}
-            }
-        }
-        if name == b"location" {
-            let value = String::from_utf8(value).map_err(|_| self.fields.broken())?;
-            self.names.insert(value);
-        }
-        Ok(())
+    match &*name {
+        b"location" => String::from_utf8(value).map(Some).map_err(|_| fields.broken()),
+        _ => Ok(None),
     }
 }
 
@@ -197,7 +149,7 @@ mod tests {
     use std::io::Cursor;
 
     fn walk(bytes: &[u8]) -> Result<Vec<String>, String> {
-        Walk::over(Cursor::new(bytes), bytes.len() as u64).map(|names| names.into_iter().collect())
+        names(Cursor::new(bytes), bytes.len() as u64).map(|names| names.into_iter().collect())
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod placement;
 mod reports;
 pub(super) mod session;
 mod shapes;
+mod skeleton;
 pub(super) mod value;
 mod version;
 

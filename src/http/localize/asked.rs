@@ -9,9 +9,11 @@ use crate::{
     },
     image::stack::{Format as StackFormat, Raw, SampleType},
     tasks::localize::{
-        Format, Holds, Options, Settings, options,
+        Format, Holds, Options, Settings,
+        options::{self, word},
         settings::{self, KEYS},
     },
+    words::clipped,
 };
 use axum::http::{HeaderMap, HeaderValue, header};
 
@@ -99,10 +101,6 @@ impl From<String> for Wrong {
     }
 }
 
-fn word<T>(key: &str, value: &str, of: impl Fn(&str) -> Option<T>, names: &str) -> Result<T, String> {
-    of(value).ok_or_else(|| format!("{key} is {value:?}, expected {names}"))
-}
-
 fn sample_type(value: &str) -> Result<SampleType, String> {
     match value {
         "u16" | "uint16" => Ok(SampleType::U16),
@@ -172,7 +170,7 @@ fn format(headers: &HeaderMap) -> Result<Format, Wrong> {
     }
     accepted::best(headers, &OFFERS).ok_or_else(|| {
         let lines: Vec<_> = headers.get_all(header::ACCEPT).iter().map(HeaderValue::as_bytes).collect();
-        Wrong::Accept(String::from_utf8_lossy(&lines.join(&b", "[..])).chars().take(100).collect())
+        Wrong::Accept(clipped(&String::from_utf8_lossy(&lines.join(&b", "[..]))).to_owned())
     })
 }
 
@@ -358,7 +356,7 @@ mod tests {
             ("psf=gauss", "psf is \"gauss\", expected xynb, xynbs"),
             ("format=xml", "format is \"xml\", expected csv"),
             ("gian=1.3", "unknown key \"gian\" in the query; there are input"),
-            ("gian=1.3", "spots_max; did you mean \"gain\"?"),
+            ("gian=1.3", "spots_max; nearest: gain"),
             ("psf", "write psf=..."),
             ("keep=all&keep=finite", "keep is given twice"),
             ("z_range_um=-0.5,0.5", "needs color_by=z"),

@@ -25,13 +25,13 @@ use crate::{
         },
     },
     image::stack::{Format, Options, Raw, SampleType},
-    models::did_you_mean,
     tasks::localize::{
         Columns, Holds, Schema, Settings, Table,
         chunk::{Chunk, Origins},
         settings::{self, KEYS},
         stage::{CORNERS_NEEDED, Stager, Step},
     },
+    words::meant,
 };
 use std::{
     sync::Arc,
@@ -212,7 +212,7 @@ fn changed(settings: &Settings, parameters: &Parameters, model: &str) -> Result<
     for (key, value) in parameters.iter().filter(|(key, _)| !PROTOCOL_KEYS.contains(&key.as_str())) {
         if !KEYS.iter().any(|(_, known)| known == key) {
             let known = KEYS.map(|(_, key)| key);
-            let hint = did_you_mean(key, known.iter().copied());
+            let hint = meant(key, known);
             return Err(bad(format!("unknown parameter {key:?}; there are {}{hint}", known.join(", "))));
         }
         let text = text_of(value);

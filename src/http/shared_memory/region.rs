@@ -6,7 +6,10 @@
 //! it is looked at, so that a check of it would say nothing. This one goes straight to where the batch is read from.
 
 use super::super::wire::shared_memory::{Place, Registration, check_name};
-use crate::error::{InferError, bad};
+use crate::{
+    error::{InferError, bad},
+    words::clipped,
+};
 use std::{
     ffi::OsStr,
     fs::{File, OpenOptions},
@@ -131,7 +134,7 @@ fn file_name(key: &str) -> Result<&OsStr, InferError> {
         || name.contains(['/', '\0'])
         || name.len() > KEY_BYTES_MAX
     {
-        let shown: String = key.chars().take(60).collect();
+        let shown = clipped(key);
         return Err(bad(format!(
             "key {shown:?} is no name of shared memory: expected 1 to {KEY_BYTES_MAX} bytes without a slash, but for slashes in front"
         )));

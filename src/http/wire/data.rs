@@ -7,7 +7,7 @@
 
 use super::{clipped, not_finite};
 use crate::{
-    engine::{DataType, Tensor},
+    engine::{DataType, Tensor, tensor::push_element},
     error::InferError,
 };
 use serde_json::value::RawValue;
@@ -204,11 +204,8 @@ impl<'a> Scan<'a> {
                 let Ok(text) = serde_json::from_str::<Text<'_>>(token) else {
                     return Err(self.mismatch(token, "a string"));
                 };
-                let Ok(length) = u32::try_from(text.0.len()) else {
-                    return Err(self.error("an element is longer than 4 GiB"));
-                };
-                self.bytes.extend_from_slice(&length.to_le_bytes());
-                self.bytes.extend_from_slice(text.0.as_bytes());
+                push_element(&mut self.bytes, text.0.as_bytes())
+                    .ok_or_else(|| self.error("an element is longer than 4 GiB"))?;
             }
             DataType::Fp16 => {
                 let number = self.half(token, half::f16::from_f64, half::f16::is_finite, "±65504")?;

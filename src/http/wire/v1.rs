@@ -14,7 +14,7 @@ use super::{
     request::Input,
 };
 use crate::{
-    engine::{DataType, Tensor, TensorSpec},
+    engine::{DataType, Tensor, TensorSpec, tensor::push_element},
     error::{InferError, bad},
 };
 use bytes::Bytes;
@@ -288,11 +288,8 @@ fn text(spec: &TensorSpec, value: &RawValue) -> Result<Tensor, InferError> {
             false => Cow::Borrowed(text.as_bytes()),
             true => Cow::Owned(decode_base64(index, &text)?),
         };
-        let length = u32::try_from(element.len()).map_err(|_| bad("an element is longer than 4 GiB"))?;
-        bytes.extend_from_slice(&length.to_le_bytes());
-        bytes.extend_from_slice(&element);
         index += 1;
-        Ok(())
+        push_element(&mut bytes, &element).ok_or_else(|| bad("an element is longer than 4 GiB"))
     })?;
     Ok(Tensor { datatype: DataType::Bytes, shape, data: bytes.into() })
 }

@@ -1,6 +1,7 @@
 //! The header of a `.npy` file, versions 1 to 3: type, order and shape of the array that follows.
 
 use super::samples::{Order, SampleType};
+use crate::words::clipped;
 
 /// How each begins.
 pub(super) const MAGIC: &[u8] = b"\x93NUMPY";
@@ -71,7 +72,7 @@ pub(super) fn header(bytes: &[u8]) -> Result<Header, String> {
     let sides =
         shape.split(',').map(|side| side.trim().trim_end_matches('L')).filter(|side| !side.is_empty());
     let sides: Result<Vec<u64>, _> = sides.map(str::parse).collect();
-    let shape = sides.map_err(|_| format!("its shape ({}) is not a tuple of numbers", text_start(shape)))?;
+    let shape = sides.map_err(|_| format!("its shape ({}) is not a tuple of numbers", clipped(shape)))?;
     Ok(Header { sample, order, shape, fortran_order })
 }
 
@@ -136,14 +137,9 @@ fn sample(descr: &str) -> Result<(SampleType, Order), String> {
         b"f4" => SampleType::F32,
         b"f8" => SampleType::F64,
         _ => {
-            let descr = text_start(descr);
+            let descr = clipped(descr);
             return Err(format!("dtype {descr:?} is not an integer or float of up to 8 bytes"));
         }
     };
     Ok((sample, order))
-}
-
-/// Enough of a text to know it by.
-fn text_start(text: &str) -> String {
-    text.chars().take(64).collect()
 }

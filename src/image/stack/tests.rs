@@ -10,7 +10,7 @@ use super::{
     Dimensions, Format, Limits, Options, PixelSize, PixelSizeSource, Raw, SampleType, Samples, SpillFolder,
     StackError, StackInfo, StackReader, directory::Encoding, tags,
 };
-use crate::{error::InferError, image::corpus::Random};
+use crate::{error::InferError, random::Random};
 use builder::{BIG_BIG, BIG_LITTLE, Builder, LITTLE};
 use bytes::Bytes;
 use parking_lot::Mutex;

@@ -7,6 +7,7 @@ use super::{
     store::{Presence, Store},
     tags::{DESCRIPTION, META_MORPH_PLANES, MICRO_MANAGER, RESOLUTION_UNIT, X_RESOLUTION, Y_RESOLUTION},
 };
+use crate::words::clipped;
 
 /// What is read of a description; one that goes on is cut.
 const DESCRIPTION_BYTES_MAX: u64 = 16 << 20;
@@ -79,7 +80,7 @@ impl Wanted {
         if let (false, Some(ome)) = (file_alone, &self.description.ome)
             && let Some(file) = &ome.other_file
         {
-            let file: String = file.chars().take(200).collect();
+            let file = clipped(file);
             return Err(StackError::unsupported(
                 Format::Tiff,
                 format!("planes in other files (its OME-XML names {file:?})"),

@@ -247,7 +247,7 @@ fn one_bad_model_never_stops_the_others() {
             ("good", "1", ""),
             ("hollow", "1", "model.onnx is empty"),
             ("lost", "1", "1/model.onnx is missing"),
-            ("typo", "1", "did you mean \"task\"?; line 2: priority is 77"),
+            ("typo", "1", "nearest: task; line 2: priority is 77"),
             ("zeros", "01", "without leading zeros"),
         ],
     );

@@ -101,12 +101,12 @@ fn anchors(random: &mut Random, count: usize, channels: usize) -> Vec<f32> {
     let mut numbers = Vec::new();
     for _ in 0..count {
         let (x, y) = (random.below(12) as f32 * 9.0 - 6.0, random.below(9) as f32 * 10.0 - 5.0);
-        numbers.extend([x + random.even() * 4.0, y + random.even() * 4.0]);
-        numbers.extend([random.even() * 30.0 + 2.0, random.even() * 30.0 + 2.0]);
+        numbers.extend([x + random.unit() as f32 * 4.0, y + random.unit() as f32 * 4.0]);
+        numbers.extend([random.unit() as f32 * 30.0 + 2.0, random.unit() as f32 * 30.0 + 2.0]);
         let coarse = random.below(2) == 0;
         numbers.extend((4..channels).map(|_| match coarse {
             true => random.below(5) as f32 / 4.0,
-            false => random.even(),
+            false => random.unit() as f32,
         }));
     }
     numbers
@@ -125,16 +125,16 @@ fn placements() -> [Option<Placement>; 3] {
 #[test]
 fn yolo_boxes_are_those_of_the_task() {
     let mut answered = 0;
-    for seed in 1..=30 {
-        let random = &mut Random(seed);
-        let classes = 1 + random.below(5) as usize;
+    for seed in 1..=50 {
+        let random = &mut Random::new(seed);
+        let classes = 1 + random.below(5);
         let objectness = random.below(2) == 0;
         let channels = 4 + classes + usize::from(objectness);
-        let count = [0, 1, 7, 90, 700][random.below(5) as usize];
+        let count = [0, 1, 7, 90, 700][random.below(5)];
         let mut rows = anchors(random, count, channels);
         if seed % 10 == 0 && !rows.is_empty() {
-            let at = random.below(rows.len() as u64) as usize;
-            rows[at] = [f32::NAN, f32::INFINITY][random.below(2) as usize];
+            let at = random.below(rows.len());
+            rows[at] = [f32::NAN, f32::INFINITY][random.below(2)];
         }
         let first = random.below(2) == 0;
         let (shape, numbers, orientation) = match first {
@@ -143,12 +143,12 @@ fn yolo_boxes_are_those_of_the_task() {
         };
         let task = Detect {
             format: Some(Format::Yolo),
-            box_format: Some([BoxFormat::Cxcywh, BoxFormat::Xywh][random.below(2) as usize]),
+            box_format: Some([BoxFormat::Cxcywh, BoxFormat::Xywh][random.below(2)]),
             orientation: Some(orientation),
             objectness: Some(objectness),
-            score_min: [0.0, 0.3, 0.6][random.below(3) as usize],
-            iou_max: [0.0, 0.4, 0.7, 1.0][random.below(4) as usize],
-            detections_max: [1, 10, 80][random.below(3) as usize],
+            score_min: [0.0, 0.3, 0.6][random.below(3)],
+            iou_max: [0.0, 0.4, 0.7, 1.0][random.below(4)],
+            detections_max: [1, 10, 80][random.below(3)],
             ..Detect::default()
         };
         let mut tensor = floats(&shape, &numbers);
@@ -213,10 +213,10 @@ fn check_left(what: &str, case: &Case, placement: Option<&Placement>) {
 fn boxes_with_scores_and_classes_are_those_of_the_task() {
     let mut answered = 0;
     for seed in 1..=30 {
-        let random = &mut Random(seed * 977);
-        let count = [1, 5, 60, 400][random.below(4) as usize];
+        let random = &mut Random::new(seed * 977);
+        let count = [1, 5, 60, 400][random.below(4)];
         let given = random.below(2) == 0;
-        let classes = if given { 1 } else { 1 + random.below(4) as usize };
+        let classes = if given { 1 } else { 1 + random.below(4) };
         let rows = anchors(random, count, 4 + classes);
         let normalized = random.below(2) == 0;
         let mut boxes = Vec::new();
@@ -252,7 +252,7 @@ fn boxes_with_scores_and_classes_are_those_of_the_task() {
         let numbers: Vec<f32> =
             (0..count).map(|i| if wrong && i == 0 { 0.5 } else { 1.0 + random.below(3) as f32 }).collect();
         let numbers = floats(&[1, count], &numbers);
-        let valid = floats(&[1], &[random.below(count as u64 + 3) as f32]);
+        let valid = floats(&[1], &[random.below(count + 3) as f32]);
         let data = [&boxes, &scores, &numbers, &valid].map(Aligned::of);
         let call = DetectCall {
             boxes: data[0].numbers(&boxes),

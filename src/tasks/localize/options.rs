@@ -264,7 +264,16 @@ pub fn agree(said: &[(impl AsRef<str>, impl AsRef<str>)], format: Format) -> Res
     }
 }
 
-fn word<T>(key: &str, value: &str, of: impl Fn(&str) -> Option<T>, names: &str) -> Result<T, String> {
+/// One of some words, as what it stands for.
+///
+/// # Errors
+/// If it is none of `names`.
+pub(crate) fn word<T>(
+    key: &str,
+    value: &str,
+    of: impl Fn(&str) -> Option<T>,
+    names: &str,
+) -> Result<T, String> {
     of(value).ok_or_else(|| format!("{key} is {value:?}, expected {names}"))
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     device::{Device, Kernel, Memory, at, launch_on, resident},
-    fits::{Random, known_width, simulated, tensors},
+    fits::{known_width, seeded, simulated, tensors},
     images, number, rehearsed, support,
 };
 use ocelli::{
@@ -171,7 +171,7 @@ pub(crate) fn preprocess() {
             std: [0.229, 0.224, 0.225],
             ..Preprocess::new(224, 224)
         };
-        let frame = images::frame(&mut Random::new(1), width, height, 3);
+        let frame = images::frame(&mut seeded(1), width, height, 3);
         let frames: Vec<_> = (0..count).map(|_| frame.clone()).collect();
         let launch = images::Launch::new(&device, &to, &frames);
         let seconds = fastest(&device, || launch.run(&device, &kernels)) / 1e3;

@@ -1,10 +1,13 @@
 //! The fitter on the GPU: against the fitter on the CPU, and against spots whose place is known.
 
 use crate::{number, support};
-use ocelli::engine::{
-    DataType, Engine, Setting, Tensor, TensorView,
-    cuda::gauss_mle::GaussMle,
-    kernels::{Camera, FitModel, Psf},
+use ocelli::{
+    engine::{
+        DataType, Engine, Setting, Tensor, TensorView,
+        cuda::gauss_mle::GaussMle,
+        kernels::{Camera, FitModel, Psf},
+    },
+    random::Random,
 };
 use std::sync::Arc;
 
@@ -18,35 +21,21 @@ const WIDTH: f64 = 1.3;
 const PHOTONS: f64 = 1500.0;
 const BACKGROUND: f64 = 8.0;
 
-/// Numbers that look random, in double precision.
-pub(crate) struct Random(u64);
+/// Random numbers, whose seed is printed.
+pub(crate) fn seeded(seed: u64) -> Random {
+    println!("seed {seed}");
+    Random::new(seed)
+}
 
-impl Random {
-    pub(crate) fn new(seed: u64) -> Random {
-        println!("seed {seed}");
-        Random(seed)
-    }
-
-    /// From 0 to 1.
-    pub(crate) fn next(&mut self) -> f64 {
-        // A counter through a mixing function (splitmix64): every bit is good.
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// Photons where so many are expected: by counting arrivals, which is exact.
-    fn poisson(&mut self, mean: f64) -> f64 {
-        let (mut count, mut left) = (0.0, mean);
-        loop {
-            left += self.next().max(f64::MIN_POSITIVE).ln();
-            if left < 0.0 {
-                return count;
-            }
-            count += 1.0;
+/// Photons where so many are expected: by counting arrivals, which is exact.
+fn poisson(random: &mut Random, mean: f64) -> f64 {
+    let (mut count, mut left) = (0.0, mean);
+    loop {
+        left += random.unit().max(f64::MIN_POSITIVE).ln();
+        if left < 0.0 {
+            return count;
         }
+        count += 1.0;
     }
 }
 
@@ -71,16 +60,16 @@ fn share(j: usize, place: f64) -> f64 {
 
 /// ROIs with the noise of photons, and where their spots are.
 pub(crate) fn simulated(seed: u64, count: usize, side: usize) -> (Vec<u16>, Vec<[f64; 2]>) {
-    let random = &mut Random::new(seed);
+    let random = &mut seeded(seed);
     let mut values = Vec::with_capacity(count * side * side);
     let mut places = Vec::with_capacity(count);
     for _ in 0..count {
         let middle = (side - 1) as f64 / 2.0;
-        let place = [(); 2].map(|()| middle + random.next() - 0.5);
+        let place = [(); 2].map(|()| middle + random.unit() - 0.5);
         let [along_x, along_y] = place.map(|place| (0..side).map(|j| share(j, place)).collect::<Vec<f64>>());
         for down in &along_y {
             values.extend(
-                along_x.iter().map(|across| random.poisson(BACKGROUND + PHOTONS * across * down) as u16),
+                along_x.iter().map(|across| poisson(random, BACKGROUND + PHOTONS * across * down) as u16),
             );
         }
         places.push(place);

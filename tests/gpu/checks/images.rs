@@ -2,12 +2,13 @@
 
 use crate::{
     device::{Device, Kernel, Memory, at},
-    fits::Random,
+    fits::seeded,
     number,
 };
 use ocelli::{
     engine::kernels::preprocess::{Batch, KERNELS, Pixels, THREADS},
     image::{Color, DataType, Filter, Frame, Layout, Preprocess, Region, Resize, Samples, Scratch},
+    random::Random,
 };
 
 const PTX: &str = include_str!("../../../kernels/generated/preprocess.ptx");
@@ -25,7 +26,7 @@ fn apart_max(filter: Filter) -> f32 {
 pub(crate) fn against_the_host() {
     let device = Device::open();
     let kernels = kernels(&device);
-    let random = &mut Random::new(5);
+    let random = &mut seeded(5);
     let mut worst = 0f32;
     for filter in [Filter::Nearest, Filter::Box, Filter::Bilinear, Filter::Bicubic, Filter::Lanczos3] {
         // Items of 36 x 30 pixels are read and written in pieces where an image lies as they do.
@@ -84,7 +85,7 @@ pub(crate) fn frame(random: &mut Random, width: u32, height: u32, channels: u8) 
         (edge as f64 + 40.0 * noise) as u8
     };
     let count = width as usize * height as usize * usize::from(channels);
-    let samples = Samples::U8((0..count).map(|i| sample(i, random.next())).collect());
+    let samples = Samples::U8((0..count).map(|i| sample(i, random.unit())).collect());
     let covered = Region { left: 0.0, top: 0.0, width: f64::from(width), height: f64::from(height) };
     Frame { width, height, channels, samples, source: (width, height), covered }
 }

@@ -1,10 +1,11 @@
 //! JPEGs by nvJPEG on the GPU against the CPU's decoder, and how many each decodes.
 
-use crate::{fits::Random, number, rehearsed, skip, support};
+use crate::{fits::seeded, number, rehearsed, skip, support};
 use bytes::Bytes;
 use ocelli::{
     engine::cuda::jpeg::{BATCH, Job, JpegOnGpu},
     image::{self, DataType, Layout, Limits, Preprocess, Resize, Scratch, plain_jpeg},
+    random::Random,
 };
 use rayon::prelude::*;
 use std::{sync::mpsc, time::Instant};
@@ -22,12 +23,12 @@ fn decoder() -> JpegOnGpu {
 
 /// A picture with slopes, edges and noise.
 fn picture(random: &mut Random, width: usize, height: usize, sampling: Subsamp) -> Bytes {
-    let (down, along) = (3 + (40.0 * random.next()) as usize, 5 + (60.0 * random.next()) as usize);
+    let (down, along) = (3 + (40.0 * random.unit()) as usize, 5 + (60.0 * random.unit()) as usize);
     let mut pixels = Vec::with_capacity(3 * width * height);
     for i in 0..width * height {
         let (x, y) = (i % width, i / width);
         let edge = if (x / along + y / down).is_multiple_of(2) { 60 } else { 0 };
-        let noise = (8.0 * random.next()) as usize;
+        let noise = (8.0 * random.unit()) as usize;
         pixels.extend([x * 180 / width, y * 180 / height, 90].map(|value| (value + edge + noise) as u8));
     }
     let mut compressor = Compressor::new().unwrap();
@@ -68,7 +69,7 @@ fn on_cpu(bytes: &[u8], to: &Preprocess, scratch: &mut Scratch) -> Vec<u8> {
 pub(crate) fn against_the_cpu() {
     let (decoder, context) = (decoder(), support::open(0));
     let offer = decoder.offer(&context);
-    let random = &mut Random::new(8);
+    let random = &mut seeded(8);
     let to = to(224, 224);
     let mut worst = 0f64;
     for sampling in [Subsamp::Sub2x2, Subsamp::None, Subsamp::Sub2x1, Subsamp::Sub1x2] {
@@ -92,7 +93,7 @@ pub(crate) fn against_the_cpu() {
 pub(crate) fn bench() {
     let (decoder, context) = (decoder(), support::open(0));
     let offer = decoder.offer(&context);
-    let random = &mut Random::new(9);
+    let random = &mut seeded(9);
     let count = if rehearsed() { 4 } else { 8 * BATCH };
     let some: Vec<Bytes> = (0..count.min(16)).map(|_| picture(random, 500, 375, Subsamp::Sub2x2)).collect();
     let files: Vec<Bytes> = some.iter().cloned().cycle().take(count).collect();

@@ -1,17 +1,20 @@
 //! Networks by ONNX Runtime on the GPU, on streams and memory of ours: against the CPU, and how fast without a server around.
 
-use crate::{fits::Random, given, number, rehearsed, skip, support};
-use ocelli::engine::{
-    DataType, Dim, Engine, Flight, Tensor, TensorView,
-    cuda::{
-        Context,
-        onnx::{Load, OnnxOnGpu},
+use crate::{fits::seeded, given, number, rehearsed, skip, support};
+use ocelli::{
+    engine::{
+        DataType, Dim, Engine, Flight, Tensor, TensorView,
+        cuda::{
+            Context,
+            onnx::{Load, OnnxOnGpu},
+        },
+        onnx::{
+            OnGpu, Runtime,
+            gpu::{ConvSearch, CudaGraph},
+        },
+        staging::Assembler,
     },
-    onnx::{
-        OnGpu, Runtime,
-        gpu::{ConvSearch, CudaGraph},
-    },
-    staging::Assembler,
+    random::Random,
 };
 use std::{
     collections::VecDeque,
@@ -85,8 +88,8 @@ fn batch(engine: &dyn Engine, random: &mut Random, items: usize) -> Vec<Tensor> 
     let count = shape.iter().product();
     let datatype = specs[0].datatype;
     let data: Vec<u8> = match datatype {
-        DataType::Uint8 => (0..count).map(|_| (256.0 * random.next()) as u8).collect(),
-        DataType::Fp32 => (0..count).flat_map(|_| (random.next() as f32).to_ne_bytes()).collect(),
+        DataType::Uint8 => (0..count).map(|_| (256.0 * random.unit()) as u8).collect(),
+        DataType::Fp32 => (0..count).flat_map(|_| (random.unit() as f32).to_ne_bytes()).collect(),
         other => panic!("inputs here are UINT8 or FP32, not {other:?}"),
     };
     vec![Tensor { datatype, shape, data: data.into() }]
@@ -95,13 +98,13 @@ fn batch(engine: &dyn Engine, random: &mut Random, items: usize) -> Vec<Tensor> 
 /// The example that reads digits, and a batch for it.
 pub(crate) fn digits(context: &Arc<Context>) -> (OnnxOnGpu, Vec<Tensor>) {
     let engine = load(&runtime(), context, &models()[0], 8);
-    let inputs = batch(&engine, &mut Random::new(1), 3);
+    let inputs = batch(&engine, &mut seeded(1), 3);
     (engine, inputs)
 }
 
 pub(crate) fn against_the_cpu() {
     let (runtime, context) = (runtime(), support::open(0));
-    let random = &mut Random::new(2);
+    let random = &mut seeded(2);
     let mut worst = 0f32;
     for path in models() {
         let mut on_gpu = load(&runtime, &context, &path, 8);
@@ -129,7 +132,7 @@ pub(crate) fn against_the_cpu() {
 /// What a session gives without a server: images per second with three batches at once, and the time of one image alone.
 pub(crate) fn bench() {
     let (runtime, context) = (runtime(), support::open(0));
-    let random = &mut Random::new(3);
+    let random = &mut seeded(3);
     let span = Duration::from_millis(if rehearsed() { 1 } else { 2000 });
     let sizes = if rehearsed() { vec![1, 2] } else { vec![1, 2, 4, 8, 16, 32, 64, 128] };
     for path in models() {

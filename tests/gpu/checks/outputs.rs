@@ -2,12 +2,15 @@
 
 use crate::{
     device::{Device, Memory, at},
-    fits::{Random, erf},
+    fits::{erf, seeded},
     number,
 };
-use ocelli::engine::kernels::postprocess::{
-    BoxNumbers, CANDIDATE_BYTES, CLASSIFY, ClassifyCall, DETECT_CANDIDATES, DETECT_SUPPRESS, DetectCall,
-    DetectPlacement, NumberType, Numbers, Postprocess, SEGMENT, ScoreActivation, SegmentCall, Strides,
+use ocelli::{
+    engine::kernels::postprocess::{
+        BoxNumbers, CANDIDATE_BYTES, CLASSIFY, ClassifyCall, DETECT_CANDIDATES, DETECT_SUPPRESS, DetectCall,
+        DetectPlacement, NumberType, Numbers, Postprocess, SEGMENT, ScoreActivation, SegmentCall, Strides,
+    },
+    random::Random,
 };
 
 const KERNELS: &str = include_str!("../../../kernels/generated/postprocess.ptx");
@@ -17,7 +20,7 @@ const ITEMS: usize = 5;
 
 pub(crate) fn against_plain_code() {
     let device = Device::open();
-    let random = &mut Random::new(3);
+    let random = &mut seeded(3);
     let worst = classify(&device, random).max(detect(&device, random));
     segment(&device, random);
     number("postprocess_apart", worst);
@@ -33,7 +36,7 @@ fn numbers(memory: &Memory) -> Numbers {
 }
 
 fn scores(random: &mut Random, count: usize, span: f64) -> Vec<f32> {
-    (0..count).map(|_| (span * (random.next() - 0.5)) as f32).collect()
+    (0..count).map(|_| (span * (random.unit() - 0.5)) as f32).collect()
 }
 
 /// The best classes after softmax; how far scores are apart at most.
@@ -95,7 +98,7 @@ fn detect(device: &Device, random: &mut Random) -> f64 {
             top + 30.0,
         ]);
         let score =
-            if spot >= 2 * SPOTS { 0.2 } else { 0.95 - 0.3 * (spot % 2) as f32 - 0.2 * random.next() as f32 };
+            if spot >= 2 * SPOTS { 0.2 } else { 0.95 - 0.3 * (spot % 2) as f32 - 0.2 * random.unit() as f32 };
         values[anchor * CLASSES + spot / 2 % CLASSES] = score;
     }
     let (boxes_memory, scores_memory) = (device.with(&boxes), device.with(&values));

@@ -2,7 +2,7 @@
 
 use crate::{
     device::{Device, Memory, at},
-    fits::Random,
+    fits::seeded,
     number,
 };
 use ocelli::engine::kernels::{
@@ -32,7 +32,7 @@ pub(crate) fn against_the_host() {
 
 /// A frame with spots on a slope and noise.
 fn frame(width: usize, height: usize) -> Vec<u16> {
-    let random = &mut Random::new(width as u64);
+    let random = &mut seeded(width as u64);
     let spots: Vec<[f64; 3]> = (0..width * height / 300)
         .map(|i| {
             [(i * 37 % width) as f64 + 0.3, (i * 53 % height) as f64 - 0.2, 900.0 + 100.0 * (i % 7) as f64]
@@ -51,7 +51,7 @@ fn frame(width: usize, height: usize) -> Vec<u16> {
     (0..width * height)
         .map(|i| {
             let mean = pixel(i);
-            let noise: f64 = (0..12).map(|_| random.next()).sum::<f64>() - 6.0;
+            let noise: f64 = random.normal();
             (mean + noise * mean.sqrt()).max(0.0).round() as u16
         })
         .collect()

@@ -17,7 +17,7 @@ use std::{
 
 impl World {
     pub(super) fn new(seed: u64) -> World {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let limits = QueueLimits {
             items_max: random.between(6, 120) as usize,
             bytes_max: random.between(60, 1200) as usize,

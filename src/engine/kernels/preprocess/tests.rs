@@ -3,35 +3,20 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use super::{super::emulated, *};
-use crate::image::{Filter, Frame, Samples, Scratch};
+use crate::{
+    image::{Filter, Frame, Samples, Scratch},
+    random::Random,
+};
 use half::f16;
-
-/// The same numbers for the same seed.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        self.0 >> 33
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    fn of<T: Copy>(&mut self, all: &[T]) -> T {
-        all[self.below(all.len() as u64) as usize]
-    }
-}
 
 /// Half noise, half slopes and edges: so that kernels have something to overshoot at.
 fn frame(random: &mut Random, width: u32, height: u32, channels: u8, wide: bool) -> Frame {
-    let noise = random.of(&[0, 40, 255]);
+    let noise = *random.of(&[0, 40, 255]);
     let mut sample = |i: u64| {
         let (pixel, channel) = (i / u64::from(channels), i % u64::from(channels));
         let (x, y) = (pixel % u64::from(width), pixel / u64::from(width));
         let edge = if (x / 9 + y / 7 + channel) % 2 == 0 { 200 } else { 30 + x % 50 };
-        (edge + if noise > 0 { random.below(noise) } else { 0 }).min(255)
+        (edge + random.below(noise) as u64).min(255)
     };
     let count = u64::from(width) * u64::from(height) * u64::from(channels);
     let samples = if wide {
@@ -76,9 +61,9 @@ fn numbers(datatype: DataType, bytes: &[u8]) -> Vec<f32> {
 
 fn options(random: &mut Random) -> Preprocess {
     let side = |random: &mut Random| 1 + random.below(70) as u32;
-    let datatype = random.of(&[DataType::Fp32, DataType::Fp32, DataType::Fp16, DataType::Uint8]);
+    let datatype = *random.of(&[DataType::Fp32, DataType::Fp32, DataType::Fp16, DataType::Uint8]);
     let plain = datatype == DataType::Uint8 || random.below(2) == 0;
-    let filter = random.of(&[
+    let filter = *random.of(&[
         Filter::Nearest,
         Filter::Box,
         Filter::Bilinear,
@@ -87,16 +72,16 @@ fn options(random: &mut Random) -> Preprocess {
         Filter::Lanczos3,
     ]);
     let shorter = Resize::Shorter(side(random));
-    let resize = random.of(&[shorter, Resize::Stretch, Resize::Letterbox]);
+    let resize = *random.of(&[shorter, Resize::Stretch, Resize::Letterbox]);
     Preprocess {
         resize,
         filter,
-        color: random.of(&[Color::Rgb, Color::Bgr, Color::Gray]),
-        background: random.of(&[[0; 3], [255; 3], [10, 100, 200]]),
+        color: *random.of(&[Color::Rgb, Color::Bgr, Color::Gray]),
+        background: *random.of(&[[0; 3], [255; 3], [10, 100, 200]]),
         scale: if plain { 1.0 } else { 1.0 / 255.0 },
         mean: if plain { [0.0; 3] } else { [0.485, 0.456, 0.406] },
         std: if plain { [1.0; 3] } else { [0.229, 0.224, 0.225] },
-        layout: random.of(&[Layout::Nchw, Layout::Nhwc]),
+        layout: *random.of(&[Layout::Nchw, Layout::Nhwc]),
         datatype,
         ..Preprocess::new(side(random), side(random))
     }
@@ -107,14 +92,14 @@ fn random_batches_agree_with_the_host_within_a_step() {
     let mut scratch = Scratch::default();
     let mut worst = std::collections::BTreeMap::<String, (f32, u64)>::new();
     for seed in 1..=150 {
-        let random = &mut Random(seed);
+        let random = &mut Random::new(seed);
         let to = options(random);
         to.check().unwrap();
         let mut batch = Batch::new(&to);
         let mut frames = Vec::new();
         for _ in 0..1 + random.below(4) {
             let extent = |random: &mut Random| {
-                let most = random.of(&[3, 40, 90, 400]);
+                let most = *random.of(&[3, 40, 90, 400]);
                 1 + random.below(most) as u32
             };
             let (width, height) = (extent(random), extent(random));
@@ -179,7 +164,7 @@ fn random_batches_agree_with_the_host_within_a_step() {
 
 #[test]
 fn an_image_of_the_inputs_size_comes_through_as_it_is() {
-    let random = &mut Random(7);
+    let random = &mut Random::new(7);
     for (channels, wide) in [(1, false), (3, false), (3, true)] {
         let frame = frame(random, 45, 21, channels, wide);
         let to = Preprocess { resize: Resize::Exact, ..Preprocess::new(45, 21) };
@@ -203,20 +188,20 @@ fn an_image_of_the_inputs_size_comes_through_as_it_is() {
 
 #[test]
 fn pixels_of_a_batch_become_the_numbers_that_the_host_makes_of_them() {
-    let random = &mut Random(13);
+    let random = &mut Random::new(13);
     let mut of_each = [0; KERNELS.len()];
     for round in 0..60 {
         let to = Preprocess {
-            color: random.of(&[Color::Rgb, Color::Bgr, Color::Gray]),
-            layout: random.of(&[Layout::Nchw, Layout::Nhwc]),
-            datatype: random.of(&[DataType::Fp32, DataType::Fp16, DataType::Uint8]),
+            color: *random.of(&[Color::Rgb, Color::Bgr, Color::Gray]),
+            layout: *random.of(&[Layout::Nchw, Layout::Nhwc]),
+            datatype: *random.of(&[DataType::Fp32, DataType::Fp16, DataType::Uint8]),
             mean: [0.485, 0.456, 0.406],
             std: [0.229, 0.224, 0.225],
             resize: Resize::Exact,
             filter: Filter::Nearest,
             ..Preprocess::new(1 + random.below(70) as u32, 1 + random.below(30) as u32)
         };
-        let (items, wide) = (1 + random.below(4) as usize, random.below(2) == 0);
+        let (items, wide) = (1 + random.below(4), random.below(2) == 0);
         let count = items * to.pixels_shape().into_iter().product::<usize>();
         let words: Vec<u16> = (0..count).map(|_| random.below(65536) as u16).collect();
         let bytes: Vec<u8> = words.iter().map(|word| *word as u8).collect();
@@ -243,7 +228,7 @@ fn pixels_of_a_batch_become_the_numbers_that_the_host_makes_of_them() {
 
 #[test]
 fn memory_may_be_turned_and_in_planes() {
-    let random = &mut Random(11);
+    let random = &mut Random::new(11);
     let (width, height) = (37, 22);
     let stored = frame(random, width, height, 3, false);
     let Samples::U8(samples) = &stored.samples else { panic!("8 bits") };
@@ -320,7 +305,7 @@ fn placed(frame: &Frame, shift: usize, more: usize, around: u8) -> (Vec<u8>, Pix
 
 #[test]
 fn rows_may_begin_anywhere_in_memory_and_nothing_around_them_counts() {
-    let random = &mut Random(17);
+    let random = &mut Random::new(17);
     let mut scratch = Scratch::default();
     let mut worst = 0f32;
     // Of images and items: reductions, small and large ones, also of one axis alone; enlargements; edges within a tile and within
@@ -352,8 +337,8 @@ fn rows_may_begin_anywhere_in_memory_and_nothing_around_them_counts() {
             let to = Preprocess {
                 filter,
                 datatype: DataType::Uint8,
-                resize: random.of(&[Resize::Stretch, Resize::Letterbox]),
-                color: random.of(&[Color::Rgb, Color::Bgr]),
+                resize: *random.of(&[Resize::Stretch, Resize::Letterbox]),
+                color: *random.of(&[Color::Rgb, Color::Bgr]),
                 ..Preprocess::new(to_width, to_height)
             };
             let mut expected = vec![0; to.out_bytes()];
@@ -381,7 +366,7 @@ fn rows_may_begin_anywhere_in_memory_and_nothing_around_them_counts() {
 
 #[test]
 fn tables_of_sizes_that_were_seen_are_used_again() {
-    let random = &mut Random(3);
+    let random = &mut Random::new(3);
     let frame = frame(random, 50, 40, 3, false);
     let mut batch = Batch::new(&Preprocess::new(20, 20));
     batch.push(pixels(&frame), (50, 40), (50, 40), frame.covered).unwrap();

@@ -4,6 +4,7 @@ use super::*;
 use crate::engine::kernels::{
     CameraValue, FitModel, FitStatus, Psf, Rois, SensorMap, SpotFit, fit, tests::erf,
 };
+use crate::random::Random;
 
 const SIGMA: f32 = 1.3;
 
@@ -43,16 +44,10 @@ impl Scene {
     }
 
     /// With photons that come as they do; about normal, never negative.
-    pub(super) fn noisy(mut self, mut seed: u64) -> Scene {
-        let mut even = || {
-            seed ^= seed << 13;
-            seed ^= seed >> 7;
-            seed ^= seed << 17;
-            (seed >> 11) as f32 / (1u64 << 53) as f32
-        };
+    pub(super) fn noisy(mut self, seed: u64) -> Scene {
+        let mut random = Random::new(seed);
         for pixel in &mut self.pixels {
-            let normal = (0..12).map(|_| even()).sum::<f32>() - 6.0;
-            *pixel = (*pixel + pixel.sqrt() * normal).max(0.0).round();
+            *pixel = (*pixel + pixel.sqrt() * random.normal() as f32).max(0.0).round();
         }
         self
     }

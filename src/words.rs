@@ -1,0 +1,90 @@
+//! What messages to people are made of: values that are cut, errors with their causes, and names that may have been meant.
+
+use std::error::Error;
+
+/// Characters of a value that a message repeats: enough to know it by.
+const VALUE_CHARS_MAX: usize = 100;
+
+/// Names longer than this are not compared with others: comparing takes time in their length.
+const NAME_BYTES_MAX: usize = 256;
+
+/// How much of a name has to be right for it to have been meant.
+const LIKENESS_MIN: f64 = 0.6;
+
+/// The beginning of a value that may have any length.
+pub(crate) fn clipped(text: &str) -> &str {
+    match text.char_indices().nth(VALUE_CHARS_MAX) {
+        Some((end, _)) => &text[..end],
+        None => text,
+    }
+}
+
+/// An error with what it came of: the outermost often says only that something failed.
+pub(crate) fn causes(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let more = cause.to_string();
+        if !text.ends_with(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// The known names most like this one, best first, so many at most. Case and the kind of dashes make no difference.
+pub(crate) fn nearest<N: AsRef<str>>(
+    name: &str,
+    known: impl IntoIterator<Item = N>,
+    at_most: usize,
+) -> Vec<String> {
+    if name.len() > NAME_BYTES_MAX {
+        return Vec::new();
+    }
+    let plain = |name: &str| name.to_lowercase().replace('-', "_");
+    let wanted = plain(name);
+    let likeness = |known: &N| strsim::normalized_damerau_levenshtein(&wanted, &plain(known.as_ref()));
+    let mut near: Vec<(f64, N)> = known
+        .into_iter()
+        .map(|known| (likeness(&known), known))
+        .filter(|(likeness, _)| *likeness >= LIKENESS_MIN)
+        .collect();
+    near.sort_by(|(a, left), (b, right)| b.total_cmp(a).then(left.as_ref().cmp(right.as_ref())));
+    near.into_iter().take(at_most).map(|(_, name)| name.as_ref().to_owned()).collect()
+}
+
+/// "; nearest: NAME", for the end of a message; nothing where no known name is like this one.
+pub(crate) fn meant<N: AsRef<str>>(name: &str, known: impl IntoIterator<Item = N>) -> String {
+    told(&nearest(name, known, 1))
+}
+
+/// "; nearest: A, B", for the end of a message; nothing for none.
+pub(crate) fn told(nearest: &[String]) -> String {
+    match nearest {
+        [] => String::new(),
+        names => format!("; nearest: {}", names.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_cut_between_characters() {
+        assert_eq!(clipped("short"), "short");
+        assert_eq!(clipped(&"é".repeat(101)), "é".repeat(100));
+    }
+
+    #[test]
+    fn names_that_may_have_been_meant_are_told_best_first() {
+        let known = ["top_k", "mask", "top"];
+        assert_eq!(meant("topk", known), "; nearest: top_k");
+        assert_eq!(meant("TOP-K", known), "; nearest: top_k");
+        assert_eq!(meant("amsk", known), "; nearest: mask");
+        assert_eq!(meant("format", known), "");
+        assert_eq!(told(&nearest("topk", known, 3)), "; nearest: top_k, top");
+        assert_eq!(meant(&"x".repeat(100_000), ["x".repeat(100_000)]), "");
+    }
+}
