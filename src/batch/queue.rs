@@ -106,6 +106,11 @@ impl Queue {
         self.state.lock().book.measured(model, device, items, took, Instant::now());
     }
 
+    /// Says that a device was tried with no larger batches of a model than this, and gets none; `None`: with all.
+    pub fn tried(&self, model: ModelKey, device: &Arc<str>, items: Option<usize>) {
+        self.state.lock().book.tried(model, device, items);
+    }
+
     /// Says why a device's workers are about to leave, or have left, and when it should be back where that is known: jobs
     /// that only it can run wait for it if they have the time, and are refused with the reason if not. Holds for each model until
     /// the device serves it again, for all until it has [returned](Worker::returned), or until something else is said; to say

@@ -35,26 +35,28 @@ fn lines_of(checked: &Checked) -> Vec<Vec<String>> {
     };
     let model = &loading.model;
     let ms = |duration: std::time::Duration| format!("{:.1} ms", duration.as_secs_f64() * 1e3);
-    let line = |device: &str, rest: [String; 5]| {
+    let line = |device: &str, largest: Option<usize>, rest: [String; 5]| {
+        let there = |size: &&usize| largest.is_none_or(|largest| **size <= largest);
+        let there: Vec<usize> = model.rules.sizes.iter().filter(there).copied().collect();
         let mut line = vec![
             checked.name.clone(),
             checked.version.clone(),
             model.task.name().into(),
             input(&model.interface.signature),
-            sizes(&model.rules.sizes),
+            sizes(&there),
             device.to_owned(),
         ];
         line.extend(rest);
         line
     };
     let of_device = |(device, on): &(Arc<str>, Result<LoadedOn, String>)| match on {
-        Ok(LoadedOn { load, canary, footprint }) => {
+        Ok(LoadedOn { load, canary, largest, footprint }) => {
             let held = footprint.as_ref().map(|footprint| footprint.of(&checked.name, &checked.version));
             let memory = held.as_ref().map_or(dash(), held::memory);
             let fits = held.as_ref().map_or(dash(), held::fits);
-            line(device, [ms(*load), ms(*canary), memory, fits, "ok".into()])
+            line(device, *largest, [ms(*load), ms(*canary), memory, fits, "ok".into()])
         }
-        Err(reason) => line(device, [dash(), dash(), dash(), dash(), format!("not here: {reason}")]),
+        Err(reason) => line(device, None, [dash(), dash(), dash(), dash(), format!("not here: {reason}")]),
     };
     loading.on.iter().map(of_device).collect()
 }

@@ -242,12 +242,13 @@ impl Hold {
         engines: Engines,
         model: &Lent,
         asked: &[Asked],
+        ending: &dyn Fn() -> bool,
     ) -> Result<(Engines, Proof), Refusal> {
         let (mut proved, mut whole): (Engines, Option<Proof>) = (Vec::new(), None);
         let mut left = engines.into_iter();
         for worker in self.workers() {
             let Some(engine) = left.next() else { break };
-            match self.prove_on(&worker, engine, model, asked) {
+            match self.prove_on(&worker, engine, model, asked, ending) {
                 Ok((engine, proof)) => {
                     proved.push(engine);
                     let counts = proof.counts.is_ok();
@@ -277,14 +278,15 @@ impl Hold {
         mut engine: Box<dyn Engine + Send>,
         model: &Lent,
         asked: &[Asked],
+        ending: &dyn Fn() -> bool,
     ) -> Result<(Box<dyn Engine + Send>, Proof), Refusal> {
         let Some(executor) = &self.executor else {
-            return forward::prove(&mut *engine, model, asked, None).map(|proof| (engine, proof));
+            return forward::prove(&mut *engine, model, asked, None, ending).map(|proof| (engine, proof));
         };
         let (executor, model, asked) = (executor.clone(), Arc::clone(model), asked.to_vec());
         let health = self.health.clone();
         worker.call(move || {
-            match forward::prove(&mut *engine, &model, &asked, Some((&executor, &health))) {
+            match forward::prove(&mut *engine, &model, &asked, Some((&executor, &health)), &|| false) {
                 Ok(proof) => Ok((engine, proof)),
                 Err(refusal) => {
                     let _busy = health.busy();

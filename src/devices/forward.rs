@@ -6,6 +6,7 @@ use super::{
     device::Refusal,
     health::Health,
     plan::{Buffers, Footprint},
+    trial::Trial,
 };
 use crate::{
     engine::{
@@ -26,6 +27,8 @@ pub(super) struct Proof {
     /// Whether the first axis of its outputs counts its items, as that of its inputs does; else how that was seen. Where it is not
     /// so, rows of one request would be answered to another: such a model may not be served in batches.
     pub(super) counts: Result<(), String>,
+    /// Items of the largest batch that it was tried with, where that is not the largest of the model's.
+    pub(super) largest: Option<usize>,
 }
 
 impl Proof {
@@ -34,7 +37,8 @@ impl Proof {
         let footprint = self.footprint.zip(last.footprint).map(|(first, Footprint { free, total, .. })| {
             Footprint { instances: first.instances + 1, free, total, ..first }
         });
-        Proof { footprint, ..last }
+        let largest = self.largest.into_iter().chain(last.largest).min();
+        Proof { footprint, largest, ..last }
     }
 }
 
@@ -71,7 +75,8 @@ impl Asked {
     }
 }
 
-/// Runs an engine at every batch size, and as its author asks.
+/// Runs an engine at every batch size (on the CPU as far as [`Trial`] goes), and as its author asks. On the CPU it ends between two
+/// passes once `ending` says so.
 ///
 /// # Errors
 /// What failed at which size.
@@ -80,6 +85,7 @@ pub(super) fn prove(
     model: &Model,
     asked: &[Asked],
     gpu: Option<(&Executor, &Health)>,
+    ending: &dyn Fn() -> bool,
 ) -> Result<Proof, Refusal> {
     // TensorRT builds for minutes, the first time of each shape: no such call has hung.
     let watched = gpu.filter(|_| !model.manifest.gpu.provider.builds());
@@ -99,7 +105,23 @@ pub(super) fn prove(
     equipped.map_err(noted)?;
     let (weights, mut axis) = (engine.device_bytes(), Axis::default());
     let mut buffers = Vec::new();
+    let trial = Trial::of(model).filter(|_| gpu.is_none());
+    let (mut last, mut largest): (Option<(usize, Duration)>, Option<usize>) = (None, None);
     for &size in &model.rules.sizes {
+        if gpu.is_none() && ending() {
+            return Err(Refusal::Failed("the server is ending".to_owned()));
+        }
+        if let (Some(trial), Some(last)) = (&trial, last)
+            && let Err(why) = trial.goes_on(last, size)
+        {
+            let (model, items) = (&*model.name, last.0);
+            tracing::info!(
+                model,
+                "batches on the CPU have up to {items} items: {why} (batch.items_max says otherwise)"
+            );
+            largest = Some(items);
+            break;
+        }
         // As many as may be on their way have memory of their own.
         for _ in 0..engine.depth() {
             let _busy = busy();
@@ -108,8 +130,9 @@ pub(super) fn prove(
                 && let Err(why) = axis.see(&model.signature, size, &shapes)
             {
                 // It is proved again without batches, and what it takes is counted then.
-                return Ok(Proof { canary: passed.took, footprint: None, counts: Err(why) });
+                return Ok(Proof { canary: passed.took, footprint: None, counts: Err(why), largest });
             }
+            last = Some((size, passed.took));
         }
         let bytes = engine.device_bytes().saturating_sub(weights);
         buffers.push(Buffers { items: size, bytes, staging: engine.staging_bytes() });
@@ -118,10 +141,11 @@ pub(super) fn prove(
     let said = model.rules.whole || model.manifest.batch.is_said();
     let mixed = match said {
         true => None,
+        false if largest == Some(1) => Some("batches take too much memory to be tried".to_owned()),
         false => company::mixed(engine, model, busy).map_err(noted)?,
     };
     if let Some(why) = mixed {
-        return Ok(Proof { canary: Duration::ZERO, footprint: None, counts: Err(why) });
+        return Ok(Proof { canary: Duration::ZERO, footprint: None, counts: Err(why), largest });
     }
     let held = engine.device_bytes();
     // Only GPUs are given whole frames; elsewhere spots are found before the engine runs.
@@ -165,7 +189,7 @@ pub(super) fn prove(
         _ => Ok(()),
     };
     let (canary, footprint) = (passed.took, footprint.transpose().map_err(noted)?);
-    Ok(Proof { canary, footprint, counts })
+    Ok(Proof { canary, footprint, counts, largest })
 }
 
 /// What a forward pass told.
@@ -366,7 +390,7 @@ mod tests {
             let (source, time) = (source("m", "1", said), Duration::from_secs(1));
             let model =
                 Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
-            prove(&mut Failing(signature, error), &model, &[], None).map(|proof| proof.counts)
+            prove(&mut Failing(signature, error), &model, &[], None, &|| false).map(|proof| proof.counts)
         };
         let refused = || EngineError::Input("of 64?".into());
         let fixed = proved(spec("x", DataType::Fp32, &[-1, 2]), refused());
@@ -382,6 +406,23 @@ mod tests {
         );
         let device = proved(EngineError::Device("gone".into()));
         assert!(matches!(device, Err(Refusal::Failed(_))), "{device:?}");
+    }
+
+    #[test]
+    fn on_the_cpu_a_server_that_ends_does_not_try_further_sizes() {
+        let mut signature = signature(&[("y", &[-1, 2])]);
+        signature.inputs = vec![spec("x", DataType::Fp32, &[-1, -1])];
+        let (source, time) = (source("m", "1", ""), Duration::from_secs(1));
+        let model = Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
+        let mut engine = Failing(signature, EngineError::Input("of 64?".into()));
+        let asked = std::cell::Cell::new(0);
+        let ending = || asked.replace(asked.get() + 1) == 2;
+        let refused = prove(&mut engine, &model, &[], None, &ending).err();
+        assert!(
+            matches!(&refused, Some(Refusal::Failed(why)) if why == "the server is ending"),
+            "{refused:?}"
+        );
+        assert_eq!(asked.get(), 3);
     }
 
     /// What is told of outputs of these shapes, at the size before each.

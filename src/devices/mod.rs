@@ -29,6 +29,7 @@ pub mod probe;
 #[cfg(test)]
 mod sim;
 pub mod supervisor;
+mod trial;
 mod worker;
 
 pub use device::CPU;

@@ -103,10 +103,12 @@ pub struct Loading {
 
 /// What loading a model onto one device took.
 pub struct LoadedOn {
-    /// Reading and optimising the file, all instances.
+    /// Reading and optimising the file, and all forward passes, of all instances.
     pub load: Duration,
     /// One forward pass at the smallest size after warm-up.
     pub canary: Duration,
+    /// Items of the largest batch that it gets there, where that is not the model's largest.
+    pub largest: Option<usize>,
     /// What it holds on a device of its own.
     pub footprint: Option<Footprint>,
 }

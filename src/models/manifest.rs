@@ -58,7 +58,7 @@
 //!
 //! [batch]
 //! axis = "items"               # what the first axis counts where it is free: items | none, each request is one run
-//! items_max = 16               # 1 to 1024; always 1 for models without a free batch axis
+//! items_max = 16               # 1 to 1024; always 1 for models without a free batch axis; default: 16, on the CPU as far as is tried at load
 //! sizes = [1, 2, 4, 8, 16]     # batches are padded to these; default: on GPUs, to powers of two up to items_max
 //! wait_ms_max = 0              # how long a batch waits for company while a device is idle: 0 to 10000
 //! weight = 1.0                 # share of device time against other models: 0.01 to 100

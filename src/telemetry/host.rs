@@ -51,6 +51,17 @@ pub fn memory_limit() -> Option<u64> {
     Some(limits.fold(machine, u64::min))
 }
 
+/// Bytes of memory that this process has now; `None` where the system does not tell.
+pub fn resident() -> Option<u64> {
+    bytes(&fs::read_to_string("/proc/self/status").ok()?, "VmRSS:")
+}
+
+/// Bytes of memory that this process could have beside that.
+pub fn free() -> Option<u64> {
+    let (_, available) = memory(&fs::read_to_string("/proc/meminfo").ok()?)?;
+    Some(memory_limit()?.saturating_sub(resident()?).min(available))
+}
+
 /// Where limits of the control groups stand that `/proc/self/cgroup` names, from each up to the root: in a container, the root is
 /// the container's own (cgroups(7)).
 fn limit_files(groups: &str) -> Vec<String> {
@@ -92,11 +103,13 @@ fn utilization(last: Ticks, now: Ticks) -> f64 {
 
 /// Bytes in all, and bytes that a new process could have.
 fn memory(meminfo: &str) -> Option<(u64, u64)> {
-    let bytes = |name: &str| {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
-        line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
-    };
-    Some((bytes("MemTotal:")?, bytes("MemAvailable:")?))
+    Some((bytes(meminfo, "MemTotal:")?, bytes(meminfo, "MemAvailable:")?))
+}
+
+/// A number of KiB in a line that begins with this name.
+fn bytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
 #[cfg(test)]

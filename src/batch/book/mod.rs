@@ -51,6 +51,8 @@ struct Model {
     costs: HashMap<(DeviceKey, Kind), Costs>,
     /// Of devices whose memory was too small for the largest batch.
     ceilings: HashMap<(DeviceKey, Kind), Ceiling>,
+    /// Items of the largest batch that devices were tried with, where that is not the largest of the rules.
+    tried: HashMap<DeviceKey, usize>,
     /// Workers that are given one size for a while, since a change of it is dear to them.
     steady: HashSet<WorkerKey>,
     /// The sizes that their devices keep to.
@@ -130,6 +132,7 @@ impl Book {
                 lanes: Lanes::default(),
                 costs: HashMap::new(),
                 ceilings: HashMap::new(),
+                tried: HashMap::new(),
                 steady: HashSet::new(),
                 kept: HashMap::new(),
                 standby: Vec::new(),
@@ -169,6 +172,17 @@ impl Book {
         if let Some(model) = self.models.get_mut(&key) {
             let costs = model.costs.entry((device, Kind::Items)).or_default();
             costs.record(items, took.as_secs_f64(), now);
+        }
+    }
+
+    /// Says that a device was tried with no larger batches of items than this, and gets none; `None`: with all.
+    pub fn tried(&mut self, key: ModelKey, device: &Arc<str>, items: Option<usize>) {
+        let device = self.roster.device(device);
+        if let Some(model) = self.models.get_mut(&key) {
+            match items {
+                Some(items) => model.tried.insert(device, items),
+                None => model.tried.remove(&device),
+            };
         }
     }
 

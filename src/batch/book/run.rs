@@ -30,6 +30,15 @@ enum Choice {
 }
 
 impl Model {
+    /// Sizes of batches of a kind that a device may be given.
+    pub(super) fn sizes(&self, place: (DeviceKey, Kind)) -> Vec<usize> {
+        let mut sizes = ceiling::within(&self.rules.sizes, self.ceilings.get(&place));
+        if let (Some(tried), Kind::Items) = (self.tried.get(&place.0), place.1) {
+            sizes.retain(|size| size <= tried);
+        }
+        sizes
+    }
+
     /// The size that a device keeps to once a batch of so many items is begun there.
     fn keep(&self, device: DeviceKey, sizes: &[usize], items: usize, now: Instant) -> Steady {
         Steady::begin(self.kept.get(&device).copied(), sizes, items, now)
@@ -111,7 +120,7 @@ impl Book {
             }
             let kind = Kind::of(shape.setting());
             let costs = model.costs.get(&(device, kind)).unwrap_or(&unmeasured);
-            let sizes = ceiling::within(&model.rules.sizes, model.ceilings.get(&(device, kind)));
+            let sizes = model.sizes((device, kind));
             let Some(mut front) = lane.front(policy::largest(&sizes), admits) else {
                 continue;
             };
@@ -160,7 +169,7 @@ impl Book {
         model.running += 1;
         model.running_peak = model.running_peak.max(model.running);
         if model.steady.contains(&worker) {
-            let sizes = ceiling::within(&model.rules.sizes, model.ceilings.get(&place));
+            let sizes = model.sizes(place);
             model.kept.insert(device, model.keep(device, &sizes, items, now));
         }
         let estimate = model.costs.entry(place).or_default().estimate(size);

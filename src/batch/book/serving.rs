@@ -6,7 +6,7 @@
 use super::{Book, Kind, Model, Pieces};
 use crate::{
     batch::{
-        JobKey, ModelKey, ceiling,
+        JobKey, ModelKey,
         lanes::Admits,
         policy,
         roster::{Absence, Avoid, DeviceKey, Roster, WorkerKey},
@@ -70,7 +70,7 @@ impl Model {
     /// Seconds that a device would take for them, as far as it was measured.
     fn backlog(&self, device: DeviceKey, kind: Kind) -> f64 {
         let place = (device, kind);
-        let sizes = ceiling::within(&self.rules.sizes, self.ceilings.get(&place));
+        let sizes = self.sizes(place);
         self.costs.get(&place).map_or(0.0, |costs| costs.seconds(self.waiting(kind), &sizes))
     }
 }

@@ -996,6 +996,18 @@ fn a_job_that_waits_longer_than_its_model_lets_it_is_refused_or_stands_back() {
 }
 
 #[test]
+fn a_device_gets_no_larger_batches_than_it_was_tried_with() {
+    let mut desk = Desk::new(false);
+    desk.book.tried(MODEL, &"cpu".into(), Some(2));
+    desk.push(4, 0);
+    assert_eq!((desk.take().0.items, desk.take().0.items), (2, 2));
+    // Loaded there anew.
+    desk.book.tried(MODEL, &"cpu".into(), None);
+    desk.push(4, 0);
+    assert_eq!(desk.take().0.items, 4);
+}
+
+#[test]
 fn a_device_on_which_another_size_is_dear_keeps_to_one_and_others_do_not() {
     let mut desk = Desk::new(false);
     desk.pad(Padding::OnGpus);

@@ -88,8 +88,9 @@ impl Devices {
                 let source = &source;
                 move || {
                     let (engines, load) = loaded?;
+                    let began = Instant::now();
                     let proved = self.prove_here(*index, hold, source, model, asked, engines);
-                    proved.map(|(engines, proof)| (engines, proof, load))
+                    proved.map(|(engines, proof)| (engines, proof, load + began.elapsed()))
                 }
             }))
         };
@@ -202,7 +203,8 @@ impl Devices {
         asked: &[Asked],
         engines: Engines,
     ) -> Result<(Engines, Proof), Refusal> {
-        let proved = hold.prove(engines, model, asked);
+        let status = Arc::clone(&self.parts.status);
+        let proved = hold.prove(engines, model, asked, &|| status.draining());
         let (engines, proof) = proved.map_err(|refusal| fell_short(hold, refusal))?;
         if let (Some(gpu), Some(footprint)) = (&self.devices[index].gpu, &proof.footprint) {
             // Of what cannot stay as well, so that it need not be tried to find that out.
@@ -245,12 +247,13 @@ impl Devices {
         }
         let smallest = served.model.rules.sizes.first().copied().unwrap_or(1);
         self.parts.queue.measured(served.model.key, &device.id, smallest, proof.canary);
+        self.parts.queue.tried(served.model.key, &device.id, proof.largest);
         self.book.put(index, hold, served, engines, proof.footprint.clone());
         if device.gpu.is_none() && !hold.health.is_over() {
             let status = &self.parts.status;
             status.set_device(&device.id, DeviceState::Serving, Cause::Proved, "a forward pass works");
         }
-        LoadedOn { load, canary: proof.canary, footprint: proof.footprint }
+        LoadedOn { load, canary: proof.canary, largest: proof.largest, footprint: proof.footprint }
     }
 
     /// Loads onto a device what is to be served there and is not yet. What it refuses is left out for a while, and the models that

@@ -1,0 +1,74 @@
+//! How large batches the CPU is tried with where a model's author does not say it. Each size has its forward pass at load, and many a
+//! network takes seconds and gigabytes for one of 16: the server would not come up, or be ended for its memory, before anybody asks
+//! for such a batch, which on a CPU gains little. So sizes are tried as long as the next one promises to be short and to leave memory
+//! over. GPUs are tried with all: there a size that is too large is an error, and the memory is the model's.
+
+use crate::{models::Model, telemetry::host};
+use std::time::Duration;
+
+/// The longest pass that is tried, about as long as others wait for it.
+const PASS_MAX: Duration = Duration::from_secs(1);
+/// Part of what is free that a size may take beyond what those before it did: others are to be loaded, too.
+const FREE_PART: u64 = 4;
+
+/// What the passes up to now tell.
+pub(super) struct Trial {
+    /// Resident bytes before the first of them.
+    before: u64,
+}
+
+impl Trial {
+    /// Begins, where the CPU is tried with a model of which nobody said how large its batches may be.
+    pub(super) fn of(model: &Model) -> Option<Trial> {
+        let batch = &model.manifest.batch;
+        let said = model.manifest.declared.is_none() && (batch.items_max.is_some() || batch.sizes.is_some());
+        let before = host::resident().filter(|_| !said && model.fit.is_none())?;
+        Some(Trial { before })
+    }
+
+    /// Whether batches of `next` items are tried after a pass of fewer that took so long; else why not.
+    pub(super) fn goes_on(&self, (items, took): (usize, Duration), next: usize) -> Result<(), String> {
+        let Some((resident, free)) = host::resident().zip(host::free()) else { return Ok(()) };
+        goes_on((items, took, resident.saturating_sub(self.before)), next, free)
+    }
+}
+
+/// The same, of passes that took so many bytes in all, where so many are free.
+fn goes_on((items, took, bytes): (usize, Duration, u64), next: usize, free: u64) -> Result<(), String> {
+    let grows = next as f64 / items as f64;
+    let (longer, more) = (took.mul_f64(grows), (bytes as f64 * (grows - 1.0)) as u64);
+    // Without a second size nobody knows whether the first axis counts items: that is worth some time, but not all memory.
+    if items > 1 && longer > PASS_MAX {
+        return Err(format!("one of {items} took {:.1} s", took.as_secs_f64()));
+    }
+    if more > free / FREE_PART {
+        return Err(format!(
+            "those up to {items} took {} MB, and {} MB are free",
+            bytes / 1_000_000,
+            free / 1_000_000
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_tried_while_passes_are_short_and_leave_memory_over() {
+        let ms = Duration::from_millis;
+        let (little, free) = (1_000_000, 2_000_000_000);
+        assert_eq!(goes_on((4, ms(500), little), 8, free), Ok(()));
+        assert_eq!(goes_on((4, ms(501), little), 8, free), Err("one of 4 took 0.5 s".into()));
+        assert_eq!(
+            goes_on((1, ms(60_000), little), 2, free),
+            Ok(()),
+            "whether it has a batch axis is to be seen"
+        );
+        assert_eq!(goes_on((2, ms(8), 500_000_000), 4, free), Ok(()));
+        let told = "those up to 2 took 500 MB, and 1999 MB are free";
+        assert_eq!(goes_on((2, ms(8), 500_000_001), 4, free - 1), Err(told.into()));
+        assert!(goes_on((1, ms(8), 501_000_000), 2, free).is_err(), "not the second size either");
+    }
+}
