@@ -46,8 +46,8 @@ pub(crate) fn ending(path: &Path, output: &str) -> Option<Ending> {
     for _ in 0..nodes.len() {
         let node = nodes.get(name)?;
         match &*node.operator {
-            "Softmax" => return Some(Ending::Softmax),
-            "Sigmoid" => return Some(Ending::Sigmoid),
+            "Softmax" | "QLinearSoftmax" => return Some(Ending::Softmax),
+            "Sigmoid" | "HardSigmoid" | "QLinearSigmoid" => return Some(Ending::Sigmoid),
             passing if PASSING.contains(&passing) => name = &node.input,
             _ => return None,
         }
@@ -73,7 +73,8 @@ fn nodes(file: impl Read + Seek, bytes: u64) -> Result<HashMap<String, Node>, St
         match field {
             (Message::Graph, 1) => {
                 let node = node(fields, bytes)?;
-                if matches!(&*node.domain, "" | "ai.onnx") {
+                // The last is where ONNX Runtime's quantizer has its own operators.
+                if matches!(&*node.domain, "" | "ai.onnx" | "com.microsoft") {
                     nodes.insert(node.output.clone(), node);
                 }
             }
@@ -116,7 +117,8 @@ pub(crate) mod testing {
     /// A model of these operations, each an operator with its input and its output.
     pub(crate) fn model(nodes: &[[&str; 3]]) -> Vec<u8> {
         let node = |[operator, input, output]: &[&str; 3]| {
-            let fields = [(1, input), (1, &"other"), (2, output), (3, &"name"), (4, operator)];
+            let domain = if operator.starts_with("QLinear") { "com.microsoft" } else { "" };
+            let fields = [(1, *input), (1, "other"), (2, *output), (3, "name"), (4, *operator), (7, domain)];
             field(1, &fields.map(|(number, text)| field(number, text.as_bytes())).concat())
         };
         // Weights and outputs follow.
@@ -146,6 +148,8 @@ mod tests {
         check(&model(&[["Gemm", "x", "l"], ["Sigmoid", "l", "y"]]), Some(Ending::Sigmoid));
         let shaped = [["Softmax", "l", "p"], ["Cast", "p", "q"], ["Flatten", "q", "y"]];
         check(&model(&shaped), Some(Ending::Softmax));
+        check(&model(&[["QLinearSoftmax", "l", "p"], ["DequantizeLinear", "p", "y"]]), Some(Ending::Softmax));
+        check(&model(&[["HardSigmoid", "l", "y"]]), Some(Ending::Sigmoid));
         check(&model(&[["Softmax", "l", "p"], ["Gemm", "p", "y"]]), None);
         check(&model(&[["Softmax", "l", "attention"], ["Gemm", "x", "y"]]), None);
         check(&model(&[["LogSoftmax", "l", "y"]]), None);
