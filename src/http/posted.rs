@@ -16,7 +16,7 @@ use bytes::Bytes;
 use std::sync::Arc;
 
 /// What the routes of images take, for messages.
-const ACCEPTED: &str = "an image/* type or application/octet-stream for one image, multipart/form-data for files, or \
+pub(super) const ACCEPTED: &str = "an image/* type or application/octet-stream for one image, multipart/form-data for files, or \
                         application/json for base64";
 
 /// The files of one request.

@@ -12,7 +12,7 @@ use crate::{
 use axum::{
     Json,
     extract::{Request, State},
-    http::{HeaderMap, HeaderValue, header},
+    http::{HeaderMap, HeaderName, HeaderValue, header},
 };
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -155,22 +155,24 @@ fn may(
 }
 
 /// What proxies add: of a request with one of these, nothing says where it is from.
-const FORWARDED: [&str; 14] = [
+const FORWARDED: [&str; 9] = [
     "forwarded",
     "via",
-    "x-forwarded-for",
-    "x-forwarded-host",
-    "x-forwarded-port",
-    "x-forwarded-proto",
-    "x-forwarded-server",
     "x-real-ip",
     "x-client-ip",
+    "x-cluster-client-ip",
     "true-client-ip",
     "cf-connecting-ip",
-    "x-envoy-external-address",
     "x-original-host",
     "k-proxy-request",
 ];
+/// What the names of others begin with.
+const FORWARDED_BY: [&str; 2] = ["x-forwarded-", "x-envoy-"];
+
+fn is_of_proxy(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    FORWARDED.contains(&name) || FORWARDED_BY.iter().any(|beginning| name.starts_with(beginning))
+}
 
 fn is_known(token: Option<&Secret>, peer: Option<IpAddr>, headers: &HeaderMap) -> Result<(), InferError> {
     let refused = |why: &str| Err(InferError::Forbidden(why.to_owned()));
@@ -178,7 +180,7 @@ fn is_known(token: Option<&Secret>, peer: Option<IpAddr>, headers: &HeaderMap) -
         (Some(token), Some(given)) if bool::from(given.ct_eq(token.as_bytes())) => Ok(()),
         (Some(_), Some(_)) => refused("the token in the header authorization is not admin_token"),
         (Some(_), None) => refused("the header authorization must be Bearer and admin_token"),
-        (None, _) if FORWARDED.iter().any(|name| headers.contains_key(*name)) => {
+        (None, _) if headers.keys().any(is_of_proxy) => {
             refused("the request came by a proxy, behind which anybody may be: set admin_token and show it")
         }
         (None, _) if peer.is_some_and(|peer| peer.to_canonical().is_loopback()) => Ok(()),
@@ -224,7 +226,8 @@ mod tests {
         check(Some(&token), "10.0.0.7", &wrong, false);
         check(None, "nowhere", &none, false);
         // Behind a proxy on this machine are callers from anywhere.
-        for name in FORWARDED {
+        let others = ["x-forwarded-for", "x-forwarded-client-cert", "x-envoy-external-address"];
+        for name in FORWARDED.into_iter().chain(others) {
             let mut headers = right.clone();
             headers.insert(name, HeaderValue::from_static("for=203.0.113.9"));
             check(Some(&token), "127.0.0.1", &headers, true);

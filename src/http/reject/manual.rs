@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     error::{InferError, seconds_up},
+    http::posted,
     image::DecodeError,
 };
 use http::StatusCode;
@@ -69,12 +70,12 @@ fn explain(kind: Kind) -> Entry {
             "Mend what `detail` names and load it again. `ocelli check` finds the same mistakes without a server.",
             InferError::LoadFailed {
                 name: "digits".into(),
-                reason: "1/model.onnx: the file is truncated or no ONNX model".into(),
+                reason: "it is not an ONNX file, or a damaged one (at byte 2)".into(),
             },
         ),
         FORBIDDEN => entry(
             "Loading and unloading models needs `repository_mode = \"explicit\"`. That, and draining a device, is for callers on the \
-             server's own machine who come by no proxy (`Forwarded`, `X-Forwarded-For`, `Via`) or, where `admin_token` is set, those \
+             server's own machine who come by no proxy (`Forwarded`, `X-Forwarded-For`, `Via` and the like) or, where `admin_token` is set, those \
              who show it. A browser may ask for it from [the server's own \
              page](page.md#who-may-use-it) alone, and without the token only if that page was opened by an address or as `localhost`.",
             "Send `Authorization: Bearer TOKEN`, call from the server's machine, or ask the operator to allow it.",
@@ -137,7 +138,7 @@ fn explain(kind: Kind) -> Entry {
             "Set `Content-Type` to what the body is, or leave it out: images are known by their first bytes.",
             InferError::UnsupportedMedia {
                 got: "text/html".into(),
-                accepted: "image/*, application/octet-stream, multipart/form-data or application/json",
+                accepted: posted::ACCEPTED,
             },
         ),
         FULL => entry(
@@ -225,7 +226,7 @@ fn explain(kind: Kind) -> Entry {
     }
 }
 
-/// The reply as it goes out: what clients look at of its head, and its body.
+/// A reply as it goes out: what clients look at of its head, and its body.
 fn shown(problem: &Problem) -> String {
     let status = StatusCode::from_u16(problem.kind.status);
     let reason = status.ok().and_then(|status| status.canonical_reason()).unwrap_or_default();
@@ -239,12 +240,15 @@ fn shown(problem: &Problem) -> String {
 
 /// The manual of errors.
 pub fn errors_md() -> String {
+    let whole = explain(FULL).example.map_or_else(String::new, |example| shown(&example));
     let mut out = format!(
         "# Errors\n\n\
          <!-- Made from src/http/reject/manual.rs by `OCELLI_BLESS=1 cargo test --lib reject`. -->\n\n\
-         Every error, on every route, has a body like those below, with the content type `{PROBLEM_JSON}` (RFC 9457);\n\
+         Every error, on every route, has a body like this one, with the content type `{PROBLEM_JSON}` (RFC 9457);\n\
          below `/v1` and `/v2` with `application/json`, as the servers whose protocols these are and their clients have it.\n\
-         A server with its page on (`page`) shows this manual at `/docs/errors`, which is where `type` leads.\n\n\
+         A server with its page on (`page`) shows this manual at `/docs/errors`, which is where `type` leads (behind a proxy that passes\n\
+         on `base_path` alone, below that).\n\n\
+         ```http\n{whole}\n```\n\n\
          - `error` repeats `detail`: it is the member that the clients of Triton and KServe read.\n\
          - `type` names the kind, one of those below, and stays the same between releases; `detail` is for people.\n\
          - Where TorchServe's clients ask (`/predictions`, `/ping`, and its paths that are not built: `/models`, `/explanations`) there are also\n  \
@@ -252,7 +256,7 @@ pub fn errors_md() -> String {
          - `request_id` is also in the header `x-request-id` and in the log.\n\
          - Each 429 and 503 has `Retry-After` in seconds. Prediction changes nothing on the server, so that every request may be\n  \
          sent again.\n\n\
-         In a reply to several images, an image that failed has this body as its entry, and the others are answered. Over gRPC\n\
+         In a reply to several images, an image that failed has this body but for `request_id` as its entry, and the others are answered. Over gRPC\n\
          the same words come with a code in place of the status.\n\n\
          A request that is no HTTP (broken framing; a head beyond 256 KiB, or 32 KiB over HTTP/2; over 100 headers; an address\n\
          beyond 64 KiB) is refused before any of this: 400, 414 or 431 with an empty body, and the connection ends.\n\n\
@@ -267,7 +271,7 @@ pub fn errors_md() -> String {
         let _ =
             write!(out, "\n## {slug}\n\n**{status}**: {title}.\n\n{meaning}\n\n**What to do:** {remedy}\n");
         if let Some(example) = example {
-            let _ = write!(out, "\n```http\n{}\n```\n", shown(&example));
+            let _ = write!(out, "\n`detail` such as:\n\n```text\n{}\n```\n", example.detail);
         }
     }
     out
