@@ -51,7 +51,7 @@ impl Model {
         };
         let mut image = match &manifest.input {
             None => None,
-            Some(input) => Some(input::resolve(input, &manifest.task, &signature)?),
+            Some(input) => Some(input::resolve(input, &manifest.task, &signature, &source.path)?),
         };
         let mut task = resolved(&manifest.task, &signature, &source.labels, image.as_ref())?;
         settle_activation(&mut task, source);
