@@ -373,10 +373,7 @@ async fn entry(
     let spent = Spent::on(decode, &ran);
     let (of, asked_of) = (Arc::clone(model), Arc::clone(asked));
     let entry = move || {
-        let answer = asked_of
-            .task
-            .answer(&ran.outputs, &of.signature, &of.labels, Some(&placement))
-            .map_err(InferError::Input)?;
+        let answer = of.answer(&asked_of.task, &ran.outputs, Some(&placement)).map_err(InferError::Input)?;
         match &answer {
             Answer::Mask(mask) if asked_of.png => mask.to_png_palette().map_err(InferError::Internal),
             Answer::Classes(classes) if asked_of.torchserve => Ok(answer::probabilities(classes)),
