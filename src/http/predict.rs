@@ -373,10 +373,7 @@ async fn entry(
     let spent = Spent::on(decode, &ran);
     let (of, asked_of) = (Arc::clone(model), Arc::clone(asked));
     let entry = move || {
-        let answer = asked_of
-            .task
-            .answer(&ran.outputs, &of.signature, &of.labels, Some(&placement))
-            .map_err(InferError::Input)?;
+        let answer = of.answer(&asked_of.task, &ran.outputs, Some(&placement)).map_err(InferError::Input)?;
         match &answer {
             Answer::Mask(mask) if asked_of.png => mask.to_png_palette().map_err(InferError::Internal),
             Answer::Classes(classes) if asked_of.torchserve => Ok(answer::probabilities(classes)),
@@ -399,9 +396,52 @@ async fn entry(
 }
 
 fn takes_tensors(model: &Model) -> InferError {
+    let inputs = &model.signature.inputs;
+    let names = || inputs.iter().map(|input| format!("{:?}", input.name)).collect::<Vec<_>>().join(", ");
+    let or = match inputs.len() {
+        1 => ", or say in its model.toml with an [input] table how an image becomes its input".to_owned(),
+        2 => format!(
+            ". An image becomes one input, and it has 2 ({}): of a detector detect.size_input may name the second, if that \
+             takes a width and a height",
+            names()
+        ),
+        n => format!(". An image becomes one input, and it has {n} ({})", names()),
+    };
     InferError::BadRequest(format!(
-        "model {:?} takes tensors, not images: post to /v2/models/{}/infer, or say in its model.toml with an [input] \
-         table how an image becomes its input",
+        "model {:?} takes tensors, not images: post to /v2/models/{}/infer{or}",
         model.name, model.name
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        batch::ModelKey,
+        engine::{DataType, staging::Memory},
+        models::testing::source,
+        tasks::testing::{signature, spec},
+    };
+
+    #[test]
+    fn a_picture_for_a_model_of_tensors_is_told_what_is_possible_for_its_inputs() {
+        let told = |inputs: &[&str]| {
+            let mut signature = signature(&[("y", &[-1, 2])]);
+            signature.inputs = inputs.iter().map(|name| spec(name, DataType::Fp32, &[-1, 3, 8, 8])).collect();
+            let second = Duration::from_secs(1);
+            let model = Model::resolve(ModelKey(1), &source("m", "1", ""), signature, second, &Memory::Plain);
+            takes_tensors(&model.unwrap()).to_string()
+        };
+        let check = |inputs: &[&str], expected: &str| {
+            let told = told(inputs);
+            assert!(told.contains("post to /v2/models/m/infer") && told.contains(expected), "{told}");
+            assert_eq!(told.contains("[input]"), inputs.len() == 1, "{told}");
+        };
+        check(&["x"], "or say in its model.toml with an [input] table how an image becomes its input");
+        check(
+            &["x", "size"],
+            "and it has 2 (\"x\", \"size\"): of a detector detect.size_input may name the second",
+        );
+        check(&["a", "b", "c"], "An image becomes one input, and it has 3 (\"a\", \"b\", \"c\")");
+    }
 }

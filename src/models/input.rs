@@ -6,43 +6,37 @@ use super::{
     manifest::{Input, ResizeRule},
 };
 use crate::{
-    engine::{Batching, DataType, Dim, PixelInput, Signature, TensorSpec, show},
+    engine::{Batching, DataType, Dim, PixelInput, Signature, TensorSpec, onnx::axes::channel_axis, show},
     image::{self, Color, Filter, Layout, Preprocess, Resize},
     tasks::Task,
 };
+use std::path::Path;
 
 /// ImageNet's mean and standard deviation of red, green and blue, for values from 0 to 1.
 const IMAGENET: [[f32; 3]; 2] = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]];
 
-/// How an image becomes the model's input; staging is left to whoever knows the largest batch.
+/// How an image becomes the model's input; staging is left to whoever knows the largest batch. What the extents leave open, the names
+/// of axes in the model's `file` may tell.
 ///
 /// # Errors
 /// A model that takes more than one image, and settings that contradict its input.
-pub(super) fn resolve(input: &Input, task: &Task, signature: &Signature) -> Result<ImageInput, String> {
+pub(super) fn resolve(
+    input: &Input,
+    task: &Task,
+    signature: &Signature,
+    file: &Path,
+) -> Result<ImageInput, String> {
     let (spec, size) = inputs(task, signature)?;
     let datatype = image::DataType::from_name(spec.datatype.name()).ok_or_else(|| {
         format!("input {:?} is {}; images can become FP32, FP16 or UINT8", spec.name, spec.datatype)
     })?;
-    let axes = Axes::find(spec, signature.batching(), input)?;
+    let axes = Axes::find(spec, signature.batching(), input, file)?;
     let size_type = size.map(|size| size_type(size, axes.batch_axis)).transpose()?;
-    let any_size = input.resize == Some(ResizeRule::None);
-    let sides = [
-        side(spec, "width", axes.width, input.width, any_size)?,
-        side(spec, "height", axes.height, input.height, any_size)?,
-    ];
+    let channels = channels(spec, &axes, input, task)?;
+    let sides =
+        [side(spec, "width", axes.width, input.width)?, side(spec, "height", axes.height, input.height)?];
     // A side of its own per image stands as 1 until there is an image.
     let [width, height] = sides.map(|side| side.unwrap_or(1));
-    let channels = match (axes.channels, input.color) {
-        (Some(channels), _) => channels,
-        (None, Some(color)) => color.channels(),
-        (None, None) => {
-            return Err(format!(
-                "input {:?} of shape {} leaves its channels open: set input.color",
-                spec.name,
-                show(&spec.shape)
-            ));
-        }
-    };
     let color = match (input.color, channels) {
         (Some(color), channels) if color.channels() == channels => color,
         (None, 1) => Color::Gray,
@@ -146,13 +140,17 @@ struct Axes {
     batch_axis: bool,
     channel_axis: bool,
     layout: Layout,
+    /// Whether anything tells the layout: else it is one that there may be.
+    told: bool,
     channels: Option<usize>,
+    /// Whether the axis of the channels is called so.
+    named: bool,
     width: Dim,
     height: Dim,
 }
 
 impl Axes {
-    fn find(spec: &TensorSpec, batching: Batching, input: &Input) -> Result<Axes, String> {
+    fn find(spec: &TensorSpec, batching: Batching, input: &Input, file: &Path) -> Result<Axes, String> {
         let wrong = || {
             format!(
                 "input {:?} has shape {}; an image needs [N, C, H, W], [N, H, W, C], [C, H, W] or [H, W, C] with 1 or 3 \
@@ -172,7 +170,9 @@ impl Axes {
                     batch_axis: true,
                     channel_axis: false,
                     layout: Layout::Nchw,
+                    told: true,
                     channels: Some(1),
+                    named: false,
                     width,
                     height,
                 });
@@ -180,21 +180,22 @@ impl Axes {
             [a, b, c] => (false, [a, b, c]),
             _ => return Err(wrong()),
         };
-        let layout = match input.layout {
-            Some(layout) => layout,
-            None => match (is_image(a), is_image(c)) {
-                (true, false) => Layout::Nchw,
-                (false, true) => Layout::Nhwc,
-                (false, false) if a != Dim::Free && c != Dim::Free => return Err(wrong()),
-                _ => {
-                    return Err(format!(
-                        "which axis of input {:?} of shape {} has the channels cannot be told: set input.layout",
-                        spec.name,
-                        show(&spec.shape)
-                    ));
-                }
-            },
+        // Open axes alone have names.
+        let axis = if [a, c].contains(&Dim::Free) { channel_axis(file, &spec.name) } else { None };
+        let named = match axis.and_then(|axis| axis.checked_sub(usize::from(batch_axis))) {
+            Some(0) => Some(Layout::Nchw),
+            Some(2) => Some(Layout::Nhwc),
+            _ => None,
         };
+        let told = match (is_image(a), is_image(c)) {
+            _ if input.layout.is_some() => input.layout,
+            (true, false) => Some(Layout::Nchw),
+            (false, true) => Some(Layout::Nhwc),
+            (false, false) if a != Dim::Free && c != Dim::Free => return Err(wrong()),
+            _ => named,
+        };
+        let first = is_image(a) || a == Dim::Free;
+        let layout = told.unwrap_or(if first { Layout::Nchw } else { Layout::Nhwc });
         let (channels, height, width) = match layout {
             Layout::Nchw => (a, b, c),
             Layout::Nhwc => (c, a, b),
@@ -204,18 +205,53 @@ impl Axes {
             Dim::Fixed(_) => return Err(wrong()),
             Dim::Free => None,
         };
-        Ok(Axes { batch_axis, channel_axis: true, layout, channels, width, height })
+        let (told, named) = (told.is_some(), named == Some(layout));
+        Ok(Axes { batch_axis, channel_axis: true, layout, told, channels, named, width, height })
     }
 }
 
+/// How many channels there are, where nothing else is left open either.
+///
+/// # Errors
+/// All that is, at once, with an example.
+fn channels(spec: &TensorSpec, axes: &Axes, input: &Input, task: &Task) -> Result<usize, String> {
+    // A network whose axis of channels is open was exported with all axes open, not made for any number of them.
+    let usual = axes.named.then_some(3);
+    let channels = axes.channels.or(input.color.map(Color::channels)).or(usual);
+    let any_size = input.resize == Some(ResizeRule::None);
+    let open = |dim, set: Option<u32>| dim == Dim::Free && set.is_none() && !any_size;
+    let sides = [("width", open(axes.width, input.width)), ("height", open(axes.height, input.height))];
+    let pixels = if matches!(task, Task::Detect(_)) { 640 } else { 224 };
+    let layout = if axes.layout == Layout::Nchw { "nchw" } else { "nhwc" };
+    let keys =
+        [("layout", !axes.told, format!("{layout:?}")), ("color", channels.is_none(), "\"rgb\"".into())]
+            .into_iter()
+            .chain(sides.map(|(key, open)| (key, open, pixels.to_string())));
+    let (names, lines): (Vec<_>, Vec<_>) =
+        keys.filter(|(_, open, _)| *open).map(|(key, _, value)| (key, format!("{key} = {value}"))).unzip();
+    match channels {
+        Some(channels) if names.is_empty() => return Ok(channels),
+        _ => {}
+    }
+    let lines = lines.join(", ");
+    let add = match *input == Input::default() {
+        true => format!("add the line input = {{ {lines} }} to model.toml, above its tables"),
+        false => format!("add to [input] {lines}"),
+    };
+    let own = match sides.iter().any(|(_, open)| *open) {
+        true => " (or resize = \"none\" in place of a size, to take images at their own)",
+        false => "",
+    };
+    Err(format!(
+        "input {:?} of shape {} leaves open {}: {add}, with what the model was made for{own}",
+        spec.name,
+        show(&spec.shape),
+        names.join(", ")
+    ))
+}
+
 /// Width or height: the model's, or the manifest's where the model leaves it open; `None` for each image's own.
-fn side(
-    spec: &TensorSpec,
-    key: &str,
-    dim: Dim,
-    set: Option<u32>,
-    any_size: bool,
-) -> Result<Option<u32>, String> {
+fn side(spec: &TensorSpec, key: &str, dim: Dim, set: Option<u32>) -> Result<Option<u32>, String> {
     match (dim, set) {
         (Dim::Fixed(n), None) => {
             u32::try_from(n).map(Some).map_err(|_| format!("input {:?} has a {key} of {n}", spec.name))
@@ -226,13 +262,7 @@ fn side(
             show(&spec.shape)
         )),
         (_, Some(set)) => Ok(Some(set)),
-        (Dim::Free, None) if any_size => Ok(None),
-        (Dim::Free, None) => Err(format!(
-            "input {:?} of shape {} leaves its {key} open: set input.{key}, or input.resize = \"none\" to take images \
-             at their own size",
-            spec.name,
-            show(&spec.shape)
-        )),
+        (Dim::Free, None) => Ok(None),
     }
 }
 
@@ -305,7 +335,7 @@ fn per_channel(key: &str, set: Option<&[f32]>, usual: [f32; 3], channels: usize)
 mod tests {
     use super::*;
     use crate::{
-        engine::Tensor,
+        engine::{Tensor, onnx::axes::testing::model as onnx},
         models::manifest::Manifest,
         tasks::testing::{signature, spec},
     };
@@ -314,7 +344,7 @@ mod tests {
         let manifest = Manifest::parse(manifest).unwrap();
         let mut signature = signature(&[("out", &[-1, 10])]);
         signature.inputs = vec![spec("image", datatype, shape)];
-        let input = resolve(&manifest.input.unwrap(), &manifest.task, &signature)?;
+        let input = resolve(&manifest.input.unwrap(), &manifest.task, &signature, Path::new(""))?;
         let [width, height] = [input.preprocess.width, input.preprocess.height];
         let shape = input.item_shape(width, height);
         Ok((input.preprocess, shape))
@@ -372,7 +402,7 @@ mod tests {
         let mut run = |shape: &[i64]| {
             signature.inputs = vec![spec("image", DataType::Fp32, shape)];
             let input = manifest.input.as_ref().unwrap();
-            resolve(input, &manifest.task, &signature).unwrap()
+            resolve(input, &manifest.task, &signature, Path::new("")).unwrap()
         };
         let any = run(&[-1, 3, -1, -1]);
         assert_eq!(any.size(), None);
@@ -399,7 +429,7 @@ mod tests {
             let mut signature = signature(&[("out", &[-1, 10])]);
             let image = spec("images", DataType::Fp32, &[second.2[0], 3, 64, 96]);
             signature.inputs = vec![image, spec(second.0, second.1, second.2)];
-            let input = resolve(&manifest.input.clone().unwrap(), &manifest.task, &signature)?;
+            let input = resolve(&manifest.input.clone().unwrap(), &manifest.task, &signature, Path::new(""))?;
             let staged = Tensor::zeros(DataType::Uint8, &[1, 64, 96, 3]);
             let inputs = input.inputs(staged, (1000, 500));
             assert_eq!((inputs.len(), &inputs[0].shape[..]), (2, &[1, 64, 96, 3][..]));
@@ -436,6 +466,78 @@ mod tests {
     }
 
     #[test]
+    fn all_that_is_left_open_is_told_at_once_with_lines_that_settle_it() {
+        let check = |manifest: &str, shape: &[i64], expected: &str| {
+            let error = run(manifest, DataType::Fp32, shape).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+            // What is told is enough, where it is told to be added.
+            let lines = expected.rsplit_once(": add ").unwrap().1;
+            let settled = match lines.strip_prefix("the line ") {
+                Some(line) => format!("{}\n{manifest}", line.split_once(" to model.toml").unwrap().0),
+                None => {
+                    let lines = lines.strip_prefix("to [input] ").unwrap();
+                    format!("{manifest}\n{}", lines.split_once(", with").unwrap().0.replace(", ", "\n"))
+                }
+            };
+            run(&settled, DataType::Fp32, shape).unwrap();
+        };
+        let [classify, detect] = ["task = \"classify\"", "task = \"detect\""];
+        check(
+            classify,
+            &[-1, -1, -1, -1],
+            "input \"image\" of shape [?, ?, ?, ?] leaves open layout, color, width, height: add the line input = { layout = \
+             \"nchw\", color = \"rgb\", width = 224, height = 224 } to model.toml, above its tables, with what",
+        );
+        check(
+            detect,
+            &[-1, 3, -1, -1],
+            "leaves open width, height: add the line input = { width = 640, height = 640 } to model.toml",
+        );
+        check(
+            &format!("{classify}\n[input]\nlayout = \"nhwc\"\nwidth = 96"),
+            &[-1, -1, -1, -1],
+            "leaves open color, height: add to [input] color = \"rgb\", height = 224, with what",
+        );
+        check(
+            classify,
+            &[-1, 3, 8, 3],
+            "leaves open layout: add the line input = { layout = \"nchw\" } to model.toml",
+        );
+        check(
+            &format!("{classify}\n[input]\nresize = \"none\""),
+            &[-1, 8, -1, -1],
+            "leaves open layout, color: add to [input] layout = \"nhwc\", color = \"rgb\", with what",
+        );
+    }
+
+    #[test]
+    fn an_open_axis_that_is_named_for_the_channels_tells_the_layout_and_that_there_are_three() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.onnx");
+        let run = |manifest: &str, axes: &[&str]| {
+            std::fs::write(&file, onnx("image", axes)).unwrap();
+            let manifest = Manifest::parse(&format!("task = \"classify\"\n[input]\n{manifest}")).unwrap();
+            let mut signature = signature(&[("out", &[-1, 10])]);
+            signature.inputs = vec![spec("image", DataType::Fp32, &[-1, -1, -1, -1])];
+            resolve(&manifest.input.unwrap(), &manifest.task, &signature, &file)
+        };
+        let optimum = ["batch_size", "num_channels", "height", "width"];
+        let error = run("", &optimum).map(|_| ()).unwrap_err();
+        assert!(error.contains("leaves open width, height: "), "{error}");
+        let sides = "width = 32\nheight = 24\n";
+        let shape = |manifest: &str, axes| {
+            let input = run(&format!("{sides}{manifest}"), axes).unwrap();
+            (input.preprocess.color, input.item_shape(32, 24))
+        };
+        assert_eq!(shape("", &optimum), (Color::Rgb, vec![1, 3, 24, 32]));
+        assert_eq!(shape("", &["batch", "height", "width", "channels"]), (Color::Rgb, vec![1, 24, 32, 3]));
+        // What the manifest says counts.
+        assert_eq!(shape("color = \"gray\"", &optimum), (Color::Gray, vec![1, 1, 24, 32]));
+        let other = run(&format!("{sides}layout = \"nhwc\""), &optimum).map(|_| ()).unwrap_err();
+        assert!(other.contains("leaves open color: "), "{other}");
+    }
+
+    #[test]
     fn contradictions_are_errors_that_say_what_to_do() {
         let check = |manifest: &str, datatype, shape: &[i64], expected: &str| {
             let text = format!("task = \"classify\"\n[input]\n{manifest}");
@@ -443,7 +545,6 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         };
         let fp32 = DataType::Fp32;
-        check("", fp32, &[-1, 3, -1, -1], "leaves its width open: set input.width");
         check(
             "width = 9",
             fp32,
@@ -454,9 +555,6 @@ mod tests {
         check("", fp32, &[-1, 4, 8, 8], "has shape [?, 4, 8, 8]; an image needs");
         check("", fp32, &[8, 3, 8, 8], "has shape [8, 3, 8, 8]; an image needs");
         check("", fp32, &[-1, 10], "has shape [?, 10]; an image needs");
-        check("", fp32, &[-1, 3, 8, 3], "set input.layout");
-        check("", fp32, &[-1, -1, 8, 8], "set input.layout");
-        check("layout = \"nchw\"", fp32, &[-1, -1, 8, 8], "set input.color");
         check("layout = \"nhwc\"", fp32, &[-1, 8, 8], "an image needs");
         check("color = \"gray\"", fp32, &[-1, 3, 8, 8], "input.color has 1 channels");
         check("mean = [1, 2, 3]", fp32, &[-1, 1, 8, 8], "input.mean has 3 numbers");

@@ -12,11 +12,13 @@
 //! - [`files`]: the files of a model as they were when it was loaded.
 //! - `input`: from manifest and signature to how an image becomes the model's input; `images`: what that is.
 //! - `resolve`: from manifest and signature to a [`Model`].
+//! - `answer`: answers of a model, and what its author should know of them.
 //! - `map`: what a camera's pixels differ in, from a file.
 //!
 //! A [`Source`] is what lies on disk; a [`Model`] is what it became once an engine had told its signature. Loading
 //! itself is the caller's.
 
+mod answer;
 pub mod catalog;
 pub mod changes;
 pub mod control;
@@ -57,7 +59,12 @@ use crate::{
 use given::Kept;
 use images::SLABS_READY;
 use resolve::{powers_of_two, resolved};
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 /// One version of one model, as it lies on disk.
 #[derive(Debug, Clone)]
@@ -134,6 +141,8 @@ pub struct Model {
     pub manifest: Manifest,
     /// What became of its requests.
     pub statistics: Statistics,
+    /// Whether the log has said of a class that it has no label.
+    nameless: AtomicBool,
 }
 
 impl Model {

@@ -15,7 +15,10 @@ use crate::{
     tasks::{Activation, Labels, Task},
     telemetry::statistics::Statistics,
 };
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 impl Model {
     /// Checks a manifest against what the model takes and gives, and fills in what it leaves open. Images are decoded into
@@ -51,7 +54,7 @@ impl Model {
         };
         let mut image = match &manifest.input {
             None => None,
-            Some(input) => Some(input::resolve(input, &manifest.task, &signature)?),
+            Some(input) => Some(input::resolve(input, &manifest.task, &signature, &source.path)?),
         };
         let mut task = resolved(&manifest.task, &signature, &source.labels, image.as_ref())?;
         settle_activation(&mut task, source);
@@ -131,6 +134,7 @@ impl Model {
             instances: manifest.placement.instances,
             manifest: manifest.clone(),
             statistics: Statistics::default(),
+            nameless: AtomicBool::default(),
         })
     }
 }

@@ -13,6 +13,7 @@
 //! models. Whatever looks like a model and cannot be one is listed with its reason; so is what may be one and cannot be looked at.
 
 mod disk;
+mod instead;
 
 use super::{
     Engine, Expected, Manifest, Source,
@@ -24,6 +25,7 @@ use super::{
 use crate::{engine::Dim, tasks::Labels};
 pub(super) use disk::inside;
 use disk::{entries, file_bytes, look, may_be_folder, model_bytes, read};
+use instead::instead;
 use std::{
     collections::BTreeMap,
     fs, io,
@@ -253,13 +255,18 @@ fn scan_as(
         let file = path.join(model_file);
         match look(&path).and_then(|_| look(&file)) {
             Ok(Some(metadata)) if metadata.is_file() => add(&version, file),
-            Ok(_) => mistakes.push(failed(&version, format!("{version}/{model_file} is missing"))),
+            Ok(_) => {
+                let but =
+                    instead(&path, model_file).map(|there| format!(", but {there}")).unwrap_or_default();
+                mistakes.push(failed(&version, format!("{version}/{model_file} is missing{but}")));
+            }
             Err(reason) => mistakes.push(failed(&version, reason)),
         }
     }
     found.extend(mistakes);
     if found.is_empty() {
-        let missing = format!("it holds neither {model_file} nor VERSION/{model_file}");
+        let but = instead(folder, model_file).map(|there| format!(", but {there}")).unwrap_or_default();
+        let missing = format!("it holds neither {model_file} nor VERSION/{model_file}{but}");
         // What was passed over may be what is missed.
         let told = |described: Described| [vec![missing], described.notes].concat().join("; ");
         found.push(failed("", described.map_or_else(|why| why, told)));

@@ -1,5 +1,6 @@
 //! What lies on disk: the names in a folder, what is behind them, and the files that are read.
 
+use super::instead::other_format;
 use crate::engine::onnx::external::external_files;
 use std::{
     fs,
@@ -88,7 +89,8 @@ pub(super) fn model_bytes(path: &Path) -> Result<u64, String> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let mut bytes = file_bytes(path)?;
     let folder = path.parent().unwrap_or(Path::new("."));
-    for data in external_files(path).map_err(|reason| format!("{name}: {reason}"))? {
+    let wrong = |reason: String| format!("{name}: {}", other_format(path).map_or(reason, str::to_owned));
+    for data in external_files(path).map_err(wrong)? {
         bytes += fs::metadata(folder.join(&data))
             .map_err(|error| format!("{name}: cannot read its external data {data:?}: {error}"))?
             .len();

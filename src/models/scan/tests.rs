@@ -254,6 +254,76 @@ fn one_bad_model_never_stops_the_others() {
 }
 
 #[test]
+fn what_lies_where_a_model_file_is_missing_is_named_with_what_to_do() {
+    let neither = "it holds neither model.onnx nor VERSION/model.onnx, but there is ";
+    let told = |what: &str| format!("{neither}{what}");
+    let [best, two, hub, nested, group, pt, h5] = [
+        told("best.onnx: call it model.onnx"),
+        told("a.onnx, b.onnx, c.onnx and 2 more: call the one that is to be served model.onnx"),
+        told("onnx/model.onnx: move it up"),
+        told("weights/best.onnx: move it up and call it model.onnx"),
+        told("a/model.onnx, b/model.onnx: move the one that is to be served up and call it model.onnx"),
+        told("model.pt, which is PyTorch's: docs/pytorch.md says how it is exported"),
+        told("net.h5, which is TensorFlow's: tf2onnx makes an ONNX file of it"),
+    ];
+    check(
+        &[
+            ("best/best.onnx", ONNX),
+            ("best/model.pt", "x"),
+            ("five/a.onnx", ONNX),
+            ("five/b.onnx", ONNX),
+            ("five/c.onnx", ONNX),
+            ("five/d.onnx", ONNX),
+            ("five/e.onnx", ONNX),
+            ("group/a/model.onnx", ONNX),
+            ("group/b/model.onnx", ONNX),
+            ("hub/config.json", "{}"),
+            ("hub/onnx/model.onnx", ONNX),
+            ("hub/onnx/model_quantized.onnx", ONNX),
+            ("keras/net.h5", "x"),
+            ("named/config.pbtxt", "default_model_filename: \"net.onnx\""),
+            ("named/best.onnx", ONNX),
+            ("nested/weights/best.onnx", ONNX),
+            ("pt/model.pt", "x"),
+            ("versions/1/best.onnx", ONNX),
+        ],
+        &[
+            ("best", "", &best),
+            ("five", "", &two),
+            ("group", "", &group),
+            ("hub", "", &hub),
+            ("keras", "", &h5),
+            ("named", "", "but there is best.onnx: call it net.onnx"),
+            ("nested", "", &nested),
+            ("pt", "", &pt),
+            ("versions", "1", "1/model.onnx is missing, but there is best.onnx: call it model.onnx"),
+        ],
+    );
+}
+
+#[test]
+fn files_of_others_in_place_of_a_model_are_said_to_be_what_they_are() {
+    check(
+        &[
+            ("lfs.onnx", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n"),
+            ("ort.onnx", "\u{1c}\0\0\0ORTM\0\0\u{12}\0"),
+            ("other.onnx", "no model"),
+            ("zip/model.onnx", "PK\u{3}\u{4}\u{14}\0\0\0"),
+        ],
+        &[
+            (
+                "lfs",
+                "1",
+                "lfs.onnx: it is Git LFS's pointer to the file, not the file: git lfs pull fetches that",
+            ),
+            ("ort", "1", "ort.onnx: it is in ONNX Runtime's own format: serve the ONNX file"),
+            ("other", "1", "other.onnx: it is not an ONNX file, or a damaged one"),
+            ("zip", "1", "model.onnx: it is a ZIP archive, as PyTorch's files are: docs/pytorch.md says"),
+        ],
+    );
+}
+
+#[test]
 fn two_files_for_one_version_are_said_so() {
     check(
         &[("a/model.onnx", ONNX), ("a/1/model.onnx", ONNX), ("a.onnx", ONNX)],

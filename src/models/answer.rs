@@ -1,0 +1,101 @@
+//! Answers of a model, and what its author should know of them.
+
+use super::Model;
+use crate::{
+    engine::Tensor,
+    image::Placement,
+    tasks::{Answer, Task},
+};
+use std::sync::atomic::Ordering;
+
+impl Model {
+    /// The answer for one item by a task, the model's own or one that a request has changed. The log says once where a class has no
+    /// label although the model has labels: nothing else tells that they are shifted or too few.
+    ///
+    /// # Errors
+    /// As [`Task::answer`].
+    pub fn answer(
+        &self,
+        task: &Task,
+        outputs: &[Tensor],
+        placement: Option<&Placement>,
+    ) -> Result<Answer, String> {
+        let answer = task.answer(outputs, &self.signature, &self.labels, placement)?;
+        if let Some(told) = self.first_nameless(&answer) {
+            tracing::warn!(model = &*self.name, version = &*self.version, "{told}");
+        }
+        Ok(answer)
+    }
+
+    /// What to say of the first class that has no label, ever.
+    fn first_nameless(&self, answer: &Answer) -> Option<String> {
+        if self.labels.is_empty() || self.nameless.load(Ordering::Relaxed) {
+            return None;
+        }
+        let class = match answer {
+            Answer::Classes(classes) => classes.iter().find(|class| class.label.is_none())?.index,
+            Answer::Detections(boxes) => boxes.iter().find(|found| found.label.is_none())?.index,
+            Answer::Mask(mask) => mask.present.iter().find(|class| class.label.is_none())?.index.into(),
+            Answer::Vector(_) | Answer::Tensors(_) => return None,
+        };
+        if self.nameless.swap(true, Ordering::Relaxed) {
+            return None;
+        }
+        let is = match answer {
+            Answer::Detections(_) => ": is detect.first_class, the number that the first label has, right?",
+            _ => "",
+        };
+        Some(format!("class {class} has no name among {} labels{is}", self.labels.len()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        batch::ModelKey,
+        engine::staging::Memory,
+        models::testing::source,
+        tasks::{
+            Labels,
+            testing::{floats, integers, signature},
+        },
+    };
+    use std::{sync::Arc, time::Duration};
+
+    /// What is said of two answers alike.
+    fn check(manifest: &str, labels: &str, shape: [i64; 3], output: Tensor, expected: Option<&str>) {
+        let mut source = source("m", "1", manifest);
+        source.labels = Arc::new(Labels::parse(labels).unwrap());
+        let mut signature = signature(&[("y", &shape)]);
+        signature.outputs[0].datatype = output.datatype;
+        let second = Duration::from_secs(1);
+        let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+        let answer =
+            model.task.answer(std::slice::from_ref(&output), &model.signature, &model.labels, None).unwrap();
+        assert_eq!(model.first_nameless(&answer).as_deref(), expected);
+        assert_eq!(model.first_nameless(&answer), None);
+        // As it is with answers to requests.
+        model.nameless.store(false, Ordering::Relaxed);
+        model.answer(&model.task, &[output], None).unwrap();
+        assert_eq!(model.nameless.load(Ordering::Relaxed), expected.is_some());
+    }
+
+    #[test]
+    fn a_class_without_a_label_is_told_once() {
+        let detect = "task = \"detect\"\n[detect]\nformat = \"end2end\"";
+        let row = |class| floats(&[1, 1, 6], &[1.0, 1.0, 4.0, 4.0, 0.9, class]);
+        let of = |labels: &str, class, expected| check(detect, labels, [-1, 1, 6], row(class), expected);
+        of("a\nb", 1.0, None);
+        let first = "class 2 has no name among 2 labels: is detect.first_class, the number that the first label has, right?";
+        of("a\nb", 2.0, Some(first));
+        // Without labels none are missed.
+        of("", 2.0, None);
+        let mask = integers(&[1, 2, 2], &[0, 1, 255, 1]);
+        let segment = |labels: &str, expected| {
+            check("task = \"segment\"", labels, [-1, 2, 2], mask.clone(), expected);
+        };
+        segment("a\nb", Some("class 255 has no name among 2 labels"));
+        segment("", None);
+    }
+}

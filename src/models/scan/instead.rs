@@ -1,0 +1,82 @@
+//! What lies where a model file is missing, or in place of one, and what to do about it.
+
+use super::disk::entries;
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+/// Names told at most.
+const TOLD_MAX: usize = 3;
+
+/// Files of others, by the ends of their names.
+const OTHERS: [(&[&str], &str); 5] = [
+    (&[".pt", ".pth"], "PyTorch's: docs/pytorch.md says how it is exported"),
+    (&[".safetensors"], "weights without their network: docs/pytorch.md says how both are exported"),
+    (&[".keras", ".h5", ".pb", ".tflite"], "TensorFlow's: tf2onnx makes an ONNX file of it"),
+    (&[".engine", ".plan"], "TensorRT's, for one kind of GPU: serve the ONNX file that it was made from"),
+    (&[".ort"], "in ONNX Runtime's own format: serve the ONNX file that it was made from"),
+];
+
+/// What is in a folder that has no `model_file` where one should be, if any of it may be what is meant.
+pub(super) fn instead(folder: &Path, model_file: &str) -> Option<String> {
+    let inside = entries(folder).ok()?;
+    let here = networks(&inside, "");
+    if !here.is_empty() {
+        let which = if here.len() > 1 { "the one that is to be served" } else { "it" };
+        return Some(format!("there is {}: call {which} {model_file}", told(&here)));
+    }
+    // Versions are looked into by themselves.
+    let folders = inside.iter().filter(|(name, path)| !super::is_number(name) && path.is_dir());
+    let below: Vec<String> = folders
+        .flat_map(|(name, path)| networks(&entries(path).unwrap_or_default(), &format!("{name}/")))
+        .collect();
+    let named: Vec<String> =
+        below.iter().filter(|path| path.rsplit('/').next() == Some(model_file)).cloned().collect();
+    match (&named[..], &below[..]) {
+        ([], []) => {}
+        ([one], _) => return Some(format!("there is {one}: move it up")),
+        ([], [one]) => return Some(format!("there is {one}: move it up and call it {model_file}")),
+        (several, _) => {
+            let several = if several.is_empty() { &below[..] } else { several };
+            return Some(format!(
+                "there is {}: move the one that is to be served up and call it {model_file}",
+                told(several)
+            ));
+        }
+    }
+    inside.iter().find_map(|(name, _)| {
+        let (_, whose) = OTHERS.iter().find(|(ends, _)| ends.iter().any(|end| name.ends_with(end)))?;
+        Some(format!("there is {name}, which is {whose}"))
+    })
+}
+
+/// ONNX files of these, by what they are called from where we began.
+fn networks(inside: &[(String, PathBuf)], folder: &str) -> Vec<String> {
+    let files = inside.iter().filter(|(name, path)| name.ends_with(".onnx") && path.is_file());
+    files.map(|(name, _)| format!("{folder}{name}")).collect()
+}
+
+fn told(names: &[String]) -> String {
+    let told = names[..names.len().min(TOLD_MAX)].join(", ");
+    match names.len().saturating_sub(TOLD_MAX) {
+        0 => told,
+        more => format!("{told} and {more} more"),
+    }
+}
+
+/// What a file is that is not ONNX, where its first bytes tell.
+pub(super) fn other_format(path: &Path) -> Option<&'static str> {
+    let mut head = Vec::new();
+    File::open(path).ok()?.take(32).read_to_end(&mut head).ok()?;
+    if head.starts_with(b"version https://git-lfs") {
+        Some("it is Git LFS's pointer to the file, not the file: git lfs pull fetches that")
+    } else if head.starts_with(b"PK\x03\x04") {
+        Some("it is a ZIP archive, as PyTorch's files are: docs/pytorch.md says how a network is exported")
+    } else if head.get(4..8) == Some(b"ORTM") {
+        Some("it is in ONNX Runtime's own format: serve the ONNX file that it was made from")
+    } else {
+        None
+    }
+}
