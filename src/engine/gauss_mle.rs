@@ -136,7 +136,7 @@ pub fn signature() -> Signature {
         shape: shape.to_vec(),
     };
     Signature {
-        platform: "ocelli_gauss_mle",
+        platform: "ocelli_gauss_mle".into(),
         defaulted: Vec::new(),
         unshaped: Vec::new(),
         inputs: vec![

@@ -30,7 +30,7 @@ pub use tensor::{DataType, Tensor, TensorView};
 use serde::{Deserialize, Serialize};
 
 /// Why an engine did not answer: one kind for each thing that can follow.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum EngineError {
     /// This batch is at fault; the engine goes on. Its jobs are run alone once.
     #[error("{0}")]

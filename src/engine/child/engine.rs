@@ -42,7 +42,7 @@ impl Child {
             Answer::Loaded { signature, depth, standing } => Ok(ChildEngine {
                 child: Arc::clone(self),
                 number,
-                signature: signature.read().map_err(EngineError::Device)?,
+                signature,
                 depth,
                 seats: Seats::new(depth),
                 standing: Arc::new(Mutex::new(standing)),
@@ -122,7 +122,7 @@ impl Engine for ChildEngine {
     }
 
     fn equip(&mut self, ends: &Ends) -> Result<(), EngineError> {
-        let ask = Ask::Equip { engine: self.number, ends: ends.into() };
+        let ask = Ask::Equip { engine: self.number, ends: ends.clone() };
         match self.asks().ask(&ask, &Copies::default(), Held::default()).and_then(Ticket::wait)?.answer {
             Answer::Done { .. } => Ok(()),
             other => Err(unexpected(&other)),

@@ -279,7 +279,7 @@ mod tests {
         };
         let fixed = [Dim::Free, Dim::Fixed(3), Dim::Fixed(8)];
         let mut signature = Signature {
-            platform: "",
+            platform: String::new(),
             inputs: vec![input("a", &fixed), input("b", &fixed[..2])],
             outputs: Vec::new(),
             defaulted: Vec::new(),
