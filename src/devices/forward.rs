@@ -10,7 +10,8 @@ use super::{
 };
 use crate::{
     engine::{
-        DataType, Dim, Engine, EngineError, Signature, Tensor, TensorSpec, TensorView, child::Executor,
+        DataType, Dim, Engine, EngineError, Flight, Signature, Tensor, TensorSpec, TensorView,
+        child::Executor, staging::Assembler,
     },
     models::{Model, Source},
     tasks::localize::Settings,
@@ -63,10 +64,8 @@ impl Asked {
         asked.collect()
     }
 
-    /// Data may be what it likes: it is copied to where any type can be read.
     fn run(&self, engine: &mut dyn Engine) -> Result<(), EngineError> {
-        let aligned: Vec<Tensor> = self.inputs.iter().map(|tensor| tensor.view().to_tensor()).collect();
-        let views: Vec<TensorView<'_>> = aligned.iter().map(Tensor::view).collect();
+        let views: Vec<TensorView<'_>> = self.inputs.iter().map(Tensor::view).collect();
         for _ in 0..self.runs {
             let ran = engine.run(&views, None);
             ran.map_err(|error| failed(&format!("warm-up {:?}", self.name), error))?;
@@ -237,11 +236,12 @@ impl Axis {
 fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Passed, EngineError> {
     let setting = model.fit.clone().map(|mut fit| fit.setting()).transpose().map_err(EngineError::Input)?;
     let shapes = warm_shapes(&model.signature, model, size);
-    let inputs: Vec<Tensor> =
-        shapes.into_iter().map(|(datatype, shape)| Tensor::zeros(datatype, &shape)).collect();
-    let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
+    // As a worker puts it together.
+    let assembler = Assembler::new(engine.memory());
+    let zeros = shapes.into_iter().map(|(datatype, shape)| Tensor::zeros(datatype, &shape));
+    let inputs = zeros.map(|zeros| assembler.assemble(&[&zeros], size, true, None)).collect();
     let started = Instant::now();
-    match engine.run(&views, setting.as_ref()) {
+    match engine.start(inputs, setting.as_ref()).and_then(Flight::land) {
         Ok(outputs) => {
             let took = started.elapsed();
             Ok(Passed { took, shapes: Some(outputs.into_iter().map(|output| output.shape).collect()) })
@@ -376,7 +376,7 @@ mod tests {
             &self.0
         }
 
-        fn run(&mut self, _: &[TensorView<'_>], _: Option<&Setting>) -> Result<Vec<Tensor>, EngineError> {
+        fn start(&mut self, _: Vec<Tensor>, _: Option<&Setting>) -> Result<Flight, EngineError> {
             Err(self.1.clone())
         }
     }

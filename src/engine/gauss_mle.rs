@@ -155,14 +155,6 @@ impl Engine for GaussMle {
         &self.signature
     }
 
-    fn run(
-        &mut self,
-        inputs: &[TensorView<'_>],
-        setting: Option<&Setting>,
-    ) -> Result<Vec<Tensor>, EngineError> {
-        self.start(inputs.iter().map(TensorView::to_tensor).collect(), setting)?.land()
-    }
-
     fn depth(&self) -> usize {
         Crew::DEPTH
     }

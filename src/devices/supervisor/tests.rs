@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     batch::QueueLimits,
-    engine::{Engine, EngineError, Setting, Signature, Tensor, TensorView},
+    engine::{Engine, EngineError, Flight, Setting, Signature, Tensor},
     models::{Entry, Expected, Source, testing::source},
 };
 use std::{sync::mpsc, time::Instant};
@@ -108,8 +108,8 @@ impl Engine for Hanging {
         &self.0
     }
 
-    fn run(&mut self, _: &[TensorView<'_>], _: Option<&Setting>) -> Result<Vec<Tensor>, EngineError> {
-        Ok(Vec::new())
+    fn start(&mut self, _: Vec<Tensor>, _: Option<&Setting>) -> Result<Flight, EngineError> {
+        Ok(Flight::Landed(Vec::new()))
     }
 }
 
