@@ -4,7 +4,7 @@
 //! convolution for which it is a side of the picture. Served in batches, such a network would answer each caller with something
 //! of the others.
 
-use super::forward::warm_shapes;
+use super::warm::warm_shapes;
 use crate::{
     engine::{DataType, Engine, EngineError, Tensor, TensorView},
     models::{Model, chance},

@@ -6,9 +6,11 @@ use super::{
     *,
 };
 use crate::{
-    batch::QueueLimits,
-    engine::{Engine, EngineError, Flight, Setting, Signature, Tensor},
-    models::{Entry, Expected, Source, testing::source},
+    batch::{Queue, QueueLimits},
+    engine::{Engine, EngineError, Flight, Setting, Signature, Tensor, child::Isolation},
+    models::{Catalog, Entry, Expected, Source, testing::source},
+    status::Status,
+    telemetry::metrics::Metrics,
 };
 use std::{sync::mpsc, time::Instant};
 
