@@ -43,7 +43,7 @@
 //!
 //! Imports point one way (`tests/it/tidy.rs` reads the `use crate::` lines and keeps it so):
 //! `main → cli → app → grpc → http → batch ← devices → models → tasks → engine → image`, with `config`, `error`,
-//! `protocol`, `status` and `telemetry` as leaves; `random` and `words` are there for all.
+//! `protocol`, `status` and `telemetry` as leaves; `bits`, `random` and `words` are there for all.
 
 // In the order a newcomer should read them.
 
@@ -51,6 +51,8 @@
 pub mod app;
 /// Jobs and batches: lanes, the policy that forms batches, the queue, and the simulation of all three.
 pub mod batch;
+/// Numbers that another process is to have bit by bit.
+pub(crate) mod bits;
 /// The command line: `serve`, `check`, `devices`, `predict`, `bench`, `tune`, `health`, `config`, `completions`.
 pub mod cli;
 /// Options: file, environment and flags in, one checked and immutable `Config` out.

@@ -9,13 +9,14 @@ mod refused;
 mod waiting;
 
 use super::{
-    device::{Again, Engines, Hold, Refusal},
+    device::{Engines, Hold},
     forward::Asked,
     health::Health,
-    keeper::Sharing,
     lease::memory::Learned,
+    parts::Sharing,
     place::Placed,
     plan::Footprint,
+    refusal::{Again, Refusal},
     worker::Lent,
 };
 use crate::{

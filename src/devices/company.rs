@@ -4,7 +4,7 @@
 //! convolution for which it is a side of the picture. Served in batches, such a network would answer each caller with something
 //! of the others.
 
-use super::forward::warm_shapes;
+use super::warm::warm_shapes;
 use crate::{
     engine::{DataType, Engine, EngineError, Tensor, TensorView},
     models::{Model, chance},
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
     use crate::{
         batch::ModelKey,
-        engine::{Setting, Signature, staging::Memory},
+        engine::{Flight, Setting, Signature, staging::Memory},
         models::testing::source,
         tasks::testing::{signature, spec},
     };
@@ -148,16 +148,13 @@ mod tests {
             &self.0
         }
 
-        fn run(
-            &mut self,
-            inputs: &[TensorView<'_>],
-            _: Option<&Setting>,
-        ) -> Result<Vec<Tensor>, EngineError> {
-            let mut rows: Vec<[f32; 2]> = bytemuck::cast_slice(inputs[0].data).to_vec();
+        fn start(&mut self, inputs: Vec<Tensor>, _: Option<&Setting>) -> Result<Flight, EngineError> {
+            let mut rows: Vec<[f32; 2]> = bytemuck::cast_slice(&inputs[0].data).to_vec();
             self.2 += 1;
             (self.1)(&mut rows, self.2);
             let data = bytemuck::cast_slice(&rows).to_vec().into();
-            Ok(vec![Tensor { datatype: DataType::Fp32, shape: vec![rows.len(), 2], data }])
+            let all = Tensor { datatype: DataType::Fp32, shape: vec![rows.len(), 2], data };
+            Ok(Flight::Landed(vec![all]))
         }
     }
 

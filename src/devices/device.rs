@@ -3,15 +3,12 @@
 //! Engines of a GPU are made and tried on the thread of its first worker, to which its context is bound; those of the CPU where
 //! the caller is, so that loading stops nothing that serves.
 
-mod refusal;
-
-pub(super) use refusal::{Again, NotTaken, Refusal};
-
 use super::{
     forward::{self, Asked, Proof},
     health::Health,
+    parts::Parts,
     place::Kind,
-    supervisor::Parts,
+    refusal::Refusal,
     worker::{Lent, Post, Worker},
 };
 use crate::{
@@ -394,6 +391,20 @@ impl Hold {
         for worker in workers.into_iter().filter_map(Arc::into_inner) {
             worker.join();
         }
+    }
+}
+
+/// A device that could not be taken.
+pub(super) struct NotTaken {
+    /// Why.
+    pub(super) refusal: Refusal,
+    /// What there is of a hold on it, for whoever ends it.
+    pub(super) left: Option<Arc<Hold>>,
+}
+
+impl From<String> for NotTaken {
+    fn from(reason: String) -> NotTaken {
+        NotTaken { refusal: reason.into(), left: None }
     }
 }
 

@@ -3,14 +3,16 @@
 
 use super::{
     company,
-    device::Refusal,
     health::Health,
     plan::{Buffers, Footprint},
+    refusal::Refusal,
     trial::Trial,
+    warm::{GUESS, guessed, warm_shapes},
 };
 use crate::{
     engine::{
-        DataType, Dim, Engine, EngineError, Signature, Tensor, TensorSpec, TensorView, child::Executor,
+        DataType, Engine, EngineError, Flight, Signature, Tensor, TensorView, child::Executor,
+        staging::Assembler,
     },
     models::{Model, Source},
     tasks::localize::Settings,
@@ -63,10 +65,8 @@ impl Asked {
         asked.collect()
     }
 
-    /// Data may be what it likes: it is copied to where any type can be read.
     fn run(&self, engine: &mut dyn Engine) -> Result<(), EngineError> {
-        let aligned: Vec<Tensor> = self.inputs.iter().map(|tensor| tensor.view().to_tensor()).collect();
-        let views: Vec<TensorView<'_>> = aligned.iter().map(Tensor::view).collect();
+        let views: Vec<TensorView<'_>> = self.inputs.iter().map(Tensor::view).collect();
         for _ in 0..self.runs {
             let ran = engine.run(&views, None);
             ran.map_err(|error| failed(&format!("warm-up {:?}", self.name), error))?;
@@ -237,11 +237,12 @@ impl Axis {
 fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Passed, EngineError> {
     let setting = model.fit.clone().map(|mut fit| fit.setting()).transpose().map_err(EngineError::Input)?;
     let shapes = warm_shapes(&model.signature, model, size);
-    let inputs: Vec<Tensor> =
-        shapes.into_iter().map(|(datatype, shape)| Tensor::zeros(datatype, &shape)).collect();
-    let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
+    // As a worker puts it together.
+    let assembler = Assembler::new(engine.memory());
+    let zeros = shapes.into_iter().map(|(datatype, shape)| Tensor::zeros(datatype, &shape));
+    let inputs = zeros.map(|zeros| assembler.assemble(&[&zeros], size, true, None)).collect();
     let started = Instant::now();
-    match engine.run(&views, setting.as_ref()) {
+    match engine.start(inputs, setting.as_ref()).and_then(Flight::land) {
         Ok(outputs) => {
             let took = started.elapsed();
             Ok(Passed { took, shapes: Some(outputs.into_iter().map(|output| output.shape).collect()) })
@@ -301,61 +302,6 @@ fn failed(what: &str, error: EngineError) -> EngineError {
     }
 }
 
-/// Input types and shapes for a forward pass: the pixels of an image, [`GUESS`] for extents that nobody fixed.
-pub(super) fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataType, Vec<usize>)> {
-    signature
-        .inputs
-        .iter()
-        .enumerate()
-        .map(|(index, input)| {
-            let mut datatype = input.datatype;
-            let fixed = |dim: &Dim| if let Dim::Fixed(n) = dim { *n } else { GUESS };
-            let mut shape: Vec<usize> = input.shape.iter().map(fixed).collect();
-            match (index, &model.image) {
-                (0, Some(image)) => {
-                    let [width, height] = image.size().unwrap_or([GUESS as u32; 2]);
-                    shape = image.item_shape(width, height);
-                    if let Some(pixels) = &image.pixels {
-                        (datatype, shape) = (DataType::Uint8, pixels.shape(width, height));
-                    }
-                }
-                (_, Some(image)) => shape = image.size_shape(),
-                _ => {}
-            }
-            if let (0, Some(fit)) = (index, &model.fit) {
-                shape = vec![1, fit.box_px(), fit.box_px()];
-            }
-            if !model.rules.whole {
-                shape[0] = size;
-            } else if let (None, None, Some(Dim::Free)) =
-                (&model.image, &model.manifest.declared, input.shape.first())
-            {
-                // A free first axis that is no batch axis gets an extent of 1, whatever it counts.
-                shape[0] = 1;
-            }
-            (datatype, shape)
-        })
-        .collect()
-}
-
-/// An extent that most networks which take any extent will take.
-const GUESS: usize = 64;
-
-/// Whether [`warm_shapes`] had to guess an extent, or what strings say: empty ones are no numbers where those are meant.
-fn guessed(signature: &Signature, model: &Model) -> bool {
-    if model.fit.is_some() {
-        return false;
-    }
-    if let Some(image) = &model.image {
-        return image.size().is_none();
-    }
-    let first = usize::from(!model.rules.whole);
-    let is_guess = |input: &TensorSpec| {
-        input.datatype == DataType::Bytes || input.shape.iter().skip(first).any(|dim| *dim == Dim::Free)
-    };
-    signature.inputs.iter().any(is_guess)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
@@ -363,7 +309,7 @@ mod tests {
     use super::*;
     use crate::{
         batch::ModelKey,
-        engine::{Setting, staging::Memory},
+        engine::{Setting, TensorSpec, staging::Memory},
         models::testing::source,
         tasks::testing::{signature, spec},
     };
@@ -376,7 +322,7 @@ mod tests {
             &self.0
         }
 
-        fn run(&mut self, _: &[TensorView<'_>], _: Option<&Setting>) -> Result<Vec<Tensor>, EngineError> {
+        fn start(&mut self, _: Vec<Tensor>, _: Option<&Setting>) -> Result<Flight, EngineError> {
             Err(self.1.clone())
         }
     }

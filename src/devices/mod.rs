@@ -2,7 +2,8 @@
 //!
 //! - [`supervisor`]: loads models onto devices, proves each by a forward pass, hands the engines to workers, publishes them.
 //! - `device`: one device and its workers; `place`: which of them a model is loaded on; `forward`: the passes that prove it,
-//!   `company`: that its rows have nothing to do with each other; [`plan`]: whether it fits.
+//!   with shapes of `warm`; `company`: that its rows have nothing to do with each other; [`plan`]: whether it fits.
+//! - `parts`: what all of them are given; `refusal`: what a device cannot do, and whether it may another time.
 //! - `keeper`: who takes devices, gives them back and tries again; [`lease`]: when a shared GPU is taken; [`health`]: what
 //!   follows from what is seen of a device; `claim`: both together; `book`: what is to be served where. `sim`: claims and the real
 //!   queue on machines that are none, through many seeds.
@@ -23,16 +24,19 @@ pub mod health;
 mod keeper;
 mod landing;
 pub mod lease;
+mod parts;
 mod place;
 pub mod plan;
 pub mod probe;
+mod refusal;
 #[cfg(test)]
 mod sim;
 pub mod supervisor;
 mod trial;
+mod warm;
 mod worker;
 
 pub use device::CPU;
 pub use found::{Found, FoundGpu, find};
-pub use keeper::Sharing;
-pub use supervisor::{Devices, LoadedOn, Loading, Parts, Wanted};
+pub use parts::{Parts, Sharing, Wanted};
+pub use supervisor::{Devices, LoadedOn, Loading};

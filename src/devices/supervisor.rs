@@ -13,72 +13,28 @@ mod waiting;
 use super::{
     book::Book,
     device::{CPU, Device},
-    keeper::{Keepers, Sharing},
+    keeper::Keepers,
+    parts::{NO_MODEL, Parts, Sharing, Wanted},
     place::Kind,
     plan::Footprint,
 };
 use crate::{
-    batch::Queue,
-    engine::{
-        child::Isolation,
-        cuda::{Gpu, jpeg::JpegOnGpu},
-        onnx::Runtime,
-    },
+    engine::cuda::jpeg::JpegOnGpu,
     error::panic_words,
-    models::{Catalog, Found, Model, State},
-    status::{Cause, DeviceState, ModelCounts, Status},
-    telemetry::metrics::{Metrics, ModelState},
+    models::{Found, Model, State},
+    status::{Cause, DeviceState, ModelCounts},
+    telemetry::metrics::ModelState,
 };
 use load::NotLoaded;
 use parking_lot::Mutex;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    path::PathBuf,
     sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
 
-/// What is said of a device on which nothing is served.
-pub(super) const NO_MODEL: &str = "no model runs here";
-
 /// Where the CPU is in the list of devices, if it is there.
 const CPU_INDEX: usize = 0;
-
-/// What devices need of the rest.
-#[derive(Clone)]
-pub struct Parts {
-    /// ONNX Runtime, or why there is none: only its own models need it.
-    pub runtime: Result<Runtime, String>,
-    /// Where work comes from.
-    pub queue: Arc<Queue>,
-    /// Where loaded models are published.
-    pub catalog: Arc<Catalog>,
-    /// Where device states are published.
-    pub status: Arc<Status>,
-    /// Where numbers go.
-    pub metrics: Arc<Metrics>,
-    /// Threads that share one operator on the CPU.
-    pub compute_threads: usize,
-    /// Where the engines of GPUs run.
-    pub isolation: Isolation,
-    /// The deadline of models whose manifest sets none.
-    pub timeout: Duration,
-    /// Where what is built for a GPU is kept.
-    pub kernel_cache_folder: Option<PathBuf>,
-    /// What decodes JPEGs on GPUs that are ours.
-    pub jpeg: Option<JpegOnGpu>,
-}
-
-/// What to run on.
-#[derive(Debug, Clone, Default)]
-pub struct Wanted {
-    /// GPUs to take.
-    pub gpus: Vec<Gpu>,
-    /// Whether the CPU runs models as well.
-    pub cpu: bool,
-    /// How GPUs are shared.
-    pub sharing: Sharing,
-}
 
 /// The devices, and what loads models onto them.
 pub struct Devices {

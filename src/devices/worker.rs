@@ -397,7 +397,7 @@ mod tests {
     use crate::{
         batch::{Job, QueueLimits},
         engine::{
-            Setting, Signature, TensorSpec, TensorView,
+            Setting, Signature, TensorSpec,
             staging::{Memory, testing::Refusing},
         },
         models::testing::source,
@@ -416,8 +416,8 @@ mod tests {
             &self.signature
         }
 
-        fn run(&mut self, _: &[TensorView<'_>], _: Option<&Setting>) -> Result<Vec<Tensor>, EngineError> {
-            Ok(vec![floats(&[2], &[1.0, 2.0])])
+        fn start(&mut self, _: Vec<Tensor>, _: Option<&Setting>) -> Result<Flight, EngineError> {
+            Ok(Flight::Landed(vec![floats(&[2], &[1.0, 2.0])]))
         }
 
         fn memory(&self) -> Memory {
@@ -437,14 +437,11 @@ mod tests {
             &self.signature
         }
 
-        fn run(
-            &mut self,
-            inputs: &[TensorView<'_>],
-            _: Option<&Setting>,
-        ) -> Result<Vec<Tensor>, EngineError> {
+        fn start(&mut self, mut inputs: Vec<Tensor>, _: Option<&Setting>) -> Result<Flight, EngineError> {
             self.turns.remove(0);
             self.sizes.send(inputs[0].shape[0]).unwrap();
-            Ok(vec![inputs[0].to_tensor()])
+            inputs.truncate(1);
+            Ok(Flight::Landed(inputs))
         }
 
         fn habits(&self) -> Habits {

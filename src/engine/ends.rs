@@ -7,10 +7,11 @@
 
 use super::{DataType, EngineError, Reduction, Tensor, TensorView, staging::Blocks};
 use crate::image::{self, Filter, Pixels, Preprocess, Resize};
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
 /// What is done before and behind a network.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ends {
     /// How pixels become the first input's numbers; `None` for a model that takes no images, or takes their pixels as they are.
     pub pixels: Option<PixelInput>,
@@ -19,7 +20,7 @@ pub struct Ends {
 }
 
 /// How pixels become numbers.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PixelInput {
     /// Its size is that of the pixels that come.
     to: Preprocess,
@@ -49,11 +50,6 @@ impl PixelInput {
     pub fn new(preprocess: &Preprocess, batch_axis: bool, channel_axis: bool) -> Option<PixelInput> {
         let to = Preprocess { resize: Resize::Exact, filter: Filter::Nearest, ..preprocess.clone() };
         (to.datatype != image::DataType::Uint8).then_some(PixelInput { to, batch_axis, channel_axis })
-    }
-
-    /// What makes numbers of pixels, but for their size; whether there is a batch axis, and one for channels.
-    pub(super) fn parts(&self) -> (&Preprocess, [bool; 2]) {
-        (&self.to, [self.batch_axis, self.channel_axis])
     }
 
     /// The shape of the pixels of one image.

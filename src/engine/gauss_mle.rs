@@ -136,7 +136,7 @@ pub fn signature() -> Signature {
         shape: shape.to_vec(),
     };
     Signature {
-        platform: "ocelli_gauss_mle",
+        platform: "ocelli_gauss_mle".into(),
         defaulted: Vec::new(),
         unshaped: Vec::new(),
         inputs: vec![
@@ -153,14 +153,6 @@ pub fn signature() -> Signature {
 impl Engine for GaussMle {
     fn signature(&self) -> &Signature {
         &self.signature
-    }
-
-    fn run(
-        &mut self,
-        inputs: &[TensorView<'_>],
-        setting: Option<&Setting>,
-    ) -> Result<Vec<Tensor>, EngineError> {
-        self.start(inputs.iter().map(TensorView::to_tensor).collect(), setting)?.land()
     }
 
     fn depth(&self) -> usize {

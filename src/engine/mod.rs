@@ -30,7 +30,7 @@ pub use tensor::{DataType, Tensor, TensorView};
 use serde::{Deserialize, Serialize};
 
 /// Why an engine did not answer: one kind for each thing that can follow.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum EngineError {
     /// This batch is at fault; the engine goes on. Its jobs are run alone once.
     #[error("{0}")]
@@ -56,7 +56,7 @@ pub trait Airborne: Send {
     /// Waits for it, without keeping a core busy.
     ///
     /// # Errors
-    /// As [`Engine::run`].
+    /// As [`Engine::start`].
     fn land(self: Box<Self>) -> Result<Vec<Tensor>, EngineError>;
 }
 
@@ -64,7 +64,7 @@ impl Flight {
     /// Its outputs, once they are there.
     ///
     /// # Errors
-    /// As [`Engine::run`].
+    /// As [`Engine::start`].
     pub fn land(self) -> Result<Vec<Tensor>, EngineError> {
         match self {
             Flight::Landed(outputs) => Ok(outputs),
@@ -99,39 +99,40 @@ pub trait Engine {
         }
     }
 
-    /// Runs one batch. `inputs` are in the order of the signature's inputs, outputs come back in the order of its
-    /// outputs; for a model that batches, all have the same `shape[0]`. `setting` is what the requests of the batch ask for
-    /// beside their tensors, for engines that know any.
-    ///
-    /// # Errors
-    /// [`EngineError::Input`] where another batch may succeed, [`EngineError::OutOfMemory`] where this one may later,
-    /// [`EngineError::Device`] where none will.
-    fn run(
-        &mut self,
-        inputs: &[TensorView<'_>],
-        setting: Option<&Setting>,
-    ) -> Result<Vec<Tensor>, EngineError>;
-
     /// Batches that may be on their way at once; at least 1.
     fn depth(&self) -> usize {
         1
     }
 
-    /// Begins one batch, as [`Engine::run`] runs it; its inputs are aligned for their types, as an
-    /// [`Assembler`](staging::Assembler) makes them. Waits for the oldest one on its way where there are [`Engine::depth`].
+    /// Begins one batch. `inputs` are in the order of the signature's inputs, outputs come back in the order of its
+    /// outputs; for a model that batches, all have the same `shape[0]`. They are aligned for their types, as an
+    /// [`Assembler`](staging::Assembler) makes them. `setting` is what the requests of the batch ask for beside their tensors, for
+    /// engines that know any. Waits for the oldest one on its way where there are [`Engine::depth`].
     ///
     /// # Errors
-    /// As [`Engine::run`].
-    fn start(&mut self, inputs: Vec<Tensor>, setting: Option<&Setting>) -> Result<Flight, EngineError> {
-        let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
-        self.run(&views, setting).map(Flight::Landed)
+    /// [`EngineError::Input`] where another batch may succeed, [`EngineError::OutOfMemory`] where this one may later,
+    /// [`EngineError::Device`] where none will.
+    fn start(&mut self, inputs: Vec<Tensor>, setting: Option<&Setting>) -> Result<Flight, EngineError>;
+
+    /// Runs one batch that may lie anywhere: starts a copy of it, in what batches are best put together in, and waits for that.
+    ///
+    /// # Errors
+    /// As [`Engine::start`].
+    fn run(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        setting: Option<&Setting>,
+    ) -> Result<Vec<Tensor>, EngineError> {
+        let blocks = staging::Blocks::new(self.memory());
+        let inputs = inputs.iter().map(|view| blocks.copy(view)).collect();
+        self.start(inputs, setting)?.land()
     }
 
     /// Begins a batch of which only what is left after [`Ends::reduction`] is wanted. What comes may be that, or the outputs as they
     /// are: where there is none, or an item cannot be reduced.
     ///
     /// # Errors
-    /// As [`Engine::run`].
+    /// As [`Engine::start`].
     fn start_reduced(&mut self, inputs: Vec<Tensor>) -> Result<Flight, EngineError> {
         self.start(inputs, None)
     }

@@ -6,9 +6,10 @@
 //! bit, scores of classes to 2e-6, since a device's exponentials and sums round otherwise.
 
 use super::kernels::postprocess::{BoxNumbers, ITEMS_MAX, ScoreActivation};
+use serde::{Deserialize, Serialize};
 
 /// What of an output a task needs.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Reduction {
     /// The best classes with their scores.
     Classify(Best),
@@ -30,7 +31,7 @@ impl Reduction {
 }
 
 /// From scores of classes, `[n, classes]` and axes of one, to UINT32 of `[n, top, 2]`: the best, best first, each a [`Scored`].
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// The output's place in the signature.
     pub output: usize,
@@ -74,13 +75,14 @@ const _: () = assert!(size_of::<Scored>() == SCORED_WORDS * size_of::<u32>());
 
 /// From scores to classes: `[n, classes, height, width]`, or with classes last, to UINT16 of `[n, height, width]`. The class with the
 /// highest score, the first of equals.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ClassMap {
     /// The output's place in the signature.
     pub output: usize,
     /// Classes are the last axis.
     pub last: bool,
     /// For one class: 1 from here on, 0 below.
+    #[serde(with = "crate::bits")]
     pub threshold: f32,
 }
 
@@ -101,7 +103,7 @@ impl ClassMap {
 
 /// From boxes and scores, `[n, 4 + classes, anchors]` or `[n, anchors, 4 + classes]`, to UINT32 of `[n, candidates, 8]`: the boxes of
 /// the score asked for, in any order, each a [`Candidate`]; those left over have no area. What overlaps is not looked at.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Anchors {
     /// The output's place in the signature.
     pub output: usize,
@@ -114,6 +116,7 @@ pub struct Anchors {
     /// Width and height of the input in pixels, where the numbers are parts of them.
     pub size: Option<[u32; 2]>,
     /// Boxes of a lower score are left out.
+    #[serde(with = "crate::bits")]
     pub score_min: f32,
 }
 

@@ -1,9 +1,10 @@
 //! What a model takes and gives: names, types and shapes of its tensors.
 
 use super::tensor::DataType;
+use serde::{Deserialize, Serialize};
 
 /// One extent of a shape.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Dim {
     /// Always this many.
     Fixed(usize),
@@ -42,7 +43,7 @@ impl Dim {
 }
 
 /// One input or output. `shape` includes the batch axis, if there is one.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorSpec {
     /// The name in the model file.
     pub name: String,
@@ -71,10 +72,10 @@ pub enum Batching {
 }
 
 /// What a model takes and gives.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Signature {
     /// What runs it, as `/v2` metadata names it, such as `onnxruntime_onnx`.
-    pub platform: &'static str,
+    pub platform: String,
     /// Inputs, in the model's order.
     pub inputs: Vec<TensorSpec>,
     /// Outputs, in the model's order.
@@ -86,9 +87,6 @@ pub struct Signature {
 }
 
 impl Signature {
-    /// Every platform that there is.
-    pub const PLATFORMS: [&str; 2] = ["onnxruntime_onnx", "ocelli_gauss_mle"];
-
     /// How the model treats its first axis, from its shapes.
     pub fn batching(&self) -> Batching {
         let first = |specs: &[TensorSpec], dim| {

@@ -1,10 +1,11 @@
 //! A tensor: a data type, a shape and bytes. The one currency between wire, queue and engines.
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, fmt};
 
 /// Element types, named as the Open Inference Protocol names them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DataType {
     /// One byte, 0 or 1.
     Bool,

@@ -135,7 +135,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         Ok(Response::new(ModelMetadataResponse {
             name: model.name.to_string(),
             versions: catalog::versions(&self.front, &model, &target),
-            platform: signature.platform.to_owned(),
+            platform: signature.platform.clone(),
             inputs: tensors(&signature.inputs),
             outputs: tensors(&signature.outputs),
         }))

@@ -18,6 +18,7 @@ use crate::error::InferError;
 use fast_image_resize::Resizer;
 pub use geometry::{Geometry, Window};
 use pixels::{Sample, flatten};
+use serde::{Deserialize, Serialize};
 
 pub use super::normalize::Pixels;
 
@@ -28,7 +29,7 @@ const SIDE_MAX: u32 = 1 << 15;
 const KEPT_BYTES_MAX: usize = 16 << 20;
 
 /// How an image is made as large as the model's input.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Resize {
     /// The shorter side becomes this long and the longer one keeps the aspect ratio (rounded down); then the centre is cut
     /// out, with black around it where the image is smaller: torchvision's `Resize(n)` and `CenterCrop`.
@@ -43,7 +44,7 @@ pub enum Resize {
 
 /// The kernel of the resize. All but [`Filter::Nearest`] are antialiased: widened by the factor of reduction, as Pillow
 /// does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Filter {
     /// The pixel under the centre.
     Nearest,
@@ -58,7 +59,7 @@ pub enum Filter {
 }
 
 /// The channels of the model's input, in order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Color {
     /// Red, green, blue.
     Rgb,
@@ -87,7 +88,7 @@ impl Color {
 }
 
 /// The order of an item's axes in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Layout {
     /// Channel, row, column.
     Nchw,
@@ -96,7 +97,7 @@ pub enum Layout {
 }
 
 /// The element types that a model's image input may have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DataType {
     /// IEEE single.
     Fp32,
@@ -133,7 +134,7 @@ impl DataType {
 
 /// What turns a frame into one item of a model's input: `(pixel × scale − mean) / std` for pixels from 0 to 255
 /// (16-bit samples are divided by 257, without rounding).
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Preprocess {
     /// Width of the input in pixels.
     pub width: u32,
@@ -150,10 +151,13 @@ pub struct Preprocess {
     /// The pixel value around a letterboxed image, all channels.
     pub pad: u8,
     /// Multiplies pixels, usually 1/255.
+    #[serde(with = "crate::bits")]
     pub scale: f32,
     /// Subtracted after scaling; in the order of the input's channels, of which grey has only the first.
+    #[serde(with = "crate::bits")]
     pub mean: [f32; 3],
     /// Divides what remains; in the order of the input's channels.
+    #[serde(with = "crate::bits")]
     pub std: [f32; 3],
     /// Order of the axes.
     pub layout: Layout,

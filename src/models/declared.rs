@@ -263,7 +263,7 @@ mod tests {
 
     fn file(input: &[i64], output: &[i64]) -> Signature {
         Signature {
-            platform: "test",
+            platform: "test".into(),
             inputs: vec![spec("x", DataType::Fp32, input)],
             outputs: vec![spec("y", DataType::Fp32, output)],
             defaulted: Vec::new(),
@@ -409,7 +409,7 @@ mod tests {
     fn requests_have_the_order_of_the_declaration_and_only_the_outputs_in_it() {
         let two = |a: &str, b: &str| vec![spec(a, DataType::Fp32, &[2]), spec(b, DataType::Fp32, &[3])];
         let file = Signature {
-            platform: "test",
+            platform: "test".into(),
             inputs: two("a", "b"),
             outputs: two("y", "z"),
             defaulted: Vec::new(),

@@ -19,7 +19,7 @@ use half::f16;
 
 fn signature(outputs: &[(&str, &Tensor)]) -> Signature {
     Signature {
-        platform: "onnxruntime_onnx",
+        platform: "onnxruntime_onnx".into(),
         inputs: vec![spec("images", DataType::Fp32, &[-1, 3, 8, 8])],
         outputs: outputs.iter().map(|(name, tensor)| spec(name, tensor.datatype, &[])).collect(),
         defaulted: Vec::new(),

@@ -313,7 +313,7 @@ pub(crate) mod testing {
     /// A signature with an image input of 3 × 8 × 8 and these outputs.
     pub(crate) fn signature(outputs: &[(&str, &[i64])]) -> Signature {
         Signature {
-            platform: "onnxruntime_onnx",
+            platform: "onnxruntime_onnx".into(),
             inputs: vec![spec("images", DataType::Fp32, &[-1, 3, 8, 8])],
             outputs: outputs.iter().map(|(name, shape)| spec(name, DataType::Fp32, shape)).collect(),
             defaulted: Vec::new(),

@@ -1,6 +1,6 @@
 //! Which devices cannot have a model, why, and when that is tried again. Pure.
 
-use super::super::{device::Again, lease::doubled};
+use super::super::{lease::doubled, refusal::Again};
 use std::time::{Duration, Instant};
 
 /// The first pause before a model is tried again that had too little room,

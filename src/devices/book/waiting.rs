@@ -2,9 +2,9 @@
 
 use super::{
     super::{
-        device::{Again, Refusal},
-        keeper::Sharing,
+        parts::Sharing,
         place::Placed,
+        refusal::{Again, Refusal},
     },
     Book, State,
     refused::Refused,

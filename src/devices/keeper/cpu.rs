@@ -2,7 +2,7 @@
 //! a thread of it has ended by itself, it is taken anew.
 
 use super::{
-    super::{Devices, device::Hold, health::Over, supervisor::NO_MODEL},
+    super::{Devices, device::Hold, health::Over, parts::NO_MODEL},
     Ending, PAUSE_AFTER_PANIC, survive,
 };
 use crate::{

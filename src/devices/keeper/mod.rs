@@ -12,13 +12,12 @@ mod gpu;
 mod senses;
 
 use super::{Devices, device::Hold, health::hangs};
-use crate::{config::WhileWaiting, error::panic_words, telemetry::metrics::Metrics};
+use crate::{error::panic_words, telemetry::metrics::Metrics};
 use away::{Away, Standing};
 use parking_lot::{Condvar, Mutex};
 use senses::Senses;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    path::PathBuf,
     sync::Arc,
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -32,42 +31,6 @@ const PAUSE_AFTER_PANIC: Duration = Duration::from_secs(5);
 
 /// How long the start waits for the first word on each GPU.
 const DECIDED: Duration = Duration::from_secs(60);
-
-/// How GPUs are shared with others, and looked after.
-#[derive(Debug, Clone)]
-pub struct Sharing {
-    /// What answers while a GPU is away.
-    pub while_waiting: WhileWaiting,
-    /// With `backend = "auto"`: how long requests wait for a GPU where the CPU does not answer meanwhile.
-    pub auto_timeout: Duration,
-    /// With `backend = "gpu"`: how long all GPUs may be away before the server ends; none for ever.
-    pub gpu_timeout: Option<Duration>,
-    /// A GPU that nobody needed for so long is given back; none for never.
-    pub idle_release: Option<Duration>,
-    /// A call that takes longer has hung; none for never.
-    pub stuck_timeout: Option<Duration>,
-    /// NVML, where it is not the system's.
-    pub nvml: Option<PathBuf>,
-    /// Where servers of one machine queue for its GPUs.
-    pub queue_folder: Option<PathBuf>,
-    /// Where it is kept what models need of a GPU.
-    pub state_folder: Option<PathBuf>,
-}
-
-impl Default for Sharing {
-    fn default() -> Sharing {
-        Sharing {
-            while_waiting: WhileWaiting::Cpu,
-            auto_timeout: Duration::from_secs(300),
-            gpu_timeout: None,
-            idle_release: None,
-            stuck_timeout: None,
-            nvml: None,
-            queue_folder: None,
-            state_folder: None,
-        }
-    }
-}
 
 #[derive(Default)]
 struct State {

@@ -3,10 +3,11 @@
 use super::{
     super::{
         book::{Away, Served},
-        device::{Device, Engines, Hold, Refusal},
+        device::{Device, Engines, Hold},
         forward::{Asked, Proof},
         place::{self, Kind, Placed},
         plan::NoRoom,
+        refusal::Refusal,
         worker::Lent,
     },
     Devices, LoadedOn, Loading,

@@ -6,9 +6,11 @@ use super::{
     *,
 };
 use crate::{
-    batch::QueueLimits,
-    engine::{Engine, EngineError, Setting, Signature, Tensor, TensorView},
-    models::{Entry, Expected, Source, testing::source},
+    batch::{Queue, QueueLimits},
+    engine::{Engine, EngineError, Flight, Setting, Signature, Tensor, child::Isolation},
+    models::{Catalog, Entry, Expected, Source, testing::source},
+    status::Status,
+    telemetry::metrics::Metrics,
 };
 use std::{sync::mpsc, time::Instant};
 
@@ -108,8 +110,8 @@ impl Engine for Hanging {
         &self.0
     }
 
-    fn run(&mut self, _: &[TensorView<'_>], _: Option<&Setting>) -> Result<Vec<Tensor>, EngineError> {
-        Ok(Vec::new())
+    fn start(&mut self, _: Vec<Tensor>, _: Option<&Setting>) -> Result<Flight, EngineError> {
+        Ok(Flight::Landed(Vec::new()))
     }
 }
 

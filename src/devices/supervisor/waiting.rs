@@ -1,12 +1,7 @@
 //! Models that are served nowhere yet wait for a device of theirs to be back, or to have room, and are loaded then.
 
 use super::{
-    super::{
-        book::Away,
-        device::{Hold, Refusal},
-        health::Over,
-        place::Placed,
-    },
+    super::{book::Away, device::Hold, health::Over, place::Placed, refusal::Refusal},
     Devices, NotLoaded,
 };
 use crate::models::{Found, State};

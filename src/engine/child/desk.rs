@@ -46,15 +46,10 @@ impl Desk {
 
     /// Answers without tensors. After a fault of the device, that was the last.
     pub(super) fn answer(&self, id: u64, answer: Result<Answer, EngineError>) {
-        match answer {
-            Ok(answer) => self.send(id, &answer, &Copies::default(), Vec::new()),
-            Err(error) => {
-                let fault = matches!(error, EngineError::Device(_));
-                self.send(id, &Answer::from(shortened(error)), &Copies::default(), Vec::new());
-                if fault {
-                    leave();
-                }
-            }
+        let answer = answer.map_err(shortened);
+        self.send(id, &answer, &Copies::default(), Vec::new());
+        if let Err(EngineError::Device(_)) = answer {
+            leave();
         }
     }
 
@@ -65,14 +60,14 @@ impl Desk {
             Ok(outputs) => {
                 let (copies, told) = Copies::of(outputs.iter().map(parts), |data| self.region.place(data));
                 let held = outputs.clone();
-                self.send(id, &Answer::Landed { outputs: told, standing }, &copies, held);
+                self.send(id, &Ok(Answer::Landed { outputs: told, standing }), &copies, held);
             }
             Err(error) => self.answer(id, Err(error)),
         }
     }
 
     /// Waits where the parent has still to read what fills the memory.
-    fn send(&self, id: u64, answer: &Answer, copies: &Copies<'_>, held: Vec<Tensor>) {
+    fn send(&self, id: u64, answer: &Result<Answer, EngineError>, copies: &Copies<'_>, held: Vec<Tensor>) {
         let words = serde_json::to_vec(answer).expect("answers are plain data");
         let Some(span) = self.results.take_waiting(copies.bytes() + words.len()) else {
             let text = format!(
@@ -81,7 +76,7 @@ impl Desk {
                 copies.bytes(),
                 self.results.bytes()
             );
-            return self.send(id, &Answer::OutOfMemory(text), &Copies::default(), Vec::new());
+            return self.send(id, &Err(EngineError::OutOfMemory(text)), &Copies::default(), Vec::new());
         };
         let mut part = self.region.part(span);
         copies.write(&words, &mut part);

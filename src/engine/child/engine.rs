@@ -7,7 +7,7 @@ use super::{
     wire::{Answer, Ask, Copies, Eye, Fitted, Standing, parts},
 };
 use crate::engine::{
-    Airborne, DataType, Ends, Engine, EngineError, Flight, Habits, Setting, Signature, Tensor, TensorView,
+    Airborne, DataType, Ends, Engine, EngineError, Flight, Habits, Setting, Signature, Tensor,
     kernels::Camera, staging::Memory,
 };
 use parking_lot::{Condvar, Mutex};
@@ -42,7 +42,7 @@ impl Child {
             Answer::Loaded { signature, depth, standing } => Ok(ChildEngine {
                 child: Arc::clone(self),
                 number,
-                signature: signature.read().map_err(EngineError::Device)?,
+                signature,
                 depth,
                 seats: Seats::new(depth),
                 standing: Arc::new(Mutex::new(standing)),
@@ -58,26 +58,24 @@ impl ChildEngine {
         &self.child.asks
     }
 
-    /// Begins a batch of tensors anywhere. `held` are those that stay where they are.
-    fn begin<'a>(
+    /// Begins a batch, of which what lies in the region stays where it is.
+    fn begin(
         &mut self,
-        tensors: impl Iterator<Item = (DataType, &'a [usize], &'a [u8])>,
-        held: Vec<Tensor>,
+        inputs: Vec<Tensor>,
         setting: Option<&Setting>,
         reduced: bool,
-    ) -> Result<Away, EngineError> {
+    ) -> Result<Flight, EngineError> {
         let seat = self.seats.take();
         let setting = match setting {
             Some(setting) => Some(Fitted::of(setting, self.eye(setting.camera())?)),
             None => None,
         };
-        let region = &self.child.asks.region;
-        // What nobody holds is copied, wherever it lies.
-        let lies = |data: &[u8]| if held.is_empty() { None } else { region.place(data) };
-        let (copies, inputs) = Copies::of(tensors, lies);
+        // The tensors share their memory with these.
+        let held = Held { inputs: inputs.clone(), seat: Some(seat) };
+        let (copies, inputs) = Copies::of(inputs.iter().map(parts), |data| self.asks().region.place(data));
         let ask = Ask::Start { engine: self.number, inputs, setting, reduced };
-        let ticket = self.asks().ask(&ask, &copies, Held { inputs: held, seat: Some(seat) })?;
-        Ok(Away { ticket, standing: Arc::clone(&self.standing) })
+        let ticket = self.asks().ask(&ask, &copies, held)?;
+        Ok(Flight::Airborne(Box::new(Away { ticket, standing: Arc::clone(&self.standing) })))
     }
 
     fn let_go(&self, forgets: bool) {
@@ -122,20 +120,11 @@ impl Engine for ChildEngine {
     }
 
     fn equip(&mut self, ends: &Ends) -> Result<(), EngineError> {
-        let ask = Ask::Equip { engine: self.number, ends: ends.into() };
+        let ask = Ask::Equip { engine: self.number, ends: ends.clone() };
         match self.asks().ask(&ask, &Copies::default(), Held::default()).and_then(Ticket::wait)?.answer {
             Answer::Done { .. } => Ok(()),
             other => Err(unexpected(&other)),
         }
-    }
-
-    fn run(
-        &mut self,
-        inputs: &[TensorView<'_>],
-        setting: Option<&Setting>,
-    ) -> Result<Vec<Tensor>, EngineError> {
-        let tensors = inputs.iter().map(|view| (view.datatype, &view.shape[..], view.data));
-        Box::new(self.begin(tensors, Vec::new(), setting, false)?).land()
     }
 
     fn depth(&self) -> usize {
@@ -143,14 +132,11 @@ impl Engine for ChildEngine {
     }
 
     fn start(&mut self, inputs: Vec<Tensor>, setting: Option<&Setting>) -> Result<Flight, EngineError> {
-        // The tensors share their memory with these.
-        let held = inputs.clone();
-        Ok(Flight::Airborne(Box::new(self.begin(inputs.iter().map(parts), held, setting, false)?)))
+        self.begin(inputs, setting, false)
     }
 
     fn start_reduced(&mut self, inputs: Vec<Tensor>) -> Result<Flight, EngineError> {
-        let held = inputs.clone();
-        Ok(Flight::Airborne(Box::new(self.begin(inputs.iter().map(parts), held, None, true)?)))
+        self.begin(inputs, None, true)
     }
 
     fn memory(&self) -> Memory {

@@ -18,7 +18,7 @@ use std::{
 };
 
 /// Grows with every change of what messages or what they point to mean.
-pub(super) const PROTOCOL: u32 = 3;
+pub(super) const PROTOCOL: u32 = 4;
 
 /// Bytes of a message.
 const MESSAGE: usize = 32;
@@ -179,6 +179,6 @@ mod tests {
         assert!(Message::decode(&bytes).is_ok());
         bytes[0] ^= 0x40;
         let why = Message::decode(&bytes).expect_err("another version");
-        assert!(why.contains("version 67 of the protocol, this one 3"), "{why}");
+        assert!(why.contains("version 68 of the protocol, this one 4"), "{why}");
     }
 }

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! - [`region`]: the shared memory, and [`arena`]: who has which part of it.
-//! - `link`: the socket and its messages; `wire`: what they point to, and `ends` in it.
+//! - `link`: the socket and its messages; `wire`: what they point to.
 //! - `parent`: [`Child`], its process, and who waits for what; `ticket`: for which answer; `process`: how that is started and how it ended.
 //! - `engine`: [`ChildEngine`], what a worker holds.
 //! - [`mod@serve`]: the child; `seat`: an engine in it; `desk`: where its answers go out.
@@ -22,7 +22,6 @@
 
 pub mod arena;
 mod desk;
-mod ends;
 mod engine;
 mod executor;
 mod link;

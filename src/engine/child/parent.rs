@@ -389,11 +389,10 @@ impl Asks {
             |text: String| EngineError::Device(format!("the device's process answered nonsense: {text}"));
         let (offset, bytes) = (message.offset as usize, message.bytes as usize);
         let words = self.region.read(offset, bytes).map_err(wrong)?;
-        let answer = serde_json::from_slice(&words).map_err(|error| wrong(error.to_string()))?;
+        let answer: Result<Answer, EngineError> =
+            serde_json::from_slice(&words).map_err(|error| wrong(error.to_string()))?;
+        let answer = answer?;
         let outputs = match &answer {
-            Answer::Input(text) => return Err(EngineError::Input(text.clone())),
-            Answer::OutOfMemory(text) => return Err(EngineError::OutOfMemory(text.clone())),
-            Answer::Device(text) => return Err(EngineError::Device(text.clone())),
             Answer::Landed { outputs, .. } => {
                 let output = |at: &super::wire::TensorAt| {
                     let place = at.place.offset(offset)?;
@@ -406,7 +405,7 @@ impl Asks {
                     self.region.checked(place, at.bytes)?;
                     let mut data = self.results.lend(at.bytes);
                     self.region.copy(place, &mut data)?;
-                    Ok(Tensor { datatype: at.datatype()?, shape: at.shape.clone(), data: data.freeze() })
+                    Ok(Tensor { datatype: at.datatype, shape: at.shape.clone(), data: data.freeze() })
                 };
                 outputs.iter().map(output).collect::<Result<_, String>>().map_err(wrong)?
             }

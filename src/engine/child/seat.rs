@@ -89,7 +89,7 @@ impl Seat<'_> {
         // Beyond here, the engine holds what it needs of it.
         drop(place);
         let (signature, depth, standing) =
-            (engine.signature().into(), engine.depth(), Standing::of(&*engine));
+            (engine.signature().clone(), engine.depth(), Standing::of(&*engine));
         desk.answer(id, Ok(Answer::Loaded { signature, depth, standing }));
         let mut seat = Seat { desk, cameras: Vec::new(), landing: None, engine };
         while let Ok((id, words_at, ask)) = told.recv() {
@@ -98,8 +98,7 @@ impl Seat<'_> {
                     desk.answer(id, seat.camera(words_at, camera, [height, width], &maps));
                 }
                 Ask::Equip { ends, .. } => {
-                    let equipped = ends.read().map_err(EngineError::Input);
-                    let equipped = equipped.and_then(|ends| seat.engine.equip(&ends));
+                    let equipped = seat.engine.equip(&ends);
                     let device_bytes = seat.engine.device_bytes();
                     desk.answer(id, equipped.map(|()| Answer::Done { device_bytes }));
                 }
@@ -199,7 +198,7 @@ impl Seat<'_> {
             let known = self.cameras.iter().find(|(known, _)| *known == id);
             known.map(|(_, camera)| Arc::clone(camera)).ok_or_else(|| format!("no camera {id} is known"))
         })?;
-        fitted.read(camera)
+        Ok(fitted.setting(camera))
     }
 }
 
@@ -208,7 +207,7 @@ impl Seat<'_> {
 fn tensor(region: &Region, words_at: usize, at: &TensorAt) -> Result<Tensor, String> {
     // SAFETY: the parent leaves it as it is until it has an answer, and by then the engine is done with it.
     let data = unsafe { region.view(at.place.offset(words_at)?, at.bytes) }?;
-    let tensor = Tensor { datatype: at.datatype()?, shape: at.shape.clone(), data };
+    let tensor = Tensor { datatype: at.datatype, shape: at.shape.clone(), data };
     let elements = tensor.shape.iter().try_fold(1_usize, |product, extent| product.checked_mul(*extent));
     match tensor.datatype.size() {
         Some(size) if elements.and_then(|elements| elements.checked_mul(size)) != Some(tensor.data.len()) => {

@@ -1,11 +1,11 @@
-//! What messages point to: words in JSON, behind the tensors that were copied for them. Numbers that a fit depends on go as
-//! their bits.
+//! What messages point to: words in JSON, behind the tensors that were copied for them. Numbers that an answer depends on go as
+//! their [`bits`](crate::bits).
 
-use super::{ends::EndsText, recipe::Recipe, region::aligned};
+use super::{recipe::Recipe, region::aligned};
 use crate::{
     engine::{
-        DataType, Dim, Engine, EngineError, Habits, Setting, Signature, Tensor, TensorSpec,
-        kernels::{Astigmatism, Border, Camera, FinderOptions, FitModel, Method, Psf, Threshold},
+        DataType, Ends, Engine, Habits, Setting, Signature, Tensor,
+        kernels::{Camera, FinderOptions, FitModel},
     },
     telemetry::{COMMIT, VERSION},
 };
@@ -25,7 +25,7 @@ pub(super) enum Ask {
     /// Makes an engine, which has this number from then on.
     Load { engine: u64, recipe: Recipe },
     /// Tells an engine what it does beside running its network.
-    Equip { engine: u64, ends: EndsText },
+    Equip { engine: u64, ends: Ends },
     /// Makes a camera known to an engine: three maps of so many pixels.
     Camera { engine: u64, camera: u64, height: usize, width: usize, maps: Vec<TensorAt> },
     /// Runs a batch.
@@ -58,16 +58,13 @@ pub(super) struct Open {
     pub(super) onnx_runtime: Option<PathBuf>,
 }
 
-/// What a child answers.
+/// What a child answers, where it is no error.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
     Done { device_bytes: u64 },
-    Loaded { signature: SignatureText, depth: usize, standing: Standing },
+    Loaded { signature: Signature, depth: usize, standing: Standing },
     Landed { outputs: Vec<TensorAt>, standing: Standing },
     Memory { free: u64, total: u64 },
-    Input(String),
-    OutOfMemory(String),
-    Device(String),
 }
 
 /// What changes about an engine while it runs.
@@ -80,16 +77,6 @@ pub(super) struct Standing {
 impl Standing {
     pub(super) fn of(engine: &dyn Engine) -> Standing {
         Standing { device_bytes: engine.device_bytes(), habits: engine.habits() }
-    }
-}
-
-impl From<EngineError> for Answer {
-    fn from(error: EngineError) -> Answer {
-        match error {
-            EngineError::Input(text) => Answer::Input(text),
-            EngineError::OutOfMemory(text) => Answer::OutOfMemory(text),
-            EngineError::Device(text) => Answer::Device(text),
-        }
     }
 }
 
@@ -117,17 +104,10 @@ impl Place {
 /// A tensor in the region.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct TensorAt {
-    pub(super) datatype: String,
+    pub(super) datatype: DataType,
     pub(super) shape: Vec<usize>,
     pub(super) place: Place,
     pub(super) bytes: usize,
-}
-
-impl TensorAt {
-    pub(super) fn datatype(&self) -> Result<DataType, String> {
-        DataType::from_name(&self.datatype)
-            .ok_or_else(|| format!("no data type is called {:?}", self.datatype))
-    }
 }
 
 /// Tensors to be copied in front of the words, each at a place where any type can be read.
@@ -155,12 +135,7 @@ impl<'a> Copies<'a> {
                     },
                     Place::At,
                 );
-                TensorAt {
-                    datatype: datatype.name().to_owned(),
-                    shape: shape.to_vec(),
-                    place,
-                    bytes: data.len(),
-                }
+                TensorAt { datatype, shape: shape.to_vec(), place, bytes: data.len() }
             })
             .collect();
         for tensor in &mut told {
@@ -190,132 +165,31 @@ pub(super) fn parts(tensor: &Tensor) -> (DataType, &[usize], &[u8]) {
     (tensor.datatype, &tensor.shape, &tensor.data)
 }
 
-/// A signature.
+/// What a request asks of a fit: a [`Setting`], but for its camera.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct SignatureText {
-    platform: String,
-    inputs: Vec<(String, String, Vec<i64>)>,
-    outputs: Vec<(String, String, Vec<i64>)>,
-    defaulted: Vec<String>,
-    unshaped: Vec<String>,
-}
-
-impl From<&Signature> for SignatureText {
-    fn from(signature: &Signature) -> SignatureText {
-        let texts = |specs: &[TensorSpec]| {
-            let text = |spec: &TensorSpec| {
-                let shape = spec.shape.iter().map(|dim| dim.number()).collect();
-                (spec.name.clone(), spec.datatype.name().to_owned(), shape)
-            };
-            specs.iter().map(text).collect()
-        };
-        SignatureText {
-            platform: signature.platform.to_owned(),
-            inputs: texts(&signature.inputs),
-            outputs: texts(&signature.outputs),
-            defaulted: signature.defaulted.clone(),
-            unshaped: signature.unshaped.clone(),
-        }
-    }
-}
-
-impl SignatureText {
-    pub(super) fn read(self) -> Result<Signature, String> {
-        let specs = |texts: Vec<(String, String, Vec<i64>)>| {
-            let spec = |(name, datatype, shape): (String, String, Vec<i64>)| {
-                let datatype = DataType::from_name(&datatype)
-                    .ok_or_else(|| format!("no data type is called {datatype:?}"))?;
-                let shape = shape.iter().map(|&n| usize::try_from(n).map_or(Dim::Free, Dim::Fixed)).collect();
-                Ok(TensorSpec { name, datatype, shape })
-            };
-            texts.into_iter().map(spec).collect::<Result<Vec<_>, String>>()
-        };
-        let known = Signature::PLATFORMS.into_iter().find(|known| **known == self.platform);
-        Ok(Signature {
-            platform: known.ok_or_else(|| format!("no platform is called {:?}", self.platform))?,
-            inputs: specs(self.inputs)?,
-            outputs: specs(self.outputs)?,
-            defaulted: self.defaulted,
-            unshaped: self.unshaped,
-        })
-    }
-}
-
-/// What a request asks of a fit.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Fitted {
-    psf: String,
-    /// Bits of `f32`, in the order in which [`Psf`] has them.
-    numbers: Vec<u32>,
-    iterations_max: u32,
+    model: FitModel,
+    finder: Option<FinderOptions>,
     pub(super) eye: Eye,
-    sought: Option<Sought>,
-}
-
-/// What is a spot, where batches are whole frames.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Sought {
-    /// `photons`, `noise` or `gradient`, and then what is to be exceeded.
-    by: String,
-    /// Bits of `f32`: what is to be exceeded, and of means the width along both axes and how much wider the other is.
-    numbers: Vec<u32>,
-    radius: usize,
-    box_side: usize,
-    drop_at_border: bool,
-    spots_max: usize,
-}
-
-impl Sought {
-    fn of(options: &FinderOptions) -> Sought {
-        let (by, numbers, radius) = match options.method {
-            Method::NetGradient { minimum } => ("gradient", vec![minimum], 0),
-            Method::Contrast { sigma_px: [x, y], wide, threshold, radius } => match threshold {
-                Threshold::Photons(least) => ("photons", vec![least, x, y, wide], radius),
-                Threshold::Noise(least) => ("noise", vec![least, x, y, wide], radius),
-            },
-        };
-        Sought {
-            by: by.to_owned(),
-            numbers: numbers.into_iter().map(f32::to_bits).collect(),
-            radius,
-            box_side: options.box_side,
-            drop_at_border: options.border == Border::Drop,
-            spots_max: options.spots_max,
-        }
-    }
-
-    fn read(&self) -> Result<FinderOptions, String> {
-        let numbers: Vec<f32> = self.numbers.iter().map(|bits| f32::from_bits(*bits)).collect();
-        let contrast =
-            |sigma_px, wide, threshold| Method::Contrast { sigma_px, wide, threshold, radius: self.radius };
-        let method = match (self.by.as_str(), &numbers[..]) {
-            ("gradient", &[minimum]) => Method::NetGradient { minimum },
-            ("photons", &[least, x, y, wide]) => contrast([x, y], wide, Threshold::Photons(least)),
-            ("noise", &[least, x, y, wide]) => contrast([x, y], wide, Threshold::Noise(least)),
-            (name, numbers) => return Err(format!("no spots {name:?} of {} numbers", numbers.len())),
-        };
-        let border = if self.drop_at_border { Border::Drop } else { Border::Shift };
-        Ok(FinderOptions { method, box_side: self.box_side, border, spots_max: self.spots_max })
-    }
 }
 
 /// A camera: its numbers as the kernels take them, or one whose maps are known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) enum Eye {
-    Uniform([u32; 3]),
+    Uniform(#[serde(with = "crate::bits")] [f32; 3]),
     Known(u64),
 }
 
 impl Eye {
     /// A camera without maps.
     pub(super) fn uniform(camera: &Camera) -> Eye {
-        Eye::Uniform(camera.uniform_values().map(f32::to_bits))
+        Eye::Uniform(camera.uniform_values())
     }
 
     /// The camera, if it is none that must be known.
     pub(super) fn camera(self) -> Result<Arc<Camera>, u64> {
         match self {
-            Eye::Uniform(bits) => Ok(Arc::new(Camera::of_values(bits.map(f32::from_bits)))),
+            Eye::Uniform(values) => Ok(Arc::new(Camera::of_values(values))),
             Eye::Known(id) => Err(id),
         }
     }
@@ -323,47 +197,14 @@ impl Eye {
 
 impl Fitted {
     pub(super) fn of(setting: &Setting, eye: Eye) -> Fitted {
-        let psf = setting.model().psf();
-        let numbers: Vec<f32> = match psf {
-            Psf::Xynb { sigma_px } => sigma_px.to_vec(),
-            Psf::Xynbs { sigma_start_px } => vec![*sigma_start_px],
-            Psf::Xynbsxsy { sigma_start_px } => sigma_start_px.to_vec(),
-            Psf::Xyznb(Astigmatism { sigma_px, a, b, gamma_um, depth_um, z_um }) => {
-                [&sigma_px[..], a, b, &[*gamma_um, *depth_um], z_um].concat()
-            }
-        };
-        Fitted {
-            psf: psf.name().to_owned(),
-            numbers: numbers.into_iter().map(f32::to_bits).collect(),
-            iterations_max: setting.model().iterations_max(),
-            eye,
-            sought: setting.finder().map(Sought::of),
-        }
+        Fitted { model: *setting.model(), finder: setting.finder().copied(), eye }
     }
 
-    pub(super) fn read(&self, camera: Arc<Camera>) -> Result<Setting, String> {
-        let numbers: Vec<f32> = self.numbers.iter().map(|bits| f32::from_bits(*bits)).collect();
-        let psf = match (self.psf.as_str(), &numbers[..]) {
-            ("xynb", &[x, y]) => Psf::Xynb { sigma_px: [x, y] },
-            ("xynbs", &[sigma_start_px]) => Psf::Xynbs { sigma_start_px },
-            ("xynbsxsy", &[x, y]) => Psf::Xynbsxsy { sigma_start_px: [x, y] },
-            ("xyznb", &[sx, sy, ax, ay, bx, by, gamma_um, depth_um, low, high]) => Psf::Xyznb(Astigmatism {
-                sigma_px: [sx, sy],
-                a: [ax, ay],
-                b: [bx, by],
-                gamma_um,
-                depth_um,
-                z_um: [low, high],
-            }),
-            (name, numbers) => return Err(format!("no fit {name:?} of {} numbers", numbers.len())),
-        };
-        // The size of pixels only decides what may be fitted, and the parent has: it holds for square ones too.
-        let model =
-            FitModel::new(psf, [1.0; 2]).and_then(|model| model.with_iterations_max(self.iterations_max));
-        let setting = Setting::new(model.map_err(|error| error.to_string())?, camera);
-        match &self.sought {
-            Some(sought) => Ok(setting.finding(sought.read()?)),
-            None => Ok(setting),
+    pub(super) fn setting(&self, camera: Arc<Camera>) -> Setting {
+        let setting = Setting::new(self.model, camera);
+        match self.finder {
+            Some(options) => setting.finding(options),
+            None => setting,
         }
     }
 }
@@ -371,9 +212,28 @@ impl Fitted {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        engine::{
+            Anchors, Best, ClassMap, PixelInput, Reduction,
+            kernels::{
+                Astigmatism, Border, Method, Psf, Threshold,
+                postprocess::{BoxNumbers, ScoreActivation},
+            },
+        },
+        image::{Color, Layout, Preprocess},
+    };
+    use serde::de::DeserializeOwned;
+
+    /// As the other side has it. JSON says the same of both, and that tells bits from bits.
+    fn crossed<T: Serialize + DeserializeOwned>(said: &T) -> T {
+        let words = serde_json::to_vec(said).expect("JSON");
+        let heard = serde_json::from_slice(&words).expect("what was said");
+        assert_eq!(serde_json::to_vec(&heard).expect("JSON"), words);
+        heard
+    }
 
     #[test]
-    fn settings_and_signatures_come_back_as_they_went() {
+    fn settings_come_back_as_they_went() {
         let astigmatism = Astigmatism {
             sigma_px: [1.2, 1.3],
             a: [0.05, -0.03],
@@ -392,29 +252,63 @@ mod tests {
             let model = FitModel::new(psf, [1.0; 2])
                 .and_then(|model| model.with_iterations_max(17))
                 .expect("a model");
-            let plain = Setting::new(model, Arc::new(Camera::of_values([0.3, -7.1, 1e-9])));
-            let contrast =
-                |threshold| Method::Contrast { sigma_px: [1.3, 1.4], wide: 2.1, threshold, radius: 3 };
-            let methods = [
-                contrast(Threshold::Photons(0.1 + 0.2)),
-                contrast(Threshold::Noise(4.7)),
-                Method::NetGradient { minimum: 1e-3 },
-            ];
-            let finding = methods.into_iter().zip([Border::Drop, Border::Shift, Border::Shift]).map(
-                |(method, border)| {
-                    plain.clone().finding(FinderOptions { method, box_side: 9, border, spots_max: 77 })
-                },
-            );
-            for setting in finding.chain([plain.clone()]) {
-                let told = Fitted::of(&setting, Eye::uniform(setting.camera()));
-                let json = serde_json::to_vec(&told).expect("JSON");
-                let heard: Fitted = serde_json::from_slice(&json).expect("JSON");
-                let camera = heard.eye.camera().expect("no maps");
-                assert_eq!(heard.read(camera).expect("a setting"), setting);
+            for strange in [0.1 + 0.2, f32::NAN, f32::INFINITY, -0.0] {
+                let plain = Setting::new(model, Arc::new(Camera::of_values([0.3, strange, 1e-9])));
+                let contrast = |threshold| Method::Contrast {
+                    sigma_px: [1.3, strange],
+                    wide: strange,
+                    threshold,
+                    radius: 3,
+                };
+                let methods = [
+                    contrast(Threshold::Photons(strange)),
+                    contrast(Threshold::Noise(strange)),
+                    Method::NetGradient { minimum: strange },
+                ];
+                let finding = methods.into_iter().zip([Border::Drop, Border::Shift, Border::Shift]).map(
+                    |(method, border)| {
+                        plain.clone().finding(FinderOptions { method, box_side: 9, border, spots_max: 77 })
+                    },
+                );
+                for setting in finding.chain([plain.clone()]) {
+                    let heard = crossed(&Fitted::of(&setting, Eye::uniform(setting.camera())));
+                    let camera = heard.eye.camera().expect("no maps");
+                    assert_eq!(heard.setting(camera), setting);
+                }
             }
         }
+    }
+
+    #[test]
+    fn ends_and_signatures_come_back_as_they_went() {
+        for strange in [0.1 + 0.2, f32::NAN, f32::NEG_INFINITY, -0.0] {
+            let to = Preprocess {
+                color: Color::Bgr,
+                layout: Layout::Nhwc,
+                scale: strange,
+                mean: [1e-9, strange, -7.1],
+                std: [0.229, 3.0, strange],
+                ..Preprocess::new(1, 1)
+            };
+            let best = Best { output: 2, activation: ScoreActivation::Sigmoid, top: 7 };
+            let map = ClassMap { output: 3, last: true, threshold: strange };
+            let anchors = Anchors {
+                output: 1,
+                channels_first: true,
+                objectness: false,
+                format: BoxNumbers::Cxcywh,
+                size: Some([640, 480]),
+                score_min: strange,
+            };
+            for reduction in [Reduction::Classify(best), Reduction::Segment(map), Reduction::Detect(anchors)]
+            {
+                let ends = Ends { pixels: PixelInput::new(&to, true, false), reduction: Some(reduction) };
+                assert_eq!(format!("{:?}", crossed(&ends)), format!("{ends:?}"));
+            }
+        }
+        assert_eq!(crossed(&Ends::default()), Ends::default());
         let signature = crate::engine::gauss_mle::signature();
-        assert_eq!(SignatureText::from(&signature).read().expect("known"), signature);
+        assert_eq!(crossed(&signature), signature);
     }
 
     #[test]

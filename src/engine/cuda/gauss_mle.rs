@@ -45,7 +45,6 @@ pub struct GaussMle {
     /// The newest last.
     cameras: Vec<Maps>,
     results: Blocks,
-    inputs: Blocks,
     /// Places for batches that none is in, how they come back, and how many there are.
     free: Receiver<Place>,
     back: Sender<Place>,
@@ -121,7 +120,6 @@ impl GaussMle {
     /// Where the GPU or its driver cannot run the kernels, or has no memory for them.
     pub fn new(context: &Arc<Context>) -> Result<GaussMle, CudaError> {
         let heap = Heap::new(context);
-        let memory = Memory::Pinned(Arc::new(HostMemory::of(context)));
         let (back, free) = channel();
         let mut fitter = GaussMle {
             signature: signature(),
@@ -132,7 +130,6 @@ impl GaussMle {
             search: Search::default(),
             cameras: Vec::new(),
             results: Blocks::new(context.landing()),
-            inputs: Blocks::new(memory),
             free,
             back,
             places: 0,
@@ -300,15 +297,6 @@ impl Engine for GaussMle {
         &self.signature
     }
 
-    fn run(
-        &mut self,
-        inputs: &[TensorView<'_>],
-        setting: Option<&Setting>,
-    ) -> Result<Vec<Tensor>, EngineError> {
-        let inputs = inputs.iter().map(|view| self.inputs.copy(view)).collect();
-        self.start(inputs, setting)?.land()
-    }
-
     fn depth(&self) -> usize {
         DEPTH
     }
@@ -368,7 +356,6 @@ impl Engine for GaussMle {
         self.search.rest();
         self.empty();
         self.results.clear();
-        self.inputs.clear();
         if let Err(error) = self.context.trim() {
             tracing::warn!(%error, "an idle GPU keeps its memory");
         }

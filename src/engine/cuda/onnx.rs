@@ -26,7 +26,7 @@ pub use crate::engine::onnx::gpu::Load;
 
 use super::{Context, Heap, HostMemory, Streams};
 use crate::engine::{
-    DataType, Ends, Engine, EngineError, Flight, Habits, Setting, Signature, Tensor, TensorView,
+    DataType, Ends, Engine, EngineError, Flight, Habits, Setting, Signature, Tensor,
     ends::Reading,
     onnx::{
         Placement, Runtime,
@@ -83,6 +83,7 @@ pub struct OnnxOnGpu {
     /// What is done on the host, for an input that it reads.
     ends: Ends,
     results: Blocks,
+    /// What the host makes numbers of pixels in.
     inputs: Blocks,
     /// Places that no batch is in, how they come back, and how many there are.
     free: Receiver<usize>,
@@ -216,7 +217,7 @@ impl OnnxOnGpu {
             return Err("it takes or gives strings, which only the CPU can have".to_owned());
         }
         let memory = Memory::Pinned(Arc::new(HostMemory::of(context)));
-        let (inputs, outputs) = (signature.inputs.len(), signature.outputs.len());
+        let outputs = signature.outputs.len();
         let (back, free) = channel();
         let bind_outputs = session.outputs().any_known();
         let mut engine = OnnxOnGpu {
@@ -238,7 +239,7 @@ impl OnnxOnGpu {
             ends: Ends::default(),
             // With what says which items could not be reduced.
             results: Blocks::for_batches(context.landing(), outputs + 1),
-            inputs: Blocks::for_batches(memory, inputs),
+            inputs: Blocks::new(memory),
             free,
             back,
             in_use: 0,
@@ -359,15 +360,6 @@ impl Engine for OnnxOnGpu {
         let reducer = ends.reduction.as_ref().map(|reduction| Reducer::new(&self.context, reduction));
         self.reducer = reducer.transpose()?;
         Ok(())
-    }
-
-    fn run(
-        &mut self,
-        inputs: &[TensorView<'_>],
-        setting: Option<&Setting>,
-    ) -> Result<Vec<Tensor>, EngineError> {
-        let inputs = inputs.iter().map(|view| self.inputs.copy(view)).collect();
-        self.start(inputs, setting)?.land()
     }
 
     fn depth(&self) -> usize {

@@ -23,7 +23,7 @@ pub(super) trait Parts: Send + Sync {
     /// Does one of them.
     ///
     /// # Errors
-    /// As [`Engine::run`](crate::engine::Engine::run), for all of the batch.
+    /// As [`Engine::start`](crate::engine::Engine::start), for all of the batch.
     ///
     /// # Safety
     /// Each is done once.

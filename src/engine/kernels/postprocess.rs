@@ -4,6 +4,8 @@
 #[cfg(all(test, kernels_emulated))]
 pub(crate) mod emulated;
 
+use serde::{Deserialize, Serialize};
+
 /// Threads of a block, and whether the grid is along x alone: each item is a block, or a row of blocks along y.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Postprocess {
@@ -73,7 +75,7 @@ impl Numbers {
 }
 
 /// What becomes of scores before they are compared and answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::NoUninit)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::NoUninit, Serialize, Deserialize)]
 #[repr(u32)]
 pub enum ScoreActivation {
     /// Exponentials over their sum.
@@ -105,7 +107,7 @@ pub struct ClassifyCall {
 }
 
 /// What the four numbers of a box are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::NoUninit)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::NoUninit, Serialize, Deserialize)]
 #[repr(u32)]
 pub enum BoxNumbers {
     /// Left, top, right, bottom.

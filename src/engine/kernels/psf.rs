@@ -1,8 +1,8 @@
 //! What a spot looks like and what of it is fitted: the models, checked before a kernel sees them.
 
-use std::ops::RangeInclusive;
-
 use super::Invalid;
+use serde::{Deserialize, Serialize};
+use std::ops::RangeInclusive;
 
 /// Widths that are possible, in px: of a fixed width, and where a fitted one is held.
 pub const SIGMA_PX: RangeInclusive<f32> = 0.3..=5.0;
@@ -12,31 +12,35 @@ pub const ITERATIONS_MAX: u32 = 30;
 
 /// A Gaussian spot integrated over the pixels. Widths are in pixels of their axis, so that of a round spot on oblong
 /// pixels differs between the two ([`sigma_px`]).
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Psf {
     /// `xynb`: of known width.
     Xynb {
         /// Width along x and y, px.
+        #[serde(with = "crate::bits")]
         sigma_px: [f32; 2],
     },
     /// `xynbs`: of one unknown width, on square pixels.
     Xynbs {
         /// Where the fit begins, px.
+        #[serde(with = "crate::bits")]
         sigma_start_px: f32,
     },
     /// `xynbsxsy`: of two unknown widths.
     Xynbsxsy {
         /// Where the fit begins, along x and y, px.
+        #[serde(with = "crate::bits")]
         sigma_start_px: [f32; 2],
     },
     /// `xyznb`: of widths that tell its depth.
-    Xyznb(Astigmatism),
+    Xyznb(#[serde(with = "crate::bits")] Astigmatism),
 }
 
 /// How the widths of an astigmatic spot depend on z:
 /// `sigma(z) = sigma_px sqrt(1 + t² + a t³ + b t⁴)`, with `t = (z - gamma) / depth` along x and `(z + gamma) / depth`
 /// along y.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
 pub struct Astigmatism {
     /// Widths in focus along x and y, px.
     pub sigma_px: [f32; 2],
@@ -99,8 +103,8 @@ impl Psf {
     }
 }
 
-/// A model that can be fitted: checked.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// A model that can be fitted: checked, and where another process sends it, there.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct FitModel {
     psf: Psf,
     iterations_max: u32,

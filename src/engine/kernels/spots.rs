@@ -24,6 +24,7 @@ use self::{
     plane::Plane,
 };
 use super::{Adu, Camera, InstructionSet, Invalid, SIDE, SIGMA_PX, entry};
+use serde::{Deserialize, Serialize};
 
 /// Distances, px, in which a spot may be asked to be the highest.
 pub const RADIUS: RangeInclusive<usize> = 1..=16;
@@ -35,7 +36,7 @@ pub const WIDE: RangeInclusive<f32> = 1.25..=3.0;
 pub const FRAME_PIXELS_MAX: usize = 1 << 26;
 
 /// What is taken for a spot, and what is cut out around it.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct FinderOptions {
     /// How spots stand out.
     pub method: Method,
@@ -48,7 +49,7 @@ pub struct FinderOptions {
 }
 
 /// How spots stand out.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Method {
     /// A Gaussian mean of the spot's own width less a wider one, which is the background: their local maxima. With a
     /// map of read noise, both means weight pixels by `1 / (variance + its median over the sensor)` (the median
@@ -58,8 +59,10 @@ pub enum Method {
     /// less than about a width from an edge may be found on the pixel next to it.
     Contrast {
         /// Width of a spot along x and y, px: in [`SIGMA_PX`].
+        #[serde(with = "crate::bits")]
         sigma_px: [f32; 2],
         /// Width of the wide mean in widths of the spot: in [`WIDE`], commonly 2.
+        #[serde(with = "crate::bits")]
         wide: f32,
         /// What the contrast must exceed.
         threshold: Threshold,
@@ -72,26 +75,27 @@ pub enum Method {
     NetGradient {
         /// What the net gradient must exceed, photo-electrons: the sum over the box of the central difference (not
         /// halved) along the direction to the middle. Picasso's own is in ADU: multiply that by the gain.
+        #[serde(with = "crate::bits")]
         minimum: f32,
     },
 }
 
 /// What a contrast must exceed.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Threshold {
     /// The contrast of a spot of so many photo-electrons in the middle of a pixel. Without weights that is
     /// `photons * (n(x) * n(y) - w(x) * w(y))`, where n and w are the sums over pixels, along one axis, of the
     /// narrow and the wide mean's weight times the share of the spot's light: about `0.3 * photons / (2π σ²)` where
     /// the wide mean is 2 σ wide. Scores are photo-electrons.
-    Photons(f32),
+    Photons(#[serde(with = "crate::bits")] f32),
     /// So many standard deviations of the contrast that photons and reading make where there is no spot: the
     /// root of `Σ weights² * (background + read noise²)`, with the wide mean at the pixel itself as background. This
     /// follows uneven illumination, and holds as far as the camera's offset and gain do. Scores are multiples.
-    Noise(f32),
+    Noise(#[serde(with = "crate::bits")] f32),
 }
 
 /// What becomes of spots whose box would leave the frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Border {
     /// The box is moved inwards, so that the spot is not in its middle.
     #[default]

@@ -34,7 +34,7 @@ pub use placement::Placement;
 pub use reports::report_nothing;
 
 use super::{
-    Ends, Engine, EngineError, Setting, Signature, Tensor, TensorView,
+    Ends, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
     cuda::Gpu,
     staging::{Blocks, Memory},
 };
@@ -207,18 +207,21 @@ impl Engine for OnnxEngine {
     }
 
     /// On the CPU provider every failure but want of memory is the batch's own: an operator refused its input.
-    fn run(&mut self, inputs: &[TensorView<'_>], _: Option<&Setting>) -> Result<Vec<Tensor>, EngineError> {
-        let pixels = self.ends.pixels.as_ref().zip(inputs.first());
-        let numbers = pixels.and_then(|(pixels, view)| pixels.normalize(view, &self.blocks)).transpose()?;
-        let numbers = numbers.as_ref().map(Tensor::view);
-        let views = numbers.iter().chain(&inputs[usize::from(numbers.is_some())..]);
-        let named = self.session.signature().inputs.iter().zip(views.clone());
+    fn start(&mut self, mut inputs: Vec<Tensor>, _: Option<&Setting>) -> Result<Flight, EngineError> {
+        if let (Some(pixels), Some(first)) = (&self.ends.pixels, inputs.first_mut())
+            && let Some(numbers) = pixels.normalize(&first.view(), &self.blocks)
+        {
+            *first = numbers?;
+        }
+        let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
+        let named = self.session.signature().inputs.iter().zip(&views);
         let lent = named.map(|(spec, view)| value::lend(&spec.name, view));
         let values: Vec<_> = lent.collect::<Result<_, _>>()?;
         let outputs = self.session.inner().run(values.as_slice());
         let outputs = outputs.map_err(|error| failure::of_run(&error))?;
-        self.had.note(views);
-        outputs.into_iter().map(|(_, output)| value::take(output)).collect()
+        self.had.note(views.iter());
+        let outputs = outputs.into_iter().map(|(_, output)| value::take(output));
+        outputs.collect::<Result<_, _>>().map(Flight::Landed)
     }
 
     fn rest(&mut self) {

@@ -147,7 +147,7 @@ impl Session {
     /// Runs what is bound; on a GPU it is begun. The outputs come in the order in which they were bound.
     ///
     /// # Errors
-    /// As [`Engine::run`](crate::engine::Engine::run).
+    /// As [`Engine::start`](crate::engine::Engine::start).
     pub(in crate::engine) fn run(
         &mut self,
         binding: &Binding,
@@ -279,7 +279,7 @@ mod tests {
         };
         let fixed = [Dim::Free, Dim::Fixed(3), Dim::Fixed(8)];
         let mut signature = Signature {
-            platform: "",
+            platform: String::new(),
             inputs: vec![input("a", &fixed), input("b", &fixed[..2])],
             outputs: Vec::new(),
             defaulted: Vec::new(),

@@ -73,7 +73,7 @@ pub(super) fn of(session: &Session) -> Result<(Signature, OutputShapes), String>
     let specs = |all: Vec<Described>| all.into_iter().map(|described| described.spec).collect();
     let defaulted = session.overridable_initializers().iter().map(|of| of.name().to_owned()).collect();
     let signature = Signature {
-        platform: "onnxruntime_onnx",
+        platform: "onnxruntime_onnx".into(),
         inputs: specs(inputs),
         outputs: specs(outputs),
         defaulted,

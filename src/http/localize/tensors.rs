@@ -53,7 +53,7 @@ pub(in crate::http) fn signature(settings: &Settings) -> Signature {
         columns(Table::new(&schema), &schema).into_iter().map(|(name, tensor)| spec(name, tensor.datatype, 1))
     });
     Signature {
-        platform: "ocelli_gauss_mle",
+        platform: "ocelli_gauss_mle".into(),
         inputs: vec![spec("rois".into(), DataType::Fp32, 3)],
         outputs: outputs.map(Iterator::collect).unwrap_or_default(),
         defaulted: Vec::new(),

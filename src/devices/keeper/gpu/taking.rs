@@ -4,11 +4,11 @@ use super::{
     super::super::{
         book::Presence,
         claim::{Decision, Next, Want},
-        device::Refusal,
         health::{Over, states::Evidence},
         lease,
+        parts::NO_MODEL,
         probe::{Sample, others::Ourselves},
-        supervisor::NO_MODEL,
+        refusal::Refusal,
     },
     Keeper, Known,
 };

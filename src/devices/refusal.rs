@@ -1,12 +1,10 @@
 //! What a device cannot do now, or for good.
 
-use super::Hold;
 use crate::engine::{EngineError, child::NotOpened};
-use std::sync::Arc;
 
 /// What a device is asked to do, and cannot now.
 #[derive(Debug, Clone)]
-pub(in crate::devices) enum Refusal {
+pub(super) enum Refusal {
     /// Too little memory is free; another time there may be more.
     Memory(String),
     /// It was loaded, and left too little memory free; another time there may be more.
@@ -23,7 +21,7 @@ pub(in crate::devices) enum Refusal {
 
 /// Whether what a hold on a device refused is tried there again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::devices) enum Again {
+pub(super) enum Again {
     /// Ever more rarely, as long as the device is held.
     Always,
     /// Likewise, but only a few times: the failure may not come again, but each try costs others time.
@@ -34,13 +32,13 @@ pub(in crate::devices) enum Again {
 
 impl Refusal {
     /// Whether it may be otherwise another time, on the same hold.
-    pub(in crate::devices) fn may_pass(&self) -> bool {
+    pub(super) fn may_pass(&self) -> bool {
         matches!(self, Refusal::Memory(_) | Refusal::Room(_) | Refusal::Files(_))
     }
 
     /// Whether the same hold is asked again. Nobody gives the CPU back to take it anew, and what it serves does not wait while it
     /// loads; engines of a GPU are made between its batches.
-    pub(in crate::devices) fn again(&self, on_gpu: bool) -> Again {
+    pub(super) fn again(&self, on_gpu: bool) -> Again {
         match self {
             _ if self.may_pass() || !on_gpu => Again::Always,
             Refusal::TooLarge(_) => Again::Never,
@@ -83,20 +81,6 @@ impl std::fmt::Display for Refusal {
             | Refusal::Poisoned(reason)
             | Refusal::Failed(reason) => f.write_str(reason),
         }
-    }
-}
-
-/// A device that could not be taken.
-pub(in crate::devices) struct NotTaken {
-    /// Why.
-    pub(in crate::devices) refusal: Refusal,
-    /// What there is of a hold on it, for whoever ends it.
-    pub(in crate::devices) left: Option<Arc<Hold>>,
-}
-
-impl From<String> for NotTaken {
-    fn from(reason: String) -> NotTaken {
-        NotTaken { refusal: reason.into(), left: None }
     }
 }
 
