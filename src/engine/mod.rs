@@ -114,7 +114,8 @@ pub trait Engine {
     /// [`EngineError::Device`] where none will.
     fn start(&mut self, inputs: Vec<Tensor>, setting: Option<&Setting>) -> Result<Flight, EngineError>;
 
-    /// Runs one batch that may lie anywhere: starts a copy of it, in what batches are best put together in, and waits for that.
+    /// Runs one batch that may lie anywhere: starts a copy of it, and waits for that. For what is seldom: the copy is not in memory that
+    /// a device knows, which takes longer to make than most batches do.
     ///
     /// # Errors
     /// As [`Engine::start`].
@@ -123,7 +124,7 @@ pub trait Engine {
         inputs: &[TensorView<'_>],
         setting: Option<&Setting>,
     ) -> Result<Vec<Tensor>, EngineError> {
-        let blocks = staging::Blocks::new(self.memory());
+        let blocks = staging::Blocks::new(staging::Memory::Plain);
         let inputs = inputs.iter().map(|view| blocks.copy(view)).collect();
         self.start(inputs, setting)?.land()
     }

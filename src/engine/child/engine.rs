@@ -61,7 +61,7 @@ impl ChildEngine {
     /// Begins a batch, of which what lies in the region stays where it is.
     fn begin(
         &mut self,
-        inputs: Vec<Tensor>,
+        inputs: &[Tensor],
         setting: Option<&Setting>,
         reduced: bool,
     ) -> Result<Flight, EngineError> {
@@ -71,7 +71,7 @@ impl ChildEngine {
             None => None,
         };
         // The tensors share their memory with these.
-        let held = Held { inputs: inputs.clone(), seat: Some(seat) };
+        let held = Held { inputs: inputs.to_vec(), seat: Some(seat) };
         let (copies, inputs) = Copies::of(inputs.iter().map(parts), |data| self.asks().region.place(data));
         let ask = Ask::Start { engine: self.number, inputs, setting, reduced };
         let ticket = self.asks().ask(&ask, &copies, held)?;
@@ -132,11 +132,11 @@ impl Engine for ChildEngine {
     }
 
     fn start(&mut self, inputs: Vec<Tensor>, setting: Option<&Setting>) -> Result<Flight, EngineError> {
-        self.begin(inputs, setting, false)
+        self.begin(&inputs, setting, false)
     }
 
     fn start_reduced(&mut self, inputs: Vec<Tensor>) -> Result<Flight, EngineError> {
-        self.begin(inputs, None, true)
+        self.begin(&inputs, None, true)
     }
 
     fn memory(&self) -> Memory {
