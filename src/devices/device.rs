@@ -306,6 +306,12 @@ impl Hold {
         self.workers().iter().for_each(|worker| worker.pause(model, paused));
     }
 
+    /// Waits until the queue knows what the first worker was given to serve.
+    pub(super) fn settle(&self) {
+        // Where the thread has ended, it serves nothing.
+        let _ = self.first.call(|| ());
+    }
+
     /// Says that it has all models that it will have for now: requests wait for it to come back with no other.
     pub(super) fn complete(&self) {
         // The first has one instance of each.

@@ -294,6 +294,7 @@ impl Work {
         loaded.tell(&self.place);
         self.served.push(key);
         self.engines.insert(key, loaded);
+        self.place.serves(&self.served);
     }
 
     fn pause(&mut self, model: ModelKey, paused: bool) {

@@ -59,9 +59,7 @@ impl Model {
 impl Book {
     /// Forms the next batch for a worker out of what waits for the models it serves.
     pub fn pick(&mut self, worker: WorkerKey, serves: &[ModelKey], now: Instant) -> Pick {
-        if self.note_serves(worker, serves) {
-            self.strand(now);
-        }
+        self.serves(worker, serves, now);
         let Some(device) = self.roster.device_of(worker) else {
             return Pick::Closed;
         };

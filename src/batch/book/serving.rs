@@ -173,6 +173,13 @@ impl Book {
         news
     }
 
+    /// A worker serves these from now on.
+    pub fn serves(&mut self, worker: WorkerKey, serves: &[ModelKey], now: Instant) {
+        if self.note_serves(worker, serves) {
+            self.strand(now);
+        }
+    }
+
     /// Says why a device's workers leave or have left, and when it should be back; true if that is news.
     pub fn expect(&mut self, device: &Arc<str>, absence: Absence, now: Instant) -> bool {
         let news = self.roster.set_absence(device, absence);

@@ -51,6 +51,13 @@ impl Worker {
         self.queue.leave(state, None);
     }
 
+    /// Says what it serves from now on, before it asks for any of that.
+    pub fn serves(&self, serves: &[ModelKey]) {
+        let mut state = self.queue.state.lock();
+        state.book.serves(self.key, serves, Instant::now());
+        self.queue.leave(state, None);
+    }
+
     /// Says whether it is given one size of a model's batches for a while, since a change of it is dear to its engine.
     pub fn keep_size(&self, model: ModelKey, keeps: bool) {
         self.queue.state.lock().book.keep_size(self.key, model, keeps);

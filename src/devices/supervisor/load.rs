@@ -252,6 +252,10 @@ impl Devices {
         self.book.put(index, hold, served, engines, proof.footprint.clone());
         if device.gpu.is_none() && !hold.health.is_over() {
             let status = &self.parts.status;
+            // Callers first: whoever has seen the state is answered by it.
+            if !status.devices().iter().any(|state| *state.id == *device.id && state.state.runs()) {
+                hold.settle();
+            }
             status.set_device(&device.id, DeviceState::Serving, Cause::Proved, "a forward pass works");
         }
         LoadedOn { load, canary: proof.canary, largest: proof.largest, footprint: proof.footprint }
