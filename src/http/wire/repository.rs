@@ -1,6 +1,6 @@
 //! The bodies of repository control: all optional, and read strictly, since what is overlooked there would be believed.
 
-use super::{bad_json, base64_text, clipped, model_config, object as object_of};
+use super::{bad_json, base64_text, clipped, object as object_of};
 use crate::{
     error::{InferError, bad},
     models::{Change, Given, Overrides, triton},
@@ -227,12 +227,6 @@ fn read(config: &Map<String, Value>, name: &str, current: Option<&Value>) -> Res
             other if current.is_none() && other != "name" && triton::has_member(other) => {
                 // What no model has is not looked for in this one, which would have to be loaded first.
                 triton::check_member(other, value).map_err(|why| bad(format!("config: {why}")))?;
-                if model_config::of_none(other, value) {
-                    return Err(bad(format!(
-                        "config: {other:?} is {}, as no model that is served here has it: leave it out",
-                        clipped(&value.to_string())
-                    )));
-                }
                 overrides.repeated.insert(other.to_owned(), value.clone());
             }
             other => {
@@ -338,6 +332,7 @@ mod tests {
     use crate::{
         batch::{ModelKey, QueuePolicies, QueuePolicy},
         engine::{DataType, staging::Memory},
+        http::wire::model_config,
         models::{
             Manifest, Model,
             manifest::{Versions, Waiting},
@@ -572,10 +567,6 @@ mod tests {
             (json!({ "model_transaction_policy": { "decoupled": true } }), "cannot be decoupled"),
             (json!({ "input": [{ "name": "x", "is_shape_tensor": true }] }), "input[\"x\"].is_shape_tensor"),
             (json!({ "batch_input": [{ "kind": "BATCH_ELEMENT_COUNT" }] }), "batch_input[0]"),
-            (json!({ "platform": "tensorrt_plan" }), "\"platform\" is \"tensorrt_plan\", as no model"),
-            (json!({ "backend": "python" }), "\"backend\" is \"python\", as no model"),
-            (json!({ "runtime": "model.py" }), "\"runtime\" is \"model.py\", as no model"),
-            (json!({ "cc_model_filenames": { "8.0": "x.onnx" } }), "\"cc_model_filenames\" is {\"8.0\""),
             (json!({ "input": 7 }), "config: "),
             (json!({ "default_model_filename": 7 }), "config: "),
         ] {
