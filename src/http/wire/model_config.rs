@@ -19,7 +19,7 @@ pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value
     // Requests may bring many items, which run as they came.
     let (rows, largest) = match model.strings_max {
         Some(items_max) => (true, items_max),
-        None => (batches, model.rules.sizes.last().copied().unwrap_or(1)),
+        None => (batches, model.rules.largest()),
     };
     let declared = model.manifest.declared.as_ref();
     let tensor = |spec: &TensorSpec, declared: Option<&[DeclaredTensor]>| {
