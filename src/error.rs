@@ -5,6 +5,9 @@
 use crate::words::told;
 use std::{any::Any, time::Duration};
 
+/// When to come back after an error that passes, where nobody can say more.
+pub const RETRY_AFTER: Duration = Duration::from_secs(5);
+
 /// Why a request, or one item of it, has no answer.
 ///
 /// Messages are lower case, without a full stop, and carry the value and the limit.

@@ -4,7 +4,7 @@
 //! [`RISE_AFTER`]; where it fell again after a rise, the time doubles, up to [`RISE_AFTER_MAX`]. It is forgotten when the largest size
 //! was good for that long, and not before: else the time would never grow where the largest alone is too large.
 
-use super::{Rules, policy};
+use super::Rules;
 use std::time::{Duration, Instant};
 
 /// Good batches before a larger one is tried.
@@ -56,8 +56,7 @@ impl Ceiling {
 
     /// Whether batches of the largest size have worked for so long that what was before says nothing any more.
     pub fn is_over(&self, rules: &Rules, now: Instant) -> bool {
-        self.items >= policy::largest(&rules.sizes)
-            && now.saturating_duration_since(self.since) >= RISE_AFTER_MAX
+        self.items >= rules.largest() && now.saturating_duration_since(self.since) >= RISE_AFTER_MAX
     }
 }
 

@@ -67,6 +67,13 @@ pub struct Rules {
     pub queue: QueuePolicies,
 }
 
+impl Rules {
+    /// Items of the largest batch.
+    pub fn largest(&self) -> usize {
+        policy::largest(&self.sizes)
+    }
+}
+
 /// Where batches are filled up to one of a model's sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Padding {

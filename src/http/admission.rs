@@ -5,30 +5,24 @@
 //! last of both is gone: until then the request takes memory. (A concurrency layer of the usual kind gives it back when
 //! the head of the reply is ready.)
 
+mod held;
+mod permit;
+
 use crate::error::InferError;
-use axum::{
-    body::{Body, Bytes},
-    extract::Request,
-    http::Response,
-};
-use http_body::{Body as HttpBody, Frame, SizeHint};
+use axum::extract::Request;
+pub(crate) use held::hold;
+pub use permit::{Beside, Permit};
 use std::{
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Context, Poll},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// `Retry-After` stays within these, whatever was measured.
 const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
-
-/// A body of unknown length is charged in steps of this.
-const COVER_STEP_BYTES: u64 = 1024 * 1024;
-const BYTES_IN_FLIGHT: &str = "the budget for bytes in flight";
 
 /// How much may be in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,7 +96,7 @@ impl Admission {
             self.refused_requests.fetch_add(1, Ordering::Relaxed);
             return Err(self.full(kind.counted_as(), max));
         }
-        Ok(Permit { account: Account::new(self), kind, bytes: AtomicU64::new(0), since: Instant::now() })
+        Ok(Permit::new(self, kind))
     }
 
     fn count_of(&self, kind: Kind) -> &AtomicU64 {
@@ -148,41 +142,6 @@ impl Admission {
     }
 }
 
-/// What is set aside for one request: for its body, and beside it.
-#[derive(Debug)]
-struct Account {
-    admission: Arc<Admission>,
-    held: AtomicU64,
-}
-
-impl Account {
-    fn new(admission: &Arc<Admission>) -> Arc<Account> {
-        Arc::new(Account { admission: Arc::clone(admission), held: AtomicU64::new(0) })
-    }
-
-    /// Sets so many bytes more aside, if there is room.
-    fn take(&self, more: u64) -> bool {
-        let taken = take(&self.admission.bytes, more, self.admission.limits.bytes_in_flight_max);
-        self.held.fetch_add(if taken { more } else { 0 }, Ordering::AcqRel);
-        taken
-    }
-
-    fn give_back(&self, bytes: u64) {
-        self.held.fetch_sub(bytes, Ordering::AcqRel);
-        self.admission.bytes.fetch_sub(bytes, Ordering::AcqRel);
-    }
-
-    /// The refusal of so many bytes more: for now, or for ever where the request alone would hold more than there may be.
-    fn refuse(&self, more: u64) -> InferError {
-        let alone = self.held.load(Ordering::Acquire).saturating_add(more);
-        if let Err(never) = self.admission.has_ever("what the request holds at once in bytes", alone) {
-            return never;
-        }
-        self.admission.refused_bytes.fetch_add(1, Ordering::Relaxed);
-        self.admission.full(BYTES_IN_FLIGHT, self.admission.limits.bytes_in_flight_max)
-    }
-}
-
 /// Adds `count` unless that would exceed `max`.
 fn take(counter: &AtomicU64, count: u64, max: u64) -> bool {
     counter
@@ -209,196 +168,12 @@ impl Kind {
     }
 }
 
-/// A place in flight, given back when dropped.
-#[derive(Debug)]
-pub struct Permit {
-    account: Arc<Account>,
-    kind: Kind,
-    /// Of the body alone.
-    bytes: AtomicU64,
-    since: Instant,
-}
-
-impl Permit {
-    /// The body turned out to have `bytes`: gives back what was set aside beyond them. Never takes more.
-    pub fn trim(&self, bytes: u64) {
-        let before = self.bytes.fetch_min(bytes, Ordering::AcqRel);
-        self.account.give_back(before.saturating_sub(bytes));
-    }
-
-    /// Sets aside what is missing to `bytes`.
-    ///
-    /// # Errors
-    /// [`InferError::Full`], or [`InferError::TooLarge`] where there never is as much; what was set aside stays.
-    pub fn cover(&self, bytes: u64) -> Result<(), InferError> {
-        self.set_aside(bytes, bytes)
-    }
-
-    /// The same for a body that has come to `bytes` and grows, with something ahead so that not each frame asks.
-    ///
-    /// # Errors
-    /// As [`Permit::cover`].
-    pub fn cover_growing(&self, bytes: u64) -> Result<(), InferError> {
-        self.set_aside(bytes, bytes.next_multiple_of(COVER_STEP_BYTES))
-    }
-
-    /// Sets aside what is missing to so many bytes: to those that are wanted if there is room, else to those that are needed.
-    fn set_aside(&self, needed: u64, wanted: u64) -> Result<(), InferError> {
-        let now = self.bytes();
-        if needed <= now {
-            return Ok(());
-        }
-        let more = [wanted - now, needed - now];
-        let Some(taken) = more.into_iter().find(|more| self.account.take(*more)) else {
-            return Err(self.account.refuse(needed - now));
-        };
-        self.bytes.fetch_add(taken, Ordering::AcqRel);
-        Ok(())
-    }
-
-    /// The same where `bytes` is all that `what` takes.
-    ///
-    /// # Errors
-    /// As [`Permit::cover`].
-    pub fn cover_all(&self, what: &'static str, bytes: u64) -> Result<(), InferError> {
-        self.account.admission.has_ever(what, bytes)?;
-        self.cover(bytes)
-    }
-
-    /// For what the request may come to take beside its body, of which nothing is set aside yet.
-    pub fn nothing_beside(&self) -> Beside {
-        Beside { account: Arc::clone(&self.account), bytes: 0 }
-    }
-
-    /// Sets aside more for what the request takes beside its body, until that is dropped.
-    ///
-    /// # Errors
-    /// [`InferError::Full`], or [`InferError::TooLarge`] where there never is as much; nothing is set aside.
-    pub fn beside(&self, bytes: u64) -> Result<Beside, InferError> {
-        let mut beside = self.nothing_beside();
-        beside.grow_to(bytes)?;
-        Ok(beside)
-    }
-
-    /// Moves all that is set aside here to a request of its own: what came with a call that goes on.
-    ///
-    /// # Errors
-    /// [`InferError::Full`] where there are too many requests; nothing is set aside here then either.
-    pub fn split_off(&self) -> Result<Permit, InferError> {
-        let alone = self.account.admission.admit().inspect_err(|_| self.trim(0))?;
-        let bytes = self.bytes.swap(0, Ordering::AcqRel);
-        self.account.held.fetch_sub(bytes, Ordering::AcqRel);
-        alone.account.held.store(bytes, Ordering::Release);
-        alone.bytes.store(bytes, Ordering::Release);
-        Ok(alone)
-    }
-
-    /// Bytes set aside.
-    pub fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Acquire)
-    }
-}
-
-/// Bytes that a request takes beside its body, given back when dropped.
-#[derive(Debug)]
-pub struct Beside {
-    account: Arc<Account>,
-    bytes: u64,
-}
-
-impl Beside {
-    /// Sets aside so many bytes instead, or gives back what is more; whether there was room. Nobody is refused where there was none:
-    /// whoever asks has somewhere else to put it.
-    pub fn set(&mut self, bytes: u64) -> bool {
-        let less = self.bytes.saturating_sub(bytes);
-        self.account.give_back(less);
-        self.bytes -= less;
-        let more = bytes - self.bytes;
-        let fits = self.account.take(more);
-        self.bytes += if fits { more } else { 0 };
-        fits
-    }
-
-    /// Sets aside what is missing to so many bytes.
-    ///
-    /// # Errors
-    /// As [`Permit::beside`]; what was set aside stays.
-    pub fn grow_to(&mut self, bytes: u64) -> Result<(), InferError> {
-        self.account.admission.has_ever("what is held beside the body in bytes", bytes)?;
-        let more = bytes.saturating_sub(self.bytes);
-        if !self.account.take(more) {
-            return Err(self.account.refuse(more));
-        }
-        self.bytes += more;
-        Ok(())
-    }
-}
-
-impl Drop for Beside {
-    fn drop(&mut self) {
-        self.account.give_back(self.bytes);
-    }
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.account.give_back(*self.bytes.get_mut());
-        let admission = &self.account.admission;
-        admission.count_of(self.kind).fetch_sub(1, Ordering::AcqRel);
-        if self.kind == Kind::Call {
-            return;
-        }
-        let held = self.since.elapsed().as_micros() as u64;
-        // Losing an update to another thread changes a mean by little.
-        let mean = admission.held_us.load(Ordering::Relaxed);
-        admission.held_us.store(mean - mean / 16 + held / 16, Ordering::Relaxed);
-    }
-}
-
-/// The reply, which keeps the permit until its body has ended.
-pub(crate) fn hold(reply: Response<Body>, permit: Arc<Permit>) -> Response<Body> {
-    reply.map(|body| Body::new(Held { body, _permit: permit }))
-}
-
-/// A reply's body that keeps its permit until it has ended.
-struct Held {
-    body: Body,
-    _permit: Arc<Permit>,
-}
-
-impl HttpBody for Held {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
-    use super::*;
-    use axum::{
-        Router,
-        extract::State,
-        middleware::{self, Next},
-        routing::post,
-    };
-    use tower::ServiceExt;
+    use super::{permit::COVER_STEP_BYTES, *};
 
-    fn admission() -> Arc<Admission> {
+    pub(super) fn admission() -> Arc<Admission> {
         Admission::new(AdmissionLimits { requests_in_flight_max: 2, bytes_in_flight_max: 100 })
     }
 
@@ -491,26 +266,6 @@ mod tests {
         assert_eq!(admission.in_flight().bytes, 30, "trimming never takes more");
         drop(permit);
         assert_eq!(admission.in_flight().bytes, 0);
-    }
-
-    #[tokio::test]
-    async fn the_permit_lives_until_the_body_of_the_reply_has_ended() {
-        let admission = admission();
-        let router: Router =
-            Router::new().route("/", post(|| async { "answer" })).layer(middleware::from_fn_with_state(
-                Arc::clone(&admission),
-                async |State(admission): State<Arc<Admission>>, mut request: Request, next: Next| {
-                    let permit = admission.enter(&mut request).unwrap();
-                    permit.cover(10).unwrap();
-                    hold(next.run(request).await, permit)
-                },
-            ));
-        let request = http::Request::post("/").body(Body::empty()).unwrap();
-        let reply = router.oneshot(request).await.unwrap();
-        let now = admission.in_flight();
-        assert_eq!((now.requests, now.bytes), (1, 10));
-        drop(reply);
-        assert_eq!(admission.in_flight().requests, 0);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Reads a request's body within limits of bytes and time, into one piece of memory.
 
+mod limits;
+
 use super::{admission::Permit, coding::Malformed};
 use crate::error::InferError;
 use axum::{
@@ -9,6 +11,8 @@ use axum::{
 use bytes::{Buf, BytesMut};
 use http_body::Body as HttpBody;
 use http_body_util::BodyExt;
+pub use limits::BodyLimits;
+pub(crate) use limits::ahead_of;
 use std::{
     error::Error,
     sync::Arc,
@@ -28,64 +32,6 @@ const ALIGN: usize = 64;
 const PIECES_FREE: u64 = 1 << 16;
 /// Bytes that pieces must have on average once there are more: each costs work of its own, most of all chunks of a byte.
 const PIECE_BYTES_MIN: u64 = 64;
-
-/// Bytes of a body of known length that are charged at once. All of it would let whoever says that much is to come take the memory of
-/// others by words alone.
-const AT_ONCE_BYTES: u64 = 1 << 20;
-
-/// What a body counts as of which so much has come: ahead of what is there, where it is known how much will be, so that one that
-/// finds no room is told so early.
-pub(crate) fn ahead_of(received: u64, length: Option<u64>) -> u64 {
-    let ahead = |length: u64| received.saturating_mul(2).max(AT_ONCE_BYTES).min(length);
-    length.map_or(0, ahead).max(received)
-}
-
-/// How much, and how slowly.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BodyLimits {
-    /// Bytes of the whole body.
-    pub bytes_max: u64,
-    /// For the whole body, from when it is asked for. Here and below, time in which nobody asks for more does not count.
-    pub deadline: Duration,
-    /// Nothing is asked of the rate for so long.
-    pub grace: Duration,
-    /// Bytes per second that must come after the grace, on average since its end. 0: any rate.
-    pub rate_min: u64,
-    /// How long nothing may come at most, however much has come before.
-    pub silence_max: Duration,
-    /// The option that raises `bytes_max`; empty where none does.
-    pub option: &'static str,
-}
-
-impl BodyLimits {
-    /// The same for a body that is never longer than `bytes_max`, which no option raises.
-    #[must_use]
-    pub fn at_most(self, bytes_max: u64) -> BodyLimits {
-        if bytes_max < self.bytes_max { BodyLimits { bytes_max, option: "", ..self } } else { self }
-    }
-
-    /// The refusal of a body of `got` bytes.
-    pub fn too_large(&self, got: u64) -> InferError {
-        InferError::TooLarge { what: "the body in bytes", got, limit: self.bytes_max, option: self.option }
-    }
-
-    /// Bytes per second that must come of a body of this length: if it is known, as many as bring all of it within the deadline.
-    fn rate(&self, length: Option<u64>) -> u64 {
-        if self.rate_min == 0 {
-            return 0;
-        }
-        let pace = length.map_or(0.0, |length| length as f64 / self.deadline.as_secs_f64());
-        self.rate_min.max(pace as u64)
-    }
-
-    /// The time for which a body of this length of which so much has come is fast enough; `None` for ever.
-    fn earned(&self, received: u64, length: Option<u64>) -> Option<Duration> {
-        match self.rate(length) {
-            0 => None,
-            rate => Some(self.grace + Duration::from_secs_f64(received as f64 / rate as f64)),
-        }
-    }
-}
 
 /// A body being read, frame by frame.
 #[derive(Debug)]
@@ -358,7 +304,7 @@ mod tests {
         task::{Context, Poll},
     };
 
-    const LIMITS: BodyLimits = BodyLimits {
+    pub(super) const LIMITS: BodyLimits = BodyLimits {
         bytes_max: 1_000_000,
         deadline: Duration::from_secs(60),
         grace: Duration::from_secs(5),
@@ -420,13 +366,6 @@ mod tests {
             assert_eq!(read(body, limits).await, Err(limits.too_large(11)));
         }
         assert_eq!(read(Body::from("0123456789"), limits).await.unwrap(), "0123456789");
-        // An option is named where it would help.
-        let told = |most| limits.at_most(most).too_large(11).to_string();
-        assert_eq!(told(5), "the body in bytes is 11, more than the limit of 5");
-        assert_eq!(
-            told(20),
-            "the body in bytes is 11, more than the limit of 10; raise it with body_bytes_max"
-        );
     }
 
     #[tokio::test]
@@ -479,12 +418,6 @@ mod tests {
         let body = Body::from(vec![0; 60]);
         let read = Reader::new(body, LIMITS).charged_to(Arc::clone(&other)).all().await.unwrap();
         assert_eq!((read.len(), other.bytes()), (60, 60));
-        const MIB: u64 = 1 << 20;
-        for (received, length, counts) in
-            [(3, None, 3), (3, Some(100), 100), (0, Some(9 * MIB), MIB), (4 * MIB, Some(9 * MIB), 8 * MIB)]
-        {
-            assert_eq!(ahead_of(received, length), counts);
-        }
     }
 
     #[tokio::test]
@@ -531,17 +464,8 @@ mod tests {
     }
 
     #[test]
-    fn more_is_due_at_the_rate_after_the_grace_and_all_by_the_deadline() {
-        let due = |received, length| LIMITS.earned(received, length).unwrap();
-        for short in [None, Some(0), Some(60_000)] {
-            assert_eq!(due(0, short), Duration::from_secs(5));
-            assert_eq!(due(2500, short), Duration::from_millis(7500));
-        }
-        // One that says how long it is, and could not be whole in time at that rate.
-        let long = Some(600_000);
-        assert_eq!(due(2500, long), Duration::from_millis(5250));
+    fn all_is_due_by_the_deadline() {
         let any = BodyLimits { rate_min: 0, ..LIMITS };
-        assert_eq!(any.earned(0, long), None);
         for (received, limits) in [(900_000, LIMITS), (0, any)] {
             let mut reader = Reader::new(Body::empty(), limits);
             reader.received = received;

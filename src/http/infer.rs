@@ -161,7 +161,7 @@ const INSTEAD_OF_OPTIONS: &str = "here the answer is the model's tensors; an out
 /// Headers of a reply.
 const REPLY_HEADERS: usize = 10;
 
-/// Tensors up to here are read from JSON or the like, and written, where they are; a hand-over to the pool would take longer.
+/// Less than this is read from JSON or the like, taken apart, and written, where it is; a hand-over to the pool would take longer.
 pub(crate) const INLINE_BYTES_MAX: usize = 4096;
 
 /// What an inference gave.
@@ -320,7 +320,7 @@ fn by_batches(
     items: usize,
     wanted: Vec<Wanted>,
 ) -> impl Stream<Item = (usize, Result<Vec<u8>, InferError>)> + Send + use<> {
-    let largest = model.rules.sizes.last().copied().unwrap_or(1);
+    let largest = model.rules.largest();
     let tally = Arc::new(Tally::of(model));
     let common = (Arc::clone(front), Arc::clone(&tally), call.clone(), Arc::new(wanted));
     let mut marks = vec![Mark::default(); inputs.len()];

@@ -4,6 +4,7 @@ use super::{
     Front,
     admission::{Beside, Permit},
     body,
+    infer::INLINE_BYTES_MAX,
     multipart::{self, Part},
     wire::{Parameters, predict},
 };
@@ -54,15 +55,12 @@ pub(super) async fn read(request: Request, front: &Front) -> Result<Posted, Infe
             Ok(Posted { files: vec![Ok(body)], raw: true, listed: false, parameters: Parameters::new() })
         }
         // Finding parts and reading base64 takes a millisecond per megabyte: not on the async threads.
-        form if body.len() > INLINE_BYTES_MAX => {
+        form if body.len() >= INLINE_BYTES_MAX => {
             front.decode.run(move || find(&form, &body, parts_max, &mut charged)).await?
         }
         form => find(&form, &body, parts_max, &mut charged),
     }
 }
-
-/// Bodies up to here are taken apart where they are; a hand-over to the pool would take longer.
-const INLINE_BYTES_MAX: usize = 4096;
 
 fn find(form: &Form, body: &Bytes, parts_max: usize, charged: &mut Charged) -> Result<Posted, InferError> {
     let (files, parameters) = match form {

@@ -7,7 +7,7 @@
 pub mod manual;
 
 use crate::{
-    error::{InferError, seconds_up},
+    error::{InferError, RETRY_AFTER, seconds_up},
     telemetry::metrics::Outcome,
     words::clipped,
 };
@@ -49,9 +49,6 @@ impl Readers {
         HeaderValue::from_static(if self == Readers::Protocols { "application/json" } else { PROBLEM_JSON })
     }
 }
-
-/// When to come back after an error that passes, where nothing better is known.
-const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// One kind of error: what a client can tell apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

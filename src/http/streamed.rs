@@ -73,7 +73,7 @@ impl Form {
 
 /// How many items may be under way: those of two batches, so that a device need not wait.
 pub(super) fn ahead(model: &Model) -> usize {
-    let largest = model.rules.sizes.last().copied().unwrap_or(1);
+    let largest = model.rules.largest();
     (2 * largest).max(AHEAD_MIN)
 }
 

@@ -232,8 +232,9 @@ mod tests {
     fn cuda_graphs_are_those_of_the_load_where_it_says_something_of_them() {
         let after = |folder: &str, said: Value| {
             let mut manifest = Manifest::parse(folder).expect("fine");
-            let (optimization, _) = triton::optimization(&said).expect("a member of configurations");
-            Overrides { optimization, ..Overrides::default() }.apply(&mut manifest).expect("fine");
+            let config = Map::from_iter([(triton::OPTIMIZATION.to_owned(), said)]);
+            let overrides = triton::overrides(config, "m", None).expect("a member of configurations");
+            overrides.apply(&mut manifest).expect("fine");
             manifest.gpu.cuda_graph
         };
         let graphs = |graphs: bool| serde_json::json!({ "cuda": { "graphs": graphs } });

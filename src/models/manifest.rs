@@ -337,6 +337,10 @@ impl std::error::Error for ManifestError {}
 pub const BATCH_ITEMS_MAX: usize = 16;
 /// Items of the largest batch, at most, whatever the manifest says.
 pub const ITEMS_MAX: usize = 1024;
+/// Instances per device, at most.
+pub const INSTANCES_MAX: usize = 64;
+/// The longest that a batch may wait for company.
+pub const COMPANY_WAIT_MAX: Duration = Duration::from_secs(10);
 /// The least urgent priority of a model that does not say how many it has.
 pub const PRIORITY_MAX: u8 = 9;
 impl Default for Manifest {

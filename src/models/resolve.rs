@@ -84,7 +84,7 @@ impl Model {
         if let Some(image) = &mut image
             && image.size().is_some()
         {
-            let slots = rules.sizes.last().copied().unwrap_or(1);
+            let slots = rules.largest();
             let low = match &image.pixels {
                 Some(_) => image.preprocess.pixels_shape().into_iter().product(),
                 None => image.preprocess.out_bytes(),

@@ -2,7 +2,7 @@
 
 use super::{Book, Kind};
 use crate::{
-    batch::{Job, JobKey, entry::Entry, lanes::ItemShape, policy, rows, urgency::Urgency},
+    batch::{Job, JobKey, entry::Entry, lanes::ItemShape, rows, urgency::Urgency},
     error::InferError,
 };
 use std::{sync::Arc, time::Instant};
@@ -124,7 +124,7 @@ impl Book {
             )));
         }
         let model = &self.models[&job.model];
-        let (largest, kind) = (policy::largest(&model.rules.sizes), Kind::of(job.setting.as_ref()));
+        let (largest, kind) = (model.rules.largest(), Kind::of(job.setting.as_ref()));
         let seconds = |items| {
             let devices = model.costs.iter().filter(|((_, of), _)| *of == kind);
             let seconds = devices.filter_map(|(_, costs)| costs.fewest_seconds(items, largest));

@@ -12,15 +12,9 @@ use crate::{
         roster::{Absence, Avoid, DeviceKey, Roster, WorkerKey},
         urgency::Rank,
     },
-    error::InferError,
+    error::{InferError, RETRY_AFTER},
 };
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
-
-/// When to come back to a model whose devices are away, where nobody can say more.
-const RETRY_AFTER: Duration = Duration::from_secs(5);
+use std::{sync::Arc, time::Instant};
 
 /// The devices that serve a model.
 pub(super) struct Pool {

@@ -19,7 +19,7 @@ pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value
     // Requests may bring many items, which run as they came.
     let (rows, largest) = match model.strings_max {
         Some(items_max) => (true, items_max),
-        None => (batches, model.rules.sizes.last().copied().unwrap_or(1)),
+        None => (batches, model.rules.largest()),
     };
     let declared = model.manifest.declared.as_ref();
     let tensor = |spec: &TensorSpec, declared: Option<&[DeclaredTensor]>| {
@@ -55,12 +55,11 @@ pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value
         value["label_filename"] = file.unwrap_or_default().into();
         value
     };
-    let [of_fitters, of_onnx] = BACKENDS;
     let file = model.manifest.file.as_deref().unwrap_or("model.onnx");
     let mut config = json!({
         "name": &*model.name,
         "platform": model.signature.platform,
-        "backend": if fitter { of_fitters } else { of_onnx },
+        "backend": if fitter { "" } else { "onnxruntime" },
         "version_policy": versions(&model.manifest.versions),
         "max_batch_size": if rows { largest } else { 0 },
         "input": inputs.iter().map(input).collect::<Vec<_>>(),
@@ -70,10 +69,12 @@ pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value
         "model_warmup": model.manifest.warmups.iter().map(warmup).collect::<Vec<_>>(),
         "metric_tags": model.manifest.kept.metric_tags,
         "parameters": model.manifest.kept.parameters.iter().map(parameter).collect::<Map<_, _>>(),
+        "runtime": "",
+        "batch_input": [],
+        "batch_output": [],
+        "cc_model_filenames": {},
+        "model_transaction_policy": { "decoupled": false },
     });
-    if let (Value::Object(config), Value::Object(of_all)) = (&mut config, of_all()) {
-        config.extend(of_all);
-    }
     let optimization = &model.manifest.kept.optimization;
     if !optimization.is_empty() {
         config[triton::OPTIMIZATION] = Value::Object(optimization.clone());
@@ -94,48 +95,6 @@ pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value
         });
     }
     config
-}
-
-/// The members of which all configurations say the same.
-fn of_all() -> Value {
-    json!({
-        "runtime": "",
-        "batch_input": [],
-        "batch_output": [],
-        "cc_model_filenames": {},
-        "model_transaction_policy": { "decoupled": false },
-    })
-}
-
-/// Those of which each says its own.
-const OWN: [&str; 12] = [
-    "name",
-    "version_policy",
-    "max_batch_size",
-    "input",
-    "output",
-    "dynamic_batching",
-    triton::OPTIMIZATION,
-    "instance_group",
-    "default_model_filename",
-    "model_warmup",
-    "metric_tags",
-    "parameters",
-];
-
-/// Backends and platforms: of fitters, and of models of ONNX.
-const BACKENDS: [&str; 2] = ["", "onnxruntime"];
-const PLATFORMS: [&str; 2] = ["ocelli_gauss_mle", "onnxruntime_onnx"];
-
-/// Whether no model's configuration says this of a member, whichever model it is.
-pub fn of_none(member: &str, value: &Value) -> bool {
-    let among = |known: [&str; 2]| value.as_str().is_some_and(|value| known.contains(&value));
-    match member {
-        "platform" => !among(PLATFORMS),
-        "backend" => !among(BACKENDS),
-        own if OWN.contains(&own) => false,
-        other => !triton::says_as(other, value, &of_all()[other]),
-    }
 }
 
 /// The extents of an item.
@@ -243,7 +202,7 @@ mod tests {
         engine::staging::Memory,
         models::testing::source,
         protocol::DESCRIPTORS,
-        tasks::{Labels, localize::Settings, testing},
+        tasks::{Labels, testing},
     };
     use prost_reflect::{DescriptorPool, MessageDescriptor};
     use std::{sync::Arc, time::Duration};
@@ -275,20 +234,6 @@ mod tests {
             } else {
                 check(inner, value, &path);
             }
-        }
-    }
-
-    #[test]
-    fn nothing_that_a_configuration_says_is_what_none_says() {
-        for text in ["", TEXT] {
-            for (member, value) in config(text).as_object().unwrap() {
-                assert!(!of_none(member, value), "{member} is {value}");
-            }
-        }
-        let fitter = crate::http::localize::tensors::signature(&Settings::default());
-        assert!(!of_none("platform", &json!(fitter.platform)));
-        for member in ["response_cache", "ensemble_scheduling", "runtime"] {
-            assert!(of_none(member, &json!("x")), "{member}");
         }
     }
 

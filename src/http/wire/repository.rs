@@ -1,19 +1,15 @@
 //! The bodies of repository control: all optional, and read strictly, since what is overlooked there would be believed.
 
-use super::{bad_json, base64_text, clipped, model_config, object as object_of};
+use super::{bad_json, base64_text, clipped, object};
 use crate::{
     error::{InferError, bad},
-    models::{Change, Given, Overrides, triton},
+    models::{Change, Given, triton},
 };
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Map, Value, value::RawValue};
-use std::{borrow::Cow, collections::BTreeMap, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap};
 
-/// Items of the largest batch and instances of a model, at most, as manifests have them.
-const ITEMS_MAX: u64 = 1024;
-const INSTANCES_MAX: u64 = 64;
-const WAIT_US_MAX: u64 = 10_000_000;
 /// What stands before a file's name.
 const FILE: &str = "file:";
 
@@ -132,15 +128,9 @@ impl Load {
                              they are",
             )),
             Some(config) if files.is_empty() => {
-                let config = members(&config)?;
-                if let Some(path) = config.iter().find_map(|(member, value)| beyond(value, member)) {
-                    let (min, max) = (i64::MIN, u64::MAX);
-                    return Err(bad(format!(
-                        "config: {} is a number of more than 64 bits, expected {min} to {max} at most",
-                        clipped(&path)
-                    )));
-                }
-                read(&config, name, current).map(|read| Change::Overrides(Box::new(read)))
+                let read = triton::overrides(members(&config)?, name, current);
+                read.map(|read| Change::Overrides(Box::new(read)))
+                    .map_err(|why| bad(format!("config: {why}")))
             }
             Some(config) => {
                 members(&config)?;
@@ -152,7 +142,7 @@ impl Load {
 
 /// The members of a configuration, by their names in its definition.
 fn members(config: &str) -> Result<Map<String, Value>, InferError> {
-    let members = object_of(config.as_bytes()).map_err(|error| bad_json("the parameter config", &error))?;
+    let members = object(config.as_bytes()).map_err(|error| bad_json("the parameter config", &error))?;
     triton::as_defined(members).map_err(|why| bad(format!("config: {why}")))
 }
 
@@ -164,171 +154,12 @@ fn unknown(name: &str) -> InferError {
     bad(format!("parameter {:?} is not known; there are config and file:VERSION/NAME", clipped(name)))
 }
 
-/// Where in a member of a configuration a number is that has no 64 bits: read as it is here, it has other digits. No member takes one.
-fn beyond(value: &Value, path: &str) -> Option<String> {
-    match value {
-        Value::Number(number) => {
-            let large =
-                number.is_f64() && number.as_f64().is_some_and(|number| number.abs() >= 2_f64.powi(63));
-            large.then(|| path.to_owned())
-        }
-        Value::Array(values) => values.iter().find_map(|value| beyond(value, path)),
-        Value::Object(members) => {
-            members.iter().find_map(|(member, value)| beyond(value, &format!("{path}.{member}")))
-        }
-        _ => None,
-    }
-}
-
-/// A whole number at a path of a configuration, which may also be text, as protobuf's JSON has large ones.
-struct Number<'a>(&'a str, &'a Value);
-
-impl Number<'_> {
-    fn within(&self, min: u64, max: u64) -> Result<u64, InferError> {
-        let Number(path, value) = self;
-        let number = value.as_u64().or_else(|| value.as_str()?.parse().ok());
-        number.filter(|number| (min..=max).contains(number)).ok_or_else(|| {
-            bad(format!("config: {path} is {}, expected {min} to {max}", clipped(&value.to_string())))
-        })
-    }
-}
-
-fn read(config: &Map<String, Value>, name: &str, current: Option<&Value>) -> Result<Overrides, InferError> {
-    let mut overrides = Overrides::default();
-    for (member, value) in config {
-        let has = current.and_then(|current| current.get(member));
-        let same = has.is_some_and(|has| triton::says_as(member, value, has));
-        // A model that does not batch: there is nothing to change.
-        let none = member == "max_batch_size" && value.as_u64() == Some(0) && (same || current.is_none());
-        match member.as_str() {
-            // Said even where it is so already: it may be so because of an earlier load, and this one begins with the folder.
-            "max_batch_size" if !none => {
-                overrides.items_max = Some(Number(member, value).within(1, ITEMS_MAX)? as usize);
-            }
-            "dynamic_batching" => batching(object(member, value)?, &mut overrides)?,
-            "instance_group" => instances(value, &mut overrides)?,
-            "version_policy" => {
-                let versions = triton::version_policy(value).map_err(|why| bad(format!("config: {why}")))?;
-                overrides.versions = Some(versions);
-            }
-            triton::OPTIMIZATION => {
-                let read = triton::optimization(value).map_err(|why| bad(format!("config: {why}")))?;
-                overrides.optimization = read.0;
-                overrides.notes.extend(read.1);
-            }
-            _ if same => {}
-            "name" if value.as_str() == Some(name) => {}
-            "platform" if value.as_str() == Some("onnxruntime_onnx") => {}
-            "backend" if value.as_str() == Some("onnxruntime") => {}
-            triton::RESPONSE_CACHE => {
-                let notes = triton::response_cache(value).map_err(|why| bad(format!("config: {why}")))?;
-                overrides.notes.extend(notes);
-            }
-            other if current.is_none() && other != "name" && triton::has_member(other) => {
-                // What no model has is not looked for in this one, which would have to be loaded first.
-                triton::check_member(other, value).map_err(|why| bad(format!("config: {why}")))?;
-                if model_config::of_none(other, value) {
-                    return Err(bad(format!(
-                        "config: {other:?} is {}, as no model that is served here has it: leave it out",
-                        clipped(&value.to_string())
-                    )));
-                }
-                overrides.repeated.insert(other.to_owned(), value.clone());
-            }
-            other => {
-                return Err(bad(format!(
-                    "config: {:?} cannot be changed while the server runs; what can: max_batch_size, dynamic_batching, \
-                     instance_group, version_policy (others may stand there as GET /v2/models/{name}/config has them)",
-                    clipped(other)
-                )));
-            }
-        }
-    }
-    Ok(overrides)
-}
-
-fn batching(members: &Map<String, Value>, overrides: &mut Overrides) -> Result<(), InferError> {
-    let mut queue = Map::new();
-    for (member, value) in members {
-        let path = format!("dynamic_batching.{member}");
-        match member.as_str() {
-            "preferred_batch_size" => {
-                let list = value.as_array().filter(|list| !list.is_empty());
-                let list = list.ok_or_else(|| bad(format!("config: {path} must be a list of sizes")))?;
-                let sizes = list.iter().map(|size| Ok(Number(&path, size).within(1, ITEMS_MAX)? as usize));
-                let mut sizes = sizes.collect::<Result<Vec<_>, InferError>>()?;
-                sizes.sort_unstable();
-                sizes.dedup();
-                overrides.sizes = Some(sizes);
-            }
-            "max_queue_delay_microseconds" => {
-                overrides.wait_max =
-                    Some(Duration::from_micros(Number(&path, value).within(0, WAIT_US_MAX)?));
-            }
-            // All of them together: see below.
-            _ if QUEUE.contains(&member.as_str()) => drop(queue.insert(member.clone(), value.clone())),
-            "preserve_ordering" if value.as_bool() == Some(false) => {}
-            _ => {
-                return Err(bad(format!(
-                    "config: {path} = {} is not supported",
-                    clipped(&value.to_string())
-                )));
-            }
-        }
-    }
-    if !queue.is_empty() {
-        overrides.queue = Some(triton::queueing(&queue).map_err(|why| bad(format!("config: {why}")))?);
-    }
-    Ok(())
-}
-
-/// What in `dynamic_batching` says how requests wait.
-const QUEUE: [&str; 4] =
-    ["priority_levels", "default_priority_level", "default_queue_policy", "priority_queue_policy"];
-
-/// One group, whose devices are those that it has.
-fn instances(value: &Value, overrides: &mut Overrides) -> Result<(), InferError> {
-    let Some([group]) = value.as_array().map(Vec::as_slice) else {
-        return Err(bad("config: instance_group must have one group"));
-    };
-    let mut count = 1;
-    for (member, value) in object("instance_group", group)? {
-        let told = |expected: &str| {
-            let value = value.to_string();
-            bad(format!("config: instance_group.{} is {}, {expected}", clipped(member), clipped(&value)))
-        };
-        match member.as_str() {
-            "count" => count = Number("instance_group.count", value).within(1, INSTANCES_MAX)?,
-            "kind" => {
-                let kind = value.as_str().ok_or_else(|| told("expected KIND_CPU or the like"))?;
-                overrides.kind = Some(clipped(kind).to_owned());
-            }
-            "gpus" => {
-                let number = |gpu: &Value| i32::try_from(gpu.as_i64()?).ok();
-                let gpus = value.as_array().and_then(|gpus| gpus.iter().map(number).collect());
-                overrides.gpus = Some(gpus.ok_or_else(|| told("expected a list of the numbers of GPUs"))?);
-            }
-            "name" => {}
-            "secondary_devices" | "profile" if value.as_array().is_some_and(Vec::is_empty) => {}
-            "passive" if value.as_bool() == Some(false) => {}
-            "host_policy" if value.as_str() == Some("") => {}
-            _ => return Err(told("which is not supported; count is")),
-        }
-    }
-    overrides.instances = Some(count as usize);
-    Ok(())
-}
-
-fn object<'a>(path: &str, value: &'a Value) -> Result<&'a Map<String, Value>, InferError> {
-    value.as_object().ok_or_else(|| bad(format!("config: {path} must be an object")))
-}
-
 /// A body that may also be absent.
 fn parse<'de, T: Default + Deserialize<'de>>(body: &'de [u8]) -> Result<T, InferError> {
     if body.trim_ascii().is_empty() {
         return Ok(T::default());
     }
-    object_of(body).map_err(|error| bad_json("the body", &error))
+    object(body).map_err(|error| bad_json("the body", &error))
 }
 
 #[cfg(test)]
@@ -338,14 +169,16 @@ mod tests {
     use crate::{
         batch::{ModelKey, QueuePolicies, QueuePolicy},
         engine::{DataType, staging::Memory},
+        http::wire::model_config,
         models::{
-            Manifest, Model,
+            Manifest, Model, Overrides,
             manifest::{Versions, Waiting},
             testing::source,
         },
         tasks::testing,
     };
     use serde_json::json;
+    use std::time::Duration;
 
     fn load(body: &[u8], current: Option<&Value>) -> Result<Change, InferError> {
         Load::of_body(body)?.change("m", current)
@@ -552,12 +385,24 @@ mod tests {
         );
         let told =
             config(&json!({ "max_batch_size": 0 }), Some(&json!({ "max_batch_size": 4 }))).unwrap_err();
-        assert!(told.to_string().contains("expected 1 to 1024"), "{told}");
+        assert!(told.to_string().contains("allowed: 1 to 1024"), "{told}");
         refuses(&json!({ "name": "n" }), "\"name\"");
-        refuses(&json!({ "dynamic_batching": { "preserve_ordering": true } }), "preserve_ordering = true");
-        refuses(&json!({ "instance_group": [{ "kind": 1 }] }), "instance_group.kind");
-        refuses(&json!({ "instance_group": [{ "gpus": ["0"] }] }), "instance_group.gpus");
-        refuses(&json!({ "instance_group": [{ "passive": true }] }), "instance_group.passive");
+        refuses(
+            &json!({ "dynamic_batching": { "preserve_ordering": true } }),
+            "dynamic_batching.preserve_ordering: ",
+        );
+        refuses(&json!({ "instance_group": [{ "kind": "x" }] }), "enum value 'x'");
+        refuses(&json!({ "instance_group": [{ "gpus": ["a"] }] }), "instance_group is [{\"gpus\":[\"a\"]}]");
+        refuses(&json!({ "instance_group": [{ "passive": true }] }), "instance_group[0].passive: ");
+        refuses(&json!({ "instance_group": [{}, {}] }), "instance_group has 2 groups, expected one");
+        refuses(
+            &json!({ "instance_group": [{ "count": 65 }] }),
+            "instance_group.count is 65, allowed: 1 to 64",
+        );
+        let wait = json!({ "dynamic_batching": { "max_queue_delay_microseconds": 10_000_001 } });
+        refuses(&wait, "max_queue_delay_microseconds is 10000001, allowed: 0 to 10000000");
+        let sizes = json!({ "dynamic_batching": { "preferred_batch_size": [4, 1025] } });
+        refuses(&sizes, "preferred_batch_size is 1025, allowed: 1 to 1024");
         refuses(&json!({ "dynamic_batching": { "default_queue_policy": { "size": 2 } } }), "size");
     }
 
@@ -572,12 +417,8 @@ mod tests {
             (json!({ "model_transaction_policy": { "decoupled": true } }), "cannot be decoupled"),
             (json!({ "input": [{ "name": "x", "is_shape_tensor": true }] }), "input[\"x\"].is_shape_tensor"),
             (json!({ "batch_input": [{ "kind": "BATCH_ELEMENT_COUNT" }] }), "batch_input[0]"),
-            (json!({ "platform": "tensorrt_plan" }), "\"platform\" is \"tensorrt_plan\", as no model"),
-            (json!({ "backend": "python" }), "\"backend\" is \"python\", as no model"),
-            (json!({ "runtime": "model.py" }), "\"runtime\" is \"model.py\", as no model"),
-            (json!({ "cc_model_filenames": { "8.0": "x.onnx" } }), "\"cc_model_filenames\" is {\"8.0\""),
-            (json!({ "input": 7 }), "config: "),
-            (json!({ "default_model_filename": 7 }), "config: "),
+            (json!({ "input": 7 }), "config: input is 7: "),
+            (json!({ "default_model_filename": 7 }), "config: default_model_filename is 7: "),
         ] {
             refuses(&config, told);
         }
@@ -596,29 +437,28 @@ mod tests {
             let repeated = config(&json!({ member: value.clone() }), None).unwrap().repeated;
             assert_eq!(repeated.get(member), Some(&value));
         }
+        let later = config(&json!({ "platform": "tensorrt_plan" }), None).unwrap();
+        let told = later.check_repeated(&json!({ "platform": "onnxruntime_onnx" })).unwrap_err();
+        assert!(told.contains("\"platform\" is not as the model has it"), "{told}");
     }
 
     #[test]
-    fn a_number_beyond_64_bits_is_refused_where_it_stands_and_not_told_as_another() {
+    fn a_number_that_does_not_fit_is_refused_where_it_stands() {
         let of = |config: &str| {
             let body = json!({ "parameters": { "config": config } }).to_string();
             load(body.as_bytes(), None).unwrap_err().to_string()
         };
-        let range =
-            "is a number of more than 64 bits, expected -9223372036854775808 to 18446744073709551615 at most";
-        let nested =
-            r#"{"dynamic_batching":{"default_queue_policy":{"max_queue_size":-9223372036854775809}}}"#;
-        for (config, path) in [
-            (r#"{"max_batch_size":18446744073709551616}"#, "max_batch_size"),
-            (r#"{"instance_group":[{"count":1e30}]}"#, "instance_group.count"),
-            (nested, "dynamic_batching.default_queue_policy.max_queue_size"),
+        for (config, told) in [
+            (r#"{"max_batch_size":18446744073709551616}"#, "config: max_batch_size is 1.8446744073709552e"),
+            (
+                r#"{"max_batch_size":18446744073709551615}"#,
+                "config: max_batch_size is 18446744073709551615: ",
+            ),
+            (r#"{"instance_group":[{"count":1e30}]}"#, "config: instance_group is [{\"count\":1e+30}]: "),
         ] {
-            assert_eq!(of(config), format!("config: {path} {range}"));
+            let error = of(config);
+            assert!(error.starts_with(told), "{error}");
         }
-        assert!(
-            of(r#"{"max_batch_size":18446744073709551615}"#)
-                .contains("is 18446744073709551615, expected 1 to")
-        );
         let unload = unload(br#"{"parameters":{"n":18446744073709551616}}"#).unwrap_err().to_string();
         assert!(unload.contains("parameter \"n\" is 18446744073709551616;"), "{unload}");
     }

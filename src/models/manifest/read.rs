@@ -1,8 +1,8 @@
 //! From a checked table to a [`Manifest`]: each key with its range and its default.
 
 use super::{
-    BatchLimits, Engine, Fallback, ITEMS_MAX, Input, Kept, Manifest, Placing, ResizeRule, Versions,
-    file_name, fit, queue,
+    BatchLimits, COMPANY_WAIT_MAX, Engine, Fallback, INSTANCES_MAX, ITEMS_MAX, Input, Kept, Manifest,
+    Placing, ResizeRule, Versions, file_name, fit, queue,
 };
 use crate::{
     engine::onnx::{
@@ -252,7 +252,8 @@ pub(super) fn batch(table: &Table<'_, '_>, items_max: usize) -> BatchLimits {
         sizes,
         no_axis,
         wait_max: Duration::from_secs_f64(
-            table.number("wait_ms_max", 0.0..=10_000.0).unwrap_or(0.0) / 1000.0,
+            table.number("wait_ms_max", 0.0..=COMPANY_WAIT_MAX.as_secs_f64() * 1000.0).unwrap_or(0.0)
+                / 1000.0,
         ),
         weight: table.number("weight", 0.01..=100.0).unwrap_or(1.0),
     };
@@ -275,7 +276,7 @@ pub(super) fn placement(table: &Table<'_, '_>) -> Placing {
     }
     let placing = Placing {
         devices,
-        instances: table.integer("instances", 1..=64).unwrap_or(1),
+        instances: table.integer("instances", 1..=INSTANCES_MAX).unwrap_or(1),
         memory_bytes_max: table.integer("memory_bytes_max", 1..=1_u64 << 50),
         fallback: table.choice("fallback", &Fallback::ALL),
         exclusive: table.flag("exclusive").unwrap_or(false),

@@ -6,12 +6,15 @@ use crate::{
     image::Layout,
     models::{
         Declared, DeclaredTensor, Engine, Fill, Manifest, Warmup, WarmupInput,
-        manifest::{BatchLimits, ITEMS_MAX, Kept, Placing, Versions, Waiting, file_name},
+        manifest::{
+            BatchLimits, COMPANY_WAIT_MAX, INSTANCES_MAX, ITEMS_MAX, Kept, Placing, Versions, Waiting,
+            file_name,
+        },
         powers_of_two,
     },
     protocol::inference::{
-        DataType as WireType, ModelConfig, ModelInput, ModelInstanceGroup, ModelTensorReshape,
-        ModelVersionPolicy, ModelWarmup,
+        DataType as WireType, ModelConfig, ModelDynamicBatching, ModelInput, ModelInstanceGroup,
+        ModelTensorReshape, ModelVersionPolicy, ModelWarmup,
         model_config::SchedulingChoice,
         model_input::Format,
         model_instance_group::Kind,
@@ -23,10 +26,8 @@ use crate::{
 use std::time::Duration;
 
 /// What runs ONNX files, by both of its names.
-const PLATFORM: &str = "onnxruntime_onnx";
-const BACKEND: &str = "onnxruntime";
-/// Instances per device, at most.
-const INSTANCES_MAX: i32 = 64;
+pub(super) const PLATFORM: &str = "onnxruntime_onnx";
+pub(super) const BACKEND: &str = "onnxruntime";
 /// Runs of one warm-up, at most: a model that is still warming up serves nobody.
 const WARMUP_RUNS_MAX: u32 = 10_000;
 
@@ -40,6 +41,15 @@ pub(super) struct Told {
 impl Told {
     pub(super) fn wrong(&mut self, what: String) {
         self.wrong.push(what);
+    }
+
+    /// A number, if it is from `min` to `max`.
+    pub(super) fn within(&mut self, at: &str, number: i32, min: usize, max: usize) -> usize {
+        let within = usize::try_from(number).ok().filter(|number| (min..=max).contains(number));
+        within.unwrap_or_else(|| {
+            self.wrong(format!("{at} is {number}, allowed: {min} to {max}"));
+            min
+        })
     }
 
     /// All mistakes, if there are some.
@@ -68,13 +78,7 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
             told.wrong(format!("{field} is {value:?}, and only {ours:?} is served"));
         }
     }
-    let items_max = match usize::try_from(config.max_batch_size) {
-        Ok(items) if items <= ITEMS_MAX => items,
-        _ => {
-            told.wrong(format!("max_batch_size is {}, allowed: 0 to {ITEMS_MAX}", config.max_batch_size));
-            0
-        }
-    };
+    let items_max = told.within("max_batch_size", config.max_batch_size, 0, ITEMS_MAX);
     let file = file(&mut told, "default_model_filename", &config.default_model_filename);
     let declared = declared(&mut told, config, (items_max, says_size));
     // The model's are those of the first output that has some.
@@ -235,14 +239,7 @@ fn batching(told: &mut Told, config: &ModelConfig, items_max: usize) -> (BatchLi
         let preferred = preferred.iter().map(|size| i64::from(*size));
         limits.sizes = Some(sizes(told, powers_of_two(items_max), preferred, items_max));
     }
-    limits.wait_max = Duration::from_micros(dynamic.max_queue_delay_microseconds);
-    if limits.wait_max > WAIT_MAX {
-        told.wrong(format!(
-            "dynamic_batching.max_queue_delay_microseconds is {}, allowed: 0 to {}",
-            dynamic.max_queue_delay_microseconds,
-            WAIT_MAX.as_micros()
-        ));
-    }
+    limits.wait_max = wait_max(told, dynamic);
     if items_max == 0 && limits.wait_max > Duration::ZERO {
         told.note(
             "dynamic_batching.max_queue_delay_microseconds: nothing is waited for, since max_batch_size is 0"
@@ -253,8 +250,16 @@ fn batching(told: &mut Told, config: &ModelConfig, items_max: usize) -> (BatchLi
     (limits, queue, priority)
 }
 
-/// The longest that a batch may wait for company, as in `batch.wait_ms_max`.
-const WAIT_MAX: Duration = Duration::from_secs(10);
+/// How long a batch may wait for company.
+pub(super) fn wait_max(told: &mut Told, dynamic: &ModelDynamicBatching) -> Duration {
+    let micros = dynamic.max_queue_delay_microseconds;
+    let wait_max = Duration::from_micros(micros);
+    if wait_max > COMPANY_WAIT_MAX {
+        let max = COMPANY_WAIT_MAX.as_micros();
+        told.wrong(format!("dynamic_batching.max_queue_delay_microseconds is {micros}, allowed: 0 to {max}"));
+    }
+    wait_max
+}
 
 /// Batches are padded to the sizes that are preferred, and to those that there are without (powers of two), so that none is
 /// padded by much.
@@ -289,15 +294,10 @@ fn placement(told: &mut Told, groups: &[ModelInstanceGroup]) -> Placing {
     let mut anywhere = groups.is_empty();
     for (index, group) in groups.iter().enumerate() {
         let at = format!("instance_group[{index}]");
-        // 0 is what is not given.
-        let count = group.count.max(1);
-        if !(0..=INSTANCES_MAX).contains(&group.count) {
-            told.wrong(format!("{at}.count is {}, allowed: 1 to {INSTANCES_MAX}", group.count));
-        }
-        if index > 0 && count != groups[0].count.max(1) {
+        if index > 0 && group.count.max(1) != groups[0].count.max(1) {
             told.note(format!("{at}.count: every device gets the instances of the largest group"));
         }
-        placing.instances = placing.instances.max(usize::try_from(count).unwrap_or(1));
+        placing.instances = placing.instances.max(instances(told, &at, group));
         let kind = group.kind();
         if kind == Kind::Model {
             told.note(format!(
@@ -330,6 +330,13 @@ fn placement(told: &mut Told, groups: &[ModelInstanceGroup]) -> Placing {
     placing.devices.sort();
     placing.devices.dedup();
     placing
+}
+
+/// Instances per device.
+pub(super) fn instances(told: &mut Told, at: &str, group: &ModelInstanceGroup) -> usize {
+    // 0 is what is not given.
+    let count = if group.count == 0 { 1 } else { group.count };
+    told.within(&format!("{at}.count"), count, 1, INSTANCES_MAX)
 }
 
 /// What `instance_group` calls the devices of a placement.

@@ -11,20 +11,22 @@
 //! - `text`: from text to the message, with the line of every mistake.
 //! - `verdict`: each field there is: read, warned about or refused.
 //! - `map`: from the message to a manifest; `queue`: what of it says how requests wait.
-//! - `names`: of members in JSON, which have two.
+//! - `overrides`: what a load changes of it; `names`: of members in JSON, which have two.
 //!
 //! The same configuration also comes as JSON, with the files of a model that a caller sends.
 
 mod map;
 mod names;
+mod overrides;
 mod queue;
 mod text;
 mod verdict;
 
-use super::{Manifest, manifest::Versions};
-use crate::{engine::onnx::gpu::CudaGraph, protocol::inference::ModelConfig};
+use super::Manifest;
+use crate::{engine::onnx::gpu::CudaGraph, protocol::inference::ModelConfig, words::clipped};
 use map::Told;
 pub use map::{gpus, kind};
+pub use overrides::overrides;
 use prost_reflect::{DynamicMessage, MessageDescriptor, SerializeOptions};
 pub use queue::Queueing;
 use serde_json::{Map, Value};
@@ -66,40 +68,7 @@ pub fn as_defined(config: Map<String, Value>) -> Result<Map<String, Value>, Stri
     names::as_defined(&text::definition(), config)
 }
 
-/// Whether configurations have a member of this name.
-pub fn has_member(name: &str) -> bool {
-    text::definition().get_field_by_name(name).is_some()
-}
-
-/// Checks a member of a configuration by itself.
-///
-/// # Errors
-/// What it is not, by its type; or everything in it for which no model can be served.
-pub fn check_member(member: &str, value: &Value) -> Result<(), String> {
-    verdict::judge(&alone(member, value)?).map(|_| ())
-}
-
-/// What becomes of a `response_cache`, which has no effect on any model here.
-///
-/// # Errors
-/// As [`check_member`].
-pub fn response_cache(value: &Value) -> Result<Vec<String>, String> {
-    verdict::judge(&alone(RESPONSE_CACHE, value)?)
-}
-
-/// The member of that name.
-pub const RESPONSE_CACHE: &str = "response_cache";
-
-/// What an `optimization` in JSON says, as it is told again, and what of it has no effect.
-///
-/// # Errors
-/// As [`check_member`].
-pub fn optimization(value: &Value) -> Result<(Map<String, Value>, Vec<String>), String> {
-    let message = alone(OPTIMIZATION, value)?;
-    Ok((said_of_optimization(&message)?, verdict::judge(&message)?))
-}
-
-/// The member of that name.
+/// The member that says how a model is run.
 pub const OPTIMIZATION: &str = "optimization";
 
 /// Whether CUDA graphs are asked for by an `optimization` as it is told again; nothing if it says nothing of CUDA.
@@ -127,35 +96,11 @@ fn said_of_optimization(config: &DynamicMessage) -> Result<Map<String, Value>, S
     }
 }
 
-/// Which versions a `version_policy` in JSON chooses.
-///
-/// # Errors
-/// What is no such policy, and one that chooses nothing.
-pub fn version_policy(value: &Value) -> Result<Versions, String> {
-    let config: ModelConfig =
-        alone("version_policy", value)?.transcode_to().map_err(|error| error.to_string())?;
-    let mut told = Told::default();
-    let versions = map::versions(&mut told, config.version_policy.as_ref());
-    told.into_wrong().map_or(Ok(versions), Err)
-}
-
 /// Whether two values of a member of a configuration say the same, however each is written: numbers may be text, and what has its
 /// default need not be there.
 pub fn says_as(member: &str, one: &Value, other: &Value) -> bool {
     let read = |value: &Value| alone(member, value).ok()?.transcode_to::<ModelConfig>().ok();
     one == other || read(one).is_some_and(|one| read(other) == Some(one))
-}
-
-/// What these members of a `dynamic_batching` in JSON, [named as defined](as_defined), say of how requests wait.
-///
-/// # Errors
-/// The first that is no such member, or not of its type.
-pub fn queueing(members: &Map<String, Value>) -> Result<Queueing, String> {
-    let definition = text::definition().get_field_by_name("dynamic_batching");
-    let definition = definition.and_then(|field| field.kind().as_message().cloned());
-    let definition = definition.expect("the definitions have it");
-    let dynamic = message(definition, members.clone())?.transcode_to().map_err(|error| error.to_string())?;
-    Ok(Queueing::of(&dynamic, members))
 }
 
 /// The sizes that batches are padded to, with those that somebody prefers beside them.
@@ -176,6 +121,7 @@ pub(super) fn preferring(
 /// A configuration of which nothing is said but this member.
 fn alone(member: &str, value: &Value) -> Result<DynamicMessage, String> {
     message(text::definition(), Map::from_iter([(member.to_owned(), value.clone())]))
+        .map_err(|why| format!("{member} is {}: {why}", clipped(&value.to_string())))
 }
 
 fn message(definition: MessageDescriptor, members: Map<String, Value>) -> Result<DynamicMessage, String> {

@@ -7,7 +7,7 @@ use crate::{
     models::manifest::{Waiting, queue::WAIT_MAX},
     protocol::inference::{ModelDynamicBatching, ModelQueuePolicy, model_queue_policy::TimeoutAction},
 };
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::{collections::BTreeMap, time::Duration};
 
 /// What somebody says of how requests wait. What is open stays as it is.
@@ -56,7 +56,7 @@ impl SaidPolicy {
 
 impl Queueing {
     /// Of a message, and the members that it was read from.
-    pub(super) fn of(dynamic: &ModelDynamicBatching, json: &Map<String, Value>) -> Queueing {
+    pub(super) fn of(dynamic: &ModelDynamicBatching, json: &Value) -> Queueing {
         let said = |member: &str| json.get(member).filter(|value| !value.is_null());
         let of_priority = said("priority_queue_policy").map(|levels| {
             let of_level = |level: u64| {
@@ -181,18 +181,20 @@ fn policy(told: &mut Told, at: &str, policy: &ModelQueuePolicy) -> QueuePolicy {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::queueing, *};
-    use serde_json::{Value, json};
+    use super::{super::overrides, *};
+    use serde_json::{Map, json};
+
+    fn queueing(dynamic: Value) -> Result<Queueing, String> {
+        let config = Map::from_iter([("dynamic_batching".to_owned(), dynamic)]);
+        Ok(overrides(config, "m", None)?.queue.unwrap_or_default())
+    }
 
     #[test]
     fn what_is_said_of_waiting_goes_over_what_is_so() {
         let default = QueuePolicy { jobs_max: Some(5), ..QueuePolicy::default() };
         let policies = QueuePolicies { default, ..QueuePolicies::default() };
         let now = Waiting { priorities: 3, policies };
-        let changed = |dynamic: Value| {
-            let Value::Object(members) = dynamic else { panic!("members are expected") };
-            queueing(&members).and_then(|queueing| queueing.over(&now, 2))
-        };
+        let changed = |dynamic: Value| queueing(dynamic).and_then(|queueing| queueing.over(&now, 2));
         assert_eq!(changed(json!({})), Ok((now.clone(), 2)));
         assert_eq!(
             changed(json!({ "priority_levels": 3, "default_queue_policy": null })),
@@ -220,8 +222,7 @@ mod tests {
         let policies = QueuePolicies { default, of_priority: [(0, own), (1, own)].into() };
         let now = Waiting { priorities: 2, policies };
         let changed = |dynamic: Value| {
-            let Value::Object(members) = dynamic else { panic!("members are expected") };
-            queueing(&members).and_then(|queueing| queueing.over(&now, 1)).unwrap().0.policies
+            queueing(dynamic).and_then(|queueing| queueing.over(&now, 1)).unwrap().0.policies
         };
         let got = changed(json!({ "default_queue_policy": { "max_queue_size": 1, "timeout_action": null } }));
         let default = QueuePolicy { jobs_max: Some(1), ..default };

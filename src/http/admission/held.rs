@@ -1,0 +1,80 @@
+//! The body of a reply, which keeps its permit.
+
+use super::Permit;
+use axum::{
+    body::{Body, Bytes},
+    http::Response,
+};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+/// The reply, which keeps the permit until its body has ended.
+pub(crate) fn hold(reply: Response<Body>, permit: Arc<Permit>) -> Response<Body> {
+    reply.map(|body| Body::new(Held { body, _permit: permit }))
+}
+
+/// A reply's body that keeps its permit until it has ended.
+struct Held {
+    body: Body,
+    _permit: Arc<Permit>,
+}
+
+impl HttpBody for Held {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::{
+        super::{Admission, tests::admission},
+        *,
+    };
+    use axum::{
+        Router,
+        extract::{Request, State},
+        middleware::{self, Next},
+        routing::post,
+    };
+    use tower::ServiceExt;
+
+    #[tokio::test]
+    async fn the_permit_lives_until_the_body_of_the_reply_has_ended() {
+        let admission = admission();
+        let router: Router =
+            Router::new().route("/", post(|| async { "answer" })).layer(middleware::from_fn_with_state(
+                Arc::clone(&admission),
+                async |State(admission): State<Arc<Admission>>, mut request: Request, next: Next| {
+                    let permit = admission.enter(&mut request).unwrap();
+                    permit.cover(10).unwrap();
+                    hold(next.run(request).await, permit)
+                },
+            ));
+        let request = http::Request::post("/").body(Body::empty()).unwrap();
+        let reply = router.oneshot(request).await.unwrap();
+        let now = admission.in_flight();
+        assert_eq!((now.requests, now.bytes), (1, 10));
+        drop(reply);
+        assert_eq!(admission.in_flight().requests, 0);
+    }
+}

@@ -1,0 +1,198 @@
+//! What was let in: its place, and the bytes that are set aside for it, given back when it is dropped.
+
+use super::{Admission, Kind, take};
+use crate::error::InferError;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+/// A body of unknown length is charged in steps of this.
+pub(super) const COVER_STEP_BYTES: u64 = 1024 * 1024;
+const BYTES_IN_FLIGHT: &str = "the budget for bytes in flight";
+
+/// What is set aside for one request: for its body, and beside it.
+#[derive(Debug)]
+struct Account {
+    admission: Arc<Admission>,
+    held: AtomicU64,
+}
+
+impl Account {
+    /// Sets so many bytes more aside, if there is room.
+    fn take(&self, more: u64) -> bool {
+        let taken = take(&self.admission.bytes, more, self.admission.limits.bytes_in_flight_max);
+        self.held.fetch_add(if taken { more } else { 0 }, Ordering::AcqRel);
+        taken
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.held.fetch_sub(bytes, Ordering::AcqRel);
+        self.admission.bytes.fetch_sub(bytes, Ordering::AcqRel);
+    }
+
+    /// The refusal of so many bytes more: for now, or for ever where the request alone would hold more than there may be.
+    fn refuse(&self, more: u64) -> InferError {
+        let alone = self.held.load(Ordering::Acquire).saturating_add(more);
+        if let Err(never) = self.admission.has_ever("what the request holds at once in bytes", alone) {
+            return never;
+        }
+        self.admission.refused_bytes.fetch_add(1, Ordering::Relaxed);
+        self.admission.full(BYTES_IN_FLIGHT, self.admission.limits.bytes_in_flight_max)
+    }
+}
+
+/// A place in flight, given back when dropped.
+#[derive(Debug)]
+pub struct Permit {
+    account: Arc<Account>,
+    kind: Kind,
+    /// Of the body alone.
+    bytes: AtomicU64,
+    since: Instant,
+}
+
+impl Permit {
+    /// One that was counted, of which nothing is set aside yet.
+    pub(super) fn new(admission: &Arc<Admission>, kind: Kind) -> Permit {
+        let account = Account { admission: Arc::clone(admission), held: AtomicU64::new(0) };
+        Permit { account: Arc::new(account), kind, bytes: AtomicU64::new(0), since: Instant::now() }
+    }
+
+    /// The body turned out to have `bytes`: gives back what was set aside beyond them. Never takes more.
+    pub fn trim(&self, bytes: u64) {
+        let before = self.bytes.fetch_min(bytes, Ordering::AcqRel);
+        self.account.give_back(before.saturating_sub(bytes));
+    }
+
+    /// Sets aside what is missing to `bytes`.
+    ///
+    /// # Errors
+    /// [`InferError::Full`], or [`InferError::TooLarge`] where there never is as much; what was set aside stays.
+    pub fn cover(&self, bytes: u64) -> Result<(), InferError> {
+        self.set_aside(bytes, bytes)
+    }
+
+    /// The same for a body that has come to `bytes` and grows, with something ahead so that not each frame asks.
+    ///
+    /// # Errors
+    /// As [`Permit::cover`].
+    pub fn cover_growing(&self, bytes: u64) -> Result<(), InferError> {
+        self.set_aside(bytes, bytes.next_multiple_of(COVER_STEP_BYTES))
+    }
+
+    /// Sets aside what is missing to so many bytes: to those that are wanted if there is room, else to those that are needed.
+    fn set_aside(&self, needed: u64, wanted: u64) -> Result<(), InferError> {
+        let now = self.bytes();
+        if needed <= now {
+            return Ok(());
+        }
+        let more = [wanted - now, needed - now];
+        let Some(taken) = more.into_iter().find(|more| self.account.take(*more)) else {
+            return Err(self.account.refuse(needed - now));
+        };
+        self.bytes.fetch_add(taken, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// The same where `bytes` is all that `what` takes.
+    ///
+    /// # Errors
+    /// As [`Permit::cover`].
+    pub fn cover_all(&self, what: &'static str, bytes: u64) -> Result<(), InferError> {
+        self.account.admission.has_ever(what, bytes)?;
+        self.cover(bytes)
+    }
+
+    /// For what the request may come to take beside its body, of which nothing is set aside yet.
+    pub fn nothing_beside(&self) -> Beside {
+        Beside { account: Arc::clone(&self.account), bytes: 0 }
+    }
+
+    /// Sets aside more for what the request takes beside its body, until that is dropped.
+    ///
+    /// # Errors
+    /// [`InferError::Full`], or [`InferError::TooLarge`] where there never is as much; nothing is set aside.
+    pub fn beside(&self, bytes: u64) -> Result<Beside, InferError> {
+        let mut beside = self.nothing_beside();
+        beside.grow_to(bytes)?;
+        Ok(beside)
+    }
+
+    /// Moves all that is set aside here to a request of its own: what came with a call that goes on.
+    ///
+    /// # Errors
+    /// [`InferError::Full`] where there are too many requests; nothing is set aside here then either.
+    pub fn split_off(&self) -> Result<Permit, InferError> {
+        let alone = self.account.admission.admit().inspect_err(|_| self.trim(0))?;
+        let bytes = self.bytes.swap(0, Ordering::AcqRel);
+        self.account.held.fetch_sub(bytes, Ordering::AcqRel);
+        alone.account.held.store(bytes, Ordering::Release);
+        alone.bytes.store(bytes, Ordering::Release);
+        Ok(alone)
+    }
+
+    /// Bytes set aside.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Acquire)
+    }
+}
+
+/// Bytes that a request takes beside its body, given back when dropped.
+#[derive(Debug)]
+pub struct Beside {
+    account: Arc<Account>,
+    bytes: u64,
+}
+
+impl Beside {
+    /// Sets aside so many bytes instead, or gives back what is more; whether there was room. Nobody is refused where there was none:
+    /// whoever asks has somewhere else to put it.
+    pub fn set(&mut self, bytes: u64) -> bool {
+        let less = self.bytes.saturating_sub(bytes);
+        self.account.give_back(less);
+        self.bytes -= less;
+        let more = bytes - self.bytes;
+        let fits = self.account.take(more);
+        self.bytes += if fits { more } else { 0 };
+        fits
+    }
+
+    /// Sets aside what is missing to so many bytes.
+    ///
+    /// # Errors
+    /// As [`Permit::beside`]; what was set aside stays.
+    pub fn grow_to(&mut self, bytes: u64) -> Result<(), InferError> {
+        self.account.admission.has_ever("what is held beside the body in bytes", bytes)?;
+        let more = bytes.saturating_sub(self.bytes);
+        if !self.account.take(more) {
+            return Err(self.account.refuse(more));
+        }
+        self.bytes += more;
+        Ok(())
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        self.account.give_back(self.bytes);
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.account.give_back(*self.bytes.get_mut());
+        let admission = &self.account.admission;
+        admission.count_of(self.kind).fetch_sub(1, Ordering::AcqRel);
+        if self.kind == Kind::Call {
+            return;
+        }
+        let held = self.since.elapsed().as_micros() as u64;
+        // Losing an update to another thread changes a mean by little.
+        let mean = admission.held_us.load(Ordering::Relaxed);
+        admission.held_us.store(mean - mean / 16 + held / 16, Ordering::Relaxed);
+    }
+}
