@@ -107,6 +107,7 @@ pub(super) fn prove(
     let mut buffers = Vec::new();
     let trial = Trial::of(model).filter(|_| gpu.is_none());
     let (mut last, mut largest): (Option<(usize, Duration)>, Option<usize>) = (None, None);
+    let mut refused = false;
     for &size in &model.rules.sizes {
         if gpu.is_none() && ending() {
             return Err(Refusal::Failed("the server is ending".to_owned()));
@@ -133,9 +134,21 @@ pub(super) fn prove(
                 return Ok(Proof { canary: passed.took, footprint: None, counts: Err(why), largest });
             }
             last = Some((size, passed.took));
+            if let Some(error) = passed.refused {
+                tracing::warn!(
+                    model = &*model.name, size, %error,
+                    "no forward pass at load: free shapes or strings, and a guess was refused"
+                );
+                refused = true;
+                break;
+            }
         }
         let bytes = engine.device_bytes().saturating_sub(weights);
         buffers.push(Buffers { items: size, bytes, staging: engine.staging_bytes() });
+        if refused {
+            // It would be at other sizes, too.
+            break;
+        }
     }
     // What its author says about batches is believed.
     let said = model.rules.whole || model.manifest.batch.is_said();
@@ -197,6 +210,8 @@ struct Passed {
     took: Duration,
     /// Those of the outputs; `None` where it was refused.
     shapes: Option<Vec<Vec<usize>>>,
+    /// Why it was.
+    refused: Option<EngineError>,
 }
 
 /// What forward passes at several sizes tell of the first axis: that it counts items, as far as zeros can tell. Then each output has a
@@ -245,15 +260,12 @@ fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Passed
     match engine.start(inputs, setting.as_ref()).and_then(Flight::land) {
         Ok(outputs) => {
             let took = started.elapsed();
-            Ok(Passed { took, shapes: Some(outputs.into_iter().map(|output| output.shape).collect()) })
+            let shapes = Some(outputs.into_iter().map(|output| output.shape).collect());
+            Ok(Passed { took, shapes, refused: None })
         }
         // Of free extents and of strings we can only guess what they are; the model may rightly refuse the guess.
         Err(error @ EngineError::Input(_)) if guessed(&model.signature, model) => {
-            tracing::warn!(
-                model = &*model.name, size, %error,
-                "no forward pass at load: free shapes or strings, and a guess was refused"
-            );
-            Ok(Passed { took: started.elapsed(), shapes: None })
+            Ok(Passed { took: started.elapsed(), shapes: None, refused: Some(error) })
         }
         Err(error) => {
             let smallest = model.rules.sizes.first().is_none_or(|smallest| *smallest == size);
@@ -362,13 +374,13 @@ mod tests {
         let model = Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
         let mut engine = Failing(signature, EngineError::Input("of 64?".into()));
         let asked = std::cell::Cell::new(0);
-        let ending = || asked.replace(asked.get() + 1) == 2;
+        let ending = || asked.replace(asked.get() + 1) == 0;
         let refused = prove(&mut engine, &model, &[], None, &ending).err();
         assert!(
             matches!(&refused, Some(Refusal::Failed(why)) if why == "the server is ending"),
             "{refused:?}"
         );
-        assert_eq!(asked.get(), 3);
+        assert_eq!(asked.get(), 1);
     }
 
     /// What is told of outputs of these shapes, at the size before each.
