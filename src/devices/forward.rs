@@ -33,6 +33,16 @@ pub(super) struct Proof {
     pub(super) largest: Option<usize>,
 }
 
+/// Why a model may not be served in batches, by what all of its devices told: its first axis does not count items, or none was tried
+/// with more than one, and its author has not `said` that it does.
+pub(super) fn not_counted<'a>(proofs: impl Iterator<Item = &'a Proof> + Clone, said: bool) -> Option<String> {
+    let seen = proofs.clone().find_map(|proof| proof.counts.clone().err());
+    seen.or_else(|| {
+        let unseen = proofs.clone().count() > 0 && proofs.into_iter().all(|proof| proof.largest == Some(1));
+        (unseen && !said).then(|| "batches take too much memory to be tried".to_owned())
+    })
+}
+
 impl Proof {
     /// With the proof of one more instance: the first tells what each takes, the last what is left beside all of them.
     pub(super) fn and(self, last: Proof) -> Proof {
@@ -154,7 +164,8 @@ pub(super) fn prove(
     let said = model.rules.whole || model.manifest.batch.is_said();
     let mixed = match said {
         true => None,
-        false if largest == Some(1) => Some("batches take too much memory to be tried".to_owned()),
+        // Another device may see more.
+        false if largest == Some(1) => None,
         false => company::mixed(engine, model, busy).map_err(noted)?,
     };
     if let Some(why) = mixed {
@@ -381,6 +392,24 @@ mod tests {
             "{refused:?}"
         );
         assert_eq!(asked.get(), 1);
+    }
+
+    #[test]
+    fn what_one_device_has_no_memory_to_try_another_may_have_seen() {
+        let proof = |counts: Result<(), &str>, largest| Proof {
+            canary: Duration::ZERO,
+            footprint: None,
+            counts: counts.map_err(str::to_owned),
+            largest,
+        };
+        let (small, whole, mixes) =
+            (proof(Ok(()), Some(1)), proof(Ok(()), None), proof(Err("it mixes"), Some(2)));
+        let told = |proofs: &[&Proof]| not_counted(proofs.iter().copied(), false);
+        assert_eq!(told(&[&small, &whole]), None);
+        assert_eq!(told(&[]), None);
+        assert_eq!(told(&[&small, &small]).as_deref(), Some("batches take too much memory to be tried"));
+        assert_eq!(told(&[&small, &mixes]).as_deref(), Some("it mixes"));
+        assert_eq!(not_counted([&small].into_iter(), true), None);
     }
 
     /// What is told of outputs of these shapes, at the size before each.

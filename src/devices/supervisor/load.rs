@@ -4,7 +4,7 @@ use super::{
     super::{
         book::{Away, Served},
         device::{Device, Engines, Hold},
-        forward::{Asked, Proof},
+        forward::{Asked, Proof, not_counted},
         place::{self, Kind, Placed},
         plan::NoRoom,
         refusal::Refusal,
@@ -112,8 +112,9 @@ impl Devices {
             }
         };
         let mut proved = prove(&asked, &model, loaded);
-        let not_counted = proved.iter().flatten().find_map(|(_, proof, _)| proof.counts.clone().err());
-        if let Some(why) = not_counted {
+        let said = model.rules.whole || source.manifest.batch.is_said();
+        let told = proved.iter().flatten().map(|(_, proof, _)| proof);
+        if let Some(why) = not_counted(told, said) {
             // As if the author had said so.
             let mut alone = source.clone();
             alone.manifest.batch.no_axis = Some(true);
