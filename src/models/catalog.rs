@@ -10,6 +10,9 @@ use std::{collections::BTreeMap, sync::Arc};
 /// How many near names an answer has.
 const NEAREST_MAX: usize = 3;
 
+/// A shorter part of a name could be of many.
+const PART_BYTES_MIN: usize = 4;
+
 /// Where a version of a model stands.
 #[derive(Clone)]
 pub enum State {
@@ -107,10 +110,9 @@ impl Catalog {
     /// [`InferError::ModelUnavailable`] with the reason of the version asked for, or of the highest.
     pub fn get(&self, name: &str, version: Option<&str>) -> Result<Arc<Model>, InferError> {
         let map = self.map();
-        let versions = map.get(name).ok_or_else(|| InferError::UnknownModel {
-            name: name.to_owned(),
-            nearest: nearest(name, map.keys(), NEAREST_MAX),
-        })?;
+        let versions = map
+            .get(name)
+            .ok_or_else(|| InferError::UnknownModel { name: name.to_owned(), nearest: near(name, &map) })?;
         let state = match version {
             Some(version) => {
                 versions.iter().find(|of| &*of.version == version).map(|of| &of.state).ok_or_else(|| {
@@ -192,6 +194,17 @@ fn order(a: &str, b: &str) -> std::cmp::Ordering {
     (a.len(), a).cmp(&(b.len(), b))
 }
 
+/// The names most like this one, or else those that it is a part of.
+fn near(name: &str, map: &Map) -> Vec<String> {
+    let near = nearest(name, map.keys(), NEAREST_MAX);
+    if !near.is_empty() || name.len() < PART_BYTES_MIN {
+        return near;
+    }
+    let part = name.to_lowercase();
+    let whole = map.keys().filter(|known| known.to_lowercase().contains(&part));
+    whole.take(NEAREST_MAX).map(ToString::to_string).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,6 +273,10 @@ mod tests {
             key(catalog.get("yolo", Some("01"))).unwrap_err(),
             "unknown model \"yolo/01\"; nearest: yolo/1"
         );
+        catalog.set("digits-segmenter", "1", State::Loading);
+        let part = "unknown model \"Segmenter\"; nearest: digits-segmenter";
+        assert_eq!(key(catalog.get("Segmenter", None)).unwrap_err(), part);
+        assert_eq!(key(catalog.get("git", None)).unwrap_err(), "unknown model \"git\"");
         assert!(key(catalog.get(&"x".repeat(100_000), None)).is_err());
     }
 
