@@ -85,8 +85,8 @@ impl Asked {
     }
 }
 
-/// Runs an engine at every batch size (on the CPU as far as [`Trial`] goes), and as its author asks. On the CPU it ends between two
-/// passes once `ending` says so.
+/// Runs an engine at every batch size (on the CPU as far as [`Trial`] goes), and as its author asks. Ends between two sizes once `ending`
+/// says so.
 ///
 /// # Errors
 /// What failed at which size.
@@ -119,7 +119,7 @@ pub(super) fn prove(
     let (mut last, mut largest): (Option<(usize, Duration)>, Option<usize>) = (None, None);
     let mut refused = false;
     for &size in &model.rules.sizes {
-        if gpu.is_none() && ending() {
+        if ending() {
             return Err(Refusal::Failed("the server is ending".to_owned()));
         }
         if let (Some(trial), Some(last)) = (&trial, last)

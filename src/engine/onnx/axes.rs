@@ -1,48 +1,43 @@
 //! Which axis of an input has the channels, where a model file leaves its extent open but names it, found without loading the file.
 
-use super::fields::Fields;
+use super::{
+    fields::Fields,
+    skeleton::{self, Message},
+};
 use std::{
-    fs::File,
     io::{Read, Seek},
     path::Path,
 };
 
 /// What exporters call it; the first is that of Hugging Face's.
 const CHANNELS: [&str; 3] = ["num_channels", "channels", "channel"];
-/// Names beyond this are not looked at.
-const NAME_BYTES_MAX: u64 = 8192;
 /// From an input's type to its axes: the messages of a tensor and of its shape, of which each is in the one before.
 const TO_AXES: [u64; 2] = [1, 2];
 
 /// The place of the axis that is named for its channels. A file that cannot be read tells nothing: whoever loads it says why.
 pub(crate) fn channel_axis(path: &Path, input: &str) -> Option<usize> {
-    let file = File::open(path).ok()?;
-    let bytes = file.metadata().ok()?.len();
+    let (file, bytes) = skeleton::open(path).ok()?;
     let names = names(file, bytes, input).ok()??;
     names.iter().position(|name| CHANNELS.contains(&name.to_lowercase().as_str()))
 }
 
 /// The names of an input's axes, empty where one has none; of no such input, nothing.
 fn names(file: impl Read + Seek, bytes: u64, input: &str) -> Result<Option<Vec<String>>, String> {
-    let mut fields = Fields::of(file);
-    while let Some((number, bytes)) = fields.next_until(bytes)? {
-        if number != 7 {
-            fields.skip(bytes)?;
-            continue;
-        }
-        let graph = fields.at() + bytes;
-        while let Some((number, bytes)) = fields.next_until(graph)? {
-            if number != 11 {
-                fields.skip(bytes)?;
-                continue;
+    let mut found = None;
+    skeleton::walk(file, bytes, |fields, field, bytes| {
+        match field {
+            (Message::Graph, 11) => {
+                let (name, axes) = value(fields, bytes)?;
+                if name == input {
+                    found = Some(axes);
+                }
             }
-            let (name, axes) = value(&mut fields, bytes)?;
-            if name == input {
-                return Ok(Some(axes));
-            }
+            (Message::Model, 7) => return Ok(false),
+            _ => fields.skip(bytes)?,
         }
-    }
-    Ok(None)
+        Ok(true)
+    })?;
+    Ok(found)
 }
 
 /// The name of an input, and those of its axes.
@@ -51,7 +46,7 @@ fn value(fields: &mut Fields<impl Read + Seek>, bytes: u64) -> Result<(String, V
     let (mut name, mut axes) = (String::new(), Vec::new());
     while let Some((number, bytes)) = fields.next_until(end)? {
         match number {
-            1 => name = text(fields, bytes)?,
+            1 => name = fields.name(bytes)?,
             2 => collect(fields, bytes, &TO_AXES, &mut axes)?,
             _ => fields.skip(bytes)?,
         }
@@ -82,18 +77,11 @@ fn axis(fields: &mut Fields<impl Read + Seek>, bytes: u64) -> Result<String, Str
     let mut name = String::new();
     while let Some((number, bytes)) = fields.next_until(end)? {
         match number {
-            2 => name = text(fields, bytes)?,
+            2 => name = fields.name(bytes)?,
             _ => fields.skip(bytes)?,
         }
     }
     Ok(name)
-}
-
-fn text(fields: &mut Fields<impl Read + Seek>, bytes: u64) -> Result<String, String> {
-    if bytes > NAME_BYTES_MAX {
-        return Err(fields.broken());
-    }
-    String::from_utf8(fields.read(bytes)?).map_err(|_| fields.broken())
 }
 
 #[cfg(test)]

@@ -33,9 +33,6 @@ impl Ending {
 const PASSING: [&str; 8] =
     ["Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "QuantizeLinear", "DequantizeLinear"];
 
-/// Names beyond this are not looked at.
-const NAME_BYTES_MAX: u64 = 8192;
-
 /// What an output's numbers went through last, if that makes probabilities of them. A file that cannot be read tells nothing: whoever
 /// loads it says why.
 pub(crate) fn ending(path: &Path, output: &str) -> Option<Ending> {
@@ -100,10 +97,7 @@ fn node(fields: &mut Fields<impl Read + Seek>, bytes: u64) -> Result<Node, Strin
                 continue;
             }
         };
-        if bytes > NAME_BYTES_MAX {
-            return Err(format!("a name has {bytes} bytes, more than the limit of {NAME_BYTES_MAX}"));
-        }
-        *name = String::from_utf8(fields.read(bytes)?).map_err(|_| fields.broken())?;
+        *name = fields.name(bytes)?;
     }
     Ok(node)
 }

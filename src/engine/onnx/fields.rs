@@ -2,6 +2,9 @@
 
 use std::io::{BufReader, Read, Seek};
 
+/// Names beyond this are not read.
+const NAME_BYTES_MAX: u64 = 8192;
+
 /// Where in a file of messages we are.
 pub(super) struct Fields<R> {
     reader: BufReader<R>,
@@ -54,6 +57,14 @@ impl<R: Read + Seek> Fields<R> {
         self.reader.read_exact(&mut read).map_err(|_| self.broken())?;
         self.at += bytes;
         Ok(read)
+    }
+
+    /// A name of so many bytes.
+    pub(super) fn name(&mut self, bytes: u64) -> Result<String, String> {
+        if bytes > NAME_BYTES_MAX {
+            return Err(format!("a name has {bytes} bytes, more than the limit of {NAME_BYTES_MAX}"));
+        }
+        String::from_utf8(self.read(bytes)?).map_err(|_| self.broken())
     }
 
     pub(super) fn skip(&mut self, bytes: u64) -> Result<(), String> {
