@@ -162,14 +162,17 @@ template <int MODEL, bool MAPS, class V> struct Fit {
 
         // The step, in units of 1 / sqrt(F_kk). A parameter that its gradient holds at a bound takes no part.
         V scale[COUNT], step[COUNT], matrix[PACKED];
-        Mask<V> held[COUNT], any_held = vseti<V>(0) != 0;
+        Mask<V> held[COUNT], any_held = vseti<V>(0) != 0, astray = any_held;
         for (int k = 0; k < COUNT; ++k) {
             float low, high;
             bounds(setup, k, low, high);
             scale[k] = vrsqrt(vmax(fisher[packed(k, k)], vset<V>(1e-30f)));
             step[k] = gradient[k] * scale[k];
-            held[k] = ((theta[k] <= low) & (gradient[k] < 0.f)) | ((theta[k] >= high) & (gradient[k] > 0.f));
+            const Mask<V> above = (theta[k] >= high) & (gradient[k] > 0.f);
+            held[k] = ((theta[k] <= low) & (gradient[k] < 0.f)) | above;
             any_held = any_held | held[k];
+            // A background can be none: beside a bright spot that is as good a fit as any.
+            astray = astray | (k == Is::BACKGROUND ? above : held[k]);
         }
         const V diagonal = damping + 1.f;
         UNROLL
@@ -222,7 +225,7 @@ template <int MODEL, bool MAPS, class V> struct Fit {
         for (int k = 0; k < COUNT; ++k) theta[k] = vsel(arrived, trial[k], theta[k]);
         status = vsel(tired, vseti<V>(ITERATION_LIMIT), status);
         const Mask<V> done = arrived | stuck | tired;
-        status = vsel(done & any_held & !tired, vseti<V>(AT_BOUND), status);
+        status = vsel(done & astray & !tired, vseti<V>(AT_BOUND), status);
         if (STARTS) {
             turn(setup, done, deviance - 1.5f * gain);
         } else {

@@ -31,6 +31,7 @@ pub mod steady;
 pub mod urgency;
 
 use crate::engine::{EngineError, Setting, Tensor};
+use policy::Takes;
 use std::{
     ops::Range,
     sync::Arc,
@@ -93,6 +94,15 @@ impl Padding {
             Padding::Never => false,
             Padding::OnGpus => !is_cpu,
             Padding::Everywhere => true,
+        }
+    }
+
+    /// How much a batch of a device takes.
+    fn takes(self, is_cpu: bool) -> Takes {
+        match self {
+            Padding::Never => Takes::All,
+            Padding::OnGpus if is_cpu => Takes::WhatPays,
+            Padding::OnGpus | Padding::Everywhere => Takes::WithoutWaste,
         }
     }
 }

@@ -5,6 +5,9 @@
 //! of its oldest job plus `wait_max`, nor so long that a deadline in it would be missed. What came back from a batch that failed
 //! has waited, or had company: it waits for none again.
 //!
+//! On a CPU, where twice the items mostly take twice the time, a batch takes no more of what waits than pays ([`Takes::WhatPays`]): the
+//! first answers come sooner, and the last ones no later.
+//!
 //! Of several devices the fastest has the work that it can keep up with: a slower one leaves it what it would not end before
 //! it ([`help`]), and no longer than for the time that it would have taken itself.
 
@@ -27,15 +30,34 @@ pub enum Next {
     Sleep,
 }
 
+/// How many of the items that wait a batch takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Takes {
+    /// All.
+    All,
+    /// All, unless two smaller batches were measured to take less time than one that is padded.
+    WithoutWaste,
+    /// As few as were measured to take hardly more time each than more of them would.
+    WhatPays,
+}
+
 /// Two smaller batches must be at least this much cheaper than one padded batch: beyond the noise of measurements.
 const SPLIT_GAIN: f64 = 0.9;
 
-/// Decides about the start of a lane. `sizes` are those of the model's that may be run; `pads` says whether batches are filled up
-/// to them.
+/// An item may take so much longer in a smaller batch than in a larger one that it is still worth having its answer sooner.
+const DEARER_MAX: f64 = 1.02;
+
+/// Where an item takes so much longer, smaller batches than that are not looked at.
+const DEAR: f64 = 1.1;
+
+/// What a batch costs beside what is measured of it: a worker and a caller that wake, and the lock between them.
+const HAND_OVER_SECONDS: f64 = 30e-6;
+
+/// Decides about the start of a lane. `sizes` are those of the model's that may be run. Who waits for company takes all that came.
 pub fn decide(
     rules: &Rules,
     sizes: &[usize],
-    pads: bool,
+    takes: Takes,
     front: Option<&Front>,
     costs: &Costs,
     now: Instant,
@@ -51,8 +73,11 @@ pub fn decide(
             return Next::SleepUntil(until);
         }
     }
-    let wastes = pads && rules.wait_max.is_zero();
-    let items = if wastes { without_waste(sizes, items, costs, now) } else { items };
+    let items = match takes {
+        Takes::WithoutWaste if rules.wait_max.is_zero() => without_waste(sizes, items, costs, now),
+        Takes::WhatPays if rules.wait_max.is_zero() => what_pays(sizes, items, costs, now),
+        _ => items,
+    };
     Next::Run { items, size: padded(sizes, items) }
 }
 
@@ -136,6 +161,28 @@ fn without_waste(sizes: &[usize], items: usize, costs: &Costs, now: Instant) -> 
     if first + second <= SPLIT_GAIN * one { lower } else { items }
 }
 
+/// How many of `items` to run: as few as fill a size that takes hardly more time for each than the best. From the largest one down to
+/// where items become dear, a size that was not measured lately is run, to be measured.
+fn what_pays(sizes: &[usize], items: usize, costs: &Costs, now: Instant) -> usize {
+    let each = |size| Some((costs.undisturbed(size, now)? + HAND_OVER_SECONDS) / size as f64);
+    let mut filled = sizes.iter().copied().filter(|&size| size <= items).rev();
+    let Some(mut best) = filled.next().and_then(each) else {
+        return items;
+    };
+    let mut taken = items;
+    for size in filled {
+        match each(size) {
+            None => return size,
+            Some(cost) if cost > DEAR * best => break,
+            Some(cost) => {
+                best = best.min(cost);
+                taken = if cost <= DEARER_MAX * best { size } else { taken };
+            }
+        }
+    }
+    taken
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,7 +223,7 @@ mod tests {
                 measured.record(size, seconds, oldest);
             }
         }
-        match decide(&rules, &rules.sizes, true, Some(&front), &measured, oldest + 10 * MS) {
+        match decide(&rules, &rules.sizes, Takes::WithoutWaste, Some(&front), &measured, oldest + 10 * MS) {
             Next::Run { items, size } => Ok((items, size)),
             Next::SleepUntil(at) => Err(Some(at - oldest)),
             Next::Sleep => Err(None),
@@ -259,6 +306,51 @@ mod tests {
         assert_eq!(take(&costs, later), 2, "it is slow still");
         costs.record(4, 0.01, later);
         assert_eq!(take(&costs, later), 3, "it is no longer");
+    }
+
+    /// How many of `items` are taken on a CPU where a full batch of so many takes so many seconds.
+    fn check_pays(items: usize, seconds: &[(usize, f64)]) -> usize {
+        let now = Instant::now();
+        let mut costs = Costs::default();
+        for &(size, seconds) in seconds {
+            (0..4).for_each(|_| costs.record(size, seconds, now));
+        }
+        what_pays(&[1, 2, 4, 8], items, &costs, now)
+    }
+
+    #[test]
+    fn no_more_is_taken_on_a_cpu_than_makes_an_item_cheaper() {
+        let linear = [(1, 0.010), (2, 0.020), (4, 0.040), (8, 0.080)];
+        assert_eq!([1, 2, 3, 8].map(|items| check_pays(items, &linear)), [1; 4]);
+        let up_to_four = [(1, 0.011), (2, 0.021), (4, 0.040), (8, 0.081)];
+        assert_eq!([8, 7, 4].map(|items| check_pays(items, &up_to_four)), [4, 7, 4]);
+        let short = linear.map(|(size, seconds)| (size, seconds / 1000.0));
+        assert_eq!(check_pays(8, &short), 8, "each batch has to be handed over");
+        let in_all = [(1, 0.01055), (2, 0.0207), (4, 0.0407), (8, 0.080)];
+        assert_eq!(check_pays(8, &in_all), 4, "2 are dearer than 8, if not than 4");
+        let uneven = [(1, 0.011), (2, 0.020), (4, 0.042), (8, 0.080)];
+        assert_eq!(check_pays(8, &uneven), 2, "that 4 are dear says nothing of 2");
+        let dear = [(1, 0.010), (2, 0.020), (4, 0.045), (8, 0.080)];
+        assert_eq!(check_pays(8, &dear), 8, "nor is anything looked at below what is far too dear");
+    }
+
+    #[test]
+    fn a_size_that_was_not_measured_lately_is_run_to_see_whether_it_pays() {
+        let linear = |size: usize| 0.01 * size as f64;
+        let (start, sizes) = (Instant::now(), [1, 2, 4]);
+        let mut costs = Costs::default();
+        // What is taken of 5, and measured, so many times.
+        let mut take = |times: usize, now| {
+            let once = |_| {
+                let items = what_pays(&sizes, 5, &costs, now);
+                let size = padded(&sizes, items);
+                costs.record(size, linear(size), now);
+                items
+            };
+            (0..times).map(once).collect::<Vec<_>>()
+        };
+        assert_eq!(take(14, start), [5, 5, 5, 5, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1]);
+        assert_eq!(take(5, start + Duration::from_secs(60)), [5, 2, 1, 1, 1]);
     }
 
     /// A lane of items that came together.

@@ -6,7 +6,7 @@ use crate::{
         Batch, Fallback, ModelKey, Part, Ran, RunResult, ceiling,
         entry::By,
         lanes::{Admits, ItemShape, Piece},
-        policy::{self, Next, Rival},
+        policy::{self, Next, Rival, Takes},
         rates::Costs,
         roster::DeviceKey,
         rows::{self, Mark},
@@ -103,8 +103,9 @@ impl Book {
         let hurry = self.hurried || self.closed || model.retired;
         let pool = Pool::of(&self.roster, key, model);
         let admits: Admits<'_> = &|avoid| pool.admits(device, avoid);
-        let pads = model.rules.padding.pads(self.roster.is_cpu(device));
         let keeps = model.steady.contains(&worker);
+        // Where one size is kept to, none is filled to spare the rest of another.
+        let takes = if keeps { Takes::All } else { model.rules.padding.takes(self.roster.is_cpu(device)) };
         let unmeasured = Costs::default();
         let ready_in = self.roster.busy_for(worker, now);
         let mut until: Option<Instant> = None;
@@ -123,8 +124,7 @@ impl Book {
                 continue;
             };
             front.shut |= hurry;
-            // Where one size is kept to, none is filled to spare the rest of another.
-            let mut next = policy::decide(&model.rules, &sizes, pads && !keeps, Some(&front), costs, now);
+            let mut next = policy::decide(&model.rules, &sizes, takes, Some(&front), costs, now);
             if let Next::Run { items, size } = next
                 && !front.again
                 && !hurry
@@ -213,6 +213,8 @@ impl Book {
         // Whoever finishes it holds it as well: its memory is not given back here.
         self.running.remove(&receipt.batch)?;
         let took = match &result {
+            // A batch is put together while a GPU runs the one before; a CPU does one after the other.
+            Ok(ran) if self.roster.is_cpu(receipt.device) => ran.stage + ran.compute,
             Ok(ran) => ran.compute,
             Err(_) => now.saturating_duration_since(batch.taken),
         };
@@ -256,7 +258,10 @@ impl Book {
             if result.is_ok() {
                 let size = policy::padded(&model.rules.sizes, batch.size);
                 let place = (receipt.device, Kind::of(batch.setting.as_ref()));
-                model.costs.entry(place).or_default().record(size, seconds, now);
+                let takes = model.rules.padding.takes(self.roster.is_cpu(receipt.device));
+                // Sizes are compared by what a full batch takes.
+                let full = if takes == Takes::WhatPays { size as f64 / batch.size as f64 } else { 1.0 };
+                model.costs.entry(place).or_default().record(size, full * seconds, now);
                 ceiling = model.worked(place, now);
             }
         }

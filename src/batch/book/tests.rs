@@ -93,6 +93,11 @@ impl Desk {
 
     /// Takes a batch and gives back its rows as they are, padded.
     fn run(&mut self, ms: u64) -> Vec<(usize, usize)> {
+        self.run_timed(|_| ms)
+    }
+
+    /// The same, after as long as so many items take.
+    fn run_timed(&mut self, ms: impl Fn(usize) -> u64) -> Vec<(usize, usize)> {
         let taken = self.take();
         let shares = taken.0.parts.iter().map(|p| (p.rows.start, p.rows.end)).collect();
         let inputs: Vec<_> = taken.0.parts.iter().map(|part| &part.inputs[0]).collect();
@@ -100,7 +105,7 @@ impl Desk {
         let mut data = output.data.to_vec();
         data.resize(taken.0.size, 0xff);
         (output.shape[0], output.data) = (taken.0.size, data.into());
-        self.end(&taken, ms, Ok(output));
+        self.end(&taken, ms(taken.0.items), Ok(output));
         shares
     }
 
@@ -938,13 +943,34 @@ fn a_cpu_takes_batches_as_they_come_where_nobody_chose_their_sizes() {
 #[test]
 fn where_nothing_is_padded_nothing_is_split_to_spare_it() {
     let mut desk = Desk::new(false);
-    desk.pad(Padding::OnGpus);
+    desk.pad(Padding::Never);
     for items in [1, 2, 4].repeat(4) {
         desk.push(items, 0);
         desk.run(10 * items as u64);
     }
     desk.push(3, 0);
     assert_eq!(desk.run(30), [(0, 3)]);
+}
+
+#[test]
+fn a_cpu_takes_no_more_than_pays_and_a_gpu_all_that_waits() {
+    let mut desk = Desk::new(false);
+    desk.pad(Padding::OnGpus);
+    let on_cpu = desk.worker;
+    let on_gpu = desk.book.attach(&"gpu-0".into());
+    for (worker, taken) in [(on_cpu, 1), (on_gpu, 4)] {
+        desk.worker = worker;
+        for _ in 0..12 {
+            desk.push(4, 0);
+            let mut left = 4;
+            while left > 0 {
+                let ran = desk.run_timed(|items| 10 * items as u64);
+                left -= ran.iter().map(|(start, end)| end - start).sum::<usize>();
+            }
+        }
+        desk.push(4, 0);
+        assert_eq!(desk.take().0.items, taken);
+    }
 }
 
 fn bounded(jobs_max: usize) -> QueuePolicy {

@@ -45,11 +45,20 @@ pub(crate) fn ending(path: &Path, output: &str) -> Option<Ending> {
         match &*node.operator {
             "Softmax" | "QLinearSoftmax" => return Some(Ending::Softmax),
             "Sigmoid" | "HardSigmoid" | "QLinearSigmoid" => return Some(Ending::Sigmoid),
+            "Div" if is_share(&nodes, node) => return Some(Ending::Softmax),
             passing if PASSING.contains(&passing) => name = &node.input,
             _ => return None,
         }
     }
     None
+}
+
+/// Whether a division is the last step of softmax, written out: exponentials over their sum.
+fn is_share(nodes: &HashMap<String, Node>, Node { input, divisor, .. }: &Node) -> bool {
+    let of = |operator: &str, name: &str| nodes.get(name).filter(|node| node.operator == operator);
+    let Some(sum) = of("ReduceSum", divisor) else { return false };
+    // Those summed up may be computed for themselves.
+    of("Exp", input).zip(of("Exp", &sum.input)).is_some_and(|(one, other)| one.input == other.input)
 }
 
 /// An operation, as far as it is followed.
@@ -58,6 +67,8 @@ struct Node {
     operator: String,
     /// The first.
     input: String,
+    /// The second input.
+    divisor: String,
     /// The first.
     output: String,
     domain: String,
@@ -89,6 +100,7 @@ fn node(fields: &mut Fields<impl Read + Seek>, bytes: u64) -> Result<Node, Strin
     while let Some((number, bytes)) = fields.next_until(end)? {
         let name = match number {
             1 if node.input.is_empty() => &mut node.input,
+            1 if node.divisor.is_empty() => &mut node.divisor,
             2 if node.output.is_empty() => &mut node.output,
             4 => &mut node.operator,
             7 => &mut node.domain,
@@ -108,11 +120,12 @@ pub(crate) mod testing {
 
     use crate::engine::onnx::external::testing::field;
 
-    /// A model of these operations, each an operator with its input and its output.
+    /// A model of these operations, each an operator with its input, or two of them with a space between, and its output.
     pub(crate) fn model(nodes: &[[&str; 3]]) -> Vec<u8> {
-        let node = |[operator, input, output]: &[&str; 3]| {
+        let node = |[operator, inputs, output]: &[&str; 3]| {
             let domain = if operator.starts_with("QLinear") { "com.microsoft" } else { "" };
-            let fields = [(1, *input), (1, "other"), (2, *output), (3, "name"), (4, *operator), (7, domain)];
+            let (input, other) = inputs.split_once(' ').unwrap_or((*inputs, "other"));
+            let fields = [(1, input), (1, other), (2, *output), (3, "name"), (4, *operator), (7, domain)];
             field(1, &fields.map(|(number, text)| field(number, text.as_bytes())).concat())
         };
         // Weights and outputs follow.
@@ -147,6 +160,14 @@ mod tests {
         check(&model(&[["Softmax", "l", "p"], ["Gemm", "p", "y"]]), None);
         check(&model(&[["Softmax", "l", "attention"], ["Gemm", "x", "y"]]), None);
         check(&model(&[["LogSoftmax", "l", "y"]]), None);
+        let written = [["Exp", "l", "e"], ["ReduceSum", "e axes", "s"], ["Div", "e s", "y"]];
+        check(&model(&written), Some(Ending::Softmax));
+        let twice = [["Exp", "l", "d"], ["Exp", "l", "e"], ["ReduceSum", "d", "s"], ["Div", "e s", "y"]];
+        check(&model(&twice), Some(Ending::Softmax));
+        let others = [["Exp", "k", "d"], ["Exp", "l", "e"], ["ReduceSum", "d", "s"], ["Div", "e s", "y"]];
+        check(&model(&others), None);
+        check(&model(&[["ReduceSum", "l", "s"], ["Div", "l s", "y"]]), None);
+        check(&model(&[["Exp", "l", "e"], ["ReduceSum", "e", "s"], ["Div", "s e", "y"]]), None);
         // No such output, a circle, no file of this kind.
         check(&model(&[["Softmax", "l", "other"]]), None);
         check(&model(&[["Identity", "q", "y"], ["Cast", "y", "q"]]), None);

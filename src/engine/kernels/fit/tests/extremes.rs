@@ -154,7 +154,12 @@ fn slopes(side: usize, theta: &[f64]) -> Vec<(f64, Vec<f64>)> {
             let density = (-0.5 * u * u).exp() / (sigma * (2.0 * std::f64::consts::PI).sqrt());
             [0.5 * erf(u / 2f64.sqrt()), -density, -density * u]
         };
-        (0..side).map(|j| std::array::from_fn(|k| edge(j + 1)[k] - edge(j)[k])).collect()
+        let between = |j: usize| std::array::from_fn(|k| edge(j + 1)[k] - edge(j)[k]);
+        // Far away the share of the light is less than rounding, which may not make it negative.
+        (0..side)
+            .map(between)
+            .map(|[share, slopes @ ..]: [f64; 3]| [share.max(0.0), slopes[0], slopes[1]])
+            .collect()
     };
     let &[x, y, photons, background, sigma_x, ref rest @ ..] = theta else { panic!("no widths") };
     let (columns, rows) = (axis(x, sigma_x), axis(y, rest.first().copied().unwrap_or(sigma_x)));
@@ -236,6 +241,58 @@ fn a_fit_that_claims_errors_claims_none_that_are_far_too_small() {
                 println!("{set} {:?} {side}: {claimed} claimed, {singular} singular, {least}", model.psf());
                 assert!(claimed > 20, "{set} {:?} {side}: only {claimed}", model.psf());
             }
+        }
+    }
+}
+
+#[test]
+fn spots_on_a_dark_ground_converge_and_are_where_they_say() {
+    // Of hundreds of photons each, with hardly any beside them: in many of these the best background is none.
+    let (side, count, seed) = (7, 1000, 47);
+    let random = &mut Random(seed);
+    let poisson = |random: &mut Random, mean: f64| {
+        let (mut left, mut events) = (mean, -1.0);
+        while left > 0.0 {
+            left += random.even().ln();
+            events += 1.0;
+        }
+        events as f32
+    };
+    let spots: Vec<Spot> = (0..count)
+        .map(|_| Spot {
+            photons: 1000.0,
+            background: 0.3,
+            sigma: [1.3; 2],
+            ..Spot::near_middle(random, side)
+        })
+        .collect();
+    let values: Vec<f32> = spots
+        .iter()
+        .flat_map(|spot| spot.expected(side))
+        .map(|mean| poisson(random, mean.max(1e-9)))
+        .collect();
+    let psfs = [
+        Psf::Xynb { sigma_px: [1.3; 2] },
+        Psf::Xynbs { sigma_start_px: 1.3 },
+        Psf::Xynbsxsy { sigma_start_px: [1.3; 2] },
+    ];
+    for psf in psfs {
+        let fits = run_f32(&model(psf), &values, side);
+        let none = fits.iter().filter(|fit| fit.theta[3] <= 0.01).count();
+        assert!(none > count / 20, "{}: {none} without a background, seed {seed}", psf.name());
+        let converged = fits.iter().filter(|fit| fit.status() == FitStatus::Converged).count();
+        assert_eq!(converged, count, "{}, seed {seed}", psf.name());
+        // Deviations in units of the standard errors that are stated, of x, y and photons.
+        for (k, truth) in
+            [|spot: &Spot| spot.x, |spot: &Spot| spot.y, |spot: &Spot| spot.photons].iter().enumerate()
+        {
+            let pulls = fits.iter().zip(&spots).filter(|(fit, _)| fit.theta[3] <= 0.01);
+            let pulls: Vec<f64> = pulls
+                .map(|(fit, spot)| (f64::from(fit.theta[k]) - truth(spot)) / f64::from(fit.errors[k]))
+                .collect();
+            let spread = (pulls.iter().map(|pull| pull * pull).sum::<f64>() / pulls.len() as f64).sqrt();
+            println!("{}: deviation {k} over its standard error {spread:.2}, of {}", psf.name(), pulls.len());
+            assert!((0.75..1.25).contains(&spread), "{}: {k}: {spread}, seed {seed}", psf.name());
         }
     }
 }
