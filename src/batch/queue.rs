@@ -246,6 +246,11 @@ impl Queue {
         drop(reply);
     }
 
+    /// Whether a worker is about batches of which nobody waits for anything any more: all are answered, or have gone.
+    pub fn runs_unwanted(&self, worker: WorkerKey) -> bool {
+        self.state.lock().book.runs_unwanted(worker)
+    }
+
     /// Takes back what a worker has and does not return, because it hangs: the jobs are run elsewhere or answered, and the
     /// worker gets nothing more. What it makes of the batches later is thrown away.
     pub fn recall(&self, worker: WorkerKey, error: &str) -> Vec<Recalled> {

@@ -29,7 +29,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// The CPU's name in metrics and replies. A GPU's is its UUID.
@@ -382,6 +382,11 @@ impl Hold {
             );
             metrics.model(&model).device(device).failed(FailReason::Device, requests_run_again);
         }
+    }
+
+    /// Ends what nobody waits for any more, where it takes long.
+    pub(super) fn end_unwanted(&self, now: Instant) {
+        self.workers().iter().for_each(|worker| worker.end_unwanted(now));
     }
 
     /// Whether all of its workers have left, and a decoder of images with them.

@@ -9,11 +9,12 @@ use super::{
 };
 use crate::{
     batch::{self, ModelKey, Queue, Recalled, Running, Taken, WorkerKey, queue::Absence},
-    engine::{DataType, Engine, EngineError, Flight, Habits, Tensor, staging::Assembler},
+    engine::{DataType, Engine, EngineError, Flight, Habits, Interrupt, Tensor, staging::Assembler},
     error::panic_words,
     models::Model,
     telemetry::metrics::{DeviceMetrics, Metrics},
 };
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -30,6 +31,9 @@ const REST_AFTER: Duration = Duration::from_secs(30);
 
 /// How often whoever waits for a worker looks whether its device hangs.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// A batch of which nobody waits for anything any more is ended if it takes longer than this: what it has left is mostly less.
+const UNWANTED_AFTER: Duration = Duration::from_secs(1);
 
 /// What is said to whoever asks a thread that is gone.
 const ENDED: &str = "the device's thread has ended";
@@ -68,8 +72,12 @@ pub(super) struct Worker {
     queue: Arc<Queue>,
     health: Health,
     place: WorkerKey,
+    interrupts: Interrupts,
     thread: JoinHandle<()>,
 }
+
+/// What ends a batch of each model, with its name.
+type Interrupts = Arc<Mutex<HashMap<ModelKey, (Arc<str>, Arc<dyn Interrupt>)>>>;
 
 impl Worker {
     /// Starts the thread. It ends when the queue is closed and empty, or the device is gone.
@@ -87,9 +95,11 @@ impl Worker {
             mailbox,
             served: Vec::new(),
             engines: HashMap::new(),
+            interrupts: Interrupts::default(),
             landing,
             rested: false,
         };
+        let interrupts = Arc::clone(&work.interrupts);
         let end = health.clone();
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             // Whoever keeps the device is to know that nobody works there any more.
@@ -97,7 +107,7 @@ impl Worker {
                 end.end(Over::Failed(format!("a worker's thread panicked: {}", panic_words(&panic))));
             }
         })?;
-        Ok(Worker { mail, queue, health, place: key, thread })
+        Ok(Worker { mail, queue, health, place: key, interrupts, thread })
     }
 
     /// Has the worker serve a model from now on.
@@ -176,10 +186,30 @@ impl Worker {
                 Ok(result) => return Ok(result),
                 Err(mpsc::RecvTimeoutError::Disconnected) => return Err(ENDED.to_owned()),
                 Err(mpsc::RecvTimeoutError::Timeout) => {
+                    self.end_unwanted(Instant::now());
                     if let Some(time) = self.health.stuck_for(Instant::now()) {
                         return Err(health::hangs(time));
                     }
                 }
+            }
+        }
+    }
+
+    /// Ends a long batch of which nobody waits for anything any more, where the engine can: what waits behind it may have its turn.
+    pub(super) fn end_unwanted(&self, now: Instant) {
+        let Some(time) = self.health.busy_for(now).filter(|time| *time >= UNWANTED_AFTER) else {
+            return;
+        };
+        let unwanted = || self.queue.runs_unwanted(self.place);
+        for (model, interrupt) in self.interrupts.lock().values() {
+            if interrupt.interrupt(&unwanted) {
+                let (model, device, seconds) = (&**model, &*self.health.device, time.as_secs());
+                tracing::warn!(
+                    model,
+                    device,
+                    seconds,
+                    "a batch that nobody waits for any more is told to end"
+                );
             }
         }
     }
@@ -216,6 +246,8 @@ struct Work {
     /// Before the engines: what is on its way lands before they go.
     landing: Landing,
     engines: HashMap<ModelKey, Loaded>,
+    /// Theirs, for others.
+    interrupts: Interrupts,
     /// Memory was let go, and nothing came since.
     rested: bool,
 }
@@ -273,10 +305,11 @@ impl Work {
 
     /// Lets go of the models that are retired and have nothing left to run.
     fn unload(&mut self) {
-        let Work { queue, served, engines, health, .. } = self;
+        let Work { queue, served, engines, interrupts, health, .. } = self;
         // What is on the device goes by calls that may hang, too.
         let _busy = health.busy();
         served.retain(|key| queue.knows(*key));
+        interrupts.lock().retain(|key, _| queue.knows(*key));
         engines.retain(|key, _| queue.knows(*key));
     }
 
@@ -290,6 +323,9 @@ impl Work {
         }
         let metrics = self.metrics.model(&model.name).device(&self.health.device);
         let key = model.key;
+        if let Some(interrupt) = engine.interrupt() {
+            self.interrupts.lock().insert(key, (Arc::clone(&model.name), interrupt));
+        }
         let mut loaded = Loaded { model, engine, assembler, metrics, habits: None };
         loaded.tell(&self.place);
         self.served.push(key);
@@ -404,6 +440,7 @@ mod tests {
         models::testing::source,
         tasks::testing::{floats, signature, spec},
     };
+    use parking_lot::Condvar;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// An engine that always says the same, which breaks where batches are put together if it has no memory for them.
@@ -487,6 +524,78 @@ mod tests {
         worker.join();
         let counted = "ocelli_unrecorded_sizes_total{device=\"gpu-0\",model=\"m\"} 3";
         assert!(metrics.render().contains(counted), "{}", metrics.render());
+    }
+
+    /// An engine whose batches end when they are told to, and not before.
+    struct Endless {
+        signature: Signature,
+        told: Arc<Told>,
+        begun: mpsc::Sender<()>,
+    }
+
+    #[derive(Default)]
+    struct Told(Mutex<Option<bool>>, Condvar);
+
+    impl Interrupt for Told {
+        fn interrupt(&self, unwanted: &dyn Fn() -> bool) -> bool {
+            let mut told = self.0.lock();
+            if *told != Some(false) || !unwanted() {
+                return false;
+            }
+            *told = Some(true);
+            self.1.notify_all();
+            true
+        }
+    }
+
+    impl Engine for Endless {
+        fn signature(&self) -> &Signature {
+            &self.signature
+        }
+
+        fn start(&mut self, _: Vec<Tensor>, _: Option<&Setting>) -> Result<Flight, EngineError> {
+            let mut told = self.told.0.lock();
+            *told = Some(false);
+            self.begun.send(()).unwrap();
+            self.told.1.wait_while(&mut told, |told| *told == Some(false));
+            *told = None;
+            Err(EngineError::Input("told to end".into()))
+        }
+
+        fn interrupt(&self) -> Option<Arc<dyn Interrupt>> {
+            Some(Arc::clone(&self.told) as Arc<dyn Interrupt>)
+        }
+    }
+
+    #[test]
+    fn a_long_batch_is_ended_once_nobody_waits_for_it_and_not_before() {
+        let (worker, queue, _) = worker(false);
+        let signature = Signature { inputs: Vec::new(), ..signature(&[("y", &[2])]) };
+        let (source, time) = (source("endless", "1", ""), Duration::from_secs(60));
+        let model = Model::resolve(ModelKey(2), &source, signature.clone(), time, &Memory::Plain).unwrap();
+        queue.register(model.key, "endless", model.rules.clone());
+        let (begun, began) = mpsc::channel();
+        let told = Arc::new(Told::default());
+        let engine = Endless { signature, told: Arc::clone(&told), begun };
+        worker.serve(Arc::new(Arc::new(model)), Box::new(engine));
+        let push = |model| queue.push(Job::plain(ModelKey(model), Vec::new(), 1, Instant::now())).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        for _ in 0..2 {
+            let endless = push(2);
+            began.recv().unwrap();
+            let soon = Instant::now();
+            let later = soon + UNWANTED_AFTER;
+            worker.end_unwanted(later);
+            assert_eq!(*told.0.lock(), Some(false), "somebody waits for it");
+            drop(endless);
+            worker.end_unwanted(soon);
+            assert_eq!(*told.0.lock(), Some(false), "it is not long");
+            let behind = push(1);
+            worker.end_unwanted(later);
+            runtime.block_on(behind).unwrap();
+        }
+        queue.close();
+        worker.join();
     }
 
     /// A worker of the CPU that has such an engine without inputs, and its queue.

@@ -28,6 +28,7 @@ pub use signature::{Batching, Dim, Signature, TensorSpec, show};
 pub use tensor::{DataType, Tensor, TensorView};
 
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Why an engine did not answer: one kind for each thing that can follow.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
@@ -81,6 +82,13 @@ pub struct Habits {
     pub plans_anew: bool,
     /// How often memory was made for a size whose work was not recorded since there were as many CUDA graphs as there may be.
     pub unrecorded: u64,
+}
+
+/// Ends what an engine is about, from another thread.
+pub trait Interrupt: Send + Sync {
+    /// Ends the batch that is under way, if there is one and it is `unwanted`, which is asked while the engine cannot come to the next.
+    /// Returns whether it is told to end now, which it does as soon as it can, with an error.
+    fn interrupt(&self, unwanted: &dyn Fn() -> bool) -> bool;
 }
 
 /// One model, loaded on one device, owned by one thread.
@@ -156,6 +164,11 @@ pub trait Engine {
     /// How it takes batches by now. It may change with each one that is begun.
     fn habits(&self) -> Habits {
         Habits::default()
+    }
+
+    /// What ends a batch that it is about, where something can.
+    fn interrupt(&self) -> Option<Arc<dyn Interrupt>> {
+        None
     }
 
     /// Lets go of memory that the next batch can get again. No batch is on its way.

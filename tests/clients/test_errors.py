@@ -181,6 +181,14 @@ def test_a_late_answer_is_504(server):
         wire.problem(wire.post_image(server, "digits", picture, headers={"timeout": bad}), 400, "timeout")
 
 
+def test_a_run_without_end_is_ended_once_nobody_waits_for_it(server):
+    # Weeks of work on the thread that all models of the CPU share.
+    endless = {"x": np.float32([[1e12]])}
+    wire.problem(wire.post_infer(server, "slow", endless, parameters={"timeout": 200_000}), 504)
+    one = np.ones((1, 16), np.float32)
+    assert np.array_equal(wire.infer(server, "identity", {"x": one})["y"], one)
+
+
 def test_the_server_is_sound_after_all_this(server, digits):
     for _, data, digit in digits:
         classes, _ = wire.one(wire.post_image(server, "digits", data), "classify")

@@ -202,6 +202,13 @@ impl Book {
         Pick::Run(batch, receipt)
     }
 
+    /// Whether a worker is about batches of which nobody waits for anything any more.
+    pub fn runs_unwanted(&self, worker: WorkerKey) -> bool {
+        let mut batches = self.running.values().filter(|(_, receipt)| receipt.worker == worker).peekable();
+        let unwanted = |part: &Part| self.jobs.get(&part.job).is_none_or(|entry| entry.over);
+        batches.peek().is_some() && batches.all(|(batch, _)| batch.parts.iter().all(unwanted))
+    }
+
     /// Takes a batch back, done or failed. None, and nothing comes of it, where it was recalled meanwhile.
     pub fn finish(
         &mut self,

@@ -9,7 +9,7 @@ use crate::{
     batch::queue::Absence,
     status::{Cause, DeviceState},
 };
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 const DRAINED: &str = "drained by request";
 
@@ -44,6 +44,9 @@ impl Keeper<'_> {
     fn attend(&mut self) {
         let (devices, index) = (self.devices, self.index);
         let (device, status) = (&devices.devices[index], &devices.parts.status);
+        let now = Instant::now();
+        device.hold().iter().for_each(|hold| hold.end_unwanted(now));
+        self.ending.end_unwanted(now);
         if device.hold().is_none()
             && let Some(hold) = device.let_go()
         {

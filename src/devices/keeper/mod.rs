@@ -158,6 +158,11 @@ impl Ending {
         }
     }
 
+    /// Ends what nobody waits for there.
+    fn end_unwanted(&self, now: Instant) {
+        self.0.iter().for_each(|hold| hold.end_unwanted(now));
+    }
+
     /// Whether a call hangs there. One of a process of its own ends with that.
     fn hangs(&self, now: Instant) -> bool {
         self.0.iter().any(|hold| hold.health.stuck_for(now).is_some())

@@ -9,7 +9,7 @@
 //! - `value`: tensors in and out of it without a copy; `binding`: the same with memory of a device.
 //! - [`report_nothing`]: it sends no reports.
 //! - `libraries`: whether it can run models on a GPU here; `version`: whether it is new enough to replay what was recorded there; `failure`: whose fault a failed run is; `idle`: memory that an idle model
-//!   gives back.
+//!   gives back; `under_way`: what ends a run.
 
 pub(crate) mod axes;
 pub(super) mod binding;
@@ -26,6 +26,7 @@ mod reports;
 pub(super) mod session;
 mod shapes;
 mod skeleton;
+mod under_way;
 pub(super) mod value;
 mod version;
 
@@ -34,7 +35,7 @@ pub use placement::Placement;
 pub use reports::report_nothing;
 
 use super::{
-    Ends, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
+    Ends, Engine, EngineError, Flight, Interrupt, Setting, Signature, Tensor, TensorView,
     cuda::Gpu,
     staging::{Blocks, Memory},
 };
@@ -49,6 +50,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
 };
+use under_way::UnderWay;
 
 /// The library takes one environment per process and never lets go of it, so that a second server in the process (in
 /// tests) shares the first one's.
@@ -168,6 +170,7 @@ impl Runtime {
             ends: Ends::default(),
             blocks: Blocks::new(Memory::Plain),
             had: idle::Inputs::default(),
+            under_way: Arc::default(),
         })
     }
 }
@@ -194,6 +197,7 @@ pub struct OnnxEngine {
     /// What pixels become numbers in.
     blocks: Blocks,
     had: idle::Inputs,
+    under_way: Arc<UnderWay>,
 }
 
 impl Engine for OnnxEngine {
@@ -217,11 +221,16 @@ impl Engine for OnnxEngine {
         let named = self.session.signature().inputs.iter().zip(&views);
         let lent = named.map(|(spec, view)| value::lend(&spec.name, view));
         let values: Vec<_> = lent.collect::<Result<_, _>>()?;
-        let outputs = self.session.inner().run(values.as_slice());
+        let run = self.under_way.begin()?;
+        let outputs = self.session.inner().run_with_options(values.as_slice(), run.options());
         let outputs = outputs.map_err(|error| failure::of_run(&error))?;
         self.had.note(views.iter());
         let outputs = outputs.into_iter().map(|(_, output)| value::take(output));
         outputs.collect::<Result<_, _>>().map(Flight::Landed)
+    }
+
+    fn interrupt(&self) -> Option<Arc<dyn Interrupt>> {
+        Some(Arc::clone(&self.under_way) as Arc<dyn Interrupt>)
     }
 
     fn rest(&mut self) {
