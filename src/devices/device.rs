@@ -239,7 +239,7 @@ impl Hold {
         engines: Engines,
         model: &Lent,
         asked: &[Asked],
-        ending: &dyn Fn() -> bool,
+        ending: &(dyn Fn() -> bool + Sync),
     ) -> Result<(Engines, Proof), Refusal> {
         let (mut proved, mut whole): (Engines, Option<Proof>) = (Vec::new(), None);
         let mut left = engines.into_iter();
@@ -275,7 +275,7 @@ impl Hold {
         mut engine: Box<dyn Engine + Send>,
         model: &Lent,
         asked: &[Asked],
-        ending: &dyn Fn() -> bool,
+        ending: &(dyn Fn() -> bool + Sync),
     ) -> Result<(Box<dyn Engine + Send>, Proof), Refusal> {
         let Some(executor) = &self.executor else {
             return forward::prove(&mut *engine, model, asked, None, ending).map(|proof| (engine, proof));

@@ -2,6 +2,7 @@
 //! its device, which also allocates what that size needs, and tells what it holds.
 
 use super::{
+    bounded::{RUN_MAX, bounded},
     company,
     health::Health,
     plan::{Buffers, Footprint},
@@ -95,7 +96,7 @@ pub(super) fn prove(
     model: &Model,
     asked: &[Asked],
     gpu: Option<(&Executor, &Health)>,
-    ending: &dyn Fn() -> bool,
+    ending: &(dyn Fn() -> bool + Sync),
 ) -> Result<Proof, Refusal> {
     // TensorRT builds for minutes, the first time of each shape: no such call has hung.
     let watched = gpu.filter(|_| !model.manifest.gpu.provider.builds());
@@ -136,7 +137,7 @@ pub(super) fn prove(
         // As many as may be on their way have memory of their own.
         for _ in 0..engine.depth() {
             let _busy = busy();
-            let passed = forward(engine, model, size).map_err(noted)?;
+            let passed = forward(engine, model, size, ending).map_err(noted)?;
             if let (Some(shapes), false) = (passed.shapes, model.rules.whole)
                 && let Err(why) = axis.see(&model.signature, size, &shapes)
             {
@@ -187,7 +188,7 @@ pub(super) fn prove(
     let smallest = model.rules.sizes.first().copied().unwrap_or(1);
     let passed = {
         let _busy = busy();
-        forward(engine, model, smallest).map_err(noted)?
+        forward(engine, model, smallest, ending).map_err(noted)?
     };
     // At a size that was guessed, shapes may be alike by chance.
     if let (Some(shapes), false) = (passed.shapes, guessed(&model.signature, model)) {
@@ -260,7 +261,12 @@ impl Axis {
 }
 
 /// One forward pass with zeros at a batch size: allocates what that size needs, and proves that the model runs.
-fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Passed, EngineError> {
+fn forward(
+    engine: &mut dyn Engine,
+    model: &Model,
+    size: usize,
+    ending: &(dyn Fn() -> bool + Sync),
+) -> Result<Passed, EngineError> {
     let setting = model.fit.clone().map(|mut fit| fit.setting()).transpose().map_err(EngineError::Input)?;
     let shapes = warm_shapes(&model.signature, model, size);
     // As a worker puts it together.
@@ -268,7 +274,8 @@ fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Passed
     let zeros = shapes.into_iter().map(|(datatype, shape)| Tensor::zeros(datatype, &shape));
     let inputs = zeros.map(|zeros| assembler.assemble(&[&zeros], size, true, None)).collect();
     let started = Instant::now();
-    match engine.start(inputs, setting.as_ref()).and_then(Flight::land) {
+    let pass = |engine: &mut dyn Engine| engine.start(inputs, setting.as_ref()).and_then(Flight::land);
+    match bounded(engine, RUN_MAX, ending, pass) {
         Ok(outputs) => {
             let took = started.elapsed();
             let shapes = Some(outputs.into_iter().map(|output| output.shape).collect());
@@ -336,6 +343,7 @@ mod tests {
         models::testing::source,
         tasks::testing::{signature, spec},
     };
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// An engine that always fails like this.
     struct Failing(Signature, EngineError);
@@ -384,14 +392,14 @@ mod tests {
         let (source, time) = (source("m", "1", ""), Duration::from_secs(1));
         let model = Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
         let mut engine = Failing(signature, EngineError::Input("of 64?".into()));
-        let asked = std::cell::Cell::new(0);
-        let ending = || asked.replace(asked.get() + 1) == 0;
+        let asked = AtomicUsize::new(0);
+        let ending = || asked.fetch_add(1, Ordering::Relaxed) == 0;
         let refused = prove(&mut engine, &model, &[], None, &ending).err();
         assert!(
             matches!(&refused, Some(Refusal::Failed(why)) if why == "the server is ending"),
             "{refused:?}"
         );
-        assert_eq!(asked.get(), 1);
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
     }
 
     #[test]
