@@ -2,14 +2,14 @@
 //!
 //! ```toml
 //! engine = "onnx"              # what runs the model: onnx | gauss-mle (a fitter, which has tables of its own: below)
-//! task = "tensors"             # classify | detect | segment | embed | tensors
+//! task = "tensors"             # classify | detect | segment | image | embed | tensors
 //! labels = "labels.txt"        # class names, one per line, a file in the model's folder; default: none
 //! priority = 1                 # of its requests unless they say otherwise: 0 (most urgent) to 9
 //! timeout_ms = 30000           # deadline of its requests unless they say otherwise: 1 to 3600000
 //!
 //! [input]                      # how an image becomes the input; with task = "tensors", images are taken only if this is there
 //! resize = "shorter"           # shorter (then the centre is cut out) | stretch | letterbox | none (images keep their size, which must be the input's where that is fixed)
-//!                              # default: shorter for classify, embed, tensors; letterbox for detect; stretch for segment
+//!                              # default: shorter for classify, embed, tensors; letterbox for detect; stretch for segment, image
 //! size = 256                   # shorter: pixels of the shorter side; default: the input's longer side * 256 / 224
 //! width = 224                  # of the input, where the model leaves it open; likewise height
 //! height = 224
@@ -17,7 +17,7 @@
 //! color = "rgb"                # rgb | bgr | gray; default: rgb for 3 channels, gray for 1
 //! layout = "nchw"              # nchw | nhwc; default: the axis of 1 or 3 has the channels
 //! scale = 0.00392156862745098  # value = (pixel * scale - mean) / std; default: 1/255; 1 for UINT8 inputs, which take neither
-//! mean = [0.485, 0.456, 0.406] # one number or three; default: ImageNet's, but 0 for gray, detect and tensors
+//! mean = [0.485, 0.456, 0.406] # one number or three; default: ImageNet's, but 0 for gray, detect, image and tensors
 //! std = [0.229, 0.224, 0.225]  # likewise; default 1 where mean is 0
 //! pad = 114                    # letterbox: value of the padding, 0 to 255
 //! background = [255, 255, 255] # behind transparent pixels: one number or red, green, blue
@@ -51,6 +51,15 @@
 //! output = "out"               # default: the only output
 //! layout = "nchw"              # nchw | nhwc; default: found from the labels, or from the extents of the input
 //! threshold = 0.5              # for models of one channel: 0.5 is for probabilities, for logits say 0
+//!
+//! [image]
+//! output = "out"               # default: the only output
+//! layout = "nchw"              # nchw | nhwc; default: the axis of 1, 3 or 4 has the channels
+//! color = "rgb"                # rgb | bgr: the order of the network's channels
+//! range = [0.0, 1.0]           # the values that become black and white, or "auto": the least and the greatest of each picture;
+//!                              # default: 0 and 1 for floating point, 255 for UINT8, 65535 for UINT16
+//! depth = 8                    # bits of a channel in PNG: 8 | 16
+//! size = "source"              # source (the posted image's size and place) | output (the network's); default: output with resize = "none", else source
 //!
 //! [embed]
 //! output = "features"          # default: the only output
@@ -434,7 +443,7 @@ mod tests {
         assert!(text.contains("[placement]"), "{text}");
         for (task, _) in TASKS {
             let text = text.replace("task = \"tensors\"", &format!("task = {task:?}"));
-            let others: Vec<String> = ["classify", "detect", "segment", "embed"]
+            let others: Vec<String> = ["classify", "detect", "segment", "image", "embed"]
                 .iter()
                 .filter(|name| *name != task)
                 .map(|name| format!("[{name}] is only read with task = {name:?}"))
@@ -454,7 +463,7 @@ mod tests {
              [batch]\nsizes = [4, 2]\nwait_ms_max = -1\n",
             &[
                 "line 1: engine is \"onnxx\", allowed: onnx, gauss-mle; nearest: onnx",
-                "line 2: task is \"clasify\", allowed: classify, detect, segment, embed, tensors; nearest: classify",
+                "line 2: task is \"clasify\", allowed: classify, detect, segment, image, embed, tensors; nearest: classify",
                 "line 3: priority is 10, allowed: whole numbers from 0 to 9",
                 "line 4: timeout_ms is \"soon\", allowed: whole numbers from 1 to 3600000",
                 "line 6: unknown key \"input.resise\"; nearest: resize",
