@@ -25,7 +25,7 @@ impl Placement {
         if across.is_whole() && down.is_whole() {
             return Ok(values);
         }
-        let cut = cut(&values, size[0], channels, &across, &down);
+        let cut = cut(values, size, channels, &across, &down);
         let picture = Picture { samples: &cut, width: across.pixels, height: down.pixels, channels };
         let region =
             Region { left: across.start, top: down.start, width: across.length, height: down.length };
@@ -37,6 +37,7 @@ impl Placement {
             3 => pass_of::<f32, pixels::F32x3>(&mut resizer, &picture, &region, seen, filter, &mut resized),
             _ => pass_of::<f32, pixels::F32x4>(&mut resizer, &picture, &region, seen, filter, &mut resized),
         }?;
+        drop(cut);
         Ok(extended(resized, channels, &across, &down))
     }
 }
@@ -96,9 +97,12 @@ impl Axis {
 }
 
 /// The part of a picture of this width that shows anything of the image.
-fn cut(values: &[f32], width: u32, channels: usize, across: &Axis, down: &Axis) -> Vec<f32> {
+fn cut(values: Vec<f32>, size: [u32; 2], channels: usize, across: &Axis, down: &Axis) -> Vec<f32> {
+    if size == [across.pixels, down.pixels] {
+        return values;
+    }
     let row = |row: u32| {
-        let begin = (row as usize * width as usize + across.from as usize) * channels;
+        let begin = (row as usize * size[0] as usize + across.from as usize) * channels;
         &values[begin..begin + across.pixels as usize * channels]
     };
     (down.from..down.from + down.pixels).flat_map(row).copied().collect()

@@ -374,6 +374,7 @@ mod tests {
         };
         check("detect", Resize::Letterbox, 0.0);
         check("segment", Resize::Stretch, 0.485);
+        check("image", Resize::Stretch, 0.0);
         check("embed", Resize::Shorter(110), 0.485);
         check("tensors", Resize::Shorter(110), 0.0);
     }

@@ -393,7 +393,10 @@ pub(super) fn file_name(name: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::{read::TASKS, *};
-    use crate::engine::onnx::gpu::{CudaGraph, Provider};
+    use crate::{
+        engine::onnx::gpu::{CudaGraph, Provider},
+        tasks::image::{Range, Size},
+    };
 
     /// A manifest's mistakes.
     fn check(text: &str, expected: &[&str]) {
@@ -412,6 +415,40 @@ mod tests {
         // Image tasks take images without an [input] table; tensors only with one.
         assert_eq!(Manifest::parse("task = \"embed\"").unwrap().input, Some(Input::default()));
         assert_eq!(Manifest::parse("[input]").unwrap().input, Some(Input::default()));
+    }
+
+    #[test]
+    fn a_picture_is_the_networks_own_where_images_are_taken_as_they_are() {
+        let size = |text: &str| match Manifest::parse(&format!("task = \"image\"\n{text}")).unwrap().task {
+            Task::Image(image) => image.size,
+            other => panic!("{other:?}"),
+        };
+        let none = "[input]\nresize = \"none\"\n";
+        assert_eq!(size(""), Size::Source);
+        assert_eq!(size("[input]\nresize = \"letterbox\"\n"), Size::Source);
+        assert_eq!(size(none), Size::Output);
+        assert_eq!(size(&format!("{none}[image]\nsize = \"source\"\n")), Size::Source);
+        assert_eq!(size("[image]\nsize = \"output\"\n"), Size::Output);
+    }
+
+    #[test]
+    fn black_and_white_are_two_values_or_found() {
+        let range =
+            |text: &str| match Manifest::parse(&format!("task = \"image\"\n[image]\n{text}")).unwrap().task {
+                Task::Image(image) => image.range,
+                other => panic!("{other:?}"),
+            };
+        assert_eq!(range(""), None);
+        assert_eq!(range("range = \"auto\""), Some(Range::Auto));
+        assert_eq!(range("range = [1, -1.5]"), Some(Range::Of([1.0, -1.5])));
+        let allowed = "allowed: auto, or two numbers that differ, from";
+        for wrong in ["[1, 1]", "[0, 1, 2]", "0.5", "\"all\"", "[0, 1e39]"] {
+            let mistakes =
+                Manifest::parse(&format!("task = \"image\"\n[image]\nrange = {wrong}")).unwrap_err().0;
+            assert!(mistakes.len() == 1 && mistakes[0].contains(allowed), "{wrong}: {mistakes:?}");
+        }
+        check("task = \"image\"\n[image]\ndepth = 12", &["line 3: image.depth is 12, allowed: 8, 16"]);
+        check("task = \"embed\"\n[image]\n", &["line 2: [image] is only read with task = \"image\""]);
     }
 
     #[test]

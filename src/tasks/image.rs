@@ -90,21 +90,24 @@ impl Image {
         Ok(self)
     }
 
-    /// Memory that the answer and what is written of it take, in bytes; 0 for outputs that are none.
+    /// Memory that the answer and what is written of it take at once, in bytes; 0 for outputs that are none.
     pub fn bytes(&self, outputs: &[Tensor], signature: &Signature, placement: &Placement) -> u64 {
         let Ok(outputs) = Outputs::new(outputs, signature) else { return 0 };
         let Ok(output) = outputs.get(self.output.as_deref()) else { return 0 };
         let Ok(Some(planes)) = self.planes(output.name, &output.shape()) else { return 0 };
         let given = output.tensor.elements() as u64;
-        let answered = match self.size {
-            Size::Output => given,
-            Size::Source => {
-                let (width, height) = placement.source;
-                u64::from(width) * u64::from(height) * extent(planes.channels) as u64
-            }
-        };
         // As `f32`, as the encoder takes them, filtered, packed, and twice as base64.
-        given * 4 + answered * (4 + 6 * u64::from(self.depth / 8))
+        let each = 4 + 6 * u64::from(self.depth / 8);
+        match self.size {
+            Size::Output => given * each,
+            Size::Source => {
+                let [width, height] = [placement.source.0, placement.source.1].map(u64::from);
+                let channels = extent(planes.channels) as u64;
+                // Channels are put side by side, and rows are resized before columns.
+                let between = width * extent(planes.height) as u64 * channels;
+                given * 8 + between * 4 + width * height * channels * each
+            }
+        }
     }
 
     /// The picture, where it is to lie; as the network gives it without a placement.

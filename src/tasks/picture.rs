@@ -2,7 +2,10 @@
 
 use super::image::Range;
 use std::io::Cursor;
-use tiff::encoder::{TiffEncoder, colortype};
+use tiff::{
+    encoder::{TiffEncoder, colortype},
+    tags::{ExtraSamples, Tag},
+};
 
 /// Values of one, three or four channels for each pixel, and which of them are black and white.
 #[derive(Debug, Clone, PartialEq)]
@@ -76,7 +79,12 @@ impl Picture {
         let written = TiffEncoder::new(&mut bytes).and_then(|mut encoder| match self.channels {
             1 => encoder.write_image::<colortype::Gray32Float>(width, height, values),
             3 => encoder.write_image::<colortype::RGB32Float>(width, height, values),
-            _ => encoder.write_image::<colortype::RGBA32Float>(width, height, values),
+            _ => encoder.new_image::<colortype::RGBA32Float>(width, height).and_then(|mut image| {
+                // The encoder does not say by itself what a fourth channel is.
+                let alpha = [ExtraSamples::UnassociatedAlpha.to_u16()];
+                image.encoder().write_tag(Tag::ExtraSamples, &alpha[..])?;
+                image.write_data(values)
+            }),
         });
         written.map_err(|error| {
             format!("cannot write a picture of {width} x {height} pixels as TIFF: {error}")
@@ -115,7 +123,10 @@ pub(super) fn encode(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tiff::decoder::{Decoder, DecodingResult};
+    use tiff::{
+        ColorType,
+        decoder::{Decoder, DecodingResult},
+    };
 
     fn picture(channels: u8, range: Range, depth: u8, values: &[f32]) -> Picture {
         let width = values.len() as u32 / u32::from(channels);
@@ -168,12 +179,16 @@ mod tests {
 
     #[test]
     fn a_tiff_has_the_values_as_they_are() {
-        for channels in [1_u8, 3, 4] {
+        for (channels, kind) in
+            [(1_u8, ColorType::Gray(32)), (3, ColorType::RGB(32)), (4, ColorType::RGBA(32))]
+        {
             let values: Vec<f32> = (0..2 * 3 * channels).map(|n| f32::from(n) * 1.25 - 7.0).collect();
             let picture = Picture::new([3, 2], channels, values.clone(), Range::Of([0.0, 1.0]), 8);
             let mut decoder = Decoder::new(Cursor::new(picture.to_tiff().unwrap())).unwrap();
             assert_eq!(decoder.dimensions().unwrap(), (3, 2));
-            assert_eq!(decoder.colortype().unwrap().num_samples(), u16::from(channels));
+            assert_eq!(decoder.colortype().unwrap(), kind);
+            let extra = decoder.find_tag_unsigned_vec::<u16>(Tag::ExtraSamples).unwrap();
+            assert_eq!(extra, (channels == 4).then(|| vec![ExtraSamples::UnassociatedAlpha.to_u16()]));
             let DecodingResult::F32(read) = decoder.read_image().unwrap() else { panic!("expected floats") };
             assert_eq!(read, values);
         }

@@ -196,6 +196,6 @@ def test_a_picture_takes_its_share_of_memory(start_server, models, photo, tmp_pa
     assert wire.post_image(server, "enlarge", reference.png(small)).status_code == 200
     for headers in ({}, {"Accept": "image/png"}, {"Accept": "image/tiff"}):
         reply = wire.post_image(server, "enlarge", reference.png(photo), headers=headers)
-        told = f"memory to write the picture in bytes is {14 * 3 * 4 * WIDTH * HEIGHT}, more than the limit of 1000000"
+        told = f"memory to write the picture in bytes is {10 * 3 * 4 * WIDTH * HEIGHT}, more than the limit of 1000000"
         assert reply.status_code == 413 and told in reply.json()["error"], reply.text
     assert server.stop() == 0

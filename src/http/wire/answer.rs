@@ -261,10 +261,14 @@ fn write_mask(json: &mut Vec<u8>, mask: &Mask, form: MaskForm) -> Result<(), Inf
 fn write_picture(json: &mut Vec<u8>, picture: &Picture) -> Result<(), InferError> {
     let Picture { width, height, channels, depth, range, .. } = picture;
     let png = picture.to_png().map_err(InferError::Internal)?;
-    let mut value =
-        json!({ "width": width, "height": height, "channels": channels, "depth": depth, "range": range });
-    value["png"] = BASE64_STANDARD.encode(png).into();
-    write(json, &value);
+    let begin = format!(
+        "{{\"width\":{width},\"height\":{height},\"channels\":{channels},\"depth\":{depth},\"range\":"
+    );
+    json.extend_from_slice(begin.as_bytes());
+    write(json, range);
+    json.extend_from_slice(b",\"png\":\"");
+    json.extend_from_slice(BASE64_STANDARD.encode(png).as_bytes());
+    json.extend_from_slice(b"\"}");
     Ok(())
 }
 
