@@ -263,6 +263,17 @@ def segment_any(_):
     return strongest_colour("H", "W", "none")
 
 
+def enlarge(_):
+    """Each pixel four times, for pictures of any size: `[N, 3, H, W]` to `[N, 3, 2H, 2W]`."""
+    g = Graph()
+    scales = g.constant(floats([1, 1, 2, 2]))
+    how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    g.node("Resize", "image", "", scales, output="larger", **how)
+    shapes = [("image", FLOAT, ["N", 3, "H", "W"])], [("larger", FLOAT, ["N", 3, "H2", "W2"])]
+    manifest = 'task = "image"\n\n[input]\nresize = "none"\n'
+    return {"model.onnx": g.bytes("enlarge", *shapes), "model.toml": manifest}
+
+
 def embed(rng):
     """Mean colour of each quarter, mixed into 8 numbers: `[N, 3, 32, 32]` to `[N, 8]`."""
     g = Graph()
@@ -426,6 +437,7 @@ MODELS = {
     "refuse": refuse,
     "segment": segment,
     "segment-any": segment_any,
+    "enlarge": enlarge,
     "embed": embed,
     "boxes": boxes,
 }

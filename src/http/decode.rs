@@ -93,7 +93,7 @@ impl DecodePool {
         self.gpu_jpegs.load(Ordering::Relaxed)
     }
 
-    /// Bytes of pixels being decoded now, and of masks being written.
+    /// Bytes of pixels being decoded now, and of masks and pictures being written.
     pub fn bytes(&self) -> u64 {
         self.budget.used()
     }

@@ -11,7 +11,7 @@ mod liked;
 pub(super) use self::asked::Asked;
 use self::{
     asked::Options,
-    liked::{Liked, Reply},
+    liked::{Liked, PictureForm, Reply},
 };
 use super::{
     Front,
@@ -72,35 +72,38 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let permit = request.extensions().get::<Arc<Permit>>().cloned();
     let mut posted = call.body(posted::read(request, front)).await?;
     let mut asked = Asked::of(options, &posted.parameters, model)?;
-    let wants_png = liked.pictured == Some(Reply::Png);
-    match asked.mask {
-        MaskForm::Rle if wants_png && liked.otherwise.is_none() => {
+    let pictured = match liked.pictured {
+        Some(Reply::Picture(form)) => Some(form),
+        _ => None,
+    };
+    match (asked.mask, pictured) {
+        (MaskForm::Rle, Some(_)) if liked.otherwise.is_none() => {
             return Err(InferError::BadRequest(
                 "mask=rle and Accept: image/png exclude each other: leave out one of the two".into(),
             ));
         }
-        MaskForm::Png if wants_png && posted.files.len() == 1 => {
+        (MaskForm::Png, Some(form)) if posted.files.len() == 1 => {
             let file = posted.files.remove(0)?;
             let only = front.decode.stage_only(file.clone(), Arc::clone(model));
             if let Some(decoded) = call.in_time(only).await? {
                 drop(file);
-                asked.png = true;
-                return picture(front, model, &call, &Arc::new(asked), decoded).await;
+                asked.picture = Some(form);
+                return picture(front, model, &call, (&Arc::new(asked), form), decoded).await;
             }
             posted.files.push(Ok(file));
         }
         _ => {}
     }
-    let reply = match liked.otherwise {
-        Some(reply) => reply,
-        None if wants_png => {
+    let reply = match (liked.otherwise, pictured) {
+        (Some(reply), _) => reply,
+        (None, Some(form)) => {
             return Err(InferError::NotAcceptable {
-                got: "image/png for several images".into(),
+                got: format!("{} for several images", form.media()),
                 accepted: "application/json",
             });
         }
         // An `Accept` that names none of the route's types gets JSON.
-        None => Reply::Json,
+        (None, None) => Reply::Json,
     };
     let asked = Arc::new(asked);
     if let Reply::Streamed(form) = reply {
@@ -121,17 +124,17 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     Ok(replied("application/json", body, &spent))
 }
 
-/// The mask of the only frame there is, as the picture itself.
+/// The mask or picture of the only frame there is, as a file of its own.
 async fn picture(
     front: &Arc<Front>,
     model: &Arc<Model>,
     call: &Call,
-    asked: &Arc<Asked>,
+    (asked, form): (&Arc<Asked>, PictureForm),
     decoded: Decoded,
 ) -> Result<Response, InferError> {
     let only = frames(front, model, call, asked, decoded).await.pop();
-    let (png, spent) = only.ok_or_else(|| InferError::Internal("a file has no frames".into()))??;
-    Ok(replied("image/png", png, &spent))
+    let (file, spent) = only.ok_or_else(|| InferError::Internal("a file has no frames".into()))??;
+    Ok(replied(form.media(), file, &spent))
 }
 
 fn replied(media: &'static str, body: Vec<u8>, spent: &Spent) -> Response {
@@ -371,25 +374,38 @@ async fn entry(
     let model = tally.model();
     let answered = Instant::now();
     let spent = Spent::on(decode, &ran);
+    // What may take more memory than was decoded: a mask, or a picture of the posted image's size, and whatever a network makes.
+    let room = match &asked.task {
+        Task::Segment(_) => {
+            let (width, height) = placement.source;
+            let bytes = u64::from(width) * u64::from(height) * asked.mask.bytes_per_pixel();
+            Some((bytes, "memory to write the mask in bytes"))
+        }
+        Task::Image(task) => {
+            let bytes = task.bytes(&ran.outputs, &model.signature, &placement);
+            Some((bytes, "memory to write the picture in bytes"))
+        }
+        _ => None,
+    };
     let (of, asked_of) = (Arc::clone(model), Arc::clone(asked));
     let entry = move || {
         let answer = of.answer(&asked_of.task, &ran.outputs, Some(&placement)).map_err(InferError::Input)?;
-        match &answer {
-            Answer::Mask(mask) if asked_of.png => mask.to_png_palette().map_err(InferError::Internal),
-            Answer::Classes(classes) if asked_of.torchserve => Ok(answer::probabilities(classes)),
-            answer => answer::members(answer, &of.signature, placement.source, asked_of.mask),
+        match (&answer, asked_of.picture) {
+            (Answer::Mask(mask), Some(_)) => mask.to_png_palette().map_err(InferError::Internal),
+            (Answer::Picture(picture), Some(form)) => match form {
+                PictureForm::Png => picture.to_png(),
+                PictureForm::Tiff => picture.to_tiff(),
+            }
+            .map_err(InferError::Internal),
+            (Answer::Classes(classes), _) if asked_of.torchserve => Ok(answer::probabilities(classes)),
+            (answer, _) => answer::members(answer, &of.signature, placement.source, asked_of.mask),
         }
     };
-    // Boxes, masks and raw outputs take longer than a hand-over to the pool does; labels and vectors do not.
-    let entry = match asked.task {
-        Task::Classify(_) | Task::Embed(_) => entry(),
-        Task::Segment(_) => {
-            // A mask has the size of the posted image, of which little may have been decoded.
-            let (width, height) = placement.source;
-            let bytes = u64::from(width) * u64::from(height) * asked.mask.bytes_per_pixel();
-            front.decode.run_within(bytes, "memory to write the mask in bytes", entry).await?
-        }
-        Task::Detect(_) | Task::Tensors | Task::Localize => front.decode.run(entry).await?,
+    // Boxes, pictures and raw outputs take longer than a hand-over to the pool does; labels and vectors do not.
+    let entry = match (&asked.task, room) {
+        (Task::Classify(_) | Task::Embed(_), _) => entry(),
+        (_, Some((bytes, what))) => front.decode.run_within(bytes, what, entry).await?,
+        (_, None) => front.decode.run(entry).await?,
     };
     spent.replied(front, tally, answered.elapsed());
     Ok((entry?, spent))

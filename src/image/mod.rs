@@ -7,8 +7,10 @@
 //! - [`plain_jpeg`]: which JPEGs a decoder in hardware may be given instead.
 //! - [`preprocess`]: from a frame to a model's input (resize, crop, colour; normalisation now, by `normalize`, or later), written straight into the
 //!   caller's memory, and a [`Placement`] that leads from there back to the pixels that were posted.
+//! - `back`: the way from a picture that a model made to the posted image's pixels.
 //! - [`stack`]: camera frames for measuring, not for looking: of any number, as they come in, their values as they are.
 
+mod back;
 mod bmp;
 #[cfg(test)]
 mod corpus;

@@ -6,7 +6,7 @@
 
 mod geometry;
 mod pixels;
-mod resize;
+pub(super) mod resize;
 #[cfg(test)]
 mod tests;
 

@@ -52,7 +52,7 @@ pub(super) fn resolve(
     };
     let plain = datatype == image::DataType::Uint8
         || color == Color::Gray
-        || matches!(task, Task::Detect(_) | Task::Tensors);
+        || matches!(task, Task::Detect(_) | Task::Image(_) | Task::Tensors);
     let [mean, std] = if plain { [[0.0; 3], [1.0; 3]] } else { imagenet(color) };
     let preprocess = Preprocess {
         width,
@@ -270,7 +270,7 @@ fn resize(input: &Input, task: &Task, width: u32, height: u32) -> Result<Resize,
     let rule = input.resize.unwrap_or(match task {
         Task::Classify(_) | Task::Embed(_) | Task::Tensors | Task::Localize => ResizeRule::Shorter,
         Task::Detect(_) => ResizeRule::Letterbox,
-        Task::Segment(_) => ResizeRule::Stretch,
+        Task::Segment(_) | Task::Image(_) => ResizeRule::Stretch,
     });
     if rule != ResizeRule::Shorter
         && let Some(size) = input.size
@@ -374,6 +374,7 @@ mod tests {
         };
         check("detect", Resize::Letterbox, 0.0);
         check("segment", Resize::Stretch, 0.485);
+        check("image", Resize::Stretch, 0.0);
         check("embed", Resize::Shorter(110), 0.485);
         check("tensors", Resize::Shorter(110), 0.0);
     }

@@ -2,14 +2,14 @@
 //!
 //! ```toml
 //! engine = "onnx"              # what runs the model: onnx | gauss-mle (a fitter, which has tables of its own: below)
-//! task = "tensors"             # classify | detect | segment | embed | tensors
+//! task = "tensors"             # classify | detect | segment | image | embed | tensors
 //! labels = "labels.txt"        # class names, one per line, a file in the model's folder; default: none
 //! priority = 1                 # of its requests unless they say otherwise: 0 (most urgent) to 9
 //! timeout_ms = 30000           # deadline of its requests unless they say otherwise: 1 to 3600000
 //!
 //! [input]                      # how an image becomes the input; with task = "tensors", images are taken only if this is there
 //! resize = "shorter"           # shorter (then the centre is cut out) | stretch | letterbox | none (images keep their size, which must be the input's where that is fixed)
-//!                              # default: shorter for classify, embed, tensors; letterbox for detect; stretch for segment
+//!                              # default: shorter for classify, embed, tensors; letterbox for detect; stretch for segment, image
 //! size = 256                   # shorter: pixels of the shorter side; default: the input's longer side * 256 / 224
 //! width = 224                  # of the input, where the model leaves it open; likewise height
 //! height = 224
@@ -17,7 +17,7 @@
 //! color = "rgb"                # rgb | bgr | gray; default: rgb for 3 channels, gray for 1
 //! layout = "nchw"              # nchw | nhwc; default: the axis of 1 or 3 has the channels
 //! scale = 0.00392156862745098  # value = (pixel * scale - mean) / std; default: 1/255; 1 for UINT8 inputs, which take neither
-//! mean = [0.485, 0.456, 0.406] # one number or three; default: ImageNet's, but 0 for gray, detect and tensors
+//! mean = [0.485, 0.456, 0.406] # one number or three; default: ImageNet's, but 0 for gray, detect, image and tensors
 //! std = [0.229, 0.224, 0.225]  # likewise; default 1 where mean is 0
 //! pad = 114                    # letterbox: value of the padding, 0 to 255
 //! background = [255, 255, 255] # behind transparent pixels: one number or red, green, blue
@@ -51,6 +51,15 @@
 //! output = "out"               # default: the only output
 //! layout = "nchw"              # nchw | nhwc; default: found from the labels, or from the extents of the input
 //! threshold = 0.5              # for models of one channel: 0.5 is for probabilities, for logits say 0
+//!
+//! [image]
+//! output = "out"               # default: the only output
+//! layout = "nchw"              # nchw | nhwc; default: the axis of 1, 3 or 4 has the channels
+//! color = "rgb"                # rgb | bgr: the order of the network's channels
+//! range = [0.0, 1.0]           # the values that become black and white, or "auto": the least and the greatest of each picture;
+//!                              # default: 0 and 1 for floating point, 255 for UINT8, 65535 for UINT16
+//! depth = 8                    # bits of a channel in PNG: 8 | 16
+//! size = "source"              # source (the posted image's size and place) | output (the network's); default: output with resize = "none", else source
 //!
 //! [embed]
 //! output = "features"          # default: the only output
@@ -384,7 +393,10 @@ pub(super) fn file_name(name: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::{read::TASKS, *};
-    use crate::engine::onnx::gpu::{CudaGraph, Provider};
+    use crate::{
+        engine::onnx::gpu::{CudaGraph, Provider},
+        tasks::image::{Range, Size},
+    };
 
     /// A manifest's mistakes.
     fn check(text: &str, expected: &[&str]) {
@@ -403,6 +415,40 @@ mod tests {
         // Image tasks take images without an [input] table; tensors only with one.
         assert_eq!(Manifest::parse("task = \"embed\"").unwrap().input, Some(Input::default()));
         assert_eq!(Manifest::parse("[input]").unwrap().input, Some(Input::default()));
+    }
+
+    #[test]
+    fn a_picture_is_the_networks_own_where_images_are_taken_as_they_are() {
+        let size = |text: &str| match Manifest::parse(&format!("task = \"image\"\n{text}")).unwrap().task {
+            Task::Image(image) => image.size,
+            other => panic!("{other:?}"),
+        };
+        let none = "[input]\nresize = \"none\"\n";
+        assert_eq!(size(""), Size::Source);
+        assert_eq!(size("[input]\nresize = \"letterbox\"\n"), Size::Source);
+        assert_eq!(size(none), Size::Output);
+        assert_eq!(size(&format!("{none}[image]\nsize = \"source\"\n")), Size::Source);
+        assert_eq!(size("[image]\nsize = \"output\"\n"), Size::Output);
+    }
+
+    #[test]
+    fn black_and_white_are_two_values_or_found() {
+        let range =
+            |text: &str| match Manifest::parse(&format!("task = \"image\"\n[image]\n{text}")).unwrap().task {
+                Task::Image(image) => image.range,
+                other => panic!("{other:?}"),
+            };
+        assert_eq!(range(""), None);
+        assert_eq!(range("range = \"auto\""), Some(Range::Auto));
+        assert_eq!(range("range = [1, -1.5]"), Some(Range::Of([1.0, -1.5])));
+        let allowed = "allowed: auto, or two numbers that differ, from";
+        for wrong in ["[1, 1]", "[0, 1, 2]", "0.5", "\"all\"", "[0, 1e39]"] {
+            let mistakes =
+                Manifest::parse(&format!("task = \"image\"\n[image]\nrange = {wrong}")).unwrap_err().0;
+            assert!(mistakes.len() == 1 && mistakes[0].contains(allowed), "{wrong}: {mistakes:?}");
+        }
+        check("task = \"image\"\n[image]\ndepth = 12", &["line 3: image.depth is 12, allowed: 8, 16"]);
+        check("task = \"embed\"\n[image]\n", &["line 2: [image] is only read with task = \"image\""]);
     }
 
     #[test]
@@ -434,7 +480,7 @@ mod tests {
         assert!(text.contains("[placement]"), "{text}");
         for (task, _) in TASKS {
             let text = text.replace("task = \"tensors\"", &format!("task = {task:?}"));
-            let others: Vec<String> = ["classify", "detect", "segment", "embed"]
+            let others: Vec<String> = ["classify", "detect", "segment", "image", "embed"]
                 .iter()
                 .filter(|name| *name != task)
                 .map(|name| format!("[{name}] is only read with task = {name:?}"))
@@ -454,7 +500,7 @@ mod tests {
              [batch]\nsizes = [4, 2]\nwait_ms_max = -1\n",
             &[
                 "line 1: engine is \"onnxx\", allowed: onnx, gauss-mle; nearest: onnx",
-                "line 2: task is \"clasify\", allowed: classify, detect, segment, embed, tensors; nearest: classify",
+                "line 2: task is \"clasify\", allowed: classify, detect, segment, image, embed, tensors; nearest: classify",
                 "line 3: priority is 10, allowed: whole numbers from 0 to 9",
                 "line 4: timeout_ms is \"soon\", allowed: whole numbers from 1 to 3600000",
                 "line 6: unknown key \"input.resise\"; nearest: resize",

@@ -239,6 +239,32 @@ impl<'a, 't> Table<'a, 't> {
         }
     }
 
+    /// A word, or two numbers in a range that differ; none stands for the word.
+    pub(super) fn word_or_pair(
+        &self,
+        key: &'static str,
+        word: &str,
+        range: RangeInclusive<f64>,
+    ) -> Option<Option<[f32; 2]>> {
+        let value = self.entry(key)?;
+        let pair = match value.get_ref() {
+            DeValue::String(text) if text == word => return Some(None),
+            DeValue::Array(items) => match &items[..] {
+                [a, b] => number(a.get_ref()).zip(number(b.get_ref())),
+                _ => None,
+            },
+            _ => None,
+        };
+        let fits = |[a, b]: &[f64; 2]| range.contains(a) && range.contains(b) && *a as f32 != *b as f32;
+        let pair = pair.map(|(a, b)| [a, b]).filter(fits);
+        if pair.is_none() {
+            let allowed =
+                format!("{word}, or two numbers that differ, from {} to {}", range.start(), range.end());
+            self.wrong(key, value, &show(value.get_ref()), &allowed);
+        }
+        pair.map(|pair| Some(pair.map(|n| n as f32)))
+    }
+
     /// A number for all channels, or one for each of three.
     pub(super) fn channels(&self, key: &'static str, range: RangeInclusive<f64>) -> Option<Vec<f32>> {
         let value = self.entry(key)?;

@@ -1,6 +1,6 @@
 //! A class per pixel, and what can be sent of it: PNG bytes, run lengths, pixel counts.
 
-use super::Labels;
+use super::{Labels, picture::encode};
 use std::sync::Arc;
 
 /// A class per pixel of the posted image.
@@ -91,24 +91,12 @@ impl Mask {
     }
 
     fn encode(&self, color: png::ColorType, depth: png::BitDepth, data: &[u8]) -> Result<Vec<u8>, String> {
-        let mut bytes = Vec::new();
-        let mut encoder = png::Encoder::new(&mut bytes, self.width, self.height);
-        encoder.set_color(color);
-        encoder.set_depth(depth);
-        // Masks are flat: the fast setting already makes them small.
-        encoder.set_compression(png::Compression::Fast);
-        if color == png::ColorType::Indexed {
+        let palette = (color == png::ColorType::Indexed).then(|| {
             let colors = self.present.last().map_or(1, |class| class.index + 1);
-            let palette: Vec<u8> = (0..colors).flat_map(|c| tint(c as u8)).collect();
-            encoder.set_palette(palette);
-        }
-        let failed = |error: png::EncodingError| {
-            format!("cannot write a mask of {} x {} pixels as PNG: {error}", self.width, self.height)
-        };
-        let mut writer = encoder.write_header().map_err(failed)?;
-        writer.write_image_data(data).map_err(failed)?;
-        writer.finish().map_err(failed)?;
-        Ok(bytes)
+            (0..colors).flat_map(|c| tint(c as u8)).collect()
+        });
+        let png = encode([self.width, self.height], color, depth, palette, data);
+        png.map_err(|error| format!("cannot write a mask {error}"))
     }
 
     /// Run lengths of every class that occurs, by index.

@@ -6,6 +6,7 @@
 //! - [`classify`]: scores to the best classes.
 //! - [`detect`]: YOLO-style, boxes/scores/classes and end-to-end outputs to boxes in the posted image; [`nms`] thins them out.
 //! - [`segment`]: class maps to a [`mask`] of the posted image's size, with its PNG and run-length renderings.
+//! - [`image`]: an output that is a [`picture`], with its PNG and TIFF renderings.
 //! - [`embed`]: a vector.
 //! - [`labels`]: class names.
 //! - [`localize`]: tables of fitted spots to files, streams and pictures.
@@ -15,17 +16,22 @@ pub mod detect;
 #[cfg(all(test, kernels_emulated))]
 mod device_tests;
 pub mod embed;
+pub mod image;
 pub mod labels;
 pub mod localize;
 pub mod mask;
 pub mod nms;
+pub mod picture;
+mod planes;
 pub mod segment;
 
 pub use classify::{Activation, Class, Classify};
 pub use detect::{Background, BoxFormat, Detect, Detection, Format, Orientation};
 pub use embed::Embed;
+pub use image::Image;
 pub use labels::Labels;
 pub use mask::{Mask, MaskClass, Run};
+pub use picture::Picture;
 pub use segment::Segment;
 
 use crate::{
@@ -42,6 +48,8 @@ pub enum Task {
     Detect(Detect),
     /// A class per pixel.
     Segment(Segment),
+    /// Another picture: larger, without noise, of depths.
+    Image(Image),
     /// A vector.
     Embed(Embed),
     /// Whatever the model gives.
@@ -59,6 +67,8 @@ pub enum Answer {
     Detections(Vec<Detection>),
     /// A class per pixel of the posted image.
     Mask(Mask),
+    /// A picture.
+    Picture(Picture),
     /// An embedding.
     Vector(Vec<f32>),
     /// The outputs as they are, in the order of the signature.
@@ -72,6 +82,7 @@ impl Task {
             Task::Classify(_) => "classify",
             Task::Detect(_) => "detect",
             Task::Segment(_) => "segment",
+            Task::Image(_) => "image",
             Task::Embed(_) => "embed",
             Task::Tensors => "tensors",
             Task::Localize => "localize",
@@ -97,6 +108,7 @@ impl Task {
             Task::Classify(task) => Task::Classify(task.resolve(signature, labels)?),
             Task::Detect(task) => Task::Detect(task.resolve(signature, labels, input)?),
             Task::Segment(task) => Task::Segment(task.resolve(signature, labels, input, batch_axis)?),
+            Task::Image(task) => Task::Image(task.resolve(signature, input, batch_axis)?),
             Task::Embed(task) => Task::Embed(task.resolve(signature)?),
             Task::Tensors => Task::Tensors,
             Task::Localize => Task::Localize,
@@ -142,7 +154,7 @@ impl Task {
     ///
     /// # Errors
     /// Outputs of another shape than the task needs (names the output, what it is and what was expected), and
-    /// numbers that are not finite.
+    /// numbers that are not finite, but in a picture.
     pub fn answer(
         &self,
         outputs: &[Tensor],
@@ -155,6 +167,7 @@ impl Task {
             Task::Classify(task) => Answer::Classes(task.answer(&outputs, labels)?),
             Task::Detect(task) => Answer::Detections(task.answer(&outputs, labels, placement)?),
             Task::Segment(task) => Answer::Mask(task.answer(&outputs, labels, placement)?),
+            Task::Image(task) => Answer::Picture(task.answer(&outputs, placement)?),
             Task::Embed(task) => Answer::Vector(task.answer(&outputs)?),
             Task::Tensors | Task::Localize => Answer::Tensors(outputs.tensors.to_vec()),
         })
@@ -200,8 +213,8 @@ struct Output<'a> {
 }
 
 impl Output<'_> {
-    /// The elements as `f32`; none of them is NaN.
-    fn numbers(&self) -> Result<Vec<f32>, String> {
+    /// The elements as `f32`, whatever they are.
+    fn values(&self) -> Result<Vec<f32>, String> {
         let numbers = self
             .tensor
             .to_f32()
@@ -215,6 +228,12 @@ impl Output<'_> {
                 self.tensor.shape
             ));
         }
+        Ok(numbers)
+    }
+
+    /// The same; none of them is NaN.
+    fn numbers(&self) -> Result<Vec<f32>, String> {
+        let numbers = self.values()?;
         if let Some(index) = numbers.iter().position(|number| number.is_nan()) {
             return Err(format!(
                 "output {:?} is not a number (NaN) at element {index}: the model cannot process this input",

@@ -1,8 +1,12 @@
 //! Segment: a class per pixel of the posted image.
 
-use super::{Labels, Mask, Output, Outputs, choose, is_one, wrong_shape};
+use super::{
+    Labels, Mask, Output, Outputs, choose, is_one,
+    planes::{Planes, both_ways, extent, of_item},
+    wrong_shape,
+};
 use crate::{
-    engine::{Batching, ClassMap, DataType, Dim, Signature, TensorSpec, show},
+    engine::{ClassMap, DataType, Dim, Signature, TensorSpec},
     image::{Layout, Placement},
 };
 
@@ -179,22 +183,11 @@ impl Segment {
         labels: &Labels,
         batch_axis: bool,
     ) -> Result<Reading, String> {
-        if let [n, height, width] = output.shape[..]
-            && batch_axis
-            && is_one(n)
-            && !is_integers(output.datatype)
+        if !is_integers(output.datatype)
+            && let Some(Planes { channels, height, width, .. }) =
+                Planes::only_beside_a_batch(output, signature, batch_axis, ("segment.layout", self.layout))?
         {
-            if signature.batching() != Batching::Whole {
-                return Ok(Reading::First { classes: Dim::Fixed(1), height, width });
-            }
-            if n == Dim::Free && self.layout.is_none() {
-                return Err(format!(
-                    "output {:?} of shape {} begins with an open axis, which may be the batch or a height: add a channel \
-                     axis, or set segment.layout",
-                    output.name,
-                    show(&output.shape)
-                ));
-            }
+            return Ok(Reading::First { classes: channels, height, width });
         }
         self.reading(&output.name, output.datatype, &output.shape, labels, self.input)
     }
@@ -214,9 +207,7 @@ impl Segment {
             [batch, height, width] if integers && is_one(batch) => {
                 return Ok(Reading::Given { height, width });
             }
-            [batch, a, b, c] if is_one(batch) => [a, b, c],
-            [a, b, c] => [a, b, c],
-            _ => return Err(wrong_shape(name, shape, SHAPE)),
+            _ => of_item(shape).ok_or_else(|| wrong_shape(name, shape, SHAPE))?,
         };
         let first = Reading::First { classes: a, height: b, width: c };
         let last = Reading::Last { height: a, width: b, classes: c };
@@ -241,12 +232,7 @@ impl Segment {
                 _ if a == b && b != c => last,
                 (Dim::Fixed(_), Dim::Free) => first,
                 (Dim::Free, Dim::Fixed(_)) => last,
-                _ => {
-                    return Err(format!(
-                        "output {name:?} of shape {} can be read both ways: set segment.layout",
-                        show(shape)
-                    ));
-                }
+                _ => return Err(both_ways(name, shape, "segment.layout")),
             },
         };
         // One channel of integers is classes, not scores.
@@ -276,14 +262,6 @@ fn is_of_image([width, height]: [u32; 2], rows: Dim, columns: Dim) -> bool {
         [(height / n, width / n), (height.div_ceil(n), width.div_ceil(n))].contains(&(rows, columns))
     };
     rows.checked_mul(width) == columns.checked_mul(height) || (1..=width.min(height)).any(smaller)
-}
-
-/// An extent of a tensor that is there.
-fn extent(dim: Dim) -> usize {
-    match dim {
-        Dim::Fixed(n) => n,
-        Dim::Free => 0,
-    }
 }
 
 /// Classes that the model gives as numbers.

@@ -21,6 +21,7 @@ import tifffile
 import wire
 import yaml
 from browser import SHOTS, Visit, chromium, violations
+from PIL import Image
 from server import ROOT, until
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -47,7 +48,7 @@ def folder(tmp_path_factory):
     """The examples, a model of each other task, and one whose name and labels are markup."""
     folder = tmp_path_factory.mktemp("page") / "models"
     shutil.copytree(ROOT / "examples" / "models", folder)
-    make_models.write(folder, ["embed", "segment", "image-identity"])
+    make_models.write(folder, ["embed", "segment", "enlarge", "image-identity"])
     shutil.copytree(ROOT / "examples" / "models" / "digits", folder / "marked")
     (folder / "marked" / "labels.txt").write_text("".join(f"{MARKUP}{index}\n" for index in range(10)))
     shutil.copytree(ROOT / "examples" / "models" / "digits", folder / MARKUP)
@@ -237,12 +238,32 @@ def test_a_mask_covers_what_its_classes_cover(visit, site, model, picture):
     window.shot(model)
 
 
+def test_a_picture_lies_over_the_image_and_can_be_switched_off_and_saved(visit):
+    window = visit()
+    window.page.select_option("#model", "enlarge")
+    window.give("drop", ("three.png", THREE))
+    page = window.answered()
+    page.wait_for_selector(".layer.made", state="attached")
+    expected = np.asarray(Image.open(io.BytesIO(THREE)).convert("RGB")).repeat(2, 0).repeat(2, 1)
+    read = "() => { const c = document.querySelector('.made'); return [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]; }"
+    page.wait_for_function("() => { const c = document.querySelector('.made'); return c.getContext('2d').getImageData(0, 0, 1, 1).data[3] > 0; }")
+    shown = np.array(page.evaluate(read), np.uint8).reshape(128, 128, 4)
+    assert (shown[..., :3] == expected).all() and (shown[..., 3] == 255).all()
+    page.get_by_label("Show the answer over the image").uncheck()
+    assert not page.locator(".made").is_visible()
+    with page.expect_download() as saved:
+        page.get_by_text("Save the picture").click()
+    assert (np.asarray(Image.open(saved.value.path())) == expected).all()
+    window.shot("image")
+
+
 @pytest.mark.parametrize(
     "example, model, seen",
     [
         ("three.png", "digits", ".classes .fill"),
         ("digits.png", "digits-detector", ".box"),
         ("parts.png", "digits-segmenter", ".layer.mask"),
+        ("other.png", "enlarge", ".layer.made"),
         ("alike.png", "digits-embedder", ".plot .bars"),
         ("movie.npy", "spots", ".rendered"),
     ],

@@ -56,7 +56,7 @@ def spots(start_server):
 
 
 @pytest.mark.parametrize("form", ["table", "json", "csv"])
-@pytest.mark.parametrize("model", ["digits", "digits-detector", "digits-embedder", "digits-segmenter", "segment", "embed", "identity"])
+@pytest.mark.parametrize("model", ["digits", "digits-detector", "digits-embedder", "digits-segmenter", "segment", "enlarge", "embed", "identity"])
 def test_a_server_and_the_own_process_print_the_same_bytes(server, models, described, model, form, array):
     files = [IMAGES / "digits", IMAGES / "digits-3-7.tif"] if described(model)["images"] else [array]
     there = command(model, *files, "--format", form, "--url", server.url)

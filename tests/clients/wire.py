@@ -14,6 +14,7 @@ TASK_MEMBER = {
     "classify": "classes",
     "detect": "detections",
     "segment": "mask",
+    "image": "picture",
     "embed": "vector",
     "tensors": "outputs",
 }

@@ -52,9 +52,10 @@ def folder(tmp_path_factory):
         awake(shop, lambda image: shop.head(list(shop.backbone(image).values())), 320)
         awake(street, street, 256)
         flowers.fc.weight *= 5
-    for name, model in {"flowers": flowers, "shop": shop, "street": street}.items():
+    for name, model in {"flowers": flowers, "shop": shop, "street": street, "clean": cleaner()}.items():
         torch.save(model.state_dict(), folder / f"{name}.pt")
         (folder / "models" / name).mkdir(parents=True)
+    for name in LABELS:
         (folder / "models" / name / "labels.txt").write_text("".join(f"{name} {n}\n" for n in range(LABELS[name])))
     (folder / "models" / "likeness").mkdir()
     Image.fromarray(photograph()).save(folder / "rose.jpg", quality=95)
@@ -63,6 +64,11 @@ def folder(tmp_path_factory):
     for manifest in blocks("toml"):
         (folder / manifest.splitlines()[0].removeprefix("# ")).write_text(manifest)
     return folder
+
+
+def cleaner():
+    """The network of the page that makes pictures."""
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 3, 3, padding=1))
 
 
 def awake(model, forward, side):
@@ -160,6 +166,17 @@ def test_the_segmenter_masks_as_pytorch_does(folder):
     print("shares of the classes", np.bincount(expected.ravel(), minlength=3) / expected.size, "differ", differ)
     assert (np.bincount(expected.ravel(), minlength=3) > 0.01 * expected.size).sum() >= 2
     assert differ < 0.001
+
+
+def test_the_picture_is_what_pytorch_makes_of_the_image(folder):
+    Image.fromarray(photograph()).save(folder / "rose.png")
+    with torch.no_grad():
+        made = load(folder, cleaner(), "clean")(prepared(folder, image="rose.png"))[0]
+    expected = (made.clamp(0, 1) * 255).round().permute(1, 2, 0).numpy()
+    picture = answer(folder, "clean", "rose.png")["picture"]
+    got = np.array(Image.open(io.BytesIO(base64.b64decode(picture["png"]))), float)
+    print("largest difference", np.abs(got - expected).max())
+    assert got.shape == (300, 400, 3) and np.abs(got - expected).max() <= 1
 
 
 def test_the_vector_is_what_stands_before_the_last_layer(folder):

@@ -54,7 +54,7 @@ pub(super) struct Sheet {
 }
 
 /// What replies have an answer in.
-const MEMBERS: &str = "classes, detections, mask, vector and outputs";
+const MEMBERS: &str = "classes, detections, mask, picture, vector and outputs";
 
 /// Numbers of a vector or tensor that a table shows.
 const SHOWN: usize = 4;
@@ -66,6 +66,7 @@ impl Sheet {
             "classify" => &["label", "index", "score"],
             "detect" => &["label", "index", "score", "left", "top", "right", "bottom"],
             "segment" => &["label", "index", "pixels"],
+            "image" => &["width", "height", "channels", "depth"],
             "embed" => &["vector"],
             _ if form == Form::Csv => &["output", "index", "value"],
             _ => &["output", "datatype", "shape", "data"],
@@ -181,6 +182,9 @@ impl Sheet {
         }
         if let Some(classes) = answer["mask"]["classes"].as_array() {
             return Some(classes.iter().map(|class| keys(class, self.columns)).collect());
+        }
+        if let picture @ Value::Object(_) = &answer["picture"] {
+            return Some(vec![keys(picture, self.columns)]);
         }
         if let Some(vector) = answer["vector"].as_array() {
             return Some(match self.form {
@@ -422,7 +426,7 @@ mod tests {
             "classify",
             &[told],
             "file,frame,label,index,score,error\n\
-             a,,,,,\"the reply has none of classes, detections, mask, vector and outputs\"\n",
+             a,,,,,\"the reply has none of classes, detections, mask, picture, vector and outputs\"\n",
         );
     }
 

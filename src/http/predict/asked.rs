@@ -1,5 +1,6 @@
 //! What a prediction request wants of the answer: what its query and its parameters say, for the model's task.
 
+use super::liked::PictureForm;
 use crate::{
     error::InferError,
     http::{
@@ -52,8 +53,8 @@ const TORCHSERVE_CLASSES: usize = 5;
 pub(in crate::http) struct Asked {
     pub(super) task: Task,
     pub(super) mask: MaskForm,
-    /// The mask as the picture itself.
-    pub(super) png: bool,
+    /// The mask or the picture as a file of its own.
+    pub(super) picture: Option<PictureForm>,
     /// `{label: probability}`, as TorchServe's classifiers answer.
     pub(super) torchserve: bool,
     /// Of files of several pages, all; else they are refused.
@@ -104,7 +105,7 @@ impl Asked {
             }
             (Some(other), _) => return Err(bad("format", other, "ocelli or torchserve")),
         };
-        Ok(Asked { task, mask, png: false, torchserve, pages: true })
+        Ok(Asked { task, mask, picture: None, torchserve, pages: true })
     }
 
     /// What a request wants that has no query, and a place for one answer to each of its files.

@@ -15,9 +15,35 @@ pub(super) enum Reply {
     Json,
     /// `Accept: application/json; format=torchserve` asks for it, for those who cannot change an address.
     TorchServe,
-    /// A segmenter's mask as the picture itself.
-    Png,
+    /// A mask or a picture as a file of its own.
+    Picture(PictureForm),
     Streamed(Form),
+}
+
+/// The forms of such a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::http) enum PictureForm {
+    Png,
+    /// The values as they are.
+    Tiff,
+}
+
+impl PictureForm {
+    pub(super) fn media(self) -> &'static str {
+        match self {
+            PictureForm::Png => "image/png",
+            PictureForm::Tiff => "image/tiff",
+        }
+    }
+
+    /// Those that a task's answer has, the usual one first.
+    fn of(task: &Task) -> &'static [PictureForm] {
+        match task {
+            Task::Segment(_) => &[PictureForm::Png],
+            Task::Image(_) => &[PictureForm::Png, PictureForm::Tiff],
+            _ => &[],
+        }
+    }
 }
 
 /// The best liked form of the reply, if one is accepted. Which it is can depend on how many images there are, which is known only
@@ -38,16 +64,14 @@ impl Liked {
             parameter: Some(("format", Some("torchserve"))),
             by_range: false,
         };
-        let mut offers = Vec::with_capacity(6);
+        let mut offers = Vec::with_capacity(7);
         // Before JSON, which has any parameters.
         offers.extend(matches!(task, Task::Classify(_)).then_some(torchserve));
         offers.push(Offer::ranged(Reply::Json, "application/json"));
         offers.extend(Form::offers(Reply::Streamed));
         let otherwise = accepted::best(headers, &offers);
-        if !matches!(task, Task::Segment(_)) {
-            return Liked { pictured: otherwise, otherwise };
-        }
-        offers.push(Offer::ranged(Reply::Png, "image/png"));
+        let pictures = PictureForm::of(task).iter();
+        offers.extend(pictures.map(|form| Offer::ranged(Reply::Picture(*form), form.media())));
         Liked { pictured: accepted::best(headers, &offers), otherwise }
     }
 }
@@ -55,11 +79,12 @@ impl Liked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tasks::{Classify, Segment};
+    use crate::tasks::{Classify, Image, Segment};
     use axum::http::{HeaderValue, header};
 
     const JSON: Option<Reply> = Some(Reply::Json);
-    const PNG: Option<Reply> = Some(Reply::Png);
+    const PNG: Option<Reply> = Some(Reply::Picture(PictureForm::Png));
+    const TIFF: Option<Reply> = Some(Reply::Picture(PictureForm::Tiff));
     const TORCHSERVE: Option<Reply> = Some(Reply::TorchServe);
     const LINES: Option<Reply> = Some(Reply::Streamed(Form::Lines));
     const EVENTS: Option<Reply> = Some(Reply::Streamed(Form::Events));
@@ -107,6 +132,27 @@ mod tests {
         }
         let none = Liked { pictured: None, otherwise: None };
         assert_eq!(Liked::of(&HeaderMap::new(), &task), none);
+    }
+
+    #[test]
+    fn a_picture_is_answered_as_a_png_or_as_the_values_that_it_has() {
+        let task = Task::Image(Image::default());
+        for (accept, pictured, otherwise) in [
+            ("*/*", JSON, JSON),
+            ("image/png", PNG, None),
+            ("image/tiff", TIFF, None),
+            ("image/*", PNG, None),
+            ("image/tiff, image/png;q=0.9", TIFF, None),
+            ("image/png, image/tiff", PNG, None),
+            ("image/png;q=0.1, image/*", TIFF, None),
+            ("image/tiff, application/json;q=0.5", TIFF, JSON),
+            ("image/tiff, application/x-ndjson", TIFF, LINES),
+            ("image/webp", None, None),
+        ] {
+            assert_eq!(liked(accept, &task), Liked { pictured, otherwise }, "{accept}");
+        }
+        let mask = Task::Segment(Segment::default());
+        assert_eq!(liked("image/tiff", &mask), Liked { pictured: None, otherwise: None });
     }
 
     #[test]

@@ -98,7 +98,7 @@ fn explain(kind: Kind) -> Entry {
             Problem::method_not_allowed("DELETE"),
         ),
         NOT_ACCEPTABLE => entry(
-            "The header `Accept` names no form that this answer has. A mask, say, can be a picture (`Accept: image/png`) only in a \
+            "The header `Accept` names no form that this answer has. A mask or a picture, say, can be a PNG (`Accept: image/png`) only in a \
              request with one image.",
             "Accept one of the forms that `detail` lists.",
             InferError::NotAcceptable {

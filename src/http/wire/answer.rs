@@ -5,7 +5,7 @@
 //! it is one of several pages of a file.
 //!
 //! `<answer>` is, by task: `"classes": [{"label", "index", "score"}]`, `"detections": [{"box": [x0, y0, x1, y1], …}]` in
-//! pixels of the posted image, `"mask": {…}`, `"vector": […]`, or `"outputs": [{"name", "datatype", "shape", "data"}]`.
+//! pixels of the posted image, `"mask": {…}`, `"picture": {…}`, `"vector": […]`, or `"outputs": [{"name", "datatype", "shape", "data"}]`.
 
 use super::{
     not_finite::NotFinite,
@@ -15,7 +15,7 @@ use crate::{
     engine::Signature,
     error::InferError,
     http::reject::Problem,
-    tasks::{Answer, Class, Mask},
+    tasks::{Answer, Class, Mask, Picture},
 };
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
@@ -90,6 +90,10 @@ pub fn members(
         Answer::Mask(mask) => {
             json.extend_from_slice(b"\"mask\":");
             write_mask(&mut json, mask, form)?;
+        }
+        Answer::Picture(picture) => {
+            json.extend_from_slice(b"\"picture\":");
+            write_picture(&mut json, picture)?;
         }
         Answer::Vector(vector) => {
             json.extend_from_slice(b"\"vector\":");
@@ -251,6 +255,20 @@ fn write_mask(json: &mut Vec<u8>, mask: &Mask, form: MaskForm) -> Result<(), Inf
             json.extend_from_slice(b"]}");
         }
     }
+    Ok(())
+}
+
+fn write_picture(json: &mut Vec<u8>, picture: &Picture) -> Result<(), InferError> {
+    let Picture { width, height, channels, depth, range, .. } = picture;
+    let png = picture.to_png().map_err(InferError::Internal)?;
+    let begin = format!(
+        "{{\"width\":{width},\"height\":{height},\"channels\":{channels},\"depth\":{depth},\"range\":"
+    );
+    json.extend_from_slice(begin.as_bytes());
+    write(json, range);
+    json.extend_from_slice(b",\"png\":\"");
+    json.extend_from_slice(BASE64_STANDARD.encode(png).as_bytes());
+    json.extend_from_slice(b"\"}");
     Ok(())
 }
 

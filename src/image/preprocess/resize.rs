@@ -7,17 +7,18 @@
 
 use super::{Filter, pixels::Sample};
 use crate::image::Region;
+use bytemuck::Pod;
 use fast_image_resize::{
     FilterType, PixelTrait, ResizeAlg, ResizeOptions, Resizer,
     images::{TypedImage, TypedImageRef},
 };
 
 /// Pixels, row by row.
-pub(super) struct Picture<'a, T> {
-    pub(super) samples: &'a [T],
-    pub(super) width: u32,
-    pub(super) height: u32,
-    pub(super) channels: usize,
+pub(in crate::image) struct Picture<'a, T> {
+    pub(in crate::image) samples: &'a [T],
+    pub(in crate::image) width: u32,
+    pub(in crate::image) height: u32,
+    pub(in crate::image) channels: usize,
 }
 
 /// Resizes a region of a picture to `size` (width, height) into `resized`; `between` is scratch.
@@ -79,7 +80,7 @@ fn pass<T: Sample>(
 }
 
 /// Of pixels that are known here: where the library has to ask for their type, its code for all of them is compiled in.
-fn pass_of<T: Sample, P: PixelTrait>(
+pub(in crate::image) fn pass_of<T: Pod + Default, P: PixelTrait>(
     resizer: &mut Resizer,
     picture: &Picture<'_, T>,
     region: &Region,
@@ -93,7 +94,8 @@ fn pass_of<T: Sample, P: PixelTrait>(
     let from = from.map_err(|error| error.to_string())?;
     let to = TypedImage::<P>::from_buffer(width, height, bytemuck::cast_slice_mut(into));
     let mut to = to.map_err(|error| error.to_string())?;
-    let options = ResizeOptions::new().resize_alg(filter.algorithm()).crop(
+    // Each channel for itself, alpha like any other.
+    let options = ResizeOptions::new().resize_alg(filter.algorithm()).use_alpha(false).crop(
         region.left,
         region.top,
         region.width,

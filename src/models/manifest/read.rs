@@ -11,7 +11,11 @@ use crate::{
     },
     image::{Color, Filter, Layout},
     models::strict::Table,
-    tasks::{Activation, Background, BoxFormat, Classify, Detect, Embed, Format, Orientation, Segment, Task},
+    tasks::{
+        Activation, Background, BoxFormat, Classify, Detect, Embed, Format, Image, Orientation, Segment,
+        Task,
+        image::{Range, Size},
+    },
 };
 use std::time::Duration;
 
@@ -33,6 +37,7 @@ pub(super) enum Kind {
     Classify,
     Detect,
     Segment,
+    Image,
     Embed,
     Tensors,
 }
@@ -41,6 +46,7 @@ pub(super) const TASKS: &[(&str, Kind)] = &[
     ("classify", Kind::Classify),
     ("detect", Kind::Detect),
     ("segment", Kind::Segment),
+    ("image", Kind::Image),
     ("embed", Kind::Embed),
     ("tensors", Kind::Tensors),
 ];
@@ -65,10 +71,12 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
 
     let input = root.table("input");
     let takes_images = kind != Kind::Tensors || input.is_given();
+    let input = takes_images.then(|| read_input(&input));
     let tables = [
         (Kind::Classify, root.table("classify")),
         (Kind::Detect, root.table("detect")),
         (Kind::Segment, root.table("segment")),
+        (Kind::Image, root.table("image")),
         (Kind::Embed, root.table("embed")),
     ];
     for (of, table) in &tables {
@@ -77,11 +85,12 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
             table.mistake(format_args!("[{name}] is only read with task = {name:?}"));
         }
     }
-    let [(_, classify), (_, detect), (_, segment), (_, embed)] = &tables;
+    let [(_, classify), (_, detect), (_, segment), (_, image), (_, embed)] = &tables;
     let task = match kind {
         Kind::Classify => Task::Classify(read_classify(classify)),
         Kind::Detect => Task::Detect(read_detect(detect)),
         Kind::Segment => Task::Segment(read_segment(segment)),
+        Kind::Image => Task::Image(read_image(image, input.as_ref().and_then(|input| input.resize))),
         Kind::Embed => Task::Embed(Embed {
             output: embed.string("output"),
             normalize: embed.flag("normalize").unwrap_or(false),
@@ -101,7 +110,7 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
         labels,
         priority,
         timeout,
-        input: takes_images.then(|| read_input(&input)),
+        input,
         batch: batch(&root.table("batch"), ITEMS_MAX),
         queue,
         placement: placement(&root.table("placement")),
@@ -214,6 +223,26 @@ fn read_segment(table: &Table<'_, '_>) -> Segment {
         output: table.string("output"),
         layout: table.choice("layout", LAYOUTS),
         threshold: table.number("threshold", -1e6..=1e6).map_or(default.threshold, |n| n as f32),
+        input: None,
+    }
+}
+
+/// `[image]`, for images that become the input like this.
+fn read_image(table: &Table<'_, '_>, resize: Option<ResizeRule>) -> Image {
+    let depth = table.integer("depth", 8..=16);
+    if let Some(other) = depth.filter(|depth| ![8, 16].contains(depth)) {
+        table.mistake_at("depth", format_args!("is {other}, allowed: 8, 16"));
+    }
+    // A network that takes images as they are is mostly asked for what it makes of their size.
+    let usual = if resize == Some(ResizeRule::None) { Size::Output } else { Size::Source };
+    let range = table.word_or_pair("range", "auto", -1e30..=1e30);
+    Image {
+        output: table.string("output"),
+        layout: table.choice("layout", LAYOUTS),
+        range: range.map(|range| range.map_or(Range::Auto, Range::Of)),
+        bgr: table.choice("color", &[("rgb", false), ("bgr", true)]).unwrap_or(false),
+        depth: depth.unwrap_or(8),
+        size: table.choice("size", &[("source", Size::Source), ("output", Size::Output)]).unwrap_or(usual),
         input: None,
     }
 }

@@ -1,9 +1,9 @@
 // What a model said of one image, drawn: by task, and by what the answer holds.
 
-import { el, colorOf, percent, short } from "./dom.js";
+import { el, colorOf, percent, save, short } from "./dom.js";
 import { manual } from "./api.js";
 import { vectorPlot } from "./chart.js";
-import { paintRuns } from "./picture.js";
+import { Picture, paintRuns } from "./picture.js";
 
 const LISTED_MAX = 100;
 const NUMBERS_MAX = 64;
@@ -16,6 +16,7 @@ export function answer(prediction, picture) {
   if (prediction.classes) return classes(prediction.classes);
   if (prediction.detections) return detections(prediction.detections, picture);
   if (prediction.mask) return mask(prediction.mask, picture);
+  if (prediction.picture) return made(prediction.picture, picture);
   if (prediction.vector) return vector(prediction.vector);
   if (prediction.outputs) return tensors(prediction.outputs);
   if (prediction.error) return refusal(prediction);
@@ -23,7 +24,7 @@ export function answer(prediction, picture) {
 }
 
 /** The same in a few words, for those who have it read aloud. */
-export function inWords({ classes, detections, mask, vector, outputs, error }) {
+export function inWords({ classes, detections, mask, picture, vector, outputs, error }) {
   if (classes) {
     const [best] = classes;
     if (!best) return "no label";
@@ -31,6 +32,7 @@ export function inWords({ classes, detections, mask, vector, outputs, error }) {
   }
   if (detections) return detections.length > 0 ? `${detections.length} found, ${detections.slice(0, WORDS_MAX).map(nameOf).join(", ")}${detections.length > WORDS_MAX ? " and more" : ""}` : "nothing found";
   if (mask) return `a mask of ${mask.classes.length} classes`;
+  if (picture) return `a picture of ${picture.width} by ${picture.height} pixels`;
   if (vector) return `${vector.length} numbers`;
   if (outputs) return `${outputs.length} tensors`;
   return error || "";
@@ -108,6 +110,27 @@ function mask(found, picture) {
     return el("li", {}, el("label", {}, box, swatch, el("span", { class: "name", text: nameOf(entry) })), el("span", { class: "score", text: percent(entry.pixels / whole) }));
   });
   return el("ul", { class: "found", "aria-label": "Classes of the mask" }, rows);
+}
+
+/** A picture over that which was posted, to be switched off; beside it where it has another shape, or the other cannot be shown. */
+function made({ width, height, channels, depth, range, png }, picture) {
+  const file = new Blob([Uint8Array.from(atob(png), (char) => char.charCodeAt(0))], { type: "image/png" });
+  const over = picture && Math.abs((width * picture.height) / (height * picture.width) - 1) < 0.02;
+  const on = over ? picture : new Picture(width, height, "the answer");
+  const layer = on.layer(width, height, (context) => {
+    createImageBitmap(file).then((bitmap) => context.drawImage(bitmap, 0, 0));
+  });
+  layer.classList.add("made");
+  const box = el("input", { type: "checkbox", checked: true });
+  box.addEventListener("change", () => (layer.hidden = !box.checked));
+  const kinds = { 1: "grey", 3: "in colour", 4: "in colour with alpha" };
+  return el(
+    "div",
+    {},
+    el("p", { class: "count", text: `${width} × ${height} pixels, ${kinds[channels]}, ${depth} bits; black is ${short(range[0])}, white ${short(range[1])}` }),
+    over ? el("label", {}, box, "Show the answer over the image") : on.element,
+    el("p", {}, el("button", { type: "button", class: "button small", text: "Save the picture", onclick: () => save(file, "picture.png") })),
+  );
 }
 
 function vector(values) {

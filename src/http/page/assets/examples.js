@@ -8,6 +8,7 @@ const PICTURES = [
   { path: "page/digits-1.png", name: "digits.png", says: "several digits", task: "detect", shows: "Boxes" },
   { path: "page/digits-3.png", name: "more-digits.png", says: "several digits", task: "detect", shows: "Boxes" },
   { path: "page/digits-1.png", name: "parts.png", says: "several digits", task: "segment", shows: "Mask" },
+  { path: "page/digit-7.png", name: "other.png", says: "a handwritten seven", task: "image", shows: "Picture" },
   { path: "page/digit-3.png", name: "alike.png", says: "a handwritten three", task: "embed", shows: "Vector" },
 ];
 

@@ -18,6 +18,7 @@ const TASKS = {
   classify: "says what an image shows",
   detect: "finds things and puts boxes around them",
   segment: "says of each pixel what it belongs to",
+  image: "makes another picture of an image",
   embed: "turns an image into a vector",
   tensors: "answers with its tensors as they are",
   localize: "finds single molecules in a stack of camera frames and fits them",

@@ -1,0 +1,364 @@
+//! Image: an output that is a picture, as of super-resolution, restoration, style transfer, colouring, depth and mattes.
+
+use super::{
+    Outputs, Picture, choose,
+    planes::{Planes, both_ways, extent, of_item},
+    wrong_shape,
+};
+use crate::{
+    engine::{Batching, DataType, Dim, Signature, Tensor, TensorSpec, show},
+    image::{Layout, Placement},
+};
+
+/// Settings of an image-to-image model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Image {
+    /// The output to read; the only one when open.
+    ///
+    /// `[1, C, H, W]` or `[1, H, W, C]` (without the 1 for models that do not batch) with 1, 3 or 4 channels, or `[1, H, W]` or
+    /// `[H, W]` of one.
+    pub output: Option<String>,
+    /// Where the channels are; open: the axis of 1, 3 or 4.
+    pub layout: Option<Layout>,
+    /// Which values are black and white; open: those of the output's type, where that tells.
+    pub range: Option<Range>,
+    /// Whether the network gives blue first.
+    pub bgr: bool,
+    /// Bits of a channel in a PNG: 8 or 16.
+    pub depth: u8,
+    /// How large the picture is to be.
+    pub size: Size,
+    /// Width and height of the model's image input in pixels, set by resolving; `None` where images keep their size.
+    pub input: Option<[u32; 2]>,
+}
+
+/// The values that become black and white.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Range {
+    /// These, which differ.
+    Of([f32; 2]),
+    /// The least and the greatest of each picture.
+    Auto,
+}
+
+/// How large a picture is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Size {
+    /// As the posted image, and with the same things in the same places.
+    Source,
+    /// As the network gives it.
+    Output,
+}
+
+impl Default for Image {
+    fn default() -> Image {
+        Image {
+            output: None,
+            layout: None,
+            range: None,
+            bgr: false,
+            depth: 8,
+            size: Size::Source,
+            input: None,
+        }
+    }
+}
+
+const SHAPE: &str = "[1, channels, height, width], [1, height, width, channels] or [1, height, width], with 1, 3 or 4 channels (other \
+                     numbers are served with task = \"tensors\")";
+
+impl Image {
+    pub(super) fn resolve(
+        mut self,
+        signature: &Signature,
+        input: Option<[u32; 2]>,
+        batch_axis: bool,
+    ) -> Result<Image, String> {
+        let output = choose(signature, self.output.as_deref(), "image.output")?;
+        self.input = input;
+        self.range = Some(match self.range {
+            Some(range) => range,
+            None => usual_range(output)?,
+        });
+        // Where the file leaves open what could tell, it is asked again once a shape was seen.
+        if let Some(planes) = self.planes_of_file(output, signature, batch_axis)? {
+            self.fits(&output.name, &output.shape, planes)?;
+            // Settled for every size that an answer may have.
+            self.layout = Some(planes.layout);
+        }
+        self.output = Some(output.name.clone());
+        Ok(self)
+    }
+
+    /// Memory that the answer and what is written of it take at once, in bytes; 0 for outputs that are none.
+    pub fn bytes(&self, outputs: &[Tensor], signature: &Signature, placement: &Placement) -> u64 {
+        let Ok(outputs) = Outputs::new(outputs, signature) else { return 0 };
+        let Ok(output) = outputs.get(self.output.as_deref()) else { return 0 };
+        let Ok(Some(planes)) = self.planes(output.name, &output.shape()) else { return 0 };
+        let given = output.tensor.elements() as u64;
+        // As `f32`, as the encoder takes them, filtered, packed, and twice as base64.
+        let each = 4 + 6 * u64::from(self.depth / 8);
+        match self.size {
+            Size::Output => given * each,
+            Size::Source => {
+                let [width, height] = [placement.source.0, placement.source.1].map(u64::from);
+                let channels = extent(planes.channels) as u64;
+                // Channels are put side by side, and rows are resized before columns.
+                let between = width * extent(planes.height) as u64 * channels;
+                given * 8 + between * 4 + width * height * channels * each
+            }
+        }
+    }
+
+    /// The picture, where it is to lie; as the network gives it without a placement.
+    pub(super) fn answer(
+        &self,
+        outputs: &Outputs<'_>,
+        placement: Option<&Placement>,
+    ) -> Result<Picture, String> {
+        let output = outputs.get(self.output.as_deref())?;
+        let shape = output.shape();
+        let wrong = || wrong_shape(output.name, &shape, SHAPE);
+        let planes = self.planes(output.name, &shape)?.ok_or_else(wrong)?;
+        self.fits(output.name, &shape, planes)?;
+        let [width, height] =
+            [planes.width, planes.height].map(|side| u32::try_from(extent(side)).unwrap_or(0));
+        if width == 0 || height == 0 {
+            return Err(wrong());
+        }
+        let channels = extent(planes.channels);
+        let mut values = interleaved(output.values()?, channels, planes.layout);
+        if self.bgr {
+            values.chunks_exact_mut(channels).for_each(|pixel| pixel.swap(0, 2));
+        }
+        let mut size = [width, height];
+        if let (Size::Source, Some(placement)) = (self.size, placement) {
+            // An image that keeps its size is the input.
+            let input = self.input.unwrap_or(placement.source.into());
+            values = placement.bring_back(values, size, channels, input)?;
+            size = placement.source.into();
+        }
+        let range = self.range.unwrap_or(Range::Auto);
+        Ok(Picture::new(size, channels as u8, values, range, self.depth))
+    }
+
+    /// Which axes are what, by the model file; none where it does not tell.
+    fn planes_of_file(
+        &self,
+        output: &TensorSpec,
+        signature: &Signature,
+        batch_axis: bool,
+    ) -> Result<Option<Planes>, String> {
+        let batches = batch_axis && signature.batching() != Batching::Whole;
+        match output.shape[..] {
+            [] => return Ok(None),
+            // A number for each item, or a vector: not rows of a picture.
+            [_, _] if batches => return Err(wrong_shape(&output.name, &output.shape, SHAPE)),
+            _ => {}
+        }
+        let layout = ("image.layout", self.layout);
+        match Planes::only_beside_a_batch(output, signature, batch_axis, layout)? {
+            Some(only) => Ok(Some(only)),
+            None => self.planes(&output.name, &output.shape),
+        }
+    }
+
+    /// Which axes are what; none where extents are open that would tell.
+    fn planes(&self, name: &str, shape: &[Dim]) -> Result<Option<Planes>, String> {
+        if let [height, width] = *shape {
+            return Ok(Some(Planes::only(height, width)));
+        }
+        let axes = of_item(shape).ok_or_else(|| wrong_shape(name, shape, SHAPE))?;
+        let are_channels = |dim| matches!(dim, Dim::Fixed(1 | 3 | 4));
+        let layout = match (self.layout, are_channels(axes[0]), are_channels(axes[2])) {
+            (Some(layout), ..) => layout,
+            (None, true, false) => Layout::Nchw,
+            (None, false, true) => Layout::Nhwc,
+            (None, true, true) => return Err(both_ways(name, shape, "image.layout")),
+            (None, false, false) if [axes[0], axes[2]].contains(&Dim::Free) => return Ok(None),
+            (None, false, false) => return Err(wrong_shape(name, shape, SHAPE)),
+        };
+        Ok(Some(Planes::of(axes, layout)))
+    }
+
+    /// Whether there are as many channels as a picture has, and as the settings are for.
+    fn fits(&self, name: &str, shape: &[Dim], planes: Planes) -> Result<(), String> {
+        match planes.channels {
+            Dim::Fixed(1) if self.bgr => Err(format!(
+                "image.color = \"bgr\" is only read of 3 or 4 channels: output {name:?} of shape {} has 1",
+                show(shape)
+            )),
+            Dim::Fixed(1 | 3 | 4) | Dim::Free => Ok(()),
+            Dim::Fixed(_) => Err(wrong_shape(name, shape, SHAPE)),
+        }
+    }
+}
+
+/// Which values of an output's type are black and white.
+fn usual_range(output: &TensorSpec) -> Result<Range, String> {
+    match output.datatype {
+        DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64 | DataType::Bool => {
+            Ok(Range::Of([0.0, 1.0]))
+        }
+        DataType::Uint8 => Ok(Range::Of([0.0, 255.0])),
+        DataType::Uint16 => Ok(Range::Of([0.0, 65535.0])),
+        datatype => Err(format!(
+            "output {:?} is {datatype}, which does not tell what is black and white: set image.range, as [0, 255], or \"auto\" for the \
+             least and the greatest of each picture",
+            output.name
+        )),
+    }
+}
+
+/// The channels of each pixel side by side.
+fn interleaved(values: Vec<f32>, channels: usize, layout: Layout) -> Vec<f32> {
+    if layout == Layout::Nhwc || channels == 1 {
+        return values;
+    }
+    let pixels = values.len() / channels;
+    let mut side_by_side = vec![0.0; values.len()];
+    for (channel, plane) in values.chunks_exact(pixels.max(1)).enumerate() {
+        for (pixel, value) in side_by_side.chunks_exact_mut(channels).zip(plane) {
+            pixel[channel] = *value;
+        }
+    }
+    side_by_side
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::testing::*, *};
+    use crate::image::{Preprocess, Resize};
+    use bytes::Bytes;
+
+    fn answer(task: Image, tensor: &Tensor, placement: Option<&Placement>) -> Result<Picture, String> {
+        let mut signature = signature(&[("out", &[])]);
+        signature.outputs[0].datatype = tensor.datatype;
+        let task = task.resolve(&signature, Some([4, 4]), true)?;
+        let tensors = [tensor.clone()];
+        task.answer(&Outputs::new(&tensors, &signature)?, placement)
+    }
+
+    /// What resolving says of an output of this shape, beside a batch.
+    fn layout(shape: &[i64]) -> Result<Option<Layout>, String> {
+        let signature = signature(&[("out", shape)]);
+        Image::default().resolve(&signature, None, true).map(|task| task.layout)
+    }
+
+    #[test]
+    fn the_axis_of_one_three_or_four_has_the_channels() {
+        let (nchw, nhwc) = (Ok(Some(Layout::Nchw)), Ok(Some(Layout::Nhwc)));
+        for (shape, expected) in [
+            (&[-1, 3, -1, -1][..], &nchw),
+            (&[-1, -1, -1, 4], &nhwc),
+            (&[1, 1, 512, 512], &nchw),
+            (&[-1, 64, 64, 3], &nhwc),
+            // A plane for each item, as wide as there may be channels.
+            (&[-1, 64, 64], &nchw),
+            (&[-1, 64, 3], &nchw),
+            // Told by what a pass gives.
+            (&[-1, -1, -1, -1], &Ok(None)),
+            (&[-1, -1, 64, 64], &Ok(None)),
+            (&[], &Ok(None)),
+        ] {
+            assert_eq!(&layout(shape), expected, "{shape:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_a_picture_is_refused_with_what_to_do() {
+        let two = layout(&[-1, 2, 64, 64]).unwrap_err();
+        assert_eq!(two, format!("output \"out\" has shape [?, 2, 64, 64], expected {SHAPE}"));
+        let both = layout(&[-1, 3, 64, 4]).unwrap_err();
+        assert_eq!(both, "output \"out\" of shape [?, 3, 64, 4] can be read both ways: set image.layout");
+        // Scores of classes, and more axes than a picture has.
+        for shape in [&[-1, 1000][..], &[-1], &[-1, 3, 8, 64, 64], &[2, 3, 64, 64]] {
+            assert!(
+                layout(shape).unwrap_err().contains("expected [1, channels, height, width]"),
+                "{shape:?}"
+            );
+        }
+        let signature = |datatype| {
+            let mut signature = signature(&[("out", &[-1, 1, 8, 8])]);
+            signature.outputs[0].datatype = datatype;
+            signature
+        };
+        let error = Image::default().resolve(&signature(DataType::Int32), None, true).unwrap_err();
+        assert!(error.starts_with("output \"out\" is INT32, ") && error.contains("image.range"), "{error}");
+        let ranged = Image { range: Some(Range::Auto), ..Image::default() };
+        assert!(ranged.resolve(&signature(DataType::Int32), None, true).is_ok());
+        let error = Image::default().resolve(&signature(DataType::Bytes), None, true).unwrap_err();
+        assert_eq!(error, "output \"out\" is BYTES, expected numbers");
+        let bgr = Image { bgr: true, ..Image::default() };
+        let error = bgr.resolve(&signature(DataType::Fp32), None, true).unwrap_err();
+        assert!(error.starts_with("image.color = \"bgr\" is only read of 3 or 4 channels"), "{error}");
+        let turned = Image { layout: Some(Layout::Nhwc), ..Image::default() };
+        assert!(turned.resolve(&signature(DataType::Fp32), None, true).unwrap_err().contains("[?, 1, 8, 8]"));
+    }
+
+    #[test]
+    fn channels_lie_side_by_side_in_every_layout() {
+        // Two pixels beside each other: 1 2 3 and 4 5 6.
+        let pixels = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        let planes = [1.0, 4.0, 2.0, 5.0, 3.0, 6.0];
+        let values = |task: &Image, shape: &[usize], numbers: &[f32]| {
+            let picture = answer(task.clone(), &floats(shape, numbers), None).unwrap();
+            (picture.width, picture.height, picture.channels, picture.values)
+        };
+        let rgb = Image::default();
+        assert_eq!(values(&rgb, &[1, 3, 1, 2], &planes), (2, 1, 3, pixels.to_vec()));
+        assert_eq!(values(&rgb, &[3, 1, 2], &planes), (2, 1, 3, pixels.to_vec()));
+        let last = Image { layout: Some(Layout::Nhwc), ..Image::default() };
+        assert_eq!(values(&last, &[1, 1, 2, 3], &pixels), (2, 1, 3, pixels.to_vec()));
+        assert_eq!(values(&last, &[1, 2, 3], &pixels), (2, 1, 3, pixels.to_vec()));
+        assert_eq!(values(&rgb, &[1, 2], &pixels[..2]), (2, 1, 1, vec![1.0, 2.0]));
+        assert_eq!(values(&rgb, &[1, 2, 2], &pixels[..4]), (2, 2, 1, pixels[..4].to_vec()));
+        let bgr = Image { bgr: true, layout: Some(Layout::Nchw), ..Image::default() };
+        assert_eq!(values(&bgr, &[1, 3, 1, 2], &planes).3, [3.0, 2.0, 1.0, 6.0, 5.0, 4.0]);
+        // Alpha stays where it is.
+        assert_eq!(values(&bgr, &[1, 4, 1, 1], &pixels[..4]).3, [3.0, 2.0, 1.0, 4.0]);
+    }
+
+    #[test]
+    fn a_type_tells_what_is_white() {
+        let white = |datatype, data: &[u8]| {
+            let tensor = Tensor { datatype, shape: vec![1, 1, 1, 1], data: Bytes::copy_from_slice(data) };
+            let picture = answer(Image { layout: Some(Layout::Nchw), ..Image::default() }, &tensor, None);
+            let picture = picture.unwrap();
+            (picture.range[1], picture.values[0])
+        };
+        assert_eq!(white(DataType::Uint8, &[255]), (255.0, 255.0));
+        assert_eq!(white(DataType::Uint16, &[255, 255]), (65535.0, 65535.0));
+        assert_eq!(white(DataType::Bool, &[1]), (1.0, 1.0));
+        assert_eq!(white(DataType::Fp16, &[0, 0x3c]), (1.0, 1.0));
+    }
+
+    #[test]
+    fn a_picture_lies_where_the_posted_image_does() {
+        // 8 × 4 posted, input 4 × 4: scale 2, one row of padding above and below.
+        let placement = Preprocess { resize: Resize::Letterbox, ..Preprocess::new(4, 4) }.placement(8, 4);
+        #[rustfmt::skip]
+        let tensor = floats(&[1, 4, 4], &[
+            99.0, 99.0, 99.0, 99.0,
+             0.0,  4.0,  8.0, 12.0,
+             0.0,  4.0,  8.0, 12.0,
+            99.0, 99.0, 99.0, 99.0,
+        ]);
+        let planes = Image { layout: Some(Layout::Nchw), ..Image::default() };
+        let back = answer(planes.clone(), &tensor, Some(&placement)).unwrap();
+        assert_eq!((back.width, back.height), (8, 4));
+        assert_eq!(back.values, [0.0, 1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 12.0].repeat(4));
+        let own = Image { size: Size::Output, ..planes };
+        let own = answer(own, &tensor, Some(&placement)).unwrap();
+        assert_eq!((own.width, own.height, own.values[0]), (4, 4, 99.0));
+    }
+
+    #[test]
+    fn outputs_that_are_no_picture_after_all_are_errors() {
+        let error = answer(Image::default(), &floats(&[1, 5, 8, 8], &[0.0; 320]), None).unwrap_err();
+        assert!(error.starts_with("output \"out\" has shape [1, 5, 8, 8], expected"), "{error}");
+        assert!(answer(Image::default(), &floats(&[1, 3, 0, 8], &[]), None).is_err());
+        // Numbers of any kind are a picture.
+        assert!(answer(Image::default(), &floats(&[1, 1, 1, 2], &[f32::NAN, f32::INFINITY]), None).is_ok());
+    }
+}

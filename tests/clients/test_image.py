@@ -1,0 +1,201 @@
+"""Networks whose output is a picture: what is decoded of the answer is what numpy and Pillow make of the same image."""
+
+import base64
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+import reference
+import requests
+import tifffile
+import wire
+from make_models import FLOAT, Graph, picture
+from PIL import Image
+
+WIDTH, HEIGHT = 200, 120
+
+
+@pytest.fixture(scope="module")
+def photo():
+    """Something like a photograph, `[HEIGHT, WIDTH, 3]` uint8."""
+    return picture(np.random.default_rng(7), WIDTH, HEIGHT)
+
+
+@pytest.fixture(scope="module")
+def site(start_server, models, tmp_path_factory):
+    """`enlarge` as it is made, and under other manifests; and one that gives grey depths without bounds."""
+    folder = tmp_path_factory.mktemp("images") / "models"
+    shutil.copytree(models / "enlarge", folder / "enlarge")
+    sized = 'task = "image"\n[input]\nresize = "{}"\nwidth = 64\nheight = 64\n'
+    manifests = {
+        "letterbox": sized.format("letterbox"),
+        "stretch": sized.format("stretch"),
+        "cropped": sized.format("shorter") + "size = 64\n",
+        "as-given": sized.format("letterbox") + '[image]\nsize = "output"\n',
+        "turned": 'task = "image"\n[input]\nresize = "none"\n[image]\ncolor = "bgr"\ndepth = 16\nrange = [-1, 1]\n',
+        "wrong-layout": 'task = "image"\n[input]\nresize = "none"\n[image]\nlayout = "nhwc"\n',
+    }
+    for name, manifest in manifests.items():
+        shutil.copytree(models / "enlarge", folder / name)
+        (folder / name / "model.toml").write_text(manifest)
+    g = Graph()
+    mean = g.node("ReduceMean", "image", axes=[1], keepdims=0)
+    g.node("Mul", mean, g.constant(np.float32(-30)), output="depth")
+    (folder / "depth").mkdir()
+    shapes = [("image", FLOAT, ["N", 3, "H", "W"])], [("depth", FLOAT, ["N", "H", "W"])]
+    (folder / "depth" / "model.onnx").write_bytes(g.bytes("depth", *shapes))
+    (folder / "depth" / "model.toml").write_text('task = "image"\n[input]\nresize = "none"\n[image]\nrange = "auto"\n')
+    server = start_server(folder)
+    yield server
+    assert server.stop() == 0
+
+
+def opened(data):
+    return np.asarray(Image.open(io.BytesIO(data)))
+
+
+def asked(site, model, array):
+    """What JSON says of a picture, and its pixels."""
+    found, reply = wire.one(wire.post_image(site, model, reference.png(array)), "image")
+    assert reply["image"] == {"width": array.shape[1], "height": array.shape[0]}
+    pixels = opened(base64.b64decode(found["png"]))
+    assert pixels.shape[:2] == (found["height"], found["width"])
+    return found, pixels
+
+
+def file(site, model, array, media):
+    response = wire.post_image(site, model, reference.png(array), headers={"Accept": media})
+    assert response.status_code == 200 and response.headers["Content-Type"] == media, response.text[:500]
+    return response.content
+
+
+def twice(array):
+    return array.repeat(2, 0).repeat(2, 1)
+
+
+def resized(array, width, height):
+    """A float array `[h, w, c]` as Pillow resizes each of its channels bilinearly."""
+    planes = [Image.fromarray(np.float32(array[..., c])).resize((width, height), Image.Resampling.BILINEAR) for c in range(array.shape[2])]
+    return np.stack([np.asarray(plane) for plane in planes], -1)
+
+
+def test_a_picture_is_what_the_network_makes_of_the_image(site, photo):
+    found, pixels = asked(site, "enlarge", photo)
+    assert (found["channels"], found["depth"], found["range"]) == (3, 8, [0, 1])
+    assert (pixels == twice(photo)).all()
+    assert (opened(file(site, "enlarge", photo, "image/png")) == twice(photo)).all()
+
+
+def test_a_tiff_has_the_values_of_the_network(site, photo):
+    values = tifffile.imread(io.BytesIO(file(site, "enlarge", photo, "image/tiff")))
+    assert values.dtype == np.float32 and values.shape == (2 * HEIGHT, 2 * WIDTH, 3)
+    assert np.abs(values - twice(photo) / 255).max() < 1e-6
+    depth = tifffile.imread(io.BytesIO(file(site, "depth", photo, "image/tiff")))
+    assert depth.shape == (HEIGHT, WIDTH) and np.abs(depth + 30 * photo.mean(2) / 255).max() < 1e-4
+
+
+def test_depths_are_shown_from_the_least_to_the_greatest(site, photo):
+    found, pixels = asked(site, "depth", photo)
+    depth = -30 * photo.mean(2) / 255
+    assert found["channels"] == 1 and np.abs(np.subtract(found["range"], [depth.min(), depth.max()])).max() < 1e-4
+    expected = (depth - depth.min()) / (depth.max() - depth.min()) * 255
+    assert pixels.min() == 0 and pixels.max() == 255 and np.abs(pixels - expected).max() < 0.51
+
+
+def test_order_of_channels_depth_and_range_are_the_manifests(site, photo):
+    tall = photo[:, :100]
+    png = file(site, "turned", tall, "image/png")
+    assert png[24:26] == bytes([16, 2]), "16 bits, red, green and blue"
+    # Pillow has no colours of 16 bits: a grey of the same values tells them.
+    grey = np.full((4, 4, 3), 51, np.uint8)
+    found, _ = asked(site, "turned", grey)
+    assert (found["depth"], found["range"]) == (16, [-1, 1])
+    high = opened(png).astype(int)
+    # Of 16 bits Pillow keeps the upper 8.
+    expected = (twice(tall[..., ::-1]) / 255 + 1) / 2 * 65535
+    assert np.abs(high - expected // 256).max() <= 1
+
+
+def test_a_letterboxed_picture_comes_back_to_its_place(site, photo):
+    _, pixels = asked(site, "letterbox", photo)
+    assert pixels.shape == photo.shape
+    height = round(64 * HEIGHT / WIDTH)
+    seen = np.asarray(Image.fromarray(photo).resize((64, height), Image.Resampling.BILINEAR))
+    expected = resized(twice(seen), WIDTH, HEIGHT)
+    difference = np.abs(pixels - expected).max()
+    print(f"largest difference {difference:.2f} of 255")
+    assert difference < 2.5
+    _, given = asked(site, "as-given", photo)
+    assert given.shape == (128, 128, 3) and (given[0] == 114).all()
+
+
+def test_a_stretched_picture_comes_back_in_its_proportions(site, photo):
+    _, pixels = asked(site, "stretch", photo)
+    seen = np.asarray(Image.fromarray(photo).resize((64, 64), Image.Resampling.BILINEAR))
+    difference = np.abs(pixels - resized(twice(seen), WIDTH, HEIGHT)).max()
+    print(f"largest difference {difference:.2f} of 255")
+    assert pixels.shape == photo.shape and difference < 2.5
+
+
+def test_where_an_image_was_cut_off_the_edge_goes_on(site, photo):
+    _, pixels = asked(site, "cropped", photo)
+    assert pixels.shape == photo.shape
+    width = 64 * WIDTH // HEIGHT
+    whole = np.asarray(Image.fromarray(photo).resize((width, 64), Image.Resampling.BILINEAR))
+    left = round((width - 64) / 2)
+    # The pixels of the image that the network saw whole.
+    first, last = int(np.ceil(left / width * WIDTH)), int((left + 64) / width * WIDTH)
+    expected = resized(twice(whole), WIDTH, HEIGHT)
+    inner = np.abs(pixels - expected)[:, first + 2 : last - 2].max()
+    print(f"largest difference {inner:.2f} of 255")
+    assert inner < 2.5
+    assert (pixels[:, :first] == pixels[:, first : first + 1]).all()
+    assert (pixels[:, last:] == pixels[:, last - 1 : last]).all()
+
+
+def test_several_images_are_answered_as_json_and_as_they_come(site, photo):
+    small = photo[:40, :60]
+    arrays = [photo, small]
+    files = [("image", (f"{i}.png", reference.png(array), "image/png")) for i, array in enumerate(arrays)]
+    url = wire.prediction_url(site, "enlarge")
+    for number, answer in enumerate(wire.many(wire.post_files(site, "enlarge", [(f[1][0], f[1][1]) for f in files]), "image", 2)):
+        assert (opened(base64.b64decode(answer["picture"]["png"])) == twice(arrays[number])).all()
+    streamed = requests.post(url, files=files, headers={"Accept": "image/tiff, application/x-ndjson"}, timeout=wire.TIMEOUT)
+    *answers, done = [json.loads(line) for line in streamed.text.splitlines()]
+    assert [answer["picture"]["width"] for answer in answers] == [2 * WIDTH, 120] and done["done"]["failed"] == 0
+    for media in ("image/png", "image/tiff"):
+        refused = requests.post(url, files=files, headers={"Accept": media}, timeout=wire.TIMEOUT)
+        wire.problem(refused, 406, f"{media} for several images")
+
+
+def test_the_first_protocol_of_kserve_has_pictures_too(site, photo):
+    body = {"instances": [{"b64": wire.b64(reference.png(photo))}]}
+    reply = wire.ok(requests.post(f"{site.url}/v1/models/enlarge:predict", json=body, timeout=wire.TIMEOUT))
+    (answer,) = reply["predictions"]
+    assert (opened(base64.b64decode(answer["picture"]["png"])) == twice(photo)).all()
+
+
+def test_a_layout_that_does_not_fit_is_told_where_it_is_asked_for(site, photo):
+    told = wire.ok(requests.get(f"{site.url}/v2/models", timeout=wire.TIMEOUT))["models"]
+    assert {model["name"]: model["task"] for model in told}["enlarge"] == "image"
+    refused = wire.post_image(site, "wrong-layout", reference.png(photo))
+    assert refused.status_code >= 400 and "with 1, 3 or 4 channels" in refused.text, refused.text
+
+
+def test_options_of_other_tasks_are_refused(site, photo):
+    for query, told in ({"mask": "png"}, "mask is .png., .*segment"), ({"top_k": 1}, "top_k is .1., .*classify"):
+        wire.problem(wire.post_image(site, "enlarge", reference.png(photo), query=query), 400, told)
+
+
+def test_a_picture_takes_its_share_of_memory(start_server, models, photo, tmp_path):
+    shutil.copytree(models / "enlarge", tmp_path / "enlarge")
+    server = start_server(tmp_path, image_pixels_max=250_000, decode_bytes_max=1_000_000)
+    small = photo[:50, :90]
+    assert wire.post_image(server, "enlarge", reference.png(small)).status_code == 200
+    for headers in ({}, {"Accept": "image/png"}, {"Accept": "image/tiff"}):
+        reply = wire.post_image(server, "enlarge", reference.png(photo), headers=headers)
+        told = f"memory to write the picture in bytes is {10 * 3 * 4 * WIDTH * HEIGHT}, more than the limit of 1000000"
+        assert reply.status_code == 413 and told in reply.json()["error"], reply.text
+    assert server.stop() == 0
