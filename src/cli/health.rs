@@ -257,6 +257,8 @@ mod tests {
             let port = listener.local_addr().expect("an address").port();
             let served = thread::spawn(move || {
                 let (mut stream, _) = listener.accept().expect("a caller");
+                // An answer to what was not asked yet is none.
+                assert!(stream.read(&mut [0; 4096]).expect("a request") > 0);
                 stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").expect("a reader");
                 // Until the caller has had enough.
                 while stream.write_all(&[b'x'; 4096]).is_ok() {}
