@@ -85,6 +85,7 @@ fn on_gpu(engine: &mut GaussMle, inputs: &[Tensor], setting: &Setting) -> Found 
 fn check(what: &str, got: &Found, expected: &Found) {
     assert_eq!(got.counts, expected.counts, "{what}");
     assert_eq!(got.corners, expected.corners, "{what}");
+    assert_eq!(got.over_max, expected.over_max, "{what}");
     let worst = got.scores.iter().zip(&expected.scores).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f32::max);
     assert!(worst < 1e-4, "{what}: scores {worst} apart");
     let rows = |found: &Found| (found.fits.clone(), found.codes.clone());
