@@ -110,6 +110,10 @@ fn spots_of_frames_are_found_and_fitted_as_on_the_cpu() {
                 assert!(expected.corners.len() > 8, "{} spots", expected.corners.len());
                 let what = format!("{method:?} maps {} f32 {wide}", camera.sensor().is_some());
                 check(&what, &on_gpu(&mut engine, &inputs, &asked), &expected);
+                let strongest = setting(psfs()[number], &camera).finding(finding(method, 1));
+                let expected = on_cpu(&inputs, &strongest);
+                assert!(expected.over_max > 3, "{} spots are left out", expected.over_max);
+                check(&what, &on_gpu(&mut engine, &inputs, &strongest), &expected);
             }
         }
     }
