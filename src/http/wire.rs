@@ -57,6 +57,8 @@ pub enum Parameter {
     Number(String),
     /// A string.
     Text(String),
+    /// A short list of numbers as they were written, with commas between them: settings may have one for x and one for y.
+    Numbers(String),
     /// What no parameter of ours is, in words: clients of other servers bring it, and nobody reads it.
     Other(&'static str),
 }
@@ -85,12 +87,24 @@ impl<'de> Deserialize<'de> for Parameter {
                 // Its own words would say a place within the string.
                 Err(_) => Err(D::Error::custom("a string has an escape that stands for no character")),
             },
-            [b'[', ..] => Ok(Parameter::Other("a list")),
+            [b'[', ..] => Ok(numbers(json).map_or(Parameter::Other("a list"), Parameter::Numbers)),
             [b'{', ..] => Ok(Parameter::Other("an object")),
             [b'n', ..] => Ok(Parameter::Other("null")),
             _ => Ok(json.parse().map_or_else(|_| Parameter::Number(json.to_owned()), Parameter::Integer)),
         }
     }
+}
+
+/// Bytes of the longest list that is a setting's. Others may be of any length, and are not kept.
+const LIST_BYTES_MAX: usize = 256;
+
+/// What a short list holds, if that is numbers.
+fn numbers(json: &str) -> Option<String> {
+    let items: Vec<&RawValue> =
+        (json.len() <= LIST_BYTES_MAX).then(|| serde_json::from_str(json).ok()).flatten()?;
+    let items: Vec<&str> = items.into_iter().map(RawValue::get).collect();
+    let is_number = |item: &&str| item.starts_with(|c: char| c == '-' || c.is_ascii_digit());
+    (!items.is_empty() && items.iter().all(is_number)).then(|| items.join(","))
 }
 
 /// A whole number of 64 bits; what is none is told as it was written.
@@ -145,6 +159,7 @@ impl fmt::Display for Parameter {
             Parameter::Integer(value) => write!(f, "{value}"),
             Parameter::Number(written) => f.write_str(clipped(written)),
             Parameter::Text(value) => write!(f, "{:?}", clipped(value)),
+            Parameter::Numbers(written) => write!(f, "[{}]", clipped(written)),
             Parameter::Other(what) => f.write_str(what),
         }
     }
@@ -198,7 +213,16 @@ mod tests {
         ] {
             assert_eq!(serde_json::from_str::<Parameter>(text).ok(), Some(expected), "{text}");
         }
-        for (text, what) in [("null", "null"), ("[1]", "a list"), ("{\"a\":[]}", "an object")] {
+        let long = format!("[{}1]", "1,".repeat(128));
+        for (text, what) in [
+            ("null", "null"),
+            ("[1.50, -2]", "[1.50,-2]"),
+            ("[]", "a list"),
+            ("[1, \"a\"]", "a list"),
+            ("[[1]]", "a list"),
+            (&long, "a list"),
+            ("{\"a\":[]}", "an object"),
+        ] {
             let parameter: Parameter = serde_json::from_str(text).expect(text);
             let parameters = super::Parameters::from([("k".to_owned(), parameter)]);
             let error = super::flag(&parameters, "k").expect_err(text).to_string();

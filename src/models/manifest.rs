@@ -120,6 +120,8 @@
 //! offset = 0                   # a number, or a .npy file in the model's folder that holds one per pixel of the sensor
 //! gain = 1.0                   # photo-electrons per count; likewise
 //! read_noise = 0.0             # photo-electrons rms; likewise
+//! excess_noise = 1.0           # by how much multiplication raises the variance of photo-electrons (F^2): 2 of an EMCCD; 1 to 4
+//! # corner_px = [0, 0]         # column and row of the maps in which frames begin that are a part of the sensor; default: frames are all of it
 //!
 //! [detect]                     # which spots of a frame are cut out and fitted
 //! method = "contrast"          # contrast (difference of Gaussians) | net-gradient (Picasso's)
@@ -127,7 +129,7 @@
 //! # photons_min = 300          # contrast: that of a spot of so many photons
 //! # gradient_min = 400         # net-gradient: in photo-electrons
 //! radius_px = 2                # contrast: a spot is the highest pixel within so many rows and columns: 1 to 16
-//! border = "shift"             # boxes that would leave the frame: shift (are moved inwards) | drop
+//! border = "shift"             # boxes that would leave the frame: shift (are moved inwards) | drop; net-gradient finds no spot whose box, with one pixel around it, would
 //! spots_max = 10000            # of a frame; of more, the strongest are kept: 1 to 65536
 //! ```
 

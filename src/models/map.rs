@@ -2,7 +2,7 @@
 
 use crate::{
     engine::kernels::SensorMap,
-    image::stack::{Format, Limits, Options, Samples, StackReader},
+    image::stack::{Format, Limits, Options, Samples, StackError, StackReader},
 };
 use std::{fs::File, io::Read, path::Path};
 
@@ -31,7 +31,13 @@ pub(super) fn read(path: &Path) -> Result<SensorMap, String> {
     };
     let options = Options { limits, spill_folder: None, file_alone: false };
     let mut reader = StackReader::new(Some(Format::Npy), options);
-    let said = |error: crate::image::stack::StackError| error.to_string();
+    let said = |error| match error {
+        // What would be done to frames is told of those.
+        StackError::Unsupported { format, what, .. } => format!(
+            "{format} with {what} is not supported; save it as numpy.ascontiguousarray(map, 'float32') of shape [height, width]"
+        ),
+        other => other.to_string(),
+    };
     reader.push(bytes.into()).map_err(said)?;
     reader.finish();
     let Some(frame) = reader.next_frame().map_err(said)? else {
@@ -49,7 +55,11 @@ mod tests {
     use super::*;
 
     fn npy(shape: &str, values: &[f32]) -> Vec<u8> {
-        let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}");
+        npy_in("False", shape, values)
+    }
+
+    fn npy_in(fortran_order: &str, shape: &str, values: &[f32]) -> Vec<u8> {
+        let mut header = format!("{{'descr': '<f4', 'fortran_order': {fortran_order}, 'shape': {shape}, }}");
         header.extend(std::iter::repeat_n(' ', 117 - header.len()));
         header.push('\n');
         let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
@@ -78,6 +88,8 @@ mod tests {
         for (bytes, expected) in [
             (npy("(2, 1, 1)", &[0.0, 1.0]), "number of frames"),
             (npy("(2, 3)", &[0.0]), "truncated"),
+            (npy_in("True", "(2, 3)", &[0.0; 6]), "of shape [height, width]"),
+            (npy("(2, 1, 1, 1)", &[0.0, 1.0]), "of shape [height, width]"),
             (b"GIF89a..".to_vec(), ".npy"),
         ] {
             let error = check(&bytes).unwrap_err();

@@ -85,6 +85,7 @@ fn on_gpu(engine: &mut GaussMle, inputs: &[Tensor], setting: &Setting) -> Found 
 fn check(what: &str, got: &Found, expected: &Found) {
     assert_eq!(got.counts, expected.counts, "{what}");
     assert_eq!(got.corners, expected.corners, "{what}");
+    assert_eq!(got.over_max, expected.over_max, "{what}");
     let worst = got.scores.iter().zip(&expected.scores).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f32::max);
     assert!(worst < 1e-4, "{what}: scores {worst} apart");
     let rows = |found: &Found| (found.fits.clone(), found.codes.clone());
@@ -109,6 +110,10 @@ fn spots_of_frames_are_found_and_fitted_as_on_the_cpu() {
                 assert!(expected.corners.len() > 8, "{} spots", expected.corners.len());
                 let what = format!("{method:?} maps {} f32 {wide}", camera.sensor().is_some());
                 check(&what, &on_gpu(&mut engine, &inputs, &asked), &expected);
+                let strongest = setting(psfs()[number], &camera).finding(finding(method, 1));
+                let expected = on_cpu(&inputs, &strongest);
+                assert!(expected.over_max > 3, "{} spots are left out", expected.over_max);
+                check(&what, &on_gpu(&mut engine, &inputs, &strongest), &expected);
             }
         }
     }

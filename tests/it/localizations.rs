@@ -66,6 +66,7 @@ fn table(schema: &Schema, first: usize, rows: usize) -> Table {
             })
             .collect(),
         score: if schema.score.is_some() { column(&|row| 300.0 + row, false) } else { Vec::new() },
+        over_spots_max: 0,
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
         output::{self, Output},
         table::table,
     },
-    tasks::localize::{Format, Status},
+    tasks::localize::{Format, OVER_SPOTS_MAX, Status},
 };
 use futures_util::{StreamExt, stream};
 use std::{
@@ -124,6 +124,16 @@ fn into(found: &[PathBuf], wanted: &Wanted) -> Result<Into, String> {
         let format = format.map_or_else(|| by_extension(output, &extensions()), Ok)?;
         yaml_is_ours(output, format)?;
         return Ok(Into::Files(vec![output.clone()], format));
+    }
+    if is_new
+        && !output.as_os_str().as_encoded_bytes().ends_with(b"/")
+        && by_extension(output, &extensions()).is_ok()
+    {
+        return Err(format!(
+            "{} stacks do not go to one file, {}: name a folder with -o, and what to write with --format",
+            found.len(),
+            output.display()
+        ));
     }
     if !output.is_dir() && !is_new {
         return Err(format!("{} stacks need a folder, and {} is none", found.len(), output.display()));
@@ -257,13 +267,15 @@ async fn counted(
 }
 
 fn header() -> Vec<String> {
-    let names = ["file", "frames", "localizations"].into_iter().chain(Status::ALL.map(Status::name));
-    names.map(str::to_uppercase).collect()
+    ["file"].into_iter().chain(counted_names()).map(str::to_uppercase).collect()
+}
+
+fn counted_names() -> impl Iterator<Item = &'static str> {
+    ["frames", "localizations"].into_iter().chain(Status::ALL.map(Status::name)).chain([OVER_SPOTS_MAX])
 }
 
 fn row(name: &str, ended: &Ended) -> Vec<String> {
-    let names = ["frames", "localizations"].into_iter().chain(Status::ALL.map(Status::name));
-    let counts = names.map(|name| ended.counts.get(name).copied().unwrap_or(0).to_string());
+    let counts = counted_names().map(|name| ended.counts.get(name).copied().unwrap_or(0).to_string());
     [name.to_owned()].into_iter().chain(counts).collect()
 }
 
@@ -281,9 +293,9 @@ fn summary(ended: &Ended, file: &Path, took: f64) -> String {
         // Trailers do not pass everything that stands between.
         _ => format!("written to {}, in {took:.2} s", file.display()),
     };
-    for status in Status::ALL {
-        if let Some(count) = count(status.name()).filter(|count| *count > 0) {
-            text.push_str(&format!("; {} {count}", status.name()));
+    for name in Status::ALL.map(Status::name).into_iter().chain([OVER_SPOTS_MAX]) {
+        if let Some(count) = count(name).filter(|count| *count > 0) {
+            text.push_str(&format!("; {name} {count}"));
         }
     }
     text.push('\n');
@@ -350,6 +362,15 @@ mod tests {
         assert_eq!(told(&["a.tif", "b.tif"], "two", &["--format", "csv"]), Ok(2));
         assert_eq!(told(&["a.tif"], "one/", &["--format", "csv"]), Ok(1));
         assert_eq!(told(&["a.tif"], "file.csv", &[]), Ok(1));
+        for format in [&[][..], &["--format", "csv"]] {
+            let two = told(&["a.tif", "b.tif"], "both.csv", format).expect_err("one file");
+            assert!(
+                two.starts_with("2 stacks do not go to one file, ") && two.contains("name a folder"),
+                "{two}"
+            );
+            assert!(!is_there("both.csv"));
+        }
+        assert_eq!(told(&["a.tif", "b.tif"], "both.csv/", &["--format", "csv"]), Ok(2));
         assert_eq!(["two", "one", "file.csv"].map(is_there), [true, true, false]);
         let nested = told(&["a.tif"], "no/such/", &["--format", "csv"]).expect_err("nothing to make it in");
         assert!(nested.starts_with("cannot make the folder") && nested.contains("No such file"), "{nested}");
@@ -361,11 +382,14 @@ mod tests {
     #[test]
     fn a_summary_says_what_is_known() {
         let counts = [("frames", 160), ("localizations", 1466), ("written", 1466), ("converged", 1466)];
-        let counts = counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
-        assert_eq!(
-            summary(&Ended { counts }, Path::new("a.csv"), 0.031),
-            "1466 spots in 160 frames, 1466 written to a.csv, in 0.03 s; converged 1466\n"
-        );
+        let over = [("over_spots_max", 7)];
+        let [counts, full] = [counts.to_vec(), [&counts[..], &over].concat()].map(|counts| {
+            let counts = counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
+            summary(&Ended { counts }, Path::new("a.csv"), 0.031)
+        });
+        let line = "1466 spots in 160 frames, 1466 written to a.csv, in 0.03 s; converged 1466";
+        assert_eq!(counts, format!("{line}\n"));
+        assert_eq!(full, format!("{line}; over_spots_max 7\n"), "frames with more are told");
         assert_eq!(summary(&Ended::default(), Path::new("a.csv"), 0.5), "written to a.csv, in 0.50 s\n");
     }
 

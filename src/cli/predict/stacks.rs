@@ -5,7 +5,7 @@ use super::{
     ask::Asking,
 };
 use crate::{
-    tasks::localize::{Format, Status},
+    tasks::localize::{Format, OVER_SPOTS_MAX, Status},
     words::causes,
 };
 use axum::{
@@ -195,7 +195,7 @@ fn parse(text: &str) -> BTreeMap<String, u64> {
 /// The same of the last line of NDJSON.
 fn of_tail(last: &[u8]) -> BTreeMap<String, u64> {
     let value: serde_json::Value = serde_json::from_slice(last).unwrap_or_default();
-    let names = ["frames", "localizations"].map(|name| (name, &value[name]));
+    let names = ["frames", "localizations", OVER_SPOTS_MAX].map(|name| (name, &value[name]));
     let statuses = Status::ALL.map(|status| (status.name(), &value["status"][status.name()]));
     let all = names.into_iter().chain(statuses);
     all.filter_map(|(name, number)| Some((name.to_owned(), number.as_u64()?))).collect()
@@ -242,6 +242,10 @@ mod tests {
         assert_eq!(parse("frames=160, localizations=1466, converged=9"), expected);
         let tail = br#"{"end":true,"frames":160,"localizations":1466,"status":{"converged":9}}"#;
         assert_eq!(of_tail(tail), expected);
+        assert_eq!(
+            of_tail(br#"{"end":true,"over_spots_max":12}"#),
+            [("over_spots_max".to_owned(), 12)].into()
+        );
     }
 
     #[test]

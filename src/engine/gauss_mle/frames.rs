@@ -11,12 +11,14 @@
 //! | `fits` | BYTES `[n]` | of each frame a row of [`Columns`] for each spot, FP32 |
 //! | `codes` | BYTES `[n]` | their codes, as of ROIs |
 //! | `spots` | BYTES `[n]` | of each spot x and y of its box's first pixel, UINT32, and its score, FP32 |
+//! | `over_max` | UINT32 `[n]` | how many more spots each frame has than `spots_max` |
 
 use super::{Columns, Setting, crew::Parts, values};
 use crate::engine::{
     DataType, EngineError, Tensor, TensorView,
     kernels::{Adu, FinderOptions, InstructionSet, Invalid, RoiBuffer, Spot, SpotFinder, fit_all},
     staging::{Memory, Slot, Staging},
+    tensor::bytes_of,
 };
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -194,6 +196,8 @@ pub(in crate::engine) struct Fitted {
     spots: Vec<Spot>,
     rows: Vec<f32>,
     codes: Vec<[u8; 2]>,
+    /// For each frame, in their order, how many spots were left out.
+    over_max: Vec<u32>,
 }
 
 impl Fitted {
@@ -208,15 +212,16 @@ impl Fitted {
         let (width, height) = (frames.width, frames.height);
         let mut finder = SpotFinder::new(options, setting.camera(), width, height)?.with_instructions(set);
         let mut rois = RoiBuffer::new(options.box_side)?;
-        let mut spots = Vec::new();
+        let (mut spots, mut over_max) = (Vec::new(), Vec::with_capacity(range.len()));
         for index in range {
             let (adu, frame) = (frames.frame(index), index as u32);
             let found = finder.find(adu)?;
             rois.cut(adu, width, frame, found)?;
             spots.extend(found.iter().map(|spot| Spot { frame, ..*spot }));
+            over_max.push(finder.over_max() as u32);
         }
         let (rows, codes) = fit_all(set, setting.model(), setting.camera(), rois.rois())?;
-        Ok(Fitted { spots, rows, codes })
+        Ok(Fitted { spots, rows, codes, over_max })
     }
 
     /// Puts what other frames gave behind it.
@@ -224,16 +229,22 @@ impl Fitted {
         self.spots.append(&mut more.spots);
         self.rows.append(&mut more.rows);
         self.codes.append(&mut more.codes);
+        self.over_max.append(&mut more.over_max);
     }
 
     /// What is answered for `frames` frames.
     pub(in crate::engine) fn answer(&self, frames: usize, spots_max: usize) -> Vec<Tensor> {
-        answer(frames, spots_max, &self.spots, &self.rows, &self.codes)
+        let mut answer = answer(frames, spots_max, &self.spots, &self.rows, &self.codes);
+        if let Some(over_max) = answer.last_mut() {
+            // Finding has left them out already.
+            over_max.data = bytes_of(self.over_max.clone());
+        }
+        answer
     }
 }
 
 /// The answer for `frames` frames: their spots in the order of their pixels, and of more than `spots_max` in a frame the
-/// strongest, as [`SpotFinder::find`] gives them. There is a row and a code for each of `spots`.
+/// strongest, as [`SpotFinder::find`] gives them. There is a row and a code for each of `spots`, which are all that were found.
 pub(in crate::engine) fn answer(
     frames: usize,
     spots_max: usize,
@@ -242,7 +253,7 @@ pub(in crate::engine) fn answer(
     codes: &[[u8; 2]],
 ) -> Vec<Tensor> {
     let columns = rows.len().checked_div(spots.len()).unwrap_or(0);
-    let of_frames = in_order(frames, spots_max, spots);
+    let (of_frames, over_max) = in_order(frames, spots_max, spots);
     // Each is as long as it will be but for spots that are not the strongest.
     let room = |bytes: usize| Vec::with_capacity(4 * frames + spots.len() * bytes);
     let (mut fits_out, mut codes_out, mut spots_out) = (room(4 * columns), room(2), room(SPOT_BYTES));
@@ -261,18 +272,22 @@ pub(in crate::engine) fn answer(
         }
     }
     let tensor = |data: Vec<u8>| Tensor { datatype: DataType::Bytes, shape: vec![frames], data: data.into() };
-    [fits_out, codes_out, spots_out].map(tensor).into()
+    let mut answer: Vec<Tensor> = [fits_out, codes_out, spots_out].map(tensor).into();
+    answer.push(Tensor { datatype: DataType::Uint32, shape: vec![frames], data: bytes_of(over_max) });
+    answer
 }
 
-/// For each frame, which of `spots` are its own.
-fn in_order(frames: usize, spots_max: usize, spots: &[Spot]) -> Vec<Vec<u32>> {
+/// For each frame, which of `spots` are its own, and how many more there are.
+fn in_order(frames: usize, spots_max: usize, spots: &[Spot]) -> (Vec<Vec<u32>>, Vec<u32>) {
     let mut of_frames = vec![Vec::new(); frames];
     for (index, spot) in spots.iter().enumerate() {
         of_frames[spot.frame as usize].push(index as u32);
     }
     let place = |index: &u32| (spots[*index as usize].y, spots[*index as usize].x);
-    for mine in &mut of_frames {
+    let mut over_max = vec![0; frames];
+    for (mine, over_max) in of_frames.iter_mut().zip(&mut over_max) {
         if mine.len() > spots_max {
+            *over_max = (mine.len() - spots_max) as u32;
             let score = |index: &u32| spots[*index as usize].score;
             // Of equally strong ones, the first.
             mine.sort_unstable_by(|a, b| score(b).total_cmp(&score(a)).then(place(a).cmp(&place(b))));
@@ -280,7 +295,7 @@ fn in_order(frames: usize, spots_max: usize, spots: &[Spot]) -> Vec<Vec<u32>> {
         }
         mine.sort_unstable_by_key(place);
     }
-    of_frames
+    (of_frames, over_max)
 }
 
 /// The answer for frames, taken apart.
@@ -296,6 +311,8 @@ pub struct Found {
     pub corners: Vec<[u32; 2]>,
     /// By how much each spot stood out.
     pub scores: Vec<f32>,
+    /// Spots of all frames that were left out, since their frame has more than `spots_max`.
+    pub over_max: u64,
 }
 
 impl Found {
@@ -304,10 +321,12 @@ impl Found {
     /// # Errors
     /// Outputs that are none of frames: our own fault.
     pub fn read(outputs: &[Tensor], columns: Columns) -> Result<Found, String> {
-        let [fits, codes, spots] = outputs else {
-            return Err(format!("the fitter gave {} outputs for frames, not 3", outputs.len()));
+        let [fits, codes, spots, over_max] = outputs else {
+            return Err(format!("the fitter gave {} outputs for frames, not 4", outputs.len()));
         };
-        let mut found = Found::default();
+        let words = over_max.data.as_chunks::<4>().0;
+        let over_max = words.iter().map(|word| u64::from(u32::from_le_bytes(*word))).sum();
+        let mut found = Found { over_max, ..Found::default() };
         let parts = elements(fits)?.into_iter().zip(elements(codes)?).zip(elements(spots)?);
         for ((fits, codes), spots) in parts {
             let count = spots.len() / SPOT_BYTES;
@@ -432,6 +451,8 @@ mod tests {
         let all = found(&run(1, &frames, &setting(1000)), &setting(1000));
         let some = found(&run(1, &frames, &setting(2)), &setting(2));
         assert_eq!(some.counts, [0, 1, 2, 2, 2]);
+        assert_eq!((all.over_max, some.over_max), (0, 1 + 2), "those that were left out are counted");
+        assert_eq!(found(&run(3, &frames, &setting(2)), &setting(2)), some);
         let last = |found: &Found, count: usize| found.scores[found.scores.len() - count..].to_vec();
         let mut strongest = last(&all, 4);
         strongest.sort_unstable_by(f32::total_cmp);

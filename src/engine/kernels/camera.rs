@@ -78,12 +78,28 @@ impl Camera {
         gain: &CameraValue,
         read_noise: &CameraValue,
     ) -> Result<Camera, Invalid> {
+        Camera::multiplying(offset, gain, read_noise, 1.0)
+    }
+
+    /// The same for a camera that multiplies electrons before it reads them: the variance of their number is `excess_noise` (F²) times
+    /// the mean. It counts in units of F² photo-electrons, in which variance and mean are the same again, as they are to the fit; who
+    /// wants photo-electrons multiplies by F² what comes of them.
+    ///
+    /// # Errors
+    /// As of [`Camera::new`].
+    pub fn multiplying(
+        offset: &CameraValue,
+        gain: &CameraValue,
+        read_noise: &CameraValue,
+        excess_noise: f32,
+    ) -> Result<Camera, Invalid> {
         let size = map_size(&[("offset", offset), ("gain", gain), ("read_noise", read_noise)])?;
         check("offset", offset, |value| value.abs() <= 1e6, "is not between -1000000 and 1000000")?;
         check("gain", gain, |value| value > 0.0 && value <= 1e6, "is not above 0 and up to 1000000")?;
         check("read_noise", read_noise, |value| (0.0..=1e4).contains(&value), "is not between 0 and 10000")?;
         let pixel = |i: usize| {
-            let (offset, gain, noise) = (offset.at(i), gain.at(i), read_noise.at(i));
+            let (offset, gain, noise) =
+                (offset.at(i), gain.at(i) / excess_noise, read_noise.at(i) / excess_noise);
             let variance = noise * noise;
             // In double precision: a large offset must not cost digits twice.
             let bias = f64::from(variance) - f64::from(offset) * f64::from(gain);
@@ -106,6 +122,24 @@ impl Camera {
     /// Height and width of the sensor, where the camera has maps.
     pub fn sensor(&self) -> Option<(usize, usize)> {
         self.maps.as_ref().map(|maps| (maps.height, maps.width))
+    }
+
+    /// The camera as frames of `width` by `height` pixels have it that begin at column `x` and row `y` of its maps. `None` where they
+    /// leave those, or there are none.
+    pub fn part(&self, [x, y]: [usize; 2], [width, height]: [usize; 2]) -> Option<Camera> {
+        let maps = self.maps.as_ref()?;
+        let is_within = |first: usize, count: usize, all: usize| {
+            count > 0 && first.checked_add(count).is_some_and(|end| end <= all)
+        };
+        if !(is_within(x, width, maps.width) && is_within(y, height, maps.height)) {
+            return None;
+        }
+        let cut = |map: &[f32]| {
+            let rows = map.chunks_exact(maps.width).skip(y).take(height);
+            rows.flat_map(|row| &row[x..x + width]).copied().collect()
+        };
+        let of_part = [&maps.gain, &maps.bias, &maps.variance].map(|map| cut(map));
+        Some(Camera::of_maps([height, width], of_part))
     }
 
     /// What kernels take of a camera without maps: gain, bias and variance.

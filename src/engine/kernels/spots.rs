@@ -142,6 +142,7 @@ pub struct SpotFinder {
     /// Where to look for maxima.
     above: Vec<u32>,
     spots: Vec<Spot>,
+    over_max: usize,
 }
 
 entry!(
@@ -181,6 +182,7 @@ impl SpotFinder {
             // As many as there are steps of the fewest lanes.
             above: vec![0; if contrast { width.div_ceil(4) * height } else { 0 }],
             spots: vec![Spot::default(); spots_possible],
+            over_max: 0,
             plan,
         })
     }
@@ -248,7 +250,13 @@ impl SpotFinder {
         }
         let count = usize::try_from(count).unwrap_or(usize::MAX).min(self.spots.len());
         let kept = strongest(&mut self.spots[..count], self.options.spots_max);
+        self.over_max = count - kept;
         Ok(&self.spots[..kept])
+    }
+
+    /// How many more spots the last frame had than `spots_max`: the weakest, which were left out.
+    pub fn over_max(&self) -> usize {
+        self.over_max
     }
 
     /// The contrast of the last frame, row-major, photo-electrons: what maxima were looked for in. For a look at
@@ -332,7 +340,12 @@ impl FinderOptions {
         if let Some((rows, columns)) = camera.sensor()
             && (columns, rows) != (width, height)
         {
-            let why = format!("{width} x {height} pixels, but the camera's maps are {columns} x {rows}");
+            let hint = match width <= columns && height <= rows {
+                true => ": give corner_px, the column and the row of the maps in which the frames begin",
+                false => "",
+            };
+            let why =
+                format!("{width} x {height} pixels, but the camera's maps are {columns} x {rows}{hint}");
             return Err(Invalid::new("frame", why));
         }
         let least = side + 2;

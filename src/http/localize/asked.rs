@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn what_is_of_pictures_is_refused_beside_another_format_by_its_key() {
-        for key in options::KEYS.into_iter().filter(|key| !["units", "keep"].contains(key)) {
+        for key in options::KEYS.into_iter().filter(|key| !["units", "keep", "p_min"].contains(key)) {
             let value = match key {
                 "render" => "blur",
                 "colormap" => "gray",

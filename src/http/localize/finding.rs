@@ -41,11 +41,12 @@ pub(super) enum Posted {
     File(Bytes),
 }
 
-/// What was found, in this order: what the rows are written with, chunks, the number of frames.
+/// What was found, in this order: what the rows are written with, chunks, and at the end the number of frames and the size of a
+/// pixel, which some files say there.
 pub(super) enum Found {
     Begin(Box<Writer>),
     Chunk(Pending),
-    End(u64),
+    End(u64, Option<[f64; 2]>),
 }
 
 /// Reads a stack and queues what is in it.
@@ -138,7 +139,8 @@ impl Finding {
         self.noted();
         self.begin(&found).await?;
         let frames = self.stager().frames();
-        tell(&found, Found::End(frames)).await
+        let pixel_nm = self.stager().pixel_nm();
+        tell(&found, Found::End(frames, pixel_nm)).await
     }
 
     /// Charges for what of a stream waits to be read, where that may go to a file instead. A file that was posted has been charged for

@@ -63,7 +63,7 @@ impl Telling {
                     self.writer = Some(*writer);
                 }
                 Found::Chunk(pending) => self.rows(pending, reply).await?,
-                Found::End(frames) => return self.end(frames, reply).await,
+                Found::End(frames, pixel_nm) => return self.end(frames, pixel_nm, reply).await,
             }
         }
         Ok(())
@@ -120,9 +120,17 @@ impl Telling {
     }
 
     /// The rest of the reply.
-    async fn end(&mut self, frames: u64, reply: &mut Outgoing) -> Result<(), InferError> {
+    async fn end(
+        &mut self,
+        frames: u64,
+        pixel_nm: Option<[f64; 2]>,
+        reply: &mut Outgoing,
+    ) -> Result<(), InferError> {
         let frames = u32::try_from(frames).ok();
         let mut writer = self.take();
+        if let Some(pixel_nm) = pixel_nm {
+            writer.take_pixel_nm(pixel_nm).map_err(InferError::BadRequest)?;
+        }
         let begin = !self.begun;
         let conventions = writer.conventions().to_owned();
         let counts = writer.counts().to_line(frames);

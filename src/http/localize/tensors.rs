@@ -109,7 +109,7 @@ pub(in crate::http) async fn fit(
         Given::Rois(rois) => {
             settings.suit_rois(rois.rois.shape[2]).map_err(bad)?;
             let schema = settings.schema(false).map_err(InferError::BadRequest)?;
-            let setting = settings.setting().map_err(InferError::BadRequest)?;
+            let setting = settings.setting_of(None).map_err(InferError::BadRequest)?;
             (rois.chunk(setting)?.into_iter().collect(), schema, None)
         }
         Given::Frames(frames) => {
@@ -194,13 +194,14 @@ impl<'m> Changes<'m> {
 
 /// A parameter as the text of a setting.
 fn text_of(value: &Parameter) -> String {
+    // Some clients have no other numbers than those with a fraction, be it none.
+    fn plain(written: &str) -> &str {
+        written.trim_end_matches('0').strip_suffix('.').unwrap_or(written)
+    }
     match value {
         Parameter::Text(text) => text.clone(),
-        Parameter::Number(written) => {
-            // Some clients have no other numbers than those with a fraction, be it none.
-            let whole = written.trim_end_matches('0').strip_suffix('.');
-            whole.unwrap_or(written).to_owned()
-        }
+        Parameter::Number(written) => plain(written).to_owned(),
+        Parameter::Numbers(written) => written.split(',').map(plain).collect::<Vec<_>>().join(","),
         other => other.to_string(),
     }
 }
@@ -447,6 +448,8 @@ mod tests {
             ("psf=xynbs&sigma_px=1.5", "{}"),
             ("psf=xynbs", r#"{"sigma_px": 1.5, "priority": 1}"#),
             ("psf=xynbs&sigma_px=1.50", r#"{"sigma_px": 1.5, "psf": "xynbs"}"#),
+            ("psf=xynbs", r#"{"sigma_px": [1.5, 1.5]}"#),
+            ("psf=xynbs&sigma_px=1.5", r#"{"sigma_px": [1.50]}"#),
         ] {
             assert_eq!(told(query, parameters), Ok(wide.clone()), "{query} {parameters}");
         }
@@ -455,6 +458,11 @@ mod tests {
                 "psf=xynb",
                 r#"{"psf": "xynbs"}"#,
                 r#"psf is "xynb" in the query and "xynbs" in the parameters"#,
+            ),
+            (
+                "sigma_px=1.4",
+                r#"{"sigma_px": [1.4, 1.5]}"#,
+                r#"sigma_px is "1.4" in the query and [1.4,1.5] in"#,
             ),
             ("sigma_px=1.4", r#"{"sigma_px": 1.5}"#, r#"sigma_px is "1.4" in the query and 1.5 in"#),
             ("gian=2", "{}", r#"unknown key "gian" in the query; there are psf"#),

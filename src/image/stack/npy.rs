@@ -12,7 +12,8 @@ const HEADER_BYTES_MAX: u64 = 64 << 10;
 /// What an array is.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Header {
-    pub(super) sample: SampleType,
+    /// Or what they are instead of integers or floats that we read.
+    pub(super) sample: Result<SampleType, String>,
     pub(super) order: Order,
     pub(super) shape: Vec<u64>,
     /// Whether the first index runs fastest.
@@ -55,10 +56,13 @@ pub(super) fn header(bytes: &[u8]) -> Result<Header, String> {
 
     let descr = member("descr")?;
     let quote = descr.chars().next().filter(|quote| matches!(quote, '\'' | '"'));
-    let Some(descr) = quote.and_then(|quote| descr[1..].split_once(quote)).map(|(descr, _)| descr) else {
-        return Err("records (a structured dtype) are not frames".to_owned());
+    let descr = quote.and_then(|quote| descr[1..].split_once(quote)).map(|(descr, _)| descr);
+    let (sample, order) = descr.map_or((None, Order::Little), sample);
+    let other = || match descr {
+        Some(descr) => format!("dtype {:?}", clipped(descr)),
+        None => "records (a structured dtype)".to_owned(),
     };
-    let (sample, order) = sample(descr)?;
+    let sample = sample.ok_or_else(other);
 
     let fortran = member("fortran_order")?;
     let fortran_order = match (fortran.starts_with("True"), fortran.starts_with("False")) {
@@ -99,6 +103,8 @@ impl Array {
         let begins = header_bytes(file)?.filter(|begins| *begins <= file.len() as u64);
         let begins = begins.ok_or("it ends within its header")? as usize;
         let Header { sample, order, shape, fortran_order } = header(&file[..begins])?;
+        let sample = sample
+            .map_err(|what| format!("it is of {what}, expected integers or floats of up to 8 bytes"))?;
         if fortran_order && shape.len() > 1 {
             return Err("it is in Fortran order: save numpy.ascontiguousarray(...) of it".to_owned());
         }
@@ -118,7 +124,7 @@ impl Array {
 }
 
 /// The type that a `descr` such as `<u2` names.
-fn sample(descr: &str) -> Result<(SampleType, Order), String> {
+fn sample(descr: &str) -> (Option<SampleType>, Order) {
     let (order, kind) = match descr.as_bytes() {
         [b'<' | b'|' | b'=', kind @ ..] => (Order::Little, kind),
         [b'>', kind @ ..] => (Order::Big, kind),
@@ -136,10 +142,7 @@ fn sample(descr: &str) -> Result<(SampleType, Order), String> {
         b"f2" => SampleType::F16,
         b"f4" => SampleType::F32,
         b"f8" => SampleType::F64,
-        _ => {
-            let descr = clipped(descr);
-            return Err(format!("dtype {descr:?} is not an integer or float of up to 8 bytes"));
-        }
+        _ => return (None, order),
     };
-    Ok((sample, order))
+    (Some(sample), order)
 }

@@ -275,6 +275,10 @@ impl StackReader {
         let mut bytes = vec![0; len as usize];
         self.store.copy(0, &mut bytes)?;
         let header = npy::header(&bytes).map_err(corrupt)?;
+        let sample = header.sample.map_err(|what| {
+            let instead = "save integers or floats of up to 8 bytes, such as frames.astype('uint16')";
+            StackError::unsupported(Format::Npy, what, instead)
+        })?;
         let instead = "save it as numpy.ascontiguousarray(frames) of shape [frames, height, width]";
         if header.fortran_order {
             return Err(StackError::unsupported(Format::Npy, "fortran_order", instead));
@@ -291,7 +295,7 @@ impl StackReader {
         let width = limits.check_side("frame width in pixels", width)?;
         let height = limits.check_side("frame height in pixels", height)?;
         self.store.release(0, len);
-        let layout = Layout { width, height, sample: header.sample };
+        let layout = Layout { width, height, sample };
         self.open_contiguous(layout, header.order, len, Some(frames))?;
         Ok(Step::Ready(()))
     }

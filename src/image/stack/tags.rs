@@ -96,7 +96,13 @@ pub(super) fn page(
         (3, 16) => SampleType::F16,
         (3, 32) => SampleType::F32,
         (3, 64) => SampleType::F64,
-        _ => return Err(unsupported(format!("{bits} bits per sample of sample format {kind}"))),
+        _ => {
+            return Err(StackError::unsupported(
+                Format::Tiff,
+                format!("{bits} bits per sample of sample format {kind} in frame {frame}"),
+                "save the stack with 8, 16 or 32 bits per sample, of integers or floats",
+            ));
+        }
     };
     let compression = Compression::from_tiff(number(COMPRESSION, "compression")?.unwrap_or(1));
     let predictor = match number(PREDICTOR, "predictor")?.unwrap_or(1) {

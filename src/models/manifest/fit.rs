@@ -112,7 +112,7 @@ mod tests {
     fn every_key_can_be_set() {
         let text = "task = \"localize\"\n[fit]\npsf = \"xyznb\"\nsigma_px = [1.2, 1.4]\ngamma_um = 0.2\ndepth_um = 0.5\na = 0.1\nb = [0, 0.1]\n\
                     z_um = [-0.6, 0.6]\nbox_px = 11\niterations_max = 40\npreset = \"gaussmle\"\n[camera]\npixel_nm = 106.5\noffset = 100\n\
-                    gain = 0.45\nread_noise = \"noise.npy\"\n[detect]\nmethod = \"contrast\"\nphotons_min = 200\nradius_px = 4\n\
+                    gain = 0.45\nread_noise = \"noise.npy\"\nexcess_noise = 2\ncorner_px = [512, 256]\n[detect]\nmethod = \"contrast\"\nphotons_min = 200\nradius_px = 4\n\
                     border = \"drop\"\nspots_max = 500\n[batch]\nitems_max = 50000\n";
         let fit = fit(text).unwrap();
         assert_eq!(fit.maps, [("read_noise", "noise.npy".to_owned())]);

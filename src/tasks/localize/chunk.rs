@@ -1,6 +1,6 @@
 //! ROIs to fit, and what came of them: chunks, where their ROIs come from, and rows.
 
-use super::{Schema, Table};
+use super::{Parameter, Schema, Score, Table};
 use crate::{
     engine::{
         DataType, Setting, Tensor,
@@ -39,12 +39,14 @@ pub struct Origins {
     /// None where all are zeros.
     corners: Vec<[u32; 2]>,
     scores: Vec<f32>,
+    /// Spots that were found beside these and left out of frames with too many.
+    over_max: u64,
     /// The chunk is of these frames, and the engine says what was found in them.
     whole: bool,
 }
 
-/// The ROIs that were found in frames, of which there are some.
-pub(super) fn cut_out(found: &mut RoiBuffer, setting: &Setting) -> Chunk {
+/// The ROIs that were found in frames, of which there are some; `over_max` others were left out.
+pub(super) fn cut_out(found: &mut RoiBuffer, over_max: u64, setting: &Setting) -> Chunk {
     let (side, items) = (found.rois().side(), found.len());
     let data: Bytes = found.to_le_bytes().into();
     let wide = data.len() / (side * side * items) == size_of::<f32>();
@@ -52,6 +54,7 @@ pub(super) fn cut_out(found: &mut RoiBuffer, setting: &Setting) -> Chunk {
         frames: found.frames().to_vec(),
         corners: found.corners().to_vec(),
         scores: found.scores().to_vec(),
+        over_max,
         whole: false,
     };
     found.clear();
@@ -75,7 +78,7 @@ impl Posted {
         let items = std::mem::take(&mut self.count);
         let frames = numbers(self.first, items);
         self.first += items as u64;
-        let origins = Origins { frames, corners: Vec::new(), scores: Vec::new(), whole: false };
+        let origins = Origins { frames, corners: Vec::new(), scores: Vec::new(), over_max: 0, whole: false };
         chunk(datatype, self.side, data, origins, setting)
     }
 }
@@ -145,7 +148,7 @@ impl Whole {
             ],
             items,
             setting: setting.clone(),
-            origins: Origins { frames, corners: Vec::new(), scores: Vec::new(), whole: true },
+            origins: Origins { frames, corners: Vec::new(), scores: Vec::new(), over_max: 0, whole: true },
         }
     }
 }
@@ -202,7 +205,7 @@ impl Origins {
         let corners = corners.unwrap_or_default();
         let placed = corners.is_empty() || corners.len() == items;
         assert!(frames.len() == items && placed, "one frame and one corner for each ROI");
-        Origins { frames, corners, scores: Vec::new(), whole: false }
+        Origins { frames, corners, scores: Vec::new(), over_max: 0, whole: false }
     }
 
     /// What the engine gave for the chunk, as rows: positions count from the frame's first pixel.
@@ -212,13 +215,13 @@ impl Origins {
     pub fn table(self, outputs: &[Tensor], schema: &Schema, setting: &Setting) -> Result<Table, String> {
         let columns = Columns::of(setting.model().psf());
         if self.whole {
-            let Found { counts, fits, codes, corners, scores } = Found::read(outputs, columns)?;
+            let Found { counts, fits, codes, corners, scores, over_max } = Found::read(outputs, columns)?;
             if counts.len() != self.frames.len() {
                 return Err(format!("the fitter answered {} of {} frames", counts.len(), self.frames.len()));
             }
             let of_frame = |(frame, count): (&u32, usize)| std::iter::repeat_n(*frame, count);
             let frames = self.frames.iter().zip(counts).flat_map(of_frame).collect();
-            let origins = Origins { frames, corners, scores, whole: false };
+            let origins = Origins { frames, corners, scores, over_max, whole: false };
             return origins.rows(columns, &fits, &codes, schema);
         }
         let (Some(fits), Some(codes)) = (outputs.first(), outputs.get(1)) else {
@@ -253,10 +256,30 @@ impl Origins {
         [table.iterations, table.status] =
             [0, 1].map(|index: usize| codes.iter().map(|code: &[u8; 2]| code[index]).collect());
         table.frame = self.frames;
+        table.over_spots_max = self.over_max;
         if schema.score.is_some() {
             table.score = self.scores;
         }
+        in_electrons(&mut table, schema);
         Ok(table)
+    }
+}
+
+/// What was counted in units of F² photo-electrons ([`Camera::multiplying`](crate::engine::kernels::Camera::multiplying)), in
+/// photo-electrons.
+fn in_electrons(table: &mut Table, schema: &Schema) {
+    if schema.excess_noise == 1.0 {
+        return;
+    }
+    let times = |column: &mut Vec<f32>| column.iter_mut().for_each(|value| *value *= schema.excess_noise);
+    for (at, parameter) in schema.model.parameters().iter().enumerate() {
+        if matches!(parameter, Parameter::Photons | Parameter::Background) {
+            times(&mut table.theta[at]);
+            times(&mut table.errors[at]);
+        }
+    }
+    if schema.score.is_some_and(Score::is_in_electrons) {
+        times(&mut table.score);
     }
 }
 

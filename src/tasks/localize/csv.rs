@@ -126,7 +126,8 @@ mod tests {
             Writer::new(Format::Csv, &schema, &Options { units: Units::Nanometers, ..Options::default() });
         assert_eq!(
             error.unwrap_err(),
-            "nm as the unit needs the pixel size in nm, and it is not known: give it"
+            "nm as the unit needs the pixel size, which is not known so far: give pixel_nm, such as pixel_nm=100 in the query (ocelli \
+             predict: --set pixel_nm=100); an OME-TIFF may say it only at its end"
         );
     }
 
@@ -139,9 +140,13 @@ mod tests {
         assert_eq!(
             text,
             "\"id\",\"frame\",\"x [nm]\",\"y [nm]\",\"sigma [nm]\",\"intensity [photon]\",\"offset [photon]\",\
-             \"bkgstd [photon]\",\"uncertainty_xy [nm]\"\n\
-             1,1,1100,2520,139.6424,1000,10,3.1622777,5.8549123\n"
+             \"bkgstd [photon]\",\"uncertainty_xy [nm]\",\"p_value\"\n\
+             1,1,1100,2520,139.6424,1000,10,3.1622777,5.8549123,0.5\n"
         );
+        // sqrt(2 * 10): what is multiplied varies by more.
+        let schema = Schema { excess_noise: 2.0, ..schema };
+        let text = written(Format::ThunderStorm, &schema, &Options::default(), &[&table(&schema, 1)]);
+        assert!(text.contains(",1000,10,4.472136,"), "{text}");
     }
 
     #[test]

@@ -210,7 +210,10 @@ impl Column {
                 (x - y).abs() / x.max(y)
             }),
             Source::BackgroundNoise => match schema.model.index(Parameter::Background) {
-                Some(index) => each(&|row| f64::from(table.theta[index][row]).max(0.0).sqrt()),
+                Some(index) => {
+                    let excess = f64::from(schema.excess_noise);
+                    each(&|row| (excess * f64::from(table.theta[index][row])).max(0.0).sqrt())
+                }
                 None => vec![f32::NAN; table.rows()],
             },
             Source::LogLikelihoodRatio => column(&table.log_likelihood_ratio),

@@ -49,7 +49,7 @@ pub use pieces::Pieces;
 pub use schema::{Astigmatism, Model, Parameter, Schema, Score, Width};
 pub use settings::Settings;
 pub use stage::Holds;
-pub use table::{Counts, Status, Table};
+pub use table::{Counts, OVER_SPOTS_MAX, Status, Table};
 
 use bytes::Bytes;
 use layout::Layout;
@@ -162,6 +162,11 @@ trait Encoder: Send {
         0
     }
 
+    /// Takes a pixel size that is known only after all rows, where that is not too late.
+    fn take_pixel_nm(&mut self, _pixel_nm: [f64; 2]) -> Result<(), String> {
+        Ok(())
+    }
+
     /// What follows the rows.
     fn end(self: Box<Self>, counts: &Counts) -> Result<Vec<Bytes>, String>;
 
@@ -175,6 +180,7 @@ trait Encoder: Send {
 pub struct Writer {
     schema: Arc<Schema>,
     keep: Keep,
+    p_min: f32,
     conventions: String,
     counts: Counts,
     encoder: Box<dyn Encoder>,
@@ -224,7 +230,8 @@ impl Writer {
         };
         let Made { conventions, has_status, encoder } = made;
         let keep = options.keep.unwrap_or(if has_status { Keep::All } else { Keep::Converged });
-        Ok(Writer { schema, keep, conventions, counts: Counts::default(), encoder })
+        let (p_min, counts) = (options.p_min, Counts::default());
+        Ok(Writer { schema, keep, p_min, conventions, counts, encoder })
     }
 
     /// Units, pixel origin and frame base in one line, for a header of the reply.
@@ -267,7 +274,7 @@ impl Writer {
     pub fn chunk(&mut self, table: Table, out: &mut Pieces) -> Result<(), String> {
         let status = table.check(&self.schema)?;
         let mut counts = self.counts.clone();
-        let table = if self.keep == Keep::All {
+        let table = if self.keep == Keep::All && self.p_min <= 0.0 {
             counts.add(&table, status, table.rows());
             table
         } else {
@@ -275,6 +282,8 @@ impl Writer {
             let keep: Vec<bool> = (0..table.rows())
                 .map(|row| {
                     self.keep.takes(table.status[row], columns().all(|column| column[row].is_finite()))
+                        // One that is no number is above nothing.
+                        && (self.p_min <= 0.0 || table.p_value[row] >= self.p_min)
                 })
                 .collect();
             let kept = keep.iter().filter(|kept| **kept).count();
@@ -289,6 +298,18 @@ impl Writer {
     /// Memory that it holds until the end, bytes: rows whose number comes first, or a picture.
     pub fn holds(&self) -> usize {
         self.encoder.holds()
+    }
+
+    /// Takes the pixel size that a file states at its end, behind all rows. Formats whose rows are in pixels and whose head comes last
+    /// have it; in others, what was written stays as it is.
+    ///
+    /// # Errors
+    /// A size that the format cannot have.
+    pub fn take_pixel_nm(&mut self, pixel_nm: [f64; 2]) -> Result<(), String> {
+        match self.schema.pixel_nm {
+            Some(_) => Ok(()),
+            None => self.encoder.take_pixel_nm(pixel_nm),
+        }
     }
 
     /// The rest of the bytes, to be sent one after the other. `frames` is the number of frames, where it became
@@ -382,6 +403,24 @@ mod tests {
             writer.chunk(table.clone(), &mut Pieces::default()).unwrap();
             assert_eq!(writer.counts().written, expected, "{}", format.name());
             assert_eq!(writer.counts().status, [2, 1, 1, 1, 1]);
+        }
+    }
+
+    #[test]
+    fn fits_below_p_min_are_left_out_of_every_format_and_counted() {
+        let schema = square(Model::Xynbs);
+        let mut table = table(&schema, 4);
+        table.p_value = vec![0.2, 0.01, f32::NAN, 0.009];
+        for format in Format::ALL {
+            for (p_min, expected) in [(0.0, 4), (0.01, 2), (0.5, 0)] {
+                let options = Options { p_min, ..Options::default() };
+                let mut writer = Writer::new(format, &schema, &options).unwrap();
+                let mut out = Pieces::default();
+                writer.begin(&mut out).unwrap();
+                writer.chunk(table.clone(), &mut out).unwrap();
+                let Counts { rows, written, .. } = *writer.counts();
+                assert_eq!((rows, written), (4, expected), "{} {p_min}", format.name());
+            }
         }
     }
 

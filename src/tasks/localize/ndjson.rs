@@ -10,6 +10,7 @@ use super::{
     layout::{Layout, Source, Values},
     number,
     schema::Schema,
+    table::OVER_SPOTS_MAX,
 };
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -37,6 +38,10 @@ impl Ndjson {
                 ("sigma_px" | "pixel_size_nm", Some(numbers)) => json!(numbers),
                 ("frame_size_px", _) => json!(self.schema.frame_size),
                 ("frames", _) => json!(self.schema.frames),
+                ("excess_noise", _) => json!(self.schema.excess_noise),
+                ("axes", _) => json!(self.schema.axes.map(|axes| json!({
+                    "frames": axes.frames, "slices": axes.slices, "channels": axes.channels,
+                }))),
                 _ => json!(value),
             };
         }
@@ -113,6 +118,7 @@ impl Encoder for Ndjson {
             "frames": counts.frames,
             "localizations": counts.written,
             "left_out": counts.rows - counts.written,
+            OVER_SPOTS_MAX: counts.over_spots_max,
             "status": statuses(counts),
         });
         if !counts.devices.is_empty() {
@@ -170,8 +176,28 @@ mod tests {
             json!({"converged": 3, "iteration_limit": 1, "at_bound": 0, "singular": 0, "bad_input": 0});
         assert_eq!(
             lines[3],
-            json!({"end": true, "frames": 7, "localizations": 4, "left_out": 0, "status": status})
+            json!({
+                "end": true, "frames": 7, "localizations": 4, "left_out": 0, "over_spots_max": 0, "status": status
+            })
         );
+    }
+
+    #[test]
+    fn the_tail_counts_spots_that_were_left_out_of_full_frames() {
+        let schema = schema(Model::Xynb);
+        let full = Table { over_spots_max: 7, ..table(&schema, 3) };
+        let lines = lines(&written(Format::Ndjson, &schema, &Options::default(), &[&full, &full]));
+        let tail = &lines[lines.len() - 1];
+        assert_eq!((&tail["over_spots_max"], &tail["left_out"]), (&json!(14), &json!(0)));
+    }
+
+    #[test]
+    fn the_head_tells_the_axes_of_the_file_and_what_the_camera_adds() {
+        let axes = crate::image::stack::Dimensions { frames: 80, slices: 1, channels: 2 };
+        let schema = Schema { axes: Some(axes), excess_noise: 2.0, ..schema(Model::Xynb) };
+        let head = lines(&written(Format::Ndjson, &schema, &Options::default(), &[])).remove(0);
+        assert_eq!(head["axes"], json!({"frames": 80, "slices": 1, "channels": 2}));
+        assert_eq!(head["excess_noise"], json!(2.0));
     }
 
     #[test]

@@ -4,9 +4,10 @@ use super::{Format, colormap::Colormap, table::Status};
 use std::str::FromStr;
 
 /// Every key of [`Options::set`], which are those of a query as well.
-pub const KEYS: [&str; 10] = [
+pub const KEYS: [&str; 11] = [
     "units",
     "keep",
+    "p_min",
     "render",
     "scale",
     "scale_nm",
@@ -175,6 +176,8 @@ pub struct Options {
     /// Which rows; the format's own choice where it is open: all where there is a column for the status, else those
     /// that converged.
     pub keep: Option<Keep>,
+    /// Rows whose `p_value` is below it, or is none, are left out; 0: no row is.
+    pub p_min: f32,
     /// Name of the files inside an archive, without extension.
     pub name: String,
     /// The most bytes of rows that are held until the end, for formats whose head tells their number.
@@ -189,6 +192,7 @@ impl Default for Options {
             units: Units::default(),
             columns: Columns::default(),
             keep: None,
+            p_min: 0.0,
             name: "localizations".to_owned(),
             held_bytes_max: 1 << 29,
             picture: PictureOptions::default(),
@@ -206,6 +210,11 @@ impl Options {
         match key {
             "units" => self.units = word(key, value, Units::from_name, "auto, px or nm")?,
             "keep" => self.keep = Some(word(key, value, Keep::from_name, "all, finite or converged")?),
+            "p_min" => {
+                let p_min = value.parse().ok().filter(|p| (0.0..=1.0).contains(p));
+                self.p_min =
+                    p_min.ok_or_else(|| format!("{key} is {value:?}, expected a number from 0 to 1"))?;
+            }
             "render" => picture.render = word(key, value, Render::from_name, "histogram or blur")?,
             "scale" => picture.scale = Scale::PerPixel(number(key, value)?),
             "scale_nm" => picture.scale = Scale::Nanometers(number(key, value)?),

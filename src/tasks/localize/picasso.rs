@@ -35,9 +35,7 @@ impl Picasso {
         archive: Option<&str>,
         held_bytes_max: usize,
     ) -> Result<Picasso, String> {
-        if let Some([x, y]) = schema.pixel_nm.filter(|[x, y]| (x - y).abs() > 1e-6 * x) {
-            return Err(format!("Picasso's files are for square pixels, these are {x} x {y} nm"));
-        }
+        schema.pixel_nm.map_or(Ok(()), square)?;
         // The archive's places have 32 bits.
         let bytes_max = held_bytes_max.min(u32::MAX as usize - HEADS_BYTES_MAX);
         Ok(Picasso {
@@ -51,6 +49,14 @@ impl Picasso {
 
     fn size(&self) -> [u32; 2] {
         self.schema.frame_size.unwrap_or(self.extent)
+    }
+}
+
+/// Whether pixels are such as Picasso knows.
+fn square([x, y]: [f64; 2]) -> Result<(), String> {
+    match (x - y).abs() > 1e-6 * x {
+        true => Err(format!("Picasso's files are for square pixels, these are {x} x {y} nm")),
+        false => Ok(()),
     }
 }
 
@@ -101,6 +107,12 @@ impl Encoder for Picasso {
 
     fn holds(&self) -> usize {
         self.held.bytes()
+    }
+
+    fn take_pixel_nm(&mut self, pixel_nm: [f64; 2]) -> Result<(), String> {
+        square(pixel_nm)?;
+        Arc::make_mut(&mut self.schema).pixel_nm = Some(pixel_nm);
+        Ok(())
     }
 
     fn end(self: Box<Self>, counts: &Counts) -> Result<Vec<Bytes>, String> {
@@ -158,15 +170,31 @@ mod tests {
         assert_eq!(metadata[0]["Frames"], 9);
         assert_eq!(metadata[0]["Pixelsize"], 100.0);
         assert_eq!(metadata[0]["camera"], "test");
-        // frame x y photons sx sy bg lpx lpy log_likelihood iterations, and the errors of photons, bg, sx and sy.
-        let row = 15 * 4;
+        // frame x y photons sx sy bg lpx lpy log_likelihood iterations, the errors of photons, bg, sx and sy, and p_value.
+        let row = 16 * 4;
         let first = &bytes[text - 3 * row..text - 2 * row];
         let value = |at: usize| f32::from_le_bytes(first[at * 4..at * 4 + 4].try_into().unwrap());
         assert_eq!(first[..4], [0; 4]);
         let expected = [10.5, 20.5, 1000.0, 1.4, 1.4, 10.0, 0.05, 0.055, -20.0];
         assert_eq!((1..10).map(value).collect::<Vec<_>>(), expected);
         assert_eq!(first[40..44], 5_u32.to_le_bytes());
-        assert_eq!((11..15).map(value).collect::<Vec<_>>(), [40.0, 0.5, 0.03125, 0.03125]);
+        assert_eq!((11..16).map(value).collect::<Vec<_>>(), [40.0, 0.5, 0.03125, 0.03125, 0.5]);
+    }
+
+    #[test]
+    fn a_pixel_size_that_comes_after_the_rows_is_told_where_none_was_known() {
+        let ended = |known, late| {
+            let schema = Schema { pixel_nm: known, ..square(Model::Xynb) };
+            let mut writer = Writer::new(Format::Hdf5, &schema, &Options::default()).unwrap();
+            writer.chunk(table(&schema, 2), &mut Pieces::default()).unwrap();
+            writer.take_pixel_nm(late)?;
+            let bytes = writer.end(None).unwrap().concat();
+            Ok::<_, String>(String::from_utf8_lossy(&bytes).into_owned())
+        };
+        assert!(ended(None, [107.5; 2]).unwrap().contains("\"Pixelsize\":107.5"));
+        assert!(ended(Some([100.0; 2]), [107.5; 2]).unwrap().contains("\"Pixelsize\":100.0"));
+        let oblong = ended(None, [100.0, 120.0]).unwrap_err();
+        assert_eq!(oblong, "Picasso's files are for square pixels, these are 100 x 120 nm");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What a table of localizations is about: the model whose parameters it holds, and the frames they came from.
 
+use crate::image::stack::Dimensions;
 use std::fmt::Write;
 
 /// A model of the spot, by which parameters are fitted.
@@ -138,10 +139,19 @@ impl Astigmatism {
 /// What a detector measured where it found a spot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Score {
-    /// Sum of the gradient towards the centre over the box, in ADU or photo-electrons as detected.
+    /// Sum of the gradient towards the centre over the box, photo-electrons.
     NetGradient,
-    /// Peak of the difference of Gaussians.
+    /// Peak of the difference of Gaussians, as that of a spot of so many photo-electrons.
     DifferenceOfGaussians,
+    /// The same in multiples of its noise.
+    MultipleOfNoise,
+}
+
+impl Score {
+    /// Whether it is a number of photo-electrons.
+    pub(super) fn is_in_electrons(self) -> bool {
+        self != Score::MultipleOfNoise
+    }
 }
 
 /// What a table of localizations is about.
@@ -157,6 +167,10 @@ pub struct Schema {
     pub frame_size: Option<[u32; 2]>,
     /// How many frames there are, where known before the end.
     pub frames: Option<u32>,
+    /// What the frames are by the file's own word: points in time, slices, channels.
+    pub axes: Option<Dimensions>,
+    /// How many times the variance of a number of photo-electrons is their mean, since the camera multiplied them (F²); else 1.
+    pub excess_noise: f32,
     /// What detection gave with each spot, where there was one.
     pub score: Option<Score>,
     /// Further facts for the reader, such as the names of the model and the camera.
@@ -175,6 +189,8 @@ impl Schema {
             pixel_nm: None,
             frame_size: None,
             frames: None,
+            axes: None,
+            excess_noise: 1.0,
             score: None,
             notes: Vec::new(),
         };
@@ -211,8 +227,12 @@ impl Schema {
 
     /// The pixel size, or why it is needed.
     pub(super) fn need_pixel_nm(&self, for_what: &str) -> Result<[f64; 2], String> {
-        self.pixel_nm
-            .ok_or_else(|| format!("{for_what} needs the pixel size in nm, and it is not known: give it"))
+        self.pixel_nm.ok_or_else(|| {
+            format!(
+                "{for_what} needs the pixel size, which is not known so far: give pixel_nm, such as pixel_nm=100 in the query (ocelli \
+                 predict: --set pixel_nm=100); an OME-TIFF may say it only at its end"
+            )
+        })
     }
 
     /// What is known, as pairs for the head of a file. Values are texts, numbers included.
@@ -237,6 +257,12 @@ impl Schema {
         }
         if let Some(frames) = self.frames {
             fact("frames", frames.to_string());
+        }
+        if let Some(Dimensions { frames, slices, channels }) = self.axes {
+            fact("axes", format!("{frames} frames x {slices} slices x {channels} channels"));
+        }
+        if self.excess_noise != 1.0 {
+            fact("excess_noise", self.excess_noise.to_string());
         }
         facts.extend(self.notes.iter().cloned());
         facts

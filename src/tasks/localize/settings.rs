@@ -1,6 +1,10 @@
 //! What is fitted, how the camera counts, and what is taken for a spot: from a model's manifest, and what a request changes
 //! of it. Both say it with the same keys ([`KEYS`]) and are read here.
 
+mod keys;
+
+pub use keys::{KEYS, Section, agree};
+
 use super::{
     options::Columns,
     schema::{self, Model, Schema, Score, Width},
@@ -12,81 +16,8 @@ use crate::engine::{
         Psf, RADIUS, SIDE, SensorMap, SpotFinder, Threshold,
     },
 };
-use std::{fmt::Display, str::FromStr, sync::Arc};
-
-/// Where a manifest has a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Section {
-    /// `[fit]`
-    Fit,
-    /// `[camera]`
-    Camera,
-    /// `[detect]`
-    Detect,
-}
-
-/// Every key: where manifests have it, and its name, which is that of a query's as well.
-pub const KEYS: [(Section, &str); 21] = [
-    (Section::Fit, "psf"),
-    (Section::Fit, "sigma_px"),
-    (Section::Fit, "gamma_um"),
-    (Section::Fit, "depth_um"),
-    (Section::Fit, "a"),
-    (Section::Fit, "b"),
-    (Section::Fit, "z_um"),
-    (Section::Fit, "box_px"),
-    (Section::Fit, "iterations_max"),
-    (Section::Fit, "preset"),
-    (Section::Camera, "pixel_nm"),
-    (Section::Camera, "offset"),
-    (Section::Camera, "gain"),
-    (Section::Camera, "read_noise"),
-    (Section::Detect, "method"),
-    (Section::Detect, "photons_min"),
-    (Section::Detect, "noise_min"),
-    (Section::Detect, "gradient_min"),
-    (Section::Detect, "radius_px"),
-    (Section::Detect, "border"),
-    (Section::Detect, "spots_max"),
-];
-
-/// The keys that say what a spot must exceed, each with the method that it is of.
-const LEAST_OF: [(&str, &str); 3] =
-    [("photons_min", "contrast"), ("noise_min", "contrast"), ("gradient_min", "net-gradient")];
-
-/// How large ROIs are cut; those that are sent have their size.
-const BOX: &str = "box_px";
-
-/// The keys that are of spots whose shape says how high they are.
-const OF_Z: [&str; 5] = ["gamma_um", "depth_um", "a", "b", "z_um"];
-
-/// Whether what one manifest, or one request, says of finding spots goes together. A request's word on it takes the place of the
-/// manifest's; what one of them says is heeded or refused, whatever its order.
-///
-/// # Errors
-/// The key that another one contradicts, and what is wrong, beginning with the key.
-pub fn agree(said: &[(impl AsRef<str>, impl AsRef<str>)]) -> Result<(), (&'static str, String)> {
-    let value = |key: &str| {
-        let found = said.iter().find(|(said, _)| said.as_ref() == key);
-        found.map(|(_, value)| value.as_ref().trim())
-    };
-    let mut leasts = LEAST_OF.into_iter().filter(|(key, _)| value(key).is_some());
-    let (Some((key, of)), second) = (leasts.next(), leasts.next()) else { return Ok(()) };
-    if let Some((second, _)) = second {
-        return Err((
-            second,
-            format!("{second} is given beside {key}: give the one that a spot must exceed"),
-        ));
-    }
-    match value("method") {
-        // Another word is no method at all, which is told where it is set.
-        Some(method) if method != of && LEAST_OF.iter().any(|(_, of)| *of == method) => Err((
-            key,
-            format!("{key} is of the method {of}, but method is {method:?}: leave one of them out"),
-        )),
-        _ => Ok(()),
-    }
-}
+use keys::{BOX, OF_Z};
+use std::{fmt::Display, ops::RangeInclusive, str::FromStr, sync::Arc};
 
 /// What must be exceeded to be a spot.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -110,8 +41,12 @@ pub struct Settings {
     offset: CameraValue,
     gain: CameraValue,
     read_noise: CameraValue,
-    /// Made of the three above, when it was last asked for.
+    /// How many times the variance of a number of photo-electrons is their mean (F²).
+    excess_noise: f32,
+    /// Made of the four above, when it was last asked for.
     camera: Option<Arc<Camera>>,
+    /// Column and row of the camera's maps in which frames begin, where that is said.
+    corner_px: Option<[usize; 2]>,
     least: Least,
     radius_px: usize,
     border: Border,
@@ -120,6 +55,8 @@ pub struct Settings {
     of_frames: Vec<&'static str>,
 }
 
+/// What F² can be: 1 without multiplication, 2 of many steps of it, more where steps are few.
+const EXCESS_NOISE: RangeInclusive<f32> = 1.0..=4.0;
 /// How much wider than a spot the mean is that stands for its background.
 const WIDE: f32 = 2.0;
 /// More than any frame in which spots can be told apart.
@@ -145,7 +82,9 @@ impl Default for Settings {
             offset: CameraValue::Scalar(0.0),
             gain: CameraValue::Scalar(1.0),
             read_noise: CameraValue::Scalar(0.0),
+            excess_noise: 1.0,
             camera: None,
+            corner_px: None,
             least: Least::Noise(5.0),
             radius_px: 2,
             border: Border::Shift,
@@ -195,6 +134,19 @@ impl Settings {
             "pixel_nm" => self.pixel_nm = Some(self.pixel(key, value)?),
             "offset" | "gain" | "read_noise" => {
                 self.set_camera(key, CameraValue::Scalar(number(key, value)?))?;
+            }
+            "excess_noise" => {
+                let excess = value.parse().ok().filter(|excess| EXCESS_NOISE.contains(excess));
+                let range = format!("a number from {} to {}", EXCESS_NOISE.start(), EXCESS_NOISE.end());
+                self.excess_noise = excess.ok_or_else(|| wrong(&range))?;
+                self.camera = None;
+            }
+            "corner_px" => {
+                let both = value.split_once(',');
+                let corner = both.and_then(|(x, y)| Some([x.trim().parse().ok()?, y.trim().parse().ok()?]));
+                let expected =
+                    "the column and the row of the camera's maps in which frames begin, such as 512,256";
+                self.corner_px = Some(corner.ok_or_else(|| wrong(&expected))?);
             }
             "method" => {
                 self.least = match (value, self.least) {
@@ -248,6 +200,10 @@ impl Settings {
         Ok(())
     }
 
+    fn has_maps(&self) -> bool {
+        [&self.offset, &self.gain, &self.read_noise].iter().any(|value| matches!(value, CameraValue::Map(_)))
+    }
+
     /// Takes the pixel size that a file states, where nobody said another.
     pub fn suggest_pixel_nm(&mut self, pixel_nm: [f64; 2]) {
         self.pixel_nm.get_or_insert(pixel_nm);
@@ -280,13 +236,18 @@ impl Settings {
         for (key, value) in said.iter().map(|(key, value)| (key.as_ref(), value.as_ref().trim())) {
             match key {
                 "border" if by_gradient && value == "shift" => {
-                    return Err("border is shift, but the method is net-gradient, which finds no spot whose box would leave the frame: \
-                                leave border out, or give method=contrast"
+                    return Err("border is shift, but the method is net-gradient, which finds no spot whose box, with one pixel around it, would leave \
+                                the frame: leave border out, or give method=contrast"
                         .into());
                 }
                 "radius_px" if by_gradient => {
                     return Err("radius_px is of the method contrast, but the method is net-gradient: leave radius_px out, or give \
                                 method=contrast"
+                        .into());
+                }
+                "corner_px" if !self.has_maps() => {
+                    return Err("corner_px is of a camera with maps, but offset, gain and read_noise are numbers, the same for all \
+                                pixels: leave corner_px out"
                         .into());
                 }
                 "sigma_px" if self.psf == Model::Xynbs && self.sigma_px[0] != self.sigma_px[1] => {
@@ -343,7 +304,8 @@ impl Settings {
         let camera = match &self.camera {
             Some(camera) => Arc::clone(camera),
             None => {
-                let camera = Camera::new(&self.offset, &self.gain, &self.read_noise).map_err(said)?;
+                let (offset, gain, noise) = (&self.offset, &self.gain, &self.read_noise);
+                let camera = Camera::multiplying(offset, gain, noise, self.excess_noise).map_err(said)?;
                 Arc::clone(self.camera.insert(Arc::new(camera)))
             }
         };
@@ -351,12 +313,41 @@ impl Settings {
         Ok(Setting::new(model, camera))
     }
 
+    /// The same for frames of this width and height, or for ROIs of frames that nobody knows: of a camera with maps, the part of its
+    /// sensor that they show. Positions on it count from the frame's first pixel.
+    ///
+    /// # Errors
+    /// As of [`Settings::setting`], and frames that leave the maps.
+    pub fn setting_of(&mut self, frame: Option<[usize; 2]>) -> Result<Setting, String> {
+        let setting = self.setting()?;
+        let (Some((rows, columns)), Some(corner)) = (setting.camera().sensor(), self.corner_px) else {
+            return Ok(setting);
+        };
+        let size = frame.unwrap_or([columns.saturating_sub(corner[0]), rows.saturating_sub(corner[1])]);
+        if corner == [0; 2] && size == [columns, rows] {
+            return Ok(setting);
+        }
+        let part = setting.camera().part(corner, size).ok_or_else(|| {
+            let what = frame.map_or("ROIs".to_owned(), |[width, height]| format!("frames of {width} x {height} px"));
+            let [x, y] = corner;
+            format!("corner_px is \"{x},{y}\", but {what} from there leave the camera's maps of {columns} x {rows} px")
+        })?;
+        Ok(Setting::new(*setting.model(), Arc::new(part)))
+    }
+
     /// What looks for spots in frames of this size.
     ///
     /// # Errors
     /// Values that do not go together, by their keys.
     pub fn finder(&self, camera: &Camera, width: usize, height: usize) -> Result<SpotFinder, String> {
-        SpotFinder::new(&self.spots(), camera, width, height).map_err(|error| error.to_string())
+        let mut options = self.spots();
+        // In what the camera counts, of which a multiple of the noise is the same.
+        match &mut options.method {
+            Method::Contrast { threshold: Threshold::Photons(electrons), .. }
+            | Method::NetGradient { minimum: electrons } => *electrons /= self.excess_noise,
+            Method::Contrast { threshold: Threshold::Noise(_), .. } => {}
+        }
+        SpotFinder::new(&options, camera, width, height).map_err(|error| error.to_string())
     }
 
     /// What is taken for a spot, not checked.
@@ -390,9 +381,11 @@ impl Settings {
         };
         let mut schema = Schema::new(self.psf, width)?;
         schema.pixel_nm = self.pixel_nm;
+        schema.excess_noise = self.excess_noise;
         schema.score = found.then_some(match self.least {
             Least::Gradient(_) => Score::NetGradient,
-            Least::Photons(_) | Least::Noise(_) => Score::DifferenceOfGaussians,
+            Least::Photons(_) => Score::DifferenceOfGaussians,
+            Least::Noise(_) => Score::MultipleOfNoise,
         });
         Ok(schema)
     }

@@ -70,11 +70,15 @@ pub enum Step {
 enum Source {
     /// Not known before the first frame.
     Open,
-    Frames(Box<SpotFinder>, RoiBuffer),
+    Frames(Box<SpotFinder>, RoiBuffer, OverMax),
     Whole(Whole),
     /// The reader has them.
     Rois(Posted),
 }
+
+/// Spots that were left out of frames with too many, since ROIs were handed out last.
+#[derive(Default)]
+struct OverMax(u64);
 
 /// Turns the bytes of one stack into chunks.
 pub struct Stager {
@@ -147,7 +151,7 @@ impl Stager {
     /// Memory that looking for spots takes, in bytes: known before the first frame is looked at, and the same from then on.
     pub fn bytes(&self) -> usize {
         match &self.source {
-            Source::Frames(finder, _) => finder.bytes(),
+            Source::Frames(finder, ..) => finder.bytes(),
             Source::Open | Source::Whole(_) | Source::Rois(_) => 0,
         }
     }
@@ -168,8 +172,15 @@ impl Stager {
                 schema.frame_size = Some([info.width, info.height]);
             }
             schema.frames = info.frames.and_then(|frames| u32::try_from(frames).ok());
+            schema.axes = info.dimensions;
         }
         Ok(schema)
+    }
+
+    /// The size of a pixel that the file has stated so far, nm. What it states behind its first frame is not in the schema: units
+    /// would be others where bytes come faster.
+    pub fn pixel_nm(&self) -> Option<[f64; 2]> {
+        self.info()?.pixel_size.map(|size| [size.x_nm, size.y_nm])
     }
 
     /// Reads on, as far as to the first frame the first time. With `hurry`, what was found is handed out although it does not fill a chunk.
@@ -223,10 +234,9 @@ impl Stager {
     fn begin(&mut self) -> Result<(), InferError> {
         let info = self.reader.info();
         let info = info.ok_or_else(|| InferError::Internal("a frame came without its size".into()))?;
-        if let Some(size) = info.pixel_size {
-            self.settings.suggest_pixel_nm([size.x_nm, size.y_nm]);
+        if let Some(size) = self.pixel_nm() {
+            self.settings.suggest_pixel_nm(size);
         }
-        let setting = self.settings.setting().map_err(InferError::BadRequest)?;
         let (width, height) = (info.width as usize, info.height as usize);
         let small = width == height && SIDE.contains(&width) && width % 2 == 1;
         let is_rois = match self.holds {
@@ -241,6 +251,8 @@ impl Stager {
             Holds::Frames => false,
             Holds::Auto => small,
         };
+        let frame = (!is_rois).then_some([width, height]);
+        let setting = self.settings.setting_of(frame).map_err(InferError::BadRequest)?;
         if is_rois && setting.camera().sensor().is_some() {
             return Err(InferError::BadRequest(CORNERS_NEEDED.into()));
         }
@@ -261,6 +273,7 @@ impl Stager {
             Source::Frames(
                 Box::new(finder),
                 found.map_err(|error| InferError::BadRequest(error.to_string()))?,
+                OverMax::default(),
             )
         };
         self.setting = Some(setting);
@@ -273,7 +286,7 @@ impl Stager {
             return if self.finished { Step::End } else { Step::Wait };
         };
         Step::Chunk(match &mut self.source {
-            Source::Frames(_, found) => cut_out(found, setting),
+            Source::Frames(_, found, over) => cut_out(found, std::mem::take(over).0, setting),
             Source::Whole(whole) => whole.chunk(setting),
             Source::Rois(posted) => posted.chunk(self.reader.take(), setting),
             Source::Open => unreachable!("nothing is found before it is known where"),
@@ -294,7 +307,7 @@ impl Source {
     fn found(&self) -> usize {
         match self {
             Source::Open => 0,
-            Source::Frames(_, found) => found.len(),
+            Source::Frames(_, found, _) => found.len(),
             Source::Whole(whole) => whole.count,
             Source::Rois(posted) => posted.count,
         }
@@ -323,8 +336,8 @@ impl Owned {
 
 /// Looks for spots in frames; counts ROIs, which lie with their reader as they are.
 fn look(source: &mut Source, frames: &Frames<'_>) -> Result<(), InferError> {
-    let (finder, found) = match source {
-        Source::Frames(finder, found) => (finder, found),
+    let (finder, found, over) = match source {
+        Source::Frames(finder, found, over) => (finder, found, over),
         Source::Whole(whole) => {
             whole.add(frames);
             return Ok(());
@@ -345,9 +358,13 @@ fn look(source: &mut Source, frames: &Frames<'_>) -> Result<(), InferError> {
         let spots = finder.find(adu);
         let cut = spots.and_then(|spots| found.cut(adu, frames.width as usize, number, spots));
         cut.map_err(|error| InferError::BadRequest(error.to_string()))?;
+        over.0 += finder.over_max() as u64;
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod rows;
 
 #[cfg(test)]
 mod tests {

@@ -26,6 +26,8 @@ pub struct Table {
     pub status: Vec<u8>,
     /// What detection gave: a value per row where the schema has a score, else empty.
     pub score: Vec<f32>,
+    /// Spots of these frames that have no row, since their frame has more than `spots_max`.
+    pub over_spots_max: u64,
 }
 
 impl Table {
@@ -103,6 +105,7 @@ impl Table {
         self.iterations.extend(other.iterations);
         self.status.extend(other.status);
         self.score.extend(other.score);
+        self.over_spots_max += other.over_spots_max;
     }
 
     /// The rows for which `keep` is true.
@@ -121,6 +124,7 @@ impl Table {
             iterations: pick(&self.iterations, keep),
             status: pick(&self.status, keep),
             score: pick(&self.score, keep),
+            over_spots_max: self.over_spots_max,
         }
     }
 }
@@ -131,6 +135,9 @@ fn count(codes: &[u8], code: u8) -> u64 {
     codes.chunks(usize::from(u8::MAX)).map(|some| u64::from(of_some(some))).sum()
 }
 
+/// What [`Counts::over_spots_max`] is called wherever it is told.
+pub const OVER_SPOTS_MAX: &str = "over_spots_max";
+
 /// What has gone through a writer so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -140,6 +147,8 @@ pub struct Counts {
     pub written: u64,
     /// Rows given, by the code of their [`Status`].
     pub status: [u64; 5],
+    /// Spots that were found and not fitted: the weakest of frames that have more than `spots_max`.
+    pub over_spots_max: u64,
     /// How many frames there are: as told, or one more than the last frame of any row.
     pub frames: u32,
     /// Devices that computed rows, each once.
@@ -149,8 +158,8 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// As `name=number` with commas between them: frames (as told, else as counted), rows, rows written, and those of
-    /// each status that there was.
+    /// As `name=number` with commas between them: frames (as told, else as counted), rows, rows written, those of each status that
+    /// there was, and spots that were left out of frames with too many, if any were.
     pub fn to_line(&self, frames: Option<u32>) -> String {
         let statuses = Status::ALL.iter().zip(self.status).filter(|(_, count)| *count > 0);
         let statuses = statuses.map(|(status, count)| (status.name(), count));
@@ -159,13 +168,15 @@ impl Counts {
             ("localizations", self.rows),
             ("written", self.written),
         ];
-        let all = first.into_iter().chain(statuses);
+        let over = Some((OVER_SPOTS_MAX, self.over_spots_max)).filter(|(_, count)| *count > 0);
+        let all = first.into_iter().chain(statuses).chain(over);
         all.map(|(name, count)| format!("{name}={count}")).collect::<Vec<_>>().join(", ")
     }
 
     pub(super) fn add(&mut self, table: &Table, status: [u64; 5], written: usize) {
         self.rows += table.rows() as u64;
         self.written += written as u64;
+        self.over_spots_max += table.over_spots_max;
         self.status.iter_mut().zip(status).for_each(|(all, more)| *all += more);
         let frames = table.frame.iter().copied().max().map_or(0, |last| last.saturating_add(1));
         self.frames = self.frames.max(frames);
@@ -175,6 +186,17 @@ impl Counts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn spots_that_were_left_out_of_full_frames_are_told_where_there_were_any() {
+        let mut counts = Counts { rows: 4, written: 4, status: [4, 0, 0, 0, 0], ..Counts::default() };
+        assert_eq!(counts.to_line(Some(2)), "frames=2, localizations=4, written=4, converged=4");
+        for over_spots_max in [3, 2] {
+            counts.add(&Table { over_spots_max, ..Table::default() }, [0; 5], 0);
+        }
+        let line = "frames=2, localizations=4, written=4, converged=4, over_spots_max=5";
+        assert_eq!(counts.to_line(Some(2)), line);
+    }
 
     #[test]
     fn codes_are_counted_however_many_there_are() {

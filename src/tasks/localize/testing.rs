@@ -56,6 +56,7 @@ pub(super) fn table(schema: &Schema, rows: usize) -> Table {
         iterations: vec![5; rows],
         status: vec![0; rows],
         score: if schema.score.is_some() { each(&|row| 300.0 + row as f32) } else { Vec::new() },
+        over_spots_max: 0,
     }
 }
 

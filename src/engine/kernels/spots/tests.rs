@@ -221,6 +221,11 @@ fn of_more_spots_than_allowed_the_strongest_are_kept_in_order() {
     }
     let options = FinderOptions { spots_max: 2, ..contrast(Threshold::Noise(5.0)) };
     assert_eq!(places(&scene.find(&options)), [[26, 10], [58, 10]]);
+    let mut finder = SpotFinder::new(&options, &Camera::ideal(), 90, 20).unwrap();
+    for (pixels, over_max) in [(&scene.pixels, 3), (&vec![5.0; 90 * 20], 0)] {
+        finder.find(Adu::F32(pixels)).unwrap();
+        assert_eq!(finder.over_max(), over_max);
+    }
 }
 
 #[test]
@@ -409,6 +414,11 @@ fn what_cannot_be_looked_for_is_an_error_that_names_it() {
     let camera = Camera::new(&CameraValue::Scalar(0.0), &ones, &CameraValue::Scalar(0.0)).unwrap();
     let error = SpotFinder::new(&good, &camera, 20, 30).unwrap_err().to_string();
     assert_eq!(error, "frame: 20 x 30 pixels, but the camera's maps are 30 x 20");
+    let least = FinderOptions { box_side: 3, ..contrast(Threshold::Noise(5.0)) };
+    let error = SpotFinder::new(&least, &camera, 30, 19).unwrap_err().to_string();
+    assert!(error.ends_with(
+        "maps are 30 x 20: give corner_px, the column and the row of the maps in which the frames begin"
+    ));
     let mut finder = SpotFinder::new(&good, &camera, 30, 20).unwrap();
     let error = finder.find(Adu::U16(&[0; 599])).unwrap_err().to_string();
     assert_eq!(error, "frame: 599 values are not one of 30 x 20 pixels");

@@ -296,7 +296,7 @@ mod tests {
         assert!(!request.parameters.contains_key("headers") && request.parameters.contains_key("more"));
         let heard = r#"{"parameters":{"timeout":[1]},"inputs":[]}"#;
         let told = read(&Bytes::from(heard), None, &[]).unwrap().timeout().unwrap_err().to_string();
-        assert!(told.contains("\"timeout\" is a list, expected an integer"), "{told}");
+        assert!(told.contains("\"timeout\" is [1], expected an integer"), "{told}");
     }
 
     #[test]

@@ -121,7 +121,7 @@ pub(in super::super) fn all(schema: &Schema, units: Units) -> Result<Layout, Str
     ]);
     match schema.score {
         Some(Score::NetGradient) => columns.push(column("net_gradient", "", Kind::F32, Source::Score)),
-        Some(Score::DifferenceOfGaussians) => {
+        Some(Score::DifferenceOfGaussians | Score::MultipleOfNoise) => {
             columns.push(column("detection_score", "", Kind::F32, Source::Score));
         }
         None => (),
@@ -205,6 +205,7 @@ pub(in super::super) fn thunderstorm(schema: &Schema) -> Result<Layout, String> 
     if let Some(z) = model.index(Parameter::Z) {
         columns.push(column("uncertainty_z [nm]", "nm", Kind::F32, Source::Error(z)).times(1e3));
     }
+    columns.push(column("p_value", "", Kind::F32, Source::PValue));
     Ok(Layout { columns, origin: Origin::Corner, frame_base: 1, has_status: false })
 }
 
@@ -246,5 +247,6 @@ pub(in super::super) fn picasso(schema: &Schema) -> Layout {
         columns.extend(error("sx_unc", "px", x));
         columns.extend(error("sy_unc", "px", y));
     }
+    columns.push(column("p_value", "", Kind::F32, Source::PValue));
     Layout { columns, origin: Origin::Center, frame_base: 0, has_status: false }
 }
