@@ -60,20 +60,20 @@ pub(super) mod testing {
     use std::sync::{Arc, mpsc};
 
     /// An engine whose batches end when they are told to, and not before.
-    pub struct Endless {
-        pub signature: Signature,
-        pub told: Arc<Told>,
+    pub(crate) struct Endless {
+        pub(crate) signature: Signature,
+        pub(crate) told: Arc<Told>,
         /// Hears of each that is begun.
-        pub begun: mpsc::Sender<()>,
+        pub(crate) begun: mpsc::Sender<()>,
     }
 
     /// Of the batch under way: whether it is told to end.
     #[derive(Default)]
-    pub struct Told(Mutex<Option<bool>>, Condvar);
+    pub(crate) struct Told(Mutex<Option<bool>>, Condvar);
 
     impl Told {
         /// Whether a batch is under way that is not told to end.
-        pub fn goes_on(&self) -> bool {
+        pub(crate) fn goes_on(&self) -> bool {
             *self.0.lock() == Some(false)
         }
     }
