@@ -359,7 +359,10 @@ def rows():
         ),
         lines(
             "Lines of the log that were lost", "Whoever reads the log, or its disk, is too slow, full or gone.", "short",
-            target(f"sum by (instance) (increase(ocelli_log_lines_lost_total{{{REPLICA}}}[$__rate_interval]))", "{{instance}}"),
+            target(
+                f"sum by (instance, log) (increase(ocelli_log_lines_lost_total{{{REPLICA}}}[$__rate_interval]))",
+                "{{instance}} {{log}}",
+            ),
             width=6,
         ),
         lines(

@@ -2,8 +2,8 @@
 //! is loaded, and what is gone is unloaded.
 //!
 //! The system tells of changes, but not of all: not of those that another machine makes on a shared volume, nor of a folder or a
-//! link that another has taken the place of. So the folder is looked at every few seconds as well, and watched anew where it is
-//! another.
+//! link that another has taken the place of; nor of any where its means are used up. So the folder is looked at every few seconds as
+//! well, and watched anew where it is another.
 
 use super::{AppError, failed};
 use crate::models::{
@@ -32,42 +32,72 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// The running watcher; it ends when this is dropped.
 pub(super) struct Watch {
-    _watcher: Arc<Mutex<RecommendedWatcher>>,
+    /// None where the system has none to give.
+    _watcher: Option<Arc<Mutex<RecommendedWatcher>>>,
+    /// Keeps it looking without one.
+    _happened: mpsc::Sender<()>,
 }
 
 impl Watch {
     /// Watches the folder of `control` from now on. `first` is how it looked when its models were last read.
     pub(super) fn start(control: Arc<Control>, first: Look) -> Result<Watch, AppError> {
-        let (happened, happens) = mpsc::channel();
-        let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // Reading the folder, as we do, changes nothing.
-            if event.is_ok_and(|event| event.kind.is_access()) {
-                return;
-            }
-            // The other end is gone with the server.
-            let _ = happened.send(());
+        Watch::start_with(control, first, |happened| {
+            notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+                // Reading the folder, as we do, changes nothing.
+                if event.is_ok_and(|event| event.kind.is_access()) {
+                    return;
+                }
+                // The other end is gone with the server.
+                let _ = happened.send(());
+            })
         })
-        .map_err(failed("cannot watch the model folder"))?;
-        let folder = control.folder().to_owned();
-        let which = identity(&folder);
-        watcher
-            .watch(&folder, RecursiveMode::Recursive)
-            .map_err(failed(format!("cannot watch {}", folder.display())))?;
-        let watcher = Arc::new(Mutex::new(watcher));
+    }
+
+    fn start_with(
+        control: Arc<Control>,
+        first: Look,
+        watcher: impl FnOnce(mpsc::Sender<()>) -> notify::Result<RecommendedWatcher>,
+    ) -> Result<Watch, AppError> {
+        let (happened, happens) = mpsc::channel();
+        let folder = control.folder();
+        let which = identity(folder);
+        let watcher = match watcher(happened.clone()) {
+            Ok(mut watcher) => {
+                if let Err(error) = watcher.watch(folder, RecursiveMode::Recursive) {
+                    not_watched(folder, &error);
+                }
+                Some(Arc::new(Mutex::new(watcher)))
+            }
+            Err(error) => {
+                not_watched(folder, &error);
+                None
+            }
+        };
         let follower = Follower {
             control,
             happens,
             seen: first,
             unread: false,
-            watcher: Arc::downgrade(&watcher),
+            watcher: watcher.as_ref().map_or_else(Weak::new, Arc::downgrade),
             which,
         };
         std::thread::Builder::new()
             .name("ocelli-watch".into())
             .spawn(move || follower.follow())
             .map_err(failed("cannot start the watching thread"))?;
-        Ok(Watch { _watcher: watcher })
+        Ok(Watch { _watcher: watcher, _happened: happened })
     }
+}
+
+/// The system tells of nothing there, or not of all: what its limits are called by which that is mostly so.
+fn not_watched(folder: &Path, error: &notify::Error) {
+    let (folder, every) = (folder.display(), LOOK_EVERY);
+    tracing::warn!(
+        %folder,
+        %error,
+        "the model folder cannot be watched: it is looked at every {every:?}; the limits are fs.inotify.max_user_instances and \
+         fs.inotify.max_user_watches"
+    );
 }
 
 struct Follower {
@@ -110,8 +140,7 @@ impl Follower {
             // What is gone may be watched no more already.
             let _ = watcher.unwatch(folder);
             if let Err(error) = watcher.watch(folder, RecursiveMode::Recursive) {
-                let folder = folder.display();
-                tracing::warn!(%folder, %error, "the model folder cannot be watched: it is looked at");
+                not_watched(folder, &error);
             }
             // Tried and told once for each folder: looking finds what changes in any.
             self.which = which;
@@ -158,4 +187,31 @@ impl Follower {
 /// Which folder this is: another may have its name by now.
 fn identity(folder: &Path) -> Option<(u64, u64)> {
     fs::metadata(folder).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_the_system_can_watch_nothing_the_folder_is_looked_at() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (control, commands) = Control::new(folder.path().to_owned());
+        let first = Look::at(folder.path());
+        let used_up = || notify::Error::new(notify::ErrorKind::MaxFilesWatch);
+        let watch = Watch::start_with(Arc::new(control), first, |_| Err(used_up())).expect("it looks");
+        fs::create_dir(folder.path().join("m")).expect("a folder");
+        fs::write(folder.path().join("m/model.onnx"), "a model").expect("a file");
+        let told = commands.recv_timeout(Duration::from_secs(60));
+        assert!(matches!(&told, Ok(Command::Load { name, .. }) if name == "m"), "{told:?}");
+        // And that it is gone again, for which the first look was too early.
+        fs::remove_dir_all(folder.path().join("m")).expect("the folder");
+        let told = commands.recv_timeout(Duration::from_secs(60));
+        assert!(matches!(&told, Ok(Command::Unload { name, .. }) if name == "m"), "{told:?}");
+        drop(watch);
+        assert_eq!(
+            commands.recv().expect_err("its thread ends").to_string(),
+            "receiving on a closed channel"
+        );
+    }
 }

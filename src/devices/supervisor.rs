@@ -5,6 +5,7 @@
 //! happens at once.
 
 mod load;
+mod meanwhile;
 mod swap;
 #[cfg(test)]
 mod tests;
@@ -26,15 +27,19 @@ use crate::{
     telemetry::metrics::ModelState,
 };
 use load::NotLoaded;
+use meanwhile::meanwhile;
 use parking_lot::Mutex;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::AtomicU64},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Where the CPU is in the list of devices, if it is there.
 const CPU_INDEX: usize = 0;
+
+/// How often the log is told that a load goes on.
+const STILL_EVERY: Duration = Duration::from_secs(60);
 
 /// The devices, and what loads models onto them.
 pub struct Devices {
@@ -227,10 +232,16 @@ impl Devices {
     fn try_load(&self, found: &Found) -> Result<Loading, NotLoaded> {
         let source = found.source.clone().map_err(NotLoaded::Failed)?;
         let expected = source.expected.clone();
-        let loading =
-            catch_unwind(AssertUnwindSafe(|| self.load_source(source))).unwrap_or_else(|panic| {
-                Err(NotLoaded::Failed(format!("loading panicked: {}", panic_words(&panic))))
-            })?;
+        let (model, version, began) = (found.name.clone(), found.version.clone(), Instant::now());
+        tracing::info!(model, version, "loading model");
+        let still = move || {
+            let seconds = began.elapsed().as_secs();
+            tracing::warn!(model, version, seconds, "the model is still being loaded");
+        };
+        let load = || catch_unwind(AssertUnwindSafe(|| self.load_source(source)));
+        let loading = meanwhile(STILL_EVERY, still, load).unwrap_or_else(|panic| {
+            Err(NotLoaded::Failed(format!("loading panicked: {}", panic_words(&panic))))
+        })?;
         if let Err(why) = expected.check(&loading.model) {
             self.leave(loading.model);
             // No request can have it.

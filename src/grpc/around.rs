@@ -1,5 +1,5 @@
-//! What every call passes: a name that goes into logs and replies, a span, a count by call and code, a net for panics; and for
-//! inference, admission on the head, before anything of the body is read.
+//! What every call passes: a name that goes into logs and replies, a span, a count by call and code, which is that of a cancelled one
+//! where the caller goes away; a net for panics; and for inference, admission on the head, before anything of the body is read.
 
 use super::{
     INFER, LOAD, REFLECTION, SMALL_BYTES_MAX, STREAM,
@@ -17,7 +17,7 @@ use crate::{
     },
     telemetry::{
         request::RequestId,
-        traces::{Begun, End},
+        traces::{Begun, End, RequestTrace},
     },
     words::clipped,
 };
@@ -30,11 +30,60 @@ use axum::{
 use futures_util::FutureExt;
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
 use tonic::{Code, Status};
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 /// When a call's head had been read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Arrived(pub(super) Instant);
+
+/// A call from its head to the head of its reply, or until its caller goes away: then it is dropped.
+struct Call {
+    front: Arc<Front>,
+    /// By its template.
+    name: String,
+    id: RequestId,
+    began: Instant,
+    span: Span,
+    trace: Option<Arc<RequestTrace>>,
+    ended: bool,
+}
+
+impl Call {
+    fn end(mut self, code: Code, message: &str) {
+        self.ended = true;
+        self.tell(code, message);
+    }
+
+    /// Counts and logs how it ended.
+    fn tell(&self, code: Code, message: &str) {
+        let Call { front, name: call, id, began, span, trace, .. } = self;
+        let took = began.elapsed();
+        front.metrics.route(call).request("POST", status::http(code), took);
+        if let Some(trace) = trace {
+            let attributes = vec![
+                ("rpc.system", "grpc".to_owned()),
+                ("rpc.grpc.status_code", (code as i32).to_string()),
+                ("ocelli.request.id", id.to_string()),
+            ];
+            trace.replied(End { name: call.clone(), status: status::http(code), attributes });
+        }
+        let _entered = span.enter();
+        let ms = took.as_secs_f64() * 1e3;
+        match status::http(code) {
+            500.. => tracing::warn!(call, ?code, ms, error = message, "answered"),
+            400.. => tracing::info!(call, ?code, ms, error = message, "answered"),
+            _ => tracing::debug!(call, ?code, ms, "answered"),
+        }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.tell(Code::Cancelled, &InferError::Cancelled.to_string());
+        }
+    }
+}
 
 /// Middleware, around all calls.
 pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request, next: Next) -> Response {
@@ -55,7 +104,16 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
         request.extensions_mut().insert(Arc::clone(trace));
     }
     request.extensions_mut().insert(Arrived(began));
-    let answered = admitted(&front, &call, request, next).instrument(span.clone());
+    let observed = Call {
+        front: Arc::clone(&front),
+        name: call,
+        id: id.clone(),
+        began,
+        span: span.clone(),
+        trace,
+        ended: false,
+    };
+    let answered = admitted(&front, &observed.name, request, next).instrument(span.clone());
     let caught = AssertUnwindSafe(answered).catch_unwind().await;
     let mut reply =
         caught.unwrap_or_else(|panic| span.in_scope(|| status::of(&panicked(&panic)).into_http()));
@@ -70,23 +128,7 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
         .extensions()
         .get::<Status>()
         .map_or((code_of(reply.headers()), ""), |status| (status.code(), status.message()));
-    let took = began.elapsed();
-    front.metrics.route(&call).request("POST", status::http(code), took);
-    if let Some(trace) = trace {
-        let attributes = vec![
-            ("rpc.system", "grpc".to_owned()),
-            ("rpc.grpc.status_code", (code as i32).to_string()),
-            ("ocelli.request.id", id.to_string()),
-        ];
-        trace.replied(End { name: call.clone(), status: status::http(code), attributes });
-    }
-    let _entered = span.enter();
-    let ms = took.as_secs_f64() * 1e3;
-    match status::http(code) {
-        500.. => tracing::warn!(call, ?code, ms, error = message, "answered"),
-        400.. => tracing::info!(call, ?code, ms, error = message, "answered"),
-        _ => tracing::debug!(call, ?code, ms, "answered"),
-    }
+    observed.end(code, message);
     reply
 }
 
@@ -140,32 +182,13 @@ async fn admitted(front: &Arc<Front>, call: &str, request: Request, next: Next) 
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
-    use crate::{
-        batch::{Queue, QueueLimits},
-        config::Config,
-        http::{Parts, decode::DecodePool},
-        image::Limits,
-        models::{Catalog, Control},
-        status::Status as Process,
-        telemetry::{logging::LinesLost, metrics::Metrics},
-    };
+    use crate::http::testing;
     use axum::{Router, body::Body, middleware, routing::post};
     use std::sync::atomic::{AtomicBool, Ordering};
     use tower::ServiceExt;
 
     fn front() -> Arc<Front> {
-        let limits = Limits { side_max: 1, pixels_max: 1, frames_max: 1 };
-        let parts = Parts {
-            queue: Queue::new(QueueLimits { items_max: 1, bytes_max: 1 }),
-            catalog: Arc::new(Catalog::new()),
-            status: Arc::new(Process::new(Instant::now())),
-            metrics: Arc::new(Metrics::new(&super::super::paths(), "", "")),
-            decode: DecodePool::new(1, 1, limits).unwrap(),
-            lines_lost: LinesLost::default(),
-            control: Arc::new(Control::new("models".into()).0),
-            traces: None,
-        };
-        Arc::new(Front::new(&Config::default(), parts))
+        testing::front(&super::super::paths())
     }
 
     #[tokio::test]
@@ -191,5 +214,22 @@ mod tests {
         }
         assert!(HELD_ROOM.load(Ordering::Relaxed));
         assert!(front.metrics.render().contains(INFER));
+    }
+
+    #[tokio::test]
+    async fn a_call_whose_caller_goes_away_is_counted_once_with_its_time() {
+        let front = front();
+        let calls = Router::new().route(INFER, post(std::future::pending::<()>));
+        let calls = calls.layer(middleware::from_fn_with_state(Arc::clone(&front), around));
+        let request = http::Request::post(INFER).version(Version::HTTP_2);
+        let request = request.header(header::CONTENT_TYPE, "application/grpc").body(Body::empty()).unwrap();
+        // It has begun, and is dropped.
+        assert!(calls.oneshot(request).now_or_never().is_none());
+        let text = front.metrics.render();
+        let requests =
+            format!("ocelli_http_requests_total{{code=\"499\",method=\"POST\",route=\"{INFER}\"}} 1");
+        let times = format!("ocelli_http_request_duration_seconds_count{{route=\"{INFER}\"}} 1");
+        assert!(text.contains(&requests) && text.contains(&times), "{text}");
+        assert_eq!(front.admission.in_flight().requests, 0);
     }
 }

@@ -6,8 +6,8 @@
 //!
 //! # The end
 //! 1. [`Stages::drain`]: still accepting; each answer says `Connection: close`, HTTP/2 connections with a request say GOAWAY.
-//! 2. [`Stages::close`]: whoever is in the backlog or in a handshake is taken, the listener is closed, idle connections end, requests
-//!    are answered.
+//! 2. [`Stages::close`]: whoever is in the backlog or in a handshake is taken, the listener is closed, connections end that are idle or,
+//!    half a second later, have sent no more than half a head; requests are answered.
 //! 3. [`Settings::close_timeout`] later, or at [`Stages::abort`]: what is left is dropped, and counted where a request is on it.
 
 mod backlog;

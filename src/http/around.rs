@@ -73,7 +73,7 @@ where
         let observation = Observation::begin(&front, &id, &mut request);
         let span = observation.span();
         let mut reply = guard::catch_panics(self.checked(request)).instrument(span).await;
-        observation.end(&front, &id, &mut reply);
+        observation.end(&mut reply);
         guard::sign(&mut reply, &id, readers);
         reply
     }

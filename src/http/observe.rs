@@ -1,15 +1,18 @@
 //! Around each request: a span that carries its id and trace, one log line at its end, counts by route, and for a
-//! model's requests how they ended, whichever layer ended them.
+//! model's requests how they ended, whichever layer ended them. One whose caller goes away before its reply ends with 499.
 
 use super::{
     Front,
     kserve::{PREDICTIONS, VERB},
     reject::{Kind, Problem},
 };
-use crate::telemetry::{
-    metrics::{ModelMetrics, Outcome},
-    request::RequestId,
-    traces::{Begun, End},
+use crate::{
+    error::InferError,
+    telemetry::{
+        metrics::{ModelMetrics, Outcome},
+        request::RequestId,
+        traces::{Begun, End},
+    },
 };
 use axum::{
     body::Body,
@@ -26,19 +29,22 @@ use std::{
 /// A reply's place in its trace, by W3C Trace Context.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// A request from its head to the head of its reply.
+/// A request from its head to the head of its reply, or until its caller goes away: then it is dropped.
 pub(super) struct Observation {
+    front: Arc<Front>,
+    id: RequestId,
     began: Instant,
     method: Method,
     matched: Option<MatchedPath>,
     predicts: bool,
     begun: Begun,
     uncounted: Uncounted,
+    ended: bool,
 }
 
 impl Observation {
     /// The handler finds its trace in the extensions.
-    pub(super) fn begin(front: &Front, id: &RequestId, request: &mut Request) -> Observation {
+    pub(super) fn begin(front: &Arc<Front>, id: &RequestId, request: &mut Request) -> Observation {
         let began = Instant::now();
         let matched = request.extensions().get::<MatchedPath>().cloned();
         let route = matched.as_ref().map(MatchedPath::as_str);
@@ -50,7 +56,9 @@ impl Observation {
         let uncounted = route.and_then(|route| inferred(front, route, request.uri().path()));
         let method = request.method().clone();
         let predicts = method == Method::POST && request.uri().path().ends_with(VERB);
-        Observation { began, method, matched, predicts, begun, uncounted: Uncounted::begin(uncounted) }
+        let uncounted = Uncounted::begin(uncounted);
+        let (front, id) = (Arc::clone(front), id.clone());
+        Observation { front, id, began, method, matched, predicts, begun, uncounted, ended: false }
     }
 
     /// What the handler's log lines stand in.
@@ -59,21 +67,28 @@ impl Observation {
     }
 
     /// Counts the reply, logs it, and says its place in the trace.
-    pub(super) fn end(self, front: &Front, id: &RequestId, reply: &mut Response<Body>) {
-        let Observation { began, method, matched, predicts, begun, uncounted } = self;
-        let Begun { span, place, trace } = begun;
-        if let Ok(place) = HeaderValue::from_bytes(&place.header()) {
+    pub(super) fn end(mut self, reply: &mut Response<Body>) {
+        if let Ok(place) = HeaderValue::from_bytes(&self.begun.place.header()) {
             reply.headers_mut().insert(TRACEPARENT, place);
         }
+        let uncounted = std::mem::take(&mut self.uncounted);
+        let problem = reply.extensions().get::<Problem>();
         match reply.extensions().get::<Ending>() {
             Some(ending) => ending.begins(uncounted),
-            None => uncounted.ended(reply.extensions().get::<Problem>().map(|problem| problem.kind)),
+            None => uncounted.ended(problem.map(|problem| problem.kind)),
         }
-        let (status, took) = (reply.status().as_u16(), began.elapsed());
+        self.ended = true;
+        self.tell(reply.status().as_u16(), problem.map(|problem| &*problem.detail));
+    }
+
+    /// Counts and logs how it ended.
+    fn tell(&self, status: u16, error: Option<&str>) {
+        let Observation { front, id, began, method, matched, predicts, begun, .. } = self;
+        let took = began.elapsed();
         // The template (`/predictions/{model}`), never the path that a client chose.
-        let route = matched.as_ref().map_or("other", |matched| template(matched, predicts));
+        let route = matched.as_ref().map_or("other", |matched| template(matched, *predicts));
         front.metrics.route(route).request(method.as_str(), status, took);
-        if let Some(trace) = trace {
+        if let Some(trace) = &begun.trace {
             let attributes = vec![
                 ("http.request.method", method.to_string()),
                 ("http.route", route.to_owned()),
@@ -81,14 +96,21 @@ impl Observation {
             ];
             trace.replied(End { name: format!("{method} {route}"), status, attributes });
         }
-        let _entered = span.enter();
+        let _entered = begun.span.enter();
         let ms = took.as_secs_f64() * 1e3;
-        match reply.extensions().get::<Problem>() {
-            Some(problem) if status >= 500 => {
-                tracing::warn!(%method, route, status, ms, error = problem.detail, "answered");
-            }
-            Some(problem) => tracing::info!(%method, route, status, ms, error = problem.detail, "answered"),
+        match error {
+            Some(error) if status >= 500 => tracing::warn!(%method, route, status, ms, error, "answered"),
+            Some(error) => tracing::info!(%method, route, status, ms, error, "answered"),
             None => tracing::debug!(%method, route, status, ms, "answered"),
+        }
+    }
+}
+
+impl Drop for Observation {
+    fn drop(&mut self) {
+        if !self.ended {
+            let gone = Problem::from(&InferError::Cancelled);
+            self.tell(gone.kind.status, Some(&gone.detail));
         }
     }
 }
@@ -120,6 +142,7 @@ fn inferred(front: &Front, route: &str, path: &str) -> Option<Arc<ModelMetrics>>
 }
 
 /// A request that is dropped before it has a reply: its caller went away.
+#[derive(Default)]
 pub(crate) struct Uncounted(Option<Arc<ModelMetrics>>);
 
 impl Uncounted {
@@ -169,5 +192,38 @@ impl Ending {
         if let Some(uncounted) = uncounted {
             uncounted.ended(problem);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::testing;
+    use std::fs;
+
+    #[test]
+    fn a_request_whose_caller_goes_away_is_in_the_log_once_and_counted_with_its_time() {
+        let front = testing::front(&[]);
+        let console = tempfile::NamedTempFile::new().expect("a file");
+        let file = console.reopen().expect("the file");
+        let log = tracing_subscriber::fmt().with_ansi(false);
+        let log = log.with_writer(move || file.try_clone().expect("the file")).finish();
+        tracing::subscriber::with_default(log, || {
+            let begin = || Observation::begin(&front, &RequestId::new(), &mut Request::new(Body::empty()));
+            drop(begin());
+            begin().end(&mut Response::new(Body::empty()));
+        });
+        let told = fs::read_to_string(console.path()).expect("the file");
+        assert_eq!(told.lines().count(), 1, "{told}");
+        for part in ["INFO", "answered", "status=499", "the caller went away"] {
+            assert!(told.contains(part), "{told}");
+        }
+        let text = front.metrics.render();
+        for code in ["499", "200"] {
+            let line =
+                format!("ocelli_http_requests_total{{code=\"{code}\",method=\"GET\",route=\"other\"}} 1");
+            assert!(text.contains(&line), "{text}");
+        }
+        assert!(text.contains("ocelli_http_request_duration_seconds_count{route=\"other\"} 2"), "{text}");
     }
 }

@@ -78,7 +78,11 @@ impl Front {
         }
         counted(metrics.refused(RefuseReason::Requests), flight.refused_requests);
         counted(metrics.refused(RefuseReason::Bytes), flight.refused_bytes);
-        counted(&metrics.log_lines_lost_total, self.lines_lost.count());
+        metrics
+            .log_lines_lost_total
+            .iter()
+            .zip(self.lines_lost.counts())
+            .for_each(|(of, lost)| counted(of, lost));
         metrics.ready.set(self.status.ready().is_ok().into());
         metrics.requests_in_flight.set(flight.requests as i64);
         metrics.in_flight_bytes.set(flight.bytes as i64);

@@ -123,26 +123,33 @@ impl ModelLogs {
             None => Ok(()),
         }
     }
+
+    /// Closes the files of models that are not known any more.
+    pub fn keep(&self, known: &dyn Fn(&str) -> bool) {
+        if let Some(files) = self.files.as_ref().and_then(Weak::upgrade) {
+            files.keep(known);
+        }
+    }
 }
 
 /// Lines that could not be written.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Failed(Arc<AtomicUsize>);
+struct Failed(Arc<AtomicUsize>);
 
 impl Failed {
     /// So far.
-    pub(super) fn count(&self) -> usize {
+    fn count(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 
     /// A writer of lines, each in one call, whose failures count.
-    pub(super) fn counting<W>(&self, writer: W) -> Counting<W> {
+    fn counting<W>(&self, writer: W) -> Counting<W> {
         Counting { writer, failed: self.clone() }
     }
 }
 
 /// A writer that counts the lines that it could not write: the thread that has it says nothing of them.
-pub(super) struct Counting<W> {
+struct Counting<W> {
     writer: W,
     failed: Failed,
 }
@@ -163,6 +170,9 @@ impl<W: Write> Write for Counting<W> {
     }
 }
 
+/// What lines are lost of: the log of all, and those of models.
+pub const LOGS: [&str; 2] = ["stderr", "files"];
+
 /// Counts the lines that were dropped because their reader or disk was too slow, full or gone. Keeps no log open. The default is of no
 /// log, and stays at 0.
 #[derive(Debug, Clone, Default)]
@@ -172,11 +182,11 @@ pub struct LinesLost {
 }
 
 impl LinesLost {
-    /// So far.
-    pub fn count(&self) -> u64 {
+    /// So far, of each of the [`LOGS`].
+    pub fn counts(&self) -> [u64; 2] {
         let console = self.console.as_ref().map_or(0, |(slow, failed)| slow.dropped_lines() + failed.count());
         let files = self.files.as_ref().and_then(Weak::upgrade).map_or(0, |files| files.lines_lost());
-        (console + files) as u64
+        [console as u64, files]
     }
 }
 
@@ -443,7 +453,7 @@ mod tests {
         });
         // With it ends the thread that writes.
         drop(logging);
-        assert_eq!(lost.count(), 2);
+        assert_eq!(lost.counts(), [2, 0]);
     }
 
     #[test]

@@ -1,76 +1,114 @@
 //! One log file per model: events that carry a `model` field, or happen in a span that does, go to that model's file
 //! as JSON lines, beside the log of all.
 //!
-//! Only models that were added have a file: a name that a caller made up and that got into an event opens nothing.
+//! Only models that were added have a file: a name that a caller made up and that got into an event opens nothing. One thread
+//! writes all files: a disk that is slow for one of them is so for the others.
 
-use super::{
-    lines::{JsonFields, json_line},
-    logging::Failed,
-};
+use super::lines::{JsonFields, json_line};
 use parking_lot::{Mutex, RwLock};
 use std::{
     collections::BTreeMap,
+    convert::Infallible,
     io::{self, Write},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{self, Receiver, Sender, SyncSender},
+    },
+    time::{Duration, Instant},
 };
 use tracing::{Event, Subscriber};
-use tracing_appender::{
-    non_blocking::{NonBlocking, WorkerGuard},
-    rolling::{RollingFileAppender, Rotation},
-};
+use tracing_appender::rolling::{RollingFileAppender, Rotation};
 use tracing_subscriber::{Layer, layer::Context, registry::LookupSpan};
 
 /// Days that are kept, a file each.
 const FILES_MAX: usize = 14;
+/// Lines of all files that may wait to be written: those beyond them are lost, and counted.
+const LINES_MAX: usize = 8192;
+/// How long the end waits for what is left to be written: a disk that hangs does not hold it up.
+const CLOSE_WAIT: Duration = Duration::from_secs(1);
+/// Between two warnings that lines cannot be written.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+
+/// A file, open for as long as its model is known or a line for it waits.
+#[derive(Debug)]
+struct ModelFile {
+    /// The link to the current day's.
+    path: PathBuf,
+    appender: Mutex<RollingFileAppender>,
+}
+
+/// A line, and where it belongs.
+type Line = (Arc<ModelFile>, String);
+
+#[derive(Debug)]
+struct Open {
+    /// By model. Two names that differ only in what a file name cannot hold share a file.
+    files: BTreeMap<String, Arc<ModelFile>>,
+    /// Until the end.
+    lines: Option<SyncSender<Line>>,
+}
 
 /// The files of the models that were added.
 #[derive(Debug)]
 pub(super) struct ModelFiles {
     folder: PathBuf,
-    writers: RwLock<BTreeMap<String, NonBlocking>>,
-    /// By file name, so that two names that differ only in what a file name cannot hold share a writer.
-    opened: Mutex<BTreeMap<String, (NonBlocking, WorkerGuard)>>,
-    /// Of all files.
-    failed: Failed,
+    open: RwLock<Open>,
+    lost: Arc<AtomicU64>,
+    /// Disconnected when the last line has been written.
+    written: Mutex<Receiver<Infallible>>,
 }
 
 impl ModelFiles {
     pub(super) fn new(folder: &Path) -> io::Result<ModelFiles> {
         std::fs::create_dir_all(folder)?;
+        let (lines, to_write) = mpsc::sync_channel(LINES_MAX);
+        let (end, written) = mpsc::channel();
+        let lost = Arc::default();
+        let counts = Arc::clone(&lost);
+        std::thread::Builder::new()
+            .name("ocelli-logs".into())
+            .spawn(move || write(&to_write, &counts, end))?;
         Ok(ModelFiles {
             // Links to the current day's file hold its path: a relative one would lead nowhere.
             folder: folder.canonicalize()?,
-            writers: RwLock::default(),
-            opened: Mutex::default(),
-            failed: Failed::default(),
+            open: RwLock::new(Open { files: BTreeMap::new(), lines: Some(lines) }),
+            lost,
+            written: Mutex::new(written),
         })
     }
 
     /// Opens a model's file, unless it is open already.
     pub(super) fn add(&self, model: &str) -> io::Result<()> {
-        let mut opened = self.opened.lock();
+        let mut open = self.open.write();
         let name = file_name(model);
-        let writer = match opened.get(&name) {
-            Some((writer, _)) => writer.clone(),
+        let path = self.folder.join(&name);
+        let file = match open.files.values().find(|file| file.path == path) {
+            Some(file) => Arc::clone(file),
             None => {
-                // Where the system refuses a thread, its writer would panic.
-                std::thread::Builder::new().spawn(|| ())?;
-                let file = RollingFileAppender::builder()
+                let appender = RollingFileAppender::builder()
                     .rotation(Rotation::DAILY)
                     .filename_prefix(&name)
                     .latest_symlink(&name)
                     .max_log_files(FILES_MAX)
                     .build(&self.folder)
                     .map_err(io::Error::other)?;
-                let (writer, guard) = tracing_appender::non_blocking(self.failed.counting(file));
-                opened.insert(name, (writer.clone(), guard));
-                writer
+                Arc::new(ModelFile { path, appender: Mutex::new(appender) })
             }
         };
-        let mut writers = self.writers.write();
-        writers.insert(model.into(), writer);
+        open.files.insert(model.into(), file);
         Ok(())
+    }
+
+    /// Closes the files of models that are not known any more.
+    pub(super) fn keep(&self, known: &dyn Fn(&str) -> bool) {
+        // Asked without the lock, which whoever logs wants, whatever else they hold.
+        let mut gone: Vec<String> = self.open.read().files.keys().cloned().collect();
+        gone.retain(|model| !known(model));
+        if !gone.is_empty() {
+            self.open.write().files.retain(|model, _| !gone.contains(model));
+        }
     }
 
     pub(super) fn folder(&self) -> &Path {
@@ -78,19 +116,41 @@ impl ModelFiles {
     }
 
     /// Lines that were lost because a disk was slower than the log, full or gone.
-    pub(super) fn lines_lost(&self) -> usize {
-        let opened = self.opened.lock();
-        let lost = |(writer, _): &(NonBlocking, _)| writer.error_counter().dropped_lines();
-        opened.values().map(lost).sum::<usize>() + self.failed.count()
+    pub(super) fn lines_lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Hands a line to the thread that writes.
+    fn send(&self, file: Arc<ModelFile>, line: String) {
+        let open = self.open.read();
+        if let Some(lines) = &open.lines
+            && lines.try_send((file, line)).is_err()
+        {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Writes what is left and closes the files.
     pub(super) fn close(&self) {
-        let mut writers = self.writers.write();
-        writers.clear();
-        drop(writers);
-        let mut opened = self.opened.lock();
-        opened.clear();
+        let mut open = self.open.write();
+        open.files.clear();
+        open.lines = None;
+        drop(open);
+        let _ = self.written.lock().recv_timeout(CLOSE_WAIT);
+    }
+}
+
+/// Writes lines until there are no more, and then drops `_end`.
+fn write(lines: &Receiver<Line>, lost: &AtomicU64, _end: Sender<Infallible>) {
+    let mut warned: Option<Instant> = None;
+    for (file, line) in lines {
+        let Err(error) = file.appender.lock().write_all(line.as_bytes()) else { continue };
+        lost.fetch_add(1, Ordering::Relaxed);
+        if warned.is_none_or(|warned| warned.elapsed() >= WARN_EVERY) {
+            warned = Some(Instant::now());
+            // It names no model: it would go to the file that cannot be written.
+            tracing::warn!(file = %file.path.display(), %error, "a model's log file cannot be written: lines are lost");
+        }
     }
 }
 
@@ -132,20 +192,76 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for ToModelFiles {
             }),
         };
         let Some(model) = model else { return };
-        let writers = self.0.writers.read();
-        let Some(mut writer) = writers.get(&model).cloned() else {
-            return;
-        };
-        drop(writers);
-        let line = json_line(event, fields, &context);
-        // It hands the line to a thread; a full buffer is counted there.
-        let _ = writer.write_all(line.as_bytes());
+        let Some(file) = self.0.open.read().files.get(&model).cloned() else { return };
+        self.0.send(file, json_line(event, fields, &context));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ModelFiles, file_name};
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_model_that_is_not_known_any_more_gives_its_file_back() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let files = ModelFiles::new(folder.path()).expect("a folder");
+        for model in ["stays", "goes"] {
+            files.add(model).expect("a file");
+        }
+        let file = |model: &str| Arc::downgrade(&files.open.read().files[model]);
+        let (stays, goes) = (file("stays"), file("goes"));
+        files.keep(&|model| model == "stays");
+        assert!(goes.upgrade().is_none() && stays.upgrade().is_some());
+        assert_eq!(files.open.read().files.keys().collect::<Vec<_>>(), ["stays"]);
+    }
+
+    #[test]
+    fn lines_of_a_file_that_cannot_be_written_are_counted_and_told_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let files = ModelFiles::new(folder.path()).expect("a folder");
+        files.add("m").expect("a file");
+        let today = fs::read_link(folder.path().join("m.log")).expect("a link");
+        files.keep(&|_| false);
+        // A disk that is full.
+        fs::remove_file(&today).expect("the file");
+        std::os::unix::fs::symlink("/dev/full", &today).expect("a link");
+        files.add("m").expect("a file");
+        let file = Arc::clone(&files.open.read().files["m"]);
+        let ((lines, to_write), (end, _)) = (mpsc::sync_channel(2), mpsc::channel());
+        for _ in 0..2 {
+            lines.send((Arc::clone(&file), "line\n".to_owned())).expect("room");
+        }
+        drop(lines);
+        let console = tempfile::NamedTempFile::new().expect("a file");
+        let shown = console.reopen().expect("the file");
+        let log =
+            tracing_subscriber::fmt().with_writer(move || shown.try_clone().expect("the file")).finish();
+        let lost = AtomicU64::new(0);
+        tracing::subscriber::with_default(log, || write(&to_write, &lost, end));
+        assert_eq!(lost.load(Ordering::Relaxed), 2);
+        let told = fs::read_to_string(console.path()).expect("the file");
+        assert_eq!(told.lines().count(), 1, "{told}");
+        assert!(told.contains("WARN") && told.contains("m.log") && told.contains("No space left"), "{told}");
+    }
+
+    #[test]
+    fn no_more_lines_wait_than_may_and_those_beyond_are_counted() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let files = ModelFiles::new(folder.path()).expect("a folder");
+        files.add("m").expect("a file");
+        let file = Arc::clone(&files.open.read().files["m"]);
+        // The thread that writes stands still.
+        let held = file.appender.lock();
+        // One may be in its hands.
+        for _ in 0..LINES_MAX + 11 {
+            files.send(Arc::clone(&file), "line\n".to_owned());
+        }
+        let lost = files.lines_lost();
+        assert!((10..=11).contains(&lost), "{lost}");
+        drop(held);
+        files.close();
+    }
 
     #[test]
     fn links_lead_to_their_files_from_a_relative_folder_too() {

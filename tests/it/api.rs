@@ -499,6 +499,9 @@ async fn a_caller_that_goes_away_takes_its_job_with_it() {
         "ocelli_queue_bytes 0",
         "ocelli_requests_in_flight 0",
         "ocelli_outcomes_total{model=\"slow\",outcome=\"cancelled\"} 1",
+        "ocelli_http_requests_total{code=\"499\",method=\"POST\",route=\"/predictions/{model}\"} 1",
+        // With the one that was answered before.
+        "ocelli_http_request_duration_seconds_count{route=\"/predictions/{model}\"} 2",
         "ocelli_items_total{device=\"cpu\",model=\"slow\"} 1",
     ];
     until_metrics(server.address, &lines).await;

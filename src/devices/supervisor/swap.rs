@@ -99,6 +99,16 @@ impl Devices {
         self.parts.catalog.has(name)
     }
 
+    /// Whether a model of this name is listed, or serves who has begun with it.
+    pub fn knows(&self, name: &str) -> bool {
+        self.lists(name) || self.leaving.lock().iter().any(|Leaving { model, .. }| &*model.name == name)
+    }
+
+    /// Whether a model of this name waits for a device.
+    pub fn waits(&self, name: &str) -> bool {
+        self.book.waits(name)
+    }
+
     /// Serves a model no more: whoever has begun with it is still answered. False if there is none of this name.
     pub fn unload(&self, name: &str) -> bool {
         let _turn = self.turn.lock();

@@ -219,10 +219,10 @@ impl Watch {
         self.state.lock().answers.len()
     }
 
-    /// Whether some of a request has come of which the answer has not all gone to the socket.
+    /// Whether a request's head has come of which the answer has not all gone to the socket.
     pub fn has_request(&self) -> bool {
         let state = self.state.lock();
-        !matches!(state.phase, Phase::Idle(_)) || state.blocked.is_some()
+        state.phase == Phase::Busy || state.blocked.is_some()
     }
 
     /// What the connection is doing.

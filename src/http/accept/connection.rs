@@ -30,8 +30,8 @@ const LINGER: Duration = Duration::from_secs(2);
 /// And how much.
 const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// When the listener closes: how long a connection that has not begun its first request yet may still do so. It cannot know that we are
-/// closing.
+/// When the listener closes: how long a connection that has not sent the head of its first request yet may still do so. It cannot know
+/// that we are closing.
 const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(500);
 
 /// What is read from an HTTP/1 connection at once, and the longest header. An image of 224 × 224 in bytes (151 kB) comes in
@@ -150,12 +150,12 @@ impl Shared {
                         }
                     }
                     () = until(first_request_until), if first_request_until.is_some() => {
-                        let begun = matches!(watch.phase(), Phase::Header(_));
-                        first_request_until = begun.then(|| tokio::time::Instant::now() + FIRST_REQUEST_GRACE);
-                        // Of one that has begun, the header's clock says when it is over.
-                        if !begun {
-                            connection.as_mut().graceful_shutdown();
+                        first_request_until = None;
+                        // Half a head is no request yet: nothing is lost that cannot be sent elsewhere.
+                        if matches!(watch.phase(), Phase::Header(_)) {
+                            break false;
                         }
+                        connection.as_mut().graceful_shutdown();
                     }
                 }
             };

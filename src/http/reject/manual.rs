@@ -154,7 +154,9 @@ fn explain(kind: Kind) -> Entry {
         CANCELLED => Entry {
             meaning: "The caller closed the connection before its answer. Work for it that had not begun is not done.",
             remedy: "Nothing: it is in logs and metrics only, since nobody is there to read it. Many of them say that callers give \
-                     up early: give them more time, or the server more devices.",
+                     up early: give them more time, or the server more devices. Each has a line with the time after which its caller \
+                     went away, and counts with code 499 in `ocelli_http_requests_total` and with that time in \
+                     `ocelli_http_request_duration_seconds`.",
             example: None,
         },
         INTERNAL => entry(

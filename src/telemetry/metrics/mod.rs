@@ -22,6 +22,7 @@ pub use model::{DeviceMetrics, ModelMetrics, ModelState, Outcome};
 pub use register::metrics_md;
 pub use route::RouteMetrics;
 
+use super::logging::LOGS;
 use bounds::BoundMetrics;
 use model::Models;
 use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
@@ -105,8 +106,8 @@ pub struct Metrics {
     pub http_connections_total: IntCounter,
     /// Accepts that failed.
     pub http_accept_errors_total: IntCounter,
-    /// Lines of the log that were dropped.
-    pub log_lines_lost_total: IntCounter,
+    /// Lines that were dropped, of each of the [`LOGS`].
+    pub log_lines_lost_total: [IntCounter; LOGS.len()],
     /// JPEGs that a GPU has decoded.
     pub gpu_jpegs_total: IntCounter,
     /// Regions of shared memory that callers have registered.
@@ -210,9 +211,11 @@ impl Metrics {
                 "ocelli_shared_memory_written_bytes_total",
                 "Bytes of outputs that were put into regions of shared memory.",
             ),
-            log_lines_lost_total: register.counter(
+            log_lines_lost_total: register.by(
                 "ocelli_log_lines_lost_total",
                 "Lines of the log that were dropped because their reader or disk was too slow, full or gone.",
+                "log",
+                LOGS,
             ),
         };
         register

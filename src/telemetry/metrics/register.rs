@@ -82,8 +82,19 @@ impl Register {
         help: &str,
         reasons: [&str; N],
     ) -> [IntCounter; N] {
-        let counters = self.counters(name, help, &["reason"]);
-        reasons.map(|reason| counters.with_label_values(&[reason]))
+        self.by(name, help, "reason", reasons)
+    }
+
+    /// A counter for each of the values that a label has.
+    pub(super) fn by<const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: [&str; N],
+    ) -> [IntCounter; N] {
+        let counters = self.counters(name, help, &[label]);
+        values.map(|value| counters.with_label_values(&[value]))
     }
 
     pub(super) fn gauge(&mut self, name: &str, help: &str) -> IntGauge {
@@ -127,7 +138,7 @@ impl Register {
 }
 
 /// What each label means, and its values where they are few.
-const LABELS: [(&str, &str); 13] = [
+const LABELS: [(&str, &str); 14] = [
     (
         "cause",
         "what lowers a GPU's clocks: `thermal` (heat), `power_brake` (its power supply), `power_cap` (the limit of its power: common under \
@@ -135,7 +146,8 @@ const LABELS: [(&str, &str); 13] = [
     ),
     (
         "code",
-        "status code of the reply, over gRPC the one of HTTP that says the same; `other` outside of 100 to 599",
+        "status code of the reply, over gRPC the one of HTTP that says the same; 499 where the caller went away before it; `other` outside \
+         of 100 to 599",
     ),
     ("commit", "git commit of the build, empty if unknown"),
     ("device", "device id, such as `cpu`; empty for what happens before a device is chosen"),
@@ -144,6 +156,7 @@ const LABELS: [(&str, &str); 13] = [
         "`total`: all there is; `free`: what nobody holds; `own`: what this process holds; `others`: what other processes \
          hold; `needed`: what must be free before the GPU is taken beside others",
     ),
+    ("log", "`stderr`: the log of all; `files`: those of models (`log_dir`)"),
     ("method", "`GET`, `HEAD`, `POST`, `PUT`, `PATCH`, `DELETE`, `OPTIONS`; `OTHER` for any other"),
     ("model", "name of a model in the catalog"),
     (

@@ -19,12 +19,12 @@ impl Routes {
     pub(super) fn new(register: &mut Register, routes: &[&str]) -> Routes {
         let requests = register.counters(
             "ocelli_http_requests_total",
-            "Requests that were answered.",
+            "Requests that were answered, and those whose caller went away before (code 499).",
             &["route", "method", "code"],
         );
         let durations = register.histograms(
             "ocelli_http_request_duration_seconds",
-            "From a request's headers to the head of its reply.",
+            "From a request's headers to the head of its reply, or until its caller went away.",
             &["route"],
             &DURATION_BUCKETS,
         );
@@ -56,7 +56,7 @@ pub struct RouteMetrics {
 }
 
 impl RouteMetrics {
-    /// Counts a request that was answered with `code` after `duration`. `method` may be anything a caller sends.
+    /// Counts a request that was answered with `code` after `duration`, or given up by its caller. `method` may be anything a caller sends.
     pub fn request(&self, method: &str, code: u16, duration: Duration) {
         self.duration.observe(duration.as_secs_f64());
         let method = METHODS.into_iter().find(|known| *known == method).unwrap_or("OTHER");
