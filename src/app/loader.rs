@@ -34,7 +34,7 @@ pub(super) fn run(
                 answer(reply, load(devices, folder, logs, &name, &overrides));
             }
             Ok(Command::Bring { name, given, reply }) => {
-                answer(Some(reply), bring(devices, (folder, logs), &name, *given));
+                answer(Some(reply), bring(devices, logs, &name, *given));
             }
             Ok(Command::Unload { name, reply }) => answer(reply, unload(devices, &name)),
             Ok(Command::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
@@ -90,21 +90,11 @@ fn load(
     reload(devices, logs, name, &found)
 }
 
-/// Loads a model from what a caller sent. Where that fails, nothing is left of a name that was not there before.
-fn bring(
-    devices: &Devices,
-    (folder, logs): (&Path, &ModelLogs),
-    name: &str,
-    given: Given,
-) -> Result<(), InferError> {
+/// Loads a model from what a caller sent.
+fn bring(devices: &Devices, logs: &ModelLogs, name: &str, given: Given) -> Result<(), InferError> {
     // What no model can be called is not listed either.
     models::check_name(name).map_err(|reason| InferError::LoadFailed { name: name.to_owned(), reason })?;
-    let is_new = !devices.lists(name) && !folder.join(name).exists();
-    let loaded = reload(devices, logs, name, &given.lay_out(name));
-    if loaded.is_err() && is_new && !devices.waits(name) {
-        devices.unload(name);
-    }
-    loaded
+    reload(devices, logs, name, &given.lay_out(name))
 }
 
 fn reload(devices: &Devices, logs: &ModelLogs, name: &str, found: &[Found]) -> Result<(), InferError> {

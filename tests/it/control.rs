@@ -48,25 +48,6 @@ async fn a_model_that_is_not_loaded_is_unloaded_without_an_error_whether_there_i
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_left_of_a_name_that_came_with_files_that_cannot_be_loaded() {
-    let server = explicit().await;
-    let load = async |name: &str| {
-        let given = json!({ "parameters": { "config": "{}", "file:1/model.onnx": "bm8gbW9kZWw=" } });
-        post(&server, &format!("/v2/repository/models/{name}/load"), &[], given.to_string()).await
-    };
-    let reply = load("made-up").await;
-    assert_eq!(reply.status, 400, "{reply:?}");
-    let index = post(&server, "/v2/repository/index", &[], "").await.json();
-    assert!(!index.to_string().contains("made-up"), "{index}");
-    let metrics = server.get("/metrics").await.body;
-    assert!(!String::from_utf8_lossy(&metrics).contains("made-up"));
-    // What serves goes on.
-    assert_eq!(load("digits").await.status, 400);
-    assert_eq!(post(&server, "/predictions/digits", &[], three()).await.status, 200);
-    server.end().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn bodies_of_control_may_come_packed_and_other_codings_are_refused() {
     let server = explicit().await;
     let index = json!({ "ready": true }).to_string();

@@ -108,11 +108,6 @@ impl Book {
         short.next().map(|why| Refusal::Memory(why.to_owned()))
     }
 
-    /// Whether a model of this name waits.
-    pub(in crate::devices) fn waits(&self, name: &str) -> bool {
-        self.state.lock().waiting.iter().any(|waiting| waiting.name() == name)
-    }
-
     /// A model waits no more.
     pub(in crate::devices) fn stop_waiting_for(&self, found: &Found) {
         self.state.lock().waiting.retain(|waiting| !waiting.is(found));

@@ -104,11 +104,6 @@ impl Devices {
         self.lists(name) || self.leaving.lock().iter().any(|Leaving { model, .. }| &*model.name == name)
     }
 
-    /// Whether a model of this name waits for a device.
-    pub fn waits(&self, name: &str) -> bool {
-        self.book.waits(name)
-    }
-
     /// Serves a model no more: whoever has begun with it is still answered. False if there is none of this name.
     pub fn unload(&self, name: &str) -> bool {
         let _turn = self.turn.lock();
