@@ -275,6 +275,14 @@ mod tests {
     }
 
     #[test]
+    fn waiting_for_company_ends_before_a_job_has_waited_for_too_long() {
+        let patience = |ms: u32| move |front: &mut Front| front.patience = Some(front.oldest + MS * ms);
+        assert_eq!(check(3, 30, patience(25), &[]), Err(Some(15 * MS)));
+        assert_eq!(check(3, 30, patience(20), &[]), Ok((3, 4)));
+        assert_eq!(check(3, 30, patience(50), &[]), Err(Some(30 * MS)));
+    }
+
+    #[test]
     fn a_lower_size_is_filled_first_only_if_measured_to_cost_less_in_all() {
         let linear = [(1, 0.1), (4, 0.4), (8, 0.8)];
         assert_eq!(check(5, 0, |_| {}, &linear), Ok((4, 4)));

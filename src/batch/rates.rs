@@ -256,4 +256,18 @@ mod tests {
         let after = throughput.retry_bytes(5000, at(3600)).as_secs_f64();
         assert!((after - 5.0).abs() < 1e-6, "{after} s");
     }
+
+    #[test]
+    fn what_was_done_long_ago_says_nothing_of_now() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut throughput = Throughput::default();
+        throughput.busy(true, at(0));
+        throughput.record(1000, 5000, at(2));
+        throughput.record(100, 500, at(102));
+        let after = throughput.retry_items(10, at(102)).as_secs_f64();
+        assert!((after - 10.0).abs() < 0.1, "{after} s");
+        let after = throughput.retry_bytes(50, at(102)).as_secs_f64();
+        assert!((after - 10.0).abs() < 0.1, "{after} s");
+    }
 }

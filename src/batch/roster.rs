@@ -276,3 +276,20 @@ impl Roster {
         waits.min_by(f64::total_cmp).unwrap_or(0.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_is_not_told_of_a_device_that_serves_again() {
+        let (mut roster, worker) = (Roster::default(), WorkerKey(1));
+        roster.attach(worker, &"gpu-0".into());
+        let device = roster.device(&"gpu-0".into());
+        let told = |roster: &Roster| roster.absence(&[device], ModelKey(2)).reason;
+        roster.note_fault(device, "xid 79");
+        assert_eq!(&*told(&roster), "gpu-0 is away: xid 79");
+        roster.note_serves(worker, &[ModelKey(1)]);
+        assert_eq!(&*told(&roster), "gpu-0 is there, and does not serve it now");
+    }
+}

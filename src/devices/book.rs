@@ -377,3 +377,83 @@ impl State {
         meant && (gpus.iter().any(serves) || gpus.iter().all(hopeless))
     }
 }
+
+#[cfg(test)]
+mod testing {
+    //! Models of a book that are on no device yet.
+    #![allow(clippy::unwrap_used)] // a test may panic
+
+    use super::*;
+    use crate::{
+        engine::{gauss_mle, staging::Memory},
+        models::testing,
+    };
+    use std::time::Duration;
+
+    pub(super) fn placed(on: &[usize]) -> Placed {
+        Placed { on: on.to_vec(), stands_in: None, instead: false, notes: Vec::new() }
+    }
+
+    /// A fitter of a gigabyte on disk, with this table `placement` in its manifest.
+    pub(super) fn source(name: &str, placement: &str) -> Source {
+        let manifest = format!("engine = \"gauss-mle\"\n[placement]\n{placement}\n");
+        Source { bytes: 1 << 30, ..testing::source(name, "1", &manifest) }
+    }
+
+    /// Enters it for these devices.
+    pub(super) fn enter(book: &Book, key: ModelKey, source: &Source, on: &[usize]) -> Arc<Served> {
+        let time = Duration::from_secs(60);
+        let model = Model::resolve(key, source, gauss_mle::signature(), time, &Memory::Plain).unwrap();
+        let files = Files::of(source).unwrap();
+        let model = Arc::new(Arc::new(model));
+        book.enter(Served::new(&model, (source.clone(), files), Vec::new(), placed(on)), Vec::new())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+
+    use super::{testing::*, *};
+    use crate::{
+        batch::{Job, QueueLimits},
+        tasks::testing::floats,
+    };
+
+    const KEY: ModelKey = ModelKey(1);
+
+    #[test]
+    fn devices_have_work_as_long_as_a_request_for_a_model_of_theirs_is_queued() {
+        let (book, queue) = (Book::default(), Queue::new(QueueLimits { items_max: 1, bytes_max: 100 }));
+        let served = enter(&book, KEY, &source("m", ""), &[1]);
+        queue.register(KEY, "m", served.model.rules.clone());
+        let busy = || [0, 1].map(|index| book.activity(index, &queue).0);
+        assert_eq!(busy(), [false, false]);
+        let ticket = queue.push(Job::plain(KEY, vec![floats(&[1, 1], &[0.0])], 1, Instant::now())).unwrap();
+        assert_eq!(busy(), [false, true]);
+        drop(ticket);
+        assert_eq!(busy(), [false, false]);
+    }
+
+    #[test]
+    fn the_cpu_has_what_waits_for_gpus_beside_one_that_serves_and_not_while_one_can_be_had_again() {
+        let book = Book::default();
+        let sharing = Sharing { while_waiting: WhileWaiting::Wait, ..Sharing::default() };
+        let awaited = Presence::Awaited(Instant::now());
+        for (presence, wanted) in [(Presence::Here, true), (Presence::Idle, false), (awaited, false)] {
+            book.set_presence(1, presence);
+            assert_eq!(book.wanted_on(0, &placed(&[0, 1]), &sharing), wanted, "{presence:?}");
+        }
+    }
+
+    #[test]
+    fn a_model_that_leaves_keeps_nobody_from_having_a_gpu_alone() {
+        let (book, alone) = (Book::default(), source("alone", "exclusive = true"));
+        enter(&book, KEY, &source("other", ""), &[1]);
+        let taken = |index| book.taken(index, "gpu-0", &alone);
+        assert_eq!(taken(0), None);
+        assert!(taken(1).is_some_and(|why| why.contains("other models (other)")));
+        drop(book.leave(KEY));
+        assert_eq!(taken(1), None);
+    }
+}

@@ -211,3 +211,60 @@ fn land_all(coming: &mpsc::Receiver<Message>, health: &Health) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+
+    use super::*;
+    use crate::{
+        batch::{Job, ModelKey, Queue, QueueLimits},
+        engine::{DataType, Signature, staging::Memory},
+        models::{Model, testing::source},
+        tasks::testing::{floats, signature, spec},
+        telemetry::metrics::Metrics,
+    };
+
+    struct There;
+
+    impl Airborne for There {
+        fn land(self: Box<Self>) -> Result<Vec<Tensor>, EngineError> {
+            Ok(vec![floats(&[1, 2], &[1.0, 2.0])])
+        }
+    }
+
+    #[test]
+    fn a_batch_that_waited_behind_another_took_only_what_came_after_that() {
+        let start = Instant::now();
+        let queue = Queue::new(QueueLimits { items_max: 10, bytes_max: 1000 });
+        let signature =
+            Signature { inputs: vec![spec("x", DataType::Fp32, &[-1, 2])], ..signature(&[("y", &[-1, 2])]) };
+        let (source, time) = (source("m", "1", ""), Duration::from_secs(60));
+        let model = Model::resolve(ModelKey(1), &source, signature, time, &Memory::Plain).unwrap();
+        queue.register(model.key, "m", model.rules.clone());
+        let (model, worker) = (Arc::new(Arc::new(model)), queue.attach(&"gpu-0".into()));
+        let metrics = Metrics::new(&[], "0", "none");
+        metrics.add_model("m");
+        let mut landing = Landing::new("test", Health::new("gpu-0".into(), Arc::clone(&queue), true, None));
+        // As if both had been given to the engine an hour ago.
+        let hour = Duration::from_secs(3600);
+        let tickets = [(); 2].map(|()| {
+            let input = floats(&[1, 2], &[0.0; 2]);
+            let ticket = queue.push(Job::plain(ModelKey(1), vec![input], 1, start)).unwrap();
+            let out = Outbound {
+                batch: worker.try_take(&[ModelKey(1)]).unwrap(),
+                model: Arc::clone(&model),
+                stage: Duration::ZERO,
+                begun: start - hour,
+                metrics: metrics.model("m").device("gpu-0"),
+            };
+            landing.send(out, Box::new(There));
+            ticket
+        });
+        assert!(landing.settle());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let [first, second] = tickets.map(|ticket| runtime.block_on(ticket).unwrap().timing.compute);
+        assert!(first >= hour, "{first:?}");
+        assert!(second <= start.elapsed(), "{second:?} of {:?}", start.elapsed());
+    }
+}

@@ -618,6 +618,48 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_let_go_each_time_that_nothing_comes_and_used_again_until_then() {
+        let queue = Queue::new(QueueLimits { items_max: 10, bytes_max: 100_000 });
+        let health = Health::new(batch::roster::CPU.into(), Arc::clone(&queue), false, None);
+        let signature =
+            Signature { inputs: vec![spec("x", DataType::Fp32, &[-1, 2])], ..signature(&[("y", &[2])]) };
+        let (source, time) = (source("m", "1", ""), Duration::from_secs(60));
+        let model = Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
+        queue.register(model.key, "m", model.rules.clone());
+        let (_mail, mailbox) = mpsc::channel();
+        let mut work = Work {
+            health: health.clone(),
+            place: queue.attach(&health.device),
+            metrics: Arc::new(Metrics::new(&[], "0", "none")),
+            queue: Arc::clone(&queue),
+            mailbox,
+            served: Vec::new(),
+            landing: Landing::new("test", health),
+            engines: HashMap::new(),
+            interrupts: Interrupts::default(),
+            rested: false,
+        };
+        let blocks = Arc::new(AtomicUsize::new(0));
+        let taken = Arc::clone(&blocks);
+        let count = move || _ = taken.fetch_add(1, Ordering::SeqCst);
+        let memory = Some(Memory::Pinned(Arc::new(Refusing(Box::new(count)))));
+        work.accept(Arc::new(Arc::new(model)), Box::new(Constant { signature, memory }));
+        for rests in 0..2 {
+            assert_eq!(blocks.load(Ordering::SeqCst), rests);
+            for _ in 0..2 {
+                let job = Job::plain(ModelKey(1), vec![floats(&[1, 2], &[1.0, 2.0])], 1, Instant::now());
+                let _ticket = queue.push(job).unwrap();
+                let batch = work.place.try_take(&work.served).unwrap();
+                work.serve(batch);
+            }
+            assert_eq!(blocks.load(Ordering::SeqCst), rests + 1);
+            assert_eq!(work.patience(), Some(REST_AFTER));
+            work.rest();
+            assert_eq!(work.patience(), None, "there is no more to let go");
+        }
+    }
+
+    #[test]
     fn a_model_that_is_retired_before_its_engine_is_taken_in_leaves_nothing_behind() {
         let (worker, queue, _) = worker(false);
         let (signature, source) = (signature(&[("y", &[2])]), source("m", "1", ""));

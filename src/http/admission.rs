@@ -223,6 +223,11 @@ mod tests {
         let other = admission.admit().unwrap();
         let now = admission.in_flight();
         assert_eq!((now.requests, now.bytes), (2, 60));
+        // What was split off is not the call's any more: there is no room now, and not never.
+        let rest = other.beside(40).unwrap();
+        let full = call.cover(50).unwrap_err();
+        assert!(matches!(full, InferError::Full { limit: 100, .. }), "{full}");
+        drop(rest);
         // A third request is one too many, and what came for it is no longer there.
         call.cover(40).unwrap();
         let full = call.split_off().unwrap_err();
@@ -231,6 +236,17 @@ mod tests {
         drop((message, other));
         let now = admission.in_flight();
         assert_eq!((now.requests, now.bytes), (0, 0));
+    }
+
+    #[test]
+    fn how_long_a_call_is_open_says_nothing_of_when_to_retry() {
+        let admission = admission();
+        let held = || admission.held_us.load(Ordering::Relaxed);
+        admission.held_us.store(16_000_000, Ordering::Relaxed);
+        drop(admission.open().unwrap());
+        assert_eq!(held(), 16_000_000);
+        drop(admission.admit().unwrap());
+        assert!(held() < 16_000_000, "a request does");
     }
 
     #[test]

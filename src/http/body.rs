@@ -386,6 +386,20 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_was_set_aside_for_more_is_given_back_when_a_body_ends() {
+        let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: 10 << 20 };
+        let admission = Admission::new(limits);
+        let permit = Arc::new(admission.admit().unwrap());
+        let mut reader = Reader::new(frames(vec!["01234".into(); 2]), LIMITS).charged_to(Arc::clone(&permit));
+        for _ in 0..2 {
+            assert_eq!(reader.next().await, Ok(Some("01234".into())));
+            assert!(permit.bytes() > 10, "{}", permit.bytes());
+        }
+        assert_eq!(reader.next().await, Ok(None));
+        assert_eq!(permit.bytes(), 10);
+    }
+
+    #[tokio::test]
     async fn time_in_which_nobody_asks_for_more_is_not_the_callers() {
         let (tell, told) = tokio::sync::oneshot::channel::<()>();
         let second = stream::once(async move {

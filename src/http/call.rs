@@ -389,6 +389,27 @@ mod tests {
     }
 
     #[test]
+    fn neither_a_caller_nor_a_model_has_more_time_than_the_server_gives() {
+        let model = model("");
+        for given in [None, Some("600")] {
+            let headers = given.map(|ms| (TIMEOUT, HeaderValue::from_static(ms)));
+            let call = Call::of(&headers.into_iter().collect(), &model, MS * 500).unwrap();
+            assert_eq!((call.timeout, call.deadline), (MS * 500, call.arrived + MS * 500), "{given:?}");
+        }
+    }
+
+    #[test]
+    fn a_device_that_stood_in_is_told_of_whichever_item_it_was() {
+        let on = |device: &str, fallback| Spent { device: Some(device.into()), fallback, ..Spent::default() };
+        let (stood_in, meant) = (on("cpu", Some(Fallback::DeviceFailed)), on("gpu-0", None));
+        for [first, second] in [[&stood_in, &meant], [&meant, &stood_in]] {
+            let mut spent = first.clone();
+            spent.include(second);
+            assert_eq!((spent.device.as_deref(), spent.fallback), (Some("cpu"), stood_in.fallback));
+        }
+    }
+
+    #[test]
     fn a_priority_that_the_model_does_not_have_is_no_wish() {
         let model = model("priorities = 3");
         for (wish, expected) in

@@ -169,7 +169,7 @@ fn preferred(headers: &HeaderMap) -> Option<Coding> {
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
-    use axum::{Router, middleware, routing::post};
+    use axum::{Router, middleware, response::IntoResponse, routing::post};
     use bytes::Bytes;
     use http_body_util::BodyExt;
     use std::io::{Read, Write};
@@ -272,6 +272,14 @@ mod tests {
         assert!(!reply.contains_key(header::CONTENT_ENCODING), "{reply:?}");
         let picture = headers(header::CONTENT_TYPE, "image/png");
         assert!(!packs_well(&picture));
+    }
+
+    #[test]
+    fn errors_are_sent_as_they_are_however_long() {
+        let reply = InferError::BadRequest("x".repeat(2048)).into_response();
+        let reply = pack(reply, Some(Coding::Gzip));
+        assert!(reply.body().size_hint().exact().is_some_and(|bytes| bytes > 2048));
+        assert!(!reply.headers().contains_key(header::CONTENT_ENCODING), "{reply:?}");
     }
 
     #[tokio::test]

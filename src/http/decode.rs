@@ -362,6 +362,39 @@ mod tests {
         );
     }
 
+    #[test]
+    fn who_does_not_wait_overtakes_nobody_who_does() {
+        let budget = Arc::new(Budget::new(100));
+        let first = Budget::try_take(&budget, 80).expect("fits");
+        assert!(Budget::try_take(&budget, 21).is_none());
+        // Somebody has a number, and it is not their turn yet.
+        budget.state.lock().given += 1;
+        assert!(Budget::try_take(&budget, 20).is_none());
+        budget.state.lock().turn += 1;
+        assert_eq!(Budget::try_take(&budget, 20).expect("nobody waits").bytes, 20);
+        drop(first);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_nobody_waits_for_any_more_is_not_begun() {
+        let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
+        let pool = DecodePool::new(1, 100, limits).expect("one thread");
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let mut first = Box::pin(pool.run(move || released.recv().is_ok()));
+        assert!(futures_util::poll!(&mut first).is_pending());
+        let begun = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&begun);
+        let mut second = Box::pin(pool.run(move || count.fetch_add(1, Ordering::SeqCst)));
+        assert!(futures_util::poll!(&mut second).is_pending());
+        drop(second);
+        release.send(()).expect("it waits");
+        assert_eq!(first.await, Ok(true));
+        // Behind both, on the one thread that there is.
+        assert_eq!(pool.run(|| 7).await, Ok(7));
+        assert_eq!(begun.load(Ordering::SeqCst), 0);
+    }
+
     #[tokio::test]
     async fn work_that_panics_is_an_error_and_the_pool_goes_on() {
         let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };

@@ -197,8 +197,16 @@ impl Ending {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::http::testing;
+    use super::{
+        super::{
+            streamed::{Form, reply},
+            wire::answer::Entry,
+        },
+        *,
+    };
+    use crate::{http::testing, telemetry::metrics::Metrics};
+    use futures_util::stream;
+    use http_body_util::BodyExt;
     use std::fs;
 
     #[test]
@@ -225,5 +233,21 @@ mod tests {
             assert!(text.contains(&line), "{text}");
         }
         assert!(text.contains("ocelli_http_request_duration_seconds_count{route=\"other\"} 2"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn a_stream_counts_as_an_answer_if_it_has_one_and_else_by_its_first_error() {
+        let metrics = Metrics::new(&[], "0", "none");
+        metrics.add_model("m");
+        let model = metrics.model("m");
+        for (answered, counts) in [(true, [1, 0]), (false, [1, 1])] {
+            let answer = answered.then(|| Entry { page: None, answer: Ok(b"\"a\":1".to_vec()) });
+            let error = Entry { page: None, answer: Err(InferError::Decode("no".into())) };
+            let reply = reply(Form::Lines, stream::iter([error].into_iter().chain(answer)));
+            let ending = reply.extensions().get::<Ending>().expect("it is counted at its end");
+            ending.begins(Uncounted::begin(Some(Arc::clone(&model))));
+            reply.into_body().collect().await.expect("infallible");
+            assert_eq!([Outcome::Ok, Outcome::Decode].map(|outcome| model.outcome(outcome).get()), counts);
+        }
     }
 }

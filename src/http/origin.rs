@@ -105,6 +105,13 @@ mod tests {
     }
 
     #[test]
+    fn only_names_below_localhost_are_as_good_as_addresses() {
+        for (host, is) in [("localhost", true), ("a.Localhost", true), ("evillocalhost", false)] {
+            assert_eq!(is_address(host), is, "{host}");
+        }
+    }
+
+    #[test]
     fn a_name_that_its_owner_points_here_is_not_the_servers_own_unless_a_token_is_shown() {
         use header::{AUTHORIZATION, HOST, ORIGIN};
         let rebound = [(HOST, "evil.example:8000"), (ORIGIN, "http://evil.example:8000")];

@@ -238,7 +238,9 @@ mod tests {
                 Entry { page: None, answer: Ok(b"\"a\":1".to_vec()) },
                 Entry { page: Some(Page { file: 2, page: 3 }), answer: Err(InferError::Decode("no".into())) },
             ];
-            let body = reply(form, stream::iter(entries)).into_body().collect().await.expect("infallible");
+            let reply = reply(form, stream::iter(entries));
+            assert_eq!(reply.headers()["x-accel-buffering"], "no", "proxies pass it on as it comes");
+            let body = reply.into_body().collect().await.expect("infallible");
             let text = String::from_utf8(body.to_bytes().to_vec()).expect("text");
             assert!(text.starts_with(expected), "{text}");
             assert!(text.trim_end().ends_with("{\"done\":{\"answered\":1,\"failed\":1}}"), "{text}");

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use super::{
-    DecodeError, Format, Frame, Limits, Samples,
+    DecodeError, Format, Frame, Limits, METADATA_BYTES_MAX, Samples,
     corpus::{self, HEIGHT, LIMITS, WIDTH, pixels, rgb, whole},
     decode, decode_as, header,
 };
@@ -85,6 +85,15 @@ fn a_jpeg_comes_back_nearly_as_it_was() {
     assert!(largest_difference(u8s(&frame), &gray) <= 4);
 }
 
+/// A PNG with such a chunk behind its signature and header.
+fn with_exif(png: &[u8], exif: &[u8]) -> Vec<u8> {
+    let chunk = [b"eXIf", exif].concat();
+    let mut sum = flate2::Crc::new();
+    sum.update(&chunk);
+    let length = exif.len() as u32;
+    [&png[..33], &length.to_be_bytes(), &chunk, &sum.sum().to_be_bytes(), &png[33..]].concat()
+}
+
 #[test]
 fn every_orientation_is_applied_to_header_and_pixels() {
     // The corners of the stored image: red, green / blue, white.
@@ -130,15 +139,7 @@ fn every_orientation_is_applied_to_header_and_pixels() {
     let depth = BitDepth::Eight;
     let stored = corpus::png((WIDTH, HEIGHT), ColorType::Rgb, depth, &pixels(rgb), plain);
     for prefix in [&b""[..], b"Exif\0\0"] {
-        let chunk = [b"eXIf", prefix, exif].concat();
-        let mut sum = flate2::Crc::new();
-        sum.update(&chunk);
-        let length = chunk.len() as u32 - 4;
-        let chunk = [&length.to_be_bytes()[..], &chunk, &sum.sum().to_be_bytes()].concat();
-        let mut bytes = stored.clone();
-        // Behind the signature and the header.
-        bytes.splice(33..33, chunk);
-        let turned = frame(&bytes);
+        let turned = frame(&with_exif(&stored, &[prefix, exif].concat()));
         assert_eq!((turned.width, turned.height), (12, 20), "{prefix:?}");
         assert_eq!(u8s(&turned)[..3], rgb(0, HEIGHT - 1));
     }
@@ -524,6 +525,25 @@ fn a_jpeg_of_several_scans_takes_memory_for_all_coefficients() {
     assert_eq!(baseline[scan + 4], 3);
     baseline[scan + 4] = 1;
     assert_eq!(bytes(&baseline), all);
+}
+
+#[test]
+fn what_is_turned_or_of_inks_takes_memory_for_that() {
+    let bytes = |file: &[u8]| header(file, &LIMITS).unwrap().decoded_bytes();
+    let jpeg = corpus::jpeg(&pixels(rgb), WIDTH, PixelFormat::RGB, false);
+    let whole = u64::from(WIDTH * HEIGHT) * 3;
+    assert_eq!([1, 6].map(|orientation| bytes(&corpus::turned(&jpeg, orientation))), [whole, 2 * whole]);
+    assert_eq!(bytes(&corpus::fixture("cmyk.jpg")), whole + u64::from(WIDTH * HEIGHT) * 4);
+}
+
+#[test]
+fn a_png_has_room_for_so_much_beside_its_pixels() {
+    let plain = |_: &mut png::Encoder<'_, &mut Vec<u8>>| {};
+    let stored = corpus::png((WIDTH, HEIGHT), ColorType::Rgb, BitDepth::Eight, &pixels(rgb), plain);
+    for (exif, fits) in [(METADATA_BYTES_MAX / 2, true), (3 * METADATA_BYTES_MAX, false)] {
+        let bytes = with_exif(&stored, &vec![0; exif]);
+        assert_eq!(header(&bytes, &LIMITS).is_ok(), fits, "{exif} bytes");
+    }
 }
 
 #[test]

@@ -339,6 +339,14 @@ mod tests {
     }
 
     #[test]
+    fn batches_of_fits_are_padded_nowhere() {
+        let source = source("spots", "1", "engine = \"gauss-mle\"\n");
+        let (signature, second) = (crate::engine::gauss_mle::signature(), Duration::from_secs(1));
+        let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+        assert_eq!(model.rules.padding, Padding::Never);
+    }
+
+    #[test]
     fn a_model_that_cannot_batch_refuses_to_and_says_how_it_could() {
         let one = resolve("[batch]\nitems_max = 4", &[1, 4], &[1, 10]).err().unwrap();
         assert_eq!(

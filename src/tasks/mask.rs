@@ -210,11 +210,14 @@ mod tests {
 
     #[test]
     fn classes_above_255_take_sixteen_bits() {
-        let large = mask(2, 1, &[1, 300]);
-        for bytes in [large.to_png_gray().unwrap(), large.to_png_palette().unwrap()] {
-            let (color, depth, _, data) = decode(&bytes);
-            assert_eq!((color, depth), (png::ColorType::Grayscale, png::BitDepth::Sixteen));
-            assert_eq!(data, [0, 1, 1, 44]);
+        assert_eq!([255, 256].map(|class| mask(2, 1, &[1, class]).png_bits()), [8, 16]);
+        for (class, bytes) in [(256, [1, 0]), (300, [1, 44])] {
+            let large = mask(2, 1, &[1, class]);
+            for png in [large.to_png_gray().unwrap(), large.to_png_palette().unwrap()] {
+                let (color, depth, _, data) = decode(&png);
+                assert_eq!((color, depth), (png::ColorType::Grayscale, png::BitDepth::Sixteen));
+                assert_eq!(data, [0, 1, bytes[0], bytes[1]]);
+            }
         }
     }
 

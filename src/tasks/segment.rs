@@ -449,6 +449,16 @@ mod tests {
     }
 
     #[test]
+    fn a_pixel_has_the_class_under_its_centre() {
+        assert_eq!(nearest(4, 4, 3, |x| x), [0, 1, 1, 2]);
+        // 4 × 4 posted and seen, output of 3 × 3.
+        let placement = Preprocess { resize: Resize::Stretch, ..Preprocess::new(4, 4) }.placement(4, 4);
+        let tensor = integers(&[1, 3, 3], &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        let mask = run(Segment::default(), &tensor, "", Some(&placement)).unwrap();
+        assert_eq!(mask.classes, [1, 2, 2, 3, 4, 5, 5, 6, 4, 5, 5, 6, 7, 8, 8, 9]);
+    }
+
+    #[test]
     fn coarse_outputs_are_spread() {
         // 8 × 4 posted, 4 × 4 seen, output of 2 × 2.
         let placement = Preprocess { resize: Resize::Stretch, ..Preprocess::new(4, 4) }.placement(8, 4);

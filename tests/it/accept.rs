@@ -503,6 +503,9 @@ async fn at_the_cap_a_client_waits_until_another_ends() {
     drop(first);
     reply(&mut third).await;
     assert_eq!(server.connections.accepted.load(Relaxed), 3);
+    until(|| server.connections.full.load(Relaxed) == 1).await;
+    drop((second, third));
+    until(|| server.connections.full.load(Relaxed) == 0).await;
 }
 
 #[tokio::test]

@@ -303,6 +303,17 @@ fn nobody_gets_a_row_of_a_batch_whose_rows_are_not_its_items() {
 }
 
 #[test]
+fn outputs_of_fewer_bytes_than_their_shape_has_are_an_error_and_nobodys_answer() {
+    let mut desk = Desk::new(false);
+    let key = desk.push(2, 1);
+    let taken = desk.take();
+    desk.end(&taken, 1, Ok(Tensor { shape: vec![2, 1], ..bytes(1, 7) }));
+    let answers = desk.answers();
+    let why = |error: &InferError| error.to_string().contains("1 bytes for UINT8 of shape [2, 1]");
+    assert!(matches!(&answers[..], [(job, Err(error))] if *job == key && why(error)), "{answers:?}");
+}
+
+#[test]
 fn a_failed_device_gives_its_jobs_a_second_chance_but_no_third() {
     let mut desk = Desk::new(false);
     let broken = || Err(EngineError::Device("xid 79".into()));
@@ -459,6 +470,41 @@ fn a_failed_job_avoids_the_device_that_failed_it_and_its_answer_says_so() {
     let answer = done.result.unwrap().join().unwrap();
     assert_eq!(done.job, first);
     assert_eq!((&*answer.device, answer.fallback), ("gpu", Some(Fallback::DeviceFailed)));
+}
+
+#[test]
+fn what_the_device_that_failed_it_runs_after_all_is_no_fallback() {
+    let mut desk = Desk::new(false);
+    desk.push(1, 1);
+    let taken = desk.take();
+    desk.end(&taken, 1, Err(EngineError::Device("xid 79".into())));
+    desk.run(1);
+    let answer = desk.book.settle().done.pop().unwrap().result.unwrap().join().unwrap();
+    assert_eq!((&*answer.device, answer.fallback), ("cpu", None));
+}
+
+#[test]
+fn a_model_does_not_pay_for_the_time_that_a_device_hung_under_it() {
+    let mut desk = Desk::new(false);
+    let serves @ [_, other] = [MODEL, ModelKey(2)];
+    desk.book.register(other, "letters", desk.book.models[&MODEL].rules.clone());
+    for (model, items) in [(MODEL, 12), (other, 8)] {
+        let job = Job { model, ..desk.job(items, 0) };
+        desk.book.push(job, desk.now).unwrap();
+    }
+    let pick = |desk: &mut Desk, model| match desk.book.pick(desk.worker, &serves, desk.now) {
+        Pick::Run(batch, receipt) if batch.model == model => (batch, receipt),
+        other => panic!("{other:?} instead of a batch of {model:?}"),
+    };
+    for (model, ms) in [(MODEL, 10), (other, 100)] {
+        let taken = pick(&mut desk, model);
+        desk.end(&taken, ms, Ok(bytes(4, 0)));
+    }
+    pick(&mut desk, MODEL);
+    desk.pass(60_000);
+    desk.book.attach(&"gpu".into());
+    assert_eq!(desk.book.recall(desk.worker, "it hangs", desk.now).len(), 1);
+    assert_eq!(desk.book.shares.order(&serves), serves);
 }
 
 #[test]
@@ -725,6 +771,20 @@ fn a_deadline_that_the_work_ahead_makes_impossible_is_refused_once_speed_was_mea
 }
 
 #[test]
+fn workers_that_run_at_once_share_the_work_that_is_ahead_of_a_deadline() {
+    let mut desk = Desk::new(false);
+    let other = desk.book.attach(&"cpu".into());
+    desk.push_due(16, 300).unwrap();
+    let taken = desk.take();
+    let Pick::Run(batch, receipt) = desk.book.pick(other, &[MODEL], desk.now) else { panic!("it waits") };
+    for taken in [taken, (batch, receipt)] {
+        desk.end(&taken, 100, Ok(bytes(4, 0)));
+    }
+    // 8 rows ahead and one more take 225 ms on one, and half of that on two.
+    assert!(desk.push_due(1, 140).is_ok());
+}
+
+#[test]
 fn what_whole_frames_took_says_nothing_of_rois() {
     let mut desk = Desk::new(false);
     desk.push_with(finding());
@@ -774,6 +834,8 @@ fn a_full_queue_says_when_to_retry_and_that_grows_with_the_backlog() {
         let mut desk = Desk::new(false);
         desk.push(4, 0);
         desk.run(1000 * rows);
+        // Nothing to do for an hour says nothing of its speed.
+        desk.pass(3_600_000);
         desk.push(20, 0);
         let job = desk.job(1, 0);
         match desk.book.push(job, desk.now) {
@@ -805,6 +867,36 @@ fn bytes_are_bounded_apart_from_items() {
     let job = desk.job(1, 0);
     let full = desk.book.push(job, desk.now);
     assert!(matches!(full, Err(InferError::Full { limit: 40, .. })), "{full:?}");
+}
+
+#[test]
+fn a_queue_full_of_bytes_says_when_to_retry_by_their_number() {
+    let mut desk = Desk::new(false);
+    let push = |desk: &mut Desk, bytes: usize| {
+        let input = Tensor { datatype: DataType::Uint8, shape: vec![1, bytes], data: vec![0; bytes].into() };
+        desk.book.push(Job::plain(MODEL, vec![input], 1, desk.now), desk.now)
+    };
+    push(&mut desk, 10).unwrap();
+    let taken = desk.take();
+    desk.end(&taken, 1000, Ok(bytes(1, 0)));
+    push(&mut desk, 40).unwrap();
+    // Ten bytes a second, where it is also one item a second.
+    let full = push(&mut desk, 1);
+    let after = Duration::from_secs(4);
+    assert!(matches!(full, Err(InferError::Full { retry_after, .. }) if retry_after == after), "{full:?}");
+}
+
+#[test]
+fn the_oldest_job_is_that_of_all_models() {
+    let mut desk = Desk::new(false);
+    let newer = ModelKey(2);
+    desk.book.register(newer, "letters", desk.book.models[&MODEL].rules.clone());
+    desk.push(1, 0);
+    desk.pass(5);
+    let job = Job { model: newer, ..desk.job(1, 0) };
+    desk.book.push(job, desk.now).unwrap();
+    desk.pass(2);
+    assert_eq!(desk.book.load(desk.now).oldest, Some(Duration::from_millis(7)));
 }
 
 #[test]

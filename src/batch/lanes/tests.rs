@@ -197,3 +197,11 @@ fn who_is_refused_for_having_waited_is_taken_out_unless_it_was_begun() {
     assert_eq!([0, 1, 2].map(|priority| lanes.of_priority(priority)), [1, 1, 1]);
     assert_eq!(lanes.items(), 1 + 2 + 2);
 }
+
+#[test]
+fn the_front_of_a_lane_has_the_patience_of_whoever_has_the_least() {
+    let (now, mut lanes) = (Instant::now(), Lanes::default());
+    impatient(&mut lanes, now, Then::Refuse, &[(0, Some(9)), (1, None), (2, Some(3)), (3, Some(1))]);
+    let front = |items| lanes.lanes[&shape(1)].front(items, ALL).unwrap();
+    assert_eq!([2, 6].map(|items| front(items).patience), [9, 3].map(|s| Some(now + Duration::from_secs(s))));
+}

@@ -115,7 +115,8 @@ pub(super) fn name(source: &Source) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::testing, *};
+    use crate::batch::ModelKey;
 
     #[test]
     fn what_is_beside_models_is_required_with_them() {
@@ -133,5 +134,19 @@ mod tests {
             book.learned.lock().model("H100", name, bytes, u64::MAX);
         }
         assert_eq!(required(), nothing + (1 << 30));
+    }
+
+    #[test]
+    fn what_is_announced_and_entered_is_required_once() {
+        let (book, source) = (Book::new(None, 0), testing::source("m", ""));
+        let required = || book.required(1, "H100", 80 << 30);
+        let nothing = required();
+        book.announce(&source, vec![1]);
+        let announced = required();
+        assert!(announced > nothing);
+        testing::enter(&book, ModelKey(1), &source, &[1]);
+        assert_eq!(required(), announced);
+        book.forget_announced();
+        assert_eq!(required(), announced);
     }
 }

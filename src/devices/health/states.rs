@@ -488,6 +488,43 @@ mod tests {
     }
 
     #[test]
+    fn a_short_pause_does_not_end_a_long_one() {
+        let (now, mut states) = (Instant::now(), serving());
+        states.note(now, &Evidence::Xid(119));
+        states.note(now, &Evidence::Failed("it broke".into()));
+        assert_eq!(states.retry_at(), Some(now + LONG_PAUSE));
+    }
+
+    #[test]
+    fn rows_that_wait_for_a_reset_are_news_once() {
+        let (now, mut states) = (Instant::now(), serving());
+        states.note(now, &Evidence::RowsPending(true));
+        assert!(states.canary_due());
+        states.note(now, &Evidence::Canary(Ok(())));
+        states.note(now + s(1), &Evidence::RowsPending(true));
+        assert!(!states.canary_due());
+        states.note(now + s(2), &Evidence::RowsPending(false));
+        states.note(now + s(3), &Evidence::RowsPending(true));
+        assert!(states.canary_due(), "others do");
+    }
+
+    #[test]
+    fn what_is_lost_is_not_merely_fenced_by_a_fault_that_follows() {
+        let (now, mut states) = (Instant::now(), serving());
+        states.note(now, &Evidence::OnBus(false));
+        states.note(now, &Evidence::Failed("it broke".into()));
+        assert_eq!((states.state(), states.cause()), (DeviceState::Lost, Cause::Bus));
+    }
+
+    #[test]
+    fn a_device_that_is_not_ours_is_not_given_up_for_want_of_spare_rows() {
+        let (now, mut states) = (Instant::now(), States::default());
+        assert!(!states.note(now, &Evidence::RowsFailed));
+        assert_eq!((states.state(), states.retry_at()), (DeviceState::Waiting, None));
+        assert!(states.may_take(now));
+    }
+
+    #[test]
     fn what_is_gone_comes_back_when_it_is_on_the_bus_again() {
         let (t0, mut states) = (Instant::now(), serving());
         assert!(states.note(t0, &Evidence::OnBus(false)));

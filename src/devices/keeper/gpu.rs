@@ -303,3 +303,40 @@ fn read(sample: &Sample) -> Vec<Evidence> {
     .flatten()
     .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::super::probe::{GpuId, Throttled},
+        *,
+    };
+
+    /// What is made of a sample beside that it is on the bus.
+    fn check(change: impl Fn(&mut Sample), expected: &[Evidence]) {
+        let mut sample = Sample::of(GpuId { uuid: "GPU-1".into(), pci: String::new(), name: "H100".into() });
+        change(&mut sample);
+        assert_eq!(read(&sample), [&[Evidence::OnBus(true)], expected].concat(), "{sample:?}");
+    }
+
+    #[test]
+    fn each_reading_is_evidence_and_what_cannot_be_read_is_none() {
+        check(|_| (), &[]);
+        check(|sample| sample.ecc_uncorrected = Some(3), &[Evidence::Uncorrected(3)]);
+        check(|sample| sample.recovery_action = Some(2), &[Evidence::Advice(2)]);
+        check(|sample| sample.rows_failed = Some(true), &[Evidence::RowsFailed]);
+        check(|sample| sample.rows_failed = Some(false), &[]);
+        for (rows, pages, pending) in
+            [(Some(true), None, true), (Some(false), Some(true), true), (Some(false), None, false)]
+        {
+            let change = |sample: &mut Sample| (sample.rows_pending, sample.pages_pending) = (rows, pages);
+            check(change, &[Evidence::RowsPending(pending)]);
+        }
+        for (thermal, power_brake, power_cap) in
+            [(true, false, false), (false, true, false), (false, false, true)]
+        {
+            let why = Throttled { thermal, power_brake, power_cap };
+            // The limit of its power is common under load.
+            check(|sample| sample.throttled = Some(why), &[Evidence::Throttled(!power_cap)]);
+        }
+    }
+}

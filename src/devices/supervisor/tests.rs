@@ -102,6 +102,19 @@ fn a_model_that_waited_for_a_device_is_held_against_what_its_load_said_of_it() {
     end(&devices);
 }
 
+#[test]
+fn of_a_model_that_is_not_as_its_load_said_nothing_is_left() {
+    let devices = devices();
+    let load = |why: Result<(), String>| {
+        let found = found("m", Ok(source("m", "1", "engine = \"gauss-mle\"\n")));
+        let loaded = devices.try_load(&with_look(found, move |_| why.clone()));
+        (matches!(loaded, Err(NotLoaded::Unexpected(_))), devices.book.needs(0))
+    };
+    assert_eq!(load(Err("it has another input".into())), (true, false));
+    assert_eq!(load(Ok(())), (false, true));
+    end(&devices);
+}
+
 /// An engine whose end says that it has begun, and hangs until the other end is dropped.
 struct Hanging(Signature, mpsc::Sender<()>, mpsc::Receiver<()>);
 

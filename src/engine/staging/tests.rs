@@ -7,6 +7,7 @@ use crate::engine::{DataType, Tensor};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::{
+    ops::Range,
     ptr::NonNull,
     sync::{
         Arc,
@@ -57,6 +58,16 @@ fn padding_repeats_the_last_row() {
     let view = assembler.assemble(&parts, 4, false, Some(&staging));
     assert_eq!(values(&view), [1.0, 2.0, 3.0, 3.0]);
     assert_eq!(view.shape, [4, 1]);
+    for first in [1, 2] {
+        let numbers = [1.0_f32, 2.0, 3.0].map(f32::to_le_bytes).concat();
+        let part = |rows: Range<usize>| Tensor {
+            datatype: DataType::Fp32,
+            shape: vec![rows.len(), 1],
+            data: Bytes::copy_from_slice(&numbers[4 * rows.start..4 * rows.end]),
+        };
+        let view = assembler.assemble(&[&part(0..first), &part(first..3)], 4, false, None);
+        assert_eq!(values(&view), [1.0, 2.0, 3.0, 3.0], "the first part has {first} rows");
+    }
 }
 
 #[test]

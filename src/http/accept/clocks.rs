@@ -422,4 +422,17 @@ mod tests {
             Reason::Stalled,
         );
     }
+
+    #[test]
+    fn a_request_is_there_until_the_last_byte_of_its_answer_has_gone_out() {
+        let zero = Instant::now();
+        let watch = Watch::new(zero);
+        assert!(!watch.has_request());
+        let request = watch.request_begins();
+        watch.write_blocked(zero);
+        watch.request_ends(request, zero + s(1));
+        assert!(watch.has_request(), "some of the answer waits for the socket");
+        watch.flushed(zero + s(2));
+        assert!(!watch.has_request());
+    }
 }

@@ -876,14 +876,17 @@ fn pages_that_share_their_pixels_are_refused() {
     assert_says(&outcome.end.unwrap_err().to_string(), &["frame 1", "shares bytes"]);
 }
 
+/// What zlib makes of it.
+fn deflated(bytes: &[u8]) -> Vec<u8> {
+    use std::io::Write;
+    let mut encoder = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::best());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
 #[test]
 fn a_strip_that_swells_is_cut_at_its_size() {
-    use std::io::Write;
-    let mut bomb = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::best());
-    for _ in 0..64 {
-        bomb.write_all(&vec![0; 1 << 20]).unwrap();
-    }
-    let bomb = bomb.finish().unwrap();
+    let bomb = deflated(&vec![0; 64 << 20]);
     let mut builder = Builder::new(LITTLE);
     let start = builder.put(&bomb);
     let mut fields = builder.page(2, 2, start, bomb.len() as u64);
@@ -900,6 +903,65 @@ fn a_strip_that_swells_is_cut_at_its_size() {
     fields.push(builder.short(tags::COMPRESSION, 8));
     builder.directory(&fields);
     assert_says(&refusal(builder.bytes), &["strip 0 of 1", "of 2000000 bytes"]);
+}
+
+#[test]
+fn what_a_strip_is_said_to_have_beyond_all_reason_is_not_waited_for() {
+    let mut builder = Builder::new(LITTLE);
+    let packed = deflated(&builder.samples(&[1, 2, 3, 4]));
+    let start = builder.put(&packed);
+    // More than is read for it, and then the directory: what it states would go on behind that.
+    builder.put(&[0; 128 << 10]);
+    let mut fields = builder.page(2, 2, start, 1 << 30);
+    fields.push(builder.short(tags::COMPRESSION, 8));
+    builder.directory(&fields);
+    let outcome = read(&builder.bytes.into());
+    assert!(outcome.end.is_ok(), "{:?}", outcome.end);
+    assert_eq!(outcome.planes, [[1.0, 2.0, 3.0, 4.0]]);
+}
+
+#[test]
+fn image_j_says_of_all_pages_that_their_samples_have_a_sign() {
+    let mut builder = Builder::new(LITTLE);
+    for value in [1, 2] {
+        let packed = deflated(&builder.samples(&[0, 32768, 32768 + value, 65535]));
+        // As ImageJ has it: the directory, the description, the pixels.
+        let text = "ImageJ=1.54f\nimages=2\nc0=-32768.0\nc1=1.0\n";
+        let table = LITTLE.count_bytes() + 7 * LITTLE.entry_bytes() + LITTLE.offset_bytes() as u64;
+        let start = builder.bytes.len() as u64 + table + text.len() as u64;
+        let mut fields = builder.page(2, 2, start, packed.len() as u64);
+        fields.push(builder.short(tags::COMPRESSION, 8));
+        fields.push(Builder::text(tags::DESCRIPTION, text));
+        builder.directory(&fields);
+        assert_eq!(builder.put(&packed), start);
+    }
+    let outcome = read(&builder.bytes.into());
+    assert!(outcome.end.is_ok(), "{:?}", outcome.end);
+    assert_eq!(outcome.planes, [1.0, 2.0].map(|value| [-32768.0, 0.0, value, 32767.0]));
+}
+
+#[test]
+fn samples_of_which_image_j_says_too_late_that_they_have_a_sign_are_refused() {
+    let mut builder = Builder::new(LITTLE);
+    let packed = deflated(&builder.samples(&[0, 32768, 32769, 65535]));
+    let start = builder.put(&packed);
+    let mut fields = builder.page(2, 2, start, packed.len() as u64);
+    fields.push(builder.short(tags::COMPRESSION, 8));
+    fields.push(Builder::text(tags::DESCRIPTION, "ImageJ=1.54f\nimages=1\nc0=-32768.0\nc1=1.0\n"));
+    builder.directory(&fields);
+    let error = read(&builder.bytes.into()).end.unwrap_err().to_string();
+    assert!(error.contains("32768 too high") && error.contains("save the stack anew"), "{error}");
+}
+
+#[test]
+fn a_description_that_goes_on_behind_the_end_is_done_without() {
+    let text = "a description that the file has not to its end";
+    let cut = |_: &Builder, fields: &mut Vec<builder::Field>| {
+        fields.push(Builder::counting(Builder::text(tags::DESCRIPTION, text), 1 << 20));
+    };
+    let outcome = read(&page(cut));
+    assert!(outcome.end.is_ok(), "{:?}", outcome.end);
+    assert_eq!(outcome.planes, [[1.0, 2.0, 3.0, 4.0]]);
 }
 
 #[test]

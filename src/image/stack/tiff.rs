@@ -387,8 +387,17 @@ impl Chain {
         }))
     }
 
-    /// When nothing more can be learned: a description that stood late may still say that frames follow the only one.
+    /// When nothing more can be learned: a description that stood late may still say that frames follow the only one, and must not say
+    /// that samples which came out without a sign have one.
     fn after_descriptions(&mut self) -> Result<At, StackError> {
+        let signs = |layout: Layout| layout.sample.raised() != layout.sample;
+        if self.wanted.description.is_raised() && !self.raised && self.layout.is_some_and(signs) {
+            return Err(StackError::unsupported(
+                Format::Tiff,
+                "samples with a sign (c0=-32768 of ImageJ), which is told only behind them, so that these came out 32768 too high",
+                "save the stack anew with ImageJ, which says it before them",
+            ));
+        }
         let only = self.frame == 1 && self.announced == 1;
         let told = self.layout.and_then(|Layout { width, height, .. }| {
             self.wanted.description.contiguous_frames(width, height)

@@ -236,6 +236,8 @@ mod tests {
             torchvision(Detect::default()).unwrap(),
             [([50.0, 60.0, 70.0, 100.0], 0, 0.9), ([10.0, 20.0, 30.0, 40.0], 1, 0.5),]
         );
+        let just = torchvision(Detect { score_min: 0.5, ..Detect::default() }).unwrap();
+        assert_eq!(just.len(), 2, "the least score counts");
     }
 
     #[test]

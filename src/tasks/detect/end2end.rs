@@ -56,7 +56,10 @@ mod tests {
         super::{Format, testing::*},
         *,
     };
-    use crate::tasks::{Labels, testing::*};
+    use crate::{
+        image::{Preprocess, Resize},
+        tasks::{Labels, testing::*},
+    };
 
     /// Two boxes of one class, one over the other; one of another class; two rows that fill up.
     const ROWS: [[f32; 6]; 5] = [
@@ -84,6 +87,7 @@ mod tests {
         let third = ([50.0, 60.0, 70.0, 100.0], 0, 0.7);
         assert_eq!(check(task(), &ROWS).unwrap(), [first, second, third]);
         assert_eq!(check(Detect { score_min: 0.75, ..task() }, &ROWS).unwrap(), [first, second]);
+        assert_eq!(check(Detect { score_min: 0.8, ..task() }, &ROWS).unwrap(), [first, second]);
         assert_eq!(check(Detect { iou_max: 0.5, ..task() }, &ROWS).unwrap(), [first, third]);
         let rows = floats(&[5, 6], &ROWS.concat());
         assert_eq!(run(task(), &[("output0", &[-1, 6], rows)], "", None).unwrap(), [first, second, third]);
@@ -99,6 +103,18 @@ mod tests {
             ..task()
         };
         assert_eq!(check(task, &rows).unwrap(), [([12.5, 25.0, 37.5, 75.0], 1, 0.75)]);
+    }
+
+    #[test]
+    fn parts_of_an_image_that_keeps_its_size_are_of_its_own_width_and_height() {
+        let (signature, labels) = (signature(&[("output0", &[-1, 1, 6])]), Labels::default());
+        let task = Detect { normalized: Some(true), ..task() }.resolve(&signature, &labels, None).unwrap();
+        let tensors = [floats(&[1, 1, 6], &[0.0, 0.0, 1.0, 1.0, 0.9, 0.0])];
+        let outputs = Outputs::new(&tensors, &signature).unwrap();
+        let placement = Preprocess { resize: Resize::Exact, ..Preprocess::new(200, 100) }.placement(200, 100);
+        let found = task.answer(&outputs, &labels, Some(&placement)).unwrap();
+        let corners: Vec<_> = found.iter().map(|found| [found.x0, found.y0, found.x1, found.y1]).collect();
+        assert_eq!(corners, [[0.0, 0.0, 200.0, 100.0]]);
     }
 
     #[test]

@@ -318,6 +318,8 @@ fn turn_rows<const N: usize>(rows: &[f32], items: usize) -> Vec<Vec<f32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::kernels::{Camera, FitModel, Psf};
+    use std::sync::Arc;
 
     #[test]
     fn frames_count_on_as_far_as_32_bits_reach() {
@@ -340,5 +342,17 @@ mod tests {
                 assert!(column.iter().all(|value| value.is_sign_positive()), "a zero has no sign");
             }
         }
+    }
+
+    #[test]
+    fn posted_rois_count_on_from_one_chunk_to_the_next() {
+        let model = FitModel::new(Psf::Xynb { sigma_px: [1.3; 2] }, [1.0; 2]).unwrap();
+        let setting = Setting::new(model, Arc::new(Camera::ideal()));
+        let mut posted = Posted { side: 1, first: 0, count: 0 };
+        let mut frames = |rois: usize| {
+            posted.count = rois;
+            posted.chunk(Values::U16(vec![7; rois]), &setting).origins.frames
+        };
+        assert_eq!([2, 3, 1].map(&mut frames).concat(), [0, 1, 2, 3, 4, 5]);
     }
 }
