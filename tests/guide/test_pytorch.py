@@ -114,13 +114,13 @@ def answer(folder, model, image="rose.jpg"):
 
 def test_the_commands_of_the_page_succeed(folder):
     commands = [line[2:] for text in blocks("console") for line in text.splitlines()]
-    assert len(commands) == 8, commands
+    assert len(commands) == 10, commands
     for command in commands:
         printed = run(folder, "bash", "-c", command)
         print(f"$ {command}\n{printed}")
         if " check " in command:
-            assert re.findall(r"^(\S+) .* ok$", printed, re.MULTILINE) == ["flowers", "likeness", "shop", "street"], printed
-            assert printed.count("1,2,4,8") == 4, f"every model batches\n{printed}"
+            assert re.findall(r"^(\S+) .* ok$", printed, re.MULTILINE) == ["clean", "flowers", "likeness", "shop", "street"], printed
+            assert printed.count("1,2,4,8") == 5, f"every model batches\n{printed}"
 
 
 def test_the_classifier_answers_as_pytorch_does(folder):
