@@ -74,9 +74,10 @@ pub fn decide(
         }
     }
     let items = match takes {
-        Takes::WithoutWaste if rules.wait_max.is_zero() => without_waste(sizes, items, costs, now),
-        Takes::WhatPays if rules.wait_max.is_zero() => what_pays(sizes, items, costs, now),
-        _ => items,
+        _ if !rules.wait_max.is_zero() => items,
+        Takes::All => items,
+        Takes::WithoutWaste => without_waste(sizes, items, costs, now),
+        Takes::WhatPays => what_pays(sizes, items, costs, now),
     };
     Next::Run { items, size: padded(sizes, items) }
 }

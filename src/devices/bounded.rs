@@ -1,9 +1,9 @@
 //! A run at load that ends, where the engine lets it be ended: for a network whose loop never does, nobody would be served.
 
+use super::meanwhile::meanwhile;
 use crate::engine::{Engine, EngineError};
 use std::{
-    sync::mpsc::{self, RecvTimeoutError},
-    thread,
+    sync::OnceLock,
     time::{Duration, Instant},
 };
 
@@ -26,29 +26,19 @@ pub(super) fn bounded<R>(
     let Some(interrupt) = engine.interrupt() else {
         return run(engine);
     };
-    let (done, ended) = mpsc::channel::<()>();
-    thread::scope(|scope| {
-        let watch = move || {
-            let begun = Instant::now();
-            while ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-                let why = match begun.elapsed() >= run_max {
-                    _ if ending() => "the server is ending".to_owned(),
-                    true => format!("it takes longer than {} s", run_max.as_secs()),
-                    false => continue,
-                };
-                if interrupt.interrupt(&|| true) {
-                    return Some(why);
-                }
-            }
-            None
+    let (begun, ended) = (Instant::now(), OnceLock::new());
+    let look = || {
+        let why = match begun.elapsed() >= run_max {
+            _ if ending() => "the server is ending".to_owned(),
+            true => format!("it takes longer than {} s", run_max.as_secs()),
+            false => return,
         };
-        // Without such a thread it is as where nothing can end it.
-        let watch = thread::Builder::new().name("ocelli-bound".to_owned()).spawn_scoped(scope, watch);
-        let ran = run(engine);
-        drop(done);
-        let why = watch.ok().and_then(|watch| watch.join().ok()).flatten();
-        why.map_or(ran, |why| Err(EngineError::Device(why)))
-    })
+        if interrupt.interrupt(&|| true) {
+            ended.get_or_init(|| why);
+        }
+    };
+    let ran = meanwhile(LOOK, look, || run(engine));
+    ended.into_inner().map_or(ran, |why| Err(EngineError::Device(why)))
 }
 
 #[cfg(test)]
@@ -122,7 +112,7 @@ mod tests {
         engine::Flight,
         tasks::testing::{floats, signature},
     };
-    use std::sync::Arc;
+    use std::sync::{Arc, mpsc};
 
     #[test]
     fn a_run_without_end_is_ended_when_the_server_is_or_after_the_longest_that_one_may_take() {

@@ -86,8 +86,8 @@ impl Asked {
     }
 }
 
-/// Runs an engine at every batch size (on the CPU as far as [`Trial`] goes), and as its author asks. Ends between two sizes once `ending`
-/// says so.
+/// Runs an engine at every batch size (on the CPU as far as [`Trial`] goes), and as its author asks. Ends once `ending`
+/// says so, between two sizes or, where the engine can be interrupted, in a pass.
 ///
 /// # Errors
 /// What failed at which size.

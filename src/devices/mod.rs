@@ -7,7 +7,7 @@
 //! - `keeper`: who takes devices, gives them back and tries again; [`lease`]: when a shared GPU is taken; [`health`]: what
 //!   follows from what is seen of a device; `claim`: both together; `book`: what is to be served where. `sim`: claims and the real
 //!   queue on machines that are none, through many seeds.
-//! - `found`: what there is, for people.
+//! - `found`: what there is, for people; `meanwhile`: what is done every so often while a load or a pass goes on.
 //! - `worker`: one OS thread that owns engines, pulls batches for them, stages and begins them; `landing`: waits for what was
 //!   begun, and answers it.
 //! - [`probe`]: what can be known of GPUs from outside.
@@ -25,6 +25,7 @@ pub mod health;
 mod keeper;
 mod landing;
 pub mod lease;
+mod meanwhile;
 mod parts;
 mod place;
 pub mod plan;

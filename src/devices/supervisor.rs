@@ -5,7 +5,6 @@
 //! happens at once.
 
 mod load;
-mod meanwhile;
 mod swap;
 #[cfg(test)]
 mod tests;
@@ -15,6 +14,7 @@ use super::{
     book::Book,
     device::{CPU, Device},
     keeper::Keepers,
+    meanwhile::meanwhile,
     parts::{NO_MODEL, Parts, Sharing, Wanted},
     place::Kind,
     plan::Footprint,
@@ -27,7 +27,6 @@ use crate::{
     telemetry::metrics::ModelState,
 };
 use load::NotLoaded;
-use meanwhile::meanwhile;
 use parking_lot::Mutex;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},

@@ -234,26 +234,23 @@ impl Fitted {
 
     /// What is answered for `frames` frames.
     pub(in crate::engine) fn answer(&self, frames: usize, spots_max: usize) -> Vec<Tensor> {
-        let mut answer = answer(frames, spots_max, &self.spots, &self.rows, &self.codes);
-        if let Some(over_max) = answer.last_mut() {
-            // Finding has left them out already.
-            over_max.data = bytes_of(self.over_max.clone());
-        }
-        answer
+        answer(frames, spots_max, (&self.spots, &self.over_max), &self.rows, &self.codes)
     }
 }
 
 /// The answer for `frames` frames: their spots in the order of their pixels, and of more than `spots_max` in a frame the
-/// strongest, as [`SpotFinder::find`] gives them. There is a row and a code for each of `spots`, which are all that were found.
+/// strongest, as [`SpotFinder::find`] gives them. There is a row and a code for each of `spots`; `left_out` says for each frame how
+/// many of its spots are not among them, none where it is empty.
 pub(in crate::engine) fn answer(
     frames: usize,
     spots_max: usize,
-    spots: &[Spot],
+    (spots, left_out): (&[Spot], &[u32]),
     rows: &[f32],
     codes: &[[u8; 2]],
 ) -> Vec<Tensor> {
     let columns = rows.len().checked_div(spots.len()).unwrap_or(0);
-    let (of_frames, over_max) = in_order(frames, spots_max, spots);
+    let (of_frames, mut over_max) = in_order(frames, spots_max, spots);
+    over_max.iter_mut().zip(left_out).for_each(|(over_max, left_out)| *over_max += left_out);
     // Each is as long as it will be but for spots that are not the strongest.
     let room = |bytes: usize| Vec::with_capacity(4 * frames + spots.len() * bytes);
     let (mut fits_out, mut codes_out, mut spots_out) = (room(4 * columns), room(2), room(SPOT_BYTES));

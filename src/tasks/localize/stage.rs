@@ -70,15 +70,12 @@ pub enum Step {
 enum Source {
     /// Not known before the first frame.
     Open,
-    Frames(Box<SpotFinder>, RoiBuffer, OverMax),
+    /// With the number of spots that were left out of frames with too many, since ROIs were handed out last.
+    Frames(Box<SpotFinder>, RoiBuffer, u64),
     Whole(Whole),
     /// The reader has them.
     Rois(Posted),
 }
-
-/// Spots that were left out of frames with too many, since ROIs were handed out last.
-#[derive(Default)]
-struct OverMax(u64);
 
 /// Turns the bytes of one stack into chunks.
 pub struct Stager {
@@ -273,7 +270,7 @@ impl Stager {
             Source::Frames(
                 Box::new(finder),
                 found.map_err(|error| InferError::BadRequest(error.to_string()))?,
-                OverMax::default(),
+                0,
             )
         };
         self.setting = Some(setting);
@@ -286,7 +283,7 @@ impl Stager {
             return if self.finished { Step::End } else { Step::Wait };
         };
         Step::Chunk(match &mut self.source {
-            Source::Frames(_, found, over) => cut_out(found, std::mem::take(over).0, setting),
+            Source::Frames(_, found, over) => cut_out(found, std::mem::take(over), setting),
             Source::Whole(whole) => whole.chunk(setting),
             Source::Rois(posted) => posted.chunk(self.reader.take(), setting),
             Source::Open => unreachable!("nothing is found before it is known where"),
@@ -358,7 +355,7 @@ fn look(source: &mut Source, frames: &Frames<'_>) -> Result<(), InferError> {
         let spots = finder.find(adu);
         let cut = spots.and_then(|spots| found.cut(adu, frames.width as usize, number, spots));
         cut.map_err(|error| InferError::BadRequest(error.to_string()))?;
-        over.0 += finder.over_max() as u64;
+        *over += finder.over_max() as u64;
     }
     Ok(())
 }

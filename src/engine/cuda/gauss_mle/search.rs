@@ -216,7 +216,7 @@ impl GaussMle {
         let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
         let frames = Frames::of(&views)?;
         if frames.count == 0 {
-            return Ok(Flight::Landed(answer(0, options.spots_max, &[], &[], &[])));
+            return Ok(Flight::Landed(answer(0, options.spots_max, (&[], &[]), &[], &[])));
         }
         if frames.count > BLOCKS_MAX || frames.height.div_ceil(THREADS[1] as usize) > BLOCKS_MAX {
             let (count, rows) = (frames.count, frames.height);
@@ -430,6 +430,6 @@ impl Airborne for Searching {
         let (spots, rest) = results.split_at(found * size_of::<Spot>());
         let (rows, codes) = rest.split_at(found * columns * size_of::<f32>());
         let (spots, rows) = (bytemuck::cast_slice(spots), bytemuck::cast_slice(rows));
-        Ok(answer(count, options.spots_max, spots, rows, bytemuck::cast_slice(codes)))
+        Ok(answer(count, options.spots_max, (spots, &[]), rows, bytemuck::cast_slice(codes)))
     }
 }

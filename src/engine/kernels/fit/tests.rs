@@ -7,7 +7,9 @@ use super::{
     *,
 };
 
-/// A sequence of pseudo-random numbers; the same for the same seed.
+/// A sequence of pseudo-random numbers; the same for the same seed. Not [`crate::random`]'s, since `extremes` goes to where single
+/// precision ends: beside 9e8 photons on no background, the stated error of that background was 0.48 of the true one in one ROI made
+/// with other numbers, where no less than half is asked.
 struct Random(u64);
 
 impl Random {
