@@ -35,7 +35,8 @@
 //! - **`batch::{lanes, policy}` read no clock, take no lock and start no thread**: time is passed in, so that
 //!   `batch::sim` can run them through thousands of seeds.
 //! - **`unsafe` lives under `engine` and nowhere else**, each block with its reason.
-//! - **Nobody pushes to a device**: workers pull, so a device that disappears strands nothing.
+//! - **Nobody pushes to a device**: workers pull, so a device that disappears strands nothing. A batch of the CPU that takes less
+//!   than its worker takes to wake is run by whoever pushed the job, in the worker's name (`batch::queue::Inline`).
 //! - **Nothing in a request becomes a path or an outbound connection**: models are looked up in a map. The one exception is a
 //!   plain name under `/dev/shm`, from callers who may control the server (`http::shared_memory`), and off unless it is allowed.
 //! - **No queue without a bound**: in items and in bytes; full is an answer, never a panic.

@@ -11,7 +11,8 @@
 //! - [`patience`]: how many jobs of a model may wait, and for how long. Pure.
 //! - `book`: the jobs from push to answer: bounds, splitting, retries, which device has what, who is answered when. Pure.
 //!   `entry` is one job of it, `rows` cuts and joins tensors.
-//! - [`queue`]: the lock around the book, the threads that wait for work, the callers that wait for answers.
+//! - [`queue`]: the lock around the book, the threads that wait for work, the callers that wait for answers, and short batches that
+//!   callers run themselves.
 //! - `sim`: the real book, lanes and policy on a virtual clock, through thousands of seeds.
 
 pub mod book;

@@ -92,7 +92,7 @@ pub struct Rival<'a> {
 }
 
 /// How many of `items` to run here: those that end before the faster device could do all that waits. If none do, all of
-/// them once the first has waited as long as the smallest batch takes here.
+/// them once one has waited as long as the smallest batch takes here.
 pub fn help(sizes: &[usize], items: usize, front: &Front, rival: Rival<'_>, now: Instant) -> Next {
     let Rival { own, rival } = rival;
     let ends_first = |size: usize| own(size) < rival;
@@ -184,6 +184,20 @@ fn what_pays(sizes: &[usize], items: usize, costs: &Costs, now: Instant) -> usiz
     taken
 }
 
+/// The longest batch that is run by whoever pushes a job: what else that thread has to do waits for it.
+const INLINE_SECONDS_MAX: f64 = 100e-6;
+
+/// Jobs that come closer than this after one another's end are better left to a worker: those that come while it wakes are one batch,
+/// which costs less for each than it takes to run them one by one.
+const COMPANY_SECONDS: f64 = 60e-6;
+
+/// Whether nobody is to be woken for a batch of this size: it is short, and ends long before the next job comes, where jobs come `gap`
+/// seconds apart.
+pub fn is_inline(costs: &Costs, size: usize, gap: f64, now: Instant) -> bool {
+    let seconds = costs.undisturbed(size, now);
+    seconds.is_some_and(|seconds| seconds <= INLINE_SECONDS_MAX && seconds + COMPANY_SECONDS <= gap)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,6 +243,21 @@ mod tests {
             Next::SleepUntil(at) => Err(Some(at - oldest)),
             Next::Sleep => Err(None),
         }
+    }
+
+    #[test]
+    fn nobody_is_woken_for_a_short_batch_that_ends_long_before_the_next_job_comes() {
+        let now = Instant::now();
+        let inline = |seconds: f64, times: usize, gap: f64| {
+            let mut costs = Costs::default();
+            (0..times).for_each(|_| costs.record(2, seconds, now));
+            is_inline(&costs, 2, gap, now)
+        };
+        assert!(inline(100e-6, 4, 161e-6));
+        assert!(!inline(101e-6, 4, 1.0), "it is long");
+        assert!(!inline(10e-6, 3, 1.0), "it may be longer, mostly");
+        assert!(inline(10e-6, 4, 71e-6) && !inline(10e-6, 4, 69e-6), "others come meanwhile");
+        assert!(!is_inline(&Costs::default(), 2, 1.0, now));
     }
 
     fn deadline(ms: u32) -> impl Fn(&mut Front) {

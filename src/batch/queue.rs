@@ -5,6 +5,7 @@
 //! exactly one worker that serves the model, and that one wakes others if work is left. Answers are put together, sent and
 //! their memory given back after the lock is released.
 
+mod inline;
 #[cfg(test)]
 mod tests;
 mod ticket;
@@ -14,6 +15,7 @@ pub use super::{
     book::{Load, ModelLoad, QueueLimits, Recalled},
     roster::Absence,
 };
+pub use inline::Inline;
 pub use ticket::Ticket;
 pub use worker::{Running, Taken, Worker};
 
@@ -51,6 +53,8 @@ struct State {
     woken: HashSet<WorkerKey>,
     /// Workers that sleep, and were not rung for since.
     parked: Vec<WorkerKey>,
+    /// What runs short batches of theirs meanwhile.
+    inline: inline::All,
 }
 
 impl State {
@@ -86,6 +90,7 @@ impl Queue {
             bells: HashMap::new(),
             woken: HashSet::new(),
             parked: Vec::new(),
+            inline: inline::All::default(),
         };
         Arc::new(Queue { state: Mutex::new(state) })
     }
@@ -159,7 +164,10 @@ impl Queue {
         let pushed = Instant::now();
         let job = state.book.push(job, pushed)?;
         state.replies.insert(job, sender);
-        self.leave(state, Some(model));
+        match state.inline(model, pushed) {
+            Some(inline) => self.run_inline(state, inline),
+            None => self.leave(state, Some(model)),
+        }
         let refused = wait.filter(|wait| wait.then == Then::Refuse);
         let patience = refused.map(|wait| Patience { model, until: pushed + wait.max, timer: None });
         Ok(Ticket { job, pushed, patience, reply: receiver, queue: Some(Arc::clone(self)) })

@@ -113,6 +113,38 @@ impl Costs {
     }
 }
 
+/// Jobs further apart than this are all the same far apart.
+const GAP_SECONDS_MAX: f64 = 1e-3;
+
+/// How far apart a model's jobs come.
+#[derive(Debug)]
+pub struct Pace {
+    last: Option<Instant>,
+    /// Exponentially weighted.
+    gap: f64,
+}
+
+impl Default for Pace {
+    fn default() -> Pace {
+        Pace { last: None, gap: GAP_SECONDS_MAX }
+    }
+}
+
+impl Pace {
+    /// A job has come.
+    pub fn note(&mut self, now: Instant) {
+        if let Some(last) = self.last.replace(now) {
+            let gap = now.saturating_duration_since(last).as_secs_f64();
+            self.gap += NEW_WEIGHT * (gap.min(GAP_SECONDS_MAX) - self.gap);
+        }
+    }
+
+    /// Seconds from one to the next, at most a millisecond.
+    pub fn gap(&self) -> f64 {
+        self.gap
+    }
+}
+
 /// Time over which throughput is averaged.
 const WINDOW_SECONDS: f64 = 10.0;
 /// What `Retry-After` says before anything was measured.
@@ -223,6 +255,22 @@ mod tests {
         }
         assert_eq!(costs.undisturbed(4, later), Some(0.8));
         assert_eq!(costs.undisturbed(2, later), None);
+    }
+
+    #[test]
+    fn jobs_come_as_close_as_the_last_ones_did_and_a_pause_is_no_more_than_a_millisecond() {
+        let (mut pace, mut now) = (Pace::default(), Instant::now());
+        let mut note = |micros: u64, times: usize| {
+            for _ in 0..times {
+                now += Duration::from_micros(micros);
+                pace.note(now);
+            }
+            pace.gap() * 1e6
+        };
+        assert!((note(0, 1) - 1000.0).abs() < 1e-6, "the first comes after none");
+        assert!((note(50, 20) - 50.0).abs() < 1.0);
+        assert!((note(3_600_000_000, 1) - 335.0).abs() < 1.0, "0.7 of 50 and 0.3 of a millisecond");
+        assert!((note(50, 12) - 50.0).abs() < 5.0);
     }
 
     #[test]

@@ -38,6 +38,12 @@ pub(super) struct Outbound {
 }
 
 impl Outbound {
+    /// Answers it, where the engine turned to it at once.
+    pub(super) fn land(self, result: Result<Vec<Tensor>, EngineError>, health: &Health) {
+        let begun = self.begun;
+        self.finish(result, begun, health);
+    }
+
     /// Answers it. `since`: when the engine turned to it.
     pub(super) fn finish(self, result: Result<Vec<Tensor>, EngineError>, since: Instant, health: &Health) {
         let compute = since.elapsed();

@@ -161,6 +161,11 @@ pub trait Engine {
         None
     }
 
+    /// Whether batches of the same shapes take the same time whatever is in them: one that was measured tells how long the next takes.
+    fn is_even(&self) -> bool {
+        false
+    }
+
     /// How it takes batches by now. It may change with each one that is begun.
     fn habits(&self) -> Habits {
         Habits::default()

@@ -87,6 +87,15 @@ pub struct Signature {
 }
 
 impl Signature {
+    /// Whether inputs differ in nothing but what is in them, and, where that `counts`, in how many items there are along the first axis.
+    pub fn is_fixed(&self, counts: bool) -> bool {
+        let fixed = |dim: &Dim| matches!(dim, Dim::Fixed(_));
+        let is_fixed = |input: &TensorSpec| {
+            input.datatype != DataType::Bytes && input.shape.iter().skip(usize::from(counts)).all(fixed)
+        };
+        self.unshaped.is_empty() && self.inputs.iter().all(is_fixed)
+    }
+
     /// How the model treats its first axis, from its shapes.
     pub fn batching(&self) -> Batching {
         let first = |specs: &[TensorSpec], dim| {
@@ -99,5 +108,29 @@ impl Signature {
         } else {
             Batching::Whole
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        Dim::{Fixed, Free},
+        *,
+    };
+
+    #[test]
+    fn inputs_of_one_shape_are_fixed_and_strings_are_of_any_length() {
+        let of = |datatype, shape: &[Dim]| {
+            let input =
+                |datatype, shape: &[Dim]| TensorSpec { name: "x".into(), datatype, shape: shape.to_vec() };
+            let inputs = vec![input(DataType::Bool, &[Free, Fixed(2)]), input(datatype, shape)];
+            let (platform, outputs) = ("onnxruntime_onnx".into(), Vec::new());
+            Signature { platform, inputs, outputs, defaulted: Vec::new(), unshaped: Vec::new() }
+        };
+        let fixed = of(DataType::Fp32, &[Free, Fixed(3), Fixed(4)]);
+        assert_eq!([true, false].map(|counts| fixed.is_fixed(counts)), [true, false]);
+        assert!(!of(DataType::Fp32, &[Free, Fixed(3), Free]).is_fixed(true));
+        assert!(!of(DataType::Bytes, &[Free, Fixed(3)]).is_fixed(true));
+        assert!(!Signature { unshaped: vec!["x".into()], ..fixed }.is_fixed(true));
     }
 }

@@ -52,6 +52,7 @@ impl Book {
 
         let key = JobKey(self.new_key());
         let model = self.models.get_mut(&job.model).expect("looked up above");
+        model.pace.note(now);
         model.lanes.push(&shape, key, urgency, job.items, now);
         model.items += job.items;
         self.items += job.items;

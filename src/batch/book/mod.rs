@@ -6,12 +6,14 @@
 //! them ([`Book::recall`]). Exactly one [`Done`] comes out for each job that is not cancelled. Its share of the bounds is given
 //! back with it, or with its last running part if that ends later: until then its memory is in use.
 //!
-//! - `admit`: what is let in. `run`: batches, formed and taken back. `again`: what becomes of one that failed.
+//! - `admit`: what is let in. `run`: batches, formed and taken back; `inline`: those that nobody is woken for. `again`: what becomes of
+//!   one that failed.
 //! - `serving`: which device may run which jobs, which should, and what becomes of a model that none serves.
 //! - `words`: what is said to the book and what it says.
 
 mod admit;
 mod again;
+mod inline;
 mod run;
 mod serving;
 #[cfg(test)]
@@ -24,7 +26,7 @@ use super::{
     ceiling::Ceiling,
     entry::{Entry, Pieces},
     lanes::Lanes,
-    rates::{Costs, Throughput},
+    rates::{Costs, Pace, Throughput},
     roster::{DeviceKey, Roster},
     shares::Shares,
     steady::Steady,
@@ -47,6 +49,7 @@ struct Model {
     name: Arc<str>,
     rules: Rules,
     lanes: Lanes,
+    pace: Pace,
     /// What batches of each kind took on each device.
     costs: HashMap<(DeviceKey, Kind), Costs>,
     /// Of devices whose memory was too small for the largest batch.
@@ -130,6 +133,7 @@ impl Book {
                 name: name.into(),
                 rules,
                 lanes: Lanes::default(),
+                pace: Pace::default(),
                 costs: HashMap::new(),
                 ceilings: HashMap::new(),
                 tried: HashMap::new(),

@@ -19,7 +19,7 @@ use crate::{
 use std::{sync::Arc, time::Instant};
 
 /// What a worker does about a model.
-enum Choice {
+pub(super) enum Choice {
     Run {
         shape: Arc<ItemShape>,
         items: usize,
@@ -96,7 +96,7 @@ impl Book {
     }
 
     /// The lane of a model that a worker should run now.
-    fn choose(&self, worker: WorkerKey, device: DeviceKey, key: ModelKey, now: Instant) -> Choice {
+    pub(super) fn choose(&self, worker: WorkerKey, device: DeviceKey, key: ModelKey, now: Instant) -> Choice {
         let Some(model) = self.models.get(&key) else {
             return Choice::Wait(None);
         };
@@ -150,7 +150,7 @@ impl Book {
         }
     }
 
-    fn form(
+    pub(super) fn form(
         &mut self,
         worker: WorkerKey,
         device: DeviceKey,

@@ -491,3 +491,109 @@ fn what_is_said_anew_of_a_device_that_is_away_is_heard_by_who_waits_for_it() {
     let error = wait(ticket).unwrap_err();
     assert!(error.to_string().contains("gpu-0 is away: others have it"), "{error}");
 }
+
+/// Runs batches on the thread that it is called on, and keeps count of them by thread.
+#[derive(Default)]
+struct Here(Mutex<Vec<thread::ThreadId>>);
+
+impl Inline for Here {
+    fn run(&self, batch: Running) {
+        self.0.lock().push(thread::current().id());
+        let result = echo(&batch);
+        batch.finish(result);
+    }
+}
+
+#[test]
+fn a_short_batch_of_a_worker_that_sleeps_is_run_where_it_is_pushed_and_any_other_by_the_worker() {
+    let queue = queue(Duration::ZERO);
+    let place = queue.attach(&device("cpu"));
+    let here = Arc::new(Here::default());
+    let (tell, told) = std::sync::mpsc::channel();
+    place.lend(A, Some(Arc::clone(&here) as Arc<dyn Inline>));
+    let thread = thread::spawn(move || {
+        loop {
+            match place.take(&[A, B]) {
+                Taken::Batch(running) => {
+                    let result = echo(&running);
+                    running.finish(result);
+                }
+                // What is lent is taken back.
+                Taken::Woken => {
+                    place.lend(A, None);
+                    tell.send(()).unwrap();
+                }
+                Taken::Idle => {}
+                Taken::Closed => return,
+            }
+        }
+    });
+    let took = |model, micros| {
+        let took = Duration::from_micros(micros);
+        (0..8).for_each(|i| queue.measured(model, &device("cpu"), if i % 2 == 0 { 1 } else { 4 }, took));
+    };
+    // What a push gives, and whether it was run there.
+    let push = |job: Job| {
+        until_parked(&queue, 1);
+        let before = here.0.lock().len();
+        let mut ticket = queue.push(job).unwrap();
+        let ran = here.0.lock().len() - before;
+        let at_once = (ran == 1).then(|| (&mut ticket).now_or_never().expect("it is answered by then"));
+        (bytes(at_once.unwrap_or_else(|| wait(ticket))), ran)
+    };
+    assert_eq!(push(job(A, 1, 7)), (vec![7], 0), "nobody knows how long it takes");
+    took(A, 10);
+    assert_eq!(push(job(A, 1, 8)), (vec![8], 1));
+    assert_eq!(queue.state.lock().parked.len(), 1, "nobody was woken");
+    assert_eq!(here.0.lock()[..], [thread::current().id()]);
+    assert_eq!(push(job(A, 4, 1)), (vec![1, 2, 3, 4], 1));
+    assert_eq!(push(job(A, 5, 1)), (vec![1, 2, 3, 4, 5], 0), "it takes two batches");
+    took(B, 10);
+    assert_eq!(push(job(B, 1, 9)), (vec![9], 0), "it is not lent");
+    took(A, 101);
+    assert_eq!(push(job(A, 1, 10)), (vec![10], 0), "it takes too long");
+    took(A, 10);
+    assert_eq!(push(job(A, 1, 11)), (vec![11], 1));
+    until_parked(&queue, 1);
+    queue.wake();
+    told.recv().unwrap();
+    took(A, 10);
+    assert_eq!(push(job(A, 1, 12)), (vec![12], 0), "it is lent no more");
+    assert_eq!(queue.load().items, 0);
+    queue.close();
+    thread.join().unwrap();
+}
+
+/// Breaks.
+struct Broken;
+
+impl Inline for Broken {
+    fn run(&self, _: Running) {}
+}
+
+#[test]
+fn a_job_whose_batch_is_dropped_where_it_was_pushed_runs_on_another_device() {
+    let queue = queue(Duration::ZERO);
+    let first = queue.attach(&device("cpu"));
+    let sleeps = Arc::clone(&queue);
+    first.lend(A, Some(Arc::new(Broken)));
+    let thread = thread::spawn(move || {
+        while let Taken::Batch(running) = first.take(&[A]) {
+            let result = echo(&running);
+            running.finish(result);
+        }
+    });
+    until_parked(&sleeps, 1);
+    (0..4).for_each(|_| queue.measured(A, &device("cpu"), 1, Duration::from_micros(10)));
+    let other = queue.attach(&device("gpu-0"));
+    other.serves(&[A]);
+    queue.measured(A, &device("gpu-0"), 1, Duration::from_secs(1));
+    let ticket = queue.push(job(A, 1, 7)).unwrap();
+    let running = other.try_take(&[A]).unwrap();
+    let result = echo(&running);
+    running.finish(result);
+    let answer = wait(ticket).unwrap();
+    assert_eq!((&*answer.device, answer.fallback), ("gpu-0", Some(Fallback::DeviceFailed)));
+    queue.close();
+    thread.join().unwrap();
+}

@@ -1,6 +1,6 @@
 //! The worker's side: a place at the queue, and a batch that cannot be lost.
 
-use super::{Queue, State};
+use super::{Inline, Queue, State};
 use crate::{
     batch::{
         Aftermath, Batch, ModelKey, RunResult,
@@ -63,6 +63,12 @@ impl Worker {
         self.queue.state.lock().book.keep_size(self.key, model, keeps);
     }
 
+    /// Has whoever pushes a job of a model run it by this, where that is short and this worker sleeps; `None`: no more.
+    pub fn lend(&self, model: ModelKey, inline: Option<Arc<dyn Inline>>) {
+        // What was lent before is dropped without the lock.
+        let _before = self.queue.state.lock().inline.set(self.key, model, inline);
+    }
+
     /// Waits for a batch of one of the models it serves. To be called from a thread that may block.
     pub fn take(&self, serves: &[ModelKey]) -> Taken {
         self.take_within(serves, None)
@@ -117,12 +123,8 @@ impl Worker {
     }
 
     fn running(&self, batch: Arc<Batch>, receipt: Receipt) -> Running {
-        Running {
-            batch,
-            receipt: Some(receipt),
-            device: Arc::clone(&self.device),
-            queue: Arc::clone(&self.queue),
-        }
+        let (device, queue) = (Arc::clone(&self.device), Arc::clone(&self.queue));
+        Running { batch, receipt: Some(receipt), device, queue }
     }
 
     fn sleep(&self, mut state: MutexGuard<'_, State>, limit: Option<Duration>) {
@@ -140,6 +142,7 @@ impl Drop for Worker {
         let mut state = self.queue.state.lock();
         state.bells.remove(&self.key);
         state.woken.remove(&self.key);
+        state.inline.forget(self.key);
         state.book.detach(self.key, Instant::now());
         self.queue.leave(state, None);
     }
@@ -150,11 +153,11 @@ impl Drop for Worker {
 #[derive(Debug)]
 #[must_use = "dropping a batch fails it"]
 pub struct Running {
-    batch: Arc<Batch>,
+    pub(super) batch: Arc<Batch>,
     /// Until it is finished.
-    receipt: Option<Receipt>,
-    device: Arc<str>,
-    queue: Arc<Queue>,
+    pub(super) receipt: Option<Receipt>,
+    pub(super) device: Arc<str>,
+    pub(super) queue: Arc<Queue>,
 }
 
 impl Running {

@@ -40,10 +40,12 @@ pub(super) struct Tally {
     pub(super) company: usize,
     /// Jobs that were late though a worker woke for them, or had meant to.
     pub(super) overslept: usize,
+    /// Batches that whoever pushed a job ran.
+    pub(super) inline: usize,
 }
 
 impl Tally {
-    fn fields(&mut self) -> [&mut usize; 33] {
+    fn fields(&mut self) -> [&mut usize; 34] {
         [
             &mut self.jobs,
             &mut self.batches,
@@ -78,6 +80,7 @@ impl Tally {
             &mut self.at_once,
             &mut self.company,
             &mut self.overslept,
+            &mut self.inline,
         ]
     }
 

@@ -250,6 +250,9 @@ impl World {
         self.settle();
         let accepted = result.is_ok();
         self.truth.pushed(&job, poisoned, result, now);
+        if accepted {
+            self.inline(model);
+        }
         if accepted && self.random.percent(15) {
             let after = self.random.between(0, 2 * self.pace);
             self.plan(after, Event::Cancel(self.truth.jobs.len() - 1));
@@ -262,6 +265,26 @@ impl World {
                 _ => self.random.between(0, self.pace),
             };
             self.plan(pause, Event::Arrive);
+        }
+    }
+
+    /// Whoever pushed a job may run a short batch of it in the name of a worker that sleeps.
+    fn inline(&mut self, model: ModelKey) {
+        let index = self.random.below(self.workers.len());
+        let now = self.at();
+        let (worker, asked) = (&self.workers[index], self.truth.serving.get(&index));
+        let sleeps = worker.running.len() < worker.depth && !worker.home;
+        let serves = asked.filter(|(_, serves)| sleeps && serves.contains(&model));
+        let (Some(key), Some((device, serves))) = (worker.key, serves.cloned()) else {
+            return;
+        };
+        let inline = self.book.inline(key, model, now);
+        self.settle();
+        if let Some((batch, receipt)) = inline {
+            self.truth.tally.inline += 1;
+            let looked = Looked { device: &device, serves: &serves, own: 0, home: false };
+            self.truth.taken(&batch, looked, now);
+            self.begin(index, batch, receipt);
         }
     }
 
@@ -297,21 +320,7 @@ impl World {
                 Pick::Run(batch, receipt) => {
                     let looked = Looked { device: &device, serves: &serves, own, home: false };
                     self.truth.taken(&batch, looked, now);
-                    let (base, per_row) = self.costs[&batch.model];
-                    let in_turn = self.random.percent(80);
-                    let hangs = self.random.percent(self.hangs_percent);
-                    let worker = &mut self.workers[index];
-                    let cost = (base + per_row * batch.size as u64) * worker.slow;
-                    worker.life += 1;
-                    let (life, ends) = (worker.life, worker.ends(self.now, cost, in_turn));
-                    self.truth.tally.at_once += usize::from(!worker.running.is_empty());
-                    worker.running.push(OnItsWay { life, batch, receipt, ends });
-                    let after = ends - self.now;
-                    if hangs {
-                        self.plan(after + 2 * self.pace, Event::Recall { worker: index, life });
-                    } else {
-                        self.plan(after, Event::Finish { worker: index, life });
-                    }
+                    self.begin(index, batch, receipt);
                 }
                 Pick::SleepUntil(until) => {
                     let looked = Looked { device: &device, serves: &serves, own, home: false };
@@ -341,6 +350,24 @@ impl World {
                     }
                 }
             }
+        }
+    }
+
+    fn begin(&mut self, index: usize, batch: Arc<Batch>, receipt: Receipt) {
+        let (base, per_row) = self.costs[&batch.model];
+        let in_turn = self.random.percent(80);
+        let hangs = self.random.percent(self.hangs_percent);
+        let worker = &mut self.workers[index];
+        let cost = (base + per_row * batch.size as u64) * worker.slow;
+        worker.life += 1;
+        let (life, ends) = (worker.life, worker.ends(self.now, cost, in_turn));
+        self.truth.tally.at_once += usize::from(!worker.running.is_empty());
+        worker.running.push(OnItsWay { life, batch, receipt, ends });
+        let after = ends - self.now;
+        if hangs {
+            self.plan(after + 2 * self.pace, Event::Recall { worker: index, life });
+        } else {
+            self.plan(after, Event::Finish { worker: index, life });
         }
     }
 

@@ -166,6 +166,7 @@ impl Runtime {
     /// If the file is no model that ONNX Runtime takes, or has inputs or outputs other than tensors.
     pub fn load_cpu(&self, path: &Path, threads: usize) -> Result<OnnxEngine, String> {
         Session::load(self, path, Target::Cpu(threads)).map(|session| OnnxEngine {
+            even: !operators::branches(path),
             session,
             ends: Ends::default(),
             blocks: Blocks::new(Memory::Plain),
@@ -198,6 +199,8 @@ pub struct OnnxEngine {
     blocks: Blocks,
     had: idle::Inputs,
     under_way: Arc<UnderWay>,
+    /// Nothing in it depends on what is in its inputs.
+    even: bool,
 }
 
 impl Engine for OnnxEngine {
@@ -227,6 +230,10 @@ impl Engine for OnnxEngine {
         self.had.note(views.iter());
         let outputs = outputs.into_iter().map(|(_, output)| value::take(output));
         outputs.collect::<Result<_, _>>().map(Flight::Landed)
+    }
+
+    fn is_even(&self) -> bool {
+        self.even
     }
 
     fn interrupt(&self) -> Option<Arc<dyn Interrupt>> {

@@ -21,6 +21,14 @@ pub(crate) fn suppresses(path: &Path) -> bool {
     of(path).is_some_and(|operators| operators.contains("NonMaxSuppression"))
 }
 
+/// Operators whose work depends on what is in the tensors.
+const BRANCHES: [&str; 3] = ["If", "Loop", "Scan"];
+
+/// Whether what a network does depends on what is in its inputs. A file that cannot be read may be of such a one.
+pub(super) fn branches(path: &Path) -> bool {
+    of(path).is_none_or(|operators| BRANCHES.iter().any(|name| operators.contains(*name)))
+}
+
 fn names(reader: impl Read + Seek, bytes: u64) -> Result<BTreeSet<String>, String> {
     let mut found = BTreeSet::new();
     skeleton::walk(reader, bytes, |fields, field, bytes| match field {
@@ -64,6 +72,21 @@ mod tests {
         let function = field(25, &field(7, &field(4, b"NonZero")));
         assert_eq!(of_file(&[field(7, &node("Mine", &[])), function].concat()).unwrap(), ["Mine", "NonZero"]);
         assert_eq!((of_file(b"<html>"), of(Path::new("/nowhere/model.onnx"))), (None, None));
+    }
+
+    #[test]
+    fn a_network_with_branches_or_loops_is_told_and_so_is_one_that_cannot_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let written = |bytes: &[u8]| {
+            let path = folder.path().join("model.onnx");
+            std::fs::write(&path, bytes).unwrap();
+            branches(&path)
+        };
+        assert!(!written(&model(&[["Conv", "x", "a"], ["Identity", "a", "y"]])));
+        for operator in BRANCHES {
+            assert!(written(&model(&[["Conv", "x", "a"], [operator, "a", "y"]])), "{operator}");
+        }
+        assert!(written(b"<html>") && branches(Path::new("/nowhere/model.onnx")));
     }
 
     proptest! {

@@ -1,0 +1,77 @@
+//! Short batches run by whoever pushes a job: a worker's thread that sleeps is not woken for them, and nobody by it.
+
+use super::{Queue, Running, State};
+use crate::batch::{
+    Batch, ModelKey,
+    book::{Receipt, WorkerKey},
+};
+use foldhash::HashMap;
+use parking_lot::MutexGuard;
+use std::{
+    fmt::{self, Debug, Formatter},
+    sync::Arc,
+    time::Instant,
+};
+
+/// A model of a worker's, for others to run a short batch of while the worker sleeps.
+pub trait Inline: Send + Sync {
+    /// Runs it on this thread, and finishes it.
+    fn run(&self, batch: Running);
+}
+
+/// What workers have lent.
+#[derive(Default)]
+pub(super) struct All(HashMap<(WorkerKey, ModelKey), Arc<dyn Inline>>);
+
+impl Debug for All {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+impl All {
+    pub(super) fn set(
+        &mut self,
+        worker: WorkerKey,
+        model: ModelKey,
+        inline: Option<Arc<dyn Inline>>,
+    ) -> Option<Arc<dyn Inline>> {
+        match inline {
+            Some(inline) => self.0.insert((worker, model), inline),
+            None => self.0.remove(&(worker, model)),
+        }
+    }
+
+    pub(super) fn forget(&mut self, worker: WorkerKey) {
+        self.0.retain(|(of, _), _| *of != worker);
+    }
+}
+
+/// A batch that is to be run inline.
+pub(super) struct Taken {
+    batch: Arc<Batch>,
+    receipt: Receipt,
+    inline: Arc<dyn Inline>,
+}
+
+impl State {
+    /// What waits of a model, where the worker that would be rung for it has lent the model and need not be.
+    pub(super) fn inline(&mut self, model: ModelKey, now: Instant) -> Option<Taken> {
+        if self.inline.0.is_empty() {
+            return None;
+        }
+        let worker = self.parked[self.book.best_of(&self.parked, model, now)?];
+        let inline = self.inline.0.get(&(worker, model))?;
+        let (batch, receipt) = self.book.inline(worker, model, now)?;
+        Some(Taken { batch, receipt, inline: Arc::clone(inline) })
+    }
+}
+
+impl Queue {
+    pub(super) fn run_inline(self: &Arc<Queue>, state: MutexGuard<'_, State>, taken: Taken) {
+        let Taken { batch, receipt, inline } = taken;
+        let device = Arc::clone(state.book.device(&receipt));
+        self.leave(state, Some(batch.model));
+        inline.run(Running { batch, receipt: Some(receipt), device, queue: Arc::clone(self) });
+    }
+}

@@ -1,0 +1,134 @@
+//! A model at its place on a worker: its batches are put together and begun here, by the worker's thread, or by whoever pushes a job
+//! while that sleeps.
+
+use super::{
+    super::{health::Health, landing::Outbound},
+    Lent,
+};
+use crate::{
+    batch::{self, ModelKey, Running, queue::Inline},
+    engine::{DataType, Engine, EngineError, Flight, Habits, Tensor, staging::Assembler},
+    error::panic_words,
+    telemetry::metrics::DeviceMetrics,
+};
+use parking_lot::Mutex;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// How long a model is idle before its engine lets go of memory that it can get again.
+pub(super) const REST_AFTER: Duration = Duration::from_secs(30);
+
+/// A model, its engine, and the device that it is on.
+pub(super) struct Seat {
+    pub(super) key: ModelKey,
+    /// Whether others may run batches of it.
+    pub(super) is_lent: bool,
+    health: Health,
+    loaded: Mutex<Loaded>,
+}
+
+struct Loaded {
+    model: Lent,
+    engine: Box<dyn Engine + Send>,
+    assembler: Assembler,
+    metrics: Arc<DeviceMetrics>,
+    /// How the engine takes batches, as it was told last.
+    habits: Option<Habits>,
+    /// When it last ran, or was loaded, unless its memory was let go since.
+    ran: Option<Instant>,
+}
+
+impl Seat {
+    pub(super) fn new(
+        model: Lent,
+        engine: Box<dyn Engine + Send>,
+        health: Health,
+        metrics: Arc<DeviceMetrics>,
+    ) -> Seat {
+        let assembler = Assembler::for_inputs(engine.memory(), model.signature.inputs.len());
+        if let Some(slabs) = model.staging(DataType::Uint8) {
+            // Images that do not lie side by side are gathered, on a device as many batches as there may be at once.
+            assembler.ready(slabs.slab_bytes(), engine.depth());
+        }
+        // Of such a batch the number of its items says how long it takes.
+        let is_lent = engine.is_even() && model.signature.is_fixed(!model.rules.whole);
+        let (key, ran) = (model.key, Some(Instant::now()));
+        let loaded = Loaded { model, engine, assembler, metrics, habits: None, ran };
+        Seat { key, is_lent, health, loaded: Mutex::new(loaded) }
+    }
+
+    /// Puts a batch together and begins it.
+    pub(super) fn begin(&self, batch: Running) -> (Outbound, Result<Flight, EngineError>) {
+        let mut loaded = self.loaded.lock();
+        let started = Instant::now();
+        loaded.ran = Some(started);
+        // Memory that a device copies from is its driver's to give.
+        let _busy = self.health.busy();
+        let inputs = loaded.assemble(&batch);
+        let (stage, begun) = (started.elapsed(), Instant::now());
+        let engine = &mut loaded.engine;
+        let begin = || match batch.reduced {
+            true => engine.start_reduced(inputs),
+            false => engine.start(inputs, batch.setting.as_ref()),
+        };
+        let flight = catch_unwind(AssertUnwindSafe(begin)).unwrap_or_else(|panic| {
+            Err(EngineError::Device(format!("the engine panicked: {}", panic_words(&panic))))
+        });
+        let (model, metrics) = (Arc::clone(&loaded.model), Arc::clone(&loaded.metrics));
+        (Outbound { batch, model, stage, begun, metrics }, flight)
+    }
+
+    /// Tells the queue and the metrics how the engine takes batches, where that has changed: what a batch has shown is known before the
+    /// next one is formed, or one later where the engine is in another process, which says it with what the batch gives.
+    pub(super) fn tell(&self, place: &batch::Worker) {
+        self.loaded.lock().tell(place);
+    }
+
+    /// Lets go of memory that it can get again, where it has run nothing for a while.
+    pub(super) fn rest(&self, now: Instant) {
+        let mut loaded = self.loaded.lock();
+        if loaded.ran.is_some_and(|ran| now.saturating_duration_since(ran) >= REST_AFTER) {
+            loaded.engine.rest();
+            loaded.assembler.clear();
+            loaded.model.rest();
+            loaded.ran = None;
+        }
+    }
+}
+
+impl Inline for Seat {
+    fn run(&self, batch: Running) {
+        let (out, flight) = self.begin(batch);
+        out.land(flight.and_then(Flight::land), &self.health);
+    }
+}
+
+impl Loaded {
+    fn tell(&mut self, place: &batch::Worker) {
+        let habits = self.engine.habits();
+        let before = self.habits.replace(habits);
+        if before.map(|before| before.plans_anew) != Some(habits.plans_anew) {
+            place.keep_size(self.model.key, habits.plans_anew);
+        }
+        let counted = before.map_or(0, |before| before.unrecorded);
+        self.metrics.unrecorded.inc_by(habits.unrecorded.saturating_sub(counted));
+    }
+
+    /// The inputs of a batch, each in one piece.
+    fn assemble(&self, batch: &batch::Batch) -> Vec<Tensor> {
+        let whole = self.model.rules.whole;
+        // Only the first input of a model can be images, or frames; there are models without any.
+        let first = batch.parts.first().and_then(|part| part.inputs.first());
+        let mut staging = first.and_then(|input| self.model.staging(input.datatype));
+        let inputs = 0..self.model.signature.inputs.len();
+        inputs
+            .map(|index| {
+                let parts: Vec<_> = batch.parts.iter().map(|part| &part.inputs[index]).collect();
+                self.assembler.assemble(&parts, batch.size, whole, staging.take())
+            })
+            .collect()
+    }
+}
