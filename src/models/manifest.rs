@@ -33,6 +33,8 @@
 //! output = "output0"           # yolo, end2end; default: the only output
 //! orientation = "channels_first"  # yolo: channels_first ([1, 4 + C, A]) | channels_last; default: found from the labels
 //! objectness = false           # yolo: whether the fifth channel is one; default: found from the labels, where channels are last
+//! columns = ["box", "score", "class"]  # end2end: what the numbers of a row are, in their order: box (four), score, class; image (the picture's
+//!                              # number), skip (one that is not read), at the end rest (any that follow); default: these three
 //! boxes = "boxes"              # boxes: names of the outputs; default: torchvision's or TensorFlow's names
 //! scores = "scores"            # the same as boxes: the fifth number of each box
 //! classes = "labels"           # none: scores are [1, N, C]
@@ -530,7 +532,19 @@ mod tests {
         };
         assert_eq!(iou_max("format = \"end2end\""), 1.0);
         assert_eq!(iou_max("format = \"end2end\"\niou_max = 0.7"), 0.7);
+        assert_eq!(iou_max("columns = [\"box\", \"score\", \"class\"]"), 1.0);
         assert_eq!(iou_max("format = \"boxes\""), 0.5);
+    }
+
+    #[test]
+    fn columns_of_a_row_that_are_no_order_are_told_with_all_that_may_be() {
+        for columns in [r#"["box", "score"]"#, r#"["box", "label", "score"]"#] {
+            let mistake = format!(
+                "line 3: detect.columns is {columns}, allowed: a list of \"box\", \"score\" and \"class\" in the order of a row, each of \
+                 them once, with \"image\", \"skip\" and at the end \"rest\""
+            );
+            check(&format!("task = \"detect\"\n[detect]\ncolumns = {columns}\n"), &[&mistake]);
+        }
     }
 
     #[test]

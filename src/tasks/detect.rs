@@ -1,10 +1,11 @@
 //! Detect: model outputs to boxes in the posted image.
 //!
 //! This file has the settings, what they become once the model is known, and the way from candidates to detections;
-//! `yolo`, `boxes` (with `scores`) and `end2end` read candidates out of the three families of outputs, `left` those that
+//! `yolo`, `boxes` (with `scores`) and `end2end` (with `columns`) read candidates out of the three families of outputs, `left` those that
 //! an engine has found already.
 
 mod boxes;
+mod columns;
 mod end2end;
 mod left;
 mod scores;
@@ -20,8 +21,12 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// Numbers of a row that is sorted out and holds more than box, score and class.
-const ROTATED_COLUMNS: usize = 7;
+pub use columns::Columns;
+
+/// Numbers of a row that holds box, score and class.
+const COLUMNS: usize = 6;
+/// Numbers of one that is sorted out and holds more.
+const MORE_COLUMNS: usize = 7;
 
 /// Which family of outputs a detector has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,6 +105,8 @@ pub struct Detect {
     pub orientation: Option<Orientation>,
     /// `yolo`: whether the fifth channel is an objectness; open: found from the number of labels.
     pub objectness: Option<bool>,
+    /// `end2end`: what the numbers of a row are; open: box, score and class.
+    pub columns: Option<Columns>,
     /// `boxes`: what turns scores into those of an answer; open: nothing; refused where the output's name speaks of logits.
     pub activation: Option<Activation>,
     /// `boxes`, where scores are `[1, N, C]`: the column that is no class; labels count the others.
@@ -131,6 +138,7 @@ impl Default for Detect {
             normalized: None,
             orientation: None,
             objectness: None,
+            columns: None,
             activation: None,
             background: None,
             first_class: None,
@@ -198,10 +206,13 @@ impl Detect {
         if self.orientation.is_some() || self.objectness.is_some() {
             return Ok(Some(Format::Yolo));
         }
+        if self.columns.is_some() {
+            return Ok(Some(Format::End2end));
+        }
         let few = |rows| matches!(rows, Dim::Free | Dim::Fixed(0..=end2end::ROWS_MAX));
         match output.shape[..] {
             [] | [.., Dim::Free, Dim::Free] => Ok(None),
-            [.., rows, Dim::Fixed(end2end::COLUMNS)] if few(rows) => Err(format!(
+            [.., rows, Dim::Fixed(COLUMNS)] if few(rows) => Err(format!(
                 "output {:?} of shape {} can be read both ways, as YOLO's anchors (detect.format = \"yolo\") and as \
                      rows of box, score and class that the model has sorted out (detect.format = \"end2end\"): set \
                      detect.format",
@@ -209,10 +220,10 @@ impl Detect {
                 show(&output.shape)
             )),
             // Of a box, score, class and angle; or of the picture's number, box, class and score.
-            [.., rows, Dim::Fixed(ROTATED_COLUMNS)] if few(rows) => Err(format!(
+            [.., rows, Dim::Fixed(MORE_COLUMNS)] if few(rows) => Err(format!(
                 "output {:?} of shape {} can be read both ways, as YOLO's anchors (detect.format = \"yolo\") and as rows of \
-                 {ROTATED_COLUMNS} numbers that the model has sorted out, such as of oriented boxes (OBB): set detect.format, or \
-                 serve such rows with task = \"tensors\"",
+                 {MORE_COLUMNS} numbers that the model has sorted out: set detect.format, or detect.columns where a row says of which \
+                 picture it is, and serve oriented boxes (OBB) with task = \"tensors\"",
                 output.name,
                 show(&output.shape)
             )),
@@ -223,10 +234,11 @@ impl Detect {
     /// Nothing that is set is without effect.
     fn refuse_settings_of_others(&self, format: Format) -> Result<(), String> {
         use Format::{Boxes, End2end, Yolo};
-        let keys: [(&str, bool, &[Format]); 10] = [
+        let keys: [(&str, bool, &[Format]); 11] = [
             ("output", self.output.is_some(), &[Yolo, End2end]),
             ("orientation", self.orientation.is_some(), &[Yolo]),
             ("objectness", self.objectness.is_some(), &[Yolo]),
+            ("columns", self.columns.is_some(), &[End2end]),
             ("boxes", self.boxes.is_some(), &[Boxes]),
             ("scores", self.scores.is_some(), &[Boxes]),
             ("classes", self.classes.is_some(), &[Boxes]),

@@ -26,7 +26,7 @@ mod planes;
 pub mod segment;
 
 pub use classify::{Activation, Class, Classify};
-pub use detect::{Background, BoxFormat, Detect, Detection, Format, Orientation};
+pub use detect::{Background, BoxFormat, Columns, Detect, Detection, Format, Orientation};
 pub use embed::Embed;
 pub use image::Image;
 pub use labels::Labels;

@@ -85,6 +85,16 @@ def mmdeploy():
     return g.bytes("mmdeploy", [IMAGE], [("dets", FLOAT, ["batch", "n", 5]), ("labels", INT64, ["batch", "n"])])
 
 
+def listed():
+    """A list for all pictures: of which each box is, the box, its class and its score, as YOLOv7 has them end to end."""
+    g = make_models.Graph()
+    x, y, w, h = np.array(CENTRES[0]).T * 64
+    rows = np.stack([np.zeros(3), x - w / 2, y - h / 2, x + w / 2, y + h / 2, LABELS[0], SCORES[0]], axis=1)
+    zero = g.node("ReduceSum", g.node("Mul", "image", g.constant(make_models.floats(0))), keepdims=0)
+    g.node("Add", g.constant(make_models.floats(rows)), zero, output="output")
+    return g.bytes("listed", [IMAGE], [("output", FLOAT, ["n", 7])])
+
+
 def half():
     """Four numbers of half precision."""
     g = make_models.Graph()
@@ -127,6 +137,7 @@ READY = {
     "letterboxed": (sized(), f'{DETECT}size_input = "orig_target_sizes"\n', PETS),
     "stretched": (sized(), f'{DETECT}size_input = "orig_target_sizes"\n\n[input]\nresize = "stretch"\n', PETS),
     "mmdeploy": (mmdeploy(), f'{DETECT}iou_max = 1.0\n\n[input]\nresize = "stretch"\n', PETS),
+    "listed": (listed(), f'{DETECT}columns = ["image", "box", "class", "score"]\n\n[input]\nresize = "stretch"\n', PETS),
     "half": (half(), "[input]\n", None),
     "untold": (open_shape(np.zeros((1, 3, 32, 48))), 'task = "segment"\nlabels = "labels.txt"\n', PETS + "cow\n"),
     "detr": (detr(), f'{DETECT}activation = "softmax"\nbackground = "last"\niou_max = 1.0\n\n[input]\nresize = "stretch"\n', PETS),
@@ -206,6 +217,7 @@ def test_a_single_number_is_an_input_as_any(served):
         # The input is as high as the picture is wide: 30 pixels of padding above and below.
         ("letterboxed", [("dog", [20, 10, 60, 90]), ("cat", [0, 0, 160, 100])]),
         ("mmdeploy", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
+        ("listed", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
         ("detr", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
     ],
 )

@@ -12,8 +12,8 @@ use crate::{
     image::{Color, Filter, Layout},
     models::strict::Table,
     tasks::{
-        Activation, Background, BoxFormat, Classify, Detect, Embed, Format, Image, Orientation, Segment,
-        Task,
+        Activation, Background, BoxFormat, Classify, Columns, Detect, Embed, Format, Image, Orientation,
+        Segment, Task,
         image::{Range, Size},
     },
 };
@@ -183,7 +183,15 @@ fn read_detect(table: &Table<'_, '_>) -> Detect {
     let default = Detect::default();
     let format = table.choice("format", &Format::ALL);
     // What the model has sorted out is sorted out again only where the manifest says so.
-    let iou_max = if format == Some(Format::End2end) { 1.0 } else { default.iou_max };
+    let columns = table.words("columns", Columns::ALLOWED, Columns::is_one);
+    let iou_max = if format == Some(Format::End2end) || columns.is_some() { 1.0 } else { default.iou_max };
+    let columns = columns.and_then(|words| {
+        let columns = Columns::of(&words);
+        if columns.is_none() {
+            table.mistake_at("columns", format_args!("is {words:?}, allowed: {}", Columns::ALLOWED));
+        }
+        columns
+    });
     Detect {
         format,
         output: table.string("output"),
@@ -207,6 +215,7 @@ fn read_detect(table: &Table<'_, '_>) -> Detect {
             &[("channels_first", Orientation::ChannelsFirst), ("channels_last", Orientation::ChannelsLast)],
         ),
         objectness: table.flag("objectness"),
+        columns,
         activation: table.choice("activation", ACTIVATIONS),
         background: table.choice("background", &[("first", Background::First), ("last", Background::Last)]),
         first_class: table.integer("first_class", 0..=65_535),

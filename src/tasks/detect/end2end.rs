@@ -1,24 +1,20 @@
-//! Detectors that sort out their boxes themselves: one output, a row of box, score and class number for each.
+//! Detectors that sort out their boxes themselves: one output, a row of box, score and class number for each, in this order or another.
 
-use super::{BoxFormat, Detect, Raw, finite};
+use super::{BoxFormat, Columns, Detect, Raw, columns::Row, finite};
 use crate::{
     engine::{Dim, Signature},
     tasks::{Outputs, choose, is_one, wrong_shape},
 };
 
-/// Four numbers of a box, its score, its class number.
-pub(super) const COLUMNS: usize = 6;
 /// More than these are anchors: exports have 300 rows, or 1000 at most.
 pub(super) const ROWS_MAX: usize = 1000;
-
-const SHAPE: &str = "[1, boxes, 6] or [boxes, 6]: four numbers of a box, its score, its class number";
 
 impl Detect {
     /// Fills in the output; refuses shapes that cannot hold rows.
     pub(super) fn resolve_end2end(&mut self, signature: &Signature) -> Result<(), String> {
         let output = choose(signature, self.output.as_deref(), "detect.output")?;
         if !output.shape.is_empty() {
-            check_rows(&output.name, &output.shape)?;
+            self.check_rows(&output.name, &output.shape)?;
         }
         self.output = Some(output.name.clone());
         self.box_format.get_or_insert(BoxFormat::Xyxy);
@@ -28,25 +24,48 @@ impl Detect {
     /// Rows of no score fill up: like all below the score asked for they go, whatever else they hold.
     pub(super) fn read_end2end(&self, outputs: &Outputs<'_>) -> Result<Vec<Raw>, String> {
         let output = outputs.get(self.output.as_deref())?;
-        check_rows(output.name, &output.shape())?;
+        self.check_rows(output.name, &output.shape())?;
+        let places = self.row_columns().places();
+        let width = output.tensor.shape.last().copied().unwrap_or_default().max(1);
         let numbers = output.numbers()?;
-        let (rows, _) = numbers.as_chunks::<COLUMNS>();
         let mut found = Vec::new();
-        for (index, &[a, b, c, d, score, class]) in rows.iter().enumerate() {
-            if score >= self.score_min {
+        for (index, row) in numbers.chunks_exact(width).enumerate() {
+            let Row { numbers, score, class, image } = places.read(row);
+            // Those of no picture fill up, too.
+            if score >= self.score_min && image >= 0.0 {
+                if image != 0.0 {
+                    return Err(format!(
+                        "output {:?} has box {index} of picture {image}, expected those of one picture, 0",
+                        output.name
+                    ));
+                }
                 let class = self.class(class).ok_or_else(|| self.no_class(output.name, index))?;
-                found.push(Raw { numbers: finite(output.name, [a, b, c, d])?, score, class });
+                found.push(Raw { numbers: finite(output.name, numbers)?, score, class });
             }
         }
         Ok(found)
     }
-}
 
-fn check_rows(name: &str, shape: &[Dim]) -> Result<(), String> {
-    match *shape {
-        [batch, _, columns] if is_one(batch) && columns.takes(COLUMNS) => Ok(()),
-        [_, columns] if columns.takes(COLUMNS) => Ok(()),
-        _ => Err(wrong_shape(name, shape, SHAPE)),
+    fn row_columns(&self) -> Columns {
+        self.columns.clone().unwrap_or_default()
+    }
+
+    fn check_rows(&self, name: &str, shape: &[Dim]) -> Result<(), String> {
+        let columns = self.row_columns();
+        let takes = |dim| match dim {
+            Dim::Fixed(numbers) => columns.takes(numbers),
+            Dim::Free => true,
+        };
+        match *shape {
+            [batch, _, numbers] if is_one(batch) && takes(numbers) => Ok(()),
+            [_, numbers] if takes(numbers) => Ok(()),
+            _ => {
+                let expected = format!(
+                    "[1, boxes, n] or [boxes, n] with {columns}, as detect.columns says or is by default"
+                );
+                Err(wrong_shape(name, shape, &expected))
+            }
+        }
     }
 }
 
@@ -106,6 +125,33 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_a_row_come_in_any_order_that_is_said_and_rows_of_no_picture_fill_up() {
+        let columns = Columns::of(&["image", "box", "class", "score", "rest"]);
+        let task = || Detect { columns: columns.clone(), iou_max: 1.0, ..Detect::default() };
+        let check = |rows: &[[f32; 9]]| {
+            let tensor = floats(&[rows.len(), 9], &rows.concat());
+            run(task(), &[("output", &[-1, 9], tensor)], "cat\ndog", None)
+        };
+        let (first, second) = (
+            [0.0, 10.0, 20.0, 30.0, 40.0, 1.0, 0.9, 7.0, 8.0],
+            [0.0, 5.0, 6.0, 7.0, 8.0, 0.0, 0.5, 0.0, 9.0],
+        );
+        let none = [-1.0, 0.0, 0.0, 9.0, 9.0, -1.0, 0.8, 0.0, 0.0];
+        let expected = [([10.0, 20.0, 30.0, 40.0], 1, 0.9), ([5.0, 6.0, 7.0, 8.0], 0, 0.5)];
+        assert_eq!(check(&[second, first, none]).unwrap(), expected);
+        let other = [1.0, 10.0, 20.0, 30.0, 40.0, 1.0, 0.9, 0.0, 0.0];
+        let error = check(&[first, other]).unwrap_err();
+        assert!(error.contains("box 1 of picture 1, expected those of one picture"), "{error}");
+        let labels = Labels::default();
+        let error = task().resolve(&signature(&[("output", &[-1, 6])]), &labels, None).unwrap_err();
+        assert!(error.contains("with 7 or more numbers a row (image, box, class, score, rest)"), "{error}");
+        // They say which family it is, and no other has them.
+        let yolo = Detect { format: Some(Format::Yolo), ..task() };
+        let error = yolo.resolve(&signature(&[("output", &[-1, 9])]), &labels, None).unwrap_err();
+        assert_eq!(error, "detect.columns is for detect.format = \"end2end\"");
+    }
+
+    #[test]
     fn parts_of_an_image_that_keeps_its_size_are_of_its_own_width_and_height() {
         let (signature, labels) = (signature(&[("output0", &[-1, 1, 6])]), Labels::default());
         let task = Detect { normalized: Some(true), ..task() }.resolve(&signature, &labels, None).unwrap();
@@ -128,7 +174,8 @@ mod tests {
         assert!(error.contains("expected finite numbers"), "{error}");
         let wrong = floats(&[1, 2, 7], &[0.0; 14]);
         let error = run(task(), &[("output0", &[-1, 2, 7], wrong)], "", None).unwrap_err();
-        assert!(error.contains("has shape [?, 2, 7], expected [1, boxes, 6]"), "{error}");
+        let expected = "has shape [?, 2, 7], expected [1, boxes, n] or [boxes, n] with 6 numbers a row (box, score, class)";
+        assert!(error.contains(expected), "{error}");
         let error = check(Detect { objectness: Some(true), ..task() }, &ROWS).unwrap_err();
         assert_eq!(error, "detect.objectness is for detect.format = \"yolo\"");
     }

@@ -1,6 +1,6 @@
 //! YOLO-style detectors: one output, a column (or row) per anchor with a box, perhaps an objectness, and class scores.
 
-use super::{BoxFormat, Detect, Orientation, Raw, end2end, finite};
+use super::{BoxFormat, COLUMNS, Detect, Orientation, Raw, finite};
 use crate::{
     engine::{Dim, Signature, show},
     tasks::{Labels, Outputs, choose, is_one, wrong_shape},
@@ -168,7 +168,7 @@ impl Detect {
             expected += OTHER_HEADS;
         }
         let columns = shape.last().copied().unwrap_or(Dim::Free);
-        if columns == Dim::Fixed(end2end::COLUMNS) || too_many && columns == Dim::Free {
+        if columns == Dim::Fixed(COLUMNS) || too_many && columns == Dim::Free {
             expected += "; rows of box, score and class are read with detect.format = \"end2end\"";
         }
         wrong_shape(name, shape, &expected)
