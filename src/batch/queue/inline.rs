@@ -57,7 +57,7 @@ pub(super) struct Taken {
 impl State {
     /// What waits of a model, where the worker that would be rung for it has lent the model and need not be.
     pub(super) fn inline(&mut self, model: ModelKey, now: Instant) -> Option<Taken> {
-        if self.inline.0.is_empty() {
+        if self.inline.0.is_empty() || self.parked.is_empty() {
             return None;
         }
         let worker = self.parked[self.book.best_of(&self.parked, model, now)?];

@@ -166,7 +166,7 @@ impl Runtime {
     /// If the file is no model that ONNX Runtime takes, or has inputs or outputs other than tensors.
     pub fn load_cpu(&self, path: &Path, threads: usize) -> Result<OnnxEngine, String> {
         Session::load(self, path, Target::Cpu(threads)).map(|session| OnnxEngine {
-            even: !operators::branches(path),
+            even: operators::is_even(path),
             session,
             ends: Ends::default(),
             blocks: Blocks::new(Memory::Plain),
@@ -199,7 +199,7 @@ pub struct OnnxEngine {
     blocks: Blocks,
     had: idle::Inputs,
     under_way: Arc<UnderWay>,
-    /// Nothing in it depends on what is in its inputs.
+    /// What it does depends on the shapes of its inputs alone.
     even: bool,
 }
 
