@@ -355,8 +355,8 @@ impl Work {
         let _ = told.send(());
     }
 
-    /// How long to wait for work before memory is let go; for ever where there is none to let go. What batches were put together in
-    /// is the host's, also where the device is the CPU.
+    /// How long to wait for work before memory is let go. What batches were put together in is the host's, also where the device is
+    /// the CPU.
     fn patience(&self) -> Option<Duration> {
         (!self.seats.is_empty()).then_some(REST_AFTER)
     }

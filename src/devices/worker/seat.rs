@@ -2,7 +2,10 @@
 //! while that sleeps.
 
 use super::{
-    super::{health::Health, landing::Outbound},
+    super::{
+        health::{Health, Over},
+        landing::Outbound,
+    },
     Lent,
 };
 use crate::{
@@ -101,8 +104,16 @@ impl Seat {
 
 impl Inline for Seat {
     fn run(&self, batch: Running) {
-        let (out, flight) = self.begin(batch);
-        out.land(flight.and_then(Flight::land), &self.health);
+        let run = || {
+            let (out, flight) = self.begin(batch);
+            out.land(flight.and_then(Flight::land), &self.health);
+        };
+        // As where the worker's thread panics; whoever pushed the job goes on.
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
+            let words = panic_words(&panic);
+            self.health
+                .end(Over::Failed(format!("a batch that was run in a worker's name panicked: {words}")));
+        }
     }
 }
 

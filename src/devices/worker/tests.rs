@@ -248,6 +248,32 @@ fn a_short_batch_is_run_by_whoever_pushes_it_while_the_worker_sleeps_if_all_take
 }
 
 #[test]
+fn a_batch_that_panics_where_it_was_pushed_ends_the_hold_on_the_device_and_not_whoever_pushed_it() {
+    let queue = Queue::new(QueueLimits { items_max: 10, bytes_max: 100_000 });
+    let health = Health::new(batch::roster::CPU.into(), Arc::clone(&queue), false, None);
+    let signature =
+        Signature { inputs: vec![spec("x", DataType::Fp32, &[-1, 2])], ..signature(&[("y", &[2])]) };
+    let (source, time) = (source("m", "1", ""), Duration::from_secs(60));
+    let model = Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
+    queue.register(model.key, "m", model.rules.clone());
+    let metrics = Metrics::new(&[], "0", "none");
+    metrics.add_model("m");
+    let metrics = metrics.model("m").device("cpu");
+    let memory = Some(Memory::Pinned(Arc::new(Refusing(Box::new(|| panic!("no memory for anybody"))))));
+    let engine = Box::new(Constant { signature, memory });
+    let seat = Seat::new(Arc::new(Arc::new(model)), engine, health.clone(), metrics);
+    let place = queue.attach(&health.device);
+    let input = floats(&[1, 2], &[1.0, 2.0]);
+    let ticket = queue.push(Job::plain(ModelKey(1), vec![input], 1, Instant::now())).unwrap();
+    seat.run(place.try_take(&[ModelKey(1)]).unwrap());
+    let why = "a batch that was run in a worker's name panicked: no memory for anybody";
+    assert_eq!(health.over(), Some(&Over::Failed(why.into())));
+    // It runs elsewhere, once there is something.
+    assert_eq!(queue.load().waiting, 1);
+    drop(ticket);
+}
+
+#[test]
 fn memory_is_let_go_each_time_that_nothing_comes_and_used_again_until_then() {
     let queue = Queue::new(QueueLimits { items_max: 10, bytes_max: 100_000 });
     let health = Health::new(batch::roster::CPU.into(), Arc::clone(&queue), false, None);
