@@ -99,7 +99,7 @@ pub struct Front {
     pub items: usize,
     /// The earliest arrival among them.
     pub oldest: Instant,
-    /// When the first of all that wait in the lane was accepted.
+    /// When the first of them was accepted.
     pub pushed: Instant,
     /// It came back from a batch that failed.
     pub again: bool,
@@ -114,8 +114,7 @@ pub struct Front {
 /// Jobs of one model and one item shape.
 #[derive(Debug, Default)]
 pub struct Lane {
-    /// In the order in which they came.
-    jobs: BTreeMap<JobKey, Waiting>,
+    jobs: HashMap<JobKey, Waiting>,
     order: BTreeSet<Rank>,
     /// When the place of a job changes.
     moves: BTreeSet<(Instant, JobKey)>,
@@ -197,7 +196,7 @@ impl Lane {
 
     /// What a batch of at most `items_max` rows would be made of; `None` if nothing waits.
     pub fn front(&self, items_max: usize, admits: Admits<'_>) -> Option<Front> {
-        let (mut front, first) = (None::<Front>, self.jobs.values().find(|waiting| admits(waiting.avoid)));
+        let mut front: Option<Front> = None;
         for (rank, waiting) in self.admitted(admits) {
             let items = waiting.items();
             let urgency = &waiting.urgency;
@@ -205,7 +204,7 @@ impl Lane {
                 None => front.insert(Front {
                     items,
                     oldest: urgency.arrived,
-                    pushed: first.unwrap_or(waiting).pushed,
+                    pushed: waiting.pushed,
                     again: rank.level == LEVEL_AGAIN,
                     deadline: urgency.deadline,
                     patience: urgency.patience.map(|patience| patience.until),
@@ -218,6 +217,7 @@ impl Lane {
                 Some(front) => {
                     front.items += items;
                     front.oldest = front.oldest.min(urgency.arrived);
+                    front.pushed = front.pushed.min(waiting.pushed);
                     front.deadline = front.deadline.into_iter().chain(urgency.deadline).min();
                     let patience = urgency.patience.map(|patience| patience.until);
                     front.patience = front.patience.into_iter().chain(patience).min();

@@ -92,7 +92,7 @@ pub struct Rival<'a> {
 }
 
 /// How many of `items` to run here: those that end before the faster device could do all that waits. If none do, all of
-/// them once one has waited as long as the smallest batch takes here.
+/// them once the first has waited as long as the smallest batch takes here.
 pub fn help(sizes: &[usize], items: usize, front: &Front, rival: Rival<'_>, now: Instant) -> Next {
     let Rival { own, rival } = rival;
     let ends_first = |size: usize| own(size) < rival;
@@ -187,6 +187,9 @@ fn what_pays(sizes: &[usize], items: usize, costs: &Costs, now: Instant) -> usiz
 /// The longest batch that is run by whoever pushes a job: what else that thread has to do waits for it.
 const INLINE_SECONDS_MAX: f64 = 100e-6;
 
+/// Nor is one of a size of which one of the last few took longer than this: something holds them up, or they are not all alike.
+const HELD_UP_SECONDS_MAX: f64 = 1e-3;
+
 /// Jobs that come closer than this after one another's end are better left to a worker: those that come while it wakes are one batch,
 /// which costs less for each than it takes to run them one by one.
 const COMPANY_SECONDS: f64 = 60e-6;
@@ -196,6 +199,7 @@ const COMPANY_SECONDS: f64 = 60e-6;
 pub fn is_inline(costs: &Costs, size: usize, gap: f64, now: Instant) -> bool {
     let seconds = costs.undisturbed(size, now);
     seconds.is_some_and(|seconds| seconds <= INLINE_SECONDS_MAX && seconds + COMPANY_SECONDS <= gap)
+        && costs.longest(size).is_some_and(|seconds| seconds <= HELD_UP_SECONDS_MAX)
 }
 
 #[cfg(test)]
@@ -258,6 +262,18 @@ mod tests {
         assert!(!inline(10e-6, 3, 1.0), "it may be longer, mostly");
         assert!(inline(10e-6, 4, 71e-6) && !inline(10e-6, 4, 69e-6), "others come meanwhile");
         assert!(!is_inline(&Costs::default(), 2, 1.0, now));
+        let last = |longest: f64| {
+            let mut costs = Costs::default();
+            [10e-6, longest, 10e-6, 10e-6].into_iter().for_each(|seconds| costs.record(2, seconds, now));
+            costs
+        };
+        assert!(
+            is_inline(&last(1e-3), 2, 1.0, now) && !is_inline(&last(1.1e-3), 2, 1.0, now),
+            "they are not alike"
+        );
+        let mut passed = last(1.1e-3);
+        (0..4).for_each(|_| passed.record(2, 10e-6, now));
+        assert!(is_inline(&passed, 2, 1.0, now));
     }
 
     fn deadline(ms: u32) -> impl Fn(&mut Front) {

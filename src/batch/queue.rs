@@ -58,10 +58,11 @@ struct State {
 }
 
 impl State {
-    /// Rings the sleeper that should have what waits of the model.
+    /// Rings the sleeper that should have what waits of the model. One in whose name somebody runs a batch has its turn after that.
     fn ring_for(&mut self, model: ModelKey) -> Option<Arc<Condvar>> {
-        let best = self.book.best_of(&self.parked, model, Instant::now())?;
-        let worker = self.parked.remove(best);
+        let free = self.inline.without(&self.parked);
+        let worker = free[self.book.best_of(&free, model, Instant::now())?];
+        self.parked.retain(|parked| *parked != worker);
         self.bells.get(&worker).cloned()
     }
 
@@ -279,6 +280,7 @@ impl Queue {
         let mut state = self.state.lock();
         let now = Instant::now();
         let aftermath = state.book.finish(batch, receipt, result, now);
+        state.inline.ended(receipt.worker());
         let answers = Queue::release(state, None);
         if aftermath.is_some() {
             counted();

@@ -73,6 +73,12 @@ impl Costs {
             .then(|| cost.last.iter().copied().fold(f64::INFINITY, f64::min))
     }
 
+    /// Seconds that the slowest of the last batches of this size took; `None` if too few were measured.
+    pub fn longest(&self, size: usize) -> Option<f64> {
+        let longest = self.of(size)?.last.iter().copied().fold(0.0, f64::max);
+        longest.is_finite().then_some(longest)
+    }
+
     /// Seconds for a batch of this size, scaled from the nearest measured size if need be.
     pub fn estimate(&self, size: usize) -> f64 {
         self.scaled(size, |cost| cost.mean)
@@ -242,10 +248,12 @@ mod tests {
         let (mut costs, start) = (Costs::default(), Instant::now());
         for (i, seconds) in [0.9, 0.2, 0.3].into_iter().enumerate() {
             costs.record(4, seconds, start);
-            assert_eq!(costs.undisturbed(4, start), None, "{} measurements", i + 1);
+            let known = (costs.undisturbed(4, start), costs.longest(4));
+            assert_eq!(known, (None, None), "{} measurements", i + 1);
         }
         costs.record(4, 0.9, start);
         assert_eq!(costs.undisturbed(4, start), Some(0.2));
+        assert_eq!((costs.longest(4), costs.longest(2)), (Some(0.9), None));
         let later = start + AVOIDED_FOR;
         assert_eq!(costs.undisturbed(4, later), None);
         // One more is enough; what was long ago is forgotten in turn.

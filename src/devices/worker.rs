@@ -1,9 +1,9 @@
-//! One worker: an OS thread that owns its engines, pulls a batch when it may begin one, puts it together and begins it.
+//! One worker: an OS thread that has its engines, pulls a batch when it may begin one, puts it together and begins it.
 //!
 //! The worker decides nothing: `batch::policy` says what to run. Engines arrive through a mailbox, ready to serve. What an
 //! engine has begun and not ended is waited for by [`landing`](super::landing), while this thread begins the next.
 //!
-//! - `seat`: a model at its place here.
+//! - `seat`: a model at its place here, where whoever pushes a job may run a short batch in the worker's name.
 
 mod seat;
 #[cfg(test)]

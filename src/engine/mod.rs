@@ -91,7 +91,7 @@ pub trait Interrupt: Send + Sync {
     fn interrupt(&self, unwanted: &dyn Fn() -> bool) -> bool;
 }
 
-/// One model, loaded on one device, owned by one thread.
+/// One model, loaded on one device; one thread at a time has it.
 pub trait Engine {
     /// What the model takes and gives.
     fn signature(&self) -> &Signature;

@@ -255,17 +255,20 @@ impl Detect {
         Err(format!("detect.{key} is for detect.format = {}", of.join(" or ")))
     }
 
-    /// Whether the output that holds the boxes has an axis more than the boxes need.
+    /// Whether the output that holds the boxes has an axis more than the boxes need, and is told apart by it.
     pub(super) fn can_batch(&self, signature: &Signature) -> bool {
         let holder = match self.format {
             Some(Format::Boxes) => &self.boxes,
             _ => &self.output,
         };
-        signature
-            .outputs
-            .iter()
-            .filter(|output| Some(&output.name) == holder.as_ref())
-            .all(|output| output.shape.len() != 2)
+        // Where rows say of which picture they are, they speak of the whole batch.
+        let of_all = self.columns.as_ref().is_some_and(Columns::has_image);
+        !of_all
+            && signature
+                .outputs
+                .iter()
+                .filter(|output| Some(&output.name) == holder.as_ref())
+                .all(|output| output.shape.len() != 2)
     }
 
     /// Boxes of the score asked for that lie in the image, the best first.

@@ -64,6 +64,13 @@ pub struct Receipt {
     pub(super) standby: bool,
 }
 
+impl Receipt {
+    /// Whose batch it is.
+    pub fn worker(&self) -> WorkerKey {
+        self.worker
+    }
+}
+
 /// What became of a batch beside its answers: for metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Aftermath {

@@ -125,18 +125,6 @@ fn late_jobs_are_taken_out_wherever_they_stand() {
 }
 
 #[test]
-fn the_front_of_a_lane_tells_how_long_the_first_has_waited_also_behind_more_urgent_ones() {
-    let now = Instant::now();
-    let second = Duration::from_secs(1);
-    let (lane, mut lanes) = (shape(1), Lanes::default());
-    let urgency = |priority, arrived| Urgency { priority, ..plain(arrived) };
-    lanes.push(&lane, JobKey(1), urgency(1, now), 1, now);
-    lanes.push(&lane, JobKey(2), urgency(0, now + second), 1, now + second);
-    let front = lanes.lanes[&lane].front(1, ALL).unwrap();
-    assert_eq!((front.items, front.oldest, front.pushed), (1, now + second, now));
-}
-
-#[test]
 fn the_front_of_a_lane_ends_with_the_largest_batch_and_before_a_job_that_runs_alone() {
     let now = Instant::now();
     let second = Duration::from_secs(1);

@@ -19,13 +19,16 @@ pub trait Inline: Send + Sync {
     fn run(&self, batch: Running);
 }
 
-/// What workers have lent.
+/// What workers have lent, and which of them something runs for.
 #[derive(Default)]
-pub(super) struct All(HashMap<(WorkerKey, ModelKey), Arc<dyn Inline>>);
+pub(super) struct All {
+    lent: HashMap<(WorkerKey, ModelKey), Arc<dyn Inline>>,
+    running: Vec<WorkerKey>,
+}
 
 impl Debug for All {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.keys()).finish()
+        f.debug_set().entries(self.lent.keys()).finish()
     }
 }
 
@@ -37,13 +40,23 @@ impl All {
         inline: Option<Arc<dyn Inline>>,
     ) -> Option<Arc<dyn Inline>> {
         match inline {
-            Some(inline) => self.0.insert((worker, model), inline),
-            None => self.0.remove(&(worker, model)),
+            Some(inline) => self.lent.insert((worker, model), inline),
+            None => self.lent.remove(&(worker, model)),
         }
     }
 
     pub(super) fn forget(&mut self, worker: WorkerKey) {
-        self.0.retain(|(of, _), _| *of != worker);
+        self.lent.retain(|(of, _), _| *of != worker);
+    }
+
+    /// A batch of a worker has ended.
+    pub(super) fn ended(&mut self, worker: WorkerKey) {
+        self.running.retain(|running| *running != worker);
+    }
+
+    /// Those of these workers that nothing runs for.
+    pub(super) fn without(&self, workers: &[WorkerKey]) -> Vec<WorkerKey> {
+        workers.iter().filter(|worker| !self.running.contains(worker)).copied().collect()
     }
 }
 
@@ -57,13 +70,16 @@ pub(super) struct Taken {
 impl State {
     /// What waits of a model, where the worker that would be rung for it has lent the model and need not be.
     pub(super) fn inline(&mut self, model: ModelKey, now: Instant) -> Option<Taken> {
-        if self.inline.0.is_empty() || self.parked.is_empty() {
+        if self.inline.lent.is_empty() || self.parked.is_empty() {
             return None;
         }
-        let worker = self.parked[self.book.best_of(&self.parked, model, now)?];
-        let inline = self.inline.0.get(&(worker, model))?;
+        let free = self.inline.without(&self.parked);
+        let worker = free[self.book.best_of(&free, model, now)?];
+        let inline = Arc::clone(self.inline.lent.get(&(worker, model))?);
         let (batch, receipt) = self.book.inline(worker, model, now)?;
-        Some(Taken { batch, receipt, inline: Arc::clone(inline) })
+        // One at a time: who comes meanwhile waits for nobody's thread.
+        self.inline.running.push(worker);
+        Some(Taken { batch, receipt, inline })
     }
 }
 

@@ -83,6 +83,11 @@ impl Columns {
             .then_some(Columns(columns))
     }
 
+    /// Whether a row says of which picture it is.
+    pub(super) fn has_image(&self) -> bool {
+        self.0.contains(&Column::Image)
+    }
+
     /// Whether a row may have so many numbers.
     pub(super) fn takes(&self, numbers: usize) -> bool {
         numbers == self.numbers() || (self.is_open() && numbers > self.numbers())
@@ -98,7 +103,7 @@ impl Columns {
             r#box: place(Column::Box),
             score: place(Column::Score),
             class: place(Column::Class),
-            image: self.0.contains(&Column::Image).then(|| place(Column::Image)),
+            image: self.has_image().then(|| place(Column::Image)),
         }
     }
 
