@@ -611,3 +611,36 @@ fn a_jpeg_is_decoded_at_the_smallest_scale_that_is_twice_what_is_wanted() {
     // The partly covered row at the stored bottom is now the column on the left.
     assert_eq!((frame.covered.left, frame.covered.width), (0.5, 150.5));
 }
+
+#[test]
+fn pages_that_share_a_list_of_strips_do_not_have_more_of_them_than_a_file_may() {
+    const STRIPS: u32 = 8192;
+    // One byte is the strip of each row of each page.
+    let list = |value: u32| (0..STRIPS).flat_map(move |_| value.to_le_bytes());
+    let pages = |count: u32| {
+        let (offsets, counts, strip) = (8, 8 + 4 * STRIPS, 8 + 8 * STRIPS);
+        let mut bytes = [b"II*\0", &(strip + 2).to_le_bytes()[..]].concat();
+        bytes.extend(list(strip).chain(list(1)));
+        bytes.extend([7, 0]);
+        for page in 0..count {
+            let entries = [
+                (256, 4, 1, 1),
+                (257, 4, 1, STRIPS),
+                (258, 3, 1, 8),
+                (262, 3, 1, 1),
+                (273, 4, STRIPS, offsets),
+                (278, 4, 1, 1),
+                (279, 4, STRIPS, counts),
+            ];
+            let end = bytes.len() as u32 + 2 + 12 * entries.len() as u32 + 4;
+            let next = if page + 1 < count { end } else { 0 };
+            bytes.extend(&corpus::raw_tiff(&entries, next, &[])[8..]);
+        }
+        bytes
+    };
+    let limits = Limits { frames_max: 200, ..LIMITS };
+    let frames = decode(&pages(2), &limits, &whole).unwrap();
+    assert!(frames.len() == 2 && frames.iter().all(|frame| frame.samples == Samples::U8(vec![7; 8192])));
+    let error = header(&pages(129), &limits).unwrap_err().to_string();
+    assert!(error.contains("more than 1048576 strips or tiles in all of its pages"), "{error}");
+}

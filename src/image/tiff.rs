@@ -47,6 +47,10 @@ const COMPRESSION_JPEG: u16 = 7;
 /// And for WebP streams.
 const COMPRESSION_WEBP: u16 = 50001;
 
+/// Strips or tiles of all pages. Each has a decompressor of its own, which takes a microsecond however little there is in it: pages that
+/// share one list of them would keep a thread for a minute.
+const CHUNKS_MAX: usize = 1 << 20;
+
 fn corrupt(reason: impl ToString) -> DecodeError {
     DecodeError::corrupt(Format::Tiff, reason)
 }
@@ -99,6 +103,8 @@ struct Pages {
 struct Found {
     /// Bytes of JPEG streams. Pages that share one would have it read for each of them.
     jpeg_bytes: u64,
+    /// Strips or tiles of the pages so far.
+    chunks: usize,
     changes: Changes,
 }
 
@@ -277,6 +283,10 @@ fn check_chunks(
     };
     let offsets: Vec<u64> = find_all(decoder, offsets)?;
     let counts: Vec<u64> = find_all(decoder, counts)?;
+    found.chunks += offsets.len();
+    if found.chunks > CHUNKS_MAX {
+        return Err(corrupt(format!("more than {CHUNKS_MAX} strips or tiles in all of its pages")));
+    }
     let jpeg = compression == COMPRESSION_JPEG;
     let reversed = match find::<u16>(decoder, Tag::FillOrder)?.unwrap_or(1) {
         // Streams that have an order of their own.

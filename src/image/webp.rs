@@ -1,7 +1,9 @@
 //! WebP (a RIFF container): lossy and lossless, with and without alpha. Of an animation, the first frame.
 //!
 //! The chunks are walked here first: the decoder allocates by what the image data says of its own size, so that is
-//! compared with the size of the whole before the decoder sees it.
+//! compared with the size of the whole before the decoder sees it; and it allocates for prefix codes, which `groups` tells.
+
+mod groups;
 
 use super::{DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, Samples};
 use image_webp::WebPDecoder;
@@ -9,6 +11,8 @@ use std::io::Cursor;
 
 /// Bytes of an animation frame's own header, before its chunks.
 const ANIMATION_FRAME_HEADER: usize = 16;
+/// The decoder has this many streams with prefix codes at most: a picture, or one and its alpha.
+const STREAMS_MAX: u64 = 2;
 
 type Opened<'a> = WebPDecoder<Cursor<&'a [u8]>>;
 
@@ -92,7 +96,34 @@ fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), De
 }
 
 pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
-    open(bytes, limits).map(|(_, header)| header)
+    let (_, mut header) = open(bytes, limits)?;
+    header.work_bytes += STREAMS_MAX * tables_bytes(&bytes[12..], (header.width, header.height));
+    Ok(header)
+}
+
+/// Bytes of the prefix codes of the stream that has most of them, among those that a decoder may take for the picture: the first of
+/// each kind, in the container or in its first frame. What is broken is the decoder's to tell, before it takes any for that.
+fn tables_bytes(body: &[u8], size: (u32, u32)) -> u64 {
+    let frame = first(body, b"ANMF").unwrap_or_default();
+    let (frame_header, inner) = frame.split_at(ANIMATION_FRAME_HEADER.min(frame.len()));
+    let side = |at: usize| {
+        let bytes = frame_header.get(at..at + 3);
+        bytes.map_or(1, |bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], 0]) + 1)
+    };
+    let mut bytes = Vec::new();
+    for chunks in [body, inner] {
+        bytes.extend(first(chunks, b"VP8L").map(groups::of_chunk));
+        // A frame's alpha is of its size; a decoder that takes it for the container's has that size.
+        let alpha = first(chunks, b"ALPH");
+        let sizes = [size, (side(6), side(9))];
+        bytes.extend(alpha.iter().flat_map(|chunk| sizes.map(|size| groups::of_alpha(chunk, size))));
+    }
+    bytes.into_iter().map(|bytes| bytes.unwrap_or(0)).max().unwrap_or_default()
+}
+
+/// The first chunk of a name.
+fn first<'a>(chunks: &'a [u8], wanted: &[u8; 4]) -> Option<&'a [u8]> {
+    self::chunks(chunks).map_while(Result::ok).find(|(name, _)| name == wanted).map(|(_, chunk)| chunk)
 }
 
 pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Frame, DecodeError> {
@@ -105,4 +136,47 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Frame, DecodeError
         header.channels,
         Samples::U8(samples),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::corpus::{LIMITS, fixture};
+
+    /// A container of these chunks.
+    fn container(chunks: &[([u8; 4], &[u8])]) -> Vec<u8> {
+        let chunk = |(name, content): &([u8; 4], &[u8])| {
+            let length = (content.len() as u32).to_le_bytes();
+            [name, &length[..], content, &vec![0; content.len() % 2]].concat()
+        };
+        let body = [b"WEBP".to_vec(), chunks.iter().flat_map(chunk).collect()].concat();
+        [&b"RIFF"[..], &(body.len() as u32).to_le_bytes(), &body].concat()
+    }
+
+    #[test]
+    fn what_prefix_codes_take_counts_in_the_memory_that_a_picture_is_decoded_in() {
+        let few = container(&[(*b"VP8L", &groups::testing::picture(1))]);
+        let many = container(&[(*b"VP8L", &groups::testing::picture(20_000))]);
+        assert!(header(&few, &LIMITS).unwrap().decoded_bytes() < 50_000);
+        // A picture of 4 x 4 pixels that asks for 0.4 GB.
+        let asked = header(&many, &LIMITS).unwrap().decoded_bytes();
+        assert!(asked > 20_000 * 5 * 4096, "{asked} for {}", many.len());
+        // So does alpha, in the container or in its first frame.
+        let stream = groups::testing::picture(20_000);
+        let alpha = [&[1], &stream[5..]].concat();
+        let vp8x = [&[0x10, 0, 0, 0][..], &[3, 0, 0, 3, 0, 0]].concat();
+        let lossy = b"\x10\0\0\x9d\x01\x2a\x04\0\x04\0";
+        let plain = container(&[(*b"VP8X", &vp8x), (*b"ALPH", &alpha), (*b"VP8 ", lossy)]);
+        assert!(header(&plain, &LIMITS).unwrap().decoded_bytes() > 20_000 * 5 * 4096);
+    }
+
+    #[test]
+    fn a_file_of_another_encoder_is_read_to_where_its_pixels_begin() {
+        let file = fixture("groups.webp");
+        let stream = first(&file[12..], b"VP8L").unwrap();
+        let bytes = groups::of_chunk(stream).unwrap();
+        println!("{bytes} bytes of tables in a file of {}", file.len());
+        assert!((10_000..30_000).contains(&bytes), "{bytes}");
+        assert!(decode(&file, &LIMITS).is_ok());
+    }
 }
