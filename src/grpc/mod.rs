@@ -1,7 +1,7 @@
 //! gRPC: the service of `http`, for clients of the Open Inference Protocol and of Triton that speak it. Connections,
 //! admission, deadlines, queue and metrics are those of `http`; here are only the messages and the codes of errors.
 //!
-//! - `around`: what every call passes: name, span, admission, counts.
+//! - `around`: what every call passes: name, span, admission, counts; `lasting`: those that stay open.
 //! - `incoming`: the bytes of a call, within their limits.
 //! - `large`: the calls whose messages may be large; `codec`: what such a message takes in memory, told before it is decoded.
 //! - `service`: the calls; `inference`: those that run a model; `change`: what those say that load and unload models;
@@ -17,6 +17,7 @@ mod health;
 mod incoming;
 mod inference;
 mod large;
+mod lasting;
 mod reflection;
 mod service;
 mod status;
@@ -29,15 +30,18 @@ use crate::{
     },
     words::clipped,
 };
-use axum::{Router, extract::Request, handler::Handler, middleware, response::Response};
+use axum::{
+    Router, extract::Request, handler::Handler, middleware, response::Response, routing::any_service,
+};
 use std::sync::Arc;
+use tokio::sync::Semaphore;
 use tonic::{Code, Status, codec::CompressionEncoding};
 use tonic_reflection::server::v1::ServerReflectionServer;
 
 /// Every call that is answered, by its path.
 const CALLS: [&str; 20] = [
     "/grpc.health.v1.Health/Check",
-    "/grpc.health.v1.Health/Watch",
+    WATCH,
     REFLECTION,
     "/inference.GRPCInferenceService/CudaSharedMemoryStatus",
     "/inference.GRPCInferenceService/CudaSharedMemoryUnregister",
@@ -57,6 +61,8 @@ const CALLS: [&str; 20] = [
     "/inference.GRPCInferenceService/SystemSharedMemoryStatus",
     "/inference.GRPCInferenceService/SystemSharedMemoryUnregister",
 ];
+/// The server's health, and each change of it.
+const WATCH: &str = "/grpc.health.v1.Health/Watch";
 /// Questions about the calls, one after the other.
 const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
 /// One inference.
@@ -87,15 +93,19 @@ pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
     let large = large::routes(service, body_bytes_max);
     let health = HealthServer::new(health::Health::new(front, stages));
     let reflection = ServerReflectionServer::new(reflection::Reflection::new());
+    let open = Arc::new(Semaphore::new(lasting::OPEN_MAX));
+    let bounded = middleware::from_fn_with_state(open, lasting::bounded);
     let router = CALLS.into_iter().fold(large, |router, path| {
         if matches!(path, INFER | LOAD | STREAM) {
             router
         } else if path.starts_with("/inference.") {
             router.route_service(path, small.clone())
-        } else if path.starts_with("/grpc.health.") {
-            router.route_service(path, health.clone())
+        } else if path == WATCH {
+            router.route(path, any_service(health.clone()).layer(bounded.clone()))
+        } else if path == REFLECTION {
+            router.route(path, any_service(reflection.clone()).layer(bounded.clone()))
         } else {
-            router.route_service(path, reflection.clone())
+            router.route_service(path, health.clone())
         }
     });
     router

@@ -1,6 +1,5 @@
 //! The body of a reply, which keeps its permit.
 
-use super::Permit;
 use axum::{
     body::{Body, Bytes},
     http::Response,
@@ -8,22 +7,21 @@ use axum::{
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use std::{
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll},
 };
 
-/// The reply, which keeps the permit until its body has ended.
-pub(crate) fn hold(reply: Response<Body>, permit: Arc<Permit>) -> Response<Body> {
+/// The reply, which keeps a permit until its body has ended.
+pub(crate) fn hold<P: Send + Unpin + 'static>(reply: Response<Body>, permit: P) -> Response<Body> {
     reply.map(|body| Body::new(Held { body, _permit: permit }))
 }
 
 /// A reply's body that keeps its permit until it has ended.
-struct Held {
+struct Held<P> {
     body: Body,
-    _permit: Arc<Permit>,
+    _permit: P,
 }
 
-impl HttpBody for Held {
+impl<P: Unpin> HttpBody for Held<P> {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -56,6 +54,7 @@ mod tests {
         middleware::{self, Next},
         routing::post,
     };
+    use std::sync::Arc;
     use tower::ServiceExt;
 
     #[tokio::test]
