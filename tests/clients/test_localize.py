@@ -110,6 +110,38 @@ def test_a_stack_counts_as_what_may_be_held_of_it_whatever_its_length(start_serv
     assert server.stop() == 0
 
 
+def test_what_the_first_strip_of_a_frame_is_unpacked_to_counts_while_the_next_is_waited_for(start_server, tmp_path):
+    shutil.copytree(EXAMPLES / "models" / "spots", tmp_path / "models" / "spots")
+    server = start_server(tmp_path / "models", in_flight_bytes_max="16MiB", body_bytes_max="6MiB")
+
+    def packed(side):
+        file = io.BytesIO()
+        tifffile.imwrite(file, np.zeros((side, side)), compression="zlib", rowsperstrip=side - 1)
+        return file.getvalue()
+
+    side, first = 1024, packed(1024)
+    assert len(first) < 20_000
+    head = f"POST /predictions/spots HTTP/1.1\r\nHost: t\r\nContent-Length: {len(first)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(head.encode() + first[:-8])
+        # The frame in single precision, and all of its rows but one as they are stored.
+        held = 4 * side * side + 8 * side * (side - 1)
+        until(lambda: in_flight(server) >= held, 30, "what it was unpacked to is set aside")
+        assert in_flight(server) < held + 2 * len(first)
+        reply = localize.post(server, first, format="csv")
+        assert reply.status_code == 429, reply.text
+    until(lambda: in_flight(server) == 0, 30, "nothing is set aside any more")
+    # More than there ever is, as it comes and as a file of a form.
+    large = packed(1500)
+    url = f"{server.url}/predictions/spots"
+    for body in ({"data": large}, {"files": {"stack": ("stack.tif", large)}}):
+        reply = requests.post(url, **body, timeout=wire.TIMEOUT)
+        assert reply.status_code == 413, reply.text
+        assert "what is held beside the body in bytes" in reply.json()["error"]
+    until(lambda: in_flight(server) == 0, 30, "nothing is set aside any more")
+    assert server.stop() == 0
+
+
 def test_more_stacks_are_read_at_once_than_could_be_held(start_server, tmp_path, data):
     shutil.copytree(EXAMPLES / "models" / "spots", tmp_path / "models" / "spots")
     server = start_server(tmp_path / "models", in_flight_bytes_max="40MiB", body_bytes_max="1MiB")

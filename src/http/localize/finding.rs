@@ -1,6 +1,10 @@
 //! The first side of a [`drive`](super::drive): bytes from the connection to chunks of ROIs in the queue.
 
-use super::{asked::Asked, drive::Pending, share::Share};
+use super::{
+    asked::Asked,
+    drive::Pending,
+    share::{self, Share},
+};
 use crate::{
     error::InferError,
     http::{
@@ -75,6 +79,7 @@ impl Finding {
         permit: Option<Arc<Permit>>,
     ) -> Finding {
         let stager = Stager::new(asked.settings, asked.holds, asked.stack, front.limits.stack.clone());
+        let stager = stager.charging(share::of_frames(permit.as_deref()));
         let stager = stager.whole(front.queue.is_on_gpu(model.key), model.frames.clone());
         let options = Options { name: model.name.to_string(), ..asked.options };
         Finding {

@@ -3,8 +3,9 @@
 
 use crate::{
     http::admission::{Beside, Permit},
-    image::stack::Options,
+    image::stack::{Charge, Options},
 };
+
 /// Half of it is for what is taken from the connection ahead of the work (`drive::Ahead`), and a quarter each for what cannot be read
 /// yet and for rows that the caller does not take yet.
 const STACK_BYTES: u64 = 8 << 20;
@@ -36,11 +37,19 @@ impl Share {
     }
 }
 
+/// Charges for the memory in which frames come out, before it is taken and until the reader of the stack is dropped: of that there is no
+/// share, since a short body may need much of it.
+pub(super) fn of_frames(permit: Option<&Permit>) -> Charge {
+    let mut beside = permit.map(Permit::nothing_beside);
+    Box::new(move |bytes| beside.as_mut().map_or(Ok(()), |beside| beside.grow_to(bytes as u64)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
         config::Config,
+        error::InferError,
         http::{
             admission::{Admission, AdmissionLimits},
             stack_options,
@@ -60,5 +69,23 @@ mod tests {
         {
             assert_eq!((share.holds(held), admission.in_flight().bytes), (fits, charged), "{held} bytes");
         }
+    }
+
+    #[test]
+    fn frames_are_charged_from_their_first_byte_until_their_reader_is_gone() {
+        let limits = AdmissionLimits { requests_in_flight_max: 2, bytes_in_flight_max: 100 };
+        let admission = Admission::new(limits);
+        let (permit, other) = (admission.admit().expect("a place"), admission.admit().expect("a place"));
+        let charged = || admission.in_flight().bytes;
+        let mut charge = of_frames(Some(&permit));
+        assert_eq!((charge(30), charge(70), charged()), (Ok(()), Ok(()), 70));
+        // For ever, and for now; neither takes anything.
+        assert!(matches!(charge(101), Err(InferError::TooLarge { got: 101, limit: 100, .. })));
+        let mut of_other = of_frames(Some(&other));
+        assert!(matches!(of_other(31), Err(InferError::Full { limit: 100, .. })));
+        assert_eq!(charged(), 70);
+        drop(charge);
+        assert_eq!((of_other(31), charged()), (Ok(()), 31));
+        assert_eq!(of_frames(None)(1 << 40), Ok(()), "where nobody counts");
     }
 }

@@ -5,6 +5,7 @@
 //! [`settings`](crate::tasks::localize::settings).
 //! Positions are in pixels from the centre of the frame's first pixel (of the ROI's, without corners), z in um.
 
+use super::share;
 use crate::{
     batch,
     engine::{
@@ -249,7 +250,7 @@ fn search(
         frames: Some(frames.shape[0] as u64),
     };
     let stager = Stager::new(settings, Holds::Frames, Some(Format::Raw(raw)), options);
-    let mut stager = stager.whole(whole, memory);
+    let mut stager = stager.charging(share::of_frames(permit)).whole(whole, memory);
     stager.push(frames.data.clone())?;
     stager.finish();
     let (mut chunks, mut cut, mut held) = (Vec::new(), 0, None::<Beside>);

@@ -89,6 +89,9 @@ pub enum StackError {
         #[source]
         cause: Arc<io::Error>,
     },
+    /// Whoever was asked had no memory for its frames.
+    #[error("{0}")]
+    NoRoom(InferError),
     /// The temporary files of other stacks leave no room: not the caller's fault, and not for long.
     #[error("the temporary files of all stacks hold {limit} bytes, which is all that they may")]
     SpillFull {
@@ -143,6 +146,7 @@ impl From<StackError> for InferError {
             StackError::TooLarge { what, got, limit, option } => {
                 InferError::TooLarge { what, got, limit, option }
             }
+            StackError::NoRoom(refusal) => refusal,
             // The kind alone: the system's words name a folder of ours.
             StackError::Spill { ref cause, .. } => InferError::NoStorage(format!(
                 "{error}: {}; the server's option stack_spill_folder names the folder, and its log has more",

@@ -51,6 +51,7 @@ pub use reader::StackReader;
 pub use samples::{SampleType, Samples, Values};
 pub use spill::SpillFolder;
 
+use crate::error::InferError;
 use directory::Encoding;
 use std::sync::Arc;
 
@@ -160,6 +161,10 @@ pub struct Options {
 /// Told how many bytes of memory a stack holds that cannot be read yet, whenever that changes; says whether it may hold as many.
 /// What it may not hold goes to the temporary file.
 pub type MayHold = Box<dyn FnMut(usize) -> bool + Send>;
+
+/// Asked for the memory in which frames come out before any of it is taken: for so many bytes in all, which stay until the reader is
+/// dropped. Where it says no, the stack ends with its reason.
+pub type Charge = Box<dyn FnMut(usize) -> Result<(), InferError> + Send>;
 
 /// Where a pixel size was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Frames as a stack stores them, strip by strip or tile by tile, and how their samples come from there.
 
 use super::{
-    Format, StackError,
+    Charge, Format, StackError,
     packing::{self, Compression, Predictor},
     samples::{Order, SampleType, Samples, Values, to_native},
     store::{Presence, Store},
@@ -149,12 +149,40 @@ pub(super) struct Canvas {
     done: usize,
     raw: Vec<u8>,
     packed: Vec<u8>,
+    charge: Option<Charge>,
+    /// Bytes that were asked for.
+    charged: usize,
 }
 
 impl Canvas {
     /// Bytes that it takes.
     pub(super) fn bytes(&self) -> usize {
         2 * self.u16s.capacity() + 4 * self.f32s.capacity() + self.raw.capacity() + self.packed.capacity()
+    }
+
+    /// Has somebody asked before it takes memory.
+    pub(super) fn charging(&mut self, charge: Charge) {
+        self.charge = Some(charge);
+    }
+
+    /// Asks for the memory that it takes with a strip or tile of a page, of so many bytes as it is stored: a few kB that are packed may
+    /// need a thousand times as many, and keep them while the next strip is waited for.
+    fn charge_for(&mut self, page: &Page, index: usize, len: u64) -> Result<(), StackError> {
+        let Some(charge) = &mut self.charge else { return Ok(()) };
+        let kept = if self.gathers.is_some() { self.done } else { 0 };
+        let samples = self.gathers.unwrap_or(0).max(kept + page.samples());
+        let (u16s, f32s) = if page.layout.sample.is_u16() { (samples, 0) } else { (0, samples) };
+        let raw = if page.is_straight() { 0 } else { page.unpacked_bytes(index) as usize };
+        let packed = if page.compression == Compression::None { 0 } else { len as usize };
+        let bytes = 2 * self.u16s.capacity().max(u16s)
+            + 4 * self.f32s.capacity().max(f32s)
+            + self.raw.capacity().max(raw)
+            + self.packed.capacity().max(packed);
+        if bytes > self.charged {
+            charge(bytes).map_err(StackError::NoRoom)?;
+            self.charged = bytes;
+        }
+        Ok(())
     }
 
     /// The samples of the page that was filled last: the last of all that are here.
@@ -247,6 +275,7 @@ impl Filling {
                 }
                 Presence::Here => {}
             }
+            canvas.charge_for(page, index, len)?;
             if index == 0 {
                 canvas.prepare(page);
             }
@@ -268,6 +297,11 @@ impl Page {
     /// Whether its samples are stored one after another, as numbers that stay what they are.
     fn is_as_it_comes(&self) -> bool {
         self.contiguous_at().is_some() && self.layout.sample.is_as_stored()
+    }
+
+    /// Whether its strips need no way round: samples that stay as they are.
+    fn is_straight(&self) -> bool {
+        !self.tiled && self.layout.sample.is_as_stored()
     }
 
     /// All of one that [is as it comes](Page::is_as_it_comes), behind what the canvas has.
@@ -297,14 +331,15 @@ impl Page {
         let (top, left) = (self.top(index) as usize, index % self.across() * chunk_width);
         let bytes = self.unpacked_bytes(index) as usize;
 
-        // Strips of samples that stay as they are need no way round.
-        let straight = !self.tiled && sample.is_as_stored();
+        let straight = self.is_straight();
         let first = (kept + top * width) * size;
         let into = if straight && sample.is_u16() {
             &mut bytemuck::cast_slice_mut::<u16, u8>(u16s)[first..first + bytes]
         } else if straight {
             &mut bytemuck::cast_slice_mut::<f32, u8>(f32s)[first..first + bytes]
         } else {
+            // No more than was asked for.
+            raw.reserve_exact(bytes.saturating_sub(raw.len()));
             raw.resize(bytes, 0);
             &mut raw[..]
         };

@@ -1,7 +1,7 @@
 //! The reader itself: bytes in at one end, frames out at the other.
 
 use super::{
-    Format, Frames, MayHold, Options, StackError, StackInfo, Step,
+    Charge, Format, Frames, MayHold, Options, StackError, StackInfo, Step,
     contiguous::Contiguous,
     directory::Encoding,
     npy,
@@ -38,6 +38,8 @@ pub struct StackReader {
     store: Store,
     canvas: Canvas,
     filling: Option<Filling>,
+    /// The page that came out last, while it is in the canvas.
+    last: Option<Page>,
     info: Option<StackInfo>,
     finished: bool,
     failed: Option<StackError>,
@@ -63,6 +65,7 @@ impl StackReader {
             source: Source::Unknown,
             canvas: Canvas::default(),
             filling: None,
+            last: None,
             info: None,
             finished: false,
             failed: None,
@@ -75,6 +78,13 @@ impl StackReader {
     #[must_use]
     pub fn within(mut self, may_hold: MayHold) -> StackReader {
         self.store.within(may_hold);
+        self
+    }
+
+    /// Has somebody asked for the memory in which frames come out, before it is taken.
+    #[must_use]
+    pub fn charging(mut self, charge: Charge) -> StackReader {
+        self.canvas.charging(charge);
         self
     }
 
@@ -119,19 +129,24 @@ impl StackReader {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
+        self.last = None;
         let advanced = self.advance(at_most.max(1));
         self.store.tell();
         self.note_memory();
-        let Some(page) = advanced.inspect_err(|error| self.failed = Some(error.clone()))? else {
-            return Ok(None);
-        };
-        Ok(Some(Frames {
+        self.last = advanced.inspect_err(|error| self.failed = Some(error.clone()))?;
+        Ok(self.last_frames())
+    }
+
+    /// The frames that came out last, unless more were asked for since.
+    pub fn last_frames(&self) -> Option<Frames<'_>> {
+        let page = self.last.as_ref()?;
+        Some(Frames {
             first: page.first,
             count: page.frames as usize,
             width: page.layout.width,
             height: page.layout.height,
-            samples: self.canvas.samples(&page),
-        }))
+            samples: self.canvas.samples(page),
+        })
     }
 
     /// Keeps the frames that came last and all that come from here on, until they are [taken](StackReader::take): one behind the
@@ -142,6 +157,7 @@ impl StackReader {
 
     /// The frames that came out since they are [gathered](StackReader::gather), or were taken last.
     pub fn take(&mut self) -> Values {
+        self.last = None;
         self.canvas.take()
     }
 

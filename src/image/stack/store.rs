@@ -382,6 +382,7 @@ impl Store {
                 return Ok(whole);
             }
         }
+        scratch.reserve_exact(len.saturating_sub(scratch.len()));
         scratch.resize(len, 0);
         self.copy(start, scratch)?;
         Ok(scratch)

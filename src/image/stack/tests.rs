@@ -4,6 +4,7 @@
 
 mod builder;
 mod copies;
+mod memory;
 mod parts;
 
 use super::{

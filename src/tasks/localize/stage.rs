@@ -14,7 +14,7 @@ use crate::{
         kernels::{Adu, RoiBuffer, SIDE, SpotFinder},
     },
     error::InferError,
-    image::stack::{Format, Frames, MayHold, Options, Samples, StackInfo, StackReader, Values},
+    image::stack::{Charge, Format, Frames, MayHold, Options, Samples, StackInfo, StackReader},
 };
 use bytes::Bytes;
 
@@ -85,8 +85,8 @@ pub struct Stager {
     whole: bool,
     memory: Option<FrameMemory>,
     source: Source,
-    /// The first frame, of which only what it is has been seen.
-    first: Option<Owned>,
+    /// Only what it is has been seen of the first frame, which is still the reader's.
+    opened: bool,
     setting: Option<Setting>,
     finished: bool,
 }
@@ -107,7 +107,7 @@ impl Stager {
             whole: false,
             memory: None,
             source: Source::Open,
-            first: None,
+            opened: false,
             setting: None,
             finished: false,
         }
@@ -124,6 +124,12 @@ impl Stager {
     #[must_use]
     pub fn within(self, may_hold: MayHold) -> Stager {
         Stager { reader: self.reader.within(may_hold), ..self }
+    }
+
+    /// Has somebody asked for the memory in which frames come out ([`StackReader::charging`]).
+    #[must_use]
+    pub fn charging(self, charge: Charge) -> Stager {
+        Stager { reader: self.reader.charging(charge), ..self }
     }
 
     /// Takes the next bytes of the stack.
@@ -186,8 +192,10 @@ impl Stager {
     /// What is wrong with the stack from here on, or with the settings. What was found before it has been handed out.
     pub fn step(&mut self, hurry: bool) -> Result<Step, InferError> {
         let mut looked = 0;
-        if let Some(first) = self.first.take() {
-            look(&mut self.source, &first.frames())?;
+        if std::mem::take(&mut self.opened)
+            && let Some(first) = self.reader.last_frames()
+        {
+            look(&mut self.source, &first)?;
         }
         loop {
             if self.source.is_full() {
@@ -217,9 +225,9 @@ impl Stager {
             };
             looked += frames.width as usize * frames.height as usize * frames.count;
             if opening {
-                // What the stack is can be asked for when its first frame was read, and that frame is the reader's.
-                self.first = Some(Owned::of(&frames));
+                // What the stack is can be asked for when its first frame was read, and that frame stays where it is: it may be large.
                 self.begin()?;
+                self.opened = true;
                 // Whoever asks may see first whether there is memory for it.
                 return Ok(Step::Busy);
             }
@@ -308,26 +316,6 @@ impl Source {
             Source::Whole(whole) => whole.count,
             Source::Rois(posted) => posted.count,
         }
-    }
-}
-
-/// One frame apart from its reader.
-struct Owned {
-    first: u64,
-    size: [u32; 2],
-    values: Values,
-}
-
-impl Owned {
-    fn of(frames: &Frames<'_>) -> Owned {
-        let mut values = frames.samples.room(0);
-        values.extend(frames.samples);
-        Owned { first: frames.first, size: [frames.width, frames.height], values }
-    }
-
-    fn frames(&self) -> Frames<'_> {
-        let [width, height] = self.size;
-        Frames { first: self.first, count: 1, width, height, samples: self.values.samples() }
     }
 }
 
