@@ -2,7 +2,7 @@
 //! is known, and as it grows where it is not, or is not held as a whole.
 //!
 //! A permit is shared by the request (its extensions, as `Arc<Permit>`) and the reply's body, and is given back when the
-//! last of both is gone: until then the request takes memory. (A concurrency layer of the usual kind gives it back when
+//! last of both is gone: until then the request takes memory. Work on the body that was begun has it as well ([`charged`]). (A concurrency layer of the usual kind gives it back when
 //! the head of the reply is ready.)
 
 mod held;
@@ -11,7 +11,7 @@ mod permit;
 use crate::error::InferError;
 use axum::extract::Request;
 pub(crate) use held::hold;
-pub use permit::{Beside, Permit};
+pub use permit::{Beside, Permit, charged};
 use std::{
     sync::{
         Arc,

@@ -1,6 +1,6 @@
 //! What every inference request carries beside its data: a deadline and a priority; and where its time went.
 
-use super::{Front, tally::Tally};
+use super::{Front, admission::Permit, tally::Tally};
 use crate::{
     batch::{Answer, Fallback, Job, Then, Ticket, Timing, Wait},
     engine::{Setting, Tensor},
@@ -39,6 +39,8 @@ pub(crate) struct Call {
     prioritised: bool,
     /// Where its stages are noted, if its trace may be sent.
     trace: Option<Arc<RequestTrace>>,
+    /// What is set aside for it, which work on its body keeps.
+    pub(super) permit: Option<Arc<Permit>>,
 }
 
 impl Call {
@@ -76,12 +78,13 @@ impl Call {
             wait: model.rules.queue.of(priority).wait(None),
             prioritised: wish.is_some(),
             trace: None,
+            permit: None,
         })
     }
 
-    /// The same for a request whose stages may be noted.
+    /// The same for a request whose stages may be noted, and for which something is set aside.
     pub(crate) fn traced(self, extensions: &Extensions) -> Call {
-        Call { trace: extensions.get().cloned(), ..self }
+        Call { trace: extensions.get().cloned(), permit: extensions.get().cloned(), ..self }
     }
 
     /// Notes a stage of its trace that took so long and has just ended.

@@ -6,7 +6,9 @@
 
 mod on_gpu;
 mod policy;
+mod waiting;
 
+use super::admission::{Permit, charged};
 use crate::{
     engine::{Tensor, cuda::jpeg::JpegOnGpu},
     error::InferError,
@@ -24,6 +26,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::sync::oneshot;
+use waiting::{Counted, Waiting};
 
 /// One frame as the model takes it.
 #[derive(Debug)]
@@ -98,7 +101,8 @@ impl DecodePool {
         self.budget.used()
     }
 
-    /// Runs `work` on the pool. Dropping the future before a thread took it skips the work.
+    /// Runs `work` on the pool. Dropping the future before a thread took it drops the work, with all that it owns; what was begun is
+    /// done to its end, and what it owns is there until then.
     ///
     /// # Errors
     /// If the work panicked: our bug, answered as such.
@@ -107,17 +111,14 @@ impl DecodePool {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, InferError> {
         let (reply, answer) = oneshot::channel();
-        let in_pool = Arc::clone(&self.in_pool);
-        in_pool.fetch_add(1, Ordering::Relaxed);
+        let (_waiting, take) = Waiting::new((work, Counted::among(&self.in_pool)));
         self.pool.spawn_fifo(move || {
-            if !reply.is_closed() {
-                // A panic unwinds to here and drops `reply`.
-                let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-                if let Ok(result) = result {
-                    let _ = reply.send(result);
-                }
+            let Some((work, _counted)) = take() else { return };
+            // A panic unwinds to here and drops `reply`.
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            if let Ok(result) = result {
+                let _ = reply.send(result);
             }
-            in_pool.fetch_sub(1, Ordering::Relaxed);
         });
         answer.await.map_err(|_| InferError::Internal("a worker of the decode pool panicked".into()))
     }
@@ -140,36 +141,46 @@ impl DecodePool {
         .await?
     }
 
-    /// Decodes one file and stages each of its frames for a model.
+    /// Decodes one file and stages each of its frames for a model. `permit` is of the request that the file came with.
     ///
     /// # Errors
     /// What is wrong with the file, or that it is over a limit.
-    pub async fn stage(&self, bytes: Bytes, model: Arc<Model>) -> Result<Decoded, InferError> {
+    pub async fn stage(
+        &self,
+        bytes: Bytes,
+        model: Arc<Model>,
+        permit: Option<&Arc<Permit>>,
+    ) -> Result<Decoded, InferError> {
         if let Some(decoded) = self.on_gpu(&bytes, &model).await {
             return Ok(decoded);
         }
         let (limits, budget) = (self.limits, Arc::clone(&self.budget));
-        self.run(move || {
+        let work = move || {
             let header = image::header(&bytes, &limits)?;
             stage(&bytes, &header, &limits, &budget, &model)
-        })
-        .await?
+        };
+        self.run(charged(permit, work)).await?
     }
 
     /// The same for a file of one frame; none for a file of several, of which no pixel is decoded.
     ///
     /// # Errors
     /// As there.
-    pub async fn stage_only(&self, bytes: Bytes, model: Arc<Model>) -> Result<Option<Decoded>, InferError> {
+    pub async fn stage_only(
+        &self,
+        bytes: Bytes,
+        model: Arc<Model>,
+        permit: Option<&Arc<Permit>>,
+    ) -> Result<Option<Decoded>, InferError> {
         if let Some(decoded) = self.on_gpu(&bytes, &model).await {
             return Ok(Some(decoded));
         }
         let (limits, budget) = (self.limits, Arc::clone(&self.budget));
-        self.run(move || {
+        let work = move || {
             let header = image::header(&bytes, &limits)?;
             (header.frames().len() == 1).then(|| stage(&bytes, &header, &limits, &budget, &model)).transpose()
-        })
-        .await?
+        };
+        self.run(charged(permit, work)).await?
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::{
     Front,
-    admission::{Beside, Permit},
+    admission::{Beside, Permit, charged},
     call::{Call, Spent},
     decode::{Decoded, Share},
     predict,
@@ -174,19 +174,22 @@ async fn decode(
     front: &Front,
     model: &Arc<Model>,
     call: &Call,
-    (index, File { bytes, is_base64, held: _held }): (usize, File),
+    (index, File { bytes, is_base64, held }): (usize, File),
 ) -> Result<Image, InferError> {
+    let permit = call.permit.as_ref();
+    let of_work = held.clone();
     let file = if is_base64 {
         let read = move || {
+            let _held = of_work;
             let text = std::str::from_utf8(&bytes).map_err(|error| error.to_string())?;
             base64_text::decode(text).map_err(|error| error.to_string())
         };
         let wrong = |error| InferError::BadRequest(format!("image {index} is not base64: {error}"));
-        front.decode.run(read).await?.map_err(wrong)?.into()
+        front.decode.run(charged(permit, read)).await?.map_err(wrong)?.into()
     } else {
         bytes
     };
-    let decoded = call.in_time(front.decode.stage(file, Arc::clone(model))).await;
+    let decoded = call.in_time(front.decode.stage(file, Arc::clone(model), permit)).await;
     let Decoded { mut frames, took, share } = decoded.map_err(|error| of_image(index, error))?;
     call.decoded(front, model, took);
     match (frames.pop(), frames.is_empty()) {

@@ -1,7 +1,9 @@
 //! `POST /v2/models/{model}/infer`: tensors in, tensors out, by the Open Inference Protocol.
 
 use super::{
-    Front, body,
+    Front,
+    admission::charged,
+    body,
     call::{Call, Spent},
     encoded,
     localize::tensors::{self, Changes, Fitted},
@@ -114,7 +116,11 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         length if signature.fit.is_some() => oip::read(&body, length, &[]),
         length => oip::read(&body, length, &signature.takes),
     };
-    let mut request = if text < INLINE_BYTES_MAX { read()? } else { front.decode.run(read).await?? };
+    let mut request = if text < INLINE_BYTES_MAX {
+        read()?
+    } else {
+        front.decode.run(charged(caller.permit.as_ref(), read)).await??
+    };
     if let Some(changes) = changes {
         changes.join(&mut request.parameters)?;
     }

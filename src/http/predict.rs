@@ -84,7 +84,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         }
         (MaskForm::Png, Some(form)) if posted.files.len() == 1 => {
             let file = posted.files.remove(0)?;
-            let only = front.decode.stage_only(file.clone(), Arc::clone(model));
+            let only = front.decode.stage_only(file.clone(), Arc::clone(model), call.permit.as_ref());
             if let Some(decoded) = call.in_time(only).await? {
                 drop(file);
                 asked.picture = Some(form);
@@ -241,8 +241,8 @@ struct Decoding {
 impl Decoding {
     /// Decodes and queues a file of one frame.
     async fn ahead(&self, file: Bytes) -> Result<Ahead, InferError> {
-        let (began, decode) =
-            (self.call.again(), self.front.decode.stage_only(file.clone(), Arc::clone(&self.model)));
+        let (began, of) = (self.call.again(), Arc::clone(&self.model));
+        let decode = self.front.decode.stage_only(file.clone(), of, self.permit.as_ref());
         let Some(Decoded { frames, took, share: _share }) = began.in_time(decode).await? else {
             return Ok(Ahead::Several(file));
         };
@@ -255,7 +255,8 @@ impl Decoding {
     /// Decodes a file of several frames. They are queued one by one as the caller reads, and until then are the request's own,
     /// not the decoder's: it could not lend their memory to anyone as long as the caller likes.
     async fn in_turn(&self, file: Bytes) -> Result<Vec<Turn>, InferError> {
-        let (began, decode) = (self.call.again(), self.front.decode.stage(file, Arc::clone(&self.model)));
+        let (began, of) = (self.call.again(), Arc::clone(&self.model));
+        let decode = self.front.decode.stage(file, of, self.permit.as_ref());
         let Decoded { frames, took, share } = began.in_time(decode).await?;
         self.call.decoded(&self.front, &self.model, took);
         let bytes = frames.iter().flat_map(|frame| &frame.inputs).map(|input| input.data.len() as u64).sum();
@@ -313,11 +314,11 @@ async fn one_file(
     asked: &Arc<Asked>,
     (index, file): (usize, Result<Bytes, InferError>),
 ) -> Result<Vec<Answered>, InferError> {
-    let of = Arc::clone(model);
+    let (of, permit) = (Arc::clone(model), call.permit.as_ref());
     let decoded = match asked.pages {
-        true => call.in_time(front.decode.stage(file?, of)).await?,
+        true => call.in_time(front.decode.stage(file?, of, permit)).await?,
         false => {
-            let only = call.in_time(front.decode.stage_only(file?, of)).await?;
+            let only = call.in_time(front.decode.stage_only(file?, of, permit)).await?;
             only.ok_or_else(|| several_frames(index, "a row", model))?
         }
     };

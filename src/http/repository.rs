@@ -3,7 +3,9 @@
 //! Whoever may do this decides what runs here: without `admin_token` only callers on this machine may, with it only those
 //! who know it.
 
-use super::{Front, accept::Peer, body, catalog, coding, target::Target, wire::repository as wire};
+use super::{
+    Front, accept::Peer, admission::charged, body, catalog, coding, target::Target, wire::repository as wire,
+};
 use crate::{
     config::{RepositoryMode, Secret},
     error::InferError,
@@ -86,9 +88,10 @@ pub(super) async fn load(
 ) -> Result<(), InferError> {
     allowed(&front, request.extensions().get(), request.headers())?;
     // A model's files take memory as the bodies of other requests do.
-    let _permit = front.admission.enter(&mut request)?;
+    let permit = front.admission.enter(&mut request)?;
     let body = body::of(coding::unpack(request)?, front.limits.body).await?;
-    let load = front.decode.run(move || wire::Load::of_body(&body)).await??;
+    let read = move || wire::Load::of_body(&body);
+    let load = front.decode.run(charged(Some(&permit), read)).await??;
     load_as(&front, &target.model, load).await
 }
 

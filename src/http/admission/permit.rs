@@ -141,6 +141,16 @@ impl Permit {
     }
 }
 
+/// Work on what a request brought, which keeps what is set aside for that until it is done: it goes on where the request is over
+/// before. Given back before what comes of it is told.
+pub fn charged<T, W: FnOnce() -> T>(permit: Option<&Arc<Permit>>, work: W) -> impl FnOnce() -> T + use<T, W> {
+    let permit = permit.cloned();
+    move || {
+        let _permit = permit;
+        work()
+    }
+}
+
 /// Bytes that a request takes beside its body, given back when dropped.
 #[derive(Debug)]
 pub struct Beside {

@@ -9,7 +9,7 @@ use crate::{
     error::InferError,
     http::{
         Front,
-        admission::{Beside, Permit},
+        admission::{Beside, Permit, charged},
         body,
         call::Call,
         streamed::Queued,
@@ -65,7 +65,7 @@ pub(super) struct Finding {
     begun: bool,
     /// What the request takes, and what looking for spots takes beside that.
     permit: Option<Arc<Permit>>,
-    held: Option<Beside>,
+    held: Option<Arc<Beside>>,
     /// Work on frames of which no chunk has come yet.
     looked: Duration,
 }
@@ -109,7 +109,9 @@ impl Finding {
         loop {
             let mut stager = self.stager.take().expect("it is back after each step");
             let fresh = fed.take().unwrap_or_default();
-            let looking = self.front.decode.run(move || {
+            let held = self.held.clone();
+            let look = move || {
+                let _held = held;
                 let began = Instant::now();
                 let mut chunks = Vec::new();
                 // Here, since what is fed may go to a file.
@@ -122,7 +124,8 @@ impl Finding {
                     }
                 });
                 (stager, chunks, step, began.elapsed())
-            });
+            };
+            let looking = self.front.decode.run(charged(self.permit.as_ref(), look));
             let (stager, chunks, step, took) = supply.gather_while(looking).await?;
             self.stager = Some(stager);
             self.looked += took;
@@ -172,7 +175,7 @@ impl Finding {
     fn hold(&mut self) -> Result<(), InferError> {
         let bytes = self.stager().bytes() as u64;
         if let (None, Some(permit), 1..) = (&self.held, &self.permit, bytes) {
-            self.held = Some(permit.beside(bytes)?);
+            self.held = Some(Arc::new(permit.beside(bytes)?));
         }
         Ok(())
     }

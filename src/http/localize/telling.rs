@@ -11,7 +11,7 @@ use crate::{
     error::InferError,
     http::{
         Front,
-        admission::{Beside, Permit},
+        admission::{Beside, Permit, charged},
         call::{Call, Spent},
         reject::Problem,
     },
@@ -92,19 +92,23 @@ impl Telling {
         let spent = Spent::on(decode, &answer);
         self.spent.include(&spent);
         let (begin, room, answered) = (!self.begun, self.room, Instant::now());
-        let written = self.front.decode.run(move || {
+        // What is held goes with the writer, and comes back with it.
+        let held = self.held.take();
+        let write = move || {
             let mut out = Pieces::with_room(room);
             if begin {
                 writer.begin(&mut out)?;
             }
             let table = origins.table(&answer.outputs, writer.schema(), &setting)?;
             writer.chunk(table, &mut out)?;
-            Ok::<_, String>((writer, out))
-        });
+            Ok::<_, String>((writer, out, held))
+        };
+        let written = self.front.decode.run(charged(self.permit.as_ref(), write));
         let written = reply.keep_up_until(written).await?;
         spent.replied(&self.front, &tally, answered.elapsed());
-        let (writer, out) =
+        let (writer, out, held) =
             tally.ended(written.and_then(|written| written.map_err(InferError::BadRequest)))?;
+        self.held = held;
         self.call.stage("encode", answered.elapsed());
         self.hold(writer.holds())?;
         if begin {
@@ -135,16 +139,19 @@ impl Telling {
         let conventions = writer.conventions().to_owned();
         let counts = writer.counts().to_line(frames);
         let answered = Instant::now();
-        let ended = self.front.decode.run(move || {
+        let held = self.held.take();
+        let end = move || {
             let mut out = Pieces::default();
             if begin {
                 writer.begin(&mut out)?;
             }
             let mut pieces = out.into_vec();
             pieces.extend(writer.end(frames)?.into_iter().filter(|piece| !piece.is_empty()));
-            Ok::<_, String>(pieces)
-        });
-        let pieces = ended.await?.map_err(InferError::BadRequest)?;
+            Ok::<_, String>((pieces, held))
+        };
+        let ended = self.front.decode.run(charged(self.permit.as_ref(), end)).await?;
+        let (pieces, held) = ended.map_err(InferError::BadRequest)?;
+        self.held = held;
         self.call.stage("encode", answered.elapsed());
         if begin || !self.format.streams() {
             reply.send(Event::Begin(conventions, self.spent.clone())).await?;

@@ -4,7 +4,7 @@ use super::{
     super::{
         Front,
         accept::Peer,
-        admission::Permit,
+        admission::{Permit, charged},
         origin, repository,
         wire::{
             binary,
@@ -81,7 +81,7 @@ pub(crate) async fn fetch(
         let shared = &front_too.shared_memory;
         request.inputs.iter_mut().try_for_each(|input| bring(shared, &model, input)).map(|()| request)
     };
-    if is_long(bytes) { front.decode.run(read).await? } else { read() }
+    if is_long(bytes) { front.decode.run(charged(caller.permit.as_ref(), read)).await? } else { read() }
 }
 
 /// Bytes of all inputs that lie in regions; `None` for a request that names no region.
