@@ -194,6 +194,11 @@ const HELD_UP_SECONDS_MAX: f64 = 1e-3;
 /// which costs less for each than it takes to run them one by one.
 const COMPANY_SECONDS: f64 = 60e-6;
 
+/// Whether jobs that come `gap` seconds apart may be run one by one at all.
+pub fn are_apart(gap: f64) -> bool {
+    gap > COMPANY_SECONDS
+}
+
 /// Whether nobody is to be woken for a batch of this size: it is short, and ends long before the next job comes, where jobs come `gap`
 /// seconds apart.
 pub fn is_inline(costs: &Costs, size: usize, gap: f64, now: Instant) -> bool {
@@ -262,6 +267,7 @@ mod tests {
         assert!(!inline(10e-6, 3, 1.0), "it may be longer, mostly");
         assert!(inline(10e-6, 4, 71e-6) && !inline(10e-6, 4, 69e-6), "others come meanwhile");
         assert!(!is_inline(&Costs::default(), 2, 1.0, now));
+        assert!(are_apart(61e-6) && !are_apart(59e-6));
         let last = |longest: f64| {
             let mut costs = Costs::default();
             [10e-6, longest, 10e-6, 10e-6].into_iter().for_each(|seconds| costs.record(2, seconds, now));

@@ -5,6 +5,11 @@ use crate::batch::{Batch, ModelKey, policy};
 use std::{sync::Arc, time::Instant};
 
 impl Book {
+    /// Whether jobs of a model come so far apart that it is worth asking for [`Book::inline`].
+    pub fn are_apart(&self, key: ModelKey) -> bool {
+        self.models.get(&key).is_some_and(|model| policy::are_apart(model.pace.gap()))
+    }
+
     /// What a worker that sleeps would begin if it were woken for a model now, where that is all that waits of the model, and
     /// [nobody is to be woken for it](policy::is_inline).
     pub fn inline(

@@ -70,7 +70,7 @@ pub(super) struct Taken {
 impl State {
     /// What waits of a model, where the worker that would be rung for it has lent the model and need not be.
     pub(super) fn inline(&mut self, model: ModelKey, now: Instant) -> Option<Taken> {
-        if self.inline.lent.is_empty() || self.parked.is_empty() {
+        if self.inline.lent.is_empty() || self.parked.is_empty() || !self.book.are_apart(model) {
             return None;
         }
         let free = self.inline.without(&self.parked);
