@@ -165,7 +165,7 @@ impl Queue {
         let pushed = Instant::now();
         let job = state.book.push(job, pushed)?;
         state.replies.insert(job, sender);
-        match state.inline(model, pushed) {
+        match state.take_inline(model, pushed) {
             Some(inline) => self.run_inline(state, inline),
             None => self.leave(state, Some(model)),
         }

@@ -104,6 +104,7 @@ impl Worker {
             seats: HashMap::new(),
             interrupts: Interrupts::default(),
             landing,
+            rested: false,
         };
         let interrupts = Arc::clone(&work.interrupts);
         let end = health.clone();
@@ -254,6 +255,8 @@ struct Work {
     seats: HashMap<ModelKey, Arc<Seat>>,
     /// Theirs, for others.
     interrupts: Interrupts,
+    /// Memory was let go, and nothing came since.
+    rested: bool,
 }
 
 impl Work {
@@ -324,6 +327,7 @@ impl Work {
         }
         let seat = Arc::new(Seat::new(model, engine, self.health.clone(), metrics));
         seat.tell(&self.place);
+        self.rested = false;
         self.served.push(key);
         self.place.serves(&self.served);
         self.lend(&seat);
@@ -355,19 +359,20 @@ impl Work {
         let _ = told.send(());
     }
 
-    /// How long to wait for work before memory is let go. What batches were put together in is the host's, also where the device is
-    /// the CPU.
+    /// How long to wait for work before memory is let go; for ever where there is none to let go. What batches were put together in
+    /// is the host's, also where the device is the CPU.
     fn patience(&self) -> Option<Duration> {
-        (!self.seats.is_empty()).then_some(REST_AFTER)
+        (!self.seats.is_empty() && !self.rested).then_some(REST_AFTER)
     }
 
     fn rest(&mut self, now: Instant) {
         self.landing.settle();
         let _busy = self.health.busy();
-        self.seats.values().for_each(|seat| seat.rest(now));
+        self.rested = self.seats.values().filter(|seat| !seat.rest(now)).count() == 0;
     }
 
     fn serve(&mut self, batch: Running) {
+        self.rested = false;
         let Some(seat) = self.seats.get(&batch.model) else {
             let error = EngineError::Device("the worker has no engine for the model".into());
             batch.finish(Err(error));

@@ -2,8 +2,8 @@
 //! is known, and as it grows where it is not, or is not held as a whole.
 //!
 //! A permit is shared by the request (its extensions, as `Arc<Permit>`) and the reply's body, and is given back when the
-//! last of both is gone: until then the request takes memory. Work on the body that was begun has it as well ([`charged`]). (A concurrency layer of the usual kind gives it back when
-//! the head of the reply is ready.)
+//! last of both is gone: until then the request takes memory. Work on the body that was begun has it as well ([`charged`]). (A
+//! concurrency layer of the usual kind gives it back when the head of the reply is ready.)
 
 mod held;
 mod permit;

@@ -11,8 +11,6 @@ use std::io::Cursor;
 
 /// Bytes of an animation frame's own header, before its chunks.
 const ANIMATION_FRAME_HEADER: usize = 16;
-/// The decoder has this many streams with prefix codes at most: a picture, or one and its alpha.
-const STREAMS_MAX: u64 = 2;
 
 type Opened<'a> = WebPDecoder<Cursor<&'a [u8]>>;
 
@@ -97,12 +95,12 @@ fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), De
 
 pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
     let (_, mut header) = open(bytes, limits)?;
-    header.work_bytes += STREAMS_MAX * tables_bytes(&bytes[12..], (header.width, header.height));
+    header.work_bytes += tables_bytes(&bytes[12..], (header.width, header.height));
     Ok(header)
 }
 
-/// Bytes of the prefix codes of the stream that has most of them, among those that a decoder may take for the picture: the first of
-/// each kind, in the container or in its first frame. What is broken is the decoder's to tell, before it takes any for that.
+/// Bytes of the prefix codes of the stream that has most of them, among those of which a decoder takes one, for the picture or for its
+/// alpha: the first of each kind, in the container or in its first frame. What is broken is the decoder's to tell, before it takes any for that.
 fn tables_bytes(body: &[u8], size: (u32, u32)) -> u64 {
     let frame = first(body, b"ANMF").unwrap_or_default();
     let (frame_header, inner) = frame.split_at(ANIMATION_FRAME_HEADER.min(frame.len()));

@@ -69,7 +69,7 @@ pub(super) struct Taken {
 
 impl State {
     /// What waits of a model, where the worker that would be rung for it has lent the model and need not be.
-    pub(super) fn inline(&mut self, model: ModelKey, now: Instant) -> Option<Taken> {
+    pub(super) fn take_inline(&mut self, model: ModelKey, now: Instant) -> Option<Taken> {
         if self.inline.lent.is_empty() || self.parked.is_empty() || !self.book.are_apart(model) {
             return None;
         }

@@ -304,10 +304,7 @@ impl Truth {
                 || self.retired.contains(&job.model)
                 || job.again
                 || job.arrived + self.models[&job.model].wait_max <= now;
-            // Who waits behind one that may be left is left with it.
-            let before = |other: &&TrueJob| other.same_lane(job) && other.rank(now) <= job.rank(now);
-            let ahead = self.jobs.iter().filter(|other| other.waits(now) && self.may_have(device, other));
-            let left = ahead.filter(before).any(|other| self.may_leave(device, other, own, now));
+            let left = self.may_leave(device, job, own, now);
             let own = serves.contains(&job.model) && self.may_have(device, job);
             self.tally.left += usize::from(left && own);
             assert!(!(own && !left && (ripe || home)), "{device} is idle while {job:?} waits");

@@ -90,8 +90,9 @@ impl Seat {
         self.loaded.lock().tell(place);
     }
 
-    /// Lets go of memory that it can get again, where it has run nothing for a while.
-    pub(super) fn rest(&self, now: Instant) {
+    /// Lets go of memory that it can get again, where it has run nothing for a while. Whether there is none left, nor will be before the
+    /// worker's thread has run something.
+    pub(super) fn rest(&self, now: Instant) -> bool {
         let mut loaded = self.loaded.lock();
         if loaded.ran.is_some_and(|ran| now.saturating_duration_since(ran) >= REST_AFTER) {
             loaded.engine.rest();
@@ -99,6 +100,7 @@ impl Seat {
             loaded.model.rest();
             loaded.ran = None;
         }
+        loaded.ran.is_none() && !self.is_lent
     }
 }
 

@@ -247,8 +247,8 @@ fn a_short_batch_is_run_by_whoever_pushes_it_while_the_worker_sleeps_if_all_take
     }
 }
 
-#[test]
-fn a_batch_that_panics_where_it_was_pushed_ends_the_hold_on_the_device_and_not_whoever_pushed_it() {
+/// The queue of a CPU, and a model of pairs that it has.
+fn of_pairs() -> (Arc<Queue>, Health, Lent, Signature) {
     let queue = Queue::new(QueueLimits { items_max: 10, bytes_max: 100_000 });
     let health = Health::new(batch::roster::CPU.into(), Arc::clone(&queue), false, None);
     let signature =
@@ -256,12 +256,18 @@ fn a_batch_that_panics_where_it_was_pushed_ends_the_hold_on_the_device_and_not_w
     let (source, time) = (source("m", "1", ""), Duration::from_secs(60));
     let model = Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
     queue.register(model.key, "m", model.rules.clone());
+    (queue, health, Arc::new(Arc::new(model)), signature)
+}
+
+#[test]
+fn a_batch_that_panics_where_it_was_pushed_ends_the_hold_on_the_device_and_not_whoever_pushed_it() {
+    let (queue, health, model, signature) = of_pairs();
     let metrics = Metrics::new(&[], "0", "none");
     metrics.add_model("m");
     let metrics = metrics.model("m").device("cpu");
     let memory = Some(Memory::Pinned(Arc::new(Refusing(Box::new(|| panic!("no memory for anybody"))))));
     let engine = Box::new(Constant { signature, memory });
-    let seat = Seat::new(Arc::new(Arc::new(model)), engine, health.clone(), metrics);
+    let seat = Seat::new(model, engine, health.clone(), metrics);
     let place = queue.attach(&health.device);
     let input = floats(&[1, 2], &[1.0, 2.0]);
     let ticket = queue.push(Job::plain(ModelKey(1), vec![input], 1, Instant::now())).unwrap();
@@ -275,13 +281,7 @@ fn a_batch_that_panics_where_it_was_pushed_ends_the_hold_on_the_device_and_not_w
 
 #[test]
 fn memory_is_let_go_each_time_that_nothing_comes_and_used_again_until_then() {
-    let queue = Queue::new(QueueLimits { items_max: 10, bytes_max: 100_000 });
-    let health = Health::new(batch::roster::CPU.into(), Arc::clone(&queue), false, None);
-    let signature =
-        Signature { inputs: vec![spec("x", DataType::Fp32, &[-1, 2])], ..signature(&[("y", &[2])]) };
-    let (source, time) = (source("m", "1", ""), Duration::from_secs(60));
-    let model = Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
-    queue.register(model.key, "m", model.rules.clone());
+    let (queue, health, model, signature) = of_pairs();
     let (_mail, mailbox) = mpsc::channel();
     let mut work = Work {
         health: health.clone(),
@@ -293,12 +293,13 @@ fn memory_is_let_go_each_time_that_nothing_comes_and_used_again_until_then() {
         landing: Landing::new("test", health),
         seats: HashMap::new(),
         interrupts: Interrupts::default(),
+        rested: false,
     };
     let blocks = Arc::new(AtomicUsize::new(0));
     let taken = Arc::clone(&blocks);
     let count = move || _ = taken.fetch_add(1, Ordering::SeqCst);
     let memory = Some(Memory::Pinned(Arc::new(Refusing(Box::new(count)))));
-    work.accept(Arc::new(Arc::new(model)), Box::new(Constant { signature, memory }));
+    work.accept(model, Box::new(Constant { signature, memory }));
     let push_and_serve = |work: &mut Work| {
         let job = Job::plain(ModelKey(1), vec![floats(&[1, 2], &[1.0, 2.0])], 1, Instant::now());
         let _ticket = queue.push(job).unwrap();
@@ -313,7 +314,9 @@ fn memory_is_let_go_each_time_that_nothing_comes_and_used_again_until_then() {
         work.rest(Instant::now());
         push_and_serve(&mut work);
         assert_eq!(blocks.load(Ordering::SeqCst), rests + 1, "it is in use");
+        assert_eq!(work.patience(), Some(REST_AFTER));
         work.rest(Instant::now() + REST_AFTER);
+        assert_eq!(work.patience(), None, "there is no more to let go");
     }
 }
 

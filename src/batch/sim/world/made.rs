@@ -43,9 +43,7 @@ impl World {
             book.register(key, "model", rules.clone());
             models.insert(key, rules);
             let cost = (random.between(500, 20_000) * scale, random.between(100, 8_000) * scale);
-            // Some are so short that nobody is woken for them.
-            let short = (random.between(1, 40), random.between(1, 20));
-            costs.insert(key, if random.percent(15) { short } else { cost });
+            costs.insert(key, cost);
         }
         let all: Vec<ModelKey> = (0..models.len() as u64).map(ModelKey).collect();
         let mut truth = Truth::new(models, limits);
@@ -79,7 +77,14 @@ impl World {
                 home: false,
             }
         });
-        let workers = workers.collect();
+        let workers: Vec<SimWorker> = workers.collect();
+        if workers.iter().all(|worker| worker.device == workers[0].device) && random.percent(40) {
+            // So short that nobody is woken for them. Not beside a faster device: a slow one leaves it the head of a lane for as long as
+            // it takes itself, which is no time, and what stands behind ever more urgent jobs until that has aged.
+            for cost in costs.values_mut() {
+                *cost = (random.between(1, 40), random.between(1, 20));
+            }
+        }
         // Few live so long that batches grow again after there was too little memory, and that this is forgotten.
         let is_long = random.percent(1);
         let paces: &[u64] =
