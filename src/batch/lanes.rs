@@ -6,8 +6,11 @@
 //! Their order is that of [`Urgency`]. Jobs that a device failed avoid it: whoever asks for work says by [`Admits`] whom it may
 //! have, and the others are passed over.
 
+mod front;
 #[cfg(test)]
 mod tests;
+
+pub use front::Front;
 
 use super::{
     JobKey,
@@ -90,25 +93,6 @@ pub struct Back {
     pub alone: bool,
     /// What failed it, if anything did.
     pub avoid: Option<Avoid>,
-}
-
-/// The start of a lane: what the next batch would be made of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Front {
-    /// Rows, at most the number asked for.
-    pub items: usize,
-    /// The earliest arrival among them.
-    pub oldest: Instant,
-    /// When the first of them was accepted.
-    pub pushed: Instant,
-    /// It came back from a batch that failed.
-    pub again: bool,
-    /// The earliest deadline among them.
-    pub deadline: Option<Instant>,
-    /// When the first of them will have waited for too long.
-    pub patience: Option<Instant>,
-    /// No other job may join, however long one waits.
-    pub shut: bool,
 }
 
 /// Jobs of one model and one item shape.
@@ -198,29 +182,14 @@ impl Lane {
     pub fn front(&self, items_max: usize, admits: Admits<'_>) -> Option<Front> {
         let mut front: Option<Front> = None;
         for (rank, waiting) in self.admitted(admits) {
-            let items = waiting.items();
-            let urgency = &waiting.urgency;
             let front = match &mut front {
-                None => front.insert(Front {
-                    items,
-                    oldest: urgency.arrived,
-                    pushed: waiting.pushed,
-                    again: rank.level == LEVEL_AGAIN,
-                    deadline: urgency.deadline,
-                    patience: urgency.patience.map(|patience| patience.until),
-                    shut: waiting.alone,
-                }),
+                None => front.insert(Front::of(rank, waiting)),
                 Some(front) if waiting.alone => {
                     front.shut = true;
                     break;
                 }
                 Some(front) => {
-                    front.items += items;
-                    front.oldest = front.oldest.min(urgency.arrived);
-                    front.pushed = front.pushed.min(waiting.pushed);
-                    front.deadline = front.deadline.into_iter().chain(urgency.deadline).min();
-                    let patience = urgency.patience.map(|patience| patience.until);
-                    front.patience = front.patience.into_iter().chain(patience).min();
+                    front.join(waiting);
                     front
                 }
             };

@@ -77,6 +77,7 @@ pub fn decide(
         _ if !rules.wait_max.is_zero() => items,
         Takes::All => items,
         Takes::WithoutWaste => without_waste(sizes, items, costs, now),
+        Takes::WhatPays if front.jobs == 1 && is_short(sizes, items, costs, now) => items,
         Takes::WhatPays => what_pays(sizes, items, costs, now),
     };
     Next::Run { items, size: padded(sizes, items) }
@@ -162,6 +163,14 @@ fn without_waste(sizes: &[usize], items: usize, costs: &Costs, now: Instant) -> 
     if first + second <= SPLIT_GAIN * one { lower } else { items }
 }
 
+/// Nobody who comes while a batch of at most this length runs has to wait for long.
+const SHORT_SECONDS: f64 = 1e-3;
+
+/// Whether all of `items` are done so soon that a job which waits alone is not cut: its own answer would come no sooner.
+fn is_short(sizes: &[usize], items: usize, costs: &Costs, now: Instant) -> bool {
+    costs.undisturbed(padded(sizes, items), now).is_some_and(|seconds| seconds <= SHORT_SECONDS)
+}
+
 /// How many of `items` to run: as few as fill a size that takes hardly more time for each than the best. From the largest one down to
 /// where items become dear, a size that was not measured lately is run, to be measured.
 fn what_pays(sizes: &[usize], items: usize, costs: &Costs, now: Instant) -> usize {
@@ -214,6 +223,31 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
+    fn rules(sizes: &[usize], wait_max: Duration) -> Rules {
+        Rules {
+            sizes: sizes.to_vec(),
+            padding: Padding::Everywhere,
+            whole: false,
+            wait_max,
+            weight: 1.0,
+            queue: QueuePolicies::default(),
+        }
+    }
+
+    /// A lane of items that came together.
+    fn pushed_at(pushed: Instant, items: usize) -> Front {
+        Front {
+            items,
+            jobs: items,
+            oldest: pushed,
+            pushed,
+            again: false,
+            deadline: None,
+            patience: None,
+            shut: false,
+        }
+    }
+
     /// 10 ms after the oldest of `items` arrived, with sizes 1, 2, 4 and 8: (items, size) to run, or how long after that
     /// arrival to ask again.
     fn check(
@@ -223,23 +257,8 @@ mod tests {
         costs: &[(usize, f64)],
     ) -> Result<(usize, usize), Option<Duration>> {
         let oldest = Instant::now();
-        let rules = Rules {
-            sizes: vec![1, 2, 4, 8],
-            padding: Padding::Everywhere,
-            whole: false,
-            wait_max: MS * wait_ms,
-            weight: 1.0,
-            queue: QueuePolicies::default(),
-        };
-        let mut front = Front {
-            items,
-            oldest,
-            pushed: oldest,
-            again: false,
-            deadline: None,
-            patience: None,
-            shut: false,
-        };
+        let rules = rules(&[1, 2, 4, 8], MS * wait_ms);
+        let mut front = pushed_at(oldest, items);
         change(&mut front);
         let mut measured = Costs::default();
         for &(size, seconds) in costs {
@@ -395,6 +414,24 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_waits_alone_is_not_cut_where_all_of_it_is_done_soon() {
+        let (now, sizes) = (Instant::now(), vec![1, 2, 4]);
+        // What is taken of 4 items where cutting pays.
+        let take = |jobs: usize, seconds: f64| {
+            let mut costs = Costs::default();
+            for (size, seconds) in [(1, seconds), (2, seconds), (4, seconds)] {
+                (0..4).for_each(|_| costs.record(size, seconds, now));
+            }
+            (0..4).for_each(|_| costs.record(2, seconds / 4.0, now));
+            let front = Front { jobs, ..pushed_at(now, 4) };
+            decide(&rules(&sizes, Duration::ZERO), &sizes, Takes::WhatPays, Some(&front), &costs, now)
+        };
+        let (whole, half) = (Next::Run { items: 4, size: 4 }, Next::Run { items: 2, size: 2 });
+        assert_eq!([take(1, 1e-3), take(2, 1e-3)], [whole, half]);
+        assert_eq!([take(1, 1.1e-3), take(2, 1.1e-3)], [half, half], "others who come have to wait for it");
+    }
+
+    #[test]
     fn a_size_that_was_not_measured_lately_is_run_to_see_whether_it_pays() {
         let linear = |size: usize| 0.01 * size as f64;
         let (start, sizes) = (Instant::now(), [1, 2, 4]);
@@ -411,11 +448,6 @@ mod tests {
         };
         assert_eq!(take(14, start), [5, 5, 5, 5, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1]);
         assert_eq!(take(5, start + Duration::from_secs(60)), [5, 2, 1, 1, 1]);
-    }
-
-    /// A lane of items that came together.
-    fn pushed_at(pushed: Instant, items: usize) -> Front {
-        Front { items, oldest: pushed, pushed, again: false, deadline: None, patience: None, shut: false }
     }
 
     /// 10 ms after `items` were accepted, on a device that takes 50 ms and 10 ms for each row, while a faster one needs

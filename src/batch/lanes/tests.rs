@@ -134,6 +134,7 @@ fn the_front_of_a_lane_ends_with_the_largest_batch_and_before_a_job_that_runs_al
     let front = |lanes: &Lanes, items| lanes.lanes[&lane].front(items, ALL);
     let expected = Front {
         items: 4,
+        jobs: 2,
         oldest: now,
         pushed: now + second,
         again: false,
@@ -144,7 +145,7 @@ fn the_front_of_a_lane_ends_with_the_largest_batch_and_before_a_job_that_runs_al
     assert_eq!(front(&lanes, 4), Some(expected));
     lanes.remove(&lane, JobKey(1));
     lanes.put_back(&lane, back(1, 0..3, true, now), now);
-    let alone = Front { items: 3, pushed: now, again: true, shut: true, ..expected };
+    let alone = Front { items: 3, jobs: 1, pushed: now, again: true, shut: true, ..expected };
     assert_eq!(front(&lanes, 9), Some(alone));
 }
 
