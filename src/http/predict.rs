@@ -375,12 +375,15 @@ async fn entry(
     let model = tally.model();
     let answered = Instant::now();
     let spent = Spent::on(decode, &ran);
-    // What may take more memory than was decoded: a mask, or a picture of the posted image's size, and whatever a network makes.
+    // What may take more memory than was decoded: masks, or a picture of the posted image's size, and whatever a network makes.
     let room = match &asked.task {
         Task::Segment(_) => {
             let (width, height) = placement.source;
             let bytes = u64::from(width) * u64::from(height) * asked.mask.bytes_per_pixel();
             Some((bytes, "memory to write the mask in bytes"))
+        }
+        Task::Detect(task) => {
+            task.mask_bytes(placement.source.0).map(|bytes| (bytes, "memory to write masks in bytes"))
         }
         Task::Image(task) => {
             let bytes = task.bytes(&ran.outputs, &model.signature, &placement);

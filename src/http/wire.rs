@@ -1,7 +1,7 @@
 //! The forms of requests and replies: bytes in, typed values out, and back. Pure functions.
 //!
 //! - [`predict`]: images in JSON.
-//! - [`answer`]: the reply to a prediction.
+//! - [`answer`]: the reply to a prediction; `detection`: a box in it, with what the model gives beside.
 //! - [`request`]: an inference request of the Open Inference Protocol, JSON with or without binary tensors behind it.
 //! - [`raw`]: an inference request that is nothing but its input's data.
 //! - [`binary`]: tensors as bytes; `base64_text`: bytes as text.
@@ -20,6 +20,7 @@ pub mod binary;
 pub mod classification;
 pub mod data;
 mod depth;
+mod detection;
 pub mod devices;
 mod list;
 mod members;

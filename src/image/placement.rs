@@ -14,12 +14,17 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// A point of the model's input as a point of the posted image, clamped to the image.
+    /// A point of the model's input as a point of the posted image, clamped to the image. A NaN from a model stays a NaN.
     pub fn to_source(&self, x: f32, y: f32) -> (f32, f32) {
+        let (x, y) = self.to_source_open(x, y);
+        (x.clamp(0.0, self.source.0 as f32), y.clamp(0.0, self.source.1 as f32))
+    }
+
+    /// The same where it may lie beside the image.
+    pub fn to_source_open(&self, x: f32, y: f32) -> (f32, f32) {
         let axis = |at: f32, offset: i64, resized: u32, source: u32| {
             let inside = (f64::from(at) - offset as f64) / f64::from(resized);
-            // A NaN from a model stays a NaN.
-            (inside * f64::from(source)).clamp(0.0, f64::from(source)) as f32
+            (inside * f64::from(source)) as f32
         };
         (
             axis(x, self.offset.0, self.resized.0, self.source.0),

@@ -45,6 +45,11 @@
 //! first_class = 0              # boxes, end2end: class number of the first label; default: 1 for an output named detection_classes, else 0
 //! box_format = "xyxy"          # xyxy | yxyx | cxcywh | xywh; default: cxcywh for yolo, yxyx for detection_boxes, else xyxy
 //! normalized = false           # coordinates are parts of the input's size; default: only for detection_boxes
+//! keypoints = 17               # how many follow each box, or a list of their names; boxes: in an output named keypoints; default: none
+//! masks = "output1"            # the output with masks: a mask for each box (boxes), or prototypes of which factors follow each box
+//! mask_area = "box"            # boxes: input | box, what a mask covers; default: input, where masks are of its size
+//! mask_threshold = 0.5         # a pixel is in a mask above it; default: 0 for prototypes, whose sums are logits, else 0.5
+//! angle = false                # yolo, end2end: an angle in radians follows each box and turns it (OBB)
 //! score_min = 0.25             # 0 to 1
 //! iou_max = 0.5                # 0 to 1; 1 turns suppression off, so by default for end2end
 //! detections_max = 300         # 1 to 1000

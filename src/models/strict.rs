@@ -323,6 +323,34 @@ impl<'a, 't> Table<'a, 't> {
         words
     }
 
+    /// A number of things, or a list with a name for each of them.
+    pub(super) fn count_or_names(
+        &self,
+        key: &'static str,
+        range: RangeInclusive<usize>,
+    ) -> Option<Result<Vec<String>, usize>> {
+        let value = self.entry(key)?;
+        let name = |value: &Spanned<DeValue<'t>>| match value.get_ref() {
+            DeValue::String(text) if !text.trim().is_empty() => Some(text.to_string()),
+            _ => None,
+        };
+        let told = match value.get_ref() {
+            DeValue::Array(items) => items.iter().map(name).collect::<Option<Vec<String>>>().map(Ok),
+            other => integer(other).map(Err),
+        };
+        let count = |told: &Result<Vec<String>, usize>| told.as_ref().map_or_else(|count| *count, Vec::len);
+        let told = told.filter(|told| range.contains(&count(told)));
+        if told.is_none() {
+            let allowed = format!(
+                "a whole number from {} to {}, or a list of as many names",
+                range.start(),
+                range.end()
+            );
+            self.wrong(key, value, &show(value.get_ref()), &allowed);
+        }
+        told
+    }
+
     /// Notes every key that nobody asked for.
     pub(super) fn finish(&self) {
         let asked = self.asked.borrow();

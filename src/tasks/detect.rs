@@ -1,179 +1,50 @@
 //! Detect: model outputs to boxes in the posted image.
 //!
-//! This file has the settings, what they become once the model is known, and the way from candidates to detections;
+//! This file has what [`settings`] become once the model is known, and the way from candidates to a [`detection`];
 //! `yolo`, `boxes` (with `scores`) and `end2end` (with `columns`) read candidates out of the three families of outputs, `left` those that
-//! an engine has found already.
+//! an engine has found already. `beside` knows what else is said of a box: `keypoints`, masks (`instance`), or how it is turned.
 
+mod beside;
 mod boxes;
 mod columns;
+mod detection;
 mod end2end;
+mod instance;
+mod keypoints;
 mod left;
 mod scores;
+mod settings;
 mod yolo;
 
+use self::beside::Follows;
 use super::{
-    Activation, Labels, Outputs,
+    Labels, Outputs,
     nms::{Candidate, suppress},
+    quad,
 };
 use crate::{
     engine::{Dim, Signature, TensorSpec, show},
     image::Placement,
 };
-use std::sync::Arc;
 
 pub use columns::Columns;
+pub use detection::{Detection, Instance, Keypoint};
+pub use settings::{Background, BoxFormat, Detect, Format, Keypoints, MaskArea, Orientation};
 
 /// Numbers of a row that holds box, score and class.
 const COLUMNS: usize = 6;
 /// Numbers of one that is sorted out and holds more.
 const MORE_COLUMNS: usize = 7;
 
-/// Which family of outputs a detector has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
-    /// One output with a box, perhaps an objectness, and a score per class for each anchor.
-    Yolo,
-    /// Boxes, scores and classes in outputs of their own.
-    Boxes,
-    /// One output with a row of box, score and class number for each box that the model has sorted out itself.
-    End2end,
-}
-
-impl Format {
-    /// With their names in manifests.
-    pub const ALL: [(&str, Format); 3] =
-        [("yolo", Format::Yolo), ("boxes", Format::Boxes), ("end2end", Format::End2end)];
-}
-
-/// What the four numbers of a box are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BoxFormat {
-    /// Left, top, right, bottom.
-    Xyxy,
-    /// Top, left, bottom, right.
-    Yxyx,
-    /// Centre x, centre y, width, height.
-    Cxcywh,
-    /// Left, top, width, height.
-    Xywh,
-}
-
-/// Which axis of a YOLO output holds boxes and scores.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Orientation {
-    /// `[1, 4 + C, A]`.
-    ChannelsFirst,
-    /// `[1, A, 4 + C]`.
-    ChannelsLast,
-}
-
-/// Which column of scores is of no class.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Background {
-    /// The first, as SSD has it.
-    First,
-    /// The last, as DETR has it ("no object").
-    Last,
-}
-
-/// Settings of a detector. What is open is found from the model when it is loaded.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Detect {
-    /// Open: `boxes` for a model of several outputs, `yolo` for one; still open after resolving where the file says nothing of that
-    /// one's shape.
-    pub format: Option<Format>,
-    /// `yolo` and `end2end`: the output to read; the only one when open.
-    pub output: Option<String>,
-    /// `boxes`: the output with `[1, N, 4]` or `[N, 4]`; open: `boxes`, `detection_boxes` or `dets`.
-    pub boxes: Option<String>,
-    /// `boxes`: the output with `[1, N]` or `[N]` scores, or `[1, N, C]` (or `[N, C]`) when there is no output of
-    /// classes; open: `scores` or `detection_scores`, or that of the boxes if it is `[1, N, 5]`. The same output as that of the
-    /// boxes: the fifth number of each is its score.
-    pub scores: Option<String>,
-    /// `boxes`: the output with `[1, N]` or `[N]` class numbers; open: `labels`, `classes` or `detection_classes`,
-    /// where the model has it.
-    pub classes: Option<String>,
-    /// `boxes`: the output with the number of valid boxes; open: `num_detections`, where the model has it.
-    pub count: Option<String>,
-    /// The model's second input, if it takes a width and a height in pixels of which boxes come.
-    pub size_input: Option<String>,
-    /// Open: `cxcywh` for `yolo`, `yxyx` for an output named `detection_boxes`, `xyxy` otherwise.
-    pub box_format: Option<BoxFormat>,
-    /// Whether coordinates are parts of the input's size instead of pixels of it; open: only for `detection_boxes`.
-    pub normalized: Option<bool>,
-    /// `yolo`; open: found from the number of labels, else the shorter axis holds the channels.
-    pub orientation: Option<Orientation>,
-    /// `yolo`: whether the fifth channel is an objectness; open: found from the number of labels.
-    pub objectness: Option<bool>,
-    /// `end2end`: what the numbers of a row are; open: box, score and class.
-    pub columns: Option<Columns>,
-    /// `boxes`: what turns scores into those of an answer; open: nothing; refused where the output's name speaks of logits.
-    pub activation: Option<Activation>,
-    /// `boxes`, where scores are `[1, N, C]`: the column that is no class; labels count the others.
-    pub background: Option<Background>,
-    /// `boxes` and `end2end`, where classes are numbers: the one that the first label has (1 for models that leave 0 to the
-    /// background); open: 1 for an output named `detection_classes`, else 0.
-    pub first_class: Option<usize>,
-    /// Boxes of a lower score are left out.
-    pub score_min: f32,
-    /// A box goes when it overlaps a better one of its class by more (intersection over union); 1 keeps all.
-    pub iou_max: f32,
-    /// At most this many boxes are answered, the best ones.
-    pub detections_max: usize,
-    /// Width and height of the model's image input in pixels, set by resolving; `None` where images keep their size.
-    pub input: Option<[u32; 2]>,
-}
-
-impl Default for Detect {
-    fn default() -> Detect {
-        Detect {
-            format: None,
-            output: None,
-            boxes: None,
-            scores: None,
-            classes: None,
-            count: None,
-            size_input: None,
-            box_format: None,
-            normalized: None,
-            orientation: None,
-            objectness: None,
-            columns: None,
-            activation: None,
-            background: None,
-            first_class: None,
-            score_min: 0.25,
-            iou_max: 0.5,
-            detections_max: 300,
-            input: None,
-        }
-    }
-}
-
-/// One box of an answer, in pixels of the posted image.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Detection {
-    /// Left edge.
-    pub x0: f32,
-    /// Top edge.
-    pub y0: f32,
-    /// Right edge, more than `x0`.
-    pub x1: f32,
-    /// Bottom edge, more than `y0`.
-    pub y1: f32,
-    /// The class's place among the labels.
-    pub index: usize,
-    /// Its name, if the model has labels.
-    pub label: Option<Arc<str>>,
-    /// The model's confidence.
-    pub score: f32,
-}
-
 /// A box as a model gives it, before it is known to lie in the image.
 struct Raw {
     numbers: [f32; 4],
     score: f32,
     class: usize,
+    /// Its place among the anchors, rows or boxes of the output.
+    row: usize,
+    /// Its keypoints, factors of prototypes, or angle.
+    beside: Vec<f32>,
 }
 
 impl Detect {
@@ -184,11 +55,21 @@ impl Detect {
         input: Option<[u32; 2]>,
     ) -> Result<Detect, String> {
         self.input = input;
+        if self.format.is_none_or(|format| format != Format::Boxes) && self.output.is_none() {
+            self.output = self.beside_masks(signature).map(str::to_owned);
+        }
         let named = |name| signature.outputs.iter().find(|output| output.name == name);
-        self.format = match (self.format, &signature.outputs[..], self.output.as_deref().and_then(named)) {
-            (Some(format), ..) => Some(format),
-            (None, [only], _) | (None, _, Some(only)) => self.of_one_output(only)?,
-            (None, _, None) => Some(Format::Boxes),
+        let one = match (&signature.outputs[..], self.output.as_deref().and_then(named)) {
+            ([only], _) | (_, Some(only)) => Some(only),
+            _ => None,
+        };
+        if self.format.map_or(one.is_some(), |format| format != Format::Boxes) {
+            self.resolve_beside(signature)?;
+        }
+        self.format = match (self.format, one) {
+            (Some(format), _) => Some(format),
+            (None, Some(one)) => self.of_one_output(one)?,
+            (None, None) => Some(Format::Boxes),
         };
         let format = self.format.unwrap_or(Format::Yolo);
         self.refuse_settings_of_others(format)?;
@@ -210,49 +91,27 @@ impl Detect {
             return Ok(Some(Format::End2end));
         }
         let few = |rows| matches!(rows, Dim::Free | Dim::Fixed(0..=end2end::ROWS_MAX));
+        let follows = self.follows();
+        let is_row = |numbers: usize| follows.widths().iter().any(|width| numbers == COLUMNS + width);
         match output.shape[..] {
             [] | [.., Dim::Free, Dim::Free] => Ok(None),
-            [.., rows, Dim::Fixed(COLUMNS)] if few(rows) => Err(format!(
+            [.., rows, Dim::Fixed(numbers)] if few(rows) && is_row(numbers) => Err(format!(
                 "output {:?} of shape {} can be read both ways, as YOLO's anchors (detect.format = \"yolo\") and as \
-                     rows of box, score and class that the model has sorted out (detect.format = \"end2end\"): set \
+                     rows of box, score and class{follows} that the model has sorted out (detect.format = \"end2end\"): set \
                      detect.format",
                 output.name,
                 show(&output.shape)
             )),
             // Of a box, score, class and angle; or of the picture's number, box, class and score.
-            [.., rows, Dim::Fixed(MORE_COLUMNS)] if few(rows) => Err(format!(
+            [.., rows, Dim::Fixed(MORE_COLUMNS)] if few(rows) && follows == Follows::Nothing => Err(format!(
                 "output {:?} of shape {} can be read both ways, as YOLO's anchors (detect.format = \"yolo\") and as rows of \
-                 {MORE_COLUMNS} numbers that the model has sorted out: set detect.format, or detect.columns where a row says of which \
-                 picture it is, and serve oriented boxes (OBB) with task = \"tensors\"",
+                 {MORE_COLUMNS} numbers that the model has sorted out: set detect.format, and detect.columns where a row says of which \
+                 picture it is, or detect.angle = true where its last number turns the box (OBB)",
                 output.name,
                 show(&output.shape)
             )),
             _ => Ok(Some(Format::Yolo)),
         }
-    }
-
-    /// Nothing that is set is without effect.
-    fn refuse_settings_of_others(&self, format: Format) -> Result<(), String> {
-        use Format::{Boxes, End2end, Yolo};
-        let keys: [(&str, bool, &[Format]); 11] = [
-            ("output", self.output.is_some(), &[Yolo, End2end]),
-            ("orientation", self.orientation.is_some(), &[Yolo]),
-            ("objectness", self.objectness.is_some(), &[Yolo]),
-            ("columns", self.columns.is_some(), &[End2end]),
-            ("boxes", self.boxes.is_some(), &[Boxes]),
-            ("scores", self.scores.is_some(), &[Boxes]),
-            ("classes", self.classes.is_some(), &[Boxes]),
-            ("count", self.count.is_some(), &[Boxes]),
-            ("activation", self.activation.is_some(), &[Boxes]),
-            ("background", self.background.is_some(), &[Boxes]),
-            ("first_class", self.first_class.is_some_and(|first| first != 0), &[Boxes, End2end]),
-        ];
-        let Some((key, _, of)) = keys.iter().find(|(_, set, of)| *set && !of.contains(&format)) else {
-            return Ok(());
-        };
-        let of: Vec<String> =
-            Format::ALL.iter().filter(|(_, f)| of.contains(f)).map(|(name, _)| format!("{name:?}")).collect();
-        Err(format!("detect.{key} is for detect.format = {}", of.join(" or ")))
     }
 
     /// Whether the output that holds the boxes has an axis more than the boxes need, and is told apart by it.
@@ -278,9 +137,14 @@ impl Detect {
         labels: &Labels,
         placement: Option<&Placement>,
     ) -> Result<Vec<Detection>, String> {
-        let candidates = match self.left(outputs)? {
-            Some(candidates) => candidates,
-            None => self.candidates(outputs, labels, placement)?,
+        // Where images keep their size, the input is the posted image.
+        let size = self.input.or(placement.map(|p| [p.source.0, p.source.1]));
+        let (candidates, raw) = match self.left(outputs)? {
+            Some(candidates) => (candidates, Vec::new()),
+            None => {
+                let raw = self.read(outputs, labels)?;
+                (self.candidates(&raw, size)?, raw)
+            }
         };
         let kept = self.thin_out(candidates, placement);
         // NaN is at least no score.
@@ -288,37 +152,62 @@ impl Detect {
             let output = self.scores.as_deref().or(self.output.as_deref()).unwrap_or_default();
             return Err(format!("output {output:?} has a box of score {score}, expected a finite number"));
         }
-        let detection = |kept: Candidate| {
-            let [x0, y0, x1, y1] = self.place(kept.corners, placement)?;
-            let (index, label) = (kept.class, labels.get(kept.class));
-            Some(Detection { x0, y0, x1, y1, index, label, score: kept.score })
-        };
-        Ok(kept.into_iter().filter_map(detection).collect())
+        let to_source =
+            |[x, y]: [f32; 2]| placement.map_or([x, y], |placement| placement.to_source_open(x, y).into());
+        let masks = if kept.is_empty() { None } else { self.read_masks(outputs, placement)? };
+        let mut found = Vec::with_capacity(kept.len());
+        for kept in kept {
+            let Some(edges) = self.place(kept.corners, placement) else {
+                continue;
+            };
+            let (raw, [x0, y0, x1, y1]) = (raw.get(kept.from), edges);
+            let beside = raw.map_or(&[][..], |raw| &raw.beside);
+            found.push(Detection {
+                x0,
+                y0,
+                x1,
+                y1,
+                index: kept.class,
+                label: labels.get(kept.class),
+                score: kept.score,
+                corners: kept.quad.map(|quad| quad.map(to_source)),
+                keypoints: self.points(beside, size, to_source)?,
+                mask: masks.as_ref().zip(raw).map(|(masks, raw)| masks.instance(raw, kept.corners, edges)),
+            });
+        }
+        Ok(found)
     }
 
-    /// The boxes of the score asked for, in the order of the output.
-    fn candidates(
-        &self,
-        outputs: &Outputs<'_>,
-        labels: &Labels,
-        placement: Option<&Placement>,
-    ) -> Result<Vec<Candidate>, String> {
-        let raw = match self.format {
-            Some(Format::Boxes) => self.read_boxes(outputs)?,
-            Some(Format::End2end) => self.read_end2end(outputs)?,
-            _ => self.read_yolo(outputs, labels)?,
-        };
-        // Where images keep their size, the input is the posted image.
-        let size = self.input.or(placement.map(|p| [p.source.0, p.source.1]));
+    /// The boxes of the score asked for, as the model gives them.
+    fn read(&self, outputs: &Outputs<'_>, labels: &Labels) -> Result<Vec<Raw>, String> {
+        match self.format {
+            Some(Format::Boxes) => self.read_boxes(outputs),
+            Some(Format::End2end) => self.read_end2end(outputs),
+            _ => self.read_yolo(outputs, labels),
+        }
+    }
+
+    /// The same in pixels of the input, which has this width and height.
+    fn candidates(&self, raw: &[Raw], size: Option<[u32; 2]>) -> Result<Vec<Candidate>, String> {
         if self.normalized == Some(true) && size.is_none() {
             return Err("boxes are parts of the input's size, which is not known without an image".to_owned());
         }
-        let candidate = |raw: Raw| Candidate {
-            corners: self.corners(raw.numbers, size),
-            score: raw.score,
-            class: raw.class,
+        let candidate = |(from, raw): (usize, &Raw)| {
+            let mut corners = self.corners(raw.numbers, size);
+            let mut quad = None;
+            if self.angle
+                && let [angle] = raw.beside[..]
+            {
+                if !angle.is_finite() {
+                    return Err(format!("box {} is turned by {angle}, expected a finite number", raw.row));
+                }
+                let [x0, y0, x1, y1] = corners;
+                let turned = quad::turned([(x0 + x1) / 2.0, (y0 + y1) / 2.0, x1 - x0, y1 - y0], angle);
+                (corners, quad) = (quad::hull(&turned), Some(turned));
+            }
+            Ok(Candidate { corners, score: raw.score, class: raw.class, quad, from })
         };
-        Ok(raw.into_iter().map(candidate).collect())
+        raw.iter().enumerate().map(candidate).collect()
     }
 
     /// Those that lie in the image and that no better one of their class covers, the best first.
@@ -399,12 +288,12 @@ mod testing {
     pub(super) type Seen = ([f32; 4], usize, f32);
 
     /// Outputs with their names and the shapes in the model file; the answer, or the mistake.
-    pub(super) fn run(
+    pub(super) fn detections(
         task: Detect,
         outputs: &[(&str, &[i64], Tensor)],
         labels: &str,
         placement: Option<&Placement>,
-    ) -> Result<Vec<Seen>, String> {
+    ) -> Result<Vec<Detection>, String> {
         let specs: Vec<(&str, &[i64])> = outputs.iter().map(|(n, s, _)| (*n, *s)).collect();
         let signature = signature(&specs);
         let labels = if labels.is_empty() { Labels::default() } else { Labels::parse(labels)? };
@@ -417,6 +306,17 @@ mod testing {
         for detection in &found {
             assert_eq!(detection.label, labels.get(detection.index));
         }
+        Ok(found)
+    }
+
+    /// The same of boxes alone.
+    pub(super) fn run(
+        task: Detect,
+        outputs: &[(&str, &[i64], Tensor)],
+        labels: &str,
+        placement: Option<&Placement>,
+    ) -> Result<Vec<Seen>, String> {
+        let found = detections(task, outputs, labels, placement)?;
         Ok(found.into_iter().map(|d| ([d.x0, d.y0, d.x1, d.y1], d.index, d.score)).collect())
     }
 }

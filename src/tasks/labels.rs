@@ -25,6 +25,11 @@ impl Labels {
         Ok(Labels(labels))
     }
 
+    /// These, by class index.
+    pub fn of(names: impl IntoIterator<Item = impl Into<Arc<str>>>) -> Labels {
+        Labels(names.into_iter().map(Into::into).collect())
+    }
+
     /// The label of a class, if it has one.
     pub fn get(&self, index: usize) -> Option<Arc<str>> {
         self.0.get(index).cloned()

@@ -4,7 +4,8 @@
 //! turns the outputs of one item into an [`Answer`]. How answers are written on the wire is not known here.
 //!
 //! - [`classify`]: scores to the best classes.
-//! - [`detect`]: YOLO-style, boxes/scores/classes and end-to-end outputs to boxes in the posted image; [`nms`] thins them out.
+//! - [`detect`]: YOLO-style, boxes/scores/classes and end-to-end outputs to boxes in the posted image, and what is said of each beside; [`nms`] thins
+//!   them out, those that are turned as a [`quad`].
 //! - [`segment`]: class maps to a [`mask`] of the posted image's size, with its PNG and run-length renderings.
 //! - [`image`]: an output that is a [`picture`], with its PNG and TIFF renderings.
 //! - [`embed`]: a vector.
@@ -23,10 +24,14 @@ pub mod mask;
 pub mod nms;
 pub mod picture;
 mod planes;
+pub mod quad;
 pub mod segment;
 
 pub use classify::{Activation, Class, Classify};
-pub use detect::{Background, BoxFormat, Columns, Detect, Detection, Format, Orientation};
+pub use detect::{
+    Background, BoxFormat, Columns, Detect, Detection, Format, Instance, Keypoint, Keypoints, MaskArea,
+    Orientation,
+};
 pub use embed::Embed;
 pub use image::Image;
 pub use labels::Labels;
@@ -45,7 +50,7 @@ pub enum Task {
     /// One score per class.
     Classify(Classify),
     /// Boxes with classes and scores.
-    Detect(Detect),
+    Detect(Box<Detect>),
     /// A class per pixel.
     Segment(Segment),
     /// Another picture: larger, without noise, of depths.
@@ -106,7 +111,7 @@ impl Task {
     ) -> Result<Task, String> {
         Ok(match self {
             Task::Classify(task) => Task::Classify(task.resolve(signature, labels)?),
-            Task::Detect(task) => Task::Detect(task.resolve(signature, labels, input)?),
+            Task::Detect(task) => Task::Detect(Box::new(task.resolve(signature, labels, input)?)),
             Task::Segment(task) => Task::Segment(task.resolve(signature, labels, input, batch_axis)?),
             Task::Image(task) => Task::Image(task.resolve(signature, input, batch_axis)?),
             Task::Embed(task) => Task::Embed(task.resolve(signature)?),

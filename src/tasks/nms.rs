@@ -1,5 +1,7 @@
 //! Greedy non-maximum suppression, class by class.
 
+use super::quad::{self, Quad};
+
 /// Candidates that are looked at: the best ones, if a model gives more. Others cut here too; it bounds the work per
 /// image at this many times the number of detections answered.
 pub const CANDIDATES_MAX: usize = 30_000;
@@ -13,6 +15,10 @@ pub struct Candidate {
     pub score: f32,
     /// Class index.
     pub class: usize,
+    /// The corners of one that is turned; `corners` are then those of the upright box around it.
+    pub quad: Option<Quad>,
+    /// Which of all that were found it is.
+    pub from: usize,
 }
 
 /// The candidates that stay, highest score first, equal scores in the order they came; at most `detections_max`.
@@ -29,14 +35,23 @@ pub fn suppress(mut candidates: Vec<Candidate>, iou_max: f32, detections_max: us
             break;
         }
         let covered = iou_max < 1.0
-            && kept.iter().any(|better| {
-                better.class == candidate.class && iou(&better.corners, &candidate.corners) > iou_max
-            });
+            && kept
+                .iter()
+                .any(|better| better.class == candidate.class && overlap(better, &candidate) > iou_max);
         if !covered {
             kept.push(candidate);
         }
     }
     kept
+}
+
+/// Intersection over union; of boxes that are turned, their own.
+fn overlap(a: &Candidate, b: &Candidate) -> f32 {
+    let upright = iou(&a.corners, &b.corners);
+    match (&a.quad, &b.quad) {
+        (Some(a), Some(b)) if upright > 0.0 => quad::iou(a, b),
+        _ => upright,
+    }
 }
 
 /// Intersection over union of two boxes given as corners `x0, y0, x1, y1`; 0 when both are empty.
@@ -53,7 +68,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn at(corners: [f32; 4], score: f32, class: usize) -> Candidate {
-        Candidate { corners, score, class }
+        Candidate { corners, score, class, quad: None, from: 0 }
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! pixels of the posted image, `"mask": {…}`, `"picture": {…}`, `"vector": […]`, or `"outputs": [{"name", "datatype", "shape", "data"}]`.
 
 use super::{
+    detection::Written,
     not_finite::NotFinite,
     reply::{numbers_of, single, string},
 };
@@ -78,14 +79,8 @@ pub fn members(
             json.push(b']');
         }
         Answer::Detections(detections) => {
-            json.extend_from_slice(b"\"detections\":[");
-            for (index, found) in detections.iter().enumerate() {
-                json.extend_from_slice(if index > 0 { b",{\"box\":" } else { b"{\"box\":" });
-                write(&mut json, &[found.x0, found.y0, found.x1, found.y1]);
-                json.push(b',');
-                scored(&mut json, found.label.as_deref(), found.index, found.score);
-            }
-            json.push(b']');
+            json.extend_from_slice(b"\"detections\":");
+            write(&mut json, &detections.iter().map(Written::of).collect::<Vec<_>>());
         }
         Answer::Mask(mask) => {
             json.extend_from_slice(b"\"mask\":");

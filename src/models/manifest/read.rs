@@ -12,8 +12,8 @@ use crate::{
     image::{Color, Filter, Layout},
     models::strict::Table,
     tasks::{
-        Activation, Background, BoxFormat, Classify, Columns, Detect, Embed, Format, Image, Orientation,
-        Segment, Task,
+        Activation, Background, BoxFormat, Classify, Columns, Detect, Embed, Format, Image, Keypoints,
+        Labels, MaskArea, Orientation, Segment, Task,
         image::{Range, Size},
     },
 };
@@ -88,7 +88,7 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
     let [(_, classify), (_, detect), (_, segment), (_, image), (_, embed)] = &tables;
     let task = match kind {
         Kind::Classify => Task::Classify(read_classify(classify)),
-        Kind::Detect => Task::Detect(read_detect(detect)),
+        Kind::Detect => Task::Detect(Box::new(read_detect(detect))),
         Kind::Segment => Task::Segment(read_segment(segment)),
         Kind::Image => Task::Image(read_image(image, input.as_ref().and_then(|input| input.resize))),
         Kind::Embed => Task::Embed(Embed {
@@ -179,6 +179,9 @@ fn read_classify(table: &Table<'_, '_>) -> Classify {
     }
 }
 
+/// Points of a face with all its contours are 478.
+const KEYPOINTS_MAX: usize = 1000;
+
 fn read_detect(table: &Table<'_, '_>) -> Detect {
     let default = Detect::default();
     let format = table.choice("format", &Format::ALL);
@@ -219,6 +222,15 @@ fn read_detect(table: &Table<'_, '_>) -> Detect {
         activation: table.choice("activation", ACTIVATIONS),
         background: table.choice("background", &[("first", Background::First), ("last", Background::Last)]),
         first_class: table.integer("first_class", 0..=65_535),
+        keypoints: table.count_or_names("keypoints", 1..=KEYPOINTS_MAX).map(|names| match names {
+            Ok(names) => Keypoints { count: names.len(), names: Labels::of(names) },
+            Err(count) => Keypoints { count, names: Labels::default() },
+        }),
+        masks: table.string("masks"),
+        mask_area: table.choice("mask_area", &[("input", MaskArea::Input), ("box", MaskArea::Box)]),
+        mask_threshold: table.number("mask_threshold", -1e6..=1e6).map(|n| n as f32),
+        angle: table.flag("angle").unwrap_or(default.angle),
+        prototypes: None,
         score_min: table.number("score_min", 0.0..=1.0).map_or(default.score_min, |n| n as f32),
         iou_max: table.number("iou_max", 0.0..=1.0).map_or(iou_max, |n| n as f32),
         detections_max: table.integer("detections_max", 1..=1000).unwrap_or(default.detections_max),

@@ -1,6 +1,6 @@
 //! Detectors with outputs of their own for boxes, scores and classes, as torchvision, TensorFlow, transformers and mmdeploy export them.
 
-use super::{BoxFormat, Detect, Raw, finite, yolo::OTHER_HEADS};
+use super::{BoxFormat, Detect, Raw, beside::OTHERS, finite};
 use crate::{
     engine::{Dim, Signature},
     tasks::{Labels, Output, Outputs, is_one, no_such_output, numeric, output_names, wrong_shape},
@@ -59,6 +59,8 @@ impl Detect {
                 }
             }
         }
+        self.resolve_keypoints(signature)?;
+        self.resolve_masks(signature, n)?;
         match count {
             Some(count) if !shape(count).iter().copied().all(is_one) => {
                 Err(wrong_shape(&name(count), shape(count), COUNTED))
@@ -70,6 +72,11 @@ impl Detect {
     /// How many numbers a box has: its score may be one of them.
     fn columns(&self) -> usize {
         4 + usize::from(self.scores == self.boxes)
+    }
+
+    /// How many boxes an output has.
+    pub(super) fn box_count(&self, outputs: &Outputs<'_>) -> Result<usize, String> {
+        Ok(outputs.get(self.boxes.as_deref())?.tensor.elements() / self.columns())
     }
 
     pub(super) fn read_boxes(&self, outputs: &Outputs<'_>) -> Result<Vec<Raw>, String> {
@@ -86,6 +93,7 @@ impl Detect {
             Some(count) => read_count(&outputs.get(Some(count))?, n)?,
             None => n,
         };
+        let keypoints = self.read_keypoints(outputs, n)?;
         let mut found = Vec::new();
         for (index, (class, score)) in scored.into_iter().take(valid).enumerate() {
             if score < self.score_min {
@@ -94,7 +102,8 @@ impl Detect {
             let class =
                 class.ok_or_else(|| self.no_class(self.classes.as_deref().unwrap_or_default(), index))?;
             let [a, b, c, d] = [0, 1, 2, 3].map(|i| numbers[index * columns + i]);
-            found.push(Raw { numbers: finite(boxes.name, [a, b, c, d])?, score, class });
+            let beside = keypoints.get(index).cloned().unwrap_or_default();
+            found.push(Raw { numbers: finite(boxes.name, [a, b, c, d])?, score, class, row: index, beside });
         }
         Ok(found)
     }
@@ -201,7 +210,7 @@ fn missing(signature: &Signature, key: &str, usual: &[&str]) -> String {
     );
     if key == "boxes" {
         format!(
-            "{told}, or, where one output holds all that a YOLO gives, that one with detect.output; {OTHER_HEADS}"
+            "{told}, or, where one output holds all that a YOLO gives, that one with detect.output; {OTHERS}"
         )
     } else {
         told
@@ -414,7 +423,7 @@ mod tests {
         check(
             &[("b", &[-1, 2, 4], boxes()), ("scores", &[-1, 2], scores(2))],
             "the model has no output named boxes or detection_boxes or dets or pred_boxes or det_boxes; it has \"b\", \"scores\": name \
-             it with detect.boxes, or, where one output holds all that a YOLO gives, that one with detect.output; outputs with keypoints, masks or angles beside (pose, segment, OBB) are served with task = \"tensors\"",
+             it with detect.boxes, or, where one output holds all that a YOLO gives, that one with detect.output; what a model gives beside its boxes is read by detect.keypoints (pose), detect.masks (segment) or detect.angle (OBB)",
         );
         check(
             &[

@@ -107,12 +107,18 @@ impl Columns {
         }
     }
 
+    /// Box, score and class, and more behind them.
+    pub(super) fn with_more() -> Columns {
+        Columns(vec![Column::Box, Column::Score, Column::Class, Column::Rest])
+    }
+
     /// The fewest numbers of a row.
-    fn numbers(&self) -> usize {
+    pub(super) fn numbers(&self) -> usize {
         self.0.iter().map(Column::width).sum()
     }
 
-    fn is_open(&self) -> bool {
+    /// Whether a row may have more of them.
+    pub(super) fn is_open(&self) -> bool {
         self.0.last() == Some(&Column::Rest)
     }
 }

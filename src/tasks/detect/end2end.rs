@@ -1,6 +1,6 @@
 //! Detectors that sort out their boxes themselves: one output, a row of box, score and class number for each, in this order or another.
 
-use super::{BoxFormat, Columns, Detect, Raw, columns::Row, finite};
+use super::{BoxFormat, Columns, Detect, Raw, beside::Follows, columns::Row, finite};
 use crate::{
     engine::{Dim, Signature},
     tasks::{Outputs, choose, is_one, wrong_shape},
@@ -25,7 +25,8 @@ impl Detect {
     pub(super) fn read_end2end(&self, outputs: &Outputs<'_>) -> Result<Vec<Raw>, String> {
         let output = outputs.get(self.output.as_deref())?;
         self.check_rows(output.name, &output.shape())?;
-        let places = self.row_columns().places();
+        let columns = self.row_columns();
+        let (places, behind) = (columns.places(), columns.numbers());
         let width = output.tensor.shape.last().copied().unwrap_or_default().max(1);
         let numbers = output.numbers()?;
         let mut found = Vec::new();
@@ -40,20 +41,35 @@ impl Detect {
                     ));
                 }
                 let class = self.class(class).ok_or_else(|| self.no_class(output.name, index))?;
-                found.push(Raw { numbers: finite(output.name, numbers)?, score, class });
+                let beside =
+                    if self.follows() == Follows::Nothing { Vec::new() } else { row[behind..].to_vec() };
+                found.push(Raw { numbers: finite(output.name, numbers)?, score, class, row: index, beside });
             }
         }
         Ok(found)
     }
 
     fn row_columns(&self) -> Columns {
-        self.columns.clone().unwrap_or_default()
+        match (&self.columns, self.follows()) {
+            (Some(columns), _) => columns.clone(),
+            (None, Follows::Nothing) => Columns::default(),
+            (None, _) => Columns::with_more(),
+        }
     }
 
     fn check_rows(&self, name: &str, shape: &[Dim]) -> Result<(), String> {
         let columns = self.row_columns();
+        let follows = self.follows();
+        if follows != Follows::Nothing && !columns.is_open() {
+            return Err(format!(
+                "detect.columns is {columns}: \"rest\" at its end stands for what follows{follows}"
+            ));
+        }
         let takes = |dim| match dim {
-            Dim::Fixed(numbers) => columns.takes(numbers),
+            Dim::Fixed(numbers) if follows == Follows::Nothing => columns.takes(numbers),
+            Dim::Fixed(numbers) => {
+                numbers.checked_sub(columns.numbers()).is_some_and(|rest| follows.widths().contains(&rest))
+            }
             Dim::Free => true,
         };
         match *shape {
@@ -61,7 +77,7 @@ impl Detect {
             [_, numbers] if takes(numbers) => Ok(()),
             _ => {
                 let expected = format!(
-                    "[1, boxes, n] or [boxes, n] with {columns}, as detect.columns says or is by default"
+                    "[1, boxes, n] or [boxes, n] with {columns}{follows}, as detect.columns says or is by default"
                 );
                 Err(wrong_shape(name, shape, &expected))
             }

@@ -1,6 +1,6 @@
 //! Candidates that an engine has found on its device: how it may, and what comes of that.
 
-use super::{BoxFormat, Detect, Format, Orientation};
+use super::{BoxFormat, Detect, Format, Orientation, beside::Follows};
 use crate::{
     engine::{
         Anchors, DataType, Signature,
@@ -11,7 +11,8 @@ use crate::{
 };
 
 impl Detect {
-    /// How an engine may find the boxes of the score asked for, where the one output has them all and its axes are known.
+    /// How an engine may find the boxes of the score asked for, where the one output has them all and nothing else, and its axes are
+    /// known.
     pub(in crate::tasks) fn anchors(&self, signature: &Signature) -> Option<Anchors> {
         let output =
             signature.outputs.iter().position(|output| Some(&output.name) == self.output.as_ref())?;
@@ -33,7 +34,8 @@ impl Detect {
             size,
             score_min: self.score_min,
         };
-        (numbers && self.format == Some(Format::Yolo)).then_some(anchors)
+        let alone = self.follows() == Follows::Nothing;
+        (numbers && alone && self.format == Some(Format::Yolo)).then_some(anchors)
     }
 
     /// The candidates in what an engine has left of the output, in the order that they had there; `None` where it is the output.
@@ -55,6 +57,8 @@ impl Detect {
             corners: found.corners,
             score: found.score,
             class: found.label as usize,
+            quad: None,
+            from: 0,
         };
         Ok(Some(found.into_iter().map(candidate).collect()))
     }

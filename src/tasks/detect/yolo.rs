@@ -1,6 +1,10 @@
 //! YOLO-style detectors: one output, a column (or row) per anchor with a box, perhaps an objectness, and class scores.
 
-use super::{BoxFormat, COLUMNS, Detect, Orientation, Raw, finite};
+use super::{
+    BoxFormat, COLUMNS, Detect, Orientation, Raw,
+    beside::{Follows, OTHERS},
+    finite,
+};
 use crate::{
     engine::{Dim, Signature, show},
     tasks::{Labels, Outputs, choose, is_one, wrong_shape},
@@ -42,7 +46,7 @@ impl Detect {
                 let reading = self.reading(&output.name, &output.shape, axes, labels)?;
                 self.orientation = Some(reading.orientation);
                 self.objectness = Some(reading.objectness);
-            } else if self.objectness.is_none() && labels.is_empty() {
+            } else if self.objectness.is_none() && labels.is_empty() && self.keypoints.is_none() {
                 return Err(unknown_objectness(&output.name));
             }
         }
@@ -65,10 +69,12 @@ impl Detect {
         };
         let at = |channel: usize, anchor: usize| numbers[channel * steps[0] + anchor * steps[1]];
         let first_score = 4 + usize::from(reading.objectness);
+        // `reading` has seen that they fit.
+        let behind = first_score + self.classes(channels, reading.objectness, labels).unwrap_or_default();
         let mut found = Vec::new();
         for anchor in 0..anchors {
             let (mut class, mut score) = (0, f32::NEG_INFINITY);
-            for channel in first_score..channels {
+            for channel in first_score..behind {
                 if at(channel, anchor) > score {
                     (class, score) = (channel - first_score, at(channel, anchor));
                 }
@@ -78,7 +84,8 @@ impl Detect {
             }
             if score >= self.score_min {
                 let numbers = finite(output.name, [0, 1, 2, 3].map(|i| at(i, anchor)))?;
-                found.push(Raw { numbers, score, class });
+                let beside = (behind..channels).map(|channel| at(channel, anchor)).collect();
+                found.push(Raw { numbers, score, class, row: anchor, beside });
             }
         }
         Ok(found)
@@ -92,11 +99,7 @@ impl Detect {
         axes: [usize; 2],
         labels: &Labels,
     ) -> Result<Reading, String> {
-        // Without labels, any number of classes fits; with them, only theirs does.
-        let fits = |channels: usize, objectness: bool| {
-            let scores = channels.checked_sub(4 + usize::from(objectness));
-            scores.is_some_and(|n| n >= 1 && (labels.is_empty() || n == labels.len()))
-        };
+        let fits = |channels: usize, objectness: bool| self.classes(channels, objectness, labels).is_some();
         let fits_either = |channels| match self.objectness {
             Some(objectness) => fits(channels, objectness),
             None => fits(channels, false) || fits(channels, true),
@@ -127,45 +130,74 @@ impl Detect {
         }
         let objectness = match self.objectness {
             Some(objectness) => objectness,
-            None if labels.is_empty() => return Err(unknown_objectness(name)),
+            None if fits(channels, false) && fits(channels, true) => return Err(unknown_objectness(name)),
             // Models with an objectness have their channels last; oriented boxes, with an angle as the last channel, first.
             None if orientation == Orientation::ChannelsFirst && fits(channels, true) => {
                 return Err(format!(
-                    "output {name:?} of shape {} has one channel more than 4 + {} for the labels: set detect.objectness = true \
-                     if the fifth is one; oriented boxes (OBB), whose last is an angle, are served with task = \"tensors\"",
+                    "output {name:?} of shape {} has one channel more than 4 + {}{} for the labels: set detect.objectness = true \
+                     if the fifth is one, or detect.angle = true for oriented boxes (OBB), whose last is an angle",
                     show(shape),
-                    labels.len()
+                    labels.len(),
+                    self.follows()
                 ));
             }
             None => fits(channels, true),
         };
-        if labels.is_empty() && channels == POSE_CHANNELS {
+        if labels.is_empty() && channels == POSE_CHANNELS && self.follows() == Follows::Nothing {
             let classes = channels - 4 - usize::from(objectness);
             return Err(format!(
                 "output {name:?} of shape {} has {POSE_CHANNELS} channels, as have a pose model of people (a box, its score, 17 \
-                 keypoints of three numbers) and a detector of {classes} classes: give a labels file of {classes} for the latter; {OTHER_HEADS}",
+                 keypoints of three numbers) and a detector of {classes} classes: set detect.keypoints = 17 for the former, give a labels \
+                 file of {classes} for the latter",
                 show(shape)
             ));
         }
         Ok(Reading { orientation, objectness })
     }
 
+    /// How many scores of classes so many channels have. Without labels any number will do, but that of a pose model is one; with them,
+    /// only theirs.
+    fn classes(&self, channels: usize, objectness: bool, labels: &Labels) -> Option<usize> {
+        let follows = self.follows();
+        let scores = channels.checked_sub(4 + usize::from(objectness))?;
+        let fits = |count: &usize| match (labels.len(), follows) {
+            (0, Follows::Keypoints(_)) => *count == 1,
+            (0, _) => *count >= 1,
+            (labels, _) => *count == labels,
+        };
+        follows.widths().into_iter().filter_map(|width| scores.checked_sub(width)).find(fits)
+    }
+
     fn misfit(&self, name: &str, shape: &[Dim], axes: [usize; 2], labels: &Labels) -> String {
-        let mut expected = match (labels.len(), self.objectness) {
-            (0, _) => SHAPE.to_owned(),
-            (n, Some(objectness)) => format!(
+        let follows = self.follows();
+        let mut expected = match (labels.len(), self.objectness, follows) {
+            (0, _, Follows::Nothing) => SHAPE.to_owned(),
+            (0, ..) => format!(
+                "channels of a box, an objectness or none, and scores (4 + 0 or 1 + classes{follows})"
+            ),
+            (n, Some(objectness), Follows::Nothing) => format!(
                 "{} channels for {n} labels (4 + {}{n})",
                 n + 4 + usize::from(objectness),
                 if objectness { "1 + " } else { "" }
             ),
-            (n, None) => {
+            (n, None, Follows::Nothing) => {
                 format!("{} channels for {n} labels (4 + {n}), or {} with an objectness", n + 4, n + 5)
             }
+            (n, objectness, _) => {
+                let fifth = match objectness {
+                    Some(true) => " + 1",
+                    Some(false) => "",
+                    None => " + 0 or 1",
+                };
+                format!("channels for {n} labels (4{fifth} + {n}{follows})")
+            }
         };
-        let too_many = !labels.is_empty() && axes.iter().all(|axis| *axis > labels.len() + 5);
+        let too_many = !labels.is_empty()
+            && follows == Follows::Nothing
+            && axes.iter().all(|axis| *axis > labels.len() + 5);
         if too_many {
             expected += "; ";
-            expected += OTHER_HEADS;
+            expected += OTHERS;
         }
         let columns = shape.last().copied().unwrap_or(Dim::Free);
         if columns == Dim::Fixed(COLUMNS) || too_many && columns == Dim::Free {
@@ -175,17 +207,13 @@ impl Detect {
     }
 }
 
-/// What is not to be made to fit by a setting, which would answer its numbers as scores of classes.
-pub(super) const OTHER_HEADS: &str =
-    "outputs with keypoints, masks or angles beside (pose, segment, OBB) are served with task = \"tensors\"";
-
 /// Of the usual pose model.
 const POSE_CHANNELS: usize = 4 + 1 + 17 * 3;
 
 fn unknown_objectness(name: &str) -> String {
     format!(
         "whether the fifth channel of output {name:?} is an objectness cannot be told without labels: give a labels \
-         file or set detect.objectness; {OTHER_HEADS}"
+         file or set detect.objectness; {OTHERS}"
     )
 }
 
@@ -316,7 +344,7 @@ mod tests {
         let signature = signature(&[("out", &[-1, 85, 8400])]);
         let error = Detect::default().resolve(&signature, &Labels::parse("a\nb").unwrap(), None).unwrap_err();
         assert!(error.contains("has shape [?, 85, 8400]"), "{error}");
-        assert!(error.contains("pose, segment, OBB) are served with task = \"tensors\""), "{error}");
+        assert!(error.contains("detect.masks (segment)"), "{error}");
     }
 
     #[test]
@@ -328,7 +356,10 @@ mod tests {
         // Oriented boxes of two classes, known and free: 4 + 2 + 1 channels.
         for shape in [[1, 7, 2100], [-1, 7, -1]] {
             let error = resolve(Detect::default(), &shape).unwrap_err();
-            assert!(error.contains("detect.objectness = true") && error.contains("OBB"), "{error}");
+            assert!(
+                error.contains("detect.objectness = true") && error.contains("detect.angle = true"),
+                "{error}"
+            );
             let told = Detect { objectness: Some(true), ..Detect::default() };
             assert_eq!(resolve(told, &shape).unwrap().objectness, Some(true));
         }
@@ -345,7 +376,7 @@ mod tests {
         };
         for shape in [[-1, 56, 8400], [-1, 56, -1], [-1, 8400, 56]] {
             let error = resolve(false, "", &shape).unwrap_err();
-            assert!(error.contains("17 keypoints") && error.contains("task = \"tensors\""), "{error}");
+            assert!(error.contains("17 keypoints") && error.contains("detect.keypoints = 17"), "{error}");
             assert!(resolve(false, "card\n".repeat(52).as_str(), &shape).is_ok());
         }
         assert!(resolve(false, "", &[-1, 57, 8400]).is_ok());

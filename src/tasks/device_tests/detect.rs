@@ -54,7 +54,7 @@ fn check_detect(what: &str, case: &Case, placement: Option<&Placement>) -> usize
     let outputs: Vec<(&str, &Tensor)> = case.outputs.iter().map(|(name, tensor)| (*name, tensor)).collect();
     let signature = signature(&outputs);
     let tensors: Vec<Tensor> = case.outputs.iter().map(|(_, tensor)| tensor.clone()).collect();
-    let task = Task::Detect(case.task.clone()).resolve(&signature, &case.labels, Some(INPUT), true).unwrap();
+    let task = Task::Detect(Box::new(case.task.clone())).resolve(&signature, &case.labels, Some(INPUT), true).unwrap();
     let expected = task.answer(&tensors, &signature, &case.labels, placement);
     let size = INPUT.map(|side| side as f32);
     let inside = match placement {
@@ -190,7 +190,7 @@ fn check_left(what: &str, case: &Case, placement: Option<&Placement>) {
     let signature = signature(&outputs);
     let mut task = case.task.clone();
     (task.output, task.input) = (Some("out".into()), Some(INPUT));
-    let task = Task::Detect(task);
+    let task = Task::Detect(Box::new(task));
     let Some(Reduction::Detect(anchors)) = task.reduction(&signature) else { panic!("{what}: none") };
     assert_eq!(anchors.score_min, case.call.score_min);
     let answer = |tensor| task.answer(&[tensor], &signature, &case.labels, placement);

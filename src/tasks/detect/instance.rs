@@ -1,0 +1,423 @@
+//! Masks of single things: values over the model's input or over each box, or prototypes of which each box says how much of each is
+//! in its own. Values between theirs are bilinear; a pixel of the posted image whose centre lies in the box is in the mask where that
+//! is above the threshold.
+
+use super::{Detect, Instance, MaskArea, Raw, beside::PROTOTYPES, boxes::is_as_many};
+use crate::{
+    engine::{Dim, Signature, show},
+    image::Placement,
+    tasks::{Outputs, choose, wrong_shape},
+};
+use std::ops::{Range, RangeInclusive};
+
+/// All masks of an image.
+pub(super) struct Masks {
+    /// `[of, rows, columns]`.
+    values: Vec<f32>,
+    rows: usize,
+    columns: usize,
+    /// What a pixel's value has to be above.
+    threshold: f32,
+    /// Where values are not those of a box each: how many prototypes there are.
+    prototypes: Option<usize>,
+    area: MaskArea,
+    /// Width and height of the model's input.
+    input: [u32; 2],
+    placement: Placement,
+}
+
+/// Along one axis: texels of a mask that pixels of the posted image lie on.
+struct Axis {
+    /// Pixels whose centres lie in the box.
+    pixels: Range<u32>,
+    /// The last texel.
+    last: usize,
+    origin: f64,
+    step: f64,
+}
+
+impl Axis {
+    /// `edges` are the box's in pixels of the posted image of `side` pixels; `covers` is the part of the input that the mask's texels
+    /// lie on, and `of_input` where the image's edge and each of its pixels is there.
+    fn new(edges: [f32; 2], side: u32, covers: [f32; 2], of_input: [f32; 2], texels: usize) -> Axis {
+        let first = |edge: f32| (f64::from(edge) - 0.5).ceil().clamp(0.0, f64::from(side)) as u32;
+        let [begin, end] = covers.map(f64::from);
+        let [offset, scale] = of_input.map(f64::from);
+        let texels_per_unit = texels as f64 / (end - begin);
+        Axis {
+            pixels: first(edges[0])..first(edges[1]),
+            last: texels - 1,
+            origin: (offset - begin) * texels_per_unit - 0.5,
+            step: scale * texels_per_unit,
+        }
+    }
+
+    /// Where a pixel's centre lies among the texels' centres.
+    fn at(&self, pixel: u32) -> f64 {
+        (self.origin + self.step * (f64::from(pixel) + 0.5)).clamp(0.0, self.last as f64)
+    }
+
+    /// The texels between which the pixels lie.
+    fn texels(&self) -> RangeInclusive<usize> {
+        let last = self.pixels.end.saturating_sub(1);
+        self.at(self.pixels.start).floor() as usize..=self.at(last).ceil() as usize
+    }
+
+    /// The first pixel whose centre is beyond a place among the texels.
+    fn first_beyond(&self, at: f64) -> u32 {
+        let pixel = ((at - self.origin) / self.step - 0.5).floor() + 1.0;
+        pixel.clamp(f64::from(self.pixels.start), f64::from(self.pixels.end)) as u32
+    }
+}
+
+impl Detect {
+    /// Of detectors whose boxes, scores and classes have outputs of their own: refuses a file whose masks are not as many as its `n`
+    /// boxes, or may cover one thing or the other.
+    pub(super) fn resolve_masks(&self, signature: &Signature, n: Dim) -> Result<(), String> {
+        if self.masks.is_none() {
+            return Ok(());
+        }
+        let output = choose(signature, self.masks.as_deref(), "detect.masks")?;
+        let [leading @ .., rows, columns] = &output.shape[..] else {
+            return match output.shape.is_empty() {
+                true => Ok(()),
+                false => Err(wrong_shape(&output.name, &output.shape, OF_BOXES)),
+            };
+        };
+        // One axis counts boxes, and there may be others of 1.
+        let boxes = leading.iter().find(|extent| !matches!(extent, Dim::Fixed(1)));
+        if leading.is_empty() || boxes.is_some_and(|boxes| !is_as_many(*boxes, n)) {
+            return Err(wrong_shape(&output.name, &output.shape, OF_BOXES));
+        }
+        // Extents that are open are those of an input that may have any size.
+        let differs = match (self.input, rows, columns) {
+            (Some([width, height]), Dim::Fixed(rows), Dim::Fixed(columns)) => {
+                [*rows, *columns] != [height as usize, width as usize]
+            }
+            _ => false,
+        };
+        if differs && self.mask_area.is_none() {
+            return Err(format!(
+                "output {:?} of shape {} has masks of another size than the input's: set detect.mask_area to \"box\" if each covers \
+                 its own box, or to \"input\"",
+                output.name,
+                show(&output.shape)
+            ));
+        }
+        Ok(())
+    }
+
+    /// Memory that masks and what is written of them take at most, in bytes, for a posted image of so many pixels in a row: as numbers
+    /// and as text, four of them for each column. `None` without masks.
+    pub fn mask_bytes(&self, width: u32) -> Option<u64> {
+        self.masks.as_ref().map(|_| self.detections_max as u64 * u64::from(width) * 4 * 16)
+    }
+
+    /// The masks, if the model has any.
+    pub(super) fn read_masks(
+        &self,
+        outputs: &Outputs<'_>,
+        placement: Option<&Placement>,
+    ) -> Result<Option<Masks>, String> {
+        let Some(name) = self.masks.as_deref() else {
+            return Ok(None);
+        };
+        let Some(placement) = placement.copied() else {
+            return Err("masks are in pixels of a posted image, and there is none".to_owned());
+        };
+        let output = outputs.get(Some(name))?;
+        let (wanted, expected) = match self.prototypes {
+            Some(prototypes) => (prototypes, PROTOTYPES),
+            None => (self.box_count(outputs)?, OF_BOXES),
+        };
+        let (rows, columns) = match &output.tensor.shape[..] {
+            [leading @ .., rows, columns]
+                if *rows > 0 && *columns > 0 && leading.iter().product::<usize>() == wanted =>
+            {
+                (*rows, *columns)
+            }
+            _ => return Err(wrong_shape(name, &output.shape(), &format!("{expected}: {wanted} of them"))),
+        };
+        Ok(Some(Masks {
+            values: output.numbers()?,
+            rows,
+            columns,
+            threshold: self.mask_threshold.unwrap_or(if self.prototypes.is_some() { 0.0 } else { 0.5 }),
+            prototypes: self.prototypes,
+            area: self.mask_area.unwrap_or(MaskArea::Input),
+            input: self.input.unwrap_or([placement.source.0, placement.source.1]),
+            placement,
+        }))
+    }
+}
+
+impl Masks {
+    /// The mask of a box of these corners in pixels of the input, and these edges in pixels of the posted image.
+    pub(super) fn instance(&self, of: &Raw, corners: [f32; 4], edges: [f32; 4]) -> Instance {
+        let covers = match self.area {
+            MaskArea::Input => [0.0, 0.0, self.input[0] as f32, self.input[1] as f32],
+            MaskArea::Box => corners,
+        };
+        let (offset, scale) = (self.placement.from_source(0.0, 0.0), self.placement.scale());
+        let (width, height) = self.placement.source;
+        let across =
+            Axis::new([edges[0], edges[2]], width, [covers[0], covers[2]], [offset.0, scale.0], self.columns);
+        let down =
+            Axis::new([edges[1], edges[3]], height, [covers[1], covers[3]], [offset.1, scale.1], self.rows);
+        let mut runs = Runs::new(width, height);
+        if across.pixels.is_empty() || down.pixels.is_empty() {
+            return runs.finish();
+        }
+        let (columns, rows) = (across.texels(), down.texels());
+        let block = self.block(of, rows.clone(), columns.clone());
+        let block_width = columns.end() - columns.start() + 1;
+        let mut line = vec![0.0; block.len() / block_width];
+        for x in across.pixels.clone() {
+            let at = across.at(x) - *columns.start() as f64;
+            let left = (at.floor() as usize).min(block_width - 1);
+            let right = (left + 1).min(block_width - 1);
+            let part = (at - left as f64) as f32;
+            for (value, row) in line.iter_mut().zip(block.chunks_exact(block_width)) {
+                *value = row[left] + part * (row[right] - row[left]);
+            }
+            self.column(&line, *rows.start(), &down, x, &mut runs);
+        }
+        runs.finish()
+    }
+
+    /// The pixels of one column where `line`, which begins with texel `first`, is above the threshold.
+    fn column(&self, line: &[f32], first: usize, down: &Axis, x: u32, runs: &mut Runs) {
+        let is_in = |value: f32| value > self.threshold;
+        let mut begun = is_in(line[0]).then_some(down.pixels.start);
+        for (row, pair) in line.windows(2).enumerate() {
+            if is_in(pair[0]) == is_in(pair[1]) {
+                continue;
+            }
+            let part = f64::from((self.threshold - pair[0]) / (pair[1] - pair[0]));
+            let crossing = down.first_beyond((first + row) as f64 + part.clamp(0.0, 1.0));
+            match begun.take() {
+                Some(begin) => runs.push(x, begin..crossing),
+                None => begun = Some(crossing),
+            }
+        }
+        if let Some(begin) = begun {
+            runs.push(x, begin..down.pixels.end);
+        }
+    }
+
+    /// These rows and columns of a box's values.
+    fn block(&self, of: &Raw, rows: RangeInclusive<usize>, columns: RangeInclusive<usize>) -> Vec<f32> {
+        let plane = |index: usize| {
+            let plane = &self.values[index * self.rows * self.columns..][..self.rows * self.columns];
+            let (rows, columns) = (rows.clone(), columns.clone());
+            rows.flat_map(move |row| plane[row * self.columns..][columns.clone()].iter().copied())
+        };
+        let Some(prototypes) = self.prototypes else {
+            return plane(of.row).collect();
+        };
+        let mut block: Vec<f32> = plane(0).map(|value| value * of.beside[0]).collect();
+        for index in 1..prototypes {
+            let factor = of.beside[index];
+            block.iter_mut().zip(plane(index)).for_each(|(sum, value)| *sum += factor * value);
+        }
+        block
+    }
+}
+
+/// What masks have to be that are no prototypes.
+const OF_BOXES: &str = "[1, boxes, rows, columns] or [boxes, 1, rows, columns], a mask for each box";
+
+/// A mask while it is found, column by column.
+struct Runs {
+    mask: Instance,
+    /// Where the last run ended, down the columns.
+    end: u64,
+}
+
+impl Runs {
+    fn new(width: u32, height: u32) -> Runs {
+        Runs { mask: Instance { width, height, pixels: 0, counts: Vec::new() }, end: 0 }
+    }
+
+    /// Pixels of column `x`, behind all that were pushed.
+    fn push(&mut self, x: u32, rows: Range<u32>) {
+        if rows.is_empty() {
+            return;
+        }
+        let begin = u64::from(x) * u64::from(self.mask.height) + u64::from(rows.start);
+        let length = rows.end - rows.start;
+        match self.mask.counts.last_mut() {
+            // It goes on at the top of the next column.
+            Some(last) if begin == self.end => *last += length,
+            _ => self.mask.counts.extend([(begin - self.end) as u32, length]),
+        }
+        self.mask.pixels += u64::from(length);
+        self.end = begin + u64::from(length);
+    }
+
+    fn finish(mut self) -> Instance {
+        let all = u64::from(self.mask.width) * u64::from(self.mask.height);
+        if self.end < all {
+            self.mask.counts.push((all - self.end) as u32);
+        }
+        self.mask
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{Detection, testing::*},
+        *,
+    };
+    use crate::{
+        engine::Tensor,
+        image::{Preprocess, Resize},
+        tasks::testing::*,
+    };
+    use proptest::prelude::*;
+
+    fn painted(mask: &Instance) -> Vec<bool> {
+        let (width, height) = (mask.width as usize, mask.height as usize);
+        let mut painted = vec![false; width * height];
+        let mut at = 0;
+        for (index, count) in mask.counts.iter().enumerate() {
+            for position in at..at + *count as usize {
+                painted[position % height * width + position / height] = index % 2 == 1;
+            }
+            at += *count as usize;
+        }
+        assert_eq!(at, width * height, "run lengths sum to all pixels");
+        assert_eq!(painted.iter().filter(|is_in| **is_in).count() as u64, mask.pixels);
+        painted
+    }
+
+    /// A picture of so many pixels in an input of 100 x 100, letterboxed.
+    fn placed(width: u32, height: u32) -> Placement {
+        Preprocess { resize: Resize::Letterbox, ..Preprocess::new(100, 100) }.placement(width, height)
+    }
+
+    fn prototypes() -> Detect {
+        Detect { masks: Some("protos".to_owned()), ..Detect::default() }
+    }
+
+    /// Two anchors with two factors each: a box over all of the input, and one of no score.
+    fn segment(
+        task: Detect,
+        factors: [f32; 2],
+        protos: &[f32],
+        placement: &Placement,
+    ) -> Result<Vec<Detection>, String> {
+        let anchor = [&[50.0, 50.0, 100.0, 100.0, 0.9], &factors[..]].concat();
+        let numbers = [anchor, vec![0.0; 7]].concat();
+        let outputs: [(&str, &[i64], Tensor); 2] = [
+            ("output0", &[-1, 2, 7], floats(&[1, 2, 7], &numbers)),
+            ("protos", &[-1, 2, 2, 2], floats(&[1, 2, 2, 2], protos)),
+        ];
+        detections(task, &outputs, "thing", Some(placement))
+    }
+
+    #[test]
+    fn factors_say_how_much_of_each_prototype_is_in_a_mask() {
+        // The left half of the input, and its upper half.
+        let protos = [1.0, -1.0, 1.0, -1.0, 1.0, 1.0, -1.0, -1.0];
+        let placement = placed(40, 20);
+        let mask =
+            |factors| segment(prototypes(), factors, &protos, &placement).unwrap().remove(0).mask.unwrap();
+        let left = painted(&mask([1.0, 0.0]));
+        let upper = painted(&mask([0.0, 2.0]));
+        let right = painted(&mask([-1.0, 0.0]));
+        for y in 0..20 {
+            for x in 0..40 {
+                let at = y * 40 + x;
+                assert_eq!((left[at], upper[at], right[at]), (x < 20, y < 10, x >= 20), "{x} {y}");
+            }
+        }
+        // Nothing is above what is asked for.
+        let task = Detect { mask_threshold: Some(3.0), ..prototypes() };
+        let none = segment(task, [1.0, 1.0], &protos, &placement).unwrap().remove(0).mask.unwrap();
+        assert_eq!((none.pixels, none.counts), (0, vec![800]));
+    }
+
+    fn of_boxes(task: Detect, file: &[i64], masks: Tensor) -> Result<Vec<Detection>, String> {
+        let outputs: [(&str, &[i64], Tensor); 4] = [
+            ("boxes", &[-1, 4], floats(&[2, 4], &[0.0, 0.0, 50.0, 50.0, 20.0, 20.0, 60.0, 60.0])),
+            ("labels", &[-1], integers(&[2], &[0, 1])),
+            ("scores", &[-1], floats(&[2], &[0.5, 0.9])),
+            ("masks", file, masks),
+        ];
+        detections(Detect { masks: Some("masks".to_owned()), ..task }, &outputs, "", Some(&placed(100, 100)))
+    }
+
+    #[test]
+    fn masks_of_boxes_are_those_of_their_rows_and_end_with_the_box() {
+        let mut values = vec![0.0; 2 * 100 * 100];
+        values[..10_000].fill(1.0);
+        values[10_000 + 30 * 100 + 40] = 1.0;
+        let task = Detect::default;
+        for (file, shape) in
+            [(&[-1, 1, 100, 100][..], vec![2, 1, 100, 100]), (&[-1, 2, 100, 100], vec![1, 2, 100, 100])]
+        {
+            let found = of_boxes(task(), file, floats(&shape, &values)).unwrap();
+            let [best, other] = [0, 1].map(|index| found[index].mask.as_ref().unwrap());
+            assert_eq!((best.pixels, &best.counts[..]), (1, &[4030, 1, 5969][..]));
+            assert_eq!(other.pixels, 2500);
+            assert!(
+                painted(other)
+                    .iter()
+                    .enumerate()
+                    .all(|(at, is_in)| *is_in == (at % 100 < 50 && at / 100 < 50))
+            );
+        }
+        // Half of each box, its left one; boxes are 50 and 40 pixels wide.
+        let halves = floats(&[2, 1, 2, 2], &[1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]);
+        let area = Detect { mask_area: Some(MaskArea::Box), ..task() };
+        let found = of_boxes(area, &[-1, 1, 2, 2], halves.clone()).unwrap();
+        let best = painted(found[0].mask.as_ref().unwrap());
+        assert!(
+            best.iter()
+                .enumerate()
+                .all(|(at, is_in)| *is_in
+                    == ((20..40).contains(&(at % 100)) && (20..60).contains(&(at / 100))))
+        );
+        assert_eq!(found[1].mask.as_ref().unwrap().pixels, 25 * 50);
+        let error = of_boxes(task(), &[-1, 1, 2, 2], halves).unwrap_err();
+        assert!(error.contains("another size than the input's: set detect.mask_area"), "{error}");
+        let error =
+            of_boxes(task(), &[-1, 1, -1, -1], floats(&[1, 1, 100, 100], &values[..10_000])).unwrap_err();
+        assert!(error.contains("has shape [1, 1, 100, 100]") && error.contains("2 of them"), "{error}");
+    }
+
+    proptest! {
+        /// Against each pixel's own bilinear value.
+        #[test]
+        fn a_pixel_is_in_a_mask_where_the_values_around_it_are_above_the_threshold(
+            protos in prop::collection::vec(-1.0_f32..1.0, 8),
+            factors in prop::array::uniform2(-2.0_f32..2.0),
+            (width, height) in (1_u32..60, 1_u32..60),
+            threshold in -0.5_f32..0.5,
+        ) {
+            let placement = placed(width, height);
+            let task = Detect { mask_threshold: Some(threshold), ..prototypes() };
+            let found = segment(task, factors, &protos, &placement).unwrap();
+            let mask = painted(found[0].mask.as_ref().unwrap());
+            let value = |row: usize, column: usize| {
+                let at = row * 2 + column;
+                f64::from(factors[0] * protos[at] + factors[1] * protos[4 + at])
+            };
+            for y in 0..height {
+                for x in 0..width {
+                    let (u, v) = placement.from_source(x as f32 + 0.5, y as f32 + 0.5);
+                    // Texels' centres are at 25 and 75.
+                    let [u, v] = [u, v].map(|at| ((f64::from(at) - 25.0) / 50.0).clamp(0.0, 1.0));
+                    let row = |row| value(row, 0) * (1.0 - u) + value(row, 1) * u;
+                    let expected = row(0) * (1.0 - v) + row(1) * v - f64::from(threshold);
+                    // On the edge itself it may be either.
+                    if expected.abs() > 1e-4 {
+                        prop_assert_eq!(mask[(y * width + x) as usize], expected > 0.0, "{} {}: {}", x, y, expected);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Keypoints: of numbers that follow a box, or of an output of their own.
+
+use super::{BoxFormat, Detect, Keypoint};
+use crate::{
+    engine::{Dim, Signature},
+    tasks::{Outputs, numeric, wrong_shape},
+};
+
+/// Names that exporters give: torchvision's, then TensorFlow's.
+const KEYPOINTS: &[&str] = &["keypoints", "detection_keypoints"];
+/// Of their scores, where these have an output of their own.
+const SCORES: &[&str] = &["keypoints_scores", "detection_keypoint_scores"];
+
+impl Detect {
+    /// Of detectors whose boxes, scores and classes have outputs of their own: refuses a file without one of as many keypoints.
+    pub(super) fn resolve_keypoints(&self, signature: &Signature) -> Result<(), String> {
+        let Some(keypoints) = &self.keypoints else {
+            return Ok(());
+        };
+        let Some(output) = signature.outputs.iter().find(|output| KEYPOINTS.contains(&&*output.name)) else {
+            return Err(format!(
+                "detect.keypoints: the model has no output named {}",
+                KEYPOINTS.join(" or ")
+            ));
+        };
+        numeric(output)?;
+        let fits = match output.shape[..] {
+            [] => true,
+            [.., count, numbers] => count.takes(keypoints.count) && (numbers.takes(2) || numbers.takes(3)),
+            _ => false,
+        };
+        match fits {
+            true => Ok(()),
+            false => Err(wrong_shape(&output.name, &output.shape, &expected(keypoints.count))),
+        }
+    }
+
+    /// The numbers of each of `n` boxes' keypoints, x first; nothing where none are said.
+    pub(super) fn read_keypoints(&self, outputs: &Outputs<'_>, n: usize) -> Result<Vec<Vec<f32>>, String> {
+        let Some(count) = self.keypoints.as_ref().map(|keypoints| keypoints.count) else {
+            return Ok(Vec::new());
+        };
+        let find = |usual: &[&str]| {
+            let named = |name: &&&str| outputs.signature.outputs.iter().any(|output| output.name == **name);
+            usual.iter().find(named).map(|name| outputs.get(Some(name))).transpose()
+        };
+        let Some(output) = find(KEYPOINTS)? else {
+            return Err(format!("the model has no output named {}", KEYPOINTS.join(" or ")));
+        };
+        let shape = output.shape();
+        let width = match shape[..] {
+            [.., Dim::Fixed(points), Dim::Fixed(width @ (2 | 3))] if points == count => width,
+            _ => return Err(wrong_shape(output.name, &shape, &expected(count))),
+        };
+        let mut numbers = output.numbers()?;
+        if numbers.len() != n * count * width {
+            return Err(wrong_shape(output.name, &shape, &format!("{n} boxes x {count} x {width}")));
+        }
+        if self.box_format == Some(BoxFormat::Yxyx) {
+            numbers.chunks_exact_mut(width).for_each(|point| point.swap(0, 1));
+        }
+        let scores = match find(SCORES)? {
+            Some(scores) if scores.tensor.elements() == n * count => Some(scores.numbers()?),
+            Some(scores) => {
+                return Err(wrong_shape(
+                    scores.name,
+                    &scores.shape(),
+                    &format!("{n} boxes x {count} keypoints"),
+                ));
+            }
+            None => None,
+        };
+        if let Some(scores) = scores {
+            let scored = numbers.chunks_exact(width).zip(scores);
+            numbers = scored.flat_map(|(point, score)| [point[0], point[1], score]).collect();
+        }
+        let of_box = numbers.len() / n.max(1);
+        Ok(numbers.chunks_exact(of_box.max(1)).map(<[f32]>::to_vec).collect())
+    }
+
+    /// From the numbers of a box's keypoints to points of the posted image. `size` is that of the input, for parts of it.
+    pub(super) fn points(
+        &self,
+        numbers: &[f32],
+        size: Option<[u32; 2]>,
+        to_source: impl Fn([f32; 2]) -> [f32; 2],
+    ) -> Result<Vec<Keypoint>, String> {
+        let Some(keypoints) = &self.keypoints else {
+            return Ok(Vec::new());
+        };
+        let unit = match (self.normalized, size) {
+            (Some(true), Some(size)) => size.map(|pixels| pixels as f32),
+            _ => [1.0; 2],
+        };
+        let point = |(index, point): (usize, &[f32])| {
+            if !point.iter().all(|number| number.is_finite()) {
+                return Err(format!("a box has keypoint {index} at {point:?}, expected finite numbers"));
+            }
+            let [x, y] = to_source([point[0] * unit[0], point[1] * unit[1]]);
+            Ok(Keypoint { x, y, score: point.get(2).copied(), label: keypoints.names.get(index) })
+        };
+        numbers.chunks_exact(numbers.len() / keypoints.count).enumerate().map(point).collect()
+    }
+}
+
+fn expected(count: usize) -> String {
+    format!(
+        "[1, boxes, {count}, 2 or 3] or [boxes, {count}, 2 or 3] for {count} keypoints (detect.keypoints)"
+    )
+}
