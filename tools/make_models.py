@@ -309,6 +309,57 @@ def boxes(_):
     return {"model.onnx": model, "model.toml": manifest, "labels.txt": "floor\ncat\ndog\n"}
 
 
+def anchors(g, rows, classes):
+    """As YOLO has them: `output0` `[N, numbers, anchors]` from a row of numbers for each, whose scores are multiplied with the
+    picture's mean brightness."""
+    shines = np.zeros((1, len(rows[0]), 1), np.float32)
+    shines[:, 4 : 4 + classes] = 1
+    mean = g.node("ReduceMean", "image", axes=[1, 2, 3], keepdims=0)  # [N]
+    deep = g.node("Unsqueeze", mean, g.constant(np.array([1, 2])))  # [N, 1, 1]
+    factor = g.node("Add", g.node("Mul", deep, g.constant(shines)), g.constant(1 - shines))
+    g.node("Mul", factor, g.constant(floats([rows]).transpose(0, 2, 1)), output="output0")
+    return "output0", FLOAT, ["N", len(rows[0]), len(rows)]
+
+
+def detector(g, outputs, labels, detect):
+    """Its files, of an input of 64 x 64."""
+    model = g.bytes("detector", [("image", FLOAT, ["N", 3, 64, 64])], outputs)
+    manifest = f'task = "detect"\nlabels = "labels.txt"\n\n{PLAIN_INPUT}\n[detect]\n{detect}'
+    return {"model.onnx": model, "model.toml": manifest, "labels.txt": labels}
+
+
+def pose(_):
+    """Two fish with three keypoints each, always in the same places; white shows both of them."""
+    g = Graph()
+    rows = [
+        [20, 20, 24, 12, 0.9, 10, 20, 0.75, 20, 18, 0.5, 32, 20, 0.25],
+        [48, 44, 16, 24, 0.8, 48, 34, 0.7, 46, 44, 0.6, 48, 56, 0.5],
+        [20, 21, 24, 12, 0.7, 10, 21, 0.7, 20, 19, 0.6, 32, 21, 0.5],  # Hides behind the first.
+    ]
+    return detector(g, [anchors(g, rows, 1)], "fish\n", 'keypoints = ["nose", "fin", "tail"]\n')
+
+
+def instances(_):
+    """What is red in one box, and what is blue in another: as prototypes, how much brighter than half each colour is."""
+    g = Graph()
+    tiles = g.node("AveragePool", "image", kernel_shape=[2, 2], strides=[2, 2])
+    g.node("Sub", tiles, g.constant(np.float32(0.5)), output="output1")
+    rows = [
+        [32, 32, 64, 64, 0.9, 0, 1, 0, 0],
+        [40, 40, 40, 40, 0, 0.9, 0, 0, 1],
+    ]
+    outputs = [anchors(g, rows, 2), ("output1", FLOAT, ["N", 3, 32, 32])]
+    return detector(g, outputs, "red\nblue\n", 'masks = "output1"\nscore_min = 0.1\n')
+
+
+def turned(_):
+    """Two thin ships side by side on the diagonal, and one over the first; always the same, and white shows them."""
+    g = Graph()
+    eighth = np.pi / 4
+    rows = [[30, 30, 40, 4, 0.9, eighth], [24, 36, 40, 4, 0.8, eighth], [31, 31, 40, 4, 0.7, eighth]]
+    return detector(g, [anchors(g, rows, 1)], "ship\n", 'format = "yolo"\nangle = true\n')
+
+
 def slow(_):
     """`y = x` after as many products of matrices as the largest `x` says, `[N, 1]`: runs as long as a test wants."""
     body = Graph()
@@ -440,6 +491,9 @@ MODELS = {
     "enlarge": enlarge,
     "embed": embed,
     "boxes": boxes,
+    "pose": pose,
+    "instances": instances,
+    "turned": turned,
 }
 
 
