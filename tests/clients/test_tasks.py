@@ -57,6 +57,74 @@ def test_nothing_found_is_an_empty_list(server):
     assert detections == []
 
 
+def white(width, height):
+    return reference.png(np.full((height, width, 3), 255, np.uint8))
+
+
+def test_keypoints_are_in_pixels_of_the_posted_picture_and_have_their_names(server):
+    fish, _ = wire.one(wire.post_image(server, "pose", white(640, 320)), "detect")  # ten times 64 wide, five times 64 high
+    expected = [
+        ([80, 70, 320, 130], [("nose", 100, 100, 0.75), ("fin", 200, 90, 0.5), ("tail", 320, 100, 0.25)]),
+        ([400, 160, 560, 280], [("nose", 480, 170, 0.7), ("fin", 460, 220, 0.6), ("tail", 480, 280, 0.5)]),
+    ]
+    assert len(fish) == len(expected), fish
+    for found, (box, points) in zip(fish, expected):
+        assert np.abs(np.subtract(found["box"], box)).max() < 0.1, found
+        assert [point["label"] for point in found["keypoints"]] == [name for name, *_ in points]
+        got = [[point["x"], point["y"], point["score"]] for point in found["keypoints"]]
+        assert np.abs(np.subtract(got, [numbers for _, *numbers in points])).max() < 0.1, (got, points)
+        assert "mask" not in found and "corners" not in found
+
+
+def test_a_box_that_is_turned_has_its_corners_and_covers_what_it_shares_itself(server):
+    ships, _ = wire.one(wire.post_image(server, "turned", white(128, 128)), "detect")
+    assert [round(ship["score"], 2) for ship in ships] == [0.9, 0.8], "the third lies over the first"
+    along, across = 20 / np.sqrt(2), 2 / np.sqrt(2)
+    for ship, centre in zip(ships, [(30, 30), (24, 36)]):
+        ends = [(along - across, along + across), (-along - across, across - along)]
+        expected = [*ends, *np.negative(ends)]
+        assert np.abs(np.subtract(ship["corners"], 2 * np.add(expected, centre))).max() < 0.05, ship
+        around = np.concatenate([np.min(ship["corners"], axis=0), np.max(ship["corners"], axis=0)])
+        assert np.abs(np.clip(around, 0, 128) - ship["box"]).max() < 1e-3, ship
+
+
+def unrolled(mask):
+    """The pixels `[height, width]` of run lengths, by pycocotools' rule: down the columns, beginning outside."""
+    inside = np.repeat(np.arange(len(mask["counts"])) % 2, mask["counts"])
+    assert inside.sum() == mask["pixels"]
+    return inside.reshape(mask["width"], mask["height"]).T.astype(bool)
+
+
+def test_masks_of_things_are_the_pixels_that_their_prototypes_tell_within_their_boxes(server):
+    """Where a colour is brighter than half, by Pillow's bilinear enlargement of the network's own prototypes."""
+    rng = np.random.default_rng(7)
+    small = rng.integers(0, 256, (8, 8, 3), np.uint8)
+    picture = Image.fromarray(small).resize((320, 192), Image.Resampling.BICUBIC)
+    things, _ = wire.one(wire.post_image(server, "instances", reference.png(np.asarray(picture))), "detect")
+    assert [thing["label"] for thing in things] == ["red", "blue"], things
+    tiles = reference.stretched(reference.png(np.asarray(picture)), 64, "RGB").reshape(3, 32, 2, 32, 2).mean((2, 4)) - 0.5
+    for thing, channel in zip(things, [0, 2]):
+        values = Image.fromarray(tiles[channel].astype(np.float32)).resize((320, 192), Image.Resampling.BILINEAR)
+        expected = np.asarray(values) > 0
+        left, top, right, bottom = (round(edge) for edge in thing["box"])
+        expected[:top], expected[bottom:], expected[:, :left], expected[:, right:] = False, False, False, False
+        mask = unrolled(thing["mask"])
+        differ = (mask != expected).sum()
+        print(f"{thing['label']}: {expected.sum()} pixels, {differ} differ")
+        assert expected.sum() > 1000 and mask.shape == (192, 320) and differ <= 0.005 * expected.sum(), thing["box"]
+
+
+def test_masks_take_their_share_of_memory_by_the_width_of_the_posted_picture(start_server, models):
+    server = start_server(models, image_pixels_max=1_000_000, decode_bytes_max=4_000_000)
+    things, _ = wire.one(wire.post_image(server, "instances", white(200, 200)), "detect")
+    assert len(things) == 2
+    reply = wire.post_image(server, "instances", white(1000, 10))
+    # 300 masks, 64 bytes for each of their columns.
+    told = "memory to write masks in bytes is 19200000, more than the limit of 4000000; raise it with decode_bytes_max"
+    assert (reply.status_code, reply.json()["error"]) == (413, told)
+    assert server.stop() == 0
+
+
 def quarters(width=200, height=120):
     """Four colours, one in each quarter, and the class of each pixel."""
     image = np.zeros((height, width, 3), np.uint8)
