@@ -300,6 +300,7 @@ fn what_has_no_effect_is_told_by_name() {
             "optimization { execution_accelerators { gpu_execution_accelerator { name: \"tensorrt\" } } }",
             "optimization.execution_accelerators",
         ),
+        ("max_batch_size: 4096", "max_batch_size"),
         ("optimization { input_pinned_memory { enable: true } }", "optimization.input_pinned_memory"),
         ("optimization { output_pinned_memory { enable: true } }", "optimization.output_pinned_memory"),
         ("optimization { gather_kernel_buffer_threshold: 1 }", "optimization.gather_kernel_buffer_threshold"),
@@ -384,11 +385,34 @@ fn values_outside_their_range_are_told_together() {
         ],
     );
     refused("max_batch_size: -1", &["max_batch_size is -1, allowed: 0 to 1024"]);
-    refused("max_batch_size: 1025", &["max_batch_size is 1025"]);
+    refused(
+        "max_batch_size: 1025 dynamic_batching { preferred_batch_size: 1026 } model_warmup { name: \"w\" batch_size: 1027 }",
+        &["preferred_batch_size holds 1026, allowed: 1 to", "batch_size is 1027, more than max_batch_size"],
+    );
     refused(
         "input { name: \"x\" data_type: TYPE_FP32 dims: [ 4 ] reshape { shape: [ 2, 3 ] } }",
         &["input[\"x\"].reshape has not as many elements"],
     );
+}
+
+#[test]
+fn a_batch_that_is_larger_than_any_here_is_the_largest_there_is() {
+    let Described { manifest, notes } = check(
+        "max_batch_size: 4096 dynamic_batching { preferred_batch_size: [ 3, 4096 ] }
+         model_warmup { name: \"w\" batch_size: 2000 }",
+    );
+    assert_eq!(notes, ["max_batch_size: it is 4096, and batches have up to 1024 items"]);
+    assert_eq!((manifest.batch.items_max, manifest.declared.unwrap().items_max), (Some(1024), Some(1024)));
+    assert_eq!(manifest.batch.sizes.unwrap(), [1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024]);
+    assert_eq!(manifest.warmups[0].items, Some(1024));
+}
+
+#[test]
+fn a_wait_that_waits_for_nothing_is_told_once() {
+    let Described { manifest, notes } =
+        check("max_batch_size: 0 dynamic_batching { max_queue_delay_microseconds: 100 }");
+    // What is left would be told by whoever holds it against the file.
+    assert_eq!((notes.len(), manifest.batch.wait_max), (1, Duration::ZERO), "{notes:?}");
 }
 
 #[test]
