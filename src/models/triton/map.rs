@@ -1,6 +1,6 @@
 //! From a `config.pbtxt`'s message to a manifest: each field that is read, with its range and its default.
 
-use super::{Described, queue};
+use super::{Described, backend, queue};
 use crate::{
     engine::{DataType, Dim, onnx::OnGpu},
     image::Layout,
@@ -25,9 +25,6 @@ use crate::{
 };
 use std::time::Duration;
 
-/// What runs ONNX files, by both of its names.
-pub(super) const PLATFORM: &str = "onnxruntime_onnx";
-pub(super) const BACKEND: &str = "onnxruntime";
 /// Runs of one warm-up, at most: a model that is still warming up serves nobody.
 const WARMUP_RUNS_MAX: u32 = 10_000;
 
@@ -52,12 +49,16 @@ impl Told {
         })
     }
 
+    pub(super) fn into_notes(self) -> Vec<String> {
+        self.notes
+    }
+
     /// All mistakes, if there are some.
     pub(super) fn into_wrong(self) -> Option<String> {
         (!self.wrong.is_empty()).then(|| self.wrong.join("; "))
     }
 
-    fn note(&mut self, what: String) {
+    pub(super) fn note(&mut self, what: String) {
         self.notes.push(what);
     }
 }
@@ -70,13 +71,6 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
             "name is {:?}, but the folder is called {name:?}: they must be the same",
             config.name
         ));
-    }
-    for (field, value, ours) in
-        [("platform", &config.platform, PLATFORM), ("backend", &config.backend, BACKEND)]
-    {
-        if !value.is_empty() && value != ours {
-            told.wrong(format!("{field} is {value:?}, and only {ours:?} is served"));
-        }
     }
     let items_max = items_max(&mut told, config);
     let file = file(&mut told, "default_model_filename", &config.default_model_filename);
@@ -92,6 +86,8 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
     let warmups = warmups(&mut told, config, items_max);
     let placement = placement(&mut told, &config.instance_group);
     let versions = versions(&mut told, config.version_policy.as_ref());
+    let conv_search = backend::conv_search(&mut told, config);
+    backend::accelerators(&mut told, config.optimization.as_ref());
     let manifest = Manifest {
         engine: Engine::Onnx,
         task: Task::Tensors,
@@ -104,7 +100,7 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
         batch,
         queue,
         placement,
-        gpu: OnGpu::default(),
+        gpu: OnGpu { conv_search, ..OnGpu::default() },
         declared,
         warmups,
         kept: Kept {
