@@ -126,11 +126,8 @@ pub(super) fn prove(
         if let (Some(trial), Some(last)) = (&trial, last)
             && let Err(why) = trial.goes_on(last, size)
         {
-            let (model, items) = (&*model.name, last.0);
-            tracing::info!(
-                model,
-                "batches on the CPU have up to {items} items: {why} (batch.items_max says otherwise)"
-            );
+            let (model, items, otherwise) = (&*model.name, last.0, Trial::otherwise(model));
+            tracing::info!(model, "batches on the CPU have up to {items} items: {why} ({otherwise})");
             largest = Some(items);
             break;
         }
@@ -287,9 +284,10 @@ fn forward(
         }
         Err(error) => {
             let smallest = model.rules.sizes.first().is_none_or(|smallest| *smallest == size);
-            let hint = match smallest {
-                true => "",
-                false => " (where it takes no more than fewer, batch.items_max says so)",
+            let hint = match (smallest, &model.manifest.declared) {
+                (true, _) => "",
+                (false, None) => " (where it takes no more than fewer, batch.items_max says so)",
+                (false, Some(_)) => " (where it takes no more than fewer, max_batch_size says so)",
             };
             Err(failed(&format!("a forward pass with zeros at batch size {size}{hint}"), error))
         }

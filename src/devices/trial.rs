@@ -26,6 +26,14 @@ impl Trial {
         Some(Trial { before })
     }
 
+    /// What has larger batches tried all the same: a bound that every configuration of Triton's has is none that its author chose.
+    pub(super) fn otherwise(model: &Model) -> &'static str {
+        match model.manifest.declared {
+            Some(_) => "max_batch_size is a bound; items_max in [batch] of a model.toml has all tried",
+            None => "batch.items_max says otherwise",
+        }
+    }
+
     /// Whether batches of `next` items are tried after a pass of fewer that took so long; else why not.
     pub(super) fn goes_on(&self, (items, took): (usize, Duration), next: usize) -> Result<(), String> {
         let Some((resident, free)) = host::resident().zip(host::free()) else { return Ok(()) };
@@ -54,6 +62,32 @@ fn goes_on((items, took, bytes): (usize, Duration, u64), next: usize, free: u64)
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_to_be_said_is_told_in_the_words_of_the_models_file() {
+        use crate::{
+            batch::ModelKey,
+            engine::{DataType, staging::Memory},
+            models::{Model, testing::source, triton},
+            tasks::testing::{signature, spec},
+        };
+        let otherwise = |text: Option<&str>| {
+            let mut source = source("m", "1", "");
+            if let Some(text) = text {
+                source.manifest = triton::read(text, "m").expect("it is right").manifest;
+            }
+            let mut signature = signature(&[("y", &[-1, 3])]);
+            signature.inputs = vec![spec("x", DataType::Fp32, &[-1, 4])];
+            let timeout = Duration::from_secs(1);
+            let model = Model::resolve(ModelKey(1), &source, signature, timeout, &Memory::Plain);
+            Trial::otherwise(&model.expect("it fits"))
+        };
+        assert_eq!(otherwise(None), "batch.items_max says otherwise");
+        assert!(
+            otherwise(Some("max_batch_size: 8"))
+                .starts_with("max_batch_size is a bound; items_max in [batch]")
+        );
+    }
 
     #[test]
     fn sizes_are_tried_while_passes_are_short_and_leave_memory_over() {

@@ -215,8 +215,19 @@ impl Declared {
             if !fits {
                 let inner = TensorSpec { shape: inner, ..said };
                 let batch = if self.items_max.is_some() { ", whose first axis is the batch's" } else { "" };
+                let batched =
+                    self.items_max.is_some() && !(one && spec.shape.first() == Some(&Dim::Fixed(1)));
+                let to_do = match spec.shape.first() {
+                    Some(Dim::Fixed(items)) if batched && spec.shape.len() == inner.shape.len() => {
+                        format!(
+                            ": its batch is fixed at {items}; export it with a free batch axis, or set max_batch_size to 0 and \
+                             have dims begin with {items}"
+                        )
+                    }
+                    _ => String::new(),
+                };
                 wrong.push(format!(
-                    "{what} is declared as {}{batch}; the file has {}",
+                    "{what} is declared as {}{batch}; the file has {}{to_do}",
                     shown(&inner),
                     shown(spec)
                 ));
@@ -306,6 +317,12 @@ mod tests {
         check(&of("x", &[Free]), &[-1, 4], "the file has \"x\" (FP32 [-1, 4])");
         check(&of("x", &[Fixed(4)]), &[1, 4], "the file has \"x\" (FP32 [1, 4])");
         check(
+            &of("x", &[Fixed(4)]),
+            &[1, 4],
+            "(FP32 [1, 4]): its batch is fixed at 1; export it with a free batch axis, or set max_batch_size to 0 and have \
+             dims begin with 1",
+        );
+        check(
             &of("z", &[Fixed(4)]),
             &[-1, 4],
             "input \"z\" (FP32 [-1, 4]) is declared, but the file has \"x\"",
@@ -318,6 +335,8 @@ mod tests {
         check(&whole, &[-1, 4], "declared as \"x\" (FP32 [4]); the file has");
         let one = Declared { items_max: Some(1), inputs: of("x", &[Fixed(4)]).inputs, outputs: Vec::new() };
         assert!(one.hold(&file(&[1, 4], &[1, 2])).is_ok());
+        let told = one.hold(&file(&[1, 5], &[1, 2])).unwrap_err();
+        assert!(told.ends_with("(FP32 [1, 5])"), "a batch of one is not what is wrong: {told}");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! models/NAME/model.onnx           version 1
 //! models/NAME/VERSION/model.onnx   VERSION in digits; all are served, the highest is the default
 //! models/NAME/model.toml           alone: version 1 of a fitter, which has no model file
+//! models/NAME/VERSION/model.onnx/  a folder with such a file and its external data: the same
 //! models/NAME/config.pbtxt         instead of model.toml, for repositories made for Triton: see `triton`
 //! models/NAME.onnx                 version 1, served as tensors
 //! ```
@@ -24,7 +25,7 @@ use super::{
 };
 use crate::{engine::Dim, tasks::Labels};
 pub(super) use disk::inside;
-use disk::{entries, file_bytes, look, may_be_folder, model_bytes, read};
+use disk::{entries, file_bytes, look, may_be_folder, model_bytes, read, read_bytes};
 use instead::instead;
 use std::{
     collections::BTreeMap,
@@ -165,47 +166,60 @@ fn scan_as(
         Ok(inside) => inside,
         Err(reason) => return vec![failed("", reason)],
     };
-    let mut described = describe();
-    if let Ok(Described { tritons: true, notes, .. }) = &mut described {
+    let mut described = match describe() {
+        Ok(described) => described,
+        // No file is looked for: what it is called, and whether it is one of ours, only that would say.
+        Err(why) => {
+            let numbers = inside.iter().filter(|(version, path)| is_number(version) && may_be_folder(path));
+            let mut versions: Vec<&str> = numbers.map(|(version, _)| version.as_str()).collect();
+            let flat = inside.iter().any(|(name, path)| name == MODEL_FILE && !may_be_folder(path));
+            if flat && !versions.contains(&FLAT_VERSION) {
+                versions.push(FLAT_VERSION);
+            } else if versions.is_empty() {
+                versions.push("");
+            }
+            return versions.into_iter().map(|version| failed(version, why.clone())).collect();
+        }
+    };
+    if described.tritons {
         // Triton passes them over, and serves the others.
         inside.retain(|(version, path)| {
             let passed_over = is_padded(version) && may_be_folder(path);
             if passed_over {
-                notes.push(format!("the folder {version} is passed over: a version has no leading zeros"));
+                described
+                    .notes
+                    .push(format!("the folder {version} is passed over: a version has no leading zeros"));
             }
             !passed_over
         });
     }
     let mut found = Vec::new();
     let mut add = |version: &str, path: PathBuf| {
-        let source =
-            described.clone().and_then(|Described { manifest, labels, output_labels, notes, .. }| {
-                Ok(Source {
-                    name: name.to_owned(),
-                    version: version.to_owned(),
-                    bytes: match manifest.engine {
-                        Engine::Onnx => model_bytes(&path)?,
-                        Engine::GaussMle(_) => file_bytes(&path)?,
-                    },
-                    path,
-                    folder: folder.to_owned(),
-                    manifest,
-                    labels,
-                    output_labels,
-                    notes,
-                    kept: kept.cloned(),
-                    expected: Expected::default(),
-                })
-            });
+        let Described { manifest, labels, output_labels, notes, .. } = described.clone();
+        let bytes = match manifest.engine {
+            Engine::Onnx => model_bytes(&path),
+            Engine::GaussMle(_) => file_bytes(&path),
+        };
+        let source = bytes.map(|bytes| Source {
+            name: name.to_owned(),
+            version: version.to_owned(),
+            bytes,
+            path,
+            folder: folder.to_owned(),
+            manifest,
+            labels,
+            output_labels,
+            notes,
+            kept: kept.cloned(),
+            expected: Expected::default(),
+        });
         let (name, version) = (name.to_owned(), version.to_owned());
         found.push(Found { name, version, source, only_named: false });
     };
-    let own = described.as_ref().ok().and_then(|described| described.manifest.file.as_deref());
-    let model_file = own.unwrap_or(MODEL_FILE).to_owned();
-    let model_file = model_file.as_str();
+    let model_file = described.manifest.file.as_deref().unwrap_or(MODEL_FILE);
     let flat = folder.join(model_file);
     let has_flat = look(&flat).map_or(true, |there| there.is_some_and(|metadata| metadata.is_file()));
-    if let Ok(Described { manifest: Manifest { engine: Engine::GaussMle(_), .. }, .. }) = &described {
+    if let Engine::GaussMle(_) = described.manifest.engine {
         if has_flat {
             let why = format!(
                 "{MANIFEST_FILE} says engine = \"gauss-mle\", which reads no {MODEL_FILE}: remove one of them"
@@ -241,11 +255,9 @@ fn scan_as(
             versions.push((version, path));
         }
     }
-    if let Ok(described) = &described {
-        for version in choose(&described.manifest.versions, &mut versions) {
-            let why = format!("version_policy names it, but there is no folder {version}");
-            mistakes.push(Found { only_named: true, ..failed(&version, why) });
-        }
+    for version in choose(&described.manifest.versions, &mut versions) {
+        let why = format!("version_policy names it, but there is no folder {version}");
+        mistakes.push(Found { only_named: true, ..failed(&version, why) });
     }
     for (version, path) in versions {
         if path == flat {
@@ -255,6 +267,8 @@ fn scan_as(
         let file = path.join(model_file);
         match look(&path).and_then(|_| look(&file)) {
             Ok(Some(metadata)) if metadata.is_file() => add(&version, file),
+            // As in Triton, a network may have a folder of its own, with its external data.
+            Ok(Some(_)) if file.join(MODEL_FILE).is_file() => add(&version, file.join(MODEL_FILE)),
             Ok(_) => {
                 let but =
                     instead(&path, model_file).map(|there| format!(", but {there}")).unwrap_or_default();
@@ -268,8 +282,7 @@ fn scan_as(
         let but = instead(folder, model_file).map(|there| format!(", but {there}")).unwrap_or_default();
         let missing = format!("it holds neither {model_file} nor VERSION/{model_file}{but}");
         // What was passed over may be what is missed.
-        let told = |described: Described| [vec![missing], described.notes].concat().join("; ");
-        found.push(failed("", described.map_or_else(|why| why, told)));
+        found.push(failed("", [vec![missing], described.notes].concat().join("; ")));
     }
     found
 }
@@ -353,9 +366,6 @@ fn describe(name: &str, folder: &Path) -> Result<Described, String> {
         Err(error) => error.kind() != io::ErrorKind::NotFound,
         Ok(_) => true,
     };
-    let text = |file: &str| {
-        read(&folder.join(file), MANIFEST_BYTES_MAX).map_err(|reason| format!("{file}: {reason}"))
-    };
     let mut manifest = match (there(MANIFEST_FILE), there(CONFIG_FILE)) {
         (true, true) => {
             return Err(format!(
@@ -363,14 +373,18 @@ fn describe(name: &str, folder: &Path) -> Result<Described, String> {
             ));
         }
         (false, true) => {
-            let config = triton::read(&text(CONFIG_FILE)?, name)
-                .map_err(|reason| format!("{CONFIG_FILE}: {reason}"))?;
+            let of_file = |reason| format!("{CONFIG_FILE}: {reason}");
+            let bytes = read_bytes(&folder.join(CONFIG_FILE), MANIFEST_BYTES_MAX).map_err(of_file)?;
+            // Comments are in whatever encoding their author's editor has; names in another one find nothing.
+            let config = triton::read(&String::from_utf8_lossy(&bytes), name).map_err(of_file)?;
             let mut described = Described::of(folder, config)?;
             described.notes.iter_mut().for_each(|note| note.insert_str(0, &format!("{CONFIG_FILE}: ")));
             return Ok(described);
         }
         (true, false) => {
-            Manifest::parse(&text(MANIFEST_FILE)?).map_err(|error| format!("{MANIFEST_FILE}: {error}"))?
+            let text = read(&folder.join(MANIFEST_FILE), MANIFEST_BYTES_MAX);
+            let parsed = text.and_then(|text| Manifest::parse(&text).map_err(|error| error.to_string()));
+            parsed.map_err(|reason| format!("{MANIFEST_FILE}: {reason}"))?
         }
         (false, false) => Manifest::default(),
     };

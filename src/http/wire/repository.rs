@@ -236,6 +236,10 @@ mod tests {
         assert_eq!(got, expected);
         let told = |member: &str| got.notes.iter().any(|note| note.starts_with(member));
         assert!(got.notes.len() == 2 && told("optimization") && told("response_cache"), "{:?}", got.notes);
+        let accelerators = json!({ "gpu_execution_accelerator": [{ "name": "tensorrt" }] });
+        let got =
+            config(&json!({ "optimization": { "execution_accelerators": accelerators } }), None).unwrap();
+        assert!(got.notes.len() == 1 && got.notes[0].contains("[\"tensorrt\"]: on GPUs"), "{:?}", got.notes);
         refuses(&json!({ "version_policy": { "latest": { "num_versions": 0 } } }), "num_versions is 0");
         refuses(&json!({ "version_policy": { "newest": {} } }), "newest");
         let specific =

@@ -56,19 +56,26 @@ pub(in crate::models) fn inside(folder: &Path, name: &str) -> Result<PathBuf, St
 }
 
 pub(super) fn read(path: &Path, bytes_max: u64) -> Result<String, String> {
+    String::from_utf8(read_bytes(path, bytes_max)?).map_err(|error| {
+        let byte = error.utf8_error().valid_up_to() + 1;
+        format!("cannot read it: it is not UTF-8 at byte {byte}: save it as UTF-8")
+    })
+}
+
+pub(super) fn read_bytes(path: &Path, bytes_max: u64) -> Result<Vec<u8>, String> {
     let cannot = |error| format!("cannot read it: {error}");
     // Before it is opened: to open a pipe is to wait for whoever writes there.
     if !fs::metadata(path).map_err(cannot)?.is_file() {
         return Err("it is not a file".to_owned());
     }
     let file = fs::File::open(path).map_err(cannot)?;
-    let mut text = String::new();
+    let mut bytes = Vec::new();
     // One byte more than allowed tells a file that is too large, whatever its metadata said.
-    file.take(bytes_max + 1).read_to_string(&mut text).map_err(cannot)?;
-    if text.len() as u64 > bytes_max {
+    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(cannot)?;
+    if bytes.len() as u64 > bytes_max {
         return Err(format!("it is larger than the limit of {bytes_max} bytes"));
     }
-    Ok(text)
+    Ok(bytes)
 }
 
 pub(super) fn file_bytes(path: &Path) -> Result<u64, String> {

@@ -136,6 +136,75 @@ fn a_repository_of_tritons_is_found_with_the_versions_that_its_policy_chooses() 
 }
 
 #[test]
+fn what_is_wrong_with_a_configuration_is_told_before_any_file_is_looked_for() {
+    let why = "config.pbtxt: backend is \"python\", and only \"onnxruntime\" is served";
+    check(
+        &[
+            ("beside/1/model.plan", ""),
+            ("beside/config.pbtxt", "platform: \"tensorrt_plan\""),
+            ("flat/2/notes", ""),
+            ("flat/config.pbtxt", "backend: \"python\""),
+            ("flat/model.onnx", ONNX),
+            ("plan/1/model.plan", ""),
+            ("plan/config.pbtxt", ""),
+            ("python/1/model.py", ""),
+            ("python/2/model.py", ""),
+            ("python/007/model.py", ""),
+            ("python/config.pbtxt", "backend: \"python\""),
+            ("typo/1/notes", ""),
+            ("typo/config.pbtxt", "max_batchsize: 1"),
+            ("unversioned/config.pbtxt", "backend: \"python\""),
+        ],
+        &[
+            ("beside", "1", "config.pbtxt: platform is \"tensorrt_plan\""),
+            ("flat", "1", why),
+            ("flat", "2", why),
+            ("plan", "1", "1/model.onnx is missing, but there is model.plan, which is TensorRT's"),
+            ("python", "1", why),
+            ("python", "2", why),
+            ("python", "007", why),
+            ("typo", "1", "config.pbtxt: line 1: field 'max_batchsize' not found"),
+            ("unversioned", "", why),
+        ],
+    );
+}
+
+#[test]
+fn a_configuration_may_have_a_byte_order_mark_and_comments_in_any_encoding() {
+    let folder =
+        folder(&[("bom/1/model.onnx", ONNX), ("gbk/1/model.onnx", ONNX), ("label/1/model.onnx", ONNX)]);
+    let write = |path: &str, bytes: &[u8]| fs::write(folder.path().join(path), bytes).unwrap();
+    write("bom/config.pbtxt", b"\xef\xbb\xbfmax_batch_size: 4");
+    write("gbk/config.pbtxt", b"# \xc5\xfa\xb4\xa6\xc0\xed\nmax_batch_size: 4 # \xb4\xf3\xd0\xa1\n");
+    write("label/config.pbtxt", b"output { name: \"y\" data_type: TYPE_FP32 dims: 1 label_filename: \"l\" }");
+    write("label/l", b"\xc5\xfa\n");
+    let utf8 = "labels file \"l\": cannot read it: it is not UTF-8 at byte 1: save it as UTF-8";
+    check_folder(folder.path(), &[("bom", "1", ""), ("gbk", "1", ""), ("label", "1", utf8)]);
+    let found = scan(folder.path()).unwrap();
+    let largest = |found: &Found| found.source.as_ref().unwrap().manifest.batch.items_max;
+    assert_eq!([largest(&found[0]), largest(&found[1])], [Some(4), Some(4)]);
+}
+
+#[test]
+fn a_network_may_have_a_folder_of_its_own_with_its_external_data() {
+    let folder = folder(&[
+        ("m/1/model.onnx/weights.data", "67890"),
+        ("m/config.pbtxt", ""),
+        ("named/1/net/model.onnx", ONNX),
+        ("named/config.pbtxt", "default_model_filename: \"net\""),
+        ("other/1/model.onnx/net.onnx", ONNX),
+        ("other/config.pbtxt", ""),
+    ]);
+    let model = external::testing::model("weights.data");
+    fs::write(folder.path().join("m/1/model.onnx/model.onnx"), &model).unwrap();
+    let missing = "1/model.onnx is missing, but there is model.onnx/net.onnx";
+    check_folder(folder.path(), &[("m", "1", ""), ("named", "1", ""), ("other", "1", missing)]);
+    let source = scan(folder.path()).unwrap().remove(0).source.unwrap();
+    assert_eq!(source.path, folder.path().join("m/1/model.onnx/model.onnx"));
+    assert_eq!((source.folder, source.bytes), (folder.path().join("m"), model.len() as u64 + 5));
+}
+
+#[test]
 fn versions_that_are_only_named_are_told_from_those_that_are_broken() {
     let config = "version_policy { specific { versions: [ 1, 2, 3 ] } }";
     let folder = folder(&[("m/1/model.onnx", ONNX), ("m/2/other", ""), ("m/config.pbtxt", config)]);

@@ -1,6 +1,6 @@
 //! From a `config.pbtxt`'s message to a manifest: each field that is read, with its range and its default.
 
-use super::{Described, queue};
+use super::{Described, backend, queue};
 use crate::{
     engine::{DataType, Dim, onnx::OnGpu},
     image::Layout,
@@ -14,7 +14,7 @@ use crate::{
     },
     protocol::inference::{
         DataType as WireType, ModelConfig, ModelDynamicBatching, ModelInput, ModelInstanceGroup,
-        ModelTensorReshape, ModelVersionPolicy, ModelWarmup,
+        ModelTensorReshape, ModelVersionPolicy,
         model_config::SchedulingChoice,
         model_input::Format,
         model_instance_group::Kind,
@@ -25,9 +25,6 @@ use crate::{
 };
 use std::time::Duration;
 
-/// What runs ONNX files, by both of its names.
-pub(super) const PLATFORM: &str = "onnxruntime_onnx";
-pub(super) const BACKEND: &str = "onnxruntime";
 /// Runs of one warm-up, at most: a model that is still warming up serves nobody.
 const WARMUP_RUNS_MAX: u32 = 10_000;
 
@@ -52,12 +49,16 @@ impl Told {
         })
     }
 
+    pub(super) fn into_notes(self) -> Vec<String> {
+        self.notes
+    }
+
     /// All mistakes, if there are some.
     pub(super) fn into_wrong(self) -> Option<String> {
         (!self.wrong.is_empty()).then(|| self.wrong.join("; "))
     }
 
-    fn note(&mut self, what: String) {
+    pub(super) fn note(&mut self, what: String) {
         self.notes.push(what);
     }
 }
@@ -71,23 +72,22 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
             config.name
         ));
     }
-    for (field, value, ours) in
-        [("platform", &config.platform, PLATFORM), ("backend", &config.backend, BACKEND)]
-    {
-        if !value.is_empty() && value != ours {
-            told.wrong(format!("{field} is {value:?}, and only {ours:?} is served"));
-        }
-    }
-    let items_max = told.within("max_batch_size", config.max_batch_size, 0, ITEMS_MAX);
+    let items_max = items_max(&mut told, config);
     let file = file(&mut told, "default_model_filename", &config.default_model_filename);
     let declared = declared(&mut told, config, (items_max, says_size));
     // The model's are those of the first output that has some.
     let mut outputs = declared.iter().flat_map(|declared| &declared.outputs);
     let labels = outputs.find_map(|output| output.labels.clone());
-    let (batch, queue, priority) = batching(&mut told, config, items_max);
-    let warmups = warmups(&mut told, &config.model_warmup, items_max);
+    let (mut batch, queue, priority) = batching(&mut told, config, items_max);
+    if declared.as_ref().is_some_and(|declared| declared.items_max.is_none()) {
+        // That has been told, and would be again of a wait that is left.
+        batch.wait_max = Duration::ZERO;
+    }
+    let warmups = warmups(&mut told, config, items_max);
     let placement = placement(&mut told, &config.instance_group);
     let versions = versions(&mut told, config.version_policy.as_ref());
+    let conv_search = backend::conv_search(&mut told, config);
+    backend::accelerators(&mut told, config.optimization.as_ref());
     let manifest = Manifest {
         engine: Engine::Onnx,
         task: Task::Tensors,
@@ -100,7 +100,7 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
         batch,
         queue,
         placement,
-        gpu: OnGpu::default(),
+        gpu: OnGpu { conv_search, ..OnGpu::default() },
         declared,
         warmups,
         kept: Kept {
@@ -115,6 +115,20 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
     };
     let Told { wrong, notes } = told;
     if wrong.is_empty() { Ok(Described { manifest, notes }) } else { Err(wrong.join("; ")) }
+}
+
+/// Items of the largest batch: ours, where the author's is larger, since requests of more are cut into several.
+fn items_max(told: &mut Told, config: &ModelConfig) -> usize {
+    let (asked, most) = (config.max_batch_size, i32::try_from(ITEMS_MAX).unwrap_or(i32::MAX));
+    if asked > most {
+        told.note(format!("max_batch_size: it is {asked}, and batches have up to {most} items"));
+    }
+    told.within("max_batch_size", asked.min(most), 0, ITEMS_MAX)
+}
+
+/// A size that the author's largest batch allows, as far as ours does.
+fn lowered(size: i64, config: &ModelConfig, items_max: usize) -> i64 {
+    if size <= config.max_batch_size.into() { size.min(items_max as i64) } else { size }
 }
 
 /// The name of a file in the model's folder; `None` if it is not given.
@@ -236,7 +250,7 @@ fn batching(told: &mut Told, config: &ModelConfig, items_max: usize) -> (BatchLi
     };
     let preferred = &dynamic.preferred_batch_size;
     if !preferred.is_empty() {
-        let preferred = preferred.iter().map(|size| i64::from(*size));
+        let preferred = preferred.iter().map(|size| lowered((*size).into(), config, items_max));
         limits.sizes = Some(sizes(told, powers_of_two(items_max), preferred, items_max));
     }
     limits.wait_max = wait_max(told, dynamic);
@@ -389,12 +403,12 @@ pub(super) fn versions(told: &mut Told, policy: Option<&ModelVersionPolicy>) -> 
     }
 }
 
-fn warmups(told: &mut Told, warmups: &[ModelWarmup], items_max: usize) -> Vec<Warmup> {
+fn warmups(told: &mut Told, config: &ModelConfig, items_max: usize) -> Vec<Warmup> {
     // A batch size of 0 turns a warm-up off.
-    let on = warmups.iter().filter(|warmup| warmup.batch_size > 0);
+    let on = config.model_warmup.iter().filter(|warmup| warmup.batch_size > 0);
     on.map(|warmup| {
         let at = format!("model_warmup[{:?}]", warmup.name);
-        let items = warmup.batch_size as usize;
+        let items = lowered(warmup.batch_size.into(), config, items_max) as usize;
         if items > items_max.max(1) {
             told.wrong(format!("{at}.batch_size is {items}, more than max_batch_size, which is {items_max}"));
         }

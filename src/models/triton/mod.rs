@@ -10,11 +10,13 @@
 //!
 //! - `text`: from text to the message, with the line of every mistake.
 //! - `verdict`: each field there is: read, warned about or refused.
-//! - `map`: from the message to a manifest; `queue`: what of it says how requests wait.
+//! - `map`: from the message to a manifest; `queue`: what of it says how requests wait; `backend`: what is said to what
+//!   runs it, and who that is.
 //! - `overrides`: what a load changes of it; `names`: of members in JSON, which have two.
 //!
 //! The same configuration also comes as JSON, with the files of a model that a caller sends.
 
+mod backend;
 mod map;
 mod names;
 mod overrides;
@@ -129,9 +131,20 @@ fn message(definition: MessageDescriptor, members: Map<String, Value>) -> Result
 }
 
 fn described(message: &DynamicMessage, name: &str) -> Result<Described, String> {
-    let mut notes = verdict::judge(message)?;
     let config = message.transcode_to().map_err(|error| error.to_string())?;
-    let mut described = map::described(&config, name, message.has_field_by_name(text::MAX_BATCH_SIZE))?;
+    // What it says beside is for whatever runs it.
+    if let Some(why) = backend::run_by_others(&config) {
+        return Err(why);
+    }
+    let judged = verdict::judge(message);
+    let described = map::described(&config, name, message.has_field_by_name(text::MAX_BATCH_SIZE));
+    let (mut notes, mut described) = match (judged, described) {
+        (Ok(notes), Ok(described)) => (notes, described),
+        (judged, described) => {
+            let wrong = [judged.err(), described.err()];
+            return Err(wrong.into_iter().flatten().collect::<Vec<_>>().join("; "));
+        }
+    };
     let kept = &mut described.manifest.kept;
     kept.optimization = said_of_optimization(message)?;
     described.manifest.gpu.cuda_graph = cuda_graph(&kept.optimization).unwrap_or(CudaGraph::Never);

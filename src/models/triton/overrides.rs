@@ -2,7 +2,8 @@
 
 use super::{
     OPTIMIZATION, alone,
-    map::{self, BACKEND, PLATFORM, Told},
+    backend::{self, BACKEND, PLATFORM},
+    map::{self, Told},
     message,
     queue::Queueing,
     said_of_optimization, says_as,
@@ -44,6 +45,10 @@ pub fn overrides(
             OPTIMIZATION | RESPONSE_CACHE => {
                 let message = alone(&member, &value)?;
                 overrides.notes.extend(verdict::judge(&message)?);
+                let config: ModelConfig = message.transcode_to().map_err(|error| error.to_string())?;
+                let mut told = Told::default();
+                backend::accelerators(&mut told, config.optimization.as_ref());
+                overrides.notes.extend(told.into_notes());
                 overrides.optimization.extend(said_of_optimization(&message)?);
             }
             _ if same => {}

@@ -3,7 +3,10 @@
 use super::{verdict::Verdict, *};
 use crate::{
     batch::{QueuePolicies, QueuePolicy, Then},
-    engine::{DataType, Dim, onnx::gpu::CudaGraph},
+    engine::{
+        DataType, Dim,
+        onnx::gpu::{ConvSearch, CudaGraph},
+    },
     image::Layout,
     models::{
         Declared, Fill, Warmup, WarmupInput,
@@ -298,8 +301,9 @@ fn what_has_no_effect_is_told_by_name() {
         ("optimization { cuda { output_copy_stream: true } }", "optimization.cuda.output_copy_stream"),
         (
             "optimization { execution_accelerators { gpu_execution_accelerator { name: \"tensorrt\" } } }",
-            "optimization.execution_accelerators",
+            "optimization.execution_accelerators.gpu_execution_accelerator[\"tensorrt\"]",
         ),
+        ("max_batch_size: 4096", "max_batch_size"),
         ("optimization { input_pinned_memory { enable: true } }", "optimization.input_pinned_memory"),
         ("optimization { output_pinned_memory { enable: true } }", "optimization.output_pinned_memory"),
         ("optimization { gather_kernel_buffer_threshold: 1 }", "optimization.gather_kernel_buffer_threshold"),
@@ -384,11 +388,140 @@ fn values_outside_their_range_are_told_together() {
         ],
     );
     refused("max_batch_size: -1", &["max_batch_size is -1, allowed: 0 to 1024"]);
-    refused("max_batch_size: 1025", &["max_batch_size is 1025"]);
+    refused(
+        "max_batch_size: 1025 dynamic_batching { preferred_batch_size: 1026 } model_warmup { name: \"w\" batch_size: 1027 }",
+        &["preferred_batch_size holds 1026, allowed: 1 to", "batch_size is 1027, more than max_batch_size"],
+    );
     refused(
         "input { name: \"x\" data_type: TYPE_FP32 dims: [ 4 ] reshape { shape: [ 2, 3 ] } }",
         &["input[\"x\"].reshape has not as many elements"],
     );
+}
+
+#[test]
+fn a_batch_that_is_larger_than_any_here_is_the_largest_there_is() {
+    let Described { manifest, notes } = check(
+        "max_batch_size: 4096 dynamic_batching { preferred_batch_size: [ 3, 4096 ] }
+         model_warmup { name: \"w\" batch_size: 2000 }",
+    );
+    assert_eq!(notes, ["max_batch_size: it is 4096, and batches have up to 1024 items"]);
+    assert_eq!((manifest.batch.items_max, manifest.declared.unwrap().items_max), (Some(1024), Some(1024)));
+    assert_eq!(manifest.batch.sizes.unwrap(), [1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024]);
+    assert_eq!(manifest.warmups[0].items, Some(1024));
+}
+
+#[test]
+fn a_wait_that_waits_for_nothing_is_told_once() {
+    let Described { manifest, notes } =
+        check("max_batch_size: 0 dynamic_batching { max_queue_delay_microseconds: 100 }");
+    // What is left would be told by whoever holds it against the file.
+    assert_eq!((notes.len(), manifest.batch.wait_max), (1, Duration::ZERO), "{notes:?}");
+}
+
+#[test]
+fn how_algorithms_of_convolutions_are_found_is_said_in_a_parameter() {
+    let search = |value: &str| {
+        let entry = format!("{{ key: \"cudnn_conv_algo_search\" value {{ string_value: \"{value}\" }} }}");
+        let Described { manifest, notes } = check(&format!("parameters {entry}"));
+        (manifest.gpu.conv_search, notes.join("\n"))
+    };
+    assert_eq!(search("0"), (ConvSearch::Exhaustive, String::new()));
+    assert_eq!(search("1"), (ConvSearch::Heuristic, String::new()));
+    let (now, told) = search("2");
+    assert_eq!(now, ConvSearch::Heuristic);
+    assert!(
+        told.starts_with("parameters[\"cudnn_conv_algo_search\"]: it is \"2\"; heard are \"0\""),
+        "{told}"
+    );
+}
+
+#[test]
+fn what_is_said_to_providers_is_told_with_its_values() {
+    let told = |side: &str, of: &str| {
+        let text = format!(
+            "optimization {{ execution_accelerators {{ {side}_execution_accelerator {{ {of} }} }} }}"
+        );
+        check(&text).notes.join("\n")
+    };
+    let check = |side: &str, of: &str, expected: &[&str]| {
+        let told = told(side, of);
+        for expected in expected {
+            assert!(told.contains(expected), "{told} lacks {expected}");
+        }
+    };
+    let parameters =
+        "parameters { key: \"precision_mode\" value: \"FP16\" } parameters { key: \"a\" value: \"1\" }";
+    let unheard = "; not heard: a \"1\", precision_mode \"FP16\"";
+    check(
+        "gpu",
+        &format!("name: \"tensorrt\" {parameters}"),
+        &[
+            "[\"tensorrt\"]: on GPUs ONNX Runtime's CUDA provider runs the model",
+            "in [gpu]; not heard",
+            unheard,
+        ],
+    );
+    check(
+        "gpu",
+        &format!("name: \"cuda\" {parameters}"),
+        &["[\"cuda\"]: it runs the model on GPUs", unheard],
+    );
+    check("gpu", "name: \"gpu_io\"", &["[\"gpu_io\"]: there is no such provider"]);
+    check("gpu", "", &["gpu_execution_accelerator[0]: there is no such provider"]);
+    check(
+        "cpu",
+        "name: \"openvino\"",
+        &["cpu_execution_accelerator[\"openvino\"]: there is no such provider"],
+    );
+    assert_eq!(told("gpu", "name: \"cuda\""), "");
+}
+
+#[test]
+fn mistakes_of_fields_and_of_their_values_are_told_together() {
+    refused(
+        "max_batch_size: -1 model_transaction_policy { decoupled: true }",
+        &["model_transaction_policy.decoupled: ", "; max_batch_size is -1"],
+    );
+}
+
+#[test]
+fn a_model_of_another_backend_is_told_that_alone() {
+    let told = |text: &str| read(text, "m").expect_err(text);
+    let beside = "max_batch_size: -1 model_transaction_policy { decoupled: true }
+        sequence_batching { } input { name: \"x\" }";
+    assert_eq!(
+        told(&format!("backend: \"vllm\" {beside}")),
+        "backend is \"vllm\", and only \"onnxruntime\" is served"
+    );
+    let engine =
+        ", and only \"onnxruntime_onnx\" is served: serve the ONNX file that the engine was made from";
+    assert_eq!(
+        told(&format!("platform: \"tensorrt_plan\" {beside}")),
+        format!("platform is \"tensorrt_plan\"{engine}")
+    );
+    for (text, to_do) in [
+        ("backend: \"pytorch\"", "docs/pytorch.md"),
+        ("platform: \"pytorch_libtorch\"", "docs/pytorch.md"),
+        ("backend: \"tensorrt\"", "the ONNX file that the engine was made from"),
+        ("platform: \"tensorflow_savedmodel\"", "tf2onnx"),
+        ("platform: \"ensemble\"", "ensembles are not supported: serve the models of their steps alone"),
+    ] {
+        assert!(told(text).contains(to_do), "{}", told(text));
+    }
+    let ensemble = "platform: \"ensemble\" ensemble_scheduling { step { model_name: \"a\" } }
+        input { name: \"x\" } parameters { key: \"a\" value { string_value: \"b\" } } name: \"other\"";
+    let alone = told(ensemble);
+    assert!(
+        alone.starts_with("ensemble_scheduling: ensembles are not supported: serve the models of"),
+        "{alone}"
+    );
+    assert!(alone.ends_with("takes them as BYTES"), "{alone}");
+}
+
+#[test]
+fn a_byte_order_mark_is_no_part_of_the_text() {
+    assert_eq!(check("\u{feff}name: \"m\""), check("name: \"m\""));
+    refused("\u{feff}name: \"m\"\nmax_batchsize: 4\n", &["line 2", "max_batchsize"]);
 }
 
 #[test]

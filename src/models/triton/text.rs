@@ -38,7 +38,8 @@ pub(super) fn definition() -> MessageDescriptor {
 /// # Errors
 /// The first mistake with its line: syntax, a field or word that does not exist, a value outside its type.
 pub(super) fn parse(text: &str) -> Result<DynamicMessage, String> {
-    let text = with_colons(text);
+    // What some editors begin a file with is no part of its text.
+    let text = with_colons(text.trim_start_matches('\u{feff}'));
     DynamicMessage::parse_text_format(definition(), &text).map_err(|error| told(&text, &error))
 }
 

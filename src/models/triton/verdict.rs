@@ -15,10 +15,13 @@ pub(super) enum Verdict {
 
 use Verdict::{Noted, Read, Refused};
 
-const ACCELERATED: &str = "which of ONNX Runtime's providers runs a model is the server's choice";
 const BUFFERS: &str = "the server has its own memory for batches";
 const RATES: &str = "instances are not rationed: devices take work when they are free";
 const TENSORRT: &str = "only TensorRT has such tensors";
+
+/// Why ensembles are refused, with the ways without.
+pub(super) const ENSEMBLES: &str = "ensembles are not supported: serve the models of their steps alone, each asked by its name; none \
+                                    is needed that decodes pictures, since a model with [input] in a model.toml takes them as BYTES";
 
 /// By path; a message's verdict holds for everything in it, unless the message is read.
 const TABLE: &[(&str, Verdict)] = &[
@@ -63,7 +66,14 @@ const TABLE: &[(&str, Verdict)] = &[
     ("optimization.cuda.busy_wait_events", Noted("a thread that waits for a GPU sleeps")),
     ("optimization.cuda.graph_spec", Noted("graphs are of the sizes that batches are padded to")),
     ("optimization.cuda.output_copy_stream", Noted("outputs always have a stream of their own")),
-    ("optimization.execution_accelerators", Noted(ACCELERATED)),
+    // `backend` tells what of them has no effect, and of the parameters below.
+    ("optimization.execution_accelerators", Read),
+    ("optimization.execution_accelerators.gpu_execution_accelerator", Read),
+    ("optimization.execution_accelerators.gpu_execution_accelerator.name", Read),
+    ("optimization.execution_accelerators.gpu_execution_accelerator.parameters", Read),
+    ("optimization.execution_accelerators.cpu_execution_accelerator", Read),
+    ("optimization.execution_accelerators.cpu_execution_accelerator.name", Read),
+    ("optimization.execution_accelerators.cpu_execution_accelerator.parameters", Read),
     ("optimization.input_pinned_memory", Noted(BUFFERS)),
     ("optimization.output_pinned_memory", Noted(BUFFERS)),
     ("optimization.gather_kernel_buffer_threshold", Noted(BUFFERS)),
@@ -88,7 +98,7 @@ const TABLE: &[(&str, Verdict)] = &[
     ("dynamic_batching.priority_queue_policy.allow_timeout_override", Read),
     ("dynamic_batching.priority_queue_policy.max_queue_size", Read),
     ("sequence_batching", Refused("models with a state between requests are not supported")),
-    ("ensemble_scheduling", Refused("ensembles are not supported")),
+    ("ensemble_scheduling", Refused(ENSEMBLES)),
     ("instance_group", Read),
     // Names of instances show nowhere.
     ("instance_group.name", Read),
@@ -103,7 +113,8 @@ const TABLE: &[(&str, Verdict)] = &[
     ("default_model_filename", Read),
     ("cc_model_filenames", Noted("one file is run on all devices")),
     ("metric_tags", Noted("metrics have a fixed set of labels")),
-    ("parameters", Noted("it is for Triton's backend; the server's own options are in docs/options.md")),
+    ("parameters", Read),
+    ("parameters.string_value", Read),
     ("model_warmup", Read),
     ("model_warmup.name", Read),
     ("model_warmup.batch_size", Read),
