@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
     """The examples, a model of each other task, and one whose name and labels are markup."""
     folder = tmp_path_factory.mktemp("page") / "models"
     shutil.copytree(ROOT / "examples" / "models", folder)
-    make_models.write(folder, ["embed", "segment", "enlarge", "image-identity"])
+    make_models.write(folder, ["embed", "segment", "enlarge", "image-identity", "pose", "instances", "turned"])
     shutil.copytree(ROOT / "examples" / "models" / "digits", folder / "marked")
     (folder / "marked" / "labels.txt").write_text("".join(f"{MARKUP}{index}\n" for index in range(10)))
     shutil.copytree(ROOT / "examples" / "models" / "digits", folder / MARKUP)
@@ -219,6 +219,145 @@ def test_the_detectors_boxes_lie_where_the_api_says(visit, site):
     page.evaluate("() => { const slider = document.querySelector('.range input'); slider.value = 90; slider.dispatchEvent(new Event('input')); }")
     assert boxes.count() == sum(found["score"] >= 0.9 for found in expected["detections"])
     window.shot("detect")
+
+
+def scene(width, height):
+    """A bright picture."""
+    y, x = np.mgrid[:height, :width]
+    stripes = 250 - 12 * (np.sin(x / 9) + np.cos(y / 7) > 0.4)
+    packed = io.BytesIO()
+    Image.fromarray(np.stack([stripes, stripes - 8, stripes - 20], 2).astype(np.uint8)).save(packed, "png")
+    return packed.getvalue()
+
+
+def hide_below(page, hundredths):
+    """Moves the slider."""
+    page.evaluate(
+        "(value) => { const slider = document.querySelector('.range input'); slider.value = value; slider.dispatchEvent(new Event('input')); }",
+        hundredths,
+    )
+
+
+def test_keypoints_are_dots_where_the_api_says(visit, site):
+    content = scene(160, 96)
+    expected = predicted(site, "pose", content).json()["detections"]
+    window = visit()
+    window.page.select_option("#model", "pose")
+    window.give("drop", ("fish.png", content))
+    page = window.answered()
+    frame = page.locator(".picture").bounding_box()
+    dots, rows = page.locator(".point"), page.locator(".found li")
+    points = [(found["index"], point) for found in expected for point in found["keypoints"]]
+    assert dots.count() == len(points) == 6 and page.locator(".box").count() == rows.count() == 2
+    says = [f"{point['label']} {100 * point['score']:.1f} %" for _, point in points]
+    for at, (_, point) in enumerate(points):
+        dot = dots.nth(at).bounding_box()
+        centre = (dot["x"] + dot["width"] / 2 - frame["x"], dot["y"] + dot["height"] / 2 - frame["y"])
+        assert centre == pytest.approx((point["x"] * frame["width"] / 160, point["y"] * frame["height"] / 96), abs=1)
+        assert dots.nth(at).get_attribute("title") == says[at]
+    for row, (first, last) in enumerate(((0, 3), (3, 6))):
+        assert rows.nth(row).get_attribute("title").endswith(f"\nkeypoints: {', '.join(says[first:last])}")
+    # What is listed is lit, and nothing else.
+    rows.nth(1).hover()
+    assert [thing.get_attribute("class") for thing in page.locator(".thing").all()] == ["thing", "thing lit"]
+    window.shot("pose")
+    hide_below(page, 80)
+    assert [found["score"] >= 0.8 for found in expected] == [True, False]
+    assert page.locator(".box").count() == 1 and dots.count() == 3
+
+
+def test_keypoints_beside_the_picture_are_not_seen_and_need_no_names_and_scores(visit):
+    body = {"model": "pose", "version": "1", "image": {"width": 160, "height": 96}, "detections": [{
+        "box": [20, 20, 90, 80], "label": None, "index": 3, "score": 0.5,
+        "keypoints": [{"x": 30, "y": 40}, {"x": 40, "y": 40, "score": 12.345}, {"x": 190, "y": -20, "label": MARKUP}],
+    }, {"box": [25, 30, 80, 70], "label": "over it", "index": 1, "score": 0.4}]}  # fmt: skip
+    window = visit()
+    window.page.route("**/predictions/pose*", lambda route: route.fulfill(json=body))
+    window.page.select_option("#model", "pose")
+    window.give("drop", ("fish.png", scene(160, 96)))
+    page = window.answered()
+    dots = page.locator(".point")
+    assert [dot.get_attribute("title") for dot in dots.all()] == ["keypoint 0", "keypoint 1 12.3", MARKUP]
+    seen = """(dot) => {
+        const { x, y, width, height } = dot.getBoundingClientRect();
+        return document.elementFromPoint(x + width / 2, y + height / 2) === dot;
+    }"""
+    assert [dot.evaluate(seen) for dot in dots.all()] == [True, True, False], "a box that lies over them does not hide them"
+    frame, far = page.locator(".picture").bounding_box(), dots.nth(2).bounding_box()
+    assert far["x"] > frame["x"] + frame["width"] and far["y"] < frame["y"], "it is not put at the edge"
+
+
+def test_a_turned_box_is_an_outline_through_its_corners(visit, site):
+    content = scene(160, 96)
+    expected = predicted(site, "turned", content).json()["detections"]
+    window = visit()
+    window.page.select_option("#model", "turned")
+    window.give("drop", ("ships.png", content))
+    page = window.answered()
+    outlines, frame = page.locator(".outline"), page.locator(".picture").bounding_box()
+    assert outlines.count() == len(expected) == 2 and page.locator(".box").count() == 0, "in place of upright boxes"
+    corners = """(outline) => [...outline.querySelectorAll("polygon")].map((polygon) => [...polygon.points].map((point) => {
+        const { x, y } = point.matrixTransform(polygon.getScreenCTM());
+        return [x, y];
+    }))"""
+    for at, found in enumerate(expected):
+        scaled = np.array(found["corners"]) * frame["width"] / 160 + [frame["x"], frame["y"]]
+        drawn = outlines.nth(at).evaluate(corners)
+        assert len(drawn) == 2, "a line, and its dark edge"
+        assert np.allclose(drawn, scaled, atol=1)
+        tag = outlines.nth(at).locator("span")
+        assert tag.inner_text() == f"ship {100 * found['score']:.1f} %"
+        # Its foot is at the highest corner.
+        said, highest = tag.bounding_box(), min(scaled.tolist(), key=lambda corner: corner[1])
+        sides = (said["x"] - highest[0], said["x"] + said["width"] - highest[0])
+        assert min(map(abs, sides)) < 2 and min(abs(said["y"] - highest[1]), abs(said["y"] + said["height"] - highest[1])) < 2
+    width = "(outline) => getComputedStyle(outline.querySelector('polygon:last-child')).strokeWidth"
+    page.locator(".found li").first.hover()
+    assert [outline.evaluate(width) for outline in outlines.all()] == ["4px", "2px"], "what is listed is lit"
+    window.shot("turned")
+    hide_below(page, 80)
+    assert [found["score"] >= 0.8 for found in expected] == [True, False]
+    assert outlines.count() == 1 and outlines.first.evaluate(corners)[0][0] == pytest.approx(
+        np.array(expected[0]["corners"][0]) * frame["width"] / 160 + [frame["x"], frame["y"]], abs=1
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_masks_of_things_cover_what_the_api_says(visit, site, scheme):
+    # Red and blue, which overlap, on grey.
+    y, x = np.mgrid[:96, :160]
+    pixels = np.full((96, 160, 3), 110, np.uint8)
+    pixels[np.hypot(x - 60, y - 40) < 32, 0] = 230
+    pixels[np.hypot(x - 100, y - 55) < 34, 2] = 230
+    packed = io.BytesIO()
+    Image.fromarray(pixels).save(packed, "png")
+    expected = predicted(site, "instances", packed.getvalue()).json()["detections"]
+    assert sorted(found["index"] for found in expected) == [0, 1], "the first class is a thing as well"
+    window = visit(color_scheme=scheme)
+    window.page.select_option("#model", "instances")
+    window.give("drop", ("discs.png", packed.getvalue()))
+    page = window.answered()
+    assert page.locator(".layer.mask").count() == 1
+    painted = page.evaluate(
+        "() => { const c = document.querySelector('.mask'); return [c.width, c.height, [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]]; }"
+    )
+    assert painted[:2] == [160, 96]
+    painted = np.array(painted[2], np.uint8).reshape(96, 160, 4)
+    wanted = np.zeros((96, 160, 4), np.uint8)
+    for found in reversed(expected):
+        mask, color = found["mask"], page.locator(".found .swatch").nth(expected.index(found))
+        inside = np.repeat(np.arange(len(mask["counts"])) % 2 == 1, mask["counts"]).reshape(160, 96).T
+        assert inside.sum() == mask["pixels"] > 0
+        wanted[inside] = [*map(int, re.findall(r"\d+", color.evaluate("e => getComputedStyle(e).backgroundColor"))), 255]
+    whole = sum(found["mask"]["pixels"] for found in expected)
+    assert 0 < (wanted[..., 3] > 0).sum() < whole, "they overlap"
+    assert (painted == wanted).all(), "the best is on top, in the colours of the list"
+    first = page.evaluate("() => [...document.querySelector('.over').children].map((e) => e.className)")
+    assert first == ["layer mask", "thing", "thing"], "below all boxes"
+    assert violations(page, "instances") == []
+    window.shot(f"instances-{scheme}")
+    hide_below(page, 100)
+    assert page.locator(".box").count() == page.locator(".mask").count() == 0
 
 
 @pytest.mark.parametrize("model, picture", [("segment", "digits/3-0.png"), ("digits-segmenter", "digits-segmenter/0.png")])

@@ -10,6 +10,9 @@ const NUMBERS_MAX = 64;
 const WORDS_MAX = 6;
 
 const nameOf = ({ label, index }) => label ?? `class ${index}`;
+/** Scores are mostly probabilities, but need not be. */
+const sure = (score) => (score >= 0 && score <= 1 ? percent(score) : short(score));
+const pointSays = ({ label, score }, at) => (label ?? `keypoint ${at}`) + (score === undefined ? "" : ` ${sure(score)}`);
 
 /** What is said beside the picture; what lies on it is put on `picture`, if there is one. */
 export function answer(prediction, picture) {
@@ -28,7 +31,7 @@ export function inWords({ classes, detections, mask, picture, vector, outputs, e
   if (classes) {
     const [best] = classes;
     if (!best) return "no label";
-    return `${nameOf(best)}, ${best.score >= 0 && best.score <= 1 ? percent(best.score) : short(best.score)}`;
+    return `${nameOf(best)}, ${sure(best.score)}`;
   }
   if (detections) return detections.length > 0 ? `${detections.length} found, ${detections.slice(0, WORDS_MAX).map(nameOf).join(", ")}${detections.length > WORDS_MAX ? " and more" : ""}` : "nothing found";
   if (mask) return `a mask of ${mask.classes.length} classes`;
@@ -57,21 +60,30 @@ function classes(found) {
   return el("ol", { class: "classes", "aria-label": "Labels, best first" }, rows);
 }
 
-/** Boxes on the picture and in a list; a slider hides the weaker ones. */
+/** Boxes with their keypoints and masks on the picture, and in a list; a slider hides the weaker ones. */
 function detections(found, picture) {
   const list = el("ol", { class: "found", "aria-label": "Detections" });
   const count = el("p", { class: "count" });
+  let shown = -1;
   const show = (least) => {
     const kept = found.filter(({ score }) => score >= least);
+    // As it was: large masks take a while to paint.
+    if (kept.length === shown) return;
+    shown = kept.length;
     picture?.clear();
+    // Below all boxes, and the best on top.
+    const masks = kept.slice(0, LISTED_MAX).reverse().flatMap(({ index, mask }) => (mask ? [{ ...mask, index }] : []));
+    if (masks.length > 0) picture?.layer(masks[0].width, masks[0].height, (context) => paintRuns(context, masks[0], masks)).classList.add("mask");
     count.textContent = `${kept.length} of ${found.length} found`;
     list.replaceChildren(
       ...kept.slice(0, LISTED_MAX).map((entry) => {
         const row = el("li", {}, key(entry.index), el("span", { class: "name", text: nameOf(entry) }), el("span", { class: "score", text: percent(entry.score) }));
         row.title = `left, top, right, bottom: ${entry.box.map((edge) => edge.toFixed(1)).join(", ")}`;
-        const box = picture?.box(entry.box, nameOf(entry), entry.score, entry.index);
-        row.addEventListener("pointerenter", () => box?.classList.add("lit"));
-        row.addEventListener("pointerleave", () => box?.classList.remove("lit"));
+        const points = (entry.keypoints || []).map((point, at) => ({ ...point, says: pointSays(point, at) }));
+        if (points.length > 0) row.title += `\nkeypoints: ${points.map(({ says }) => says).join(", ")}`;
+        const thing = picture?.thing(entry, nameOf(entry), points);
+        row.addEventListener("pointerenter", () => thing?.classList.add("lit"));
+        row.addEventListener("pointerleave", () => thing?.classList.remove("lit"));
         return row;
       }),
       ...(kept.length > LISTED_MAX ? [el("li", { class: "quiet", text: `and ${kept.length - LISTED_MAX} more` })] : []),
@@ -91,10 +103,11 @@ const key = (index) => {
 
 /** A mask over the picture, with its classes to be switched off. The first class is taken for what is not meant. */
 function mask(found, picture) {
-  const hidden = new Set();
+  const hidden = new Set([0]);
+  const meant = () => found.rle.filter(({ index }) => !hidden.has(index));
   const draw = () => {
     picture?.clear();
-    picture?.layer(found.width, found.height, (context) => paintRuns(context, found, hidden)).classList.add("mask");
+    picture?.layer(found.width, found.height, (context) => paintRuns(context, found, meant())).classList.add("mask");
   };
   draw();
   const whole = found.width * found.height;

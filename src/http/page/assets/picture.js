@@ -1,6 +1,9 @@
 // An image with what was found in it.
 
-import { el, colorOf, percent } from "./dom.js";
+import { el, svg, colorOf, percent } from "./dom.js";
+
+/** A length as a part of the whole, for a style; what lies beside the picture is put at its edge. */
+const part = (value, whole) => `${(100 * Math.max(0, Math.min(whole, value))) / whole}%`;
 
 /** A frame that holds a picture, and everything that lies on it. Small pictures keep their pixels. */
 export class Picture {
@@ -28,19 +31,48 @@ export class Picture {
     this.over.replaceChildren();
   }
 
-  /** A box in pixels of the picture. */
-  box([left, top, right, bottom], label, score, index) {
-    const box = el("div", { class: "box" }, el("span", { text: `${label} ${percent(score)}` }));
-    const part = (value, whole) => `${(100 * Math.max(0, Math.min(whole, value))) / whole}%`;
+  /** What was found, in pixels of the picture: a box, turned if it has corners, and points `{ x, y, says }`. */
+  thing({ box, corners, score, index }, label, points) {
+    const tag = el("span", { text: `${label} ${percent(score)}` });
+    const dots = points.map(({ x, y, says }) => {
+      const dot = el("span", { class: "point", title: says });
+      // One beside the picture is not seen.
+      dot.style.left = `${(100 * x) / this.width}%`;
+      dot.style.top = `${(100 * y) / this.height}%`;
+      return dot;
+    });
+    const thing = el("div", { class: "thing" }, corners ? this.outline(corners, tag) : this.box(box, tag), dots);
+    thing.style.setProperty("--color", colorOf(index));
+    this.over.append(thing);
+    return thing;
+  }
+
+  box([left, top, right, bottom], tag) {
+    const box = el("div", { class: "box" }, tag);
     box.style.left = part(left, this.width);
     box.style.top = part(top, this.height);
     box.style.width = part(right - left, this.width);
     box.style.height = part(bottom - top, this.height);
-    box.style.setProperty("--color", colorOf(index));
     // Above the box, or inside where there is no room.
-    box.classList.toggle("inside", top < this.height * 0.06);
-    this.over.append(box);
+    box.classList.toggle("inside", this.crowded(top));
     return box;
+  }
+
+  outline(corners, tag) {
+    const [x, y] = corners.reduce((best, corner) => (corner[1] < best[1] ? corner : best));
+    // Above the highest corner, or below it where there is no room, towards the middle.
+    if (this.crowded(y)) tag.style.top = part(y, this.height);
+    else tag.style.bottom = part(this.height - y, this.height);
+    if (x > this.width / 2) tag.style.right = part(this.width - x, this.width);
+    else tag.style.left = part(x, this.width);
+    const points = corners.map((corner) => corner.join()).join(" ");
+    const lines = svg("svg", { viewBox: `0 0 ${this.width} ${this.height}`, preserveAspectRatio: "none", "aria-hidden": "true" });
+    lines.append(svg("polygon", { class: "edge", points }), svg("polygon", { points }));
+    return el("div", { class: "outline" }, lines, tag);
+  }
+
+  crowded(top) {
+    return top < this.height * 0.06;
   }
 
   /** A picture of the same shape on top, such as a mask. */
@@ -66,11 +98,10 @@ export class Picture {
   }
 }
 
-/** The pixels of a mask as run lengths (column by column, beginning outside), in the colours of their classes. */
-export function paintRuns(context, { width, height, rle }, hidden) {
+/** Pixels as run lengths (column by column, beginning outside), in the colours of their classes, the last on top. */
+export function paintRuns(context, { width, height }, runs) {
   const image = context.createImageData(width, height);
-  for (const { index, counts } of rle) {
-    if (index === 0 || hidden.has(index)) continue;
+  for (const { index, counts } of runs) {
     const color = parseInt(colorOf(index).slice(1), 16);
     let at = 0;
     counts.forEach((count, run) => {
