@@ -37,7 +37,7 @@
 //!                              # number), skip (one that is not read), at the end rest (any that follow); default: these three
 //! boxes = "boxes"              # boxes: names of the outputs; default: torchvision's or TensorFlow's names
 //! scores = "scores"            # the same as boxes: the fifth number of each box
-//! classes = "labels"           # none: scores are [1, N, C]
+//! classes = "labels"           # an output of class numbers; without one scores are [1, N, C], or there is one class
 //! count = "num_detections"
 //! size_input = "orig_target_sizes"  # the second input, if it takes a width and a height, in pixels of which boxes come; default: none
 //! activation = "none"          # boxes: softmax | sigmoid | none (the model gives scores); default: none, but to be said for outputs named logits

@@ -58,6 +58,9 @@ impl Model {
         };
         let mut task = resolved(&manifest.task, &signature, &source.labels, image.as_ref())?;
         settle_activation(&mut task, source);
+        for unread in task.unread(&signature) {
+            tracing::warn!(model = source.name, version = source.version, "{unread}");
+        }
         // The first axis may be one of the image: a side, or a channel.
         let side = image.as_ref().is_some_and(|image| !image.batch_axis);
         let declared = manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());

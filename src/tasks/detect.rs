@@ -18,7 +18,7 @@ mod yolo;
 
 use self::beside::Follows;
 use super::{
-    Labels, Outputs,
+    Labels, Outputs, choose,
     nms::{Candidate, suppress},
     quad,
 };
@@ -55,6 +55,9 @@ impl Detect {
         input: Option<[u32; 2]>,
     ) -> Result<Detect, String> {
         self.input = input;
+        if self.masks.is_some() {
+            choose(signature, self.masks.as_deref(), "detect.masks")?;
+        }
         if self.format.is_none_or(|format| format != Format::Boxes) && self.output.is_none() {
             self.output = self.beside_masks(signature).map(str::to_owned);
         }
@@ -172,7 +175,11 @@ impl Detect {
                 score: kept.score,
                 corners: kept.quad.map(|quad| quad.map(to_source)),
                 keypoints: self.points(beside, size, to_source)?,
-                mask: masks.as_ref().zip(raw).map(|(masks, raw)| masks.instance(raw, kept.corners, edges)),
+                mask: masks
+                    .as_ref()
+                    .zip(raw)
+                    .map(|(masks, raw)| masks.instance(raw, kept.corners, edges))
+                    .transpose()?,
             });
         }
         Ok(found)

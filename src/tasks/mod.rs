@@ -143,6 +143,14 @@ impl Task {
         }
     }
 
+    /// What to say of outputs that a resolved task has a key for, and that are left unread without it.
+    pub fn unread(&self, signature: &Signature) -> Vec<String> {
+        match self {
+            Task::Detect(task) => task.unread(signature),
+            _ => Vec::new(),
+        }
+    }
+
     /// Whether what an engine leaves of the outputs for `model`'s task is enough for this one, which a request has changed.
     pub fn is_left_by(&self, model: &Task) -> bool {
         match (self, model) {

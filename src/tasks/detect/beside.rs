@@ -281,9 +281,78 @@ mod tests {
         refused(pose(&[]), &three, "no output named keypoints");
         // What such models give is told beside what they lack.
         let segments: [(&str, &[i64]); 2] = [("output0", &[-1, 38, 2100]), ("protos", &[-1, 32, 160, 160])];
-        refused(Detect::default(), &segments, "detect.masks (segment)");
+        refused(
+            Detect::default(),
+            &segments,
+            "if \"protos\" has the prototypes of masks, set detect.masks = \"protos\"",
+        );
+        let misnamed = Detect { masks: Some("proto".to_owned()), ..Detect::default() };
+        refused(
+            misnamed,
+            &segments,
+            "detect.masks: the model has no output \"proto\"; it has \"output0\", \"protos\"",
+        );
+        // Rows of a pose model, for many labels.
+        let rows: [(&str, &[i64]); 1] = [("output0", &[-1, 300, 57])];
+        refused(Detect::default(), &rows, "detect.keypoints (pose)");
+        refused(Detect::default(), &rows, "detect.format = \"end2end\"");
         let read = Detect { masks, ..Detect::default() };
         read.resolve(&signature(&segments), &Labels::parse("a\nb").unwrap(), None).unwrap();
+    }
+
+    #[test]
+    fn what_is_to_be_done_without_labels_is_told() {
+        let told = |task: Detect, shape: &[i64]| {
+            task.resolve(&signature(&[("output0", shape)]), &Labels::default(), None).unwrap_err()
+        };
+        let error = told(pose(&[]), &[-1, 14, 2100]);
+        assert!(
+            error.contains(
+                "one class (4 + 0 or 1 + 1 + 2 x 2 or 3 (keypoints)); more classes need a labels file"
+            ),
+            "{error}"
+        );
+        let error = told(turned(), &[-1, 8, 2100]);
+        assert!(error.ends_with("give a labels file or set detect.objectness"), "{error}");
+    }
+
+    #[test]
+    fn boxes_that_bring_their_score_need_no_output_of_classes_where_there_is_one_class() {
+        // As RTMO has them.
+        let dets = floats(&[1, 2, 5], &[10.0, 20.0, 30.0, 40.0, 0.75, 0.0, 0.0, 0.0, 0.0, 0.0]);
+        let places: Vec<f32> = (0..12_u8).map(f32::from).collect();
+        let outputs = [
+            ("dets", &[-1, -1, 5][..], dets),
+            ("keypoints", &[-1, -1, 2, 3], floats(&[1, 2, 2, 3], &places)),
+        ];
+        for labels in ["", "person"] {
+            let found = detections(pose(&[]), &outputs, labels, None).unwrap();
+            assert_eq!((found[0].index, found[0].score), (0, 0.75));
+            assert_eq!(points(&found), [(None, 0.0, 1.0, Some(2.0)), (None, 3.0, 4.0, Some(5.0))]);
+        }
+        let error = detections(pose(&[]), &outputs, "cat\ndog", None).unwrap_err();
+        assert!(error.ends_with("name it with detect.classes"), "{error}");
+    }
+
+    #[test]
+    fn outputs_that_a_key_would_read_are_told() {
+        let outputs: [(&str, &[i64]); 5] = [
+            ("boxes", &[-1, 4]),
+            ("labels", &[-1]),
+            ("scores", &[-1]),
+            ("masks", &[-1, 1, -1, -1]),
+            ("keypoints", &[-1, 2, 3]),
+        ];
+        let told = |task: Detect| {
+            let signature = signature(&outputs);
+            task.resolve(&signature, &Labels::default(), None).unwrap().unread(&signature).join("; ")
+        };
+        let both = told(Detect::default());
+        assert!(
+            both.contains("detect.masks = \"masks\" answers") && both.contains("detect.keypoints, "),
+            "{both}"
+        );
+        assert_eq!(told(Detect { masks: Some("masks".to_owned()), ..pose(&[]) }), "");
     }
 
     #[test]

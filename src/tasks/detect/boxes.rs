@@ -1,8 +1,8 @@
 //! Detectors with outputs of their own for boxes, scores and classes, as torchvision, TensorFlow, transformers and mmdeploy export them.
 
-use super::{BoxFormat, Detect, Raw, beside::OTHERS, finite};
+use super::{BoxFormat, Detect, Format, Raw, beside::OTHERS, finite, keypoints::KEYPOINTS};
 use crate::{
-    engine::{Dim, Signature},
+    engine::{Dim, Signature, TensorSpec, show},
     tasks::{Labels, Output, Outputs, is_one, no_such_output, numeric, output_names, wrong_shape},
 };
 
@@ -10,7 +10,7 @@ use crate::{
 /// boxes themselves.
 const BOXES: &[&str] = &["boxes", "detection_boxes", "dets", "pred_boxes", "det_boxes"];
 const SCORES: &[&str] = &["scores", "detection_scores", "logits", "det_scores"];
-const CLASSES: &[&str] = &["labels", "classes", "detection_classes", "det_classes"];
+pub(super) const CLASSES: &[&str] = &["labels", "classes", "detection_classes", "det_classes"];
 const COUNT: &[&str] = &["num_detections", "num_dets"];
 
 impl Detect {
@@ -20,14 +20,28 @@ impl Detect {
         let name = |index: usize| signature.outputs[index].name.clone();
         let boxes = find(signature, self.boxes.as_deref(), "boxes", BOXES)?
             .ok_or_else(|| missing(signature, "boxes", BOXES))?;
+        let classes = find(signature, self.classes.as_deref(), "classes", CLASSES)?;
         let scores = match find(signature, self.scores.as_deref(), "scores", SCORES)? {
             Some(scores) => scores,
             None if shape(boxes).last() == Some(&Dim::Fixed(5)) => boxes,
-            None => return Err(missing(signature, "scores", SCORES)),
+            None => match classes {
+                Some(classes) if matches!(shape(classes), [_, _, Dim::Fixed(2..)]) => {
+                    return Err(format!(
+                        "output {:?} of shape {} has a number for each class, not one for each box: if these are scores, set \
+                         detect.scores = {0:?}, and detect.activation to what makes probabilities of them (\"sigmoid\" for RF-DETR)",
+                        name(classes),
+                        show(shape(classes))
+                    ));
+                }
+                _ => return Err(missing(signature, "scores", SCORES)),
+            },
         };
-        let classes = find(signature, self.classes.as_deref(), "classes", CLASSES)?;
+        // One output is not both.
+        let classes = classes.filter(|classes| *classes != scores);
         let count = find(signature, self.count.as_deref(), "count", COUNT)?;
-        if scores == boxes && classes.is_none() {
+        // Where a box brings its score and nothing tells a class, there is one: of a pose model, or by its labels.
+        let has_one_class = labels.len() == 1 || labels.is_empty() && self.keypoints.is_some();
+        if scores == boxes && classes.is_none() && !has_one_class {
             return Err(missing(signature, "classes", CLASSES));
         }
         // TensorFlow's detectors give parts of the input's size, y first.
@@ -87,6 +101,9 @@ impl Detect {
         let numbers = boxes.numbers()?;
         let scored = match self.classes.as_deref() {
             Some(classes) => self.classes_given(outputs, classes, &numbers, n)?,
+            None if columns == 5 => {
+                self.scores_beside(&numbers)?.into_iter().map(|score| (Some(0), score)).collect()
+            }
             None => self.classes_best(&outputs.get(self.scores.as_deref())?, n)?,
         };
         let valid = match self.count.as_deref() {
@@ -117,14 +134,24 @@ impl Detect {
         boxes: &[f32],
         n: usize,
     ) -> Result<Vec<(Option<usize>, f32)>, String> {
-        let scores = self.scores.as_deref();
-        let mut numbers = match self.columns() {
-            5 => boxes.iter().skip(4).step_by(5).copied().collect(),
-            _ => read_column(&outputs.get(scores)?, n)?,
+        let numbers = match self.columns() {
+            5 => self.scores_beside(boxes)?,
+            _ => {
+                let output = outputs.get(self.scores.as_deref())?;
+                let mut numbers = read_column(&output, n)?;
+                self.activate(output.name, &mut numbers)?;
+                numbers
+            }
         };
-        self.activate(scores.unwrap_or_default(), &mut numbers)?;
         let classes = read_column(&outputs.get(Some(classes))?, n)?;
         Ok(classes.into_iter().map(|number| self.class(number)).zip(numbers).collect())
+    }
+
+    /// The scores that boxes of five numbers bring.
+    fn scores_beside(&self, boxes: &[f32]) -> Result<Vec<f32>, String> {
+        let mut scores: Vec<f32> = boxes.iter().skip(4).step_by(5).copied().collect();
+        self.activate(self.scores.as_deref().unwrap_or_default(), &mut scores)?;
+        Ok(scores)
     }
 }
 
@@ -171,6 +198,25 @@ pub(super) fn many(n: Dim) -> String {
     }
 }
 
+/// Of masks, whose output has to be named.
+const MASKS: &[&str] = &["masks", "detection_masks"];
+
+impl Detect {
+    pub(in crate::tasks) fn unread(&self, signature: &Signature) -> Vec<String> {
+        let known = |names: &[&str]| signature.outputs.iter().find(|output| names.contains(&&*output.name));
+        let is_boxes = self.format == Some(Format::Boxes);
+        let masks = known(MASKS).filter(|_| is_boxes && self.masks.is_none());
+        let keypoints = known(KEYPOINTS).filter(|_| is_boxes && self.keypoints.is_none());
+        let of_masks = masks.map(|TensorSpec { name, .. }| {
+            format!("output {name:?} is not read: detect.masks = {name:?} answers the mask of each thing")
+        });
+        let of_keypoints = keypoints.map(|TensorSpec { name, .. }| {
+            format!("output {name:?} is not read: detect.keypoints, their number or names, answers those of each box")
+        });
+        of_masks.into_iter().chain(of_keypoints).collect()
+    }
+}
+
 /// N of `[1, N, 4]` or `[N, 4]`, or of as many with their scores.
 fn box_count(name: &str, shape: &[Dim], columns: usize) -> Result<Dim, String> {
     match *shape {
@@ -208,7 +254,19 @@ fn missing(signature: &Signature, key: &str, usual: &[&str]) -> String {
         usual.join(" or "),
         output_names(signature)
     );
-    if key == "boxes" {
+    let shape = |index: usize| &signature.outputs[index].shape;
+    let prototypes = |index: &usize| shape(*index).len() == 4 && shape(1 - *index).len() == 3;
+    if key == "boxes"
+        && signature.outputs.len() == 2
+        && let Some(index) = [0, 1].iter().find(|index| prototypes(index))
+    {
+        // Most likely a YOLO with masks.
+        let name = &signature.outputs[*index].name;
+        format!(
+            "the model has outputs {}: if {name:?} has the prototypes of masks, set detect.masks = {name:?}; {told}",
+            output_names(signature)
+        )
+    } else if key == "boxes" {
         format!(
             "{told}, or, where one output holds all that a YOLO gives, that one with detect.output; {OTHERS}"
         )
@@ -408,7 +466,7 @@ mod tests {
         let task = Detect { output: Some("output0".into()), ..Detect::default() };
         let labels = Labels::parse("a\nb").unwrap();
         let resolved = task.resolve(&whole, &labels, Some([640, 640])).unwrap();
-        assert_eq!((resolved.format, resolved.objectness), (Some(super::super::Format::Yolo), Some(true)));
+        assert_eq!((resolved.format, resolved.objectness), (Some(Format::Yolo), Some(true)));
         let error = Detect::default().resolve(&whole, &labels, None).unwrap_err();
         assert!(error.contains("that one with detect.output"), "{error}");
     }

@@ -1,6 +1,6 @@
 //! Masks of single things: values over the model's input or over each box, or prototypes of which each box says how much of each is
-//! in its own. Values between theirs are bilinear; a pixel of the posted image whose centre lies in the box is in the mask where that
-//! is above the threshold.
+//! in its own. Values between theirs are bilinear; a pixel of the posted image is in the mask where that is above the threshold at its
+//! centre, and that lies in the box: but of masks over the input, which a box does not bound.
 
 use super::{Detect, Instance, MaskArea, Raw, beside::PROTOTYPES, boxes::is_as_many};
 use crate::{
@@ -90,16 +90,24 @@ impl Detect {
             return Err(wrong_shape(&output.name, &output.shape, OF_BOXES));
         }
         // Extents that are open are those of an input that may have any size.
-        let differs = match (self.input, rows, columns) {
+        let (covers_input, differs) = match (self.input, rows, columns) {
             (Some([width, height]), Dim::Fixed(rows), Dim::Fixed(columns)) => {
-                [*rows, *columns] != [height as usize, width as usize]
+                let is_its_size = [*rows, *columns] == [height as usize, width as usize];
+                (is_its_size, !is_its_size)
             }
-            _ => false,
+            _ => (false, false),
         };
         if differs && self.mask_area.is_none() {
             return Err(format!(
                 "output {:?} of shape {} has masks of another size than the input's: set detect.mask_area to \"box\" if each covers \
                  its own box, or to \"input\"",
+                output.name,
+                show(&output.shape)
+            ));
+        }
+        if covers_input && self.mask_area == Some(MaskArea::Box) {
+            return Err(format!(
+                "output {:?} of shape {} has masks of the input's size: they cover it, and detect.mask_area is \"box\"",
                 output.name,
                 show(&output.shape)
             ));
@@ -153,20 +161,34 @@ impl Detect {
 
 impl Masks {
     /// The mask of a box of these corners in pixels of the input, and these edges in pixels of the posted image.
-    pub(super) fn instance(&self, of: &Raw, corners: [f32; 4], edges: [f32; 4]) -> Instance {
+    ///
+    /// # Errors
+    /// Factors of prototypes that are not finite.
+    pub(super) fn instance(&self, of: &Raw, corners: [f32; 4], edges: [f32; 4]) -> Result<Instance, String> {
+        if let Some(factor) = of.beside.iter().find(|factor| self.prototypes.is_some() && !factor.is_finite())
+        {
+            return Err(format!(
+                "box {} has a factor of {factor} for its mask, expected a finite number",
+                of.row
+            ));
+        }
         let covers = match self.area {
             MaskArea::Input => [0.0, 0.0, self.input[0] as f32, self.input[1] as f32],
             MaskArea::Box => corners,
         };
         let (offset, scale) = (self.placement.from_source(0.0, 0.0), self.placement.scale());
         let (width, height) = self.placement.source;
+        let edges = match (self.prototypes, self.area) {
+            (None, MaskArea::Input) => [0.0, 0.0, width as f32, height as f32],
+            _ => edges,
+        };
         let across =
             Axis::new([edges[0], edges[2]], width, [covers[0], covers[2]], [offset.0, scale.0], self.columns);
         let down =
             Axis::new([edges[1], edges[3]], height, [covers[1], covers[3]], [offset.1, scale.1], self.rows);
         let mut runs = Runs::new(width, height);
         if across.pixels.is_empty() || down.pixels.is_empty() {
-            return runs.finish();
+            return Ok(runs.finish());
         }
         let (columns, rows) = (across.texels(), down.texels());
         let block = self.block(of, rows.clone(), columns.clone());
@@ -182,7 +204,7 @@ impl Masks {
             }
             self.column(&line, *rows.start(), &down, x, &mut runs);
         }
-        runs.finish()
+        Ok(runs.finish())
     }
 
     /// The pixels of one column where `line`, which begins with texel `first`, is above the threshold.
@@ -337,6 +359,11 @@ mod tests {
         let task = Detect { mask_threshold: Some(3.0), ..prototypes() };
         let none = segment(task, [1.0, 1.0], &protos, &placement).unwrap().remove(0).mask.unwrap();
         assert_eq!((none.pixels, none.counts), (0, vec![800]));
+        let error = segment(prototypes(), [f32::INFINITY, 0.0], &protos, &placement).unwrap_err();
+        assert!(
+            error.contains("box 0 has a factor of inf for its mask, expected a finite number"),
+            "{error}"
+        );
     }
 
     fn of_boxes(task: Detect, file: &[i64], masks: Tensor) -> Result<Vec<Detection>, String> {
@@ -350,24 +377,18 @@ mod tests {
     }
 
     #[test]
-    fn masks_of_boxes_are_those_of_their_rows_and_end_with_the_box() {
+    fn masks_over_the_input_are_those_of_their_rows_and_end_with_no_box_and_those_of_boxes_do() {
         let mut values = vec![0.0; 2 * 100 * 100];
         values[..10_000].fill(1.0);
-        values[10_000 + 30 * 100 + 40] = 1.0;
+        values[10_000 + 30 * 100 + 70] = 1.0;
         let task = Detect::default;
         for (file, shape) in
             [(&[-1, 1, 100, 100][..], vec![2, 1, 100, 100]), (&[-1, 2, 100, 100], vec![1, 2, 100, 100])]
         {
             let found = of_boxes(task(), file, floats(&shape, &values)).unwrap();
             let [best, other] = [0, 1].map(|index| found[index].mask.as_ref().unwrap());
-            assert_eq!((best.pixels, &best.counts[..]), (1, &[4030, 1, 5969][..]));
-            assert_eq!(other.pixels, 2500);
-            assert!(
-                painted(other)
-                    .iter()
-                    .enumerate()
-                    .all(|(at, is_in)| *is_in == (at % 100 < 50 && at / 100 < 50))
-            );
+            assert_eq!((best.pixels, &best.counts[..]), (1, &[7030, 1, 2969][..]));
+            assert_eq!((other.pixels, &other.counts[..]), (10_000, &[0, 10_000][..]));
         }
         // Half of each box, its left one; boxes are 50 and 40 pixels wide.
         let halves = floats(&[2, 1, 2, 2], &[1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]);

@@ -3,11 +3,11 @@
 use super::{BoxFormat, Detect, Keypoint};
 use crate::{
     engine::{Dim, Signature},
-    tasks::{Outputs, numeric, wrong_shape},
+    tasks::{Outputs, numeric, output_names, wrong_shape},
 };
 
 /// Names that exporters give: torchvision's, then TensorFlow's.
-const KEYPOINTS: &[&str] = &["keypoints", "detection_keypoints"];
+pub(super) const KEYPOINTS: &[&str] = &["keypoints", "detection_keypoints"];
 /// Of their scores, where these have an output of their own.
 const SCORES: &[&str] = &["keypoints_scores", "detection_keypoint_scores"];
 
@@ -19,8 +19,10 @@ impl Detect {
         };
         let Some(output) = signature.outputs.iter().find(|output| KEYPOINTS.contains(&&*output.name)) else {
             return Err(format!(
-                "detect.keypoints: the model has no output named {}",
-                KEYPOINTS.join(" or ")
+                "detect.keypoints: the model has no output named {}; it has {}: call the one that has them so when it is exported \
+                 (output_names)",
+                KEYPOINTS.join(" or "),
+                output_names(signature)
             ));
         };
         numeric(output)?;

@@ -2,7 +2,7 @@
 
 use super::{
     Background, Detect,
-    boxes::{is_as_many, many},
+    boxes::{CLASSES, is_as_many, many},
 };
 use crate::{
     engine::Dim,
@@ -18,10 +18,11 @@ impl Detect {
         n: Dim,
         labels: &Labels,
     ) -> Result<(), String> {
-        if self.activation.is_none() && name.to_ascii_lowercase().contains("logit") {
+        let is_for_classes = self.classes.is_none() && CLASSES.contains(&name);
+        if self.activation.is_none() && (is_for_classes || name.to_ascii_lowercase().contains("logit")) {
             return Err(format!(
                 "output {name:?} seems to hold logits, which are no scores: set detect.activation (\"softmax\" for DETR and \
-                 YOLOS, with detect.background = \"last\"; \"sigmoid\" for RT-DETR; \"none\" if they are scores after all)"
+                 YOLOS, with detect.background = \"last\"; \"sigmoid\" for RT-DETR and RF-DETR; \"none\" if they are scores after all)"
             ));
         }
         if self.classes.is_some() {
@@ -41,7 +42,7 @@ impl Detect {
                         no class, set detect.background = \"first\""
                 .to_owned());
         }
-        if shape.is_empty() {
+        if shape.is_empty() || self.scores == self.boxes {
             return Ok(());
         }
         match self.score_columns(name, shape, n)? {
@@ -242,6 +243,22 @@ mod tests {
         assert!(error.contains("detect.background") && error.contains("detect.first_class"), "{error}");
         let error = numbered(Detect { activation: Some(Activation::Softmax), ..Detect::default() });
         assert!(error.contains("detect.activation = \"softmax\""), "{error}");
+    }
+
+    #[test]
+    fn scores_of_all_classes_may_be_called_labels() {
+        // As RF-DETR has them.
+        let outputs = [
+            ("dets", &[-1, 2, 4][..], floats(&[1, 2, 4], &[10.0, 20.0, 30.0, 40.0, 0.0, 0.0, 1.0, 1.0])),
+            ("labels", &[-1, 2, 3], floats(&[1, 2, 3], &[-3.0, 0.0, -5.0, -9.0, -9.0, -9.0])),
+        ];
+        let error = run(Detect::default(), &outputs, "", None).unwrap_err();
+        assert!(error.contains("set detect.scores = \"labels\", and detect.activation"), "{error}");
+        let told = Detect { scores: Some("labels".to_owned()), ..Detect::default() };
+        let error = run(told.clone(), &outputs, "", None).unwrap_err();
+        assert!(error.contains("seems to hold logits"), "{error}");
+        let told = Detect { activation: Some(Activation::Sigmoid), ..told };
+        assert_eq!(run(told, &outputs, "", None).unwrap(), [([10.0, 20.0, 30.0, 40.0], 1, 0.5)]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::{
     BoxFormat, COLUMNS, Detect, Orientation, Raw,
     beside::{Follows, OTHERS},
+    end2end::ROWS_MAX,
     finite,
 };
 use crate::{
@@ -47,7 +48,7 @@ impl Detect {
                 self.orientation = Some(reading.orientation);
                 self.objectness = Some(reading.objectness);
             } else if self.objectness.is_none() && labels.is_empty() && self.keypoints.is_none() {
-                return Err(unknown_objectness(&output.name));
+                return Err(self.unknown_objectness(&output.name));
             }
         }
         self.output = Some(output.name.clone());
@@ -130,7 +131,9 @@ impl Detect {
         }
         let objectness = match self.objectness {
             Some(objectness) => objectness,
-            None if fits(channels, false) && fits(channels, true) => return Err(unknown_objectness(name)),
+            None if fits(channels, false) && fits(channels, true) => {
+                return Err(self.unknown_objectness(name));
+            }
             // Models with an objectness have their channels last; oriented boxes, with an angle as the last channel, first.
             None if orientation == Orientation::ChannelsFirst && fits(channels, true) => {
                 return Err(format!(
@@ -168,13 +171,24 @@ impl Detect {
         follows.widths().into_iter().filter_map(|width| scores.checked_sub(width)).find(fits)
     }
 
+    fn unknown_objectness(&self, name: &str) -> String {
+        let others = if self.follows() == Follows::Nothing { format!("; {OTHERS}") } else { String::new() };
+        format!(
+            "whether the fifth channel of output {name:?} is an objectness cannot be told without labels: give a labels \
+             file or set detect.objectness{others}"
+        )
+    }
+
     fn misfit(&self, name: &str, shape: &[Dim], axes: [usize; 2], labels: &Labels) -> String {
         let follows = self.follows();
         let mut expected = match (labels.len(), self.objectness, follows) {
             (0, _, Follows::Nothing) => SHAPE.to_owned(),
-            (0, ..) => format!(
-                "channels of a box, an objectness or none, and scores (4 + 0 or 1 + classes{follows})"
-            ),
+            (0, _, Follows::Keypoints(_)) => {
+                format!(
+                    "channels of a box and one class (4 + 0 or 1 + 1{follows}); more classes need a labels file"
+                )
+            }
+            (0, ..) => format!("channels of a box and scores (4 + 0 or 1 + classes{follows})"),
             (n, Some(objectness), Follows::Nothing) => format!(
                 "{} channels for {n} labels (4 + {}{n})",
                 n + 4 + usize::from(objectness),
@@ -192,15 +206,20 @@ impl Detect {
                 format!("channels for {n} labels (4{fifth} + {n}{follows})")
             }
         };
-        let too_many = !labels.is_empty()
-            && follows == Follows::Nothing
-            && axes.iter().all(|axis| *axis > labels.len() + 5);
-        if too_many {
+        let too_many = !labels.is_empty() && axes.iter().all(|axis| *axis > labels.len() + 5);
+        let (rows, columns) = match *shape {
+            [.., rows, columns] => (rows, columns),
+            _ => (Dim::Free, Dim::Free),
+        };
+        // Few rows of more numbers than box, score and class may be sorted out, and say more of a box.
+        let are_rows =
+            matches!((rows, columns), (Dim::Free | Dim::Fixed(..=ROWS_MAX), Dim::Fixed(COLUMNS..=ROWS_MAX)));
+        let more = matches!(columns, Dim::Fixed(columns) if columns > COLUMNS);
+        if follows == Follows::Nothing && (too_many || are_rows && more) {
             expected += "; ";
             expected += OTHERS;
         }
-        let columns = shape.last().copied().unwrap_or(Dim::Free);
-        if columns == Dim::Fixed(COLUMNS) || too_many && columns == Dim::Free {
+        if are_rows || columns == Dim::Fixed(COLUMNS) || too_many && columns == Dim::Free {
             expected += "; rows of box, score and class are read with detect.format = \"end2end\"";
         }
         wrong_shape(name, shape, &expected)
@@ -209,13 +228,6 @@ impl Detect {
 
 /// Of the usual pose model.
 const POSE_CHANNELS: usize = 4 + 1 + 17 * 3;
-
-fn unknown_objectness(name: &str) -> String {
-    format!(
-        "whether the fifth channel of output {name:?} is an objectness cannot be told without labels: give a labels \
-         file or set detect.objectness; {OTHERS}"
-    )
-}
 
 /// The two axes beside the batch axis.
 fn axes(name: &str, shape: &[Dim]) -> Result<[Dim; 2], String> {

@@ -54,7 +54,9 @@ fn check_detect(what: &str, case: &Case, placement: Option<&Placement>) -> usize
     let outputs: Vec<(&str, &Tensor)> = case.outputs.iter().map(|(name, tensor)| (*name, tensor)).collect();
     let signature = signature(&outputs);
     let tensors: Vec<Tensor> = case.outputs.iter().map(|(_, tensor)| tensor.clone()).collect();
-    let task = Task::Detect(Box::new(case.task.clone())).resolve(&signature, &case.labels, Some(INPUT), true).unwrap();
+    let task = Task::Detect(Box::new(case.task.clone()))
+        .resolve(&signature, &case.labels, Some(INPUT), true)
+        .unwrap();
     let expected = task.answer(&tensors, &signature, &case.labels, placement);
     let size = INPUT.map(|side| side as f32);
     let inside = match placement {
