@@ -21,12 +21,14 @@ WORKDIR /build
 COPY Cargo.toml Cargo.lock openapi.yaml ./
 COPY kernels kernels
 COPY src src
+# How often a busy server takes which path, by which the compiler lays it out (`make profile`).
+COPY tools/ocelli.profdata tools/
 # Shown by the page, and so part of the binary.
 COPY examples/images examples/images
 # The commit, for `ocelli --version` and the metric ocelli_build_info.
 ARG REVISION=
 # Names of functions stay, for backtraces; tables of lines would be most of the image.
-RUN OCELLI_COMMIT="${REVISION}" cargo build --profile dist --locked --bin ocelli \
+RUN RUSTFLAGS="-Cprofile-use=/build/tools/ocelli.profdata -Cllvm-args=-no-pgo-warn-mismatch" OCELLI_COMMIT="${REVISION}" cargo build --profile dist --locked --bin ocelli \
     && cargo tree --locked --edges normal --prefix none --format '{p}|{l}|{r}' > crates.txt
 
 # What the licences of the libraries in the binary ask to be said beside it.

@@ -33,16 +33,24 @@ endif
 build dist gpu-checks-program bench-decode bench-front bench-servers bench-spots bench-fit bench-fit-http: \
 	export OCELLI_COMMIT ?= $(if $(wildcard .git),$(shell git rev-parse HEAD 2>/dev/null))
 
+# And they are laid out by how often a busy server takes which path (`make profile`). Cargo does not look into the file: a flag that has
+# its checksum tells of another. Nor is it told of each function that has changed since.
+PROFDATA := tools/ocelli.profdata
+LAID_OUT := -Cprofile-use=$(CURDIR)/$(PROFDATA) -Cllvm-args=-no-pgo-warn-mismatch --cfg=profile_$(firstword $(shell cksum $(PROFDATA)))
+build dist gpu-checks-program bench-decode bench-front bench-servers bench-spots bench-fit bench-fit-http: \
+	export RUSTFLAGS := $(RUSTFLAGS) $(LAID_OUT)
+
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build dist fuzz bench bench-overhead bench-tracing bench-front bench-servers bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu gpu-checks pack-gpu-checks gpu-checks-program tools format lint kernels check-kernels test-rust test-fakes-threads test-fakes-sanitized test-fit test-licences advisories test-clients test-deploy test-guide test-docker rolling-restart clean-venv clean-lib clean
+.PHONY: help serve test build dist profile check-profile fuzz bench bench-overhead bench-tracing bench-front bench-servers bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu gpu-checks pack-gpu-checks gpu-checks-program tools format lint kernels check-kernels test-rust test-fakes-threads test-fakes-sanitized test-fit test-licences advisories test-clients test-deploy test-guide test-docker rolling-restart clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
-	@echo "make test         all checks: format, lints, kernels, Rust tests, the fake driver's threads, spots and fits, licences, Python client tests, deploy/"
+	@echo "make test         all checks: format, lints, kernels, the profile, Rust tests, the fake driver's threads, spots and fits, licences, Python client tests, deploy/"
 	@echo "make build        the release binary, $(TARGET)/release/ocelli"
 	@echo "make dist         the same as images have it, $(TARGET)/dist/ocelli: a longer build, less work on each request"
+	@echo "make profile      count anew which paths a busy server takes, by which the two are laid out (minutes), after larger changes"
 	@echo "make kernels      the kernels' PTX, kernels/generated, after a change of their sources"
 	@echo "make bench        what the server costs over its engine, and decoding against others (minutes)"
 	@echo "make bench-servers  requests/s and latency beside Triton, TorchServe, KServe and others (minutes, some gigabytes)"
@@ -72,7 +80,19 @@ dist: tools
 	$(call say,building as the images have it (minutes))
 	$(CARGO) build --profile dist --locked --bin ocelli
 
-test: format lint check-kernels test-rust test-fakes-threads test-fit test-licences test-clients test-deploy
+# Instrumented builds and a minute of requests; tools/ocelli.profdata is written.
+profile: $(ORT) tools
+	$(call say,counting which paths a busy server takes)
+	@$(PYTHON) tools/make_venv.py .venv/test tests/clients/requirements.txt
+	.venv/test/bin/python tools/make_profile.py
+
+# A file that cannot be read costs a warning and all of the gain.
+check-profile:
+	$(call say,reading how often a busy server takes which path)
+	@told="$$(echo 'pub fn f() {}' | rustc -Cprofile-use=$(PROFDATA) -Copt-level=2 --crate-type lib --emit obj=/dev/null - 2>&1)"; \
+		test -z "$$told" || { echo "$(PROFDATA): $$told; make profile"; exit 1; }
+
+test: format lint check-kernels check-profile test-rust test-fakes-threads test-fit test-licences test-clients test-deploy
 	$(call say,all checks passed)
 
 format:

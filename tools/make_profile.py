@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Makes tools/ocelli.profdata: which paths through the code a busy server takes, by which compilers lay it out.
+
+    make profile
+
+Builds a server that counts them (minutes), has it answer requests of all usual forms for a minute, and keeps the counts of what ran.
+Functions are found by their names and forms: of one that has changed since, and of all if the compiler is another, the counts are
+passed over without a word. So it is made anew before a release, and after larger changes of what every request passes.
+
+Needs rustup's component llvm-tools, and what the client tests need (tests/clients/requirements.txt).
+"""
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from base64 import b64encode
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parent.parent
+PROFILE = ROOT / "tools" / "ocelli.profdata"
+TARGET = ROOT / "target" / "counting"
+sys.path[:0] = [str(ROOT / folder) for folder in ("tools", "benches", "tests/clients")]
+import make_models  # noqa: E402
+from rawhttp import Connection, infer, request  # noqa: E402
+
+IMAGES = ROOT / "examples" / "images"
+
+
+def llvm_profdata():
+    """The tool of the compiler's own LLVM: others may write another format."""
+    ask = lambda *what: subprocess.run(["rustc", *what], capture_output=True, text=True, check=True).stdout  # noqa: E731
+    host = next(line.split()[1] for line in ask("-vV").splitlines() if line.startswith("host: "))
+    tool = Path(ask("--print", "sysroot").strip()) / "lib" / "rustlib" / host / "bin" / "llvm-profdata"
+    if not tool.exists():
+        sys.exit("make_profile: llvm-profdata is missing: rustup component add llvm-tools")
+    return tool
+
+
+def build(profile):
+    """A server that writes what it counted as it ends, to where LLVM_PROFILE_FILE says."""
+    # Not with --target, which would give all functions other names; so what runs at build time counts, too, and is thrown away.
+    flags = {"RUSTFLAGS": "-Cprofile-generate", "LLVM_PROFILE_FILE": os.devnull}
+    environment = {**os.environ, **flags, "CARGO_TARGET_DIR": str(TARGET)}
+    subprocess.run(
+        ["cargo", "build", "--locked", "--profile", profile, "--bin", "ocelli"], cwd=ROOT, env=environment, check=True
+    )
+    return TARGET / profile / "ocelli"
+
+
+def models(folder):
+    """The examples, and networks that only copy, so that little but the server's own code runs."""
+    shutil.copytree(ROOT / "examples" / "models", folder)
+    make_models.write(folder, ["identity", "image-identity", "boxes", "enlarge", "embed"])
+    pixels = folder / "pixels"
+    pixels.mkdir()
+    graph = make_models.Graph()
+    graph.node("Identity", "x", output="y")
+    tensor = make_models.TensorProto.UINT8, ["n", 3, 224, 224]
+    (pixels / "model.onnx").write_bytes(graph.bytes("pixels", [("x", *tensor)], [("y", *tensor)]))
+
+
+def requests_of_all_forms():
+    """Requests, and how often each is sent."""
+    rng = np.random.default_rng(1)
+    small = rng.random((1, 16), np.float32)
+    floats = rng.random((1, 3, 224, 224), np.float32)
+    pixels = rng.integers(0, 256, (1, 3, 224, 224), np.uint8)
+    digit, scene, ink = (
+        (IMAGES / name).read_bytes() for name in ("digits/7-0.png", "digits-detector/1.png", "digits-segmenter/1.png")
+    )
+    photo = make_models.picture(rng, 500, 375)
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 16], "data": small.ravel().tolist()}
+    as_json = json.dumps({"inputs": [tensor]}).encode()
+    rows = json.dumps({"instances": small.tolist()}).encode()
+    encoded = json.dumps({"instances": [{"b64": b64encode(digit).decode()}] * 2}).encode()
+    parts = b"".join(
+        b'--part\r\nContent-Disposition: form-data; name="data"; filename="a.png"\r\n\r\n' + content + b"\r\n"
+        for content in (digit, digit)
+    )
+    yield infer("identity", "x", small, "y"), 8000
+    yield request("POST", "/v2/models/identity/infer", as_json, [("Content-Type", "application/json")]), 8000
+    yield infer("pixels", "x", pixels, "y"), 6000
+    yield infer("image-identity", "image", floats, "pixels"), 3000
+    yield request("POST", "/v1/models/identity:predict", rows, [("Content-Type", "application/json")]), 2000
+    yield request("POST", "/predictions/digits", digit), 6000
+    yield request("POST", "/predictions/digits?format=torchserve", jpeg(photo)), 600
+    yield request("POST", "/predictions/digits-detector", scene), 1000
+    yield request("POST", "/predictions/digits-segmenter", ink), 500
+    yield request("POST", "/predictions/digits-embedder", digit), 1000
+    yield request("POST", "/predictions/boxes", jpeg(photo)), 500
+    yield request("POST", "/predictions/enlarge", digit, [("Accept", "image/png")]), 200
+    yield request("POST", "/predictions/digits", encoded, [("Content-Type", "application/json")]), 1000
+    yield (
+        request("POST", "/predictions/digits", parts + b"--part--\r\n", [("Content-Type", "multipart/form-data; boundary=part")]),
+        1000,
+    )
+    yield request("POST", "/predictions/spots?format=csv", (IMAGES / "spots.tif").read_bytes()), 30
+    yield request("GET", "/v2/models/identity"), 300
+    yield request("GET", "/v2/health/ready"), 300
+    yield request("GET", "/metrics"), 30
+
+
+def jpeg(picture):
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def ask(server):
+    """Sends each form over one connection, and over eight at once."""
+    for data, times in requests_of_all_forms():
+        for connections in (1, 8):
+            def send():
+                connection = Connection(server.port)
+                for _ in range(times // connections):
+                    status, head, body = connection.roundtrip(data)
+                    assert status == 200, (data[:80], status, body[:300])
+                connection.close()
+
+            together = [threading.Thread(target=send) for _ in range(connections)]
+            [each.start() for each in together]
+            [each.join() for each in together]
+        print(f"make_profile: {data.split(b' HTTP', 1)[0].decode()}", flush=True)
+
+
+def ask_by_grpc(server):
+    """The same request by gRPC."""
+    import tritonclient.grpc as grpc
+
+    with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        tensor = grpc.InferInput("x", [1, 16], "FP32")
+        tensor.set_data_from_numpy(np.ones((1, 16), np.float32))
+        for _ in range(3000):
+            client.infer("identity", [tensor])
+
+
+def main():
+    tool = llvm_profdata()
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        for profile in ("release", "dist"):
+            binary = build(profile)
+            os.environ["LLVM_PROFILE_FILE"] = str(folder / "counts" / "%p-%m.profraw")
+            from server import Server
+
+            models(folder / profile)
+            server = Server(folder / profile, folder / f"{profile}.log", binary=binary, log_filter="warn")
+            server.wait_ready()
+            ask(server)
+            ask_by_grpc(server)
+            assert server.stop() == 0, server.log_text()
+        counts = [str(file) for file in (folder / "counts").glob("*.profraw")]
+        subprocess.run([tool, "merge", "--sparse", "-o", PROFILE, *counts], check=True)
+    print(f"make_profile: wrote {PROFILE.relative_to(ROOT)}, {PROFILE.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
