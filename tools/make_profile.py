@@ -17,8 +17,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from base64 import b64encode
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -29,16 +29,21 @@ PROFILE = ROOT / "tools" / "ocelli.profdata"
 TARGET = ROOT / "target" / "counting"
 sys.path[:0] = [str(ROOT / folder) for folder in ("tools", "benches", "tests/clients")]
 import make_models  # noqa: E402
+import tritonclient.grpc as grpc  # noqa: E402
 from rawhttp import Connection, infer, request  # noqa: E402
+from server import Server  # noqa: E402
 
 IMAGES = ROOT / "examples" / "images"
 
 
 def llvm_profdata():
     """The tool of the compiler's own LLVM: others may write another format."""
-    ask = lambda *what: subprocess.run(["rustc", *what], capture_output=True, text=True, check=True).stdout  # noqa: E731
-    host = next(line.split()[1] for line in ask("-vV").splitlines() if line.startswith("host: "))
-    tool = Path(ask("--print", "sysroot").strip()) / "lib" / "rustlib" / host / "bin" / "llvm-profdata"
+
+    def rustc(*what):
+        return subprocess.run(["rustc", *what], capture_output=True, text=True, check=True).stdout
+
+    host = next(line.split()[1] for line in rustc("-vV").splitlines() if line.startswith("host: "))
+    tool = Path(rustc("--print", "sysroot").strip()) / "lib" / "rustlib" / host / "bin" / "llvm-profdata"
     if not tool.exists():
         sys.exit("make_profile: llvm-profdata is missing: rustup component add llvm-tools")
     return tool
@@ -114,27 +119,27 @@ def jpeg(picture):
     return file.getvalue()
 
 
+def send(server, data, times):
+    """Over a connection of its own."""
+    connection = Connection(server.port)
+    for _ in range(times):
+        status, _, body = connection.roundtrip(data)
+        assert status == 200, (data[:80], status, body[:300])
+    connection.close()
+
+
 def ask(server):
     """Sends each form over one connection, and over eight at once."""
     for data, times in requests_of_all_forms():
         for connections in (1, 8):
-            def send():
-                connection = Connection(server.port)
-                for _ in range(times // connections):
-                    status, head, body = connection.roundtrip(data)
-                    assert status == 200, (data[:80], status, body[:300])
-                connection.close()
-
-            together = [threading.Thread(target=send) for _ in range(connections)]
-            [each.start() for each in together]
-            [each.join() for each in together]
+            with ThreadPoolExecutor(connections) as together:
+                for sent in [together.submit(send, server, data, times // connections) for _ in range(connections)]:
+                    sent.result()
         print(f"make_profile: {data.split(b' HTTP', 1)[0].decode()}", flush=True)
 
 
 def ask_by_grpc(server):
-    """The same request by gRPC."""
-    import tritonclient.grpc as grpc
-
+    """The smallest of them by gRPC."""
     with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
         tensor = grpc.InferInput("x", [1, 16], "FP32")
         tensor.set_data_from_numpy(np.ones((1, 16), np.float32))
@@ -148,12 +153,10 @@ def main():
         folder = Path(folder)
         for profile in ("release", "dist"):
             binary = build(profile)
-            os.environ["LLVM_PROFILE_FILE"] = str(folder / "counts" / "%p-%m.profraw")
-            from server import Server
-
             models(folder / profile)
-            server = Server(folder / profile, folder / f"{profile}.log", binary=binary, log_filter="warn")
-            server.wait_ready()
+            environment = {**os.environ, "LLVM_PROFILE_FILE": str(folder / "counts" / "%p-%m.profraw")}
+            log = folder / f"{profile}.log"
+            server = Server(folder / profile, log, binary=binary, environment=environment, log_filter="warn").wait_ready()
             ask(server)
             ask_by_grpc(server)
             assert server.stop() == 0, server.log_text()
