@@ -202,6 +202,7 @@ pub(super) fn many(n: Dim) -> String {
 const MASKS: &[&str] = &["masks", "detection_masks"];
 
 impl Detect {
+    /// What to say of outputs of usual names that a key would read.
     pub(in crate::tasks) fn unread(&self, signature: &Signature) -> Vec<String> {
         let known = |names: &[&str]| signature.outputs.iter().find(|output| names.contains(&&*output.name));
         let is_boxes = self.format == Some(Format::Boxes);

@@ -4,26 +4,31 @@
 
 use super::{Detect, Instance, MaskArea, Raw, beside::PROTOTYPES, boxes::is_as_many};
 use crate::{
-    engine::{Dim, Signature, show},
+    engine::{Dim, Signature, Tensor, show},
     image::Placement,
-    tasks::{Outputs, choose, wrong_shape},
+    tasks::{Output, Outputs, choose, wrong_shape},
 };
 use std::ops::{Range, RangeInclusive};
 
 /// All masks of an image.
 pub(super) struct Masks {
-    /// `[of, rows, columns]`.
-    values: Vec<f32>,
+    output: String,
+    of: Of,
     rows: usize,
     columns: usize,
     /// What a pixel's value has to be above.
     threshold: f32,
-    /// Where values are not those of a box each: how many prototypes there are.
-    prototypes: Option<usize>,
     area: MaskArea,
     /// Width and height of the model's input.
     input: [u32; 2],
     placement: Placement,
+}
+
+/// What values are of, `[of, rows, columns]`.
+enum Of {
+    Prototypes(Vec<f32>),
+    /// Boxes, of which few are answered: theirs alone are made numbers.
+    Boxes(Tensor),
 }
 
 /// Along one axis: texels of a mask that pixels of the posted image lie on.
@@ -147,11 +152,14 @@ impl Detect {
             _ => return Err(wrong_shape(name, &output.shape(), &format!("{expected}: {wanted} of them"))),
         };
         Ok(Some(Masks {
-            values: output.numbers()?,
+            output: name.to_owned(),
+            of: match self.prototypes {
+                Some(_) => Of::Prototypes(output.numbers()?),
+                None => Of::Boxes(output.tensor.clone()),
+            },
             rows,
             columns,
             threshold: self.mask_threshold.unwrap_or(if self.prototypes.is_some() { 0.0 } else { 0.5 }),
-            prototypes: self.prototypes,
             area: self.mask_area.unwrap_or(MaskArea::Input),
             input: self.input.unwrap_or([placement.source.0, placement.source.1]),
             placement,
@@ -163,23 +171,16 @@ impl Masks {
     /// The mask of a box of these corners in pixels of the input, and these edges in pixels of the posted image.
     ///
     /// # Errors
-    /// Factors of prototypes that are not finite.
+    /// Factors of prototypes that are not finite, and values that are no numbers.
     pub(super) fn instance(&self, of: &Raw, corners: [f32; 4], edges: [f32; 4]) -> Result<Instance, String> {
-        if let Some(factor) = of.beside.iter().find(|factor| self.prototypes.is_some() && !factor.is_finite())
-        {
-            return Err(format!(
-                "box {} has a factor of {factor} for its mask, expected a finite number",
-                of.row
-            ));
-        }
         let covers = match self.area {
             MaskArea::Input => [0.0, 0.0, self.input[0] as f32, self.input[1] as f32],
             MaskArea::Box => corners,
         };
         let (offset, scale) = (self.placement.from_source(0.0, 0.0), self.placement.scale());
         let (width, height) = self.placement.source;
-        let edges = match (self.prototypes, self.area) {
-            (None, MaskArea::Input) => [0.0, 0.0, width as f32, height as f32],
+        let edges = match (&self.of, self.area) {
+            (Of::Boxes(_), MaskArea::Input) => [0.0, 0.0, width as f32, height as f32],
             _ => edges,
         };
         let across =
@@ -191,7 +192,7 @@ impl Masks {
             return Ok(runs.finish());
         }
         let (columns, rows) = (across.texels(), down.texels());
-        let block = self.block(of, rows.clone(), columns.clone());
+        let block = self.block(of, rows.clone(), columns.clone())?;
         let block_width = columns.end() - columns.start() + 1;
         let mut line = vec![0.0; block.len() / block_width];
         for x in across.pixels.clone() {
@@ -228,21 +229,42 @@ impl Masks {
     }
 
     /// These rows and columns of a box's values.
-    fn block(&self, of: &Raw, rows: RangeInclusive<usize>, columns: RangeInclusive<usize>) -> Vec<f32> {
-        let plane = |index: usize| {
-            let plane = &self.values[index * self.rows * self.columns..][..self.rows * self.columns];
-            let (rows, columns) = (rows.clone(), columns.clone());
-            rows.flat_map(move |row| plane[row * self.columns..][columns.clone()].iter().copied())
+    fn block(
+        &self,
+        of: &Raw,
+        rows: RangeInclusive<usize>,
+        columns: RangeInclusive<usize>,
+    ) -> Result<Vec<f32>, String> {
+        let cut = |plane: &[f32]| {
+            let rows = rows.clone().map(|row| &plane[row * self.columns..][columns.clone()]);
+            rows.flatten().copied().collect::<Vec<f32>>()
         };
-        let Some(prototypes) = self.prototypes else {
-            return plane(of.row).collect();
+        let prototypes = match &self.of {
+            Of::Boxes(all) => return Ok(cut(&self.plane(all, of.row)?)),
+            Of::Prototypes(values) => values.chunks_exact(self.rows * self.columns),
         };
-        let mut block: Vec<f32> = plane(0).map(|value| value * of.beside[0]).collect();
-        for index in 1..prototypes {
-            let factor = of.beside[index];
-            block.iter_mut().zip(plane(index)).for_each(|(sum, value)| *sum += factor * value);
+        let mut block = vec![0.0; rows.clone().count() * columns.clone().count()];
+        for (factor, prototype) in of.beside.iter().zip(prototypes) {
+            if !factor.is_finite() {
+                return Err(format!(
+                    "box {} has a factor of {factor} for its mask, expected a finite number",
+                    of.row
+                ));
+            }
+            block.iter_mut().zip(cut(prototype)).for_each(|(sum, value)| *sum += factor * value);
         }
-        block
+        Ok(block)
+    }
+
+    /// The values of one box.
+    fn plane(&self, all: &Tensor, index: usize) -> Result<Vec<f32>, String> {
+        let bytes = all.data.len() / all.elements().max(1) * self.rows * self.columns;
+        let tensor = Tensor {
+            datatype: all.datatype,
+            shape: vec![self.rows, self.columns],
+            data: all.data.slice(index * bytes..(index + 1) * bytes),
+        };
+        Output { name: &self.output, tensor: &tensor }.numbers()
     }
 }
 

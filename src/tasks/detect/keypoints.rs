@@ -101,7 +101,7 @@ impl Detect {
             let [x, y] = to_source([point[0] * unit[0], point[1] * unit[1]]);
             Ok(Keypoint { x, y, score: point.get(2).copied(), label: keypoints.names.get(index) })
         };
-        numbers.chunks_exact(numbers.len() / keypoints.count).enumerate().map(point).collect()
+        numbers.chunks_exact((numbers.len() / keypoints.count).max(1)).enumerate().map(point).collect()
     }
 }
 
