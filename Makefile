@@ -34,7 +34,7 @@ build dist gpu-checks-program bench-decode bench-front bench-servers bench-spots
 	export OCELLI_COMMIT ?= $(if $(wildcard .git),$(shell git rev-parse HEAD 2>/dev/null))
 
 # And they are laid out by how often a busy server takes which path (`make profile`). Cargo does not look into the file: a flag that has
-# its checksum tells of another. Nor is it told of each function that has changed since.
+# its checksum tells of another. The compiler would warn of each function that has changed since.
 PROFDATA := tools/ocelli.profdata
 LAID_OUT := -Cprofile-use=$(CURDIR)/$(PROFDATA) -Cllvm-args=-no-pgo-warn-mismatch --cfg=profile_$(firstword $(shell cksum $(PROFDATA)))
 build dist gpu-checks-program bench-decode bench-front bench-servers bench-spots bench-fit bench-fit-http: \

@@ -542,6 +542,25 @@ mod tests {
     }
 
     #[test]
+    fn keypoints_are_a_number_or_as_many_names() {
+        let keypoints = |told: &str| {
+            let manifest =
+                Manifest::parse(&format!("task = \"detect\"\n[detect]\nkeypoints = {told}\n")).unwrap();
+            let Task::Detect(detect) = manifest.task else { panic!("expected a detector") };
+            let keypoints = detect.keypoints.unwrap();
+            (keypoints.count, keypoints.names.get(1).map(|name| name.to_string()))
+        };
+        assert_eq!(keypoints("17"), (17, None));
+        assert_eq!(keypoints(r#"["nose", "tail"]"#), (2, Some("tail".to_owned())));
+        for wrong in ["0", "1001", "[]", r#"["nose", ""]"#] {
+            let mistake = format!(
+                "line 3: detect.keypoints is {wrong}, allowed: a whole number from 1 to 1000, or a list of as many names"
+            );
+            check(&format!("task = \"detect\"\n[detect]\nkeypoints = {wrong}\n"), &[&mistake]);
+        }
+    }
+
+    #[test]
     fn columns_of_a_row_that_are_no_order_are_told_with_all_that_may_be() {
         for columns in [r#"["box", "score"]"#, r#"["box", "label", "score"]"#] {
             let mistake = format!(

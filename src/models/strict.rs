@@ -323,23 +323,24 @@ impl<'a, 't> Table<'a, 't> {
         words
     }
 
-    /// A number of things, or a list with a name for each of them.
+    /// A number of things, or a list with a name for each of them: how many, and the names.
     pub(super) fn count_or_names(
         &self,
         key: &'static str,
         range: RangeInclusive<usize>,
-    ) -> Option<Result<Vec<String>, usize>> {
+    ) -> Option<(usize, Vec<String>)> {
         let value = self.entry(key)?;
         let name = |value: &Spanned<DeValue<'t>>| match value.get_ref() {
             DeValue::String(text) if !text.trim().is_empty() => Some(text.to_string()),
             _ => None,
         };
         let told = match value.get_ref() {
-            DeValue::Array(items) => items.iter().map(name).collect::<Option<Vec<String>>>().map(Ok),
-            other => integer(other).map(Err),
+            DeValue::Array(items) => {
+                items.iter().map(name).collect::<Option<Vec<_>>>().map(|names| (names.len(), names))
+            }
+            other => integer(other).map(|count| (count, Vec::new())),
         };
-        let count = |told: &Result<Vec<String>, usize>| told.as_ref().map_or_else(|count| *count, Vec::len);
-        let told = told.filter(|told| range.contains(&count(told)));
+        let told = told.filter(|(count, _)| range.contains(count));
         if told.is_none() {
             let allowed = format!(
                 "a whole number from {} to {}, or a list of as many names",

@@ -4,8 +4,8 @@
 //! turns the outputs of one item into an [`Answer`]. How answers are written on the wire is not known here.
 //!
 //! - [`classify`]: scores to the best classes.
-//! - [`detect`]: YOLO-style, boxes/scores/classes and end-to-end outputs to boxes in the posted image, and what is said of each beside; [`nms`] thins
-//!   them out, those that are turned as a [`quad`].
+//! - [`detect`]: YOLO-style, boxes/scores/classes and end-to-end outputs to boxes in the posted image, and what is said of each
+//!   beside; [`nms`] thins them out, those that are turned as a [`quad`].
 //! - [`segment`]: class maps to a [`mask`] of the posted image's size, with its PNG and run-length renderings.
 //! - [`image`]: an output that is a [`picture`], with its PNG and TIFF renderings.
 //! - [`embed`]: a vector.

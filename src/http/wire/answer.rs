@@ -5,7 +5,8 @@
 //! it is one of several pages of a file.
 //!
 //! `<answer>` is, by task: `"classes": [{"label", "index", "score"}]`, `"detections": [{"box": [x0, y0, x1, y1], …}]` in
-//! pixels of the posted image, with `"corners"`, `"keypoints"` or a `"mask"` where the model gives them, `"mask": {…}`, `"picture": {…}`, `"vector": […]`, or `"outputs": [{"name", "datatype", "shape", "data"}]`.
+//! pixels of the posted image, with `"corners"`, `"keypoints"` or a `"mask"` where the model gives them, `"mask": {…}`, `"picture": {…}`,
+//! `"vector": […]`, or `"outputs": [{"name", "datatype", "shape", "data"}]`.
 
 use super::{
     detection::Written,

@@ -222,10 +222,9 @@ fn read_detect(table: &Table<'_, '_>) -> Detect {
         activation: table.choice("activation", ACTIVATIONS),
         background: table.choice("background", &[("first", Background::First), ("last", Background::Last)]),
         first_class: table.integer("first_class", 0..=65_535),
-        keypoints: table.count_or_names("keypoints", 1..=KEYPOINTS_MAX).map(|names| match names {
-            Ok(names) => Keypoints { count: names.len(), names: Labels::of(names) },
-            Err(count) => Keypoints { count, names: Labels::default() },
-        }),
+        keypoints: table
+            .count_or_names("keypoints", 1..=KEYPOINTS_MAX)
+            .map(|(count, names)| Keypoints { count, names: Labels::of(names) }),
         masks: table.string("masks"),
         mask_area: table.choice("mask_area", &[("input", MaskArea::Input), ("box", MaskArea::Box)]),
         mask_threshold: table.number("mask_threshold", -1e6..=1e6).map(|n| n as f32),

@@ -8,7 +8,7 @@ use crate::{
 };
 use std::fmt::{self, Display, Formatter};
 
-/// Where what stands beside boxes is told how to be read.
+/// What to set for what stands beside boxes.
 pub(super) const OTHERS: &str = "what a model gives beside its boxes is read by detect.keypoints (pose), detect.masks (segment) or \
                                  detect.angle (OBB)";
 

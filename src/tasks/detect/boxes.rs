@@ -111,6 +111,7 @@ impl Detect {
             None => n,
         };
         let keypoints = self.read_keypoints(outputs, n)?;
+        let of_box = keypoints.len() / n.max(1);
         let mut found = Vec::new();
         for (index, (class, score)) in scored.into_iter().take(valid).enumerate() {
             if score < self.score_min {
@@ -119,7 +120,7 @@ impl Detect {
             let class =
                 class.ok_or_else(|| self.no_class(self.classes.as_deref().unwrap_or_default(), index))?;
             let [a, b, c, d] = [0, 1, 2, 3].map(|i| numbers[index * columns + i]);
-            let beside = keypoints.get(index).cloned().unwrap_or_default();
+            let beside = keypoints[index * of_box..][..of_box].to_vec();
             found.push(Raw { numbers: finite(boxes.name, [a, b, c, d])?, score, class, row: index, beside });
         }
         Ok(found)
@@ -232,7 +233,7 @@ fn box_shape(columns: usize) -> String {
 }
 
 /// The output that a setting names, or else the first of the names that exporters give it.
-fn find(
+pub(super) fn find(
     signature: &Signature,
     set: Option<&str>,
     key: &str,

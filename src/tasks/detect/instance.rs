@@ -90,38 +90,32 @@ impl Detect {
             };
         };
         // One axis counts boxes, and there may be others of 1.
-        let boxes = leading.iter().find(|extent| !matches!(extent, Dim::Fixed(1)));
-        if leading.is_empty() || boxes.is_some_and(|boxes| !is_as_many(*boxes, n)) {
+        let fits = |extent: &Dim| extent.takes(1) || is_as_many(*extent, n);
+        if leading.is_empty() || !leading.iter().all(fits) {
             return Err(wrong_shape(&output.name, &output.shape, OF_BOXES));
         }
         // Extents that are open are those of an input that may have any size.
-        let (covers_input, differs) = match (self.input, rows, columns) {
+        let is_of_its_size = match (self.input, rows, columns) {
             (Some([width, height]), Dim::Fixed(rows), Dim::Fixed(columns)) => {
-                let is_its_size = [*rows, *columns] == [height as usize, width as usize];
-                (is_its_size, !is_its_size)
+                Some([*rows, *columns] == [height as usize, width as usize])
             }
-            _ => (false, false),
+            _ => None,
         };
-        if differs && self.mask_area.is_none() {
-            return Err(format!(
-                "output {:?} of shape {} has masks of another size than the input's: set detect.mask_area to \"box\" if each covers \
-                 its own box, or to \"input\"",
-                output.name,
-                show(&output.shape)
-            ));
+        let (name, shape) = (&output.name, show(&output.shape));
+        match (is_of_its_size, self.mask_area) {
+            (Some(false), None) => Err(format!(
+                "output {name:?} of shape {shape} has masks of another size than the input's: set detect.mask_area to \"box\" if \
+                 each covers its own box, or to \"input\""
+            )),
+            (Some(true), Some(MaskArea::Box)) => Err(format!(
+                "output {name:?} of shape {shape} has masks of the input's size: they cover it, and detect.mask_area is \"box\""
+            )),
+            _ => Ok(()),
         }
-        if covers_input && self.mask_area == Some(MaskArea::Box) {
-            return Err(format!(
-                "output {:?} of shape {} has masks of the input's size: they cover it, and detect.mask_area is \"box\"",
-                output.name,
-                show(&output.shape)
-            ));
-        }
-        Ok(())
     }
 
-    /// Memory that masks and what is written of them take at most, in bytes, for a posted image of so many pixels in a row: as numbers
-    /// and as text, four of them for each column. `None` without masks.
+    /// Memory that masks and what is written of them take, in bytes, for a posted image of so many pixels in a row, where no column of a
+    /// mask is in more than two pieces: four counts, as numbers and as text. `None` without masks.
     pub fn mask_bytes(&self, width: u32) -> Option<u64> {
         self.masks.as_ref().map(|_| self.detections_max as u64 * u64::from(width) * 4 * 16)
     }

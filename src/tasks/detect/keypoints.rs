@@ -1,9 +1,9 @@
 //! Keypoints: of numbers that follow a box, or of an output of their own.
 
-use super::{BoxFormat, Detect, Keypoint};
+use super::{BoxFormat, Detect, Keypoint, boxes::find};
 use crate::{
     engine::{Dim, Signature},
-    tasks::{Outputs, numeric, output_names, wrong_shape},
+    tasks::{Outputs, output_names, wrong_shape},
 };
 
 /// Names that exporters give: torchvision's, then TensorFlow's.
@@ -17,15 +17,7 @@ impl Detect {
         let Some(keypoints) = &self.keypoints else {
             return Ok(());
         };
-        let Some(output) = signature.outputs.iter().find(|output| KEYPOINTS.contains(&&*output.name)) else {
-            return Err(format!(
-                "detect.keypoints: the model has no output named {}; it has {}: call the one that has them so when it is exported \
-                 (output_names)",
-                KEYPOINTS.join(" or "),
-                output_names(signature)
-            ));
-        };
-        numeric(output)?;
+        let output = &signature.outputs[place(signature)?];
         let fits = match output.shape[..] {
             [] => true,
             [.., count, numbers] => count.takes(keypoints.count) && (numbers.takes(2) || numbers.takes(3)),
@@ -37,18 +29,13 @@ impl Detect {
         }
     }
 
-    /// The numbers of each of `n` boxes' keypoints, x first; nothing where none are said.
-    pub(super) fn read_keypoints(&self, outputs: &Outputs<'_>, n: usize) -> Result<Vec<Vec<f32>>, String> {
+    /// The numbers of `n` boxes' keypoints, box after box, x first; nothing where none are said.
+    pub(super) fn read_keypoints(&self, outputs: &Outputs<'_>, n: usize) -> Result<Vec<f32>, String> {
         let Some(count) = self.keypoints.as_ref().map(|keypoints| keypoints.count) else {
             return Ok(Vec::new());
         };
-        let find = |usual: &[&str]| {
-            let named = |name: &&&str| outputs.signature.outputs.iter().any(|output| output.name == **name);
-            usual.iter().find(named).map(|name| outputs.get(Some(name))).transpose()
-        };
-        let Some(output) = find(KEYPOINTS)? else {
-            return Err(format!("the model has no output named {}", KEYPOINTS.join(" or ")));
-        };
+        let named = |index: usize| outputs.get(Some(&outputs.signature.outputs[index].name));
+        let output = named(place(outputs.signature)?)?;
         let shape = output.shape();
         let width = match shape[..] {
             [.., Dim::Fixed(points), Dim::Fixed(width @ (2 | 3))] if points == count => width,
@@ -61,23 +48,15 @@ impl Detect {
         if self.box_format == Some(BoxFormat::Yxyx) {
             numbers.chunks_exact_mut(width).for_each(|point| point.swap(0, 1));
         }
-        let scores = match find(SCORES)? {
-            Some(scores) if scores.tensor.elements() == n * count => Some(scores.numbers()?),
-            Some(scores) => {
-                return Err(wrong_shape(
-                    scores.name,
-                    &scores.shape(),
-                    &format!("{n} boxes x {count} keypoints"),
-                ));
-            }
-            None => None,
+        let Some(scores) = find(outputs.signature, None, "keypoints", SCORES)?.map(named).transpose()? else {
+            return Ok(numbers);
         };
-        if let Some(scores) = scores {
-            let scored = numbers.chunks_exact(width).zip(scores);
-            numbers = scored.flat_map(|(point, score)| [point[0], point[1], score]).collect();
+        if scores.tensor.elements() != n * count {
+            let expected = format!("{n} boxes x {count} keypoints");
+            return Err(wrong_shape(scores.name, &scores.shape(), &expected));
         }
-        let of_box = numbers.len() / n.max(1);
-        Ok(numbers.chunks_exact(of_box.max(1)).map(<[f32]>::to_vec).collect())
+        let scored = numbers.chunks_exact(width).zip(scores.numbers()?);
+        Ok(scored.flat_map(|(point, score)| [point[0], point[1], score]).collect())
     }
 
     /// From the numbers of a box's keypoints to points of the posted image. `size` is that of the input, for parts of it.
@@ -103,6 +82,18 @@ impl Detect {
         };
         numbers.chunks_exact((numbers.len() / keypoints.count).max(1)).enumerate().map(point).collect()
     }
+}
+
+/// Which output has them.
+fn place(signature: &Signature) -> Result<usize, String> {
+    find(signature, None, "keypoints", KEYPOINTS)?.ok_or_else(|| {
+        format!(
+            "detect.keypoints: the model has no output named {}; it has {}: call the one that has them so when it is exported \
+             (output_names)",
+            KEYPOINTS.join(" or "),
+            output_names(signature)
+        )
+    })
 }
 
 fn expected(count: usize) -> String {

@@ -187,12 +187,11 @@ impl Detect {
                 .collect();
             return Err(format!("detect.{key} is for detect.format = {}", of.join(" or ")));
         }
-        if self.masks.is_none() && self.mask_threshold.is_some() {
-            return Err("detect.mask_threshold is for detect.masks, the output that has them".to_owned());
+        let of_masks =
+            [("mask_area", self.mask_area.is_some()), ("mask_threshold", self.mask_threshold.is_some())];
+        match of_masks.iter().find(|(_, set)| *set && self.masks.is_none()) {
+            Some((key, _)) => Err(format!("detect.{key} is for detect.masks, the output that has them")),
+            None => Ok(()),
         }
-        if self.masks.is_none() && self.mask_area.is_some() {
-            return Err("detect.mask_area is for detect.masks, the output that has them".to_owned());
-        }
-        Ok(())
     }
 }
