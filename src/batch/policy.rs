@@ -193,27 +193,51 @@ fn what_pays(sizes: &[usize], items: usize, costs: &Costs, now: Instant) -> usiz
     taken
 }
 
-/// The longest batch that is run by whoever pushes a job: what else that thread has to do waits for it.
+/// The longest batch that is run by whoever pushes a job, with those that it waits for: what else that thread has to do waits for them.
 const INLINE_SECONDS_MAX: f64 = 100e-6;
 
 /// Nor is one of a size of which one of the last few took longer than this: something holds them up, or they are not all alike.
 const HELD_UP_SECONDS_MAX: f64 = 1e-3;
 
 /// Jobs that come closer than this after one another's end are better left to a worker: those that come while it wakes are one batch,
-/// which costs less for each than it takes to run them one by one.
+/// which mostly costs less for each than it takes to run them one by one.
 const COMPANY_SECONDS: f64 = 60e-6;
 
-/// Whether jobs that come `gap` seconds apart may be run one by one at all.
+/// Whether jobs that come `gap` seconds apart may be run one by one, whatever a batch of them would gain.
 pub fn are_apart(gap: f64) -> bool {
     gap > COMPANY_SECONDS
 }
 
-/// Whether nobody is to be woken for a batch of this size: it is short, and ends long before the next job comes, where jobs come `gap`
-/// seconds apart.
-pub fn is_inline(costs: &Costs, size: usize, gap: f64, now: Instant) -> bool {
-    let seconds = costs.undisturbed(size, now);
-    seconds.is_some_and(|seconds| seconds <= INLINE_SECONDS_MAX && seconds + COMPANY_SECONDS <= gap)
+/// Whether an item takes no longer in a batch of this size than in any larger one, of those that were measured lately.
+pub fn gains_nothing(sizes: &[usize], size: usize, costs: &Costs, now: Instant) -> bool {
+    let each = |size| Some(costs.undisturbed(size, now)? / size as f64);
+    let Some(own) = each(size) else {
+        return false;
+    };
+    let mut larger = sizes.iter().copied().filter(|&larger| larger > size).peekable();
+    if larger.peek().is_none() {
+        return true;
+    }
+    let best = larger.filter_map(each).fold(f64::INFINITY, f64::min);
+    best.is_finite() && own <= best
+}
+
+/// Whether nobody is to be woken for a batch of this size, where jobs come `gap` seconds apart, and `running` such batches run: all of them
+/// are short, and it ends long before the next job comes, or a larger one with that would gain nothing.
+pub fn is_inline(
+    sizes: &[usize],
+    size: usize,
+    costs: &Costs,
+    gap: f64,
+    running: usize,
+    now: Instant,
+) -> bool {
+    let Some(seconds) = costs.undisturbed(size, now) else {
+        return false;
+    };
+    (running + 1) as f64 * seconds <= INLINE_SECONDS_MAX
         && costs.longest(size).is_some_and(|seconds| seconds <= HELD_UP_SECONDS_MAX)
+        && ((running == 0 && seconds + COMPANY_SECONDS <= gap) || gains_nothing(sizes, size, costs, now))
 }
 
 #[cfg(test)]
@@ -273,32 +297,61 @@ mod tests {
         }
     }
 
+    fn costs_of(measured: &[(usize, f64)], now: Instant) -> Costs {
+        let mut costs = Costs::default();
+        measured.iter().for_each(|&(size, seconds)| (0..4).for_each(|_| costs.record(size, seconds, now)));
+        costs
+    }
+
     #[test]
     fn nobody_is_woken_for_a_short_batch_that_ends_long_before_the_next_job_comes() {
         let now = Instant::now();
+        let is_inline = |costs: &Costs, gap: f64| is_inline(&[1, 2, 4], 2, costs, gap, 0, now);
         let inline = |seconds: f64, times: usize, gap: f64| {
             let mut costs = Costs::default();
             (0..times).for_each(|_| costs.record(2, seconds, now));
-            is_inline(&costs, 2, gap, now)
+            is_inline(&costs, gap)
         };
         assert!(inline(100e-6, 4, 161e-6));
         assert!(!inline(101e-6, 4, 1.0), "it is long");
         assert!(!inline(10e-6, 3, 1.0), "it may be longer, mostly");
         assert!(inline(10e-6, 4, 71e-6) && !inline(10e-6, 4, 69e-6), "others come meanwhile");
-        assert!(!is_inline(&Costs::default(), 2, 1.0, now));
+        assert!(!is_inline(&Costs::default(), 1.0));
         assert!(are_apart(61e-6) && !are_apart(59e-6));
         let last = |longest: f64| {
             let mut costs = Costs::default();
             [10e-6, longest, 10e-6, 10e-6].into_iter().for_each(|seconds| costs.record(2, seconds, now));
             costs
         };
-        assert!(
-            is_inline(&last(1e-3), 2, 1.0, now) && !is_inline(&last(1.1e-3), 2, 1.0, now),
-            "they are not alike"
-        );
+        assert!(is_inline(&last(1e-3), 1.0) && !is_inline(&last(1.1e-3), 1.0), "they are not alike");
         let mut passed = last(1.1e-3);
         (0..4).for_each(|_| passed.record(2, 10e-6, now));
-        assert!(is_inline(&passed, 2, 1.0, now));
+        assert!(is_inline(&passed, 1.0));
+    }
+
+    #[test]
+    fn nor_for_one_that_gains_nothing_from_company_however_soon_the_next_comes_and_as_many_at_once_as_are_short()
+     {
+        let now = Instant::now();
+        let inline = |measured: &[(usize, f64)], running| {
+            is_inline(&[1, 2, 4], 1, &costs_of(measured, now), 0.0, running, now)
+        };
+        assert!(inline(&[(1, 20e-6), (2, 40e-6), (4, 90e-6)], 0));
+        assert!(!inline(&[(1, 20e-6), (2, 40e-6), (4, 79e-6)], 0), "four cost less");
+        assert!(!inline(&[(1, 20e-6)], 0), "what others cost is not known");
+        assert!(inline(&[(1, 20e-6), (2, 40e-6)], 4), "100 us in all");
+        assert!(!inline(&[(1, 20e-6), (2, 40e-6)], 5), "120 us in all");
+        let costs = costs_of(&[(1, 20e-6), (2, 40e-6)], now);
+        let later = now + Duration::from_secs(11);
+        assert!(!gains_nothing(&[1, 2], 1, &costs, later), "that was long ago");
+        assert!(
+            gains_nothing(&[1], 1, &costs, now) && !gains_nothing(&[1], 1, &Costs::default(), now),
+            "there are no larger ones"
+        );
+        assert!(
+            !is_inline(&[1, 2], 1, &costs_of(&[(1, 20e-6), (2, 38e-6)], now), 1.0, 1, now),
+            "another runs"
+        );
     }
 
     fn deadline(ms: u32) -> impl Fn(&mut Front) {

@@ -5,13 +5,18 @@ use crate::batch::{Batch, ModelKey, policy};
 use std::{sync::Arc, time::Instant};
 
 impl Book {
-    /// Whether jobs of a model come so far apart that it is worth asking for [`Book::inline`].
-    pub fn are_apart(&self, key: ModelKey) -> bool {
-        self.models.get(&key).is_some_and(|model| policy::are_apart(model.pace.gap()))
+    /// Whether it may be worth asking for [`Book::inline`]: jobs of a model come far apart, or gain nothing from company.
+    pub fn may_inline(&self, key: ModelKey, now: Instant) -> bool {
+        self.models.get(&key).is_some_and(|model| {
+            let sizes = &model.rules.sizes;
+            policy::are_apart(model.pace.gap())
+                || model.costs.values().any(|costs| policy::gains_nothing(sizes, sizes[0], costs, now))
+        })
     }
 
     /// What a worker that sleeps would begin if it were woken for a model now, where that is all that waits of the model, and
-    /// [nobody is to be woken for it](policy::is_inline).
+    /// [nobody is to be woken for it](policy::is_inline). Beside others that run so only where nothing waits for the worker: it has
+    /// its turn when they have ended.
     pub fn inline(
         &mut self,
         worker: WorkerKey,
@@ -20,13 +25,21 @@ impl Book {
     ) -> Option<(Arc<Batch>, Receipt)> {
         let device = self.roster.device_of(worker)?;
         self.expire(key, now);
+        let running = self.roster.running(worker);
+        if running > 0
+            && self.shares.waiting().any(|other| other != key && self.roster.may_serve(worker, other))
+        {
+            return None;
+        }
         let Choice::Run { shape, items, size } = self.choose(worker, device, key, now) else {
             return None;
         };
         let model = self.models.get(&key)?;
-        let costs = model.costs.get(&(device, Kind::of(shape.setting())))?;
+        let place = (device, Kind::of(shape.setting()));
+        let costs = model.costs.get(&place)?;
         let waiting: usize = model.lanes.iter().map(|(_, lane)| lane.items()).sum();
-        if items < waiting || !policy::is_inline(costs, size, model.pace.gap(), now) {
+        let (sizes, gap) = (model.sizes(place), model.pace.gap());
+        if items < waiting || !policy::is_inline(&sizes, size, costs, gap, running, now) {
             return None;
         }
         match self.form(worker, device, key, &shape, [items, size], now) {

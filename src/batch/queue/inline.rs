@@ -19,7 +19,7 @@ pub trait Inline: Send + Sync {
     fn run(&self, batch: Running);
 }
 
-/// What workers have lent, and which of them something runs for.
+/// What workers have lent, and which of them something runs for, each as often.
 #[derive(Default)]
 pub(super) struct All {
     lent: HashMap<(WorkerKey, ModelKey), Arc<dyn Inline>>,
@@ -51,7 +51,9 @@ impl All {
 
     /// A batch of a worker has ended.
     pub(super) fn ended(&mut self, worker: WorkerKey) {
-        self.running.retain(|running| *running != worker);
+        if let Some(at) = self.running.iter().position(|running| *running == worker) {
+            self.running.swap_remove(at);
+        }
     }
 
     /// Those of these workers that nothing runs for.
@@ -70,14 +72,12 @@ pub(super) struct Taken {
 impl State {
     /// What waits of a model, where the worker that would be rung for it has lent the model and need not be.
     pub(super) fn take_inline(&mut self, model: ModelKey, now: Instant) -> Option<Taken> {
-        if self.inline.lent.is_empty() || self.parked.is_empty() || !self.book.are_apart(model) {
+        if self.inline.lent.is_empty() || self.parked.is_empty() || !self.book.may_inline(model, now) {
             return None;
         }
-        let free = self.inline.without(&self.parked);
-        let worker = free[self.book.best_of(&free, model, now)?];
+        let worker = self.parked[self.book.best_of(&self.parked, model, now)?];
         let inline = Arc::clone(self.inline.lent.get(&(worker, model))?);
         let (batch, receipt) = self.book.inline(worker, model, now)?;
-        // One at a time: who comes meanwhile waits for nobody's thread.
         self.inline.running.push(worker);
         Some(Taken { batch, receipt, inline })
     }

@@ -564,6 +564,59 @@ fn a_short_batch_of_a_worker_that_sleeps_is_run_where_it_is_pushed_and_any_other
     thread.join().unwrap();
 }
 
+/// Runs a batch when it is told to.
+struct When(Mutex<std::sync::mpsc::Receiver<()>>, std::sync::mpsc::Sender<()>);
+
+impl Inline for When {
+    fn run(&self, batch: Running) {
+        self.1.send(()).unwrap();
+        if batch.items == 2 {
+            self.0.lock().recv().unwrap();
+        }
+        let result = echo(&batch);
+        batch.finish(result);
+    }
+}
+
+#[test]
+fn jobs_that_gain_nothing_from_company_run_at_once_until_something_waits_for_the_worker() {
+    let queue = queue(Duration::ZERO);
+    let place = queue.attach(&device("cpu"));
+    let (go, told) = std::sync::mpsc::channel();
+    let (tell, ran) = std::sync::mpsc::channel();
+    place.lend(A, Some(Arc::new(When(Mutex::new(told), tell))));
+    let (took, taken) = std::sync::mpsc::channel();
+    let thread = thread::spawn(move || {
+        while let Taken::Batch(running) = place.take(&[A, B]) {
+            took.send(running.model).unwrap();
+            let result = echo(&running);
+            running.finish(result);
+        }
+    });
+    for size in [1, 2, 4, 8] {
+        (0..4).for_each(|_| queue.measured(A, &device("cpu"), size, Duration::from_micros(10 * size as u64)));
+    }
+    until_parked(&queue, 1);
+    let held = thread::spawn({
+        let queue = Arc::clone(&queue);
+        move || bytes(wait(queue.push(job(A, 2, 1)).unwrap()))
+    });
+    ran.recv().unwrap();
+    assert_eq!(bytes(wait(queue.push(job(A, 1, 3)).unwrap())), [3], "one runs, and it waits for nobody");
+    ran.try_recv().unwrap();
+    let (other, behind) = (queue.push(job(B, 1, 4)).unwrap(), queue.push(job(A, 1, 5)).unwrap());
+    assert!(ran.try_recv().is_err(), "the other model has its turn");
+    assert!(taken.try_recv().is_err(), "which comes when what runs has ended");
+    go.send(()).unwrap();
+    assert_eq!(held.join().unwrap(), [1, 2]);
+    assert_eq!((bytes(wait(other)), bytes(wait(behind))), (vec![4], vec![5]));
+    let mut by_worker = [taken.recv().unwrap(), taken.recv().unwrap()];
+    by_worker.sort();
+    assert_eq!(by_worker, [A, B]);
+    queue.close();
+    thread.join().unwrap();
+}
+
 /// Breaks.
 struct Broken;
 

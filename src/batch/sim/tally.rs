@@ -42,10 +42,12 @@ pub(super) struct Tally {
     pub(super) overslept: usize,
     /// Batches that whoever pushed a job ran.
     pub(super) inline: usize,
+    /// Those of them beside others of the same worker.
+    pub(super) inline_at_once: usize,
 }
 
 impl Tally {
-    fn fields(&mut self) -> [&mut usize; 34] {
+    fn fields(&mut self) -> [&mut usize; 35] {
         [
             &mut self.jobs,
             &mut self.batches,
@@ -81,6 +83,7 @@ impl Tally {
             &mut self.company,
             &mut self.overslept,
             &mut self.inline,
+            &mut self.inline_at_once,
         ]
     }
 

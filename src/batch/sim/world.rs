@@ -86,6 +86,8 @@ struct OnItsWay {
     batch: Arc<Batch>,
     receipt: Receipt,
     ends: u64,
+    /// Whoever pushed its job runs it.
+    inline: bool,
 }
 
 impl SimWorker {
@@ -273,7 +275,8 @@ impl World {
         let index = self.random.below(self.workers.len());
         let now = self.at();
         let (worker, asked) = (&self.workers[index], self.truth.serving.get(&index));
-        let sleeps = worker.running.len() < worker.depth && !worker.home;
+        let has_room = worker.running.len() < worker.depth || worker.running.iter().all(|way| way.inline);
+        let sleeps = has_room && !worker.home;
         let serves = asked.filter(|(_, serves)| sleeps && serves.contains(&model));
         let (Some(key), Some((device, serves))) = (worker.key, serves.cloned()) else {
             return;
@@ -282,9 +285,10 @@ impl World {
         self.settle();
         if let Some((batch, receipt)) = inline {
             self.truth.tally.inline += 1;
+            self.truth.tally.inline_at_once += usize::from(!self.workers[index].running.is_empty());
             let looked = Looked { device: &device, serves: &serves, own: 0, home: false };
             self.truth.taken(&batch, looked, now);
-            self.begin(index, batch, receipt);
+            self.begin(index, batch, receipt, true);
         }
     }
 
@@ -297,7 +301,7 @@ impl World {
             let (Some(key), false) = (worker.key, worker.home) else {
                 continue;
             };
-            if worker.running.len() == worker.depth {
+            if worker.running.len() >= worker.depth {
                 continue;
             }
             let now = self.at();
@@ -320,7 +324,7 @@ impl World {
                 Pick::Run(batch, receipt) => {
                     let looked = Looked { device: &device, serves: &serves, own, home: false };
                     self.truth.taken(&batch, looked, now);
-                    self.begin(index, batch, receipt);
+                    self.begin(index, batch, receipt, false);
                 }
                 Pick::SleepUntil(until) => {
                     let looked = Looked { device: &device, serves: &serves, own, home: false };
@@ -353,7 +357,7 @@ impl World {
         }
     }
 
-    fn begin(&mut self, index: usize, batch: Arc<Batch>, receipt: Receipt) {
+    fn begin(&mut self, index: usize, batch: Arc<Batch>, receipt: Receipt, inline: bool) {
         let (base, per_row) = self.costs[&batch.model];
         let in_turn = self.random.percent(80);
         let hangs = self.random.percent(self.hangs_percent);
@@ -362,7 +366,7 @@ impl World {
         worker.life += 1;
         let (life, ends) = (worker.life, worker.ends(self.now, cost, in_turn));
         self.truth.tally.at_once += usize::from(!worker.running.is_empty());
-        worker.running.push(OnItsWay { life, batch, receipt, ends });
+        worker.running.push(OnItsWay { life, batch, receipt, ends, inline });
         let after = ends - self.now;
         if hangs {
             self.plan(after + 2 * self.pace, Event::Recall { worker: index, life });

@@ -82,7 +82,8 @@ impl World {
             // So short that nobody is woken for them. Not beside a faster device: a slow one leaves it the head of a lane for as long as
             // it takes itself, which is no time, and what stands behind ever more urgent jobs until that has aged.
             for cost in costs.values_mut() {
-                *cost = (random.between(1, 40), random.between(1, 20));
+                // Some gain nothing from company.
+                *cost = (random.between(0, 40) * u64::from(random.percent(60)), random.between(1, 20));
             }
         }
         // Few live so long that batches grow again after there was too little memory, and that this is forgotten.
