@@ -8,6 +8,7 @@ use super::reject::{Problem, Readers};
 use crate::{
     error::{InferError, panic_words},
     telemetry::request::RequestId,
+    words::clipped,
 };
 use axum::{
     body::Body,
@@ -62,11 +63,11 @@ pub fn panicked(panic: &Box<dyn Any + Send>) -> InferError {
     )
 }
 
-/// Checks what the head says: host, address, announced length.
+/// Checks what the head says: host, address, form and announced length of the body.
 ///
 /// # Errors
 /// 400 for an HTTP/1.1 request without exactly one valid `Host` (RFC 9112, 3.2) or an HTTP/2 request without an
-/// authority; 414 and 413 for what is over `limits`.
+/// authority; 501 for transfer codings beside `chunked` (RFC 9112, 6.1); 414 and 413 for what is over `limits`.
 pub fn check_head<B>(head: &http::Request<B>, limits: HeadLimits) -> Result<(), Problem> {
     let bad = |what: &str| Problem::from(&InferError::BadRequest(what.to_owned()));
     let mut hosts = head.headers().get_all(header::HOST).iter();
@@ -91,6 +92,13 @@ pub fn check_head<B>(head: &http::Request<B>, limits: HeadLimits) -> Result<(), 
     if host.is_some_and(|host| !is_authority(host)) {
         return Err(bad("the host header is not a host name or address with an optional port"));
     }
+    if let Some(codings) = not_understood(head.headers()) {
+        return Err(Problem::from(&InferError::NotOffered(format!(
+            "the body has the transfer-encoding {:?}, of which nothing but chunked is understood; what a body is packed with is said by \
+             content-encoding",
+            clipped(&codings)
+        ))));
+    }
     let uri_bytes = head.uri().path_and_query().map_or(0, |path| path.as_str().len());
     if uri_bytes > limits.uri_bytes_max {
         return Err(Problem::uri_too_long(uri_bytes, limits.uri_bytes_max));
@@ -102,6 +110,14 @@ pub fn check_head<B>(head: &http::Request<B>, limits: HeadLimits) -> Result<(), 
         }
         _ => Ok(()),
     }
+}
+
+/// The transfer codings of the body, if it has any but `chunked`: only that one is taken off.
+fn not_understood(headers: &HeaderMap) -> Option<String> {
+    let values: Vec<_> =
+        headers.get_all(header::TRANSFER_ENCODING).iter().map(HeaderValue::as_bytes).collect();
+    let codings = String::from_utf8_lossy(&values.join(&b", "[..])).into_owned();
+    (!values.is_empty() && !codings.trim().eq_ignore_ascii_case("chunked")).then_some(codings)
 }
 
 /// The length of the body, where the head says it.
@@ -234,6 +250,17 @@ mod tests {
     fn an_announced_length_over_the_limit_is_refused_on_the_head() {
         check(Version::HTTP_10, "/", &[("content-length", "1000")], None);
         check(Version::HTTP_10, "/", &[("content-length", "1001")], Some(413));
+    }
+
+    #[test]
+    fn a_body_that_is_packed_for_its_way_is_not_taken_for_one_that_is_not() {
+        for (coding, status) in
+            [("chunked", None), ("Chunked ", None), ("gzip, chunked", Some(501)), ("gzip", Some(501))]
+        {
+            check(Version::HTTP_11, "/", &[("host", "a"), ("transfer-encoding", coding)], status);
+        }
+        let twice = [("host", "a"), ("transfer-encoding", "gzip"), ("transfer-encoding", "chunked")];
+        check(Version::HTTP_11, "/", &twice, Some(501));
     }
 
     #[test]

@@ -167,7 +167,7 @@ fn explain(kind: Kind) -> Entry {
             ),
         ),
         NOT_OFFERED => entry(
-            "Other servers that speak the same protocols have something here, such as shared memory of GPUs, trace settings or explanations.",
+            "Other servers that speak the same protocols have something here, such as shared memory of GPUs, trace settings or explanations. Or a body is packed for its way (`Transfer-Encoding: gzip, chunked`).",
             "`detail` says what there is instead. Sending the request again gives the same.",
             InferError::NotOffered(
                 "traces are set up with the server's options, and not while it runs".into(),
