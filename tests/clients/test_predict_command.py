@@ -253,6 +253,46 @@ def test_answers_are_written_as_the_extension_says(server, tmp_path, name, form)
     assert (tmp_path / name).read_bytes() == command("digits", picture, "--url", server.url, "--format", form).stdout
 
 
+@pytest.mark.parametrize(
+    "model, name, media",
+    [("digits-segmenter", "mask.png", "image/png"), ("enlarge", "large.PNG", "image/png"), ("enlarge", "large.tif", "image/tiff")],
+)
+def test_pictures_are_the_servers_own_both_ways(server, models, tmp_path, model, name, media):
+    photo = IMAGES / "digits" / "3-0.png"
+    asked = requests.post(f"{server.url}/predictions/{model}", data=photo.read_bytes(), headers={"Accept": media}, timeout=60)
+    assert (asked.status_code, asked.headers["Content-Type"]) == (200, media)
+    for index, options in enumerate([{"models": models}, {}]):
+        file = tmp_path / f"{index}-{name}"
+        url = [] if options else ["--url", server.url]
+        done = command(model, photo, "-o", file, *url, **options)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert done.stdout.decode() == f"{photo}: written to {file}, {len(asked.content)} bytes\n"
+        assert file.read_bytes() == asked.content
+    done = command(model, photo, "--format", media.removeprefix("image/"), "--url", server.url)
+    assert (done.returncode, done.stdout, done.stderr) == (0, asked.content, b"")
+
+
+def test_pictures_of_several_files_go_to_a_folder_and_a_file_that_fails_leaves_the_others(server, tmp_path):
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"not a picture")
+    url = ("--url", server.url)
+    photos = sorted((IMAGES / "digits").glob("*.png"))
+    done = command("digits-segmenter", IMAGES / "digits", bad, "--format", "png", "-o", tmp_path / "masks", *url)
+    assert done.returncode == 1 and done.stderr.decode().startswith(f"ocelli: {bad}: "), done.stderr
+    assert {file.name for file in (tmp_path / "masks").iterdir()} == {photo.name for photo in photos}
+    assert all(file.read_bytes()[1:4] == b"PNG" for file in (tmp_path / "masks").iterdir())
+
+    def refused(says, *arguments):
+        done = command("digits-segmenter", *arguments, *url)
+        assert (done.returncode, done.stdout) == (64, b"") and says in done.stderr.decode(), done.stderr
+
+    refused("2 pictures do not go to one file", *photos[:2], "-o", tmp_path / "x.png")
+    refused("2 pictures do not go to one output", *photos[:2], "--format", "png")
+    refused("two pictures would be written to", photos[0], bad.parent / "masks" / photos[0].name, "--format", "png", "-o", tmp_path)
+    refused("would be written over", photos[0], "--format", "png", "-o", photos[0].parent)
+    refused("masks are written as png", photos[0], "-o", tmp_path / "x.tif")
+
+
 def test_requests_come_as_json_with_binary_tensors_and_through_pipes(server, array, tmp_path):
     expected = command("identity", array, "--url", server.url, "--format", "csv").stdout.split(b"\n")[1:]
     values = np.load(array)

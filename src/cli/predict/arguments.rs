@@ -34,14 +34,14 @@ pub(in crate::cli) fn arguments() -> Vec<Arg> {
             .value_name("FORMAT")
             .value_parser(PossibleValuesParser::new(formats()))
             .hide_possible_values(true)
-            .help("table, json or csv, without it what -o ends in, or table; of localizations also ndjson, thunderstorm, hdf5, picasso, arrow, npy, png"),
+            .help("table, json or csv, without it what -o ends in, or table; of masks also png, of pictures png and tiff, of localizations ndjson, thunderstorm, hdf5, picasso, arrow, npy and png"),
         Arg::new("output")
             .short('o')
             .long("output")
             .value_name("PATH")
             .value_parser(value_parser!(PathBuf))
             .value_hint(clap::ValueHint::AnyPath)
-            .help("Where to write instead of to the standard output (-); for several stacks, a folder, which is made"),
+            .help("Where to write instead of to the standard output (-); for several stacks or pictures, a folder, which is made"),
         Arg::new("set").long("set").value_name("KEY=VALUE").action(ArgAction::Append).help(
             "A key of the request's query, such as top_k=3, mask=rle, psf=xynbs, noise_min=8 or scale=20; may be repeated",
         ),
@@ -63,7 +63,7 @@ pub(in crate::cli) fn arguments() -> Vec<Arg> {
 
 /// All that answers can be written as. Which of them, the kind of model decides.
 fn formats() -> impl Iterator<Item = &'static str> {
-    ["table", "json"].into_iter().chain(Format::ALL.map(Format::name))
+    ["table", "json", "tiff"].into_iter().chain(Format::ALL.map(Format::name))
 }
 
 /// What is asked for.

@@ -35,21 +35,23 @@ const BINARY: &str = "its outputs would come as binary data, which is not writte
     the request";
 
 impl Asking {
-    /// Posts a picture, or the tensor of a `.npy` file, or a request.
+    /// Posts a picture, or the tensor of a `.npy` file, or a request. `accept`: what is to be answered, if not JSON.
     ///
     /// # Errors
     /// Words, if the file cannot be sent or no reply came.
-    pub(super) async fn file(&self, path: &Path) -> Result<Reply, String> {
+    pub(super) async fn file(&self, path: &Path, accept: Option<&str>) -> Result<Reply, String> {
         let name = path.to_owned();
         let read = tokio::task::spawn_blocking(move || std::fs::read(name)).await;
         let bytes =
             read.map_err(|error| error.to_string())?.map_err(|error| format!("cannot be read: {error}"))?;
         let kind = if self.described.images { Kind::Images } else { Kind::Tensors };
         // The server may be set to another form of predictions than that which rows are made of.
-        let own = (kind == Kind::Images && !self.sets_format()).then_some(("format", "ocelli"));
+        let own =
+            (kind == Kind::Images && accept.is_none() && !self.sets_format()).then_some(("format", "ocelli"));
         let query = query(self.set.iter().map(|(key, value)| (&**key, &**value)).chain(own));
         let ask = Ask { model: &self.model, described: &self.described, kind, query: &query };
-        let message = ask.file(path, bytes)?;
+        let mut message = ask.file(path, bytes)?;
+        message.headers.extend(accept.map(|accept| ("accept", accept.to_owned())));
         let mut tried = 0;
         loop {
             let asked = tokio::time::timeout(self.time_max, self.once(message.request()?)).await;
@@ -119,7 +121,7 @@ mod tests {
         let file = tempfile::Builder::new().suffix(".json").tempfile().expect("a file");
         std::fs::write(file.path(), r#"{"inputs":[],"parameters":{"binary_data_output":true}}"#)
             .expect("written");
-        let reply = asking.file(file.path()).await.map(|reply| reply.body);
+        let reply = asking.file(file.path(), None).await.map(|reply| reply.body);
         assert_eq!(reply, Err(BINARY.into()));
         assert_eq!(asked.load(Ordering::Relaxed), 1);
     }
@@ -134,7 +136,7 @@ mod tests {
         };
         let asking = asking(Router::new().route("/predictions/m", post(answer)), true);
         let file = tempfile::NamedTempFile::new().expect("a file");
-        let reply = asking.file(file.path()).await.map(|reply| reply.body);
+        let reply = asking.file(file.path(), None).await.map(|reply| reply.body);
         assert_eq!(reply, Err("no reply within 120000 ms".into()));
         assert_eq!(asked.load(Ordering::Relaxed), 1);
     }

@@ -4,7 +4,8 @@ use super::{
     BYTES_BAR, Exit, PIPE_BAR, Streams, Wanted,
     arguments::by_extension,
     ask::Asking,
-    bar, cannot_write, files,
+    bar, cannot_write,
+    destinations::{self, Place},
     stacks::{Broken, Ended, unpack},
 };
 use crate::{
@@ -105,7 +106,10 @@ fn into(found: &[PathBuf], wanted: &Wanted) -> Result<Into, String> {
     let format = match wanted.format.as_deref() {
         None | Some("table") => None,
         Some("json") => Some(Format::Ndjson),
-        Some(name) => Some(Format::from_name(name).expect("clap knows the formats")),
+        Some(name) => Some(Format::from_name(name).ok_or_else(|| {
+            let known = Format::ALL.map(Format::name).join(", ");
+            format!("--format is {name:?}, expected table, json, {known}")
+        })?),
     };
     let Some(output) = &wanted.output else {
         return match format {
@@ -117,46 +121,20 @@ fn into(found: &[PathBuf], wanted: &Wanted) -> Result<Into, String> {
     if wanted.format.as_deref() == Some("table") {
         return Err("--format table has no localizations to write to a file: leave out one of the two".into());
     }
-    // What is not there yet is a folder where several files need one, or where it is written like one.
-    let is_new = fs::symlink_metadata(output).is_err()
-        && (found.len() > 1 || output.as_os_str().as_encoded_bytes().ends_with(b"/"));
-    if !output.is_dir() && !is_new && found.len() == 1 {
-        let format = format.map_or_else(|| by_extension(output, &extensions()), Ok)?;
-        yaml_is_ours(output, format)?;
-        return Ok(Into::Files(vec![output.clone()], format));
-    }
-    if is_new
-        && !output.as_os_str().as_encoded_bytes().ends_with(b"/")
-        && by_extension(output, &extensions()).is_ok()
-    {
-        return Err(format!(
-            "{} stacks do not go to one file, {}: name a folder with -o, and what to write with --format",
-            found.len(),
-            output.display()
-        ));
-    }
-    if !output.is_dir() && !is_new {
-        return Err(format!("{} stacks need a folder, and {} is none", found.len(), output.display()));
-    }
+    let says_form = by_extension(output, &extensions()).is_ok();
+    let is_new = match destinations::place(found.len(), output, says_form, "stacks")? {
+        Place::File => {
+            let format = format.map_or_else(|| by_extension(output, &extensions()), Ok)?;
+            yaml_is_ours(output, format)?;
+            return Ok(Into::Files(vec![output.clone()], format));
+        }
+        Place::Folder { is_new } => is_new,
+    };
     let format = format.ok_or("a folder does not say what to write: give --format")?;
-    let mut files: Vec<PathBuf> = Vec::new();
-    for path in found {
-        let mut file = output.join(path.file_stem().unwrap_or_default()).into_os_string();
-        // Behind the stem, whatever dots it has, and in whatever bytes.
-        file.push(format!(".{}", format.file_extension()));
-        let file = PathBuf::from(file);
-        if files.contains(&file) {
-            return Err(format!("two stacks would be written to {}: give them other names", file.display()));
-        }
-        if files::same(found, &file) {
-            return Err(format!("{} would be written over: name another folder", file.display()));
-        }
-        yaml_is_ours(&file, format)?;
-        files.push(file);
-    }
+    let files = destinations::within(output, found, format.file_extension(), "stacks")?;
+    files.iter().try_for_each(|file| yaml_is_ours(file, format))?;
     if is_new {
-        fs::create_dir(output)
-            .map_err(|error| format!("cannot make the folder {}: {error}", output.display()))?;
+        destinations::make(output)?;
     }
     Ok(Into::Files(files, format))
 }

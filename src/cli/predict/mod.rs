@@ -3,12 +3,15 @@
 //!
 //! - `arguments`: the flags; `files`: which files are meant.
 //! - `ask`: a file to a request; `rows`: replies to text.
+//! - `pictures`: pictures that are answered; `destinations`: the files of answers that have one each.
 //! - `stacks`: stacks, which are sent while they are read; `localize`: where their localizations go.
 
 mod arguments;
 mod ask;
+mod destinations;
 mod files;
 mod localize;
+mod pictures;
 mod rows;
 mod stacks;
 
@@ -31,6 +34,7 @@ use clap::ArgMatches;
 use files::Takes;
 use futures_util::{StreamExt, stream};
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
+use pictures::Picture;
 use rows::{Form, Sheet};
 use std::{
     io::{self, IsTerminal, Write},
@@ -114,15 +118,20 @@ impl Streams<'_> {
         if takes == Takes::Stacks {
             return self.localize(&asking, &found, &wanted).await;
         }
-        let form = match Form::of(wanted.format.as_deref(), wanted.output.as_deref()) {
-            Ok(form) => form,
-            Err(reason) => return self.complain(&reason, Exit::Usage),
-        };
         if !wanted.raw.is_empty() {
             let told = format!("--raw is for stacks, and model {:?} takes none", asking.model.name);
             return self.complain(&told, Exit::Usage);
         }
-        self.answers(&asking, found, form, &wanted).await
+        let (format, output) = (wanted.format.as_deref(), wanted.output.as_deref());
+        match Picture::of(&asking.described.task, format, output) {
+            Ok(None) => {}
+            Ok(Some(picture)) => return self.pictures(&asking, found, picture, &wanted).await,
+            Err(reason) => return self.complain(&reason, Exit::Usage),
+        }
+        match Form::of(format, output) {
+            Ok(form) => self.answers(&asking, found, form, &wanted).await,
+            Err(reason) => self.complain(&reason, Exit::Usage),
+        }
     }
 
     /// What the server says of the model, asked as patiently as about the files: a replica may be about to start.
@@ -160,7 +169,7 @@ impl Streams<'_> {
         let bar = bar(found.len() as u64, FILES_BAR);
         let mut sheet = Sheet::new(form, &asking.described.task).in_any_form(asking.sets_format());
         let asked = stream::iter(found).map(|path| async move {
-            let reply = asking.file(&path).await;
+            let reply = asking.file(&path, None).await;
             (path, reply)
         });
         let mut asked = std::pin::pin!(asked.buffered(wanted.concurrency));

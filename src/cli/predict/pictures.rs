@@ -1,0 +1,169 @@
+//! Pictures that a model answers, as files of their own: masks, and what networks of pictures give.
+
+use super::{
+    Exit, FILES_BAR, Streams, Wanted,
+    ask::{Asking, Reply},
+    bar, cannot_write,
+    destinations::{self, Place},
+};
+use crate::cli::{client::told, output};
+use futures_util::{StreamExt, stream};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+/// A form of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Picture {
+    /// Of 8 or 16 bits.
+    Png,
+    /// Of 32-bit floating point numbers.
+    Tiff,
+}
+
+impl Picture {
+    /// The form that is asked for of a model of a task, by its name, or by what the file that is written to ends in; none where answers are
+    /// to be text.
+    ///
+    /// # Errors
+    /// Words, if the task has no pictures of that form.
+    pub(super) fn of(
+        task: &str,
+        format: Option<&str>,
+        output: Option<&Path>,
+    ) -> Result<Option<Picture>, String> {
+        let named = format.map(str::to_owned).or_else(|| {
+            let extension = output?.extension()?;
+            Some(extension.to_string_lossy().to_ascii_lowercase())
+        });
+        match (named.as_deref(), task) {
+            (Some("png"), "segment" | "image") => Ok(Some(Picture::Png)),
+            (Some("tif" | "tiff"), "image") => Ok(Some(Picture::Tiff)),
+            (Some("tif" | "tiff"), "segment") => Err("masks are written as png, and not as tiff".to_owned()),
+            (Some("tif" | "tiff"), _) => Err(format!("models of the task {task} answer no pictures")),
+            _ => Ok(None),
+        }
+    }
+
+    fn extension(self) -> &'static str {
+        match self {
+            Picture::Png => "png",
+            Picture::Tiff => "tiff",
+        }
+    }
+
+    fn media(self) -> &'static str {
+        match self {
+            Picture::Png => "image/png",
+            Picture::Tiff => "image/tiff",
+        }
+    }
+}
+
+impl Streams<'_> {
+    /// Writes the picture that is answered for each file.
+    pub(super) async fn pictures(
+        &mut self,
+        asking: &Asking,
+        found: Vec<PathBuf>,
+        picture: Picture,
+        wanted: &Wanted,
+    ) -> Exit {
+        let files = match into(&found, picture, wanted) {
+            Ok(files) => files,
+            Err(reason) => return self.complain(&reason, Exit::Usage),
+        };
+        let bar = bar(found.len() as u64, FILES_BAR);
+        let asked = found.into_iter().enumerate().map(|(index, path)| async move {
+            let reply = asking.file(&path, Some(picture.media())).await;
+            (index, path, reply)
+        });
+        let mut asked = std::pin::pin!(stream::iter(asked).buffered(wanted.concurrency));
+        let mut exit = Exit::Ok;
+        while let Some((index, path, reply)) = asked.next().await {
+            let file = files.as_ref().map(|files| &*files[index]);
+            let written = match reply {
+                Ok(Reply { ok: true, body }) => self.picture(&path, file, &body, wanted),
+                Ok(Reply { ok: false, body }) => {
+                    Err(told(&body).unwrap_or_else(|| "the server refused it without a word".into()))
+                }
+                Err(why) => Err(why),
+            };
+            bar.inc(1);
+            if let Err(why) = written {
+                let told = format!("{}: {why}", path.display());
+                exit = bar.suspend(|| self.complain(&told, Exit::Failure));
+            }
+        }
+        bar.finish_and_clear();
+        exit
+    }
+
+    /// Writes one, to its file or to the standard output; to a file, with a line that says so.
+    fn picture(
+        &mut self,
+        path: &Path,
+        file: Option<&Path>,
+        body: &[u8],
+        wanted: &Wanted,
+    ) -> Result<(), String> {
+        let written = match file {
+            Some(file) => {
+                output::write(file, body)
+                    .map_err(|error| format!("cannot write {}: {error}", file.display()))?;
+                writeln!(self.out, "{}: written to {}, {} bytes", path.display(), file.display(), body.len())
+            }
+            None => self.out.write_all(body).and_then(|()| self.out.flush()),
+        };
+        match written {
+            // A reader that has gone (`| head`) is no failure of ours.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(cannot_write(wanted, &error)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The file of each picture; none for the standard output.
+fn into(found: &[PathBuf], picture: Picture, wanted: &Wanted) -> Result<Option<Vec<PathBuf>>, String> {
+    let Some(output) = &wanted.output else {
+        return match found.len() {
+            1 => Ok(None),
+            count => Err(format!("{count} pictures do not go to one output: name a folder with -o")),
+        };
+    };
+    let says_form = output
+        .extension()
+        .is_some_and(|of| ["png", "tif", "tiff"].iter().any(|known| of.eq_ignore_ascii_case(known)));
+    match destinations::place(found.len(), output, says_form, "pictures")? {
+        Place::File => Ok(Some(vec![output.clone()])),
+        Place::Folder { is_new } => {
+            let files = destinations::within(output, found, picture.extension(), "pictures")?;
+            if is_new {
+                destinations::make(output)?;
+            }
+            Ok(Some(files))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_picture_is_asked_for_by_name_or_by_the_file_that_it_is_written_to() {
+        let of = |task, format, output: Option<&str>| Picture::of(task, format, output.map(Path::new));
+        assert_eq!(of("segment", None, Some("a.PNG")), Ok(Some(Picture::Png)));
+        assert_eq!(of("image", None, Some("a.tif")), Ok(Some(Picture::Tiff)));
+        assert_eq!(of("image", Some("tiff"), Some("folder")), Ok(Some(Picture::Tiff)));
+        assert_eq!(of("segment", Some("csv"), Some("a.png")), Ok(None), "what is named counts");
+        for (task, format, output) in
+            [("image", None, None), ("classify", Some("png"), None), ("image", None, Some("a"))]
+        {
+            assert_eq!(of(task, format, output), Ok(None), "{task} {format:?} {output:?}");
+        }
+        assert!(of("segment", Some("tiff"), None).is_err_and(|told| told.contains("as png")));
+        assert!(of("classify", Some("tiff"), None).is_err_and(|told| told.contains("no pictures")));
+    }
+}
