@@ -33,6 +33,15 @@ def total(datatype=FLOAT):
     return g.bytes("total", [("x", datatype, ["steps", 4])], [("y", datatype, ["steps", 4])])
 
 
+def carried():
+    """What callers know a row by, an input that is an output as well, and its opposite."""
+    g = make_models.Graph()
+    g.node("Neg", "x", output="y")
+    return g.bytes(
+        "carried", [("x", FLOAT, ["n", 3]), ("id", INT64, ["n", "m"])], [("y", FLOAT, ["n", 3]), ("id", INT64, ["n", "m"])]
+    )
+
+
 MODELS = {
     "detector": (detector, "", lambda x: np.argwhere(x > 0)),
     "similarity": (similarity, "", lambda x: x @ x.T),
@@ -73,3 +82,23 @@ def test_requests_at_once_are_answered_each_as_if_it_were_alone(served, name):
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(ask, range(200)))
+
+
+@pytest.mark.parametrize("width", [2, 5000])
+def test_an_input_that_is_an_output_comes_back_to_whoever_sent_it(start_server, tmp_path, width):
+    (tmp_path / "carried").mkdir()
+    (tmp_path / "carried" / "model.onnx").write_bytes(carried())
+    server = start_server(tmp_path)
+
+    def ask(caller):
+        for turn in range(40):
+            mark = 1000 * caller + turn
+            id = {"name": "id", "shape": [1, width], "datatype": "INT64", "data": [mark] * width}
+            x = {"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [mark, 0, -mark]}
+            reply = requests.post(f"{server.url}/v2/models/carried/infer", json={"inputs": [x, id]}, timeout=60)
+            assert reply.status_code == 200, reply.text
+            outputs = {output["name"]: output["data"] for output in reply.json()["outputs"]}
+            assert outputs["id"] == [mark] * width and outputs["y"] == [-mark, 0, mark]
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(8)))

@@ -228,7 +228,7 @@ impl Engine for OnnxEngine {
         let outputs = self.session.inner().run_with_options(values.as_slice(), run.options());
         let outputs = outputs.map_err(|error| failure::of_run(&error))?;
         self.had.note(views.iter());
-        let outputs = outputs.into_iter().map(|(_, output)| value::take(output));
+        let outputs = outputs.into_iter().map(|(_, output)| value::take(output, &views));
         outputs.collect::<Result<_, _>>().map(Flight::Landed)
     }
 

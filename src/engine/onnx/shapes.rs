@@ -16,13 +16,12 @@ enum Extent {
     Fixed(usize),
     /// That of an input: its index and axis.
     Of(usize, usize),
-    /// Known when the run has ended.
-    Open,
 }
 
-/// The shapes of a model's outputs.
+/// The shapes of a model's outputs; none of one that is known when a run has ended, or that is an input itself: such a one ONNX Runtime
+/// gives as it came, and writes nothing to memory that it is given for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::engine) struct OutputShapes(Vec<Vec<Extent>>);
+pub(in crate::engine) struct OutputShapes(Vec<Option<Vec<Extent>>>);
 
 impl OutputShapes {
     /// The shape of each output for inputs of these shapes; `None` where only a run can tell.
@@ -30,19 +29,18 @@ impl OutputShapes {
         let extent = |extent: &Extent| match extent {
             Extent::Fixed(n) => Some(*n),
             Extent::Of(input, axis) => inputs.get(*input)?.get(*axis).copied(),
-            Extent::Open => None,
         };
-        self.0.iter().map(|extents| extents.iter().map(extent).collect()).collect()
+        self.0.iter().map(|extents| extents.as_ref()?.iter().map(extent).collect()).collect()
     }
 
     /// Whether all are known before a run.
     pub(in crate::engine) fn all_known(&self) -> bool {
-        self.0.iter().all(|extents| !extents.contains(&Extent::Open))
+        self.0.iter().all(Option::is_some)
     }
 
     /// Whether any is known before a run.
     pub(in crate::engine) fn any_known(&self) -> bool {
-        self.0.iter().any(|extents| !extents.contains(&Extent::Open))
+        self.0.iter().any(Option::is_some)
     }
 }
 
@@ -135,14 +133,13 @@ fn output_shapes(inputs: &[Described], outputs: &[Described]) -> OutputShapes {
         })
     };
     let extent = |(axis, dim): (usize, &Dim), symbols: &[String]| match dim {
-        Dim::Fixed(n) => Extent::Fixed(*n),
-        Dim::Free => {
-            let symbol = symbols.get(axis).filter(|symbol| !symbol.is_empty());
-            symbol.and_then(|symbol| of_input(symbol)).unwrap_or(Extent::Open)
-        }
+        Dim::Fixed(n) => Some(Extent::Fixed(*n)),
+        Dim::Free => of_input(symbols.get(axis).filter(|symbol| !symbol.is_empty())?),
     };
     let extents = |output: &Described| {
-        output.spec.shape.iter().enumerate().map(|dim| extent(dim, &output.symbols)).collect()
+        let is_input = inputs.iter().any(|input| input.spec.name == output.spec.name);
+        let dims = output.spec.shape.iter().enumerate();
+        if is_input { None } else { dims.map(|dim| extent(dim, &output.symbols)).collect() }
     };
     OutputShapes(outputs.iter().map(extents).collect())
 }
@@ -152,10 +149,10 @@ mod tests {
     use super::*;
     use crate::engine::DataType;
 
-    fn tensor(dims: &[(Dim, &str)]) -> Described {
+    fn tensor(name: &str, dims: &[(Dim, &str)]) -> Described {
         Described {
             spec: TensorSpec {
-                name: "x".into(),
+                name: name.into(),
                 datatype: DataType::Fp32,
                 shape: dims.iter().map(|(dim, _)| *dim).collect(),
             },
@@ -165,16 +162,23 @@ mod tests {
 
     #[test]
     fn an_extent_is_known_when_an_input_has_its_name() {
-        let inputs = [tensor(&[(Dim::Free, "batch"), (Dim::Fixed(3), ""), (Dim::Free, "height")])];
+        let inputs = [tensor("x", &[(Dim::Free, "batch"), (Dim::Fixed(3), ""), (Dim::Free, "height")])];
         let outputs = [
-            tensor(&[(Dim::Free, "batch"), (Dim::Fixed(10), "")]),
-            tensor(&[(Dim::Free, "height"), (Dim::Free, "batch")]),
-            tensor(&[(Dim::Free, "batch"), (Dim::Free, "boxes")]),
-            tensor(&[(Dim::Free, "")]),
+            tensor("y", &[(Dim::Free, "batch"), (Dim::Fixed(10), "")]),
+            tensor("y", &[(Dim::Free, "height"), (Dim::Free, "batch")]),
+            tensor("y", &[(Dim::Free, "batch"), (Dim::Free, "boxes")]),
+            tensor("y", &[(Dim::Free, "")]),
         ];
         let shapes = output_shapes(&inputs, &outputs);
         assert_eq!(shapes.for_inputs(&[vec![4, 3, 64]]), [Some(vec![4, 10]), Some(vec![64, 4]), None, None]);
         assert!(shapes.any_known() && !output_shapes(&inputs, &outputs[2..]).any_known());
         assert!(!shapes.all_known() && output_shapes(&inputs, &outputs[..2]).all_known());
+    }
+
+    #[test]
+    fn memory_is_made_for_no_output_that_is_an_input() {
+        let [input, output] = ["x", "y"].map(|name| tensor(name, &[(Dim::Fixed(2), "")]));
+        let shapes = output_shapes(&[input], &[tensor("x", &[(Dim::Fixed(2), "")]), output]);
+        assert_eq!(shapes.for_inputs(&[vec![2]]), [None, Some(vec![2])]);
     }
 }

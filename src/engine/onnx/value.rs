@@ -100,6 +100,11 @@ pub(super) fn lend<'a>(name: &str, view: &TensorView<'a>) -> Result<SessionInput
     Ok(tensor.into())
 }
 
+/// Whether an output lies in memory that was lent to the run: ONNX Runtime gives an output that is an input as it came.
+fn lies_in(output: &[u8], lent: &[TensorView<'_>]) -> bool {
+    lent.iter().any(|view| view.data.as_ptr_range().contains(&output.as_ptr()))
+}
+
 /// A session's output with its memory, which goes back to ONNX Runtime when the last slice of it is dropped.
 struct Output {
     tensor: DynTensor,
@@ -111,13 +116,14 @@ impl AsRef<[u8]> for Output {
         if self.bytes == 0 {
             return &[]; // ONNX Runtime may give a null pointer for these
         }
-        // SAFETY: the tensor is on the CPU and owns `bytes` bytes from here, which nobody writes any more.
+        // SAFETY: the tensor is on the CPU and has `bytes` bytes from here, which nobody writes any more: they are its own, or are
+        // copied before what lent them is free (`take`).
         unsafe { std::slice::from_raw_parts(self.tensor.data_ptr().cast(), self.bytes) }
     }
 }
 
-/// Takes a session's output over.
-pub(in crate::engine) fn take(output: DynValue) -> Result<Tensor, EngineError> {
+/// Takes a session's output over. `lent`: what its inputs lay in, as long as that stays.
+pub(in crate::engine) fn take(output: DynValue, lent: &[TensorView<'_>]) -> Result<Tensor, EngineError> {
     let tensor: DynTensor = output
         .downcast::<DynTensorValueType>()
         .map_err(|_| EngineError::Input("the model gave an output that is not a tensor".into()))?;
@@ -128,7 +134,12 @@ pub(in crate::engine) fn take(output: DynValue) -> Result<Tensor, EngineError> {
     let data = match datatype.size() {
         Some(size) => {
             let bytes = shape.iter().product::<usize>() * size;
-            Bytes::from_owner(Output { tensor, bytes })
+            let output = Output { tensor, bytes };
+            match lies_in(output.as_ref(), lent) {
+                // Memory for the next batch is not held for whoever reads this slowly.
+                true => Bytes::copy_from_slice(output.as_ref()),
+                false => Bytes::from_owner(output),
+            }
         }
         None => {
             let (_, strings) = tensor

@@ -158,8 +158,9 @@ impl Airborne for Running {
                 return Ok(Tensor { datatype, shape, data: result.freeze() });
             }
             let value = values.next().expect("a run gives all of its outputs");
-            // Copied, so that what ONNX Runtime has to copy to is free again, and no reply holds the session.
-            let tensor = value::take(value)?;
+            // Copied, so that what ONNX Runtime has to copy to is free again, and no reply holds the session, nor an input that is
+            // an output.
+            let tensor = value::take(value, &[])?;
             Ok(Tensor { data: Bytes::copy_from_slice(&tensor.data), ..tensor })
         };
         std::mem::take(&mut self.arrivals).into_iter().map(tensor).collect()
