@@ -31,7 +31,8 @@ use crate::{
     words::clipped,
 };
 use axum::{
-    Router, extract::Request, handler::Handler, middleware, response::Response, routing::any_service,
+    Router, extract::Request, handler::Handler, http::Uri, middleware, response::Response,
+    routing::any_service,
 };
 use std::sync::Arc;
 use tokio::sync::Semaphore;
@@ -39,10 +40,11 @@ use tonic::{Code, Status, codec::CompressionEncoding};
 use tonic_reflection::server::v1::ServerReflectionServer;
 
 /// Every call that is answered, by its path.
-const CALLS: [&str; 20] = [
+const CALLS: [&str; 21] = [
     "/grpc.health.v1.Health/Check",
     WATCH,
     REFLECTION,
+    REFLECTION_ALPHA,
     "/inference.GRPCInferenceService/CudaSharedMemoryStatus",
     "/inference.GRPCInferenceService/CudaSharedMemoryUnregister",
     INFER,
@@ -65,6 +67,8 @@ const CALLS: [&str; 20] = [
 const WATCH: &str = "/grpc.health.v1.Health/Watch";
 /// Questions about the calls, one after the other.
 const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+/// The same from before it was finished, with the same messages: Python's library asks nothing else.
+const REFLECTION_ALPHA: &str = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
 /// One inference.
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 /// A load, which may bring a model's files.
@@ -102,8 +106,12 @@ pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
             router.route_service(path, small.clone())
         } else if path == WATCH {
             router.route(path, any_service(health.clone()).layer(bounded.clone()))
-        } else if path == REFLECTION {
-            router.route(path, any_service(reflection.clone()).layer(bounded.clone()))
+        } else if matches!(path, REFLECTION | REFLECTION_ALPHA) {
+            let finished = middleware::map_request(async |mut request: Request| {
+                *request.uri_mut() = Uri::from_static(REFLECTION);
+                request
+            });
+            router.route(path, any_service(reflection.clone()).layer(finished).layer(bounded.clone()))
         } else {
             router.route_service(path, health.clone())
         }
@@ -139,7 +147,9 @@ mod tests {
                 service.methods().map(|method| format!("/{name}/{}", method.name())).collect::<Vec<_>>()
             })
             .collect();
-        defined.push("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo".to_owned());
+        for version in ["v1", "v1alpha"] {
+            defined.push(format!("/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"));
+        }
         defined.sort();
         let mut routed = CALLS.to_vec();
         routed.sort_unstable();

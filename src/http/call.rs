@@ -113,7 +113,9 @@ impl Call {
             Then::Delay => Call { wait: policy.wait(timeout), ..self },
             Then::Refuse => {
                 self.wait = policy.wait(None);
-                let (timeout, arrived) = (timeout.filter(|_| policy.may_shorten), self.arrived);
+                let is_meant = |timeout: &Duration| policy.wait_max.is_some() || *timeout >= TIMEOUT_MIN;
+                let timeout = timeout.filter(|_| policy.may_shorten).filter(is_meant);
+                let arrived = self.arrived;
                 self.no_later_than(timeout, arrived)
             }
         }
@@ -270,6 +272,9 @@ pub(super) fn failure(error: &InferError) -> Failure {
     }
 }
 
+/// The least parameter `timeout` that is heard where no queue policy asks for one: Triton hears none there, and clients that mean seconds
+/// send 30 microseconds.
+const TIMEOUT_MIN: Duration = Duration::from_millis(1);
 /// For the whole request, in milliseconds.
 const TIMEOUT: HeaderName = HeaderName::from_static("timeout");
 /// From 0, the most urgent.
@@ -487,6 +492,8 @@ mod tests {
         };
         check("", 5, (None, 5));
         check("", 5000, (None, 900));
+        check("", 0, (None, 900));
+        check("wait_ms_max = 50", 0, (Some(50), 0));
         check("wait_ms_max = 50", 5, (Some(50), 5));
         check("wait_ms_max = 50\nshorten = false", 5, (Some(50), 900));
         check("wait_ms_max = 50\nlate = \"delay\"", 5, (Some(5), 900));

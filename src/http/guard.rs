@@ -161,6 +161,7 @@ fn elsewhere(path: &str) -> Option<&'static str> {
             "there is one repository, without a name: leave it out of the path"
         }
         ["v1", "models", _, "labels", ..] => "versions have numbers and no labels: name a version, or none",
+        ["v1", "models", .., "metadata"] => "what a model takes and gives is told at /v2/models/NAME",
         ["explanations", ..] | ["v2", "models", .., "explain"] => "models are not explained here",
         _ => return None,
     })
@@ -195,6 +196,8 @@ mod tests {
             "/v2/repository/mine/index",
             "/v2/repository/mine/models/m/load",
             "/v1/models/m/labels/stable:predict",
+            "/v1/models/m/metadata",
+            "/v1/models/m/versions/1/metadata",
             "/explanations/m",
             "/v2/models/m/explain",
             "/v2/models/m/versions/1/explain",

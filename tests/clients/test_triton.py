@@ -91,8 +91,11 @@ def test_statistics_count_requests_items_batches_and_failures(client):
     (batch,) = [batch for batch in after["batch_stats"] if batch["batch_size"] == 3]
     assert batch["compute_infer"]["count"] >= 5 and batch["compute_infer"]["ns"] > 0, after
     # A deadline that nobody can meet is a failure.
-    refuses(lambda: client.infer("identity", [tensor("x", x)], timeout=1))
-    assert counts(client, "identity")["inference_stats"]["fail"]["count"] == stats["fail"]["count"] + 1
+    failed = counts(client, "slow")["inference_stats"]["fail"]["count"]
+    refuses(lambda: client.infer("slow", [tensor("x", np.full((1, 1), 200, np.float32))], timeout=1000))
+    assert counts(client, "slow")["inference_stats"]["fail"]["count"] == failed + 1
+    # Nobody means 30 microseconds.
+    assert client.infer("identity", [tensor("x", x)], timeout=30).as_numpy("y").tolist() == x.tolist()
 
 
 def test_statistics_of_all_models_come_at_once(client):

@@ -9,8 +9,8 @@ use super::{
 };
 use std::{
     collections::BTreeSet,
-    fs::File,
-    io::{Read, Seek},
+    fs::{self, File},
+    io::{self, Read, Seek},
     path::{Component, Path},
     sync::Arc,
 };
@@ -38,6 +38,14 @@ pub(crate) fn external_files(path: &Path) -> Result<BTreeSet<String>, String> {
 /// A file that a model names: as it names it, and what is in it.
 pub(super) type Beside = (String, Arc<[u8]>);
 
+/// Opens a file. A pipe is none: to open one is to wait for whoever writes there; nor is a device, which has no end.
+///
+/// # Errors
+/// If there is none, or it cannot be opened.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    if fs::metadata(path)?.is_file() { File::open(path) } else { Err(io::Error::other("it is not a file")) }
+}
+
 /// What is in the files that a model names: ONNX Runtime would map them, and see what is written over them while it runs, or
 /// end the process where they are cut off.
 ///
@@ -46,7 +54,7 @@ pub(super) type Beside = (String, Arc<[u8]>);
 pub(super) fn read(path: &Path) -> Result<Vec<Beside>, String> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let of = |name: String| {
-        let read = File::open(folder.join(&name)).and_then(|mut file| {
+        let read = open(&folder.join(&name)).and_then(|mut file| {
             let length = file.metadata()?.len() as usize;
             // In place at once: weights are large, and nobody else has them yet.
             let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, length).collect();
@@ -174,7 +182,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.onnx");
         let check = |name: &str| {
-            std::fs::write(&path, model(name)).unwrap();
+            fs::write(&path, model(name)).unwrap();
             external_files(&path)
         };
         for name in ["../x", "/etc/passwd", "a/../../x", "..\\x"] {
@@ -183,6 +191,16 @@ mod tests {
         }
         assert!(check("weights/model.data").is_ok());
         assert!(check("./model.data").is_ok());
+    }
+
+    #[test]
+    fn what_has_no_end_is_no_external_data_and_nobody_waits_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.onnx");
+        fs::write(&path, model("w.data")).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(folder.path().join("w.data")).status().unwrap();
+        assert!(made.success());
+        assert_eq!(read(&path).unwrap_err(), "cannot read its external data \"w.data\": it is not a file");
     }
 
     #[test]
