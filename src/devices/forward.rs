@@ -285,7 +285,13 @@ fn forward(
         Err(error) => {
             let smallest = model.rules.sizes.first().is_none_or(|smallest| *smallest == size);
             let hint = match (smallest, &model.manifest.declared) {
-                (true, _) => "",
+                (true, _) if model.rules.whole => "",
+                (true, None) => {
+                    " (where one run takes all that its first axis counts, batch.axis = \"none\" says so)"
+                }
+                (true, Some(_)) => {
+                    " (where one run takes all that its first axis counts, max_batch_size: 0 says so)"
+                }
                 (false, None) => " (where it takes no more than fewer, batch.items_max says so)",
                 (false, Some(_)) => " (where it takes no more than fewer, max_batch_size says so)",
             };

@@ -82,7 +82,8 @@ pub(super) fn arrange(model: &Model, given: Vec<Input>) -> Result<(Vec<Tensor>, 
     let items = inputs[0].shape[0];
     if let Some(index) = inputs.iter().position(|input| input.shape[0] != items) {
         return Err(bad(format!(
-            "input {:?} has {} items and input {:?} has {items}: the batch axis must be the same",
+            "input {:?} has {} items and input {:?} has {items}: the batch axis must be the same (where their first axes count different \
+             things, batch.axis = \"none\" in the model's model.toml says so)",
             specs[index].name, inputs[index].shape[0], specs[0].name
         )));
     }

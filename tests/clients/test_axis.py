@@ -102,3 +102,24 @@ def test_an_input_that_is_an_output_comes_back_to_whoever_sent_it(start_server, 
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(ask, range(8)))
+
+
+def by_eight():
+    """Frames in groups of eight, as networks of moving pictures take them."""
+    g = make_models.Graph()
+    groups = g.node("Reshape", "x", g.constant(np.array([-1, 8, 4], np.int64)))
+    g.node("Reshape", groups, g.constant(np.array([-1, 4], np.int64)), output="y")
+    return g.bytes("by_eight", [("x", FLOAT, ["n", 4])], [("y", FLOAT, ["n", 4])])
+
+
+def test_a_network_that_takes_no_single_row_is_told_what_to_write_and_served_with_that(start_server, tmp_path):
+    for name, manifest in (("untold", ""), ("told", '[batch]\naxis = "none"\n')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.onnx").write_bytes(by_eight())
+        (tmp_path / name / "model.toml").write_text(manifest)
+    url = f"{start_server(tmp_path).url}/v2"
+    models = {model["name"]: model for model in requests.post(f"{url}/repository/index", timeout=60).json()}
+    assert 'batch.axis = "none" says so' in models["untold"]["reason"], models
+    x = {"name": "x", "shape": [8, 4], "datatype": "FP32", "data": list(range(32))}
+    reply = requests.post(f"{url}/models/told/infer", json={"inputs": [x]}, timeout=60).json()
+    assert reply["outputs"][0]["data"] == list(range(32))
