@@ -164,7 +164,7 @@ pub(super) fn prove(
         true => None,
         // Another device may see more.
         false if largest == Some(1) => None,
-        false => company::mixed(engine, model, busy).map_err(noted)?,
+        false => company::mixed(engine, model, ending, busy).map_err(noted)?,
     };
     if let Some(why) = mixed {
         return Ok(Proof { canary: Duration::ZERO, footprint: None, counts: Err(why), largest });

@@ -129,6 +129,8 @@ pub struct Model {
     pub frames: Option<FrameMemory>,
     /// How its items are put together.
     pub rules: Rules,
+    /// Whether its network, where it batches, finds scales for whole numbers as it runs: they are those of all rows.
+    pub quantizes: bool,
     /// Of requests that do not say.
     pub priority: u8,
     /// Levels of priority that requests may ask for.

@@ -9,7 +9,10 @@ use crate::{
     engine::{
         Batching, DataType, Dim, Ends, Signature,
         gauss_mle::frames::FrameMemory,
-        onnx::{ending::ending, operators::suppresses},
+        onnx::{
+            ending::ending,
+            operators::{quantizes, suppresses},
+        },
         staging::{Memory, Staging},
     },
     tasks::{Activation, Labels, Task},
@@ -130,6 +133,7 @@ impl Model {
             image,
             fit,
             frames,
+            quantizes: !rules.whole && quantizes(&source.path),
             rules,
             priority: manifest.priority,
             priorities: manifest.queue.priorities,

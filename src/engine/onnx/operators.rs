@@ -21,6 +21,21 @@ pub(crate) fn suppresses(path: &Path) -> bool {
     of(path).is_some_and(|operators| operators.contains("NonMaxSuppression"))
 }
 
+/// Operators that find the scale of whole numbers as they run, or take what was made with such a one: mostly that of all rows.
+const QUANTIZE: [&str; 6] = [
+    "ConvInteger",
+    "DynamicQuantizeLSTM",
+    "DynamicQuantizeLinear",
+    "DynamicQuantizeMatMul",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+];
+
+/// Whether a network quantizes as it runs. A file that cannot be read tells nothing.
+pub(crate) fn quantizes(path: &Path) -> bool {
+    of(path).is_some_and(|operators| QUANTIZE.iter().any(|name| operators.contains(*name)))
+}
+
 /// Operators that do as much as the shapes of their inputs say, whatever is in those. Others loop or branch, make as much as a number in
 /// a tensor says, or are not known here.
 #[rustfmt::skip]
@@ -99,6 +114,19 @@ mod tests {
             assert!(!even(&model(&[["Conv", "x", "a"], [operator, "a", "y"]])), "{operator}");
         }
         assert!(!even(b"<html>") && !is_even(Path::new("/nowhere/model.onnx")));
+    }
+
+    #[test]
+    fn a_network_quantizes_as_it_runs_where_an_operator_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.onnx");
+        for (operator, told) in
+            [("DynamicQuantizeLinear", true), ("ConvInteger", true), ("QLinearConv", false)]
+        {
+            std::fs::write(&path, model(&[[operator, "x", "a"], ["Relu", "a", "y"]])).unwrap();
+            assert_eq!(quantizes(&path), told, "{operator}");
+        }
+        assert!(!quantizes(Path::new("/nowhere/model.onnx")));
     }
 
     proptest! {
