@@ -74,7 +74,8 @@ fn load(
     }
     for found in &mut found {
         if let Ok(source) = &mut found.source {
-            let applied = overrides.apply(&mut source.manifest);
+            let may_use_gpu = devices.may_use_gpu(&source.manifest);
+            let applied = overrides.apply(&mut source.manifest, may_use_gpu);
             applied.map_err(|why| InferError::BadRequest(format!("config of model {name:?}: {why}")))?;
         }
     }

@@ -30,6 +30,11 @@ impl Kind {
         Kind::Gpu { ordinal: gpu.ordinal, id: gpu.id.clone(), name: gpu.name.clone() }
     }
 
+    /// Whether it is among those of `placement.devices`, which are all where none are named.
+    fn is_asked_for(&self, asked: &[String]) -> bool {
+        asked.is_empty() || asked.iter().any(|word| self.is_meant_by(word))
+    }
+
     /// Whether a word of `placement.devices` means it.
     fn is_meant_by(&self, word: &str) -> bool {
         match self {
@@ -101,8 +106,7 @@ pub(super) fn place(
         Engine::Onnx => no_onnx[index].as_deref().or(taken[index].as_deref()),
         Engine::GaussMle(_) => taken[index].as_deref(),
     };
-    let wanted = |kind: &Kind| asked.is_empty() || asked.iter().any(|word| kind.is_meant_by(word));
-    let meant = (0..devices.len()).filter(|index| wanted(&devices[*index]));
+    let meant = (0..devices.len()).filter(|index| devices[*index].is_asked_for(asked));
     let (out, mut on): (Vec<usize>, Vec<usize>) = meant.partition(|index| refused(*index).is_some());
     let other = |choose: &dyn Fn(&Kind) -> bool| {
         let fits = |(index, kind): (usize, &Kind)| {
@@ -161,6 +165,14 @@ pub(super) fn place(
         notes.push("placement.fallback = \"cpu\", but backend is gpu, which takes no CPU".into());
     }
     Ok(Placed { on, stands_in, instead, notes })
+}
+
+/// Whether a GPU is among the devices that a model may run on, whoever has it now.
+pub(super) fn may_use_gpu(manifest: &Manifest, devices: &[Kind], no_onnx: &[Option<String>]) -> bool {
+    let runs = |no_onnx: &Option<String>| manifest.engine != Engine::Onnx || no_onnx.is_none();
+    devices.iter().zip(no_onnx).any(|(kind, no_onnx)| {
+        *kind != Kind::Cpu && kind.is_asked_for(&manifest.placement.devices) && runs(no_onnx)
+    })
 }
 
 /// Such as `gpu:0`.
@@ -230,6 +242,20 @@ mod tests {
             assert!(check(&manifest, &all(), Ok(on)).is_empty());
         }
         assert!(check(FITTER, &all(), Ok(&[0, 1, 2])).is_empty());
+    }
+
+    #[test]
+    fn a_model_may_use_a_gpu_that_it_is_not_kept_from_and_that_can_run_it() {
+        let may = |manifest: &str, devices: &[Kind], no_onnx: &[Option<String>]| {
+            may_use_gpu(&Manifest::parse(manifest).unwrap(), devices, no_onnx)
+        };
+        let no_gpu_build = [None, Some("it is the CPU's build".to_owned()), Some(String::new())];
+        assert!(
+            may("", &all(), &NOBODY) && !may("", &all(), &no_gpu_build) && !may("", &[Kind::Cpu], &[None])
+        );
+        assert!(may(FITTER, &all(), &no_gpu_build));
+        assert!(may("[placement]\ndevices = [\"cpu\", \"gpu:1\"]", &all(), &NOBODY));
+        assert!(!may("[placement]\ndevices = [\"cpu\", \"gpu:7\"]", &all(), &NOBODY));
     }
 
     #[test]

@@ -86,12 +86,13 @@ pub enum Change {
 }
 
 impl Overrides {
-    /// Changes a manifest, as it lies in the folder: what is said there already changes nothing.
+    /// Changes a manifest, as it lies in the folder: what is said there already changes nothing. `may_use_gpu` is the model's
+    /// [member](super::Model::may_use_gpu).
     ///
     /// # Errors
     /// What does not go with the rest of the manifest, by its name in configurations. The manifest may then have been changed in
     /// part.
-    pub fn apply(&self, manifest: &mut Manifest) -> Result<(), String> {
+    pub fn apply(&self, manifest: &mut Manifest, may_use_gpu: bool) -> Result<(), String> {
         // What is repeated says nothing of the manifest alone, and which versions there are was decided before there was one.
         let Overrides { items_max, sizes, wait_max, instances, queue, kind, gpus, optimization, .. } = self;
         let batch = &mut manifest.batch;
@@ -112,17 +113,23 @@ impl Overrides {
         }
         batch.wait_max = wait_max.unwrap_or(batch.wait_max);
         let placement = &mut manifest.placement;
-        let differs = |member: &str, said: &dyn fmt::Debug, now: &dyn fmt::Debug| {
+        let differs = |member: &str, said: &dyn fmt::Debug, now: &str| {
             format!(
-                "instance_group.{member} is {said:?}, and cannot be changed while the server runs: it is {now:?}"
+                "instance_group.{member} is {said:?}, and cannot be changed while the server runs: it is {now}"
             )
         };
-        let now = (triton::kind(placement), triton::gpus(placement));
-        if let Some(kind) = kind.as_deref().filter(|kind| *kind != now.0) {
-            return Err(differs("kind", &kind, &now.0));
+        let kinds = triton::kinds(placement, may_use_gpu);
+        if let Some(kind) = kind.as_deref().filter(|kind| !kinds.contains(kind)) {
+            let now: Vec<String> = kinds.iter().map(|kind| format!("{kind:?}")).collect();
+            return Err(differs("kind", &kind, &now.join(" or ")));
         }
-        if let Some(gpus) = gpus.as_ref().filter(|gpus| **gpus != now.1.iter().copied().collect()) {
-            return Err(differs("gpus", &gpus.iter().collect::<Vec<_>>(), &now.1));
+        // As they are told, or as the folder has them.
+        let (told, now) = (triton::told_placement(placement, may_use_gpu).1, triton::gpus(placement));
+        let other = |gpus: &&BTreeSet<i32>| {
+            [&told, &now].into_iter().all(|same| **gpus != same.iter().copied().collect())
+        };
+        if let Some(gpus) = gpus.as_ref().filter(other) {
+            return Err(differs("gpus", &gpus.iter().collect::<Vec<_>>(), &format!("{told:?}")));
         }
         placement.instances = instances.unwrap_or(placement.instances);
         if let Some(queue) = queue {
@@ -234,7 +241,7 @@ mod tests {
             let mut manifest = Manifest::parse(folder).expect("fine");
             let config = Map::from_iter([(triton::OPTIMIZATION.to_owned(), said)]);
             let overrides = triton::overrides(config, "m", None).expect("a member of configurations");
-            overrides.apply(&mut manifest).expect("fine");
+            overrides.apply(&mut manifest, false).expect("fine");
             manifest.gpu.cuda_graph
         };
         let graphs = |graphs: bool| serde_json::json!({ "cuda": { "graphs": graphs } });
@@ -252,7 +259,7 @@ mod tests {
             || Manifest::parse("priority = 3\n[batch]\nsizes = [1, 4]\nwait_ms_max = 7").expect("fine");
         let changed = |overrides: Overrides| {
             let mut manifest = manifest();
-            overrides.apply(&mut manifest).map(|()| manifest)
+            overrides.apply(&mut manifest, false).map(|()| manifest)
         };
         assert_eq!(changed(Overrides::default()), Ok(manifest()));
         let larger = changed(Overrides { items_max: Some(12), ..Overrides::default() }).expect("fine");
@@ -270,13 +277,13 @@ mod tests {
         let changed = |text: &str, items_max: Option<usize>, sizes: &[usize]| {
             let mut manifest = Manifest::parse(text).expect("fine");
             let sizes = Some(sizes.to_vec());
-            Overrides { items_max, sizes, ..Overrides::default() }.apply(&mut manifest)?;
+            Overrides { items_max, sizes, ..Overrides::default() }.apply(&mut manifest, false)?;
             Ok::<_, String>(manifest.batch.sizes)
         };
         // Of a configuration of Triton's, a list that is named takes the place of its own.
         let described = "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 3, 6 ] }";
         let mut manifest = triton::read(described, "m").expect("fine").manifest;
-        Overrides { sizes: Some(vec![5]), ..Overrides::default() }.apply(&mut manifest).expect("fine");
+        Overrides { sizes: Some(vec![5]), ..Overrides::default() }.apply(&mut manifest, false).expect("fine");
         assert_eq!(manifest.batch.sizes, Some(vec![1, 2, 4, 5, 8]));
         assert_eq!(changed("", None, &[3]), Ok(Some(vec![1, 2, 3, 4, 8, 16])));
         assert_eq!(changed("", None, &[1, 2, 4, 8, 16]), Ok(None), "they are what it has");
@@ -290,20 +297,33 @@ mod tests {
 
     #[test]
     fn devices_can_be_repeated_and_not_changed() {
-        let check = |text: &str, kind: Option<&str>, gpus: Option<&[i32]>| {
+        let check_on = |may_use_gpu: bool, text: &str, kind: Option<&str>, gpus: Option<&[i32]>| {
             let (kind, gpus) = (kind.map(str::to_owned), gpus.map(|gpus| gpus.iter().copied().collect()));
             let mut manifest = Manifest::parse(text).expect("fine");
-            Overrides { kind, gpus, ..Overrides::default() }.apply(&mut manifest)
+            Overrides { kind, gpus, ..Overrides::default() }.apply(&mut manifest, may_use_gpu)
         };
+        let check = |text: &str, kind: Option<&str>, gpus: Option<&[i32]>| check_on(true, text, kind, gpus);
         let two = "[placement]\ndevices = [\"gpu:0\", \"gpu:10\", \"gpu:2\"]";
         assert_eq!(check("", Some("KIND_AUTO"), Some(&[])), Ok(()));
         assert_eq!(check(two, Some("KIND_GPU"), Some(&[10, 2, 0])), Ok(()));
         assert_eq!(check("[placement]\ndevices = \"cpu\"", Some("KIND_CPU"), None), Ok(()));
+        // Where the placement is automatic, what it comes to.
+        assert_eq!(check("", Some("KIND_GPU"), Some(&[])), Ok(()));
+        assert_eq!(check_on(false, "", Some("KIND_CPU"), Some(&[])), Ok(()));
+        assert_eq!(check_on(false, "", Some("KIND_AUTO"), None), Ok(()));
+        let refused = check_on(false, "", Some("KIND_GPU"), None).expect_err("there is no GPU");
+        assert!(refused.ends_with("it is \"KIND_CPU\" or \"KIND_AUTO\""), "{refused}");
+        let both = "[placement]\ndevices = [\"cpu\", \"gpu:1\"]";
+        assert_eq!(check(both, Some("KIND_GPU"), Some(&[1])), Ok(()));
+        assert_eq!(check_on(false, both, Some("KIND_CPU"), Some(&[])), Ok(()));
+        assert_eq!(check_on(false, both, Some("KIND_AUTO"), Some(&[1])), Ok(()));
         for (text, kind, gpus, told) in [
             ("", Some("KIND_CPU"), None, "instance_group.kind is \"KIND_CPU\""),
+            ("", Some("KIND_MODEL"), None, "it is \"KIND_GPU\" or \"KIND_AUTO\""),
             ("", None, Some(&[0][..]), "instance_group.gpus is [0], and cannot be changed"),
             (two, Some("KIND_AUTO"), None, "it is \"KIND_GPU\""),
             (two, Some("KIND_GPU"), Some(&[]), "it is [0, 10, 2]"),
+            (both, Some("KIND_GPU"), Some(&[]), "it is [1]"),
         ] {
             let why = check(text, kind, gpus).expect_err("another device");
             assert!(why.contains(told), "{why} lacks {told}");

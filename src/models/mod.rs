@@ -139,6 +139,8 @@ pub struct Model {
     pub timeout: Duration,
     /// Instances per device.
     pub instances: usize,
+    /// Whether the server has a GPU that can run it and that its placement allows, be it there now or not. Whoever loads it knows.
+    pub may_use_gpu: bool,
     /// What its author says about it, with what a load changed.
     pub manifest: Manifest,
     /// What became of its requests.

@@ -139,6 +139,7 @@ impl Model {
             priorities: manifest.queue.priorities,
             timeout: manifest.timeout.unwrap_or(timeout),
             instances: manifest.placement.instances,
+            may_use_gpu: false,
             manifest: manifest.clone(),
             statistics: Statistics::default(),
             nameless: AtomicBool::default(),

@@ -245,6 +245,26 @@ def test_a_configuration_that_was_read_can_be_sent_back_also_after_an_unload(ser
     other.close()
 
 
+@pytest.mark.parametrize("wire_name", ["http", "grpc"])
+def test_a_load_may_say_the_kind_of_devices_that_is_told_or_leave_it_to_the_server(server, client, wire_name):
+    other = triton_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")
+    config = other.get_model_config("identity", as_json=True)["config"]
+    (told,) = client.get_model_config("identity")["instance_group"]
+    # As Model Analyzer does, which changes what it read.
+    assert config["instance_group"][0]["kind"] == told["kind"] != "KIND_AUTO"
+    load = client.load_model if wire_name == "http" else other.load_model
+    load("identity", config=json.dumps(config))
+    for kind in (told["kind"], "KIND_AUTO"):
+        load("identity", config=json.dumps({**config, "instance_group": [{"count": 2, "kind": kind}]}))
+        now = {**told, "count": 2}
+        assert client.get_model_config("identity")["instance_group"] == [now]
+    (elsewhere,) = {"KIND_CPU", "KIND_GPU"} - {told["kind"]}
+    for kind in (elsewhere, "KIND_MODEL"):
+        change = json.dumps({"instance_group": [{"kind": kind}]})
+        refuses(lambda: load("identity", config=change), f'it is "{told["kind"]}" or "KIND_AUTO"')
+    other.close()
+
+
 def test_a_model_has_all_its_instances_though_none_had_as_many_at_the_start(server, client):
     def workers():
         names = [path.read_text().strip() for path in Path(f"/proc/{server.process.pid}/task").glob("*/comm")]

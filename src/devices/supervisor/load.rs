@@ -16,7 +16,7 @@ use crate::{
     batch::ModelKey,
     engine::{cuda::headroom_bytes, staging::Memory},
     error::panic_words,
-    models::{Files, Model, Source},
+    models::{Files, Manifest, Model, Source},
     status::{Cause, DeviceState},
     telemetry::statistics::Held,
 };
@@ -28,14 +28,24 @@ use std::{
 
 impl Devices {
     pub(super) fn place(&self, source: &Source) -> Result<Placed, String> {
-        let kinds: Vec<Kind> = self.devices.iter().map(|device| device.kind.clone()).collect();
-        let no_onnx: Vec<Option<String>> = self.devices.iter().map(|device| self.no_onnx(device)).collect();
+        let (kinds, no_onnx) = self.kinds();
         let taken = |(index, device): (usize, &Device)| {
             let gpu = device.gpu.as_ref()?;
             self.book.taken(index, &format!("gpu:{}", gpu.ordinal), source)
         };
         let taken: Vec<Option<String>> = self.devices.iter().enumerate().map(taken).collect();
         place::place(&source.manifest, &kinds, &taken, &no_onnx)
+    }
+
+    /// Whether a model may run on a GPU that the server has. It is the same each time, whoever has the GPU now.
+    pub fn may_use_gpu(&self, manifest: &Manifest) -> bool {
+        let (kinds, no_onnx) = self.kinds();
+        place::may_use_gpu(manifest, &kinds, &no_onnx)
+    }
+
+    /// What its devices are, and why ONNX models cannot run on each.
+    fn kinds(&self) -> (Vec<Kind>, Vec<Option<String>>) {
+        self.devices.iter().map(|device| (device.kind.clone(), self.no_onnx(device))).unzip()
     }
 
     /// Why ONNX models cannot run on a device, where they cannot.
@@ -81,7 +91,8 @@ impl Devices {
         let key = ModelKey(self.next_key.fetch_add(1, Ordering::Relaxed));
         let signature = first.signature().clone();
         let resolve = |source: &Source| {
-            let model = Model::resolve(key, source, signature.clone(), self.parts.timeout, &memory)?;
+            let mut model = Model::resolve(key, source, signature.clone(), self.parts.timeout, &memory)?;
+            model.may_use_gpu = self.may_use_gpu(&source.manifest);
             Ok((Asked::of(source, &model)?, Arc::new(Arc::new(model))))
         };
         let prove = |asked: &[Asked], model: &Lent, loaded: Vec<Result<(Engines, Duration), Refusal>>| {

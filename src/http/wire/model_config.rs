@@ -137,12 +137,12 @@ fn versions(versions: &Versions) -> Value {
 
 /// Where its instances may run.
 fn instances(model: &Model) -> Value {
-    let placement = &model.manifest.placement;
+    let (kind, gpus) = triton::told_placement(&model.manifest.placement, model.may_use_gpu);
     json!({
         "name": format!("{}_0", model.name),
-        "kind": triton::kind(placement),
+        "kind": kind,
         "count": model.instances,
-        "gpus": triton::gpus(placement),
+        "gpus": gpus,
         "secondary_devices": [],
         "profile": [],
         "passive": false,
@@ -242,14 +242,17 @@ mod tests {
     }
 
     fn config_of(text: &str, labels: &str) -> Value {
+        let model = model_of(text, labels);
+        of(&model, &model.interface.signature.inputs, &model.interface.signature.outputs)
+    }
+
+    fn model_of(text: &str, labels: &str) -> Model {
         let mut signature = testing::signature(&[("y", &[-1, 3])]);
         signature.inputs = vec![testing::spec("x", DataType::Fp32, &[-1, 3, 8, 8])];
         let mut source = source("m", "1", "");
         source.manifest = triton::read(text, "m").unwrap().manifest;
         source.output_labels = [("y".to_owned(), Arc::new(Labels::parse(labels).unwrap()))].into();
-        let timeout = Duration::from_secs(1);
-        let model = Model::resolve(ModelKey(1), &source, signature, timeout, &Memory::Plain).unwrap();
-        of(&model, &model.interface.signature.inputs, &model.interface.signature.outputs)
+        Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(1), &Memory::Plain).unwrap()
     }
 
     #[test]
@@ -335,6 +338,24 @@ mod tests {
             (&config["model_warmup"][0]["batch_size"], &config["model_warmup"][0]["count"]),
             (&2.into(), &5.into())
         );
+    }
+
+    #[test]
+    fn where_a_model_may_run_anywhere_is_told_as_where_that_is() {
+        let told = |group: &str, may_use_gpu: bool| {
+            let mut model = model_of(&format!("instance_group {{ {group} }}"), "");
+            model.may_use_gpu = may_use_gpu;
+            let group = instances(&model);
+            (group["kind"].clone(), group["gpus"].clone())
+        };
+        let (cpu, gpu, two) = ("KIND_CPU", "KIND_GPU", "gpus: [ 2 ]");
+        assert_eq!(told("", false), (cpu.into(), json!([])));
+        assert_eq!(told("", true), (gpu.into(), json!([])));
+        assert_eq!(told(two, false), (cpu.into(), json!([])), "which takes none");
+        assert_eq!(told(two, true), (gpu.into(), json!([2])));
+        // What is fixed is told as it is.
+        assert_eq!(told(&format!("kind: KIND_GPU {two}"), false), (gpu.into(), json!([2])));
+        assert_eq!(told("kind: KIND_CPU", true), (cpu.into(), json!([])));
     }
 
     #[test]

@@ -255,7 +255,7 @@ mod tests {
         signature.inputs = vec![testing::spec("x", DataType::Fp32, &[-1, 4])];
         let mut source = source("m", "1", "");
         source.manifest = manifest.clone();
-        overrides.apply(&mut source.manifest).unwrap();
+        overrides.apply(&mut source.manifest, false).unwrap();
         let timeout = Duration::from_secs(1);
         let model = Model::resolve(ModelKey(1), &source, signature, timeout, &Memory::Plain).unwrap();
         model_config::of(&model, &model.interface.signature.inputs, &model.interface.signature.outputs)

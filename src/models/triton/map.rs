@@ -1,23 +1,19 @@
 //! From a `config.pbtxt`'s message to a manifest: each field that is read, with its range and its default.
 
-use super::{Described, backend, queue};
+use super::{Described, backend, groups, queue};
 use crate::{
     engine::{DataType, Dim, onnx::OnGpu},
     image::Layout,
     models::{
         Declared, DeclaredTensor, Engine, Fill, Manifest, Warmup, WarmupInput,
-        manifest::{
-            BatchLimits, COMPANY_WAIT_MAX, INSTANCES_MAX, ITEMS_MAX, Kept, Placing, Versions, Waiting,
-            file_name,
-        },
+        manifest::{BatchLimits, COMPANY_WAIT_MAX, ITEMS_MAX, Kept, Versions, Waiting, file_name},
         powers_of_two,
     },
     protocol::inference::{
-        DataType as WireType, ModelConfig, ModelDynamicBatching, ModelInput, ModelInstanceGroup,
-        ModelTensorReshape, ModelVersionPolicy,
+        DataType as WireType, ModelConfig, ModelDynamicBatching, ModelInput, ModelTensorReshape,
+        ModelVersionPolicy,
         model_config::SchedulingChoice,
         model_input::Format,
-        model_instance_group::Kind,
         model_version_policy::PolicyChoice,
         model_warmup::{self, input::InputDataType},
     },
@@ -84,7 +80,7 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
         batch.wait_max = Duration::ZERO;
     }
     let warmups = warmups(&mut told, config, items_max);
-    let placement = placement(&mut told, &config.instance_group);
+    let placement = groups::placement(&mut told, &config.instance_group);
     let versions = versions(&mut told, config.version_policy.as_ref());
     let conv_search = backend::conv_search(&mut told, config);
     backend::accelerators(&mut told, config.optimization.as_ref());
@@ -294,81 +290,6 @@ pub(super) fn sizes(
     sizes.sort_unstable();
     sizes.dedup();
     sizes
-}
-
-/// Where instances run: the devices of all groups, and the instances of the largest.
-fn placement(told: &mut Told, groups: &[ModelInstanceGroup]) -> Placing {
-    let mut placing = Placing {
-        devices: Vec::new(),
-        instances: 1,
-        memory_bytes_max: None,
-        fallback: None,
-        exclusive: false,
-    };
-    let mut anywhere = groups.is_empty();
-    for (index, group) in groups.iter().enumerate() {
-        let at = format!("instance_group[{index}]");
-        if index > 0 && group.count.max(1) != groups[0].count.max(1) {
-            told.note(format!("{at}.count: every device gets the instances of the largest group"));
-        }
-        placing.instances = placing.instances.max(instances(told, &at, group));
-        let kind = group.kind();
-        if kind == Kind::Model {
-            told.note(format!(
-                "{at}.kind: a model of ONNX names no devices itself, so KIND_MODEL is KIND_AUTO"
-            ));
-        }
-        match kind {
-            Kind::Cpu if !group.gpus.is_empty() => {
-                told.wrong(format!("{at} has gpus, which KIND_CPU does not take"));
-            }
-            Kind::Cpu => placing.devices.push("cpu".to_owned()),
-            Kind::Gpu if group.gpus.is_empty() => placing.devices.push("gpu".to_owned()),
-            Kind::Auto | Kind::Model if group.gpus.is_empty() => anywhere = true,
-            Kind::Gpu | Kind::Auto | Kind::Model => {
-                for gpu in &group.gpus {
-                    if !(0..=999).contains(gpu) {
-                        told.wrong(format!("{at}.gpus holds {gpu}, allowed: 0 to 999"));
-                    }
-                    placing.devices.push(format!("gpu:{gpu}"));
-                }
-                if kind != Kind::Gpu {
-                    placing.devices.push("cpu".to_owned());
-                }
-            }
-        }
-    }
-    if anywhere {
-        placing.devices.clear();
-    }
-    placing.devices.sort();
-    placing.devices.dedup();
-    placing
-}
-
-/// Instances per device.
-pub(super) fn instances(told: &mut Told, at: &str, group: &ModelInstanceGroup) -> usize {
-    // 0 is what is not given.
-    let count = if group.count == 0 { 1 } else { group.count };
-    told.within(&format!("{at}.count"), count, 1, INSTANCES_MAX)
-}
-
-/// What `instance_group` calls the devices of a placement.
-pub fn kind(placing: &Placing) -> &'static str {
-    let devices = &placing.devices;
-    let on_cpu = devices.iter().filter(|device| *device == "cpu").count();
-    match on_cpu {
-        0 if devices.is_empty() => "KIND_AUTO",
-        0 => "KIND_GPU",
-        all if all == devices.len() => "KIND_CPU",
-        _ => "KIND_AUTO",
-    }
-}
-
-/// The numbers of its GPUs. Those that are meant by name have none here.
-pub fn gpus(placing: &Placing) -> Vec<i32> {
-    let number = |device: &String| device.strip_prefix("gpu:").unwrap_or(device).parse().ok();
-    placing.devices.iter().filter_map(number).collect()
 }
 
 /// Versions that a policy may name: each is listed, be it there or not.

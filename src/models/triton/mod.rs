@@ -10,13 +10,14 @@
 //!
 //! - `text`: from text to the message, with the line of every mistake.
 //! - `verdict`: each field there is: read, warned about or refused.
-//! - `map`: from the message to a manifest; `queue`: what of it says how requests wait; `backend`: what is said to what
-//!   runs it, and who that is.
+//! - `map`: from the message to a manifest; `queue`: what of it says how requests wait; `groups`: where
+//!   instances run; `backend`: what is said to what runs it, and who that is.
 //! - `overrides`: what a load changes of it; `names`: of members in JSON, which have two.
 //!
 //! The same configuration also comes as JSON, with the files of a model that a caller sends.
 
 mod backend;
+mod groups;
 mod map;
 mod names;
 mod overrides;
@@ -26,8 +27,8 @@ mod verdict;
 
 use super::Manifest;
 use crate::{engine::onnx::gpu::CudaGraph, protocol::inference::ModelConfig, words::clipped};
+pub use groups::{gpus, kinds, told_placement};
 use map::Told;
-pub use map::{gpus, kind};
 pub use overrides::overrides;
 use prost_reflect::{DynamicMessage, MessageDescriptor, SerializeOptions};
 pub use queue::Queueing;

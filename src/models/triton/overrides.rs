@@ -3,6 +3,7 @@
 use super::{
     OPTIMIZATION, alone,
     backend::{self, BACKEND, PLATFORM},
+    groups,
     map::{self, Told},
     message,
     queue::Queueing,
@@ -109,7 +110,7 @@ fn change(overrides: &mut Overrides, changed: Map<String, Value>) -> Result<(), 
     match &config.instance_group[..] {
         [] if !said("/instance_group") => {}
         [group] => {
-            overrides.instances = Some(map::instances(&mut told, "instance_group", group));
+            overrides.instances = Some(groups::instances(&mut told, "instance_group", group));
             overrides.kind = said("/instance_group/0/kind").then(|| group.kind().as_str_name().to_owned());
             overrides.gpus = said("/instance_group/0/gpus").then(|| group.gpus.iter().copied().collect());
         }
