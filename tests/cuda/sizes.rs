@@ -82,6 +82,10 @@ async fn a_gpu_keeps_to_one_size_from_when_a_replay_gives_something_else_though_
     for isolation in MODES {
         let models = tempfile::tempdir().unwrap();
         put(models.path(), "noisy", true, &nodes, Named("width"));
+        // Nobody can see that its rows are computed each for itself.
+        let manifest = models.path().join("noisy/model.toml");
+        let placed = std::fs::read_to_string(&manifest).unwrap();
+        std::fs::write(manifest, placed + "[batch]\naxis = \"items\"\n").unwrap();
         let machine = Machine::new("count=1");
         let server = serve(&machine, isolation, models).await;
         for items in [3, 1] {
