@@ -272,8 +272,8 @@ pub(super) fn failure(error: &InferError) -> Failure {
     }
 }
 
-/// The least parameter `timeout` that is heard where no queue policy asks for one: Triton hears none there, and clients that mean seconds
-/// send 30 microseconds.
+/// The least parameter `timeout` that is heard where the queue's policy has no time that it could shorten: Triton hears none there, and
+/// clients that mean seconds send 30 microseconds.
 const TIMEOUT_MIN: Duration = Duration::from_millis(1);
 /// For the whole request, in milliseconds.
 const TIMEOUT: HeaderName = HeaderName::from_static("timeout");
