@@ -280,7 +280,7 @@ impl Queue {
         let mut state = self.state.lock();
         let now = Instant::now();
         let aftermath = state.book.finish(batch, receipt, result, now);
-        state.inline.ended(receipt.worker());
+        state.inline.ended(receipt);
         let answers = Queue::release(state, None);
         if aftermath.is_some() {
             counted();

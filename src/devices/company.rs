@@ -33,7 +33,7 @@ enum Company {
 
 /// What is in inputs of whole numbers beside those of fractions: they may count or point somewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Whole {
+enum Integers {
     /// Zeros and ones by chance: pointers that are all the same would join no rows.
     Chance,
     /// What is refused most seldom.
@@ -57,10 +57,10 @@ pub(super) fn mixed<Busy>(
     if model.rules.whole || model.fit.is_some() || !shapes.iter().any(given) {
         return Ok(None);
     }
-    for whole in [Whole::Chance, Whole::Zeros] {
+    for integers in [Integers::Chance, Integers::Zeros] {
         let run = |kept: Option<usize>, company| {
             let inputs = shapes.iter().map(|(datatype, shape)| {
-                let row = |row| filled(*datatype, shape, whole, seat(row, rows, kept, company), model);
+                let row = |row| filled(*datatype, shape, integers, seat(row, rows, kept, company), model);
                 let data: Vec<u8> = (0..rows).flat_map(row).collect();
                 TensorView { datatype: *datatype, shape: shape.clone(), data: &data }.to_tensor()
             });
@@ -208,20 +208,19 @@ fn seat(row: usize, rows: usize, kept: Option<usize>, company: Company) -> (u64,
 fn filled(
     datatype: DataType,
     shape: &[usize],
-    whole: Whole,
+    integers: Integers,
     (seed, company): (u64, Company),
     model: &Model,
 ) -> Vec<u8> {
     let elements = shape.iter().skip(1).product::<usize>();
     let Some(size) = datatype.size() else { return Tensor::zeros(datatype, &[elements]).data.to_vec() };
     let numbers = chance(datatype, elements * size, seed);
-    match (company, whole) {
-        (_, Whole::Zeros) if !is_number(datatype, model) => vec![0; numbers.len()],
-        (_, Whole::Chance) if !is_number(datatype, model) => {
-            numbers.into_iter().map(|byte| byte & 1).collect()
-        }
-        (Company::Alike, _) => numbers,
-        (company, _) => unlike(datatype, numbers, company == Company::Above),
+    match (is_number(datatype, model), integers, company) {
+        (false, Integers::Zeros, _) => vec![0; numbers.len()],
+        // Those of chance are of one byte.
+        (false, Integers::Chance, _) => numbers.into_iter().map(|byte| byte & 1).collect(),
+        (true, _, Company::Alike) => numbers,
+        (true, _, company) => unlike(datatype, numbers, company == Company::Above),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a caller says it takes: the headers of RFC 9110, 12.5, however many lines they have.
 
-use axum::http::{HeaderMap, HeaderName, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use std::cmp::Reverse;
 
 /// A form that a reply has.
@@ -85,6 +85,12 @@ fn range(media: &str, of: &str) -> Option<u8> {
 /// Whether a media type, whatever its parameters, has this name.
 pub(super) fn is(media: &str, name: &str) -> bool {
     media.split(';').next().is_some_and(|media| media.trim().eq_ignore_ascii_case(name))
+}
+
+/// All lines of a header that is a list, as one (RFC 9110, 5.3).
+pub(super) fn joined(headers: &HeaderMap, name: HeaderName) -> String {
+    let lines: Vec<_> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
+    String::from_utf8_lossy(&lines.join(&b", "[..])).into_owned()
 }
 
 /// The members of such a header with their parameters, and the weight of each: 0 says what is not wanted.

@@ -86,9 +86,7 @@ fn packed_with(headers: &HeaderMap) -> Result<Option<Coding>, InferError> {
     if !headers.contains_key(header::CONTENT_ENCODING) {
         return Ok(None);
     }
-    let values: Vec<_> =
-        headers.get_all(header::CONTENT_ENCODING).iter().map(HeaderValue::as_bytes).collect();
-    let text = String::from_utf8_lossy(&values.join(&b", "[..])).into_owned();
+    let text = accepted::joined(headers, header::CONTENT_ENCODING);
     let unsupported =
         || InferError::UnsupportedEncoding { got: clipped(&text).to_owned(), accepted: ACCEPTED };
     match text.trim() {

@@ -4,7 +4,10 @@
 //! These are functions around whatever comes next, not layers of their own: a layer takes a box for its future and one for
 //! what is within it, for every request.
 
-use super::reject::{Problem, Readers};
+use super::{
+    accepted,
+    reject::{Problem, Readers},
+};
 use crate::{
     error::{InferError, panic_words},
     telemetry::request::RequestId,
@@ -114,10 +117,11 @@ pub fn check_head<B>(head: &http::Request<B>, limits: HeadLimits) -> Result<(), 
 
 /// The transfer codings of the body, if it has any but `chunked`: only that one is taken off.
 fn not_understood(headers: &HeaderMap) -> Option<String> {
-    let values: Vec<_> =
-        headers.get_all(header::TRANSFER_ENCODING).iter().map(HeaderValue::as_bytes).collect();
-    let codings = String::from_utf8_lossy(&values.join(&b", "[..])).into_owned();
-    (!values.is_empty() && !codings.trim().eq_ignore_ascii_case("chunked")).then_some(codings)
+    if !headers.contains_key(header::TRANSFER_ENCODING) {
+        return None;
+    }
+    let codings = accepted::joined(headers, header::TRANSFER_ENCODING);
+    (!codings.trim().eq_ignore_ascii_case("chunked")).then_some(codings)
 }
 
 /// The length of the body, where the head says it.

@@ -129,7 +129,8 @@ pub struct Model {
     pub frames: Option<FrameMemory>,
     /// How its items are put together.
     pub rules: Rules,
-    /// Whether its network, where it batches, finds scales for whole numbers as it runs: they are those of all rows.
+    /// Whether its network finds scales for whole numbers as it runs, which are those of all rows; not looked for where its author has
+    /// said how it may be batched.
     pub quantizes: bool,
     /// Of requests that do not say.
     pub priority: u8,

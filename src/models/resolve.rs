@@ -11,7 +11,7 @@ use crate::{
         gauss_mle::frames::FrameMemory,
         onnx::{
             ending::ending,
-            operators::{quantizes, suppresses},
+            operators::{self, Operators},
         },
         staging::{Memory, Staging},
     },
@@ -67,8 +67,10 @@ impl Model {
         // The first axis may be one of the image: a side, or a channel.
         let side = image.as_ref().is_some_and(|image| !image.batch_axis);
         let declared = manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
-        let no_axis =
-            side || declared || manifest.batch.no_axis.unwrap_or_else(|| sorts_out_boxes(source, &signature));
+        // What its author says about batches is believed.
+        let operators = if manifest.batch.is_said() { None } else { operators::of(&source.path) };
+        let sorts_out_boxes = || sorts_out_boxes(source, &signature, operators.as_ref());
+        let no_axis = side || declared || manifest.batch.no_axis.unwrap_or_else(sorts_out_boxes);
         let own = if task.can_batch(&signature) && !no_axis { signature.batching() } else { Batching::Whole };
         let strings = has_strings(&signature) && own == Batching::Dynamic;
         let batching = if strings { Batching::Whole } else { own };
@@ -133,7 +135,7 @@ impl Model {
             image,
             fit,
             frames,
-            quantizes: !rules.whole && quantizes(&source.path),
+            quantizes: operators.as_ref().is_some_and(operators::quantizes),
             rules,
             priority: manifest.priority,
             priorities: manifest.queue.priorities,
@@ -177,10 +179,10 @@ fn settle_activation(task: &mut Task, source: &Source) {
 
 /// Whether a network of which nobody says how it may be batched sorts out boxes itself: many exports do so for as many pictures as they
 /// were traced with, and give nothing for the others, which passes with zeros do not show.
-fn sorts_out_boxes(source: &Source, signature: &Signature) -> bool {
-    let Source { manifest, name, version, path, .. } = source;
-    let said = manifest.batch.is_said() || manifest.declared.is_some();
-    let found = !said && signature.batching() == Batching::Dynamic && suppresses(path);
+fn sorts_out_boxes(source: &Source, signature: &Signature, operators: Option<&Operators>) -> bool {
+    let Source { manifest, name, version, .. } = source;
+    let may_be = manifest.declared.is_none() && signature.batching() == Batching::Dynamic;
+    let found = may_be && operators.is_some_and(operators::suppresses);
     if found {
         tracing::warn!(
             model = name,

@@ -53,7 +53,7 @@ pub enum Pick {
 }
 
 /// Who runs a batch, and what was charged for it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Receipt {
     pub(super) worker: WorkerKey,
     pub(super) device: DeviceKey,

@@ -19,11 +19,11 @@ pub trait Inline: Send + Sync {
     fn run(&self, batch: Running);
 }
 
-/// What workers have lent, and which of them something runs for, each as often.
+/// What workers have lent, and what runs in their names.
 #[derive(Default)]
 pub(super) struct All {
     lent: HashMap<(WorkerKey, ModelKey), Arc<dyn Inline>>,
-    running: Vec<WorkerKey>,
+    running: Vec<Receipt>,
 }
 
 impl Debug for All {
@@ -49,16 +49,15 @@ impl All {
         self.lent.retain(|(of, _), _| *of != worker);
     }
 
-    /// A batch of a worker has ended.
-    pub(super) fn ended(&mut self, worker: WorkerKey) {
-        if let Some(at) = self.running.iter().position(|running| *running == worker) {
-            self.running.swap_remove(at);
-        }
+    /// A batch has ended, whoever ran it.
+    pub(super) fn ended(&mut self, receipt: &Receipt) {
+        self.running.retain(|running| running != receipt);
     }
 
     /// Those of these workers that nothing runs for.
     pub(super) fn without(&self, workers: &[WorkerKey]) -> Vec<WorkerKey> {
-        workers.iter().filter(|worker| !self.running.contains(worker)).copied().collect()
+        let runs = |worker: &WorkerKey| self.running.iter().any(|running| running.worker() == *worker);
+        workers.iter().filter(|worker| !runs(worker)).copied().collect()
     }
 }
 
@@ -78,7 +77,7 @@ impl State {
         let worker = self.parked[self.book.best_of(&self.parked, model, now)?];
         let inline = Arc::clone(self.inline.lent.get(&(worker, model))?);
         let (batch, receipt) = self.book.inline(worker, model, now)?;
-        self.inline.running.push(worker);
+        self.inline.running.push(receipt);
         Some(Taken { batch, receipt, inline })
     }
 }

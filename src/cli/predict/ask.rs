@@ -1,7 +1,7 @@
 //! A file to a request, sent until there is a reply or patience ends.
 
 use super::super::{
-    client::{Described, Name, Patience, Server, query, retry_after},
+    client::{Described, Name, Patience, Server, query, retry_after, told},
     message::{Ask, HEADER_LENGTH, Kind},
 };
 use crate::words::causes;
@@ -25,6 +25,13 @@ pub(super) struct Asking {
 pub(super) struct Reply {
     pub(super) ok: bool,
     pub(super) body: Bytes,
+}
+
+impl Reply {
+    /// What the server says of a refusal.
+    pub(super) fn refusal(body: &[u8]) -> String {
+        told(body).unwrap_or_else(|| "the server refused it without a word".into())
+    }
 }
 
 /// A reply, or why it is none that could be written.

@@ -19,7 +19,7 @@ pub(super) use arguments::arguments;
 
 use super::{
     Exit, Streams,
-    client::{Described, Server, Unknown, runtime, told, until_signal},
+    client::{Described, Server, Unknown, runtime, until_signal},
     health::Target,
     options,
     output::Output,
@@ -179,7 +179,7 @@ impl Streams<'_> {
             let (text, mistakes) = match reply {
                 Ok(Reply { ok: true, body }) => sheet.add(&name, &body),
                 Ok(Reply { ok: false, body }) => {
-                    let why = told(&body).unwrap_or_else(|| "the server refused it without a word".into());
+                    let why = Reply::refusal(&body);
                     (sheet.fail(&name, None, &why, Some(&body)), vec![why])
                 }
                 Err(why) => (sheet.fail(&name, None, &why, None), vec![why]),

@@ -2,11 +2,12 @@
 
 use super::{
     Exit, FILES_BAR, Streams, Wanted,
+    arguments::by_extension,
     ask::{Asking, Reply},
     bar, cannot_write,
     destinations::{self, Place},
 };
-use crate::cli::{client::told, output};
+use crate::cli::output;
 use futures_util::{StreamExt, stream};
 use std::{
     io,
@@ -22,6 +23,9 @@ pub(super) enum Picture {
     Tiff,
 }
 
+/// Their names, and what files of them end with.
+const NAMES: [(&str, Picture); 3] = [("png", Picture::Png), ("tiff", Picture::Tiff), ("tif", Picture::Tiff)];
+
 impl Picture {
     /// The form that is asked for of a model of a task, by its name, or by what the file that is written to ends in; none where answers are
     /// to be text.
@@ -33,16 +37,16 @@ impl Picture {
         format: Option<&str>,
         output: Option<&Path>,
     ) -> Result<Option<Picture>, String> {
-        let named = format.map(str::to_owned).or_else(|| {
-            let extension = output?.extension()?;
-            Some(extension.to_string_lossy().to_ascii_lowercase())
-        });
-        match (named.as_deref(), task) {
-            (Some("png"), "segment" | "image") => Ok(Some(Picture::Png)),
-            (Some("tif" | "tiff"), "image") => Ok(Some(Picture::Tiff)),
-            (Some("tif" | "tiff"), "segment") => Err("masks are written as png, and not as tiff".to_owned()),
-            (Some("tif" | "tiff"), _) => Err(format!("models of the task {task} answer no pictures")),
-            _ => Ok(None),
+        let named = match format {
+            Some(format) => NAMES.iter().find(|(name, _)| *name == format).map(|(_, picture)| *picture),
+            None => output.and_then(|output| by_extension(output, &NAMES).ok()),
+        };
+        match (named, task) {
+            (None, _) | (_, "image") | (Some(Picture::Png), "segment") => Ok(named),
+            (Some(Picture::Tiff), "segment") => Err("masks are written as png, and not as tiff".to_owned()),
+            (Some(Picture::Tiff), _) => Err(format!("models of the task {task} answer no pictures")),
+            // Localizations alone are drawn as one; what others can be written as is told.
+            (Some(Picture::Png), _) => Ok(None),
         }
     }
 
@@ -85,9 +89,7 @@ impl Streams<'_> {
             let file = files.as_ref().map(|files| &*files[index]);
             let written = match reply {
                 Ok(Reply { ok: true, body }) => self.picture(&path, file, &body, wanted),
-                Ok(Reply { ok: false, body }) => {
-                    Err(told(&body).unwrap_or_else(|| "the server refused it without a word".into()))
-                }
+                Ok(Reply { ok: false, body }) => Err(Reply::refusal(&body)),
                 Err(why) => Err(why),
             };
             bar.inc(1);
@@ -132,9 +134,7 @@ fn into(found: &[PathBuf], picture: Picture, wanted: &Wanted) -> Result<Option<V
             count => Err(format!("{count} pictures do not go to one output: name a folder with -o")),
         };
     };
-    let says_form = output
-        .extension()
-        .is_some_and(|of| ["png", "tif", "tiff"].iter().any(|known| of.eq_ignore_ascii_case(known)));
+    let says_form = by_extension(output, &NAMES).is_ok();
     match destinations::place(found.len(), output, says_form, "pictures")? {
         Place::File => Ok(Some(vec![output.clone()])),
         Place::Folder { is_new } => {

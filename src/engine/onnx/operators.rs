@@ -10,15 +10,18 @@ use std::{
 /// A name beyond this is no operator's.
 const NAME_BYTES_MAX: u64 = 256;
 
-/// The names of all operators in a model file. Of a file that cannot be read, nothing: whoever loads it says why.
-pub(in crate::engine) fn of(path: &Path) -> Option<BTreeSet<String>> {
+/// The names of a network's operators.
+pub(crate) type Operators = BTreeSet<String>;
+
+/// Those of all in a model file. Of a file that cannot be read, nothing: whoever loads it says why.
+pub(crate) fn of(path: &Path) -> Option<Operators> {
     let (file, bytes) = skeleton::open(path).ok()?;
     names(file, bytes).ok()
 }
 
-/// Whether a network sorts out boxes itself. A file that cannot be read tells nothing.
-pub(crate) fn suppresses(path: &Path) -> bool {
-    of(path).is_some_and(|operators| operators.contains("NonMaxSuppression"))
+/// Whether a network sorts out boxes itself.
+pub(crate) fn suppresses(operators: &Operators) -> bool {
+    operators.contains("NonMaxSuppression")
 }
 
 /// Operators that find the scale of whole numbers as they run, or take what was made with such a one: mostly that of all rows.
@@ -31,9 +34,9 @@ const QUANTIZE: [&str; 6] = [
     "MatMulIntegerToFloat",
 ];
 
-/// Whether a network quantizes as it runs. A file that cannot be read tells nothing.
-pub(crate) fn quantizes(path: &Path) -> bool {
-    of(path).is_some_and(|operators| QUANTIZE.iter().any(|name| operators.contains(*name)))
+/// Whether a network quantizes as it runs.
+pub(crate) fn quantizes(operators: &Operators) -> bool {
+    QUANTIZE.iter().any(|name| operators.contains(*name))
 }
 
 /// Operators that do as much as the shapes of their inputs say, whatever is in those. Others loop or branch, make as much as a number in
@@ -124,9 +127,9 @@ mod tests {
             [("DynamicQuantizeLinear", true), ("ConvInteger", true), ("QLinearConv", false)]
         {
             std::fs::write(&path, model(&[[operator, "x", "a"], ["Relu", "a", "y"]])).unwrap();
-            assert_eq!(quantizes(&path), told, "{operator}");
+            assert_eq!(of(&path).map(|operators| quantizes(&operators)), Some(told), "{operator}");
         }
-        assert!(!quantizes(Path::new("/nowhere/model.onnx")));
+        assert_eq!(of(Path::new("/nowhere/model.onnx")), None);
     }
 
     proptest! {

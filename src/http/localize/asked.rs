@@ -15,7 +15,7 @@ use crate::{
     },
     words::clipped,
 };
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::{HeaderMap, header};
 
 /// Keys of the query beside those of [`Options`] and of [`Settings`].
 const OWN_KEYS: [&str; 4] = ["input", "dtype", "shape", "format"];
@@ -168,16 +168,15 @@ fn format(headers: &HeaderMap) -> Result<Format, Wrong> {
     if !headers.contains_key(header::ACCEPT) {
         return Ok(Format::Ndjson);
     }
-    accepted::best(headers, &OFFERS).ok_or_else(|| {
-        let lines: Vec<_> = headers.get_all(header::ACCEPT).iter().map(HeaderValue::as_bytes).collect();
-        Wrong::Accept(clipped(&String::from_utf8_lossy(&lines.join(&b", "[..]))).to_owned())
-    })
+    accepted::best(headers, &OFFERS)
+        .ok_or_else(|| Wrong::Accept(clipped(&accepted::joined(headers, header::ACCEPT)).to_owned()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::tasks::localize::Columns;
+    use axum::http::HeaderValue;
 
     fn asked(query: &str, accept: impl IntoIterator<Item = &'static str>) -> Result<Asked, String> {
         let mut headers = HeaderMap::new();
