@@ -98,7 +98,7 @@
 //!
 //! [gpu]                        # how a model runs on GPUs
 //! provider = "cuda"            # cuda | tensorrt (where its libraries are), which may take half precision: fp16 = true
-//! cuda_graph = false           # record each batch size once, and replay it: false | auto (where that is known to work) | true
+//! cuda_graph = "auto"          # record each batch size once, and replay it: false | auto (where that is known to work) | true
 //! tf32 = false                 # multiply single precision with 10 bits of mantissa
 //! conv_search = "heuristic"    # heuristic | exhaustive (slow to load)
 //! channels_last = false        # convolutions as tensor cores read them
@@ -606,7 +606,7 @@ mod tests {
         assert!(manifest.gpu.cuda_graph == CudaGraph::Always && !manifest.gpu.tf32);
         assert!(manifest.gpu.records());
         let records = |table: &str| Manifest::parse(&format!("[gpu]\n{table}")).unwrap().gpu.records();
-        assert!(!records("") && records("cuda_graph = \"auto\"") && !records("cuda_graph = false"));
+        assert!(records("") && records("cuda_graph = \"auto\"") && !records("cuda_graph = false"));
         assert!(
             !records("provider = \"tensorrt\"\ncuda_graph = \"auto\""),
             "nobody has seen what they are good for there"

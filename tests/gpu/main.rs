@@ -118,6 +118,7 @@ fn all_of_the_script_runs_on_the_fakes() {
         "two-servers",
         "jpeg",
         "network-rests",
+        "graphs-sizes",
         "bench-fit",
         "bench-resnet50-fp16",
     ] {

@@ -29,6 +29,7 @@ MEANT = {
     "fault_to_elsewhere_s": (SECONDS, "from the illegal address to the first answer of a request that was sent after it"),
     "fault_to_serving_s": (SECONDS, "from the illegal address to the GPU serving again"),
     "other_gpu_goes_on": (YES, "whether the second GPU answered all requests for its model after a kernel had broken the context of the first"),
+    "sizes_apart": (PLAIN, "largest difference of an output of a network with recorded graphs from the CPU's, over the largest value of that output"),
     "look_of_core": (RATIO, "processor time of the thread that looks at all GPUs through NVML twice a second, over the time; meant to be below 0.5 %"),
     "answers_": (PLAIN, "requests that were answered with the right numbers, of all that were sent meanwhile; none may be missing"),
     "taken_again_": (SECONDS, "from the first request after the GPU was given back to the first answer by the GPU, the middle of three"),

@@ -1,6 +1,8 @@
 """What a server does on a GPU beside answering: it records graphs while others compute, and gives the GPU back and takes it again."""
 
+import array
 import json
+import math
 import random
 import time
 
@@ -80,6 +82,99 @@ def convolving():
     g.node("Flatten", x, output="y", axis=1)
     return model(g, [value("x", FLOAT, ["n", 3, 16, 16])], [value("y", FLOAT, ["n", 8])])
 
+
+def attending():
+    """Convolutions, and attention over what they find: most of the operators that are recorded by themselves, each output of use."""
+    g = Graph(half=False)
+
+    def normal(x):
+        ones, zeros = (g.tensor([32], g.packed([value] * 32)) for value in (1.0, 0.0))
+        return g.node("LayerNormalization", x, ones, zeros, axis=-1)
+
+    def times(x, factor):
+        return g.node("Mul", x, g.tensor([1], g.packed([factor])))
+
+    def within(x, begin, end):
+        return g.node("Slice", x, g.wholes(begin), g.wholes(end), g.wholes(1))
+
+    x = g.node("Relu", g.conv("x", 3, 32, 3, 2))
+    x = g.node("Add", x, g.conv(g.node("Relu", g.conv(x, 32, 32, 3)), 32, 32, 3, gain=0.3))
+    x = g.node("Concat", within(x, 16, 32), within(x, 0, 16), axis=1)
+    x = g.node("Transpose", g.node("Reshape", x, g.wholes(0, 32, 256)), perm=[0, 2, 1])
+    y = normal(x)
+    q, k, v = (g.node("MatMul", y, g.weights([32, 32], 0.7)) for _ in range(3))
+    scores = g.node("Softmax", times(g.node("MatMul", q, g.node("Transpose", k, perm=[0, 2, 1])), 0.18), axis=-1)
+    x = g.node("Add", x, g.node("MatMul", g.node("MatMul", scores, v), g.weights([32, 32], 0.7)))
+    y = g.node("MatMul", normal(x), g.weights([32, 64], 0.7))
+    y = g.node("Mul", times(y, 0.5), g.node("Add", g.node("Erf", times(y, 0.7071)), g.tensor([1], g.packed([1.0]))))
+    x = g.node("Add", x, g.node("MatMul", y, g.weights([64, 32], 0.7)))
+    x = g.node("ReduceMean", x, output="vector", axes=[1], keepdims=0)
+    g.node("Gemm", x, g.weights([10, 32], 0.7), g.tensor([10], g.packed([0.0] * 10)), output="y", transB=1)
+    outputs = [value("y", FLOAT, ["n", 10]), value("vector", FLOAT, ["n", 32])]
+    return model(g, [value("x", FLOAT, ["n", 3, 32, 32])], outputs)
+
+
+def passing():
+    """Gives its input back beside what it makes of it."""
+    g = Graph(half=False)
+    g.node("Relu", "x", output="y")
+    return model(g, [value("x", FLOAT, ["n", 64])], [value("x", FLOAT, ["n", 64]), value("y", FLOAT, ["n", 64])])
+
+
+@check("graphs-sizes", "batches of all sizes in turn, of networks that record graphs by themselves, against the CPU", where="gpu")
+def sizes(run):
+    need_networks(run)
+    made, source = folder_of(run.out / "made"), random.Random(7)
+    networks = {"attending": (attending, [3, 32, 32]), "convolving": (convolving, [3, 16, 16]), "passing": (passing, [64])}
+    asked = {name: [] for name in networks}
+    for name, (network, shape) in networks.items():
+        (folder_of(made / name) / "model.onnx").write_bytes(network())
+        size = math.prod(shape)
+        for items in (1, 2, 3, 5, 8, 1, 4, 7):
+            data = array.array("f", (source.gauss(0, 1) for _ in range(items * size))).tobytes()
+            tensor = {"name": "x", "datatype": "FP32", "shape": [items, *shape], "parameters": {"binary_data_size": len(data)}}
+            head = json.dumps({"inputs": [tensor]}).encode()
+            asked[name].append((head + data, {"Inference-Header-Content-Length": str(len(head))}))
+
+    def infer(server, name, index):
+        reply = server.ask("POST", f"/v2/models/{name}/infer", *asked[name][index])
+        need(reply.status == 200, f"{name}: status {reply.status}: {reply.body[:300]!r}")
+        return reply.device(), [output["data"] for output in reply.json()["outputs"]]
+
+    on_cpu = Server(run, {name: (made / name, "") for name in networks}, name="on-cpu", backend="cpu")
+    expected = {name: [infer(on_cpu, name, index)[1] for index in range(len(asked[name]))] for name in networks}
+    on_cpu.stop()
+    models = {name: (made / name, "[batch]\nitems_max = 16\n" + ON_GPU + "instances = 2\n") for name in networks}
+    server = Server(run, models, backend="gpu")
+    worst = dict.fromkeys(networks, 0.0)
+
+    def one():
+        name = source.choice(list(networks))
+        index = source.randrange(len(asked[name]))
+        device, outputs = infer(server, name, index)
+        need(device.startswith(("GPU-", "MIG-")), f"answered by {device!r}")
+        for got, right in zip(outputs, expected[name][index], strict=True):
+            off = max(abs(a - b) for a, b in zip(got, right, strict=True)) / max(abs(b) for b in right)
+            worst[name] = max(worst[name], off)
+            need(off < 0.01, f"{name}: {off} of the largest apart from the CPU")
+        return device
+
+    asking = Asking(12, one)
+    time.sleep(SIZES_S)
+    run.number("answers_of_sizes", asking.stop())
+    run.number("sizes_apart", max(worst.values()))
+    said = server.log.read_text(errors="replace").splitlines()
+    for name in networks:
+        of = [line for line in said if f"/{name}/" in line]
+        without = [line for line in of if any(word in line for word in WITHOUT)]
+        # What is given back is nothing that is computed.
+        recorded = any(RECORDED in line for line in of) and not without
+        need(recorded or name == "passing", f"{name} is served without CUDA graphs: {without}")
+    server.stop()
+
+
+# For so long batches of all sizes are asked for.
+SIZES_S = 8
 
 RECORDED, WITHOUT = "recorded", ("loaded without CUDA graphs", "no CUDA graphs are recorded for the model any more")
 

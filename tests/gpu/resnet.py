@@ -10,7 +10,7 @@ import array
 import random
 import struct
 
-FLOAT, UINT8, FLOAT16 = 1, 2, 10
+FLOAT, UINT8, INT64, FLOAT16 = 1, 2, 7, 10
 WHOLE, TEXT, WHOLES = 2, 3, 7  # kinds of attributes
 NORMALS = 1 << 16
 
@@ -67,6 +67,12 @@ class Graph:
         name = self.name("weight")
         text = b"".join(number(1, side) for side in shape)
         text += number(2, FLOAT16 if self.half else FLOAT) + piece(8, name) + piece(9, data)
+        self.parts.append(piece(5, text))
+        return name
+
+    def wholes(self, *values):
+        name = self.name("wholes")
+        text = number(1, len(values)) + number(2, INT64) + piece(8, name) + piece(9, struct.pack(f"<{len(values)}q", *values))
         self.parts.append(piece(5, text))
         return name
 

@@ -200,7 +200,7 @@ impl GaussMle {
         }
         let upload = |values: &[f32]| {
             let bytes: &[u8] = bytemuck::cast_slice(values);
-            let mut buffer = Buffer::new(&self.heap, bytes.len())?;
+            let buffer = Buffer::new(&self.heap, bytes.len())?;
             // SAFETY: waited for below; in between, the camera is there.
             unsafe { buffer.upload(bytes, &self.streams.upload) }?;
             Ok::<_, CudaError>(buffer)

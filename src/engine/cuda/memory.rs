@@ -93,7 +93,7 @@ impl Buffer {
     ///
     /// # Safety
     /// `bytes` stay as they are until the stream has come past this.
-    pub(super) unsafe fn upload(&mut self, bytes: &[u8], stream: &CudaStream) -> Result<(), CudaError> {
+    pub(super) unsafe fn upload(&self, bytes: &[u8], stream: &CudaStream) -> Result<(), CudaError> {
         assert!(bytes.len() <= self.bytes(), "{} bytes for a buffer of {}", bytes.len(), self.bytes());
         // SAFETY: the lengths fit; the rest is the caller's promise.
         unsafe { result::memcpy_htod_async(self.address(), bytes, stream.cu_stream()) }

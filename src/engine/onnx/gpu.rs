@@ -34,11 +34,11 @@ impl OnGpu {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum CudaGraph {
     /// By the CUDA provider, where that is known to work; else it is loaded without.
+    #[default]
     Auto,
     /// A model of which ONNX Runtime can record none is not loaded.
     Always,
     /// Never.
-    #[default]
     Never,
 }
 

@@ -148,7 +148,7 @@ fn described(message: &DynamicMessage, name: &str) -> Result<Described, String> 
     };
     let kept = &mut described.manifest.kept;
     kept.optimization = said_of_optimization(message)?;
-    described.manifest.gpu.cuda_graph = cuda_graph(&kept.optimization).unwrap_or(CudaGraph::Never);
+    described.manifest.gpu.cuda_graph = cuda_graph(&kept.optimization).unwrap_or_default();
     notes.append(&mut described.notes);
     described.notes = notes;
     Ok(described)

@@ -329,7 +329,7 @@ fn graphs_are_recorded_where_it_says_so_and_that_is_known_to_work() {
     let asked = |text: &str| check(text).manifest.gpu.cuda_graph;
     assert_eq!(asked("optimization { cuda { graphs: true } }"), CudaGraph::Auto);
     assert_eq!(asked("optimization { cuda { graphs: false } }"), CudaGraph::Never);
-    assert_eq!(asked("optimization { }"), CudaGraph::Never);
+    assert_eq!(asked("optimization { }"), CudaGraph::Auto);
 }
 
 #[test]

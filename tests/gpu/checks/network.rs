@@ -43,6 +43,7 @@ fn asked() -> OnGpu {
     let named = given("GPU_CHECKS_ON_GPU").unwrap_or_default();
     let has = |what: &str| named.split(',').any(|name| name == what);
     OnGpu {
+        // With "auto" a session of no graphs would pass for one that has them.
         cuda_graph: if has("cuda_graph") { CudaGraph::Always } else { CudaGraph::Never },
         channels_last: has("channels_last"),
         tf32: has("tf32"),

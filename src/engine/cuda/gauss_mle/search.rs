@@ -188,7 +188,7 @@ impl Known {
     ) -> Result<Arc<Known>, CudaError> {
         let upload = |values: &[f32]| {
             let bytes: &[u8] = bytemuck::cast_slice(values);
-            let mut buffer = Buffer::new(heap, bytes.len())?;
+            let buffer = Buffer::new(heap, bytes.len())?;
             // SAFETY: waited for below; in between, the finder is there.
             unsafe { buffer.upload(bytes, &streams.upload) }?;
             Ok::<_, CudaError>(buffer)

@@ -39,7 +39,7 @@ pub(super) struct Bucket {
 /// Where an input is read.
 enum Input {
     /// On the device.
-    Device(Buffer),
+    Device(Arc<Buffer>),
     /// On the host, where it was put together.
     Host,
 }
@@ -52,9 +52,18 @@ pub(super) enum Output {
         buffer: Arc<Buffer>,
         /// Its extents.
         shape: Vec<usize>,
+        /// Whether it is an input, which no run writes.
+        is_input: bool,
     },
     /// To memory that ONNX Runtime makes, on the host: nobody knows how much before a run.
     Open,
+}
+
+impl Output {
+    /// Whether it comes of a run.
+    pub(super) fn is_run(&self) -> bool {
+        !matches!(self, Output::Ours { is_input: true, .. })
+    }
 }
 
 /// So many bytes does a tensor take.
@@ -87,7 +96,7 @@ impl Bucket {
                 inputs.push(Input::Host);
                 continue;
             }
-            let buffer = Buffer::new(heap, bytes_of(spec.datatype, shape)?)?;
+            let buffer = Arc::new(Buffer::new(heap, bytes_of(spec.datatype, shape)?)?);
             let tensor = Bound {
                 name: &spec.name,
                 datatype: spec.datatype,
@@ -103,6 +112,15 @@ impl Bucket {
         }
         let mut outputs = Vec::with_capacity(known.len());
         for (spec, shape) in signature.outputs.iter().zip(known) {
+            let input = signature.inputs.iter().position(|input| input.name == spec.name);
+            if let Some(input) = input
+                && let Input::Device(buffer) = &inputs[input]
+            {
+                // Not by ONNX Runtime: what it copies so is not on our stream, and it had come before the upload on an H100.
+                let (buffer, shape) = (Arc::clone(buffer), shapes[input].clone());
+                outputs.push(Output::Ours { buffer, shape, is_input: true });
+                continue;
+            }
             let Some(shape) = shape else {
                 // In its place among the others, which is that of the values of a run.
                 binding.open_output(&spec.name, Where::Host).map_err(EngineError::Device)?;
@@ -121,7 +139,7 @@ impl Bucket {
             // SAFETY: as above.
             #[allow(unsafe_code, reason = "memory is lent to ONNX Runtime")]
             unsafe { binding.output(tensor) }.map_err(EngineError::Input)?;
-            outputs.push(Output::Ours { buffer: Arc::new(buffer), shape });
+            outputs.push(Output::Ours { buffer: Arc::new(buffer), shape, is_input: false });
         }
         Ok(Bucket {
             shapes: shapes.to_vec(),
@@ -135,9 +153,15 @@ impl Bucket {
         })
     }
 
+    /// Whether there is anything that a run gives: it has to be asked for something.
+    pub(super) fn runs(&self) -> bool {
+        self.outputs.iter().any(Output::is_run)
+    }
+
     /// Whether all that runs read and write is on the device, at addresses that stay.
     pub(super) fn is_fixed(&self) -> bool {
-        !self.reads_host() && self.outputs.iter().all(|output| matches!(output, Output::Ours { .. }))
+        self.runs()
+            && !self.reads_host() && self.outputs.iter().all(|output| matches!(output, Output::Ours { .. }))
     }
 
     /// Whether a run writes an output to memory of ours.

@@ -87,7 +87,7 @@ impl Whole {
     /// All that are in memory of ours, which stays as it is until the place is another's.
     pub(super) fn of(outputs: &[Output], signature: &Signature, faults: Lent, blocks: &Blocks) -> Whole {
         let kept = outputs.iter().zip(&signature.outputs).map(|(output, spec)| match output {
-            Output::Ours { buffer, shape } => Some((Arc::clone(buffer), spec.datatype, shape.clone())),
+            Output::Ours { buffer, shape, .. } => Some((Arc::clone(buffer), spec.datatype, shape.clone())),
             Output::Open => None,
         });
         Whole { faults, outputs: kept.collect(), blocks: blocks.clone() }

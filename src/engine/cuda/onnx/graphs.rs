@@ -169,7 +169,7 @@ impl OnnxOnGpu {
         // Whether the first one records or only makes ready for it is ONNX Runtime's choice.
         self.session.run(&bucket_of.binding, &bucket_of.options)?;
         for output in &bucket_of.outputs {
-            if let Output::Ours { buffer, .. } = output {
+            if let Output::Ours { buffer, is_input: false, .. } = output {
                 buffer.fill(0xa5, &self.streams.compute)?;
             }
         }

@@ -62,7 +62,7 @@ impl Normalizer {
             [bytemuck::cast_slice::<_, u8>(batch.images()), bytemuck::cast_slice(batch.tables())]
         });
         let told: Vec<u8> = [low, high].as_flattened().concat();
-        let mut buffer = Buffer::new(heap, told.len())?;
+        let buffer = Buffer::new(heap, told.len())?;
         // SAFETY: it is waited for while they are there.
         unsafe { buffer.upload(&told, stream) }?;
         synchronize(stream).map_err(CudaError::when("work on the GPU failed"))?;

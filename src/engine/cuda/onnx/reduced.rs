@@ -199,7 +199,7 @@ fn detect(
     let stays =
         DetectPlacement { offset: nowhere, resized: nowhere, source: nowhere, size, placed: 0, unused: 0 };
     let told = vec![stays; items];
-    let mut placements = Buffer::new(heap, size_of_val(&told[..]))?;
+    let placements = Buffer::new(heap, size_of_val(&told[..]))?;
     // SAFETY: it is waited for while they are there.
     unsafe { placements.upload(bytemuck::cast_slice(&told), stream) }?;
     synchronize(stream).map_err(CudaError::when("work on the GPU failed"))?;
