@@ -38,6 +38,7 @@ sources, and again in src/engine/kernels. All that pointers lead to is memory of
 #define PREPROCESS_ENTRIES(ENTRY) \
     ENTRY(preprocess) \
     ENTRY(preprocess_plain) \
+    ENTRY(preprocess_narrow) \
     ENTRY(preprocess_finished)
 
 // (SpotCall); the last two: (SpotCut)

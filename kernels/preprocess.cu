@@ -11,8 +11,8 @@ preprocess: decoded images to a model's input: what lies behind transparency, re
   since the reference takes x first there.
 
 A launch of each kernel that has an image of its own in the batch, and leaves the others alone, each of a PreprocessCall:
-preprocess_finished, see preprocess_finished.cuh; preprocess_plain, see preprocess_plain.cuh; and for all that is not plain (16 bits,
-opacity, colour that becomes grey) preprocess:
+preprocess_finished, see preprocess_finished.cuh; preprocess_plain and preprocess_narrow, see preprocess_plain.cuh; and for all that is
+not plain (16 bits, opacity, colour that becomes grey) preprocess:
 
   block   32 x 8 threads, a tile of an item: a thread per pixel
   grid    width / 32, height / 8, both rounded up, by count (at most 65535)
@@ -173,11 +173,21 @@ KERNEL_OF(preprocess, 256, (const __grid_constant__ PreprocessCall call)) {
 }
 
 KERNEL_OF(preprocess_plain, 256, (const __grid_constant__ PreprocessCall call)) {
-    __shared__ u32 shared[PLAIN_TILE / PLAIN_ROWS][PLAIN_ROWS * PLAIN_WORDS];
+    __shared__ u32 shared[8][PLAIN_ROWS * PLAIN_WORDS];
     const PreprocessImage image = call.images[blockIdx.z];
     if (image.way != RESAMPLED && image.way != COPIED) return;
-    if (image.channels == 1) plain_tile<1>(call, image, shared[threadIdx.y]);
-    else plain_tile<3>(call, image, shared[threadIdx.y]);
+    if (image.channels == 1) plain_tile<1, Normal, PLAIN_ROWS, false>(call, image, shared[threadIdx.y]);
+    else plain_tile<3, Normal, PLAIN_ROWS, false>(call, image, shared[threadIdx.y]);
+}
+
+// Four blocks on a multiprocessor: with more registers there would be three, which hide too little of what they wait for.
+#define NARROW_BOUNDS 256, 4
+KERNEL_OF(preprocess_narrow, NARROW_BOUNDS, (const __grid_constant__ PreprocessCall call)) {
+    __shared__ u32 shared[8][NARROW_ROWS * PLAIN_WORDS];
+    const PreprocessImage image = call.images[blockIdx.z];
+    if (image.way != NARROW) return;
+    if (image.channels == 1) plain_tile<1, Nearly, NARROW_ROWS, true>(call, image, shared[threadIdx.y]);
+    else plain_tile<3, Nearly, NARROW_ROWS, true>(call, image, shared[threadIdx.y]);
 }
 
 KERNEL_OF(preprocess_finished, 256, (const __grid_constant__ PreprocessCall call)) {

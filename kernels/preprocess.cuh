@@ -23,8 +23,8 @@ struct PreprocessImage {
     u32 columns;   // of the image
 };
 
-// How an image is read. What is RESAMPLED, COPIED or FINISHED is plain: it has bytes, of 1 channel or of 3.
-enum Way { BYTES = 0, WORDS = 1, RESAMPLED = 2, COPIED = 3, FINISHED = 4 };
+// How an image is read. What is RESAMPLED, NARROW, COPIED or FINISHED is plain: it has bytes, of 1 channel or of 3.
+enum Way { BYTES = 0, WORDS = 1, RESAMPLED = 2, NARROW = 3, COPIED = 4, FINISHED = 5 };
 
 enum ElementType { ELEMENT_F32 = 0, ELEMENT_F16 = 1, ELEMENT_U8 = 2 };
 
@@ -56,6 +56,15 @@ struct Normal {
         const float above = product(value, scale) - mean, guess = product(above, inverse);
         return fmaf(fmaf(-guess, std, above), inverse, guess);
     }
+};
+
+// The same in one step, to 2e-7 of the largest of both sides of the difference: for pixels that are rounded before, by far more.
+struct Nearly {
+    float factor, offset;
+
+    MEMBER Nearly(const PreprocessCall& call, u32 channel)
+        : factor(product(call.scale, call.inverse[channel])), offset(-product(call.mean[channel], call.inverse[channel])) {}
+    MEMBER float of(float value) const { return fmaf(value, factor, offset); }
 };
 
 // A value of an item, and the number that becomes of it: bytes are stored as they are.

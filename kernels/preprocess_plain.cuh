@@ -1,15 +1,18 @@
 /*
 preprocess_plain: images of bytes with 1 channel or 3, which are most: resized in whole numbers, or only made numbers.
+preprocess_narrow: those that are resized and of which up to 128 columns of three channels make a tile, or 384 of one.
 
   block   32 x 8 threads, a tile of 32 x 32 pixels of an item: each warp has 4 rows of it, each thread a column of those
-  grid    width / 32, height / 32, both rounded up, by count (at most 65535)
-  shared  96 words of 32 rows: 12 KB, static
+  narrow  the same with 8 rows for each warp: 32 x 64 pixels
+  grid    width / 32, height / 32 (narrow 64), both rounded up, by count (at most 65535)
+  shared  96 words of 32 rows (narrow 64): 12 KB (24 KB), static
 
 Along y a row is only bytes, whatever they stand for: a thread makes words of four that lie side by side, for its warp's rows one
 after the other, and they lie in shared memory as they lay in the image, up to 128 columns of three channels at a time, until each
-thread has added those that it needs along x. Nobody else reads what a warp leaves there.
+thread has added those that it needs along x. Nobody else reads what a warp leaves there. Where all have room at once, sums need no
+registers while words are made, so that there are enough for twice the rows.
 
-Tables of RESAMPLED images, n pixels along an axis, weights of 16 bits, two in a word, the first one lower; 2^bits stands for 1:
+Tables of RESAMPLED and NARROW images, n pixels along an axis, weights of 16 bits, two in a word, the first one lower; 2^bits stands for 1:
   y   [n, 1 + pairs]   of each pixel the first row, and weights of two rows each, two pairs at least; all these are in the image
   x   [n] first column, a multiple of 4; [fours, 2, n] weights of four columns, which need not all be in the image
 Of both, all weights of a pixel make 1 together, and their sizes less than 2. There are as many bits as the largest weight leaves:
@@ -22,18 +25,20 @@ Words are read whole: also up to 3 bytes around an image, which lie in a word wi
 
 Floor, per image of w x h RGB to W x H: bytes 3 w h + 12 W H as f32: 500 x 375 to 224 x 224 is 0.56 + 0.60 MB, at 3.0 TB/s (what a
 copy on an H100 reads and writes) 0.39 us, so 2.6 M images/s. Instructions of a warp for 32 pixels, by a bilinear filter with 4 rows
-and 8 columns for each, counted in the machine code for that: along y 72, along x 31, 8 to round, 34 to write, and of 4 rows
-together 220 around them: 200, 1568 times for an image. 132 multiprocessors * 4 * 1.98 GHz issue 1.05 T/s: 3.3 M images/s if none
-ever waited. Of 375 x 500, with 6 rows for each and rows that begin within words, 161 along y, so 289: 2.3 M images/s. An H200 (4.2 TB/s)
-makes 1.92 M and 1.32 M images/s: it issues in 61 of 100 cycles, and registers leave 32 warps of 64, which wait half of the time for
-what they read. With 8 rows a warp there are 170 instructions and 24 warps: 1.69 M and 1.33 M.
+and 8 columns for each, counted by an H200: 167 of the narrow one, 1568 times for an image. 132 multiprocessors * 4 * 1.98 GHz issue
+1.05 T/s: 4.0 M images/s if none ever waited. It issues in 64 of 100 cycles; registers leave 32 warps of 64, which wait 40 of 100 for what
+they read. So an H200 (4.2 TB/s) makes 2.5 M images/s, and 1.8 M of 375 x 500, with 6 rows for each pixel and rows that begin within
+words. Fetching ahead is 15 % of that, the simpler number 3 %. With 40 warps and 6 rows each there are 2.6 M and 1.7 M, but on an A100
+registers do not suffice. A copy of the rows in shared memory, made by the block, has twice the instructions: 1.65 M on an H100, where
+what was before this made 1.77 M.
 */
 #pragma once
 #include "preprocess.cuh"
 
 LOCAL {
 
-constexpr int PLAIN_TILE = 32, PLAIN_ROWS = 4, PLAIN_WORDS = 96;
+// Of a tile, of which each warp has four rows, or eight of NARROW images; words of a row that lie in shared memory at once.
+constexpr int PLAIN_WIDTH = 32, PLAIN_ROWS = 4, NARROW_ROWS = 8, PLAIN_WORDS = 96;
 
 DEV int within(int value, int first, int last) { return value < first ? first : value > last ? last : value; }
 
@@ -49,7 +54,9 @@ DEV const u8* moved(const u8* at, int steps, int step) { return at + (i64)steps 
 DEV u32 bytes_of(int upper, int lower, u32 before) {
     return before << 16 | (u32)within(upper, 0, 255) << 8 | (u32)within(lower, 0, 255);
 }
+DEV void prefetch(const u8*) {}
 #else
+DEV void prefetch(const u8* at) { asm volatile("prefetch.global.L2 [%0];" :: "l"(at)); }
 DEV int dot_lower(u32 weights, u32 bytes, int sum) {
     asm("dp2a.lo.s32.u32 %0, %1, %2, %0;" : "+r"(sum) : "r"(weights), "r"(bytes));
     return sum;
@@ -115,9 +122,9 @@ DEV void add_rows(const u8* at, int step, int left, const int (&apart)[4], const
     }
 }
 
-// The words of the warp's rows from byte `first` on, N of each thread, those in the image, to `low` and behind it. Rows that are not in
-// the image are left as they are: nobody looks at what becomes of them.
-template <Access ACCESS, int CHANNELS, int N>
+// The words of ROWS rows of the warp from byte `first` on, N of each thread, those in the image, to `low` and behind it. Rows that are not
+// in the image are left as they are: nobody looks at what becomes of them.
+template <Access ACCESS, int CHANNELS, int ROWS, int N>
 DEV void low_words(const PreprocessCall& call, const PreprocessImage& image, int y, int first, u32* low) {
     // Single bytes take many registers.
     constexpr int AT_ONCE = ACCESS == SCATTERED ? 1 : 2;
@@ -138,7 +145,7 @@ DEV void low_words(const PreprocessCall& call, const PreprocessImage& image, int
     int halves[N][4];
     for (int n = 0; n < N; ++n)
         for (int k = 0; k < 4; ++k) halves[n][k] = half;
-    const int row = y < 0 ? 0 : y, behind = y + PLAIN_ROWS < (int)image.height ? y + PLAIN_ROWS : (int)image.height;
+    const int row = y < 0 ? 0 : y, behind = y + ROWS < (int)image.height ? y + ROWS : (int)image.height;
     const u32* weights = call.tables + (image.y_table + (u32)row * (u32)(1 + pairs));
     low += (row - y) * PLAIN_WORDS + ((place - first) >> 2);
     NO_UNROLL
@@ -160,20 +167,31 @@ DEV void low_words(const PreprocessCall& call, const PreprocessImage& image, int
 }
 
 // The same for `words` words.
-template <Access ACCESS, int CHANNELS>
+template <Access ACCESS, int CHANNELS, int ROWS>
 DEV void low_part(const PreprocessCall& call, const PreprocessImage& image, int y, int first, int words, u32* low) {
-    if (ACCESS == SCATTERED) {
-        NO_UNROLL
-        for (int i = 0; i < words; i += 32) low_words<ACCESS, CHANNELS, 1>(call, image, y, first + 4 * i, low + i);
-        return;
-    }
     int done = 0;
-    if (words > 32) {
-        low_words<ACCESS, CHANNELS, 2>(call, image, y, first, low);
-        if (words <= 64) return;
-        done = 64;
+    NO_UNROLL
+    for (; ACCESS != SCATTERED && done + 32 < words; done += 64)
+        low_words<ACCESS, CHANNELS, ROWS, 2>(call, image, y, first + 4 * done, low + done);
+    NO_UNROLL
+    for (; done < words; done += 32) low_words<ACCESS, CHANNELS, ROWS, 1>(call, image, y, first + 4 * done, low + done);
+}
+
+// Begins to bring what the warp's rows are made of nearer: `bytes` of each row of the image from byte `first` on. Each row would else
+// wait for memory once more. Who reads of the image by other steps than bytes has no use of it.
+template <int ROWS> DEV void fetch(const PreprocessCall& call, const PreprocessImage& image, int y, int first, int bytes) {
+    const int pairs = (int)image.y_taps, height = (int)image.height;
+    const u32* const table = call.tables + image.y_table;
+    const int from = (int)table[(y < 0 ? 0 : y) * (1 + pairs)];
+    const int behind = (int)table[((y + ROWS < height ? y + ROWS : height) - 1) * (1 + pairs)] + 2 * pairs;
+    // Each thread a piece of every eighth row.
+    const u8* const samples = (const u8*)image.samples + first;
+    NO_UNROLL
+    for (int row = from + (int)(threadIdx.x >> 2); row < behind; row += 8) {
+        const u8* const at = moved(samples, row, image.step_y);
+        NO_UNROLL
+        for (int piece = 64 * (int)(threadIdx.x & 3); piece < bytes; piece += 256) prefetch(at + piece);
     }
-    low_words<ACCESS, CHANNELS, 1>(call, image, y, first + 4 * done, low + done);
 }
 
 // Adds four columns, which begin at `words`, in each channel.
@@ -192,11 +210,11 @@ DEV void add_columns(const u32* words, u32 first, u32 second, int (&sum)[3]) {
 }
 
 // The rows of this thread's column from (x, y) of the part that the image fills on, made of what lies in `low`, its warp's part of shared
-// memory. Of the tile, the image fills columns from `x_first` to `x_last`. Who is outside makes
-// the nearest pixel that is inside, so that a warp does everything together.
-template <int CHANNELS>
+// memory; FEW: that has room for all columns of the tile at once. Of the tile, the image fills columns from `x_first` to `x_last`. Who is
+// outside makes the nearest pixel that is inside, so that a warp does everything together.
+template <int CHANNELS, int ROWS, bool FEW>
 DEV void plain_pixels(const PreprocessCall& call, const PreprocessImage& image, int x, int y, int x_first, int x_last, u32* low,
-                      int (&pixel)[PLAIN_ROWS][CHANNELS]) {
+                      int (&pixel)[ROWS][CHANNELS]) {
     constexpr int COLUMNS = 4 * PLAIN_WORDS / CHANNELS;
     const u32* const tables = call.tables;
     const u32 table = image.x_table, width = image.width;
@@ -207,16 +225,22 @@ DEV void plain_pixels(const PreprocessCall& call, const PreprocessImage& image, 
     const int most = (int)tables[table + (u32)x_last] + reach, whole = columns + 3 & ~3, end = most < whole ? most : whole;
     const bool beside = image.step_x == CHANNELS && (CHANNELS == 1 || image.step_channel == 1);
     const bool aligned = ((u32)(u64)image.samples & 3 | (u32)image.step_y & 3) == 0;
-    UNROLL
-    for (int r = 0; r < PLAIN_ROWS; ++r)
-        for (int k = 0; k < CHANNELS; ++k) pixel[r][k] = 1 << (bits - 1);
+    const auto begin = [&] {
+        UNROLL
+        for (int r = 0; r < ROWS; ++r)
+            for (int k = 0; k < CHANNELS; ++k) pixel[r][k] = 1 << (bits - 1);
+    };
     int first = (int)tables[table + (u32)x_first];
+    if (beside) fetch<ROWS>(call, image, y, first * CHANNELS, (end - first) * CHANNELS);
+    if (!FEW) begin();
     do {
-        const int words = ((end - first < COLUMNS ? end - first : COLUMNS) >> 2) * CHANNELS;
-        if (!beside) low_part<SCATTERED, CHANNELS>(call, image, y, first * CHANNELS, words, low);
-        else if (aligned) low_part<ALIGNED, CHANNELS>(call, image, y, first * CHANNELS, words, low);
-        else low_part<SHIFTED, CHANNELS>(call, image, y, first * CHANNELS, words, low);
+        const int words = ((!FEW && end - first > COLUMNS ? COLUMNS : end - first) >> 2) * CHANNELS;
+        if (!beside) low_part<SCATTERED, CHANNELS, ROWS>(call, image, y, first * CHANNELS, words, low);
+        else if (aligned) low_part<ALIGNED, CHANNELS, ROWS>(call, image, y, first * CHANNELS, words, low);
+        else low_part<SHIFTED, CHANNELS, ROWS>(call, image, y, first * CHANNELS, words, low);
         __syncwarp();
+        // Only now, so that there are fewer registers at once.
+        if (FEW) begin();
         const int from = x_start > first ? x_start : first, to = x_end < first + COLUMNS ? x_end : first + COLUMNS;
         const u32* weights = tables + (table + width + (u32)x + (u32)(from - x_start) / 2 * width);
         const u32* four = low + (from - first >> 2) * CHANNELS;
@@ -224,15 +248,15 @@ DEV void plain_pixels(const PreprocessCall& call, const PreprocessImage& image, 
         for (int at = from; at < to; at += 4) {
             const u32 early = weights[0], late = weights[width];
             UNROLL
-            for (int r = 0; r < PLAIN_ROWS; ++r) add_columns(four + r * PLAIN_WORDS, early, late, pixel[r]);
+            for (int r = 0; r < ROWS; ++r) add_columns(four + r * PLAIN_WORDS, early, late, pixel[r]);
             weights += 2 * width;
             four += CHANNELS;
         }
         __syncwarp();
         first += COLUMNS;
-    } while (first < end);
+    } while (!FEW && first < end);
     UNROLL
-    for (int r = 0; r < PLAIN_ROWS; ++r) {
+    for (int r = 0; r < ROWS; ++r) {
         const u32 two = bytes_of(pixel[r][CHANNELS / 2] >> bits, pixel[r][0] >> bits, 0);
         if (CHANNELS == 3) pixel[r][CHANNELS - 1] = (int)(bytes_of(0, pixel[r][CHANNELS - 1] >> bits, 0));
         pixel[r][CHANNELS / 2] = (int)(two >> 8 & 255);
@@ -241,23 +265,22 @@ DEV void plain_pixels(const PreprocessCall& call, const PreprocessImage& image, 
 }
 
 // The same where one pixel makes one.
-template <int FLAT>
+template <int FLAT, int ROWS>
 DEV void copied_pixels(const PreprocessCall& call, const PreprocessImage& image, int x, int y, int x_first, int x_last,
-                       int (&pixel)[PLAIN_ROWS][FLAT]) {
+                       int (&pixel)[ROWS][FLAT]) {
     const u8* const samples =
         (const u8*)image.samples + (i64)call.tables[image.x_table + within(x, x_first, x_last)] * image.step_x;
     UNROLL
-    for (int r = 0; r < PLAIN_ROWS; ++r) {
+    for (int r = 0; r < ROWS; ++r) {
         const u32 row = call.tables[image.y_table + within(y + r, 0, (int)image.height - 1)];
         const u8* const at = samples + (i64)row * image.step_y;
         for (int k = 0; k < FLAT; ++k) pixel[r][k] = at[k * image.step_channel];
     }
 }
 
-// Writes the pixels of a thread: its first one's first value is at `first` of all items, and `rows` of them are in the item, those of the
-// bits of `inside` in the image; ALL: all are both.
-template <class Element, int FLAT, bool ALL>
-DEV void write_pixels(const PreprocessCall& call, u64 first, int rows, u32 inside, const int (&pixel)[PLAIN_ROWS][FLAT]) {
+// Writes the pixels of a thread: its first one's first value is at `first` of all items, and `rows` of them are in the item; ALL: all are.
+template <class Element, class Number, int FLAT, int ROWS, bool ALL>
+DEV void write_pixels(const PreprocessCall& call, u64 first, int rows, const int (&pixel)[ROWS][FLAT]) {
     const u32 to_channel = call.interleaved ? 1 : call.width * call.height;
     const u32 to_row = call.interleaved ? call.width * call.depth : call.width;
     UNROLL
@@ -266,49 +289,52 @@ DEV void write_pixels(const PreprocessCall& call, u64 first, int rows, u32 insid
         if (FLAT == 1 && k >= call.depth) break;
         // Blue first, where it is so.
         const u32 channel = FLAT == 3 && call.swapped ? 2 - k : k;
-        const Normal normal(call, channel);
+        const Number number(call, channel);
         Element* at = (Element*)call.items + first + channel * to_channel;
         UNROLL
-        for (int r = 0; r < PLAIN_ROWS; ++r) {
-            const float value = ALL || (inside >> r & 1) ? (float)pixel[r][k * FLAT / 3] : call.pad;
-            if (ALL || r < rows) store(at, value, normal.of(value));
+        for (int r = 0; r < ROWS; ++r) {
+            const float value = (float)pixel[r][k * FLAT / 3];
+            if (ALL || r < rows) store(at, value, number.of(value));
             at += to_row;
         }
     }
 }
 
-template <class Element, int FLAT>
-DEV void write_pixels(const PreprocessCall& call, u64 first, int rows, u32 inside, const int (&pixel)[PLAIN_ROWS][FLAT]) {
-    constexpr u32 all = (1u << PLAIN_ROWS) - 1;
-    if (inside == all && rows >= PLAIN_ROWS) write_pixels<Element, FLAT, true>(call, first, rows, inside, pixel);
-    else write_pixels<Element, FLAT, false>(call, first, rows, inside, pixel);
+template <class Element, class Number, int FLAT, int ROWS>
+DEV void write_pixels(const PreprocessCall& call, u64 first, int rows, const int (&pixel)[ROWS][FLAT]) {
+    if (rows >= ROWS) write_pixels<Element, Number, FLAT, ROWS, true>(call, first, rows, pixel);
+    else write_pixels<Element, Number, FLAT, ROWS, false>(call, first, rows, pixel);
 }
 
-template <int FLAT> DEV void plain_tile(const PreprocessCall& call, const PreprocessImage& image, u32* low) {
-    const int item_x = (int)(blockIdx.x * PLAIN_TILE + threadIdx.x);
-    const int item_y = (int)(blockIdx.y * PLAIN_TILE + threadIdx.y * PLAIN_ROWS);
+template <int FLAT, class Number, int ROWS, bool FEW> DEV void plain_tile(const PreprocessCall& call, const PreprocessImage& image, u32* low) {
+    const int item_x = (int)(blockIdx.x * PLAIN_WIDTH + threadIdx.x);
+    const int item_y = (int)((blockIdx.y * blockDim.y + threadIdx.y) * ROWS);
     const int x = item_x - (int)image.left, y = item_y - (int)image.top;
     // The columns of the tile that the image fills.
-    const int x_left = x - (int)threadIdx.x, x_right = x_left + PLAIN_TILE - 1;
+    const int x_left = x - (int)threadIdx.x, x_right = x_left + PLAIN_WIDTH - 1;
     const int x_first = x_left < 0 ? 0 : x_left, x_last = x_right < (int)image.width ? x_right : (int)image.width - 1;
-    int pixel[PLAIN_ROWS][FLAT];
-    if (x_first <= x_last && y < (int)image.height && y + PLAIN_ROWS > 0) {
-        if (image.way == COPIED) copied_pixels<FLAT>(call, image, x, y, x_first, x_last, pixel);
-        else plain_pixels<FLAT>(call, image, x, y, x_first, x_last, low, pixel);
+    int pixel[ROWS][FLAT];
+    if (x_first <= x_last && y < (int)image.height && y + ROWS > 0) {
+        if (!FEW && image.way == COPIED) copied_pixels<FLAT, ROWS>(call, image, x, y, x_first, x_last, pixel);
+        else plain_pixels<FLAT, ROWS, FEW>(call, image, x, y, x_first, x_last, low, pixel);
     }
     if (item_x >= (int)call.width) return;
-    u32 inside = 0;
-    UNROLL
-    for (int r = 0; r < PLAIN_ROWS; ++r) inside |= (u32)(y + r >= 0 && y + r < (int)image.height) << r;
-    if (x < 0 || x >= (int)image.width) inside = 0;
+    const bool beside = x < 0 || x >= (int)image.width;
+    if (beside || y < 0 || y + ROWS > (int)image.height) {
+        UNROLL
+        for (int r = 0; r < ROWS; ++r) {
+            if (!beside && y + r >= 0 && y + r < (int)image.height) continue;
+            for (int k = 0; k < FLAT; ++k) pixel[r][k] = (int)call.pad;
+        }
+    }
     // An item has less than 2^32 values.
     const u32 place = (u32)item_y * call.width + (u32)item_x;
     const u64 first = (u64)blockIdx.z * (call.depth * call.width * call.height) + (call.interleaved ? place * call.depth : place);
     const int rows = (int)call.height - item_y;
     switch (call.element) {
-        case ELEMENT_F32: write_pixels<float, FLAT>(call, first, rows, inside, pixel); break;
-        case ELEMENT_F16: write_pixels<Half, FLAT>(call, first, rows, inside, pixel); break;
-        default: write_pixels<u8, FLAT>(call, first, rows, inside, pixel);
+        case ELEMENT_F32: write_pixels<float, Number, FLAT, ROWS>(call, first, rows, pixel); break;
+        case ELEMENT_F16: write_pixels<Half, Number, FLAT, ROWS>(call, first, rows, pixel); break;
+        default: write_pixels<u8, Number, FLAT, ROWS>(call, first, rows, pixel);
     }
 }
 

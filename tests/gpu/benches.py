@@ -119,6 +119,35 @@ def load(run, server, name, items, callers, seconds):
     return point["answered_per_second"], point["latency_ms"]["p50"] / 1e3
 
 
+def alone(server, name, tensor, seconds):
+    """The median time of one request after the other, in seconds, for a client that does nothing but wait: a thread and a socket. `tensor`:
+    name, type, shape and bytes of the input."""
+    input_name, datatype, shape, data = tensor
+    inputs = [{"name": input_name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(data)}}]
+    text = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+    head = (
+        f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: bench\r\nInference-Header-Content-Length: {len(text)}\r\n"
+        f"Content-Length: {len(text) + len(data)}\r\n\r\n"
+    )
+    request, buffer, times = head.encode() + text + data, bytearray(1 << 20), []
+    with socket.create_connection(server.address, timeout=60) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            began = time.perf_counter()
+            connection.sendall(request)
+            got, length = 0, None
+            while length is None or got < length:
+                got += connection.recv_into(memoryview(buffer)[got:])
+                end = buffer.find(b"\r\n\r\n", 0, got) if length is None else -1
+                if end >= 0:
+                    fields = bytes(buffer[:end]).lower().split(b"\r\n")
+                    need(fields[0].startswith(b"http/1.1 200"), f"answered with {bytes(buffer[:got])[:200]!r}")
+                    length = end + 4 + next(int(field.split(b":")[1]) for field in fields if field.startswith(b"content-length:"))
+            times.append(time.perf_counter() - began)
+    return sorted(times[len(times) // 10 :])[len(times) * 9 // 20]
+
+
 def made(run, name, half):
     """A folder with ResNet-50 in it, on the fake driver with a small one."""
     need_networks(run)
@@ -153,6 +182,9 @@ def bench_network(run, name, half, **on_gpu):
         if items == 1:
             _, median = load(run, server, name, 1, 1, seconds)
             run.number(f"added_p50_{name}", median - run.numbers[f"session_p50_{name}"])
+            side = 32 if run.rehearsal else 224
+            median = alone(server, name, ("image", "UINT8", [1, 3, side, side], bytes(range(256)) * (3 * side * side // 256)), seconds)
+            run.number(f"added_waiting_p50_{name}", median - run.numbers[f"session_p50_{name}"])
         server.stop()
 
 

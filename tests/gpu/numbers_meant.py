@@ -58,6 +58,7 @@ MEANT = {
     "singles_": (RATE, "images of ResNet-50 in half precision through HTTP, one in each request, put together by the server to batches of up to 64, by as many callers as named"),
     "singles_p50_": (SECONDS, "median of those requests"),
     "added_p50_": (SECONDS, "median of one request at a time less the median of the session alone"),
+    "added_waiting_p50_": (SECONDS, "the same for a client that does nothing but wait: a thread that blocks on its socket"),
     "busy_": (RATIO, "mean of NVML's utilisation while saturated through HTTP: the part of the time in which any kernel ran"),
     "torch_": (RATE, "images by PyTorch in-process (torch.compile, channels last, FP16), inputs on the GPU, batches of the size that is named"),
     "pixels_apart": (PLAIN, "mean difference of pixels from the CPU's decoder, of 255, after resizing to 224 x 224; the worst of 16 pictures"),

@@ -18,8 +18,8 @@ impl Preprocessor {
     /// As [`Module::load`].
     pub(super) fn new(context: &Context) -> Result<Preprocessor, CudaError> {
         let module = Module::load(context, "preprocess", PTX)?;
-        let [any, plain, finished] = KERNELS.map(|name| module.kernel(name));
-        Ok(Preprocessor([any?, plain?, finished?]))
+        let [any, plain, narrow, finished] = KERNELS.map(|name| module.kernel(name));
+        Ok(Preprocessor([any?, plain?, narrow?, finished?]))
     }
 
     /// Begins to make the items of a batch.

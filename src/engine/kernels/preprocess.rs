@@ -10,14 +10,15 @@ use crate::{
 };
 
 /// The kernels in `kernels/generated/preprocess.ptx`: `preprocess` takes any image of a batch, `preprocess_plain` 8-bit
-/// ones of one or three channels, `preprocess_finished` those of them that have the item's size and lie as it does.
-pub const KERNELS: [&str; 3] = ["preprocess", "preprocess_plain", "preprocess_finished"];
+/// ones of one or three channels, `preprocess_narrow` those of them of which few columns make a tile, `preprocess_finished` those that have
+/// the item's size and lie as it does.
+pub const KERNELS: [&str; 4] = ["preprocess", "preprocess_plain", "preprocess_narrow", "preprocess_finished"];
 
 /// Threads of a block along x and y.
 pub const THREADS: [u32; 3] = [32, 8, 1];
 
-/// Pixels of an item that a block of the first two makes, along x and y,
-const TILES: [[u32; 2]; 2] = [[32, 8], [32, 32]];
+/// Pixels of an item that a block of the first three makes, along x and y,
+const TILES: [[u32; 2]; 3] = [[32, 8], [32, 32], [32, 64]];
 /// and of the last one, in the order of memory; that is read and written by so many pixels at once.
 const FINISHED: [u32; 2] = [1024, 4];
 
@@ -29,6 +30,9 @@ pub struct Launch {
     /// How many blocks along x, y and z.
     pub blocks: [u32; 3],
 }
+
+/// Bytes of an image's row that `preprocess_narrow` has room for: those that make as many pixels as a tile is wide.
+const ROW_MAX: u32 = 4 * 96;
 
 /// Images that one launch takes.
 pub const IMAGES_MAX: usize = 65_535;
@@ -111,10 +115,12 @@ enum Way {
     Words = 1,
     /// Plain.
     Resampled = 2,
+    /// The same, and all columns that make a tile have room at once.
+    Narrow = 3,
     /// Plain, and one pixel makes one.
-    Copied = 3,
+    Copied = 4,
     /// Plain, and lies as the item does.
-    Finished = 4,
+    Finished = 5,
 }
 
 impl Way {
@@ -123,7 +129,8 @@ impl Way {
         match self {
             Way::Bytes | Way::Words => 0,
             Way::Resampled | Way::Copied => 1,
-            Way::Finished => 2,
+            Way::Narrow => 2,
+            Way::Finished => 3,
         }
     }
 }
@@ -233,12 +240,14 @@ impl Batch {
             Way::Copied if self.is_finished(&pixels, size, covered) => Way::Finished,
             way => way,
         };
-        self.launched[way.kernel()] = true;
         let [of_x, of_y] = match way {
             Way::Resampled => [Form::Columns, Form::Rows],
             _ => [Form::Numbers; 2],
         };
         let (x, y) = (self.table(x, of_x), self.table(y, of_y));
+        let is_narrow = way == Way::Resampled && x.reach * u32::from(pixels.channels) <= ROW_MAX;
+        let way = if is_narrow { Way::Narrow } else { way };
+        self.launched[way.kernel()] = true;
         self.images.push(PreprocessImage {
             samples: pixels.address,
             steps: pixels.steps,

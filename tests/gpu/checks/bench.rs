@@ -161,7 +161,8 @@ pub(crate) fn preprocess() {
     let copy_seconds = fastest(&device, || device.copy(&from, &target, large)) / 1e3;
     let copied = 2.0 * large as f64 / copy_seconds;
     number("copy_bytes", copied);
-    let count = if rehearsed() { 1 } else { 256 };
+    // As many bytes as are copied.
+    let count = if rehearsed() { 1 } else { 1024 };
     for (what, width, height) in
         [("preprocess", 500, 375), ("preprocess_unaligned", 375, 500), ("normalize", 224, 224)]
     {

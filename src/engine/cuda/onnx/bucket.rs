@@ -161,7 +161,8 @@ impl Bucket {
     /// Whether all that runs read and write is on the device, at addresses that stay.
     pub(super) fn is_fixed(&self) -> bool {
         self.runs()
-            && !self.reads_host() && self.outputs.iter().all(|output| matches!(output, Output::Ours { .. }))
+            && !self.reads_host()
+            && self.outputs.iter().all(|output| matches!(output, Output::Ours { .. }))
     }
 
     /// Whether a run writes an output to memory of ours.

@@ -38,6 +38,9 @@ const BITS: std::ops::RangeInclusive<u32> = 14..=22;
 /// Pairs of rows that a pixel has at least.
 const PAIRS_MIN: usize = 2;
 
+/// Pixels of an item side by side that one warp makes.
+const TILE_WIDTH: usize = 32;
+
 /// Where a table lies among others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Table {
@@ -46,6 +49,8 @@ pub(super) struct Table {
     pub(super) taps: u32,
     /// Of whole numbers, what stands for 1 as a power of two.
     pub(super) bits: u32,
+    /// Of columns in fours, how many at most make as many pixels side by side as a tile is wide.
+    pub(super) reach: u32,
 }
 
 impl AxisKey {
@@ -94,7 +99,7 @@ pub(super) fn table(key: &AxisKey, filter: Filter, form: Form, tables: &mut Vec<
         for tap in 0..taps {
             tables.extend(weights.iter().skip(tap).step_by(taps).map(|weight| (*weight as f32).to_bits()));
         }
-        return Table { at, taps: taps as u32, bits: 0 };
+        return Table { at, taps: taps as u32, bits: 0, reach: 0 };
     }
     // As many as half of what 16 bits hold leaves the largest weight: the other half is for what rounding leaves over.
     let largest = weights.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
@@ -134,7 +139,16 @@ pub(super) fn table(key: &AxisKey, filter: Filter, form: Form, tables: &mut Vec<
             words[word + place / 2 * step] |= u32::from(weight.cast_unsigned()) << (16 * (place % 2));
         }
     }
-    Table { at, taps: taps as u32, bits }
+    let reach = match form {
+        Form::Columns => {
+            let starts = &words[..length];
+            let last = |first: usize| starts[(first + TILE_WIDTH).min(length) - 1];
+            let reach = (0..length).map(|first| last(first) - starts[first]).max();
+            reach.unwrap_or(0) + 4 * taps as u32
+        }
+        _ => 0,
+    };
+    Table { at, taps: taps as u32, bits, reach }
 }
 
 /// Weights as whole numbers that add up to what stands for 1: what rounding leaves over is the largest one's.
