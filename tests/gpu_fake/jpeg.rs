@@ -195,7 +195,7 @@ fn a_context_that_breaks_takes_the_decoder_with_it() {
     };
     let broken = context();
     let offer = decoder.offer(&broken);
-    cuda.tell("fault on=kernel:preprocess_plain code=700");
+    cuda.tell("fault on=kernel:preprocess_narrow code=700");
     assert!(decode(&decoder, &[(&file, &to)])[0].is_none());
     assert_eq!(decoder.waiting(), None);
     drop((offer, broken));
