@@ -105,7 +105,7 @@ pub(super) fn table(key: &AxisKey, filter: Filter, form: Form, tables: &mut Vec<
     let largest = weights.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
     let bits = (14 - largest.log2().ceil() as i64).clamp((*BITS.start()).into(), (*BITS.end()).into()) as u32;
     // Without those that are nothing, before and behind.
-    let pixels: Vec<(u32, Vec<i16>)> = weights
+    let mut pixels: Vec<(u32, Vec<i16>)> = weights
         .chunks(taps)
         .zip(firsts)
         .map(|(weights, first)| {
@@ -117,6 +117,17 @@ pub(super) fn table(key: &AxisKey, filter: Filter, form: Form, tables: &mut Vec<
             (first + before as u32, whole.split_off(before))
         })
         .collect();
+    if form == Form::Columns {
+        // A tile begins with the first column of its first pixel. A filter that overshoots has zeros in its middle: a pixel that lies on
+        // one of the image's begins there, and the one behind it before that.
+        for i in (1..pixels.len()).rev() {
+            let (before, behind) = pixels.split_at_mut(i);
+            let ((first, weights), (next, _)) = (&mut before[i - 1], &behind[0]);
+            let missing = first.saturating_sub(*next);
+            weights.splice(..0, (0..missing).map(|_| 0));
+            *first -= missing;
+        }
+    }
     let taps = pixels
         .iter()
         .map(|(first, weights)| match form {

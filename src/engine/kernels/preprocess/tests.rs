@@ -167,6 +167,41 @@ fn random_batches_agree_with_the_host_within_a_step() {
 }
 
 #[test]
+fn pixels_that_lie_on_those_of_the_image_begin_no_tile_too_late() {
+    let random = &mut Random::new(23);
+    let mut scratch = Scratch::default();
+    let mut worst = 0f32;
+    // Every third or fifth one does, and each of these is the first of a tile somewhere.
+    for (times, filter) in
+        [(3, Filter::Lanczos3), (5, Filter::Lanczos3), (3, Filter::Bicubic), (5, Filter::Bicubic)]
+    {
+        let frame = frame(random, 70, 9, 3, false);
+        let to = Preprocess {
+            filter,
+            resize: Resize::Stretch,
+            scale: 1.0,
+            mean: [0.0; 3],
+            std: [1.0; 3],
+            ..Preprocess::new(times * frame.width, times * frame.height)
+        };
+        let mut batch = Batch::new(&to);
+        let size = (frame.width, frame.height);
+        batch.push(pixels(&frame), size, frame.source, frame.covered).unwrap();
+        let mut expected = vec![0; to.out_bytes()];
+        to.apply(&frame, &mut scratch, &mut expected).unwrap();
+        let got = numbers(to.datatype, &launch(&batch, to.out_bytes()));
+        let apart = got
+            .into_iter()
+            .zip(numbers(to.datatype, &expected))
+            .map(|(got, expected)| (got - expected).abs());
+        let largest = apart.fold(0.0, f32::max);
+        assert!(largest <= 3.01, "{largest} of 255 by {filter:?}, {times} times as large");
+        worst = worst.max(largest);
+    }
+    println!("at most {worst} of 255 apart");
+}
+
+#[test]
 fn an_image_of_the_inputs_size_comes_through_as_it_is() {
     let random = &mut Random::new(7);
     for (channels, wide) in [(1, false), (3, false), (3, true)] {
