@@ -361,6 +361,18 @@ fn outputs_whose_shapes_only_a_run_can_tell_come_as_they_are() {
 }
 
 #[test]
+fn a_file_that_lists_an_output_twice_is_refused() {
+    let _fake = FakeCuda::start("");
+    let folder = tempfile::tempdir().unwrap();
+    let (x, y) =
+        (("x", FLOAT, &[Named("batch"), Fixed(4)][..]), ("y", FLOAT, &[Named("batch"), Fixed(4)][..]));
+    let path = folder.path().join("twice");
+    std::fs::write(&path, model(&[("Neg", &["x"], "y")], &[x], &[y, y])).unwrap();
+    let refused = OnnxOnGpu::load_on_host(&runtime(), &open(0), &path).err().unwrap();
+    assert!(refused.contains("lists output \"y\" twice"), "{refused}");
+}
+
+#[test]
 fn outputs_that_are_inputs_are_those_of_their_batch() {
     let _fake = FakeCuda::start("");
     let folder = tempfile::tempdir().unwrap();

@@ -54,6 +54,10 @@ use std::{
 /// Batches on their way, where memory allows.
 const DEPTH: usize = 3;
 
+/// One run of so many is waited for. What kernels of ONNX Runtime have the GPU read of the host's memory (where parts of Concat and Split lie,
+/// say) it frees only behind such a run: kept for ever that would be some kB a run.
+const WAITED_EVERY: u64 = 512;
+
 /// A model on a GPU.
 pub struct OnnxOnGpu {
     /// Before the session: their bindings are its own.
@@ -92,6 +96,8 @@ pub struct OnnxOnGpu {
     /// Those that are not in use, for want of memory: until the engine has nothing to do.
     given_up: Vec<usize>,
     batches: u64,
+    /// Of runs that are waited for.
+    waited: RunOptions,
 }
 
 impl OnnxOnGpu {
@@ -245,6 +251,7 @@ impl OnnxOnGpu {
             in_use: 0,
             given_up: Vec::new(),
             batches: 0,
+            waited: options(true).map_err(|error| error.to_string())?,
         };
         for index in 0..DEPTH {
             engine.places.push(Place::new(context).map_err(|error| error.to_string())?);
@@ -319,7 +326,7 @@ impl OnnxOnGpu {
         let known = self.session.outputs().for_inputs(shapes);
         let binds = self.binds_outputs(shapes);
         let known = known.into_iter().map(|shape| shape.filter(|_| binds)).collect();
-        let options = options()?;
+        let options = options(false)?;
         let mut bucket =
             Bucket::new(&self.session, &self.heap, shapes, known, self.device, &self.on_gpu, options)?;
         if let Some(reducer) = &self.reducer
@@ -333,11 +340,13 @@ impl OnnxOnGpu {
     }
 }
 
-/// How a run is to be: without waiting for its end, and no part of a graph.
-fn options() -> Result<RunOptions, EngineError> {
+/// How a run is to be: with or without waiting for its end, and no part of a graph.
+fn options(waits: bool) -> Result<RunOptions, EngineError> {
     let words = |error: ort::Error| EngineError::Device(error.message().to_owned());
     let mut options = RunOptions::new().map_err(words)?;
-    options.disable_device_sync().map_err(words)?;
+    if !waits {
+        options.disable_device_sync().map_err(words)?;
+    }
     graphs::number(&mut options, None)?;
     Ok(options)
 }

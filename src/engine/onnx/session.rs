@@ -88,7 +88,11 @@ impl Session {
         let session = commit(runtime, path, (threads, graphs), &providers, weights);
         let session = session.map_err(|error| first_line(error.message()))?;
         let (signature, outputs) = shapes::of(&session)?;
-        Ok(Session { session, signature, outputs })
+        let mut session = Session { session, signature, outputs };
+        if let Target::Gpu(_) = target {
+            session.leave_open_what_the_cpu_gives();
+        }
+        Ok(session)
     }
 
     /// What it takes and gives.
@@ -119,21 +123,31 @@ impl Session {
     /// # Errors
     /// Where ONNX Runtime does not say.
     pub(in crate::engine) fn inputs_on_gpu(&self) -> Result<Vec<bool>, String> {
-        let api = ort::api();
         let mut infos = vec![ptr::null(); self.signature.inputs.len()];
         // SAFETY: as many places as the session has inputs; what is given belongs to it.
         let status = unsafe {
-            (api.SessionGetMemoryInfoForInputs)(self.session.ptr(), infos.as_mut_ptr(), infos.len())
+            (ort::api().SessionGetMemoryInfoForInputs)(self.session.ptr(), infos.as_mut_ptr(), infos.len())
         };
         checked(status)?;
-        let on_gpu = |info| {
-            let mut name: *const c_char = ptr::null();
-            // SAFETY: the description belongs to the session, as does its name, which ends with a zero byte.
-            checked(unsafe { (api.MemoryInfoGetName)(info, &raw mut name) })?;
-            // SAFETY: as above.
-            Ok(!name.is_null() && unsafe { CStr::from_ptr(name) } == c"Cuda")
+        infos.into_iter().map(|info| Ok(memory_name(info)?.to_bytes() == b"Cuda")).collect()
+    }
+
+    /// Has ONNX Runtime make memory for outputs that the CPU computes, or that a node leaves in its memory (`Shape`). To memory of the GPU
+    /// it would copy them behind the run, of whatever size they are, and a recorded run would copy what lies at that address by then.
+    fn leave_open_what_the_cpu_gives(&mut self) {
+        let mut infos = vec![ptr::null(); self.signature.outputs.len()];
+        // SAFETY: as above, of outputs.
+        let status = unsafe {
+            (ort::api().SessionGetMemoryInfoForOutputs)(self.session.ptr(), infos.as_mut_ptr(), infos.len())
         };
-        infos.into_iter().map(on_gpu).collect()
+        let on_host = |info| Ok(matches!(memory_name(info)?.to_bytes(), b"Cpu" | b"CudaPinned"));
+        let names =
+            checked(status).and_then(|()| infos.into_iter().map(on_host).collect::<Result<Vec<_>, _>>());
+        match names {
+            Ok(on_host) => self.outputs.leave_open(&on_host),
+            // Of an output that no node computes it does not say.
+            Err(why) => tracing::debug!(why, "ONNX Runtime does not say where outputs come from"),
+        }
     }
 
     /// A binding with nothing bound.
@@ -192,6 +206,15 @@ fn commit(
         builder = builder.with_external_initializer_file_in_memory(name, bytes)?;
     }
     builder.commit_from_file(path)
+}
+
+/// What memory is called that a session describes.
+fn memory_name(info: *const ort::sys::OrtMemoryInfo) -> Result<&'static CStr, String> {
+    let mut name: *const c_char = ptr::null();
+    // SAFETY: the description belongs to the session, as does its name, which ends with a zero byte.
+    checked(unsafe { (ort::api().MemoryInfoGetName)(info, &raw mut name) })?;
+    // SAFETY: as above; names are constants of the library, which is never unloaded.
+    Ok(if name.is_null() { c"" } else { unsafe { CStr::from_ptr(name) } })
 }
 
 /// What runs the model's nodes, the first that can. One that cannot be had is an error, not a model on the CPU.

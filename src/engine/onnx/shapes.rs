@@ -19,7 +19,7 @@ enum Extent {
 }
 
 /// The shapes of a model's outputs; none of one that is known when a run has ended, or that is an input itself: such a one ONNX Runtime
-/// gives as it came, and writes nothing to memory that it is given for it.
+/// gives as it came, and writes nothing to memory that it is given for it. Nor, on a GPU, of one that the CPU gives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engine) struct OutputShapes(Vec<Option<Vec<Extent>>>);
 
@@ -31,6 +31,11 @@ impl OutputShapes {
             Extent::Of(input, axis) => inputs.get(*input)?.get(*axis).copied(),
         };
         self.0.iter().map(|extents| extents.as_ref()?.iter().map(extent).collect()).collect()
+    }
+
+    /// Has those of these outputs be known only when a run has ended.
+    pub(super) fn leave_open(&mut self, which: &[bool]) {
+        self.0.iter_mut().zip(which).filter(|(_, open)| **open).for_each(|(extents, _)| *extents = None);
     }
 
     /// Whether all are known before a run.
@@ -59,6 +64,13 @@ pub(super) fn of(session: &Session) -> Result<(Signature, OutputShapes), String>
     let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
     let outputs = session.outputs().iter().map(|o| described("output", o.name(), o.dtype()));
     let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
+    let twice = outputs
+        .iter()
+        .enumerate()
+        .find(|(index, output)| outputs[..*index].iter().any(|other| other.spec.name == output.spec.name));
+    if let Some((_, output)) = twice {
+        return Err(format!("the file lists output {:?} twice: list it once", output.spec.name));
+    }
     let mut unshaped = Vec::new();
     for (end, described) in [(End::Input, &inputs), (End::Output, &outputs)] {
         for (index, Described { spec, .. }) in described.iter().enumerate() {

@@ -101,7 +101,7 @@ impl Graphs {
                 self.tell("the CUDA graphs are used up", &why);
             }
         } else if is_first {
-            let why = "the shape of an output is known only after a run, or the CPU reads an input";
+            let why = "the shape of an output is known only after a run, the CPU gives it, or reads an input";
             self.tell("some batches are not recorded as CUDA graphs", why);
         }
         None

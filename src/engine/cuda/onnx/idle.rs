@@ -46,7 +46,7 @@ impl OnnxOnGpu {
             .min_by_key(|(place, bucket)| self.places[*place].buckets[*bucket].input_bytes());
         let mut zeros = Vec::new();
         let ran = smallest.map_or(Ok(false), |(place, bucket)| {
-            let mut options = options()?;
+            let mut options = options(true)?;
             let set = options.set("memory.enable_memory_arena_shrinkage", &arena);
             set.map_err(|error| EngineError::Device(error.message().to_owned()))?;
             let bucket = &mut self.places[place].buckets[bucket];
@@ -55,6 +55,9 @@ impl OnnxOnGpu {
             for (index, tensor) in &zeros {
                 // SAFETY: they stay until the streams have settled.
                 unsafe { bucket.fill(*index, &signature.inputs[*index].name, tensor, &self.streams.upload) }?;
+            }
+            if !bucket.runs() {
+                return Ok(false);
             }
             bucket.open(signature, Where::Host)?;
             self.session.run(&bucket.binding, &options).map(|_| true)

@@ -158,7 +158,7 @@ pub(super) fn speaks_against(session: &Session) -> Result<Option<String>, String
     } else if let Some((input, _)) = on_cpu {
         Some(format!("the CPU reads input {:?}", input.name))
     } else if !session.outputs().all_known() {
-        Some("the shape of an output is known only after a run".to_owned())
+        Some("the shape of an output is known only after a run, or the CPU gives it".to_owned())
     } else {
         None
     })
