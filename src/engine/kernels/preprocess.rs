@@ -237,7 +237,10 @@ impl Batch {
         let x = AxisKey::new(size.0, from.left, from.width, window.width, false);
         let y = AxisKey::new(size.1, from.top, from.height, window.height, true);
         let way = match self.way(&pixels, &x, &y, size) {
-            Way::Copied if self.is_finished(&pixels, size, covered) => Way::Finished,
+            // Where the nearest pixel is taken, one also makes one where the image is resized.
+            Way::Copied if x.plain() && y.plain() && self.is_finished(&pixels, size, covered) => {
+                Way::Finished
+            }
             way => way,
         };
         let [of_x, of_y] = match way {

@@ -76,6 +76,8 @@ pub(super) struct Decoder {
     landed: Event,
     pixels: Option<Buffer>,
     told: Option<Buffer>,
+    /// What was uploaded there last, which the device may still read.
+    telling: Vec<u8>,
     items: Option<Buffer>,
     results: Blocks,
 }
@@ -106,6 +108,7 @@ impl Decoder {
             landed: context.event()?,
             pixels: None,
             told: None,
+            telling: Vec::new(),
             items: None,
             results: Blocks::new(Memory::Pinned(Arc::new(HostMemory::of(context)))),
             context: Arc::clone(context),
@@ -144,6 +147,12 @@ impl Decoder {
         room(&self.heap, &mut self.pixels, bytes)?;
         room(&self.heap, &mut self.items, item_bytes)?;
         let at = address(&self.pixels);
+        // The library tells one status of all files: one that it leaves out is to be black, not somebody's picture of before. It is waited for,
+        // since decoders in hardware write before what else is on the stream.
+        if let Some(pixels) = &self.pixels {
+            pixels.fill(0, &self.stream)?;
+            synchronize(&self.stream).map_err(CudaError::when("work on the GPU failed"))?;
+        }
 
         let mut targets: Vec<Target> = (files.iter().zip(&places))
             .map(|(file, place)| Target {
@@ -185,9 +194,10 @@ impl Decoder {
                 .push((put(bytemuck::cast_slice(batch.images())), put(bytemuck::cast_slice(batch.tables()))));
         }
         room(&self.heap, &mut self.told, told.len())?;
-        let buffer = self.told.as_mut().expect("room was made");
-        // SAFETY: it is there until the end of this, as above.
-        unsafe { buffer.upload(&told, &self.stream) }?;
+        self.telling = told;
+        let buffer = self.told.as_ref().expect("room was made");
+        // SAFETY: it stays until the next batch, before which the stream was waited for.
+        unsafe { buffer.upload(&self.telling, &self.stream) }?;
         let (told_address, items_address) = (address(&self.told), address(&self.items));
         for ((batch, (images, tables)), item) in batches.iter().zip(told_at).zip(&items) {
             let call = batch.call(told_address + images, told_address + tables, items_address + *item as u64);

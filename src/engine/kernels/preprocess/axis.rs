@@ -55,7 +55,7 @@ pub(super) struct Table {
 
 impl AxisKey {
     /// Whether what is read lies on the pixels of the image, which is not resized.
-    fn plain(&self) -> bool {
+    pub(super) fn plain(&self) -> bool {
         let (from, span) = (f64::from_bits(self.from), f64::from_bits(self.span));
         span == self.length as f64 && from == from.round()
     }

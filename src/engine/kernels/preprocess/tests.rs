@@ -167,6 +167,26 @@ fn random_batches_agree_with_the_host_within_a_step() {
 }
 
 #[test]
+fn an_image_of_the_inputs_size_is_resized_where_more_than_the_input_is_made_of_it() {
+    let random = &mut Random::new(29);
+    let mut scratch = Scratch::default();
+    let frame = frame(random, 64, 64, 3, false);
+    for shorter in [48, 64, 72] {
+        let to = Preprocess {
+            filter: Filter::Nearest,
+            resize: Resize::Shorter(shorter),
+            ..Preprocess::new(frame.width, frame.height)
+        };
+        let mut batch = Batch::new(&to);
+        let size = (frame.width, frame.height);
+        batch.push(pixels(&frame), size, frame.source, frame.covered).unwrap();
+        let mut expected = vec![0; to.out_bytes()];
+        to.apply(&frame, &mut scratch, &mut expected).unwrap();
+        assert!(launch(&batch, to.out_bytes()) == expected, "the shorter side {shorter}");
+    }
+}
+
+#[test]
 fn pixels_that_lie_on_those_of_the_image_begin_no_tile_too_late() {
     let random = &mut Random::new(23);
     let mut scratch = Scratch::default();
