@@ -77,6 +77,7 @@ struct SpotCall {
     const void* frame;
     const float *gain, *bias;                // or null
     const float *narrow_scale, *wide_scale;  // reciprocals of the means' weights, where electrons are weighted; or null
+    const float* weights;                    // of the electrons there, and null where these are
     const float *shot, *readout;             // variance of the contrast where it differs; or null
     const float* net_weights;                // of the net gradient, (2 net_reach + 1)^2
     float* electrons;
@@ -100,13 +101,12 @@ template <class V> DEV V converted(V adu, V gain, V bias) {
     return vsel(vabs(electrons) <= PIXEL_ELECTRONS_MAX, electrons, nothing);
 }
 
-// What a pixel counts as that is no measurement: the mean of those around it that are, or NaN where none is. One dead pixel would
-// hide all spots within reach of the filter else; a fit that holds it sees it as it is.
+// What a pixel counts as that is no measurement: the mean of those around it that are, with its own weight, or NaN where none is. One
+// dead pixel would hide all spots within reach of the filter else; a fit that holds it sees it as it is.
 template <class Adu> DEV float around(const SpotCall& call, u32 frame, int x, int y) {
     const SpotSetup& setup = call.setup;
     const Adu* pixels = (const Adu*)call.frame + (i64)frame * setup.height * setup.width;
-    float sum = 0.f;
-    int count = 0;
+    float sum = 0.f, weights = 0.f;
     for (int r = y > 0 ? y - 1 : 0; r <= y + 1 && r < setup.height; ++r) {
         for (int c = x > 0 ? x - 1 : 0; c <= x + 1 && c < setup.width; ++c) {
             const i64 at = (i64)r * setup.pitch + c;
@@ -115,10 +115,11 @@ template <class Adu> DEV float around(const SpotCall& call, u32 frame, int x, in
             const float electrons = (float)pixels[(i64)r * setup.width + c] * gain + bias;
             if (!(electrons <= PIXEL_ELECTRONS_MAX && electrons >= -PIXEL_ELECTRONS_MAX)) continue;
             sum += electrons;
-            ++count;
+            weights += call.weights ? call.weights[at] : 1.f;
         }
     }
-    return sum / (float)count;
+    const float own = call.weights ? call.weights[(i64)y * setup.pitch + x] : 1.f;
+    return sum / weights * own;
 }
 
 // What two means differ by, and the variance that this has from photons and from reading where it is asked for. Of the

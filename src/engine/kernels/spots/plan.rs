@@ -7,6 +7,9 @@ use super::{
 };
 use crate::engine::kernels::Camera;
 
+/// Planes that are ready before the first frame.
+pub(super) const CONSTANTS: usize = 9;
+
 /// `Taps` of `kernels/filter.cuh`.
 #[derive(Debug, Clone, Copy, bytemuck::NoUninit)]
 #[repr(C)]
@@ -49,6 +52,7 @@ pub struct SpotCall {
     bias: u64,
     narrow_scale: u64,
     wide_scale: u64,
+    weights: u64,
     shot: u64,
     readout: u64,
     net_weights: u64,
@@ -76,6 +80,7 @@ pub(super) struct Plan {
     bias: Plane,
     narrow_scale: Plane,
     wide_scale: Plane,
+    weights: Plane,
     shot: Plane,
     readout: Plane,
     power: Plane,
@@ -116,6 +121,7 @@ impl Plan {
             bias: Plane::none(),
             narrow_scale: Plane::none(),
             wide_scale: Plane::none(),
+            weights: Plane::none(),
             shot: Plane::none(),
             readout: Plane::none(),
             power: Plane::none(),
@@ -199,6 +205,7 @@ impl Plan {
         let [narrow_scale, wide_scale] = scales;
         self.narrow_scale = Plane::of(&narrow_scale, width);
         self.wide_scale = Plane::of(&wide_scale, width);
+        self.weights = Plane::of(&weights, width);
     }
 
     /// How pixels become electrons, times a weight by their variance; for cameras with maps.
@@ -234,12 +241,13 @@ impl Plan {
     }
 
     /// What the kernels read beside the frame, in the order of [`Plan::call_with`].
-    pub(super) fn constants(&self) -> [&Plane; 8] {
+    pub(super) fn constants(&self) -> [&Plane; CONSTANTS] {
         [
             &self.gain,
             &self.bias,
             &self.narrow_scale,
             &self.wide_scale,
+            &self.weights,
             &self.shot,
             &self.readout,
             &self.power,
@@ -253,8 +261,8 @@ impl Plan {
     }
 
     /// The same with constants at these addresses, 0 for none.
-    pub(super) fn call_with(&self, constants: [u64; 8]) -> SpotCall {
-        let [gain, bias, narrow_scale, wide_scale, shot, readout, power, net_weights] = constants;
+    pub(super) fn call_with(&self, constants: [u64; CONSTANTS]) -> SpotCall {
+        let [gain, bias, narrow_scale, wide_scale, weights, shot, readout, power, net_weights] = constants;
         SpotCall {
             setup: self.setup,
             frame: 0,
@@ -262,6 +270,7 @@ impl Plan {
             bias,
             narrow_scale,
             wide_scale,
+            weights,
             shot,
             readout,
             net_weights,

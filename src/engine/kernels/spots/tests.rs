@@ -279,6 +279,29 @@ fn offset_and_gain_are_taken_off_pixel_by_pixel() {
 }
 
 #[test]
+fn a_pixel_that_is_no_number_counts_as_those_around_it_whatever_its_own_read_noise() {
+    let (width, height) = (48, 40);
+    for (own, others) in [(10.0, 1.5), (1.5, 10.0)] {
+        let noise = |x: usize, y: usize| if (x, y) == (20, 20) { own } else { others };
+        let camera =
+            Camera::new(&CameraValue::Scalar(0.0), &CameraValue::Scalar(1.0), &map(width, height, noise))
+                .unwrap();
+        let flat = Scene::new(width, height, 1000.0).set(20, 20, f32::NAN);
+        let bright = Scene::new(width, height, 300.0).with(22.0, 21.0, 2000.0).set(20, 20, f32::NAN);
+        for set in InstructionSet::supported() {
+            for threshold in [Threshold::Noise(4.0), Threshold::Photons(100.0)] {
+                assert_eq!(flat.find_with(&contrast(threshold), &camera, set), [], "{own} {set}");
+                assert_eq!(
+                    places(&bright.find_with(&contrast(threshold), &camera, set)),
+                    [[22, 21]],
+                    "{own} {set}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn weights_by_read_noise_keep_the_score_and_quench_hot_columns() {
     let (width, height) = (48, 40);
     let noise = |x: usize, _: usize| if x % 16 == 8 { 40.0 } else { 1.4 };
