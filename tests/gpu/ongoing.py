@@ -9,13 +9,17 @@ import time
 import machine
 from examples import ON_GPU, answers, localize, need_networks, rows_of
 from registry import check, folder_of, need
-from resnet import FLOAT, INT64, Graph, model, value
 from served import Asking, Server, environment_of_own, until
+from small import attending, convolving, finding, gathering, noisy, passing, shaped, unlike
 
 ON_ANY = '\n[placement]\ndevices = "gpu"\nfallback = "cpu"\n'
 # Two copies, and batches of several sizes, so that each copy records several graphs.
 GRAPHS = ON_GPU + "instances = 2\n\n[gpu]\ncuda_graph = true\n"
 BURSTS = 3
+# For so long batches of all sizes are asked for.
+SIZES_S = 8
+# What the log says of a network.
+RECORDED, WITHOUT = "recorded", ("loaded without CUDA graphs", "no CUDA graphs are recorded for the model any more")
 
 
 def read_digits(server, pictures, expected):
@@ -58,103 +62,23 @@ def graphs(run):
     server.stop()
 
 
-def noisy():
-    """Adds numbers to its input that it draws: a replay would give the same again."""
-    g = Graph(half=False)
-    g.node("Add", "x", g.node("RandomNormalLike", "x"), output="y")
-    return model(g, [value("x", FLOAT, ["n", 4])], [value("y", FLOAT, ["n", 4])])
-
-
-def gathering():
-    """The sum of what is not zero in its input plus one: how many these are the host has to know, which no recording can tell it."""
-    g = Graph(half=False)
-    z = g.node("Add", "x", g.tensor([1], g.packed([1.0])))
-    found = g.node("GatherND", z, g.node("Transpose", g.node("NonZero", z), perm=[1, 0]))
-    g.node("ReduceSum", found, output="y", keepdims=1)
-    return model(g, [value("x", FLOAT, [1, 16])], [value("y", FLOAT, [1])])
-
-
-def convolving():
-    """Two convolutions, which can be recorded."""
-    g = Graph(half=False)
-    x = g.node("Relu", g.conv("x", 3, 8, 3))
-    x = g.node("GlobalAveragePool", g.node("Relu", g.conv(x, 8, 8, 3)))
-    g.node("Flatten", x, output="y", axis=1)
-    return model(g, [value("x", FLOAT, ["n", 3, 16, 16])], [value("y", FLOAT, ["n", 8])])
-
-
-def attending():
-    """Convolutions, and attention over what they find: most of the operators that are recorded by themselves, each output of use."""
-    g = Graph(half=False)
-
-    def normal(x):
-        ones, zeros = (g.tensor([32], g.packed([value] * 32)) for value in (1.0, 0.0))
-        return g.node("LayerNormalization", x, ones, zeros, axis=-1)
-
-    def times(x, factor):
-        return g.node("Mul", x, g.tensor([1], g.packed([factor])))
-
-    def within(x, begin, end):
-        return g.node("Slice", x, g.wholes(begin), g.wholes(end), g.wholes(1))
-
-    x = g.node("Relu", g.conv("x", 3, 32, 3, 2))
-    x = g.node("Add", x, g.conv(g.node("Relu", g.conv(x, 32, 32, 3)), 32, 32, 3, gain=0.3))
-    x = g.node("Concat", within(x, 16, 32), within(x, 0, 16), axis=1)
-    x = g.node("Transpose", g.node("Reshape", x, g.wholes(0, 32, 256)), perm=[0, 2, 1])
-    y = normal(x)
-    q, k, v = (g.node("MatMul", y, g.weights([32, 32], 0.7)) for _ in range(3))
-    scores = g.node("Softmax", times(g.node("MatMul", q, g.node("Transpose", k, perm=[0, 2, 1])), 0.18), axis=-1)
-    x = g.node("Add", x, g.node("MatMul", g.node("MatMul", scores, v), g.weights([32, 32], 0.7)))
-    y = g.node("MatMul", normal(x), g.weights([32, 64], 0.7))
-    y = g.node("Mul", times(y, 0.5), g.node("Add", g.node("Erf", times(y, 0.7071)), g.tensor([1], g.packed([1.0]))))
-    x = g.node("Add", x, g.node("MatMul", y, g.weights([64, 32], 0.7)))
-    x = g.node("ReduceMean", x, output="vector", axes=[1], keepdims=0)
-    g.node("Gemm", x, g.weights([10, 32], 0.7), g.tensor([10], g.packed([0.0] * 10)), output="y", transB=1)
-    outputs = [value("y", FLOAT, ["n", 10]), value("vector", FLOAT, ["n", 32])]
-    return model(g, [value("x", FLOAT, ["n", 3, 32, 32])], outputs)
-
-
-def passing():
-    """Gives its input back beside what it makes of it."""
-    g = Graph(half=False)
-    g.node("Relu", "x", output="y")
-    return model(g, [value("x", FLOAT, ["n", 64])], [value("x", FLOAT, ["n", 64]), value("y", FLOAT, ["n", 64])])
-
-
-def finding():
-    """Where its input is above zero: nobody knows before a run in how many places."""
-    g = Graph(half=False)
-    g.node("NonZero", g.node("Relu", "x"), output="at")
-    return model(g, [value("x", FLOAT, ["n", 64])], [value("at", INT64, [2, "found"])])
-
-
-def shaped():
-    """The shape of its input, too, which a node of the GPU leaves in the host's memory."""
-    g = Graph(half=False)
-    g.node("Relu", "x", output="y")
-    g.node("Shape", "x", output="shape")
-    return model(g, [value("x", FLOAT, ["n", 64])], [value("y", FLOAT, ["n", 64]), value("shape", INT64, [2])])
-
-
-def unlike():
-    """The numbers in its input that differ, by a node of the CPU; the file says that there are as many as in the input."""
-    g = Graph(half=False)
-    g.node("Unique", "x", output="y")
-    return model(g, [value("x", FLOAT, ["n"])], [value("y", FLOAT, ["n"])])
-
-
 @check("graphs-sizes", "batches of all sizes in turn, of networks that record graphs by themselves and of others, against the CPU", where="gpu")
 def sizes(run):
     need_networks(run)
     made, source = folder_of(run.out / "made"), random.Random(7)
-    networks = {"attending": (attending, [3, 32, 32]), "convolving": (convolving, [3, 16, 16])}
-    # What nothing is computed of, what has no shape before a run, and what the CPU gives is not recorded.
-    others = {"passing": (passing, [64]), "finding": (finding, [64]), "shaped": (shaped, [64]), "unlike": (unlike, [])}
-    networks |= others
+    together, alone = "items_max = 16", 'axis = "none"'
+    networks = {
+        "attending": (attending, [3, 32, 32], together),
+        "convolving": (convolving, [3, 16, 16], together),
+        # Not recorded: what nothing is computed of, what has no shape before a run, and what the CPU gives.
+        "passing": (passing, [64], together),
+        "finding": (finding, [64], alone),
+        "shaped": (shaped, [64], alone),
+        "unlike": (unlike, [], alone),
+    }
     asked = {name: [] for name in networks}
-    for name, (network, shape) in networks.items():
+    for name, (network, shape, batch) in networks.items():
         (folder_of(made / name) / "model.onnx").write_bytes(network())
-        batch = "items_max = 16" if name not in others or name == "passing" else 'axis = "none"'
         (made / name / "model.toml").write_text(f"[batch]\n{batch}\n")
         size = math.prod(shape)
         for items in (1, 2, 3, 5, 8, 1, 4, 7):
@@ -175,7 +99,7 @@ def sizes(run):
     on_cpu.stop()
     models = {name: (made / name, ON_GPU + "instances = 2\n") for name in networks}
     server = Server(run, models, backend="gpu")
-    worst = dict.fromkeys(networks, 0.0)
+    apart = []
 
     def one():
         name = source.choice(list(networks))
@@ -184,27 +108,20 @@ def sizes(run):
         need(device.startswith(("GPU-", "MIG-")), f"answered by {device!r}")
         for got, right in zip(outputs, expected[name][index], strict=True):
             off = max(abs(a - b) for a, b in zip(got, right, strict=True)) / (max(abs(b) for b in right) or 1)
-            worst[name] = max(worst[name], off)
+            apart.append(off)
             need(off < 0.01, f"{name}: {off} of the largest apart from the CPU")
         return device
 
     asking = Asking(12, one)
     time.sleep(SIZES_S)
     run.number("answers_of_sizes", asking.stop())
-    run.number("sizes_apart", max(worst.values()))
+    run.number("sizes_apart", max(apart))
     said = server.log.read_text(errors="replace").splitlines()
-    for name in networks:
+    for name in ("attending", "convolving"):
         of = [line for line in said if f"/{name}/" in line]
         without = [line for line in of if any(word in line for word in WITHOUT)]
-        recorded = any(RECORDED in line for line in of) and not without
-        need(recorded or name in others, f"{name} is served without CUDA graphs: {without}")
+        need(any(RECORDED in line for line in of) and not without, f"{name} is served without CUDA graphs: {without}")
     server.stop()
-
-
-# For so long batches of all sizes are asked for.
-SIZES_S = 8
-
-RECORDED, WITHOUT = "recorded", ("loaded without CUDA graphs", "no CUDA graphs are recorded for the model any more")
 
 
 @check("graphs-given-up", "networks that cannot be recorded, or not replayed, are served without CUDA graphs, and others with", where="gpu")

@@ -3,7 +3,7 @@
 
 mod axis;
 
-use self::axis::{AxisKey, Form, Table, table};
+use self::axis::{AxisKey, Form, TILE_WIDTH, Table, table};
 use crate::{
     error::InferError,
     image::{Color, DataType, Layout, Placement, Preprocess, Region, Resize},
@@ -18,7 +18,7 @@ pub const KERNELS: [&str; 4] = ["preprocess", "preprocess_plain", "preprocess_na
 pub const THREADS: [u32; 3] = [32, 8, 1];
 
 /// Pixels of an item that a block of the first three makes, along x and y,
-const TILES: [[u32; 2]; 3] = [[32, 8], [32, 32], [32, 64]];
+const TILES: [[u32; 2]; 3] = [[TILE_WIDTH, 8], [TILE_WIDTH, 32], [TILE_WIDTH, 64]];
 /// and of the last one, in the order of memory; that is read and written by so many pixels at once.
 const FINISHED: [u32; 2] = [1024, 4];
 
@@ -31,7 +31,8 @@ pub struct Launch {
     pub blocks: [u32; 3],
 }
 
-/// Bytes of an image's row that `preprocess_narrow` has room for: those that make as many pixels as a tile is wide.
+/// Bytes of an image's row that `preprocess_narrow` has room for (`PLAIN_WORDS` of the kernels): those that make as many pixels as a tile
+/// is wide.
 const ROW_MAX: u32 = 4 * 96;
 
 /// Images that one launch takes.

@@ -8,7 +8,7 @@ use super::{
     failure::{self, first_line},
     gpu::{ConvSearch, OnGpu, Provider},
     placement::{self, Placement, checked},
-    shapes::{self, OutputShapes},
+    shapes::{self, End, OutputShapes},
 };
 use crate::engine::{Dim, EngineError, Signature};
 use ort::{
@@ -18,7 +18,7 @@ use ort::{
     value::DynValue,
 };
 use std::{
-    ffi::{CStr, c_char},
+    ffi::{CStr, CString, c_char},
     path::Path,
     ptr,
 };
@@ -123,31 +123,41 @@ impl Session {
     /// # Errors
     /// Where ONNX Runtime does not say.
     pub(in crate::engine) fn inputs_on_gpu(&self) -> Result<Vec<bool>, String> {
-        let mut infos = vec![ptr::null(); self.signature.inputs.len()];
-        // SAFETY: as many places as the session has inputs; what is given belongs to it.
-        let status = unsafe {
-            (ort::api().SessionGetMemoryInfoForInputs)(self.session.ptr(), infos.as_mut_ptr(), infos.len())
-        };
-        checked(status)?;
-        infos.into_iter().map(|info| Ok(memory_name(info)?.to_bytes() == b"Cuda")).collect()
+        let names = self.memory_of(End::Input)?;
+        Ok(names.iter().map(|name| name.as_c_str() == c"Cuda").collect())
     }
 
     /// Has ONNX Runtime make memory for outputs that the CPU computes, or that a node leaves in its memory (`Shape`). To memory of the GPU
     /// it would copy them behind the run, of whatever size they are, and a recorded run would copy what lies at that address by then.
     fn leave_open_what_the_cpu_gives(&mut self) {
-        let mut infos = vec![ptr::null(); self.signature.outputs.len()];
-        // SAFETY: as above, of outputs.
-        let status = unsafe {
-            (ort::api().SessionGetMemoryInfoForOutputs)(self.session.ptr(), infos.as_mut_ptr(), infos.len())
-        };
-        let on_host = |info| Ok(matches!(memory_name(info)?.to_bytes(), b"Cpu" | b"CudaPinned"));
-        let names =
-            checked(status).and_then(|()| infos.into_iter().map(on_host).collect::<Result<Vec<_>, _>>());
-        match names {
-            Ok(on_host) => self.outputs.leave_open(&on_host),
+        match self.memory_of(End::Output) {
+            Ok(names) => {
+                let on_host = |name: &CString| matches!(name.to_bytes(), b"Cpu" | b"CudaPinned");
+                self.outputs.leave_open(&names.iter().map(on_host).collect::<Vec<_>>());
+            }
             // Of an output that no node computes it does not say.
             Err(why) => tracing::debug!(why, "ONNX Runtime does not say where outputs come from"),
         }
+    }
+
+    /// For each input or output, what the memory is called that nodes read it from or write it to.
+    fn memory_of(&self, end: End) -> Result<Vec<CString>, String> {
+        let api = ort::api();
+        let (ask, count) = match end {
+            End::Input => (api.SessionGetMemoryInfoForInputs, self.signature.inputs.len()),
+            End::Output => (api.SessionGetMemoryInfoForOutputs, self.signature.outputs.len()),
+        };
+        let mut infos = vec![ptr::null(); count];
+        // SAFETY: as many places as the session has inputs or outputs; what is given belongs to it.
+        checked(unsafe { ask(self.session.ptr(), infos.as_mut_ptr(), count) })?;
+        let name_of = |info| {
+            let mut name: *const c_char = ptr::null();
+            // SAFETY: the description belongs to the session, as does its name, which ends with a zero byte.
+            checked(unsafe { (api.MemoryInfoGetName)(info, &raw mut name) })?;
+            // SAFETY: as above.
+            Ok(if name.is_null() { CString::default() } else { unsafe { CStr::from_ptr(name) }.to_owned() })
+        };
+        infos.into_iter().map(name_of).collect()
     }
 
     /// A binding with nothing bound.
@@ -206,15 +216,6 @@ fn commit(
         builder = builder.with_external_initializer_file_in_memory(name, bytes)?;
     }
     builder.commit_from_file(path)
-}
-
-/// What memory is called that a session describes.
-fn memory_name(info: *const ort::sys::OrtMemoryInfo) -> Result<&'static CStr, String> {
-    let mut name: *const c_char = ptr::null();
-    // SAFETY: the description belongs to the session, as does its name, which ends with a zero byte.
-    checked(unsafe { (ort::api().MemoryInfoGetName)(info, &raw mut name) })?;
-    // SAFETY: as above; names are constants of the library, which is never unloaded.
-    Ok(if name.is_null() { c"" } else { unsafe { CStr::from_ptr(name) } })
 }
 
 /// What runs the model's nodes, the first that can. One that cannot be had is an error, not a model on the CPU.

@@ -94,7 +94,7 @@ pub(super) fn of(session: &Session) -> Result<(Signature, OutputShapes), String>
 
 /// Which of the two lists.
 #[derive(Clone, Copy)]
-enum End {
+pub(super) enum End {
     Input,
     Output,
 }

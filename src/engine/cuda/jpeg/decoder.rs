@@ -19,7 +19,6 @@ use crate::{
 use cudarc::driver::CudaStream;
 use std::{ptr, sync::Arc};
 
-/// The kernel, as [`KERNEL`] names it.
 /// What decoded images of one batch may take on the device; a larger one is a batch of its own.
 pub(super) const PIXEL_BYTES_MAX: usize = 256 << 20;
 

@@ -27,6 +27,8 @@ pub(super) struct Bucket {
     pub(super) binding: Binding,
     /// How it is run.
     pub(super) options: RunOptions,
+    /// Whether that is a graph's replay.
+    pub(super) recorded: bool,
     inputs: Vec<Input>,
     /// Of the first input, once pixels came for it.
     pixels: Option<Pixels>,
@@ -61,7 +63,7 @@ pub(super) enum Output {
 
 impl Output {
     /// Whether it comes of a run.
-    pub(super) fn is_run(&self) -> bool {
+    pub(super) fn comes_of_a_run(&self) -> bool {
         !matches!(self, Output::Ours { is_input: true, .. })
     }
 }
@@ -146,6 +148,7 @@ impl Bucket {
             outputs,
             binding,
             options,
+            recorded: false,
             inputs,
             pixels: None,
             reduced: None,
@@ -155,7 +158,7 @@ impl Bucket {
 
     /// Whether there is anything that a run gives: it has to be asked for something.
     pub(super) fn runs(&self) -> bool {
-        self.outputs.iter().any(Output::is_run)
+        self.outputs.iter().any(Output::comes_of_a_run)
     }
 
     /// Whether all that runs read and write is on the device, at addresses that stay.

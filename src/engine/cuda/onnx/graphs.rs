@@ -147,6 +147,7 @@ impl OnnxOnGpu {
         };
         self.graphs.records = false;
         for bucket in self.places.iter_mut().flat_map(|place| &mut place.buckets) {
+            bucket.recorded = false;
             number(&mut bucket.options, None)?;
         }
         self.graphs.tell("no CUDA graphs are recorded for the model any more", &why);
@@ -166,6 +167,7 @@ impl OnnxOnGpu {
         let ran = self.outputs((place, bucket))?;
         let bucket_of = &mut self.places[place].buckets[bucket];
         number(&mut bucket_of.options, Some(graph))?;
+        bucket_of.recorded = true;
         // Whether the first one records or only makes ready for it is ONNX Runtime's choice.
         self.session.run(&bucket_of.binding, &bucket_of.options)?;
         for output in &bucket_of.outputs {

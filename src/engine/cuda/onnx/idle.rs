@@ -43,6 +43,7 @@ impl OnnxOnGpu {
         let smallest = idle
             .iter()
             .flat_map(|place| (0..self.places[*place].buckets.len()).map(|bucket| (*place, bucket)))
+            .filter(|(place, bucket)| self.places[*place].buckets[*bucket].runs())
             .min_by_key(|(place, bucket)| self.places[*place].buckets[*bucket].input_bytes());
         let mut zeros = Vec::new();
         let ran = smallest.map_or(Ok(false), |(place, bucket)| {
@@ -55,9 +56,6 @@ impl OnnxOnGpu {
             for (index, tensor) in &zeros {
                 // SAFETY: they stay until the streams have settled.
                 unsafe { bucket.fill(*index, &signature.inputs[*index].name, tensor, &self.streams.upload) }?;
-            }
-            if !bucket.runs() {
-                return Ok(false);
             }
             bucket.open(signature, Where::Host)?;
             self.session.run(&bucket.binding, &options).map(|_| true)

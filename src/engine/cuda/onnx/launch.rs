@@ -59,8 +59,7 @@ impl OnnxOnGpu {
         };
         bucket.open(self.session.signature(), pinned)?;
         // A replay has no kernel of ONNX Runtime's run.
-        let replayed = self.graphs.are_there() && bucket.is_fixed();
-        let waits = !replayed && self.batches.is_multiple_of(WAITED_EVERY);
+        let waits = !bucket.recorded && self.batches.is_multiple_of(WAITED_EVERY);
         let options = if waits { &self.waited } else { &bucket.options };
         let mut values = if bucket.runs() { self.session.run(&bucket.binding, options)? } else { Vec::new() };
         let reduced = bucket.reduced.as_mut().filter(|_| faults.is_some());
@@ -87,7 +86,7 @@ impl OnnxOnGpu {
         }
         landed.record(download)?;
         // Those of ours are looked at in the results.
-        let run = bucket.outputs.iter().filter(|output| output.is_run());
+        let run = bucket.outputs.iter().filter(|output| output.comes_of_a_run());
         let mut ours = run.map(|output| matches!(output, Output::Ours { .. }));
         values.retain(|_| !ours.next().unwrap_or(false));
         Ok(values)

@@ -39,7 +39,7 @@ const BITS: std::ops::RangeInclusive<u32> = 14..=22;
 const PAIRS_MIN: usize = 2;
 
 /// Pixels of an item side by side that one warp makes.
-const TILE_WIDTH: usize = 32;
+pub(super) const TILE_WIDTH: u32 = 32;
 
 /// Where a table lies among others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,7 +153,7 @@ pub(super) fn table(key: &AxisKey, filter: Filter, form: Form, tables: &mut Vec<
     let reach = match form {
         Form::Columns => {
             let starts = &words[..length];
-            let last = |first: usize| starts[(first + TILE_WIDTH).min(length) - 1];
+            let last = |first: usize| starts[(first + TILE_WIDTH as usize).min(length) - 1];
             let reach = (0..length).map(|first| last(first) - starts[first]).max();
             reach.unwrap_or(0) + 4 * taps as u32
         }
