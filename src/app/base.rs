@@ -191,10 +191,25 @@ fn check_onnx(
     }
 }
 
+/// Whether each GPU has a process of its own.
+fn apart(config: &Config) -> bool {
+    match config.isolation {
+        config::Isolation::Thread => false,
+        config::Isolation::Process => true,
+        // CUDA's runtime keeps its context for as long as its process lives; nvJPEG decodes in the server's.
+        config::Isolation::Auto => !config.idle_release_ms.is_zero() && !config.gpu_jpeg,
+    }
+}
+
 /// Where the engines of so many GPUs run.
 fn isolation(config: &Config, gpus: usize, with_onnx: bool) -> Result<Isolation, AppError> {
-    if config.isolation == config::Isolation::Thread || gpus == 0 {
+    if !apart(config) || gpus == 0 {
         return Ok(Isolation::Thread);
+    }
+    if config.isolation == config::Isolation::Auto {
+        tracing::info!(
+            "each GPU has a process of its own, since idle_release_ms is set: what is given back is whole only so (isolation)"
+        );
     }
     let onnx_runtime = with_onnx.then(|| config.onnx_runtime.clone());
     Isolation::process(gpus, config.isolation_bytes as usize, onnx_runtime)

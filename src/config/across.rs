@@ -60,9 +60,9 @@ const RULES: &[Rule] = &[
     },
     Rule {
         between: ["gpu_jpeg", "isolation"],
-        holds: |config| !config.gpu_jpeg || config.isolation == Isolation::Thread,
+        holds: |config| !config.gpu_jpeg || config.isolation != Isolation::Process,
         must: |_| {
-            "gpu_jpeg needs isolation = \"thread\": with \"process\" the server, which has the images, uses no GPU itself".into()
+            "gpu_jpeg needs isolation = \"thread\" (or \"auto\"): with \"process\" the server, which has the images, uses no GPU itself".into()
         },
     },
     Rule {

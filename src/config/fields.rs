@@ -89,7 +89,7 @@ macro_rules! words {
 
 words! {
     Backend { "auto" => Auto, "cpu" => Cpu, "gpu" => Gpu, }
-    Isolation { "thread" => Thread, "process" => Process, }
+    Isolation { "auto" => Auto, "thread" => Thread, "process" => Process, }
     LogFormat { "auto" => Auto, "human" => Human, "json" => Json, }
     RepositoryMode { "none" => None, "explicit" => Explicit, "watch" => Watch, }
     TritonMetrics { "apart" => Apart, "on" => On, "off" => Off, }

@@ -51,6 +51,8 @@ pub enum Backend {
 /// Where a GPU's engines run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isolation {
+    /// In one process for each GPU where GPUs are to be given back whole, else in the server's process.
+    Auto,
     /// In the server's process.
     Thread,
     /// In one process for each GPU.
@@ -240,11 +242,11 @@ options! {
         backend: Backend, Choice(Backend::WORDS), "auto",
             "What the models run on.",
             "auto takes a GPU where one is free and the CPU otherwise; cpu never touches a GPU; gpu refuses to run on anything else.";
-        isolation: Isolation, Choice(Isolation::WORDS), "thread",
-            "Where a GPU's models run: in the server's process (thread), or in one process for each GPU (process).",
-            "In a process of its own, a GPU whose driver or libraries crash, abort or fail for good costs no request and not the server: its batches run elsewhere, and the process is started anew. Each batch takes a little longer, for two hand-offs between processes. The CPU's models always run in the server.";
+        isolation: Isolation, Choice(Isolation::WORDS), "auto",
+            "Where a GPU's models run: in the server's process (thread), in one process for each GPU (process), or (auto) so where idle_release_ms is set and gpu_jpeg is off, else in the server's.",
+            "In a process of its own, a GPU whose driver or libraries crash, abort or fail for good costs no request and not the server: its batches run elsewhere, and the process is started anew. Each batch takes a little longer, for two hand-offs between processes. It is also what a GPU has to be given back whole: CUDA's runtime keeps its context, some hundred MB, for as long as its process lives. The CPU's models always run in the server.";
         isolation_bytes: u64, Bytes { min: MIB, max: TIB }, "256MiB",
-            "Memory that is shared with the process of each GPU, for isolation = \"process\".",
+            "Memory that is shared with the process of each GPU, where each has one (isolation).",
             "Three eighths of it are for batches that are being put together, a quarter for what is copied on its way to the GPU, an eighth for results that the GPU writes there, a quarter for those that are copied. The GPU's driver pins it: it counts as memory of the server, used or not. Images that find no room are copied once more; a model of which a batch does not fit is refused where it is loaded.";
         kernel_cache_folder: Option<PathBuf>, Path { empty: true }, "",
             "Where the GPU driver keeps our kernels, which it compiles for the GPU when they are first loaded.",
@@ -297,7 +299,7 @@ options! {
             "Also counts after the start: when every GPU was lost and none has come back. One that is drained, or was given back because nobody needed it, is not away.";
         idle_release_ms: Duration, Millis { min: 0, max: DAY_MS }, "0",
             "How long nobody has needed a GPU before it is given back whole; 0 for never.",
-            "It is taken again with the next request for one of its models, which waits or runs on the CPU as while_waiting says.";
+            "It is taken again with the next request for one of its models, which waits or runs on the CPU as while_waiting says. To be whole, the models of GPUs then run in processes of their own, if isolation does not say otherwise.";
         gpu_stuck_ms: Duration, Millis { min: 0, max: DAY_MS }, "60000",
             "How long one call of a GPU may take before the GPU counts as stuck and is taken out; 0 for any time.",
             "More than the longest batch of any model takes there, with its loading. Engines that TensorRT builds at a load take as long as they do.";

@@ -7,7 +7,7 @@ use crate::{
 };
 use futures_util::future::join_all;
 use ocelli::{
-    config::{Backend, Config, Isolation},
+    config::{Backend, Config},
     engine::cuda::jpeg::HUNG,
 };
 use std::time::Instant;
@@ -156,7 +156,6 @@ async fn without_the_option_no_file_goes_to_a_gpu() {
 
 #[test]
 fn with_a_process_for_each_gpu_the_option_is_refused() {
-    assert_eq!(Config::default().isolation, Isolation::Thread);
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_ocelli"))
         .args(["config", "--gpu-jpeg", "on", "--isolation", "process"])
         .output()

@@ -38,6 +38,20 @@ async fn both_ways_give_the_same_and_a_server_whose_gpu_is_apart_makes_no_contex
     near(&found[1], &found[0]);
 }
 
+/// What is given back is whole only where a process goes: by itself that is where GPUs are given back at all.
+#[tokio::test]
+async fn by_itself_a_gpu_has_a_process_of_its_own_where_it_is_given_back_and_decodes_no_jpegs() {
+    let given_back = ("idle-release-ms", "60000");
+    let cases: [(&[_], usize); 3] = [(&[], 0), (&[given_back], 1), (&[given_back, ("gpu-jpeg", "on")], 0)];
+    for (options, processes) in cases {
+        let machine = Machine::new("");
+        let server = machine.serving("auto", ON_GPU, options).await;
+        assert_eq!(server.children().len(), processes, "{options:?}");
+        server.end();
+        machine.assert_empty();
+    }
+}
+
 /// Runs requests while the GPU ends in the way of `fault` or `end`: all of them are answered, with the same numbers.
 /// The fault befalls the process that is there, and none of those that take its place: each of them would end at its own
 /// fortieth kernel, and the waits between them grow from one to the next.

@@ -244,7 +244,8 @@ def given_back_and_taken(run):
 def given_back_network(run):
     need_networks(run)
     source, picture = run.root() / "examples/models/digits", next((run.root() / "examples/images/digits").glob("*.png"))
-    for isolation in ("thread", "process"):
+    # By itself it is a process, where GPUs are given back.
+    for isolation in ("thread", "auto"):
         before = in_use(run)
         server = Server(
             run, {"digits": (source, ON_ANY)}, name=isolation, backend="auto", isolation=isolation, isolation_bytes="64MiB", idle_release_ms=700
