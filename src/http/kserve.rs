@@ -37,7 +37,9 @@ pub(super) const PREDICTIONS: [&str; 2] =
 
 /// `GET /v1/models`: the names of the models that take requests.
 pub(super) async fn models(extract::State(front): extract::State<Arc<Front>>) -> Json<Value> {
-    let names: BTreeSet<String> = front.catalog.ready().iter().map(|model| model.name.to_string()).collect();
+    let models = front.catalog.ready();
+    let served = models.iter().filter(|model| front.queue.check_served(model.key).is_ok());
+    let names: BTreeSet<&str> = served.map(|model| &*model.name).collect();
     Json(json!({ "models": names }))
 }
 
@@ -57,13 +59,16 @@ pub(super) async fn ready(
 }
 
 fn described(front: &Front, target: &Target) -> Result<Json<Value>, InferError> {
-    let model = target.find(front)?;
+    let model = target.find_served(front)?;
     let asked = |version: &str| target.version.as_deref().is_none_or(|asked| asked == version);
     let versions = front.catalog.list().into_iter().filter(|of| of.name == model.name && asked(&of.version));
     let versions = versions.map(|of| {
         let (state, code, message) = match of.state {
             State::Loading => ("LOADING", "OK", String::new()),
-            State::Ready(_) => ("AVAILABLE", "OK", String::new()),
+            State::Ready(model) => match front.queue.check_served(model.key) {
+                Ok(()) => ("AVAILABLE", "OK", String::new()),
+                Err(error) => ("END", "UNAVAILABLE", error.to_string()),
+            },
             State::Unavailable(reason) => ("END", "UNAVAILABLE", reason),
         };
         let status = json!({ "error_code": code, "error_message": message });

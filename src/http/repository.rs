@@ -59,7 +59,8 @@ pub(crate) async fn list(front: &Front, only_ready: bool) -> Result<Vec<Known>, 
             ModelState::Unavailable(reason) => ("UNAVAILABLE", reason.into()),
         };
         known.insert(entry.name.to_string());
-        if !only_ready || state == "READY" {
+        let served = || matches!(&entry.state, ModelState::Ready(model) if front.queue.check_served(model.key).is_ok());
+        if !only_ready || served() {
             let (name, version) = (entry.name.to_string(), entry.version.to_string());
             entries.push(Known { name, version, state, reason: reason.into_owned() });
         }

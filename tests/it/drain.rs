@@ -79,10 +79,18 @@ async fn while_the_only_device_is_drained_requests_are_refused_with_the_reason()
         assert!(reply.headers.contains_key("retry-after"));
         let error = reply.json()["error"].to_string();
         assert!(error.contains("cpu is away: drained by request"), "{error}");
+        let get = async |path: &str| send(server.address, "GET", path, &[], Body::empty()).await;
+        let version = get("/v1/models/digits/versions/1").await;
+        assert_eq!(version.status, 503, "{:?}", version.body);
+        assert_eq!(get("/v1/models/digits").await.status, 503);
+        assert_eq!(get("/v1/models").await.json(), json!({ "models": [] }));
+        let index = post("/v2/repository/index", br#"{"ready": true}"#.to_vec()).await;
+        assert_eq!(index.json(), json!([]), "nothing takes requests");
         let resumed = post("/v2/devices/cpu/resume", Vec::new()).await.json();
         assert!(resumed["drained"] == false && resumed["state"] != "fenced", "{resumed}");
-        stands(DeviceState::Serving).await;
+        // It is on its way back: requests wait for it.
         assert_eq!(post("/predictions/digits", three()).await.status, 200);
+        stands(DeviceState::Serving).await;
     }
     server.end().await;
 }

@@ -81,6 +81,8 @@ impl Keeper<'_> {
                     true => (Cause::Taken, "taking it anew, and loading models"),
                     false => (Cause::Resume, "resumed by request"),
                 };
+                // Callers first; they wait for it.
+                devices.parts.queue.expect(&device.id, Absence { reason: reason.into(), back: Some(now) });
                 status.set_device(&device.id, DeviceState::Warming, cause, reason);
                 match device.take(&devices.parts) {
                     Ok(hold) => {

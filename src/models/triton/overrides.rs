@@ -68,7 +68,7 @@ pub fn overrides(
             other => {
                 return Err(format!(
                     "{:?} cannot be changed while the server runs; what can: max_batch_size, dynamic_batching, instance_group, \
-                     version_policy (others may stand there as GET /v2/models/{name}/config has them)",
+                     version_policy, optimization (others may stand there as GET /v2/models/{name}/config has them)",
                     clipped(other)
                 ));
             }
