@@ -14,6 +14,10 @@ const EIGHTHS: [u32; 4] = [1, 2, 4, 8];
 /// How many times the wanted size a scaled image must be, so that what is lost is far below one grey level.
 const OVERSAMPLING: u32 = 2;
 
+/// Of how many pixels a side is at least, the last of which the image covers in part: resizing takes that for a whole one, which
+/// shows where there are few.
+const PARTLY_COVERED_MIN: u32 = 16;
+
 /// What the markers before the first scan say.
 pub(super) struct Markers {
     pub(super) width: u32,
@@ -30,7 +34,7 @@ pub(super) struct Markers {
 /// Reads markers up to the first scan. Also for the JPEG streams inside a TIFF.
 pub(super) fn markers(bytes: &[u8]) -> Result<Markers, DecodeError> {
     let corrupt = |reason: &str| DecodeError::corrupt(Format::Jpeg, reason);
-    let mut orientation = Orientation::UPRIGHT;
+    let mut orientation = None;
     let mut frame: Option<Markers> = None;
     let mut rest = bytes.get(2..).unwrap_or_default();
     loop {
@@ -72,18 +76,19 @@ pub(super) fn markers(bytes: &[u8]) -> Result<Markers, DecodeError> {
                     precision,
                     scans: matches!(marker, 0xc2 | 0xc6 | 0xca | 0xce),
                     lossless: matches!(marker, 0xc3 | 0xc7 | 0xcb | 0xcf),
-                    orientation,
+                    orientation: Orientation::UPRIGHT,
                 });
             }
             0xe1 => {
                 if let Some(exif) = segment.strip_prefix(b"Exif\0\0") {
-                    orientation = Orientation::from_exif(exif);
+                    // Of several the first counts, as for other readers.
+                    orientation.get_or_insert_with(|| Orientation::from_exif(exif));
                 }
             }
             0xda => {
                 let mut frame =
                     frame.ok_or_else(|| corrupt("no frame header comes before the first scan"))?;
-                frame.orientation = orientation;
+                frame.orientation = orientation.unwrap_or(Orientation::UPRIGHT);
                 frame.scans |= segment.first().is_some_and(|components| *components < frame.components);
                 return Ok(frame);
             }
@@ -124,13 +129,13 @@ pub(super) fn eighths((width, height): (u32, u32), enough: Enough<'_>) -> u32 {
     let Some((wanted_width, wanted_height)) = enough(width, height) else {
         return 8;
     };
-    EIGHTHS
-        .into_iter()
-        .find(|&eighths| {
-            scaled(width, eighths) >= wanted_width.saturating_mul(OVERSAMPLING)
-                && scaled(height, eighths) >= wanted_height.saturating_mul(OVERSAMPLING)
-        })
-        .unwrap_or(8)
+    let fits = |side: u32, wanted: u32, eighths: u32| {
+        let scaled = scaled(side, eighths);
+        let covered = u64::from(side) * u64::from(eighths) == 8 * u64::from(scaled);
+        scaled >= wanted.saturating_mul(OVERSAMPLING) && (covered || scaled >= PARTLY_COVERED_MIN)
+    };
+    let fits = |eighths: &u32| fits(width, wanted_width, *eighths) && fits(height, wanted_height, *eighths);
+    EIGHTHS.into_iter().find(fits).unwrap_or(8)
 }
 
 /// A side after DCT scaling: the library rounds up.

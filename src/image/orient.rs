@@ -1,10 +1,12 @@
 //! EXIF orientation: how stored pixels are turned into what a person sees.
 
-use super::{Region, Samples};
-use image::metadata::Orientation as Exif;
+use super::{Region, Samples, stack::Encoding};
 
 /// Transposing is done in squares of this many pixels a side, so that reads and writes both stay in cache.
 const SQUARE: usize = 32;
+
+/// EXIF's tag of the orientation.
+const ORIENTATION: u64 = 0x0112;
 
 /// One of the eight ways in which a camera may have been held, EXIF's numbers 1 to 8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +28,7 @@ impl Orientation {
     pub(super) fn from_exif(block: &[u8]) -> Orientation {
         // Some writers of other formats keep the prefix that it has in a JPEG.
         let block = block.strip_prefix(b"Exif\0\0").unwrap_or(block);
-        Exif::from_exif_chunk(block).map_or(Orientation::UPRIGHT, |exif| Orientation(exif.to_exif()))
+        number_of(block).map_or(Orientation::UPRIGHT, Orientation::new)
     }
 
     /// EXIF's number.
@@ -132,6 +134,23 @@ impl Orientation {
     }
 }
 
+/// The orientation in the first directory of an EXIF block: one number, of 16 bits by the standard and of 32 by some writers.
+fn number_of(block: &[u8]) -> Option<u64> {
+    let encoding = Encoding::begins(block).filter(|encoding| !encoding.big)?;
+    let number = |at: u64, bytes: u64| {
+        let range = usize::try_from(at).ok()?..usize::try_from(at + bytes).ok()?;
+        Some(encoding.number(block.get(range)?))
+    };
+    let directory = number(4, 4)?;
+    let mut entries = (0..number(directory, 2)?).map(|index| directory + 2 + 12 * index);
+    let entry = entries.find(|entry| number(*entry, 2) == Some(ORIENTATION))?;
+    match (number(entry + 2, 2)?, number(entry + 4, 4)?) {
+        (3, 1) => number(entry + 8, 2),
+        (4, 1) => number(entry + 8, 4),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::{Orientation, Region, Samples};
@@ -179,5 +198,23 @@ mod tests {
         assert_eq!(Orientation::new(0), Orientation::UPRIGHT);
         assert_eq!(Orientation::new(9), Orientation::UPRIGHT);
         assert_eq!(Orientation::from_exif(b"MM\0*junk"), Orientation::UPRIGHT);
+        let far = b"II*\0\xff\xff\xff\xff\x01\0\x12\x01";
+        assert_eq!(Orientation::from_exif(far), Orientation::UPRIGHT);
+    }
+
+    #[test]
+    fn an_orientation_of_16_or_32_bits_in_either_order_is_read() {
+        let resolution = [0x1a, 1, 5, 0, 1, 0, 0, 0, 8, 0, 0, 0];
+        for (kind, bytes) in [(3, 2), (4, 4)] {
+            let entry = [0x12, 1, kind, 0, 1, 0, 0, 0, 6, 0, 0, 0];
+            let little = [b"II*\0\x08\0\0\0\x02\0", &resolution[..], &entry].concat();
+            assert_eq!(Orientation::from_exif(&little).number(), 6);
+            let mut value = [0; 4];
+            value[bytes - 1] = 6;
+            let entry = [&[1, 0x12, 0, kind, 0, 0, 0, 1], &value[..]].concat();
+            let big = [b"MM\0*\0\0\0\x08\0\x01", &entry[..]].concat();
+            assert_eq!(Orientation::from_exif(&big).number(), 6);
+            assert_eq!(Orientation::from_exif(&big[..big.len() - 4]), Orientation::UPRIGHT, "it is cut off");
+        }
     }
 }

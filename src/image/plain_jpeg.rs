@@ -39,7 +39,7 @@ struct Segments {
     size: Option<(u32, u32)>,
     /// Pixels of a minimal coded unit, along x and y.
     unit: (u32, u32),
-    orientation: Orientation,
+    orientation: Option<Orientation>,
     /// Units between restarts; 0 for none.
     restart_units: u32,
 }
@@ -48,7 +48,7 @@ struct Segments {
 pub fn plain_jpeg(bytes: &[u8]) -> Option<PlainJpeg> {
     let mut rest = bytes.strip_prefix(&[0xff, 0xd8])?;
     let mut segments =
-        Segments { size: None, unit: (8, 8), orientation: Orientation::UPRIGHT, restart_units: 0 };
+        Segments { size: None, unit: (8, 8), orientation: None, restart_units: 0 };
     loop {
         let [0xff, marker, high, low, ..] = *rest else { return None };
         let length = usize::from(u16::from_be_bytes([high, low]));
@@ -66,7 +66,7 @@ pub fn plain_jpeg(bytes: &[u8]) -> Option<PlainJpeg> {
             0xdd => segments.restart_units = u32::from(u16::from_be_bytes(content.try_into().ok()?)),
             0xe1 => {
                 if let Some(exif) = content.strip_prefix(b"Exif\0\0") {
-                    segments.orientation = Orientation::from_exif(exif);
+                    segments.orientation.get_or_insert_with(|| Orientation::from_exif(exif));
                 }
             }
             // Adobe's: its last byte tells how colours are stored; 1 is YCbCr.
@@ -82,7 +82,8 @@ pub fn plain_jpeg(bytes: &[u8]) -> Option<PlainJpeg> {
         interval => units.div_ceil(u64::from(interval)) - 1,
     };
     let scan = bytes.len() - rest.len();
-    Some(PlainJpeg { width, height, orientation: segments.orientation.number(), scan, restarts })
+    let orientation = segments.orientation.unwrap_or(Orientation::UPRIGHT).number();
+    Some(PlainJpeg { width, height, orientation, scan, restarts })
 }
 
 impl Segments {

@@ -133,6 +133,13 @@ fn every_orientation_is_applied_to_header_and_pixels() {
             [(1, 1), (w - 2, 1), (1, h - 2), (w - 2, h - 2)].map(|(x, y)| corner(x, y)).iter().collect();
         assert_eq!(corners, seen, "{orientation}");
     }
+    // Of two blocks the first counts.
+    let jpeg = corpus::jpeg(&pixels(rgb), WIDTH, PixelFormat::RGB, false);
+    for [first, second] in [[6, 1], [1, 6]] {
+        let twice = corpus::turned(&corpus::turned(&jpeg, second), first);
+        assert_eq!(frame(&twice).width, if first == 6 { HEIGHT } else { WIDTH });
+        assert_eq!(crate::image::plain_jpeg(&twice).unwrap().orientation, first);
+    }
     // The same block as it is in a PNG, and as those write it who take it over from a JPEG.
     let exif = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0";
     let plain = |_: &mut png::Encoder<'_, &mut Vec<u8>>| {};

@@ -438,6 +438,25 @@ fn scaled_decoding_gives_nearly_what_full_decoding_gives() {
     }
 }
 
+/// Of few rows the last, of which the image covers an eighth, would count as a whole one.
+#[test]
+fn strips_of_few_pixels_across_are_not_scaled_to_where_a_part_of_a_pixel_shows() {
+    let to = plain(224, 224, Resize::Letterbox, Filter::Bilinear);
+    for (width, height) in [(5000u32, 17u32), (5000, 25), (4000, 65), (3000, 129), (17, 5000), (4000, 128)] {
+        let across = width.min(height);
+        let level = |x: u32, y: u32| (255 * if width < height { x } else { y } / across) as u8;
+        let gradient: Vec<u8> =
+            (0..height).flat_map(|y| (0..width).flat_map(move |x| [level(x, y); 3])).collect();
+        let bytes = corpus::jpeg(&gradient, width, PixelFormat::RGB, false);
+        let full = decode(&bytes, &LIMITS, &whole).unwrap().remove(0);
+        let scaled = decode(&bytes, &LIMITS, &|w, h| to.enough(w, h)).unwrap().remove(0);
+        assert_eq!(scaled.width < full.width, across >= 65, "{width} × {height}");
+        let (largest, mean) = differences(&wide(&apply(&to, &scaled)), &wide(&apply(&to, &full)));
+        println!("{width} × {height}: largest {largest}, mean {mean:.3} of 255");
+        assert!(mean < 0.5 && largest <= 2.0, "{width} × {height}: largest {largest}, mean {mean:.3} of 255");
+    }
+}
+
 #[test]
 fn an_image_of_another_size_is_refused_where_the_size_must_be_exact() {
     let image = frame(2, 1, 1, Samples::U8(vec![1, 2]));

@@ -7,15 +7,15 @@ pub(super) const ENTRIES_MAX: u64 = 4096;
 
 /// How numbers are written in a TIFF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Encoding {
+pub(in crate::image) struct Encoding {
     pub(super) order: Order,
     /// BigTIFF: offsets and counts have 8 bytes.
-    pub(super) big: bool,
+    pub(in crate::image) big: bool,
 }
 
 impl Encoding {
     /// The encoding that a file's first bytes state.
-    pub(super) fn begins(bytes: &[u8]) -> Option<Encoding> {
+    pub(in crate::image) fn begins(bytes: &[u8]) -> Option<Encoding> {
         let (order, big) = match bytes.get(..4)? {
             b"II*\0" => (Order::Little, false),
             b"MM\0*" => (Order::Big, false),
@@ -27,7 +27,7 @@ impl Encoding {
     }
 
     /// A number of up to 8 bytes.
-    pub(super) fn number(self, bytes: &[u8]) -> u64 {
+    pub(in crate::image) fn number(self, bytes: &[u8]) -> u64 {
         let push = |sum: u64, byte: &u8| sum << 8 | u64::from(*byte);
         match self.order {
             Order::Little => bytes.iter().rev().fold(0, push),

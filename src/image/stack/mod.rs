@@ -52,7 +52,7 @@ pub use samples::{SampleType, Samples, Values};
 pub use spill::SpillFolder;
 
 use crate::error::InferError;
-use directory::Encoding;
+pub(in crate::image) use directory::Encoding;
 use std::sync::Arc;
 
 /// How a stack is stored.
