@@ -47,8 +47,7 @@ struct Segments {
 /// What the file is, if it is of that kind by all that comes before its scan.
 pub fn plain_jpeg(bytes: &[u8]) -> Option<PlainJpeg> {
     let mut rest = bytes.strip_prefix(&[0xff, 0xd8])?;
-    let mut segments =
-        Segments { size: None, unit: (8, 8), orientation: None, restart_units: 0 };
+    let mut segments = Segments { size: None, unit: (8, 8), orientation: None, restart_units: 0 };
     loop {
         let [0xff, marker, high, low, ..] = *rest else { return None };
         let length = usize::from(u16::from_be_bytes([high, low]));

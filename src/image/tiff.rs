@@ -14,7 +14,7 @@ mod tiles;
 #[cfg(test)]
 pub(super) mod tests;
 
-use super::{DecodeError, Format, Frame, Header, Limits, Orientation, jpeg};
+use super::{DecodeError, Format, Frame, Header, Limits, Orientation, jpeg, stack::planes_of};
 use samples::{Kind, Page};
 use source::{Changes, Source};
 use tiff::{
@@ -151,7 +151,34 @@ fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
         decoder.seek_to_image(0).map_err(from_tiff)?;
         take(&mut decoder, 0)?;
     }
+    if let [(index, page)] = &pages[..] {
+        check_alone(bytes, &mut decoder, *index, page)?;
+    }
     Ok(Pages { pages, changes: found.changes })
+}
+
+/// Whether the only page is all that there is: some writers put many images behind one directory, and say so in its description.
+fn check_alone(
+    bytes: &[u8],
+    decoder: &mut Decoder<Source<'_>>,
+    index: usize,
+    page: &Page,
+) -> Result<(), DecodeError> {
+    if page.count != 1 || bytes.len() as u64 <= 2 * page.raw_bytes() {
+        return Ok(());
+    }
+    decoder.seek_to_image(index).map_err(from_tiff)?;
+    let described = decoder.find_tag(Tag::ImageDescription).map_err(from_tiff)?;
+    let described = described.and_then(|text| text.into_string().ok()).unwrap_or_default();
+    let planes = planes_of(described.as_bytes(), page.width, page.height);
+    if planes > 1 && bytes.len() as u64 >= planes.saturating_mul(page.raw_bytes()) {
+        return Err(DecodeError::unsupported(
+            Format::Tiff,
+            format!("{planes} images behind one directory"),
+            "save it with a directory for each",
+        ));
+    }
+    Ok(())
 }
 
 /// Whether the current directory is of a reduced copy or a mask.

@@ -45,6 +45,7 @@ mod tiff;
 mod wanted;
 
 pub use describe::Dimensions;
+pub(in crate::image) use describe::planes_of;
 pub use error::StackError;
 pub use npy::Array;
 pub use reader::StackReader;

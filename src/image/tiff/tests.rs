@@ -4,7 +4,7 @@
 
 use super::super::{
     DecodeError, Frame, Limits, Samples,
-    corpus::{HEIGHT, WIDTH, jpeg, whole},
+    corpus::{HEIGHT, WIDTH, jpeg, raw_tiff, whole},
     decode, header,
 };
 use turbojpeg::PixelFormat;
@@ -411,4 +411,37 @@ fn a_reduced_copy_before_the_picture_is_no_page() {
     // Where there is nothing else, it is the picture.
     assert_eq!(sizes(std::slice::from_ref(&copy)), [[9, 5]]);
     assert_eq!(sizes(&[copy.clone(), copy.with(SUBFILE, &[4])]), [[9, 5]]);
+}
+
+#[test]
+fn images_that_share_one_directory_are_refused_rather_than_all_but_the_first_left_out() {
+    let stack = |described: &str, images: usize| {
+        let start = 8 + 2 + 8 * 12 + 4;
+        let pixels = start + described.len() as u32;
+        let entries = [
+            (256, 3, 1, WIDTH),
+            (257, 3, 1, HEIGHT),
+            (258, 3, 1, 8),
+            (262, 3, 1, 1),
+            (270, 2, described.len() as u32, start),
+            (273, 4, 1, pixels),
+            (278, 3, 1, HEIGHT),
+            (279, 4, 1, WIDTH * HEIGHT),
+        ];
+        let data = [described.as_bytes(), &vec![7; images * (WIDTH * HEIGHT) as usize]].concat();
+        raw_tiff(&entries, 0, &data)
+    };
+    let shaped = format!("{{\"shape\": [3, {HEIGHT}, {WIDTH}], \"truncated\": true}}\0");
+    for described in ["ImageJ=1.53t\nimages=3\nslices=3\n\0", &shaped] {
+        let error = header(&stack(described, 3), &LIMITS).unwrap_err().to_string();
+        assert!(
+            error.contains("TIFF with 3 images behind one directory is not supported; save it"),
+            "{error}"
+        );
+        // One that was cut out of a stack, with its words.
+        assert_eq!(decode(&stack(described, 1), &LIMITS, &whole).unwrap().len(), 1);
+    }
+    for described in ["ImageJ=1.53t\nimages=1\n\0", "three images\0"] {
+        assert_eq!(decode(&stack(described, 3), &LIMITS, &whole).unwrap().len(), 1);
+    }
 }
