@@ -91,13 +91,6 @@ impl Decoder {
         let session = Session::new(library).map_err(|status| {
             Failed::Broken(format!("{} makes no decoder on {}: {status}", library.name(), context.gpu().id))
         })?;
-        let (gpu, hardware) = (context.gpu().id.as_str(), session.hardware());
-        tracing::info!(
-            gpu,
-            library = library.name(),
-            hardware,
-            "JPEGs are decoded on a GPU while the CPU is busy"
-        );
         Ok(Decoder {
             session,
             heap: Heap::new(context),
@@ -112,6 +105,11 @@ impl Decoder {
             results: Blocks::new(Memory::Pinned(Arc::new(HostMemory::of(context)))),
             context: Arc::clone(context),
         })
+    }
+
+    /// Whether the GPU has engines for it.
+    pub(super) fn hardware(&self) -> bool {
+        self.session.hardware()
     }
 
     /// Decodes files of a batch and resizes each as it asks: the item of each, in their order.

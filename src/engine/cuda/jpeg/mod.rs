@@ -132,7 +132,7 @@ impl JpegOnGpu {
     /// Why JPEGs are decoded on the CPU alone, in one line.
     pub fn start(driver: Version) -> Result<JpegOnGpu, String> {
         let library = Library::find(driver)?;
-        let owner = Owner::start(|shared| Worker { library, shared, decoder: None }.work());
+        let owner = Owner::start(|shared| Worker { library, shared, decoder: None, announced: None }.work());
         let owner = owner.map_err(|error| format!("no thread to decode JPEGs on a GPU: {error}"))?;
         Ok(JpegOnGpu(Arc::new(owner)))
     }
@@ -250,6 +250,8 @@ struct Worker {
     library: Arc<Library>,
     shared: Arc<Shared>,
     decoder: Option<(u64, Decoder)>,
+    /// The offer of which the log has it that it is used.
+    announced: Option<u64>,
 }
 
 /// What is to be done next.
@@ -329,15 +331,6 @@ impl Worker {
     }
 
     fn decode(&mut self, number: u64, context: &Arc<Context>, jobs: Vec<Job>) {
-        if self.decoder.is_none() {
-            match Decoder::new(&self.library, context) {
-                Ok(decoder) => self.decoder = Some((number, decoder)),
-                Err(failed) => {
-                    self.judge(number, context, &failed);
-                    return give_up(jobs);
-                }
-            }
-        }
         // Here, since it reads every byte: those who wait for answers to requests are not to.
         let (jobs, cut): (Vec<Job>, Vec<Job>) =
             jobs.into_iter().partition(|job| job.jpeg.is_whole(&job.bytes));
@@ -346,11 +339,11 @@ impl Worker {
             return;
         }
         let all: Vec<&Job> = jobs.iter().collect();
-        let results = match self.run(&all) {
+        let results = match self.run(number, context, &all) {
             Ok(items) => items.into_iter().map(Some).collect(),
-            // One file fails all of its batch: each alone, as long as the decoder can be trusted.
+            // One file fails all of its batch: each alone, as long as the GPU can be trusted.
             Err(Failed::File(_)) if jobs.len() > 1 => {
-                let alone = |job: &Job| match self.run(&[job]) {
+                let alone = |job: &Job| match self.run(number, context, &[job]) {
                     Ok(mut items) => items.pop(),
                     Err(failed) => {
                         self.judge(number, context, &failed);
@@ -369,13 +362,32 @@ impl Worker {
         }
     }
 
-    fn run(&mut self, jobs: &[&Job]) -> Result<Vec<Vec<u8>>, Failed> {
-        let Some((_, decoder)) = &mut self.decoder else {
+    fn run(&mut self, number: u64, context: &Arc<Context>, jobs: &[&Job]) -> Result<Vec<Vec<u8>>, Failed> {
+        if self.shared.state.lock().fenced.contains(&number) {
             return Err(Failed::Memory("there is no decoder any more".to_owned()));
+        }
+        let (_, decoder) = match self.decoder.take() {
+            Some(decoder) => self.decoder.insert(decoder),
+            None => self.decoder.insert((number, Decoder::new(&self.library, context)?)),
         };
+        if self.announced.replace(number) != Some(number) {
+            let (gpu, hardware) = (context.gpu().id.as_str(), decoder.hardware());
+            tracing::info!(
+                gpu,
+                library = self.library.name(),
+                hardware,
+                "JPEGs are decoded on a GPU while the CPU is busy"
+            );
+        }
         let files: Vec<File<'_>> =
             jobs.iter().map(|job| File { bytes: &job.bytes, jpeg: job.jpeg, to: &job.to }).collect();
-        decoder.decode(&files)
+        let items = decoder.decode(&files);
+        if matches!(items, Err(Failed::File(_))) {
+            // A decoder in hardware may still write what it had begun, of which no stream tells. The library waits for that where it
+            // lets go of its memory: only then is ours anybody's.
+            self.decoder = None;
+        }
+        items
     }
 
     /// What follows from a failure: nothing, fewer buffers, or no decoder on this GPU until it is offered anew.
