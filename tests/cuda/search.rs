@@ -119,6 +119,26 @@ fn spots_of_frames_are_found_and_fitted_as_on_the_cpu() {
     }
 }
 
+/// The second one's kernels hang; what the first found is fetched all the same.
+#[test]
+fn rows_of_frames_are_fetched_while_later_frames_are_computed() {
+    let fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let asked = setting(psfs()[0], &Arc::new(Camera::ideal()))
+        .finding(finding(contrast(Threshold::Photons(300.0)), 1000));
+    let inputs = frames(5, 6, 3, false);
+    let before = fake.log().len();
+    let expected = on_gpu(&mut engine, &inputs, &asked);
+    let log = fake.log();
+    let kernels = log[before..].iter().filter(|operation| operation.kind == "kernel").count();
+    fake.tell(&format!("fault on=kernel after={kernels} hang"));
+    let mut start = || engine.start(staged(&engine, &inputs), Some(&asked)).unwrap();
+    let (first, second) = (start(), start());
+    assert_eq!(found(&first.land().unwrap(), &asked).corners, expected.corners);
+    fake.tell("release");
+    assert_eq!(found(&second.land().unwrap(), &asked).corners, expected.corners);
+}
+
 #[test]
 fn frames_are_copied_in_once_and_come_back_as_rows() {
     let fake = FakeCuda::start("");

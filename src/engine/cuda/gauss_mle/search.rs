@@ -312,7 +312,7 @@ impl GaussMle {
             self.search.kernel(&self.context, if wide { "spots_cut_f32" } else { "spots_cut_u16" })?;
         let cutting = self.rounds.resident(&cutter, CUT_THREADS)?.min(places as u32);
 
-        let Streams { upload, compute, download } = &self.streams;
+        let Streams { upload, compute, .. } = &self.streams;
         let (Some(buffer), Some(count)) = (&mut place.frames, &mut place.count) else {
             unreachable!("room was made");
         };
@@ -348,12 +348,11 @@ impl GaussMle {
         // SAFETY: planned for this model, type and camera; there are places for as many ROIs, which lie on the maps since these are
         // of the frame's size (the finder's check); all of it is the flight's until it has landed.
         unsafe { self.rounds.launch(&launch, &call, (places, at.count), in_rounds, compute) }?;
-        place.computed.record(compute)?;
-        place.computed.before(download)?;
         let count = place.count.as_ref().expect("room was made");
         // SAFETY: the flight holds it and looks at it when it has landed.
-        unsafe { count.download(counted, download) }?;
-        place.landed.record(download)
+        unsafe { count.download(counted, compute) }?;
+        // There, though it is a copy: rows are fetched when this has come, and on a stream that knows nothing of later batches.
+        place.landed.record(compute)
     }
 }
 
