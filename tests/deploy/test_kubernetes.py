@@ -137,15 +137,51 @@ def test_only_the_api_and_metrics_are_let_in_and_nothing_out(objects):
     assert all(rule["from"] for rule in spec["ingress"])
 
 
-def test_traces_may_go_to_the_collector_that_the_options_name_and_nowhere_else(tmp_path):
-    def there(what):
-        return os.path.relpath(DEPLOY / "kubernetes" / what, tmp_path)
+def with_component(folder, name):
+    """The overlay for GPUs and one more component: their objects, which the API takes."""
 
-    kustomization = {"resources": [there("overlays/gpu")], "components": [there("components/tracing")]}
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-    objects = rendered(tmp_path)
+    def there(what):
+        return os.path.relpath(DEPLOY / "kubernetes" / what, folder)
+
+    kustomization = {"resources": [there("overlays/gpu")], "components": [there(f"components/{name}")]}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    objects = rendered(folder)
     for found in objects:
         kubernetes.validate(found)
+    return objects
+
+
+# What is for those who run the server.
+CONTROL = ("/metrics", "/v2/repository", "/v2/systemsharedmemory", "/v2/cudasharedmemory", "/v2/devices")
+# The server's own page, which shows and does what these do.
+PAGE = ("/", "/docs", "/docs/{manual}", "/page/{file}")
+
+
+def test_a_gateway_brings_callers_to_all_that_answers_them_and_to_nothing_that_controls_the_server(tmp_path):
+    objects = with_component(tmp_path, "gateway")
+    (rule,) = only(objects, "HTTPRoute")["spec"]["rules"]
+    paths = [match["path"] for match in rule["matches"]]
+
+    def is_let_through(path):
+        below = [kind["value"] for kind in paths if kind["type"] == "PathPrefix"]
+        return any(path == one or path.startswith(f"{one}/") for one in below) or {"type": "Exact", "value": path} in paths
+
+    kept = {path for path in PATHS if path in PAGE or path.startswith(CONTROL)}
+    assert {path for path in PATHS if not is_let_through(path)} == kept
+    assert int(rule["timeouts"]["request"].removesuffix("s")) * 1000 > int(OPTIONS.defaults["timeout_ms_max"])
+    ports = {entry["name"]: entry["port"] for entry in only(objects, "Service")["spec"]["ports"]}
+    for kind, port in (("HTTPRoute", "http"), ("GRPCRoute", "grpc")):
+        route = only(objects, kind)["spec"]
+        (backend,) = route["rules"][0]["backendRefs"]
+        assert backend == {"name": only(objects, "Service")["metadata"]["name"], "port": ports[port]}
+        (parent,) = route["parentRefs"]
+        api = only(objects, "NetworkPolicy")["spec"]["ingress"][0]
+        assert {"http", "grpc"} == {entry["port"] for entry in api["ports"]}
+        assert api["from"][1]["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] == parent["namespace"]
+
+
+def test_traces_may_go_to_the_collector_that_the_options_name_and_nowhere_else(tmp_path):
+    objects = with_component(tmp_path, "tracing")
     endpoint = urllib.parse.urlsplit(options(objects)["otlp_endpoint"])
     dns, collector = only(objects, "NetworkPolicy")["spec"]["egress"]
     assert {entry["port"] for entry in dns["ports"]} == {53} and len(dns["to"]) == 1
