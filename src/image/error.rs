@@ -1,6 +1,6 @@
 //! Why bytes did not become frames, in words for whoever posted them.
 
-use super::format::Format;
+use super::{foreign, format::Format};
 use crate::error::InferError;
 use std::fmt::Write as _;
 
@@ -10,11 +10,19 @@ const SHOWN_BYTES: usize = 12;
 /// Why bytes did not become frames.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DecodeError {
-    /// None of the formats begins like this.
+    /// None of the formats begins like this, nor anything else that we know.
     #[error("not an image: tried {}, but the body {}", formats(), begins(first))]
     Unknown {
         /// The first bytes, at most twelve.
         first: Vec<u8>,
+    },
+    /// Something else that we know by its first bytes.
+    #[error("not a supported image: the body is {what}; {instead}")]
+    Foreign {
+        /// What it is.
+        what: String,
+        /// What to do.
+        instead: String,
     },
     /// A kind of image that we know but do not decode.
     #[error("{format} with {what} is not supported; {instead}")]
@@ -49,8 +57,10 @@ pub enum DecodeError {
 }
 
 impl DecodeError {
-    pub(super) fn unknown(bytes: &[u8]) -> DecodeError {
-        DecodeError::Unknown { first: bytes[..bytes.len().min(SHOWN_BYTES)].to_vec() }
+    /// Of bytes that are in none of the formats.
+    pub(super) fn of_no_image(bytes: &[u8]) -> DecodeError {
+        let unknown = || DecodeError::Unknown { first: bytes[..bytes.len().min(SHOWN_BYTES)].to_vec() };
+        foreign::known(bytes).unwrap_or_else(unknown)
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "`map_err` hands errors over")]

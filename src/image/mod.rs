@@ -1,6 +1,6 @@
 //! Bytes to frames to model input. Pure: no clock, no thread, no network, and no file but one (see [`stack`]).
 //!
-//! - [`format`]: which of the formats some bytes are in.
+//! - [`format`]: which of the formats some bytes are in; `foreign`: what those are that are in none of them.
 //! - [`header`] and [`decode`]: sizes are checked against [`Limits`] by what the headers say, before pixels are allocated;
 //!   then one strict decoder per format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`) makes [`Frame`]s, upright as a
 //!   person sees them (`orient`). A truncated file is refused, whatever the format.
@@ -15,6 +15,7 @@ mod bmp;
 #[cfg(test)]
 mod corpus;
 mod error;
+mod foreign;
 pub mod format;
 mod gif;
 mod jpeg;
@@ -273,7 +274,7 @@ impl Frame {
 /// # Errors
 /// [`DecodeError`]: unknown format, a kind that is not supported, damage that shows in the headers, or over a limit.
 pub fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
-    let format = Format::sniff(bytes).ok_or_else(|| DecodeError::unknown(bytes))?;
+    let format = Format::sniff(bytes).ok_or_else(|| DecodeError::of_no_image(bytes))?;
     guarded(format, || match format {
         Format::Jpeg => jpeg::header(bytes, limits),
         Format::Png => png::header(bytes, limits),
@@ -292,7 +293,7 @@ pub fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
 /// # Errors
 /// As [`header`], and [`DecodeError::Corrupt`] for truncated or damaged pixel data.
 pub fn decode(bytes: &[u8], limits: &Limits, enough: Enough<'_>) -> Result<Vec<Frame>, DecodeError> {
-    let format = Format::sniff(bytes).ok_or_else(|| DecodeError::unknown(bytes))?;
+    let format = Format::sniff(bytes).ok_or_else(|| DecodeError::of_no_image(bytes))?;
     guarded(format, || decode_as(format, bytes, limits, enough))
 }
 

@@ -319,11 +319,11 @@ fn what_a_tiff_may_hold_but_we_do_not_read_is_named() {
 
 #[test]
 fn what_is_no_image_is_refused_with_what_was_tried() {
-    let error = decode(b"%PDF-1.7 etc", &LIMITS, &whole).unwrap_err();
+    let error = decode(b"%!PS-1.7 etc", &LIMITS, &whole).unwrap_err();
     assert_eq!(
         error.to_string(),
         "not an image: tried JPEG, PNG, WebP, BMP, GIF, TIFF, but the body begins with \
-         25 50 44 46 2d 31 2e 37 20 65 74 63"
+         25 21 50 53 2d 31 2e 37 20 65 74 63"
     );
     assert!(matches!(InferError::from(error), InferError::Decode(_)));
     assert!(header(b"", &LIMITS).unwrap_err().to_string().ends_with("is empty"));

@@ -48,7 +48,8 @@ fn explain(kind: Kind) -> Entry {
             InferError::BadRequest("header timeout is 0; it is in milliseconds, at least 1".into()),
         ),
         NOT_AN_IMAGE => entry(
-            "`detail` says which formats were tried and how the body begins, or what is wrong within the file.",
+            "`detail` says which formats were tried and how the body begins, what it is where that is known (HEIC, AVIF, PDF, an image in \
+             base64, …), or what is wrong within the file.",
             "Check that the file opens elsewhere and was sent whole (`curl -T FILE` or `--data-binary @FILE`; `-d` changes files). \
              `3c 21 44` or `7b 22` at the beginning are HTML or JSON: something else was sent in its place.",
             InferError::from(DecodeError::Unknown { first: b"<!DOCTYPE ht".to_vec() }),

@@ -20,15 +20,37 @@ const fn of(padding: DecodePaddingMode) -> GeneralPurpose {
     GeneralPurpose::new(&STANDARD, GeneralPurposeConfig::new().with_decode_padding_mode(padding))
 }
 
+/// What is no such text, where in it that stands, and what may be meant.
+#[derive(Debug, thiserror::Error)]
+#[error("{}{hint}", error.to_string().to_lowercase().trim_end_matches('.'))]
+pub(in crate::http) struct NotBase64 {
+    error: DecodeError,
+    hint: &'static str,
+}
+
 /// The bytes. Takes no more memory than they do, white space or not.
 ///
 /// # Errors
-/// What is no such text, and where in it that stands.
-pub(in crate::http) fn decode(text: &str) -> Result<Vec<u8>, DecodeError> {
+/// [`NotBase64`].
+pub(in crate::http) fn decode(text: &str) -> Result<Vec<u8>, NotBase64> {
     // White space is looked for only in what cannot be read without: nearly no text has any.
-    match BASE64.decode(text) {
+    let bytes = match BASE64.decode(text) {
         Err(_) if text.bytes().any(is_white) => spaced(text),
         plain => plain,
+    };
+    bytes.map_err(|error| NotBase64 { hint: hint(text, &error), error })
+}
+
+/// What is nearly such a text.
+fn hint(text: &str, error: &DecodeError) -> &'static str {
+    match error {
+        DecodeError::InvalidByte(_, b':') if text.trim_start().starts_with("data:") => {
+            "; of a data URL, send what follows the comma"
+        }
+        DecodeError::InvalidByte(_, b'-' | b'_') => {
+            "; send the standard alphabet, which has + and / where that for URLs has - and _"
+        }
+        _ => "",
     }
 }
 
@@ -118,6 +140,13 @@ mod tests {
             (format!("{}YQ==\nYQ==", "YWJj".repeat(1023)), "symbol 61, offset 4094"),
             ("YQ==\nYQ==".to_owned(), "symbol 61, offset 2"),
             ("YW\u{a0}I=".to_owned(), "symbol 194, offset 2"),
+            (
+                "data:image/png;base64,YWJj".to_owned(),
+                "symbol 58, offset 4; of a data url, send what follows the comma",
+            ),
+            ("YW:j".to_owned(), "symbol 58, offset 2"),
+            ("YW-j".to_owned(), "symbol 45, offset 2; send the standard alphabet"),
+            ("YW\n_j".to_owned(), "symbol 95, offset 3; send the standard alphabet"),
         ] {
             let error = decode(&text).unwrap_err().to_string();
             assert!(error.to_lowercase().contains(told), "{error} lacks {told}");

@@ -218,10 +218,8 @@ pub(super) fn decoded(
 
 /// The bytes of an instance.
 pub(super) fn decode_base64(index: usize, text: &str) -> Result<Vec<u8>, InferError> {
-    base64_text::decode(text).map_err(|error| {
-        let told = format!("instance {index} is not base64: {error}").to_lowercase();
-        InferError::BadRequest(told.trim_end_matches('.').to_owned())
-    })
+    base64_text::decode(text)
+        .map_err(|error| InferError::BadRequest(format!("instance {index} is not base64: {error}")))
 }
 
 #[cfg(test)]

@@ -1,0 +1,198 @@
+//! What is posted for an image and is none that is decoded: images of other formats, documents, archives, and images in base64. Known
+//! by its first bytes, for the words of an error and for nothing else.
+
+use super::{error::DecodeError, format::Format};
+use base64::{Engine, prelude::BASE64_STANDARD_NO_PAD};
+
+/// Images of other formats: where in a file stands what, and what it is then.
+const IMAGES: [(usize, &[u8], &str); 7] = [
+    (0, b"\0\0\0\x0cJXL ", "a JPEG XL image"),
+    (0, b"\xff\x0a", "a JPEG XL image"),
+    (0, b"\0\0\0\x0cjP  ", "a JPEG 2000 image"),
+    (0, b"\xff\x4f\xff\x51", "a JPEG 2000 image"),
+    (0, b"8BPS", "a Photoshop document"),
+    (0, b"\x76\x2f\x31\x01", "an OpenEXR image"),
+    (128, b"DICM", "a DICOM file"),
+];
+
+/// Brands of ISO base media files that are images. `mif1` and `msf1` say no more than that, so they come last.
+const BRANDS: [(&[&[u8; 4]], &str); 3] = [
+    (&[b"avif", b"avis"], "an AVIF image"),
+    (&[b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"], "a HEIC image"),
+    (&[b"mif1", b"msf1"], "a HEIF image"),
+];
+
+/// What is no image: how it begins, what it is, and what to do.
+const OTHERS: [(&[u8], &str, &str); 4] = [
+    (b"%PDF", "a PDF document", "post its pages as images, such as PNG or JPEG"),
+    (
+        b"\x93NUMPY",
+        "a NumPy array (.npy)",
+        "stacks in .npy are for models that localize: write it as PNG or TIFF with 8 or 16 bits, or send its numbers as a tensor",
+    ),
+    (
+        b"PK\x03\x04",
+        "a ZIP archive",
+        "post the files in it, each by itself or several as multipart/form-data",
+    ),
+    (b"\x1f\x8b", "packed by gzip", "unpack it, or send it with the header Content-Encoding: gzip"),
+];
+
+/// How far SVG's element is looked for behind what may precede it.
+const SVG_BYTES: usize = 1024;
+
+/// How far the comma of a data URL is looked for.
+const URL_BYTES: usize = 128;
+
+/// Symbols of base64 by which a file is known: whole groups of four.
+const BASE64_SYMBOLS: usize = 32;
+
+/// What to say of bytes that are no image which is decoded, if they are something else that is known.
+pub(super) fn known(bytes: &[u8]) -> Option<DecodeError> {
+    let (what, instead) = if let Some(what) = other_image(bytes) {
+        (what.to_owned(), format!("convert it to {}", formats()))
+    } else if let Some((_, what, instead)) = OTHERS.into_iter().find(|(magic, ..)| bytes.starts_with(magic)) {
+        (what.to_owned(), instead.to_owned())
+    } else if is_svg(bytes) {
+        ("an SVG drawing".to_owned(), "render it as an image, such as PNG".to_owned())
+    } else if is_data_url(bytes) {
+        let instead = "post the bytes that it stands for, or in JSON what follows its comma, as {\"b64\": …}";
+        ("a data URL in base64".to_owned(), instead.to_owned())
+    } else {
+        let instead =
+            "post the bytes that it stands for, or in JSON this text, encoded once, as {\"b64\": …}";
+        (format!("a {} in base64", in_base64(bytes)?), instead.to_owned())
+    };
+    Some(DecodeError::Foreign { what, instead })
+}
+
+/// Those to convert to, in words.
+fn formats() -> String {
+    let [before @ .., last] = Format::ALL.map(Format::name);
+    format!("{} or {last}", before.join(", "))
+}
+
+fn other_image(bytes: &[u8]) -> Option<&'static str> {
+    let stands = |at: usize, magic: &[u8]| bytes.get(at..).is_some_and(|bytes| bytes.starts_with(magic));
+    if let Some((.., what)) = IMAGES.into_iter().find(|(at, magic, _)| stands(*at, magic)) {
+        return Some(what);
+    }
+    match bytes {
+        // A letter and a digit are little evidence, so a number or a comment must follow.
+        [b'P', b'1'..=b'6', space, next, ..] if space.is_ascii_whitespace() => {
+            let netpbm = next.is_ascii_digit() || next.is_ascii_whitespace() || *next == b'#';
+            netpbm.then_some("a netpbm image (PBM, PGM or PPM)")
+        }
+        [l3, l2, l1, l0, b'f', b't', b'y', b'p', brands @ ..] => {
+            let length = u32::from_be_bytes([*l3, *l2, *l1, *l0]) as usize;
+            of_brands(&brands[..brands.len().min(length.saturating_sub(8))])
+        }
+        _ => None,
+    }
+}
+
+/// By the main brand, or one of those behind it that the file is compatible with.
+fn of_brands(brands: &[u8]) -> Option<&'static str> {
+    let (brands, _) = brands.as_chunks::<4>();
+    let of_kind = |kind: &[&[u8; 4]]| brands.iter().any(|brand| kind.contains(&brand));
+    BRANDS.into_iter().find(|(kind, _)| of_kind(kind)).map(|(_, what)| what)
+}
+
+fn is_svg(bytes: &[u8]) -> bool {
+    let head = &bytes[..bytes.len().min(SVG_BYTES)];
+    let text = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head).trim_ascii_start();
+    // One may stand anywhere in HTML.
+    let begins =
+        [&b"<svg"[..], b"<?xml", b"<!--", b"<!DOCTYPE svg"].into_iter().any(|tag| text.starts_with(tag));
+    begins && !text.windows(5).any(|tag| tag == b"<html") && text.windows(4).any(|tag| tag == b"<svg")
+}
+
+fn is_data_url(bytes: &[u8]) -> bool {
+    let text = bytes.trim_ascii_start();
+    let head = &text[..text.len().min(URL_BYTES)];
+    head.starts_with(b"data:") && head.windows(8).any(|end| end == b";base64,")
+}
+
+/// The format of an image that is written in base64.
+fn in_base64(bytes: &[u8]) -> Option<Format> {
+    let symbols = bytes.iter().copied().filter(|byte| !byte.is_ascii_whitespace());
+    let symbols: Vec<u8> = symbols.take(BASE64_SYMBOLS).collect();
+    Format::sniff(&BASE64_STANDARD_NO_PAD.decode(symbols).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::*;
+    use crate::image::corpus::{self, LIMITS, whole};
+    use base64::prelude::BASE64_STANDARD;
+
+    fn check(bytes: &[u8], what: &str, instead: &str) {
+        let error = crate::image::decode(bytes, &LIMITS, &whole).unwrap_err();
+        assert_eq!(crate::image::header(bytes, &LIMITS).unwrap_err(), error);
+        let error = error.to_string();
+        let told = error.strip_prefix(&format!("not a supported image: the body is {what}; "));
+        assert!(told.is_some_and(|told| told.contains(instead)), "{error}");
+    }
+
+    fn unknown(bytes: &[u8]) {
+        let error = crate::image::decode(bytes, &LIMITS, &whole).unwrap_err();
+        assert!(matches!(error, DecodeError::Unknown { .. }), "{bytes:?}: {error}");
+    }
+
+    #[test]
+    fn images_of_other_formats_are_named_with_those_to_convert_to() {
+        let dicom = [&[0; 128][..], b"DICM\x02\0\0\0"].concat();
+        for (bytes, what) in [
+            (&b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"[..], "a HEIC image"),
+            (b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic", "a HEIC image"),
+            (b"\0\0\0\x18ftypmif1\0\0\0\0mif1miaf", "a HEIF image"),
+            (b"\0\0\0\x1cftypavif\0\0\0\0mif1avifmiaf", "an AVIF image"),
+            (b"\xff\x0a\xfa\x7f", "a JPEG XL image"),
+            (b"\0\0\0\x0cJXL \r\n\x87\n", "a JPEG XL image"),
+            (b"\0\0\0\x0cjP  \r\n\x87\n", "a JPEG 2000 image"),
+            (b"\xff\x4f\xff\x51\0\x2f", "a JPEG 2000 image"),
+            (b"8BPS\0\x01", "a Photoshop document"),
+            (b"\x76\x2f\x31\x01\x02\0\0\0", "an OpenEXR image"),
+            (b"P5\n64 64\n255\n", "a netpbm image (PBM, PGM or PPM)"),
+            (b"P2 # by hand", "a netpbm image (PBM, PGM or PPM)"),
+            (&dicom, "a DICOM file"),
+        ] {
+            check(bytes, what, "convert it to JPEG, PNG, WebP, BMP, GIF or TIFF");
+        }
+        // Of the brands of another box, and in the text of a sentence, is nothing said.
+        unknown(b"\0\0\0\x10ftypisom\0\0\0\0....heic");
+        unknown(b"P1 is the first of them");
+    }
+
+    #[test]
+    fn what_is_no_image_is_named_with_what_to_do() {
+        check(b"%PDF-1.7 etc", "a PDF document", "post its pages");
+        check(b"\x93NUMPY\x01\0v\0", "a NumPy array (.npy)", "models that localize");
+        check(b"PK\x03\x04\x14\0", "a ZIP archive", "multipart/form-data");
+        check(b"\x1f\x8b\x08\0", "packed by gzip", "Content-Encoding: gzip");
+        check(b"<svg xmlns=\"http://www.w3.org/2000/svg\">", "an SVG drawing", "render it");
+        check(b"\xef\xbb\xbf<?xml version=\"1.0\"?>\n<svg>", "an SVG drawing", "render it");
+        unknown(b"<!-- a page --><html><svg>");
+        unknown(b"<?xml version=\"1.0\"?><note>");
+    }
+
+    #[test]
+    fn an_image_in_base64_is_told_how_to_send_it() {
+        for (name, format, bytes) in corpus::every_kind() {
+            let text = BASE64_STANDARD.encode(&bytes);
+            println!("{name}");
+            check(text.as_bytes(), &format!("a {format} in base64"), "{\"b64\": …}");
+            check(
+                format!("\n{}\n{}", &text[..10], &text[10..]).as_bytes(),
+                &format!("a {format} in base64"),
+                "once",
+            );
+            let url = format!("data:{};base64,{text}", format.media_type());
+            check(url.as_bytes(), "a data URL in base64", "what follows its comma");
+        }
+        unknown(BASE64_STANDARD.encode("a text that is no image at all").as_bytes());
+        unknown(b"Qk0 is how base64 of BM begins");
+        unknown(b"data: and nothing else");
+    }
+}
