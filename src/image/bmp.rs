@@ -1,7 +1,7 @@
 //! BMP: uncompressed, run-length and bit-field bitmaps.
 
 use super::{DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, Samples};
-use image::{ColorType, ImageDecoder, codecs::bmp::BmpDecoder};
+use image::{ColorType, ImageDecoder, ImageError, codecs::bmp::BmpDecoder, error::UnsupportedErrorKind};
 use std::io::Cursor;
 
 type Opened<'a> = BmpDecoder<Cursor<&'a [u8]>>;
@@ -10,8 +10,37 @@ fn corrupt(error: impl ToString) -> DecodeError {
     DecodeError::corrupt(Format::Bmp, error)
 }
 
+fn from_image(error: ImageError) -> DecodeError {
+    let ImageError::Unsupported(unsupported) = &error else { return corrupt(error) };
+    match unsupported.kind() {
+        UnsupportedErrorKind::GenericFeature(what)
+            if what.ends_with(" compression") || what.ends_with(" format") =>
+        {
+            DecodeError::unsupported(
+                Format::Bmp,
+                what,
+                "write it with 24 bits per pixel and no compression, or as PNG",
+            )
+        }
+        _ => corrupt(error),
+    }
+}
+
+/// Kinds that the decoder knows by nothing but the size of their header.
+fn check_kind(bytes: &[u8]) -> Result<(), DecodeError> {
+    match bytes.get(14..18) {
+        Some(&[size @ (16 | 64), 0, 0, 0]) => Err(DecodeError::unsupported(
+            Format::Bmp,
+            format!("a header of {size} bytes, as OS/2 2.x has it,"),
+            "write it for Windows, whose header has 40 bytes or more, or as PNG",
+        )),
+        _ => Ok(()),
+    }
+}
+
 fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), DecodeError> {
-    let mut decoder = BmpDecoder::new(Cursor::new(bytes)).map_err(corrupt)?;
+    check_kind(bytes)?;
+    let mut decoder = BmpDecoder::new(Cursor::new(bytes)).map_err(from_image)?;
     let size = decoder.dimensions();
     limits.check_one(size.0, size.1)?;
     if size.0 == 0 || size.1 == 0 {
@@ -38,7 +67,7 @@ pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeErro
 pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Frame, DecodeError> {
     let (decoder, header) = open(bytes, limits)?;
     let mut samples = vec![0; header.frame_bytes as usize];
-    decoder.read_image(&mut samples).map_err(corrupt)?;
+    decoder.read_image(&mut samples).map_err(from_image)?;
     Ok(Frame::upright(
         header.orientation,
         (header.width, header.height),

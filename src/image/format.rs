@@ -35,8 +35,8 @@ impl Format {
             Format::Jpeg => begins(b"\xff\xd8\xff"),
             Format::Png => begins(b"\x89PNG\r\n\x1a\n"),
             Format::WebP => begins(b"RIFF") && bytes.get(8..12) == Some(b"WEBP"),
-            // Two letters are little evidence, so the reserved bytes must be zero as well.
-            Format::Bmp => begins(b"BM") && bytes.get(6..10) == Some(&[0; 4]),
+            // Two letters are little evidence, so the reserved bytes must be zero as well, or a header of a known size follow.
+            Format::Bmp => begins(b"BM") && (bytes.get(6..10) == Some(&[0; 4]) || has_bmp_header(bytes)),
             Format::Gif => begins(b"GIF87a") || begins(b"GIF89a"),
             Format::Tiff => [b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"].into_iter().any(|magic| begins(magic)),
         }
@@ -67,6 +67,13 @@ impl Format {
     }
 }
 
+/// Whether a bitmap's second header has one of the sizes that there are, by which its kinds are told apart: OS/2's (12, 16, 64) and
+/// Windows'.
+fn has_bmp_header(bytes: &[u8]) -> bool {
+    let size = bytes.get(14..18).and_then(|size| size.try_into().ok()).map(u32::from_le_bytes);
+    matches!(size, Some(12 | 16 | 40 | 52 | 56 | 64 | 108 | 124))
+}
+
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -85,6 +92,8 @@ mod tests {
             (b"RIFF\x10\0\0\0WEBPVP8 ", Some(Format::WebP)),
             (b"RIFF\x10\0\0\0WAVEfmt ", None),
             (b"BM\x10\0\0\0\0\0\0\0", Some(Format::Bmp)),
+            (b"BM\x10\0\0\0abcd\x36\0\0\0\x28\0\0\0", Some(Format::Bmp)),
+            (b"BM\x10\0\0\0abcd\x36\0\0\0\x29\0\0\0", None),
             (b"BMW is a car maker", None),
             (b"GIF89a", Some(Format::Gif)),
             (b"MM\0+", Some(Format::Tiff)),

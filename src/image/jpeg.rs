@@ -1,4 +1,4 @@
-//! JPEG by libjpeg-turbo, strict: its warnings (truncation, bad codes, stray bytes) are errors.
+//! JPEG by libjpeg-turbo, strict: its warnings (truncation, bad codes, stray bytes) are errors, but for zeros before the end.
 //!
 //! The markers are read here first: size, precision and orientation are known, and checked, before the library is called.
 
@@ -18,6 +18,12 @@ const OVERSAMPLING: u32 = 2;
 /// shows where there are few.
 const PARTLY_COVERED_MIN: u32 = 16;
 
+/// The marker for the end.
+const END: [u8; 2] = [0xff, 0xd9];
+
+/// How the library's warning ends that there was something between the last code and that marker.
+const STRAY_BEFORE_END: &str = " extraneous bytes before marker 0xd9";
+
 /// What the markers before the first scan say.
 pub(super) struct Markers {
     pub(super) width: u32,
@@ -34,6 +40,9 @@ pub(super) struct Markers {
 /// Reads markers up to the first scan. Also for the JPEG streams inside a TIFF.
 pub(super) fn markers(bytes: &[u8]) -> Result<Markers, DecodeError> {
     let corrupt = |reason: &str| DecodeError::corrupt(Format::Jpeg, reason);
+    let unsupported = |what: &str| {
+        DecodeError::unsupported(Format::Jpeg, what, "write it as a baseline or progressive JPEG, or as PNG")
+    };
     let mut orientation = None;
     let mut frame: Option<Markers> = None;
     let mut rest = bytes.get(2..).unwrap_or_default();
@@ -52,6 +61,9 @@ pub(super) fn markers(bytes: &[u8]) -> Result<Markers, DecodeError> {
                 continue;
             }
             0xd9 => return Err(corrupt("it ends before the first scan")),
+            // Frames of its own, after the same first marker.
+            0xf7 => return Err(unsupported("JPEG-LS compression")),
+            0xc5..=0xc7 | 0xcd..=0xcf | 0xde => return Err(unsupported("hierarchical frames")),
             _ => {}
         }
         let length = match after {
@@ -74,8 +86,8 @@ pub(super) fn markers(bytes: &[u8]) -> Result<Markers, DecodeError> {
                     height: u32::from(u16::from_be_bytes([h1, h0])),
                     components,
                     precision,
-                    scans: matches!(marker, 0xc2 | 0xc6 | 0xca | 0xce),
-                    lossless: matches!(marker, 0xc3 | 0xc7 | 0xcb | 0xcf),
+                    scans: matches!(marker, 0xc2 | 0xca),
+                    lossless: matches!(marker, 0xc3 | 0xcb),
                     orientation: Orientation::UPRIGHT,
                 });
             }
@@ -157,6 +169,10 @@ pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeErro
     if markers.components == 4 {
         header.work_bytes += pixels * 4;
     }
+    if let Some(zeros) = zeros_before_end(bytes) {
+        // Perhaps a copy without them.
+        header.work_bytes += (zeros + END.len()) as u64;
+    }
     Ok(header)
 }
 
@@ -183,9 +199,21 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits, enough: Enough<'_>) -> Resul
     };
     let pitch = width as usize * format.size();
     let mut pixels = vec![0; pitch * height as usize];
-    let image =
-        Image { pixels: &mut pixels[..], width: width as usize, pitch, height: height as usize, format };
-    decompressor.decompress(bytes, image).map_err(corrupt)?;
+    let mut decompress = |bytes: &[u8]| {
+        let image =
+            Image { pixels: &mut pixels[..], width: width as usize, pitch, height: height as usize, format };
+        decompressor.decompress(bytes, image)
+    };
+    let decompressed = decompress(bytes);
+    match (decompressed, zeros_before_end(bytes)) {
+        // Zeros that a writer padded with are no damage, where the file is whole without them. The library warns of the same
+        // where zeros stand in the place of codes that were lost, and tells its first warning only.
+        (Err(error), Some(zeros)) if words(&error).ends_with(STRAY_BEFORE_END) => {
+            decompress(&[&bytes[..zeros], &END].concat()).map_err(|_| error)
+        }
+        (decompressed, _) => decompressed,
+    }
+    .map_err(corrupt)?;
     if format == PixelFormat::CMYK {
         pixels = rgb_from_inverted_cmyk(&pixels);
     }
@@ -213,6 +241,13 @@ fn rgb_from_inverted_cmyk(pixels: &[u8]) -> Vec<u8> {
     cmyk.iter()
         .flat_map(|&[c, m, y, k]| [c, m, y].map(|ink| ((u32::from(ink) * u32::from(k) + 127) / 255) as u8))
         .collect()
+}
+
+/// Where zeros begin that stand right before the marker for the end, if there are any.
+fn zeros_before_end(bytes: &[u8]) -> Option<usize> {
+    let before = bytes.strip_suffix(&END)?;
+    let zeros = before.iter().rev().take_while(|byte| **byte == 0).count();
+    (zeros > 0).then_some(before.len() - zeros)
 }
 
 fn words(error: &turbojpeg::Error) -> String {

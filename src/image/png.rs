@@ -7,24 +7,38 @@ use std::io::Cursor;
 /// Bytes of the largest pixel, 16-bit RGBA: for rows that the decoder holds.
 const PIXEL_BYTES_MAX: usize = 8;
 
+/// How the decoder begins to write a kind of chunk.
+const CHUNK_TYPE: &str = "ChunkType { type: ";
+
 type Opened<'a> = Reader<Cursor<&'a [u8]>>;
 
 fn corrupt(error: impl ToString) -> DecodeError {
     DecodeError::corrupt(Format::Png, error)
 }
 
+/// An error of the decoder's. It writes kinds of chunks as for who debugs it: `ChunkType { type: IDAT, critical: …, … }`.
+#[expect(clippy::needless_pass_by_value, reason = "`map_err` hands errors over")]
+fn from_png(error: DecodingError) -> DecodeError {
+    let words = error.to_string();
+    let named = words.split_once(CHUNK_TYPE).and_then(|(before, rest)| {
+        let (kind, rest) = rest.split_once(", critical: ")?;
+        let (_, after) = rest.split_once(" }")?;
+        Some(format!("{before}{kind}{after}"))
+    });
+    corrupt(named.as_deref().unwrap_or(&words).trim_end_matches('.'))
+}
+
 /// Everything up to the pixels, checked.
 fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), DecodeError> {
-    let corrupt = |error: DecodingError| corrupt(error);
     let mut decoder = Decoder::new(Cursor::new(bytes));
-    let info = decoder.read_header_info().map_err(corrupt)?;
+    let info = decoder.read_header_info().map_err(from_png)?;
     let size = info.size();
     limits.check_one(size.0, size.1)?;
     decoder.set_limits(png::Limits { bytes: METADATA_BYTES_MAX + 2 * PIXEL_BYTES_MAX * size.0 as usize });
     decoder.set_ignore_text_chunk(true);
     decoder.set_ignore_iccp_chunk(true);
     decoder.set_transformations(Transformations::EXPAND);
-    let reader = decoder.read_info().map_err(corrupt)?;
+    let reader = decoder.read_info().map_err(from_png)?;
 
     let (color, depth) = reader.output_color_type();
     let exif = reader.info().exif_metadata.as_deref();
@@ -73,14 +87,14 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Frame, DecodeError
     let samples = header.frame_bytes as usize / usize::from(header.bits / 8);
     let samples = if header.bits == 16 {
         let mut samples = vec![0u16; samples];
-        reader.next_frame(bytemuck::cast_slice_mut(&mut samples)).map_err(corrupt)?;
+        reader.next_frame(bytemuck::cast_slice_mut(&mut samples)).map_err(from_png)?;
         for sample in &mut samples {
             *sample = u16::from_be(*sample);
         }
         Samples::U16(samples)
     } else {
         let mut samples = vec![0u8; samples];
-        reader.next_frame(&mut samples).map_err(corrupt)?;
+        reader.next_frame(&mut samples).map_err(from_png)?;
         Samples::U8(samples)
     };
     Ok(Frame::upright(header.orientation, stored, header.channels, samples))

@@ -329,6 +329,78 @@ fn what_is_no_image_is_refused_with_what_was_tried() {
     assert!(header(b"", &LIMITS).unwrap_err().to_string().ends_with("is empty"));
 }
 
+/// What both the header and the pixels are refused with.
+fn refused(bytes: &[u8]) -> String {
+    let error = decode(bytes, &LIMITS, &whole).unwrap_err().to_string();
+    assert_eq!(header(bytes, &LIMITS).unwrap_err().to_string(), error);
+    error
+}
+
+#[test]
+fn kinds_of_jpeg_and_bmp_that_are_not_read_are_named() {
+    let ls = b"\xff\xd8\xff\xf7\0\x0b\x08\0\x0c\0\x14\x01\x01\x11\0\xff\xda\0\x08\x01\x01\0\0\0\0";
+    assert!(refused(ls).starts_with("JPEG with JPEG-LS compression is not supported; "));
+    let mut jpeg = corpus::jpeg(&pixels(rgb), WIDTH, PixelFormat::RGB, false);
+    let frame = jpeg.windows(2).position(|w| w == [0xff, 0xc0]).unwrap();
+    jpeg[frame + 1] = 0xc5;
+    assert!(refused(&jpeg).starts_with("JPEG with hierarchical frames is not supported; "));
+
+    let bmp = |change: &dyn Fn(&mut [u8])| {
+        let mut bytes = corpus::bmp(&pixels(rgb), image::ExtendedColorType::Rgb8);
+        change(&mut bytes);
+        bytes
+    };
+    for (compression, what) in [(4, "JPEG compression"), (5, "PNG compression"), (11, "CMYK format")] {
+        let error = refused(&bmp(&|bytes| bytes[30] = compression));
+        assert!(error.starts_with(&format!("BMP with {what} is not supported; ")), "{error}");
+    }
+    for size in [16, 64] {
+        let error = refused(&bmp(&|bytes| bytes[14] = size));
+        assert!(
+            error.starts_with(&format!("BMP with a header of {size} bytes, as OS/2 2.x has it,")),
+            "{error}"
+        );
+    }
+    // What is reserved in the first header may be anything.
+    exactly(&bmp(&|bytes| bytes[6..10].copy_from_slice(b"abcd")), 3, &pixels(rgb));
+}
+
+#[test]
+fn a_damaged_chunk_of_a_png_is_told_in_words() {
+    let plain = |_: &mut png::Encoder<'_, &mut Vec<u8>>| {};
+    let mut bytes = corpus::png((WIDTH, HEIGHT), ColorType::Rgb, BitDepth::Eight, &pixels(rgb), plain);
+    let at = bytes.windows(4).position(|w| w == b"IEND").unwrap();
+    // The checksum before it.
+    bytes[at - 5] ^= 1;
+    let error = decode(&bytes, &LIMITS, &whole).unwrap_err().to_string();
+    assert!(error.contains("CRC error: ") && error.ends_with(" while decoding IDAT chunk"), "{error}");
+}
+
+#[test]
+fn zeros_before_the_end_of_a_jpeg_are_passed_over_where_it_is_whole_without() {
+    let photo = corpus::photo(64, 48, 1);
+    for progressive in [false, true] {
+        let file = corpus::jpeg(&photo, 64, PixelFormat::RGB, progressive);
+        let expected = frame(&file);
+        let body = file.strip_suffix(&[0xff, 0xd9]).unwrap();
+        let ending = |stray: &[u8]| [body, stray, &[0xff, 0xd9]].concat();
+        for zeros in [1, 4, 12, 1000] {
+            assert_eq!(frame(&ending(&vec![0; zeros])), expected, "{zeros}");
+        }
+        let padded = header(&ending(&[0; 12]), &LIMITS).unwrap();
+        assert_eq!(padded.work_bytes, header(&file, &LIMITS).unwrap().work_bytes + file.len() as u64);
+        let refused = |bytes: &[u8]| {
+            let error = decode(bytes, &LIMITS, &whole).unwrap_err().to_string();
+            assert!(error.contains("extraneous bytes before marker 0xd9"), "{error}");
+        };
+        refused(&ending(&[7; 12]));
+        refused(&ending(&[[7; 12], [0; 12]].concat()));
+        // Zeros in the place of codes that were lost, and some more.
+        let lost = body.len() - 200;
+        refused(&[&body[..lost], &[0; 1200], &[0xff, 0xd9]].concat());
+    }
+}
+
 #[test]
 fn a_truncated_image_is_refused_at_every_length() {
     for (name, format, bytes) in corpus::every_kind() {

@@ -79,6 +79,20 @@ fn from_tiff(error: TiffError) -> DecodeError {
     }
 }
 
+/// Says of which page an error is, as answers do, where a file has several.
+fn of_page(several: bool, page: usize, error: DecodeError) -> DecodeError {
+    match error {
+        DecodeError::Corrupt { format, reason } if several => {
+            DecodeError::Corrupt { format, reason: format!("page {page} (they count from 0): {reason}") }
+        }
+        DecodeError::Unsupported { format, what, instead } if several => {
+            let what = format!("{what} in page {page} (they count from 0)");
+            DecodeError::Unsupported { format, what, instead }
+        }
+        other => other,
+    }
+}
+
 /// A kind of compression that is not read, as people know it.
 fn compression_name(method: CompressionMethod) -> String {
     let name = match method {
@@ -86,8 +100,15 @@ fn compression_name(method: CompressionMethod) -> String {
         CompressionMethod::Fax3 => "CCITT Group 3",
         CompressionMethod::JPEG => "old-style JPEG",
         CompressionMethod::ZSTD => "Zstandard",
-        CompressionMethod::Unknown(34925) => "LZMA",
-        other => return format!("compression method {}", other.to_u16()),
+        other => match other.to_u16() {
+            22610 | 34892 => "JPEG XR",
+            33003 | 33005 | 34712 => "JPEG 2000",
+            34887 => "LERC",
+            34925 => "LZMA",
+            COMPRESSION_WEBP => "WebP",
+            50002 => "JPEG XL",
+            number => return format!("compression method {number}"),
+        },
     };
     format!("{name} compression")
 }
@@ -131,7 +152,9 @@ fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
         limits.check_side(width, height)?;
         pixels += u64::from(width) * u64::from(height);
         limits.check_pixels(pixels)?;
-        pages.push((index, page(bytes, decoder, (width, height), limits, &mut found)?));
+        let several = index > 0 || decoder.more_images();
+        let page = page(bytes, decoder, (width, height), limits, &mut found);
+        pages.push((index, page.map_err(|error| of_page(several, pages.len(), error))?));
         Ok::<_, DecodeError>(())
     };
     let mut any = false;
@@ -395,12 +418,13 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Vec<Frame>, Decode
     let mut decoder = open(Source::new(bytes, changes), bytes)?;
     let mut frames = Vec::with_capacity(pages.len());
     let mut at = 0;
+    let several = pages.len() > 1;
     for (index, page) in pages {
         while at < index {
             decoder.next_image().map_err(from_tiff)?;
             at += 1;
         }
-        let raw = read(&mut decoder, &page)?;
+        let raw = read(&mut decoder, &page).map_err(|error| of_page(several, frames.len(), error))?;
         let samples = page.convert(raw);
         let size = (page.width, page.height);
         frames.push(Frame::upright(page.orientation, size, page.kind.channels(), samples));

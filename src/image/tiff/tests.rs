@@ -23,6 +23,7 @@ const PLANAR: u16 = 284;
 const PREDICTOR: u16 = 317;
 const TILE: [u16; 2] = [322, 323];
 const EXTRA: u16 = 338;
+const SAMPLE_FORMAT: u16 = 339;
 const SUBSAMPLING: u16 = 530;
 
 /// A directory without where its pixels are, and the strips or tiles that it is for.
@@ -294,12 +295,37 @@ fn compressions_that_are_not_read_are_named() {
         (3, "TIFF with CCITT Group 3 compression is not supported; compress it with Deflate"),
         (34925, "TIFF with LZMA compression is not supported; "),
         (50000, "TIFF with Zstandard compression is not supported; "),
+        (50001, "TIFF with WebP compression is not supported; "),
+        (34712, "TIFF with JPEG 2000 compression is not supported; "),
         (777, "TIFF with compression method 777 is not supported; "),
     ] {
         let page = Page::new(SIZE, 8, 1, vec![picture(SIZE, &[0])]).with(PHOTOMETRIC, &[1]);
         let error = decode(&file(&[page.with(COMPRESSION, &[number])]), &LIMITS, &whole).unwrap_err();
         assert!(error.to_string().contains(words), "{error}");
     }
+}
+
+#[test]
+fn an_error_of_one_of_several_pages_says_which() {
+    let page = || Page::new(SIZE, 8, 1, vec![picture(SIZE, &[0])]).with(PHOTOMETRIC, &[1]);
+    let signed = || page().with(SAMPLE_FORMAT, &[2]);
+    // One that is found only when its pixels are read.
+    let damaged =
+        || Page::new(SIZE, 8, 1, vec![vec![0xff; 9]]).with(PHOTOMETRIC, &[1]).with(COMPRESSION, &[8]);
+    for (pages, words) in [
+        (
+            vec![page(), signed(), page()],
+            "TIFF with signed samples in page 1 (they count from 0) is not supported",
+        ),
+        (vec![signed(), page()], "TIFF with signed samples in page 0 (they count from 0) is not supported"),
+        (vec![signed()], "TIFF with signed samples is not supported"),
+        (vec![page(), page(), damaged()], "the TIFF is corrupt or truncated: page 2 (they count from 0): "),
+    ] {
+        let error = decode(&file(&pages), &LIMITS, &whole).unwrap_err().to_string();
+        assert!(error.starts_with(words), "{error}");
+    }
+    let error = decode(&file(&[damaged()]), &LIMITS, &whole).unwrap_err().to_string();
+    assert!(!error.contains("page"), "{error}");
 }
 
 #[test]
