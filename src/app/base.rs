@@ -206,14 +206,29 @@ fn isolation(config: &Config, gpus: usize, with_onnx: bool) -> Result<Isolation,
     if !apart(config) || gpus == 0 {
         return Ok(Isolation::Thread);
     }
-    if config.isolation == config::Isolation::Auto {
-        tracing::info!(
-            "each GPU has a process of its own, since idle_release_ms is set: what is given back is whole only so (isolation)"
-        );
-    }
     let onnx_runtime = with_onnx.then(|| config.onnx_runtime.clone());
-    Isolation::process(gpus, config.isolation_bytes as usize, onnx_runtime)
-        .map_err(failed("cannot share memory"))
+    let processes = Isolation::process(gpus, config.isolation_bytes as usize, onnx_runtime);
+    match (processes, config.isolation) {
+        (Ok(processes), config::Isolation::Auto) => {
+            tracing::info!(
+                "each GPU has a process of its own, since idle_release_ms is set: what is given back is whole only so (isolation)"
+            );
+            Ok(processes)
+        }
+        // Nobody asked for them.
+        (Err(error), config::Isolation::Auto) => {
+            tracing::warn!(
+                %error,
+                bytes = config.isolation_bytes,
+                "memory cannot be shared with processes of GPUs (isolation_bytes): models of GPUs run in this one, which keeps a part \
+                 of a GPU that is given back"
+            );
+            Ok(Isolation::Thread)
+        }
+        (processes, _) => {
+            processes.map_err(failed("cannot share memory with processes of GPUs (isolation_bytes)"))
+        }
+    }
 }
 
 /// What decodes JPEGs on GPUs, if that is wanted and can be had.

@@ -6,10 +6,12 @@
 //! - `source`: the file as the decoder reads it.
 //! - `tiles`: tiles that are read one by one.
 //! - `samples`: what the decoder gives becomes grey or RGB.
+//! - `words`: what is wrong with a file, for whoever posted it.
 
 mod samples;
 mod source;
 mod tiles;
+mod words;
 
 #[cfg(test)]
 pub(super) mod tests;
@@ -18,10 +20,10 @@ use super::{DecodeError, Format, Frame, Header, Limits, Orientation, jpeg, stack
 use samples::{Kind, Page};
 use source::{Changes, Source};
 use tiff::{
-    TiffError, TiffUnsupportedError,
     decoder::{Decoder, DecodingSampleType},
-    tags::{CompressionMethod, Tag},
+    tags::Tag,
 };
+use words::{corrupt, from_tiff, of_page, unsupported};
 
 /// What one tag's values may take: enough for 262,144 strips or tiles.
 const TAG_BYTES_MAX: usize = 8 << 20;
@@ -50,68 +52,6 @@ const COMPRESSION_WEBP: u16 = 50001;
 /// Strips or tiles of all pages. Each has a decompressor of its own, which takes a microsecond however little there is in it: pages that
 /// share one list of them would keep a thread for a minute.
 const CHUNKS_MAX: usize = 1 << 20;
-
-fn corrupt(reason: impl ToString) -> DecodeError {
-    DecodeError::corrupt(Format::Tiff, reason)
-}
-
-fn unsupported(what: impl ToString) -> DecodeError {
-    DecodeError::unsupported(Format::Tiff, what, "post it as grey or RGB with 8 or 16 bits per sample")
-}
-
-fn from_tiff(error: TiffError) -> DecodeError {
-    match error {
-        TiffError::UnsupportedError(TiffUnsupportedError::UnsupportedCompressionMethod(method)) => {
-            DecodeError::unsupported(
-                Format::Tiff,
-                compression_name(method),
-                "compress it with Deflate or LZW, or not at all",
-            )
-        }
-        TiffError::UnsupportedError(kind) => {
-            // The message says itself that this is not supported.
-            let kind = kind.to_string();
-            let what = kind.trim_end_matches(" is unsupported").trim_end_matches(" not supported");
-            unsupported(what.trim_start_matches("unsupported "))
-        }
-        TiffError::LimitsExceeded => corrupt("a tag has more values than any image needs"),
-        other => corrupt(other),
-    }
-}
-
-/// Says of which page an error is, as answers do, where a file has several.
-fn of_page(several: bool, page: usize, error: DecodeError) -> DecodeError {
-    match error {
-        DecodeError::Corrupt { format, reason } if several => {
-            DecodeError::Corrupt { format, reason: format!("page {page} (they count from 0): {reason}") }
-        }
-        DecodeError::Unsupported { format, what, instead } if several => {
-            let what = format!("{what} in page {page} (they count from 0)");
-            DecodeError::Unsupported { format, what, instead }
-        }
-        other => other,
-    }
-}
-
-/// A kind of compression that is not read, as people know it.
-fn compression_name(method: CompressionMethod) -> String {
-    let name = match method {
-        CompressionMethod::Huffman => "CCITT RLE",
-        CompressionMethod::Fax3 => "CCITT Group 3",
-        CompressionMethod::JPEG => "old-style JPEG",
-        CompressionMethod::ZSTD => "Zstandard",
-        other => match other.to_u16() {
-            22610 | 34892 => "JPEG XR",
-            33003 | 33005 | 34712 => "JPEG 2000",
-            34887 => "LERC",
-            34925 => "LZMA",
-            COMPRESSION_WEBP => "WebP",
-            50002 => "JPEG XL",
-            number => return format!("compression method {number}"),
-        },
-    };
-    format!("{name} compression")
-}
 
 /// Every page that will be decoded, in order, with its place in the chain of directories.
 struct Pages {

@@ -137,17 +137,32 @@ fn three_batches_are_on_their_way_at_once() {
     of(&books).assert_empty();
 }
 
+/// Batches, their results and the maps of a camera: all are larger than what is shared from the beginning.
 #[test]
-fn what_does_not_fit_into_the_shared_memory_is_refused_with_what_to_do() {
-    let region = Region::new(64 << 10, 1).unwrap();
-    let child = child(&region, "", None);
+fn what_does_not_fit_into_the_shared_memory_goes_in_memory_of_its_own() {
+    let (region, books) = (Region::new(64 << 10, 1).unwrap(), tempfile::NamedTempFile::new().unwrap());
+    let child = child(&region, "", Some(&books));
     let mut engine = fitter(&child);
-    let inputs = batch(1, 1000, false);
-    let Err(EngineError::OutOfMemory(why)) = start(&mut engine, &inputs) else { panic!("it does not fit") };
-    assert!(why.contains("raise isolation_bytes"), "{why}");
-    let few = batch(1, 20, false);
-    let outputs = start(&mut engine, &few).unwrap().land().unwrap();
-    agree("fewer", &read(&outputs), &on_cpu(&few, &plain()), 5e-3);
+    let maps = setting(psfs()[0], &camera_with_maps());
+    for (seed, count) in [(1, 1000), (2, 20), (3, 2000), (4, 1)] {
+        let inputs = batch(seed, count, false);
+        let outputs = start(&mut engine, &inputs).unwrap().land().unwrap();
+        agree(&format!("{count} ROIs"), &read(&outputs), &on_cpu(&inputs, &plain()), 5e-3);
+        let on_maps = engine.start(staged(&engine, &inputs), Some(&maps)).unwrap().land().unwrap();
+        agree(&format!("{count} ROIs on maps"), &read(&on_maps), &on_cpu(&inputs, &maps), 5e-3);
+    }
+    // The last results are given back when the child hears that they were read.
+    until("all but the region is gone", || shared(child.id()) == 1);
+    drop(engine);
+    drop(child);
+    of(&books).assert_empty();
+}
+
+/// Files of shared memory that a process has open.
+fn shared(id: u32) -> usize {
+    let open = std::fs::read_dir(format!("/proc/{id}/fd")).unwrap().flatten();
+    let paths = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    paths.filter(|path| path.to_string_lossy().contains("ocelli-tensors")).count()
 }
 
 /// Ends a child in the middle of three batches, by its script or by `end`: what the batches get, and a new child's answer.

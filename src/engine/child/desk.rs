@@ -69,20 +69,28 @@ impl Desk {
     /// Waits where the parent has still to read what fills the memory.
     fn send(&self, id: u64, answer: &Result<Answer, EngineError>, copies: &Copies<'_>, held: Vec<Tensor>) {
         let words = serde_json::to_vec(answer).expect("answers are plain data");
-        let Some(span) = self.results.take_waiting(copies.bytes() + words.len()) else {
-            let text = format!(
-                "a batch has results of {} bytes, for which {} are shared: raise isolation_bytes, of which that is a \
-                 quarter, or lower batch.items_max",
-                copies.bytes(),
-                self.results.bytes()
-            );
-            return self.send(id, &Err(EngineError::OutOfMemory(text)), &Copies::default(), Vec::new());
+        let all = copies.bytes() + words.len();
+        let (mut part, sheet) = match self.results.take_waiting(all) {
+            Some(span) => (self.region.part(span), None),
+            None => match Region::sheet(all) {
+                Ok((sheet, part)) => (part, Some(sheet)),
+                Err(error) => {
+                    let text =
+                        format!("cannot share results of {} bytes with the server: {error}", copies.bytes());
+                    return self.send(
+                        id,
+                        &Err(EngineError::OutOfMemory(text)),
+                        &Copies::default(),
+                        Vec::new(),
+                    );
+                }
+            },
         };
-        let mut part = self.region.part(span);
         copies.write(&words, &mut part);
         let (offset, bytes) = ((part.offset() + copies.bytes()) as u64, words.len() as u64);
         self.out.lock().insert(id, (part, held));
-        if let Err(error) = self.link.send(&Message { kind: Kind::Answer, id, offset, bytes }) {
+        let message = Message { kind: Kind::Answer, id, offset, bytes };
+        if let Err(error) = self.link.send_with(&message, sheet.as_ref().map(Region::file)) {
             // The thread that reads sees that the parent is gone.
             tracing::debug!(%error, "the parent does not listen any more");
         }

@@ -1,6 +1,6 @@
 //! The socket between a parent and a child: messages of one size, whole or not at all.
 //!
-//! A message says where in the shared memory the rest is. Sockets that keep messages apart need no lock: any thread sends.
+//! A message says where in the shared memory the rest is, or in the memory that comes with it. Sockets that keep messages apart need no lock: any thread sends.
 
 use rustix::{
     cmsg_space,
@@ -18,7 +18,7 @@ use std::{
 };
 
 /// Grows with every change of what messages or what they point to mean.
-pub(super) const PROTOCOL: u32 = 4;
+pub(super) const PROTOCOL: u32 = 5;
 
 /// Bytes of a message.
 const MESSAGE: usize = 32;
@@ -105,8 +105,9 @@ impl Link {
         Ok(())
     }
 
-    /// The same, with a handle that the other side gets its own of.
-    pub(super) fn send_with(&self, message: &Message, handle: BorrowedFd<'_>) -> io::Result<()> {
+    /// The same, with a handle, if there is one, that the other side gets its own of.
+    pub(super) fn send_with(&self, message: &Message, handle: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let Some(handle) = handle else { return self.send(message) };
         let bytes = message.encode();
         let handles = [handle];
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
@@ -162,7 +163,7 @@ mod tests {
         let message = Message { kind: Kind::Ask, id: 7, offset: u64::MAX, bytes: 1 << 40 };
         let file = tempfile::tempfile().expect("a file");
         ours.send(&message).expect("sent");
-        ours.send_with(&message, file.as_fd()).expect("sent");
+        ours.send_with(&message, Some(file.as_fd())).expect("sent");
         let (first, none) = theirs.receive().expect("received").expect("a message");
         let (second, handle) = theirs.receive().expect("received").expect("a message");
         assert_eq!((first, second), (message, message));
@@ -179,6 +180,6 @@ mod tests {
         assert!(Message::decode(&bytes).is_ok());
         bytes[0] ^= 0x40;
         let why = Message::decode(&bytes).expect_err("another version");
-        assert!(why.contains("version 68 of the protocol, this one 4"), "{why}");
+        assert!(why.contains("version 69 of the protocol, this one 5"), "{why}");
     }
 }

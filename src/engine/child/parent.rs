@@ -10,7 +10,7 @@ use super::{
     process::{Program, Running},
     region::{Part, Region, Traffic},
     ticket::{Reply, Ticket},
-    wire::{Answer, Ask, Copies, Open, Place, build},
+    wire::{Answer, Ask, Copies, Open, Place, Words, build},
 };
 use crate::{
     engine::{
@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     fmt,
+    os::fd::OwnedFd,
     panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
     sync::{
@@ -314,13 +315,17 @@ impl Asks {
             .map_err(|error| EngineError::Input(format!("cannot say it in JSON: {error}")))?;
         let traffic = self.traffic().map_err(EngineError::Device)?;
         let bytes = copies.bytes() + words.len();
-        let Some(mut part) = traffic.lend_waiting(bytes) else {
-            return Err(EngineError::OutOfMemory(format!(
-                "{bytes} bytes are to be copied to the process of {}, for which {} are shared: raise isolation_bytes, of \
-                 which that is a quarter, or lower batch.items_max",
-                self.device,
-                traffic.inputs_bytes()
-            )));
+        let (mut part, sheet) = match traffic.lend_waiting(bytes) {
+            Some(part) => (part, None),
+            None => {
+                let sheet = Region::sheet(bytes).map_err(|error| {
+                    let device = &self.device;
+                    EngineError::OutOfMemory(format!(
+                        "cannot share {bytes} bytes with the process of {device}: {error}"
+                    ))
+                });
+                sheet.map(|(sheet, part)| (part, Some(sheet)))?
+            }
         };
         copies.write(&words, &mut part);
         let (offset, bytes) = ((part.offset() + copies.bytes()) as u64, words.len() as u64);
@@ -334,11 +339,7 @@ impl Asks {
         book.waiting.insert(id, Waiting { tell, _part: part, _held: held });
         drop(book);
         let message = Message { kind: Kind::Ask, id, offset, bytes };
-        let sent = match region {
-            Some(region) => self.link.send_with(&message, region.file()),
-            None => self.link.send(&message),
-        };
-        if let Err(error) = sent {
+        if let Err(error) = self.link.send_with(&message, region.or(sheet.as_ref()).map(Region::file)) {
             // The thread that reads sees the same end, and says so.
             tracing::debug!(%error, "a child does not listen any more");
         }
@@ -349,7 +350,7 @@ impl Asks {
     fn read(&self) {
         loop {
             match self.link.receive() {
-                Ok(Some((message, _))) if message.kind == Kind::Answer => self.hand_on(&message),
+                Ok(Some((message, sheet))) if message.kind == Kind::Answer => self.hand_on(&message, sheet),
                 Ok(Some((message, _))) => tracing::error!(?message, "a child said what only parents say"),
                 Ok(None) => return,
                 Err(error) => {
@@ -365,8 +366,8 @@ impl Asks {
 
     /// What is in shared memory is copied, so that the child has it back whoever still reads the outputs, and nothing that a
     /// broken child writes later is seen.
-    fn hand_on(&self, message: &Message) {
-        let reply = self.reply(message);
+    fn hand_on(&self, message: &Message, sheet: Option<OwnedFd>) {
+        let reply = self.reply(message, sheet);
         if let Err(error) = self.link.send(&Message { kind: Kind::Taken, ..*message }) {
             tracing::debug!(%error, "a child does not listen any more");
         }
@@ -384,27 +385,26 @@ impl Asks {
         }
     }
 
-    fn reply(&self, message: &Message) -> Result<Reply, EngineError> {
+    fn reply(&self, message: &Message, sheet: Option<OwnedFd>) -> Result<Reply, EngineError> {
         let wrong =
             |text: String| EngineError::Device(format!("the device's process answered nonsense: {text}"));
-        let (offset, bytes) = (message.offset as usize, message.bytes as usize);
-        let words = self.region.read(offset, bytes).map_err(wrong)?;
-        let answer: Result<Answer, EngineError> =
-            serde_json::from_slice(&words).map_err(|error| wrong(error.to_string()))?;
+        let words = Words::of(message, sheet, &self.region).map_err(|error| wrong(error.to_string()))?;
+        let answer: Result<Answer, EngineError> = serde_json::from_slice(&words.read().map_err(wrong)?)
+            .map_err(|error| wrong(error.to_string()))?;
         let answer = answer?;
         let outputs = match &answer {
             Answer::Landed { outputs, .. } => {
                 let output = |at: &super::wire::TensorAt| {
-                    let place = at.place.offset(offset)?;
+                    let (region, place) = words.find(at.place, &self.region)?;
                     let count = match at.place {
                         Place::At(_) => &self.landed_bytes,
                         Place::Before(_) => &self.copied_bytes,
                     };
                     count.fetch_add(at.bytes as u64, Ordering::Relaxed);
                     // Before memory is taken for it.
-                    self.region.checked(place, at.bytes)?;
+                    region.checked(place, at.bytes)?;
                     let mut data = self.results.lend(at.bytes);
-                    self.region.copy(place, &mut data)?;
+                    region.copy(place, &mut data)?;
                     Ok(Tensor { datatype: at.datatype, shape: at.shape.clone(), data: data.freeze() })
                 };
                 outputs.iter().map(output).collect::<Result<_, String>>().map_err(wrong)?

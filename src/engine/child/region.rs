@@ -10,13 +10,15 @@
 //! are written by one side: whoever was told of a part reads it until it has said that it is done with it. What a device is to
 //! write is lent when its batch begins, and never waited for; so it has a place of its own, that copies which wait for room need
 //! wait for nothing but the parent.
+//!
+//! What is larger than its place goes in a [sheet](Region::sheet) of its own, which no device knows.
 #![allow(unsafe_code)]
 
 use super::arena::{ALIGN, Arena, Span};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::{
-    fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create},
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create},
     mm::{MapFlags, ProtFlags, mmap, munmap},
 };
 use std::{
@@ -45,6 +47,14 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
+    /// A new file, of zeros, that keeps its size: one that shrinks would end whoever reads beyond its end.
+    fn made(bytes: usize) -> io::Result<Mapping> {
+        let file = memfd_create("ocelli-tensors", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, bytes as u64)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Mapping::new(file, bytes)
+    }
+
     fn new(file: OwnedFd, bytes: usize) -> io::Result<Mapping> {
         let (both, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping at a place that the system chooses touches nothing of ours.
@@ -96,20 +106,32 @@ impl Region {
             |eighths: usize| eighth.checked_mul(eighths).and_then(|bytes| bytes.checked_mul(children));
         let pool = times(POOL).ok_or_else(too_much)?;
         let all = times(8).filter(|all| *all <= isize::MAX as usize).ok_or_else(too_much)?;
-        let file = memfd_create("ocelli-tensors", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&file, all as u64)?;
-        // A file that shrinks would end whoever reads beyond its end.
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let mapping = Arc::new(Mapping::new(file, all)?);
+        let mapping = Arc::new(Mapping::made(all)?);
         let (pool, traffic) = (Arena::new(0..pool), Arena::new(pool..all));
         Ok(Region { mapping, pool, traffic, share: eighth * (8 - POOL), outlasted: Arc::default() })
     }
 
-    /// The memory that a parent made, as a child sees it: nothing of it is the child's to lend but what it is told.
+    /// Memory for one message that there is no room for: a file of its own, of which the part is all.
     ///
     /// # Errors
-    /// Where the file cannot be mapped.
+    /// Where the system refuses.
+    pub(super) fn sheet(bytes: usize) -> io::Result<(Region, Part)> {
+        let arena = Arena::new(0..bytes.max(1).next_multiple_of(ALIGN));
+        let mapping = Arc::new(Mapping::made(arena.bytes())?);
+        let traffic = Arena::new(0..0);
+        let sheet = Region { mapping, pool: arena, traffic, share: 0, outlasted: Arc::default() };
+        let part = sheet.lend(bytes).expect("it is made for so many");
+        Ok((sheet, part))
+    }
+
+    /// The memory that the other side made: nothing of it is ours to lend but what we are told.
+    ///
+    /// # Errors
+    /// Where the file cannot be mapped, or may shrink.
     pub fn open(file: OwnedFd) -> io::Result<Region> {
+        if !fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
+            return Err(io::Error::other("the file may shrink"));
+        }
         let bytes = usize::try_from(fstat(&file)?.st_size).map_err(io::Error::other)?;
         let mapping = Arc::new(Mapping::new(file, bytes)?);
         let (pool, traffic) = (Arena::new(0..0), Arena::new(0..0));
@@ -268,11 +290,6 @@ impl Traffic {
         [0..self.region.pool.bytes(), self.share.range()]
     }
 
-    /// Bytes that there are for what goes to the child.
-    pub(super) fn inputs_bytes(&self) -> usize {
-        self.inputs.bytes()
-    }
-
     /// A part for what goes to the child, once there is room; `None` where there never is.
     pub(super) fn lend_waiting(&self, bytes: usize) -> Option<Part> {
         let span = self.inputs.take_waiting(bytes)?;
@@ -363,7 +380,7 @@ mod tests {
         let _all = region.lend(pool).expect("all of the pool");
         assert!(region.lend(1).is_none());
         let first = region.traffic("gpu").expect("a share");
-        assert_eq!(first.inputs_bytes(), first.results.len());
+        assert_eq!(first.inputs.bytes(), first.results.len());
         std::thread::scope(|scope| {
             let second = scope.spawn(|| region.traffic("gpu").expect("a share").results);
             let results = first.results.clone();
@@ -383,7 +400,7 @@ mod tests {
             assert_eq!(common, 0..pool);
             assert_eq!(
                 (share.start, share.end),
-                (traffic.results.start - traffic.inputs_bytes(), traffic.landing.end)
+                (traffic.results.start - traffic.inputs.bytes(), traffic.landing.end)
             );
             shares.push(share);
         }
@@ -410,5 +427,20 @@ mod tests {
     fn the_file_cannot_shrink_under_a_reader() {
         let region = Region::new(1 << 16, 1).expect("memory");
         assert!(ftruncate(region.file(), 0).is_err());
+        let open =
+            memfd_create("one that may", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a file");
+        assert!(Region::open(open).is_err());
+    }
+
+    #[test]
+    fn a_sheet_has_room_for_what_it_is_made_for_and_the_other_side_reads_it() {
+        for bytes in [1, ALIGN, 100_001] {
+            let (sheet, mut part) = Region::sheet(bytes).expect("memory");
+            assert!(part.len() >= bytes && sheet.lend(1).is_none());
+            part.fill(7);
+            let file = sheet.file().try_clone_to_owned().expect("a handle");
+            let other = Region::open(file).expect("the same file");
+            assert_eq!(other.read(part.offset(), bytes).expect("in it"), vec![7; bytes]);
+        }
     }
 }

@@ -7,7 +7,7 @@ use super::{
     recipe::{Place, Recipe},
     region::Region,
     serve::leave,
-    wire::{Answer, Ask, Fitted, Standing, TensorAt},
+    wire::{Answer, Ask, Fitted, Standing, TensorAt, Words},
 };
 use crate::engine::{Airborne, Engine, EngineError, Flight, Setting, Tensor, kernels::Camera};
 use std::{
@@ -17,8 +17,8 @@ use std::{
     thread::JoinHandle,
 };
 
-/// What an engine's thread is told: which ask, where its words are, and what they say.
-type Told = (u64, usize, Ask);
+/// What an engine's thread is told: which ask, its words, and what they say.
+type Told = (u64, Words, Ask);
 
 /// An engine with its thread.
 pub(super) struct Seated {
@@ -40,8 +40,8 @@ impl Seated {
     }
 
     /// Hands on what is asked; false if the engine is gone.
-    pub(super) fn tell(&self, id: u64, words_at: usize, ask: Ask) -> bool {
-        self.tell.send((id, words_at, ask)).is_ok()
+    pub(super) fn tell(&self, id: u64, words: Words, ask: Ask) -> bool {
+        self.tell.send((id, words, ask)).is_ok()
     }
 
     /// Whether its thread has ended by itself: there was no engine to be had.
@@ -50,9 +50,9 @@ impl Seated {
     }
 
     /// Has the engine go, which answers `id` by itself: nobody else need wait for it.
-    pub(super) fn leave(mut self, id: u64) -> bool {
+    pub(super) fn leave(mut self, id: u64, words: Words) -> bool {
         drop(self.thread.take());
-        self.tell(id, 0, Ask::Unload { engine: 0 })
+        self.tell(id, words, Ask::Unload { engine: 0 })
     }
 }
 
@@ -92,10 +92,10 @@ impl Seat<'_> {
             (engine.signature().clone(), engine.depth(), Standing::of(&*engine));
         desk.answer(id, Ok(Answer::Loaded { signature, depth, standing }));
         let mut seat = Seat { desk, cameras: Vec::new(), landing: None, engine };
-        while let Ok((id, words_at, ask)) = told.recv() {
+        while let Ok((id, words, ask)) = told.recv() {
             match ask {
                 Ask::Camera { camera, height, width, maps, .. } => {
-                    desk.answer(id, seat.camera(words_at, camera, [height, width], &maps));
+                    desk.answer(id, seat.camera(&words, camera, [height, width], &maps));
                 }
                 Ask::Equip { ends, .. } => {
                     let equipped = seat.engine.equip(&ends);
@@ -103,7 +103,7 @@ impl Seat<'_> {
                     desk.answer(id, equipped.map(|()| Answer::Done { device_bytes }));
                 }
                 Ask::Start { inputs, setting, reduced, .. } => {
-                    let begun = seat.begin(words_at, &inputs, setting.as_ref(), reduced);
+                    let begun = seat.begin(&words, &inputs, setting.as_ref(), reduced);
                     seat.start(id, begun);
                 }
                 Ask::Rest { forgets, .. } => {
@@ -126,14 +126,15 @@ impl Seat<'_> {
     /// Learns a camera; the oldest of many is forgotten, as the parent does.
     fn camera(
         &mut self,
-        words_at: usize,
+        words: &Words,
         id: u64,
         size: [usize; 2],
         maps: &[TensorAt],
     ) -> Result<Answer, EngineError> {
         let pixels = size[0].checked_mul(size[1]);
         let map = |at: &TensorAt| {
-            let bytes = self.desk.region().read(at.place.offset(words_at)?, at.bytes)?;
+            let (region, offset) = words.find(at.place, self.desk.region())?;
+            let bytes = region.read(offset, at.bytes)?;
             let values: Vec<f32> =
                 bytes.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
             match Some(values.len()) == pixels {
@@ -179,12 +180,12 @@ impl Seat<'_> {
 
     fn begin(
         &mut self,
-        words_at: usize,
+        words: &Words,
         inputs: &[TensorAt],
         setting: Option<&Fitted>,
         reduced: bool,
     ) -> Result<Flight, EngineError> {
-        let inputs = inputs.iter().map(|at| tensor(self.desk.region(), words_at, at));
+        let inputs = inputs.iter().map(|at| tensor(self.desk.region(), words, at));
         let inputs = inputs.collect::<Result<Vec<Tensor>, String>>().map_err(EngineError::Input)?;
         let setting = setting.map(|fitted| self.setting(fitted)).transpose().map_err(EngineError::Input)?;
         match reduced {
@@ -204,9 +205,10 @@ impl Seat<'_> {
 
 /// A tensor where the parent wrote it.
 #[allow(unsafe_code, reason = "memory that another process wrote")]
-fn tensor(region: &Region, words_at: usize, at: &TensorAt) -> Result<Tensor, String> {
+fn tensor(common: &Region, words: &Words, at: &TensorAt) -> Result<Tensor, String> {
+    let (region, offset) = words.find(at.place, common)?;
     // SAFETY: the parent leaves it as it is until it has an answer, and by then the engine is done with it.
-    let data = unsafe { region.view(at.place.offset(words_at)?, at.bytes) }?;
+    let data = unsafe { region.view(offset, at.bytes) }?;
     let tensor = Tensor { datatype: at.datatype, shape: at.shape.clone(), data };
     let elements = tensor.shape.iter().try_fold(1_usize, |product, extent| product.checked_mul(*extent));
     match tensor.datatype.size() {

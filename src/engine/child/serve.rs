@@ -12,7 +12,7 @@ use super::{
     recipe::Place,
     region::Region,
     seat::Seated,
-    wire::{Answer, Ask, Open, build},
+    wire::{Answer, Ask, Open, Words, build},
 };
 use crate::engine::{
     EngineError,
@@ -20,7 +20,10 @@ use crate::engine::{
     onnx::Runtime,
     staging::{Memory, Pin, Pinner},
 };
-use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit};
+use rustix::{
+    process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit},
+    thread::set_name,
+};
 use std::{
     collections::HashMap,
     ops::Range,
@@ -67,6 +70,8 @@ pub fn serve(socket: OwnedFd) -> Result<(), String> {
 /// Has this process end with its parent, and not before it.
 fn alone() -> std::io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
+    // It was started as /proc/self/exe, which would be its name in lists of processes.
+    set_name(c"ocelli-worker")?;
     // Writing the memory of a process with a GPU to a file takes seconds, in which its parent does not know that it is gone. 1
     // is what turns it off for files and for programs that collect them. The maximum stays as it is: where it was lowered, few may
     // raise it again.
@@ -146,7 +151,7 @@ fn listen<'a>(desk: &Arc<Desk>, place: &'a Place, send: &dyn Fn(u64, Errand<'a>)
     let refuse = |id, why: String| send(id, Box::new(move || Err(EngineError::Input(why))));
     let mut engines: HashMap<u64, Seated> = HashMap::new();
     loop {
-        let Some((message, _)) =
+        let Some((message, sheet)) =
             desk.link().receive().map_err(|error| format!("cannot hear the parent: {error}"))?
         else {
             return Ok(());
@@ -156,10 +161,10 @@ fn listen<'a>(desk: &Arc<Desk>, place: &'a Place, send: &dyn Fn(u64, Errand<'a>)
             Kind::Taken => desk.taken(id),
             Kind::Answer => return Err("the parent answered, and was not asked".to_owned()),
             Kind::Ask => {
-                let words_at = message.offset as usize;
-                let words = desk.region().read(words_at, message.bytes as usize)?;
-                let ask =
-                    serde_json::from_slice(&words).map_err(|error| format!("cannot read an ask: {error}"))?;
+                let words = Words::of(&message, sheet, desk.region());
+                let words = words.map_err(|error| format!("cannot map what came with an ask: {error}"))?;
+                let ask = serde_json::from_slice(&words.read()?);
+                let ask = ask.map_err(|error| format!("cannot read an ask: {error}"))?;
                 match ask {
                     Ask::Open(_) => return Err("the parent opens twice".to_owned()),
                     Ask::Load { engine, recipe } => {
@@ -177,7 +182,7 @@ fn listen<'a>(desk: &Arc<Desk>, place: &'a Place, send: &dyn Fn(u64, Errand<'a>)
                     Ask::Canary => send(id, Box::new(|| canary(place))),
                     Ask::Unload { engine } => {
                         if let Some(seated) = engines.remove(&engine) {
-                            seated.leave(id);
+                            seated.leave(id, words);
                         } else {
                             send(id, Box::new(|| Ok(Answer::Done { device_bytes: 0 })));
                         }
@@ -186,7 +191,7 @@ fn listen<'a>(desk: &Arc<Desk>, place: &'a Place, send: &dyn Fn(u64, Errand<'a>)
                     | Ask::Camera { engine, .. }
                     | Ask::Start { engine, .. }
                     | Ask::Rest { engine, .. } => {
-                        let told = engines.get(&engine).map(|seated| seated.tell(id, words_at, ask));
+                        let told = engines.get(&engine).map(|seated| seated.tell(id, words, ask));
                         if told != Some(true) {
                             refuse(id, format!("there is no engine {engine}"));
                         }

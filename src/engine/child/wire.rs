@@ -1,7 +1,11 @@
 //! What messages point to: words in JSON, behind the tensors that were copied for them. Numbers that an answer depends on go as
 //! their [`bits`](crate::bits).
 
-use super::{recipe::Recipe, region::aligned};
+use super::{
+    link::Message,
+    recipe::Recipe,
+    region::{Region, aligned},
+};
 use crate::{
     engine::{
         DataType, Ends, Engine, Habits, Setting, Signature, Tensor,
@@ -10,7 +14,7 @@ use crate::{
     telemetry::{COMMIT, VERSION},
 };
 use serde::{Deserialize, Serialize};
-use std::{ops::Range, path::PathBuf, sync::Arc};
+use std::{io, ops::Range, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
 /// Which build this is: parent and child must be one.
 pub(super) fn build() -> String {
@@ -89,13 +93,48 @@ pub(super) enum Place {
     Before(usize),
 }
 
-impl Place {
-    /// From the start of the region, for words that begin at `words`.
-    pub(super) fn offset(self, words: usize) -> Result<usize, String> {
-        match self {
-            Place::At(offset) => Ok(offset),
+/// The words of a message, with what was copied in front of them.
+#[derive(Debug)]
+pub(super) struct Words {
+    /// Where they lie.
+    region: Region,
+    at: usize,
+    bytes: usize,
+}
+
+impl Words {
+    /// In this region, or in the sheet that came with the message.
+    ///
+    /// # Errors
+    /// Where the sheet cannot be mapped.
+    pub(super) fn of(message: &Message, sheet: Option<OwnedFd>, region: &Region) -> io::Result<Words> {
+        let region = sheet.map_or_else(|| Ok(region.clone()), Region::open)?;
+        Ok(Words { region, at: message.offset as usize, bytes: message.bytes as usize })
+    }
+
+    /// A copy of them.
+    ///
+    /// # Errors
+    /// Where they do not lie there.
+    pub(super) fn read(&self) -> Result<Vec<u8>, String> {
+        self.region.read(self.at, self.bytes)
+    }
+
+    /// Where something lies that they tell of: in the region that all messages have in common, or where they do.
+    ///
+    /// # Errors
+    /// Where that is before all that is shared.
+    pub(super) fn find<'a>(
+        &'a self,
+        place: Place,
+        common: &'a Region,
+    ) -> Result<(&'a Region, usize), String> {
+        match place {
+            Place::At(offset) => Ok((common, offset)),
             Place::Before(distance) => {
-                words.checked_sub(distance).ok_or_else(|| format!("{distance} bytes before byte {words}"))
+                let offset = self.at.checked_sub(distance);
+                let offset = offset.ok_or_else(|| format!("{distance} bytes before byte {}", self.at))?;
+                Ok((&self.region, offset))
             }
         }
     }
@@ -211,7 +250,7 @@ impl Fitted {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::link::Kind, *};
     use crate::{
         engine::{
             Anchors, Best, ClassMap, PixelInput, Reduction,
@@ -321,9 +360,21 @@ mod tests {
         copies.write(b"{}", &mut memory);
         assert_eq!(&memory[copies.bytes()..], b"{}");
         assert_eq!(told[1].place, Place::At(4096));
+        // As who hears of them finds them, here in a sheet.
+        let common = Region::new(1 << 16, 1).expect("memory");
+        let (sheet, mut part) = Region::sheet(memory.len()).expect("memory");
+        part[..memory.len()].copy_from_slice(&memory);
+        let offset = (part.offset() + copies.bytes()) as u64;
+        let message = Message { kind: Kind::Ask, id: 1, offset, bytes: 2 };
+        let file = sheet.file().try_clone_to_owned().expect("a handle");
+        let words = Words::of(&message, Some(file), &common).expect("mapped");
+        assert_eq!(words.read().expect("in the sheet"), b"{}");
         for (tensor, data) in [(&told[0], &one[..]), (&told[2], &three)] {
-            let offset = tensor.place.offset(copies.bytes()).expect("before the words");
-            assert_eq!(&memory[offset..offset + tensor.bytes], data);
+            let (region, offset) = words.find(tensor.place, &common).expect("before the words");
+            assert_eq!(region.read(offset, tensor.bytes).expect("in the sheet"), data);
         }
+        let (region, offset) = words.find(told[1].place, &common).expect("there");
+        assert!(std::ptr::eq(region, &raw const common) && offset == 4096);
+        assert!(words.find(Place::Before(usize::MAX), &common).is_err());
     }
 }

@@ -5,7 +5,10 @@
 //! picture or stands over it, and misses the last codes when a row ends shortly before them. So it is told that the picture
 //! ends where its last tiles do, and what stands over is cut off here.
 
-use super::{Page, Source, corrupt, from_tiff, unsupported};
+use super::{
+    Page, Source,
+    words::{corrupt, from_tiff, unsupported},
+};
 use crate::image::{DecodeError, Limits};
 use tiff::decoder::Decoder;
 

@@ -166,6 +166,7 @@ impl Keeper {
             Some(Over::Failed(reason)) => Some(reason.clone()),
             _ => None,
         });
+        let stuck = self.hold.as_ref().and_then(|hold| hold.health.stuck_for(now));
         match (refusal, failed) {
             (Refusal::Memory(_), None) => {
                 tracing::warn!(device, reason, "the GPU has too little free memory; it is tried again");
@@ -188,10 +189,14 @@ impl Keeper {
                 }
                 self.leave(now, Over::Failed(reason));
             }
+            // Threads that were to take it went with the queue.
+            (_, None) if self.devices.keepers.have_ended() && stuck.is_none() => {
+                tracing::debug!(device, reason, "the server ends while the GPU is taken");
+                self.leave(now, Over::Left);
+            }
             (_, failed) => {
                 let reason = failed.unwrap_or(reason);
                 tracing::error!(device, reason, "the GPU cannot be used; it is tried again");
-                let stuck = self.hold.as_ref().and_then(|hold| hold.health.stuck_for(now));
                 let failed = || Evidence::Failed(reason.clone());
                 self.claim.note(now, &stuck.map_or_else(failed, Evidence::Stuck));
                 self.leave(now, Over::Failed(reason));

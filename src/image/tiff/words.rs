@@ -1,0 +1,67 @@
+//! What is wrong with a TIFF, for whoever posted it.
+
+use super::COMPRESSION_WEBP;
+use crate::image::{DecodeError, Format};
+use tiff::{TiffError, TiffUnsupportedError, tags::CompressionMethod};
+
+pub(super) fn corrupt(reason: impl ToString) -> DecodeError {
+    DecodeError::corrupt(Format::Tiff, reason)
+}
+
+pub(super) fn unsupported(what: impl ToString) -> DecodeError {
+    DecodeError::unsupported(Format::Tiff, what, "post it as grey or RGB with 8 or 16 bits per sample")
+}
+
+pub(super) fn from_tiff(error: TiffError) -> DecodeError {
+    match error {
+        TiffError::UnsupportedError(TiffUnsupportedError::UnsupportedCompressionMethod(method)) => {
+            DecodeError::unsupported(
+                Format::Tiff,
+                compression_name(method),
+                "compress it with Deflate or LZW, or not at all",
+            )
+        }
+        TiffError::UnsupportedError(kind) => {
+            // The message says itself that this is not supported.
+            let kind = kind.to_string();
+            let what = kind.trim_end_matches(" is unsupported").trim_end_matches(" not supported");
+            unsupported(what.trim_start_matches("unsupported "))
+        }
+        TiffError::LimitsExceeded => corrupt("a tag has more values than any image needs"),
+        other => corrupt(other),
+    }
+}
+
+/// Says of which page an error is, as answers do, where a file has several.
+pub(super) fn of_page(several: bool, page: usize, error: DecodeError) -> DecodeError {
+    match error {
+        DecodeError::Corrupt { format, reason } if several => {
+            DecodeError::Corrupt { format, reason: format!("page {page} (they count from 0): {reason}") }
+        }
+        DecodeError::Unsupported { format, what, instead } if several => {
+            let what = format!("{what} in page {page} (they count from 0)");
+            DecodeError::Unsupported { format, what, instead }
+        }
+        other => other,
+    }
+}
+
+/// A kind of compression that is not read, as people know it.
+fn compression_name(method: CompressionMethod) -> String {
+    let name = match method {
+        CompressionMethod::Huffman => "CCITT RLE",
+        CompressionMethod::Fax3 => "CCITT Group 3",
+        CompressionMethod::JPEG => "old-style JPEG",
+        CompressionMethod::ZSTD => "Zstandard",
+        other => match other.to_u16() {
+            22610 | 34892 => "JPEG XR",
+            33003 | 33005 | 34712 => "JPEG 2000",
+            34887 => "LERC",
+            34925 => "LZMA",
+            COMPRESSION_WEBP => "WebP",
+            50002 => "JPEG XL",
+            number => return format!("compression method {number}"),
+        },
+    };
+    format!("{name} compression")
+}
