@@ -231,7 +231,7 @@ impl Machine {
 }
 
 /// A fitter in a folder of models: its name, and what stands in its manifest below the example's.
-fn put(folder: &Path, name: &str, tail: &str) {
+pub(crate) fn put(folder: &Path, name: &str, tail: &str) {
     let manifest = std::fs::read_to_string(root().join("examples/models/spots/model.toml")).unwrap();
     std::fs::create_dir(folder.join(name)).unwrap();
     std::fs::write(folder.join(name).join("model.toml"), format!("{manifest}\n{tail}\n")).unwrap();

@@ -1,9 +1,10 @@
 //! The server as a process, with its GPU on threads of its own and in a process of its own: the same answers, and what becomes
 //! of requests and processes when one of them ends.
 
-use crate::machine::{GPU, MODES, Machine, ON_GPU, Running, is_alive, near, signal, until};
+use crate::machine::{GPU, MODES, Machine, ON_GPU, Running, is_alive, near, put, signal, until};
 use axum::body::Body;
 use futures_util::future::join_all;
+use std::process::Command;
 
 const ON_CPU: &str = "[placement]\ndevices = \"cpu\"\n";
 const EVERYWHERE: &str = "[placement]\ndevices = \"all\"\n[batch]\nitems_max = 8\n";
@@ -50,6 +51,28 @@ async fn by_itself_a_gpu_has_a_process_of_its_own_where_it_is_given_back_and_dec
         server.end();
         machine.assert_empty();
     }
+}
+
+/// Nobody asked for the process: that there can be none is no reason not to serve.
+#[tokio::test]
+async fn where_no_memory_can_be_shared_a_gpu_that_is_given_back_has_threads_by_itself() {
+    let (machine, models) = (Machine::new(""), tempfile::tempdir().unwrap());
+    put(models.path(), "spots", ON_GPU);
+    // Files of shared memory are as long as others may be.
+    let folder = tempfile::tempdir().unwrap();
+    let limited = folder.path().join("limited");
+    let text = format!("#!/bin/sh\nulimit -f 8192\nexec {} \"$@\"\n", env!("CARGO_BIN_EXE_ocelli"));
+    // By another process: what this one writes, others that it starts meanwhile have open as well, and then it cannot be run.
+    let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
+    let written = Command::new("sh").args(["-c", write]).arg(&limited).arg(text).status();
+    assert!(written.unwrap().success());
+    let server = machine.run(&limited, "auto", models, &[("idle-release-ms", "60000")]).await;
+    server.until_ready().await;
+    server.until_state("serving", "proved").await;
+    assert!(server.children().is_empty());
+    assert_eq!(server.said("memory cannot be shared with processes of GPUs (isolation_bytes)").len(), 1);
+    server.end();
+    machine.assert_empty();
 }
 
 /// Runs requests while the GPU ends in the way of `fault` or `end`: all of them are answered, with the same numbers.
