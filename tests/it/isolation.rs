@@ -31,7 +31,12 @@ fn digits() -> Recipe {
 }
 
 fn start() -> (Region, Arc<Child>, ChildEngine) {
-    let region = Region::new(4 << 20, 1).unwrap();
+    start_with(4 << 20)
+}
+
+/// Sharing so many bytes.
+fn start_with(bytes: usize) -> (Region, Arc<Child>, ChildEngine) {
+    let region = Region::new(bytes, 1).unwrap();
     let child = Child::start(post(&region)).unwrap();
     let engine = child.load(&digits()).unwrap();
     (region, child, engine)
@@ -74,11 +79,21 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 
 #[test]
 fn a_network_in_a_child_gives_what_it_gives_here() {
-    let (_region, child, mut engine) = start();
+    check_network(4 << 20);
+}
+
+/// Both what goes there and what comes back: a thousand items are 4.1 MB, their answers 40 kB.
+#[test]
+fn batches_for_which_too_little_is_shared_go_there_and_come_back_as_well() {
+    check_network(64 << 10);
+}
+
+fn check_network(shared_bytes: usize) {
+    let (_region, child, mut engine) = start_with(shared_bytes);
     let runtime = Runtime::load(&config().onnx_runtime).unwrap();
     let mut here = digits().make(&Place::Cpu(Ok(runtime))).unwrap();
     assert_eq!(engine.signature(), here.signature());
-    for items in [1, 5, 16] {
+    for items in [1, 5, 16, 1000] {
         let inputs = batch(&engine, items);
         let views: Vec<_> = inputs.iter().map(Tensor::view).collect();
         let expected = here.run(&views, None).unwrap();
