@@ -141,12 +141,14 @@ pub(super) fn eighths((width, height): (u32, u32), enough: Enough<'_>) -> u32 {
     let Some((wanted_width, wanted_height)) = enough(width, height) else {
         return 8;
     };
-    let fits = |side: u32, wanted: u32, eighths: u32| {
+    let is_enough = |side: u32, wanted: u32, eighths: u32| {
         let scaled = scaled(side, eighths);
         let covered = u64::from(side) * u64::from(eighths) == 8 * u64::from(scaled);
         scaled >= wanted.saturating_mul(OVERSAMPLING) && (covered || scaled >= PARTLY_COVERED_MIN)
     };
-    let fits = |eighths: &u32| fits(width, wanted_width, *eighths) && fits(height, wanted_height, *eighths);
+    let fits = |eighths: &u32| {
+        is_enough(width, wanted_width, *eighths) && is_enough(height, wanted_height, *eighths)
+    };
     EIGHTHS.into_iter().find(fits).unwrap_or(8)
 }
 

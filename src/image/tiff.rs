@@ -127,6 +127,7 @@ fn check_alone(
     index: usize,
     page: &Page,
 ) -> Result<(), DecodeError> {
+    // Planes of colours lie behind each other, too.
     if page.count != 1 || bytes.len() as u64 <= 2 * page.raw_bytes() {
         return Ok(());
     }

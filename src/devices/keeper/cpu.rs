@@ -93,6 +93,8 @@ impl Keeper<'_> {
                     }
                     Err(not) => {
                         tracing::warn!(device = &*device.id, reason = %not.refusal, "not resumed yet");
+                        let reason = not.refusal.to_string().into();
+                        devices.parts.queue.expect(&device.id, Absence { reason, back: None });
                     }
                 }
             }

@@ -70,21 +70,15 @@ impl Desk {
     fn send(&self, id: u64, answer: &Result<Answer, EngineError>, copies: &Copies<'_>, held: Vec<Tensor>) {
         let words = serde_json::to_vec(answer).expect("answers are plain data");
         let all = copies.bytes() + words.len();
-        let (mut part, sheet) = match self.results.take_waiting(all) {
-            Some(span) => (self.region.part(span), None),
-            None => match Region::sheet(all) {
-                Ok((sheet, part)) => (part, Some(sheet)),
-                Err(error) => {
-                    let text =
-                        format!("cannot share results of {} bytes with the server: {error}", copies.bytes());
-                    return self.send(
-                        id,
-                        &Err(EngineError::OutOfMemory(text)),
-                        &Copies::default(),
-                        Vec::new(),
-                    );
-                }
-            },
+        let lent = self.results.take_waiting(all).map(|span| self.region.part(span));
+        let (mut part, sheet) = match Region::or_sheet(lent, all) {
+            Ok(found) => found,
+            Err(error) => {
+                let text =
+                    format!("cannot share results of {} bytes with the server: {error}", copies.bytes());
+                let refused = Err(EngineError::OutOfMemory(text));
+                return self.send(id, &refused, &Copies::default(), Vec::new());
+            }
         };
         copies.write(&words, &mut part);
         let (offset, bytes) = ((part.offset() + copies.bytes()) as u64, words.len() as u64);

@@ -1,6 +1,7 @@
 //! The socket between a parent and a child: messages of one size, whole or not at all.
 //!
-//! A message says where in the shared memory the rest is, or in the memory that comes with it. Sockets that keep messages apart need no lock: any thread sends.
+//! A message says where in the shared memory the rest is, or in the memory that comes with it. Sockets that keep messages apart need no
+//! lock: any thread sends.
 
 use rustix::{
     cmsg_space,

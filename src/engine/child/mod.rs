@@ -18,7 +18,8 @@
 //! - `recipe`: which engine to make, the one place where it is made.
 //!
 //! A child ends with its parent: by a signal from the system, and with the socket. It has no request's names and no sockets of
-//! callers. Every memory is bounded: the region by the option `isolation_bytes`, what is on its way, in it or in sheets, by the engines' depth.
+//! callers. Every memory is bounded: the region by the option `isolation_bytes`, what is on its way, in it or in sheets, by the engines'
+//! depth.
 
 pub mod arena;
 mod desk;

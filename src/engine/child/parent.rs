@@ -315,18 +315,12 @@ impl Asks {
             .map_err(|error| EngineError::Input(format!("cannot say it in JSON: {error}")))?;
         let traffic = self.traffic().map_err(EngineError::Device)?;
         let bytes = copies.bytes() + words.len();
-        let (mut part, sheet) = match traffic.lend_waiting(bytes) {
-            Some(part) => (part, None),
-            None => {
-                let sheet = Region::sheet(bytes).map_err(|error| {
-                    let device = &self.device;
-                    EngineError::OutOfMemory(format!(
-                        "cannot share {bytes} bytes with the process of {device}: {error}"
-                    ))
-                });
-                sheet.map(|(sheet, part)| (part, Some(sheet)))?
-            }
-        };
+        let (mut part, sheet) = Region::or_sheet(traffic.lend_waiting(bytes), bytes).map_err(|error| {
+            let device = &self.device;
+            EngineError::OutOfMemory(format!(
+                "cannot share {bytes} bytes with the process of {device}: {error}"
+            ))
+        })?;
         copies.write(&words, &mut part);
         let (offset, bytes) = ((part.offset() + copies.bytes()) as u64, words.len() as u64);
         let (tell, told) = mpsc::channel();

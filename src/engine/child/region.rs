@@ -111,7 +111,18 @@ impl Region {
         Ok(Region { mapping, pool, traffic, share: eighth * (8 - POOL), outlasted: Arc::default() })
     }
 
-    /// Memory for one message that there is no room for: a file of its own, of which the part is all.
+    /// What was lent for one message, or a sheet where there is no room for it: that goes to the other side beside the message.
+    ///
+    /// # Errors
+    /// Where the system refuses.
+    pub(super) fn or_sheet(lent: Option<Part>, bytes: usize) -> io::Result<(Part, Option<Region>)> {
+        match lent {
+            Some(part) => Ok((part, None)),
+            None => Region::sheet(bytes).map(|(sheet, part)| (part, Some(sheet))),
+        }
+    }
+
+    /// Memory for one message: a file of its own, of which the part is all.
     ///
     /// # Errors
     /// Where the system refuses.

@@ -46,13 +46,6 @@ pub(super) struct Description {
     pub(super) resolution_unit: Option<u64>,
 }
 
-/// How many planes of this size lie one after another, by the word of one `ImageDescription`; 1 where it says nothing of that.
-pub(in crate::image) fn planes_of(described: &[u8], width: u32, height: u32) -> u64 {
-    let mut description = Description::default();
-    description.take_text(described);
-    description.contiguous_frames(width, height).unwrap_or(1)
-}
-
 #[derive(Debug, Clone)]
 struct ImageJ {
     images: u64,
@@ -171,6 +164,13 @@ impl Description {
         let measured = |(x, y): &(f64, f64)| *x <= RESOLUTION_PIXEL_NM_MAX && *y <= RESOLUTION_PIXEL_NM_MAX;
         x.or(y).zip(y.or(x)).filter(measured)
     }
+}
+
+/// How many planes of this size lie one after another, by the word of one `ImageDescription`; 1 where it says nothing of that.
+pub(in crate::image) fn planes_of(described: &[u8], width: u32, height: u32) -> u64 {
+    let mut description = Description::default();
+    description.take_text(described);
+    description.contiguous_frames(width, height).unwrap_or(1)
 }
 
 impl ImageJ {

@@ -45,15 +45,16 @@ mod tiff;
 mod wanted;
 
 pub use describe::Dimensions;
-pub(in crate::image) use describe::planes_of;
 pub use error::StackError;
 pub use npy::Array;
 pub use reader::StackReader;
 pub use samples::{SampleType, Samples, Values};
 pub use spill::SpillFolder;
 
-use crate::error::InferError;
+pub(in crate::image) use describe::planes_of;
 pub(in crate::image) use directory::Encoding;
+
+use crate::error::InferError;
 use std::sync::Arc;
 
 /// How a stack is stored.

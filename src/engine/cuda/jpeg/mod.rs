@@ -249,7 +249,7 @@ impl Drop for Owner {
 struct Worker {
     library: Arc<Library>,
     shared: Arc<Shared>,
-    decoder: Option<(u64, Decoder)>,
+    decoder: Option<Decoder>,
     /// The offer of which the log has it that it is used.
     announced: Option<u64>,
 }
@@ -280,7 +280,7 @@ impl Worker {
                 Next::GiveUp(jobs) => give_up(jobs),
                 Next::Leave => self.leave(),
                 Next::Rest => {
-                    if let Some((_, decoder)) = &mut self.decoder {
+                    if let Some(decoder) = &mut self.decoder {
                         decoder.rest();
                     }
                     rested = true;
@@ -366,10 +366,11 @@ impl Worker {
         if self.shared.state.lock().fenced.contains(&number) {
             return Err(Failed::Memory("there is no decoder any more".to_owned()));
         }
-        let (_, decoder) = match self.decoder.take() {
-            Some(decoder) => self.decoder.insert(decoder),
-            None => self.decoder.insert((number, Decoder::new(&self.library, context)?)),
+        let decoder = match self.decoder.take() {
+            Some(decoder) => decoder,
+            None => Decoder::new(&self.library, context)?,
         };
+        let decoder = self.decoder.insert(decoder);
         if self.announced.replace(number) != Some(number) {
             let (gpu, hardware) = (context.gpu().id.as_str(), decoder.hardware());
             tracing::info!(
@@ -397,7 +398,7 @@ impl Worker {
             Failed::File(reason) => tracing::debug!(gpu, reason, "a JPEG is left to the CPU"),
             Failed::Memory(reason) => {
                 tracing::debug!(gpu, reason, "JPEGs are left to the CPU");
-                if let Some((_, decoder)) = &mut self.decoder {
+                if let Some(decoder) = &mut self.decoder {
                     decoder.rest();
                 }
             }
