@@ -109,7 +109,7 @@ impl Classify {
         Some(found.into_iter().take(self.top_k).map(class).collect())
     }
 
-    /// The best classes, best first; equal scores in the order of their index.
+    /// The best classes, best first; equal scores in the order of their index (0 is above -0, as on GPUs).
     pub(super) fn answer(&self, outputs: &Outputs<'_>, labels: &Labels) -> Result<Vec<Class>, String> {
         let output = outputs.get(self.output.as_deref())?;
         if let Some(classes) = self.left(&output, outputs.signature, labels) {

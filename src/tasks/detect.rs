@@ -40,7 +40,8 @@ const MORE_COLUMNS: usize = 7;
 struct Raw {
     numbers: [f32; 4],
     score: f32,
-    class: usize,
+    /// `None`: what the model gives for it is no class, a mistake if the box is one.
+    class: Option<usize>,
     /// Its place among the anchors, rows or boxes of the output.
     row: usize,
     /// Its keypoints, factors of prototypes, or angle.
@@ -145,7 +146,9 @@ impl Detect {
         let (candidates, raw) = match self.left(outputs)? {
             Some(candidates) => (candidates, Vec::new()),
             None => {
-                let raw = self.read(outputs, labels)?;
+                let mut raw = self.read(outputs, labels)?;
+                // What has no area neither is answered nor suppresses anything, nor has to have a class: rows are filled up so.
+                raw.retain(|raw| has_area(&self.corners(raw.numbers, size)));
                 (self.candidates(&raw, size)?, raw)
             }
         };
@@ -212,14 +215,15 @@ impl Detect {
                 let turned = quad::turned([(x0 + x1) / 2.0, (y0 + y1) / 2.0, x1 - x0, y1 - y0], angle);
                 (corners, quad) = (quad::hull(&turned), Some(turned));
             }
-            Ok(Candidate { corners, score: raw.score, class: raw.class, quad, from })
+            let class = raw.class.ok_or_else(|| self.no_class(raw.row))?;
+            Ok(Candidate { corners, score: raw.score, class, quad, from })
         };
         raw.iter().enumerate().map(candidate).collect()
     }
 
     /// Those that lie in the image and that no better one of their class covers, the best first.
     fn thin_out(&self, mut candidates: Vec<Candidate>, placement: Option<&Placement>) -> Vec<Candidate> {
-        // What lies in padding, or has no area, neither is answered nor suppresses anything.
+        // Nor does what lies in padding.
         candidates.retain(|candidate| self.place(candidate.corners, placement).is_some());
         suppress(candidates, self.iou_max, self.detections_max)
     }
@@ -231,7 +235,8 @@ impl Detect {
     }
 
     /// The mistake of a box whose class number is none.
-    fn no_class(&self, output: &str, index: usize) -> String {
+    fn no_class(&self, index: usize) -> String {
+        let output = self.classes.as_deref().or(self.output.as_deref()).unwrap_or_default();
         format!(
             "output {output:?} has a class number at box {index} that is not a whole number from {} on \
              (detect.first_class)",
@@ -271,8 +276,13 @@ impl Detect {
             }
             (None, None) => (x0, y0, x1, y1),
         };
-        (x0 < x1 && y0 < y1).then_some([x0, y0, x1, y1])
+        Some([x0, y0, x1, y1]).filter(has_area)
     }
+}
+
+/// Whether a box of these corners has anything in it.
+fn has_area([x0, y0, x1, y1]: &[f32; 4]) -> bool {
+    x0 < x1 && y0 < y1
 }
 
 /// Refuses infinite coordinates; NaN was refused before.

@@ -246,7 +246,13 @@ impl Output<'_> {
 
     /// The same; none of them is NaN.
     fn numbers(&self) -> Result<Vec<f32>, String> {
-        let numbers = self.values()?;
+        self.first_numbers(usize::MAX)
+    }
+
+    /// So many of them, or all where there are no more; behind them may be anything.
+    fn first_numbers(&self, count: usize) -> Result<Vec<f32>, String> {
+        let mut numbers = self.values()?;
+        numbers.truncate(count);
         if let Some(index) = numbers.iter().position(|number| number.is_nan()) {
             return Err(format!(
                 "output {:?} is not a number (NaN) at element {index}: the model cannot process this input",

@@ -21,7 +21,7 @@ pub struct Candidate {
     pub from: usize,
 }
 
-/// The candidates that stay, highest score first, equal scores in the order they came; at most `detections_max`.
+/// The candidates that stay, highest score first, equal scores in the order they came (0 is above -0, as on GPUs); at most `detections_max`.
 ///
 /// A candidate goes when it overlaps a better one of its own class by more than `iou_max` (intersection over union);
 /// at 1 all stay.

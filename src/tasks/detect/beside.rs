@@ -238,6 +238,19 @@ mod tests {
     }
 
     #[test]
+    fn a_box_of_no_width_or_less_is_none_however_it_is_turned() {
+        let anchor = |width: f32, score: f32, angle: f32| vec![50.0, 50.0, width, 20.0, score, angle];
+        let anchors = [
+            anchor(0.0, 0.9, 0.5),
+            anchor(-8.0, 0.8, FRAC_PI_4),
+            anchor(0.0, 0.7, 0.0),
+            anchor(8.0, 0.6, 0.5),
+        ];
+        let found = output(turned(), floats(&[1, 4, 6], &anchors.concat()), "ship").unwrap();
+        assert_eq!(found.iter().map(|found| found.score).collect::<Vec<_>>(), [0.6]);
+    }
+
+    #[test]
     fn numbers_that_are_none_are_told_with_whose_they_are() {
         let anchor = [&FISH[..], &[f32::INFINITY, 0.0, 0.0, 0.0]].concat();
         let error = yolo(pose(&[]), &anchor, false, "fish").unwrap_err();

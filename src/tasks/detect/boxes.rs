@@ -98,27 +98,26 @@ impl Detect {
         let Dim::Fixed(n) = box_count(boxes.name, &boxes.shape(), columns)? else {
             return Err(wrong_shape(boxes.name, &boxes.shape(), &box_shape(columns)));
         };
-        let numbers = boxes.numbers()?;
-        let scored = match self.classes.as_deref() {
-            Some(classes) => self.classes_given(outputs, classes, &numbers, n)?,
-            None if columns == 5 => {
-                self.scores_beside(&numbers)?.into_iter().map(|score| (Some(0), score)).collect()
-            }
-            None => self.classes_best(&outputs.get(self.scores.as_deref())?, n)?,
-        };
+        // What lies behind those that count is not looked at: it may never have been written.
         let valid = match self.count.as_deref() {
             Some(count) => read_count(&outputs.get(Some(count))?, n)?,
             None => n,
         };
-        let keypoints = self.read_keypoints(outputs, n)?;
-        let of_box = keypoints.len() / n.max(1);
+        let numbers = boxes.first_numbers(valid * columns)?;
+        let scored = match self.classes.as_deref() {
+            Some(classes) => self.classes_given(outputs, classes, &numbers, [n, valid])?,
+            None if columns == 5 => {
+                self.scores_beside(&numbers)?.into_iter().map(|score| (Some(0), score)).collect()
+            }
+            None => self.classes_best(&outputs.get(self.scores.as_deref())?, [n, valid])?,
+        };
+        let keypoints = self.read_keypoints(outputs, n, valid)?;
+        let of_box = keypoints.len() / valid.max(1);
         let mut found = Vec::new();
-        for (index, (class, score)) in scored.into_iter().take(valid).enumerate() {
+        for (index, (class, score)) in scored.into_iter().enumerate() {
             if score < self.score_min {
                 continue;
             }
-            let class =
-                class.ok_or_else(|| self.no_class(self.classes.as_deref().unwrap_or_default(), index))?;
             let [a, b, c, d] = [0, 1, 2, 3].map(|i| numbers[index * columns + i]);
             let beside = keypoints[index * of_box..][..of_box].to_vec();
             found.push(Raw { numbers: finite(boxes.name, [a, b, c, d])?, score, class, row: index, beside });
@@ -126,25 +125,24 @@ impl Detect {
         Ok(found)
     }
 
-    /// Scores `[1, N]`, or those in the boxes, and class numbers `[1, N]`. A class that is none is only a mistake if its box is
-    /// used: exporters pad with whatever they like.
+    /// Scores `[1, N]`, or those in the boxes, and class numbers `[1, N]`, of the first that count.
     fn classes_given(
         &self,
         outputs: &Outputs<'_>,
         classes: &str,
         boxes: &[f32],
-        n: usize,
+        [n, valid]: [usize; 2],
     ) -> Result<Vec<(Option<usize>, f32)>, String> {
         let numbers = match self.columns() {
             5 => self.scores_beside(boxes)?,
             _ => {
                 let output = outputs.get(self.scores.as_deref())?;
-                let mut numbers = read_column(&output, n)?;
+                let mut numbers = read_column(&output, n, valid)?;
                 self.activate(output.name, &mut numbers)?;
                 numbers
             }
         };
-        let classes = read_column(&outputs.get(Some(classes))?, n)?;
+        let classes = read_column(&outputs.get(Some(classes))?, n, valid)?;
         Ok(classes.into_iter().map(|number| self.class(number)).zip(numbers).collect())
     }
 
@@ -166,10 +164,10 @@ fn read_count(count: &Output<'_>, n: usize) -> Result<usize, String> {
     }
 }
 
-/// A number for each of `n` boxes.
-fn read_column(output: &Output<'_>, n: usize) -> Result<Vec<f32>, String> {
+/// A number for each of the first `valid` of `n` boxes.
+fn read_column(output: &Output<'_>, n: usize, valid: usize) -> Result<Vec<f32>, String> {
     check_column(output.name, &output.shape(), Dim::Fixed(n))?;
-    output.numbers()
+    output.first_numbers(valid)
 }
 
 /// Refuses shapes other than `[1, n]`, `[n]`, or `[1, n, 1]`.
@@ -279,7 +277,10 @@ fn missing(signature: &Signature, key: &str, usual: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::testing::*, *};
+    use super::{
+        super::{Keypoints, testing::*},
+        *,
+    };
     use crate::{
         engine::{DataType, Tensor},
         tasks::testing::*,
@@ -447,6 +448,51 @@ mod tests {
         check(BoxFormat::Yxyx, [20.0, 10.0, 60.0, 30.0]);
         check(BoxFormat::Cxcywh, [20.0, 40.0, 20.0, 40.0]);
         check(BoxFormat::Xywh, [10.0, 20.0, 20.0, 40.0]);
+    }
+
+    #[test]
+    fn what_lies_behind_the_boxes_that_count_may_be_anything() {
+        const NAN: f32 = f32::NAN;
+        let outputs = |valid: i64| {
+            [
+                ("num_dets", &[-1, 1][..], integers(&[1, 1], &[valid])),
+                ("det_boxes", &[-1, 2, 4], floats(&[1, 2, 4], &[10.0, 20.0, 30.0, 40.0, NAN, 0.0, 0.0, NAN])),
+                ("det_scores", &[-1, 2], floats(&[1, 2], &[0.75, NAN])),
+                ("det_classes", &[-1, 2], floats(&[1, 2], &[0.0, NAN])),
+                ("keypoints", &[-1, 2, 1, 2], floats(&[1, 2, 1, 2], &[11.0, 21.0, NAN, NAN])),
+            ]
+        };
+        let keypoints = Keypoints { count: 1, names: Labels::default() };
+        let task = || Detect { keypoints: Some(keypoints.clone()), ..Detect::default() };
+        assert_eq!(run(task(), &outputs(1), "person", None).unwrap(), [([10.0, 20.0, 30.0, 40.0], 0, 0.75)]);
+        let error = run(task(), &outputs(2), "person", None).unwrap_err();
+        assert!(error.contains("output \"det_boxes\" is not a number (NaN) at element 4"), "{error}");
+        // The best of several scores as well.
+        let outputs = |valid: i64| {
+            [
+                ("num_dets", &[-1, 1][..], integers(&[1, 1], &[valid])),
+                ("det_boxes", &[-1, 2, 4], floats(&[1, 2, 4], &[10.0, 20.0, 30.0, 40.0, NAN, 0.0, 0.0, NAN])),
+                ("det_scores", &[-1, 2, 2], floats(&[1, 2, 2], &[0.25, 0.75, NAN, 0.0])),
+            ]
+        };
+        let found = run(Detect::default(), &outputs(1), "cat\ndog", None).unwrap();
+        assert_eq!(found, [([10.0, 20.0, 30.0, 40.0], 1, 0.75)]);
+    }
+
+    #[test]
+    fn a_box_of_no_area_needs_no_class() {
+        let with = |corners: [f32; 4]| {
+            let boxes = [&[10.0, 20.0, 30.0, 40.0], &corners[..]].concat();
+            let outputs = [
+                ("boxes", &[-1, 2, 4][..], floats(&[1, 2, 4], &boxes)),
+                ("scores", &[-1, 2], floats(&[1, 2], &[0.75, 0.0])),
+                ("labels", &[-1, 2], integers(&[1, 2], &[0, -1])),
+            ];
+            run(Detect { score_min: 0.0, ..Detect::default() }, &outputs, "person", None)
+        };
+        assert_eq!(with([0.0; 4]).unwrap(), [([10.0, 20.0, 30.0, 40.0], 0, 0.75)]);
+        let error = with([0.0, 0.0, 1.0, 1.0]).unwrap_err();
+        assert!(error.contains("output \"labels\" has a class number at box 1"), "{error}");
     }
 
     #[test]

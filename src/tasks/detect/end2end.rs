@@ -40,7 +40,7 @@ impl Detect {
                         output.name
                     ));
                 }
-                let class = self.class(class).ok_or_else(|| self.no_class(output.name, index))?;
+                let class = self.class(class);
                 let beside =
                     if self.follows() == Follows::Nothing { Vec::new() } else { row[behind..].to_vec() };
                 found.push(Raw { numbers: finite(output.name, numbers)?, score, class, row: index, beside });

@@ -1,6 +1,6 @@
 //! Masks of single things: values over the model's input or over each box, or prototypes of which each box says how much of each is
 //! in its own. Values between theirs are bilinear; a pixel of the posted image is in the mask where that is above the threshold at its
-//! centre, and that lies in the box: but of masks over the input, which a box does not bound.
+//! centre, and that lies in the box: but of masks over the input, which end with what of the image the model saw.
 
 use super::{Detect, Instance, MaskArea, Raw, beside::PROTOTYPES, boxes::is_as_many};
 use crate::{
@@ -70,7 +70,20 @@ impl Axis {
 
     /// The first pixel whose centre is beyond a place among the texels.
     fn first_beyond(&self, at: f64) -> u32 {
-        let pixel = ((at - self.origin) / self.step - 0.5).floor() + 1.0;
+        self.held(self.pixel(at).floor() + 1.0)
+    }
+
+    /// The first pixel whose centre is there or beyond.
+    fn first_from(&self, at: f64) -> u32 {
+        self.held(self.pixel(at).ceil())
+    }
+
+    /// The pixel whose centre is at a place among the texels.
+    fn pixel(&self, at: f64) -> f64 {
+        (at - self.origin) / self.step - 0.5
+    }
+
+    fn held(&self, pixel: f64) -> u32 {
         pixel.clamp(f64::from(self.pixels.start), f64::from(self.pixels.end)) as u32
     }
 }
@@ -174,7 +187,11 @@ impl Masks {
         let (offset, scale) = (self.placement.from_source(0.0, 0.0), self.placement.scale());
         let (width, height) = self.placement.source;
         let edges = match (&self.of, self.area) {
-            (Of::Boxes(_), MaskArea::Input) => [0.0, 0.0, width as f32, height as f32],
+            (Of::Boxes(_), MaskArea::Input) => {
+                let (left, top) = self.placement.to_source(0.0, 0.0);
+                let (right, bottom) = self.placement.to_source(covers[2], covers[3]);
+                [left, top, right, bottom]
+            }
             _ => edges,
         };
         let across =
@@ -211,10 +228,11 @@ impl Masks {
                 continue;
             }
             let part = f64::from((self.threshold - pair[0]) / (pair[1] - pair[0]));
-            let crossing = down.first_beyond((first + row) as f64 + part.clamp(0.0, 1.0));
+            let crossing = (first + row) as f64 + part.clamp(0.0, 1.0);
+            // A pixel at the crossing has the threshold itself, and is not above it.
             match begun.take() {
-                Some(begin) => runs.push(x, begin..crossing),
-                None => begun = Some(crossing),
+                Some(begin) => runs.push(x, begin..down.first_from(crossing)),
+                None => begun = Some(down.first_beyond(crossing)),
             }
         }
         if let Some(begin) = begun {
@@ -383,13 +401,71 @@ mod tests {
     }
 
     fn of_boxes(task: Detect, file: &[i64], masks: Tensor) -> Result<Vec<Detection>, String> {
+        in_picture(task, file, masks, &placed(100, 100))
+    }
+
+    fn in_picture(
+        task: Detect,
+        file: &[i64],
+        masks: Tensor,
+        placement: &Placement,
+    ) -> Result<Vec<Detection>, String> {
         let outputs: [(&str, &[i64], Tensor); 4] = [
             ("boxes", &[-1, 4], floats(&[2, 4], &[0.0, 0.0, 50.0, 50.0, 20.0, 20.0, 60.0, 60.0])),
             ("labels", &[-1], integers(&[2], &[0, 1])),
             ("scores", &[-1], floats(&[2], &[0.5, 0.9])),
             ("masks", file, masks),
         ];
-        detections(Detect { masks: Some("masks".to_owned()), ..task }, &outputs, "", Some(&placed(100, 100)))
+        detections(Detect { masks: Some("masks".to_owned()), ..task }, &outputs, "", Some(placement))
+    }
+
+    /// Two masks over the input, both with this value in some of its rows and columns, and another elsewhere.
+    fn block(rows: Range<usize>, columns: Range<usize>, inside: f32, outside: f32) -> Tensor {
+        let value =
+            |row, column| if rows.contains(&row) && columns.contains(&column) { inside } else { outside };
+        let plane: Vec<f32> = (0..10_000).map(|at| value(at / 100, at % 100)).collect();
+        floats(&[2, 1, 100, 100], &plane.repeat(2))
+    }
+
+    #[test]
+    fn a_pixel_of_just_the_threshold_is_not_in_a_mask_on_any_side_of_it() {
+        let check = |threshold, inside, outside, side: u32, expected: &[Range<u32>; 2]| {
+            let task = Detect { mask_threshold: Some(threshold), ..Detect::default() };
+            let masks = block(20..30, 40..50, inside, outside);
+            let found = in_picture(task, &[-1, 1, 100, 100], masks, &placed(side, side)).unwrap();
+            let mask = painted(found[0].mask.as_ref().unwrap());
+            for (at, is_in) in (0_u32..).zip(mask) {
+                let expects = expected[0].contains(&(at / side)) && expected[1].contains(&(at % side));
+                assert_eq!(is_in, expects, "{side} {threshold}: {} {}", at / side, at % side);
+            }
+        };
+        let same = [20..30, 40..50];
+        check(0.0, 1.0, 0.0, 100, &same);
+        check(0.5, 1.0, 0.5, 100, &same);
+        check(0.5, 1.0, 0.0, 100, &same);
+        // Centres lie in the middle between two texels: at the edge of an odd number of them between one of 0 and one of 1.
+        check(0.5, 1.0, 0.0, 50, &[10..15, 20..25]);
+        let masks = block(21..30, 41..50, 1.0, 0.0);
+        let found = in_picture(Detect::default(), &[-1, 1, 100, 100], masks, &placed(50, 50)).unwrap();
+        assert_eq!(found[0].mask.as_ref().unwrap().pixels, 4 * 4);
+        let masks = block(20..29, 40..49, 1.0, 0.0);
+        let found = in_picture(Detect::default(), &[-1, 1, 100, 100], masks, &placed(50, 50)).unwrap();
+        assert_eq!(found[0].mask.as_ref().unwrap().pixels, 4 * 4);
+    }
+
+    #[test]
+    fn masks_over_the_input_end_with_what_the_model_saw_of_a_picture() {
+        // Of 300 x 100 the middle: columns 100 to 199.
+        let resize = Resize::Shorter(100);
+        let placement = Preprocess { resize, ..Preprocess::new(100, 100) }.placement(300, 100);
+        for (columns, expected) in [(90..100, 190..200), (0..10, 100..110)] {
+            let masks = block(20..30, columns, 1.0, 0.0);
+            let found = in_picture(Detect::default(), &[-1, 1, 100, 100], masks, &placement).unwrap();
+            let mask = found[0].mask.as_ref().unwrap();
+            let painted = painted(mask);
+            assert_eq!(mask.pixels, 100);
+            assert!((20..30).all(|y: usize| expected.clone().all(|x: usize| painted[y * 300 + x])));
+        }
     }
 
     #[test]

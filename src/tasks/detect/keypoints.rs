@@ -29,8 +29,13 @@ impl Detect {
         }
     }
 
-    /// The numbers of `n` boxes' keypoints, box after box, x first; nothing where none are said.
-    pub(super) fn read_keypoints(&self, outputs: &Outputs<'_>, n: usize) -> Result<Vec<f32>, String> {
+    /// The numbers of the keypoints of the first `valid` of `n` boxes, box after box, x first; nothing where none are said.
+    pub(super) fn read_keypoints(
+        &self,
+        outputs: &Outputs<'_>,
+        n: usize,
+        valid: usize,
+    ) -> Result<Vec<f32>, String> {
         let Some(count) = self.keypoints.as_ref().map(|keypoints| keypoints.count) else {
             return Ok(Vec::new());
         };
@@ -41,10 +46,10 @@ impl Detect {
             [.., Dim::Fixed(points), Dim::Fixed(width @ (2 | 3))] if points == count => width,
             _ => return Err(wrong_shape(output.name, &shape, &expected(count))),
         };
-        let mut numbers = output.numbers()?;
-        if numbers.len() != n * count * width {
+        if output.tensor.elements() != n * count * width {
             return Err(wrong_shape(output.name, &shape, &format!("{n} boxes x {count} x {width}")));
         }
+        let mut numbers = output.first_numbers(valid * count * width)?;
         if self.box_format == Some(BoxFormat::Yxyx) {
             numbers.chunks_exact_mut(width).for_each(|point| point.swap(0, 1));
         }
@@ -55,7 +60,7 @@ impl Detect {
             let expected = format!("{n} boxes x {count} keypoints");
             return Err(wrong_shape(scores.name, &scores.shape(), &expected));
         }
-        let scored = numbers.chunks_exact(width).zip(scores.numbers()?);
+        let scored = numbers.chunks_exact(width).zip(scores.first_numbers(valid * count)?);
         Ok(scored.flat_map(|(point, score)| [point[0], point[1], score]).collect())
     }
 

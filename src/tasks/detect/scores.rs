@@ -73,17 +73,17 @@ impl Detect {
         })
     }
 
-    /// Scores `[1, N, C]`: the best class of each box.
+    /// Scores `[1, N, C]`: the best class of each of the first `valid` boxes.
     pub(super) fn classes_best(
         &self,
         scores: &Output<'_>,
-        n: usize,
+        [n, valid]: [usize; 2],
     ) -> Result<Vec<(Option<usize>, f32)>, String> {
         self.score_columns(scores.name, &scores.shape(), Dim::Fixed(n))?;
         let columns = scores.tensor.shape.last().copied().unwrap_or(1);
         let first = usize::from(self.background == Some(Background::First));
         let classes = first..first + self.classes_of(columns);
-        let mut numbers = scores.numbers()?;
+        let mut numbers = scores.first_numbers(valid * columns)?;
         let best_class = |row: &mut [f32]| {
             // Softmax counts the background in: a box that is probably none has low scores.
             self.activate(scores.name, row)?;

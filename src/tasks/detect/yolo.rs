@@ -86,7 +86,7 @@ impl Detect {
             if score >= self.score_min {
                 let numbers = finite(output.name, [0, 1, 2, 3].map(|i| at(i, anchor)))?;
                 let beside = (behind..channels).map(|channel| at(channel, anchor)).collect();
-                found.push(Raw { numbers, score, class, row: anchor, beside });
+                found.push(Raw { numbers, score, class: Some(class), row: anchor, beside });
             }
         }
         Ok(found)
