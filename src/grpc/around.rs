@@ -23,7 +23,7 @@ use crate::{
 };
 use axum::{
     extract::{MatchedPath, Request, State},
-    http::{HeaderMap, HeaderValue, Version, header},
+    http::{HeaderMap, HeaderValue, Method, Version, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -89,10 +89,12 @@ impl Drop for Call {
 pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request, next: Next) -> Response {
     let began = Instant::now();
     let id = RequestId::from_header(request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes));
-    if !is_grpc(&request) {
-        let problem = not_grpc(&request);
+    if let Some(problem) = not_grpc(&request) {
         front.metrics.route("other").request(request.method().as_str(), problem.kind.status, began.elapsed());
         let mut reply = problem.into_response();
+        if request.method() != Method::POST {
+            reply.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
+        }
         sign(&mut reply, &id, Readers::of(request.uri().path()));
         return reply;
     }
@@ -137,18 +139,23 @@ fn code_of(headers: &HeaderMap) -> Code {
 }
 
 fn is_grpc(request: &Request) -> bool {
-    let content_type = request.headers().get(header::CONTENT_TYPE);
-    let grpc = content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
+    let content_type = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+    // Not gRPC-Web, whose replies are others.
+    let is_named = |rest: &[u8]| matches!(rest, [] | [b'+' | b';', ..]);
+    let grpc = content_type.and_then(|named| named.strip_prefix(b"application/grpc")).is_some_and(is_named);
     grpc && request.version() == Version::HTTP_2
 }
 
-/// For whoever comes to the wrong port.
-fn not_grpc(request: &Request) -> Problem {
-    let got = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-    Problem::from(&InferError::UnsupportedMedia {
-        got: clipped(&String::from_utf8_lossy(got)).to_owned(),
-        accepted: "application/grpc over HTTP/2: this port speaks gRPC, the REST API is on the port of the option listen",
-    })
+/// For whoever comes to the wrong port, or asks as no client of gRPC does (gRPC over HTTP/2, "Requests").
+fn not_grpc(request: &Request) -> Option<Problem> {
+    if !is_grpc(request) {
+        let got = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+        return Some(Problem::from(&InferError::UnsupportedMedia {
+            got: clipped(&String::from_utf8_lossy(got)).to_owned(),
+            accepted: "application/grpc over HTTP/2: this port speaks gRPC, the REST API is on the port of the option listen",
+        }));
+    }
+    (request.method() != Method::POST).then(|| Problem::method_not_allowed(request.method().as_str()))
 }
 
 /// Lets an inference or a model in, or refuses it before its body is read; other calls are small, and cost nothing.

@@ -14,7 +14,7 @@ use crate::{
 };
 use axum::{body::Body, http::HeaderMap};
 use bytes::{Buf, Bytes, BytesMut};
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::{StreamExt, stream};
 use std::sync::Arc;
 use tonic::Status;
 
@@ -79,10 +79,10 @@ pub(super) fn limited(body: Body, limits: BodyLimits, messages: Messages, charge
             came = match reader.next().await {
                 Ok(None) => return None,
                 Ok(Some(bytes)) => bytes,
-                Err(error) => return Some((Err(status::of(&error)), None)),
+                Err(error) => return Some(((Vec::new(), Some(status::of(&error))), None)),
             };
         }
-        let next = framing.see(&mut came);
+        let (pieces, seen) = framing.see(&mut came);
         if messages == Messages::Many {
             if framing.is_between() {
                 reader.limited_by(between);
@@ -93,12 +93,16 @@ pub(super) fn limited(body: Body, limits: BodyLimits, messages: Messages, charge
         if framing.left > 0 {
             reader.expects(framing.whole);
         }
-        match next {
-            Ok(pieces) => Some((Ok(pieces), Some((reader, framing, came)))),
-            Err(error) => Some((Err(status::of(&error)), None)),
-        }
+        let failed = seen.err().map(|error| status::of(&error));
+        let goes_on = failed.is_none().then_some((reader, framing, came));
+        Some(((pieces, failed), goes_on))
     });
-    Body::from_stream(pieces.map_ok(|pieces| stream::iter(pieces).map(Ok::<_, Status>)).try_flatten())
+    let pieces = pieces.map(|(pieces, failed)| {
+        let pieces = pieces.into_iter().map(Ok::<_, Status>);
+        stream::iter(pieces.chain(failed.map(Err)))
+    });
+    // tonic asks on behind an end in the midst of a message.
+    Body::from_stream(pieces.flatten().fuse())
 }
 
 /// Where in a message the bytes are.
@@ -129,45 +133,49 @@ impl Framing {
 
     /// Takes of the bytes that came what is to be read next: all, as they came, or up to the end of a message that comes packed, which
     /// is read as if it did not. So at most one of these is there at a time, and the permit covers the largest message that has not been
-    /// handed over.
-    fn see(&mut self, came: &mut Bytes) -> Result<Vec<Bytes>, InferError> {
-        let bytes = came.clone();
-        let mut read = Vec::new();
-        // Up to where they have been seen, and where those begin that are handed on as they came.
-        let (mut at, mut plain) = (0, 0);
+    /// handed over. What is whole in front of one that is refused is read all the same, however they were cut.
+    fn see(&mut self, came: &mut Bytes) -> (Vec<Bytes>, Result<(), InferError>) {
+        let mut seen = Seen { bytes: came.clone(), at: 0, plain: 0, whole: 0, read: Vec::new() };
+        let result = self.look(&mut seen);
+        let end = if result.is_ok() { seen.at } else { seen.whole };
+        seen.read_to(end);
+        came.advance(seen.at);
+        (seen.read, result)
+    }
+
+    fn look(&mut self, seen: &mut Seen) -> Result<(), InferError> {
         if self.left > 0 && self.unpacked.is_none() {
             // What was set aside for it may have gone with one that came before it, in the same piece.
             self.cover()?;
         }
-        while at < bytes.len() {
+        while let Some(byte) = seen.bytes.get(seen.at).copied() {
             if self.left > 0 {
-                let seen = (bytes.len() - at).min(usize::try_from(self.left).unwrap_or(usize::MAX));
+                let rest = seen.bytes.slice(seen.at..);
+                let part = rest.slice(..rest.len().min(usize::try_from(self.left).unwrap_or(usize::MAX)));
+                self.left -= part.len() as u64;
+                seen.at += part.len();
                 if let (Some(unpacked), Some(charge)) = (&mut self.unpacked, &self.charge) {
-                    unpacked.feed(bytes.slice(at..at + seen), self.limits, &charge.permit)?;
-                    plain = at + seen;
-                }
-                self.left -= seen as u64;
-                at += seen;
-                if self.unpacked.is_none() {
+                    seen.plain = seen.at;
+                    unpacked.feed(part, self.limits, &charge.permit)?;
+                } else {
                     self.cover()?;
                 }
             } else {
-                self.begin(bytes[at], || read.extend(part(&bytes, plain, at)))?;
-                at += 1;
+                self.begin(byte, || seen.read_to(seen.at))?;
+                seen.at += 1;
                 if self.unpacked.is_some() {
-                    plain = at;
+                    seen.plain = seen.at;
                 }
             }
-            if self.is_between()
-                && let (Some(unpacked), Some(charge)) = (self.unpacked.take(), &self.charge)
-            {
-                read.extend(unpacked.end(self.limits, &charge.permit)?);
-                break;
+            if self.is_between() {
+                if let (Some(unpacked), Some(charge)) = (self.unpacked.take(), &self.charge) {
+                    seen.read.extend(unpacked.end(self.limits, &charge.permit)?);
+                    return Ok(());
+                }
+                seen.whole = seen.at;
             }
         }
-        read.extend(part(&bytes, plain, at));
-        came.advance(at);
-        Ok(read)
+        Ok(())
     }
 
     /// The next byte of a prefix; says so when it begins one of a packed message.
@@ -204,9 +212,27 @@ impl Framing {
     }
 }
 
-/// A part of the bytes that came, if it is any.
-fn part(bytes: &Bytes, from: usize, to: usize) -> Option<Bytes> {
-    (from < to).then(|| bytes.slice(from..to))
+/// Bytes that came.
+struct Seen {
+    bytes: Bytes,
+    /// Up to where they have been seen.
+    at: usize,
+    /// Where those begin that are handed on as they came.
+    plain: usize,
+    /// The end of the last message of which nothing is missing.
+    whole: usize,
+    /// What is to be read of them.
+    read: Vec<Bytes>,
+}
+
+impl Seen {
+    /// Hands on what came as it is to be read.
+    fn read_to(&mut self, end: usize) {
+        if self.plain < end {
+            self.read.push(self.bytes.slice(self.plain..end));
+            self.plain = end;
+        }
+    }
 }
 
 /// A message that comes packed, as it would have come otherwise.
@@ -272,7 +298,6 @@ mod tests {
     use super::*;
     use crate::http::admission::{Admission, AdmissionLimits};
     use flate2::{Compression, write::GzEncoder};
-    use futures_util::StreamExt;
     use http_body_util::BodyExt;
     use std::{io::Write, time::Duration};
 
@@ -319,11 +344,16 @@ mod tests {
         }
     }
 
+    fn seen(framing: &mut Framing, came: &mut Bytes) -> Result<Vec<Bytes>, InferError> {
+        let (read, seen) = framing.see(came);
+        seen.map(|()| read)
+    }
+
     /// What is to be read of these bytes.
     fn all_of(framing: &mut Framing, sent: &[u8]) -> Vec<Bytes> {
         let (mut came, mut read) = (Bytes::copy_from_slice(sent), Vec::new());
         while !came.is_empty() {
-            read.extend(framing.see(&mut came).unwrap());
+            read.extend(seen(framing, &mut came).unwrap());
         }
         read
     }
@@ -334,19 +364,56 @@ mod tests {
         let mut came = Bytes::from([packed(500_000), packed(600_000), message(3)].concat());
         let permit = Arc::clone(&framing.charge.as_ref().unwrap().permit);
         for bytes in [500_000, 600_000] {
-            let read = framing.see(&mut came).unwrap();
+            let read = seen(&mut framing, &mut came).unwrap();
             assert_eq!(read.concat(), message(bytes));
             assert!(permit.bytes() >= u64::from(bytes) && permit.bytes() <= 2 << 20, "{}", permit.bytes());
             // It has been handed over.
             permit.trim(0);
         }
-        assert_eq!((framing.see(&mut came).unwrap().concat(), came.len()), (message(3), 0));
+        assert_eq!((seen(&mut framing, &mut came).unwrap().concat(), came.len()), (message(3), 0));
+    }
+
+    #[test]
+    fn what_is_whole_in_front_of_a_message_that_is_refused_is_read_however_they_are_cut() {
+        let large = 801_u32.to_be_bytes();
+        let refused = [&[0][..], &large, &[7; 9]].concat();
+        for first in [message(700), packed(700)] {
+            let sent = [first, refused.clone()].concat();
+            for size in 1..=sent.len() {
+                let mut framing = framing(800, 2 << 20);
+                let (mut read, mut error) = (Vec::new(), None);
+                for piece in sent.chunks(size) {
+                    let mut came = Bytes::copy_from_slice(piece);
+                    while !came.is_empty() && error.is_none() {
+                        let (pieces, seen) = framing.see(&mut came);
+                        read.extend(pieces);
+                        error = seen.err();
+                    }
+                }
+                let read = read.concat();
+                assert!(read.starts_with(&message(700)), "in pieces of {size}");
+                // At most a part of the prefix, which came apart.
+                assert!(read.len() < 705 + PREFIX_BYTES, "in pieces of {size}: {}", read.len());
+                assert!(matches!(error, Some(InferError::TooLarge { got: 801, .. })), "{error:?}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_may_be_asked_on_behind_its_end() {
+        let half = Body::from(message(3)[..6].to_vec());
+        let Framing { limits, .. } = framing(700, 10_000);
+        let mut body = limited(half, limits, Messages::Many, None);
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap().len(), 6);
+        for _ in 0..2 {
+            assert!(body.frame().await.is_none());
+        }
     }
 
     #[test]
     fn what_is_not_packed_is_handed_on_in_the_pieces_that_it_came_in() {
         let sent = Bytes::from([message(3), message(600)].concat());
-        let read = framing(700, 10_000).see(&mut sent.clone()).unwrap();
+        let read = seen(&mut framing(700, 10_000), &mut sent.clone()).unwrap();
         assert_eq!((read.len(), read[0].as_ptr()), (1, sent.as_ptr()));
     }
 
@@ -354,17 +421,17 @@ mod tests {
     fn a_packed_message_is_charged_and_bounded_by_what_comes_out_of_it() {
         const MIB: u32 = 1 << 20;
         let mut framing = framing(u64::from(4 * MIB), u64::from(9 * MIB));
-        framing.see(&mut Bytes::from(packed(3 * MIB))).unwrap();
+        seen(&mut framing, &mut Bytes::from(packed(3 * MIB))).unwrap();
         assert_eq!(framing.charge.as_ref().unwrap().permit.bytes(), u64::from(6 * MIB));
-        let told = framing.see(&mut Bytes::from(packed(4 * MIB + 1))).unwrap_err().to_string();
+        let told = seen(&mut framing, &mut Bytes::from(packed(4 * MIB + 1))).unwrap_err().to_string();
         assert!(told.ends_with("more than the limit of 4194304; raise it with body_bytes_max"), "{told}");
         let mut narrow = self::framing(u64::from(4 * MIB), u64::from(2 * MIB));
-        let error = narrow.see(&mut Bytes::from(packed(3 * MIB))).unwrap_err();
+        let error = seen(&mut narrow, &mut Bytes::from(packed(3 * MIB))).unwrap_err();
         assert!(matches!(error, InferError::TooLarge { option: "in_flight_bytes_max", .. }), "{error}");
         let mut cut = packed(1000);
         let last = cut.len() - 1;
         cut[4] -= 1;
-        let error = self::framing(2000, 2 << 20).see(&mut Bytes::from(cut).slice(..last)).unwrap_err();
+        let error = seen(&mut self::framing(2000, 2 << 20), &mut Bytes::from(cut).slice(..last)).unwrap_err();
         assert!(matches!(&error, InferError::BadRequest(told) if told.contains("gzip")), "{error}");
     }
 
@@ -401,28 +468,29 @@ mod tests {
     fn a_message_half_there_is_charged_when_the_one_before_it_has_been_handed_over() {
         let mut framing = framing(700, 10_000);
         let sent = [message(3), message(600)].concat();
-        framing.see(&mut Bytes::copy_from_slice(&sent[..100])).unwrap();
+        seen(&mut framing, &mut Bytes::copy_from_slice(&sent[..100])).unwrap();
         let permit = Arc::clone(&framing.charge.as_ref().unwrap().permit);
         permit.trim(0);
-        framing.see(&mut Bytes::copy_from_slice(&sent[100..200])).unwrap();
+        seen(&mut framing, &mut Bytes::copy_from_slice(&sent[100..200])).unwrap();
         assert!(permit.bytes() >= 605, "{}", permit.bytes());
     }
 
     #[test]
     fn a_message_is_refused_on_its_length_alone() {
         let head = Bytes::from(message(701)).slice(..5);
-        let error = framing(700, 10_000).see(&mut head.clone()).unwrap_err();
+        let error = seen(&mut framing(700, 10_000), &mut head.clone()).unwrap_err();
         assert_eq!(
             error.to_string(),
             "the message in bytes is 701, more than the limit of 700; raise it with body_bytes_max"
         );
-        let uncharged = Framing { charge: None, ..framing(700, 10_000) }.see(&mut head.clone()).unwrap_err();
+        let uncharged =
+            seen(&mut Framing { charge: None, ..framing(700, 10_000) }, &mut head.clone()).unwrap_err();
         assert_eq!(
             uncharged.to_string(),
             "the message of a call that brings no data, in bytes, is 701, more than the limit of 700"
         );
         assert_eq!(status::of(&uncharged).code(), tonic::Code::ResourceExhausted);
-        let error = framing(700, 600).see(&mut Bytes::from(message(650)).slice(..5)).unwrap_err();
+        let error = seen(&mut framing(700, 600), &mut Bytes::from(message(650)).slice(..5)).unwrap_err();
         assert!(matches!(error, InferError::TooLarge { option: "in_flight_bytes_max", .. }), "{error}");
     }
 }

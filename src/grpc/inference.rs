@@ -51,7 +51,7 @@ fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, InferError> {
     let Some(value) = headers.get("grpc-timeout") else { return Ok(None) };
     let read = || {
         let (digits, unit) = value.to_str().ok()?.split_at_checked(value.len().checked_sub(1)?)?;
-        let number: u64 = digits.parse().ok().filter(|_| digits.len() <= 8)?;
+        let number: u64 = digits.parse().ok().filter(|_| digits.len() <= 8 && !digits.starts_with('+'))?;
         Some(match unit {
             "H" => Duration::from_secs(number * 3600),
             "M" => Duration::from_secs(number * 60),
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(of("100m"), Ok(Some(Duration::from_millis(100))));
         assert_eq!(of("7u"), Ok(Some(Duration::from_micros(7))));
         assert_eq!(of("7n"), Ok(Some(Duration::from_nanos(7))));
-        for value in ["", "m", "1", "1d", "-1m", "999999999S", "1.5S"] {
+        for value in ["", "m", "1", "1d", "-1m", "+1S", "999999999S", "1.5S"] {
             assert!(of(value).is_err(), "{value:?}");
         }
     }

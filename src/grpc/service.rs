@@ -172,9 +172,15 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         // The call is over for `around` when its head is sent; what follows is logged under its id all the same.
         let span = tracing::Span::current();
         let call = extensions.get::<Arc<Permit>>().cloned();
+        let mut ended = false;
         let answers = messages
             // What was accepted is answered; what would come after that goes elsewhere.
             .take_until(async move { stages.closing().await })
+            // An error is the end of a call; behind one that broke off there would be no end of them.
+            .take_while(move |message| {
+                let goes_on = !std::mem::replace(&mut ended, message.is_err());
+                std::future::ready(goes_on)
+            })
             .map(move |message| {
                 let (front, head) = (Arc::clone(&front), Arc::clone(&head));
                 let span = span.clone();
@@ -183,12 +189,16 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
                 async move {
                     // Its work goes on whether or not the caller reads, so that it keeps from nobody what it is done with.
                     let (permit, message) = message?;
+                    let kept = permit.as_ref().ok().cloned().flatten();
                     let answer = stream_answer(front, head, message, permit).instrument(span);
                     let answer = AbortOnDropHandle::new(tokio::spawn(answer)).await;
-                    answer.map_err(|_| Status::internal("a message was not answered"))
+                    let answer = answer.map_err(|_| Status::internal("a message was not answered"))?;
+                    Ok((answer, kept))
                 }
             })
-            .buffered(STREAM_MESSAGES_MAX);
+            .buffered(STREAM_MESSAGES_MAX)
+            // An answer is in flight until there is room for it on its way to the caller.
+            .map(|answer| answer.map(|(answer, _permit)| answer));
         let end = stream::once(async move {
             let draining = || status::of(&InferError::Draining);
             closed.closing().now_or_never().map(|()| Err(draining()))

@@ -27,16 +27,28 @@ class Connection:
     def send(self, kind, flags, stream, payload):
         self.socket.sendall(struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload)
 
-    def post(self, stream, path, headers, body, end=True):
+    def post(self, stream, path, headers, body, end=True, method="POST"):
         """Posts; the body must fit into the windows that everybody has, all requests together. `end`: whether it ends."""
-        fields = [(":method", "POST"), (":scheme", "http"), (":authority", "a"), (":path", path), *headers]
+        fields = [(":method", method), (":scheme", "http"), (":authority", "a"), (":path", path), *headers]
         # Literals that nobody remembers (RFC 7541, 6.2.2), no name or value of them longer than 126 bytes.
         strings = [[bytes([len(text)]) + text.encode() for text in field] for field in fields]
         self.send(HEADERS, END_HEADERS, stream, b"".join(b"\0" + name + value for name, value in strings))
-        for at in range(0, len(body), FRAME_BYTES_MAX):
-            self.send(DATA, 0, stream, body[at : at + FRAME_BYTES_MAX])
+        self.post_more(stream, body)
         if end:
             self.send(DATA, END_STREAM, stream, b"")
+
+    def post_more(self, stream, body):
+        for at in range(0, len(body), FRAME_BYTES_MAX):
+            self.send(DATA, 0, stream, body[at : at + FRAME_BYTES_MAX])
+
+    def answer(self):
+        """All data of the one answer that is still to come, to its end."""
+        data, flags = b"", 0
+        while not flags & END_STREAM:
+            kind, flags, _, payload = self.receive()
+            assert kind in (DATA, HEADERS), (kind, payload)
+            data += payload if kind == DATA else b""
+        return data
 
     def open(self, stream, count):
         """Allows so many more bytes to an answer; stream 0: to all together."""

@@ -600,6 +600,8 @@ def test_bytes_that_are_no_message_are_refused(channel):
 
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+LIVE = "/inference.GRPCInferenceService/ServerLive"
 ENTRIES = {"inputs": b"\x2a\0", "outputs": b"\x32\0", "raw contents": b"\x3a\0", "parameters of an input": b"\x2a\2\x22\0"}
 
 
@@ -790,6 +792,67 @@ def test_calls_are_counted_by_name_and_code(server, stub):
 def test_whoever_speaks_http_is_told_where_it_is_spoken(server):
     reply = requests.get(f"http://127.0.0.1:{server.grpc_port}/v2", timeout=wire.TIMEOUT)
     wire.problem(reply, 415, "gRPC", "listen")
+
+
+@pytest.mark.parametrize(("method", "kind"), [("GET", "+proto"), ("POST", "-web"), ("POST", "-web+proto"), ("POST", "foo")])
+def test_whoever_asks_as_no_client_of_grpc_does_is_refused(server, method, kind):
+    code = 405 if method == "GET" else 415
+    with http2.Connection(server.grpc_port, 1 << 20) as connection:
+        connection.post(1, LIVE, [("content-type", f"application/grpc{kind}")], bytes(5), method=method)
+        assert json.loads(connection.answer())["status"] == code
+
+
+def test_a_stream_that_ends_within_a_message_has_the_answers_to_those_before(server):
+    ask = message("identity", "x", ONES).SerializeToString()
+    whole = struct.pack(">BI", 0, len(ask)) + ask
+    headers = [("content-type", "application/grpc"), ("te", "trailers")]
+    for bodies in [[whole + whole + whole[:9]], [whole, whole + whole[:3]]]:
+        with http2.Connection(server.grpc_port, 1 << 20) as connection:
+            connection.post(1, STREAM, headers, b"", end=False)
+            for body in bodies:
+                connection.send(http2.DATA, 0, 1, body)
+            connection.send(http2.DATA, http2.END_STREAM, 1, b"")
+            answers = connection.answer()
+        lengths = []
+        while answers:
+            lengths.append(struct.unpack(">BI", answers[:5])[1])
+            answers = answers[5 + lengths[-1] :]
+        assert len(lengths) == 2, lengths
+
+
+def test_answers_of_a_stream_that_nobody_takes_are_in_flight(start_server, models, tmp_path):
+    (tmp_path / "identity").symlink_to(models / "identity")
+    server = start_server(tmp_path)
+    values = np.zeros((300, 16), np.float32)  # three fit into what may be sent at once
+    ask = message("identity", "x", values).SerializeToString()
+    whole = struct.pack(">BI", 0, len(ask)) + ask
+    headers = [("content-type", "application/grpc"), ("te", "trailers")]
+    with http2.Connection(server.grpc_port, 1000) as connection:
+        connection.post(1, STREAM, headers, whole, end=False)
+        # There is room for some of the first; another may be made ready behind it.
+        while connection.receive()[0] != http2.DATA:
+            pass
+        connection.post_more(1, whole + whole)
+        until(lambda: outcomes(server, "identity", "ok") == 3, SECONDS, "all are answered")
+        assert gauge(server, "ocelli_requests_in_flight") >= 1
+        assert gauge(server, "ocelli_in_flight_bytes") >= values.nbytes
+        for stream in [0, 1]:
+            connection.open(stream, 1 << 30)
+        connection.send(http2.DATA, http2.END_STREAM, 1, b"")
+        assert len(connection.answer()) > 3 * values.nbytes - 1000
+    until_in_flight(server, 0)
+    assert server.stop() == 0
+
+
+def test_a_client_that_has_gone_holds_up_no_end(start_server, only_digits):
+    server = start_server(only_digits, drain_delay_ms=0, drain_timeout_ms=600_000)
+    headers = [("content-type", "application/grpc"), ("te", "trailers")]
+    with http2.Connection(server.grpc_port, 1 << 20) as connection:
+        connection.post(1, LIVE, headers, bytes(5))
+        connection.answer()
+        server.terminate()
+        # Else it ends 40 s later, when it has not answered a PING.
+        assert server.wait_exit(30) == 0
 
 
 def test_a_drain_finishes_what_was_accepted_and_ends_streams(start_server, models, tmp_path):

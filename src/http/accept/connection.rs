@@ -34,6 +34,10 @@ const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// that we are closing.
 const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(500);
 
+/// When the listener closes: how often an HTTP/2 connection that was told so is looked at, and ended where no request is on it. Its client
+/// has that long to say that it has heard, which hyper waits for; one that has gone never does.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 /// What is read from an HTTP/1 connection at once, and the longest header. An image of 224 × 224 in bytes (151 kB) comes in
 /// one piece, which is read where it lies. A frame of this size is still in the core's cache when it is put with the rest of its
 /// body; hyper's own bound (408 KiB) was 11 % slower with bodies of 602 kB.
@@ -107,6 +111,7 @@ impl Shared {
             let mut drain_seen = false;
             let mut close_seen = false;
             let mut first_request_until = None;
+            let mut farewell_until = None;
             let mut idle_seen = false;
             let mut look = pin!(tokio::time::sleep(Duration::ZERO));
             let in_order = loop {
@@ -145,6 +150,7 @@ impl Shared {
                         close_seen = true;
                         if watch.is_http2() || watch.requests() > 0 {
                             connection.as_mut().graceful_shutdown();
+                            farewell_until = watch.is_http2().then(|| tokio::time::Instant::now() + FAREWELL);
                         } else {
                             first_request_until = Some(tokio::time::Instant::now() + FIRST_REQUEST_GRACE);
                         }
@@ -156,6 +162,12 @@ impl Shared {
                             break false;
                         }
                         connection.as_mut().graceful_shutdown();
+                    }
+                    () = until(farewell_until), if farewell_until.is_some() => {
+                        if !watch.has_request() {
+                            break false;
+                        }
+                        farewell_until = Some(tokio::time::Instant::now() + FAREWELL);
                     }
                 }
             };
@@ -227,6 +239,8 @@ fn builder(settings: &Settings) -> auto::Builder<TokioExecutor> {
         .max_header_list_size(HEADER_LIST_BYTES_MAX)
         // Images are larger than the standard 64 KiB window: one round trip less for most of them.
         .initial_stream_window_size(1024 * 1024)
-        .initial_connection_window_size(4 * 1024 * 1024);
+        // A stream of gRPC that is not read for a while holds up none of the others. And half of this is what small frames (below 256
+        // bytes) that nobody has read may take beside what is in them, before h2 ends a connection.
+        .initial_connection_window_size(16 * 1024 * 1024);
     builder
 }
