@@ -5,7 +5,7 @@ use crate::{
     error::InferError,
     http::{
         Front,
-        admission::Permit,
+        admission::{Permit, written},
         call::Call,
         guard::panicked,
         infer,
@@ -18,6 +18,7 @@ use crate::{
 };
 use axum::http::{HeaderMap, Uri};
 use futures_util::FutureExt;
+use prost::Message as _;
 use std::{
     panic::AssertUnwindSafe,
     sync::Arc,
@@ -82,6 +83,7 @@ pub(super) async fn infer(
         let model = target.find(front)?;
         let call = Call::of(&head.headers, &model, front.limits.timeout_max)?
             .traced(&head.extensions)
+            .charged_to(permit.as_ref())
             .since(arrived)
             // That is for the whole call.
             .no_later_than(head.timeout, head.arrived);
@@ -99,10 +101,14 @@ pub(super) async fn infer(
         let answered = Instant::now();
         let (long, spent, tally) = (ran.is_long(), ran.spent.clone(), Arc::clone(&ran.tally));
         let (of, front_too) = (Arc::clone(&model), Arc::clone(front));
+        let permit = caller.permit.clone();
         let write = move || {
             let outputs = ran.outputs(&of)?;
             shared_memory::deliver(&front_too, &outputs)?;
-            convert::reply(&of, ran.id, outputs, typed)
+            let reply = convert::reply(&of, ran.id, outputs, typed)?;
+            // Once more, as the bytes that are sent.
+            let bytes = reply.encoded_len();
+            written(permit.as_ref(), bytes as u64, || Ok(reply), |_| bytes)
         };
         let reply = if long { front.decode.run(write).await.flatten() } else { write() };
         spent.replied(front, &tally, answered.elapsed());

@@ -11,7 +11,7 @@ mod permit;
 use crate::error::InferError;
 use axum::extract::Request;
 pub(crate) use held::hold;
-pub use permit::{Beside, Permit, charged};
+pub use permit::{Beside, Permit, UNCOUNTED_BYTES, charged, written};
 use std::{
     sync::{
         Arc,

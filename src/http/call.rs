@@ -1,6 +1,10 @@
 //! What every inference request carries beside its data: a deadline and a priority; and where its time went.
 
-use super::{Front, admission::Permit, tally::Tally};
+use super::{
+    Front,
+    admission::{Permit, UNCOUNTED_BYTES},
+    tally::Tally,
+};
 use crate::{
     batch::{Answer, Fallback, Job, Then, Ticket, Timing, Wait},
     engine::{Setting, Tensor},
@@ -85,6 +89,29 @@ impl Call {
     /// The same for a request whose stages may be noted, and for which something is set aside.
     pub(crate) fn traced(self, extensions: &Extensions) -> Call {
         Call { trace: extensions.get().cloned(), permit: extensions.get().cloned(), ..self }
+    }
+
+    /// The same for one that came with a call: what is set aside for it is its own.
+    pub(crate) fn charged_to(self, permit: Option<&Arc<Permit>>) -> Call {
+        Call { permit: permit.cloned().or(self.permit), ..self }
+    }
+
+    /// Sets aside what is sent back, until the request ends.
+    pub(super) fn says(&self, text: &[u8]) -> Result<(), InferError> {
+        let bytes = text.len() as u64;
+        let permit = self.permit.as_ref().filter(|_| bytes >= UNCOUNTED_BYTES);
+        permit.map_or(Ok(()), |permit| permit.more(bytes))
+    }
+
+    /// Sets aside what outputs take, until the last of them is dropped.
+    fn held(&self, outputs: Vec<Tensor>) -> Result<Vec<Tensor>, InferError> {
+        let bytes = outputs.iter().map(|output| output.data.len() as u64).sum();
+        let Some(permit) = self.permit.as_ref().filter(|_| bytes >= UNCOUNTED_BYTES) else {
+            return Ok(outputs);
+        };
+        let held = Arc::new(permit.beside(bytes)?);
+        let keep = |output: Tensor| Tensor { data: held.kept_by(output.data), ..output };
+        Ok(outputs.into_iter().map(keep).collect())
     }
 
     /// Notes a stage of its trace that took so long and has just ended.
@@ -223,6 +250,7 @@ impl Call {
     ) -> Result<Answer, InferError> {
         let (model, pushed) = (tally.model(), ticket.pushed());
         let answer = self.in_time(ticket).await;
+        let answer = answer.and_then(|answer| Ok(Answer { outputs: self.held(answer.outputs)?, ..answer }));
         tally.part(&answer);
         let answer = answer?;
         tally.ran(answer.timing);

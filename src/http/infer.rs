@@ -1,29 +1,27 @@
-//! `POST /v2/models/{model}/infer`: tensors in, tensors out, by the Open Inference Protocol.
+//! `POST /v2/models/{model}/infer`: tensors in, tensors out, by the Open Inference Protocol. `parts` answers item by item.
+
+mod parts;
 
 use super::{
     Front,
-    admission::charged,
+    admission::{charged, written},
     body,
     call::{Call, Spent},
     encoded,
     localize::tensors::{self, Changes, Fitted},
     query,
     shared_memory::{self, Caller},
-    streamed::{self, Form},
+    streamed::Form,
     tally::Tally,
     target::Target,
     wire::{
-        BINARY_OUTPUT, HEADER_LENGTH, classification, flag, raw,
+        HEADER_LENGTH, classification, raw,
         reply::{self, InferReply, Output},
         request::{self as oip, InferRequest, Input, Requested, fits},
         shared_memory::Place,
     },
 };
 use crate::{
-    batch::{
-        Answer,
-        rows::{self, Mark},
-    },
     engine::{Batching, Tensor, TensorSpec},
     error::{InferError, bad},
     models::Model,
@@ -34,11 +32,7 @@ use axum::{
     http::{HeaderValue, header},
     response::Response,
 };
-use futures_util::{FutureExt, Stream, StreamExt, stream};
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 /// `POST /v2/models/{model}[/versions/{version}]/infer`
 pub(super) async fn infer(
@@ -129,22 +123,24 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let call = call.asked(model, request.timeout()?, request.priority()?);
     call.stage("decode", began.elapsed());
     if let Some(form) = form {
-        return Box::pin(in_parts(front, model, &call, request, form, &caller)).await;
+        return Box::pin(parts::in_parts(front, model, &call, request, form, &caller)).await;
     }
     let ran = run(front, model, &call, request, began, &caller).await?;
     let answered = Instant::now();
     let (long, spent, tally) = (ran.is_long(), ran.spent.clone(), Arc::clone(&ran.tally));
-    let (of, front_too) = (Arc::clone(model), Arc::clone(front));
+    let (of, front_too, permit) = (Arc::clone(model), Arc::clone(front), caller.permit.clone());
     let write = move || {
         let outputs = ran.outputs(&of)?;
         shared_memory::deliver(&front_too, &outputs)?;
-        reply::write(&InferReply {
+        let reply = InferReply {
             outputs,
             id: ran.id,
             model_name: Arc::clone(&of.name),
             model_version: Arc::clone(&of.version),
             parameters: serde_json::Map::new(),
-        })
+        };
+        let text = reply.outputs.iter().map(Output::text_bytes_max).sum();
+        written(permit.as_ref(), text, || reply::write(&reply), |encoded| encoded.text)
     };
     let encoded = if long { front.decode.run(write).await.flatten() } else { write() };
     spent.replied(front, &tally, answered.elapsed());
@@ -262,128 +258,6 @@ impl Ran {
         self.wanted.iter().map(|wanted| output(model, &self.outputs, wanted)).collect()
     }
 }
-
-/// The answers for the items of a request as they come, in order: image by image, or a largest batch each. What is one run has
-/// one part.
-async fn in_parts(
-    front: &Arc<Front>,
-    model: &Arc<Model>,
-    call: &Call,
-    request: InferRequest,
-    form: Form,
-    caller: &Caller,
-) -> Result<Response, InferError> {
-    if let Some(output) = request.outputs.iter().find(|output| output.place.is_some()) {
-        return Err(bad(format!(
-            "output {:?} is asked for in shared memory, but the outputs of a reply that comes item by item are in it",
-            output.name
-        )));
-    }
-    // A raw request is all binary without asking for it.
-    let all_binary = request.outputs.is_empty() && flag(&request.parameters, BINARY_OUTPUT)? == Some(true);
-    if all_binary || request.outputs.iter().any(|output| output.binary) {
-        return Err(bad(
-            "outputs are asked for as binary data, but those of a reply that comes item by item are text: leave one out, \
-             Accept or binary_data",
-        ));
-    }
-    let asked = (request.outputs.clone(), request.binary_default);
-    let id = request.id.clone();
-    if let Some(images) = encoded::sent(model, &request.inputs) {
-        let (wanted, count) =
-            (Arc::new(wanted(model, &asked, &shown(model))?), images.shape.first().copied().unwrap_or(0));
-        let tally = Arc::new(Tally::of(model));
-        let images = encoded::one_by_one(front, &tally, call, images, caller.permit.as_deref())?.enumerate();
-        let common = (Arc::clone(front), Arc::clone(&tally), call.clone(), wanted);
-        let parts = images.then(move |(index, ran)| {
-            let (front, tally, call, wanted) = common.clone();
-            async move {
-                match ran {
-                    Ok(ran) => (index, part(&front, &tally, &call, &wanted, &ran).await),
-                    Err(error) => (index, Err(error)),
-                }
-            }
-        });
-        return Ok(streamed::parts(form, id.as_deref(), tallied(tally, count, parts)));
-    }
-    if model.fit.is_some() || model.rules.whole {
-        let ran = run(front, model, call, request, Instant::now(), caller).await?;
-        let (tally, of) = (Arc::clone(&ran.tally), Arc::clone(model));
-        let only = front.decode.run(move || ran.outputs(&of).and_then(|outputs| reply::members(&outputs)));
-        let only = tally.ended(only.await.flatten())?;
-        return Ok(streamed::parts(form, id.as_deref(), stream::iter([(0, Ok(only))])));
-    }
-    let wanted = wanted(model, &asked, &shown(model))?;
-    let (inputs, items) = arrange(model, request.inputs)?;
-    let parts = by_batches(front, model, call, inputs, items, wanted);
-    Ok(streamed::parts(form, id.as_deref(), parts))
-}
-
-fn by_batches(
-    front: &Arc<Front>,
-    model: &Arc<Model>,
-    call: &Call,
-    inputs: Vec<Tensor>,
-    items: usize,
-    wanted: Vec<Wanted>,
-) -> impl Stream<Item = (usize, Result<Vec<u8>, InferError>)> + Send + use<> {
-    let largest = model.rules.largest();
-    let tally = Arc::new(Tally::of(model));
-    let common = (Arc::clone(front), Arc::clone(&tally), call.clone(), Arc::new(wanted));
-    let mut marks = vec![Mark::default(); inputs.len()];
-    let batches = stream::iter((0..items).step_by(largest)).map(move |first| {
-        let (front, tally, call, wanted) = common.clone();
-        let end = (first + largest).min(items);
-        let given = inputs.iter().zip(&mut marks);
-        let given: Vec<Tensor> = given.map(|(input, mark)| rows::cut(input, first..end, mark)).collect();
-        let part = async move {
-            let call = call.again();
-            let ticket = call.push(&front, &tally, given, end - first, None)?;
-            let ran = call.answer(&front, &tally, ticket).await?;
-            part(&front, &tally, &call, &wanted, &ran).await
-        };
-        part.map(move |part| (first, part))
-    });
-    tallied(tally, items.div_ceil(largest), batches.buffered(STREAMED_BATCHES))
-}
-
-/// Counts the request of which these parts come, `count` in number, with the last of them.
-fn tallied<T>(
-    tally: Arc<Tally>,
-    count: usize,
-    parts: impl Stream<Item = (usize, Result<T, InferError>)> + Send,
-) -> impl Stream<Item = (usize, Result<T, InferError>)> + Send {
-    parts.enumerate().map(move |(index, (first, part))| {
-        tally.part(&part);
-        if index + 1 == count {
-            tally.over();
-        }
-        (first, part)
-    })
-}
-
-/// The members that say what came of some items. All of it is text.
-async fn part(
-    front: &Front,
-    tally: &Tally,
-    call: &Call,
-    wanted: &[Wanted],
-    ran: &Answer,
-) -> Result<Vec<u8>, InferError> {
-    let (answered, model) = (Instant::now(), tally.model());
-    let names = model.interface.signature.outputs.iter().map(|spec| spec.name.clone());
-    let there: Vec<(String, Tensor)> = names.zip(model.interface.outward(&ran.outputs)).collect();
-    let outputs =
-        wanted.iter().map(|wanted| output(model, &there, &Wanted { binary: false, ..wanted.clone() }));
-    let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
-    let written = front.decode.run(move || reply::members(&outputs)).await?;
-    Spent::on(Duration::ZERO, ran).replied(front, tally, answered.elapsed());
-    call.stage("encode", answered.elapsed());
-    written
-}
-
-/// Batches of a stream that are under way.
-const STREAMED_BATCHES: usize = 2;
 
 /// An output that is asked for.
 #[derive(Clone)]

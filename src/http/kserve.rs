@@ -3,7 +3,7 @@
 
 use super::{
     Front,
-    admission::Permit,
+    admission::{Permit, written},
     body,
     call::{Call, Spent},
     infer,
@@ -140,7 +140,9 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             let (entries, spent) = predict::entries(front, model, &call, &Arc::new(asked), files).await?;
             // The protocol has no place for one answer that is an error.
             let answers = entries.into_iter().map(|entry| entry.answer).collect::<Result<Vec<_>, _>>()?;
-            (v1::answers(form, &answers), spent)
+            let json = v1::answers(form, &answers);
+            call.says(&json)?;
+            (json, spent)
         }
         Asked::Tensors(inputs) => {
             let (inputs, items) = infer::arrange(model, inputs)?;
@@ -153,7 +155,11 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             let of = Arc::clone(model);
             let rows = (form == Form::Rows && !of.rules.whole).then_some(items);
             let outputs = model.interface.outward(&ran.outputs);
-            let write = move || v1::outputs(rows, form, &of.interface.signature.outputs, &outputs);
+            let (permit, text) = (call.permit.clone(), v1::text_bytes_max(&outputs));
+            let write = move || {
+                let write = || v1::outputs(rows, form, &of.interface.signature.outputs, &outputs);
+                written(permit.as_ref(), text, write, Vec::len)
+            };
             let answered = Instant::now();
             let json = front.decode.run(write).await.flatten();
             spent.replied(front, &tally, answered.elapsed());

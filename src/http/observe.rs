@@ -243,7 +243,7 @@ mod tests {
         for (answered, counts) in [(true, [1, 0]), (false, [1, 1])] {
             let answer = answered.then(|| Entry { page: None, answer: Ok(b"\"a\":1".to_vec()) });
             let error = Entry { page: None, answer: Err(InferError::Decode("no".into())) };
-            let reply = reply(Form::Lines, stream::iter([error].into_iter().chain(answer)));
+            let reply = reply(Form::Lines, None, stream::iter([error].into_iter().chain(answer)));
             let ending = reply.extensions().get::<Ending>().expect("it is counted at its end");
             ending.begins(Uncounted::begin(Some(Arc::clone(&model))));
             reply.into_body().collect().await.expect("infallible");

@@ -112,7 +112,8 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
                 "format=torchserve does not stream: leave out one of the two".into(),
             ));
         }
-        return Ok(streamed::reply(form, one_by_one(front, model, &call, &asked, posted.files, permit)));
+        let entries = one_by_one(front, model, &call, &asked, posted.files, permit.clone());
+        return Ok(streamed::reply(form, permit, entries));
     }
     let (entries, spent) = entries(front, model, &call, &asked, posted.files).await?;
     let of = Of { model: &model.name, version: &model.version, task: model.task.name() };
@@ -121,6 +122,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         [Entry { answer: Ok(members), .. }] if posted.raw => answer::one(of, members),
         several => answer::several(of, several),
     };
+    call.says(&body)?;
     Ok(replied("application/json", body, &spent))
 }
 
@@ -134,6 +136,7 @@ async fn picture(
 ) -> Result<Response, InferError> {
     let only = frames(front, model, call, asked, decoded).await.pop();
     let (file, spent) = only.ok_or_else(|| InferError::Internal("a file has no frames".into()))??;
+    call.says(&file)?;
     Ok(replied(form.media(), file, &spent))
 }
 

@@ -7,13 +7,14 @@
 use super::{
     Front,
     accepted::{self, Offer},
+    admission::{Beside, Permit, UNCOUNTED_BYTES},
     call::Call,
     observe::Ending,
     reject::Problem,
     tally::Tally,
     wire::{
         answer::{self, Entry},
-        reply,
+        reply::{self, Output},
     },
 };
 use crate::{
@@ -22,7 +23,7 @@ use crate::{
     models::Model,
 };
 use axum::{
-    body::Body,
+    body::{Body, Bytes},
     http::{HeaderMap, HeaderValue, header},
     response::Response,
 };
@@ -63,10 +64,10 @@ impl Form {
         accepted::best(headers, &offers).flatten()
     }
 
-    fn write(self, name: &str, json: &[u8]) -> Vec<u8> {
+    fn write(self, name: &str, json: &[&[u8]]) -> Vec<u8> {
         match self {
-            Form::Lines => [json, b"\n"].concat(),
-            Form::Events => [b"event: ", name.as_bytes(), b"\ndata: ", json, b"\n\n"].concat(),
+            Form::Lines => [json, &[b"\n"]].concat().concat(),
+            Form::Events => [&[b"event: ", name.as_bytes(), b"\ndata: "], json, &[b"\n\n"]].concat().concat(),
         }
     }
 }
@@ -114,9 +115,49 @@ impl Queued {
     }
 }
 
-/// A reply of these entries, with their `index` as progress; the last line or event says how many there were.
-pub(super) fn reply(form: Form, entries: impl Stream<Item = Entry> + Send + 'static) -> Response {
-    written(form, Vec::new(), entries.map(|entry| (entry.place(), entry.answer)))
+/// The text of some items of a reply, and what is set aside for it until it has been sent.
+pub(super) struct Text {
+    json: Vec<u8>,
+    held: Option<Beside>,
+}
+
+impl Text {
+    /// The members that say what these outputs are.
+    ///
+    /// # Errors
+    /// As [`reply::members`], and where there is no room for as much text.
+    pub(super) fn of(permit: Option<&Arc<Permit>>, outputs: &[Output]) -> Result<Text, InferError> {
+        // As it is, and as it becomes a line.
+        let bytes_max = 2 * outputs.iter().map(Output::text_bytes_max).sum::<u64>();
+        let permit = permit.filter(|_| bytes_max >= UNCOUNTED_BYTES);
+        let mut held = permit.map(|permit| permit.beside(bytes_max)).transpose()?;
+        let json = reply::members(outputs)?;
+        if let Some(held) = &mut held {
+            held.set(2 * json.len() as u64);
+        }
+        Ok(Text { json, held })
+    }
+}
+
+impl From<Vec<u8>> for Text {
+    fn from(json: Vec<u8>) -> Text {
+        Text { json, held: None }
+    }
+}
+
+/// A reply of these entries, with their `index` as progress; the last line or event says how many there were. What they take is set aside
+/// for the request.
+pub(super) fn reply(
+    form: Form,
+    permit: Option<Arc<Permit>>,
+    entries: impl Stream<Item = Entry> + Send + 'static,
+) -> Response {
+    let held = move |json: Vec<u8>| {
+        let bytes = 2 * json.len() as u64;
+        let permit = permit.as_ref().filter(|_| bytes >= UNCOUNTED_BYTES);
+        Ok(Text { held: permit.map(|permit| permit.beside(bytes)).transpose()?, json })
+    };
+    written(form, Vec::new(), entries.map(move |entry| (entry.place(), entry.answer.and_then(&held))))
 }
 
 /// The same for the items of a request of tensors: each entry says with which of them it begins, also where it is an error, and
@@ -124,7 +165,7 @@ pub(super) fn reply(form: Form, entries: impl Stream<Item = Entry> + Send + 'sta
 pub(super) fn parts(
     form: Form,
     id: Option<&str>,
-    entries: impl Stream<Item = (usize, Result<Vec<u8>, InferError>)> + Send + 'static,
+    entries: impl Stream<Item = (usize, Result<Text, InferError>)> + Send + 'static,
 ) -> Response {
     let id = id.map(reply::id).unwrap_or_default();
     let entries = entries.map(|(first, entry)| (format!("\"first_item\":{first},").into_bytes(), entry));
@@ -135,36 +176,40 @@ pub(super) fn parts(
 fn written(
     form: Form,
     common: Vec<u8>,
-    entries: impl Stream<Item = (Vec<u8>, Result<Vec<u8>, InferError>)> + Send + 'static,
+    entries: impl Stream<Item = (Vec<u8>, Result<Text, InferError>)> + Send + 'static,
 ) -> Response {
     let mut counts = [0u64; 2];
     let ending = Ending::default();
     let (ended, mut problem) = (ending.clone(), None);
     let items = entries.map(Some).chain(stream::iter([None])).map(move |entry| {
-        let bytes = match entry {
+        let (bytes, held) = match entry {
             Some((own, entry)) => {
                 let index = counts[0] + counts[1];
                 counts[usize::from(entry.is_err())] += 1;
-                let (name, members) = match entry {
+                let (name, Text { json, held }) = match entry {
                     Ok(members) => ("answer", members),
                     Err(error) => {
                         let error = Problem::from(&error);
                         problem.get_or_insert(error.kind);
-                        ("error", answer::problem(&error))
+                        ("error", answer::problem(&error).into())
                     }
                 };
                 let index = format!("{{\"index\":{index},");
-                form.write(name, &[index.as_bytes(), &common, &own, &members, b"}"].concat())
+                (form.write(name, &[index.as_bytes(), &common, &own, &json, b"}"]), held)
             }
             None => {
                 let [answered, failed] = counts;
                 // As of a reply in one piece, which is an error where it has nothing else.
                 ended.ended(problem.filter(|_| answered == 0));
                 let done = format!("\"done\":{{\"answered\":{answered},\"failed\":{failed}}}}}");
-                form.write("done", &[b"{", &common[..], done.as_bytes()].concat())
+                (form.write("done", &[b"{", &common[..], done.as_bytes()]), None)
             }
         };
-        Ok::<_, Infallible>(bytes)
+        let bytes = Bytes::from(bytes);
+        Ok::<_, Infallible>(match held {
+            Some(held) => Arc::new(held).kept_by(bytes),
+            None => bytes,
+        })
     });
     let mut reply = Response::new(Body::from_stream(items));
     reply.extensions_mut().insert(ending);
@@ -238,7 +283,7 @@ mod tests {
                 Entry { page: None, answer: Ok(b"\"a\":1".to_vec()) },
                 Entry { page: Some(Page { file: 2, page: 3 }), answer: Err(InferError::Decode("no".into())) },
             ];
-            let reply = reply(form, stream::iter(entries));
+            let reply = reply(form, None, stream::iter(entries));
             assert_eq!(reply.headers()["x-accel-buffering"], "no", "proxies pass it on as it comes");
             let body = reply.into_body().collect().await.expect("infallible");
             let text = String::from_utf8(body.to_bytes().to_vec()).expect("text");
@@ -250,7 +295,7 @@ mod tests {
     #[tokio::test]
     async fn parts_of_a_request_say_where_they_begin_and_whose_they_are_also_where_they_failed() {
         for (id, said) in [(Some("a\"b"), "\"id\":\"a\\\"b\","), (None, "")] {
-            let entries = [(0, Ok(b"\"a\":1".to_vec())), (4, Err(InferError::Decode("no".into())))];
+            let entries = [(0, Ok(b"\"a\":1".to_vec().into())), (4, Err(InferError::Decode("no".into())))];
             let body = parts(Form::Lines, id, stream::iter(entries)).into_body().collect().await;
             let text = String::from_utf8(body.expect("infallible").to_bytes().to_vec()).expect("text");
             let lines: Vec<&str> = text.lines().collect();

@@ -2,6 +2,7 @@
 
 use super::{Admission, Kind, take};
 use crate::error::InferError;
+use bytes::Bytes;
 use std::{
     sync::{
         Arc,
@@ -107,6 +108,18 @@ impl Permit {
         self.cover(bytes)
     }
 
+    /// Sets aside more for what is sent back, until the request ends.
+    ///
+    /// # Errors
+    /// As [`Permit::cover`].
+    pub fn more(&self, bytes: u64) -> Result<(), InferError> {
+        if !self.account.take(bytes) {
+            return Err(self.account.refuse(bytes));
+        }
+        self.bytes.fetch_add(bytes, Ordering::AcqRel);
+        Ok(())
+    }
+
     /// For what the request may come to take beside its body, of which nothing is set aside yet.
     pub fn nothing_beside(&self) -> Beside {
         Beside { account: Arc::clone(&self.account), bytes: 0 }
@@ -151,6 +164,28 @@ pub fn charged<T, W: FnOnce() -> T>(permit: Option<&Arc<Permit>>, work: W) -> im
     }
 }
 
+/// What is sent back in fewer bytes is not set aside for: a request takes as much in any case.
+pub const UNCOUNTED_BYTES: u64 = 16 * 1024;
+
+/// Writes what is sent back, of at most so many bytes, which are set aside before that and until the request ends. `bytes` tells how many
+/// it took; the others are given back.
+///
+/// # Errors
+/// As [`Permit::cover`], and those of `write`.
+pub fn written<T>(
+    permit: Option<&Arc<Permit>>,
+    bytes_max: u64,
+    write: impl FnOnce() -> Result<T, InferError>,
+    bytes: impl FnOnce(&T) -> usize,
+) -> Result<T, InferError> {
+    let Some(permit) = permit.filter(|_| bytes_max >= UNCOUNTED_BYTES) else { return write() };
+    permit.more(bytes_max)?;
+    let written = write();
+    let took = written.as_ref().map_or(0, |written| bytes(written) as u64);
+    permit.trim(permit.bytes().saturating_sub(bytes_max.saturating_sub(took)));
+    written
+}
+
 /// Bytes that a request takes beside its body, given back when dropped.
 #[derive(Debug)]
 pub struct Beside {
@@ -183,6 +218,25 @@ impl Beside {
         }
         self.bytes += more;
         Ok(())
+    }
+}
+
+/// Bytes, with what is set aside for them.
+struct Charged {
+    bytes: Bytes,
+    _held: Arc<Beside>,
+}
+
+impl AsRef<[u8]> for Charged {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Beside {
+    /// The bytes, which keep what is set aside until the last of them is dropped.
+    pub fn kept_by(self: &Arc<Self>, bytes: Bytes) -> Bytes {
+        Bytes::from_owner(Charged { bytes, _held: Arc::clone(self) })
     }
 }
 

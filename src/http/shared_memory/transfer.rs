@@ -43,7 +43,7 @@ pub(crate) struct Caller {
     /// Whether the caller may use regions; `None` where nobody may.
     may: Option<Result<(), InferError>>,
     /// What a request's bytes are charged to.
-    pub(in crate::http) permit: Option<Arc<Permit>>,
+    pub(crate) permit: Option<Arc<Permit>>,
 }
 
 impl Caller {

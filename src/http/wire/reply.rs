@@ -22,6 +22,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 /// One output.
@@ -35,6 +36,13 @@ pub struct Output {
     pub binary: bool,
     /// Where it has been put instead of into the reply.
     pub place: Option<Place>,
+}
+
+impl Output {
+    /// Bytes that it takes as text at most; none where it is none.
+    pub fn text_bytes_max(&self) -> u64 {
+        if self.binary || self.place.is_some() { 0 } else { text_bytes_max(&self.tensor) }
+    }
 }
 
 /// A reply to write.
@@ -59,6 +67,8 @@ pub struct Encoded {
     pub content_type: &'static str,
     /// For the header `Inference-Header-Content-Length`, which must be absent if nothing is binary.
     pub json_length: Option<usize>,
+    /// Bytes of the JSON.
+    pub text: usize,
     /// The JSON, then the binary tensors in the memory in which they were made.
     pub body: Chunks,
 }
@@ -69,9 +79,8 @@ pub struct Encoded {
 /// 400 for an FP16 or BF16 output that was not asked for as binary: JSON does not carry these types.
 /// [`InferError::Internal`] for a BYTES output whose lengths do not add up.
 pub fn write(reply: &InferReply) -> Result<Encoded, InferError> {
-    let in_text = reply.outputs.iter().filter(|output| !output.binary && output.place.is_none());
-    let numbers: usize = in_text.map(|output| output.tensor.data.len()).sum();
-    let mut json = Vec::with_capacity(512 + 3 * numbers);
+    let mut json = Vec::new();
+    room(&mut json, 512 + reply.outputs.iter().map(Output::text_bytes_max).sum::<u64>())?;
     json.push(b'{');
     json.extend(reply.id.as_deref().map(id).unwrap_or_default());
     json.extend_from_slice(b"\"model_name\":");
@@ -107,7 +116,8 @@ pub fn write(reply: &InferReply) -> Result<Encoded, InferError> {
         }
     }
     json.extend_from_slice(b"]}");
-    let json_length = (chunks.len() > 1).then_some(json.len());
+    let text = json.len();
+    let json_length = (chunks.len() > 1).then_some(text);
     chunks[0] = json.into();
     chunks.retain(|chunk| !chunk.is_empty());
     Ok(Encoded {
@@ -116,6 +126,7 @@ pub fn write(reply: &InferReply) -> Result<Encoded, InferError> {
             None => "application/json",
         },
         json_length,
+        text,
         body: Chunks(chunks),
     })
 }
@@ -133,7 +144,9 @@ pub fn id(id: &str) -> Vec<u8> {
 /// # Errors
 /// As [`write`], and 400 for NaN and infinities.
 pub fn members(outputs: &[Output]) -> Result<Vec<u8>, InferError> {
-    let mut json = b"\"outputs\":[".to_vec();
+    let mut json = Vec::new();
+    room(&mut json, 512 + outputs.iter().map(Output::text_bytes_max).sum::<u64>())?;
+    json.extend_from_slice(b"\"outputs\":[");
     for (index, Output { name, tensor, .. }) in outputs.iter().enumerate() {
         json.extend_from_slice(if index > 0 { b",{\"name\":" } else { b"{\"name\":" });
         string(&mut json, name);
@@ -173,6 +186,40 @@ pub(super) fn single(tensor: &Tensor) -> Cow<'_, Tensor> {
         }
         _ => Cow::Borrowed(tensor),
     }
+}
+
+/// Bytes that the elements of a tensor take as text at most, with what is between them.
+pub fn text_bytes_max(tensor: &Tensor) -> u64 {
+    let each = match tensor.datatype {
+        DataType::Bool | DataType::Uint16 => 6,
+        DataType::Uint8 => 4,
+        DataType::Int8 => 5,
+        DataType::Int16 => 7,
+        DataType::Uint32 => 11,
+        DataType::Int32 => 12,
+        DataType::Uint64 | DataType::Int64 => 21,
+        DataType::Fp16 | DataType::Bf16 | DataType::Fp32 => 17,
+        DataType::Fp64 => 25,
+        // Each of them is escaped.
+        DataType::Bytes => return 6 * tensor.data.len() as u64,
+    };
+    each * tensor.elements() as u64
+}
+
+/// Makes room for so much text.
+///
+/// # Errors
+/// [`InferError::Full`] where there is not as much memory.
+pub fn room(json: &mut Vec<u8>, bytes: u64) -> Result<(), InferError> {
+    let reserved = usize::try_from(bytes).map(|bytes| json.try_reserve_exact(bytes));
+    if let Ok(Ok(())) = reserved {
+        return Ok(());
+    }
+    Err(InferError::Full {
+        what: "memory for the text of the reply, in bytes,",
+        limit: bytes,
+        retry_after: Duration::from_secs(1),
+    })
 }
 
 /// Writes the elements of a tensor, flat, with commas between them.
@@ -412,5 +459,40 @@ mod tests {
             let got = super::super::data::tensor("y", DataType::Fp32, vec![finite.len()], raw).unwrap();
             prop_assert_eq!(got.data, sent.data);
         }
+    }
+
+    #[test]
+    fn text_takes_no_more_than_is_set_aside_for_it() {
+        use DataType::*;
+        let check = |datatype, data: Vec<u8>, count| {
+            let tensor = Tensor { datatype, shape: vec![count], data: data.into() };
+            let mut json = Vec::new();
+            numbers_of(&mut json, "y", &tensor, NotFinite::Words).unwrap();
+            // One comma more than there are.
+            assert!(json.len() as u64 <= text_bytes_max(&tensor), "{datatype}: {}", json.len());
+        };
+        let twice = |bytes: &[u8]| bytes.repeat(2);
+        check(Bool, vec![0, 0], 2);
+        for (signed, unsigned) in [(Int8, Uint8), (Int16, Uint16), (Int32, Uint32), (Int64, Uint64)] {
+            let size = signed.size().unwrap();
+            let least = [&vec![0; size - 1][..], &[0x80]].concat();
+            check(signed, twice(&least), 2);
+            check(unsigned, vec![0xff; 2 * size], 2);
+        }
+        for value in [f32::MIN, -1.175_494_2e-38, -1.0e-45, -0.123_456_79, f32::NEG_INFINITY, f32::NAN] {
+            check(Fp32, twice(&value.to_le_bytes()), 2);
+        }
+        for value in [f64::MIN, -2.225_073_858_507_201e-308, -5.0e-324, -0.123_456_789_012_345_67] {
+            check(Fp64, twice(&value.to_le_bytes()), 2);
+        }
+        let texts: [&[u8]; 4] = [b"", b"\x01\x02", b"\xff\xff", "é\"\\".as_bytes()];
+        let data = texts.map(|text| [&(text.len() as u32).to_le_bytes(), text].concat()).concat();
+        check(Bytes, data, 4);
+    }
+
+    #[test]
+    fn text_for_which_there_is_no_memory_is_refused_before_it_is_begun() {
+        let refused = room(&mut Vec::new(), 1 << 62).unwrap_err();
+        assert!(matches!(refused, InferError::Full { limit, .. } if limit == 1 << 62), "{refused}");
     }
 }

@@ -9,7 +9,7 @@ mod read;
 mod write;
 
 pub use read::{Asked, Taken, read};
-pub use write::{answers, outputs};
+pub use write::{answers, outputs, text_bytes_max};
 
 /// How a request is laid out, and so its reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use super::{
     super::{
         binary,
         not_finite::NotFinite,
-        reply::{numbers_of, single, string},
+        reply::{self, numbers_of, single, string},
     },
     Form,
 };
@@ -27,6 +27,11 @@ pub fn answers(form: Form, answers: &[Vec<u8>]) -> Vec<u8> {
     json
 }
 
+/// Bytes that these take as text at most: each element may be a list of its own.
+pub fn text_bytes_max(outputs: &[Tensor]) -> u64 {
+    outputs.iter().map(|output| reply::text_bytes_max(output) + 3 * output.elements() as u64).sum()
+}
+
 /// The reply for tensors: a value for each row, or for each output if `rows` is none. Of several outputs, objects.
 ///
 /// # Errors
@@ -38,6 +43,7 @@ pub fn outputs(
     outputs: &[Tensor],
 ) -> Result<Vec<u8>, InferError> {
     let mut json = begin(form);
+    reply::room(&mut json, text_bytes_max(outputs))?;
     let names = || specs.iter().map(|spec| spec.name.as_str());
     let outputs: Vec<Cow<'_, Tensor>> = outputs.iter().map(single).collect();
     match rows {
