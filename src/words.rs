@@ -19,6 +19,16 @@ pub(crate) fn clipped(text: &str) -> &str {
     }
 }
 
+/// The text with control characters escaped: a name from outside must not forge lines on a terminal.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| match c {
+            c if c.is_control() => c.escape_default().to_string(),
+            c => c.to_string(),
+        })
+        .collect()
+}
+
 /// An error with what it came of: the outermost often says only that something failed.
 pub(crate) fn causes(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     config::{Chosen, Config},
-    models,
+    http, models,
 };
 use socket2::{Domain, Protocol, Socket, Type};
 use std::{fs, io, net::SocketAddr};
@@ -31,6 +31,7 @@ pub fn unfit(config: &Config, serves: bool) -> Vec<(&'static str, String)> {
             note("startup_models", Err(why));
         }
     }
+    note("base_path", http::check_base_path(&config.base_path));
     note("stack_spill_folder", spill_folder(config));
     if let Some(folder) = &config.log_dir {
         let made = fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder));
@@ -96,6 +97,26 @@ mod tests {
         let (models, log_dir) = (folder.path().to_owned(), Some(folder.path().join("logs")));
         let fits = Config { models, log_dir, stack_spill_folder: "".into(), ..config };
         assert_eq!(unfit(&fits, true), []);
+    }
+
+    #[test]
+    fn a_base_path_that_hides_paths_of_the_api_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let told = |base: &str| {
+            let config =
+                Config { models: folder.path().to_owned(), base_path: base.into(), ..Config::default() };
+            unfit(&config, false)
+        };
+        for base in ["/v2", "/v1/eye", "/predictions", "/metrics", "/ping", "/docs", "/openapi.yaml"] {
+            let told = told(base);
+            assert!(
+                matches!(&told[..], [("base_path", why)] if why.contains("begin with /")),
+                "{base}: {told:?}"
+            );
+        }
+        for base in ["", "/vision", "/v3", "/eye/v2", "/v2x"] {
+            assert_eq!(told(base), [], "{base}");
+        }
     }
 
     #[test]

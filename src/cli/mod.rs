@@ -31,7 +31,7 @@ use crate::{
     app::{self, AppError},
     config::{self, Config, Loaded},
     engine::onnx::report_nothing,
-    telemetry::{COMMIT, VERSION},
+    telemetry::{COMMIT, VERSION, logging::colours},
 };
 use clap::{Arg, ArgMatches, Command, error::ErrorKind};
 use clap_complete::Shell;
@@ -182,7 +182,9 @@ fn shown() -> Command {
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     report_nothing();
     let mut streams = Streams {
-        colour: io::stdout().is_terminal() && io::stderr().is_terminal(),
+        colour: io::stdout().is_terminal()
+            && io::stderr().is_terminal()
+            && colours(|name| std::env::var_os(name)),
         out: &mut io::stdout(),
         err: &mut io::stderr(),
     };

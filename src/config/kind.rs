@@ -88,7 +88,9 @@ impl Kind {
                 "an IP address and a port, such as 127.0.0.1:8000 or [::1]:8000, or several with commas between them".into()
             }
             Kind::Names => "names with commas between them, * for all, or empty for none".into(),
-            Kind::Url => "http://HOST:PORT or http://HOST:PORT/PATH, or empty for none".into(),
+            Kind::Url => "http://HOST:PORT or http://HOST:PORT/PATH (a port from 1 to 65535, and neither a user nor ? or #), or empty \
+                          for none"
+                .into(),
             Kind::BasePath => {
                 "a path such as /vision or /teams/vision (letters, digits, -, ., _ and ~, without a slash at the end), or \
                  empty for none"
@@ -140,6 +142,15 @@ impl Kind {
         matches!(self, Kind::Count { .. } | Kind::Millis { .. } | Kind::Threads { .. } | Kind::Ratio)
     }
 
+    /// Whether a value can be repeated where it may be passed on: not a token, nor an address that may have a password in it.
+    pub(crate) fn may_be_shown(&self, text: &str) -> bool {
+        match self {
+            Kind::Secret => false,
+            Kind::Url => !text.contains('@'),
+            _ => true,
+        }
+    }
+
     /// The value that `text` stands for, with `cores` for a thread count of 0; or what is wrong, such as
     /// "must be one of auto, cpu, gpu".
     pub(crate) fn parse(&self, text: &str, cores: usize) -> Result<Value, String> {
@@ -165,10 +176,11 @@ impl Kind {
             }
             Kind::Url if text.is_empty() => Ok(Value::Text(String::new())),
             Kind::Url => {
-                let uri = text.parse::<http::Uri>().map_err(|_| refused())?;
-                let fine =
-                    uri.scheme_str() == Some("http") && uri.host().is_some_and(|host| !host.is_empty());
-                if fine { Ok(Value::Text(text.into())) } else { Err(refused()) }
+                if is_plain_http(text) {
+                    Ok(Value::Text(text.into()))
+                } else {
+                    Err(refused())
+                }
             }
             Kind::BasePath if text.is_empty() => Ok(Value::Text(String::new())),
             Kind::BasePath => {
@@ -209,10 +221,26 @@ impl Kind {
             },
             Kind::Filter => match filter_mistake(text) {
                 Some(mistake) => Err(format!("{mistake}; must be {}", self.allowed())),
-                None => Ok(Value::Text(text.into())),
+                None => Ok(Value::Text(directives(text).collect::<Vec<_>>().join(","))),
             },
         }
     }
+}
+
+/// Whether all of an address is heard: of a fragment, a query or a user nothing would be, and of a port that is none the usual one
+/// would take the place.
+fn is_plain_http(text: &str) -> bool {
+    let Ok(uri) = text.parse::<http::Uri>() else { return false };
+    let Some(authority) = uri.authority().map(http::uri::Authority::as_str) else { return false };
+    // Those in brackets belong to an IPv6 address.
+    let port =
+        authority[authority.rfind(']').map_or(0, |end| end + 1)..].split_once(':').map(|(_, port)| port);
+    let digits = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    uri.scheme_str() == Some("http")
+        && uri.host().is_some_and(|host| !host.is_empty())
+        && !authority.contains('@')
+        && port.is_none_or(|port| digits(port) && port.parse::<u16>().is_ok_and(|port| port > 0))
+        && !text.contains(['?', '#'])
 }
 
 /// Units of byte sizes with their factors, longest suffix first so that none hides another.
@@ -249,19 +277,33 @@ pub fn bytes_text(bytes: u64) -> String {
     }
 }
 
-/// What is wrong with a log filter. `EnvFilter` itself takes any lone word for a target, so that `inof` would be
-/// a filter that shows nothing: a lone word that looks like a level is refused here.
+/// The parts of a log filter. `EnvFilter` itself would read a blank at the beginning of one as part of a name.
+fn directives(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(|part| !part.is_empty())
+}
+
+/// What is wrong with a log filter. `EnvFilter` itself takes any text for a target, so that `inof` or `info ocelli=debug` would be
+/// filters that show nothing: a lone word that looks like a level, and what no target has in its name, are refused here.
 fn filter_mistake(text: &str) -> Option<String> {
     const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
-    if text.trim().is_empty() {
+    if directives(text).next().is_none() {
         return Some("is empty".into());
     }
-    if let Err(error) = EnvFilter::builder().parse(text) {
-        return Some(error.to_string());
+    for part in directives(text) {
+        if let Err(error) = EnvFilter::builder().parse(part) {
+            return Some(error.to_string());
+        }
+        let target = &part[..part.find(['=', '[']).unwrap_or(part.len())];
+        let named =
+            |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "_-".contains(c));
+        if !target.is_empty() && !target.split("::").all(named) {
+            return Some(format!(
+                "{target:?} is not the name of a target (commas part what a filter consists of)"
+            ));
+        }
     }
-    let words = text.split(',').map(str::trim).filter(|word| {
-        !word.is_empty() && word.chars().all(char::is_alphanumeric) && word.parse::<u8>().is_err()
-    });
+    let words = directives(text)
+        .filter(|word| word.chars().all(char::is_alphanumeric) && word.parse::<u8>().is_err());
     for word in words {
         let lower = word.to_lowercase();
         let level = LEVELS.iter().find(|level| {
@@ -340,7 +382,25 @@ mod tests {
         for text in ["", "http://127.0.0.1:4318", "http://collector/v1/traces"] {
             check(Kind::Url, text, Some(Value::Text(text.into())));
         }
+        for text in ["http://[::1]", "http://[::1]:65535/v1"] {
+            check(Kind::Url, text, Some(Value::Text(text.into())));
+        }
         for text in ["https://a", "collector:4318", "http://", "/v1/traces"] {
+            check(Kind::Url, text, None);
+        }
+        for text in [
+            "http://a:99999",
+            "http://a:",
+            "http://a:/v1",
+            "http://a:0",
+            "http://a:+1",
+            "http://[::1]:99999",
+            "http://a:4318?query",
+            "http://a:4318/v1?query=1",
+            "http://a:4318/#fragment",
+            "http://user:password@a:4318",
+            "http://user@a",
+        ] {
             check(Kind::Url, text, None);
         }
         for text in ["", "/vision", "/teams/eye-2/v1.0"] {
@@ -389,6 +449,27 @@ mod tests {
         }
         for text in ["", "inof", "warning", "ocelli=loud", "debgu,hyper=warn"] {
             check(Kind::Filter, text, None);
+        }
+    }
+
+    #[test]
+    fn a_filter_that_would_show_nothing_by_mistake_is_refused_and_blanks_between_its_parts_are_not() {
+        for text in [
+            "info ocelli=debug",
+            "info;ocelli=debug",
+            ",",
+            " , ",
+            "info|debug",
+            "ocelli:http=debug",
+            "ocelli =debug",
+            "info,ocelli::",
+        ] {
+            check(Kind::Filter, text, None);
+        }
+        for (text, meant) in
+            [(" info , ocelli::http=debug,", "info,ocelli::http=debug"), ("[request]=info", "[request]=info")]
+        {
+            check(Kind::Filter, text, Some(Value::Text(meant.into())));
         }
     }
 }

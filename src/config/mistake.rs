@@ -1,5 +1,6 @@
 //! Where values come from, and the mistakes in them, collected so that all can be reported at once.
 
+use crate::words::printable;
 use std::{fmt, path::PathBuf};
 
 /// Where a value comes from. Later variants win over earlier ones.
@@ -50,16 +51,6 @@ impl fmt::Display for Mistake {
         }
         f.write_str(&self.reason)
     }
-}
-
-/// The text with control characters escaped: a name from outside must not forge lines on a terminal.
-pub(crate) fn printable(text: &str) -> String {
-    text.chars()
-        .map(|c| match c {
-            c if c.is_control() => c.escape_default().to_string(),
-            c => c.to_string(),
-        })
-        .collect()
 }
 
 /// Every mistake in the configuration, in the order file, environment, flags, then those between options, then those of what

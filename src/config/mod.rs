@@ -124,11 +124,7 @@ pub fn load_with(
                 broken.push(spec.name);
                 mistakes.push(Mistake {
                     origin: given.origin,
-                    found: match spec.kind {
-                        // Not even a wrong one is shown.
-                        Kind::Secret => spec.name.to_owned(),
-                        _ => format!("{} = {:?}", spec.name, given.text),
-                    },
+                    found: sources::found(spec, &given.text, format!("{} = {:?}", spec.name, given.text)),
                     reason,
                 });
             }

@@ -39,7 +39,7 @@ pub fn options_md() -> String {
          Flags win over variables, variables over the file, the file over the defaults. All mistakes are reported\n\
          together, and unknown names are mistakes. `ocelli config` prints what is in effect and where it comes from;\n\
          [`deploy/ocelli.toml`](../deploy/ocelli.toml) is a file with every default.\n\n\
-         An empty variable is an empty value, not an unset one. Sizes take a unit: `KiB`, `MiB`, `GiB`, `TiB`\n\
+         An empty variable is an empty value, not an unset one; but an empty `OCELLI_CONFIG` names no file. Sizes take a unit: `KiB`, `MiB`, `GiB`, `TiB`\n\
          (powers of 1024) or `kB`, `MB`, `GB`, `TB` (powers of 1000).\n",
     );
     for (section, options) in sections() {

@@ -2,10 +2,10 @@
 //! [`Kind::parse`](super::Kind)'s business.
 
 use super::{
-    mistake::{Mistake, Origin, printable},
+    mistake::{Mistake, Origin},
     table::{OPTIONS, Spec},
 };
-use crate::words::meant;
+use crate::words::{meant, printable};
 use std::{ffi::OsString, path::Path};
 use toml::de::{DeTable, DeValue};
 
@@ -153,6 +153,12 @@ pub(super) fn flags(flags: &[(&'static str, OsString)], given: &mut Vec<Given>, 
     }
 }
 
+/// What a mistake repeats of a value, unless that may be secret: then the option's name.
+pub(super) fn found(spec: &Spec, value: &str, shown: String) -> String {
+    // Not even a wrong one is shown.
+    if spec.kind.may_be_shown(value) { shown } else { spec.name.to_owned() }
+}
+
 fn text(
     option: usize,
     value: &OsString,
@@ -164,7 +170,7 @@ fn text(
         Some(text) => given.push(Given { option, text: text.into(), origin }),
         None => mistakes.push(Mistake {
             origin,
-            found: format!("{value:?}"),
+            found: found(&OPTIONS[option], &value.to_string_lossy(), format!("{value:?}")),
             reason: format!("is not UTF-8: must be {}", OPTIONS[option].kind.allowed()),
         }),
     }

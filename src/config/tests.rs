@@ -385,6 +385,27 @@ fn a_token_is_shown_nowhere_not_even_a_wrong_one() {
 }
 
 #[test]
+fn what_may_be_secret_is_not_shown_where_it_is_not_utf8_or_no_address() {
+    use std::os::unix::ffi::OsStringExt;
+    for (option, value) in [
+        ("admin_token", &b"correct-horse-battery\xff"[..]),
+        ("otlp_endpoint", b"http://me:horse@collector:4318"),
+        ("otlp_endpoint", b"http://me:horse@collector\xff"),
+    ] {
+        for by_flag in [true, false] {
+            let value = OsString::from_vec(value.to_vec());
+            let (flags, environment) = match by_flag {
+                true => (vec![(option, value)], Vec::new()),
+                false => (Vec::new(), vec![(format!("OCELLI_{}", option.to_uppercase()).into(), value)]),
+            };
+            let error =
+                load(&Sources { file: None, environment, flags, cores: 1 }).expect_err("refused").to_string();
+            assert!(error.contains(option) && !error.contains("horse"), "{error}");
+        }
+    }
+}
+
+#[test]
 fn several_addresses_stand_with_commas_between_them() {
     let of = |text: &str| read(&Given { variables: &[("OCELLI_LISTEN", text)], ..NOTHING });
     let both = of("127.0.0.1:8000, [::1]:8080").expect("two addresses").config.listen;

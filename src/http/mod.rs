@@ -313,6 +313,21 @@ pub fn paths() -> Vec<&'static str> {
         .collect()
 }
 
+/// What `base_path` cannot begin with: it is taken off first, and paths of ours that begin so would be others then.
+///
+/// # Errors
+/// The part that is ours already.
+pub fn check_base_path(base: &str) -> Result<(), String> {
+    let first = |path: &str| path.split('/').nth(1).unwrap_or_default().to_owned();
+    let begins = first(base);
+    match !begins.is_empty() && paths().into_iter().any(|path| first(path) == begins) {
+        true => {
+            Err(format!("paths of the API begin with /{begins} already, and would not be found any more"))
+        }
+        false => Ok(()),
+    }
+}
+
 /// What the metrics tell apart: the paths, and predictions where a path has more than these.
 pub fn counted() -> Vec<&'static str> {
     [paths(), kserve::PREDICTIONS.to_vec()].concat()

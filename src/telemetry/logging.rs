@@ -6,9 +6,10 @@
 use super::{
     lines::{HumanFields, JsonLines, KeepFields},
     model_files::{ModelFiles, ToModelFiles},
-    traces::Traces,
+    traces::{Traces, is_request},
 };
 use std::{
+    ffi::OsString,
     io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
     sync::{
@@ -18,7 +19,12 @@ use std::{
 };
 use tracing::Subscriber;
 use tracing_appender::non_blocking::{ErrorCounter, WorkerGuard};
-use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{
+    EnvFilter, Layer,
+    filter::{FilterExt, LevelFilter, filter_fn},
+    layer::SubscriberExt,
+    util::SubscriberInitExt,
+};
 
 /// How lines are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,11 +47,16 @@ impl Format {
         }
     }
 
-    /// For people, with colours on a terminal unless `NO_COLOR` is set.
+    /// For people, with colours on a terminal that has them and is to show them.
     pub fn human() -> Format {
-        let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        Format::Human { colour: io::stderr().is_terminal() && !refused }
+        Format::Human { colour: io::stderr().is_terminal() && colours(|name| std::env::var_os(name)) }
     }
+}
+
+/// Whether a terminal is to be sent colours: unless `NO_COLOR` is set and not empty, or `TERM` says that it has none.
+pub fn colours(variable: impl Fn(&str) -> Option<OsString>) -> bool {
+    let refused = variable("NO_COLOR").is_some_and(|value| !value.is_empty());
+    !refused && variable("TERM").is_none_or(|term| term != "dumb")
 }
 
 /// Why the log could not be set up.
@@ -118,7 +129,7 @@ impl ModelLogs {
     pub fn add_model(&self, name: &str) -> Result<(), LogError> {
         match self.files.as_ref().and_then(Weak::upgrade) {
             Some(files) => {
-                files.add(name).map_err(|error| LogError::Folder { folder: files.folder().into(), error })
+                files.add(name).map_err(|error| LogError::Folder { folder: files.path(name), error })
             }
             None => Ok(()),
         }
@@ -238,6 +249,7 @@ fn subscriber(
         ),
         false => filter,
     };
+    let filter = filter.or(filter_fn(is_request).with_max_level_hint(LevelFilter::ERROR));
     let files = match folder {
         Some(folder) => {
             let files =
@@ -267,6 +279,7 @@ fn subscriber(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::{request::RequestId, traces::Begun};
     use parking_lot::Mutex;
     use serde_json::Value;
     use std::fs;
@@ -297,6 +310,19 @@ mod tests {
     }
 
     const PLAIN: Format = Format::Human { colour: false };
+
+    #[test]
+    fn colours_are_for_terminals_that_have_them_and_people_who_want_them() {
+        for (no_color, term, expected) in [
+            (None, None, true),
+            (Some(""), Some("xterm"), true),
+            (Some("1"), Some("xterm"), false),
+            (None, Some("dumb"), false),
+        ] {
+            let variable = |name: &str| if name == "NO_COLOR" { no_color } else { term }.map(OsString::from);
+            assert_eq!(colours(variable), expected, "{no_color:?} {term:?}");
+        }
+    }
     const HOSTILE: &str = "x\r\n2026-01-01T00:00:00Z ERROR forged\u{1b}[2J\u{9b}31m\u{202e}\u{2028}\u{7f}";
 
     fn hostile_events() {
@@ -399,6 +425,38 @@ mod tests {
     }
 
     #[test]
+    fn lines_have_their_request_and_model_whatever_the_filter_shows() {
+        let id = RequestId::new();
+        let logged = |filter: &str| {
+            let folder = tempfile::tempdir().expect("a folder");
+            let text = log(PLAIN, filter, Some(folder.path()), |logging| {
+                logging.models().add_model("digits").expect("a file");
+                let begun = Begun::new(None, &id, &http::HeaderMap::new());
+                begun.span.record("model", "digits");
+                begun.span.in_scope(|| warn!(target: "ocelli::http::observe", "answered"));
+            });
+            (text, fs::read_to_string(folder.path().join("digits.log")).expect("a file"))
+        };
+        for filter in
+            ["info", "warn", "off,ocelli=warn", "ocelli::http::observe=warn", "hyper=info,ocelli::http=warn"]
+        {
+            let (text, of_model) = logged(filter);
+            assert_eq!(
+                (text.lines().count(), of_model.lines().count()),
+                (1, 1),
+                "{filter}: {text}{of_model}"
+            );
+            assert!(text.contains("model=\"digits\"") && text.contains(" trace="), "{filter}: {text}");
+            for told in [&text, &of_model] {
+                assert!(told.contains(id.as_str()), "{filter}: {told}");
+            }
+        }
+        for filter in ["off", "error", "ocelli::grpc=warn"] {
+            assert_eq!(logged(filter), Default::default(), "{filter}");
+        }
+    }
+
+    #[test]
     fn events_of_a_model_go_to_its_file_as_well() {
         let folder = tempfile::tempdir().expect("a folder");
         let text = log(Format::Json, "info", Some(folder.path()), |logging| {
@@ -472,5 +530,16 @@ mod tests {
         let refused = subscriber(PLAIN, "info", Some(file.path()), None, io::sink());
         let error = refused.err().expect("not a folder").to_string();
         assert!(error.starts_with("log_dir /"), "{error}");
+    }
+
+    #[test]
+    fn a_models_file_that_cannot_be_made_is_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::create_dir(folder.path().join("digits.log")).expect("a folder");
+        log(PLAIN, "info", Some(folder.path()), |logging| {
+            let error =
+                logging.models().add_model("digits").expect_err("a folder is in its place").to_string();
+            assert!(error.contains("/digits.log: "), "{error}");
+        });
     }
 }

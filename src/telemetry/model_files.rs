@@ -82,8 +82,7 @@ impl ModelFiles {
     /// Opens a model's file, unless it is open already.
     pub(super) fn add(&self, model: &str) -> io::Result<()> {
         let mut open = self.open.write();
-        let name = file_name(model);
-        let path = self.folder.join(&name);
+        let (name, path) = (file_name(model), self.path(model));
         let file = match open.files.values().find(|file| file.path == path) {
             Some(file) => Arc::clone(file),
             None => {
@@ -111,8 +110,9 @@ impl ModelFiles {
         }
     }
 
-    pub(super) fn folder(&self) -> &Path {
-        &self.folder
+    /// Where a model's file is.
+    pub(super) fn path(&self, model: &str) -> PathBuf {
+        self.folder.join(file_name(model))
     }
 
     /// Lines that were lost because a disk was slower than the log, full or gone.

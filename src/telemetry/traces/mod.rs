@@ -47,6 +47,8 @@ const BATCHES_KNOWN: usize = 1024;
 const EXPORT_MAX: Duration = Duration::from_secs(5);
 /// The target of the spans that are sent, by which the layer knows them.
 const TARGET: &str = "ocelli::traced";
+/// That of the spans of requests that only the log is told of.
+const LOGGED: &str = "ocelli::request";
 /// The attribute by which a failure of ours is known.
 const STATUS_CODE: &str = "http.response.status_code";
 
@@ -159,6 +161,12 @@ fn is_sent(metadata: &Metadata<'_>) -> bool {
         true => metadata.target() == TARGET,
         false => *metadata.level() <= Level::INFO,
     }
+}
+
+/// Whether this is a request's span. The log has it whatever its filter shows, since lines at every level name the request and its
+/// model; it is of the level that the fewest filters leave out.
+pub(super) fn is_request(metadata: &Metadata<'_>) -> bool {
+    metadata.is_span() && matches!(metadata.target(), TARGET | LOGGED)
 }
 
 /// A span that is made from known times.

@@ -1,6 +1,6 @@
 //! One request's trace: its span from the head to the last of what works for it, and the spans of its stages.
 
-use super::{BATCHES_KNOWN, STAGES_MAX, STATUS_CODE, Span, TARGET, Traces, sampled};
+use super::{BATCHES_KNOWN, LOGGED, STAGES_MAX, STATUS_CODE, Span, TARGET, Traces, sampled};
 use crate::telemetry::request::{RequestId, TraceContext, new_span_id};
 use http::{HeaderMap, HeaderValue};
 use opentelemetry::{
@@ -76,7 +76,7 @@ impl Begun {
         let header = |name: &str| headers.get(name).map(HeaderValue::as_bytes);
         let (place, caller) = TraceContext::from_header(header("traceparent"));
         if let Some(traces) = traces {
-            let span = tracing::info_span!(target: TARGET, "request", id = id.as_str(), trace = Empty, model = Empty);
+            let span = tracing::error_span!(target: TARGET, "request", id = id.as_str(), trace = Empty, model = Empty);
             let parent = caller.map(|caller| remote(caller, header("tracestate")));
             if let Some((place, trace)) = RequestTrace::begin(traces, &span, parent) {
                 span.record("trace", place.trace_id_hex());
@@ -84,7 +84,7 @@ impl Begun {
             }
         }
         let trace = place.trace_id_hex();
-        let span = tracing::info_span!("request", id = id.as_str(), trace, model = Empty);
+        let span = tracing::error_span!(target: LOGGED, "request", id = id.as_str(), trace, model = Empty);
         Begun { span, place, trace: None }
     }
 }
