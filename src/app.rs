@@ -264,6 +264,7 @@ impl App {
         } = self;
         let deadline = Instant::now() + config.drain_delay_ms + config.drain_timeout_ms;
         front.status.begin_drain();
+        front.status.cut_from(deadline);
         stages.drain();
         stop_loading.cancel();
         drop(watch);
@@ -306,6 +307,8 @@ impl App {
                 for (model, requests) in front.metrics.requests_open() {
                     tracing::warn!(model = &*model, requests, "{why}: requests of the model are cut");
                 }
+                // Earlier than was said, where a signal came again.
+                front.status.cut_from(Instant::now());
                 stages.abort();
                 accepting.await
             }

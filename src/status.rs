@@ -55,6 +55,8 @@ pub struct Status {
     /// Milliseconds from `started` to the last beat.
     beat_ms: AtomicU64,
     draining: AtomicBool,
+    /// When what is not answered yet is cut.
+    cut_from: RwLock<Option<Instant>>,
     devices: RwLock<BTreeMap<String, Device>>,
     transitions: RwLock<Transitions>,
     /// Why it makes no sense to go on.
@@ -78,6 +80,7 @@ impl Status {
             started: now,
             beat_ms: AtomicU64::new(0),
             draining: AtomicBool::new(false),
+            cut_from: RwLock::default(),
             devices: RwLock::default(),
             transitions: RwLock::default(),
             hopeless: OnceLock::new(),
@@ -125,6 +128,17 @@ impl Status {
     /// Whether [`Status::begin_drain`] was called.
     pub fn draining(&self) -> bool {
         self.draining.load(Ordering::SeqCst)
+    }
+
+    /// Says when requests that are not answered are cut. The earliest time that was said counts.
+    pub fn cut_from(&self, at: Instant) {
+        let mut from = self.cut_from.write();
+        *from = Some(from.map_or(at, |known| known.min(at)));
+    }
+
+    /// Whether a request that goes now without an answer was cut: it is not its caller who went away.
+    pub fn cuts(&self, now: Instant) -> bool {
+        self.cut_from.read().is_some_and(|from| now >= from)
     }
 
     /// Sets where a device stands and why, adding it when it is new. `reason` may be empty. True where it stood elsewhere.

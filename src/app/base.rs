@@ -18,6 +18,7 @@ use crate::{
     words::meant,
 };
 use std::{
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -51,6 +52,9 @@ impl Core {
         spill_folder(config).map_err(|why| {
             AppError::Failed(format!("stack_spill_folder {:?}: {why}", config.stack_spill_folder))
         })?;
+        if let Err(why) = default_spill_folder(config, &std::env::temp_dir()) {
+            tracing::warn!("{why}");
+        }
         let gpus = gpus(config)?;
         let mut found = models::scan(&config.models).map_err(|reason| {
             AppError::Failed(format!("{reason}; the option models names the folder that holds them"))
@@ -125,6 +129,19 @@ pub(super) fn spill_folder(config: &Config) -> Result<(), String> {
     }
     let made = tempfile::tempfile_in(folder).map(drop);
     made.map_err(|error| format!("cannot make a temporary file there: {error}"))
+}
+
+/// The same of the folder that stands in where none is named: it may never be needed, so that a server without it starts all the same.
+fn default_spill_folder(config: &Config, folder: &Path) -> Result<(), String> {
+    if !config.stack_spill_folder.as_os_str().is_empty() || config.stack_spill_bytes_max == 0 {
+        return Ok(());
+    }
+    tempfile::tempfile_in(folder).map(drop).map_err(|error| {
+        format!(
+            "stacks that need a temporary file will be refused: none can be made in {folder:?} ({error}); name another folder with \
+             stack_spill_folder or TMPDIR, or set stack_spill_bytes_max = 0"
+        )
+    })
 }
 
 /// What `startup_models` names that was not found, and what is like it.
@@ -275,5 +292,22 @@ pub(super) fn gpus(config: &Config) -> Result<Vec<Gpu>, AppError> {
             tracing::info!("backend auto: models run on the CPU: {reason}");
             Ok(Vec::new())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_for_temporary_files_that_cannot_be_written_is_told_where_one_may_be_needed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let gone = folder.path().join("gone");
+        let config = Config { stack_spill_folder: "".into(), ..Config::default() };
+        assert_eq!(default_spill_folder(&config, folder.path()), Ok(()));
+        let told = default_spill_folder(&config, &gone).expect_err("no folder");
+        assert!(told.contains("gone") && told.contains("stack_spill_folder"), "{told}");
+        let never = Config { stack_spill_bytes_max: 0, ..config };
+        assert_eq!(default_spill_folder(&never, &gone), Ok(()));
     }
 }

@@ -73,6 +73,9 @@ pub struct LoadedOn {
     pub footprint: Option<Footprint>,
 }
 
+/// What is told of a load that does not come about since the server ends, at a level that few look at.
+const ENDS: &str = "the server ends while the model is loaded";
+
 impl Devices {
     /// Takes the CPU, and begins to look after the GPUs: each is taken when it is free, and its state says why it is not ours
     /// until then.
@@ -250,6 +253,11 @@ impl Devices {
         Ok(loading)
     }
 
+    /// Whether the server ends: loads end with it, which says nothing of their models.
+    pub(super) fn ends(&self) -> bool {
+        self.parts.status.draining()
+    }
+
     /// Publishes what was loaded: from now on requests find it.
     fn present(&self, found: &Found, loading: &Loading) {
         let (model, version) = (&found.name, &found.version);
@@ -259,6 +267,7 @@ impl Devices {
                 Ok(LoadedOn { load, canary, .. }) => {
                     tracing::info!(model, version, device, ?load, ?canary, "model is ready");
                 }
+                Err(reason) if self.ends() => tracing::debug!(model, version, device, reason, "{ENDS}"),
                 Err(reason) => tracing::warn!(model, version, device, reason, "the model is not served here"),
             }
         }

@@ -1,5 +1,6 @@
 //! Around each request: a span that carries its id and trace, one log line at its end, counts by route, and for a
-//! model's requests how they ended, whichever layer ended them. One whose caller goes away before its reply ends with 499.
+//! model's requests how they ended, whichever layer ended them. One whose caller goes away before its reply ends with 499, and one that
+//! is cut as the server ends with 503.
 
 use super::{
     Front,
@@ -109,7 +110,11 @@ impl Observation {
 impl Drop for Observation {
     fn drop(&mut self) {
         if !self.ended {
-            let gone = Problem::from(&InferError::Cancelled);
+            let gone = match self.front.status.cuts(Instant::now()) {
+                true => Problem::cut(),
+                false => Problem::from(&InferError::Cancelled),
+            };
+            std::mem::take(&mut self.uncounted).ended(Some(gone.kind));
             self.tell(gone.kind.status, Some(&gone.detail));
         }
     }
@@ -233,6 +238,31 @@ mod tests {
             assert!(text.contains(&line), "{text}");
         }
         assert!(text.contains("ocelli_http_request_duration_seconds_count{route=\"other\"} 2"), "{text}");
+    }
+
+    #[test]
+    fn a_request_that_is_cut_as_the_server_ends_is_not_blamed_on_its_caller() {
+        let front = testing::front(&[]);
+        let model = Arc::new(Metrics::new(&[], "0", "none"));
+        model.add_model("m");
+        let model = model.model("m");
+        let now = Instant::now();
+        front.status.cut_from(now + std::time::Duration::from_secs(3600));
+        for outcome in [Outcome::Cancelled, Outcome::Draining] {
+            let mut cut = Observation::begin(&front, &RequestId::new(), &mut Request::new(Body::empty()));
+            cut.uncounted = Uncounted::begin(Some(Arc::clone(&model)));
+            drop(cut);
+            assert_eq!(model.outcome(outcome).get(), 1, "{outcome:?}");
+            // A second signal: the end is now.
+            front.status.cut_from(now);
+        }
+        assert_eq!(model.requests_open.load(Ordering::Relaxed), 0);
+        let text = front.metrics.render();
+        for code in ["499", "503"] {
+            let line =
+                format!("ocelli_http_requests_total{{code=\"{code}\",method=\"GET\",route=\"other\"}} 1");
+            assert!(text.contains(&line), "{text}");
+        }
     }
 
     #[tokio::test]

@@ -231,6 +231,11 @@ impl Problem {
         Problem::new(MODEL_NOT_READY, format!("model {name:?} is not ready: {reason}"))
     }
 
+    /// For the log and the metrics: the server cut the request at its end.
+    pub fn cut() -> Problem {
+        Problem::new(DRAINING, "the server ended before the request was answered".to_owned())
+    }
+
     fn new(kind: Kind, detail: String) -> Problem {
         let passes = matches!(kind.status, 429 | 503);
         Problem { kind, detail, retry_after: passes.then_some(RETRY_AFTER) }

@@ -102,3 +102,16 @@ def test_a_stack_that_still_comes_is_cut_and_told_by_its_model(start_server):
         assert server.wait_exit() == 75, server.log_text()
     cut = [line for line in server.log_text().splitlines() if "requests of the model are cut" in line]
     assert len(cut) == 1 and "spots" in cut[0] and "1" in cut[0], server.log_text()
+
+
+def test_a_request_that_is_cut_at_the_end_is_in_the_log_as_the_servers_doing(start_server, only_digits):
+    server = start_server(only_digits, drain_delay_ms=0, drain_timeout_ms=300)
+    head = "POST /predictions/digits HTTP/1.1\r\nHost: a\r\nX-Request-Id: cut-off\r\nContent-Length: 1000\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=wire.TIMEOUT) as caller:
+        caller.sendall(head.encode() + b"abc")
+        open_now = 'ocelli_requests_in_flight 1'
+        until(lambda: open_now in requests.get(server.url + "/metrics", timeout=wire.TIMEOUT).text, 20, "it has come")
+        server.terminate()
+        assert server.wait_exit() == 75, server.log_text()
+    lines = [line for line in server.log_text().splitlines() if "cut-off" in line]
+    assert len(lines) == 1 and "503" in lines[0] and "the server ended" in lines[0], server.log_text()

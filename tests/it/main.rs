@@ -11,6 +11,7 @@ mod fuzz;
 mod graph;
 mod isolation;
 mod localizations;
+mod onnx_runtime;
 mod openapi;
 mod quiet;
 mod signals;

@@ -80,6 +80,21 @@ fn predictions_declare_every_status_of_the_table_of_errors() {
     }
 }
 
+/// For a body that is packed in no way that is known, and for whoever comes by a proxy.
+#[tokio::test(flavor = "multi_thread")]
+async fn refusals_of_a_head_are_declared_wherever_they_are_answered() {
+    let server = Server::start(config()).await;
+    for (method, path, operation) in operations(&document()) {
+        let declared = statuses(&operation);
+        for (name, value) in [("content-encoding", "nonsense"), ("x-forwarded-for", "192.0.2.1")] {
+            let asked = path.replace("{model}", "digits").replace("{version}", "1").replace(['{', '}'], "");
+            let reply = server.send(&method.to_uppercase(), &asked, &[(name, value)], Body::empty()).await;
+            assert!(declared.contains(&reply.status), "{method} {path} with {name}: {}", reply.status);
+        }
+    }
+    server.end().await;
+}
+
 #[test]
 fn every_reference_leads_somewhere() {
     fn walk(value: &Value, document: &Value) {

@@ -10,7 +10,7 @@ use super::{
         refusal::Refusal,
         worker::Lent,
     },
-    Devices, LoadedOn, Loading,
+    Devices, ENDS, LoadedOn, Loading,
 };
 use crate::{
     batch::ModelKey,
@@ -308,7 +308,12 @@ impl Devices {
                 }
                 Err(refusal) if hold.health.is_over() => return Err(refusal),
                 Err(refusal) => {
-                    tracing::warn!(model, version, device, reason = %refusal, "the model is not served here");
+                    match self.ends() {
+                        true => tracing::debug!(model, version, device, reason = %refusal, "{ENDS}"),
+                        false => {
+                            tracing::warn!(model, version, device, reason = %refusal, "the model is not served here")
+                        }
+                    }
                     let again = refusal.again(self.devices[index].gpu.is_some());
                     self.book.refuse(index, hold, served.model.key, (&refusal, again));
                     short = short.or(Some(refusal).filter(|refusal| matches!(refusal, Refusal::Memory(_))));

@@ -299,3 +299,22 @@ fn a_cpu_whose_thread_has_panicked_serves_all_its_models_again() {
     until("that is told", serves);
     end(&devices);
 }
+
+#[test]
+fn loads_that_do_not_come_about_since_the_server_ends_look_like_no_broken_models() {
+    let devices = devices();
+    let console = tempfile::NamedTempFile::new().unwrap();
+    let file = console.reopen().unwrap();
+    let log = tracing_subscriber::fmt().with_max_level(tracing::Level::INFO).with_ansi(false);
+    let log = log.with_writer(move || file.try_clone().unwrap()).finish();
+    let failed = found("m", Ok(source("m", "1", "engine = \"gauss-mle\"\n")));
+    tracing::subscriber::with_default(log, || {
+        devices.not_loaded(&failed, NotLoaded::Failed("it is broken".into()));
+        devices.parts.status.begin_drain();
+        devices.not_loaded(&failed, NotLoaded::Failed("the server is ending".into()));
+    });
+    let told = std::fs::read_to_string(console.path()).unwrap();
+    assert!(told.contains("ERROR") && told.contains("it is broken"), "{told}");
+    assert!(!told.contains("the server is ending"), "{told}");
+    end(&devices);
+}

@@ -2,7 +2,7 @@
 
 use super::{
     super::{book::Away, device::Hold, health::Over, place::Placed, refusal::Refusal},
-    Devices, NotLoaded,
+    Devices, ENDS, NotLoaded,
 };
 use crate::models::{Found, State};
 use std::{sync::Arc, time::Instant};
@@ -118,7 +118,12 @@ impl Devices {
                 let beside_others = away.refused.iter().any(|(index, ..)| !self.book.is_empty_on(*index));
                 let faults = self.book.wait_for_device(found, *away, Instant::now());
                 if faults <= FAULTS_MAX {
-                    tracing::warn!(model = name, version, reason, "the model waits for a device");
+                    match self.ends() {
+                        true => tracing::debug!(model = name, version, reason, "{ENDS}"),
+                        false => {
+                            tracing::warn!(model = name, version, reason, "the model waits for a device")
+                        }
+                    }
                     // A server that has no room for one of its models is as ready as it will be.
                     let state = if beside_others { State::Unavailable(told.clone()) } else { State::Loading };
                     self.publish(found, state);
@@ -127,7 +132,10 @@ impl Devices {
                 format!("{reason}; devices failed while it was loaded, {faults} times in a row")
             }
         };
-        tracing::error!(model = name, version, reason, "model is unavailable");
+        match self.ends() {
+            true => tracing::debug!(model = name, version, reason, "{ENDS}"),
+            false => tracing::error!(model = name, version, reason, "model is unavailable"),
+        }
         self.publish(found, State::Unavailable(reason.clone()));
         self.book.stop_waiting_for(found);
         self.book.disclaim(name);

@@ -39,6 +39,7 @@ use super::{
     cuda::Gpu,
     staging::{Blocks, Memory},
 };
+use crate::words::{causes, printable};
 use libraries::CudaProvider;
 use ort::{environment::Environment, ep::ExecutionProvider, logging::LogLevel};
 use parking_lot::Mutex;
@@ -92,7 +93,8 @@ impl Runtime {
         let advice = "set ORT_DYLIB_PATH, or the option onnx_runtime, to a libonnxruntime.so; `make ort` fetches one \
                       into .lib/";
         let builder = ort::init_from(path).map_err(|error| {
-            format!("cannot load ONNX Runtime from {}: {error}; {advice}", path.display())
+            let why = format!("cannot load ONNX Runtime from {}: {}", path.display(), causes(&error));
+            format!("{}; {advice}", printable(&why))
         })?;
         let environment = builder
             .with_name("ocelli")

@@ -180,7 +180,8 @@ fn explain(kind: Kind) -> Entry {
             InferError::ModelUnavailable { name: "digits".into(), reason: "it is being loaded".into() },
         ),
         DRAINING => entry(
-            "The server is being stopped or replaced.",
+            "The server is being stopped or replaced. In logs and metrics only: a request was not answered by the end of \
+             `drain_timeout_ms`, or until a second signal, and its connection was cut.",
             "Send it again: a load balancer will choose another replica.",
             InferError::Draining,
         ),
