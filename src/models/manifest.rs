@@ -521,6 +521,20 @@ mod tests {
     }
 
     #[test]
+    fn integers_may_be_written_with_any_radix_and_what_is_allowed_is_told_of_what_is_not() {
+        let manifest =
+            Manifest::parse("priority = 0o7\ntimeout_ms = 0x3E_8\n[input]\nscale = 0b10\n").unwrap();
+        assert_eq!((manifest.priority, manifest.timeout), (7, Some(Duration::from_secs(1))));
+        check("priority = 0xA", &["line 1: priority is 0xA, allowed: whole numbers from 0 to 9"]);
+        check("labels = \"\"", &["line 1: labels is \"\", allowed: text that is not empty"]);
+        let fitter = "engine = \"gauss-mle\"\n[fit]\nsigma_px = 1.3\n[camera]\noffset = nan\n";
+        check(
+            fitter,
+            &["line 5: camera.offset is nan, allowed: text, a finite number, or a list of such numbers"],
+        );
+    }
+
+    #[test]
     fn unknown_keys_and_tables_are_errors() {
         check("tsak = \"embed\"", &["line 1: unknown key \"tsak\"; nearest: task"]);
         check("\n\n[wings]\n", &["line 3: unknown key \"wings\""]);

@@ -80,6 +80,9 @@ pub fn scan_with<'v>(
             found.extend(scan_model(&name, &path, instead(&name)));
         } else if let Some(stem) = name.strip_suffix(".onnx") {
             bare.push((stem.to_owned(), path));
+        } else if name.to_ascii_lowercase().ends_with(".onnx") {
+            let why = "a model's file ends with .onnx, in small letters: rename it".to_owned();
+            found.push(Found { name, version: String::new(), source: Err(why), only_named: false });
         } else if let Err(reason) = there {
             found.push(Found { name, version: String::new(), source: Err(reason), only_named: false });
         }
@@ -108,7 +111,7 @@ pub fn scan_with<'v>(
                         labels: Arc::default(),
                         output_labels: BTreeMap::new(),
                         bytes,
-                        notes: Vec::new(),
+                        notes: notes_on_name(&name),
                         kept: None,
                         expected: Expected::default(),
                     })
@@ -181,6 +184,7 @@ fn scan_as(
             return versions.into_iter().map(|version| failed(version, why.clone())).collect();
         }
     };
+    described.notes.extend(notes_on_name(name));
     if described.tritons {
         // Triton passes them over, and serves the others.
         inside.retain(|(version, path)| {
@@ -285,6 +289,12 @@ fn scan_as(
         found.push(failed("", [vec![missing], described.notes].concat().join("; ")));
     }
     found
+}
+
+/// What is to be said of a name that models may have, and had better not.
+fn notes_on_name(name: &str) -> Vec<String> {
+    let taken = "GET /v2/models/stats answers with the statistics of all models, not with what this one takes: give it another name";
+    (name == "stats").then(|| taken.to_owned()).into_iter().collect()
 }
 
 fn is_number(version: &str) -> bool {

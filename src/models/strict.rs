@@ -140,7 +140,7 @@ impl<'a, 't> Table<'a, 't> {
         match value.get_ref() {
             DeValue::String(text) if !text.is_empty() => Some(text.to_string()),
             other => {
-                self.wrong(key, value, &show(other), "text");
+                self.wrong(key, value, &show(other), "text that is not empty");
                 None
             }
         }
@@ -161,7 +161,12 @@ impl<'a, 't> Table<'a, 't> {
         let value = self.entry(key)?;
         let text = text(value.get_ref());
         if text.is_none() {
-            self.wrong(key, value, &show(value.get_ref()), "text, a number, or a list of numbers");
+            self.wrong(
+                key,
+                value,
+                &show(value.get_ref()),
+                "text, a finite number, or a list of such numbers",
+            );
         }
         text
     }
@@ -368,15 +373,19 @@ impl<'a, 't> Table<'a, 't> {
 
 fn integer<T: FromStr>(value: &DeValue<'_>) -> Option<T> {
     match value {
-        // Underscores are gone already; other radices are rare enough to spell out.
-        DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str().parse().ok(),
+        // Underscores are gone already, and what the radix is written as.
+        DeValue::Integer(integer) => {
+            let number = i128::from_str_radix(integer.as_str(), integer.radix()).ok()?;
+            number.to_string().parse().ok()
+        }
         _ => None,
     }
 }
 
 fn number(value: &DeValue<'_>) -> Option<f64> {
     let number: f64 = match value {
-        DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str().parse().ok()?,
+        DeValue::Integer(whole) if whole.radix() != 10 => integer::<i64>(value)? as f64,
+        DeValue::Integer(integer) => integer.as_str().parse().ok()?,
         DeValue::Float(float) => float.as_str().parse().ok()?,
         _ => return None,
     };

@@ -75,7 +75,10 @@ fn one(name: &'static str, value: &'static str) -> Arg {
 }
 
 /// A number within bounds.
-fn number(min: f64, max: f64) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync {
+pub(in crate::cli) fn number(
+    min: f64,
+    max: f64,
+) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync {
     move |text| {
         let number = text.parse().ok().filter(|number| (min..=max).contains(number));
         number.ok_or_else(|| format!("must be a number from {min} to {max}"))
@@ -114,6 +117,11 @@ pub(super) fn wanted(matches: &ArgMatches) -> Result<Wanted, String> {
     let whole = |name: &str| usize::from(*matches.get_one::<u16>(name).expect("clap has a default"));
     let seconds = |name: &str| Duration::from_secs_f64(real(name));
     let path = |name: &str| matches.get_one::<PathBuf>(name).cloned();
+    let picture = path("picture");
+    let is_svg = |path: &PathBuf| path.extension().is_some_and(|end| end.eq_ignore_ascii_case("svg"));
+    if let Some(other) = picture.as_ref().filter(|path| !is_svg(path)) {
+        return Err(format!("--picture is {other:?}: it is an SVG, and its name must end with .svg"));
+    }
     let seed = *matches.get_one::<u64>("seed").expect("clap has a default");
     let step = real("rate-step");
     let plan = if let Some(rates) = matches.get_many::<f64>("rate") {
@@ -147,7 +155,7 @@ pub(super) fn wanted(matches: &ArgMatches) -> Result<Wanted, String> {
         items: matches.get_one::<u16>("items").copied().map(usize::from),
         seed,
         json: path("json"),
-        picture: path("picture"),
+        picture,
     })
 }
 
@@ -178,6 +186,7 @@ mod tests {
         assert_eq!(check(&[url, "m", "--rate", "10,20.5"]), Ok(Some(Plan::Rates(vec![10.0, 20.5]))));
         assert_eq!(check(&[url, "m", "--concurrency", "1,8"]), Ok(Some(Plan::Callers(vec![1, 8]))));
         assert!(check(&[url, "--live"]).is_ok());
+        assert!(check(&[url, "m", "--picture", "x.SVG"]).is_ok());
         for wrong in [
             &[url][..],
             &[url, "m", "--live"],
@@ -194,6 +203,8 @@ mod tests {
             &[url, "--live", "--input", "x.png"],
             &[url, "m", "--input", "x.npy", "--shape", "x=1"],
             &[url, "m", "--input", "x.npy", "--items", "2"],
+            &[url, "m", "--picture", "x.png"],
+            &[url, "m", "--picture", "svg"],
         ] {
             assert!(check(wrong).is_err(), "{wrong:?}");
         }

@@ -47,6 +47,8 @@ pub(in crate::cli) struct Source<'a> {
     /// Items along an open first axis; one without it.
     pub(in crate::cli) items: Option<usize>,
     pub(in crate::cli) seed: u64,
+    /// How whoever asks says that tensors are to be sent; nothing where that cannot be said.
+    pub(in crate::cli) by_tensors: Option<&'static str>,
 }
 
 impl Source<'_> {
@@ -75,13 +77,18 @@ impl Source<'_> {
     pub(in crate::cli) fn made_up(&self) -> Result<Vec<Message>, String> {
         let mut random = Random::new(self.seed);
         match self.ask.kind {
-            Kind::Images if self.items.is_some() || !self.shapes.is_empty() => Err(format!(
-                "--items and --shape are of tensors, and model {:?} is asked with files: leave them out, or have bench send tensors \
-                 (--as tensors)",
-                self.ask.model.name
-            )),
+            Kind::Images if self.items.is_some() || !self.shapes.is_empty() => {
+                let or = self.by_tensors.map(|option| format!(", or have tensors sent ({option})"));
+                Err(format!(
+                    "--items and --shape are of tensors, and model {:?} is asked with files: leave them out{}",
+                    self.ask.model.name,
+                    or.unwrap_or_default()
+                ))
+            }
             Kind::Images if self.ask.described.task == "localize" => {
-                Err("stacks are not made up: give one with --input, or ROIs with --as tensors --shape rois=100,7,7".into())
+                let or =
+                    self.by_tensors.map(|option| format!(", or ROIs with {option} --shape rois=100,7,7"));
+                Err(format!("stacks are not made up: give one with --input{}", or.unwrap_or_default()))
             }
             Kind::Images => {
                 let (width, height) = self.ask.described.inputs.first().map_or((SIDE, SIDE), sides);
@@ -89,14 +96,22 @@ impl Source<'_> {
             }
             Kind::Tensors => {
                 let inputs = &self.ask.described.inputs;
-                let wanted = inputs.iter().filter(|input| self.shapes.is_empty() || self.shapes.contains_key(&input.name));
+                let wanted = inputs
+                    .iter()
+                    .filter(|input| self.shapes.is_empty() || self.shapes.contains_key(&input.name));
                 let wanted: Vec<_> = wanted.collect();
-                if let Some(name) = self.shapes.keys().find(|name| wanted.iter().all(|input| input.name != **name)) {
+                if let Some(name) =
+                    self.shapes.keys().find(|name| wanted.iter().all(|input| input.name != **name))
+                {
                     let names: Vec<&str> = inputs.iter().map(|input| &*input.name).collect();
-                    return Err(format!("--shape names {name:?}; the model has the inputs {}", names.join(", ")));
+                    return Err(format!(
+                        "--shape names {name:?}; the model has the inputs {}",
+                        names.join(", ")
+                    ));
                 }
                 let open = |input: &&InputSpec| {
-                    !self.shapes.contains_key(&input.name) && input.shape.first().is_some_and(|side| *side < 0)
+                    !self.shapes.contains_key(&input.name)
+                        && input.shape.first().is_some_and(|side| *side < 0)
                 };
                 if self.items.is_some() && !wanted.iter().any(open) {
                     return Err("--items is of an open first axis, and no input that is sent has one without a --shape".into());
@@ -243,7 +258,7 @@ mod tests {
     ) -> Result<Vec<Message>, String> {
         let shapes = shapes.iter().map(|(name, shape)| ((*name).to_owned(), shape.to_vec())).collect();
         let ask = Ask { model: &Name::parse("m"), described, kind, query: "" };
-        Source { ask, shapes, items, seed: 1 }.made_up()
+        Source { ask, shapes, items, seed: 1, by_tensors: Some("--as tensors") }.made_up()
     }
 
     #[test]
@@ -267,6 +282,13 @@ mod tests {
             made_up(&described("FP32", shape), kind, shapes, Some(2))
         };
         assert!(asked(&[-1, 3], Kind::Tensors, &[]).is_ok());
+        // `ocelli tune` has no such option.
+        let images = Described { images: true, ..described("FP32", &[-1, 3, 8, 8]) };
+        let ask = Ask { model: &Name::parse("m"), described: &images, kind: Kind::Images, query: "" };
+        let tune = Source { ask, shapes: BTreeMap::new(), items: Some(2), seed: 1, by_tensors: None };
+        let told =
+            [tune.made_up(), asked(&[-1, 3, 8, 8], Kind::Images, &[])].map(|made| made.expect_err("images"));
+        assert_eq!(told.map(|told| told.contains("--as")), [false, true]);
         for refused in [
             asked(&[1, 3], Kind::Tensors, &[]),
             asked(&[-1, 3], Kind::Tensors, &[("x", &[4, 3])]),

@@ -11,7 +11,7 @@ mod picture;
 mod sweep;
 mod tally;
 
-pub(super) use arguments::{command, shape};
+pub(super) use arguments::{command, number, shape};
 pub(super) use input::{Source, paths};
 pub(super) use load::{Load, Span};
 #[cfg(test)]
@@ -201,8 +201,13 @@ async fn load_of(wanted: &Wanted) -> Result<Load, (String, Exit)> {
                 return Err((told, Exit::Usage));
             }
             let ask = Ask { model, described: &described, kind, query: "" };
-            let source =
-                Source { ask, shapes: wanted.shapes.clone(), items: wanted.items, seed: wanted.seed };
+            let source = Source {
+                ask,
+                shapes: wanted.shapes.clone(),
+                items: wanted.items,
+                seed: wanted.seed,
+                by_tensors: Some("--as tensors"),
+            };
             match &files {
                 Some(files) => source.files(files).map_err(|reason| (reason, Exit::Failure))?,
                 None => source.made_up().map_err(|reason| (reason, Exit::Usage))?,

@@ -7,7 +7,7 @@ mod plan;
 
 use super::{
     Exit, Streams,
-    bench::{Load, Point, Source, Span, failed, paths, shape},
+    bench::{Load, Point, Source, Span, failed, number, paths, shape},
     client::{Name, Server, runtime},
     message::{Ask, Kind},
     table::table,
@@ -29,20 +29,20 @@ use std::{
 
 /// The arguments beside the options.
 pub(super) fn arguments() -> Vec<Arg> {
-    let number = |name: &'static str, value: &'static str, default: &'static str| {
+    let bounded = |name: &'static str, value: &'static str, default: &'static str, min: f64| {
         Arg::new(name)
             .long(name)
             .value_name(value)
             .default_value(default)
-            .value_parser(value_parser!(u32).range(1..=3_600_000))
+            .value_parser(number(min, 3_600_000.0))
     };
     vec![
         Arg::new("model")
             .value_name("MODEL")
             .required(true)
             .help("NAME or NAME/VERSION, a model of the folder"),
-        number("p99-ms", "MS", "100").help("The bound on the 99th percentile of the latency"),
-        number("seconds", "S", "4").help("How long each trial is measured, all numbers of callers together"),
+        bounded("p99-ms", "MS", "100", 0.001).help("The bound on the 99th percentile of the latency"),
+        bounded("seconds", "S", "4", 0.01).help("How long each trial is measured, all numbers of callers together"),
         Arg::new("concurrency")
             .long("concurrency")
             .value_name("N,…")
@@ -91,7 +91,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(60);
 impl Streams<'_> {
     /// Runs `ocelli tune`.
     pub(super) fn tune(&mut self, config: &Config, matches: &ArgMatches) -> Exit {
-        let number = |name: &str| f64::from(*matches.get_one::<u32>(name).expect("clap has a default"));
+        let real = |name: &str| *matches.get_one::<f64>(name).expect("clap has a default");
         let shapes = matches.get_many::<String>("shape").into_iter().flatten().map(|text| shape(text));
         let shapes = match shapes.collect::<Result<_, String>>() {
             Ok(shapes) => shapes,
@@ -104,8 +104,8 @@ impl Streams<'_> {
         };
         let wanted = Wanted {
             model: Name::parse(matches.get_one::<String>("model").expect("clap requires the model")),
-            bound_ms: number("p99-ms"),
-            seconds: number("seconds"),
+            bound_ms: real("p99-ms"),
+            seconds: real("seconds"),
             callers: matches
                 .get_many::<u16>("concurrency")
                 .into_iter()
@@ -224,7 +224,8 @@ async fn measure(server: Server, wanted: &Wanted) -> Result<Vec<Point>, String> 
     let images = described.images && described.task != "localize";
     let kind = if images { Kind::Images } else { Kind::Tensors };
     let ask = Ask { model: &wanted.model, described: &described, kind, query: "" };
-    let source = Source { ask, shapes: wanted.shapes.clone(), items: wanted.items, seed: 1 };
+    let source =
+        Source { ask, shapes: wanted.shapes.clone(), items: wanted.items, seed: 1, by_tensors: None };
     let messages = match &wanted.input {
         Some(files) => source.files(files)?,
         None => source.made_up()?,

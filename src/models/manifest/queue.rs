@@ -32,7 +32,9 @@ pub(super) fn read(table: &Table<'_, '_>) -> Waiting {
     let default = policy(table, QueuePolicy::default());
     let mut policies = QueuePolicies { default, ..QueuePolicies::default() };
     for (name, own) in table.table("priority").tables() {
-        match name.parse().ok().filter(|priority| *priority < priorities) {
+        // Each has one name: of `1` and `01` one would win.
+        let named = |priority: &u8| *priority < priorities && priority.to_string() == name;
+        match name.parse().ok().filter(named) {
             Some(priority) => {
                 policies.of_priority.insert(priority, policy(&own, default));
                 own.finish();
@@ -98,5 +100,15 @@ mod tests {
                 "line 8: unknown key \"queue.priority.1.wait\"",
             ]
         );
+    }
+
+    #[test]
+    fn a_priority_has_one_name() {
+        let text = "[queue.priority.1]\nrequests_max = 1\n[queue.priority.01]\nrequests_max = 2\n[queue.priority.\"+1\"]\nrequests_max = 3\n";
+        let told = Manifest::parse(text).unwrap_err().0;
+        let expected = [(3, "01"), (5, "+1")].map(|(line, name)| {
+            format!("line {line}: queue.priority.{name} is none of the model's priorities, which go from 0 to {PRIORITY_MAX}")
+        });
+        assert_eq!(told, expected);
     }
 }

@@ -54,7 +54,8 @@ pub(super) fn instead(folder: &Path, model_file: &str) -> Option<String> {
 
 /// ONNX files of these, by what they are called from where we began.
 fn networks(inside: &[(String, PathBuf)], folder: &str) -> Vec<String> {
-    let files = inside.iter().filter(|(name, path)| name.ends_with(".onnx") && path.is_file());
+    let named = |name: &str| name.to_ascii_lowercase().ends_with(".onnx");
+    let files = inside.iter().filter(|(name, path)| named(name) && path.is_file());
     files.map(|(name, _)| format!("{folder}{name}")).collect()
 }
 

@@ -69,6 +69,29 @@ fn all_layouts_are_found_in_a_fixed_order() {
 }
 
 #[test]
+fn a_file_whose_name_ends_in_capitals_is_told_and_not_passed_over() {
+    check(
+        &[("UP.ONNX", ONNX), ("up.onnx", ONNX), ("m/MODEL.ONNX", ONNX)],
+        &[
+            ("UP.ONNX", "", "small letters"),
+            ("m", "", "there is MODEL.ONNX: call it model.onnx"),
+            ("up", "1", ""),
+        ],
+    );
+}
+
+#[test]
+fn a_model_that_is_called_as_a_path_of_the_api_is_told_of_it() {
+    for file in ["stats/model.onnx", "stats.onnx", "stat.onnx"] {
+        let folder = folder(&[(file, ONNX)]);
+        let found = scan(folder.path()).unwrap();
+        let notes = &found[0].source.as_ref().unwrap().notes;
+        let told = notes.iter().any(|note| note.contains("/v2/models/stats"));
+        assert_eq!(told, file.starts_with("stats"), "{file}: {notes:?}");
+    }
+}
+
+#[test]
 fn what_a_file_system_keeps_at_the_top_of_a_volume_is_no_model() {
     check(&[("lost+found/#1234", "text"), ("digits/model.onnx", ONNX)], &[("digits", "1", "")]);
 }

@@ -119,7 +119,10 @@ fn items_max(told: &mut Told, config: &ModelConfig) -> usize {
     if asked > most {
         told.note(format!("max_batch_size: it is {asked}, and batches have up to {most} items"));
     }
-    told.within("max_batch_size", asked.min(most), 0, ITEMS_MAX)
+    usize::try_from(asked.min(most)).unwrap_or_else(|_| {
+        told.wrong(format!("max_batch_size is {asked}, allowed: 0 or more"));
+        0
+    })
 }
 
 /// A size that the author's largest batch allows, as far as ours does.

@@ -387,7 +387,7 @@ fn values_outside_their_range_are_told_together() {
             "model_warmup[\"w\"].inputs[\"x\"].input_data_file is \"a/b\"",
         ],
     );
-    refused("max_batch_size: -1", &["max_batch_size is -1, allowed: 0 to 1024"]);
+    refused("max_batch_size: -1", &["max_batch_size is -1, allowed: 0 or more"]);
     refused(
         "max_batch_size: 1025 dynamic_batching { preferred_batch_size: 1026 } model_warmup { name: \"w\" batch_size: 1027 }",
         &["preferred_batch_size holds 1026, allowed: 1 to", "batch_size is 1027, more than max_batch_size"],
@@ -528,6 +528,19 @@ fn a_byte_order_mark_is_no_part_of_the_text() {
 fn mistakes_of_the_text_have_their_line() {
     refused("name: \"m\"\nmax_batchsize: 4\n", &["line 2", "max_batchsize", "ModelConfig"]);
     refused("input {\n  name: \"x\"\n  data_type: TYPE_FLOAT\n}", &["line 3", "TYPE_FLOAT"]);
+    for (text, nearest) in [
+        ("max_batchsize: 4", "; nearest: max_batch_size"),
+        ("\ninput { nmae: \"x\" }", "; nearest: name"),
+        ("input { data_type: TYPE_FP23 }", "; nearest: TYPE_FP32"),
+        ("instance_group { kind: KIND_CUP }", "; nearest: KIND_CPU"),
+    ] {
+        let told = read(text, "m").expect_err(text);
+        assert!(told.ends_with(nearest), "{told}");
+    }
+    for text in ["something_else: 4", "input { data_type: TYPE_FLOAT }"] {
+        let told = read(text, "m").expect_err(text);
+        assert!(!told.contains("nearest"), "{told}");
+    }
     refused("max_batch_size: \"4\"", &["line 1", "expected"]);
     refused("max_batch_size: 99999999999", &["line 1", "out of range"]);
     refused("\n\ninput {", &["line 3", "end of input"]);

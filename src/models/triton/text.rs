@@ -1,6 +1,6 @@
 //! From the text of a `config.pbtxt` to its message: Protocol Buffers' text format, read by a library.
 
-use crate::protocol;
+use crate::{protocol, words::meant};
 use miette::Diagnostic;
 use prost::Message;
 use prost_reflect::{
@@ -82,7 +82,28 @@ fn told(text: &str, error: &ParseError) -> String {
     let before = text.as_bytes().get(..at).unwrap_or(text.as_bytes());
     let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
     let message: String = error.to_string().chars().take(300).collect();
-    format!("line {line}: {}", message.replace("for message 'inference.", "for message '"))
+    format!(
+        "line {line}: {}{}",
+        message.replace("for message 'inference.", "for message '"),
+        likely(&message)
+    )
+}
+
+/// What a field or a word that there is not may have been meant to be. The library says which it is, and of what, in words alone.
+fn likely(message: &str) -> String {
+    let mut quoted = message.split('\'').skip(1).step_by(2);
+    let (Some(name), Some(of)) = (quoted.next(), quoted.next()) else { return String::new() };
+    let pool = definition().parent_pool().clone();
+    match (pool.get_message_by_name(of), pool.get_enum_by_name(of)) {
+        (Some(of), _) => meant(name, of.fields().map(|field| field.name().to_owned())),
+        (None, Some(of)) => {
+            // All words of a kind begin alike (`TYPE_`), which would make any two of them much alike.
+            let rest = |word: &str| word.split_once('_').map_or(word, |(_, rest)| rest).to_owned();
+            let words = of.values().map(|value| value.name().to_owned());
+            meant(name, words.filter(|word| !meant(&rest(name), [rest(word)]).is_empty()))
+        }
+        (None, None) => String::new(),
+    }
 }
 
 #[cfg(test)]
