@@ -93,8 +93,13 @@ impl Runtime {
         let advice = "set ORT_DYLIB_PATH, or the option onnx_runtime, to a libonnxruntime.so; `make ort` fetches one \
                       into .lib/";
         let builder = ort::init_from(path).map_err(|error| {
-            let why = format!("cannot load ONNX Runtime from {}: {}", path.display(), causes(&error));
-            format!("{}; {advice}", printable(&why))
+            // The system's reason is behind the error that is told: no such file, no right to read it, no library, or one that it needs.
+            let why = match &error {
+                ort::LoadDynamicError::Dlopen { error, .. } => causes(error),
+                _ => error.to_string(),
+            };
+            let told = format!("cannot load ONNX Runtime from {}: {why}", path.display());
+            format!("{}; {advice}", printable(&told))
         })?;
         let environment = builder
             .with_name("ocelli")
