@@ -8,6 +8,7 @@
 //! - `observe`: a span, a log line and counts for each request; `tally`: a request in its model's statistics, once.
 //! - `accepted`: what a caller says it takes; `query`: what queries say; `coding`: bodies that come packed, and replies that go so.
 //! - [`body`], [`multipart`], `posted`: bodies, with limits in bytes and in time, and the files in them.
+//! - `listing`: how many replies may be under way that grow with the models and are not admitted.
 //! - [`decode`]: the bounded CPU pool between bytes and queue.
 //! - `encoded`: images in tensors; `streamed`: replies that come item by item.
 //! - `predict`, `localize`, `infer`, `kserve`, `catalog`, `repository`, `devices`, `health`: the handlers; `target`, `call`: what
@@ -33,6 +34,7 @@ pub mod guard;
 mod health;
 pub(crate) mod infer;
 mod kserve;
+mod listing;
 mod localize;
 pub mod multipart;
 pub(crate) mod observe;
@@ -76,6 +78,7 @@ use axum::{
 use body::BodyLimits;
 use decode::DecodePool;
 use guard::HeadLimits;
+use listing::Listings;
 use parking_lot::Mutex;
 use shared_memory::SharedMemory;
 use std::{sync::Arc, time::Duration};
@@ -279,8 +282,12 @@ fn catalog_routes() -> Vec<Route> {
         ("/v2/models/{model}/versions/{version}/ready", get(catalog::ready)),
         ("/v2/models/{model}/versions/{version}/config", get(catalog::config)),
         ("/v2/models/{model}/versions/{version}/stats", get(catalog::statistics)),
-        ("/openapi.yaml", get(openapi).layer(middleware::from_fn(coding::pack_layer))),
     ]
+}
+
+/// The contract.
+fn contract_routes() -> Vec<Route> {
+    vec![("/openapi.yaml", get(openapi))]
 }
 
 /// What changes which models, devices and regions of shared memory there are: on both listeners.
@@ -306,11 +313,18 @@ fn control_routes() -> Vec<Route> {
 
 /// Every path of the API, for the test that holds `openapi.yaml` equal.
 pub fn paths() -> Vec<&'static str> {
-    [inference_routes(), catalog_routes(), control_routes(), health::routes(), page::routes()]
-        .concat()
-        .into_iter()
-        .map(|(path, _)| path)
-        .collect()
+    [
+        inference_routes(),
+        catalog_routes(),
+        contract_routes(),
+        control_routes(),
+        health::routes(),
+        page::routes(),
+    ]
+    .concat()
+    .into_iter()
+    .map(|(path, _)| path)
+    .collect()
 }
 
 /// What `base_path` cannot begin with: it is taken off first, and paths of ours that begin so would be others then.
@@ -338,8 +352,8 @@ fn router(routes: Vec<Route>) -> Router<Arc<Front>> {
 }
 
 /// Control, behind the check of whose page asks for it.
-fn control(front: &Arc<Front>) -> Router<Arc<Front>> {
-    router(control_routes()).layer(middleware::from_fn_with_state(Arc::clone(front), origin::check))
+fn control(front: &Arc<Front>, listings: &Listings) -> Router<Arc<Front>> {
+    listings.around(control_routes()).layer(middleware::from_fn_with_state(Arc::clone(front), origin::check))
 }
 
 /// The API: what [`accept::Acceptor`] serves.
@@ -355,10 +369,13 @@ pub fn routes(front: Arc<Front>) -> Router {
     let (head, of_others) = (head_of(longest), head_of(body));
     let inference = around::layered(router(inference_routes()), &front, head, true);
     // Health and metrics are beside the admission of the others: they answer when everything else is refused.
-    let others = router(catalog_routes())
-        .merge(control(&front))
-        .merge(page::router(&front))
-        .merge(router(health::routes()))
+    let listings = Listings::new();
+    let others = listings
+        .around(catalog_routes())
+        .merge(listings.packed(contract_routes()))
+        .merge(control(&front, &listings))
+        .merge(listings.packed(page::routes_of(&front)))
+        .merge(listings.around(health::routes()))
         .fallback(guard::not_found);
     let api = around::layered(others, &front, of_others, false).merge(inference);
     let base = Arc::clone(&front.base_path);
@@ -369,13 +386,14 @@ pub fn routes(front: Arc<Front>) -> Router {
 pub fn admin_routes(front: Arc<Front>) -> Router {
     let BodyLimits { bytes_max, option, .. } = front.limits.body;
     let head = HeadLimits { body_bytes_max: bytes_max, option, uri_bytes_max: URI_BYTES_MAX };
-    finish(router(health::routes_apart()).merge(control(&front)), head, front)
+    let listings = Listings::new();
+    finish(listings.around(health::routes_apart()).merge(control(&front, &listings)), head, front)
 }
 
 /// What the listener for metrics serves: nothing else.
 pub fn metrics_routes(front: Arc<Front>) -> Router {
     let head = HeadLimits { body_bytes_max: 0, option: "body_bytes_max", uri_bytes_max: URI_BYTES_MAX };
-    finish(router(vec![health::metrics(scrape::Listener::Apart)]), head, front)
+    finish(Listings::new().around(vec![health::metrics(scrape::Listener::Apart)]), head, front)
 }
 
 /// A whole listener none of whose routes asks for admission.

@@ -15,7 +15,8 @@ use flate2::read::GzDecoder;
 use std::{
     collections::BTreeMap,
     hash::{DefaultHasher, Hasher},
-    io::Read,
+    io::{self, Read},
+    sync::OnceLock,
 };
 
 /// The files in `assets`, by the names under which they are served.
@@ -77,6 +78,8 @@ pub(super) struct Asset {
     bytes: Bytes,
     /// With gzip.
     packed: bool,
+    /// What that unpacks to, once somebody has asked for it so.
+    plain: OnceLock<Bytes>,
     tag: HeaderValue,
 }
 
@@ -118,7 +121,7 @@ impl Asset {
         // Weak: the same file may go out packed in several ways.
         let tag = format!("W/\"{:016x}\"", hasher.finish());
         let tag = HeaderValue::from_str(&tag).expect("hexadecimal digits");
-        Asset { media, bytes, packed, tag }
+        Asset { media, bytes, packed, plain: OnceLock::new(), tag }
     }
 
     pub(super) fn is_document(&self) -> bool {
@@ -149,13 +152,22 @@ impl Asset {
             let coding = [(header::CONTENT_ENCODING, "gzip")];
             return Ok((media, vary, coding, self.bytes.clone()).into_response());
         }
-        let mut plain = Vec::new();
-        match GzDecoder::new(&*self.bytes).read_to_end(&mut plain) {
-            Ok(_) => Ok((media, vary, plain).into_response()),
+        match self.unpacked() {
+            Ok(plain) => Ok((media, vary, plain).into_response()),
             Err(error) => {
                 Err(Problem::from(&InferError::Internal(format!("a file does not unpack: {error}"))))
             }
         }
+    }
+
+    /// The same for all who ask: it has megabytes, and HTTP/2 lets a caller ask for hundreds at once.
+    fn unpacked(&self) -> io::Result<Bytes> {
+        if let Some(plain) = self.plain.get() {
+            return Ok(plain.clone());
+        }
+        let mut plain = Vec::new();
+        GzDecoder::new(&*self.bytes).read_to_end(&mut plain)?;
+        Ok(self.plain.get_or_init(|| plain.into()).clone())
     }
 }
 

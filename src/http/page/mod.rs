@@ -11,16 +11,14 @@ use super::{
     Front, Route,
     accept::Slashed,
     accepted::{self, Offer},
-    coding,
     reject::Problem,
 };
 use assets::{Asset, Assets};
 use axum::{
-    Json, Router,
+    Json,
     body::Body,
     extract::{Path, Request, State},
     http::{HeaderName, HeaderValue, Response, StatusCode, Uri, header},
-    middleware,
     response::IntoResponse,
     routing::get,
 };
@@ -51,10 +49,10 @@ pub(super) fn routes() -> Vec<Route> {
 }
 
 /// The routes of a server that has a page; without one there is only what it says of itself at `/`.
-pub(super) fn router(front: &Front) -> Router<Arc<Front>> {
+pub(super) fn routes_of(front: &Front) -> Vec<Route> {
     let mut routes = routes();
     routes.retain(|(path, _)| front.page.is_some() || *path == "/");
-    super::router(routes).layer(middleware::from_fn(coding::pack_layer))
+    routes
 }
 
 /// The page for those who ask for one, as browsers do. Others get what clients of KServe's first protocol look here for: that

@@ -1,0 +1,273 @@
+//! Replies that are made anew for whoever asks and grow with the models or with what is known of one: metrics, lists, metadata. They
+//! are no requests in flight, since a full server gives them, too; so they have a bound of their own.
+//!
+//! A caller of HTTP/2 may ask for hundreds over one connection and take none of them: each would be kept until `reply_stall_ms`.
+
+use super::{Front, Route, admission, coding, router};
+use crate::error::InferError;
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::{Request, State},
+    http::Response,
+    middleware::{self, Next},
+    response::IntoResponse,
+    routing::MethodRouter,
+};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// What tells of all models, of all devices or of all regions.
+const OF_ALL: [&str; 7] = [
+    "/metrics",
+    "/v1/models",
+    "/v2/models",
+    "/v2/models/stats",
+    "/v2/repository/index",
+    "/v2/systemsharedmemory/status",
+    "/v2/devices",
+];
+/// As many of those at once: few ask for them, one at a time, and the metrics of 400 models have 5 MB.
+const OF_ALL_MAX: usize = 32;
+
+/// What tells of one model.
+const OF_ONE: [&str; 6] = [
+    "/v2/models/{model}",
+    "/v2/models/{model}/config",
+    "/v2/models/{model}/stats",
+    "/v2/models/{model}/versions/{version}",
+    "/v2/models/{model}/versions/{version}/config",
+    "/v2/models/{model}/versions/{version}/stats",
+];
+/// As many of those at once: every client asks as it begins, and the labels of 20,000 classes have 400 kB.
+const OF_ONE_MAX: usize = 256;
+
+/// Documents that are packed at once: packing with gzip takes 350 kB each. Others go out as they are.
+const PACKED_MAX: usize = 32;
+
+/// They end within milliseconds, unless their callers do not take them.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// The bound of one kind.
+#[derive(Clone)]
+struct Bound {
+    places: Arc<Semaphore>,
+    what: &'static str,
+    max: usize,
+}
+
+impl Bound {
+    fn new(what: &'static str, max: usize) -> Bound {
+        Bound { places: Arc::new(Semaphore::new(max)), what, max }
+    }
+
+    fn full(&self) -> InferError {
+        InferError::Full { what: self.what, limit: self.max as u64, retry_after: RETRY_AFTER }
+    }
+}
+
+/// The bounds of a listener's replies: those who ask on another take nothing from it.
+pub(super) struct Listings {
+    of_all: Bound,
+    of_one: Bound,
+    packing: Arc<Semaphore>,
+}
+
+impl Listings {
+    /// Nothing is under way yet.
+    pub(super) fn new() -> Listings {
+        Listings {
+            of_all: Bound::new("the number of lists and metrics under way", OF_ALL_MAX),
+            of_one: Bound::new("the number of replies under way that describe a model", OF_ONE_MAX),
+            packing: Arc::new(Semaphore::new(PACKED_MAX)),
+        }
+    }
+
+    /// These routes, and the bound around each that has one.
+    pub(super) fn around(&self, routes: Vec<Route>) -> Router<Arc<Front>> {
+        router(routes.into_iter().map(|(path, methods)| (path, self.around_one(path, methods))).collect())
+    }
+
+    fn around_one(&self, path: &str, methods: MethodRouter<Arc<Front>>) -> MethodRouter<Arc<Front>> {
+        let bound = match path {
+            _ if OF_ALL.contains(&path) => &self.of_all,
+            _ if OF_ONE.contains(&path) => &self.of_one,
+            _ => return methods,
+        };
+        // A method that the path does not take is refused as such.
+        methods.route_layer(middleware::from_fn_with_state(bound.clone(), bounded))
+    }
+
+    /// These routes, which give documents that are the same for all: packed where there is room for that, and never refused.
+    pub(super) fn packed(&self, documents: Vec<Route>) -> Router<Arc<Front>> {
+        router(documents).layer(middleware::from_fn_with_state(Arc::clone(&self.packing), packed))
+    }
+}
+
+/// Lets a request in until the last byte of its reply is with the system, or refuses it.
+async fn bounded(State(bound): State<Bound>, request: Request, next: Next) -> Response<Body> {
+    match Arc::clone(&bound.places).try_acquire_owned() {
+        Ok(place) => {
+            let place = Arc::new(place);
+            next.run(request).await.map(|body| Body::new(Kept { body, place }))
+        }
+        Err(_) => bound.full().into_response(),
+    }
+}
+
+/// Packs a document while there is room for that.
+async fn packed(State(places): State<Arc<Semaphore>>, request: Request, next: Next) -> Response<Body> {
+    let place = places.try_acquire_owned().ok();
+    let wanted = coding::wanted(&request).filter(|_| place.is_some());
+    admission::hold(coding::pack(next.run(request).await, wanted), place)
+}
+
+/// A reply's body that keeps its place, as does what it has given: a reply of one piece has ended when that has been handed to the
+/// connection, which may keep it for long.
+struct Kept {
+    body: Body,
+    place: Arc<OwnedSemaphorePermit>,
+}
+
+/// Bytes and the place of their reply.
+struct Piece {
+    bytes: Bytes,
+    _place: Arc<OwnedSemaphorePermit>,
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl HttpBody for Kept {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        let keep = |bytes| Bytes::from_owner(Piece { bytes, _place: Arc::clone(&self.place) });
+        frame.map(|frame| frame.map(|frame| frame.map(|frame| frame.map_data(keep))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::*;
+    use crate::http::{admin_routes, metrics_routes, paths, routes, testing};
+    use axum::http::header;
+    use http_body_util::BodyExt;
+    use tower::ServiceExt;
+
+    async fn ask(router: &Router, method: &str, path: &str, coding: &str) -> Response<Body> {
+        let request = Request::builder().method(method).uri(path).header(header::HOST, "a");
+        let request = request.header(header::ACCEPT_ENCODING, coding);
+        router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+    }
+
+    async fn get(router: &Router, path: &str) -> Response<Body> {
+        ask(router, "GET", path, "identity").await
+    }
+
+    fn front_routes() -> Router {
+        routes(testing::front(&paths()))
+    }
+
+    #[tokio::test]
+    async fn of_what_grows_with_the_models_a_few_are_under_way_and_probes_are_always_answered() {
+        let router = front_routes();
+        let mut held = Vec::new();
+        for path in ["/metrics", "/v2/models"].into_iter().cycle().take(OF_ALL_MAX) {
+            held.push(get(&router, path).await);
+            assert_eq!(held.last().unwrap().status(), 200, "{path}");
+        }
+        for path in OF_ALL {
+            let method = if path == "/v2/repository/index" { "POST" } else { "GET" };
+            let refused = ask(&router, method, path, "identity").await;
+            assert_eq!(refused.status(), 429, "{path}");
+            assert_eq!(refused.headers()[header::RETRY_AFTER], "1", "{path}");
+            let told = refused.into_body().collect().await.unwrap().to_bytes();
+            let told = String::from_utf8_lossy(&told).into_owned();
+            assert!(told.contains("the number of lists and metrics under way is full (32)"), "{told}");
+        }
+        for (path, status) in [
+            ("/v2/health/live", 200),
+            ("/v2/health/ready", 503),
+            ("/ping", 503),
+            ("/v2", 200),
+            ("/openapi.yaml", 200),
+            ("/v2/models/none", 404),
+            ("/v2/models/none/ready", 404),
+        ] {
+            assert_eq!(get(&router, path).await.status(), status, "{path}");
+        }
+        assert_eq!(ask(&router, "PUT", "/metrics", "identity").await.status(), 405);
+        // A piece of it may wait for its caller when all of it has been handed on.
+        let mut last = held.pop().unwrap().into_body();
+        let piece = last.frame().await.unwrap().unwrap().into_data().unwrap();
+        drop(last);
+        assert_eq!(get(&router, "/metrics").await.status(), 429);
+        drop(piece);
+        assert_eq!(get(&router, "/metrics").await.status(), 200);
+        drop(held);
+        assert_eq!(get(&router, "/v2/models").await.status(), 200);
+    }
+
+    #[tokio::test]
+    async fn each_listener_has_places_of_its_own() {
+        let front = testing::front(&paths());
+        let listeners = [routes, admin_routes, metrics_routes].map(|routes| routes(Arc::clone(&front)));
+        for router in &listeners {
+            let mut held = Vec::new();
+            for _ in 0..OF_ALL_MAX {
+                held.push(ask(router, "GET", "/metrics", "gzip").await);
+            }
+            assert!(held.iter().all(|reply| reply.status() == 200));
+            assert_eq!(get(router, "/metrics").await.status(), 429);
+        }
+    }
+
+    #[tokio::test]
+    async fn documents_are_packed_while_there_is_room_and_never_refused() {
+        let router = front_routes();
+        let packed = |reply: &Response<Body>| reply.headers().contains_key(header::CONTENT_ENCODING);
+        let mut held = Vec::new();
+        for path in ["/openapi.yaml", "/docs/options"].into_iter().cycle().take(PACKED_MAX) {
+            held.push(ask(&router, "GET", path, "gzip").await);
+        }
+        assert!(held.iter().all(packed));
+        for path in ["/openapi.yaml", "/docs/options"] {
+            let plain = ask(&router, "GET", path, "gzip").await;
+            assert!(plain.status() == 200 && !packed(&plain), "{path}");
+        }
+        drop(held);
+        assert!(packed(&ask(&router, "GET", "/openapi.yaml", "gzip").await));
+    }
+
+    #[test]
+    fn what_has_a_bound_is_a_path_of_the_api() {
+        let paths = paths();
+        for path in OF_ALL.iter().chain(&OF_ONE) {
+            assert!(paths.contains(path), "{path}");
+        }
+    }
+}
