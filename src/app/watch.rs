@@ -29,6 +29,9 @@ const REST: Duration = Duration::from_millis(500);
 const UNREST_MAX: Duration = Duration::from_secs(10);
 /// How long changes may go unseen of which the system does not tell.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// After a look nothing is looked at for so many times as long as it took: a file that is written to without end, as logs are, must not
+/// cost a core where there are thousands of models.
+const LOOK_REST: u32 = 20;
 
 /// The running watcher; it ends when this is dropped.
 pub(super) struct Watch {
@@ -41,7 +44,7 @@ pub(super) struct Watch {
 impl Watch {
     /// Watches the folder of `control` from now on. `first` is how it looked when its models were last read.
     pub(super) fn start(control: Arc<Control>, first: Look) -> Result<Watch, AppError> {
-        Watch::start_with(control, first, |happened| {
+        Watch::start_with(control, first, Look::at, |happened| {
             notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
                 // Reading the folder, as we do, changes nothing.
                 if event.is_ok_and(|event| event.kind.is_access()) {
@@ -56,6 +59,7 @@ impl Watch {
     fn start_with(
         control: Arc<Control>,
         first: Look,
+        look_at: fn(&Path) -> Look,
         watcher: impl FnOnce(mpsc::Sender<()>) -> notify::Result<RecommendedWatcher>,
     ) -> Result<Watch, AppError> {
         let (happened, happens) = mpsc::channel();
@@ -80,6 +84,9 @@ impl Watch {
             unread: false,
             watcher: watcher.as_ref().map_or_else(Weak::new, Arc::downgrade),
             which,
+            look_at,
+            rest: Duration::ZERO,
+            looked: Instant::now(),
         };
         std::thread::Builder::new()
             .name("ocelli-watch".into())
@@ -109,13 +116,19 @@ struct Follower {
     watcher: Weak<Mutex<RecommendedWatcher>>,
     /// Which folder is watched, or was tried to be.
     which: Option<(u64, u64)>,
+    look_at: fn(&Path) -> Look,
+    /// How long nothing is looked at after the last look.
+    rest: Duration,
+    /// When that ended.
+    looked: Instant,
 }
 
 impl Follower {
     /// Until the watcher is gone.
     fn follow(mut self) {
         // What happened between the first look and the watcher's start would be missed.
-        self.say(Look::at(self.control.folder()));
+        let now = self.look();
+        self.say(now);
         loop {
             match self.happens.recv_timeout(LOOK_EVERY) {
                 Ok(()) => {}
@@ -145,23 +158,34 @@ impl Follower {
             // Tried and told once for each folder: looking finds what changes in any.
             self.which = which;
         }
-        let now = Look::at(folder);
+        let now = self.look();
         (now.unread().is_some() && !self.unread) || !self.seen.changes(&now).is_empty()
     }
 
     /// The folder when nothing happens any more, by what the system tells and by what it looks like.
-    fn settled(&self) -> Look {
+    fn settled(&mut self) -> Look {
         let began = Instant::now();
-        let mut last = Look::at(self.control.folder());
+        let mut last = self.look();
         loop {
-            let quiet = self.happens.recv_timeout(REST).is_err();
-            let now = Look::at(self.control.folder());
+            let quiet = self.happens.recv_timeout(REST.max(self.rest)).is_err();
+            let now = self.look();
             if quiet && now == last || began.elapsed() >= UNREST_MAX {
                 return now;
             }
             last = now;
-            self.happens.try_iter().for_each(drop);
         }
+    }
+
+    /// The folder now, or once the last look has been rested from: what happens until then is seen with it.
+    fn look(&mut self) -> Look {
+        let rested = self.looked + self.rest;
+        // Nothing is left to be told once the watcher is gone.
+        while self.happens.recv_timeout(rested.saturating_duration_since(Instant::now())).is_ok() {}
+        let began = Instant::now();
+        let now = (self.look_at)(self.control.folder());
+        self.looked = Instant::now();
+        self.rest = ((self.looked - began) * LOOK_REST).min(UNREST_MAX);
+        now
     }
 
     /// Says what changed.
@@ -192,6 +216,7 @@ fn identity(folder: &Path) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
     fn where_the_system_can_watch_nothing_the_folder_is_looked_at() {
@@ -199,7 +224,8 @@ mod tests {
         let (control, commands) = Control::new(folder.path().to_owned());
         let first = Look::at(folder.path());
         let used_up = || notify::Error::new(notify::ErrorKind::MaxFilesWatch);
-        let watch = Watch::start_with(Arc::new(control), first, |_| Err(used_up())).expect("it looks");
+        let watch =
+            Watch::start_with(Arc::new(control), first, Look::at, |_| Err(used_up())).expect("it looks");
         fs::create_dir(folder.path().join("m")).expect("a folder");
         fs::write(folder.path().join("m/model.onnx"), "a model").expect("a file");
         let told = commands.recv_timeout(Duration::from_secs(60));
@@ -213,5 +239,39 @@ mod tests {
             commands.recv().expect_err("its thread ends").to_string(),
             "receiving on a closed channel"
         );
+    }
+
+    #[test]
+    fn a_folder_in_which_something_happens_all_the_time_is_looked_at_seldom_if_that_takes_long() {
+        static LOOKS: AtomicU32 = AtomicU32::new(0);
+        const TAKES: Duration = Duration::from_millis(10);
+        fn slow(folder: &Path) -> Look {
+            LOOKS.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(TAKES);
+            Look::at(folder)
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let (control, commands) = Control::new(folder.path().to_owned());
+        let mut happens = None;
+        let watch = Watch::start_with(Arc::new(control), Look::at(folder.path()), slow, |happened| {
+            happens = Some(happened);
+            Err(notify::Error::new(notify::ErrorKind::MaxFilesWatch))
+        });
+        let (watch, happens) = (watch.expect("it looks"), happens.expect("asked for a watcher"));
+        let began = Instant::now();
+        while began.elapsed() < 100 * TAKES {
+            happens.send(()).expect("it listens");
+            std::thread::sleep(TAKES / 10);
+        }
+        let (looks, most) =
+            (LOOKS.load(Ordering::Relaxed), began.elapsed().div_duration_f32(TAKES * (LOOK_REST + 1)));
+        assert!((2..=most as u32 + 2).contains(&looks), "{looks} looks, at most {most} are due");
+        // And once all is quiet, a change is found.
+        fs::write(folder.path().join("m.onnx"), "a model").expect("a file");
+        happens.send(()).expect("it listens");
+        let told = commands.recv_timeout(Duration::from_secs(60));
+        assert!(matches!(&told, Ok(Command::Load { name, .. }) if name == "m"), "{told:?}");
+        drop((watch, happens));
+        assert!(commands.recv().is_err(), "its thread ends");
     }
 }
