@@ -35,6 +35,7 @@ use crate::{
 };
 use admin::Admin;
 use axum::Router;
+use allowed_threads::not_started;
 pub use base::Core;
 use futures_util::future::join_all;
 use listen::{bind, bind_where};
@@ -129,7 +130,7 @@ impl App {
 
         let Core { queue, catalog, status, metrics, devices, jpeg, found } = Core::start(&config, log)?;
         let decode = DecodePool::new(config.decode_threads, config.decode_bytes_max, base::limits(&config))
-            .map_err(failed("cannot start the decode pool"))?
+            .map_err(not_started("the decode pool"))?
             .with_gpu(jpeg);
         let (control, commands) = Control::new(config.models.clone());
         let control = Arc::new(control);
@@ -145,7 +146,7 @@ impl App {
         };
         let front = Arc::new(Front::new(&config, parts));
 
-        let threads = Threads::start(config.http_threads).map_err(failed("cannot start the HTTP threads"))?;
+        let threads = Threads::start(config.http_threads).map_err(not_started("the HTTP threads"))?;
 
         // Before the first request can ask for one: a model that loads is not unknown.
         devices.announce(&found);
@@ -186,7 +187,7 @@ impl App {
                 loader::run(&devices, &found, &commands, (&folder, &logs), &|| stop.is_cancelled());
                 devices
             })
-            .map_err(failed("cannot start the loading thread"))?;
+            .map_err(not_started("the loading thread"))?;
         let watch = match config.repository_mode {
             RepositoryMode::Watch => Some(Watch::start(control, first)?),
             RepositoryMode::None | RepositoryMode::Explicit => None,

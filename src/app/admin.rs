@@ -1,6 +1,6 @@
 //! The admin listener, and the one for metrics, each on a thread and runtime of its own: a jammed data path cannot fail a probe.
 
-use super::{AppError, failed};
+use super::{AppError, allowed_threads::not_started, failed};
 use crate::http::{
     accept::{Acceptor, Settings, Stages},
     threads,
@@ -44,7 +44,7 @@ impl Admin {
             }
         };
         let (_, thread) = threads::start(format!("ocelli-{name}"), move |runtime| runtime.block_on(serve))
-            .map_err(failed("cannot start the admin thread"))?;
+            .map_err(not_started(&format!("the {name} thread")))?;
         Ok(Admin { stages, thread })
     }
 

@@ -2,17 +2,20 @@
 //! or says no more than that a resource is not there: it is tried before any of them is started.
 
 use super::AppError;
-use crate::config::Config;
+use crate::config::{Config, RepositoryMode};
 use rustix::process::{Resource, getrlimit};
 use std::{
+    error::Error,
     io,
     sync::mpsc::{self, Receiver},
     thread::{self, JoinHandle},
 };
 
-/// Beside those of the options: what writes the log, loads models and keeps the CPU. What else there may be, such as what serves probes,
-/// is not counted: a server that could start is not refused.
-const OTHERS: usize = 3;
+/// Beside those of the options: what writes the log, loads models, keeps a device and runs its batches. What else there may be, such as
+/// the heap's own and those of further models, is not counted: a server that could start is not refused.
+const OTHERS: usize = 4;
+/// What watches the model folder, and what the system tells of it.
+const WATCHING: usize = 2;
 
 /// Tries it.
 ///
@@ -20,21 +23,47 @@ const OTHERS: usize = 3;
 /// How many there may be, how many there must be, and which limits there are.
 pub(super) fn check(config: &Config) -> Result<(), AppError> {
     let Config { http_threads: http, decode_threads: decode, compute_threads: compute, .. } = *config;
-    let needed = http + decode + compute + OTHERS;
+    let apart = usize::from(config.admin_listen.is_some()) + usize::from(config.metrics_listen.is_some());
+    let watching = if config.repository_mode == RepositoryMode::Watch { WATCHING } else { 0 };
+    let others = OTHERS + apart + watching;
+    let needed = http + decode + compute + others;
     let spawn = |end: Receiver<()>| {
         // The other end is dropped once all have been tried.
         thread::Builder::new().spawn(move || end.recv().unwrap_or_default())
     };
     let (allowed, Some(error)) = try_all(needed, spawn) else { return Ok(()) };
+    Err(AppError::Failed(format!(
+        "the system lets the process start {allowed} threads, and it needs {needed} or more (http_threads {http}, decode_threads \
+         {decode}, compute_threads {compute}, and {others}): {error}; {}",
+        advice()
+    )))
+}
+
+/// What to do where the system refuses a thread.
+fn advice() -> String {
     let user = match getrlimit(Resource::Nproc).current {
         Some(limit) => format!("{limit} now, and all processes of the user count"),
         None => "none now".to_owned(),
     };
-    Err(AppError::Failed(format!(
-        "the system lets the process start {allowed} threads, and it needs {needed} or more (http_threads {http}, decode_threads \
-         {decode}, compute_threads {compute}, and {OTHERS}): {error}; raise the limit of its user (ulimit -u: {user}) or of its \
-         control group (pids.max, TasksMax), or lower these options"
-    )))
+    format!(
+        "raise the limit of its user (ulimit -u: {user}) or of its control group (pids.max, TasksMax), or lower http_threads, \
+         decode_threads or compute_threads"
+    )
+}
+
+/// Why something with threads did not start: one that is refused after all could be started when it was tried, as others of the user have
+/// come since.
+pub(super) fn not_started<E: Error + 'static>(what: &str) -> impl FnOnce(E) -> AppError {
+    move |error| {
+        let refused = if is_refusal(&error) { format!("; {}", advice()) } else { String::new() };
+        AppError::Failed(format!("cannot start {what}: {error}{refused}"))
+    }
+}
+
+/// Whether the system has refused a thread: it calls that a resource that is not there now.
+fn is_refusal(error: &(dyn Error + 'static)) -> bool {
+    let refused = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
+    error.downcast_ref().is_some_and(refused) || error.source().is_some_and(is_refusal)
 }
 
 /// Starts so many threads at once, and ends them; how many there were, and why not more.
@@ -81,6 +110,16 @@ mod tests {
         assert_eq!((started, refused.map(|error| error.kind())), (3, Some(io::ErrorKind::WouldBlock)));
         let (started, refused) = up_to(5);
         assert!(started == 5 && refused.is_none(), "{started}: {refused:?}");
+    }
+
+    #[test]
+    fn a_thread_that_is_refused_after_all_is_told_with_what_to_do() {
+        let told = |kind: io::ErrorKind| not_started("the admin thread")(io::Error::from(kind)).to_string();
+        let (refused, other) = (told(io::ErrorKind::WouldBlock), told(io::ErrorKind::PermissionDenied));
+        assert!(refused.starts_with("cannot start the admin thread: "), "{refused}");
+        for words in ["ulimit -u: ", "pids.max", "http_threads"] {
+            assert!(refused.contains(words) && !other.contains(words), "{refused}, {other}");
+        }
     }
 
     #[test]

@@ -2,9 +2,13 @@
 
 use crate::config::Config;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::fs;
 
 /// The most that is left to everything but the API's connections: probes, scrapers, models, temporary files.
 const LEFT_MAX: u64 = 1024;
+/// The least of it, beside the files that are open before the first connection: what serves probes and watches the model folder, a few
+/// probes, and a model that is loaded.
+const LEFT_MIN: u64 = 12;
 
 /// Raises the limit on open files to what the process may have, and tells that; none where there is no limit. A shell's and
 /// systemd's 1024 are for programs that use `select`.
@@ -24,7 +28,7 @@ pub(super) fn raise() -> Option<u64> {
 pub(super) fn connections_max(config: &Config, limit: Option<u64>) -> usize {
     let wanted = config.connections_max;
     let addresses = config.listen.len() + usize::from(config.grpc_listen.is_some());
-    let max = limit.map_or(wanted, |limit| wanted.min(share(limit, addresses)));
+    let max = limit.map_or(wanted, |limit| wanted.min(share(limit, open_now(), addresses)));
     if max < wanted {
         let limit = limit.unwrap_or_default();
         tracing::warn!(
@@ -35,10 +39,15 @@ pub(super) fn connections_max(config: &Config, limit: Option<u64>) -> usize {
     max
 }
 
-/// Connections that each of `addresses` listeners may have when `limit` files may be open.
-fn share(limit: u64, addresses: usize) -> usize {
-    let left = (limit / 2).min(LEFT_MAX);
-    let each = (limit - left) / addresses.max(1) as u64;
+/// Files that the process has open; none where the system does not tell.
+fn open_now() -> u64 {
+    fs::read_dir("/proc/self/fd").map_or(0, |files| files.count() as u64)
+}
+
+/// Connections that each of `addresses` listeners may have when `limit` files may be open, and so many are.
+fn share(limit: u64, open: u64, addresses: usize) -> usize {
+    let left = (limit / 2).min(LEFT_MAX).max(open + LEFT_MIN);
+    let each = limit.saturating_sub(left) / addresses.max(1) as u64;
     usize::try_from(each).unwrap_or(usize::MAX).max(1)
 }
 
@@ -48,10 +57,14 @@ mod tests {
 
     #[test]
     fn connections_leave_files_to_everything_else() {
-        assert_eq!(share(1024, 1), 512);
-        assert_eq!(share(1024, 2), 256);
-        assert_eq!(share(20_000, 1), 18_976);
-        assert_eq!(share(2, 3), 1);
+        assert_eq!(share(1024, 20, 1), 512);
+        assert_eq!(share(1024, 20, 2), 256);
+        assert_eq!(share(20_000, 20, 1), 18_976);
+        assert_eq!(share(20_000, 2_000, 1), 17_988, "models that lie in files");
+        assert_eq!(share(60, 20, 2), 14, "all that is open and some more is left");
+        assert_eq!(share(30, 20, 2), 1);
+        assert_eq!(share(2, 20, 3), 1);
+        assert!(open_now() >= 3, "{}", open_now());
         let config = Config { connections_max: 8192, ..Config::default() };
         assert_eq!(connections_max(&config, None), 8192);
         assert_eq!(connections_max(&config, Some(1 << 20)), 8192);

@@ -5,7 +5,7 @@
 //! link that another has taken the place of; nor of any where its means are used up. So the folder is looked at every few seconds as
 //! well, and watched anew where it is another.
 
-use super::{AppError, failed};
+use super::{AppError, allowed_threads::not_started};
 use crate::models::{
     Command, Control, Overrides,
     changes::{Change, Look},
@@ -91,7 +91,7 @@ impl Watch {
         std::thread::Builder::new()
             .name("ocelli-watch".into())
             .spawn(move || follower.follow())
-            .map_err(failed("cannot start the watching thread"))?;
+            .map_err(not_started("the watching thread"))?;
         Ok(Watch { _watcher: watcher, _happened: happened })
     }
 }
