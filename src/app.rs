@@ -7,6 +7,7 @@ mod base;
 mod listen;
 mod loader;
 mod local;
+mod memory;
 mod open_files;
 mod places;
 mod run;
@@ -31,11 +32,11 @@ use crate::{
     },
     models::{Command, Control, changes::Look},
     status::Status,
-    telemetry::{logging::Logging, metrics::DropReason},
+    telemetry::{host, logging::Logging, metrics::DropReason},
 };
 use admin::Admin;
-use axum::Router;
 use allowed_threads::not_started;
+use axum::Router;
 pub use base::Core;
 use futures_util::future::join_all;
 use listen::{bind, bind_where};
@@ -152,6 +153,7 @@ impl App {
         devices.announce(&found);
         let stages = Stages::default();
         let routes = http::routes(Arc::clone(&front));
+        memory::check(&config, host::memory_limit());
         let connections_max = open_files::connections_max(&config, open_files::raise());
         let acceptor = |listener| Acceptor {
             listener,
