@@ -311,7 +311,7 @@ impl Devices {
                     match self.ends() {
                         true => tracing::debug!(model, version, device, reason = %refusal, "{ENDS}"),
                         false => {
-                            tracing::warn!(model, version, device, reason = %refusal, "the model is not served here")
+                            tracing::warn!(model, version, device, reason = %refusal, "the model is not served here");
                         }
                     }
                     let again = refusal.again(self.devices[index].gpu.is_some());

@@ -121,7 +121,7 @@ impl Devices {
                     match self.ends() {
                         true => tracing::debug!(model = name, version, reason, "{ENDS}"),
                         false => {
-                            tracing::warn!(model = name, version, reason, "the model waits for a device")
+                            tracing::warn!(model = name, version, reason, "the model waits for a device");
                         }
                     }
                     // A server that has no room for one of its models is as ready as it will be.
