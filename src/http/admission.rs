@@ -7,6 +7,7 @@
 
 mod held;
 mod permit;
+pub(crate) mod texts;
 
 use crate::error::InferError;
 use axum::extract::Request;

@@ -3,7 +3,7 @@
 
 use super::{
     Front,
-    admission::{Beside, Permit, charged},
+    admission::{Beside, Permit, charged, texts},
     call::{Call, Spent},
     decode::{Decoded, Share},
     predict,
@@ -146,6 +146,7 @@ fn files(
             option: "parts_max",
         });
     }
+    texts::cover_slices(permit, count)?;
     let broken = || InferError::Internal("lengths that were checked do not add up".into());
     let files = binary::strings(&tensor.data).ok_or_else(broken)?;
     let file = |bytes: Bytes| File { is_base64: is_base64(&bytes), bytes, held: None };

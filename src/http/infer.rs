@@ -4,7 +4,7 @@ mod parts;
 
 use super::{
     Front,
-    admission::{charged, written},
+    admission::{Permit, charged, texts, written},
     body,
     call::{Call, Spent},
     encoded,
@@ -43,8 +43,13 @@ pub(super) async fn infer(
     answer(&front, &target.find(&front)?, request).await
 }
 
-/// Puts a request's tensors into the model's order and form and checks each against its specification. Also counts the items.
-pub(super) fn arrange(model: &Model, given: Vec<Input>) -> Result<(Vec<Tensor>, usize), InferError> {
+/// Puts a request's tensors into the model's order and form and checks each against its specification. Also counts the items, and
+/// sets aside what becomes of texts.
+pub(super) fn arrange(
+    model: &Model,
+    given: Vec<Input>,
+    permit: Option<&Permit>,
+) -> Result<(Vec<Tensor>, usize), InferError> {
     let specs = &model.interface.signature.inputs;
     let mut slots: Vec<Option<Tensor>> = specs.iter().map(|_| None).collect();
     for Input { name, tensor, .. } in given {
@@ -65,6 +70,7 @@ pub(super) fn arrange(model: &Model, given: Vec<Input>) -> Result<(Vec<Tensor>, 
             slot.ok_or_else(|| bad(format!("input {:?} is missing; expected {}", spec.name, names(specs))))
         })
         .collect::<Result<Vec<_>, _>>()?;
+    texts::cover(permit, &inputs)?;
     // Pixels are an engine's business.
     let inward = |inputs: Vec<Tensor>| match &inputs[..] {
         [only] if model.is_pixels(only) => inputs,
@@ -220,7 +226,7 @@ async fn counted(
     let (outputs, spent) = if let Some(images) = encoded::sent(model, &request.inputs) {
         Box::pin(encoded::run(front, tally, call, images, caller.permit.as_deref())).await?
     } else {
-        let (inputs, items) = arrange(model, request.inputs)?;
+        let (inputs, items) = arrange(model, request.inputs, caller.permit.as_deref())?;
         let decode = began.elapsed();
         let ticket = call.push(front, tally, inputs, items, None)?;
         let ran = call.answer(front, tally, ticket).await?;

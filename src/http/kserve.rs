@@ -145,7 +145,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             (json, spent)
         }
         Asked::Tensors(inputs) => {
-            let (inputs, items) = infer::arrange(model, inputs)?;
+            let (inputs, items) = infer::arrange(model, inputs, call.permit.as_deref())?;
             let decode = began.elapsed();
             call.stage("decode", decode);
             let tally = Tally::of(model);

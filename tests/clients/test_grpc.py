@@ -5,6 +5,7 @@ import json
 import queue
 import re
 import shutil
+import socket
 import struct
 import threading
 
@@ -630,6 +631,70 @@ def test_elements_that_take_more_than_their_bytes_count_before_they_are_read(sta
         one = np.zeros((1, 1, 32, 32), np.float32)
         assert stub.ModelInfer(message("digits", "image", one), timeout=SECONDS).raw_output_contents
     assert server.stop() == 0
+
+
+TEXTS_IN_FLIGHT = 16 << 20
+
+
+@pytest.fixture(scope="module")
+def of_texts(start_server, tmp_path_factory):
+    """A server with a model that gives its texts back, and little room."""
+    folder, kind = tmp_path_factory.mktemp("texts"), make_models.TYPES["BYTES"]
+    graph = make_models.Graph()
+    graph.node("Identity", "x", output="y")
+    (folder / "echo").mkdir()
+    (folder / "echo" / "model.onnx").write_bytes(graph.bytes("echo", [("x", kind, ["N"])], [("y", kind, ["N"])]))
+    server = start_server(folder, body_bytes_max="8MiB", in_flight_bytes_max=TEXTS_IN_FLIGHT)
+    yield server
+    assert server.stop() == 0
+
+
+def send_texts(server, over, count):
+    """Sends so many empty texts; the status, as HTTP has it, and what is said."""
+    x = {"name": "x", "shape": [count], "datatype": "BYTES"}
+    if over in ("gRPC", "gRPC stream"):
+        request = service_pb2.ModelInferRequest(model_name="echo")
+        request.inputs.add(**x)
+        request.raw_input_contents.append(bytes(4 * count))
+        with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            if over == "gRPC stream":
+                told = next(stub.ModelStreamInfer(iter([request]), timeout=SECONDS)).error_message
+            else:
+                try:
+                    stub.ModelInfer(request, timeout=SECONDS)
+                    told = ""
+                except grpc.RpcError as error:
+                    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED, error
+                    told = error.details()
+        return (413 if "more than the limit" in told else 429) if told else 200, told
+    path, headers = "/v2/models/echo/infer", {}
+    if over == "v1":
+        path, body = "/v1/models/echo:predict", json.dumps({"instances": [""] * count}).encode()
+    elif over == "binary":
+        head = json.dumps({"inputs": [x | {"parameters": {"binary_data_size": 4 * count}}]}).encode()
+        headers, body = {"Inference-Header-Content-Length": str(len(head))}, head + bytes(4 * count)
+    else:
+        body = json.dumps({"inputs": [x | {"data": [""] * count}]}).encode()
+    reply = requests.post(server.url + path, data=body, headers=headers, timeout=wire.TIMEOUT)
+    return reply.status_code, "" if reply.ok else reply.json()["error"]
+
+
+@pytest.mark.parametrize("over", ["binary", "JSON", "v1", "gRPC", "gRPC stream"])
+def test_texts_count_as_what_becomes_of_them(of_texts, over):
+    # A few hundred kilobytes that become 22 MB: never.
+    status, told = send_texts(of_texts, over, 100_000)
+    assert status == 413 and f"more than the limit of {TEXTS_IN_FLIGHT}; raise it with in_flight_bytes_max" in told, told
+    # 13 MB, for which there is room while nobody else has it.
+    assert send_texts(of_texts, over, 60_000) == (200, "")
+    with socket.create_connection(("127.0.0.1", of_texts.port), timeout=SECONDS) as other:
+        other.sendall(b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: test\r\nContent-Length: 7000000\r\n\r\n" + bytes(6_900_000))
+        until(lambda: gauge(of_texts, "ocelli_in_flight_bytes") >= 6_900_000, SECONDS, "another request holds its body")
+        status, told = send_texts(of_texts, over, 60_000)
+        assert status == 429 and "the budget for bytes in flight is full" in told, (status, told)
+        assert send_texts(of_texts, over, 1000) == (200, "")
+    until(lambda: gauge(of_texts, "ocelli_in_flight_bytes") == 0, SECONDS, "no bytes are in flight")
+    assert send_texts(of_texts, over, 60_000) == (200, "")
 
 
 def test_a_packed_message_counts_unpacked_while_its_call_has_not_ended(start_server, only_digits):

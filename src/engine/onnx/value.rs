@@ -145,7 +145,9 @@ pub(in crate::engine) fn take(output: DynValue, lent: &[TensorView<'_>]) -> Resu
             let (_, strings) = tensor
                 .try_extract_strings()
                 .map_err(|error| EngineError::Input(error.message().to_owned()))?;
-            let mut data = Vec::new();
+            // One that grows is there twice while it does.
+            let bytes = strings.iter().map(|string| size_of::<u32>() + string.len()).sum();
+            let mut data = Vec::with_capacity(bytes);
             for string in strings {
                 data.extend_from_slice(&(string.len() as u32).to_le_bytes());
                 data.extend_from_slice(string.as_bytes());

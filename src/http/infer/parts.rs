@@ -79,7 +79,7 @@ pub(super) async fn in_parts(
         return Ok(streamed::parts(form, id.as_deref(), stream::iter([(0, Ok(only))])));
     }
     let wanted = wanted(model, &asked, &shown(model))?;
-    let (inputs, items) = arrange(model, request.inputs)?;
+    let (inputs, items) = arrange(model, request.inputs, caller.permit.as_deref())?;
     let parts = by_batches(front, model, call, inputs, items, wanted);
     Ok(streamed::parts(form, id.as_deref(), parts))
 }
