@@ -397,6 +397,14 @@ mod tests {
     }
 
     #[test]
+    fn a_trial_may_take_parts_of_a_second_and_what_is_no_number_is_told_the_range() {
+        // What it is then told is that there is no such input.
+        check(&["tune", "digits", "--seconds", "0.5", "--input", "/nowhere"], Exit::NoInput);
+        let (exit, _, err) = run(&["tune", "digits", "--seconds", "soon"]);
+        assert!(exit == Exit::Usage && err.contains("a number from 0.01 to 3600000"), "{err}");
+    }
+
+    #[test]
     fn input_that_is_not_there_has_its_exit_code_whoever_is_to_send_it() {
         let empty = tempfile::tempdir().expect("a folder");
         for input in [empty.path(), &empty.path().join("none.png")] {

@@ -78,7 +78,7 @@ impl Source<'_> {
         let mut random = Random::new(self.seed);
         match self.ask.kind {
             Kind::Images if self.items.is_some() || !self.shapes.is_empty() => {
-                let or = self.by_tensors.map(|option| format!(", or have tensors sent ({option})"));
+                let or = self.by_tensors.map(|option| format!(", or have bench send tensors ({option})"));
                 Err(format!(
                     "--items and --shape are of tensors, and model {:?} is asked with files: leave them out{}",
                     self.ask.model.name,
