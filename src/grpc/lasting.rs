@@ -1,5 +1,6 @@
-//! Calls that stay open and ask for nothing: watchers of the server's health, and questions about its calls. They are no requests in
-//! flight, since a full server answers them, too; so they have a bound of their own.
+//! Calls that are no requests in flight, since a full server answers them, too, and so have bounds of their own: those that stay open and
+//! ask for nothing, which are watchers of the server's health and questions about its calls; and those whose answers grow with the models,
+//! of which a caller who takes nothing keeps each.
 
 use crate::http::admission;
 use axum::{
@@ -11,19 +12,45 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tonic::Status;
 
-/// As many as may be open. A replica's watchers are its balancers and its operators' tools.
-pub(super) const OPEN_MAX: usize = 1024;
+/// As many watchers and questions as may be open. A replica's watchers are its balancers and its operators' tools.
+const OPEN_MAX: usize = 1024;
+/// As many descriptions of models as may be under way: every client asks for one as it begins.
+const DESCRIBED_MAX: usize = 256;
+
+/// A bound, and what is said where it is met.
+#[derive(Clone)]
+pub(super) struct Bound {
+    places: Arc<Semaphore>,
+    full: Arc<str>,
+}
+
+impl Bound {
+    fn new(max: usize, full: String) -> Bound {
+        Bound { places: Arc::new(Semaphore::new(max)), full: full.into() }
+    }
+
+    /// For calls that stay open.
+    pub(super) fn open() -> Bound {
+        let full = format!(
+            "{OPEN_MAX} calls of Health/Watch and reflection are open already: end one, or ask Health/Check"
+        );
+        Bound::new(OPEN_MAX, full)
+    }
+
+    /// For calls whose answers grow with the models.
+    pub(super) fn described() -> Bound {
+        Bound::new(
+            DESCRIBED_MAX,
+            format!("{DESCRIBED_MAX} answers that describe models are under way: ask again"),
+        )
+    }
+}
 
 /// Lets a call in until its reply has ended, or refuses it.
-pub(super) async fn bounded(State(places): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
-    match places.try_acquire_owned() {
+pub(super) async fn bounded(State(bound): State<Bound>, request: Request, next: Next) -> Response {
+    match bound.places.try_acquire_owned() {
         Ok(place) => admission::hold(next.run(request).await, place),
-        Err(_) => {
-            let words = format!(
-                "{OPEN_MAX} calls of Health/Watch and reflection are open already: end one, or ask Health/Check"
-            );
-            Status::resource_exhausted(words).into_http()
-        }
+        Err(_) => Status::resource_exhausted(&*bound.full).into_http(),
     }
 }
 
@@ -36,13 +63,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_call_has_its_place_until_its_reply_has_gone() {
-        let places = Arc::new(Semaphore::new(2));
+        let bound = Bound::new(2, "two".to_owned());
+        let places = Arc::clone(&bound.places);
         let calls = Router::new().route("/", any(async || "told"));
-        let calls = calls.layer(middleware::from_fn_with_state(Arc::clone(&places), bounded));
+        let calls = calls.layer(middleware::from_fn_with_state(bound, bounded));
         let call = async || calls.clone().oneshot(Request::new(Body::empty())).await.unwrap();
         let (first, second) = (call().await, call().await);
         let refused = call().await;
         assert_eq!(refused.headers()[Status::GRPC_STATUS], "8");
+        assert_eq!(refused.headers()[Status::GRPC_MESSAGE], "two");
         assert!(first.headers().get(Status::GRPC_STATUS).is_none());
         drop(refused);
         assert!(places.try_acquire().is_err());

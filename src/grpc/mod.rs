@@ -1,7 +1,7 @@
 //! gRPC: the service of `http`, for clients of the Open Inference Protocol and of Triton that speak it. Connections,
 //! admission, deadlines, queue and metrics are those of `http`; here are only the messages and the codes of errors.
 //!
-//! - `around`: what every call passes: name, span, admission, counts; `lasting`: those that stay open.
+//! - `around`: what every call passes: name, span, admission, counts; `lasting`: how many may be open that are not admitted.
 //! - `incoming`: the bytes of a call, within their limits.
 //! - `large`: the calls whose messages may be large; `codec`: what such a message takes in memory, told before it is decoded.
 //! - `service`: the calls; `inference`: those that run a model; `change`: what those say that load and unload models;
@@ -34,8 +34,8 @@ use axum::{
     Router, extract::Request, handler::Handler, http::Uri, middleware, response::Response,
     routing::any_service,
 };
+use lasting::Bound;
 use std::sync::Arc;
-use tokio::sync::Semaphore;
 use tonic::{Code, Status, codec::CompressionEncoding};
 use tonic_reflection::server::v1::ServerReflectionServer;
 
@@ -69,6 +69,14 @@ const WATCH: &str = "/grpc.health.v1.Health/Watch";
 const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
 /// The same from before it was finished, with the same messages: Python's library asks nothing else.
 const REFLECTION_ALPHA: &str = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
+/// Answers that grow with the models, or with what is known of one.
+const DESCRIPTIONS: [&str; 5] = [
+    "/inference.GRPCInferenceService/ModelConfig",
+    "/inference.GRPCInferenceService/ModelMetadata",
+    "/inference.GRPCInferenceService/ModelStatistics",
+    "/inference.GRPCInferenceService/RepositoryIndex",
+    "/inference.GRPCInferenceService/SystemSharedMemoryStatus",
+];
 /// One inference.
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 /// A load, which may bring a model's files.
@@ -97,11 +105,13 @@ pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
     let large = large::routes(service, body_bytes_max);
     let health = HealthServer::new(health::Health::new(front, stages));
     let reflection = ServerReflectionServer::new(reflection::Reflection::new());
-    let open = Arc::new(Semaphore::new(lasting::OPEN_MAX));
-    let bounded = middleware::from_fn_with_state(open, lasting::bounded);
+    let bounded = middleware::from_fn_with_state(Bound::open(), lasting::bounded);
+    let described = middleware::from_fn_with_state(Bound::described(), lasting::bounded);
     let router = CALLS.into_iter().fold(large, |router, path| {
         if matches!(path, INFER | LOAD | STREAM) {
             router
+        } else if DESCRIPTIONS.contains(&path) {
+            router.route(path, any_service(small.clone()).layer(described.clone()))
         } else if path.starts_with("/inference.") {
             router.route_service(path, small.clone())
         } else if path == WATCH {
@@ -136,6 +146,11 @@ mod tests {
     use super::*;
     use crate::protocol;
     use prost_reflect::DescriptorPool;
+
+    #[test]
+    fn what_describes_models_is_a_call() {
+        assert!(DESCRIPTIONS.iter().all(|path| CALLS.contains(path)));
+    }
 
     #[test]
     fn every_call_that_is_defined_has_a_route() {
