@@ -150,13 +150,12 @@ impl Framing {
         }
         while let Some(byte) = seen.bytes.get(seen.at).copied() {
             if self.left > 0 {
-                let rest = seen.bytes.slice(seen.at..);
-                let part = rest.slice(..rest.len().min(usize::try_from(self.left).unwrap_or(usize::MAX)));
-                self.left -= part.len() as u64;
-                seen.at += part.len();
+                let from = seen.at;
+                seen.at += (seen.bytes.len() - from).min(usize::try_from(self.left).unwrap_or(usize::MAX));
+                self.left -= (seen.at - from) as u64;
                 if let (Some(unpacked), Some(charge)) = (&mut self.unpacked, &self.charge) {
                     seen.plain = seen.at;
-                    unpacked.feed(part, self.limits, &charge.permit)?;
+                    unpacked.feed(seen.bytes.slice(from..seen.at), self.limits, &charge.permit)?;
                 } else {
                     self.cover()?;
                 }

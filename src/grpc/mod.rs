@@ -1,7 +1,7 @@
 //! gRPC: the service of `http`, for clients of the Open Inference Protocol and of Triton that speak it. Connections,
 //! admission, deadlines, queue and metrics are those of `http`; here are only the messages and the codes of errors.
 //!
-//! - `around`: what every call passes: name, span, admission, counts; `lasting`: how many may be open that are not admitted.
+//! - `around`: what every call passes: name, span, admission, counts; `unadmitted`: how many may be open that are not admitted.
 //! - `incoming`: the bytes of a call, within their limits.
 //! - `large`: the calls whose messages may be large; `codec`: what such a message takes in memory, told before it is decoded.
 //! - `service`: the calls; `inference`: those that run a model; `change`: what those say that load and unload models;
@@ -17,10 +17,10 @@ mod health;
 mod incoming;
 mod inference;
 mod large;
-mod lasting;
 mod reflection;
 mod service;
 mod status;
+mod unadmitted;
 
 use crate::{
     http::{Front, accept::Stages},
@@ -34,10 +34,10 @@ use axum::{
     Router, extract::Request, handler::Handler, http::Uri, middleware, response::Response,
     routing::any_service,
 };
-use lasting::Bound;
 use std::sync::Arc;
 use tonic::{Code, Status, codec::CompressionEncoding};
 use tonic_reflection::server::v1::ServerReflectionServer;
+use unadmitted::Bound;
 
 /// Every call that is answered, by its path.
 const CALLS: [&str; 21] = [
@@ -105,8 +105,8 @@ pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
     let large = large::routes(service, body_bytes_max);
     let health = HealthServer::new(health::Health::new(front, stages));
     let reflection = ServerReflectionServer::new(reflection::Reflection::new());
-    let bounded = middleware::from_fn_with_state(Bound::open(), lasting::bounded);
-    let described = middleware::from_fn_with_state(Bound::described(), lasting::bounded);
+    let bounded = middleware::from_fn_with_state(Bound::open(), unadmitted::bounded);
+    let described = middleware::from_fn_with_state(Bound::described(), unadmitted::bounded);
     let router = CALLS.into_iter().fold(large, |router, path| {
         if matches!(path, INFER | LOAD | STREAM) {
             router

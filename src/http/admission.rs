@@ -11,8 +11,8 @@ pub(crate) mod texts;
 
 use crate::error::InferError;
 use axum::extract::Request;
-pub(crate) use held::hold;
-pub use permit::{Beside, Permit, UNCOUNTED_BYTES, charged, written};
+pub(crate) use held::{hold, keeping};
+pub use permit::{Beside, Permit, charged, counting, written};
 use std::{
     sync::{
         Arc,

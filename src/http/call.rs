@@ -2,7 +2,7 @@
 
 use super::{
     Front,
-    admission::{Permit, UNCOUNTED_BYTES},
+    admission::{Permit, counting, keeping},
     tally::Tally,
 };
 use crate::{
@@ -99,18 +99,18 @@ impl Call {
     /// Sets aside what is sent back, until the request ends.
     pub(super) fn says(&self, text: &[u8]) -> Result<(), InferError> {
         let bytes = text.len() as u64;
-        let permit = self.permit.as_ref().filter(|_| bytes >= UNCOUNTED_BYTES);
+        let permit = counting(self.permit.as_ref(), bytes);
         permit.map_or(Ok(()), |permit| permit.more(bytes))
     }
 
     /// Sets aside what outputs take, until the last of them is dropped.
     fn held(&self, outputs: Vec<Tensor>) -> Result<Vec<Tensor>, InferError> {
         let bytes = outputs.iter().map(|output| output.data.len() as u64).sum();
-        let Some(permit) = self.permit.as_ref().filter(|_| bytes >= UNCOUNTED_BYTES) else {
+        let Some(permit) = counting(self.permit.as_ref(), bytes) else {
             return Ok(outputs);
         };
         let held = Arc::new(permit.beside(bytes)?);
-        let keep = |output: Tensor| Tensor { data: held.kept_by(output.data), ..output };
+        let keep = |output: Tensor| Tensor { data: keeping(output.data, &held), ..output };
         Ok(outputs.into_iter().map(keep).collect())
     }
 

@@ -135,18 +135,6 @@ struct Kept {
     place: Arc<OwnedSemaphorePermit>,
 }
 
-/// Bytes and the place of their reply.
-struct Piece {
-    bytes: Bytes,
-    _place: Arc<OwnedSemaphorePermit>,
-}
-
-impl AsRef<[u8]> for Piece {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
 impl HttpBody for Kept {
     type Data = Bytes;
     type Error = axum::Error;
@@ -156,7 +144,7 @@ impl HttpBody for Kept {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(context);
-        let keep = |bytes| Bytes::from_owner(Piece { bytes, _place: Arc::clone(&self.place) });
+        let keep = |bytes| admission::keeping(bytes, &self.place);
         frame.map(|frame| frame.map(|frame| frame.map(|frame| frame.map_data(keep))))
     }
 

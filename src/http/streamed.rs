@@ -7,7 +7,7 @@
 use super::{
     Front,
     accepted::{self, Offer},
-    admission::{Beside, Permit, UNCOUNTED_BYTES},
+    admission::{Beside, Permit, counting, keeping},
     call::Call,
     observe::Ending,
     reject::Problem,
@@ -129,8 +129,7 @@ impl Text {
     pub(super) fn of(permit: Option<&Arc<Permit>>, outputs: &[Output]) -> Result<Text, InferError> {
         // As it is, and as it becomes a line.
         let bytes_max = 2 * outputs.iter().map(Output::text_bytes_max).sum::<u64>();
-        let permit = permit.filter(|_| bytes_max >= UNCOUNTED_BYTES);
-        let mut held = permit.map(|permit| permit.beside(bytes_max)).transpose()?;
+        let mut held = counting(permit, bytes_max).map(|permit| permit.beside(bytes_max)).transpose()?;
         let json = reply::members(outputs)?;
         if let Some(held) = &mut held {
             held.set(2 * json.len() as u64);
@@ -154,8 +153,10 @@ pub(super) fn reply(
 ) -> Response {
     let held = move |json: Vec<u8>| {
         let bytes = 2 * json.len() as u64;
-        let permit = permit.as_ref().filter(|_| bytes >= UNCOUNTED_BYTES);
-        Ok(Text { held: permit.map(|permit| permit.beside(bytes)).transpose()?, json })
+        Ok(Text {
+            held: counting(permit.as_ref(), bytes).map(|permit| permit.beside(bytes)).transpose()?,
+            json,
+        })
     };
     written(form, Vec::new(), entries.map(move |entry| (entry.place(), entry.answer.and_then(&held))))
 }
@@ -207,7 +208,7 @@ fn written(
         };
         let bytes = Bytes::from(bytes);
         Ok::<_, Infallible>(match held {
-            Some(held) => Arc::new(held).kept_by(bytes),
+            Some(held) => keeping(bytes, &Arc::new(held)),
             None => bytes,
         })
     });

@@ -41,6 +41,23 @@ class Connection:
         for at in range(0, len(body), FRAME_BYTES_MAX):
             self.send(DATA, 0, stream, body[at : at + FRAME_BYTES_MAX])
 
+    def begun(self, streams, count):
+        """What has come of these answers when there are so many bytes of each."""
+        got = dict.fromkeys(streams, b"")
+        while any(len(data) < count for data in got.values()):
+            kind, _, stream, payload = self.receive()
+            got[stream] += payload if kind == DATA else b""
+        return got
+
+    def ended(self, got):
+        """The same to their ends."""
+        open_still = set(got)
+        while open_still:
+            kind, flags, stream, payload = self.receive()
+            got[stream] += payload if kind == DATA else b""
+            open_still -= {stream} if flags & END_STREAM else set()
+        return got
+
     def answer(self):
         """All data of the one answer that is still to come, to its end."""
         data, flags = b"", 0

@@ -758,21 +758,14 @@ def test_replies_are_in_flight_until_their_caller_has_made_room_for_them(start_s
         headers = [("content-type", "application/grpc"), ("te", "trailers")]
     window, streams = 1000, [1, 3, 5, 7, 9]
     with http2.Connection(port, window) as connection:
-        got = dict.fromkeys(streams, b"")
         for stream in streams:
             connection.post(stream, path, headers, body)
-        while any(len(data) < window for data in got.values()):
-            kind, _, stream, payload = connection.receive()
-            got[stream] += payload if kind == http2.DATA else b""
+        got = connection.begun(streams, window)
         assert gauge(server, "ocelli_requests_in_flight") == len(streams)
         assert gauge(server, "ocelli_in_flight_bytes") >= len(streams) * len(image)
         for stream in [0, *streams]:
             connection.open(stream, 1 << 30)
-        open_still = set(streams)
-        while open_still:
-            kind, flags, stream, payload = connection.receive()
-            got[stream] += payload if kind == http2.DATA else b""
-            open_still -= {stream} if flags & http2.END_STREAM else set()
+        got = connection.ended(got)
     if over == "HTTP":
         assert all(json.loads(data)["image"] for data in got.values())
     else:

@@ -57,21 +57,14 @@ def test_what_a_reply_takes_is_in_flight_until_it_has_been_taken(serve, digits, 
     port, path, headers, body = asked(server, form, digits[0][1])
     window, streams = 1000, [1, 3, 5]
     with http2.Connection(port, window) as connection:
-        got = dict.fromkeys(streams, b"")
         for stream in streams:
             connection.post(stream, path, headers, body)
-        while any(len(data) < window for data in got.values()):
-            kind, _, stream, payload = connection.receive()
-            got[stream] += payload if kind == http2.DATA else b""
+        got = connection.begun(streams, window)
         least = PIXELS if form in ("binary", "gRPC") else TEXT
         assert in_flight(server) >= len(streams) * least
         for stream in [0, *streams]:
             connection.open(stream, 1 << 30)
-        open_still = set(streams)
-        while open_still:
-            kind, flags, stream, payload = connection.receive()
-            got[stream] += payload if kind == http2.DATA else b""
-            open_still -= {stream} if flags & http2.END_STREAM else set()
+        got = connection.ended(got)
     assert min(len(data) for data in got.values()) >= least
     until(lambda: in_flight(server) == 0, 60, "nothing is in flight")
     assert server.stop() == 0
@@ -86,11 +79,7 @@ def test_a_reply_that_may_never_be_held_is_refused_and_the_next_request_is_answe
         port, path, headers, body = asked(server, form, digits[0][1])
         with http2.Connection(port, 1 << 20) as connection:
             connection.post(1, path, headers, body)
-            told = b""
-            flags = 0
-            while not flags & http2.END_STREAM:
-                kind, flags, _, payload = connection.receive()
-                told += payload if kind in (http2.DATA, http2.HEADERS) else b""
+            told = connection.answer()
         if form != "gRPC":
             assert b"in_flight_bytes_max" in told and b'"status":413' in told, told
         assert len(told) < 2000

@@ -1,4 +1,4 @@
-//! The body of a reply, which keeps its permit.
+//! The body of a reply, or bytes of it, which keep a permit.
 
 use axum::{
     body::{Body, Bytes},
@@ -7,12 +7,29 @@ use axum::{
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use std::{
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
 };
 
 /// The reply, which keeps a permit until its body has ended.
 pub(crate) fn hold<P: Send + Unpin + 'static>(reply: Response<Body>, permit: P) -> Response<Body> {
     reply.map(|body| Body::new(Held { body, _permit: permit }))
+}
+
+/// The bytes, which keep a permit until the last of them is dropped.
+pub(crate) fn keeping<P: Send + Sync + 'static>(bytes: Bytes, permit: &Arc<P>) -> Bytes {
+    Bytes::from_owner(Keeping { bytes, _permit: Arc::clone(permit) })
+}
+
+struct Keeping<P> {
+    bytes: Bytes,
+    _permit: Arc<P>,
+}
+
+impl<P> AsRef<[u8]> for Keeping<P> {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 /// A reply's body that keeps its permit until it has ended.
@@ -54,7 +71,6 @@ mod tests {
         middleware::{self, Next},
         routing::post,
     };
-    use std::sync::Arc;
     use tower::ServiceExt;
 
     #[tokio::test]

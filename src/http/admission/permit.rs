@@ -2,7 +2,6 @@
 
 use super::{Admission, Kind, take};
 use crate::error::InferError;
-use bytes::Bytes;
 use std::{
     sync::{
         Arc,
@@ -108,12 +107,13 @@ impl Permit {
         self.cover(bytes)
     }
 
-    /// Sets aside more for what is sent back, until the request ends.
+    /// Sets aside more, until the request ends.
     ///
     /// # Errors
     /// As [`Permit::cover`].
     pub fn more(&self, bytes: u64) -> Result<(), InferError> {
-        if !self.account.take(bytes) {
+        // Most requests need no more, and need not meet the others here.
+        if bytes > 0 && !self.account.take(bytes) {
             return Err(self.account.refuse(bytes));
         }
         self.bytes.fetch_add(bytes, Ordering::AcqRel);
@@ -165,7 +165,12 @@ pub fn charged<T, W: FnOnce() -> T>(permit: Option<&Arc<Permit>>, work: W) -> im
 }
 
 /// What is sent back in fewer bytes is not set aside for: a request takes as much in any case.
-pub const UNCOUNTED_BYTES: u64 = 16 * 1024;
+const UNCOUNTED_BYTES: u64 = 16 * 1024;
+
+/// The permit that so many bytes of what is sent back are set aside with; none where they are too few to count.
+pub fn counting(permit: Option<&Arc<Permit>>, bytes: u64) -> Option<&Arc<Permit>> {
+    permit.filter(|_| bytes >= UNCOUNTED_BYTES)
+}
 
 /// Writes what is sent back, of at most so many bytes, which are set aside before that and until the request ends. `bytes` tells how many
 /// it took; the others are given back.
@@ -178,7 +183,7 @@ pub fn written<T>(
     write: impl FnOnce() -> Result<T, InferError>,
     bytes: impl FnOnce(&T) -> usize,
 ) -> Result<T, InferError> {
-    let Some(permit) = permit.filter(|_| bytes_max >= UNCOUNTED_BYTES) else { return write() };
+    let Some(permit) = counting(permit, bytes_max) else { return write() };
     permit.more(bytes_max)?;
     let written = write();
     let took = written.as_ref().map_or(0, |written| bytes(written) as u64);
@@ -218,25 +223,6 @@ impl Beside {
         }
         self.bytes += more;
         Ok(())
-    }
-}
-
-/// Bytes, with what is set aside for them.
-struct Charged {
-    bytes: Bytes,
-    _held: Arc<Beside>,
-}
-
-impl AsRef<[u8]> for Charged {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-impl Beside {
-    /// The bytes, which keep what is set aside until the last of them is dropped.
-    pub fn kept_by(self: &Arc<Self>, bytes: Bytes) -> Bytes {
-        Bytes::from_owner(Charged { bytes, _held: Arc::clone(self) })
     }
 }
 

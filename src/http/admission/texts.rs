@@ -34,7 +34,7 @@ pub(crate) fn cover_slices(permit: Option<&Permit>, count: usize) -> Result<(), 
 }
 
 fn more(permit: Option<&Permit>, bytes: u64) -> Result<(), InferError> {
-    permit.map_or(Ok(()), |permit| permit.cover(permit.bytes() + bytes))
+    permit.map_or(Ok(()), |permit| permit.more(bytes))
 }
 
 #[cfg(test)]
