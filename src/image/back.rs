@@ -22,10 +22,10 @@ impl Placement {
     ) -> Result<Vec<f32>, String> {
         let across = Axis::new(self.source.0, self.resized.0, self.offset.0, input[0], size[0]);
         let down = Axis::new(self.source.1, self.resized.1, self.offset.1, input[1], size[1]);
-        if across.is_whole() && down.is_whole() {
-            return Ok(values);
-        }
         let cut = cut(values, size, channels, &across, &down);
+        if across.is_whole() && down.is_whole() {
+            return Ok(cut);
+        }
         let picture = Picture { samples: &cut, width: across.pixels, height: down.pixels, channels };
         let region =
             Region { left: across.start, top: down.start, width: across.length, height: down.length };
@@ -90,9 +90,10 @@ impl Axis {
         Axis { from, pixels, start, length, first, count: last - first, source }
     }
 
-    /// Whether nothing is to be done.
+    /// Whether nothing is to be done to what was cut out.
     fn is_whole(&self) -> bool {
-        self.from == 0 && self.pixels == self.source && self.count == self.source && self.start == 0.0
+        let same = self.pixels == self.source && self.count == self.source;
+        same && self.start == 0.0 && (self.length - f64::from(self.pixels)).abs() < 1e-6
     }
 }
 
@@ -149,6 +150,13 @@ mod tests {
         let stays = back(Resize::Exact, [2, 2], (2, 2), [2, 2], 1, &values);
         let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&stays), bits(&values));
+    }
+
+    #[test]
+    fn padding_is_cut_off_a_picture_that_has_the_images_scale() {
+        // 3 × 2 letterboxed into 3 × 3: the one row of padding lies below.
+        let seen = back(Resize::Letterbox, [3, 3], (3, 2), [3, 3], 1, &[1., 2., 3., 4., 5., 6., 0., 0., 0.]);
+        assert_eq!(seen, [1., 2., 3., 4., 5., 6.]);
     }
 
     #[test]
