@@ -115,7 +115,7 @@ impl App {
     ///
     /// # Errors
     /// If a socket cannot be bound, the backend cannot be had, or the system refuses a thread.
-    pub async fn start(config: Config, log: Option<&Logging>) -> Result<App, AppError> {
+    pub async fn start(mut config: Config, log: Option<&Logging>) -> Result<App, AppError> {
         // Sockets first: the commonest mistake is told before a model is loaded.
         let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
         for address in &config.listen {
@@ -127,6 +127,8 @@ impl App {
         let (metrics_listener, metrics_address) = bind_where(config.metrics_listen, "metrics_listen").await?;
         let (grpc_listener, grpc_address) = bind_where(config.grpc_listen, "grpc_listen").await?;
         // Before the models are looked for: what changes from now on is a change.
+        let files_max = open_files::raise();
+        config.shared_memory_regions_max = open_files::regions_max(&config, files_max);
         let first = Look::at(&config.models);
 
         let Core { queue, catalog, status, metrics, devices, jpeg, found } = Core::start(&config, log)?;
@@ -154,7 +156,7 @@ impl App {
         let stages = Stages::default();
         let routes = http::routes(Arc::clone(&front));
         memory::check(&config, host::memory_limit());
-        let connections_max = open_files::connections_max(&config, open_files::raise());
+        let connections_max = open_files::connections_max(&config, files_max);
         let acceptor = |listener| Acceptor {
             listener,
             settings: accept_settings(&config, connections_max),

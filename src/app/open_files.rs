@@ -1,4 +1,4 @@
-//! How many files the process may have open, sockets among them, and how many of them connections of the API may take.
+//! How many files the process may have open, sockets among them, and how many of them connections of the API and shared memory may take.
 
 use crate::config::Config;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -9,6 +9,8 @@ const LEFT_MAX: u64 = 1024;
 /// The least of it, beside the files that are open before the first connection: what serves probes and watches the model folder, a few
 /// probes, and a model that is loaded.
 const LEFT_MIN: u64 = 12;
+/// The part that regions of shared memory may take, each of which is a file.
+const REGIONS_PART: u64 = 4;
 
 /// Raises the limit on open files to what the process may have, and tells that; none where there is no limit. A shell's and
 /// systemd's 1024 are for programs that use `select`.
@@ -23,12 +25,27 @@ pub(super) fn raise() -> Option<u64> {
     getrlimit(Resource::Nofile).current
 }
 
+/// The most regions of shared memory: as many as asked for, or as there may be open files.
+pub(super) fn regions_max(config: &Config, limit: Option<u64>) -> usize {
+    let wanted = config.shared_memory_regions_max;
+    let Some(limit) = limit else { return wanted };
+    let max = wanted.min(usize::try_from(limit / REGIONS_PART).unwrap_or(usize::MAX));
+    if max < wanted {
+        tracing::warn!(
+            "shared_memory_regions_max is {wanted}, and {max} fit: the process may have {limit} files open; raise that (ulimit -n, \
+             LimitNOFILE), or lower shared_memory_regions_max"
+        );
+    }
+    max
+}
+
 /// The most connections that an address of the API may have: as many as asked for, or as there may be open files. With more, those
 /// that rest would leave none to the probes of a server that has nothing to do.
 pub(super) fn connections_max(config: &Config, limit: Option<u64>) -> usize {
     let wanted = config.connections_max;
     let addresses = config.listen.len() + usize::from(config.grpc_listen.is_some());
-    let max = limit.map_or(wanted, |limit| wanted.min(share(limit, open_now(), addresses)));
+    let taken = open_now() + config.shared_memory_regions_max as u64;
+    let max = limit.map_or(wanted, |limit| wanted.min(share(limit, taken, addresses)));
     if max < wanted {
         let limit = limit.unwrap_or_default();
         tracing::warn!(
@@ -44,9 +61,9 @@ fn open_now() -> u64 {
     fs::read_dir("/proc/self/fd").map_or(0, |files| files.count() as u64)
 }
 
-/// Connections that each of `addresses` listeners may have when `limit` files may be open, and so many are.
-fn share(limit: u64, open: u64, addresses: usize) -> usize {
-    let left = (limit / 2).min(LEFT_MAX).max(open + LEFT_MIN);
+/// Connections that each of `addresses` listeners may have when `limit` files may be open, and so many are, or may be regions.
+fn share(limit: u64, taken: u64, addresses: usize) -> usize {
+    let left = (limit / 2).min(LEFT_MAX).max(taken + LEFT_MIN);
     let each = limit.saturating_sub(left) / addresses.max(1) as u64;
     usize::try_from(each).unwrap_or(usize::MAX).max(1)
 }
@@ -69,5 +86,16 @@ mod tests {
         assert_eq!(connections_max(&config, None), 8192);
         assert_eq!(connections_max(&config, Some(1 << 20)), 8192);
         assert_eq!(connections_max(&config, Some(1024)), 512);
+    }
+
+    #[test]
+    fn regions_of_shared_memory_leave_files_to_connections() {
+        let config = Config { shared_memory_regions_max: 1000, connections_max: 8192, ..Config::default() };
+        assert_eq!(regions_max(&config, None), 1000);
+        assert_eq!(regions_max(&config, Some(1 << 20)), 1000);
+        assert_eq!(regions_max(&config, Some(128)), 32);
+        let hundred = Config { shared_memory_regions_max: 100, ..config };
+        let connections = connections_max(&hundred, Some(128));
+        assert!(connections <= 128 - 100 - LEFT_MIN as usize, "{connections}");
     }
 }

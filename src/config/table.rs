@@ -230,7 +230,7 @@ options! {
             "With repository_mode explicit the others can be loaded later, with watch when their files change. A server is not ready before it has a model.";
         shared_memory_regions_max: usize, Count { min: 0, max: 65_536 }, "0",
             "How many regions of shared memory callers may register, to hand over tensors in them; 0 for none.",
-            "Triton's system shared memory extension. Each takes a file descriptor. Whoever may register regions can have the server read and write any file under /dev/shm that its user may: callers on this machine, or with admin_token those who know it. Set the token where others have accounts on the machine.";
+            "Triton's system shared memory extension. Each takes a file descriptor, and all of them at most a quarter of those that the process may have. Whoever may register regions can have the server read and write any file under /dev/shm that its user may: callers on this machine, or with admin_token those who know it. Set the token where others have accounts on the machine.";
         admin_token: Option<Secret>, SecretKind, "",
             "What callers who load and unload models, drain devices or share memory must show, as Authorization: Bearer TOKEN; empty: callers on this machine may, and nobody else.",
             "At least 16 characters. Better set by the environment or the file than by a flag, which others on the machine can see.";

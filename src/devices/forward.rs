@@ -17,6 +17,7 @@ use crate::{
     },
     models::{Model, Source},
     tasks::localize::Settings,
+    telemetry::host,
 };
 use std::time::{Duration, Instant};
 
@@ -257,6 +258,24 @@ impl Axis {
     }
 }
 
+/// Whether zeros of these shapes fit in memory twice, as they are and put together, where so many bytes are free: the process would
+/// end where they do not.
+fn there_is_room(shapes: &[(DataType, Vec<usize>)], free: Option<u64>) -> Result<(), String> {
+    let bytes = |(datatype, shape): &(DataType, Vec<usize>)| {
+        let each = datatype.size().unwrap_or(size_of::<u32>());
+        shape.iter().try_fold(each, |bytes, extent| bytes.checked_mul(*extent))
+    };
+    let taken = shapes.iter().try_fold(0_usize, |sum, input| sum.checked_add(bytes(input)?));
+    let free = free.unwrap_or(isize::MAX as u64);
+    match taken.map(|taken| (taken as u64).saturating_mul(2)) {
+        Some(taken) if taken <= free => Ok(()),
+        Some(taken) => {
+            Err(format!("its inputs take {} MB, and {} MB are free", taken / 1_000_000, free / 1_000_000))
+        }
+        None => Err(format!("its inputs have more elements than a number can count: {shapes:?}")),
+    }
+}
+
 /// One forward pass with zeros at a batch size: allocates what that size needs, and proves that the model runs.
 fn forward(
     engine: &mut dyn Engine,
@@ -266,6 +285,9 @@ fn forward(
 ) -> Result<Passed, EngineError> {
     let setting = model.fit.clone().map(|mut fit| fit.setting()).transpose().map_err(EngineError::Input)?;
     let shapes = warm_shapes(&model.signature, model, size);
+    there_is_room(&shapes, host::free()).map_err(|why| {
+        failed(&format!("a forward pass with zeros at batch size {size}"), EngineError::Input(why))
+    })?;
     // As a worker puts it together.
     let assembler = Assembler::new(engine.memory());
     let zeros = shapes.into_iter().map(|(datatype, shape)| Tensor::zeros(datatype, &shape));
@@ -360,6 +382,23 @@ mod tests {
         fn start(&mut self, _: Vec<Tensor>, _: Option<&Setting>) -> Result<Flight, EngineError> {
             Err(self.1.clone())
         }
+    }
+
+    #[test]
+    fn inputs_that_no_memory_holds_are_a_reason_and_not_the_end_of_the_process() {
+        let told = |extents: &[usize], free| there_is_room(&[(DataType::Fp32, extents.to_vec())], free);
+        assert_eq!(told(&[1, 1000], Some(8000)), Ok(()));
+        assert_eq!(
+            told(&[1, 1_000_000], Some(7_999_999)),
+            Err("its inputs take 8 MB, and 7 MB are free".to_owned())
+        );
+        for extents in [&[1, 1 << 40][..], &[1 << 40, 1 << 40]] {
+            assert!(told(extents, Some(1 << 40)).is_err(), "{extents:?}");
+        }
+        // Of which nobody knows how many there are, no number is told.
+        assert_eq!(told(&[1, 1000], None), Ok(()));
+        let two = [(DataType::Fp64, vec![1 << 60]), (DataType::Fp64, vec![1 << 60])];
+        assert!(there_is_room(&two, None).is_err_and(|why| why.contains("can count")));
     }
 
     #[test]

@@ -94,7 +94,7 @@ pub(super) async fn infer(
         let request = if long { front.decode.run(read).await?? } else { read()? };
         // Browsers do not speak gRPC, but one that did would say whose page it shows.
         let caller = Caller::of(front, &head.extensions, &head.headers, &Uri::default()).charged_to(permit);
-        let request = shared_memory::fetch(front, &model, &caller, request).await?;
+        let (request, named) = shared_memory::fetch(front, &model, &caller, request).await?;
         let call = call.asked(&model, request.timeout()?, request.priority()?);
         call.stage("decode", began.elapsed());
         let ran = infer::run(front, &model, &call, request, began, &caller).await?;
@@ -104,7 +104,7 @@ pub(super) async fn infer(
         let permit = caller.permit.clone();
         let write = move || {
             let outputs = ran.outputs(&of)?;
-            shared_memory::deliver(&front_too, &outputs)?;
+            shared_memory::deliver(&front_too, &named, &outputs)?;
             let reply = convert::reply(&of, ran.id, outputs, typed)?;
             // Once more, as the bytes that are sent.
             let bytes = reply.encoded_len();

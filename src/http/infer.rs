@@ -125,7 +125,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     if let Some(changes) = changes {
         changes.join(&mut request.parameters)?;
     }
-    let request = shared_memory::fetch(front, model, &caller, request).await?;
+    let (request, named) = shared_memory::fetch(front, model, &caller, request).await?;
     let call = call.asked(model, request.timeout()?, request.priority()?);
     call.stage("decode", began.elapsed());
     if let Some(form) = form {
@@ -137,7 +137,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let (of, front_too, permit) = (Arc::clone(model), Arc::clone(front), caller.permit.clone());
     let write = move || {
         let outputs = ran.outputs(&of)?;
-        shared_memory::deliver(&front_too, &outputs)?;
+        shared_memory::deliver(&front_too, &named, &outputs)?;
         let reply = InferReply {
             outputs,
             id: ran.id,

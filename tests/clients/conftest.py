@@ -4,6 +4,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import described
 import pytest
 from server import BINARY, ROOT, Server, free_ports
 
@@ -17,6 +18,7 @@ SERVERS = []
 def pytest_sessionstart():
     if not BINARY.exists():
         pytest.exit(f"{BINARY} is missing: run `make test`, or `cargo build` first", returncode=2)
+    described.watch(lambda address: any(server.url == f"http://{address}" for server in SERVERS))
 
 
 @pytest.hookimpl(wrapper=True)

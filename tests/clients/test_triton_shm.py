@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
 import wire
+from server import until
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -233,6 +235,28 @@ def test_a_region_outlives_its_name(client, memory):
         assert (reply.as_numpy("y") == X).all()
     finally:
         (Path("/dev/shm") / key).touch()  # for who removes it
+
+
+def test_a_request_under_way_answers_into_the_region_that_it_named(client, sharing, memory):
+    ours, others = memory(64), memory(64)
+    client.register_system_shared_memory("r", ours.key, 64)
+    image, output = plain(client, "x", np.float32([[300]])), wanted(client, "y", "r", 64)
+    port = {triton_http: sharing.port, triton_grpc: sharing.grpc_port}[client.kind]
+
+    def ask():
+        with client.kind.InferenceServerClient(f"127.0.0.1:{port}") as own:
+            return own.infer("slow", [image], outputs=[output])
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask)
+        gauge = '\nocelli_queue_items{model="slow"} 1\n'
+        until(lambda: asked.done() or gauge in requests.get(f"{sharing.url}/metrics", timeout=60).text, 60, "it runs")
+        # Another caller's memory, under the same name.
+        client.unregister_system_shared_memory("r")
+        client.register_system_shared_memory("r", others.key, 64)
+        shape = shape_of(client, asked.result(), "y")
+    assert shm.get_contents_as_numpy(ours, np.float32, shape) == 300
+    assert not shm.get_contents_as_numpy(others, np.uint8, [64]).any()
 
 
 def test_shared_memory_is_no_other_form_and_not_for_streams(sharing, memory):

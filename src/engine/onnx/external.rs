@@ -7,6 +7,7 @@ use super::{
     fields::Fields,
     skeleton::{self, Message},
 };
+use crate::telemetry::host;
 use std::{
     collections::BTreeSet,
     fs::{self, File},
@@ -55,9 +56,10 @@ pub(super) fn read(path: &Path) -> Result<Vec<Beside>, String> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let of = |name: String| {
         let read = open(&folder.join(&name)).and_then(|mut file| {
-            let length = file.metadata()?.len() as usize;
+            let length = file.metadata()?.len();
+            there_is_room(length, host::free())?;
             // In place at once: weights are large, and nobody else has them yet.
-            let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, length).collect();
+            let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, length as usize).collect();
             file.read_exact(Arc::get_mut(&mut bytes).expect("it is new"))?;
             Ok(bytes)
         });
@@ -67,6 +69,18 @@ pub(super) fn read(path: &Path) -> Result<Vec<Beside>, String> {
         }
     };
     external_files(path)?.into_iter().map(of).collect()
+}
+
+/// Whether a file of so many bytes can be held where so many are free: the process would end where it cannot.
+fn there_is_room(bytes: u64, free: Option<u64>) -> io::Result<()> {
+    match free.filter(|free| bytes > *free) {
+        Some(free) => Err(io::Error::other(format!(
+            "it has {} MB, and {} MB are free",
+            bytes / 1_000_000,
+            free / 1_000_000
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Names of the files that tensors lie in, wherever a tensor can be.
@@ -155,6 +169,13 @@ mod tests {
     use super::{testing::*, *};
     use proptest::prelude::*;
     use std::io::Cursor;
+
+    #[test]
+    fn a_file_that_is_larger_than_what_is_free_is_not_read() {
+        assert!(there_is_room(9, Some(9)).is_ok() && there_is_room(u64::MAX, None).is_ok());
+        let told = there_is_room(8 << 30, Some(1 << 30)).unwrap_err().to_string();
+        assert_eq!(told, "it has 8589 MB, and 1073 MB are free");
+    }
 
     fn walk(bytes: &[u8]) -> Result<Vec<String>, String> {
         names(Cursor::new(bytes), bytes.len() as u64).map(|names| names.into_iter().collect())

@@ -13,7 +13,7 @@ use super::{
             shared_memory::{Place, REGION},
         },
     },
-    SharedMemory, bad,
+    Region, SharedMemory, bad,
 };
 use crate::{
     engine::{Tensor, staging::Slot},
@@ -22,6 +22,7 @@ use crate::{
 };
 use axum::http::{Extensions, HeaderMap, Method, Uri};
 use std::{
+    collections::BTreeMap,
     ops::DerefMut,
     sync::{Arc, atomic::Ordering},
 };
@@ -64,7 +65,11 @@ impl Caller {
     }
 }
 
-/// Brings the inputs that lie in regions, and looks whether there are the places where outputs are to be put.
+/// The regions that a request names, as they were when it came: another that is registered under the name meanwhile is not meant.
+pub(crate) type Named = BTreeMap<String, Arc<Region>>;
+
+/// Brings the inputs that lie in regions, and looks whether there are the places where outputs are to be put, which [`deliver`]
+/// wants.
 ///
 /// # Errors
 /// 400 for regions that are not registered and places that are not in them, 403 for a caller who may not use regions, 413 and
@@ -74,23 +79,29 @@ pub(crate) async fn fetch(
     model: &Arc<Model>,
     caller: &Caller,
     mut request: InferRequest,
-) -> Result<InferRequest, InferError> {
-    let Some(bytes) = checked(front, caller, &request)? else { return Ok(request) };
+) -> Result<(InferRequest, Named), InferError> {
+    let named = named(front, caller, &request)?;
+    if named.is_empty() {
+        return Ok((request, named));
+    }
+    let bytes = charge(front, caller, &request)?;
     let (front_too, model) = (Arc::clone(front), Arc::clone(model));
     let read = move || {
-        let shared = &front_too.shared_memory;
-        request.inputs.iter_mut().try_for_each(|input| bring(shared, &model, input)).map(|()| request)
+        for input in &mut request.inputs {
+            bring(&front_too.shared_memory, &named, &model, input)?;
+        }
+        Ok((request, named))
     };
     if is_long(bytes) { front.decode.run(charged(caller.permit.as_ref(), read)).await? } else { read() }
 }
 
-/// Bytes of all inputs that lie in regions; `None` for a request that names no region.
-fn checked(front: &Front, caller: &Caller, request: &InferRequest) -> Result<Option<u64>, InferError> {
+fn named(front: &Front, caller: &Caller, request: &InferRequest) -> Result<Named, InferError> {
+    let mut named = Named::new();
     let inputs = request.inputs.iter().filter_map(|input| input.place.as_ref());
     let outputs = request.outputs.iter().filter_map(|output| output.place.as_ref());
-    let mut places = inputs.clone().chain(outputs).peekable();
+    let mut places = inputs.chain(outputs).peekable();
     if places.peek().is_none() {
-        return Ok(None);
+        return Ok(named);
     }
     match &caller.may {
         Some(may) => may.clone()?,
@@ -100,7 +111,23 @@ fn checked(front: &Front, caller: &Caller, request: &InferRequest) -> Result<Opt
             )));
         }
     }
-    places.try_for_each(|place| find(&front.shared_memory, place)?.at(place).map(drop))?;
+    for place in places {
+        let region = match named.get(&place.region) {
+            Some(region) => region,
+            None => named.entry(place.region.clone()).or_insert(
+                front.shared_memory.find(&place.region).ok_or_else(|| {
+                    bad(format!("there is no shared memory region {:?}; register it first", place.region))
+                })?,
+            ),
+        };
+        region.at(place)?;
+    }
+    Ok(named)
+}
+
+/// Charges the bytes of all inputs that lie in regions, and gives them.
+fn charge(front: &Front, caller: &Caller, request: &InferRequest) -> Result<u64, InferError> {
+    let inputs = request.inputs.iter().filter_map(|input| input.place.as_ref());
     let bytes = inputs.fold(0, |sum: u64, place| sum.saturating_add(place.bytes));
     let (limit, option) = (front.limits.body.bytes_max, front.limits.body.option);
     if bytes > limit {
@@ -110,19 +137,21 @@ fn checked(front: &Front, caller: &Caller, request: &InferRequest) -> Result<Opt
     if let Some(permit) = &caller.permit {
         permit.cover(permit.bytes() + bytes)?;
     }
-    Ok(Some(bytes))
+    Ok(bytes)
 }
 
-fn find(shared: &SharedMemory, place: &Place) -> Result<Arc<super::Region>, InferError> {
-    shared
-        .find(&place.region)
-        .ok_or_else(|| bad(format!("there is no shared memory region {:?}; register it first", place.region)))
+/// What [`fetch`] found where the place is.
+fn region<'n>(named: &'n Named, place: &Place) -> Result<&'n Region, InferError> {
+    let found = named.get(&place.region);
+    found
+        .map(|region| &**region)
+        .ok_or_else(|| InferError::Internal(format!("region {:?} was not looked up", place.region)))
 }
 
 /// Copies an input to where the batch will be read from.
-fn bring(shared: &SharedMemory, model: &Model, input: &mut Input) -> Result<(), InferError> {
+fn bring(shared: &SharedMemory, named: &Named, model: &Model, input: &mut Input) -> Result<(), InferError> {
     let Some(place) = input.place.take() else { return Ok(()) };
-    let region = find(shared, &place)?;
+    let region = region(named, &place)?;
     let bytes =
         usize::try_from(place.bytes).map_err(|_| bad("the data does not fit in memory".to_owned()))?;
     input.tensor.data = match slot(model, &input.tensor, bytes) {
@@ -153,8 +182,8 @@ fn slot(model: &Model, tensor: &Tensor, bytes: usize) -> Option<Slot> {
 /// Puts outputs where they are asked for.
 ///
 /// # Errors
-/// 400 for one that is larger than its place, and where the region is not there any more.
-pub(crate) fn deliver(front: &Front, outputs: &[Output]) -> Result<(), InferError> {
+/// 400 for one that is larger than its place, and where the memory is not there any more.
+pub(crate) fn deliver(front: &Front, named: &Named, outputs: &[Output]) -> Result<(), InferError> {
     for Output { name, tensor, place, .. } in outputs {
         let Some(place) = place else { continue };
         let bytes = tensor.data.len() as u64;
@@ -164,7 +193,7 @@ pub(crate) fn deliver(front: &Front, outputs: &[Output]) -> Result<(), InferErro
                 place.bytes, place.region
             )));
         }
-        find(&front.shared_memory, place)?.write(place, &tensor.data)?;
+        region(named, place)?.write(place, &tensor.data)?;
         front.shared_memory.written_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
     Ok(())
