@@ -18,7 +18,13 @@ PATTERNS = [(re.compile(re.sub(r"{\w+}", "[^/]+", path)), path) for path in PATH
 # HTTP's own, which every reply has.
 HEADERS = {"connection", "content-length", "content-type", "date", "transfer-encoding"}
 # What the page and the documents forbid browsers: of no use to who calls an API.
-FORBIDDING = {"content-security-policy", "cross-origin-opener-policy", "cross-origin-resource-policy", "referrer-policy", "x-content-type-options"}
+FORBIDDING = {
+    "content-security-policy",
+    "cross-origin-opener-policy",
+    "cross-origin-resource-policy",
+    "referrer-policy",
+    "x-content-type-options",
+}
 PAGES = re.compile("/|/docs.*|/page/.*")
 
 
