@@ -21,7 +21,7 @@ import tifffile
 import wire
 import yaml
 from browser import SHOTS, Visit, chromium, violations
-from PIL import Image
+from PIL import Image, ImageOps
 from server import ROOT, until
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -598,6 +598,67 @@ def test_an_error_is_shown_as_the_server_says_it(visit):
 def test_an_error_leads_to_what_is_said_about_it_which_needs_no_scripts(visit):
     window = visit()
     window.give("drop", ("not.png", b"no image"))
+@pytest.mark.parametrize("name", ["TIFF", "WEBP", "PNG"])
+def test_pictures_are_shown_as_the_server_turns_them(visit, name):
+    stored = np.random.default_rng(1).integers(0, 255, (2, 3, 3), np.uint8)
+    files, seen = [], []
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[274] = orientation
+        file = io.BytesIO()
+        image = Image.fromarray(stored)
+        if name == "TIFF":
+            tifffile.imwrite(file, stored, photometric="rgb", metadata=None, extratags=[(274, "H", 1, orientation, True)])
+        else:
+            image.save(file, name, exif=exif, **({"lossless": True} if name == "WEBP" else {}))
+        image.getexif().update(exif)
+        files.append((f"{orientation}.{name.lower()}", file.getvalue()))
+        seen.append(np.asarray(ImageOps.exif_transpose(image)))
+    window = visit()
+    window.page.select_option("#model", "digits")
+    window.give("drop", *files)
+    page = window.answered(8)
+    shown = page.evaluate(
+        "() => [...document.querySelectorAll('.picture > canvas')].map((c) =>"
+        " [c.height, c.width, [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]])"
+    )
+    for (file, _), (height, width, data), expected in zip(files, shown, seen, strict=True):
+        assert (np.reshape(data, (height, width, 4))[..., :3] == expected).all(), file
+
+
+def test_frames_of_a_stack_lie_as_they_are_stored(visit):
+    file = io.BytesIO()
+    tifffile.imwrite(file, np.zeros((4, 6), np.uint16), extratags=[(274, "H", 1, 6, True)])
+    size = visit().page.evaluate(
+        """async (bytes) => {
+            const { open } = await import("/page/stack.js");
+            const file = new File([Uint8Array.from(bytes)], "a.tif");
+            return Promise.all([{ asStored: true }, {}].map(async (how) => {
+                const { width, height } = await open(file, how);
+                return [width, height];
+            }));
+        }""",
+        list(file.getvalue()),
+    )
+    assert size == [[6, 4], [4, 6]]
+
+
+def test_nothing_is_drawn_on_a_picture_of_another_size_than_the_model_was_asked_about(visit):
+    window = visit()
+    page = window.page
+
+    def of_another_size(route):
+        reply = route.fetch()
+        route.fulfill(response=reply, json={**reply.json(), "image": {"width": 10, "height": 20}})
+
+    page.route("**/predictions/**", of_another_size)
+    page.select_option("#model", "digits-detector")
+    window.give("drop", ("digits.png", (IMAGES / "digits-detector" / "0.png").read_bytes()))
+    window.answered()
+    assert page.inner_text(".shown").startswith("No preview: ") and page.locator(".found li").count() > 0
+    assert page.locator(".box:visible, canvas:visible").count() == 0
+
+
     page = window.answered()
     page.click("text=What it means, and what to do")
     page.wait_for_url("**/docs/errors#not-an-image")

@@ -48,6 +48,7 @@ const FILES: &[(&str, &[u8])] = files![
     "localize.js",
     "models.js",
     "picture.js",
+    "orient.js",
     "prometheus.js",
     "snippets.js",
     "stack.js",

@@ -205,8 +205,8 @@ function heading(file, ...more) {
 }
 
 /** The picture of a file, or why there is none. */
-async function pictured(file, says) {
-  const source = await open(file);
+async function pictured(file, says, how) {
+  const source = await open(file, how);
   const none = (reason) => ({ source: { ...source, paint: null }, picture: null, element: el("p", { class: "quiet none", text: `No preview: ${reason}.` }) });
   if (!source.paint) return none(source.reason);
   try {
@@ -245,20 +245,24 @@ async function predict({ card, file, name, query, signal }) {
   let wanted = 0;
   const show = async (at) => {
     wanted = at;
-    const turned = picture && source.frames > 1;
+    const { width, height } = all[at].image || source;
+    const fits = width === source.width && height === source.height;
+    const turned = picture && fits && source.frames > 1;
     const page = turned ? await source.paint(Math.min(at, source.frames - 1)).catch(() => null) : null;
     // The slider has gone on.
     if (wanted !== at) return;
+  const other = el("p", { class: "quiet none", text: "No preview: the browser makes a picture of another size of it than the model was asked about." });
     if (turned) picture.draw(page);
     picture?.clear();
-    says.replaceChildren(answer(all[at], picture));
+    if (picture) [element.hidden, other.hidden] = [!fits, fits];
+    says.replaceChildren(answer(all[at], fits ? picture : null));
   };
   const pages = all.length > 1 ? pager(all.length, show) : null;
   await show(0);
   if (signal.aborted) return;
   card.firstChild.replaceWith(heading(file, facts(`${body.model} ${body.version}`, reply.headers.get("ocelli-device"))));
   card.append(
-    el("div", { class: "result" }, el("div", { class: "shown" }, element, pages), says),
+    el("div", { class: "result" }, el("div", { class: "shown" }, element, picture ? other : null, pages), says),
     ...ending(url, file, JSON.stringify(body, null, 2), bar(stages(reply.headers.get("server-timing")), took)),
   );
   return all.length === 1 ? inWords(all[0]) : `${all.length} pages`;
@@ -286,7 +290,7 @@ async function fit({ card, file, name, query, signal, asking }) {
     asking.textContent = progressText(far);
   });
   const took = performance.now() - began;
-  let { source, picture, element } = await pictured(file, file.name);
+  let { source, picture, element } = await pictured(file, file.name, { asStored: true });
   if (signal.aborted) return;
   const [width, height] = found.head.frame_size_px || [source.width, source.height];
   if (!picture && width && height) {
