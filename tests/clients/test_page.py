@@ -371,10 +371,27 @@ def test_a_mask_covers_what_its_classes_cover(visit, site, model, picture):
     covered = "() => { const c = document.querySelector('.mask'); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n; }"
     classes = {entry["index"]: entry["pixels"] for entry in mask["classes"] if entry["index"] > 0}
     assert classes and page.evaluate(covered) == sum(classes.values())
-    page.locator(".found input:enabled").first.uncheck()
+    first = page.locator(".found input:checked").first
+    first.click()
     assert page.evaluate(covered) == sum(classes.values()) - classes[min(classes)]
     page.locator(".found input:enabled").first.check()
     window.shot(model)
+
+
+def test_the_first_class_of_a_mask_is_off_until_it_is_wanted(visit, site):
+    window = visit()
+    page = window.page
+    page.select_option("#model", "segment")
+    window.give("drop", ("picture.png", THREE))
+    window.answered()
+    (first,) = [entry for entry in predicted(site, "segment", THREE, mask="rle").json()["mask"]["classes"] if entry["index"] == 0]
+    box = page.locator(".found input").first
+    assert not box.is_checked()
+    for other in page.locator(".found input:checked").all():
+        other.uncheck()
+    box.check()
+    covered = "() => { const c = document.querySelector('.mask'); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n; }"
+    assert page.evaluate(covered) == first["pixels"] > 0
 
 
 def test_a_picture_lies_over_the_image_and_can_be_switched_off_and_saved(visit):
