@@ -44,6 +44,7 @@ const FILES: &[(&str, &[u8])] = files![
     "docs.js",
     "dom.js",
     "examples.js",
+    "kept.js",
     "live.js",
     "localize.js",
     "models.js",

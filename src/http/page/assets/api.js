@@ -1,5 +1,7 @@
 // The server's routes. Addresses are relative to the page, so that it works below a path of a proxy as well.
 
+import { keep, kept } from "./kept.js";
+
 const TOKEN_KEY = "ocelli-admin-token";
 
 export const address = (path) => new URL(path, document.baseURI);
@@ -56,11 +58,8 @@ export const models = async () => (await json("v2/models")).models;
 export const model = (name, version) =>
   json(`v2/models/${encodeURIComponent(name)}${version ? `/versions/${encodeURIComponent(version)}` : ""}`);
 
-export const token = () => sessionStorage.getItem(TOKEN_KEY) || "";
-export function keepToken(text) {
-  if (text) sessionStorage.setItem(TOKEN_KEY, text);
-  else sessionStorage.removeItem(TOKEN_KEY);
-}
+export const token = () => kept(TOKEN_KEY);
+export const keepToken = (text) => keep(TOKEN_KEY, text);
 
 /** Asks for a change, with the token if there is one. */
 export function control(path) {

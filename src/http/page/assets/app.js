@@ -37,7 +37,10 @@ async function look() {
   if (!document.hidden) {
     const { ready, says } = await health();
     const place = byId("health");
-    place.dataset.state = ready ? "good" : "bad";
+    const [before, state] = [place.dataset.state, ready ? "good" : "bad"];
+    place.dataset.state = state;
+    // What became ready since is to be chosen from as well.
+    if (before && (before !== state || trying.isEmpty())) trying.refresh();
     const text = place.querySelector(".says");
     // Said again only when it changed: it is read aloud.
     if (text.textContent !== says) text.textContent = says;

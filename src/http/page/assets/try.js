@@ -4,6 +4,7 @@ import { el, byId, bytes, save } from "./dom.js";
 import { Refused, ask, model as modelOf, models, predictions } from "./api.js";
 import { answer, inWords, refusal } from "./answers.js";
 import { examples } from "./examples.js";
+import { keep, kept } from "./kept.js";
 import { localizations, progressText, shown, summary } from "./localize.js";
 import { Picture } from "./picture.js";
 import { raw, snippets } from "./snippets.js";
@@ -46,6 +47,9 @@ let under = new AbortController();
 
 export const enter = refresh;
 
+/** Whether there is nothing to ask. */
+export const isEmpty = () => known.size === 0;
+
 /** Once, whatever is looked at: files may be dropped on every view. */
 export function begin() {
   const drop = byId("drop");
@@ -71,7 +75,7 @@ export function begin() {
     if (given.length > 0 && !byId("view-try").hidden) run(given);
   });
   byId("model").addEventListener("change", () => {
-    sessionStorage.setItem(MODEL_KEY, byId("model").value);
+    keep(MODEL_KEY, byId("model").value);
     describe();
     if (files.length > 0) run(files);
   });
@@ -80,7 +84,7 @@ export function begin() {
 }
 
 /** Brings the list of models up to date, and keeps the choice. */
-async function refresh() {
+export async function refresh() {
   const select = byId("model");
   try {
     const ready = (await models()).filter(({ state }) => state === "READY");
@@ -93,7 +97,7 @@ async function refresh() {
   // What no model here can answer is no example.
   for (const button of byId("examples").querySelectorAll("button")) button.hidden = !tasks.has(button.dataset.task);
   byId("examples-title").hidden = ![...byId("examples").querySelectorAll("button")].some((button) => !button.hidden);
-  const before = select.value || sessionStorage.getItem(MODEL_KEY);
+  const before = select.value || kept(MODEL_KEY);
   select.replaceChildren(...[...known.keys()].map((name) => el("option", { value: name, text: name })));
   if (known.has(before)) select.value = before;
   describe();
@@ -154,10 +158,13 @@ async function run(given) {
   under = new AbortController();
   const { signal } = under;
   files = given.slice(0, FILES_MAX);
-  const name = byId("model").value;
   byId("again").disabled = files.length === 0;
   byId("empty").hidden = true;
   const asking = byId("asking");
+  // One may be ready by now.
+  if (isEmpty()) await refresh();
+  if (signal.aborted) return;
+  const name = byId("model").value;
   if (!name) {
     byId("answers").replaceChildren(refusal({ title: "no model", detail: "no model is ready to be asked" }));
     return;
