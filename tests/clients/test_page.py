@@ -740,6 +740,87 @@ def test_the_live_view_shows_devices_traffic_and_models(visit, site):
     window.shot("live")
 
 
+def test_requests_and_latency_are_those_of_inference_by_http_and_grpc(visit):
+    counted = [
+        "/predictions/{model}", "/predictions/{model}/{version}", "/v1/models/{model}:predict", "/v1/models/{model}/versions/{version}:predict",
+        "/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer", "/inference.GRPCInferenceService/ModelInfer",
+    ]  # fmt: skip
+    others = ["/v1/models/{model}", "/v1/models/{model}/versions/{version}", "/v2/models/{model}/ready", "/inference.GRPCInferenceService/ModelReady"]
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "ocelli.rules.yml").read_text())["groups"]
+    (pattern,) = {match for group in rules for rule in group["rules"] for match in re.findall(r'route=~"([^"]+)"', rule["expr"])}
+    assert [route for route in counted + others if re.fullmatch(pattern, route)] == counted, "as the objectives have it"
+    looks = 0
+
+    def metrics(route):
+        nonlocal looks
+        looks += 1
+        name = "ocelli_http_request_duration_seconds_count"
+        # As many as there are items, where no other route is counted.
+        lines = [f'{name}{{route="{each}"}} {looks}' for each in counted] + [f'{name}{{route="{each}"}} {1000 * looks}' for each in others]
+        route.fulfill(body="\n".join([*lines, f'ocelli_items_total{{device="cpu",model="a"}} {len(counted) * looks}\n']))
+
+    window = visit()
+    page = window.page
+    page.route("**/metrics", metrics)
+    page.click("nav >> text=Live")
+    tiles = "['requests', 'items'].map((name) => document.querySelector(`[data-tile=${name}] .value`)?.textContent)"
+    page.wait_for_function(f"() => ![undefined, '–'].includes({tiles}[0])")
+    requests_, items = page.evaluate(f"() => {tiles}")
+    assert requests_ == items != "0 /s"
+
+
+def test_the_samples_of_many_models_are_gone_through_once(visit):
+    names = [f"model-{number}" for number in range(500)]
+    text = "\n".join(f'ocelli_outcomes_total{{model="{name}",outcome="{outcome}"}} 1' for name in names for outcome in ("ok", "late"))
+    reads, sums = visit().page.evaluate(
+        """async ([text, names]) => {
+            const { parse, sum } = await import("/page/prometheus.js");
+            const samples = parse(text);
+            let reads = 0;
+            const get = (list, key, all) => {
+                if (/^[0-9]+$/.test(String(key))) reads += 1;
+                return Reflect.get(list, key, all);
+            };
+            for (const [name, list] of samples) samples.set(name, new Proxy(list, { get }));
+            const sums = names.map((model) => sum(samples, "ocelli_outcomes_total", { model }));
+            return [reads, sums];
+        }""",
+        [text, names],
+    )
+    assert sums == [2] * 500
+    assert reads <= 2 * 1000, f"{reads} of 1000 samples"
+
+
+def test_what_is_selected_in_the_live_view_stays_so_while_numbers_change(visit):
+    window = visit("/#live")
+    page = window.page
+    page.wait_for_selector(".device h3")
+    page.wait_for_selector("#traffic tbody tr")
+    for place in (".device h3", "#traffic tbody th", ".tile h2"):
+        text = page.evaluate(
+            "(place) => { const r = document.createRange(); r.selectNodeContents(document.querySelector(place));"
+            " getSelection().removeAllRanges(); getSelection().addRange(r); return getSelection().toString(); }",
+            place,
+        )
+        path = page.locator("[data-tile=memory] .line").get_attribute("d")
+        page.wait_for_function("(path) => document.querySelector('[data-tile=memory] .line').getAttribute('d') !== path", arg=path)
+        assert page.evaluate("getSelection().toString()") == text != ""
+
+
+def test_lists_of_a_model_stay_open_when_another_changes(visit, site):
+    page = visit("/#models").page
+    page.click("[data-model=digits] summary")
+
+    def change(act, then):
+        url = f"{site.url}/v2/repository/models/marked/{act}"
+        assert requests.post(url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=wire.TIMEOUT).status_code == 200
+        page.wait_for_selector(f"[data-model=marked] .state[data-state={then}]")
+        assert page.locator("[data-model=digits] details[open]").count() == 1
+
+    change("unload", "bad")
+    change("load", "good")
+
+
 def test_a_gpu_is_shown_with_what_is_told_of_it(visit):
     told = {
         "id": "GPU-1", "name": f"Card {MARKUP}", "state": "waiting", "reason": "another process computes on it", "since_s": 75.2,
