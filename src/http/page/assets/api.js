@@ -34,6 +34,9 @@ export class Refused extends Error {
   }
 }
 
+/** Whether something is not for whoever is here: a proxy refuses it, or does not pass it on. */
+export const withheld = ({ status }) => [401, 403, 404, 405].includes(status);
+
 /** Where the manual explains a kind of error, by the `type` of a refusal. */
 export const manual = (type) => (type?.startsWith("/docs/errors#") ? address(type.slice(1)).href : null);
 

@@ -249,6 +249,7 @@ async function predict({ card, file, name, query, signal }) {
   const { source, picture, element } = await showing;
   const all = body.predictions || [body];
   const says = el("div", { class: "says" });
+  const other = el("p", { class: "quiet none", text: "No preview: the browser makes a picture of another size of it than the model was asked about." });
   let wanted = 0;
   const show = async (at) => {
     wanted = at;
@@ -258,7 +259,6 @@ async function predict({ card, file, name, query, signal }) {
     const page = turned ? await source.paint(Math.min(at, source.frames - 1)).catch(() => null) : null;
     // The slider has gone on.
     if (wanted !== at) return;
-  const other = el("p", { class: "quiet none", text: "No preview: the browser makes a picture of another size of it than the model was asked about." });
     if (turned) picture.draw(page);
     picture?.clear();
     if (picture) [element.hidden, other.hidden] = [!fits, fits];
