@@ -2,11 +2,18 @@
 //!
 //! It is taken off before anything looks at the path, so that routes, metrics and traces do not know of it. A path that does not begin
 //! with it stays as it is: probes and scrapers come to the server itself.
+//!
+//! The root is the base with a slash behind it, since what the page names is relative to that.
 
+use super::accept::Slashed;
 use axum::{Router, extract::Request};
 use http::{Uri, uri::PathAndQuery};
 use std::sync::Arc;
 use tower::util::MapRequest;
+
+/// In the extensions of a request for the base without a slash behind it: the last name of the base.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Bare(pub(super) String);
 
 /// The same, below `base` as well.
 pub(super) fn below(base: &Arc<str>, api: Router) -> Router {
@@ -16,7 +23,13 @@ pub(super) fn below(base: &Arc<str>, api: Router) -> Router {
     let base = Arc::clone(base);
     let strip = move |mut request: Request| {
         if let Some(shorter) = without(&base, request.uri()) {
+            let alone = request.uri().path() == &*base;
             *request.uri_mut() = shorter;
+            // The slash behind the base is the root's own, which was taken off as that of any path.
+            if alone && request.extensions_mut().remove::<Slashed>().is_none() {
+                let name = base.rsplit('/').next().unwrap_or_default();
+                request.extensions_mut().insert(Bare(name.to_owned()));
+            }
         }
         request
     };

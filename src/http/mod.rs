@@ -293,7 +293,6 @@ fn contract_routes() -> Vec<Route> {
 /// What changes which models, devices and regions of shared memory there are: on both listeners.
 fn control_routes() -> Vec<Route> {
     vec![
-        ("/v2/repository/index", post(repository::index)),
         ("/v2/repository/models/{model}/load", post(repository::load)),
         ("/v2/repository/models/{model}/unload", post(repository::unload)),
         ("/v2/systemsharedmemory/status", get(shared_memory::status)),
@@ -311,12 +310,18 @@ fn control_routes() -> Vec<Route> {
     ]
 }
 
+/// What control begins with, and changes nothing, though it is a `POST`.
+fn index_routes() -> Vec<Route> {
+    vec![("/v2/repository/index", post(repository::index))]
+}
+
 /// Every path of the API, for the test that holds `openapi.yaml` equal.
 pub fn paths() -> Vec<&'static str> {
     [
         inference_routes(),
         catalog_routes(),
         contract_routes(),
+        index_routes(),
         control_routes(),
         health::routes(),
         page::routes(),
@@ -351,9 +356,12 @@ fn router(routes: Vec<Route>) -> Router<Arc<Front>> {
     routes.into_iter().fold(Router::new(), |router, (path, methods)| router.route(path, methods))
 }
 
-/// Control, behind the check of whose page asks for it.
+/// Control, and behind the check of whose page asks for it all that changes something.
 fn control(front: &Arc<Front>, listings: &Listings) -> Router<Arc<Front>> {
-    listings.around(control_routes()).layer(middleware::from_fn_with_state(Arc::clone(front), origin::check))
+    listings
+        .around(control_routes())
+        .layer(middleware::from_fn_with_state(Arc::clone(front), origin::check))
+        .merge(listings.around(index_routes()))
 }
 
 /// The API: what [`accept::Acceptor`] serves.

@@ -81,7 +81,7 @@ mod tests {
     fn check_with(method: &Method, given: &[(header::HeaderName, &'static str)], token: bool, allowed: bool) {
         let given: HeaderMap =
             given.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value))).collect();
-        let result = own_page(method, &Uri::from_static("/v2/repository/index"), &given, token);
+        let result = own_page(method, &Uri::from_static("/v2/repository/models/m/load"), &given, token);
         assert_eq!(result.is_ok(), allowed, "{given:?}: {result:?}");
     }
 

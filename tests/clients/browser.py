@@ -32,10 +32,10 @@ def executable():
 
 
 @contextmanager
-def chromium():
+def chromium(*arguments):
     """The browser. It belongs to this thread, and no other event loop may run in it meanwhile."""
     # The sandbox does not work for root, as containers have it.
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    arguments = [*arguments, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     path = executable()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=arguments)

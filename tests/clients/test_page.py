@@ -21,7 +21,7 @@ import tifffile
 import wire
 import yaml
 from browser import SHOTS, Visit, chromium, violations
-from PIL import Image
+from PIL import Image, ImageOps
 from server import ROOT, until
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -371,10 +371,27 @@ def test_a_mask_covers_what_its_classes_cover(visit, site, model, picture):
     covered = "() => { const c = document.querySelector('.mask'); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n; }"
     classes = {entry["index"]: entry["pixels"] for entry in mask["classes"] if entry["index"] > 0}
     assert classes and page.evaluate(covered) == sum(classes.values())
-    page.locator(".found input:enabled").first.uncheck()
+    first = page.locator(".found input:checked").first
+    first.click()
     assert page.evaluate(covered) == sum(classes.values()) - classes[min(classes)]
-    page.locator(".found input:enabled").first.check()
+    page.locator(".found input").nth([entry["index"] for entry in mask["classes"]].index(min(classes))).check()
     window.shot(model)
+
+
+def test_the_first_class_of_a_mask_is_off_until_it_is_wanted(visit, site):
+    window = visit()
+    page = window.page
+    page.select_option("#model", "segment")
+    window.give("drop", ("picture.png", THREE))
+    window.answered()
+    (first,) = [entry for entry in predicted(site, "segment", THREE, mask="rle").json()["mask"]["classes"] if entry["index"] == 0]
+    box = page.locator(".found input").first
+    assert not box.is_checked()
+    for other in page.locator(".found input:checked").all():
+        other.uncheck()
+    box.check()
+    covered = "() => { const c = document.querySelector('.mask'); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n; }"
+    assert page.evaluate(covered) == first["pixels"] > 0
 
 
 def test_a_picture_lies_over_the_image_and_can_be_switched_off_and_saved(visit):
@@ -581,6 +598,67 @@ def test_reduced_copies_are_no_frames_unless_there_is_nothing_else(visit, tag):
     assert shown((1, True), (2, True)) == [1]
 
 
+@pytest.mark.parametrize("name", ["TIFF", "WEBP", "PNG"])
+def test_pictures_are_shown_as_the_server_turns_them(visit, name):
+    stored = np.random.default_rng(1).integers(0, 255, (2, 3, 3), np.uint8)
+    files, seen = [], []
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[274] = orientation
+        file = io.BytesIO()
+        image = Image.fromarray(stored)
+        if name == "TIFF":
+            tifffile.imwrite(file, stored, photometric="rgb", metadata=None, extratags=[(274, "H", 1, orientation, True)])
+        else:
+            image.save(file, name, exif=exif, **({"lossless": True} if name == "WEBP" else {}))
+        image.getexif().update(exif)
+        files.append((f"{orientation}.{name.lower()}", file.getvalue()))
+        seen.append(np.asarray(ImageOps.exif_transpose(image)))
+    window = visit()
+    window.page.select_option("#model", "digits")
+    window.give("drop", *files)
+    page = window.answered(8)
+    shown = page.evaluate(
+        "() => [...document.querySelectorAll('.picture > canvas')].map((c) =>"
+        " [c.height, c.width, [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]])"
+    )
+    for (file, _), (height, width, data), expected in zip(files, shown, seen, strict=True):
+        assert (np.reshape(data, (height, width, 4))[..., :3] == expected).all(), file
+
+
+def test_frames_of_a_stack_lie_as_they_are_stored(visit):
+    file = io.BytesIO()
+    tifffile.imwrite(file, np.zeros((4, 6), np.uint16), extratags=[(274, "H", 1, 6, True)])
+    size = visit().page.evaluate(
+        """async (bytes) => {
+            const { open } = await import("/page/stack.js");
+            const file = new File([Uint8Array.from(bytes)], "a.tif");
+            return Promise.all([{ asStored: true }, {}].map(async (how) => {
+                const { width, height } = await open(file, how);
+                return [width, height];
+            }));
+        }""",
+        list(file.getvalue()),
+    )
+    assert size == [[6, 4], [4, 6]]
+
+
+def test_nothing_is_drawn_on_a_picture_of_another_size_than_the_model_was_asked_about(visit):
+    window = visit()
+    page = window.page
+
+    def of_another_size(route):
+        reply = route.fetch()
+        route.fulfill(response=reply, json={**reply.json(), "image": {"width": 10, "height": 20}})
+
+    page.route("**/predictions/**", of_another_size)
+    page.select_option("#model", "digits-detector")
+    window.give("drop", ("digits.png", (IMAGES / "digits-detector" / "0.png").read_bytes()))
+    window.answered()
+    assert page.inner_text(".shown").startswith("No preview: ") and page.locator(".found li").count() > 0
+    assert page.locator(".box:visible, canvas:visible").count() == 0
+
+
 def test_an_error_is_shown_as_the_server_says_it(visit):
     window = visit()
     window.give("drop", ("not.png", b"no image"), ("three.png", THREE))
@@ -662,6 +740,87 @@ def test_the_live_view_shows_devices_traffic_and_models(visit, site):
     window.shot("live")
 
 
+def test_requests_and_latency_are_those_of_inference_by_http_and_grpc(visit):
+    counted = [
+        "/predictions/{model}", "/predictions/{model}/{version}", "/v1/models/{model}:predict", "/v1/models/{model}/versions/{version}:predict",
+        "/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer", "/inference.GRPCInferenceService/ModelInfer",
+    ]  # fmt: skip
+    others = ["/v1/models/{model}", "/v1/models/{model}/versions/{version}", "/v2/models/{model}/ready", "/inference.GRPCInferenceService/ModelReady"]
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "ocelli.rules.yml").read_text())["groups"]
+    (pattern,) = {match for group in rules for rule in group["rules"] for match in re.findall(r'route=~"([^"]+)"', rule["expr"])}
+    assert [route for route in counted + others if re.fullmatch(pattern, route)] == counted, "as the objectives have it"
+    looks = 0
+
+    def metrics(route):
+        nonlocal looks
+        looks += 1
+        name = "ocelli_http_request_duration_seconds_count"
+        # As many as there are items, where no other route is counted.
+        lines = [f'{name}{{route="{each}"}} {looks}' for each in counted] + [f'{name}{{route="{each}"}} {1000 * looks}' for each in others]
+        route.fulfill(body="\n".join([*lines, f'ocelli_items_total{{device="cpu",model="a"}} {len(counted) * looks}\n']))
+
+    window = visit()
+    page = window.page
+    page.route("**/metrics", metrics)
+    page.click("nav >> text=Live")
+    tiles = "['requests', 'items'].map((name) => document.querySelector(`[data-tile=${name}] .value`)?.textContent)"
+    page.wait_for_function(f"() => ![undefined, '–'].includes({tiles}[0])")
+    requests_, items = page.evaluate(f"() => {tiles}")
+    assert requests_ == items != "0 /s"
+
+
+def test_the_samples_of_many_models_are_gone_through_once(visit):
+    names = [f"model-{number}" for number in range(500)]
+    text = "\n".join(f'ocelli_outcomes_total{{model="{name}",outcome="{outcome}"}} 1' for name in names for outcome in ("ok", "late"))
+    reads, sums = visit().page.evaluate(
+        """async ([text, names]) => {
+            const { parse, sum } = await import("/page/prometheus.js");
+            const samples = parse(text);
+            let reads = 0;
+            const get = (list, key, all) => {
+                if (/^[0-9]+$/.test(String(key))) reads += 1;
+                return Reflect.get(list, key, all);
+            };
+            for (const [name, list] of samples) samples.set(name, new Proxy(list, { get }));
+            const sums = names.map((model) => sum(samples, "ocelli_outcomes_total", { model }));
+            return [reads, sums];
+        }""",
+        [text, names],
+    )
+    assert sums == [2] * 500
+    assert reads <= 2 * 1000, f"{reads} of 1000 samples"
+
+
+def test_what_is_selected_in_the_live_view_stays_so_while_numbers_change(visit):
+    window = visit("/#live")
+    page = window.page
+    page.wait_for_selector(".device h3")
+    page.wait_for_selector("#traffic tbody tr")
+    for place in (".device h3", "#traffic tbody th", ".tile h2"):
+        text = page.evaluate(
+            "(place) => { const r = document.createRange(); r.selectNodeContents(document.querySelector(place));"
+            " getSelection().removeAllRanges(); getSelection().addRange(r); return getSelection().toString(); }",
+            place,
+        )
+        path = page.locator("[data-tile=memory] .line").get_attribute("d")
+        page.wait_for_function("(path) => document.querySelector('[data-tile=memory] .line').getAttribute('d') !== path", arg=path)
+        assert page.evaluate("getSelection().toString()") == text != ""
+
+
+def test_lists_of_a_model_stay_open_when_another_changes(visit, site):
+    page = visit("/#models").page
+    page.click("[data-model=digits] summary")
+
+    def change(act, then):
+        url = f"{site.url}/v2/repository/models/marked/{act}"
+        assert requests.post(url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=wire.TIMEOUT).status_code == 200
+        page.wait_for_selector(f"[data-model=marked] .state[data-state={then}]")
+        assert page.locator("[data-model=digits] details[open]").count() == 1
+
+    change("unload", "bad")
+    change("load", "good")
+
+
 def test_a_gpu_is_shown_with_what_is_told_of_it(visit):
     told = {
         "id": "GPU-1", "name": f"Card {MARKUP}", "state": "waiting", "reason": "another process computes on it", "since_s": 75.2,
@@ -693,7 +852,7 @@ def test_models_are_unloaded_and_loaded_by_who_has_the_token(visit, site):
     assert "10 labels" in card.inner_text() and "FP32 [any, 1, 32, 32]" in card.inner_text()
     page.click("[data-control='unload digits']")
     page.wait_for_function("() => document.querySelector('#models-says').textContent.includes('authorization must be Bearer')")
-    page.click("summary:has-text('Admin token')")
+    page.wait_for_selector("#token-box[open]")
     page.fill("#token", TOKEN)
     page.click("#token-form button")
     page.click("[data-control='unload digits']")

@@ -532,6 +532,34 @@ async fn paths_are_the_same_below_the_base_path_and_without_it() {
     server.end().await;
 }
 
+/// As browsers ask for it, which resolve what it names against its address.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_is_at_the_base_path_with_a_slash_to_which_that_without_leads() {
+    let server = Server::start(Config { base_path: "/teams/eye".into(), ..config() }).await;
+    let open = async |path: &str| {
+        let reply = server.send("GET", path, &[("accept", "text/html,*/*;q=0.8")], "").await;
+        let to = reply.headers.get("location").map(|to| to.to_str().unwrap().to_owned());
+        (reply.status, to, reply.body)
+    };
+    let (status, _, page) = open("/").await;
+    assert!(status == 200 && page.starts_with(b"<!doctype html>"));
+    assert_eq!(open("/teams/eye/").await, (200, None, page.clone()));
+    assert_eq!(open("/teams/eye/?a=/b").await, (200, None, page.clone()));
+    for (path, to) in [
+        ("/teams/eye", "./eye/"),
+        ("/teams/eye?a=/b", "./eye/?a=/b"),
+        ("/teams/eye//", "../"),
+        ("/teams/eye/docs/", "../docs"),
+    ] {
+        let (status, location, _) = open(path).await;
+        assert_eq!((status, location.as_deref()), (308, Some(to)), "{path}");
+    }
+    assert_eq!(open("/teams/eye/docs").await.0, 200);
+    // Whoever wants no page is led nowhere.
+    assert_eq!(server.get("/teams/eye").await.json(), json!({ "status": "alive" }));
+    server.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn predictions_of_kserves_first_protocol_are_counted_apart_from_its_probes() {
     let server = Server::start(config()).await;

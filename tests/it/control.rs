@@ -47,6 +47,22 @@ async fn a_model_that_is_not_loaded_is_unloaded_without_an_error_whether_there_i
     server.end().await;
 }
 
+/// A server's own page may be open by a name, which may do no more than read.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_index_is_there_for_a_page_that_is_open_by_a_name_and_changes_are_not() {
+    let server = explicit().await;
+    let by_name = [("host", "ocelli.example:8000"), ("origin", "http://ocelli.example:8000")];
+    let index = post(&server, "/v2/repository/index", &by_name, "").await;
+    assert_eq!((index.status, &index.json()[0]["name"]), (200, &"digits".into()));
+    for change in
+        ["/v2/repository/models/digits/unload", "/v2/repository/models/digits/load", "/v2/devices/cpu/drain"]
+    {
+        let refused = post(&server, change, &by_name, "").await;
+        assert_eq!(refused.status, 403, "{change}: {}", refused.json());
+    }
+    server.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn bodies_of_control_may_come_packed_and_other_codings_are_refused() {
     let server = explicit().await;

@@ -11,6 +11,7 @@ use super::{
     Front, Route,
     accept::Slashed,
     accepted::{self, Offer},
+    base::Bare,
     reject::Problem,
 };
 use assets::{Asset, Assets};
@@ -99,7 +100,16 @@ fn slashless(uri: &Uri) -> Response<Body> {
     let whole = uri.path_and_query().map_or("/", |whole| whole.as_str());
     let path = uri.path();
     let begin = path.rfind('/').map_or(0, |slash| slash + 1);
-    let to = format!("../{}", &whole[begin..]);
+    moved(format!("../{}", &whole[begin..]))
+}
+
+/// Sends whoever asked for the page by `base_path` alone to that with a slash behind it, for the same reason.
+fn slashed(Bare(name): &Bare, uri: &Uri) -> Response<Body> {
+    let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+    moved(format!("./{name}/{query}"))
+}
+
+fn moved(to: String) -> Response<Body> {
     (StatusCode::PERMANENT_REDIRECT, [(header::LOCATION, to)]).into_response()
 }
 
@@ -111,6 +121,8 @@ fn answer(asset: Option<&Asset>, request: &Request) -> Response<Body> {
     };
     let mut reply = if asset.is_document() && request.extensions().get::<Slashed>().is_some() {
         slashless(uri)
+    } else if let Some(bare) = request.extensions().get::<Bare>() {
+        slashed(bare, uri)
     } else if asset.is_known_to(headers) {
         StatusCode::NOT_MODIFIED.into_response()
     } else {

@@ -101,7 +101,7 @@ const key = (index) => {
   return square;
 };
 
-/** A mask over the picture, with its classes to be switched off. The first class is taken for what is not meant. */
+/** A mask over the picture, with its classes to be switched on and off. The first is taken for what is not meant, and off. */
 function mask(found, picture) {
   const hidden = new Set([0]);
   const meant = () => found.rle.filter(({ index }) => !hidden.has(index));
@@ -112,15 +112,13 @@ function mask(found, picture) {
   draw();
   const whole = found.width * found.height;
   const rows = found.classes.map((entry) => {
-    const box = el("input", { type: "checkbox", checked: entry.index !== 0, disabled: entry.index === 0 });
+    const box = el("input", { type: "checkbox", checked: entry.index !== 0 });
     box.addEventListener("change", () => {
       if (box.checked) hidden.delete(entry.index);
       else hidden.add(entry.index);
       draw();
     });
-    // What is not meant is not painted, and so has no colour.
-    const swatch = entry.index === 0 ? el("span", { class: "swatch", "aria-hidden": "true" }) : key(entry.index);
-    return el("li", {}, el("label", {}, box, swatch, el("span", { class: "name", text: nameOf(entry) })), el("span", { class: "score", text: percent(entry.pixels / whole) }));
+    return el("li", {}, el("label", {}, box, key(entry.index), el("span", { class: "name", text: nameOf(entry) })), el("span", { class: "score", text: percent(entry.pixels / whole) }));
   });
   return el("ul", { class: "found", "aria-label": "Classes of the mask" }, rows);
 }

@@ -1,5 +1,7 @@
 // The server's routes. Addresses are relative to the page, so that it works below a path of a proxy as well.
 
+import { keep, kept } from "./kept.js";
+
 const TOKEN_KEY = "ocelli-admin-token";
 
 export const address = (path) => new URL(path, document.baseURI);
@@ -32,6 +34,9 @@ export class Refused extends Error {
   }
 }
 
+/** Whether something is not for whoever is here: a proxy refuses it, or does not pass it on. */
+export const withheld = ({ status }) => [401, 403, 404, 405].includes(status);
+
 /** Where the manual explains a kind of error, by the `type` of a refusal. */
 export const manual = (type) => (type?.startsWith("/docs/errors#") ? address(type.slice(1)).href : null);
 
@@ -56,11 +61,8 @@ export const models = async () => (await json("v2/models")).models;
 export const model = (name, version) =>
   json(`v2/models/${encodeURIComponent(name)}${version ? `/versions/${encodeURIComponent(version)}` : ""}`);
 
-export const token = () => sessionStorage.getItem(TOKEN_KEY) || "";
-export function keepToken(text) {
-  if (text) sessionStorage.setItem(TOKEN_KEY, text);
-  else sessionStorage.removeItem(TOKEN_KEY);
-}
+export const token = () => kept(TOKEN_KEY);
+export const keepToken = (text) => keep(TOKEN_KEY, text);
 
 /** Asks for a change, with the token if there is one. */
 export function control(path) {

@@ -4,6 +4,7 @@ import { byId } from "./dom.js";
 import { health, json } from "./api.js";
 import * as live from "./live.js";
 import * as models from "./models.js";
+import * as token from "./token.js";
 import * as trying from "./try.js";
 
 const VIEWS = { try: trying, live, models };
@@ -18,6 +19,7 @@ function show() {
   if (name === shown) return;
   if (shown) VIEWS[shown].leave?.();
   for (const view of Object.keys(VIEWS)) byId(`view-${view}`).hidden = view !== name;
+  byId("token-box").hidden = name === "try";
   for (const link of document.querySelectorAll("nav [data-view]")) {
     if (link.dataset.view === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -37,7 +39,10 @@ async function look() {
   if (!document.hidden) {
     const { ready, says } = await health();
     const place = byId("health");
-    place.dataset.state = ready ? "good" : "bad";
+    const [before, state] = [place.dataset.state, ready ? "good" : "bad"];
+    place.dataset.state = state;
+    // What became ready since is to be chosen from as well.
+    if (before && (before !== state || trying.isEmpty())) trying.refresh();
     const text = place.querySelector(".says");
     // Said again only when it changed: it is read aloud.
     if (text.textContent !== says) text.textContent = says;
@@ -48,6 +53,7 @@ async function look() {
 
 addEventListener("hashchange", show);
 trying.begin();
+token.begin();
 show();
 look();
 json("v2").then(

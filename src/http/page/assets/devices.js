@@ -3,6 +3,8 @@
 import { el, bytes, during, short, time } from "./dom.js";
 import { address, control } from "./api.js";
 import { sum, valuesOf } from "./prometheus.js";
+import { redraw } from "./redraw.js";
+import { offer } from "./token.js";
 
 const GOOD = { serving: "good", warming: "busy", waiting: "busy", suspect: "busy", fenced: "bad", lost: "bad" };
 
@@ -17,11 +19,11 @@ export async function devices(samples) {
   }));
 }
 
-/** Draws them anew. A device's button keeps the focus, also where it has turned from one into the other. */
+/** Draws what has changed. A device's button keeps the focus, also where it has turned from one into the other. */
 export function deviceCards(place, listed, say) {
   const focused = place.contains(document.activeElement) ? document.activeElement.closest("[data-device]")?.dataset.device : null;
-  place.replaceChildren(...listed.map((device) => card(device, say)));
-  if (focused) place.querySelector(`[data-device="${CSS.escape(focused)}"] button`)?.focus();
+  redraw(place, listed.map((device) => card(device, say)));
+  if (focused && !place.contains(document.activeElement)) place.querySelector(`[data-device="${CSS.escape(focused)}"] button`)?.focus();
 }
 
 const told = (value) => value !== null && value !== undefined;
@@ -32,7 +34,7 @@ function card(device, say) {
   const state = drained && device.state === "fenced" ? "drained" : device.state;
   return el(
     "article",
-    { class: "card device", "data-device": id },
+    { class: "card device", "data-card": id, "data-device": id },
     el("header", {}, el("h3", { text: name || id }), name ? el("p", { class: "quiet id", text: id }) : null),
     el(
       "p",
@@ -88,6 +90,7 @@ function button({ id, name, drained }, say) {
       say(drained ? `${name || id} may be used again.` : `${name || id} finishes what it has begun and is left alone.`);
     } catch (error) {
       say(`${name || id} stays as it is: ${error.message}`);
+      offer(error);
     }
   };
   const text = drained ? "Resume" : "Drain";

@@ -3,12 +3,15 @@
 // Numbers are those that monitoring sees. Rates and times are of what happened since a look some seconds ago.
 
 import { el, byId, time, short, bytes } from "./dom.js";
-import { ask, address } from "./api.js";
+import { ask, address, withheld } from "./api.js";
 import { sparkline } from "./chart.js";
 import { devices, deviceCards } from "./devices.js";
 import { counted, mean, parse, quantile, sum, valuesOf } from "./prometheus.js";
+import { redraw } from "./redraw.js";
 
 const EVERY_MS = 1000;
+/** Where there is nothing to be seen. */
+const WITHHELD_EVERY_MS = 10_000;
 /** Two minutes. */
 const KEPT = 120;
 /** Rates over so many looks: smooth, and still quick to follow. */
@@ -17,6 +20,8 @@ const OVER = 5;
 const MODELS_MAX = 50;
 const DURATION = "ocelli_http_request_duration_seconds";
 const STAGE = "ocelli_stage_duration_seconds";
+/** What asks for inference, as the rules of `deploy/prometheus` have it: probes are none, and gRPC is counted beside HTTP. */
+const INFERENCE = /^(\/predictions\/.+|\/v1\/models\/.+:predict|\/v2\/models\/.+\/infer|\/inference\.GRPCInferenceService\/ModelInfer)$/;
 
 /** The newest looks, oldest first: `{ at, samples }`. */
 let looks = [];
@@ -37,29 +42,50 @@ export function leave() {
 }
 
 async function tick() {
-  if (!document.hidden) await look();
+  const seen = document.hidden || (await look());
   // It may have been left and entered again meanwhile, and be on its way once more.
   clearTimeout(timer);
-  if (looking) timer = setTimeout(tick, EVERY_MS);
+  if (looking) timer = setTimeout(tick, seen ? EVERY_MS : WITHHELD_EVERY_MS);
 }
 
+/** Whether there may be more to see soon. */
 async function look() {
+  let samples = null;
+  let says = "The last two minutes, as long as this view is open.";
   try {
-    const samples = parse(await (await ask(address("metrics"))).text());
+    samples = parse(await (await ask(address("metrics"))).text());
+  } catch (error) {
+    if (!withheld(error)) {
+      say(`No news: ${error.message}`);
+      return true;
+    }
+    says = `Metrics are not passed on here: /metrics has status ${error.status}, as behind most proxies. Open the page at the server's own address.`;
+  }
+  try {
     const at = performance.now() / 1e3;
     // After a pause, what happened in between is nobody's rate.
     if (looks.length > 0 && at - looks.at(-1).at > 10) looks = [];
-    looks.push({ at, samples });
+    if (samples) looks.push({ at, samples });
     looks = looks.slice(-OVER - 1);
-    const listed = await devices(samples);
-    if (!looking) return;
-    byId("live-says").textContent = "The last two minutes, as long as this view is open.";
-    tiles();
+    const listed = await devices(samples || new Map());
+    if (!looking) return true;
+    say(says);
+    byId("devices-title").hidden = listed.length === 0;
+    for (const part of ["tiles", "traffic-title", "traffic-box"]) byId(part).hidden = !samples;
     deviceCards(byId("devices"), listed, (text) => (byId("devices-says").textContent = text));
+    if (!samples) return false;
+    tiles();
     traffic();
   } catch (error) {
-    byId("live-says").textContent = `No news: ${error.message}`;
+    say(`No news: ${error.message}`);
   }
+  return true;
+}
+
+/** Said again only when it changed: it is read aloud. */
+function say(text) {
+  const place = byId("live-says");
+  if (place.textContent !== text) place.textContent = text;
 }
 
 /** Adds a value to a series, and gives the series. */
@@ -72,7 +98,7 @@ function keep(name, value) {
 }
 
 const routesOf = (samples) =>
-  valuesOf(samples, `${DURATION}_count`, "route").filter((route) => /^\/predictions|infer$|^\/v1\/models\//.test(route));
+  valuesOf(samples, `${DURATION}_count`, "route").filter((route) => INFERENCE.test(route));
 
 function tiles() {
   const [{ at: from, samples: before }, { at: to, samples: now }] = [looks[0], looks.at(-1)];
@@ -96,12 +122,13 @@ function tiles() {
 }
 
 function show(all) {
-  byId("tiles").replaceChildren(
-    ...all.map(([name, title, value, form, below]) => {
+  redraw(
+    byId("tiles"),
+    all.map(([name, title, value, form, below]) => {
       const text = Number.isFinite(value) ? form(value) : "–";
       return el(
         "article",
-        { class: "tile", "data-tile": name },
+        { class: "tile", "data-card": name, "data-tile": name },
         el("h2", { text: title }),
         el("p", { class: "value", text }),
         sparkline(keep(name, value), { says: `${title} over two minutes, now ${text}` }),
@@ -118,18 +145,20 @@ function traffic() {
   const rows = names.map((model) => {
     const ended = counted(before, now, "ocelli_outcomes_total", { model });
     const rate = to > from ? ended / (to - from) : NaN;
-    const failed = sum(now, "ocelli_outcomes_total", { model }) - sum(now, "ocelli_outcomes_total", { model, outcome: "ok" });
-    const stage = (name) => time(mean(before, now, STAGE, { model, stage: name }));
-    const batch = mean(before, now, "ocelli_batch_items", { model });
-    return { model, rate, line: keep(`model ${model}`, rate), cells: [short(sum(now, "ocelli_queue_items", { model })), short(batch), stage("queue"), stage("compute"), short(failed)] };
+    return { model, rate, line: keep(`model ${model}`, rate), all: sum(now, "ocelli_outcomes_total", { model }) };
   });
-  rows.sort((a, b) => sum(now, "ocelli_outcomes_total", { model: b.model }) - sum(now, "ocelli_outcomes_total", { model: a.model }));
-  byId("traffic").tBodies[0].replaceChildren(
-    ...rows.slice(0, MODELS_MAX).map(({ model, rate, line, cells }) => {
+  rows.sort((a, b) => b.all - a.all);
+  redraw(
+    byId("traffic").tBodies[0],
+    rows.slice(0, MODELS_MAX).map(({ model, rate, line, all }) => {
       const says = Number.isFinite(rate) ? `${short(rate)} /s` : "–";
+      const stage = (name) => time(mean(before, now, STAGE, { model, stage: name }));
+      const batch = mean(before, now, "ocelli_batch_items", { model });
+      const failed = all - sum(now, "ocelli_outcomes_total", { model, outcome: "ok" });
+      const cells = [short(sum(now, "ocelli_queue_items", { model })), short(batch), stage("queue"), stage("compute"), short(failed)];
       return el(
         "tr",
-        {},
+        { "data-card": model },
         el("th", { scope: "row", text: model }),
         el("td", { class: "trend" }, sparkline(line, { says: `Requests for ${model} over two minutes` }), el("span", { text: says })),
         ...cells.map((text) => el("td", { class: "number", text })),

@@ -2,25 +2,26 @@
 
 import { el, byId, during } from "./dom.js";
 import * as api from "./api.js";
+import { redraw } from "./redraw.js";
+import { offer } from "./token.js";
 
 const EVERY_MS = 5000;
 /** How models come and go, where callers have no say in it. */
 const MODES = {
   none: "Models are loaded when the server starts; repository_mode = \"explicit\" lets callers load and unload them.",
   watch: "Models follow their folder.",
+  withheld: "What else lies in the folder is not told here, and nothing can be loaded: the server's index is not passed on.",
 };
 const LABELS_SHOWN = 40;
 const TENSORS_SHOWN = 4;
 let timer = null;
 let looking = false;
-let begun = false;
 /** What is known of versions that are ready, by name and version. */
 const described = new Map();
-/** Lists that are open stay open when the list is drawn anew; the drawing is left out if nothing changed. */
+/** What was drawn last: it is left as it is if nothing changed. */
 let drawn = "";
 
 export function enter() {
-  if (!begun) begin();
   looking = true;
   tick();
 }
@@ -28,16 +29,6 @@ export function enter() {
 export function leave() {
   looking = false;
   clearTimeout(timer);
-}
-
-function begin() {
-  begun = true;
-  byId("token").value = api.token();
-  byId("token-form").addEventListener("submit", (event) => {
-    event.preventDefault();
-    api.keepToken(byId("token").value.trim());
-    say(api.token() ? "The token is kept until this tab is closed." : "There is no token now.");
-  });
 }
 
 const say = (text) => (byId("models-says").textContent = text);
@@ -49,18 +40,20 @@ async function tick() {
       await look();
     } catch (error) {
       say(`No news: ${error.message}`);
+      drawn = "";
     }
   }
   if (looking) timer = setTimeout(tick, EVERY_MS);
 }
 
 async function look() {
-  const { models, repository_mode: mode } = await api.json("v2/models");
+  const { models, repository_mode } = await api.json("v2/models");
   const tasks = new Map(models.map(({ name, version, task }) => [`${name}/${version}`, task]));
-  // The index knows those of the folder that are not loaded, too.
-  const listed = await (await api.control("v2/repository/index")).json();
+  const listed = await index();
+  // Who may not see the index may not load either.
+  const mode = listed ? repository_mode : "withheld";
   const entries = await Promise.all(
-    listed.map(async (entry) => {
+    (listed || models).map(async (entry) => {
       const key = `${entry.name}/${entry.version}`;
       if (entry.state !== "READY") described.delete(key);
       else if (!described.has(key)) described.set(key, await api.model(entry.name, entry.version).catch(() => null));
@@ -72,20 +65,30 @@ async function look() {
   drawn = text;
   const ready = entries.filter(({ state }) => state === "READY").length;
   say(`${ready} of ${entries.length} ready. ${MODES[mode] || ""}`);
-  byId("token-box").hidden = mode !== "explicit";
   // A button keeps the focus, and where it has gone, the model's other one gets it.
   const focused = document.activeElement?.dataset?.control;
   const model = document.activeElement?.closest("[data-model]")?.dataset.model;
-  byId("list").replaceChildren(...entries.map(card));
+  redraw(byId("list"), entries.map(card));
+  if (document.activeElement?.dataset?.control) return;
   const left = (selector) => byId("list").querySelector(selector);
   if (focused) (left(`[data-control="${CSS.escape(focused)}"]`) || left(`[data-model="${CSS.escape(model)}"] button`))?.focus();
+}
+
+/** Everything that is known, those of the folder that are not loaded, too; null where a proxy keeps that back. */
+async function index() {
+  try {
+    return await (await api.control("v2/repository/index")).json();
+  } catch (error) {
+    if (api.withheld(error)) return null;
+    throw error;
+  }
 }
 
 function card({ name, version, state, reason, task, about, mode }) {
   const labels = about?.labels || [];
   return el(
     "article",
-    { class: "card model", "data-model": name },
+    { class: "card model", "data-card": `${name}/${version}`, "data-model": name },
     el("header", {}, el("h2", { text: name }), el("p", { class: "quiet", text: [version && `version ${version}`, task].filter(Boolean).join(" · ") })),
     el("p", { class: "state", "data-state": state === "READY" ? "good" : state === "LOADING" ? "busy" : "bad" }, el("span", { class: "dot", "aria-hidden": "true" }), state.toLowerCase()),
     reason ? el("p", { class: "reason", text: reason }) : null,
@@ -121,6 +124,7 @@ async function change(name, act) {
     told = `${name} is ${act}ed.`;
   } catch (error) {
     told = `${name} is not ${act}ed: ${error.message}${error.id ? ` (request ${error.id})` : ""}`;
+    offer(error);
   }
   drawn = "";
   described.clear();

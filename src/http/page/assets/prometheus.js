@@ -22,9 +22,25 @@ export function parse(text) {
 
 const fits = (labels, wanted) => Object.entries(wanted).every(([key, value]) => labels[key] === value);
 
+const groups = new WeakMap();
+
+/** The samples of one model: sorted out once, since there is a row for each. */
+function ofModel(all, model) {
+  if (!groups.has(all)) {
+    const models = new Map();
+    for (const sample of all) {
+      if (!models.has(sample.labels.model)) models.set(sample.labels.model, []);
+      models.get(sample.labels.model).push(sample);
+    }
+    groups.set(all, models);
+  }
+  return groups.get(all).get(model) || [];
+}
+
 /** The sum of all samples of a name whose labels are these. */
 export function sum(samples, name, wanted = {}) {
-  return (samples.get(name) || []).reduce((all, { labels, value }) => (fits(labels, wanted) ? all + value : all), 0);
+  const all = samples.get(name) || [];
+  return (wanted.model === undefined ? all : ofModel(all, wanted.model)).reduce((all, { labels, value }) => (fits(labels, wanted) ? all + value : all), 0);
 }
 
 /** All values of a label. */

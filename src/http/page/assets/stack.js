@@ -1,5 +1,6 @@
 // What is in a file, as far as it can be shown: a picture, or a stack of frames.
 
+import { leftOfWebp, swaps, upright } from "./orient.js";
 import { openTiff } from "./tiff.js";
 
 /** Larger files are sent as well, but not held here. */
@@ -7,16 +8,20 @@ const SHOWN_BYTES_MAX = 512 << 20;
 /** So much of the brightest and darkest pixels does not count for the contrast. */
 const CLIPPED = 0.001;
 
-/** `{ width, height, frames, paint(index) }`, where `paint` gives something to draw; or `{ reason }`. */
-export async function open(file) {
+/**
+ * `{ width, height, frames, paint(index) }`, where `paint` gives something to draw; or `{ reason }`. Unless they are `asStored`, as a
+ * fitter has its frames, pictures are turned as the file says.
+ */
+export async function open(file, { asStored = false } = {}) {
   if (file.size > SHOWN_BYTES_MAX) return { reason: "it is too large to be shown here" };
-  const head = new Uint8Array(await file.slice(0, 8).arrayBuffer());
+  const head = new Uint8Array(await file.slice(0, 12).arrayBuffer());
   const starts = (...bytes) => bytes.every((byte, index) => head[index] === byte);
   try {
-    if (starts(0x49, 0x49) || starts(0x4d, 0x4d)) return painted(openTiff(await file.arrayBuffer()));
-    if (starts(0x93, 0x4e, 0x55, 0x4d, 0x50, 0x59)) return painted(openNpy(await file.arrayBuffer()));
-    const bitmap = await createImageBitmap(file);
-    return { width: bitmap.width, height: bitmap.height, frames: 1, picture: true, paint: async () => bitmap };
+    if (starts(0x49, 0x49) || starts(0x4d, 0x4d)) return painted(openTiff(await file.arrayBuffer()), asStored);
+    if (starts(0x93, 0x4e, 0x55, 0x4d, 0x50, 0x59)) return painted(openNpy(await file.arrayBuffer()), true);
+    const webp = starts(0x52, 0x49, 0x46, 0x46) && String.fromCharCode(...head.slice(8)) === "WEBP";
+    const bitmap = upright(await createImageBitmap(file), webp ? await leftOfWebp(file) : 1);
+    return { width: bitmap.width, height: bitmap.height, frames: 1, paint: async () => bitmap };
   } catch (error) {
     return { reason: error instanceof DOMException ? "the browser cannot show this format" : `the browser cannot show it: ${error.message}` };
   }
@@ -46,11 +51,13 @@ function openNpy(buffer) {
 }
 
 /** Frames as pictures, all with the contrast that the first one asks for. */
-function painted(stack) {
+function painted(stack, asStored) {
   let range = null;
+  const orientation = asStored ? () => 1 : stack.orientation;
+  const [width, height] = swaps(orientation(0)) ? [stack.height, stack.width] : [stack.width, stack.height];
   return {
-    width: stack.width,
-    height: stack.height,
+    width,
+    height,
     frames: stack.frames,
     async paint(index) {
       const values = await stack.frame(index);
@@ -66,7 +73,7 @@ function painted(stack) {
         }
         image.data[pixel * 4 + 3] = 255;
       }
-      return createImageBitmap(image);
+      return upright(await createImageBitmap(image), orientation(index));
     },
   };
 }

@@ -68,6 +68,7 @@ export function openTiff(buffer) {
     channels,
     frames,
     eight: layouts[0].bits === 8,
+    orientation: (index) => (layouts[index] || layouts[0]).orientation,
     async frame(index) {
       const own = layouts[index];
       if (own) return read(buffer, own, little);
@@ -88,6 +89,7 @@ function layout(tags, all, one) {
     predictor: one(tags, 317, 1),
     channels: one(tags, 277, 1),
     inverted: one(tags, 262, 1) === 0,
+    orientation: one(tags, 274, 1),
     tiled: tags.has(322),
   };
   if (page.width < 1 || page.height < 1 || page.width > SIDE_MAX || page.height > SIDE_MAX) throw new Error("its size");

@@ -4,6 +4,7 @@ import { el, byId, bytes, save } from "./dom.js";
 import { Refused, ask, model as modelOf, models, predictions } from "./api.js";
 import { answer, inWords, refusal } from "./answers.js";
 import { examples } from "./examples.js";
+import { keep, kept } from "./kept.js";
 import { localizations, progressText, shown, summary } from "./localize.js";
 import { Picture } from "./picture.js";
 import { raw, snippets } from "./snippets.js";
@@ -46,6 +47,9 @@ let under = new AbortController();
 
 export const enter = refresh;
 
+/** Whether there is nothing to ask. */
+export const isEmpty = () => known.size === 0;
+
 /** Once, whatever is looked at: files may be dropped on every view. */
 export function begin() {
   const drop = byId("drop");
@@ -71,7 +75,7 @@ export function begin() {
     if (given.length > 0 && !byId("view-try").hidden) run(given);
   });
   byId("model").addEventListener("change", () => {
-    sessionStorage.setItem(MODEL_KEY, byId("model").value);
+    keep(MODEL_KEY, byId("model").value);
     describe();
     if (files.length > 0) run(files);
   });
@@ -80,7 +84,7 @@ export function begin() {
 }
 
 /** Brings the list of models up to date, and keeps the choice. */
-async function refresh() {
+export async function refresh() {
   const select = byId("model");
   try {
     const ready = (await models()).filter(({ state }) => state === "READY");
@@ -93,7 +97,7 @@ async function refresh() {
   // What no model here can answer is no example.
   for (const button of byId("examples").querySelectorAll("button")) button.hidden = !tasks.has(button.dataset.task);
   byId("examples-title").hidden = ![...byId("examples").querySelectorAll("button")].some((button) => !button.hidden);
-  const before = select.value || sessionStorage.getItem(MODEL_KEY);
+  const before = select.value || kept(MODEL_KEY);
   select.replaceChildren(...[...known.keys()].map((name) => el("option", { value: name, text: name })));
   if (known.has(before)) select.value = before;
   describe();
@@ -154,10 +158,13 @@ async function run(given) {
   under = new AbortController();
   const { signal } = under;
   files = given.slice(0, FILES_MAX);
-  const name = byId("model").value;
   byId("again").disabled = files.length === 0;
   byId("empty").hidden = true;
   const asking = byId("asking");
+  // One may be ready by now.
+  if (isEmpty()) await refresh();
+  if (signal.aborted) return;
+  const name = byId("model").value;
   if (!name) {
     byId("answers").replaceChildren(refusal({ title: "no model", detail: "no model is ready to be asked" }));
     return;
@@ -205,8 +212,8 @@ function heading(file, ...more) {
 }
 
 /** The picture of a file, or why there is none. */
-async function pictured(file, says) {
-  const source = await open(file);
+async function pictured(file, says, how) {
+  const source = await open(file, how);
   const none = (reason) => ({ source: { ...source, paint: null }, picture: null, element: el("p", { class: "quiet none", text: `No preview: ${reason}.` }) });
   if (!source.paint) return none(source.reason);
   try {
@@ -242,23 +249,27 @@ async function predict({ card, file, name, query, signal }) {
   const { source, picture, element } = await showing;
   const all = body.predictions || [body];
   const says = el("div", { class: "says" });
+  const other = el("p", { class: "quiet none", text: "No preview: the browser makes a picture of another size of it than the model was asked about." });
   let wanted = 0;
   const show = async (at) => {
     wanted = at;
-    const turned = picture && source.frames > 1;
+    const { width, height } = all[at].image || source;
+    const fits = width === source.width && height === source.height;
+    const turned = picture && fits && source.frames > 1;
     const page = turned ? await source.paint(Math.min(at, source.frames - 1)).catch(() => null) : null;
     // The slider has gone on.
     if (wanted !== at) return;
     if (turned) picture.draw(page);
     picture?.clear();
-    says.replaceChildren(answer(all[at], picture));
+    if (picture) [element.hidden, other.hidden] = [!fits, fits];
+    says.replaceChildren(answer(all[at], fits ? picture : null));
   };
   const pages = all.length > 1 ? pager(all.length, show) : null;
   await show(0);
   if (signal.aborted) return;
   card.firstChild.replaceWith(heading(file, facts(`${body.model} ${body.version}`, reply.headers.get("ocelli-device"))));
   card.append(
-    el("div", { class: "result" }, el("div", { class: "shown" }, element, pages), says),
+    el("div", { class: "result" }, el("div", { class: "shown" }, element, picture ? other : null, pages), says),
     ...ending(url, file, JSON.stringify(body, null, 2), bar(stages(reply.headers.get("server-timing")), took)),
   );
   return all.length === 1 ? inWords(all[0]) : `${all.length} pages`;
@@ -286,7 +297,7 @@ async function fit({ card, file, name, query, signal, asking }) {
     asking.textContent = progressText(far);
   });
   const took = performance.now() - began;
-  let { source, picture, element } = await pictured(file, file.name);
+  let { source, picture, element } = await pictured(file, file.name, { asStored: true });
   if (signal.aborted) return;
   const [width, height] = found.head.frame_size_px || [source.width, source.height];
   if (!picture && width && height) {
