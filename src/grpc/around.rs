@@ -65,12 +65,17 @@ impl Call {
         let took = began.elapsed();
         front.metrics.route(call).request("POST", status::http(code), took);
         if let Some(trace) = trace {
+            // By OpenTelemetry's conventions: `package.Service/Method`.
+            let name = call.trim_start_matches('/');
+            let (service, method) = name.split_once('/').unwrap_or((name, ""));
             let attributes = vec![
-                ("rpc.system", "grpc".to_owned()),
-                ("rpc.grpc.status_code", (code as i32).to_string()),
-                ("ocelli.request.id", id.to_string()),
+                ("rpc.system", "grpc".into()),
+                ("rpc.service", service.to_owned().into()),
+                ("rpc.method", method.to_owned().into()),
+                ("rpc.grpc.status_code", i64::from(code as i32).into()),
+                ("ocelli.request.id", id.to_string().into()),
             ];
-            trace.replied(End { name: call.clone(), status: status::http(code), attributes });
+            trace.replied(End { name: name.to_owned(), failed: status::http(code) >= 500, attributes });
         }
         let _entered = span.enter();
         let ms = took.as_secs_f64() * 1e3;

@@ -20,7 +20,7 @@ pub use bounds::Bounds;
 pub use device::{DeviceFamilies, Readings};
 pub use model::{DeviceMetrics, ModelMetrics, ModelState, Outcome};
 pub use register::metrics_md;
-pub use route::RouteMetrics;
+pub use route::{RouteMetrics, known_method};
 
 use super::logging::LOGS;
 use bounds::BoundMetrics;

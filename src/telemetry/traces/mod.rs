@@ -15,20 +15,21 @@ pub use request::{Begun, End, Ran, RequestTrace};
 
 use super::request::{TraceContext, new_span_id};
 use opentelemetry::{
-    Context, InstrumentationScope, KeyValue, SpanId, TraceFlags, TraceId, Value,
+    Context, InstrumentationScope, Key, KeyValue, SpanId, TraceFlags, TraceId, Value,
     trace::{Link, SpanContext, SpanKind, Status, TraceContextExt, TracerProvider},
 };
 use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::{
     Resource,
     error::OTelSdkResult,
-    resource::EnvResourceDetector,
+    resource::{EnvResourceDetector, ResourceDetector, TelemetryResourceDetector},
     trace::{
         BatchSpanProcessor, IdGenerator, SamplingDecision, SamplingResult, SdkTracerProvider, ShouldSample,
         SpanData, SpanEvents, SpanLinks, SpanProcessor,
     },
 };
 use parking_lot::Mutex;
+use percent_encoding::percent_decode_str;
 use std::{
     borrow::Cow,
     collections::VecDeque,
@@ -49,8 +50,6 @@ const EXPORT_MAX: Duration = Duration::from_secs(5);
 const TARGET: &str = "ocelli::traced";
 /// That of the spans of requests that only the log is told of.
 const LOGGED: &str = "ocelli::request";
-/// The attribute by which a failure of ours is known.
-const STATUS_CODE: &str = "http.response.status_code";
 
 /// The way to the collector.
 #[derive(Debug)]
@@ -88,10 +87,11 @@ impl Traces {
         let mut processor = BatchSpanProcessor::builder(exporter).build();
         let instance = TraceContext::root();
         let resource = Resource::builder_empty()
+            .with_detector(Box::new(TelemetryResourceDetector))
             .with_service_name("ocelli")
             .with_attribute(KeyValue::new("service.version", version))
             .with_attribute(KeyValue::new("service.instance.id", instance.trace_id_hex()))
-            .with_detector(Box::new(EnvResourceDetector::new()))
+            .with_attributes(decoded(&EnvResourceDetector::new().detect()))
             .build();
         processor.set_resource(&resource);
         let collector = ToCollector(Arc::new(processor));
@@ -154,6 +154,17 @@ impl Traces {
     }
 }
 
+/// What the environment says of the process, whose values are percent-encoded by the specification and are not decoded by the library.
+/// One that decodes to no text stays as it is.
+fn decoded(resource: &Resource) -> Vec<KeyValue> {
+    let decode = |(key, value): (&Key, &Value)| {
+        let value = value.as_str();
+        let text = percent_decode_str(&value).decode_utf8().unwrap_or(Cow::Borrowed(&value));
+        KeyValue::new(key.clone(), text.into_owned())
+    };
+    resource.iter().map(decode).collect()
+}
+
 /// What of the code's spans and lines is sent: requests, and what their lines say at the levels that a service runs with,
 /// whatever the log is made to show.
 fn is_sent(metadata: &Metadata<'_>) -> bool {
@@ -186,8 +197,7 @@ impl SpanProcessor for ToCollector {
     fn on_start(&self, _: &mut opentelemetry_sdk::trace::Span, _: &Context) {}
 
     fn on_end(&self, mut span: SpanData) {
-        let status = span.attributes.iter().find(|attribute| attribute.key.as_str() == STATUS_CODE);
-        let failed = status.is_some_and(|status| matches!(status.value, Value::I64(500..)));
+        let failed = matches!(span.status, Status::Error { .. });
         if !span.span_context.is_sampled() && !failed {
             return;
         }
@@ -265,6 +275,16 @@ impl IdGenerator for OwnIds {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_environment_says_of_the_process_is_decoded() {
+        let given = [("deployment.environment.name", "a%20b%2Cc"), ("k", "100%"), ("latin", "%e9")];
+        let given = given.map(|(key, value)| KeyValue::new(key, value));
+        let expected = [("deployment.environment.name", "a b,c"), ("k", "100%"), ("latin", "%e9")];
+        let mut read = decoded(&Resource::builder_empty().with_attributes(given).build());
+        read.sort_by(|a, b| a.key.cmp(&b.key));
+        assert_eq!(read, expected.map(|(key, value)| KeyValue::new(key, value)));
+    }
 
     #[test]
     fn the_sampled_part_of_our_own_ids_is_the_ratio() {
