@@ -4,7 +4,9 @@ import base64
 import gzip
 import io
 import json
+import os
 import queue
+import re
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,8 +45,12 @@ class Take(BaseHTTPRequestHandler):
             self.server.resources.append({a.key: a.value.string_value for a in of_resource.resource.attributes})
             for of_scope in of_resource.scope_spans:
                 self.server.spans.extend(of_scope.spans)
-        reply = ExportTraceServiceResponse().SerializeToString()
-        self.send_response(200)
+        reply = ExportTraceServiceResponse()
+        if self.server.rejects:
+            reply.partial_success.rejected_spans = self.server.rejects
+            reply.partial_success.error_message = "over quota"
+        reply = reply.SerializeToString()
+        self.send_response(200 if self.server.statuses is None else self.server.statuses.pop(0))
         self.send_header("Content-Type", "application/x-protobuf")
         self.send_header("Content-Length", str(len(reply)))
         self.end_headers()
@@ -57,6 +63,7 @@ def collector():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Take)
     server.daemon_threads = True
     server.spans, server.resources, server.posts = [], [], []
+    server.rejects, server.statuses = 0, None
     server.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -330,6 +337,38 @@ def test_without_a_collector_the_trace_goes_on_in_the_reply(server, digits):
     reply = post(server, digits[3][1], traceparent=PARENT)
     _, trace, span, flags = reply.headers["traceparent"].split("-")
     assert (trace, flags) == (TRACE, "00") and span != CALLER
+
+
+def spans_lost(server):
+    """How many, by the reason."""
+    text = requests.get(f"{server.url}/metrics", timeout=SECONDS_MAX).text
+    return {reason: int(count) for reason, count in re.findall(r'ocelli_trace_spans_lost_total{reason="(\w+)"} (\d+)', text)}
+
+
+def test_spans_that_do_not_arrive_are_counted_and_told(start_server, only_digits, collector, digits):
+    collector.rejects = 2
+    often = os.environ | {"OTEL_BSP_SCHEDULE_DELAY": "100"}
+    server = start_server(only_digits, environment=often, otlp_endpoint=collector.url, trace_sample_ratio=1)
+    assert spans_lost(server) == {"queue": 0, "collector": 0, "rejected": 0}
+    assert post(server, digits[3][1]).status_code == 200
+    until(lambda: spans_lost(server)["rejected"] >= 2, SECONDS_MAX, "they are counted")
+    assert "the collector rejects spans" in server.log_text() and "over quota" in server.log_text()
+
+
+def test_spans_that_find_no_place_are_counted(start_server, only_digits, collector, digits):
+    none = os.environ | {"OTEL_BSP_MAX_QUEUE_SIZE": "0"}
+    server = start_server(only_digits, environment=none, otlp_endpoint=collector.url, trace_sample_ratio=1)
+    assert post(server, digits[3][1]).status_code == 200
+    until(lambda: spans_lost(server)["queue"] >= 7, SECONDS_MAX, "they are counted")
+
+
+def test_a_batch_that_is_taken_when_it_is_sent_again_is_not_lost(start_server, only_digits, collector, digits):
+    collector.statuses = [503] + [200] * 1000
+    server = start_server(only_digits, otlp_endpoint=collector.url, trace_sample_ratio=1)
+    assert post(server, digits[3][1], traceparent=PARENT).status_code == 200
+    assert server.stop() == 0
+    assert len(collector.statuses) < 1000, "it was sent again"
+    assert of_trace(collector, TRACE) and "the collector" not in server.log_text()
 
 
 def test_a_second_signal_does_not_wait_for_the_collector(start_server, only_digits, digits, hanging):

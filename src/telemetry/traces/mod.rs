@@ -6,14 +6,16 @@
 //! where the code runs that enters it, which would be the wrong places and times for them.)
 //!
 //! - [`Traces`]: the sampling, and the way to the collector. `request`: one request, from its head to its last stage.
-//! - `export`: the client that sends them.
+//! - `export`: the client that sends them, and what of them is lost.
 
 mod export;
 mod request;
 
+pub use export::SPANS_LOST;
 pub use request::{Begun, End, Ran, RequestTrace};
 
 use super::request::{TraceContext, new_span_id};
+use export::{Client, Delivery, Exporter};
 use opentelemetry::{
     Context, InstrumentationScope, Key, KeyValue, SpanId, TraceFlags, TraceId, Value,
     trace::{Link, SpanContext, SpanKind, Status, TraceContextExt, TracerProvider},
@@ -24,8 +26,8 @@ use opentelemetry_sdk::{
     error::OTelSdkResult,
     resource::{EnvResourceDetector, ResourceDetector, TelemetryResourceDetector},
     trace::{
-        BatchSpanProcessor, IdGenerator, SamplingDecision, SamplingResult, SdkTracerProvider, ShouldSample,
-        SpanData, SpanEvents, SpanLinks, SpanProcessor,
+        BatchConfigBuilder, BatchSpanProcessor, IdGenerator, SamplingDecision, SamplingResult,
+        SdkTracerProvider, ShouldSample, SpanData, SpanEvents, SpanLinks, SpanProcessor,
     },
 };
 use parking_lot::Mutex;
@@ -44,6 +46,8 @@ use tracing_subscriber::{Layer, filter::filter_fn, registry::LookupSpan};
 const STAGES_MAX: usize = 256;
 /// Batches of which it is known that they were sent.
 const BATCHES_KNOWN: usize = 1024;
+/// Spans that may wait for the collector, where the environment has no other number (OpenTelemetry's default).
+const WAITING_MAX: usize = 2048;
 /// How long the collector may take.
 const EXPORT_MAX: Duration = Duration::from_secs(5);
 /// The target of the spans that are sent, by which the layer knows them.
@@ -77,14 +81,21 @@ impl Traces {
             _ => endpoint.to_owned(),
         };
         let failed = |error: ExporterBuildError| format!("otlp_endpoint {endpoint:?}: {error}");
+        // As the library reads it.
+        let waiting_max =
+            std::env::var("OTEL_BSP_MAX_QUEUE_SIZE").ok().and_then(|number| number.parse().ok());
+        let waiting_max = waiting_max.unwrap_or(WAITING_MAX);
+        let delivery = Arc::new(Delivery::new(waiting_max));
         let exporter = SpanExporter::builder()
             .with_http()
-            .with_http_client(export::Client::new(Handle::current(), EXPORT_MAX))
+            .with_http_client(Client::new(Handle::current(), EXPORT_MAX, Arc::clone(&delivery)))
             .with_endpoint(&endpoint)
             .with_timeout(EXPORT_MAX)
             .build()
             .map_err(failed)?;
-        let mut processor = BatchSpanProcessor::builder(exporter).build();
+        let exporter = Exporter { inner: exporter, delivery: Arc::clone(&delivery) };
+        let config = BatchConfigBuilder::default().with_max_queue_size(waiting_max).build();
+        let mut processor = BatchSpanProcessor::builder(exporter).with_batch_config(config).build();
         let instance = TraceContext::root();
         let resource = Resource::builder_empty()
             .with_detector(Box::new(TelemetryResourceDetector))
@@ -94,7 +105,7 @@ impl Traces {
             .with_attributes(decoded(&EnvResourceDetector::new().detect()))
             .build();
         processor.set_resource(&resource);
-        let collector = ToCollector(Arc::new(processor));
+        let collector = ToCollector { processor: Arc::new(processor), delivery };
         let provider = SdkTracerProvider::builder()
             .with_span_processor(collector.clone())
             .with_sampler(Part::of(ratio))
@@ -128,6 +139,11 @@ impl Traces {
             .with_filter(filter_fn(is_sent))
     }
 
+    /// Spans that were lost so far, by the reasons of [`SPANS_LOST`].
+    pub fn spans_lost(&self) -> [u64; SPANS_LOST.len()] {
+        self.collector.delivery.lost()
+    }
+
     /// Sends what waits, for no longer than this. To be called from a thread that may block.
     pub fn end(&self, time_max: Duration) {
         if let Err(error) = self.provider.shutdown_with_timeout(time_max) {
@@ -136,7 +152,7 @@ impl Traces {
     }
 
     fn send(&self, span: Span) {
-        self.collector.0.on_end(SpanData {
+        self.collector.send(SpanData {
             span_context: span.context,
             parent_span_id: span.parent,
             parent_span_is_remote: false,
@@ -191,7 +207,18 @@ struct Span {
 
 /// Requests on their way to the collector: of those outside of the sampled part only what failed.
 #[derive(Debug, Clone)]
-struct ToCollector(Arc<BatchSpanProcessor>);
+struct ToCollector {
+    processor: Arc<BatchSpanProcessor>,
+    delivery: Arc<Delivery>,
+}
+
+impl ToCollector {
+    fn send(&self, span: SpanData) {
+        if self.delivery.has_place() {
+            self.processor.on_end(span);
+        }
+    }
+}
 
 impl SpanProcessor for ToCollector {
     fn on_start(&self, _: &mut opentelemetry_sdk::trace::Span, _: &Context) {}
@@ -203,15 +230,15 @@ impl SpanProcessor for ToCollector {
         }
         span.span_kind = SpanKind::Server;
         span.span_context = sampled(&span.span_context, span.span_context.span_id());
-        self.0.on_end(span);
+        self.send(span);
     }
 
     fn force_flush(&self) -> OTelSdkResult {
-        self.0.force_flush()
+        self.processor.force_flush()
     }
 
     fn shutdown_with_timeout(&self, time_max: Duration) -> OTelSdkResult {
-        self.0.shutdown_with_timeout(time_max)
+        self.processor.shutdown_with_timeout(time_max)
     }
 }
 
