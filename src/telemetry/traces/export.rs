@@ -117,10 +117,10 @@ impl Delivery {
         let error = clipped(&error);
         match (lost > 0, was) {
             (true, false) if taken => {
-                tracing::warn!(error, lost, "the collector rejects spans: they are lost")
+                tracing::warn!(error, lost, "the collector rejects spans: they are lost");
             }
             (true, false) => {
-                tracing::warn!(error, "the collector takes no traces: they are lost until it does")
+                tracing::warn!(error, "the collector takes no traces: they are lost until it does");
             }
             (false, true) => tracing::info!("the collector takes traces again"),
             _ => {}
