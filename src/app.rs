@@ -335,21 +335,16 @@ impl App {
             let _ = tell.send(());
         });
         // Neither a batch that runs nor a model that loads can be interrupted; the deadline holds all the same.
-        let left = deadline.saturating_duration_since(Instant::now()).max(ABORT_GRACE);
-        let already = now.is_cancelled();
-        let in_order = tokio::select! {
-            _ = ended => true,
-            () = now.cancelled(), if !already => false,
-            () = tokio::time::sleep(if already { ABORT_GRACE } else { left }) => false,
-        };
-        if !in_order {
+        if !in_time(ended, deadline, now).await {
             tracing::warn!("ended while a batch ran or a model was loading: not waited for");
         }
         if let Some(traces) = front.traces.clone() {
             let left = deadline.saturating_duration_since(Instant::now()).max(ABORT_GRACE);
             let flushed = tokio::task::spawn_blocking(move || traces.end(left));
-            // It keeps to the time itself, but for what cannot be interrupted.
-            let _ = tokio::time::timeout(left, flushed).await;
+            // It keeps to the time itself, but for what cannot be interrupted and a signal that comes meanwhile.
+            if !in_time(flushed, deadline, now).await {
+                tracing::warn!("ended while traces were on their way: not waited for");
+            }
         }
         Undone { jobs, connections, told }
     }
@@ -358,6 +353,18 @@ impl App {
 /// Waits, but not once `now` is cancelled.
 async fn wait(duration: Duration, now: &CancellationToken) {
     let _ = tokio::time::timeout(duration, now.cancelled()).await;
+}
+
+/// Waits for what ends with the server, and says whether it did: until the deadline, or until `now` is cancelled; a moment where that
+/// has come already.
+async fn in_time(ended: impl Future, deadline: Instant, now: &CancellationToken) -> bool {
+    let left = deadline.saturating_duration_since(Instant::now()).max(ABORT_GRACE);
+    let already = now.is_cancelled();
+    tokio::select! {
+        _ = ended => true,
+        () = now.cancelled(), if !already => false,
+        () = tokio::time::sleep(if already { ABORT_GRACE } else { left }) => false,
+    }
 }
 
 /// The data path's heartbeat, which liveness looks at: it stops when one of the threads is stuck.

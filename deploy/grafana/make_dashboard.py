@@ -366,6 +366,14 @@ def rows():
             width=6,
         ),
         lines(
+            "Spans that were lost", "The collector of traces is too slow, gone, or does not take all that it is sent.", "short",
+            target(
+                f"sum by (instance, reason) (increase(ocelli_trace_spans_lost_total{{{REPLICA}}}[$__rate_interval]))",
+                "{{instance}} {{reason}}",
+            ),
+            width=6,
+        ),
+        lines(
             "Builds", "Replicas of each.", "short",
             target(f"count by (version, commit) (ocelli_build_info{{{REPLICA}}})", "{{version}} {{commit}}"), width=6,
         ),

@@ -406,7 +406,7 @@ options! {
     section "Traces" {
         otlp_endpoint: Option<String>, Url, "",
             "The collector that traces are sent to, by OTLP over HTTP with protobuf; empty for no traces.",
-            "Such as http://127.0.0.1:4318; /v1/traces is added where the address has no path. What the log says of a request at the levels info, warn and error is with its span, whatever log_filter is. A collector that cannot be reached costs spans, never requests. OTEL_EXPORTER_OTLP_HEADERS and OTEL_RESOURCE_ATTRIBUTES are read.";
+            "Such as http://127.0.0.1:4318; /v1/traces is added where the address has no path. What the log says of a request at the levels info, warn and error is with its span, whatever log_filter is. A collector that cannot be reached costs spans, never requests. OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES and OTEL_BSP_MAX_QUEUE_SIZE (spans that may wait, 2048) are read.";
         trace_sample_ratio: f64, Ratio, "0.1",
             "The part of the traces that is sent.",
             "Decided by the trace's id, so that all replicas decide alike, whatever the caller's flag says. Requests that end with a status of 500 or more are always sent.";

@@ -15,7 +15,11 @@ use crate::{
 };
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -35,6 +39,8 @@ pub(super) struct Outbound {
     pub(super) begun: Instant,
     /// Where its numbers go.
     pub(super) metrics: Arc<DeviceMetrics>,
+    /// Whether it was told to end, since nobody waits for it.
+    pub(super) told: Arc<AtomicBool>,
 }
 
 impl Outbound {
@@ -47,6 +53,7 @@ impl Outbound {
     /// Answers it. `since`: when the engine turned to it.
     pub(super) fn finish(self, result: Result<Vec<Tensor>, EngineError>, since: Instant, health: &Health) {
         let compute = since.elapsed();
+        let told = self.told.swap(false, Ordering::Relaxed);
         let late = || {
             let (model, device) = (&*self.model.name, &*health.device);
             tracing::info!(model, device, "a batch that was taken back has come back too late");
@@ -95,8 +102,11 @@ impl Outbound {
                 let text = error.to_string();
                 let Some(aftermath) = self.batch.finish(Err(error)) else { return late() };
                 let requests_run_again = aftermath.again;
-                tracing::warn!(model, device, items, error = text, requests_run_again, "a batch failed");
-                self.metrics.failed(reason, aftermath.again);
+                // What was told to end ends so: its input is not at fault.
+                if !told || reason != FailReason::Input {
+                    tracing::warn!(model, device, items, error = text, requests_run_again, "a batch failed");
+                    self.metrics.failed(reason, aftermath.again);
+                }
                 if let Some(items) = aftermath.ceiling {
                     tracing::warn!(
                         model,
@@ -263,6 +273,7 @@ mod tests {
                 stage: Duration::ZERO,
                 begun: start - hour,
                 metrics: metrics.model("m").device("gpu-0"),
+                told: Arc::default(),
             };
             landing.send(out, Box::new(There));
             ticket

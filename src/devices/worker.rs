@@ -28,7 +28,11 @@ use seat::{REST_AFTER, Seat};
 use std::{
     collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -83,8 +87,15 @@ pub(super) struct Worker {
     thread: JoinHandle<()>,
 }
 
-/// What ends a batch of each model, with its name.
-type Interrupts = Arc<Mutex<HashMap<ModelKey, (Arc<str>, Arc<dyn Interrupt>)>>>;
+/// What ends a batch of each model, by its seat.
+type Interrupts = Arc<Mutex<HashMap<ModelKey, Ending>>>;
+
+struct Ending {
+    model: Arc<str>,
+    interrupt: Arc<dyn Interrupt>,
+    /// Whether the batch that is under way was told to.
+    told: Arc<AtomicBool>,
+}
 
 impl Worker {
     /// Starts the thread. It ends when the queue is closed and empty, or the device is gone.
@@ -207,8 +218,13 @@ impl Worker {
         let Some(time) = self.health.busy_for(now).filter(|time| *time >= UNWANTED_AFTER) else {
             return;
         };
-        let unwanted = || self.queue.runs_unwanted(self.place);
-        for (model, interrupt) in self.interrupts.lock().values() {
+        for Ending { model, interrupt, told } in self.interrupts.lock().values() {
+            let unwanted = || {
+                let unwanted = self.queue.runs_unwanted(self.place);
+                // Before it ends by that.
+                told.fetch_or(unwanted, Ordering::Relaxed);
+                unwanted
+            };
             if interrupt.interrupt(&unwanted) {
                 let (model, device, seconds) = (&**model, &*self.health.device, time.as_secs());
                 tracing::warn!(
@@ -322,10 +338,12 @@ impl Work {
         let _busy = self.health.busy();
         let metrics = self.metrics.model(&model.name).device(&self.health.device);
         let key = model.key;
-        if let Some(interrupt) = engine.interrupt() {
-            self.interrupts.lock().insert(key, (Arc::clone(&model.name), interrupt));
-        }
+        let (name, interrupt) = (Arc::clone(&model.name), engine.interrupt());
         let seat = Arc::new(Seat::new(model, engine, self.health.clone(), metrics));
+        if let Some(interrupt) = interrupt {
+            let ending = Ending { model: name, interrupt, told: Arc::clone(&seat.told) };
+            self.interrupts.lock().insert(key, ending);
+        }
         seat.tell(&self.place);
         self.rested = false;
         self.served.push(key);

@@ -1,9 +1,9 @@
 //! What every call passes: a name that goes into logs and replies, a span, a count by call and code, which is that of a cancelled one
-//! where the caller goes away; a net for panics; and for inference, admission on the head, before anything of the body is read.
+//! where the caller goes away, and that of one that drained where the server's end cut it; a net for panics; and for inference, admission on the head, before anything of the body is read.
 
 use super::{
     INFER, LOAD, REFLECTION, SMALL_BYTES_MAX, STREAM,
-    incoming::{self, Charge, Messages},
+    incoming::{self, Charge, Lost, Messages},
     status,
 };
 use crate::{
@@ -45,11 +45,16 @@ struct Call {
     began: Instant,
     span: Span,
     trace: Option<Arc<RequestTrace>>,
+    lost: Lost,
     ended: bool,
 }
 
 impl Call {
     fn end(mut self, code: Code, message: &str) {
+        // Nobody has this reply: what went away while its message came is told as what goes away later.
+        if code != Code::Ok && self.lost.is_noted() {
+            return;
+        }
         self.ended = true;
         self.tell(code, message);
     }
@@ -60,12 +65,17 @@ impl Call {
         let took = began.elapsed();
         front.metrics.route(call).request("POST", status::http(code), took);
         if let Some(trace) = trace {
+            // By OpenTelemetry's conventions: `package.Service/Method`.
+            let name = call.trim_start_matches('/');
+            let (service, method) = name.split_once('/').unwrap_or((name, ""));
             let attributes = vec![
-                ("rpc.system", "grpc".to_owned()),
-                ("rpc.grpc.status_code", (code as i32).to_string()),
-                ("ocelli.request.id", id.to_string()),
+                ("rpc.system", "grpc".into()),
+                ("rpc.service", service.to_owned().into()),
+                ("rpc.method", method.to_owned().into()),
+                ("rpc.grpc.status_code", i64::from(code as i32).into()),
+                ("ocelli.request.id", id.to_string().into()),
             ];
-            trace.replied(End { name: call.clone(), status: status::http(code), attributes });
+            trace.replied(End { name: name.to_owned(), failed: status::http(code) >= 500, attributes });
         }
         let _entered = span.enter();
         let ms = took.as_secs_f64() * 1e3;
@@ -80,7 +90,10 @@ impl Call {
 impl Drop for Call {
     fn drop(&mut self) {
         if !self.ended {
-            self.tell(Code::Cancelled, &InferError::Cancelled.to_string());
+            match self.front.status.cuts(Instant::now()) {
+                true => self.tell(Code::Unavailable, &Problem::cut().detail),
+                false => self.tell(Code::Cancelled, &InferError::Cancelled.to_string()),
+            }
         }
     }
 }
@@ -106,6 +119,7 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
         request.extensions_mut().insert(Arc::clone(trace));
     }
     request.extensions_mut().insert(Arrived(began));
+    let lost = Lost::default();
     let observed = Call {
         front: Arc::clone(&front),
         name: call,
@@ -113,9 +127,10 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
         began,
         span: span.clone(),
         trace,
+        lost: lost.clone(),
         ended: false,
     };
-    let answered = admitted(&front, &observed.name, request, next).instrument(span.clone());
+    let answered = admitted(&front, &observed.name, request, next, lost).instrument(span.clone());
     let caught = AssertUnwindSafe(answered).catch_unwind().await;
     let mut reply =
         caught.unwrap_or_else(|panic| span.in_scope(|| status::of(&panicked(&panic)).into_http()));
@@ -159,7 +174,7 @@ fn not_grpc(request: &Request) -> Option<Problem> {
 }
 
 /// Lets an inference or a model in, or refuses it before its body is read; other calls are small, and cost nothing.
-async fn admitted(front: &Arc<Front>, call: &str, request: Request, next: Next) -> Response {
+async fn admitted(front: &Arc<Front>, call: &str, request: Request, next: Next, lost: Lost) -> Response {
     let limits = front.limits.body;
     let messages = match call {
         INFER | LOAD => Messages::One,
@@ -167,7 +182,7 @@ async fn admitted(front: &Arc<Front>, call: &str, request: Request, next: Next) 
         _ => {
             let limits = BodyLimits { bytes_max: SMALL_BYTES_MAX as u64, ..limits };
             let messages = if call == REFLECTION { Messages::Many } else { Messages::One };
-            return next.run(request.map(|body| incoming::limited(body, limits, messages, None))).await;
+            return next.run(request.map(|body| incoming::limited(body, limits, messages, None, lost))).await;
         }
     };
     // Messages are charged as their lengths become known.
@@ -180,7 +195,7 @@ async fn admitted(front: &Arc<Front>, call: &str, request: Request, next: Next) 
         Err(full) => return status::of(&full).into_http(),
     };
     let charge = Charge { permit: Arc::clone(&permit), coding: incoming::packed_with(request.headers()) };
-    let mut request = request.map(|body| incoming::limited(body, limits, messages, Some(charge)));
+    let mut request = request.map(|body| incoming::limited(body, limits, messages, Some(charge), lost));
     request.extensions_mut().insert(Arc::clone(&permit));
     admission::hold(next.run(request).await.into_response(), permit)
 }
@@ -223,20 +238,52 @@ mod tests {
         assert!(front.metrics.render().contains(INFER));
     }
 
+    /// What was counted of calls of [`INFER`].
+    fn counted(front: &Front, code: u16) -> bool {
+        let line =
+            format!("ocelli_http_requests_total{{code=\"{code}\",method=\"POST\",route=\"{INFER}\"}} 1");
+        front.metrics.render().contains(&line)
+    }
+
     #[tokio::test]
-    async fn a_call_whose_caller_goes_away_is_counted_once_with_its_time() {
+    async fn a_call_whose_message_is_lost_on_its_way_is_told_as_its_callers_doing_or_the_ends() {
+        // As tonic does, which takes it for the end.
+        async fn misses(body: Body) -> Response {
+            assert!(axum::body::to_bytes(body, 1000).await.is_err());
+            Status::internal("Missing request message.").into_http()
+        }
+        let front = front();
+        let calls = Router::new().route(INFER, post(misses));
+        let calls = calls.layer(middleware::from_fn_with_state(Arc::clone(&front), around));
+        for code in [499, 503] {
+            let half = [Ok(&b"\0\0\0\0\x09ab"[..]), Err(std::io::Error::other("reset"))];
+            let body = Body::from_stream(futures_util::stream::iter(half));
+            let request = http::Request::post(INFER).version(Version::HTTP_2);
+            let request = request.header(header::CONTENT_TYPE, "application/grpc").body(body).unwrap();
+            calls.clone().oneshot(request).await.unwrap();
+            assert!(counted(&front, code), "{code}: {}", front.metrics.render());
+            front.status.cut_from(Instant::now());
+        }
+        assert!(!counted(&front, 500));
+    }
+
+    #[tokio::test]
+    async fn a_call_that_is_dropped_is_counted_once_with_its_time_as_its_callers_doing_or_the_ends() {
         let front = front();
         let calls = Router::new().route(INFER, post(std::future::pending::<()>));
         let calls = calls.layer(middleware::from_fn_with_state(Arc::clone(&front), around));
-        let request = http::Request::post(INFER).version(Version::HTTP_2);
-        let request = request.header(header::CONTENT_TYPE, "application/grpc").body(Body::empty()).unwrap();
-        // It has begun, and is dropped.
-        assert!(calls.oneshot(request).now_or_never().is_none());
-        let text = front.metrics.render();
-        let requests =
-            format!("ocelli_http_requests_total{{code=\"499\",method=\"POST\",route=\"{INFER}\"}} 1");
-        let times = format!("ocelli_http_request_duration_seconds_count{{route=\"{INFER}\"}} 1");
-        assert!(text.contains(&requests) && text.contains(&times), "{text}");
-        assert_eq!(front.admission.in_flight().requests, 0);
+        for (code, times) in [(499, 1), (503, 2)] {
+            let request = http::Request::post(INFER).version(Version::HTTP_2);
+            let request = request.header(header::CONTENT_TYPE, "application/grpc");
+            // It has begun, and is dropped.
+            let call = calls.clone().oneshot(request.body(Body::empty()).unwrap());
+            assert!(call.now_or_never().is_none());
+            let text = front.metrics.render();
+            let times = format!("ocelli_http_request_duration_seconds_count{{route=\"{INFER}\"}} {times}");
+            assert!(counted(&front, code) && text.contains(&times), "{code}: {text}");
+            assert_eq!(front.admission.in_flight().requests, 0);
+            // That of the second is the server.
+            front.status.cut_from(Instant::now());
+        }
     }
 }

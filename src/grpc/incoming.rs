@@ -15,7 +15,10 @@ use crate::{
 use axum::{body::Body, http::HeaderMap};
 use bytes::{Buf, Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 use tonic::Status;
 
 /// What stands in front of each message: whether it is compressed, and its length, big-endian.
@@ -47,9 +50,30 @@ pub(super) struct Charge {
     pub(super) coding: Option<Coding>,
 }
 
+/// Whether a call's body was lost before it ended. The call itself does not say so: tonic takes that for the end of the messages, and
+/// misses one. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Lost(Arc<AtomicBool>);
+
+impl Lost {
+    fn note(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_noted(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// The body of a call, which ends with an error where it leaves its limits. Without a charge it is charged to nobody, is handed on
 /// as packed as it comes, and is to be small.
-pub(super) fn limited(body: Body, limits: BodyLimits, messages: Messages, charge: Option<Charge>) -> Body {
+pub(super) fn limited(
+    body: Body,
+    limits: BodyLimits,
+    messages: Messages,
+    charge: Option<Charge>,
+    lost: Lost,
+) -> Body {
     // A caller may be silent between two messages for as long as it likes, and within none.
     let between = BodyLimits {
         bytes_max: u64::MAX,
@@ -71,15 +95,20 @@ pub(super) fn limited(body: Body, limits: BodyLimits, messages: Messages, charge
         }
         Messages::Many => Reader::new(body, between),
     };
-    let state = Some((reader, Framing::new(limits, charge), Bytes::new()));
+    let state = Some((reader, Framing::new(limits, charge), Bytes::new(), lost));
     let pieces = stream::unfold(state, move |state| async move {
-        let (mut reader, mut framing, mut came) = state?;
+        let (mut reader, mut framing, mut came, lost) = state?;
         let begun = framing.begun;
         if came.is_empty() {
             came = match reader.next().await {
                 Ok(None) => return None,
                 Ok(Some(bytes)) => bytes,
-                Err(error) => return Some(((Vec::new(), Some(status::of(&error))), None)),
+                Err(error) => {
+                    if matches!(error, InferError::Cancelled) {
+                        lost.note();
+                    }
+                    return Some(((Vec::new(), Some(status::of(&error))), None));
+                }
             };
         }
         let (pieces, seen) = framing.see(&mut came);
@@ -94,7 +123,7 @@ pub(super) fn limited(body: Body, limits: BodyLimits, messages: Messages, charge
             reader.expects(framing.whole);
         }
         let failed = seen.err().map(|error| status::of(&error));
-        let goes_on = failed.is_none().then_some((reader, framing, came));
+        let goes_on = failed.is_none().then_some((reader, framing, came, lost));
         Some(((pieces, failed), goes_on))
     });
     let pieces = pieces.map(|(pieces, failed)| {
@@ -402,7 +431,7 @@ mod tests {
     async fn a_body_may_be_asked_on_behind_its_end() {
         let half = Body::from(message(3)[..6].to_vec());
         let Framing { limits, .. } = framing(700, 10_000);
-        let mut body = limited(half, limits, Messages::Many, None);
+        let mut body = limited(half, limits, Messages::Many, None, Lost::default());
         assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap().len(), 6);
         for _ in 0..2 {
             assert!(body.frame().await.is_none());
@@ -439,7 +468,8 @@ mod tests {
         let framing = framing(700, 10_000);
         let sent =
             stream::iter([Ok::<_, std::convert::Infallible>(Bytes::from(sent))]).chain(stream::pending());
-        let mut body = limited(Body::from_stream(sent), framing.limits, messages, framing.charge);
+        let mut body =
+            limited(Body::from_stream(sent), framing.limits, messages, framing.charge, Lost::default());
         loop {
             match tokio::time::timeout(Duration::from_secs(3600), body.frame()).await {
                 Err(_) => return None,

@@ -10,10 +10,11 @@ use super::{
 use crate::{
     error::InferError,
     telemetry::{
-        metrics::{ModelMetrics, Outcome},
+        metrics::{ModelMetrics, Outcome, known_method},
         request::RequestId,
         traces::{Begun, End},
     },
+    words::clipped,
 };
 use axum::{
     body::Body,
@@ -38,6 +39,8 @@ pub(super) struct Observation {
     method: Method,
     matched: Option<MatchedPath>,
     predicts: bool,
+    /// Of a request whose trace may be sent.
+    path: String,
     begun: Begun,
     uncounted: Uncounted,
     ended: bool,
@@ -54,12 +57,13 @@ impl Observation {
         if let Some(trace) = &begun.trace {
             request.extensions_mut().insert(Arc::clone(trace));
         }
-        let uncounted = route.and_then(|route| inferred(front, route, request.uri().path()));
+        let path = request.uri().path();
+        let uncounted = Uncounted::begin(route.and_then(|route| inferred(front, route, path)));
         let method = request.method().clone();
-        let predicts = method == Method::POST && request.uri().path().ends_with(VERB);
-        let uncounted = Uncounted::begin(uncounted);
+        let predicts = method == Method::POST && names_verb(path);
+        let path = begun.trace.as_ref().map_or_else(String::new, |_| clipped(path).to_owned());
         let (front, id) = (Arc::clone(front), id.clone());
-        Observation { front, id, began, method, matched, predicts, begun, uncounted, ended: false }
+        Observation { front, id, began, method, matched, predicts, path, begun, uncounted, ended: false }
     }
 
     /// What the handler's log lines stand in.
@@ -84,26 +88,49 @@ impl Observation {
 
     /// Counts and logs how it ended.
     fn tell(&self, status: u16, error: Option<&str>) {
-        let Observation { front, id, began, method, matched, predicts, begun, .. } = self;
+        let Observation { front, began, method, begun, .. } = self;
         let took = began.elapsed();
         // The template (`/predictions/{model}`), never the path that a client chose.
-        let route = matched.as_ref().map_or("other", |matched| template(matched, *predicts));
+        let matched = self.matched.as_ref().map(|matched| template(matched, self.predicts));
+        let route = matched.unwrap_or("other");
         front.metrics.route(route).request(method.as_str(), status, took);
         if let Some(trace) = &begun.trace {
-            let attributes = vec![
-                ("http.request.method", method.to_string()),
-                ("http.route", route.to_owned()),
-                ("ocelli.request.id", id.to_string()),
-            ];
-            trace.replied(End { name: format!("{method} {route}"), status, attributes });
+            trace.replied(self.span_end(matched, status));
         }
         let _entered = begun.span.enter();
         let ms = took.as_secs_f64() * 1e3;
+        // Of this type it is a number in a span's event as well.
+        let status = i64::from(status);
         match error {
             Some(error) if status >= 500 => tracing::warn!(%method, route, status, ms, error, "answered"),
             Some(error) => tracing::info!(%method, route, status, ms, error, "answered"),
             None => tracing::debug!(%method, route, status, ms, "answered"),
         }
+    }
+
+    /// What its span says, by OpenTelemetry's conventions for HTTP servers.
+    fn span_end(&self, route: Option<&str>, status: u16) -> End {
+        let known = known_method(self.method.as_str());
+        let mut attributes = vec![
+            ("http.request.method", known.unwrap_or("_OTHER").into()),
+            ("http.response.status_code", i64::from(status).into()),
+            ("url.scheme", "http".into()),
+            ("url.path", self.path.clone().into()),
+            ("ocelli.request.id", self.id.to_string().into()),
+        ];
+        if known.is_none() {
+            attributes
+                .push(("http.request.method_original", clipped(self.method.as_str()).to_owned().into()));
+        }
+        let method = known.unwrap_or("HTTP");
+        let name = match route {
+            Some(route) => {
+                attributes.push(("http.route", route.to_owned().into()));
+                format!("{method} {route}")
+            }
+            None => method.to_owned(),
+        };
+        End { name, failed: status >= 500, attributes }
     }
 }
 
@@ -132,18 +159,24 @@ fn is_probe(route: &str) -> bool {
     route.starts_with("/v2/health/") || matches!(route, "/ping" | "/metrics")
 }
 
+/// Whether a path's last part ends with the verb of predictions, percent-decoded as its handler has it.
+fn names_verb(path: &str) -> bool {
+    let last = path.rsplit('/').next().unwrap_or_default();
+    percent_decode_str(last).decode_utf8().is_ok_and(|last| last.ends_with(VERB))
+}
+
 /// The metrics of the model that an inference request is for, if the catalog has it: a name that a caller made up must
 /// not become a label.
 fn inferred(front: &Front, route: &str, path: &str) -> Option<Arc<ModelMetrics>> {
-    let v1 = route.starts_with("/v1/models/") && path.ends_with(VERB);
+    let v1 = route.starts_with("/v1/models/") && names_verb(path);
     if !route.starts_with("/predictions/") && !route.ends_with("/infer") && !v1 {
         return None;
     }
-    let path = path.strip_suffix(VERB).unwrap_or(path);
     // The model is the first that a template leaves open.
     let (before, _) = route.split_once('{')?;
     let name = percent_decode_str(path.strip_prefix(before)?.split('/').next()?).decode_utf8().ok()?;
-    front.catalog.has(&name).then(|| front.metrics.model(&name))
+    let name = if v1 { name.strip_suffix(VERB).unwrap_or(&name) } else { &name };
+    front.catalog.has(name).then(|| front.metrics.model(name))
 }
 
 /// A request that is dropped before it has a reply: its caller went away.
@@ -209,10 +242,12 @@ mod tests {
         },
         *,
     };
-    use crate::{http::testing, telemetry::metrics::Metrics};
+    use crate::{http::testing, models::State, telemetry::metrics::Metrics};
+    use axum::{Router, routing::post};
     use futures_util::stream;
     use http_body_util::BodyExt;
     use std::fs;
+    use tower::ServiceExt;
 
     #[test]
     fn a_request_whose_caller_goes_away_is_in_the_log_once_and_counted_with_its_time() {
@@ -261,6 +296,35 @@ mod tests {
         for code in ["499", "503"] {
             let line =
                 format!("ocelli_http_requests_total{{code=\"{code}\",method=\"GET\",route=\"other\"}} 1");
+            assert!(text.contains(&line), "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_prediction_is_one_however_its_path_is_encoded() {
+        let front = testing::front(&PREDICTIONS);
+        front.catalog.set("m", "1", State::Loading);
+        front.metrics.add_model("m");
+        let of = Arc::clone(&front);
+        let observe = async move |mut request: Request| {
+            let observation = Observation::begin(&of, &RequestId::new(), &mut request);
+            observation.end(&mut Response::new(Body::empty()));
+        };
+        let router = Router::new().route("/v1/models/{model}", post(observe.clone()));
+        let router = router.route("/v1/models/{model}/versions/{version}", post(observe));
+        for (path, count) in [("m:predict", 1), ("m%3Apredict", 2), ("%6d%3apredic%74", 3), ("m:other", 3)] {
+            let request = Request::post(format!("/v1/models/{path}")).body(Body::empty()).expect("a request");
+            router.clone().oneshot(request).await.expect("infallible");
+            assert_eq!(front.metrics.model("m").outcome(Outcome::Ok).get(), count, "{path}");
+        }
+        let request = Request::post("/v1/models/m/versions/1%3Apredict").body(Body::empty());
+        router.oneshot(request.expect("a request")).await.expect("infallible");
+        assert_eq!(front.metrics.model("m").outcome(Outcome::Ok).get(), 4);
+        let text = front.metrics.render();
+        for (route, count) in PREDICTIONS.into_iter().zip([3, 1]) {
+            let line = format!(
+                "ocelli_http_requests_total{{code=\"200\",method=\"POST\",route=\"{route}\"}} {count}"
+            );
             assert!(text.contains(&line), "{text}");
         }
     }

@@ -83,6 +83,13 @@ impl Front {
             .iter()
             .zip(self.lines_lost.counts())
             .for_each(|(of, lost)| counted(of, lost));
+        if let Some(traces) = &self.traces {
+            metrics
+                .trace_spans_lost_total
+                .iter()
+                .zip(traces.spans_lost())
+                .for_each(|(of, lost)| counted(of, lost));
+        }
         metrics.ready.set(self.status.ready().is_ok().into());
         metrics.requests_in_flight.set(flight.requests as i64);
         metrics.in_flight_bytes.set(flight.bytes as i64);

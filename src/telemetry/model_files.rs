@@ -31,12 +31,71 @@ const CLOSE_WAIT: Duration = Duration::from_secs(1);
 /// Between two warnings that lines cannot be written.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
+/// How often it is looked whether a file that is written to is still there.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
 /// A file, open for as long as its model is known or a line for it waits.
 #[derive(Debug)]
 struct ModelFile {
     /// The link to the current day's.
     path: PathBuf,
-    appender: Mutex<RollingFileAppender>,
+    days: Mutex<Days>,
+}
+
+#[derive(Debug)]
+struct Days {
+    appender: RollingFileAppender,
+    /// The last line is there in part only.
+    torn: bool,
+    /// When it was looked whether the current day's is still there.
+    looked: Instant,
+}
+
+impl ModelFile {
+    fn open(path: PathBuf) -> io::Result<ModelFile> {
+        let days = Days { appender: appender(&path)?, torn: false, looked: Instant::now() };
+        Ok(ModelFile { path, days: Mutex::new(days) })
+    }
+
+    fn write(&self, line: &str, now: Instant) -> io::Result<()> {
+        let days = &mut *self.days.lock();
+        if now.saturating_duration_since(days.looked) >= LOOK_EVERY {
+            days.looked = now;
+            // Whoever removed or moved it would have all that follows go nowhere.
+            if !self.path.exists() {
+                (days.appender, days.torn) = (appender(&self.path)?, false);
+            }
+        }
+        append(&mut days.appender, &mut days.torn, line)
+    }
+}
+
+/// What writes to the files of the days that such a link leads to.
+fn appender(path: &Path) -> io::Result<RollingFileAppender> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    RollingFileAppender::builder()
+        .rotation(Rotation::DAILY)
+        .filename_prefix(&*name)
+        .latest_symlink(&*name)
+        .max_log_files(FILES_MAX)
+        .build(path.parent().unwrap_or(path))
+        .map_err(io::Error::other)
+}
+
+/// Writes a line; on a line of its own also where only a part of the one before it could be written.
+fn append(to: &mut impl Write, torn: &mut bool, line: &str) -> io::Result<()> {
+    let text = if *torn { format!("\n{line}") } else { line.to_owned() };
+    let mut left = text.as_bytes();
+    while !left.is_empty() {
+        match to.write(left) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => left = &left[count..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        *torn = !left.is_empty();
+    }
+    Ok(())
 }
 
 /// A line, and where it belongs.
@@ -82,19 +141,10 @@ impl ModelFiles {
     /// Opens a model's file, unless it is open already.
     pub(super) fn add(&self, model: &str) -> io::Result<()> {
         let mut open = self.open.write();
-        let (name, path) = (file_name(model), self.path(model));
+        let path = self.path(model);
         let file = match open.files.values().find(|file| file.path == path) {
             Some(file) => Arc::clone(file),
-            None => {
-                let appender = RollingFileAppender::builder()
-                    .rotation(Rotation::DAILY)
-                    .filename_prefix(&name)
-                    .latest_symlink(&name)
-                    .max_log_files(FILES_MAX)
-                    .build(&self.folder)
-                    .map_err(io::Error::other)?;
-                Arc::new(ModelFile { path, appender: Mutex::new(appender) })
-            }
+            None => Arc::new(ModelFile::open(path)?),
         };
         open.files.insert(model.into(), file);
         Ok(())
@@ -144,7 +194,7 @@ impl ModelFiles {
 fn write(lines: &Receiver<Line>, lost: &AtomicU64, _end: Sender<Infallible>) {
     let mut warned: Option<Instant> = None;
     for (file, line) in lines {
-        let Err(error) = file.appender.lock().write_all(line.as_bytes()) else { continue };
+        let Err(error) = file.write(&line, Instant::now()) else { continue };
         lost.fetch_add(1, Ordering::Relaxed);
         if warned.is_none_or(|warned| warned.elapsed() >= WARN_EVERY) {
             warned = Some(Instant::now());
@@ -246,13 +296,56 @@ mod tests {
     }
 
     #[test]
+    fn a_line_behind_one_that_was_written_in_part_begins_anew() {
+        /// A disk with room for so many bytes.
+        struct Disk(Vec<u8>, usize);
+        impl Write for Disk {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                let count = bytes.len().min(self.1 - self.0.len());
+                self.0.extend_from_slice(&bytes[..count]);
+                if count == 0 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(count) }
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let (mut disk, mut torn) = (Disk(Vec::new(), 7), false);
+        let mut tried = |room: usize, line: &str| {
+            disk.1 += room;
+            let written = append(&mut disk, &mut torn, line).is_ok();
+            (written, String::from_utf8_lossy(&disk.0).into_owned())
+        };
+        assert_eq!(tried(0, "one\n"), (true, "one\n".into()));
+        assert_eq!(tried(0, "second\n"), (false, "one\nsec".into()));
+        assert_eq!(tried(0, "third\n"), (false, "one\nsec".into()));
+        assert_eq!(tried(7, "fourth\n"), (false, "one\nsec\nfourth".into()));
+        assert_eq!(tried(9, "fifth\n"), (true, "one\nsec\nfourth\nfifth\n".into()));
+        assert_eq!(tried(9, "6\n"), (true, "one\nsec\nfourth\nfifth\n6\n".into()));
+    }
+
+    #[test]
+    fn a_file_that_was_removed_is_made_anew() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let link = folder.path().join("m.log");
+        let file = ModelFile::open(link.clone()).expect("a file");
+        let now = Instant::now();
+        file.write("one\n", now).expect("written");
+        fs::remove_file(fs::read_link(&link).expect("a link")).expect("removed");
+        for line in ["two\n", "three\n"] {
+            file.write(line, now + LOOK_EVERY).expect("written");
+        }
+        assert_eq!(fs::read_to_string(&link).expect("a file"), "two\nthree\n");
+    }
+
+    #[test]
     fn no_more_lines_wait_than_may_and_those_beyond_are_counted() {
         let folder = tempfile::tempdir().expect("a folder");
         let files = ModelFiles::new(folder.path()).expect("a folder");
         files.add("m").expect("a file");
         let file = Arc::clone(&files.open.read().files["m"]);
         // The thread that writes stands still.
-        let held = file.appender.lock();
+        let held = file.days.lock();
         // One may be in its hands.
         for _ in 0..LINES_MAX + 11 {
             files.send(Arc::clone(&file), "line\n".to_owned());

@@ -525,6 +525,24 @@ def test_a_caller_that_goes_away_is_not_served(server, client):
     until(three_go_away, SECONDS, "all three are counted as cancelled")
 
 
+@pytest.mark.parametrize("sent", [b"", bytes(5)[:3], struct.pack(">BI", 0, 1000) + b"abc"])
+@pytest.mark.parametrize("path", ["ModelInfer", "ModelMetadata"])
+def test_a_caller_that_goes_away_before_its_message_has_come_is_counted_as_that(start_server, only_digits, path, sent):
+    server = start_server(only_digits)
+    call = f"/inference.GRPCInferenceService/{path}"
+    headers = [("content-type", "application/grpc"), ("te", "trailers")]
+
+    def counted(code):
+        text = requests.get(server.url + "/metrics", timeout=wire.TIMEOUT).text
+        return f'ocelli_http_requests_total{{code="{code}",method="POST",route="{call}"}} 1' in text
+
+    with http2.Connection(server.grpc_port, 1 << 20) as connection:
+        connection.post(1, call, headers, sent, end=False)
+        connection.send(http2.RST_STREAM, 0, 1, struct.pack(">I", http2.CANCEL))
+        until(lambda: counted(499) or counted(500), SECONDS, "it is counted")
+    assert counted(499) and not counted(500)
+
+
 # --- Limits and errors ----------------------------------------------------------------------------------------------
 
 
@@ -911,6 +929,18 @@ def test_a_client_that_has_gone_holds_up_no_end(start_server, only_digits):
         server.terminate()
         # Else it ends 40 s later, when it has not answered a PING.
         assert server.wait_exit(30) == 0
+
+
+def test_a_call_that_is_cut_at_the_end_is_in_the_log_as_the_servers_doing(start_server, only_digits):
+    server = start_server(only_digits, drain_delay_ms=0, drain_timeout_ms=300)
+    headers = [("content-type", "application/grpc"), ("te", "trailers"), ("x-request-id", "cut-off")]
+    with http2.Connection(server.grpc_port, 1 << 20) as connection:
+        connection.post(1, "/inference.GRPCInferenceService/ModelInfer", headers, b"\0\0\0\1\0abc", end=False)
+        until_in_flight(server, 1)
+        server.terminate()
+        assert server.wait_exit() == 75, server.log_text()
+    lines = [line for line in server.log_text().splitlines() if "cut-off" in line]
+    assert len(lines) == 1 and "Unavailable" in lines[0] and "the server ended" in lines[0], server.log_text()
 
 
 def test_a_drain_finishes_what_was_accepted_and_ends_streams(start_server, models, tmp_path):

@@ -4,9 +4,13 @@ import base64
 import gzip
 import io
 import json
+import os
 import queue
+import re
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import make_models
 import numpy as np
@@ -41,8 +45,12 @@ class Take(BaseHTTPRequestHandler):
             self.server.resources.append({a.key: a.value.string_value for a in of_resource.resource.attributes})
             for of_scope in of_resource.scope_spans:
                 self.server.spans.extend(of_scope.spans)
-        reply = ExportTraceServiceResponse().SerializeToString()
-        self.send_response(200)
+        reply = ExportTraceServiceResponse()
+        if self.server.rejects:
+            reply.partial_success.rejected_spans = self.server.rejects
+            reply.partial_success.error_message = "over quota"
+        reply = reply.SerializeToString()
+        self.send_response(200 if self.server.statuses is None else self.server.statuses.pop(0))
         self.send_header("Content-Type", "application/x-protobuf")
         self.send_header("Content-Length", str(len(reply)))
         self.end_headers()
@@ -55,6 +63,7 @@ def collector():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Take)
     server.daemon_threads = True
     server.spans, server.resources, server.posts = [], [], []
+    server.rejects, server.statuses = 0, None
     server.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -62,6 +71,14 @@ def collector():
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture
+def hanging():
+    """A collector that takes connections and answers nobody."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server_url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        yield SimpleNamespace(url=server_url)
 
 
 @pytest.fixture
@@ -101,6 +118,7 @@ def test_a_request_is_a_span_under_the_caller_with_its_stages_below(start, colle
     said = attributes(request)
     assert said["http.response.status_code"] == 200 and said["ocelli.request.id"] == "mine"
     assert said["http.route"] == "/predictions/{model}" and said["http.request.method"] == "POST"
+    assert said["url.path"] == "/predictions/digits" and said["url.scheme"] == "http"
     # What the reply's header says is this span, marked as sent.
     assert reply.headers["traceparent"] == f"00-{TRACE}-{request.span_id.hex()}-01"
 
@@ -127,6 +145,26 @@ def test_a_request_is_a_span_under_the_caller_with_its_stages_below(start, colle
     )
     assert {path for path, _ in collector.posts} == {"/v1/traces"}
     assert collector.resources[0]["service.name"] == "ocelli" and collector.resources[0]["service.version"]
+    assert collector.resources[0]["telemetry.sdk.language"] == "rust" and collector.resources[0]["telemetry.sdk.version"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "name", "route", "known"),
+    [
+        ("GET", "/nowhere/x", "GET", None, "GET"),
+        ("FROBNICATE", "/predictions/digits", "HTTP /predictions/{model}", "/predictions/{model}", "_OTHER"),
+        ("OTHER", "/nowhere", "HTTP", None, "_OTHER"),
+    ],
+)
+def test_nothing_that_a_caller_chose_names_a_span(start, collector, method, path, name, route, known):
+    server = start()
+    requests.request(method, server.url + path, headers={"traceparent": PARENT}, timeout=SECONDS_MAX)
+    assert server.stop() == 0
+    (request,) = of_trace(collector, TRACE)
+    said = attributes(request)
+    assert (request.name, said.get("http.route"), said["http.request.method"]) == (name, route, known)
+    assert said.get("http.request.method_original") == (None if known == method else method)
+    assert said["url.path"] == path
 
 
 def test_requests_of_one_batch_link_to_one_span(start, collector, digits):
@@ -172,7 +210,13 @@ def test_tensors_grpc_and_streams_have_the_same_stages(start, collector, digits)
         assert sorted(span.name for span in rest) == sorted(stages * times), trace
         assert all(span.end_time_unix_nano <= request.end_time_unix_nano for span in rest)
     call = of_trace(collector, TRACE)[0]
-    assert call.name == "/inference.GRPCInferenceService/ModelInfer" and call.parent_span_id.hex() == CALLER
+    assert call.name == "inference.GRPCInferenceService/ModelInfer" and call.parent_span_id.hex() == CALLER
+    # By OpenTelemetry's conventions for RPC.
+    said = {a.key: a.value for a in call.attributes}
+    assert said["rpc.grpc.status_code"].WhichOneof("value") == "int_value" and said["rpc.grpc.status_code"].int_value == 0
+    assert said["rpc.service"].string_value == "inference.GRPCInferenceService"
+    assert said["rpc.method"].string_value == "ModelInfer" and said["rpc.system"].string_value == "grpc"
+    assert not any(key.startswith("http.") for key in said), said
 
 
 ROUND = ["decode", "queue", "stage", "compute", "encode"]
@@ -274,7 +318,7 @@ def test_lines_of_the_log_are_events_of_the_span(start, collector):
     assert server.stop() == 0
     (request,) = of_trace(collector, TRACE)
     events = {event.name: attributes(event) for event in request.events}
-    assert events["answered"]["status"] == "400" and "not an image" in events["answered"]["error"], events
+    assert events["answered"]["status"] == 400 and "not an image" in events["answered"]["error"], events
     assert events["answered"]["level"] == "INFO"
     # A caller's mistake is none of the server's.
     assert request.status.code == Status.STATUS_CODE_UNSET
@@ -293,3 +337,50 @@ def test_without_a_collector_the_trace_goes_on_in_the_reply(server, digits):
     reply = post(server, digits[3][1], traceparent=PARENT)
     _, trace, span, flags = reply.headers["traceparent"].split("-")
     assert (trace, flags) == (TRACE, "00") and span != CALLER
+
+
+def spans_lost(server):
+    """How many, by the reason."""
+    text = requests.get(f"{server.url}/metrics", timeout=SECONDS_MAX).text
+    return {reason: int(count) for reason, count in re.findall(r'ocelli_trace_spans_lost_total{reason="(\w+)"} (\d+)', text)}
+
+
+def test_spans_that_do_not_arrive_are_counted_and_told(start_server, only_digits, collector, digits):
+    collector.rejects = 2
+    often = os.environ | {"OTEL_BSP_SCHEDULE_DELAY": "100"}
+    server = start_server(only_digits, environment=often, otlp_endpoint=collector.url, trace_sample_ratio=1)
+    assert spans_lost(server) == {"queue": 0, "collector": 0, "rejected": 0}
+    assert post(server, digits[3][1]).status_code == 200
+    until(lambda: spans_lost(server)["rejected"] >= 2, SECONDS_MAX, "they are counted")
+    assert "the collector rejects spans" in server.log_text() and "over quota" in server.log_text()
+
+
+def test_spans_that_find_no_place_are_counted(start_server, only_digits, collector, digits):
+    none = os.environ | {"OTEL_BSP_MAX_QUEUE_SIZE": "0"}
+    server = start_server(only_digits, environment=none, otlp_endpoint=collector.url, trace_sample_ratio=1)
+    assert post(server, digits[3][1]).status_code == 200
+    until(lambda: spans_lost(server)["queue"] >= 7, SECONDS_MAX, "they are counted")
+
+
+def test_a_batch_that_is_taken_when_it_is_sent_again_is_not_lost(start_server, only_digits, collector, digits):
+    collector.statuses = [503] + [200] * 1000
+    server = start_server(only_digits, otlp_endpoint=collector.url, trace_sample_ratio=1)
+    assert post(server, digits[3][1], traceparent=PARENT).status_code == 200
+    assert server.stop() == 0
+    assert len(collector.statuses) < 1000, "it was sent again"
+    assert of_trace(collector, TRACE) and "the collector" not in server.log_text()
+
+
+def test_a_second_signal_does_not_wait_for_the_collector(start_server, only_digits, digits, hanging):
+    server = start_server(only_digits, otlp_endpoint=hanging.url, trace_sample_ratio=1, drain_timeout_ms=3_600_000)
+    for _ in range(3):
+        assert post(server, digits[3][1]).status_code == 200
+    server.terminate()
+
+    def ended():
+        # One that comes within half a second of the first is taken for the same.
+        server.terminate()
+        return server.process.poll() is not None
+
+    until(ended, SECONDS_MAX, "the server has ended")
+    assert "ended while traces were on their way" in server.log_text()

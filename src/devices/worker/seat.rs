@@ -17,7 +17,7 @@ use crate::{
 use parking_lot::Mutex;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
@@ -29,6 +29,8 @@ pub(super) struct Seat {
     pub(super) key: ModelKey,
     /// Whether others may run batches of it.
     pub(super) is_lent: bool,
+    /// Whether the batch that is under way was told to end.
+    pub(super) told: Arc<AtomicBool>,
     health: Health,
     loaded: Mutex<Loaded>,
 }
@@ -60,7 +62,7 @@ impl Seat {
         let is_lent = engine.is_even() && model.signature.is_fixed(!model.rules.whole);
         let (key, ran) = (model.key, Some(Instant::now()));
         let loaded = Loaded { model, engine, assembler, metrics, habits: None, ran };
-        Seat { key, is_lent, health, loaded: Mutex::new(loaded) }
+        Seat { key, is_lent, told: Arc::default(), health, loaded: Mutex::new(loaded) }
     }
 
     /// Puts a batch together and begins it.
@@ -81,7 +83,8 @@ impl Seat {
             Err(EngineError::Device(format!("the engine panicked: {}", panic_words(&panic))))
         });
         let (model, metrics) = (Arc::clone(&loaded.model), Arc::clone(&loaded.metrics));
-        (Outbound { batch, model, stage, begun, metrics }, flight)
+        let told = Arc::clone(&self.told);
+        (Outbound { batch, model, stage, begun, metrics, told }, flight)
     }
 
     /// Tells the queue and the metrics how the engine takes batches, where that has changed: what a batch has shown is known before the

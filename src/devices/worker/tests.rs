@@ -103,7 +103,9 @@ fn how_an_engine_takes_batches_is_known_before_the_next_one_whenever_it_changes(
 
 #[test]
 fn a_long_batch_is_ended_once_nobody_waits_for_it_and_not_before() {
-    let (worker, queue, _) = worker(false);
+    let metrics = Arc::new(Metrics::new(&[], "0", "none"));
+    metrics.add_model("endless");
+    let (worker, queue, _) = worker_counted(Vec::new(), |_| Some(Memory::Plain), Arc::clone(&metrics));
     let signature = Signature { inputs: Vec::new(), ..signature(&[("y", &[2])]) };
     let (source, time) = (source("endless", "1", ""), Duration::from_secs(60));
     let model = Model::resolve(ModelKey(2), &source, signature.clone(), time, &Memory::Plain).unwrap();
@@ -128,8 +130,19 @@ fn a_long_batch_is_ended_once_nobody_waits_for_it_and_not_before() {
         worker.end_unwanted(later);
         runtime.block_on(behind).unwrap();
     }
+    // What was ended for want of somebody who waits is no failure; what the engine refuses is.
+    let failed = |count: usize| {
+        let line = "ocelli_failed_batches_total{device=\"cpu\",model=\"endless\",reason=\"input\"}";
+        metrics.render().contains(&format!("{line} {count}"))
+    };
+    assert!(failed(0), "{}", metrics.render());
+    let refused = push(2);
+    began.recv().unwrap();
+    assert!(told.interrupt(&|| true));
+    assert!(runtime.block_on(refused).is_err());
     queue.close();
     worker.join();
+    assert!(failed(1), "{}", metrics.render());
 }
 
 /// A worker of the CPU that has such an engine without inputs, and its queue.
@@ -142,6 +155,15 @@ fn worker_with(
     inputs: Vec<TensorSpec>,
     memory: impl FnOnce(&Health) -> Option<Memory>,
 ) -> (Worker, Arc<Queue>, Health) {
+    worker_counted(inputs, memory, Arc::new(Metrics::new(&[], "0", "none")))
+}
+
+/// The same, counted there.
+fn worker_counted(
+    inputs: Vec<TensorSpec>,
+    memory: impl FnOnce(&Health) -> Option<Memory>,
+    metrics: Arc<Metrics>,
+) -> (Worker, Arc<Queue>, Health) {
     let queue = Queue::new(QueueLimits { items_max: 10, bytes_max: 100_000 });
     let health = Health::new(batch::roster::CPU.into(), Arc::clone(&queue), false, None);
     let mut signature = signature(&[("y", &[2])]);
@@ -149,7 +171,6 @@ fn worker_with(
     let (source, time) = (source("m", "1", ""), Duration::from_secs(60));
     let model = Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
     queue.register(model.key, "m", model.rules.clone());
-    let metrics = Arc::new(Metrics::new(&[], "0", "none"));
     let (name, queue_of, health_of) = ("test".into(), Arc::clone(&queue), health.clone());
     let post = Post { name, health: health_of, queue: queue_of, metrics };
     let worker = Worker::start(post).unwrap();

@@ -20,9 +20,9 @@ pub use bounds::Bounds;
 pub use device::{DeviceFamilies, Readings};
 pub use model::{DeviceMetrics, ModelMetrics, ModelState, Outcome};
 pub use register::metrics_md;
-pub use route::RouteMetrics;
+pub use route::{RouteMetrics, known_method};
 
-use super::logging::LOGS;
+use super::{logging::LOGS, traces::SPANS_LOST};
 use bounds::BoundMetrics;
 use model::Models;
 use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
@@ -108,6 +108,8 @@ pub struct Metrics {
     pub http_accept_errors_total: IntCounter,
     /// Lines that were dropped, of each of the [`LOGS`].
     pub log_lines_lost_total: [IntCounter; LOGS.len()],
+    /// Spans that did not reach the collector, by the reasons of [`SPANS_LOST`].
+    pub trace_spans_lost_total: [IntCounter; SPANS_LOST.len()],
     /// JPEGs that a GPU has decoded.
     pub gpu_jpegs_total: IntCounter,
     /// Regions of shared memory that callers have registered.
@@ -216,6 +218,11 @@ impl Metrics {
                 "Lines of the log that were dropped because their reader or disk was too slow, full or gone.",
                 "log",
                 LOGS,
+            ),
+            trace_spans_lost_total: register.by_reason(
+                "ocelli_trace_spans_lost_total",
+                "Spans that did not reach the collector: more waited than may (queue), it took none (collector), or not all (rejected).",
+                SPANS_LOST,
             ),
         };
         register

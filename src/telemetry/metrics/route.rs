@@ -6,7 +6,12 @@ use prometheus::{Histogram, IntCounter, IntCounterVec};
 use std::{collections::BTreeMap, time::Duration};
 
 /// Methods that are told apart; a caller may invent others.
-const METHODS: [&str; 8] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "OTHER"];
+const METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+
+/// A method that is told apart; `None` for what a caller may have made up.
+pub fn known_method(method: &str) -> Option<&'static str> {
+    METHODS.into_iter().find(|known| *known == method)
+}
 
 /// The routes of the router, and `other`.
 #[derive(Debug)]
@@ -59,7 +64,7 @@ impl RouteMetrics {
     /// Counts a request that was answered with `code` after `duration`, or given up by its caller. `method` may be anything a caller sends.
     pub fn request(&self, method: &str, code: u16, duration: Duration) {
         self.duration.observe(duration.as_secs_f64());
-        let method = METHODS.into_iter().find(|known| *known == method).unwrap_or("OTHER");
+        let method = known_method(method).unwrap_or("OTHER");
         // 0 stands for whatever is not a status code.
         let code = if (100..600).contains(&code) { code } else { 0 };
         let count = |counters: &[(&'static str, u16, IntCounter)]| {

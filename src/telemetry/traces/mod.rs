@@ -6,29 +6,32 @@
 //! where the code runs that enters it, which would be the wrong places and times for them.)
 //!
 //! - [`Traces`]: the sampling, and the way to the collector. `request`: one request, from its head to its last stage.
-//! - `export`: the client that sends them.
+//! - `export`: the client that sends them, and what of them is lost.
 
 mod export;
 mod request;
 
+pub use export::SPANS_LOST;
 pub use request::{Begun, End, Ran, RequestTrace};
 
 use super::request::{TraceContext, new_span_id};
+use export::{Client, Delivery, Exporter};
 use opentelemetry::{
-    Context, InstrumentationScope, KeyValue, SpanId, TraceFlags, TraceId, Value,
+    Context, InstrumentationScope, Key, KeyValue, SpanId, TraceFlags, TraceId, Value,
     trace::{Link, SpanContext, SpanKind, Status, TraceContextExt, TracerProvider},
 };
 use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::{
     Resource,
     error::OTelSdkResult,
-    resource::EnvResourceDetector,
+    resource::{EnvResourceDetector, ResourceDetector, TelemetryResourceDetector},
     trace::{
-        BatchSpanProcessor, IdGenerator, SamplingDecision, SamplingResult, SdkTracerProvider, ShouldSample,
-        SpanData, SpanEvents, SpanLinks, SpanProcessor,
+        BatchConfigBuilder, BatchSpanProcessor, IdGenerator, SamplingDecision, SamplingResult,
+        SdkTracerProvider, ShouldSample, SpanData, SpanEvents, SpanLinks, SpanProcessor,
     },
 };
 use parking_lot::Mutex;
+use percent_encoding::percent_decode_str;
 use std::{
     borrow::Cow,
     collections::VecDeque,
@@ -43,14 +46,14 @@ use tracing_subscriber::{Layer, filter::filter_fn, registry::LookupSpan};
 const STAGES_MAX: usize = 256;
 /// Batches of which it is known that they were sent.
 const BATCHES_KNOWN: usize = 1024;
+/// Spans that may wait for the collector, where the environment has no other number (OpenTelemetry's default).
+const WAITING_MAX: usize = 2048;
 /// How long the collector may take.
 const EXPORT_MAX: Duration = Duration::from_secs(5);
 /// The target of the spans that are sent, by which the layer knows them.
 const TARGET: &str = "ocelli::traced";
 /// That of the spans of requests that only the log is told of.
 const LOGGED: &str = "ocelli::request";
-/// The attribute by which a failure of ours is known.
-const STATUS_CODE: &str = "http.response.status_code";
 
 /// The way to the collector.
 #[derive(Debug)]
@@ -78,23 +81,31 @@ impl Traces {
             _ => endpoint.to_owned(),
         };
         let failed = |error: ExporterBuildError| format!("otlp_endpoint {endpoint:?}: {error}");
+        // As the library reads it.
+        let waiting_max =
+            std::env::var("OTEL_BSP_MAX_QUEUE_SIZE").ok().and_then(|number| number.parse().ok());
+        let waiting_max = waiting_max.unwrap_or(WAITING_MAX);
+        let delivery = Arc::new(Delivery::new(waiting_max));
         let exporter = SpanExporter::builder()
             .with_http()
-            .with_http_client(export::Client::new(Handle::current(), EXPORT_MAX))
+            .with_http_client(Client::new(Handle::current(), EXPORT_MAX, Arc::clone(&delivery)))
             .with_endpoint(&endpoint)
             .with_timeout(EXPORT_MAX)
             .build()
             .map_err(failed)?;
-        let mut processor = BatchSpanProcessor::builder(exporter).build();
+        let exporter = Exporter { inner: exporter, delivery: Arc::clone(&delivery) };
+        let config = BatchConfigBuilder::default().with_max_queue_size(waiting_max).build();
+        let mut processor = BatchSpanProcessor::builder(exporter).with_batch_config(config).build();
         let instance = TraceContext::root();
         let resource = Resource::builder_empty()
+            .with_detector(Box::new(TelemetryResourceDetector))
             .with_service_name("ocelli")
             .with_attribute(KeyValue::new("service.version", version))
             .with_attribute(KeyValue::new("service.instance.id", instance.trace_id_hex()))
-            .with_detector(Box::new(EnvResourceDetector::new()))
+            .with_attributes(decoded(&EnvResourceDetector::new().detect()))
             .build();
         processor.set_resource(&resource);
-        let collector = ToCollector(Arc::new(processor));
+        let collector = ToCollector { processor: Arc::new(processor), delivery };
         let provider = SdkTracerProvider::builder()
             .with_span_processor(collector.clone())
             .with_sampler(Part::of(ratio))
@@ -128,6 +139,11 @@ impl Traces {
             .with_filter(filter_fn(is_sent))
     }
 
+    /// Spans that were lost so far, by the reasons of [`SPANS_LOST`].
+    pub fn spans_lost(&self) -> [u64; SPANS_LOST.len()] {
+        self.collector.delivery.lost()
+    }
+
     /// Sends what waits, for no longer than this. To be called from a thread that may block.
     pub fn end(&self, time_max: Duration) {
         if let Err(error) = self.provider.shutdown_with_timeout(time_max) {
@@ -136,7 +152,7 @@ impl Traces {
     }
 
     fn send(&self, span: Span) {
-        self.collector.0.on_end(SpanData {
+        self.collector.send(SpanData {
             span_context: span.context,
             parent_span_id: span.parent,
             parent_span_is_remote: false,
@@ -152,6 +168,17 @@ impl Traces {
             instrumentation_scope: self.scope.clone(),
         });
     }
+}
+
+/// What the environment says of the process, whose values are percent-encoded by the specification and are not decoded by the library.
+/// One that decodes to no text stays as it is.
+fn decoded(resource: &Resource) -> Vec<KeyValue> {
+    let decode = |(key, value): (&Key, &Value)| {
+        let value = value.as_str();
+        let text = percent_decode_str(&value).decode_utf8().unwrap_or(Cow::Borrowed(&value));
+        KeyValue::new(key.clone(), text.into_owned())
+    };
+    resource.iter().map(decode).collect()
 }
 
 /// What of the code's spans and lines is sent: requests, and what their lines say at the levels that a service runs with,
@@ -180,28 +207,38 @@ struct Span {
 
 /// Requests on their way to the collector: of those outside of the sampled part only what failed.
 #[derive(Debug, Clone)]
-struct ToCollector(Arc<BatchSpanProcessor>);
+struct ToCollector {
+    processor: Arc<BatchSpanProcessor>,
+    delivery: Arc<Delivery>,
+}
+
+impl ToCollector {
+    fn send(&self, span: SpanData) {
+        if self.delivery.has_place() {
+            self.processor.on_end(span);
+        }
+    }
+}
 
 impl SpanProcessor for ToCollector {
     fn on_start(&self, _: &mut opentelemetry_sdk::trace::Span, _: &Context) {}
 
     fn on_end(&self, mut span: SpanData) {
-        let status = span.attributes.iter().find(|attribute| attribute.key.as_str() == STATUS_CODE);
-        let failed = status.is_some_and(|status| matches!(status.value, Value::I64(500..)));
+        let failed = matches!(span.status, Status::Error { .. });
         if !span.span_context.is_sampled() && !failed {
             return;
         }
         span.span_kind = SpanKind::Server;
         span.span_context = sampled(&span.span_context, span.span_context.span_id());
-        self.0.on_end(span);
+        self.send(span);
     }
 
     fn force_flush(&self) -> OTelSdkResult {
-        self.0.force_flush()
+        self.processor.force_flush()
     }
 
     fn shutdown_with_timeout(&self, time_max: Duration) -> OTelSdkResult {
-        self.0.shutdown_with_timeout(time_max)
+        self.processor.shutdown_with_timeout(time_max)
     }
 }
 
@@ -265,6 +302,16 @@ impl IdGenerator for OwnIds {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_environment_says_of_the_process_is_decoded() {
+        let given = [("deployment.environment.name", "a%20b%2Cc"), ("k", "100%"), ("latin", "%e9")];
+        let given = given.map(|(key, value)| KeyValue::new(key, value));
+        let expected = [("deployment.environment.name", "a b,c"), ("k", "100%"), ("latin", "%e9")];
+        let mut read = decoded(&Resource::builder_empty().with_attributes(given).build());
+        read.sort_by(|a, b| a.key.cmp(&b.key));
+        assert_eq!(read, expected.map(|(key, value)| KeyValue::new(key, value)));
+    }
 
     #[test]
     fn the_sampled_part_of_our_own_ids_is_the_ratio() {

@@ -1,10 +1,10 @@
 //! One request's trace: its span from the head to the last of what works for it, and the spans of its stages.
 
-use super::{BATCHES_KNOWN, LOGGED, STAGES_MAX, STATUS_CODE, Span, TARGET, Traces, sampled};
+use super::{BATCHES_KNOWN, LOGGED, STAGES_MAX, Span, TARGET, Traces, sampled};
 use crate::telemetry::request::{RequestId, TraceContext, new_span_id};
 use http::{HeaderMap, HeaderValue};
 use opentelemetry::{
-    Context, KeyValue, SpanId, TraceFlags, TraceId,
+    Context, KeyValue, SpanId, TraceFlags, TraceId, Value,
     trace::{SpanContext, Status, TraceContextExt, TraceState},
 };
 use parking_lot::Mutex;
@@ -18,6 +18,8 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 /// The longest `tracestate` that is passed on, as the specification has it.
 const STATE_BYTES_MAX: usize = 512;
+/// The most members that it may have.
+const STATE_MEMBERS_MAX: usize = 32;
 
 /// What became of a job, from the queue to its outputs.
 #[derive(Debug, Clone)]
@@ -53,10 +55,10 @@ impl Ran {
 pub struct End {
     /// What it was, such as `POST /predictions/{model}`: never what a caller chose.
     pub name: String,
-    /// The status of HTTP.
-    pub status: u16,
-    /// More of it.
-    pub attributes: Vec<(&'static str, String)>,
+    /// Whether that was a failure of ours.
+    pub failed: bool,
+    /// More of it, in the words of OpenTelemetry's conventions.
+    pub attributes: Vec<(&'static str, Value)>,
 }
 
 /// A request whose head is there.
@@ -73,11 +75,13 @@ pub struct Begun {
 impl Begun {
     /// Under the caller's span, if the head names one; else in a trace of its own.
     pub fn new(traces: Option<&Arc<Traces>>, id: &RequestId, headers: &HeaderMap) -> Begun {
-        let header = |name: &str| headers.get(name).map(HeaderValue::as_bytes);
-        let (place, caller) = TraceContext::from_header(header("traceparent"));
+        // Of two, neither is known to be the caller's.
+        let mut parents = headers.get_all("traceparent").iter().map(HeaderValue::as_bytes);
+        let parent = parents.next().filter(|_| parents.next().is_none());
+        let (place, caller) = TraceContext::from_header(parent);
         if let Some(traces) = traces {
             let span = tracing::error_span!(target: TARGET, "request", id = id.as_str(), trace = Empty, model = Empty);
-            let parent = caller.map(|caller| remote(caller, header("tracestate")));
+            let parent = caller.map(|caller| remote(caller, state_of(headers)));
             if let Some((place, trace)) = RequestTrace::begin(traces, &span, parent) {
                 span.record("trace", place.trace_id_hex());
                 return Begun { span, place, trace: Some(Arc::new(trace)) };
@@ -89,10 +93,18 @@ impl Begun {
     }
 }
 
+/// What the caller's trace carries along. Several headers are one list; a list that is longer than it may be is left out whole, as one
+/// that cannot be read.
+fn state_of(headers: &HeaderMap) -> Option<TraceState> {
+    let lines = headers.get_all("tracestate").iter().map(|line| str::from_utf8(line.as_bytes()));
+    let whole = lines.collect::<Result<Vec<&str>, _>>().ok()?.join(",");
+    let members = whole.split(',').filter(|member| !member.trim_matches([' ', '\t']).is_empty());
+    let fits = whole.len() <= STATE_BYTES_MAX && members.count() <= STATE_MEMBERS_MAX;
+    fits.then(|| whole.parse().ok()).flatten()
+}
+
 /// The caller's span.
-fn remote(caller: TraceContext, state: Option<&[u8]>) -> SpanContext {
-    let state = state.filter(|state| state.len() <= STATE_BYTES_MAX);
-    let state: Option<TraceState> = state.and_then(|state| str::from_utf8(state).ok()?.parse().ok());
+fn remote(caller: TraceContext, state: Option<TraceState>) -> SpanContext {
     let (trace, span) = (TraceId::from_bytes(caller.trace_id), SpanId::from_bytes(caller.span_id));
     SpanContext::new(trace, span, TraceFlags::new(caller.flags & 1), true, state.unwrap_or_default())
 }
@@ -236,7 +248,7 @@ impl Drop for RequestTrace {
         let Seen { stages, end } = std::mem::take(self.seen.get_mut());
         let request = self.context.span();
         // What went wrong is sent, whatever the ratio.
-        if !request.span_context().is_sampled() && end.as_ref().is_none_or(|end| end.status < 500) {
+        if !request.span_context().is_sampled() && end.as_ref().is_none_or(|end| !end.failed) {
             return;
         }
         let mut batches: Vec<SpanId> = Vec::new();
@@ -257,12 +269,11 @@ impl Drop for RequestTrace {
             }
         }
         match end {
-            Some(End { name, status, attributes }) => {
+            Some(End { name, failed, attributes }) => {
                 request.update_name(name);
-                request.set_attribute(KeyValue::new(STATUS_CODE, i64::from(status)));
                 let attributes = attributes.into_iter().map(|(key, value)| KeyValue::new(key, value));
                 request.set_attributes(attributes);
-                if status >= 500 {
+                if failed {
                     request.set_status(Status::error(""));
                 }
             }
@@ -270,5 +281,45 @@ impl Drop for RequestTrace {
         }
         // It ends where it was left last.
         self.span.in_scope(|| ());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(name: &'static str, lines: &[&str]) -> HeaderMap {
+        lines.iter().map(|line| (name.parse().expect("a name"), line.parse().expect("a value"))).collect()
+    }
+
+    #[test]
+    fn what_a_trace_carries_along_is_one_list_that_is_passed_on_whole_or_not() {
+        let list = |count: usize| (0..count).map(|at| format!("k{at}=1")).collect::<Vec<_>>().join(",");
+        let (most, more, spread) = (list(32), list(33), list(32) + ",, ,");
+        for (lines, expected) in [
+            (&["a=1"][..], Some("a=1")),
+            (&["a=1", "b=2,c=3"], Some("a=1,b=2,c=3")),
+            (&["a=1 ,\tb=2", ""], Some("a=1,b=2")),
+            (&[&most], Some(&most)),
+            (&[&spread], Some(&most)),
+            (&[&more], None),
+            (&[&most, "z=1"], None),
+            (&["a=1", "B=2"], None),
+        ] {
+            let state = state_of(&headers("tracestate", lines)).map(|state| state.header());
+            assert_eq!(state.as_deref(), expected, "{lines:?}");
+        }
+        assert_eq!(state_of(&headers("tracestate", &[&format!("a={}", "x".repeat(511))])), None);
+    }
+
+    #[test]
+    fn of_two_callers_neither_is_followed() {
+        let caller = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let trace = |lines: &[&str]| {
+            let begun = Begun::new(None, &RequestId::new(), &headers("traceparent", lines));
+            begun.place.trace_id_hex()
+        };
+        assert_eq!(trace(&[caller]), caller[3..35]);
+        assert_ne!(trace(&[caller, caller]), caller[3..35]);
     }
 }
