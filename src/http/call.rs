@@ -189,6 +189,11 @@ impl Call {
         Call { arrived, deadline: arrived + self.timeout, ..self.clone() }
     }
 
+    /// The same terms where so much of the time has passed already.
+    pub(super) fn sooner_by(self, passed: Duration) -> Call {
+        Call { deadline: self.arrived + self.timeout.saturating_sub(passed), ..self }
+    }
+
     /// Whether the deadline has passed.
     pub(super) fn is_late(&self) -> bool {
         Instant::now() >= self.deadline
@@ -279,9 +284,12 @@ impl Call {
         &self,
         work: impl Future<Output = Result<T, InferError>>,
     ) -> Result<T, InferError> {
-        tokio::time::timeout_at(self.deadline.into(), work).await.unwrap_or_else(|_| {
-            Err(InferError::Late(format!("no answer within the deadline of {} ms", self.timeout.as_millis())))
-        })
+        tokio::time::timeout_at(self.deadline.into(), work).await.unwrap_or_else(|_| Err(self.late()))
+    }
+
+    /// What is told where the deadline has passed.
+    pub(super) fn late(&self) -> InferError {
+        InferError::Late(format!("no answer within the deadline of {} ms", self.timeout.as_millis()))
     }
 }
 
@@ -505,6 +513,15 @@ mod tests {
         assert_eq!(sooner.deadline, head + MS * 5100);
         let whole = sooner.deadline;
         assert_eq!(sooner.no_later_than(Some(MS * 800), Instant::now()).deadline, whole);
+    }
+
+    #[test]
+    fn a_part_that_took_some_of_its_time_has_the_rest_of_it() {
+        let call = call(&model(""), &[]).unwrap();
+        for (passed, left) in [(0, 900), (200, 700), (2000, 0)] {
+            let part = call.again().sooner_by(MS * passed);
+            assert_eq!(part.deadline, part.arrived + MS * left);
+        }
     }
 
     #[test]

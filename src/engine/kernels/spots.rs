@@ -142,6 +142,8 @@ pub struct SpotFinder {
     /// Where to look for maxima.
     above: Vec<u32>,
     spots: Vec<Spot>,
+    /// How many of them the last frame had.
+    kept: usize,
     over_max: usize,
 }
 
@@ -182,6 +184,7 @@ impl SpotFinder {
             // As many as there are steps of the fewest lanes.
             above: vec![0; if contrast { width.div_ceil(4) * height } else { 0 }],
             spots: vec![Spot::default(); spots_possible],
+            kept: 0,
             over_max: 0,
             plan,
         })
@@ -249,9 +252,14 @@ impl SpotFinder {
             host_find_spots(self.set)(ptr::from_ref(&call), wide);
         }
         let count = usize::try_from(count).unwrap_or(usize::MAX).min(self.spots.len());
-        let kept = strongest(&mut self.spots[..count], self.options.spots_max);
-        self.over_max = count - kept;
-        Ok(&self.spots[..kept])
+        self.kept = strongest(&mut self.spots[..count], self.options.spots_max);
+        self.over_max = count - self.kept;
+        Ok(self.spots())
+    }
+
+    /// What was found in the last frame.
+    pub fn spots(&self) -> &[Spot] {
+        &self.spots[..self.kept]
     }
 
     /// How many more spots the last frame had than `spots_max`: the weakest, which were left out.

@@ -30,8 +30,10 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// Chunks that are handed over at once: waking a thread costs as much as looking at 100 kB.
+/// Chunks that are handed over at once, and bytes of them after which no other is cut: waking a thread costs as much as looking
+/// at 100 kB.
 const CHUNKS_AT_ONCE: usize = 4;
+const CUT_BYTES_AT_ONCE: usize = 4 << 20;
 /// How long to wait for more of a chunk before what is there is fitted.
 const PATIENCE: Duration = Duration::from_millis(5);
 /// How long to wait for room in the queue before asking again.
@@ -63,9 +65,9 @@ pub(super) struct Finding {
     /// On the pool while it works.
     stager: Option<Stager>,
     begun: bool,
-    /// What the request takes, and what looking for spots takes beside that.
+    /// What the request takes, and what chunks take until they are in the queue.
     permit: Option<Arc<Permit>>,
-    held: Option<Arc<Beside>>,
+    held: Option<Beside>,
     /// Work on frames of which no chunk has come yet.
     looked: Duration,
 }
@@ -79,7 +81,8 @@ impl Finding {
         permit: Option<Arc<Permit>>,
     ) -> Finding {
         let stager = Stager::new(asked.settings, asked.holds, asked.stack, front.limits.stack.clone());
-        let stager = stager.charging(share::of_frames(permit.as_deref()));
+        let [frames, beside] = [(); 2].map(|()| share::of_work(permit.as_deref()));
+        let stager = stager.charging(frames, beside);
         let stager = stager.whole(front.queue.is_on_gpu(model.key), model.frames.clone());
         let options = Options { name: model.name.to_string(), ..asked.options };
         Finding {
@@ -90,8 +93,8 @@ impl Finding {
             options,
             stager: Some(stager),
             begun: false,
+            held: permit.as_deref().map(Permit::nothing_beside),
             permit,
-            held: None,
             looked: Duration::ZERO,
         }
     }
@@ -109,34 +112,31 @@ impl Finding {
         loop {
             let mut stager = self.stager.take().expect("it is back after each step");
             let fresh = fed.take().unwrap_or_default();
-            let held = self.held.clone();
+            let mut cut = Cut { chunks: Vec::new(), bytes: 0, held: self.held.take() };
             let look = move || {
-                let _held = held;
                 let began = Instant::now();
-                let mut chunks = Vec::new();
                 // Here, since what is fed may go to a file.
-                let step = fresh.to(&mut stager).and_then(|()| {
-                    loop {
-                        match stager.step(hurry)? {
-                            Step::Chunk(chunk) if chunks.len() + 1 < CHUNKS_AT_ONCE => chunks.push(chunk),
-                            step => break Ok(step),
-                        }
-                    }
-                });
-                (stager, chunks, step, began.elapsed())
+                let step = fresh.to(&mut stager).and_then(|()| cut.fill(&mut stager, hurry));
+                (stager, cut, step, began.elapsed())
             };
+            // Its time is that of what comes of it, which the caller has no part in.
+            let call = self.call.again();
             let looking = self.front.decode.run(charged(self.permit.as_ref(), look));
-            let (stager, chunks, step, took) = supply.gather_while(looking).await?;
+            let (stager, cut, step, took) = call.in_time(supply.gather_while(looking)).await?;
+            let waited = call.arrived.elapsed();
             self.stager = Some(stager);
             self.looked += took;
-            for chunk in chunks {
-                self.queue(chunk, &found).await?;
+            self.held = cut.held;
+            let mut bytes = cut.bytes;
+            for chunk in cut.chunks {
+                bytes -= chunk.bytes();
+                self.queue(chunk, waited, &found).await?;
+                if let Some(held) = &mut self.held {
+                    held.set(bytes as u64);
+                }
             }
-            let step = step?;
-            self.hold()?;
-            match step {
-                Step::Chunk(chunk) => self.queue(chunk, &found).await?,
-                Step::Busy => {}
+            match step? {
+                Step::Chunk(_) | Step::Busy => {}
                 Step::Wait => {
                     fed = supply.more(!hurry).await?;
                     hurry = fed.is_none();
@@ -171,15 +171,6 @@ impl Finding {
         decode
     }
 
-    /// Sets aside what looking for spots takes: of a large frame, far more than the bytes that it came in.
-    fn hold(&mut self) -> Result<(), InferError> {
-        let bytes = self.stager().bytes() as u64;
-        if let (None, Some(permit), 1..) = (&self.held, &self.permit, bytes) {
-            self.held = Some(Arc::new(permit.beside(bytes)?));
-        }
-        Ok(())
-    }
-
     fn stager(&mut self) -> &mut Stager {
         self.stager.as_mut().expect("it is back after each step")
     }
@@ -196,13 +187,18 @@ impl Finding {
         tell(found, Found::Begin(Box::new(writer))).await
     }
 
-    /// Queues a chunk, once few enough are there.
-    async fn queue(&mut self, chunk: Chunk, found: &mpsc::Sender<Found>) -> Result<(), InferError> {
+    /// Queues a chunk that took so long to be cut, once few enough are there.
+    async fn queue(
+        &mut self,
+        chunk: Chunk,
+        waited: Duration,
+        found: &mpsc::Sender<Found>,
+    ) -> Result<(), InferError> {
         self.begin(found).await?;
         let room = found.reserve().await.map_err(|_| InferError::Cancelled)?;
         let Chunk { inputs, items, setting, origins } = chunk;
         let decode = self.noted();
-        let call = self.call.again();
+        let call = self.call.again().sooner_by(waited);
         let (tally, ticket) = loop {
             let tally = Arc::new(Tally::of(&self.model));
             match call.push(&self.front, &tally, inputs.clone(), items, Some(setting.clone())) {
@@ -215,6 +211,35 @@ impl Finding {
         let fitting = Box::pin(async move { queued.answer(&front).await });
         room.send(Found::Chunk(Pending { fitting, tally, origins, setting, decode }));
         Ok(())
+    }
+}
+
+/// Chunks that were cut and are not in the queue.
+struct Cut {
+    chunks: Vec<Chunk>,
+    /// Of all of them.
+    bytes: usize,
+    /// What is set aside for them. The stager asks for one itself.
+    held: Option<Beside>,
+}
+
+impl Cut {
+    /// Cuts as many as are handed over at once, or as there is room for.
+    fn fill(&mut self, stager: &mut Stager, hurry: bool) -> Result<Step, InferError> {
+        loop {
+            match stager.step(hurry)? {
+                Step::Chunk(chunk) => {
+                    self.bytes += chunk.bytes();
+                    self.chunks.push(chunk);
+                }
+                step => return Ok(step),
+            }
+            let enough = self.chunks.len() == CHUNKS_AT_ONCE || self.bytes >= CUT_BYTES_AT_ONCE;
+            // Before there is another beside them.
+            if enough || self.held.as_mut().is_some_and(|held| !held.set(self.bytes as u64)) {
+                return Ok(Step::Busy);
+            }
+        }
     }
 }
 
@@ -318,5 +343,91 @@ async fn next(posted: &mut Posted, at_most: usize) -> Result<Option<Bytes>, Infe
         Posted::Stream(reader) => reader.next().await,
         Posted::File(file) if file.is_empty() => Ok(None),
         Posted::File(file) => Ok(Some(file.split_to(file.len().min(at_most)))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        batch::ModelKey,
+        config::Config,
+        engine::staging::Memory,
+        http::{
+            admission::{Admission, AdmissionLimits},
+            stack_options,
+            testing::front,
+        },
+        image::stack::{Format as Stack, Raw, SampleType},
+        models::testing::source,
+        tasks::{
+            localize::{Holds, Settings},
+            testing::signature,
+        },
+    };
+    use axum::http::HeaderMap;
+    use futures_util::poll;
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_for_a_thread_counts_against_the_deadline_of_a_stack() {
+        let front = front(&[]);
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let mut other = Box::pin(front.decode.run(move || released.recv().is_ok()));
+        assert!(poll!(&mut other).is_pending());
+        let (source, signature) = (source("m", "1", ""), signature(&[("y", &[-1, 2])]));
+        let model = Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(2), &Memory::Plain);
+        let model = Arc::new(model.expect("a model"));
+        let call = Call::of(&HeaderMap::new(), &model, Duration::from_secs(60)).expect("no headers");
+        let query = "dtype=u16&shape=64,64";
+        let asked = Asked::of(query, &HeaderMap::new(), Settings::default()).expect("it can be asked");
+        let finding = Finding::new(Arc::clone(&front), model, call, asked, None);
+        let (found, _coming) = mpsc::channel(4);
+        let told = finding.run(Posted::File(vec![0; 2 * 64 * 64].into()), 1 << 20, found);
+        let told =
+            tokio::time::timeout(Duration::from_secs(3600), told).await.expect("it is not waited for ever");
+        assert_eq!(told, Err(InferError::Late("no answer within the deadline of 2000 ms".into())));
+        release.send(()).expect("it waits");
+        assert_eq!(other.await, Ok(true));
+    }
+
+    #[test]
+    fn chunks_are_charged_before_they_wait_and_no_more_are_cut_than_there_is_room_for() {
+        const SIDE: usize = 512;
+        let lit = |at: usize| (at / SIDE % 4, at % SIDE % 4) == (2, 2);
+        let frame: Vec<u16> = (0..SIDE * SIDE).map(|at| if lit(at) { 6000 } else { 5 }).collect();
+        let fill = |bytes_in_flight_max: u64| {
+            let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max };
+            let admission = Admission::new(limits);
+            let permit = admission.admit().expect("it is the first");
+            let mut settings = Settings::default();
+            for (key, value) in [
+                ("box_px", "11"),
+                ("sigma_px", "0.3"),
+                ("radius_px", "1"),
+                ("noise_min", "1"),
+                ("spots_max", "65536"),
+            ] {
+                settings.set(key, value).expect("a setting");
+            }
+            let raw = Raw { width: SIDE as u32, height: SIDE as u32, sample: SampleType::U16, frames: None };
+            let options = stack_options(&Config::default());
+            let stager = Stager::new(settings, Holds::Frames, Some(Stack::Raw(raw)), options);
+            let [frames, beside] = [(); 2].map(|()| share::of_work(Some(&permit)));
+            let mut stager = stager.charging(frames, beside);
+            for _ in 0..4 {
+                stager.push(bytemuck::cast_slice(&frame).to_vec().into()).expect("memory");
+            }
+            let mut cut = Cut { chunks: Vec::new(), bytes: 0, held: Some(permit.nothing_beside()) };
+            let step = cut.fill(&mut stager, false).expect("there is room");
+            assert!(matches!(step, Step::Busy), "there is more");
+            let charged = admission.in_flight().bytes;
+            // What they were copied from is there beside them.
+            let largest = cut.chunks.iter().map(Chunk::bytes).max().expect("one at least");
+            assert!(charged as usize > cut.bytes + largest, "{charged} of {} and {largest}", cut.bytes);
+            (cut.chunks.len(), charged)
+        };
+        let (chunks, charged) = fill(1 << 30);
+        assert_eq!(chunks, 2, "of 2.6 MB each");
+        assert_eq!(fill(charged - 1).0, 1);
     }
 }

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 /// Events that the connection may be behind before their bytes are put together.
 const EVENTS: usize = 16;
-/// Bytes that wait together, and become one event.
+/// The most bytes of an event. What waits is put together to as many.
 const BLOCK_BYTES: usize = 64 << 10;
 /// How long to wait for the connection before asking again whether more may wait.
 const FULL_PAUSE: Duration = Duration::from_millis(50);
@@ -63,7 +63,9 @@ impl Outgoing {
         if pieces.is_empty() {
             return Ok(());
         }
-        if self.waiting.is_empty()
+        let small = pieces.iter().map(Bytes::len).sum::<usize>() <= BLOCK_BYTES;
+        if small
+            && self.waiting.is_empty()
             && let Ok(room) = self.events.try_reserve()
         {
             room.send(Event::Bytes(pieces));
@@ -76,7 +78,7 @@ impl Outgoing {
         while self.waiting_bytes > self.waiting_bytes_max {
             self.catch_up().await?;
         }
-        while !self.share.holds(self.waiting_bytes) {
+        while !self.holds() {
             // Others may give back what they hold before this caller reads.
             if let Ok(caught_up) = tokio::time::timeout(FULL_PAUSE, self.catch_up()).await {
                 caught_up?;
@@ -119,15 +121,22 @@ impl Outgoing {
     /// # Errors
     /// Nobody listens any more.
     async fn catch_up(&mut self) -> Result<(), InferError> {
-        if self.is_behind() {
-            let room = self.events.reserve().await.map_err(|_| InferError::Cancelled)?;
-            if let Some(block) = self.waiting.pop_front() {
-                self.waiting_bytes -= block.len();
-                room.send(Event::Bytes(vec![block.freeze()]));
-            }
-            self.share.holds(self.waiting_bytes);
+        if !self.is_behind() {
+            return Ok(());
         }
+        let room = self.events.reserve().await.map_err(|_| InferError::Cancelled)?;
+        let Some(block) = self.waiting.pop_front() else { return Ok(()) };
+        self.waiting_bytes -= block.len();
+        room.send(Event::Bytes(vec![block.freeze()]));
+        self.holds();
         Ok(())
+    }
+
+    /// Tells the share what is held here. Whether there is room for it.
+    fn holds(&mut self) -> bool {
+        // As long as some waits, the events before it are as many as may be.
+        let on_their_way = if self.is_behind() { EVENTS * BLOCK_BYTES } else { 0 };
+        self.share.holds(on_their_way + self.waiting_bytes)
     }
 
     /// Sends an event behind what waits.
@@ -215,11 +224,11 @@ mod tests {
         }
         out.bytes(piece(&vec![1; 5 * MIB])).await.unwrap();
         let charged = || admission.in_flight().bytes as usize;
-        assert_eq!(charged(), 3 * MIB, "2 MiB are its own");
+        assert_eq!(charged(), 4 * MIB, "2 MiB are its own, of which one is for events");
         // A block goes for each event that is taken.
         coming.try_recv().unwrap();
         out.catch_up().await.unwrap();
-        assert_eq!(charged(), 3 * MIB - BLOCK_BYTES);
+        assert_eq!(charged(), 4 * MIB - BLOCK_BYTES);
         let mut all = 0;
         while out.is_behind() {
             all += taken(&mut coming).len();
@@ -227,6 +236,33 @@ mod tests {
         }
         all += taken(&mut coming).len();
         assert_eq!((all, charged()), (EVENTS - 1 + 5 * MIB, 0));
+    }
+
+    #[tokio::test]
+    async fn what_is_larger_than_an_event_goes_in_parts_of_which_the_rest_is_charged() {
+        const MIB: usize = 1 << 20;
+        let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: 100 << 20 };
+        let admission = Admission::new(limits);
+        let permit = admission.admit().unwrap();
+        let share = Share::new(Some(&permit), &stack_options(&Config::default()));
+        let (mut out, mut coming) = Outgoing::new(64 * MIB, share);
+        let bytes: Vec<u8> = (0..6 * MIB).map(|at| (at / 1000) as u8).collect();
+        out.bytes(piece(&bytes)).await.unwrap();
+        assert_eq!(admission.in_flight().bytes as usize, 4 * MIB, "of all that is here");
+        let mut all = Vec::new();
+        loop {
+            match coming.try_recv() {
+                Ok(Event::Bytes(pieces)) => {
+                    let event = pieces.concat();
+                    assert!(event.len() <= BLOCK_BYTES, "{}", event.len());
+                    all.extend(event);
+                }
+                _ if out.is_behind() => out.catch_up().await.unwrap(),
+                _ => break,
+            }
+        }
+        assert!(all == bytes);
+        assert_eq!(admission.in_flight().bytes, 0);
     }
 
     #[tokio::test]

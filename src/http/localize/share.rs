@@ -37,9 +37,9 @@ impl Share {
     }
 }
 
-/// Charges for the memory in which frames come out, before it is taken and until the reader of the stack is dropped: of that there is no
-/// share, since a short body may need much of it.
-pub(super) fn of_frames(permit: Option<&Permit>) -> Charge {
+/// Charges for memory before it is taken, until who takes it is dropped: for that in which frames come out, and in which spots are looked
+/// for. Of that there is no share, since a short body may need much of it.
+pub(super) fn of_work(permit: Option<&Permit>) -> Charge {
     let mut beside = permit.map(Permit::nothing_beside);
     Box::new(move |bytes| beside.as_mut().map_or(Ok(()), |beside| beside.grow_to(bytes as u64)))
 }
@@ -77,15 +77,15 @@ mod tests {
         let admission = Admission::new(limits);
         let (permit, other) = (admission.admit().expect("a place"), admission.admit().expect("a place"));
         let charged = || admission.in_flight().bytes;
-        let mut charge = of_frames(Some(&permit));
+        let mut charge = of_work(Some(&permit));
         assert_eq!((charge(30), charge(70), charged()), (Ok(()), Ok(()), 70));
         // For ever, and for now; neither takes anything.
         assert!(matches!(charge(101), Err(InferError::TooLarge { got: 101, limit: 100, .. })));
-        let mut of_other = of_frames(Some(&other));
+        let mut of_other = of_work(Some(&other));
         assert!(matches!(of_other(31), Err(InferError::Full { limit: 100, .. })));
         assert_eq!(charged(), 70);
         drop(charge);
         assert_eq!((of_other(31), charged()), (Ok(()), 31));
-        assert_eq!(of_frames(None)(1 << 40), Ok(()), "where nobody counts");
+        assert_eq!(of_work(None)(1 << 40), Ok(()), "where nobody counts");
     }
 }

@@ -11,7 +11,7 @@ use crate::{
     error::InferError,
     http::{
         Front,
-        admission::{Beside, Permit, charged},
+        admission::{Beside, Permit, charged, keeping},
         call::{Call, Spent},
         reject::Problem,
     },
@@ -151,7 +151,11 @@ impl Telling {
         };
         let ended = self.front.decode.run(charged(self.permit.as_ref(), end)).await?;
         let (pieces, held) = ended.map_err(InferError::BadRequest)?;
-        self.held = held;
+        // A caller who does not read yet has not got it.
+        let pieces = match held.map(Arc::new) {
+            Some(held) => pieces.into_iter().map(|piece| keeping(piece, &held)).collect(),
+            None => pieces,
+        };
         self.call.stage("encode", answered.elapsed());
         if begin || !self.format.streams() {
             reply.send(Event::Begin(conventions, self.spent.clone())).await?;

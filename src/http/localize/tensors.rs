@@ -117,11 +117,15 @@ pub(in crate::http) async fn fit(
             let options = Options { limits: front.limits.stack.limits, spill_folder: None, file_alone: true };
             let (whole, memory) = (front.queue.is_on_gpu(model.key), model.frames.clone());
             let search = move || search(settings, &frames, options, (whole, memory), permit.as_deref());
-            let found = front.decode.run(search).await??;
+            let found = call.in_time(async { front.decode.run(search).await? }).await?;
             call.stage("decode", began.elapsed());
             found
         }
     };
+    // Where there is something, the queue says so.
+    if chunks.is_empty() && call.is_late() {
+        return Err(call.late());
+    }
     let mut spent = Spent { decode: began.elapsed(), ..Spent::default() };
     let mut queued = Vec::with_capacity(chunks.len());
     for Chunk { inputs, items, setting, origins } in chunks {
@@ -250,24 +254,20 @@ fn search(
         frames: Some(frames.shape[0] as u64),
     };
     let stager = Stager::new(settings, Holds::Frames, Some(Format::Raw(raw)), options);
-    let mut stager = stager.charging(share::of_frames(permit)).whole(whole, memory);
+    let [of_frames, beside] = [(); 2].map(|()| share::of_work(permit));
+    let mut stager = stager.charging(of_frames, beside).whole(whole, memory);
     stager.push(frames.data.clone())?;
     stager.finish();
-    let (mut chunks, mut cut, mut held) = (Vec::new(), 0, None::<Beside>);
+    let (mut chunks, mut cut, mut held) = (Vec::new(), 0, permit.map(Permit::nothing_beside));
     loop {
         match stager.step(false)? {
             Step::Chunk(chunk) => {
-                cut += chunk.inputs.iter().map(|input| input.data.len()).sum::<usize>();
+                cut += chunk.bytes() as u64;
                 chunks.push(chunk);
+                held.as_mut().map_or(Ok(()), |held| held.grow_to(cut))?;
             }
             Step::Busy => {}
             Step::Wait | Step::End => break,
-        }
-        let bytes = (stager.bytes() + cut) as u64;
-        match (&mut held, permit) {
-            (Some(held), _) => held.grow_to(bytes)?,
-            (None, Some(permit)) if bytes > 0 => held = Some(permit.beside(bytes)?),
-            (None, _) => {}
         }
     }
     Ok((chunks, stager.schema().map_err(InferError::BadRequest)?, held))
@@ -400,12 +400,18 @@ fn whole(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<Vec<u32>, Infer
 mod tests {
     use super::*;
     use crate::{
+        batch::ModelKey,
         config::Config,
+        engine::staging::Memory,
         http::{
             admission::{Admission, AdmissionLimits},
             stack_options,
+            testing::front,
         },
+        models::{Model, testing::source},
+        tasks::testing,
     };
+    use axum::http::HeaderMap;
 
     fn given(name: &str, shape: &[usize]) -> Result<Given, InferError> {
         let tensor = Tensor { datatype: DataType::Fp32, shape: shape.to_vec(), data: Vec::new().into() };
@@ -541,5 +547,41 @@ mod tests {
         let taken = searched(1 << 30).expect("there is room");
         let refused = searched(taken - 1).expect_err("there is less");
         assert!(matches!(refused, InferError::Full { .. } | InferError::TooLarge { .. }), "{refused}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_for_a_thread_counts_against_the_deadline_and_so_does_finding_nothing() {
+        let front = front(&[]);
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let mut other = Box::pin(front.decode.run(move || released.recv().is_ok()));
+        assert!(futures_util::poll!(&mut other).is_pending());
+        let (source, signature) = (source("m", "1", ""), testing::signature(&[("y", &[-1, 2])]));
+        let time = Duration::from_secs(2);
+        let model = Model::resolve(ModelKey(1), &source, signature, time, &Memory::Plain).expect("a model");
+        let model = Arc::new(model);
+        let tally = Arc::new(Tally::of(&model));
+        let given = |name: &str, shape: [usize; 3]| {
+            let data = vec![0; 2 * shape.iter().product::<usize>()].into();
+            let tensor = Tensor { datatype: DataType::Uint16, shape: shape.to_vec(), data };
+            let inputs = vec![Input::whole(name.to_owned(), tensor, Default::default())];
+            InferRequest {
+                id: None,
+                parameters: Parameters::default(),
+                inputs,
+                outputs: Vec::new(),
+                binary_default: false,
+            }
+        };
+        let call = Call::of(&HeaderMap::new(), &model, Duration::from_secs(60)).expect("no headers");
+        let settings = Settings::default();
+        let told = fit(&front, &tally, &settings, &call, given("frames", [1, 64, 64]), None);
+        let told = tokio::time::timeout(Duration::from_secs(3600), told).await.expect("not for ever").err();
+        let late = Some(InferError::Late("no answer within the deadline of 2000 ms".into()));
+        assert_eq!(told, late);
+        let past = call.sooner_by(time);
+        let told = fit(&front, &tally, &settings, &past, given("rois", [0, 7, 7]), None).await.err();
+        assert_eq!(told, late);
+        release.send(()).expect("it waits");
+        assert_eq!(other.await, Ok(true));
     }
 }

@@ -7,6 +7,7 @@ use super::{
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use std::borrow::Cow;
 
 /// Printers end well below this; finer resolutions are taken for measured ones, whoever wrote them. A pixel of 10 µm.
 const RESOLUTION_PIXEL_NM_MAX: f64 = 10_000.0;
@@ -50,7 +51,7 @@ pub(super) struct Description {
 struct ImageJ {
     images: u64,
     dimensions: Dimensions,
-    unit: Option<String>,
+    unit_nm: Option<f64>,
     /// Signed samples, stored with 32768 added.
     raised: bool,
 }
@@ -139,8 +140,8 @@ impl Description {
         let ome = self.ome.as_ref().and_then(|ome| ome.pixel_nm);
         let ome = ome.map(|size| from(PixelSizeSource::Ome, size));
         let image_j = || {
-            let unit = self.image_j.as_ref()?.unit.as_deref()?;
-            Some(from(PixelSizeSource::ImageJ, self.resolution(nanometres(unit)?)?))
+            let unit_nm = self.image_j.as_ref()?.unit_nm?;
+            Some(from(PixelSizeSource::ImageJ, self.resolution(unit_nm)?))
         };
         let micro_manager =
             || self.micro_manager_nm.map(|size| from(PixelSizeSource::MicroManager, (size, size)));
@@ -191,7 +192,7 @@ impl ImageJ {
             channels: channels.unwrap_or(1),
         };
         let raised = number("c0") == Some(-32768.0) && number("c1") == Some(1.0);
-        ImageJ { images, dimensions, unit: value("unit").map(str::to_owned), raised }
+        ImageJ { images, dimensions, unit_nm: value("unit").and_then(nanometres), raised }
     }
 }
 
@@ -212,9 +213,9 @@ fn shape(text: &str) -> Option<Vec<u64>> {
 }
 
 /// UTF-8, or Latin-1 where it is not.
-fn text(bytes: &[u8]) -> String {
+fn text(bytes: &[u8]) -> Cow<'_, str> {
     match std::str::from_utf8(bytes) {
-        Ok(text) => text.to_owned(),
+        Ok(text) => text.into(),
         Err(_) => bytes.iter().copied().map(char::from).collect(),
     }
 }

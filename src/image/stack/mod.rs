@@ -226,9 +226,22 @@ pub struct Frames<'a> {
     pub samples: Samples<'a>,
 }
 
+/// What came of [trying](StackReader::try_frames) for frames.
+#[derive(Debug)]
+pub enum Tried<'a> {
+    /// The next ones.
+    Frames(Frames<'a>),
+    /// More bytes are needed, or all frames came out.
+    Nothing,
+    /// Others should have their turn before it goes on.
+    Busy,
+}
+
 /// What a source of pages can say.
 enum Step<T> {
     Ready(T),
+    /// There is more to be read before the next is known.
+    Busy,
     /// Nothing before the stack has so many bytes.
     Wait {
         until: u64,
@@ -241,6 +254,7 @@ impl<T> Step<T> {
     fn nothing<U>(self) -> Step<U> {
         match self {
             Step::Wait { until } => Step::Wait { until },
+            Step::Busy => Step::Busy,
             Step::Ready(_) | Step::End => Step::End,
         }
     }

@@ -1,6 +1,7 @@
 //! What OME-XML says of the file that it stands in: pixel size, how many planes, and whether they are all here.
 
 use super::describe::{Dimensions, nanometres};
+use crate::words::clipped;
 use quick_xml::{
     Reader, XmlVersion,
     events::{BytesStart, Event},
@@ -15,7 +16,7 @@ pub(super) struct Ome {
     pub(super) dimensions: Option<Dimensions>,
     /// Images (positions, series).
     pub(super) images: u64,
-    /// Another file that planes or the document itself lie in.
+    /// Another file that planes or the document itself lie in, by the beginning of its name.
     pub(super) other_file: Option<String>,
 }
 
@@ -53,13 +54,16 @@ pub(super) fn read(text: &str) -> Ome {
             "UUID" => {
                 let Some(name) = attribute(&element, "FileName") else { continue };
                 match &own {
-                    Some(own) if *own != name => ome.other_file = ome.other_file.or(Some(name)),
+                    Some(own) if *own != name => {
+                        ome.other_file.get_or_insert_with(|| clipped(&name).to_owned());
+                    }
                     _ => own = Some(name),
                 }
             }
             // The document is elsewhere, and with it the word on where the planes are.
             "BinaryOnly" => {
-                ome.other_file = Some(attribute(&element, "MetadataFile").unwrap_or_default());
+                let name = attribute(&element, "MetadataFile").unwrap_or_default();
+                ome.other_file = Some(clipped(&name).to_owned());
             }
             _ => {}
         }

@@ -1,7 +1,7 @@
 //! The reader itself: bytes in at one end, frames out at the other.
 
 use super::{
-    Charge, Format, Frames, MayHold, Options, StackError, StackInfo, Step,
+    Charge, Format, Frames, MayHold, Options, StackError, StackInfo, Step, Tried,
     contiguous::Contiguous,
     directory::Encoding,
     npy,
@@ -126,6 +126,23 @@ impl StackReader {
     /// # Errors
     /// What is wrong with the stack from here on; the same again when called again.
     pub fn next_frames(&mut self, at_most: usize) -> Result<Option<Frames<'_>>, StackError> {
+        while self.go_on(at_most)? {}
+        Ok(self.last_frames())
+    }
+
+    /// The same as far as one call should go: a few megabytes may have hundreds of thousands of directories before the next frame.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_frames(&mut self, at_most: usize) -> Result<Tried<'_>, StackError> {
+        if self.go_on(at_most)? {
+            return Ok(Tried::Busy);
+        }
+        Ok(self.last_frames().map_or(Tried::Nothing, Tried::Frames))
+    }
+
+    /// Goes on to the next frames, which are the last then if there are any. Whether it is still on the way.
+    fn go_on(&mut self, at_most: usize) -> Result<bool, StackError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
@@ -133,8 +150,12 @@ impl StackReader {
         let advanced = self.advance(at_most.max(1));
         self.store.tell();
         self.note_memory();
-        self.last = advanced.inspect_err(|error| self.failed = Some(error.clone()))?;
-        Ok(self.last_frames())
+        let step = advanced.inspect_err(|error| self.failed = Some(error.clone()))?;
+        let busy = matches!(step, Step::Busy);
+        if let Step::Ready(page) = step {
+            self.last = Some(page);
+        }
+        Ok(busy)
     }
 
     /// The frames that came out last, unless more were asked for since.
@@ -189,7 +210,7 @@ impl StackReader {
     }
 
     /// Fills the canvas with the next page.
-    fn advance(&mut self, at_most: usize) -> Result<Option<Page>, StackError> {
+    fn advance(&mut self, at_most: usize) -> Result<Step<Page>, StackError> {
         let name = self.format.map_or("stack", Format::name);
         let truncated =
             |frame, missing, at_least| Err(StackError::Truncated { format: name, frame, missing, at_least });
@@ -205,19 +226,20 @@ impl StackReader {
                     };
                     return truncated(self.frames, until.saturating_sub(self.store.end()), at_least);
                 }
-                Step::Wait { .. } => return Ok(None),
-                Step::End => return self.end().map(|()| None),
+                Step::End => return self.end().map(|()| Step::End),
+                step => return Ok(step),
             },
         };
         if filling.fill(&mut self.store, &mut self.canvas)? {
             self.frames += u64::from(filling.page.frames);
-            return Ok(Some(filling.page));
+            return Ok(Step::Ready(filling.page));
         }
+        let until = filling.until();
         if self.finished {
-            return truncated(self.frames, filling.until().saturating_sub(self.store.end()), false);
+            return truncated(self.frames, until.saturating_sub(self.store.end()), false);
         }
         self.filling = Some(filling);
-        Ok(None)
+        Ok(Step::Wait { until })
     }
 
     fn end(&mut self) -> Result<(), StackError> {

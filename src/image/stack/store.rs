@@ -88,6 +88,8 @@ pub(super) struct Store {
     doomed: BTreeMap<u64, u64>,
     end: u64,
     held: usize,
+    /// Memory that is held of the stack elsewhere, in bytes.
+    beside: usize,
     memory_bytes_max: usize,
     may_hold: MayHold,
     spill: Spill,
@@ -100,6 +102,7 @@ impl Store {
             doomed: BTreeMap::new(),
             end: 0,
             held: 0,
+            beside: 0,
             memory_bytes_max,
             may_hold: Box::new(|_| true),
             spill,
@@ -124,7 +127,12 @@ impl Store {
 
     /// Memory that is held now, in bytes.
     pub(super) fn held(&self) -> usize {
-        self.held + (self.pieces.len() + self.doomed.len()) * PIECE_BYTES
+        self.held + self.beside + (self.pieces.len() + self.doomed.len()) * PIECE_BYTES
+    }
+
+    /// Counts what is held of the stack elsewhere, in bytes, from now on.
+    pub(super) fn hold_beside(&mut self, bytes: usize) {
+        self.beside = bytes;
     }
 
     /// Bytes written to the temporary file so far.

@@ -6,6 +6,7 @@ mod builder;
 mod copies;
 mod memory;
 mod parts;
+mod work;
 
 use super::{
     Dimensions, Format, Limits, Options, PixelSize, PixelSizeSource, Raw, SampleType, Samples, SpillFolder,

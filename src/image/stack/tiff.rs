@@ -23,6 +23,16 @@ use super::{
     wanted::Wanted,
 };
 
+/// What of directories and their lists is read after which a call ends, whatever it found, in bytes.
+const WORK_BYTES: u64 = 1 << 20;
+
+/// To look at one place in the file takes as much work as so many bytes, however few there are.
+const PLACE_BYTES: u64 = 64;
+
+/// Reduced copies and masks of a file, and for each of its frames: more than any pyramid has.
+const COPIES_MAX: u64 = 1000;
+const COPIES_PER_FRAME_MAX: u64 = 32;
+
 /// A file that begins with so many reduced copies of nothing has no frames without that mark.
 const COPIES_FIRST_MAX: u64 = 8;
 
@@ -58,8 +68,8 @@ pub(super) struct Chain {
     layout: Option<Layout>,
     /// What the first directory says beside.
     wanted: Wanted,
-    /// The first page, where it may be the first of many that follow each other.
-    first: Option<Page>,
+    /// Where the first frame's samples lie, if they lie one after another: others may follow them.
+    first_at: Option<u64>,
     /// Frames before this one lie as the first page's description said, or the room after it.
     announced: u64,
     /// Whether it was the room: then every frame has a directory.
@@ -70,6 +80,8 @@ pub(super) struct Chain {
     raised: bool,
     /// The end of the bytes that it waits for.
     until: u64,
+    /// Work since it last was busy, in bytes.
+    work: u64,
     /// Where the last list of byte counts was, and the list: tifffile writes one for all pages that are alike.
     counts: (u64, Vec<u64>),
 }
@@ -87,12 +99,13 @@ impl Chain {
             all_copies: false,
             layout: None,
             wanted: Wanted::new(encoding),
-            first: None,
+            first_at: None,
             announced: 1,
             by_room: false,
             begin: 0,
             raised: false,
             until: 0,
+            work: 0,
             counts: (0, Vec::new()),
         }
     }
@@ -133,6 +146,10 @@ impl Chain {
             return Ok(Step::Wait { until: self.until });
         }
         loop {
+            if self.work >= WORK_BYTES {
+                self.work = 0;
+                return Ok(Step::Busy);
+            }
             let at = std::mem::replace(&mut self.at, At::End);
             let (at, step) = self.step(at, store, at_most, finished)?;
             self.at = at;
@@ -200,13 +217,20 @@ impl Chain {
     }
 
     /// Bytes of the file, once they are there.
-    fn fetch(&self, store: &Store, start: u64, len: u64, what: &str) -> Result<Step<Vec<u8>>, StackError> {
+    fn fetch(
+        &mut self,
+        store: &Store,
+        start: u64,
+        len: u64,
+        what: &str,
+    ) -> Result<Step<Vec<u8>>, StackError> {
         match store.presence(start, len) {
             Presence::NotYet => Ok(Step::Wait { until: start.saturating_add(len) }),
             Presence::Gone => Err(self.corrupt(format!(
                 "its {what} at byte {start} lies where something else was read before; do the directories run in a circle?"
             ))),
             Presence::Here => {
+                self.work += PLACE_BYTES + len;
                 let mut bytes = vec![0; len as usize];
                 store.copy(start, &mut bytes)?;
                 Ok(Step::Ready(bytes))
@@ -214,7 +238,7 @@ impl Chain {
         }
     }
 
-    fn header(&self, store: &mut Store) -> Result<Step<u64>, StackError> {
+    fn header(&mut self, store: &mut Store) -> Result<Step<u64>, StackError> {
         let len = self.encoding.header_bytes();
         let bytes = match self.fetch(store, 0, len, "header")? {
             Step::Ready(bytes) => bytes,
@@ -249,8 +273,16 @@ impl Chain {
         let copy = !self.all_copies && tags::is_copy(&directory).map_err(|why| self.corrupt(why))?;
         if copy {
             self.copies += 1;
-            if self.copies > self.limits.frames_max {
-                return Err(StackError::too_many(self.copies, self.limits.frames_max));
+            let (copies, frames) = (self.copies, self.frame.max(self.announced));
+            if copies > COPIES_MAX + COPIES_PER_FRAME_MAX * frames {
+                return Err(StackError::unsupported(
+                    Format::Tiff,
+                    format!(
+                        "{copies} reduced copies and masks beside {frames} of its frames (at most {COPIES_MAX} and \
+                         {COPIES_PER_FRAME_MAX} for each frame)"
+                    ),
+                    "save the stack's frames alone",
+                ));
             }
             if self.layout.is_none() {
                 self.all_copies = directory.next == 0 || self.copies >= COPIES_FIRST_MAX;
@@ -285,7 +317,7 @@ impl Chain {
         self.layout = Some(page.layout);
         self.release_values(store, directory);
         self.frame = 1;
-        self.first = Some(page.clone());
+        self.first_at = page.contiguous_at();
         let (width, height) = (page.layout.width, page.layout.height);
         let told = self.wanted.description.contiguous_frames(width, height);
         let room = if told.is_none() { self.room(&page, directory) } else { None };
@@ -329,8 +361,7 @@ impl Chain {
             return Ok((next, Some(Step::Ready(page))));
         }
         // It came out when its bytes did. Its directory is a check on the first page's word.
-        let start = self.first.as_ref().and_then(Page::contiguous_at).unwrap_or(0);
-        let told = start + self.frame * page.layout.frame_bytes();
+        let told = self.first_at.unwrap_or(0) + self.frame * page.layout.frame_bytes();
         if page.contiguous_at() != Some(told) {
             return Err(self.corrupt(format!(
                 "its pixels begin at byte {}, but by {} at byte {told}",
@@ -365,9 +396,10 @@ impl Chain {
     /// The frames that follow the first one's, where something says that there are some and nothing speaks against it: they
     /// lie before the next directory, or there is none.
     fn following(&mut self, frames: Option<u64>, next: u64) -> Result<Option<Contiguous>, StackError> {
-        let Some(page) = &self.first else { return Ok(None) };
-        let (Some(start), Some(frames @ 2..)) = (page.contiguous_at(), frames) else { return Ok(None) };
-        let end = page.layout.frame_bytes().checked_mul(frames).and_then(|bytes| bytes.checked_add(start));
+        let (Some(layout), Some(start), Some(frames @ 2..)) = (self.layout, self.first_at, frames) else {
+            return Ok(None);
+        };
+        let end = layout.frame_bytes().checked_mul(frames).and_then(|bytes| bytes.checked_add(start));
         if end.is_none_or(|end| next != 0 && next < end) {
             return Ok(None);
         }
@@ -377,8 +409,8 @@ impl Chain {
         self.announced = frames;
         Ok(Some(Contiguous {
             format: Format::Tiff,
-            layout: page.layout,
-            order: page.order,
+            layout,
+            order: self.encoding.order,
             start,
             frames: Some(frames),
             next: 1,

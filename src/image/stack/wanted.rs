@@ -7,10 +7,12 @@ use super::{
     store::{Presence, Store},
     tags::{DESCRIPTION, META_MORPH_PLANES, MICRO_MANAGER, RESOLUTION_UNIT, X_RESOLUTION, Y_RESOLUTION},
 };
-use crate::words::clipped;
 
 /// What is read of a description; one that goes on is cut.
 const DESCRIPTION_BYTES_MAX: u64 = 16 << 20;
+
+/// More values than any writer describes a stack with: those behind them are not read.
+const VALUES_MAX: usize = 16;
 
 /// What is still to be read, and what was.
 pub(super) struct Wanted {
@@ -35,13 +37,10 @@ impl Wanted {
         // One plane is any TIFF's; the values themselves are not needed.
         let planes = directory.find(META_MORPH_PLANES).map(|entry| entry.count);
         self.description.meta_morph = planes.filter(|planes| *planes > 1);
-        for entry in &directory.entries {
-            if !matches!(
-                entry.tag,
-                DESCRIPTION | X_RESOLUTION | Y_RESOLUTION | RESOLUTION_UNIT | MICRO_MANAGER
-            ) {
-                continue;
-            }
+        let describes = |entry: &&Entry| {
+            matches!(entry.tag, DESCRIPTION | X_RESOLUTION | Y_RESOLUTION | RESOLUTION_UNIT | MICRO_MANAGER)
+        };
+        for entry in directory.entries.iter().filter(describes).take(VALUES_MAX) {
             let offset = entry.offset(self.encoding).unwrap_or(0);
             self.entries.push((entry.clone(), offset));
         }
@@ -80,7 +79,6 @@ impl Wanted {
         if let (false, Some(ome)) = (file_alone, &self.description.ome)
             && let Some(file) = &ome.other_file
         {
-            let file = clipped(file);
             return Err(StackError::unsupported(
                 Format::Tiff,
                 format!("planes in other files (its OME-XML names {file:?})"),
@@ -102,5 +100,25 @@ impl Wanted {
             Y_RESOLUTION => self.description.y_resolution = ratio(),
             _ => self.description.resolution_unit = Some(self.encoding.number(bytes)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_very_many_descriptions_the_first_are_read() {
+        let encoding = Encoding::default();
+        let (mut table, entry) =
+            (Vec::new(), [&DESCRIPTION.to_le_bytes()[..], &[2, 0, 1, 0, 0, 0, 0, 0, 0, 0]]);
+        (0..4096).for_each(|_| table.extend(entry.concat()));
+        table.extend([0; 4]);
+        let directory = Directory::read(encoding, &table);
+        assert_eq!(directory.entries.len(), 4096);
+        let mut wanted = Wanted::new(encoding);
+        wanted.note(&directory);
+        assert!(wanted.holds(DESCRIPTION));
+        assert_eq!(wanted.entries.len(), VALUES_MAX);
     }
 }

@@ -11,12 +11,13 @@ use crate::{
         kernels::RoiBuffer,
         tensor::bytes_of,
     },
-    image::stack::{Frames, Samples, Values},
+    error::InferError,
+    image::stack::{Charge, Frames, Samples, Values},
 };
 use bytes::Bytes;
 
-/// ROIs after which a chunk is handed on: those of the largest batch, where the manifest does not say otherwise, so that a chunk is
-/// a batch and is not copied into one.
+/// The most ROIs of a chunk: those of the largest batch, where the manifest does not say otherwise, so that a chunk is a batch and
+/// is not copied into one.
 pub(super) const ROIS: usize = 10_000;
 
 /// ROIs to fit, or frames to find them in: inputs of the engine in its order, and where they come from.
@@ -30,6 +31,15 @@ pub struct Chunk {
     pub setting: Setting,
     /// Where each comes from.
     pub origins: Origins,
+}
+
+impl Chunk {
+    /// Memory that it takes, in bytes.
+    pub fn bytes(&self) -> usize {
+        let Origins { frames, corners, scores, .. } = &self.origins;
+        let inputs = self.inputs.iter().map(|input| input.data.len()).sum::<usize>();
+        inputs + size_of_val(&**frames) + size_of_val(&**corners) + size_of_val(&**scores)
+    }
 }
 
 /// Where the ROIs of a chunk come from.
@@ -109,8 +119,8 @@ impl Whole {
         self.frames_max - self.count
     }
 
-    /// Appends some; all of one type and size.
-    pub(super) fn add(&mut self, frames: &Frames<'_>) {
+    /// Appends some; all of one type and size. Where there is no room on a device's way, asks for it.
+    pub(super) fn add(&mut self, frames: &Frames<'_>, charge: &mut Charge) -> Result<(), InferError> {
         let room = self.frames_max * self.size[0] * self.size[1];
         let (datatype, bytes): (_, &[u8]) = match frames.samples {
             Samples::U16(values) => (DataType::Uint16, bytemuck::cast_slice(values)),
@@ -124,6 +134,7 @@ impl Whole {
                 .as_ref()
                 .and_then(|memory| memory.room(datatype, room * sample).map(|room| (datatype, room)));
             let own = if self.room.is_some() { 0 } else { room };
+            charge(own * sample)?;
             self.values = frames.samples.room(own);
         }
         match &mut self.room {
@@ -131,6 +142,7 @@ impl Whole {
             None => self.values.extend(frames.samples),
         }
         self.count += frames.count;
+        Ok(())
     }
 
     /// All that are there. There are none afterwards.

@@ -3,23 +3,29 @@
 //! A stack holds frames, in which spots are looked for and cut out, or it holds the ROIs themselves. Where a GPU fits, frames go
 //! there as they are ([`Stager::whole`]): they are copied once, and the GPU looks for spots itself.
 
+mod search;
+
 use super::{
     Schema, Settings,
-    chunk::{Chunk, Posted, ROIS, Whole, cut_out},
+    chunk::{Chunk, Posted, ROIS, Whole},
 };
 use crate::{
     engine::{
         Setting,
         gauss_mle::frames::{FrameMemory, PIXELS_MAX},
-        kernels::{Adu, RoiBuffer, SIDE, SpotFinder},
+        kernels::SIDE,
     },
     error::InferError,
-    image::stack::{Charge, Format, Frames, MayHold, Options, Samples, StackInfo, StackReader},
+    image::stack::{Charge, Format, Frames, MayHold, Options, StackInfo, StackReader, Tried},
 };
 use bytes::Bytes;
+use search::Search;
 
 /// Pixels looked at after which [`Stager::step`] returns, whatever it found.
 const PIXELS: usize = PIXELS_MAX;
+
+/// A frame takes as much work as one of so many pixels, however small it is.
+const FRAME_PIXELS_MIN: usize = 256;
 
 /// Sides of frames that go whole to where they are fitted, px: what cameras have.
 const WHOLE_SIDE_MAX: usize = 8192;
@@ -70,8 +76,7 @@ pub enum Step {
 enum Source {
     /// Not known before the first frame.
     Open,
-    /// With the number of spots that were left out of frames with too many, since ROIs were handed out last.
-    Frames(Box<SpotFinder>, RoiBuffer, u64),
+    Frames(Box<Search>),
     Whole(Whole),
     /// The reader has them.
     Rois(Posted),
@@ -85,8 +90,9 @@ pub struct Stager {
     whole: bool,
     memory: Option<FrameMemory>,
     source: Source,
-    /// Only what it is has been seen of the first frame, which is still the reader's.
-    opened: bool,
+    charge: Charge,
+    /// The frames that came last, which are still the reader's, have not been looked at, or not all of them.
+    unseen: bool,
     setting: Option<Setting>,
     finished: bool,
 }
@@ -107,7 +113,8 @@ impl Stager {
             whole: false,
             memory: None,
             source: Source::Open,
-            opened: false,
+            charge: Box::new(|_| Ok(())),
+            unseen: false,
             setting: None,
             finished: false,
         }
@@ -126,10 +133,11 @@ impl Stager {
         Stager { reader: self.reader.within(may_hold), ..self }
     }
 
-    /// Has somebody asked for the memory in which frames come out ([`StackReader::charging`]).
+    /// Has somebody asked for the memory in which frames come out ([`StackReader::charging`]), and for what is beside them: what
+    /// looking for spots takes, and of chunks the one that is made and one that was handed out.
     #[must_use]
-    pub fn charging(self, charge: Charge) -> Stager {
-        Stager { reader: self.reader.charging(charge), ..self }
+    pub fn charging(self, frames: Charge, beside: Charge) -> Stager {
+        Stager { reader: self.reader.charging(frames), charge: beside, ..self }
     }
 
     /// Takes the next bytes of the stack.
@@ -149,14 +157,6 @@ impl Stager {
     /// What the stack says of itself, once its first frame was read.
     pub fn info(&self) -> Option<StackInfo> {
         self.reader.info()
-    }
-
-    /// Memory that looking for spots takes, in bytes: known before the first frame is looked at, and the same from then on.
-    pub fn bytes(&self) -> usize {
-        match &self.source {
-            Source::Frames(finder, ..) => finder.bytes(),
-            Source::Open | Source::Whole(_) | Source::Rois(_) => 0,
-        }
     }
 
     /// Frames that were read.
@@ -186,20 +186,21 @@ impl Stager {
         self.info()?.pixel_size.map(|size| [size.x_nm, size.y_nm])
     }
 
-    /// Reads on, as far as to the first frame the first time. With `hurry`, what was found is handed out although it does not fill a chunk.
+    /// Reads on, for no longer than others can wait. With `hurry`, what was found is handed out although it does not fill a chunk.
     ///
     /// # Errors
     /// What is wrong with the stack from here on, or with the settings. What was found before it has been handed out.
     pub fn step(&mut self, hurry: bool) -> Result<Step, InferError> {
         let mut looked = 0;
-        if std::mem::take(&mut self.opened)
-            && let Some(first) = self.reader.last_frames()
-        {
-            look(&mut self.source, &first)?;
-        }
         loop {
             if self.source.is_full() {
                 return Ok(self.rest());
+            }
+            if self.unseen
+                && let Some(frames) = self.reader.last_frames()
+            {
+                self.unseen = !self.source.look(&frames, &mut self.charge)?;
+                continue;
             }
             if looked >= PIXELS {
                 return Ok(Step::Busy);
@@ -211,10 +212,11 @@ impl Stager {
                 Source::Whole(whole) => whole.room(),
                 Source::Rois(posted) => ROIS - posted.count,
             };
-            let frames = match self.reader.next_frames(wanted) {
-                Ok(Some(frames)) => frames,
-                Ok(None) if hurry || self.finished => return Ok(self.rest()),
-                Ok(None) => return Ok(Step::Wait),
+            let frames = match self.reader.try_frames(wanted) {
+                Ok(Tried::Frames(frames)) => frames,
+                Ok(Tried::Busy) => return Ok(Step::Busy),
+                Ok(Tried::Nothing) if hurry || self.finished => return Ok(self.rest()),
+                Ok(Tried::Nothing) => return Ok(Step::Wait),
                 // First what was found before the stack went wrong: the reader says the same again.
                 Err(error) => {
                     return match self.rest() {
@@ -223,15 +225,11 @@ impl Stager {
                     };
                 }
             };
-            looked += frames.width as usize * frames.height as usize * frames.count;
+            looked += (frames.width as usize * frames.height as usize).max(FRAME_PIXELS_MIN) * frames.count;
             if opening {
-                // What the stack is can be asked for when its first frame was read, and that frame stays where it is: it may be large.
                 self.begin()?;
-                self.opened = true;
-                // Whoever asks may see first whether there is memory for it.
-                return Ok(Step::Busy);
             }
-            look(&mut self.source, &frames)?;
+            self.unseen = true;
         }
     }
 
@@ -263,6 +261,8 @@ impl Stager {
         }
         self.source = if is_rois {
             self.settings.suit_rois(width).map_err(InferError::BadRequest)?;
+            let size = if info.sample.is_u16() { size_of::<u16>() } else { size_of::<f32>() };
+            (self.charge)(ROIS * width * height * size)?;
             self.reader.gather(ROIS * width * height);
             Source::Rois(Posted { side: width, first: 0, count: 0 })
         } else {
@@ -274,12 +274,7 @@ impl Stager {
                 self.setting = Some(setting.finding(*finder.options()));
                 return Ok(());
             }
-            let found = RoiBuffer::new(self.settings.box_px());
-            Source::Frames(
-                Box::new(finder),
-                found.map_err(|error| InferError::BadRequest(error.to_string()))?,
-                0,
-            )
+            Source::Frames(Box::new(Search::new(finder, self.settings.box_px(), &mut self.charge)?))
         };
         self.setting = Some(setting);
         Ok(())
@@ -291,7 +286,7 @@ impl Stager {
             return if self.finished { Step::End } else { Step::Wait };
         };
         Step::Chunk(match &mut self.source {
-            Source::Frames(_, found, over) => cut_out(found, std::mem::take(over), setting),
+            Source::Frames(search) => search.chunk(setting),
             Source::Whole(whole) => whole.chunk(setting),
             Source::Rois(posted) => posted.chunk(self.reader.take(), setting),
             Source::Open => unreachable!("nothing is found before it is known where"),
@@ -303,8 +298,9 @@ impl Source {
     /// Whether what was not handed out is a chunk.
     fn is_full(&self) -> bool {
         match self {
+            Source::Frames(search) => search.is_full(),
             Source::Whole(whole) => whole.room() == 0,
-            other => other.found() >= ROIS,
+            Source::Open | Source::Rois(_) => self.found() >= ROIS,
         }
     }
 
@@ -312,40 +308,22 @@ impl Source {
     fn found(&self) -> usize {
         match self {
             Source::Open => 0,
-            Source::Frames(_, found, _) => found.len(),
+            Source::Frames(search) => search.len(),
             Source::Whole(whole) => whole.count,
             Source::Rois(posted) => posted.count,
         }
     }
-}
 
-/// Looks for spots in frames; counts ROIs, which lie with their reader as they are.
-fn look(source: &mut Source, frames: &Frames<'_>) -> Result<(), InferError> {
-    let (finder, found, over) = match source {
-        Source::Frames(finder, found, over) => (finder, found, over),
-        Source::Whole(whole) => {
-            whole.add(frames);
-            return Ok(());
+    /// Looks for spots in frames; counts ROIs, which lie with their reader as they are. Whether that is all of them.
+    fn look(&mut self, frames: &Frames<'_>, charge: &mut Charge) -> Result<bool, InferError> {
+        match self {
+            Source::Frames(search) => return search.look(frames, charge),
+            Source::Whole(whole) => whole.add(frames, charge)?,
+            Source::Rois(posted) => posted.count += frames.count,
+            Source::Open => return Err(InferError::Internal("frames came before what they are".into())),
         }
-        Source::Rois(posted) => {
-            posted.count += frames.count;
-            return Ok(());
-        }
-        Source::Open => return Err(InferError::Internal("frames came before what they are".into())),
-    };
-    let pixels = frames.width as usize * frames.height as usize;
-    for index in 0..frames.count {
-        let adu = match frames.samples {
-            Samples::U16(values) => Adu::U16(&values[index * pixels..][..pixels]),
-            Samples::F32(values) => Adu::F32(&values[index * pixels..][..pixels]),
-        };
-        let number = u32::try_from(frames.first + index as u64).unwrap_or(u32::MAX);
-        let spots = finder.find(adu);
-        let cut = spots.and_then(|spots| found.cut(adu, frames.width as usize, number, spots));
-        cut.map_err(|error| InferError::BadRequest(error.to_string()))?;
-        *over += finder.over_max() as u64;
+        Ok(true)
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -355,9 +333,15 @@ mod rows;
 mod tests {
     use super::*;
     use crate::{
-        engine::{DataType, staging::Memory},
+        engine::{
+            DataType,
+            kernels::{Adu, RoiBuffer},
+            staging::Memory,
+        },
         image::stack::{Limits, Raw, SampleType},
     };
+    use parking_lot::Mutex;
+    use std::sync::Arc;
 
     const LIMITS: Limits = Limits {
         side_max: 4096,
@@ -424,5 +408,119 @@ mod tests {
         };
         check([1024, 1024], 6, &[4, 2], true);
         check([2048, 2049], 1, &[1], false);
+    }
+
+    /// Settings by which every pixel that stands out is a spot.
+    fn all_spots() -> Settings {
+        let mut settings = Settings::default();
+        let said = [
+            ("box_px", "3"),
+            ("sigma_px", "0.3"),
+            ("radius_px", "1"),
+            ("noise_min", "1"),
+            ("spots_max", "65536"),
+        ];
+        said.iter().for_each(|(key, value)| settings.set(key, value).unwrap());
+        settings
+    }
+
+    #[test]
+    fn a_frame_of_more_spots_than_a_chunk_has_comes_in_parts_and_no_other_is_torn() {
+        const SIDE: usize = 512;
+        // Of so many rows.
+        let frame = |rows: usize| {
+            let lit = move |at: usize| at / SIDE < rows && (at / SIDE % 4, at % SIDE % 4) == (2, 2);
+            (0..SIDE * SIDE).map(move |at| if lit(at) { 6000_u16 } else { 5 })
+        };
+        let values: Vec<u16> = [SIDE, 8, 128].into_iter().flat_map(frame).collect();
+        let mut settings = all_spots();
+        let setting = settings.setting_of(Some([SIDE, SIDE])).unwrap();
+        let mut finder = settings.finder(setting.camera(), SIDE, SIDE).unwrap();
+        let mut expected = RoiBuffer::new(3).unwrap();
+        let spots = values.chunks(SIDE * SIDE).map(|frame| {
+            let spots = finder.find(Adu::U16(frame)).unwrap().to_vec();
+            expected.cut(Adu::U16(frame), SIDE, 0, &spots).unwrap();
+            spots.len()
+        });
+        let spots: Vec<usize> = spots.collect();
+        assert!(spots[0] > ROIS && spots[0] % ROIS + spots[1] + spots[2] > ROIS - ROIS / 8, "{spots:?}");
+
+        let raw = Raw { width: SIDE as u32, height: SIDE as u32, sample: SampleType::U16, frames: Some(3) };
+        let options = Options { limits: LIMITS, spill_folder: None, file_alone: true };
+        let asked = Arc::new(Mutex::new(0));
+        let asking = Arc::clone(&asked);
+        let beside = Box::new(move |bytes| {
+            assert!(bytes > *asking.lock(), "asked for {bytes} again");
+            *asking.lock() = bytes;
+            Ok(())
+        });
+        let stager = Stager::new(settings, Holds::Frames, Some(Format::Raw(raw)), options);
+        let mut stager = stager.charging(Box::new(|_| Ok(())), beside);
+        stager.push(bytemuck::cast_slice(&values).to_vec().into()).unwrap();
+        stager.finish();
+        let (mut counts, mut got) = (Vec::new(), Vec::new());
+        loop {
+            match stager.step(false).unwrap() {
+                Step::Chunk(chunk) => {
+                    // It, and the memory that it was copied from.
+                    let asked = *asked.lock();
+                    assert!(asked >= finder.bytes() + 2 * chunk.items * (3 * 3 * 2 + 16), "{asked}");
+                    counts.push(chunk.items);
+                    got.extend(chunk.inputs[0].data.to_vec());
+                }
+                Step::Busy => {}
+                Step::Wait | Step::End => break,
+            }
+        }
+        let rest = spots[0] - ROIS + spots[1];
+        let expected_counts =
+            if rest + spots[2] > ROIS { vec![ROIS, rest, spots[2]] } else { vec![ROIS, rest + spots[2]] };
+        assert_eq!(counts, expected_counts);
+        assert!(got == expected.to_le_bytes(), "the ROIs of all frames, in their order");
+        let asked = *asked.lock();
+        assert!(asked <= finder.bytes() + 2 * 2 * ROIS * (3 * 3 * 2 + 16), "{asked}");
+    }
+
+    #[test]
+    fn others_have_their_turn_while_very_many_small_pages_are_read() {
+        const PAGES: u64 = 20_000;
+        const PAGE_BYTES: u32 = 2 + 6 * 12 + 4 + 64;
+        let mut bytes = b"II*\0\x08\0\0\0".to_vec();
+        for page in 0..PAGES as u32 {
+            let at = 8 + page * PAGE_BYTES;
+            bytes.extend(6_u16.to_le_bytes());
+            let tags = [(256_u16, 8), (257, 8), (258, 8), (273, at + PAGE_BYTES - 64), (278, 8), (279, 64)];
+            for (tag, value) in tags {
+                bytes.extend([tag, 4].map(u16::to_le_bytes).concat());
+                bytes.extend([1, value].map(u32::to_le_bytes).concat());
+            }
+            let next = if u64::from(page) + 1 < PAGES { at + PAGE_BYTES } else { 0 };
+            bytes.extend(next.to_le_bytes());
+            bytes.extend([9; 64]);
+        }
+        let limits = Limits { frames_max: PAGES, ..LIMITS };
+        let options = Options { limits, spill_folder: None, file_alone: true };
+        let mut stager = Stager::new(Settings::default(), Holds::Frames, None, options);
+        stager.push(bytes.into()).unwrap();
+        stager.finish();
+        let mut turns = 0;
+        while let Step::Busy = stager.step(false).unwrap() {
+            turns += 1;
+        }
+        assert_eq!((stager.frames(), turns), (PAGES, 3));
+    }
+
+    #[test]
+    fn others_have_their_turn_while_very_many_small_frames_are_looked_at() {
+        const FRAMES: usize = 20_000;
+        let raw = Raw { width: 8, height: 8, sample: SampleType::U16, frames: None };
+        let limits = Limits { frames_max: FRAMES as u64, ..LIMITS };
+        let options = Options { limits, spill_folder: None, file_alone: true };
+        let mut stager = Stager::new(Settings::default(), Holds::Frames, Some(Format::Raw(raw)), options);
+        stager.push(vec![9; 2 * 64 * FRAMES].into()).unwrap();
+        stager.finish();
+        assert!(matches!(stager.step(false).unwrap(), Step::Busy));
+        assert!(matches!(stager.step(false).unwrap(), Step::End));
+        assert_eq!(stager.frames(), FRAMES as u64);
     }
 }

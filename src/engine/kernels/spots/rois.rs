@@ -3,6 +3,9 @@
 use super::Spot;
 use crate::engine::kernels::{Adu, Invalid, Rois, SIDE};
 
+/// What a ROI takes beside its pixels: its frame, its corner and its score.
+const PLACE_BYTES: usize = 4 + 8 + 4;
+
 /// ROIs with where they come from. They keep the type of the frames, so that the fit applies the camera itself.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RoiBuffer {
@@ -74,6 +77,18 @@ impl RoiBuffer {
         Ok(())
     }
 
+    /// Memory that it takes once so many ROIs of such a frame are appended, in bytes.
+    pub fn bytes_with(&self, frame: Adu<'_>, rois: usize) -> usize {
+        let pixels = self.side * self.side;
+        let values = match &self.values {
+            Values::Open => room(0, 0, rois * pixels),
+            Values::U16(values) => room(values.len(), values.capacity(), rois * pixels),
+            Values::F32(values) => room(values.len(), values.capacity(), rois * pixels),
+        };
+        let size = if let Adu::U16(_) = frame { size_of::<u16>() } else { size_of::<f32>() };
+        values * size + values / pixels * PLACE_BYTES
+    }
+
     /// Empties it. Its memory stays, and so does the type of its values.
     pub fn clear(&mut self) {
         match &mut self.values {
@@ -132,8 +147,14 @@ impl RoiBuffer {
     }
 }
 
+/// For how many values there is room once so many more have come: twice as many at least where it grows.
+fn room(len: usize, capacity: usize, more: usize) -> usize {
+    if len + more <= capacity { capacity } else { (len + more).max(2 * capacity) }
+}
+
 fn append<T: Copy>(values: &mut Vec<T>, frame: &[T], width: usize, side: usize, spots: &[Spot]) {
-    values.reserve(spots.len() * side * side);
+    let room = room(values.len(), values.capacity(), spots.len() * side * side);
+    values.reserve_exact(room - values.len());
     for spot in spots {
         let [x, y] = spot.corner.map(|corner| corner as usize);
         for row in y..y + side {

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use super::{
-    Builder, Format, InferError, LITTLE, Options, Raw, SampleType, StackError, StackReader, all_fixtures,
-    options, spilled_to, tags,
+    super::describe::Description, Builder, Format, InferError, LITTLE, Options, Raw, SampleType, StackError,
+    StackReader, all_fixtures, options, spilled_to, tags,
 };
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -136,5 +136,45 @@ fn what_is_gathered_is_asked_for_once() {
         reader.take();
         assert!(reader.last_frames().is_none());
         assert_eq!(asked.lock().charged, 2 * ROOM);
+    }
+}
+
+#[test]
+fn the_lists_of_a_page_count_as_held_while_its_pixels_are_waited_for() {
+    const SIDE: u64 = 64;
+    const TILES: u64 = SIDE * SIDE;
+    let mut builder = Builder::new(LITTLE);
+    let mut fields = builder.page(SIDE, SIDE, 0, 0);
+    fields.truncate(3);
+    let start = (builder.bytes.len() + 2 + 12 * 7 + 4) as u64 + 2 * 4 * TILES;
+    let places: Vec<u64> = (0..TILES).map(|tile| start + 2 * tile).collect();
+    fields.push(builder.short(tags::TILE_WIDTH, 1));
+    fields.push(builder.short(tags::TILE_HEIGHT, 1));
+    fields.push(builder.longs(tags::TILE_OFFSETS, &places));
+    fields.push(builder.longs(tags::TILE_BYTES, &vec![2; TILES as usize]));
+    builder.directory(&fields);
+    assert_eq!(builder.bytes.len() as u64, start);
+    let (mut reader, asked) = reader(None, options(), usize::MAX);
+    reader.push(builder.bytes.into()).unwrap();
+    assert_eq!(reader.next_frame().unwrap(), None, "its pixels are missing");
+    // Where each tile lies and how long it is, and the latter once more.
+    let held = asked.lock().held as u64;
+    assert!(held >= TILES * (16 + 8), "{held}");
+    reader.push(vec![7; 2 * TILES as usize].into()).unwrap();
+    assert_eq!(reader.next_frame().unwrap().unwrap().count, 1);
+}
+
+#[test]
+fn nothing_is_kept_of_what_a_description_says_at_length() {
+    let long = "\u{b5}".repeat(1 << 20);
+    for text in [
+        format!("ImageJ=1.53\nimages=2\nunit={long}\n"),
+        format!("<OME><UUID FileName=\"a.tif\"/><UUID FileName=\"{long}\"/></OME>"),
+        format!("<OME><BinaryOnly MetadataFile=\"{long}\"/></OME>"),
+    ] {
+        let mut description = Description::default();
+        description.take_text(text.as_bytes());
+        let kept = format!("{description:?}");
+        assert!(kept.len() < 2000, "{} of {}...", kept.len(), &kept[..200]);
     }
 }

@@ -10,7 +10,11 @@ const CHUNKS_MAX: u64 = 1 << 18;
 
 impl Chain {
     /// A page, once its lists are there.
-    pub(super) fn page(&mut self, store: &Store, directory: &Directory) -> Result<Step<Page>, StackError> {
+    pub(super) fn page(
+        &mut self,
+        store: &mut Store,
+        directory: &Directory,
+    ) -> Result<Step<Page>, StackError> {
         let mut page = tags::page(directory, self.encoding, self.frame, &self.limits)?;
         let (offsets, bytes) = if page.tiled {
             (tags::TILE_OFFSETS, tags::TILE_BYTES)
@@ -39,7 +43,7 @@ impl Chain {
         };
         page.chunks = offsets.into_iter().zip(bytes).collect();
         page.join_strips();
-
+        store.hold_beside(size_of_val(&*page.chunks) + size_of_val(&*self.counts.1));
         Ok(Step::Ready(page))
     }
 
@@ -64,7 +68,7 @@ impl Chain {
 
     /// The first `needed` values of a list of numbers.
     fn list(
-        &self,
+        &mut self,
         store: &Store,
         directory: &Directory,
         tag: u16,
