@@ -208,6 +208,8 @@ mod tests {
         let whole = model("w.data");
         assert!(walk(&whole[..whole.len() - 1]).unwrap_err().contains("damaged"));
         assert!(walk(b"<html>").is_err());
+        // A file that was made as long as it is to be, and has not been written yet.
+        assert!(walk(&[0; 64]).unwrap_err().ends_with("(at byte 1)"));
         // A graph in an attribute of a node of a graph, and so on.
         let nested =
             (0..300).fold(field(5, &tensor("x")), |inner, level| field([6, 5, 1][level % 3], &inner));
