@@ -7,10 +7,10 @@ use super::{
     fields::Fields,
     skeleton::{self, Message},
 };
+use crate::engine::regular_file::open;
 use std::{
     collections::BTreeSet,
-    fs::{self, File},
-    io::{self, Read, Seek},
+    io::{Read, Seek},
     path::{Component, Path},
     sync::Arc,
 };
@@ -37,14 +37,6 @@ pub(crate) fn external_files(path: &Path) -> Result<BTreeSet<String>, String> {
 
 /// A file that a model names: as it names it, and what is in it.
 pub(super) type Beside = (String, Arc<[u8]>);
-
-/// Opens a file. A pipe is none: to open one is to wait for whoever writes there; nor is a device, which has no end.
-///
-/// # Errors
-/// If there is none, or it cannot be opened.
-pub(crate) fn open(path: &Path) -> io::Result<File> {
-    if fs::metadata(path)?.is_file() { File::open(path) } else { Err(io::Error::other("it is not a file")) }
-}
 
 /// What is in the files that a model names: ONNX Runtime would map them, and see what is written over them while it runs, or
 /// end the process where they are cut off.
@@ -154,7 +146,7 @@ pub(crate) mod testing {
 mod tests {
     use super::{testing::*, *};
     use proptest::prelude::*;
-    use std::io::Cursor;
+    use std::{fs, io::Cursor};
 
     fn walk(bytes: &[u8]) -> Result<Vec<String>, String> {
         names(Cursor::new(bytes), bytes.len() as u64).map(|names| names.into_iter().collect())

@@ -1,7 +1,7 @@
 //! What lies on disk: the names in a folder, what is behind them, and the files that are read.
 
 use super::instead::other_format;
-use crate::engine::onnx::external::external_files;
+use crate::engine::{onnx::external::external_files, regular_file};
 use std::{
     fs,
     io::{self, Read},
@@ -64,11 +64,7 @@ pub(super) fn read(path: &Path, bytes_max: u64) -> Result<String, String> {
 
 pub(super) fn read_bytes(path: &Path, bytes_max: u64) -> Result<Vec<u8>, String> {
     let cannot = |error| format!("cannot read it: {error}");
-    // Before it is opened: to open a pipe is to wait for whoever writes there.
-    if !fs::metadata(path).map_err(cannot)?.is_file() {
-        return Err("it is not a file".to_owned());
-    }
-    let file = fs::File::open(path).map_err(cannot)?;
+    let file = regular_file::open(path).map_err(cannot)?;
     let mut bytes = Vec::new();
     // One byte more than allowed tells a file that is too large, whatever its metadata said.
     file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(cannot)?;
@@ -87,7 +83,7 @@ pub(super) fn file_bytes(path: &Path) -> Result<u64, String> {
     if metadata.len() == 0 {
         return Err(format!("{} is empty", path.display()));
     }
-    fs::File::open(path).map_err(cannot)?;
+    regular_file::open(path).map_err(cannot)?;
     Ok(metadata.len())
 }
 
