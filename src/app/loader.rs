@@ -60,9 +60,7 @@ fn load(
     overrides: &Overrides,
 ) -> Result<(), InferError> {
     let failed = |reason: String| InferError::LoadFailed { name: name.to_owned(), reason };
-    let instead = |of: &str| overrides.versions.as_ref().filter(|_| of == name);
-    let mut found = models::scan_with(folder, &instead).map_err(failed)?;
-    found.retain(|found| found.name == name);
+    let mut found = models::scan_one(folder, name, overrides.versions.as_ref()).map_err(failed)?;
     if found.is_empty() {
         return Err(match devices.lists(name) {
             true => failed("nothing lies in the model folder under this name".to_owned()),

@@ -156,6 +156,8 @@ pub struct Front {
     pub(crate) shared_memory: SharedMemory,
     repository_mode: RepositoryMode,
     admin_token: Option<Secret>,
+    /// What lies there, loaded or not.
+    folder: repository::Folder,
     /// What paths may begin with; empty for nothing.
     base_path: Arc<str>,
     /// Where Triton's metrics are written beside our own.
@@ -226,6 +228,7 @@ impl Front {
             timeout_max: config.timeout_ms_max,
         };
         Front {
+            folder: repository::Folder::new(control.folder()),
             queue,
             catalog,
             status,

@@ -44,7 +44,7 @@ pub use files::Files;
 pub use given::Given;
 pub use images::{Form, ImageInput};
 pub use manifest::{Engine, Manifest, ManifestError};
-pub use scan::{Found, check_name, scan, scan_with};
+pub use scan::{Found, check_name, scan, scan_one};
 pub use warmup::{Fill, Warmup, WarmupInput, chance};
 
 use crate::{
