@@ -11,7 +11,7 @@ use crate::engine::regular_file::open;
 use std::{
     collections::BTreeSet,
     io::{Read, Seek},
-    path::{Component, Path},
+    path::{Component, Path, PathBuf},
     sync::Arc,
 };
 
@@ -32,7 +32,13 @@ pub(crate) fn external_files(path: &Path) -> Result<BTreeSet<String>, String> {
             return Err(format!("its weights are in {name:?}, which leads out of the model's folder"));
         }
     }
-    Ok(names)
+    Ok(names.iter().map(|name| plain(name)).collect())
+}
+
+/// A name without what changes nothing in it (`./a//b`): spelled in two ways it is one file still.
+fn plain(name: &str) -> String {
+    let parts = Path::new(name).components().filter(|part| matches!(part, Component::Normal(_)));
+    parts.collect::<PathBuf>().to_string_lossy().into_owned()
 }
 
 /// A file that a model names: as it names it, and what is in it.
@@ -181,8 +187,17 @@ mod tests {
             let error = check(name).unwrap_err();
             assert!(error.contains("leads out of the model's folder"), "{error}");
         }
-        assert!(check("weights/model.data").is_ok());
-        assert!(check("./model.data").is_ok());
+        for (name, expected) in [
+            ("weights/model.data", "weights/model.data"),
+            ("./model.data", "model.data"),
+            (".//weights/.//model.data", "weights/model.data"),
+        ] {
+            assert_eq!(check(name), Ok([expected.to_owned()].into()));
+        }
+        // Of two tensors, which each spell it in their way.
+        let two = [field(5, &tensor("w")), field(5, &tensor("./w"))].concat();
+        fs::write(&path, field(7, &two)).unwrap();
+        assert_eq!(external_files(&path), Ok(["w".to_owned()].into()));
     }
 
     #[test]
