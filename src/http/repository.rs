@@ -90,7 +90,7 @@ pub(super) async fn load(
     let body = body::of(coding::unpack(request)?, front.limits.body).await?;
     let read = move || wire::Load::of_body(&body);
     let load = front.decode.run(charged(Some(&permit), read)).await??;
-    load_as(&front, &target.model, load).await
+    load_as(&front, &target.model, load.kept_by(Some(&permit))).await
 }
 
 /// Loads a model as a caller asks who may.

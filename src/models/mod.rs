@@ -37,7 +37,7 @@ pub mod triton;
 pub mod warmup;
 
 pub use catalog::{Catalog, Entry, State};
-pub use control::{Change, Command, Control, Overrides};
+pub use control::{Change, Command, Commands, Control, Overrides};
 pub use declared::{Declared, DeclaredTensor, Interface};
 pub use expected::Expected;
 pub use files::Files;
