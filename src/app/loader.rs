@@ -4,7 +4,7 @@ use crate::{
     devices::Devices,
     error::InferError,
     http::catalog,
-    models::{self, Command, Expected, Found, Given, Overrides, control::Reply},
+    models::{self, Command, Commands, Expected, Found, Given, Overrides, control::Reply},
     telemetry::logging::ModelLogs,
 };
 use std::{path::Path, sync::mpsc, time::Duration};
@@ -16,7 +16,7 @@ const LEAVING_PAUSE: Duration = Duration::from_millis(50);
 pub(super) fn run(
     devices: &Devices,
     found: &[Found],
-    commands: &mpsc::Receiver<Command>,
+    commands: &Commands,
     (folder, logs): (&Path, &ModelLogs),
     stop: &dyn Fn() -> bool,
 ) {
@@ -30,18 +30,35 @@ pub(super) fn run(
             commands.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected)
         };
         match command {
+            Ok(Command::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            // What has waited until now is done nowhere here.
+            Ok(command) if stop() => answer(command.into_reply(), Err(InferError::Draining)),
             Ok(Command::Load { name, overrides, reply }) => {
-                answer(reply, load(devices, folder, logs, &name, &overrides));
+                let loaded = load(devices, folder, logs, &name, &overrides);
+                forget_beside(devices, folder, &name);
+                answer(reply, loaded);
             }
             Ok(Command::Bring { name, given, reply }) => {
                 answer(Some(reply), bring(devices, logs, &name, *given));
             }
-            Ok(Command::Unload { name, reply }) => answer(reply, unload(devices, &name)),
-            Ok(Command::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
-            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Ok(Command::Unload { name, reply }) => {
+                let unloaded = unload(devices, &name);
+                forget_beside(devices, folder, &name);
+                answer(reply, unloaded);
+            }
         }
         leaving = devices.let_go();
         logs.keep(&|name| devices.knows(name));
+    }
+}
+
+/// A file `NAME.onnx` that lay beside the folder `NAME` is listed until one of them is gone.
+fn forget_beside(devices: &Devices, folder: &Path, name: &str) {
+    let beside = format!("{name}.onnx");
+    let is_gone = || models::scan_one(folder, &beside, None).is_ok_and(|found| found.is_empty());
+    if devices.lists_none_that_serves(&beside) && is_gone() {
+        devices.unload(&beside);
     }
 }
 
@@ -60,9 +77,7 @@ fn load(
     overrides: &Overrides,
 ) -> Result<(), InferError> {
     let failed = |reason: String| InferError::LoadFailed { name: name.to_owned(), reason };
-    let instead = |of: &str| overrides.versions.as_ref().filter(|_| of == name);
-    let mut found = models::scan_with(folder, &instead).map_err(failed)?;
-    found.retain(|found| found.name == name);
+    let mut found = models::scan_one(folder, name, overrides.versions.as_ref()).map_err(failed)?;
     if found.is_empty() {
         return Err(match devices.lists(name) {
             true => failed("nothing lies in the model folder under this name".to_owned()),
@@ -103,12 +118,107 @@ fn reload(devices: &Devices, logs: &ModelLogs, name: &str, found: &[Found]) -> R
         tracing::warn!(model = name, %error, "no log file for the model");
     }
     let loaded = devices.reload(name, found);
-    loaded.map_err(|reason| InferError::LoadFailed { name: name.to_owned(), reason })
+    loaded.map_err(|reason| match devices.ends() {
+        // Which says nothing of the model.
+        true => InferError::Draining,
+        false => InferError::LoadFailed { name: name.to_owned(), reason },
+    })
 }
 
 fn unload(devices: &Devices, name: &str) -> Result<(), InferError> {
     match devices.unload(name) {
         true => Ok(()),
         false => Err(InferError::UnknownModel { name: name.to_owned(), nearest: Vec::new() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::*;
+    use crate::{
+        app::base::{self, Core},
+        config::Config,
+        models::Control,
+    };
+    use std::fs;
+    use tempfile::TempDir;
+    use tokio::sync::oneshot;
+
+    const FITTER: &str = "engine = \"gauss-mle\"\n";
+
+    /// A loader on a folder with a fitter, and with a file that is none of a model beside it.
+    struct Loader {
+        core: Core,
+        folder: TempDir,
+    }
+
+    impl Loader {
+        fn new() -> Loader {
+            let folder = tempfile::tempdir().unwrap();
+            fs::create_dir(folder.path().join("spots")).unwrap();
+            fs::write(folder.path().join("spots/model.toml"), FITTER).unwrap();
+            fs::write(folder.path().join("spots.onnx"), "").unwrap();
+            let found = models::scan(folder.path()).unwrap();
+            let core =
+                base::start(&Config::default(), Vec::new(), Err("there is none here".into()), found).unwrap();
+            core.devices.announce(&core.found);
+            core.devices.load_all(&core.found, &|| false);
+            Loader { core, folder }
+        }
+
+        /// What comes of a command.
+        fn told(&self, command: impl FnOnce(Reply) -> Command, stop: bool) -> Result<(), InferError> {
+            let (control, commands) = Control::new(self.folder.path().to_owned());
+            let (reply, mut answer) = oneshot::channel();
+            control.say(command(reply));
+            control.say(Command::Stop);
+            run(&self.core.devices, &[], &commands, (self.folder.path(), &ModelLogs::default()), &|| stop);
+            answer.try_recv().unwrap()
+        }
+
+        fn end(&self) {
+            self.core.queue.close();
+            self.core.devices.join();
+        }
+    }
+
+    fn load(name: &str) -> impl FnOnce(Reply) -> Command {
+        let name = name.to_owned();
+        |reply| Command::Load { name, overrides: Box::default(), reply: Some(reply) }
+    }
+
+    fn unload(reply: Reply) -> Command {
+        Command::Unload { name: "spots".to_owned(), reply: Some(reply) }
+    }
+
+    #[test]
+    fn a_file_beside_a_model_s_folder_is_listed_until_one_of_them_is_gone() {
+        let loader = Loader::new();
+        let listed = || ["spots", "spots.onnx"].map(|name| loader.core.devices.lists(name));
+        let file = loader.folder.path().join("spots.onnx");
+        assert_eq!((loader.told(load("spots"), false), listed()), (Ok(()), [true, true]));
+        fs::remove_file(&file).unwrap();
+        assert_eq!((loader.told(load("spots"), false), listed()), (Ok(()), [true, false]));
+        loader.end();
+
+        let loader = Loader::new();
+        let listed = || ["spots", "spots.onnx"].map(|name| loader.core.devices.lists(name));
+        fs::remove_dir_all(loader.folder.path().join("spots")).unwrap();
+        assert_eq!((loader.told(unload, false), listed()), (Ok(()), [false, false]));
+        loader.end();
+    }
+
+    #[test]
+    fn who_waits_for_a_load_as_the_server_ends_is_told_that_it_does() {
+        let loader = Loader::new();
+        let failed = loader.told(load("spots.onnx"), false);
+        assert!(matches!(failed, Err(InferError::LoadFailed { .. })), "{failed:?}");
+        assert_eq!(loader.told(load("spots"), true), Err(InferError::Draining));
+        assert_eq!(loader.told(unload, true), Err(InferError::Draining));
+        assert!(loader.core.devices.lists("spots"), "nothing is done any more");
+        loader.core.status.begin_drain();
+        assert_eq!(loader.told(load("spots.onnx"), false), Err(InferError::Draining));
+        loader.end();
     }
 }

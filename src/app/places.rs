@@ -6,11 +6,11 @@ use super::{
     listen::taken,
 };
 use crate::{
-    config::{Chosen, Config},
+    config::{Chosen, Config, RepositoryMode},
     http, models,
 };
 use socket2::{Domain, Protocol, Socket, Type};
-use std::{fs, io, net::SocketAddr};
+use std::{fs, io, net::SocketAddr, path::Path};
 
 /// The options whose values cannot be used, and why, for a server that serves or for `ocelli check`.
 pub fn unfit(config: &Config, serves: bool) -> Vec<(&'static str, String)> {
@@ -35,7 +35,8 @@ pub fn unfit(config: &Config, serves: bool) -> Vec<(&'static str, String)> {
     note("stack_spill_folder", spill_folder(config));
     if let Some(folder) = &config.log_dir {
         let made = fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder));
-        note("log_dir", made.map(drop).map_err(|error| format!("cannot write there: {error}")));
+        let made = made.map(drop).map_err(|error| format!("cannot write there: {error}"));
+        note("log_dir", made.and_then(|()| unwatched(folder, config)));
     }
     if serves {
         let listeners = [
@@ -51,6 +52,21 @@ pub fn unfit(config: &Config, serves: bool) -> Vec<(&'static str, String)> {
         }
     }
     unfit
+}
+
+/// Whether log files change no model there: each line would have it loaded anew, which writes lines.
+fn unwatched(folder: &Path, config: &Config) -> Result<(), String> {
+    let real = [folder, &config.models].map(fs::canonicalize);
+    match real {
+        [Ok(folder), Ok(models)] if folder.starts_with(&models) => match config.repository_mode {
+            RepositoryMode::Watch => Err(format!(
+                "it lies in {}, which repository_mode = \"watch\" follows: every line would be a change; name a folder elsewhere",
+                models.display()
+            )),
+            RepositoryMode::None | RepositoryMode::Explicit => Ok(()),
+        },
+        _ => Ok(()),
+    }
 }
 
 /// Whether an address can be listened on now. Nobody can connect to it meanwhile.
@@ -97,6 +113,28 @@ mod tests {
         let (models, log_dir) = (folder.path().to_owned(), Some(folder.path().join("logs")));
         let fits = Config { models, log_dir, stack_spill_folder: "".into(), ..config };
         assert_eq!(unfit(&fits, true), []);
+    }
+
+    #[test]
+    fn log_files_within_a_folder_of_models_that_is_watched_are_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let models = folder.path().join("models");
+        fs::create_dir_all(models.join("digits")).expect("a folder");
+        let told = |log_dir: &str, repository_mode| {
+            let log_dir = Some(folder.path().join(log_dir));
+            unfit(&Config { models: models.clone(), log_dir, repository_mode, ..Config::default() }, false)
+        };
+        for within in ["models", "models/logs", "models/digits/logs", "logs/../models/digits"] {
+            let told = told(within, RepositoryMode::Watch);
+            assert!(
+                matches!(&told[..], [("log_dir", why)] if why.contains("every line would be a change")),
+                "{within}: {told:?}"
+            );
+        }
+        assert_eq!(told("models/digits/logs", RepositoryMode::Explicit), []);
+        for elsewhere in ["logs", "models-of-logs"] {
+            assert_eq!(told(elsewhere, RepositoryMode::Watch), [], "{elsewhere}");
+        }
     }
 
     #[test]

@@ -401,7 +401,7 @@ options! {
             "A level, or levels by target, such as warn,ocelli=debug, as tracing's EnvFilter reads them.";
         log_dir: Option<PathBuf>, Path { empty: true }, "",
             "A folder for one log file per model, as JSON lines; empty for none.",
-            "MODEL.log is a link to the current day's file; 14 days are kept.";
+            "MODEL.log is a link to the current day's file; 14 days are kept. Not within models where these are watched.";
     }
     section "Traces" {
         otlp_endpoint: Option<String>, Url, "",

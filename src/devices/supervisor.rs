@@ -254,7 +254,7 @@ impl Devices {
     }
 
     /// Whether the server ends: loads end with it, which says nothing of their models.
-    pub(super) fn ends(&self) -> bool {
+    pub fn ends(&self) -> bool {
         self.parts.status.draining()
     }
 

@@ -9,6 +9,7 @@
 //! - [`kernels`]: our own kernels, C++ and their safe launchers.
 //! - [`cuda`]: GPUs, and the engines on them.
 //! - [`child`]: engines in a process of their own.
+//! - `regular_file`: opening what others put there, and nothing that one would wait for.
 
 pub mod child;
 pub mod cuda;
@@ -17,6 +18,7 @@ pub mod gauss_mle;
 pub mod kernels;
 pub mod onnx;
 pub mod reduction;
+pub(crate) mod regular_file;
 pub mod signature;
 pub mod staging;
 pub mod tensor;

@@ -252,15 +252,16 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         request: Request<RepositoryModelLoadRequest>,
     ) -> Result<Response<RepositoryModelLoadResponse>, Status> {
         self.may_control(request.extensions(), request.metadata().as_ref())?;
-        if let Some(permit) = request.extensions().get::<Arc<Permit>>() {
+        let permit = request.extensions().get::<Arc<Permit>>().cloned();
+        if let Some(permit) = &permit {
             // As for an inference: the end of the call has set aside what came, which is less if it was packed.
             let bytes = request.get_ref().encoded_len() as u64;
             permit.cover(bytes)?;
         }
         let RepositoryModelLoadRequest { repository_name, model_name, parameters } = request.into_inner();
         let model_name = model_of(repository_name, model_name)?;
-        let loaded = async { repository::load_as(&self.front, &model_name, load(parameters)?).await };
-        loaded.await?;
+        let load = load(parameters)?.kept_by(permit.as_ref());
+        repository::load_as(&self.front, &model_name, load).await?;
         Ok(Response::new(RepositoryModelLoadResponse {}))
     }
 

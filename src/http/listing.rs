@@ -3,13 +3,17 @@
 //!
 //! A caller of HTTP/2 may ask for hundreds over one connection and take none of them: each would be kept until `reply_stall_ms`.
 
-use super::{Front, Route, admission, coding, router};
+use super::{
+    Front, Route, admission,
+    body::{self, BodyLimits},
+    coding, repository, router,
+};
 use crate::error::InferError;
 use axum::{
     Router,
     body::{Body, Bytes},
     extract::{Request, State},
-    http::Response,
+    http::{Method, Response},
     middleware::{self, Next},
     response::IntoResponse,
     routing::MethodRouter,
@@ -60,11 +64,12 @@ struct Bound {
     places: Arc<Semaphore>,
     what: &'static str,
     max: usize,
+    body: BodyLimits,
 }
 
 impl Bound {
-    fn new(what: &'static str, max: usize) -> Bound {
-        Bound { places: Arc::new(Semaphore::new(max)), what, max }
+    fn new(what: &'static str, max: usize, body: BodyLimits) -> Bound {
+        Bound { places: Arc::new(Semaphore::new(max)), what, max, body }
     }
 
     fn full(&self) -> InferError {
@@ -80,11 +85,12 @@ pub(super) struct Listings {
 }
 
 impl Listings {
-    /// Nothing is under way yet.
-    pub(super) fn new() -> Listings {
+    /// Nothing is under way yet. What is asked for in a body has these limits, and is short.
+    pub(super) fn new(body: BodyLimits) -> Listings {
+        let body = body.at_most(repository::BODY_BYTES_MAX);
         Listings {
-            of_all: Bound::new("the number of lists and metrics under way", OF_ALL_MAX),
-            of_one: Bound::new("the number of replies under way that describe a model", OF_ONE_MAX),
+            of_all: Bound::new("the number of lists and metrics under way", OF_ALL_MAX, body),
+            of_one: Bound::new("the number of replies under way that describe a model", OF_ONE_MAX, body),
             packing: Arc::new(Semaphore::new(PACKED_MAX)),
         }
     }
@@ -112,6 +118,10 @@ impl Listings {
 
 /// Lets a request in until the last byte of its reply is with the system, or refuses it.
 async fn bounded(State(bound): State<Bound>, request: Request, next: Next) -> Response<Body> {
+    let request = match whole(request, bound.body).await {
+        Ok(request) => request,
+        Err(error) => return error.into_response(),
+    };
     match Arc::clone(&bound.places).try_acquire_owned() {
         Ok(place) => {
             let place = Arc::new(place);
@@ -119,6 +129,16 @@ async fn bounded(State(bound): State<Bound>, request: Request, next: Next) -> Re
         }
         Err(_) => bound.full().into_response(),
     }
+}
+
+/// The request with its body, where it has one, as it comes: who sends it slowly keeps no place from others meanwhile.
+async fn whole(request: Request, limits: BodyLimits) -> Result<Request, InferError> {
+    if request.method() != Method::POST {
+        return Ok(request);
+    }
+    let (parts, body) = request.into_parts();
+    let body = body::read(body, limits).await?;
+    Ok(Request::from_parts(parts, body.into()))
 }
 
 /// Packs a document while there is room for that.
@@ -218,6 +238,33 @@ mod tests {
         assert_eq!(get(&router, "/metrics").await.status(), 200);
         drop(held);
         assert_eq!(get(&router, "/v2/models").await.status(), 200);
+    }
+
+    #[tokio::test]
+    async fn who_sends_what_is_asked_slowly_takes_no_place_from_others() {
+        let router = front_routes();
+        let ask = || {
+            let (send, mut pieces) = tokio::sync::mpsc::unbounded_channel::<Result<Bytes, std::io::Error>>();
+            let body = futures_util::stream::poll_fn(move |context| pieces.poll_recv(context));
+            let request = Request::post("/v2/repository/index").header(header::HOST, "a");
+            let request = request.body(Body::from_stream(body)).unwrap();
+            (send, Box::pin(router.clone().oneshot(request)))
+        };
+        let mut slow: Vec<_> = (0..=OF_ALL_MAX).map(|_| ask()).collect();
+        for (send, reply) in &mut slow {
+            send.send(Ok(Bytes::from_static(b"{"))).unwrap();
+            assert!(futures_util::poll!(reply).is_pending());
+        }
+        assert_eq!(get(&router, "/metrics").await.status(), 200);
+        let (send, reply) = slow.pop().unwrap();
+        send.send(Ok(Bytes::from_static(b"\"ready\": true}"))).unwrap();
+        drop(send);
+        let reply = reply.await.unwrap();
+        assert_eq!(reply.status(), 200);
+        assert_eq!(reply.into_body().collect().await.unwrap().to_bytes(), "[]");
+        let (send, reply) = ask();
+        send.send(Ok(vec![b' '; (64 << 10) + 1].into())).unwrap();
+        assert_eq!(reply.await.unwrap().status(), 413);
     }
 
     #[tokio::test]

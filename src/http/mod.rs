@@ -156,6 +156,8 @@ pub struct Front {
     pub(crate) shared_memory: SharedMemory,
     repository_mode: RepositoryMode,
     admin_token: Option<Secret>,
+    /// What lies there, loaded or not.
+    folder: repository::Folder,
     /// What paths may begin with; empty for nothing.
     base_path: Arc<str>,
     /// Where Triton's metrics are written beside our own.
@@ -226,6 +228,7 @@ impl Front {
             timeout_max: config.timeout_ms_max,
         };
         Front {
+            folder: repository::Folder::new(control.folder()),
             queue,
             catalog,
             status,
@@ -377,7 +380,7 @@ pub fn routes(front: Arc<Front>) -> Router {
     let (head, of_others) = (head_of(longest), head_of(body));
     let inference = around::layered(router(inference_routes()), &front, head, true);
     // Health and metrics are beside the admission of the others: they answer when everything else is refused.
-    let listings = Listings::new();
+    let listings = Listings::new(front.limits.body);
     let others = listings
         .around(catalog_routes())
         .merge(listings.packed(contract_routes()))
@@ -394,14 +397,18 @@ pub fn routes(front: Arc<Front>) -> Router {
 pub fn admin_routes(front: Arc<Front>) -> Router {
     let BodyLimits { bytes_max, option, .. } = front.limits.body;
     let head = HeadLimits { body_bytes_max: bytes_max, option, uri_bytes_max: URI_BYTES_MAX };
-    let listings = Listings::new();
+    let listings = Listings::new(front.limits.body);
     finish(listings.around(health::routes_apart()).merge(control(&front, &listings)), head, front)
 }
 
 /// What the listener for metrics serves: nothing else.
 pub fn metrics_routes(front: Arc<Front>) -> Router {
     let head = HeadLimits { body_bytes_max: 0, option: "body_bytes_max", uri_bytes_max: URI_BYTES_MAX };
-    finish(Listings::new().around(vec![health::metrics(scrape::Listener::Apart)]), head, front)
+    finish(
+        Listings::new(front.limits.body).around(vec![health::metrics(scrape::Listener::Apart)]),
+        head,
+        front,
+    )
 }
 
 /// A whole listener none of whose routes asks for admission.

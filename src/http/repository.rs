@@ -3,13 +3,15 @@
 //! Whoever may do this decides what runs here: without `admin_token` only callers on this machine may, with it only those
 //! who know it.
 
+mod folder;
+
 use super::{
     Front, accept::Peer, admission::charged, body, catalog, coding, target::Target, wire::repository as wire,
 };
 use crate::{
     config::{RepositoryMode, Secret},
     error::InferError,
-    models::{State as ModelState, changes::Look},
+    models::State as ModelState,
 };
 use axum::{
     Json,
@@ -17,12 +19,13 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, header},
 };
 use bytes::Bytes;
+pub(super) use folder::Folder;
 use serde_json::{Value, json};
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use subtle::ConstantTimeEq;
 
 /// Bytes of a body that brings no files. Few: nothing is set aside for it, and anybody may send one.
-const BODY_BYTES_MAX: u64 = 64 << 10;
+pub(super) const BODY_BYTES_MAX: u64 = 64 << 10;
 
 /// `POST /v2/repository/index`: every version that is known, and the models of the folder that are not loaded.
 pub(super) async fn index(
@@ -66,19 +69,13 @@ pub(crate) async fn list(front: &Front, only_ready: bool) -> Result<Vec<Known>, 
         }
     }
     if !only_ready {
-        let there = folder(front).await?;
-        for name in there.names().filter(|name| !known.contains(*name)) {
-            let (name, reason) = (name.to_owned(), "it is not loaded".to_owned());
+        let there = front.folder.names().await;
+        for name in there.difference(&known) {
+            let (name, reason) = (name.clone(), "it is not loaded".to_owned());
             entries.push(Known { name, version: String::new(), state: "UNAVAILABLE", reason });
         }
     }
     Ok(entries)
-}
-
-/// What lies in the model folder now.
-async fn folder(front: &Front) -> Result<Look, InferError> {
-    let folder = front.control.folder().to_owned();
-    front.decode.run(move || Look::at(&folder)).await
 }
 
 /// `POST /v2/repository/models/{model}/load`
@@ -93,7 +90,7 @@ pub(super) async fn load(
     let body = body::of(coding::unpack(request)?, front.limits.body).await?;
     let read = move || wire::Load::of_body(&body);
     let load = front.decode.run(charged(Some(&permit), read)).await??;
-    load_as(&front, &target.model, load).await
+    load_as(&front, &target.model, load.kept_by(Some(&permit))).await
 }
 
 /// Loads a model as a caller asks who may.

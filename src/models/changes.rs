@@ -2,6 +2,7 @@
 //!
 //! What cannot be read has not changed: a file system that does not answer for a moment is no reason to unload anything.
 
+use super::scan::{self, candidate};
 use std::{
     collections::BTreeMap,
     fs, io,
@@ -10,8 +11,8 @@ use std::{
     time::SystemTime,
 };
 
-/// Folders within folders that are looked into: `NAME/VERSION/` and what lies there.
-const DEPTH_MAX: usize = 3;
+/// Folders within folders that are looked into: `NAME/VERSION/`, and what lies there in folders of its own, as external data may.
+const DEPTH_MAX: usize = 4;
 
 /// A file as a look sees it.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,12 +57,12 @@ impl Look {
     pub fn at(folder: &Path) -> Look {
         let mut look = Look::default();
         // Not there is not empty either: it may be about to be mounted, or put in another's place.
-        let entries = fs::metadata(folder).and_then(|_| entries(folder)).unwrap_or_else(|error| {
-            look.unread = Some(error.to_string());
+        let entries = scan::entries(folder).unwrap_or_else(|error| {
+            look.unread = Some(error);
             Vec::new()
         });
         for (name, path) in entries {
-            let model = name.strip_suffix(".onnx").unwrap_or(&name).to_owned();
+            let Some((model, _)) = candidate(&name, &path) else { continue };
             let files = look.models.entry(model).or_insert_with(|| Some(Vec::new()));
             let collected = files.as_mut().map_or(Ok(()), |files| collect(&name, &path, DEPTH_MAX, files));
             if let Err(error) = collected {
@@ -91,11 +92,6 @@ impl Look {
         self.unread.as_deref()
     }
 
-    /// The names that models have there.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.models.keys().map(String::as_str)
-    }
-
     /// What to do about what changed from this look to a later one.
     pub fn changes(&self, later: &Look) -> Vec<Change> {
         if later.unread.is_some() {
@@ -116,7 +112,7 @@ fn entries(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     for entry in found {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        // As when models are looked for: mounted volumes have such names for what they are about to show.
+        // Mounted volumes have such names for what they are about to show.
         if !name.starts_with('.') {
             entries.push((name, entry.path()));
         }
@@ -175,6 +171,8 @@ mod tests {
         write("other/model.toml", "longer");
         write("bare.onnx", "a");
         write(".hidden/model.onnx", "a");
+        write("README.md", "no model");
+        write("lost+found/#1234", "no model");
         fs::remove_dir_all(folder.path().join("gone")).unwrap();
         let second = Look::at(folder.path());
         let load = |name: &str| Change::Load(name.to_owned());
@@ -182,6 +180,17 @@ mod tests {
 
         write("same/2/model.onnx", "a");
         assert_eq!(second.changes(&Look::at(folder.path())), [load("same")]);
+    }
+
+    #[test]
+    fn external_data_in_folders_of_its_own_is_looked_at() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("m/1/weights/large/w");
+        fs::create_dir_all(data.parent().unwrap()).unwrap();
+        fs::write(&data, "a").unwrap();
+        let first = Look::at(folder.path());
+        fs::write(&data, "other").unwrap();
+        assert_eq!(first.changes(&Look::at(folder.path())), [Change::Load("m".to_owned())]);
     }
 
     #[test]
@@ -233,7 +242,7 @@ mod tests {
         fs::write(models.join("one/model.onnx"), "a").unwrap();
         fs::write(models.join("two.onnx"), "a").unwrap();
         let first = Look::at(&models);
-        assert_eq!(first.names().count(), 2);
+        assert_eq!(first.models.len(), 2);
 
         // A link to itself can be read by nobody, not even by one who may read everything.
         let aside = folder.path().join("aside");

@@ -7,11 +7,26 @@ use super::{
     powers_of_two,
     triton::{self, Queueing},
 };
-use crate::{engine::onnx::gpu::CudaGraph, error::InferError};
+use crate::{
+    engine::onnx::gpu::CudaGraph,
+    error::{InferError, RETRY_AFTER},
+};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
-use std::{collections::BTreeSet, fmt, path::PathBuf, sync::mpsc, time::Duration};
-use tokio::sync::oneshot;
+use std::{
+    collections::BTreeSet,
+    fmt,
+    path::PathBuf,
+    sync::{
+        Arc,
+        mpsc::{self, RecvError, RecvTimeoutError},
+    },
+    time::Duration,
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+/// What callers ask for and has not begun. Each is a request that waits, or the little that is left of one whose caller has gone.
+const WAITING_MAX: usize = 1000;
 
 /// The end of a [`Command`].
 pub type Reply = oneshot::Sender<Result<(), InferError>>;
@@ -168,25 +183,107 @@ impl Overrides {
 /// A way to the loading thread. It ends when told to, or when all of these are gone.
 #[derive(Debug)]
 pub struct Control {
-    sender: Mutex<mpsc::Sender<Command>>,
+    sender: Mutex<mpsc::Sender<Queued>>,
+    places: Arc<Semaphore>,
     folder: PathBuf,
+}
+
+/// The end of it: what is to be done, one after the other. What whoever asked for it has given up on is passed over.
+#[derive(Debug)]
+pub struct Commands(mpsc::Receiver<Queued>);
+
+/// A command, for as long as it has not begun and somebody waits for it.
+type Waiting = Arc<Mutex<Option<Command>>>;
+
+/// A command whose turn comes. Dropped with this, however many wait for it.
+#[derive(Debug)]
+struct Queued {
+    command: Waiting,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+impl Queued {
+    fn take(&self) -> Option<Command> {
+        self.command.lock().take()
+    }
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}
+
+/// Whoever waits for a command, which goes with this unless it has begun: a model that was sent takes memory.
+struct Waits(Waiting);
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        let left = self.0.lock().take();
+        // Not under the lock: files may take a while to go.
+        drop(left);
+    }
+}
+
+impl Commands {
+    /// The next.
+    ///
+    /// # Errors
+    /// Where none comes any more.
+    pub fn recv(&self) -> Result<Command, RecvError> {
+        loop {
+            if let Some(command) = self.0.recv()?.take() {
+                return Ok(command);
+            }
+        }
+    }
+
+    /// The next, if one comes within this time.
+    ///
+    /// # Errors
+    /// Where none comes, or none any more.
+    pub fn recv_timeout(&self, timeout: Duration) -> Result<Command, RecvTimeoutError> {
+        loop {
+            if let Some(command) = self.0.recv_timeout(timeout)?.take() {
+                return Ok(command);
+            }
+        }
+    }
+}
+
+impl Command {
+    /// Who waits for it.
+    pub fn into_reply(self) -> Option<Reply> {
+        match self {
+            Command::Load { reply, .. } | Command::Unload { reply, .. } => reply,
+            Command::Bring { reply, .. } => Some(reply),
+            Command::Stop => None,
+        }
+    }
 }
 
 impl Control {
     /// A way, and its end. `folder` is where the models lie.
-    pub fn new(folder: PathBuf) -> (Control, mpsc::Receiver<Command>) {
+    pub fn new(folder: PathBuf) -> (Control, Commands) {
         let (sender, commands) = mpsc::channel();
-        (Control { sender: Mutex::new(sender), folder }, commands)
+        let places = Arc::new(Semaphore::new(WAITING_MAX));
+        (Control { sender: Mutex::new(sender), places, folder }, Commands(commands))
     }
 
     /// Says something and does not wait.
     pub fn say(&self, command: Command) {
-        let sender = self.sender.lock();
-        // A thread that has ended loads nothing; whoever waits for a reply is told by its absence.
-        let _ = sender.send(command);
+        self.queue(command, None);
     }
 
-    /// Loads a model as it is asked for. Dropping the future does not stop it.
+    fn queue(&self, command: Command, place: Option<OwnedSemaphorePermit>) -> Waiting {
+        let command = Arc::new(Mutex::new(Some(command)));
+        let queued = Queued { command: Arc::clone(&command), _place: place };
+        // A thread that has ended loads nothing; whoever waits for a reply is told by its absence.
+        let _ = self.sender.lock().send(queued);
+        command
+    }
+
+    /// Loads a model as it is asked for. Dropping the future stops it unless it has begun.
     ///
     /// # Errors
     /// As [`load`](Control::load).
@@ -200,27 +297,33 @@ impl Control {
         }
     }
 
-    /// Loads a model anew. Dropping the future does not stop it.
+    /// Loads a model anew. Dropping the future stops it unless it has begun.
     ///
     /// # Errors
-    /// [`InferError::UnknownModel`], [`InferError::LoadFailed`], [`InferError::Draining`].
+    /// [`InferError::UnknownModel`], [`InferError::LoadFailed`], [`InferError::Draining`], [`InferError::Full`].
     pub async fn load(&self, name: &str, overrides: Overrides) -> Result<(), InferError> {
         let (overrides, name) = (Box::new(overrides), name.to_owned());
         self.ask(|reply| Command::Load { name, overrides, reply: Some(reply) }).await
     }
 
-    /// Serves a model no more; requests that have begun are still answered.
+    /// Serves a model no more; requests that have begun are still answered. Dropping the future stops it unless it has begun.
     ///
     /// # Errors
-    /// [`InferError::UnknownModel`], [`InferError::Draining`].
+    /// [`InferError::UnknownModel`], [`InferError::Draining`], [`InferError::Full`].
     pub async fn unload(&self, name: &str) -> Result<(), InferError> {
         let name = name.to_owned();
         self.ask(|reply| Command::Unload { name, reply: Some(reply) }).await
     }
 
     async fn ask(&self, command: impl FnOnce(Reply) -> Command) -> Result<(), InferError> {
+        let full = |_| InferError::Full {
+            what: "the queue of loads and unloads",
+            limit: WAITING_MAX as u64,
+            retry_after: RETRY_AFTER,
+        };
+        let place = Arc::clone(&self.places).try_acquire_owned().map_err(full)?;
         let (reply, answer) = oneshot::channel();
-        self.say(command(reply));
+        let _waits = Waits(self.queue(command(reply), Some(place)));
         let draining = InferError::Draining;
         answer.await.unwrap_or(Err(draining))
     }
@@ -335,5 +438,61 @@ mod tests {
         let (control, commands) = Control::new(PathBuf::new());
         drop(commands);
         assert!(matches!(control.unload("m").await, Err(InferError::Draining)));
+    }
+
+    #[tokio::test]
+    async fn what_waits_goes_with_whoever_waits_for_it_and_is_passed_over() {
+        let (control, commands) = Control::new(PathBuf::new());
+        let file = Arc::new([7]);
+        let bring = |name: &'static str| {
+            struct Held(Arc<[u8; 1]>);
+            impl AsRef<[u8]> for Held {
+                fn as_ref(&self) -> &[u8] {
+                    &*self.0
+                }
+            }
+            let bytes = bytes::Bytes::from_owner(Held(Arc::clone(&file)));
+            let given = Given::new("{}".to_owned(), vec![("1/model.onnx".to_owned(), bytes)]).expect("fine");
+            Box::pin(control.change(name, Change::Given(given)))
+        };
+        let (mut first, mut second) = (bring("first"), bring("second"));
+        let mut third = Box::pin(control.unload("third"));
+        assert!(
+            futures_util::poll!(&mut first).is_pending() && futures_util::poll!(&mut second).is_pending()
+        );
+        assert!(futures_util::poll!(&mut third).is_pending());
+        let begun = commands.recv().expect("the first");
+        assert!(matches!(&begun, Command::Bring { name, .. } if name == "first"), "{begun:?}");
+        assert_eq!(Arc::strong_count(&file), 3);
+        drop((first, second));
+        assert_eq!(Arc::strong_count(&file), 2, "what has begun goes on");
+        drop(begun);
+        let next = commands.recv_timeout(Duration::ZERO).expect("the third");
+        assert!(matches!(&next, Command::Unload { name, .. } if name == "third"), "{next:?}");
+        let _ = next.into_reply().expect("it waits").send(Ok(()));
+        assert_eq!(third.await, Ok(()));
+        // Also where the thread ends meanwhile.
+        let mut last = bring("last");
+        assert!(futures_util::poll!(&mut last).is_pending());
+        drop(commands);
+        assert_eq!(last.await, Err(InferError::Draining));
+        assert_eq!(Arc::strong_count(&file), 1);
+    }
+
+    #[tokio::test]
+    async fn loads_that_wait_have_a_bound_and_the_watcher_and_the_end_are_always_heard() {
+        let (control, commands) = Control::new(PathBuf::new());
+        let mut waiting: Vec<_> = (0..WAITING_MAX).map(|_| Box::pin(control.unload("m"))).collect();
+        for unload in &mut waiting {
+            assert!(futures_util::poll!(unload).is_pending());
+        }
+        let full = control.load("m", Overrides::default()).await.expect_err("it is full");
+        assert_eq!(full.to_string(), "the queue of loads and unloads is full (1000); retry after 5 s");
+        control.say(Command::Stop);
+        drop(commands.recv().expect("the first"));
+        let mut next = Box::pin(control.unload("m"));
+        assert!(futures_util::poll!(&mut next).is_pending(), "there is a place again");
+        drop((waiting, next));
+        assert!(matches!(commands.recv(), Ok(Command::Stop)));
     }
 }

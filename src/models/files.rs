@@ -2,7 +2,7 @@
 //! something else under the same name.
 
 use super::{Engine, Source};
-use crate::engine::onnx::external::{self, external_files};
+use crate::engine::{onnx::external::external_files, regular_file};
 use foldhash::fast::FixedState;
 use std::{
     fs::{File, Metadata},
@@ -100,7 +100,7 @@ fn cannot_read(name: &str, error: &io::Error) -> String {
 }
 
 fn look(path: &Path) -> io::Result<(Stamp, u64)> {
-    let mut file = external::open(path)?;
+    let mut file = regular_file::open(path)?;
     // Before its content: what is written meanwhile has another.
     let stamp = Stamp::of(&file.metadata()?);
     let (mut hasher, mut chunk) = (FixedState::default().build_hasher(), vec![0; CHUNK_BYTES]);

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use std::{
     fs::{self, File},
     io,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
     path::Path,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -48,14 +48,8 @@ fn remove_left_behind_in(parent: &Path, now: SystemTime) {
     for entry in entries.flatten() {
         let folder = entry.path();
         let ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
-        // A link is nobody's folder.
-        let is_old = || {
-            let folder = entry.metadata().ok().filter(fs::Metadata::is_dir);
-            let made = folder.and_then(|folder| folder.modified().ok());
-            made.is_some_and(|made| now.duration_since(made).is_ok_and(|age| age > LEFT_BEHIND))
-        };
-        // Whoever can lock it has no server beside it; that of another user cannot be opened.
-        if ours && is_old() && File::open(&folder).is_ok_and(|lock| lock.try_lock().is_ok()) {
+        // Whoever can lock it has no server beside it.
+        if ours && left(&folder, now).is_some_and(|lock| lock.try_lock().is_ok()) {
             let removed = fs::remove_dir_all(&folder);
             let folder = folder.display();
             match removed {
@@ -66,6 +60,17 @@ fn remove_left_behind_in(parent: &Path, now: SystemTime) {
             }
         }
     }
+}
+
+/// A folder of this user's that has been there for a while. Others may have the parent as well, and put anything there under such a
+/// name, at any moment: what it is is asked of what was opened, and nothing that one would wait for is.
+fn left(folder: &Path, now: SystemTime) -> Option<File> {
+    let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let folder = File::options().read(true).custom_flags(flags).open(folder).ok()?;
+    let metadata = folder.metadata().ok()?;
+    let age = now.duration_since(metadata.modified().ok()?).ok()?;
+    let mine = metadata.uid() == rustix::process::geteuid().as_raw();
+    (mine && age > LEFT_BEHIND).then_some(folder)
 }
 
 /// What came.
@@ -215,6 +220,26 @@ mod tests {
         drop(held);
         assert_eq!(there(), [false, false, true]);
         remove_left_behind_in(&folder.path().join("gone"), later);
+    }
+
+    #[test]
+    fn what_others_put_under_the_name_of_such_a_folder_is_left_alone_and_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let [mine, link, pipe, theirs] =
+            ["mine", "link", "pipe", "theirs"].map(|name| folder.path().join(format!("ocelli-model-{name}")));
+        for made in [&mine, &theirs] {
+            fs::create_dir(made).unwrap();
+        }
+        std::os::unix::fs::symlink(&mine, &link).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
+        let later = SystemTime::now() + 2 * LEFT_BEHIND;
+        assert!(left(&mine, later).is_some() && left(&mine, SystemTime::now()).is_none());
+        assert!(left(&link, later).is_none() && left(&pipe, later).is_none());
+        // Only root can give a folder to another.
+        let is_theirs = std::os::unix::fs::chown(&theirs, Some(65_534), None).is_ok();
+        remove_left_behind_in(folder.path(), later);
+        assert_eq!([&mine, &theirs].map(|folder| folder.exists()), [false, is_theirs]);
+        assert!(link.is_symlink() && pipe.exists());
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! A property of a camera for each pixel of its sensor, from a `.npy` file: `[height, width]` numbers.
 
 use crate::{
-    engine::kernels::SensorMap,
+    engine::{kernels::SensorMap, regular_file},
     image::stack::{Format, Limits, Options, Samples, StackError, StackReader},
 };
-use std::{fs::File, io::Read, path::Path};
+use std::{io::Read, path::Path};
 
 /// Pixels of the largest sensor.
 const PIXELS_MAX: u64 = 1 << 26;
@@ -18,7 +18,9 @@ const BYTES_MAX: u64 = 8 * PIXELS_MAX + 65_536;
 pub(super) fn read(path: &Path) -> Result<SensorMap, String> {
     let cannot = |error| format!("cannot read it: {error}");
     let mut bytes = Vec::new();
-    File::open(path).and_then(|file| file.take(BYTES_MAX + 1).read_to_end(&mut bytes)).map_err(cannot)?;
+    regular_file::open(path)
+        .and_then(|file| file.take(BYTES_MAX + 1).read_to_end(&mut bytes))
+        .map_err(cannot)?;
     if bytes.len() as u64 > BYTES_MAX {
         return Err(format!("it is larger than the limit of {BYTES_MAX} bytes"));
     }
@@ -81,6 +83,14 @@ mod tests {
         let map = check(&npy("(2, 3)", &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0])).unwrap();
         assert_eq!((map.height, map.width), (2, 3));
         assert_eq!(map.values, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+    }
+
+    #[test]
+    fn a_pipe_is_no_map_and_nobody_waits_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("map.npy");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
+        assert_eq!(read(&path).unwrap_err(), "cannot read it: it is not a file");
     }
 
     #[test]

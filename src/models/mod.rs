@@ -37,14 +37,14 @@ pub mod triton;
 pub mod warmup;
 
 pub use catalog::{Catalog, Entry, State};
-pub use control::{Change, Command, Control, Overrides};
+pub use control::{Change, Command, Commands, Control, Overrides};
 pub use declared::{Declared, DeclaredTensor, Interface};
 pub use expected::Expected;
 pub use files::Files;
 pub use given::Given;
 pub use images::{Form, ImageInput};
 pub use manifest::{Engine, Manifest, ManifestError};
-pub use scan::{Found, check_name, scan, scan_with};
+pub use scan::{Found, check_name, scan, scan_one};
 pub use warmup::{Fill, Warmup, WarmupInput, chance};
 
 use crate::{

@@ -25,10 +25,11 @@ use super::{
 };
 use crate::{engine::Dim, tasks::Labels};
 pub(super) use disk::inside;
-use disk::{entries, file_bytes, look, may_be_folder, model_bytes, read, read_bytes};
+use disk::{Candidate, file_bytes, look, may_be_folder, model_bytes, read, read_bytes};
+pub(super) use disk::{candidate, entries};
 use instead::instead;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -61,30 +62,44 @@ pub struct Found {
 /// # Errors
 /// If the folder itself cannot be read.
 pub fn scan(folder: &Path) -> Result<Vec<Found>, String> {
-    scan_with(folder, &|_| None)
+    Ok(found_of(folder, entries(folder)?, None))
 }
 
-/// The same with other versions of some models than they say themselves.
+/// One model of it, with other versions than it says itself where `versions` are given. No other is looked into.
 ///
 /// # Errors
 /// As [`scan`].
-pub fn scan_with<'v>(
-    folder: &Path,
-    instead: &dyn Fn(&str) -> Option<&'v Versions>,
-) -> Result<Vec<Found>, String> {
+pub fn scan_one(folder: &Path, name: &str, versions: Option<&Versions>) -> Result<Vec<Found>, String> {
+    let mut there = entries(folder)?;
+    // A file `NAME.onnx` and a folder `NAME` are held against each other.
+    let is_bare = |file: &str, stem: &str| file.strip_suffix(".onnx") == Some(stem);
+    there.retain(|(other, _)| other == name || is_bare(other, name) || is_bare(name, other));
+    let mut found = found_of(folder, there, versions);
+    found.retain(|found| found.name == name);
+    Ok(found)
+}
+
+/// The names of what may be models there, without a look into any of them.
+///
+/// # Errors
+/// As [`scan`].
+pub fn names(folder: &Path) -> Result<BTreeSet<String>, String> {
+    let there = entries(folder)?.into_iter();
+    Ok(there.filter_map(|(name, path)| candidate(&name, &path).map(|(model, _)| model)).collect())
+}
+
+/// What these entries of a model folder are.
+fn found_of(folder: &Path, entries: Vec<(String, PathBuf)>, versions: Option<&Versions>) -> Vec<Found> {
     let mut found = Vec::new();
     let mut bare = Vec::new();
-    for (name, path) in entries(folder)? {
-        let there = look(&path);
-        if matches!(&there, Ok(Some(metadata)) if metadata.is_dir()) {
-            found.extend(scan_model(&name, &path, instead(&name)));
-        } else if let Some(stem) = name.strip_suffix(".onnx") {
-            bare.push((stem.to_owned(), path));
-        } else if name.to_ascii_lowercase().ends_with(".onnx") {
-            let why = "a model's file ends with .onnx, in small letters: rename it".to_owned();
-            found.push(Found { name, version: String::new(), source: Err(why), only_named: false });
-        } else if let Err(reason) = there {
-            found.push(Found { name, version: String::new(), source: Err(reason), only_named: false });
+    for (entry, path) in entries {
+        match candidate(&entry, &path) {
+            Some((name, Candidate::Folder)) => found.extend(scan_model(&name, &path, versions)),
+            Some((stem, Candidate::File)) => bare.push((stem, path)),
+            Some((name, Candidate::Mistake(why))) => {
+                found.push(Found { name, version: String::new(), source: Err(why), only_named: false });
+            }
+            None => {}
         }
     }
     for (name, path) in bare {
@@ -126,7 +141,7 @@ pub fn scan_with<'v>(
         let key = |f: &Found| (f.name.clone(), f.version.len(), f.version.clone());
         key(a).cmp(&key(b))
     });
-    Ok(found)
+    found
 }
 
 /// All versions in one model's folder.

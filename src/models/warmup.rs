@@ -2,7 +2,7 @@
 
 use super::{Model, scan};
 use crate::{
-    engine::{DataType, Dim, Tensor},
+    engine::{DataType, Dim, Tensor, regular_file},
     random::Random,
 };
 use bytes::Bytes;
@@ -110,7 +110,7 @@ impl WarmupInput {
                 let path = scan::inside(&folder.join(FOLDER), name).map_err(told)?;
                 let mut data = Vec::new();
                 // One byte more than allowed tells a file that is too large.
-                std::fs::File::open(path)
+                regular_file::open(&path)
                     .and_then(|file| file.take(limit as u64 + 1).read_to_end(&mut data))
                     .map_err(|error| told(format!("cannot read it: {error}")))?;
                 if data.len() > limit {
@@ -210,6 +210,9 @@ mod tests {
         );
         check(&warmup(&[3], Fill::File("../outside".into())), "leads out");
         check(&warmup(&[3], Fill::File("lost".into())), "cannot read it");
+        let pipe = folder.path().join("warmup/pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
+        check(&warmup(&[3], Fill::File("pipe".into())), "warmup/pipe: cannot read it: it is not a file");
         let mut other = warmup(&[3], Fill::Zeros);
         other.inputs[0].name = "z".into();
         check(&other, "no input \"z\"");

@@ -102,6 +102,13 @@ impl Devices {
         self.parts.catalog.has(name)
     }
 
+    /// Whether a model of this name is listed with why it does not serve, and in no other way.
+    pub fn lists_none_that_serves(&self, name: &str) -> bool {
+        let listed = self.parts.catalog.list();
+        let mut named = listed.iter().filter(|entry| &*entry.name == name).peekable();
+        named.peek().is_some() && named.all(|entry| matches!(entry.state, State::Unavailable(_)))
+    }
+
     /// Whether a model of this name is listed, or serves who has begun with it.
     pub fn knows(&self, name: &str) -> bool {
         self.lists(name) || self.leaving.lock().iter().any(|Leaving { model, .. }| &*model.name == name)

@@ -30,6 +30,10 @@ impl<R: Read + Seek> Fields<R> {
     pub(super) fn next_until(&mut self, end: u64) -> Result<Option<(u64, u64)>, String> {
         while self.at < end {
             let key = self.varint(end)?;
+            // No field has the number 0, and zeros are what a file has that is not there yet: two bytes each, of gigabytes.
+            if key >> 3 == 0 {
+                return Err(self.broken());
+            }
             let bytes = match key & 7 {
                 0 => {
                     self.varint(end)?;

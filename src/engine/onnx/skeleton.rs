@@ -2,6 +2,7 @@
 //! Field numbers are those of `onnx.proto`.
 
 use super::fields::Fields;
+use crate::engine::regular_file;
 use std::{
     fs::File,
     io::{Read, Seek},
@@ -46,7 +47,7 @@ impl Message {
 /// If it cannot be read.
 pub(super) fn open(path: &Path) -> Result<(File, u64), String> {
     let open = || {
-        let file = File::open(path)?;
+        let file = regular_file::open(path)?;
         let bytes = file.metadata()?.len();
         Ok((file, bytes))
     };

@@ -3,12 +3,13 @@
 use super::{bad_json, base64_text, clipped, object};
 use crate::{
     error::{InferError, bad},
+    http::admission::{Permit, keeping},
     models::{Change, Given, triton},
 };
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Map, Value, value::RawValue};
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 /// What stands before a file's name.
 const FILE: &str = "file:";
@@ -112,6 +113,17 @@ impl Load {
         Ok(())
     }
 
+    /// Its files keep the permit of the request that brought them for as long as they are in memory, whoever has gone by then.
+    #[must_use]
+    pub fn kept_by(mut self, permit: Option<&Arc<Permit>>) -> Load {
+        if let Some(permit) = permit {
+            for (_, bytes) in &mut self.files {
+                *bytes = keeping(std::mem::take(bytes), permit);
+            }
+        }
+        self
+    }
+
     /// What it asks for of the model `name`. With files the configuration is the whole one of the model that they are. Without,
     /// it says what changes; `current` is that of the model that serves: members that repeat it are taken. Where none serves, what
     /// is loaded shows whether they do.
@@ -169,7 +181,10 @@ mod tests {
     use crate::{
         batch::{ModelKey, QueuePolicies, QueuePolicy},
         engine::{DataType, staging::Memory},
-        http::wire::model_config,
+        http::{
+            admission::{Admission, AdmissionLimits},
+            wire::model_config,
+        },
         models::{
             Manifest, Model, Overrides,
             manifest::{Versions, Waiting},
@@ -190,6 +205,23 @@ mod tests {
             Change::Overrides(overrides) => Ok(*overrides),
             Change::Given(given) => panic!("no files were sent: {given:?}"),
         }
+    }
+
+    #[test]
+    fn what_is_set_aside_for_files_is_given_back_with_the_last_of_them() {
+        let admission =
+            Admission::new(AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: 100 });
+        let permit = Arc::new(admission.admit().unwrap());
+        permit.cover(60).unwrap();
+        let body = json!({ "parameters": { "config": "{}", "file:1/model.onnx": "AAAA", "file:a": "AAAA" } });
+        let load = Load::of_body(body.to_string().as_bytes()).unwrap().kept_by(Some(&permit));
+        drop(permit);
+        let given = load.change("m", None).unwrap();
+        let now = admission.in_flight();
+        assert_eq!((now.requests, now.bytes), (1, 60));
+        drop(given);
+        let now = admission.in_flight();
+        assert_eq!((now.requests, now.bytes), (0, 0));
     }
 
     fn refuses(config_: &Value, told: &str) {

@@ -1,7 +1,7 @@
 //! What lies on disk: the names in a folder, what is behind them, and the files that are read.
 
 use super::instead::other_format;
-use crate::engine::onnx::external::external_files;
+use crate::engine::{onnx::external::external_files, regular_file};
 use std::{
     fs,
     io::{self, Read},
@@ -9,7 +9,7 @@ use std::{
 };
 
 /// The names in a folder and their paths, sorted; those that begin with a dot are left out.
-pub(super) fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, String> {
+pub(in crate::models) fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, String> {
     let cannot = |error| format!("cannot read the folder {}: {error}", folder.display());
     let mut entries = Vec::new();
     for entry in fs::read_dir(folder).map_err(cannot)? {
@@ -24,16 +24,44 @@ pub(super) fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, String> {
     Ok(entries)
 }
 
+/// What something in a model folder is by its name and kind, whatever is in it.
+pub(in crate::models) enum Candidate {
+    /// A model's folder.
+    Folder,
+    /// A model without a folder.
+    File,
+    /// What may be meant as a model and cannot be one, and why.
+    Mistake(String),
+}
+
+/// What an entry of a model folder is, with the name of its model; nothing for what is beside the models.
+pub(in crate::models) fn candidate(entry: &str, path: &Path) -> Option<(String, Candidate)> {
+    let there = look(path);
+    let (name, kind) = if matches!(&there, Ok(Some(metadata)) if metadata.is_dir()) {
+        (entry, Candidate::Folder)
+    } else if let Some(stem) = entry.strip_suffix(".onnx") {
+        (stem, Candidate::File)
+    } else if entry.to_ascii_lowercase().ends_with(".onnx") {
+        let why = "a model's file ends with .onnx, in small letters: rename it";
+        (entry, Candidate::Mistake(why.to_owned()))
+    } else {
+        (entry, Candidate::Mistake(there.err()?))
+    };
+    Some((name.to_owned(), kind))
+}
+
 /// What is at a path, if there is anything.
 ///
 /// # Errors
 /// Why nobody can say: a link that leads nowhere or to itself, a folder that may not be looked into.
 pub(super) fn look(path: &Path) -> Result<Option<fs::Metadata>, String> {
-    let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
-    match (fs::metadata(path), fs::symlink_metadata(path)) {
-        (Ok(metadata), _) => Ok(Some(metadata)),
-        (Err(_), Err(error)) if gone(&error) => Ok(None),
-        (Err(error), _) => {
+    let error = match fs::metadata(path) {
+        Ok(metadata) => return Ok(Some(metadata)),
+        Err(error) => error,
+    };
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        _ => {
             let leads = fs::read_link(path).map(|to| format!(", a link to {}", to.display()));
             Err(format!("cannot read {}{}: {error}", path.display(), leads.unwrap_or_default()))
         }
@@ -64,11 +92,7 @@ pub(super) fn read(path: &Path, bytes_max: u64) -> Result<String, String> {
 
 pub(super) fn read_bytes(path: &Path, bytes_max: u64) -> Result<Vec<u8>, String> {
     let cannot = |error| format!("cannot read it: {error}");
-    // Before it is opened: to open a pipe is to wait for whoever writes there.
-    if !fs::metadata(path).map_err(cannot)?.is_file() {
-        return Err("it is not a file".to_owned());
-    }
-    let file = fs::File::open(path).map_err(cannot)?;
+    let file = regular_file::open(path).map_err(cannot)?;
     let mut bytes = Vec::new();
     // One byte more than allowed tells a file that is too large, whatever its metadata said.
     file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(cannot)?;
@@ -87,7 +111,7 @@ pub(super) fn file_bytes(path: &Path) -> Result<u64, String> {
     if metadata.len() == 0 {
         return Err(format!("{} is empty", path.display()));
     }
-    fs::File::open(path).map_err(cannot)?;
+    regular_file::open(path).map_err(cannot)?;
     Ok(metadata.len())
 }
 

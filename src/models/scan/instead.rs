@@ -1,8 +1,8 @@
 //! What lies where a model file is missing, or in place of one, and what to do about it.
 
 use super::disk::entries;
+use crate::engine::regular_file;
 use std::{
-    fs::File,
     io::Read,
     path::{Path, PathBuf},
 };
@@ -70,7 +70,7 @@ fn told(names: &[String]) -> String {
 /// What a file is that is not ONNX, where its first bytes tell.
 pub(super) fn other_format(path: &Path) -> Option<&'static str> {
     let mut head = Vec::new();
-    File::open(path).ok()?.take(32).read_to_end(&mut head).ok()?;
+    regular_file::open(path).ok()?.take(32).read_to_end(&mut head).ok()?;
     if head.starts_with(b"version https://git-lfs") {
         Some("it is Git LFS's pointer to the file, not the file: git lfs pull fetches that")
     } else if head.starts_with(b"PK\x03\x04") {

@@ -573,3 +573,50 @@ fn a_policy_chooses_among_versions_whose_links_lead_nowhere_as_among_others() {
         [("latest", "2", false, false), ("named", "1", true, false), ("named", "2", false, false)]
     );
 }
+
+#[test]
+fn one_model_is_found_as_among_all_and_no_other_is_looked_into() {
+    let files = [
+        ("digits/1/model.onnx", ONNX),
+        ("digits/2/model.onnx", ONNX),
+        ("digits/config.pbtxt", ""),
+        ("digits.onnx", ONNX),
+        ("spots.onnx", ONNX),
+        ("spots.onnx.onnx", ONNX),
+        ("UP.ONNX", ONNX),
+        ("README.md", ""),
+    ];
+    let folder = folder(&files);
+    let told = |found: &[Found]| -> Vec<(String, String, Option<String>)> {
+        let told = |f: &Found| (f.name.clone(), f.version.clone(), f.source.as_ref().err().cloned());
+        found.iter().map(told).collect()
+    };
+    let all = scan(folder.path()).unwrap();
+    for name in ["digits", "digits.onnx", "spots", "spots.onnx", "UP.ONNX", "README.md", "../digits", "."] {
+        let one = scan_one(folder.path(), name, None).unwrap();
+        let of_all: Vec<Found> = all.iter().filter(|found| found.name == name).cloned().collect();
+        assert_eq!(told(&one), told(&of_all), "{name}");
+    }
+    let first = Versions::Specific(["1".to_owned()].into());
+    let one = scan_one(folder.path(), "digits", Some(&first)).unwrap();
+    assert_eq!(told(&one), [("digits".to_owned(), "1".to_owned(), None)]);
+    assert!(scan_one(Path::new("/nonexistent/models"), "m", None).is_err());
+}
+
+#[test]
+fn names_are_those_of_what_is_found_without_what_lies_beside_the_models() {
+    let folder = folder(&[
+        ("digits/model.onnx", ONNX),
+        ("bare.onnx", ONNX),
+        ("UP.ONNX", ONNX),
+        ("README.md", "text"),
+        ("backup.tar.gz", "text"),
+        (".hidden/model.onnx", ONNX),
+        ("lost+found/#1234", "text"),
+    ]);
+    link(&folder, &[("/nonexistent/model", "away"), ("digits", "linked"), ("README.md", "notes")]);
+    let names = names(folder.path()).unwrap();
+    let found: BTreeSet<String> = scan(folder.path()).unwrap().into_iter().map(|found| found.name).collect();
+    assert_eq!(names, found);
+    assert_eq!(names.iter().collect::<Vec<_>>(), ["UP.ONNX", "away", "bare", "digits", "linked"]);
+}

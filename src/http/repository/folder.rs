@@ -1,0 +1,209 @@
+//! What lies in the model folder, by name, for whoever asks which models there are. It is read on a thread of its own, by one at a time
+//! and for all who wait: anybody may ask, and a folder on another machine may not answer for long, or ever.
+
+use crate::models::scan;
+use parking_lot::Mutex;
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio::sync::watch;
+
+/// How long the folder has to answer. Who asks later than that, and it still has not, does not wait at all.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+/// What was read is told to others for so many times as long as reading it took: asking costs no more than a twentieth of a core,
+const KEPT: u32 = 20;
+/// and for so long at most.
+const KEPT_MAX: Duration = Duration::from_secs(1);
+
+/// The names that may be models there, or why it cannot be read.
+type Names = Result<BTreeSet<String>, String>;
+
+/// The folder.
+pub(crate) struct Folder {
+    path: PathBuf,
+    read: fn(&Path) -> Names,
+    last: Mutex<Option<Reading>>,
+}
+
+/// One time that it was read, or is.
+#[derive(Clone)]
+struct Reading {
+    began: Instant,
+    /// What was read, once that is done. Its other end is with the thread that reads.
+    done: watch::Receiver<Option<Done>>,
+    /// Whether it was told already that it takes too long.
+    told: Arc<AtomicBool>,
+}
+
+#[derive(Clone)]
+struct Done {
+    names: Arc<BTreeSet<String>>,
+    /// It is told to nobody who asks from now on.
+    until: Instant,
+}
+
+impl Folder {
+    pub(crate) fn new(path: &Path) -> Folder {
+        Folder::read_by(path, scan::names)
+    }
+
+    fn read_by(path: &Path, read: fn(&Path) -> Names) -> Folder {
+        Folder { path: path.to_owned(), read, last: Mutex::default() }
+    }
+
+    /// The names of what may be models there: none where it cannot be read, or not soon, since what is loaded is told all the same.
+    pub(super) async fn names(&self) -> Arc<BTreeSet<String>> {
+        let Reading { began, mut done, told } = self.reading();
+        let due = tokio::time::Instant::from_std(began + ANSWERS_WITHIN);
+        let done = tokio::time::timeout_at(due, done.wait_for(Option::is_some)).await;
+        if done.is_err() && !told.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                folder = %self.path.display(),
+                "the model folder has not answered for {ANSWERS_WITHIN:?}: until it does, the repository's index has only what is loaded"
+            );
+        }
+        done.ok()
+            .and_then(Result::ok)
+            .and_then(|done| done.clone())
+            .map(|done| done.names)
+            .unwrap_or_default()
+    }
+
+    /// The reading that is under way or that was just done, or a new one.
+    fn reading(&self) -> Reading {
+        let mut last = self.last.lock();
+        match &*last {
+            Some(reading) if reading.is_current() => reading.clone(),
+            _ => last.insert(self.begin()).clone(),
+        }
+    }
+
+    fn begin(&self) -> Reading {
+        let (tell, done) = watch::channel(None);
+        let (path, read, began) = (self.path.clone(), self.read, Instant::now());
+        let work = move || {
+            let names = read(&path).unwrap_or_else(|error| {
+                tracing::debug!(error, "the repository's index has only what is loaded");
+                BTreeSet::new()
+            });
+            let until = Instant::now() + (began.elapsed() * KEPT).min(KEPT_MAX);
+            // Nobody may wait any more.
+            let _ = tell.send(Some(Done { names: names.into(), until }));
+        };
+        // Where the system refuses a thread, the other end is dropped with the work.
+        if let Err(error) = std::thread::Builder::new().name("ocelli-folder".into()).spawn(work) {
+            tracing::warn!(%error, "no thread to read the model folder");
+        }
+        Reading { began, done, told: Arc::default() }
+    }
+}
+
+impl Reading {
+    /// Whether it is under way, or what it found may be told still.
+    fn is_current(&self) -> bool {
+        match &*self.done.borrow() {
+            Some(done) => Instant::now() < done.until,
+            None => self.done.has_changed().is_ok(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::*;
+    use std::{fs, sync::atomic::AtomicUsize};
+
+    /// A folder that does not answer: to open a pipe is to wait for whoever writes there.
+    fn hangs(path: &Path) -> Names {
+        let text = fs::read_to_string(path).unwrap();
+        Ok(text.split_whitespace().map(str::to_owned).collect())
+    }
+
+    fn pipe(folder: &Path) -> PathBuf {
+        let path = folder.join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
+        path
+    }
+
+    #[tokio::test]
+    async fn the_names_are_those_of_what_lies_there_now() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = Folder::new(place.path());
+        let names = async || {
+            // What was kept is over.
+            *folder.last.lock() = None;
+            folder.names().await.iter().cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(names().await, [""; 0]);
+        fs::write(place.path().join("one.onnx"), "").unwrap();
+        fs::write(place.path().join("README.md"), "").unwrap();
+        assert_eq!(names().await, ["one"]);
+        drop(place);
+        assert_eq!(names().await, [""; 0], "a folder that is gone has none");
+    }
+
+    #[tokio::test]
+    async fn all_who_ask_meanwhile_wait_for_one_reading_and_what_it_found_is_kept_for_a_while() {
+        static READ: AtomicUsize = AtomicUsize::new(0);
+        fn counted(path: &Path) -> Names {
+            READ.fetch_add(1, Ordering::Relaxed);
+            hangs(path)
+        }
+        let place = tempfile::tempdir().unwrap();
+        let folder = Folder::read_by(&pipe(place.path()), counted);
+        let names = async || folder.names().await.len();
+        let mut asked = std::pin::pin!(futures_util::future::join_all((0..20).map(|_| names())));
+        assert!(futures_util::poll!(&mut asked).is_pending());
+        let path = folder.path.clone();
+        let writes = std::thread::spawn(move || fs::write(path, "one two").unwrap());
+        assert_eq!(asked.await, [2; 20]);
+        writes.join().unwrap();
+        assert_eq!(READ.load(Ordering::Relaxed), 1);
+        // As if it had just taken long.
+        let last = folder.last.lock().clone().unwrap();
+        let kept = |until| {
+            let done = Done { until, ..last.done.borrow().clone().unwrap() };
+            let done = watch::channel(Some(done)).1;
+            *folder.last.lock() = Some(Reading { done, ..last.clone() });
+        };
+        kept(Instant::now() + Duration::from_secs(600));
+        assert_eq!(names().await, 2, "nobody writes there now");
+        assert_eq!(READ.load(Ordering::Relaxed), 1);
+        kept(Instant::now());
+        let mut again = std::pin::pin!(names());
+        assert!(futures_util::poll!(&mut again).is_pending());
+        fs::write(&folder.path, "one").unwrap();
+        assert_eq!((again.await, READ.load(Ordering::Relaxed)), (1, 2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_folder_that_does_not_answer_is_waited_for_once_and_by_one_thread() {
+        static READ: AtomicUsize = AtomicUsize::new(0);
+        fn counted(path: &Path) -> Names {
+            READ.fetch_add(1, Ordering::Relaxed);
+            hangs(path)
+        }
+        let place = tempfile::tempdir().unwrap();
+        let folder = Folder::read_by(&pipe(place.path()), counted);
+        let began = tokio::time::Instant::now();
+        assert!(folder.names().await.is_empty());
+        let waited = began.elapsed();
+        assert!(waited <= ANSWERS_WITHIN + Duration::from_millis(10), "{waited:?}");
+        for _ in 0..10 {
+            assert!(folder.names().await.is_empty());
+        }
+        assert_eq!(began.elapsed(), waited, "nobody waits for it again");
+        // And once it does answer, that is told.
+        let mut done = folder.last.lock().clone().unwrap().done;
+        fs::write(&folder.path, "one two").unwrap();
+        let done = done.wait_for(Option::is_some).await.unwrap().clone().unwrap();
+        assert_eq!((done.names.len(), READ.load(Ordering::Relaxed)), (2, 1));
+    }
+}
