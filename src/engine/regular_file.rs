@@ -1,11 +1,6 @@
 //! Opening files that others put there and name: a pipe or a device in the place of one is nobody to wait for.
 
-use std::{
-    fs::File,
-    io,
-    os::unix::fs::OpenOptionsExt,
-    path::Path,
-};
+use std::{fs::File, io, os::unix::fs::OpenOptionsExt, path::Path};
 
 /// Opens a file to read it. A pipe is none, since to open one is to wait for whoever writes there; nor is a device, which has no end.
 ///

@@ -396,7 +396,11 @@ pub fn admin_routes(front: Arc<Front>) -> Router {
 /// What the listener for metrics serves: nothing else.
 pub fn metrics_routes(front: Arc<Front>) -> Router {
     let head = HeadLimits { body_bytes_max: 0, option: "body_bytes_max", uri_bytes_max: URI_BYTES_MAX };
-    finish(Listings::new(front.limits.body).around(vec![health::metrics(scrape::Listener::Apart)]), head, front)
+    finish(
+        Listings::new(front.limits.body).around(vec![health::metrics(scrape::Listener::Apart)]),
+        head,
+        front,
+    )
 }
 
 /// A whole listener none of whose routes asks for admission.

@@ -457,7 +457,9 @@ mod tests {
         };
         let (mut first, mut second) = (bring("first"), bring("second"));
         let mut third = Box::pin(control.unload("third"));
-        assert!(futures_util::poll!(&mut first).is_pending() && futures_util::poll!(&mut second).is_pending());
+        assert!(
+            futures_util::poll!(&mut first).is_pending() && futures_util::poll!(&mut second).is_pending()
+        );
         assert!(futures_util::poll!(&mut third).is_pending());
         let begun = commands.recv().expect("the first");
         assert!(matches!(&begun, Command::Bring { name, .. } if name == "first"), "{begun:?}");

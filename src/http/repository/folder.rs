@@ -68,7 +68,11 @@ impl Folder {
                 "the model folder has not answered for {ANSWERS_WITHIN:?}: until it does, the repository's index has only what is loaded"
             );
         }
-        done.ok().and_then(Result::ok).and_then(|done| done.clone()).map(|done| done.names).unwrap_or_default()
+        done.ok()
+            .and_then(Result::ok)
+            .and_then(|done| done.clone())
+            .map(|done| done.names)
+            .unwrap_or_default()
     }
 
     /// The reading that is under way or that was just done, or a new one.
