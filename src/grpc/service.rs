@@ -236,12 +236,12 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
     ) -> Result<Response<RepositoryIndexResponse>, Status> {
         let RepositoryIndexRequest { repository_name, ready } = request.into_inner();
         one_repository(&repository_name)?;
-        let known = repository::list(&self.front, ready).await?;
+        let known = repository::list(&self.front, ready).await;
         let models = known.into_iter().map(|known| repository_index_response::ModelIndex {
             name: known.name,
             version: known.version,
             state: known.state.to_owned(),
-            reason: known.reason,
+            reason: known.reason.into_owned(),
         });
         let models = models.collect();
         Ok(Response::new(RepositoryIndexResponse { models }))

@@ -20,7 +20,6 @@ use axum::{
 };
 use bytes::Bytes;
 pub(super) use folder::Folder;
-use serde_json::{Value, json};
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use subtle::ConstantTimeEq;
 
@@ -31,28 +30,13 @@ pub(super) const BODY_BYTES_MAX: u64 = 64 << 10;
 pub(super) async fn index(
     State(front): State<Arc<Front>>,
     request: Request,
-) -> Result<Json<Value>, InferError> {
+) -> Result<Json<Vec<wire::Known>>, InferError> {
     let only_ready = wire::only_ready(&read(&front, request).await?)?;
-    let entries = list(&front, only_ready).await?.into_iter().map(|known| {
-        json!({ "name": known.name, "version": known.version, "state": known.state, "reason": known.reason })
-    });
-    Ok(Json(entries.collect()))
-}
-
-/// One version of a model, or a model that is not loaded.
-pub(crate) struct Known {
-    /// Its name.
-    pub(crate) name: String,
-    /// Its version; empty for a model that is not loaded.
-    pub(crate) version: String,
-    /// As the protocol calls it.
-    pub(crate) state: &'static str,
-    /// Why it is not ready; or what is to be said of one that is.
-    pub(crate) reason: String,
+    Ok(Json(list(&front, only_ready).await))
 }
 
 /// Everything that is known, or only what takes requests.
-pub(crate) async fn list(front: &Front, only_ready: bool) -> Result<Vec<Known>, InferError> {
+pub(crate) async fn list(front: &Front, only_ready: bool) -> Vec<wire::Known> {
     let mut entries = Vec::new();
     let mut known = BTreeSet::new();
     for entry in front.catalog.list() {
@@ -65,17 +49,17 @@ pub(crate) async fn list(front: &Front, only_ready: bool) -> Result<Vec<Known>, 
         let served = || matches!(&entry.state, ModelState::Ready(model) if front.queue.check_served(model.key).is_ok());
         if !only_ready || served() {
             let (name, version) = (entry.name.to_string(), entry.version.to_string());
-            entries.push(Known { name, version, state, reason: reason.into_owned() });
+            entries.push(wire::Known { name, version, state, reason: reason.into_owned().into() });
         }
     }
     if !only_ready {
         let there = front.folder.names().await;
         for name in there.difference(&known) {
-            let (name, reason) = (name.clone(), "it is not loaded".to_owned());
-            entries.push(Known { name, version: String::new(), state: "UNAVAILABLE", reason });
+            let (name, reason) = (name.clone(), "it is not loaded".into());
+            entries.push(wire::Known { name, version: String::new(), state: "UNAVAILABLE", reason });
         }
     }
-    Ok(entries)
+    entries
 }
 
 /// `POST /v2/repository/models/{model}/load`

@@ -7,7 +7,7 @@ use crate::{
     models::{Change, Given, triton},
 };
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, value::RawValue};
 use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
@@ -29,6 +29,19 @@ struct Control<P> {
 /// Text where it lies, unless something in it is escaped.
 #[derive(Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// An entry of the index: one version of a model, or a model that is not loaded.
+#[derive(Debug, Serialize)]
+pub struct Known {
+    /// Its name.
+    pub name: String,
+    /// Its version; empty for a model that is not loaded.
+    pub version: String,
+    /// As the protocol calls it.
+    pub state: &'static str,
+    /// Why it is not ready; or what is to be said of one that is.
+    pub reason: Cow<'static, str>,
+}
 
 /// Whether the index shall have only what takes requests.
 ///
