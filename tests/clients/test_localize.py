@@ -142,6 +142,24 @@ def test_what_the_first_strip_of_a_frame_is_unpacked_to_counts_while_the_next_is
     assert server.stop() == 0
 
 
+def test_what_a_whole_reply_takes_is_set_aside_until_it_was_read(start_server, tmp_path):
+    shutil.copytree(EXAMPLES / "models" / "spots", tmp_path / "models" / "spots")
+    server = start_server(tmp_path / "models")
+    rois = np.random.default_rng(0).poisson(20, (300_000, 7, 7)).astype("<u2").tobytes()
+    head = "POST /predictions/spots?format=npy&dtype=u16&shape=7,7 HTTP/1.1\r\nHost: t\r\nConnection: close\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=120) as connection:
+        connection.sendall(f"{head}Content-Length: {len(rois)}\r\n\r\n".encode() + rois)
+        got = connection.recv(1 << 12)
+        assert got.startswith(b"HTTP/1.1 200")
+        assert in_flight(server) >= (8 << 20) + 15_000_000, "it has been written, and nothing else is set aside"
+        length = len(got)
+        while more := connection.recv(1 << 20):
+            length += len(more)
+    assert length > 15_000_000
+    until(lambda: in_flight(server) == 0, 30, "nothing is set aside any more")
+    assert server.stop() == 0
+
+
 def test_more_stacks_are_read_at_once_than_could_be_held(start_server, tmp_path, data):
     shutil.copytree(EXAMPLES / "models" / "spots", tmp_path / "models" / "spots")
     server = start_server(tmp_path / "models", in_flight_bytes_max="40MiB", body_bytes_max="1MiB")
