@@ -90,10 +90,11 @@ impl Call {
 impl Drop for Call {
     fn drop(&mut self) {
         if !self.ended {
-            match self.front.status.cuts(Instant::now()) {
-                true => self.tell(Code::Unavailable, &Problem::cut().detail),
-                false => self.tell(Code::Cancelled, &InferError::Cancelled.to_string()),
-            }
+            let gone = Problem::gone(&self.front.status);
+            self.tell(
+                if gone.kind.status == 503 { Code::Unavailable } else { Code::Cancelled },
+                &gone.detail,
+            );
         }
     }
 }

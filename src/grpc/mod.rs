@@ -106,7 +106,7 @@ pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
     let health = HealthServer::new(health::Health::new(front, stages));
     let reflection = ServerReflectionServer::new(reflection::Reflection::new());
     let bounded = middleware::from_fn_with_state(Bound::open(), unadmitted::bounded);
-    let described = middleware::from_fn_with_state(Bound::described(), unadmitted::bounded);
+    let described = middleware::from_fn_with_state(Bound::described(), unadmitted::bounded_once_read);
     let router = CALLS.into_iter().fold(large, |router, path| {
         if matches!(path, INFER | LOAD | STREAM) {
             router

@@ -4,11 +4,14 @@
 
 use crate::http::admission;
 use axum::{
+    body::{Body, to_bytes},
     extract::{Request, State},
     middleware::Next,
     response::Response,
 };
-use std::sync::Arc;
+use bytes::Bytes;
+use futures_util::stream;
+use std::{future::ready, sync::Arc};
 use tokio::sync::Semaphore;
 use tonic::Status;
 
@@ -46,6 +49,17 @@ impl Bound {
     }
 }
 
+/// The same for calls of one message, which is read first: one that trickles in has no place meanwhile.
+pub(super) async fn bounded_once_read(bound: State<Bound>, request: Request, next: Next) -> Response {
+    let (head, body) = request.into_parts();
+    let body = match to_bytes(body, usize::MAX).await {
+        Ok(message) => Body::from(message),
+        // The call tells it.
+        Err(error) => Body::from_stream(stream::once(ready(Err::<Bytes, _>(error)))),
+    };
+    bounded(bound, Request::from_parts(head, body), next).await
+}
+
 /// Lets a call in until its reply has ended, or refuses it.
 pub(super) async fn bounded(State(bound): State<Bound>, request: Request, next: Next) -> Response {
     match bound.places.try_acquire_owned() {
@@ -58,7 +72,8 @@ pub(super) async fn bounded(State(bound): State<Bound>, request: Request, next: 
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
-    use axum::{Router, body::Body, middleware, routing::any};
+    use axum::{Router, middleware, routing::any};
+    use futures_util::{FutureExt, StreamExt};
     use tower::ServiceExt;
 
     #[tokio::test]
@@ -77,5 +92,29 @@ mod tests {
         assert!(places.try_acquire().is_err());
         drop((first, second));
         assert_eq!(places.available_permits(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_message_that_trickles_in_has_no_place_and_what_is_wrong_with_it_is_told_by_the_call() {
+        let bound = Bound::new(1, "one".to_owned());
+        let places = Arc::clone(&bound.places);
+        let told = async |request: Request| match to_bytes(request.into_body(), 1000).await {
+            Ok(message) => Ok(message),
+            Err(error) => Err(error.to_string()),
+        };
+        let calls = Router::new().route("/", any(told));
+        let calls = calls.layer(middleware::from_fn_with_state(bound, bounded_once_read));
+        let call = |body| calls.clone().oneshot(Request::new(body));
+        let began = stream::iter([Ok::<_, Status>("half")]).chain(stream::pending());
+        let mut slow = Box::pin(call(Body::from_stream(began)));
+        assert!((&mut slow).now_or_never().is_none());
+        assert_eq!(places.available_permits(), 1);
+        let whole = call(Body::from("whole")).await.unwrap();
+        assert_eq!(places.available_permits(), 0, "until it has gone");
+        assert_eq!(to_bytes(whole.into_body(), 100).await.unwrap(), "whole");
+        let lost = Body::from_stream(stream::iter([Err::<Bytes, _>(Status::cancelled("lost"))]));
+        let lost = to_bytes(call(lost).await.unwrap().into_body(), 1000).await.unwrap();
+        assert!(String::from_utf8_lossy(&lost).contains("lost"), "{lost:?}");
+        assert_eq!(places.available_permits(), 1);
     }
 }

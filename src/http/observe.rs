@@ -8,7 +8,6 @@ use super::{
     reject::{Kind, Problem},
 };
 use crate::{
-    error::InferError,
     telemetry::{
         metrics::{ModelMetrics, Outcome, known_method},
         request::RequestId,
@@ -42,7 +41,7 @@ pub(super) struct Observation {
     /// Of a request whose trace may be sent.
     path: String,
     begun: Begun,
-    uncounted: Uncounted,
+    uncounted: Option<Uncounted>,
     ended: bool,
 }
 
@@ -58,7 +57,8 @@ impl Observation {
             request.extensions_mut().insert(Arc::clone(trace));
         }
         let path = request.uri().path();
-        let uncounted = Uncounted::begin(route.and_then(|route| inferred(front, route, path)));
+        let model = route.and_then(|route| inferred(front, route, path));
+        let uncounted = model.map(|model| Uncounted::begin(front, model));
         let method = request.method().clone();
         let predicts = method == Method::POST && names_verb(path);
         let path = begun.trace.as_ref().map_or_else(String::new, |_| clipped(path).to_owned());
@@ -76,11 +76,12 @@ impl Observation {
         if let Ok(place) = HeaderValue::from_bytes(&self.begun.place.header()) {
             reply.headers_mut().insert(TRACEPARENT, place);
         }
-        let uncounted = std::mem::take(&mut self.uncounted);
         let problem = reply.extensions().get::<Problem>();
-        match reply.extensions().get::<Ending>() {
-            Some(ending) => ending.begins(uncounted),
-            None => uncounted.ended(problem.map(|problem| problem.kind)),
+        if let Some(uncounted) = self.uncounted.take() {
+            match reply.extensions().get::<Ending>() {
+                Some(ending) => ending.begins(uncounted),
+                None => uncounted.ended(problem.map(|problem| problem.kind)),
+            }
         }
         self.ended = true;
         self.tell(reply.status().as_u16(), problem.map(|problem| &*problem.detail));
@@ -137,11 +138,7 @@ impl Observation {
 impl Drop for Observation {
     fn drop(&mut self) {
         if !self.ended {
-            let gone = match self.front.status.cuts(Instant::now()) {
-                true => Problem::cut(),
-                false => Problem::from(&InferError::Cancelled),
-            };
-            std::mem::take(&mut self.uncounted).ended(Some(gone.kind));
+            let gone = Problem::gone(&self.front.status);
             self.tell(gone.kind.status, Some(&gone.detail));
         }
     }
@@ -179,39 +176,35 @@ fn inferred(front: &Front, route: &str, path: &str) -> Option<Arc<ModelMetrics>>
     front.catalog.has(name).then(|| front.metrics.model(name))
 }
 
-/// A request that is dropped before it has a reply: its caller went away.
-#[derive(Default)]
-pub(crate) struct Uncounted(Option<Arc<ModelMetrics>>);
+/// A request for a model that is not counted among outcomes yet. Dropped before it has its reply, it is [gone](Problem::gone).
+pub(crate) struct Uncounted {
+    front: Arc<Front>,
+    model: Arc<ModelMetrics>,
+    outcome: Option<Outcome>,
+}
 
 impl Uncounted {
     /// A request for a model of the catalog.
-    pub(crate) fn of(front: &Front, model: &str) -> Uncounted {
-        Uncounted::begin(Some(front.metrics.model(model)))
+    pub(crate) fn of(front: &Arc<Front>, model: &str) -> Uncounted {
+        Uncounted::begin(front, front.metrics.model(model))
     }
 
-    fn begin(model: Option<Arc<ModelMetrics>>) -> Uncounted {
-        if let Some(metrics) = &model {
-            metrics.requests_open.fetch_add(1, Ordering::Relaxed);
-        }
-        Uncounted(model)
+    fn begin(front: &Arc<Front>, model: Arc<ModelMetrics>) -> Uncounted {
+        model.requests_open.fetch_add(1, Ordering::Relaxed);
+        Uncounted { front: Arc::clone(front), model, outcome: None }
     }
 
     /// It has its reply: an answer, or a problem of this kind.
     pub(crate) fn ended(mut self, problem: Option<Kind>) {
-        self.count(problem.map_or(Outcome::Ok, |kind| kind.outcome));
-    }
-
-    fn count(&mut self, outcome: Outcome) {
-        if let Some(metrics) = self.0.take() {
-            metrics.requests_open.fetch_sub(1, Ordering::Relaxed);
-            metrics.outcome(outcome).inc();
-        }
+        self.outcome = Some(problem.map_or(Outcome::Ok, |kind| kind.outcome));
     }
 }
 
 impl Drop for Uncounted {
     fn drop(&mut self) {
-        self.count(Outcome::Cancelled);
+        let outcome = self.outcome.unwrap_or_else(|| Problem::gone(&self.front.status).kind.outcome);
+        self.model.requests_open.fetch_sub(1, Ordering::Relaxed);
+        self.model.outcome(outcome).inc();
     }
 }
 
@@ -242,7 +235,7 @@ mod tests {
         },
         *,
     };
-    use crate::{http::testing, models::State, telemetry::metrics::Metrics};
+    use crate::{error::InferError, http::testing, models::State, telemetry::metrics::Metrics};
     use axum::{Router, routing::post};
     use futures_util::stream;
     use http_body_util::BodyExt;
@@ -285,9 +278,11 @@ mod tests {
         front.status.cut_from(now + std::time::Duration::from_secs(3600));
         for outcome in [Outcome::Cancelled, Outcome::Draining] {
             let mut cut = Observation::begin(&front, &RequestId::new(), &mut Request::new(Body::empty()));
-            cut.uncounted = Uncounted::begin(Some(Arc::clone(&model)));
+            cut.uncounted = Some(Uncounted::begin(&front, Arc::clone(&model)));
             drop(cut);
-            assert_eq!(model.outcome(outcome).get(), 1, "{outcome:?}");
+            // A streamed reply of which the head has gone.
+            Ending::default().begins(Uncounted::begin(&front, Arc::clone(&model)));
+            assert_eq!(model.outcome(outcome).get(), 2, "{outcome:?}");
             // A second signal: the end is now.
             front.status.cut_from(now);
         }
@@ -331,6 +326,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_stream_counts_as_an_answer_if_it_has_one_and_else_by_its_first_error() {
+        let front = testing::front(&[]);
         let metrics = Metrics::new(&[], "0", "none");
         metrics.add_model("m");
         let model = metrics.model("m");
@@ -339,7 +335,7 @@ mod tests {
             let error = Entry { page: None, answer: Err(InferError::Decode("no".into())) };
             let reply = reply(Form::Lines, None, stream::iter([error].into_iter().chain(answer)));
             let ending = reply.extensions().get::<Ending>().expect("it is counted at its end");
-            ending.begins(Uncounted::begin(Some(Arc::clone(&model))));
+            ending.begins(Uncounted::begin(&front, Arc::clone(&model)));
             reply.into_body().collect().await.expect("infallible");
             assert_eq!([Outcome::Ok, Outcome::Decode].map(|outcome| model.outcome(outcome).get()), counts);
         }

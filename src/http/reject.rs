@@ -8,6 +8,7 @@ pub mod manual;
 
 use crate::{
     error::{InferError, RETRY_AFTER, seconds_up},
+    status::Status,
     telemetry::metrics::Outcome,
     words::clipped,
 };
@@ -17,7 +18,7 @@ use axum::{
     response::IntoResponse,
 };
 use serde_json::{Value, json};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The content type of error bodies on our own routes.
 pub const PROBLEM_JSON: &str = "application/problem+json";
@@ -231,9 +232,12 @@ impl Problem {
         Problem::new(MODEL_NOT_READY, format!("model {name:?} is not ready: {reason}"))
     }
 
-    /// For the log and the metrics: the server cut the request at its end.
-    pub fn cut() -> Problem {
-        Problem::new(DRAINING, "the server ended before the request was answered".to_owned())
+    /// For the log and the metrics: of a request that goes now without an answer, the caller went away, unless the server's end cut it.
+    pub(crate) fn gone(status: &Status) -> Problem {
+        match status.cuts(Instant::now()) {
+            true => Problem::new(DRAINING, "the server ended before the request was answered".to_owned()),
+            false => Problem::from(&InferError::Cancelled),
+        }
     }
 
     fn new(kind: Kind, detail: String) -> Problem {
