@@ -57,14 +57,11 @@ pub fn unfit(config: &Config, serves: bool) -> Vec<(&'static str, String)> {
 /// Whether log files change no model there: each line would have it loaded anew, which writes lines.
 fn unwatched(folder: &Path, config: &Config) -> Result<(), String> {
     let real = [folder, &config.models].map(fs::canonicalize);
-    match real {
-        [Ok(folder), Ok(models)] if folder.starts_with(&models) => match config.repository_mode {
-            RepositoryMode::Watch => Err(format!(
-                "it lies in {}, which repository_mode = \"watch\" follows: every line would be a change; name a folder elsewhere",
-                models.display()
-            )),
-            RepositoryMode::None | RepositoryMode::Explicit => Ok(()),
-        },
+    match (config.repository_mode, real) {
+        (RepositoryMode::Watch, [Ok(folder), Ok(models)]) if folder.starts_with(&models) => Err(format!(
+            "it lies in {}, which repository_mode = \"watch\" follows: every line would be a change; name a folder elsewhere",
+            models.display()
+        )),
         _ => Ok(()),
     }
 }

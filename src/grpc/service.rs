@@ -260,8 +260,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         }
         let RepositoryModelLoadRequest { repository_name, model_name, parameters } = request.into_inner();
         let model_name = model_of(repository_name, model_name)?;
-        let load = load(parameters)?.kept_by(permit.as_ref());
-        repository::load_as(&self.front, &model_name, load).await?;
+        repository::load_as(&self.front, &model_name, load(parameters)?, permit.as_ref()).await?;
         Ok(Response::new(RepositoryModelLoadResponse {}))
     }
 

@@ -50,6 +50,8 @@ pub(crate) mod shared_memory;
 mod streamed;
 pub(crate) mod tally;
 pub(crate) mod target;
+#[cfg(test)]
+pub(crate) mod testing;
 pub mod threads;
 pub mod wire;
 
@@ -418,29 +420,4 @@ fn finish(router: Router<Arc<Front>>, head: HeadLimits, front: Arc<Front>) -> Ro
 
 async fn openapi() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/yaml")], OPENAPI)
-}
-
-#[cfg(test)]
-pub(crate) mod testing {
-    //! A front without models.
-
-    use super::*;
-    use crate::{batch::QueueLimits, image::Limits};
-    use std::time::Instant;
-
-    /// One whose metrics know these routes.
-    pub(crate) fn front(routes: &[&str]) -> Arc<Front> {
-        let limits = Limits { side_max: 1, pixels_max: 1, frames_max: 1 };
-        let parts = Parts {
-            queue: Queue::new(QueueLimits { items_max: 1, bytes_max: 1 }),
-            catalog: Arc::new(Catalog::new()),
-            status: Arc::new(Status::new(Instant::now())),
-            metrics: Arc::new(Metrics::new(routes, "", "")),
-            decode: DecodePool::new(1, 1, limits).expect("a thread"),
-            lines_lost: LinesLost::default(),
-            control: Arc::new(Control::new("models".into()).0),
-            traces: None,
-        };
-        Arc::new(Front::new(&Config::default(), parts))
-    }
 }

@@ -6,7 +6,12 @@
 mod folder;
 
 use super::{
-    Front, accept::Peer, admission::charged, body, catalog, coding, target::Target, wire::repository as wire,
+    Front,
+    accept::Peer,
+    admission::{Permit, charged, keeping},
+    body, catalog, coding,
+    target::Target,
+    wire::repository as wire,
 };
 use crate::{
     config::{RepositoryMode, Secret},
@@ -74,11 +79,20 @@ pub(super) async fn load(
     let body = body::of(coding::unpack(request)?, front.limits.body).await?;
     let read = move || wire::Load::of_body(&body);
     let load = front.decode.run(charged(Some(&permit), read)).await??;
-    load_as(&front, &target.model, load.kept_by(Some(&permit))).await
+    load_as(&front, &target.model, load, Some(&permit)).await
 }
 
 /// Loads a model as a caller asks who may.
-pub(crate) async fn load_as(front: &Front, name: &str, load: wire::Load) -> Result<(), InferError> {
+pub(crate) async fn load_as(
+    front: &Front,
+    name: &str,
+    load: wire::Load,
+    permit: Option<&Arc<Permit>>,
+) -> Result<(), InferError> {
+    let load = match permit {
+        Some(permit) => load.kept(|bytes| keeping(bytes, permit)),
+        None => load,
+    };
     let current = front.catalog.get(name, None).ok().map(|model| catalog::config_of(&model));
     front.control.change(name, load.change(name, current.as_ref())?).await
 }

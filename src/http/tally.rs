@@ -102,17 +102,9 @@ impl Drop for Tally {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        batch::ModelKey, engine::staging::Memory, models::testing::source, tasks::testing::signature,
-    };
+    use crate::http::testing::model;
 
     const MS: Duration = Duration::from_millis(1);
-
-    fn model() -> Arc<Model> {
-        let (source, signature) = (source("m", "1", ""), signature(&[("y", &[-1, 2])]));
-        let model = Model::resolve(ModelKey(1), &source, signature, MS * 900, &Memory::Plain);
-        Arc::new(model.expect("a model"))
-    }
 
     /// Successes, and failures by their reason.
     fn counts(model: &Model) -> (u64, [u64; 4]) {
@@ -122,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_request_of_many_jobs_is_one_success() {
-        let model = model();
+        let model = model(MS * 900);
         let tally = Tally::of(&model);
         for n in [2, 1] {
             tally.queued(Instant::now());
@@ -139,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_request_that_ran_and_whose_reply_cannot_be_written_is_a_failure() {
-        let model = model();
+        let model = model(MS * 900);
         let tally = Tally::of(&model);
         tally.queued(Instant::now());
         tally.ran(Timing::default());
@@ -150,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_part_that_failed_makes_the_request_a_failure_for_its_reason_and_one_that_is_left_is_cancelled() {
-        let model = model();
+        let model = model(MS * 900);
         for (parts, expected) in [
             (
                 vec![Ok(()), Err(InferError::Late("late".into())), Err(InferError::Input("odd".into()))],

@@ -84,8 +84,11 @@ fn appender(path: &Path) -> io::Result<RollingFileAppender> {
 
 /// Writes a line; on a line of its own also where only a part of the one before it could be written.
 fn append(to: &mut impl Write, torn: &mut bool, line: &str) -> io::Result<()> {
-    let text = if *torn { format!("\n{line}") } else { line.to_owned() };
-    let mut left = text.as_bytes();
+    if *torn {
+        to.write_all(b"\n")?;
+        *torn = false;
+    }
+    let mut left = line.as_bytes();
     while !left.is_empty() {
         match to.write(left) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),

@@ -350,20 +350,14 @@ async fn next(posted: &mut Posted, at_most: usize) -> Result<Option<Bytes>, Infe
 mod tests {
     use super::*;
     use crate::{
-        batch::ModelKey,
         config::Config,
-        engine::staging::Memory,
         http::{
             admission::{Admission, AdmissionLimits},
             stack_options,
-            testing::front,
+            testing::{front, model},
         },
         image::stack::{Format as Stack, Raw, SampleType},
-        models::testing::source,
-        tasks::{
-            localize::{Holds, Settings},
-            testing::signature,
-        },
+        tasks::localize::{Holds, Settings},
     };
     use axum::http::HeaderMap;
     use futures_util::poll;
@@ -374,9 +368,7 @@ mod tests {
         let (release, released) = std::sync::mpsc::channel::<()>();
         let mut other = Box::pin(front.decode.run(move || released.recv().is_ok()));
         assert!(poll!(&mut other).is_pending());
-        let (source, signature) = (source("m", "1", ""), signature(&[("y", &[-1, 2])]));
-        let model = Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(2), &Memory::Plain);
-        let model = Arc::new(model.expect("a model"));
+        let model = model(Duration::from_secs(2));
         let call = Call::of(&HeaderMap::new(), &model, Duration::from_secs(60)).expect("no headers");
         let query = "dtype=u16&shape=64,64";
         let asked = Asked::of(query, &HeaderMap::new(), Settings::default()).expect("it can be asked");

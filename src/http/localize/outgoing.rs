@@ -161,6 +161,7 @@ mod tests {
             stack_options,
         },
     };
+    use std::sync::Arc;
 
     fn outgoing(waiting_bytes_max: usize) -> (Outgoing, mpsc::Receiver<Event>) {
         let share = Share::new(None, &stack_options(&Config::default()));
@@ -211,14 +212,21 @@ mod tests {
         assert_eq!((before, after.len(), after.last()), (10 * EVENTS, 101, Some(&2)));
     }
 
-    #[tokio::test]
-    async fn what_waits_beyond_its_share_is_charged_until_the_connection_has_taken_it() {
-        const MIB: usize = 1 << 20;
+    const MIB: usize = 1 << 20;
+
+    /// One whose waiting bytes are charged.
+    fn charged() -> (Arc<Admission>, Outgoing, mpsc::Receiver<Event>) {
         let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: 100 << 20 };
         let admission = Admission::new(limits);
         let permit = admission.admit().unwrap();
         let share = Share::new(Some(&permit), &stack_options(&Config::default()));
-        let (mut out, mut coming) = Outgoing::new(64 * MIB, share);
+        let (out, coming) = Outgoing::new(64 * MIB, share);
+        (admission, out, coming)
+    }
+
+    #[tokio::test]
+    async fn what_waits_beyond_its_share_is_charged_until_the_connection_has_taken_it() {
+        let (admission, mut out, mut coming) = charged();
         for _ in 0..EVENTS {
             out.bytes(piece(&[0])).await.unwrap();
         }
@@ -240,12 +248,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_larger_than_an_event_goes_in_parts_of_which_the_rest_is_charged() {
-        const MIB: usize = 1 << 20;
-        let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: 100 << 20 };
-        let admission = Admission::new(limits);
-        let permit = admission.admit().unwrap();
-        let share = Share::new(Some(&permit), &stack_options(&Config::default()));
-        let (mut out, mut coming) = Outgoing::new(64 * MIB, share);
+        let (admission, mut out, mut coming) = charged();
         let bytes: Vec<u8> = (0..6 * MIB).map(|at| (at / 1000) as u8).collect();
         out.bytes(piece(&bytes)).await.unwrap();
         assert_eq!(admission.in_flight().bytes as usize, 4 * MIB, "of all that is here");

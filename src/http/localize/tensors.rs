@@ -400,16 +400,12 @@ fn whole(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<Vec<u32>, Infer
 mod tests {
     use super::*;
     use crate::{
-        batch::ModelKey,
         config::Config,
-        engine::staging::Memory,
         http::{
             admission::{Admission, AdmissionLimits},
             stack_options,
-            testing::front,
+            testing::{front, model},
         },
-        models::{Model, testing::source},
-        tasks::testing,
     };
     use axum::http::HeaderMap;
 
@@ -555,10 +551,8 @@ mod tests {
         let (release, released) = std::sync::mpsc::channel::<()>();
         let mut other = Box::pin(front.decode.run(move || released.recv().is_ok()));
         assert!(futures_util::poll!(&mut other).is_pending());
-        let (source, signature) = (source("m", "1", ""), testing::signature(&[("y", &[-1, 2])]));
         let time = Duration::from_secs(2);
-        let model = Model::resolve(ModelKey(1), &source, signature, time, &Memory::Plain).expect("a model");
-        let model = Arc::new(model);
+        let model = model(time);
         let tally = Arc::new(Tally::of(&model));
         let given = |name: &str, shape: [usize; 3]| {
             let data = vec![0; 2 * shape.iter().product::<usize>()].into();

@@ -24,10 +24,13 @@ const KEPT_MAX: Duration = Duration::from_secs(1);
 /// The names that may be models there, or why it cannot be read.
 type Names = Result<BTreeSet<String>, String>;
 
+/// How it is read.
+type Read = Arc<dyn Fn(&Path) -> Names + Send + Sync>;
+
 /// The folder.
 pub(crate) struct Folder {
     path: PathBuf,
-    read: fn(&Path) -> Names,
+    read: Read,
     last: Mutex<Option<Reading>>,
 }
 
@@ -50,10 +53,10 @@ struct Done {
 
 impl Folder {
     pub(crate) fn new(path: &Path) -> Folder {
-        Folder::read_by(path, scan::names)
+        Folder::read_by(path, Arc::new(scan::names))
     }
 
-    fn read_by(path: &Path, read: fn(&Path) -> Names) -> Folder {
+    fn read_by(path: &Path, read: Read) -> Folder {
         Folder { path: path.to_owned(), read, last: Mutex::default() }
     }
 
@@ -86,7 +89,7 @@ impl Folder {
 
     fn begin(&self) -> Reading {
         let (tell, done) = watch::channel(None);
-        let (path, read, began) = (self.path.clone(), self.read, Instant::now());
+        let (path, read, began) = (self.path.clone(), Arc::clone(&self.read), Instant::now());
         let work = move || {
             let names = read(&path).unwrap_or_else(|error| {
                 tracing::debug!(error, "the repository's index has only what is loaded");
@@ -120,16 +123,18 @@ mod tests {
     use super::*;
     use std::{fs, sync::atomic::AtomicUsize};
 
-    /// A folder that does not answer: to open a pipe is to wait for whoever writes there.
-    fn hangs(path: &Path) -> Names {
-        let text = fs::read_to_string(path).unwrap();
-        Ok(text.split_whitespace().map(str::to_owned).collect())
-    }
-
-    fn pipe(folder: &Path) -> PathBuf {
-        let path = folder.join("pipe");
+    /// A folder that does not answer, since to open a pipe is to wait for whoever writes there, and how often it was read.
+    fn hanging(place: &Path) -> (Folder, Arc<AtomicUsize>) {
+        let path = place.join("pipe");
         rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
-        path
+        let count = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&count);
+        let read = move |path: &Path| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            let text = fs::read_to_string(path).unwrap();
+            Ok(text.split_whitespace().map(str::to_owned).collect())
+        };
+        (Folder::read_by(&path, Arc::new(read)), count)
     }
 
     #[tokio::test]
@@ -151,13 +156,8 @@ mod tests {
 
     #[tokio::test]
     async fn all_who_ask_meanwhile_wait_for_one_reading_and_what_it_found_is_kept_for_a_while() {
-        static READ: AtomicUsize = AtomicUsize::new(0);
-        fn counted(path: &Path) -> Names {
-            READ.fetch_add(1, Ordering::Relaxed);
-            hangs(path)
-        }
         let place = tempfile::tempdir().unwrap();
-        let folder = Folder::read_by(&pipe(place.path()), counted);
+        let (folder, read) = hanging(place.path());
         let names = async || folder.names().await.len();
         let mut asked = std::pin::pin!(futures_util::future::join_all((0..20).map(|_| names())));
         assert!(futures_util::poll!(&mut asked).is_pending());
@@ -165,7 +165,7 @@ mod tests {
         let writes = std::thread::spawn(move || fs::write(path, "one two").unwrap());
         assert_eq!(asked.await, [2; 20]);
         writes.join().unwrap();
-        assert_eq!(READ.load(Ordering::Relaxed), 1);
+        assert_eq!(read.load(Ordering::Relaxed), 1);
         // As if it had just taken long.
         let last = folder.last.lock().clone().unwrap();
         let kept = |until| {
@@ -175,23 +175,18 @@ mod tests {
         };
         kept(Instant::now() + Duration::from_secs(600));
         assert_eq!(names().await, 2, "nobody writes there now");
-        assert_eq!(READ.load(Ordering::Relaxed), 1);
+        assert_eq!(read.load(Ordering::Relaxed), 1);
         kept(Instant::now());
         let mut again = std::pin::pin!(names());
         assert!(futures_util::poll!(&mut again).is_pending());
         fs::write(&folder.path, "one").unwrap();
-        assert_eq!((again.await, READ.load(Ordering::Relaxed)), (1, 2));
+        assert_eq!((again.await, read.load(Ordering::Relaxed)), (1, 2));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_folder_that_does_not_answer_is_waited_for_once_and_by_one_thread() {
-        static READ: AtomicUsize = AtomicUsize::new(0);
-        fn counted(path: &Path) -> Names {
-            READ.fetch_add(1, Ordering::Relaxed);
-            hangs(path)
-        }
         let place = tempfile::tempdir().unwrap();
-        let folder = Folder::read_by(&pipe(place.path()), counted);
+        let (folder, read) = hanging(place.path());
         let began = tokio::time::Instant::now();
         assert!(folder.names().await.is_empty());
         let waited = began.elapsed();
@@ -204,6 +199,6 @@ mod tests {
         let mut done = folder.last.lock().clone().unwrap().done;
         fs::write(&folder.path, "one two").unwrap();
         let done = done.wait_for(Option::is_some).await.unwrap().clone().unwrap();
-        assert_eq!((done.names.len(), READ.load(Ordering::Relaxed)), (2, 1));
+        assert_eq!((done.names.len(), read.load(Ordering::Relaxed)), (2, 1));
     }
 }

@@ -3,13 +3,12 @@
 use super::{bad_json, base64_text, clipped, object};
 use crate::{
     error::{InferError, bad},
-    http::admission::{Permit, keeping},
     models::{Change, Given, triton},
 };
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, value::RawValue};
-use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap};
 
 /// What stands before a file's name.
 const FILE: &str = "file:";
@@ -126,13 +125,11 @@ impl Load {
         Ok(())
     }
 
-    /// Its files keep the permit of the request that brought them for as long as they are in memory, whoever has gone by then.
+    /// The same with each file's bytes as `keep` has them.
     #[must_use]
-    pub fn kept_by(mut self, permit: Option<&Arc<Permit>>) -> Load {
-        if let Some(permit) = permit {
-            for (_, bytes) in &mut self.files {
-                *bytes = keeping(std::mem::take(bytes), permit);
-            }
+    pub fn kept(mut self, keep: impl Fn(Bytes) -> Bytes) -> Load {
+        for (_, bytes) in &mut self.files {
+            *bytes = keep(std::mem::take(bytes));
         }
         self
     }
@@ -195,7 +192,7 @@ mod tests {
         batch::{ModelKey, QueuePolicies, QueuePolicy},
         engine::{DataType, staging::Memory},
         http::{
-            admission::{Admission, AdmissionLimits},
+            admission::{Admission, AdmissionLimits, keeping},
             wire::model_config,
         },
         models::{
@@ -206,7 +203,7 @@ mod tests {
         tasks::testing,
     };
     use serde_json::json;
-    use std::time::Duration;
+    use std::{sync::Arc, time::Duration};
 
     fn load(body: &[u8], current: Option<&Value>) -> Result<Change, InferError> {
         Load::of_body(body)?.change("m", current)
@@ -227,7 +224,7 @@ mod tests {
         let permit = Arc::new(admission.admit().unwrap());
         permit.cover(60).unwrap();
         let body = json!({ "parameters": { "config": "{}", "file:1/model.onnx": "AAAA", "file:a": "AAAA" } });
-        let load = Load::of_body(body.to_string().as_bytes()).unwrap().kept_by(Some(&permit));
+        let load = Load::of_body(body.to_string().as_bytes()).unwrap().kept(|bytes| keeping(bytes, &permit));
         drop(permit);
         let given = load.change("m", None).unwrap();
         let now = admission.in_flight();
