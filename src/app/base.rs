@@ -69,7 +69,7 @@ impl Core {
         let runtime = runtime(config, &found)?;
         let logs = log.map(Logging::models).unwrap_or_default();
         for model in &found {
-            logs.add_model(&model.name).map_err(failed("cannot log per model"))?;
+            logs.add_model(&model.name);
         }
         start(config, gpus, runtime, found)
     }

@@ -114,9 +114,7 @@ fn bring(devices: &Devices, logs: &ModelLogs, name: &str, given: Given) -> Resul
 }
 
 fn reload(devices: &Devices, logs: &ModelLogs, name: &str, found: &[Found]) -> Result<(), InferError> {
-    if let Err(error) = logs.add_model(name) {
-        tracing::warn!(model = name, %error, "no log file for the model");
-    }
+    logs.add_model(name);
     let loaded = devices.reload(name, found);
     loaded.map_err(|reason| match devices.ends() {
         // Which says nothing of the model.

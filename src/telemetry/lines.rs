@@ -177,17 +177,22 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for KeepFields {
     }
 }
 
+/// Now, as `YYYY-MM-DDTHH:MM:SS.ffffffZ`.
+pub(super) fn timestamp() -> String {
+    let mut timestamp = String::new();
+    // Writing into a string does not fail.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+    timestamp
+}
+
 /// An event as a JSON line, with its end.
 pub(super) fn json_line<S: Subscriber + for<'a> LookupSpan<'a>>(
     event: &Event<'_>,
     mut fields: JsonFields,
     context: &Context<'_, S>,
 ) -> String {
-    let mut timestamp = String::new();
-    // Writing into a string does not fail.
-    let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
     let mut line = Map::new();
-    line.insert("timestamp".into(), timestamp.into());
+    line.insert("timestamp".into(), timestamp().into());
     line.insert("level".into(), event.metadata().level().as_str().into());
     line.insert("target".into(), event.metadata().target().into());
     if let Some(message) = fields.0.remove("message") {

@@ -70,7 +70,7 @@ pub enum LogError {
         /// Why not.
         reason: String,
     },
-    /// The folder for the models' files, or a file in it, cannot be written.
+    /// The folder for the models' files cannot be written.
     #[error("log_dir {}: {error}", folder.display())]
     Folder {
         /// The folder.
@@ -121,17 +121,11 @@ pub struct ModelLogs {
 }
 
 impl ModelLogs {
-    /// Opens the file of a model; nothing where there is no folder for them. Events with a field `model` of that name,
-    /// or in a span with one, go there as well.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub fn add_model(&self, name: &str) -> Result<(), LogError> {
-        match self.files.as_ref().and_then(Weak::upgrade) {
-            Some(files) => {
-                files.add(name).map_err(|error| LogError::Folder { folder: files.path(name), error })
-            }
-            None => Ok(()),
+    /// A model has a file from now on; nothing where there is no folder for them. Events with a field `model` of that name,
+    /// or in a span with one, go there as well. Does not wait for a disk.
+    pub fn add_model(&self, name: &str) {
+        if let Some(files) = self.files.as_ref().and_then(Weak::upgrade) {
+            files.add(name);
         }
     }
 
@@ -430,7 +424,7 @@ mod tests {
         let logged = |filter: &str| {
             let folder = tempfile::tempdir().expect("a folder");
             let text = log(PLAIN, filter, Some(folder.path()), |logging| {
-                logging.models().add_model("digits").expect("a file");
+                logging.models().add_model("digits");
                 let begun = Begun::new(None, &id, &http::HeaderMap::new());
                 begun.span.record("model", "digits");
                 begun.span.in_scope(|| warn!(target: "ocelli::http::observe", "answered"));
@@ -460,9 +454,9 @@ mod tests {
     fn events_of_a_model_go_to_its_file_as_well() {
         let folder = tempfile::tempdir().expect("a folder");
         let text = log(Format::Json, "info", Some(folder.path()), |logging| {
-            logging.models().add_model("digits").expect("a file");
-            logging.models().add_model("boxes").expect("a file");
-            logging.models().add_model("digits").expect("again is no mistake");
+            logging.models().add_model("digits");
+            logging.models().add_model("boxes");
+            logging.models().add_model("digits");
             info!(model = "digits", "by field");
             info!(model = %"digits", "shown");
             info_span!("request", model = "digits").in_scope(|| {
@@ -530,16 +524,5 @@ mod tests {
         let refused = subscriber(PLAIN, "info", Some(file.path()), None, io::sink());
         let error = refused.err().expect("not a folder").to_string();
         assert!(error.starts_with("log_dir /"), "{error}");
-    }
-
-    #[test]
-    fn a_models_file_that_cannot_be_made_is_named() {
-        let folder = tempfile::tempdir().expect("a folder");
-        fs::create_dir(folder.path().join("digits.log")).expect("a folder");
-        log(PLAIN, "info", Some(folder.path()), |logging| {
-            let error =
-                logging.models().add_model("digits").expect_err("a folder is in its place").to_string();
-            assert!(error.contains("/digits.log: "), "{error}");
-        });
     }
 }

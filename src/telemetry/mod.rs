@@ -7,7 +7,7 @@
 //! - [`traces`]: spans of requests and batches, for a collector.
 //! - [`host`]: how busy the machine is.
 //! - `lines`: how an event becomes a line, for people and as JSON, whatever its values hold.
-//! - `model_files`: which events go to which model's file.
+//! - `model_files`: which events go to which model's file; `daily`: a file a day.
 
 pub mod host;
 pub mod logging;
@@ -17,6 +17,7 @@ pub mod statistics;
 pub mod traces;
 pub mod triton;
 
+mod daily;
 mod lines;
 mod model_files;
 

@@ -4,26 +4,26 @@
 //! Only models that were added have a file: a name that a caller made up and that got into an event opens nothing. One thread
 //! writes all files: a disk that is slow for one of them is so for the others.
 
-use super::lines::{JsonFields, json_line};
+use super::{
+    daily::{Daily, Kept},
+    lines::{JsonFields, json_line, timestamp},
+};
 use parking_lot::{Mutex, RwLock};
 use std::{
     collections::BTreeMap,
     convert::Infallible,
-    io::{self, Write},
+    io, mem,
     path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
-        mpsc::{self, Receiver, Sender, SyncSender},
+        mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender},
     },
     time::{Duration, Instant},
 };
 use tracing::{Event, Subscriber};
-use tracing_appender::rolling::{RollingFileAppender, Rotation};
 use tracing_subscriber::{Layer, layer::Context, registry::LookupSpan};
 
-/// Days that are kept, a file each.
-const FILES_MAX: usize = 14;
 /// Lines of all files that may wait to be written: those beyond them are lost, and counted.
 const LINES_MAX: usize = 8192;
 /// How long the end waits for what is left to be written: a disk that hangs does not hold it up.
@@ -31,79 +31,19 @@ const CLOSE_WAIT: Duration = Duration::from_secs(1);
 /// Between two warnings that lines cannot be written.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// How often it is looked whether a file that is written to is still there.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// A file, open for as long as its model is known or a line for it waits.
+/// A file, for as long as its model is known or a line for it waits.
 #[derive(Debug)]
 struct ModelFile {
     /// The link to the current day's.
     path: PathBuf,
-    days: Mutex<Days>,
+    /// Locked by the thread that writes alone.
+    daily: Mutex<Daily>,
 }
 
-#[derive(Debug)]
-struct Days {
-    appender: RollingFileAppender,
-    /// The last line is there in part only.
-    torn: bool,
-    /// When it was looked whether the current day's is still there.
-    looked: Instant,
-}
-
-impl ModelFile {
-    fn open(path: PathBuf) -> io::Result<ModelFile> {
-        let days = Days { appender: appender(&path)?, torn: false, looked: Instant::now() };
-        Ok(ModelFile { path, days: Mutex::new(days) })
-    }
-
-    fn write(&self, line: &str, now: Instant) -> io::Result<()> {
-        let days = &mut *self.days.lock();
-        if now.saturating_duration_since(days.looked) >= LOOK_EVERY {
-            days.looked = now;
-            // Whoever removed or moved it would have all that follows go nowhere.
-            if !self.path.exists() {
-                (days.appender, days.torn) = (appender(&self.path)?, false);
-            }
-        }
-        append(&mut days.appender, &mut days.torn, line)
-    }
-}
-
-/// What writes to the files of the days that such a link leads to.
-fn appender(path: &Path) -> io::Result<RollingFileAppender> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    RollingFileAppender::builder()
-        .rotation(Rotation::DAILY)
-        .filename_prefix(&*name)
-        .latest_symlink(&*name)
-        .max_log_files(FILES_MAX)
-        .build(path.parent().unwrap_or(path))
-        .map_err(io::Error::other)
-}
-
-/// Writes a line; on a line of its own also where only a part of the one before it could be written.
-fn append(to: &mut impl Write, torn: &mut bool, line: &str) -> io::Result<()> {
-    if *torn {
-        to.write_all(b"\n")?;
-        *torn = false;
-    }
-    let mut left = line.as_bytes();
-    while !left.is_empty() {
-        match to.write(left) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => left = &left[count..],
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-        *torn = !left.is_empty();
-    }
-    Ok(())
-}
-
-/// A line, and where it belongs.
+/// A line, and where it belongs; an empty one has the file made.
 type Line = (Arc<ModelFile>, String);
 
+/// Locked for moments: whoever logs wants it, whatever else they hold.
 #[derive(Debug)]
 struct Open {
     /// By model. Two names that differ only in what a file name cannot hold share a file.
@@ -123,8 +63,10 @@ pub(super) struct ModelFiles {
 }
 
 impl ModelFiles {
+    /// Makes the folder, and sees that files can be made there.
     pub(super) fn new(folder: &Path) -> io::Result<ModelFiles> {
         std::fs::create_dir_all(folder)?;
+        tempfile::tempfile_in(folder)?;
         let (lines, to_write) = mpsc::sync_channel(LINES_MAX);
         let (end, written) = mpsc::channel();
         let lost = Arc::default();
@@ -133,39 +75,42 @@ impl ModelFiles {
             .name("ocelli-logs".into())
             .spawn(move || write(&to_write, &counts, end))?;
         Ok(ModelFiles {
-            // Links to the current day's file hold its path: a relative one would lead nowhere.
-            folder: folder.canonicalize()?,
+            folder: folder.to_owned(),
             open: RwLock::new(Open { files: BTreeMap::new(), lines: Some(lines) }),
             lost,
             written: Mutex::new(written),
         })
     }
 
-    /// Opens a model's file, unless it is open already.
-    pub(super) fn add(&self, model: &str) -> io::Result<()> {
+    /// A model has a file from now on, which is made soon.
+    pub(super) fn add(&self, model: &str) {
+        let name = file_name(model);
+        let path = self.folder.join(&name);
         let mut open = self.open.write();
-        let path = self.path(model);
         let file = match open.files.values().find(|file| file.path == path) {
             Some(file) => Arc::clone(file),
-            None => Arc::new(ModelFile::open(path)?),
+            None => Arc::new(ModelFile { path, daily: Mutex::new(Daily::new(&self.folder, name)) }),
         };
-        open.files.insert(model.into(), file);
-        Ok(())
+        open.files.insert(model.into(), Arc::clone(&file));
+        if let Some(lines) = &open.lines {
+            // The first line makes it as well.
+            let _ = lines.try_send((file, String::new()));
+        }
     }
 
     /// Closes the files of models that are not known any more.
     pub(super) fn keep(&self, known: &dyn Fn(&str) -> bool) {
-        // Asked without the lock, which whoever logs wants, whatever else they hold.
+        // Asked without the lock.
         let mut gone: Vec<String> = self.open.read().files.keys().cloned().collect();
         gone.retain(|model| !known(model));
-        if !gone.is_empty() {
-            self.open.write().files.retain(|model, _| !gone.contains(model));
-        }
-    }
-
-    /// Where a model's file is.
-    pub(super) fn path(&self, model: &str) -> PathBuf {
-        self.folder.join(file_name(model))
+        // And closed without it.
+        let _files: Vec<_> = match &*gone {
+            [] => return,
+            gone => {
+                let files = &mut self.open.write().files;
+                gone.iter().filter_map(|model| files.remove(model)).collect()
+            }
+        };
     }
 
     /// Lines that were lost because a disk was slower than the log, full or gone.
@@ -186,23 +131,40 @@ impl ModelFiles {
     /// Writes what is left and closes the files.
     pub(super) fn close(&self) {
         let mut open = self.open.write();
-        open.files.clear();
+        let files = mem::take(&mut open.files);
         open.lines = None;
         drop(open);
-        let _ = self.written.lock().recv_timeout(CLOSE_WAIT);
+        if self.written.lock().recv_timeout(CLOSE_WAIT) == Err(RecvTimeoutError::Timeout) {
+            // Closing them would hang as writing does; the end of the process does it.
+            mem::forget(files);
+        }
     }
 }
 
 /// Writes lines until there are no more, and then drops `_end`.
 fn write(lines: &Receiver<Line>, lost: &AtomicU64, _end: Sender<Infallible>) {
+    let mut kept = Kept::default();
     let mut warned: Option<Instant> = None;
     for (file, line) in lines {
-        let Err(error) = file.write(&line, Instant::now()) else { continue };
-        lost.fetch_add(1, Ordering::Relaxed);
+        let mut now = timestamp();
+        now.truncate("YYYY-MM-DD".len());
+        let written = file.daily.lock().write(&line, &now, &mut kept);
+        let error = match written {
+            Ok(None) => continue,
+            Ok(Some(error)) => error,
+            Err(error) => {
+                lost.fetch_add((!line.is_empty()).into(), Ordering::Relaxed);
+                error
+            }
+        };
         if warned.is_none_or(|warned| warned.elapsed() >= WARN_EVERY) {
             warned = Some(Instant::now());
             // It names no model: it would go to the file that cannot be written.
-            tracing::warn!(file = %file.path.display(), %error, "a model's log file cannot be written: lines are lost");
+            tracing::warn!(
+                file = %file.path.display(),
+                %error,
+                "a model's log file, or the link to it, cannot be written: lines are lost, or in the file of a day before"
+            );
         }
     }
 }
@@ -255,13 +217,21 @@ mod tests {
     use super::*;
     use std::fs;
 
+    /// Until nothing waits for the thread that writes.
+    fn until_made(files: &ModelFiles) {
+        while files.open.read().files.values().any(|file| Arc::strong_count(file) > 1) {
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn a_model_that_is_not_known_any_more_gives_its_file_back() {
         let folder = tempfile::tempdir().expect("a folder");
         let files = ModelFiles::new(folder.path()).expect("a folder");
         for model in ["stays", "goes"] {
-            files.add(model).expect("a file");
+            files.add(model);
         }
+        until_made(&files);
         let file = |model: &str| Arc::downgrade(&files.open.read().files[model]);
         let (stays, goes) = (file("stays"), file("goes"));
         files.keep(&|model| model == "stays");
@@ -269,86 +239,81 @@ mod tests {
         assert_eq!(files.open.read().files.keys().collect::<Vec<_>>(), ["stays"]);
     }
 
-    #[test]
-    fn lines_of_a_file_that_cannot_be_written_are_counted_and_told_once() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let files = ModelFiles::new(folder.path()).expect("a folder");
-        files.add("m").expect("a file");
-        let today = fs::read_link(folder.path().join("m.log")).expect("a link");
-        files.keep(&|_| false);
-        // A disk that is full.
-        fs::remove_file(&today).expect("the file");
-        std::os::unix::fs::symlink("/dev/full", &today).expect("a link");
-        files.add("m").expect("a file");
-        let file = Arc::clone(&files.open.read().files["m"]);
-        let ((lines, to_write), (end, _)) = (mpsc::sync_channel(2), mpsc::channel());
-        for _ in 0..2 {
+    /// What is told, and how many lines are lost, where so many are written to a file.
+    fn told_and_lost(files: &ModelFiles, model: &str, count: usize) -> (String, u64) {
+        let file = Arc::clone(&files.open.read().files[model]);
+        let ((lines, to_write), (end, _)) = (mpsc::sync_channel(count), mpsc::channel());
+        for _ in 0..count {
             lines.send((Arc::clone(&file), "line\n".to_owned())).expect("room");
         }
-        drop(lines);
+        drop((lines, file));
         let console = tempfile::NamedTempFile::new().expect("a file");
         let shown = console.reopen().expect("the file");
         let log =
             tracing_subscriber::fmt().with_writer(move || shown.try_clone().expect("the file")).finish();
         let lost = AtomicU64::new(0);
         tracing::subscriber::with_default(log, || write(&to_write, &lost, end));
-        assert_eq!(lost.load(Ordering::Relaxed), 2);
-        let told = fs::read_to_string(console.path()).expect("the file");
-        assert_eq!(told.lines().count(), 1, "{told}");
+        (fs::read_to_string(console.path()).expect("the file"), lost.into_inner())
+    }
+
+    #[test]
+    fn lines_of_a_file_that_cannot_be_written_are_counted_and_told_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let files = ModelFiles::new(folder.path()).expect("a folder");
+        let link = folder.path().join("m.log");
+        files.add("m");
+        files.close();
+        let today = folder.path().join(fs::read_link(&link).expect("a link"));
+        // A disk that is full.
+        fs::remove_file(&today).expect("the file");
+        std::os::unix::fs::symlink("/dev/full", &today).expect("a link");
+        let files = ModelFiles::new(folder.path()).expect("a folder");
+        files.add("m");
+        let (told, lost) = told_and_lost(&files, "m", 2);
+        assert_eq!((lost, told.lines().count()), (2, 1), "{told}");
         assert!(told.contains("WARN") && told.contains("m.log") && told.contains("No space left"), "{told}");
     }
 
     #[test]
-    fn a_line_behind_one_that_was_written_in_part_begins_anew() {
-        /// A disk with room for so many bytes.
-        struct Disk(Vec<u8>, usize);
-        impl Write for Disk {
-            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-                let count = bytes.len().min(self.1 - self.0.len());
-                self.0.extend_from_slice(&bytes[..count]);
-                if count == 0 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(count) }
-            }
-
-            fn flush(&mut self) -> io::Result<()> {
-                Ok(())
-            }
-        }
-        let (mut disk, mut torn) = (Disk(Vec::new(), 7), false);
-        let mut tried = |room: usize, line: &str| {
-            disk.1 += room;
-            let written = append(&mut disk, &mut torn, line).is_ok();
-            (written, String::from_utf8_lossy(&disk.0).into_owned())
-        };
-        assert_eq!(tried(0, "one\n"), (true, "one\n".into()));
-        assert_eq!(tried(0, "second\n"), (false, "one\nsec".into()));
-        assert_eq!(tried(0, "third\n"), (false, "one\nsec".into()));
-        assert_eq!(tried(7, "fourth\n"), (false, "one\nsec\nfourth".into()));
-        assert_eq!(tried(9, "fifth\n"), (true, "one\nsec\nfourth\nfifth\n".into()));
-        assert_eq!(tried(9, "6\n"), (true, "one\nsec\nfourth\nfifth\n6\n".into()));
+    fn a_models_file_whose_link_cannot_be_made_is_named_and_loses_no_line() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::create_dir(folder.path().join("digits.log")).expect("a folder");
+        let files = ModelFiles::new(folder.path()).expect("a folder");
+        files.add("digits");
+        let (told, lost) = told_and_lost(&files, "digits", 2);
+        assert_eq!((lost, told.lines().count()), (0, 1), "{told}");
+        assert!(told.contains("/digits.log") && told.contains("Is a directory"), "{told}");
     }
 
     #[test]
-    fn a_file_that_was_removed_is_made_anew() {
+    fn whoever_logs_and_the_end_do_not_wait_for_a_disk_that_hangs() {
         let folder = tempfile::tempdir().expect("a folder");
-        let link = folder.path().join("m.log");
-        let file = ModelFile::open(link.clone()).expect("a file");
-        let now = Instant::now();
-        file.write("one\n", now).expect("written");
-        fs::remove_file(fs::read_link(&link).expect("a link")).expect("removed");
-        for line in ["two\n", "three\n"] {
-            file.write(line, now + LOOK_EVERY).expect("written");
-        }
-        assert_eq!(fs::read_to_string(&link).expect("a file"), "two\nthree\n");
+        let files = ModelFiles::new(folder.path()).expect("a folder");
+        // Whoever opens this to write waits for a reader.
+        let pipe = folder.path().join(format!("hangs.log.{}", &timestamp()[..10]));
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
+            .expect("a pipe");
+        files.add("hangs");
+        files.add("another");
+        let file = |model: &str| Arc::clone(&files.open.read().files[model]);
+        files.send(file("hangs"), "line\n".to_owned());
+        files.send(file("another"), "line\n".to_owned());
+        files.keep(&|model| model == "another");
+        files.close();
+        assert_eq!(files.lines_lost(), 0);
+        assert!(!folder.path().join("another.log").exists(), "it hangs");
+        drop(fs::File::open(&pipe).expect("the pipe"));
     }
 
     #[test]
     fn no_more_lines_wait_than_may_and_those_beyond_are_counted() {
         let folder = tempfile::tempdir().expect("a folder");
         let files = ModelFiles::new(folder.path()).expect("a folder");
-        files.add("m").expect("a file");
+        files.add("m");
+        until_made(&files);
         let file = Arc::clone(&files.open.read().files["m"]);
         // The thread that writes stands still.
-        let held = file.days.lock();
+        let held = file.daily.lock();
         // One may be in its hands.
         for _ in 0..LINES_MAX + 11 {
             files.send(Arc::clone(&file), "line\n".to_owned());
@@ -357,12 +322,6 @@ mod tests {
         assert!((10..=11).contains(&lost), "{lost}");
         drop(held);
         files.close();
-    }
-
-    #[test]
-    fn links_lead_to_their_files_from_a_relative_folder_too() {
-        let files = ModelFiles::new(".".as_ref()).expect("the current folder");
-        assert!(files.folder.is_absolute(), "{files:?}");
     }
 
     #[test]
