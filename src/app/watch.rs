@@ -7,12 +7,14 @@
 
 use super::{AppError, allowed_threads::not_started};
 use crate::models::{
-    Command, Control, Overrides,
+    Command, Control,
     changes::{Change, Look},
+    control::Said,
 };
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use parking_lot::Mutex;
 use std::{
+    collections::HashMap,
     fs,
     os::unix::fs::MetadataExt,
     path::Path,
@@ -38,7 +40,7 @@ pub(super) struct Watch {
     /// None where the system has none to give.
     _watcher: Option<Arc<Mutex<RecommendedWatcher>>>,
     /// Keeps it looking without one.
-    _happened: mpsc::Sender<()>,
+    _happened: mpsc::SyncSender<()>,
 }
 
 impl Watch {
@@ -50,8 +52,8 @@ impl Watch {
                 if event.is_ok_and(|event| event.kind.is_access()) {
                     return;
                 }
-                // The other end is gone with the server.
-                let _ = happened.send(());
+                // One that has not been heard yet says as much; and the other end is gone with the server.
+                let _ = happened.try_send(());
             })
         })
     }
@@ -60,9 +62,9 @@ impl Watch {
         control: Arc<Control>,
         first: Look,
         look_at: fn(&Path) -> Look,
-        watcher: impl FnOnce(mpsc::Sender<()>) -> notify::Result<RecommendedWatcher>,
+        watcher: impl FnOnce(mpsc::SyncSender<()>) -> notify::Result<RecommendedWatcher>,
     ) -> Result<Watch, AppError> {
-        let (happened, happens) = mpsc::channel();
+        let (happened, happens) = mpsc::sync_channel(1);
         let folder = control.folder();
         let which = identity(folder);
         let watcher = match watcher(happened.clone()) {
@@ -81,6 +83,7 @@ impl Watch {
             control,
             happens,
             seen: first,
+            said: HashMap::new(),
             unread: false,
             watcher: watcher.as_ref().map_or_else(Weak::new, Arc::downgrade),
             which,
@@ -111,6 +114,8 @@ struct Follower {
     control: Arc<Control>,
     happens: mpsc::Receiver<()>,
     seen: Look,
+    /// What was said of each model, as long as it has not begun: there is one of each at most, however long the loader takes.
+    said: HashMap<String, Said>,
     /// The folder could not be read when it was last looked at.
     unread: bool,
     watcher: Weak<Mutex<RecommendedWatcher>>,
@@ -189,20 +194,28 @@ impl Follower {
     }
 
     /// Says what changed.
-    fn say(&mut self, now: Look) {
+    fn say(&mut self, mut now: Look) {
         let folder = self.control.folder().display();
         if let Some(error) = now.unread().filter(|_| !self.unread) {
             tracing::warn!(%folder, error, "the model folder cannot be read: what is served stays");
         }
         self.unread = now.unread().is_some();
+        self.said.retain(|_, said| !said.is_over());
         for change in self.seen.changes(&now) {
+            let name = change.name();
+            if self.said.contains_key(name) {
+                now = now.with_one_from(name, &self.seen);
+                continue;
+            }
             tracing::info!(?change, "the model folder changed");
-            self.control.say(match change {
-                Change::Load(name) => {
-                    Command::Load { name, overrides: Box::new(Overrides::default()), reply: None }
+            let name = name.to_owned();
+            let said = self.control.say(match &change {
+                Change::Load(_) => {
+                    Command::Load { name: name.clone(), overrides: Box::default(), reply: None }
                 }
-                Change::Unload(name) => Command::Unload { name, reply: None },
+                Change::Unload(_) => Command::Unload { name: name.clone(), reply: None },
             });
+            self.said.insert(name, said);
         }
         self.seen = now.filled_from(std::mem::take(&mut self.seen));
     }
@@ -242,6 +255,42 @@ mod tests {
     }
 
     #[test]
+    fn a_model_that_waits_to_be_loaded_is_told_of_once_and_again_once_that_has_begun() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).expect("a file");
+        let (control, commands) = Control::new(folder.path().to_owned());
+        let mut follower = Follower {
+            control: Arc::new(control),
+            happens: mpsc::sync_channel(1).1,
+            seen: Look::at(folder.path()),
+            said: HashMap::new(),
+            unread: false,
+            watcher: Weak::new(),
+            which: None,
+            look_at: Look::at,
+            rest: Duration::ZERO,
+            looked: Instant::now(),
+        };
+        let mut say = || follower.say(Look::at(folder.path()));
+        let next = || match commands.recv_timeout(Duration::ZERO) {
+            Ok(Command::Load { name, .. }) => format!("load {name}"),
+            Ok(Command::Unload { name, .. }) => format!("unload {name}"),
+            other => format!("{other:?}"),
+        };
+        write("a.onnx", "1");
+        say();
+        write("a.onnx", "12");
+        write("b.onnx", "1");
+        say();
+        fs::remove_file(folder.path().join("a.onnx")).expect("a file");
+        say();
+        assert_eq!([next(), next(), next()], ["load a", "load b", "Err(Timeout)"]);
+        say();
+        say();
+        assert_eq!([next(), next()], ["unload a", "Err(Timeout)"]);
+    }
+
+    #[test]
     fn a_folder_in_which_something_happens_all_the_time_is_looked_at_seldom_if_that_takes_long() {
         static LOOKS: AtomicU32 = AtomicU32::new(0);
         const TAKES: Duration = Duration::from_millis(10);
@@ -260,7 +309,7 @@ mod tests {
         let (watch, happens) = (watch.expect("it looks"), happens.expect("asked for a watcher"));
         let began = Instant::now();
         while began.elapsed() < 100 * TAKES {
-            happens.send(()).expect("it listens");
+            let _ = happens.try_send(());
             std::thread::sleep(TAKES / 10);
         }
         let (looks, most) =
@@ -268,7 +317,7 @@ mod tests {
         assert!((2..=most as u32 + 2).contains(&looks), "{looks} looks, at most {most} are due");
         // And once all is quiet, a change is found.
         fs::write(folder.path().join("m.onnx"), "a model").expect("a file");
-        happens.send(()).expect("it listens");
+        let _ = happens.try_send(());
         let told = commands.recv_timeout(Duration::from_secs(60));
         assert!(matches!(&told, Ok(Command::Load { name, .. }) if name == "m"), "{told:?}");
         drop((watch, happens));

@@ -52,6 +52,14 @@ pub enum Change {
     Unload(String),
 }
 
+impl Change {
+    /// Whose change it is.
+    pub fn name(&self) -> &str {
+        let (Change::Load(name) | Change::Unload(name)) = self;
+        name
+    }
+}
+
 impl Look {
     /// Looks now.
     pub fn at(folder: &Path) -> Look {
@@ -83,6 +91,16 @@ impl Look {
         }
         for (name, files) in self.models.iter_mut().filter(|(_, files)| files.is_none()) {
             *files = before.models.remove(name).flatten();
+        }
+        self
+    }
+
+    /// This look, with one model as the look before has it: what changed of it is still to be found.
+    #[must_use]
+    pub fn with_one_from(mut self, name: &str, before: &Look) -> Look {
+        match before.models.get(name) {
+            Some(files) => _ = self.models.insert(name.to_owned(), files.clone()),
+            None => _ = self.models.remove(name),
         }
         self
     }

@@ -214,6 +214,17 @@ impl Drop for Queued {
     }
 }
 
+/// What was said and nobody waits for.
+#[derive(Debug)]
+pub struct Said(Waiting);
+
+impl Said {
+    /// Whether it has begun, or never will.
+    pub fn is_over(&self) -> bool {
+        self.0.lock().is_none()
+    }
+}
+
 /// Whoever waits for a command, which goes with this unless it has begun: a model that was sent takes memory.
 struct Waits(Waiting);
 
@@ -270,9 +281,9 @@ impl Control {
         (Control { sender: Mutex::new(sender), places, folder }, Commands(commands))
     }
 
-    /// Says something and does not wait.
-    pub fn say(&self, command: Command) {
-        self.queue(command, None);
+    /// Says something and does not wait. Of this there is no bound here: who says much looks at what has begun.
+    pub fn say(&self, command: Command) -> Said {
+        Said(self.queue(command, None))
     }
 
     fn queue(&self, command: Command, place: Option<OwnedSemaphorePermit>) -> Waiting {
