@@ -12,6 +12,7 @@ mod open_files;
 mod places;
 mod run;
 mod signals;
+mod waiting;
 mod watch;
 
 pub use local::Local;
@@ -156,6 +157,7 @@ impl App {
         let stages = Stages::default();
         let routes = http::routes(Arc::clone(&front));
         memory::check(&config, host::memory_limit());
+        waiting::check(&config);
         let connections_max = open_files::connections_max(&config, files_max);
         let acceptor = |listener| Acceptor {
             listener,

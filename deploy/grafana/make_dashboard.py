@@ -15,7 +15,7 @@ PLACE = Path(__file__).with_name("ocelli.json")
 REPLICA = 'job=~"$job",namespace=~"$namespace",instance=~"$instance"'
 MODEL = f'{REPLICA},model=~"$model"'
 DEVICE = f'{REPLICA},device=~"$device"'
-INFERENCE = 'route=~"/predictions/.+|/v1/models/.+:predict|/v2/models/.+/infer|/inference.GRPCInferenceService/ModelInfer"'
+INFERENCE = 'route=~"/predictions/[^ ]+|/v1/models/.+:predict|/v2/models/.+/infer|/inference.GRPCInferenceService/ModelInfer"'
 FAILED = 'outcome=~"full|draining|unavailable|late|device|internal"'
 ANSWERABLE = 'outcome=~"ok|full|draining|unavailable|late|device|internal"'
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -162,11 +162,13 @@ def rows():
         lines(
             "Connections", "Open on the API.", "short",
             target(f"sum by (instance) (ocelli_http_connections{{{REPLICA}}})", "{{instance}}"),
+            target(f"sum by (instance) (ocelli_http_listeners_full{{{REPLICA}}})", "{{instance}} listeners that are full"),
         ),
         lines(
-            "Connections opened", "And the times that no more were taken, since as many were open as may be.", "cps",
+            "Connections opened", "And the times that no more were taken, since as many were open as may be, or one could not be accepted.", "cps",
             target(f"sum({rate('ocelli_http_connections_total', REPLICA)})", "opened"),
             target(f"sum({rate('ocelli_http_connections_capped_total', REPLICA)})", "at the bound"),
+            target(f"sum({rate('ocelli_http_accept_errors_total', REPLICA)})", "not accepted"),
         ),
         lines(
             "Connections that a clock ended", "idle is as it should be; header and stalled are slow clients.", "cps",
@@ -190,6 +192,11 @@ def rows():
         lines(
             "Items that wait or run", "Per model.", "short",
             target(f"sum by (model) (ocelli_queue_items{{{MODEL}}})", "{{model}}"), stacked=True,
+        ),
+        lines(
+            "Queue in use", "Part of queue_items_max and of queue_bytes_max; at the bound, requests are refused.", "percentunit",
+            target(f"sum(ocelli_queue_items{{{REPLICA}}}) / sum(ocelli_queue_items_max{{{REPLICA}}})", "items"),
+            target(f"sum(ocelli_queue_bytes{{{REPLICA}}}) / sum(ocelli_queue_bytes_max{{{REPLICA}}})", "bytes"), max=1,
         ),
         lines(
             "Bytes that wait or run", "All models, and the bound.", "bytes",
@@ -250,6 +257,10 @@ def rows():
             "Batch sizes that are not recorded", "Since the CUDA graphs of a model are used up: loaded anew, it begins again with none.", "ops",
             target(f"sum by (model, device) ({rate('ocelli_unrecorded_sizes_total', both)})", "{{model}} {{device}}"),
         ),
+        lines(
+            "Largest batch", "Where a device has too little memory for full batches of a model.", "short",
+            target(f"ocelli_batch_ceiling_items{{{both}}}", "{{instance}} {{model}} {{device}}"),
+        ),
     ]
     yield "GPUs", [
         lines(
@@ -307,6 +318,10 @@ def rows():
             "{{model}} {{version}} {{state}}", width=8,
         ),
         lines(
+            "Loads that failed", "Versions of which the last load failed, though an older one may go on serving.", "short",
+            target(f"sum by (model, version) (ocelli_model_load_failed{{{MODEL}}})", "{{model}} {{version}}"),
+        ),
+        lines(
             "Items", "A second: images, or spots that are fitted.", "ops",
             target(f"sum by (model, device) ({items})", "{{model}} {{device}}"),
         ),
@@ -325,8 +340,9 @@ def rows():
             target(f"sum by (instance) ({rate('process_cpu_seconds_total', REPLICA)})", "{{instance}}"), width=6,
         ),
         lines(
-            "Memory", "Resident.", "bytes",
-            target(f"process_resident_memory_bytes{{{REPLICA}}}", "{{instance}}"), width=6,
+            "Memory", "Resident, and what the process may have.", "bytes",
+            target(f"process_resident_memory_bytes{{{REPLICA}}}", "{{instance}}"),
+            target(f"min(ocelli_memory_bytes_max{{{REPLICA}}})", "at most"), width=6,
         ),
         lines(
             "Memory of decoded images", "And the bound.", "bytes",

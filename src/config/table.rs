@@ -290,10 +290,10 @@ options! {
     section "Shared GPUs" {
         while_waiting: WhileWaiting, Choice(WhileWaiting::WORDS), "cpu",
             "What answers while a GPU is waited for, with backend auto.",
-            "cpu has the CPU answer until the GPU is warm. wait lets requests wait for the GPU, until auto_timeout_ms has passed; then the CPU answers.";
+            "cpu has the CPU answer until the GPU is warm. wait leaves the CPU out until auto_timeout_ms has passed: at the start, requests get 503 (model-unavailable: it is still loading), as no device has loaded the model yet; once a GPU has served and is away, requests wait for it, each no longer than its own time (timeout_ms), and then get 504.";
         auto_timeout_ms: Duration, Millis { min: 0, max: DAY_MS }, "300000",
-            "How long requests wait for a GPU where while_waiting is wait.",
-            "Counted from when the GPU was begun to be waited for.";
+            "How long the CPU is left out while a GPU is waited for, where while_waiting is wait.",
+            "Counted from when the GPU was begun to be waited for; then the CPU answers. At most timeout_ms, or requests that wait are late (504) until it is over, which the log warns of at the start.";
         gpu_timeout_ms: Duration, Millis { min: 0, max: DAY_MS }, "0",
             "With backend gpu: how long all GPUs may be away before the server ends with exit code 69; 0 for ever.",
             "Also counts after the start: when every GPU was lost and none has come back. One that is drained, or was given back because nobody needed it, is not away.";

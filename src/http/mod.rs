@@ -352,9 +352,9 @@ pub fn check_base_path(base: &str) -> Result<(), String> {
     }
 }
 
-/// What the metrics tell apart: the paths, and predictions where a path has more than these.
+/// What the metrics tell apart: the paths, and predictions and stacks where a path has more than these.
 pub fn counted() -> Vec<&'static str> {
-    [paths(), kserve::PREDICTIONS.to_vec()].concat()
+    [paths(), kserve::PREDICTIONS.to_vec(), localize::STACKS.to_vec()].concat()
 }
 
 fn router(routes: Vec<Route>) -> Router<Arc<Front>> {

@@ -5,6 +5,7 @@
 use super::{
     Front,
     kserve::{PREDICTIONS, VERB},
+    localize::{STACK, STACKS},
     reject::{Kind, Problem},
 };
 use crate::{
@@ -38,6 +39,8 @@ pub(super) struct Observation {
     method: Method,
     matched: Option<MatchedPath>,
     predicts: bool,
+    /// Whether the model that it is for takes stacks of camera frames there.
+    stack: bool,
     /// Of a request whose trace may be sent.
     path: String,
     begun: Begun,
@@ -57,13 +60,26 @@ impl Observation {
             request.extensions_mut().insert(Arc::clone(trace));
         }
         let path = request.uri().path();
-        let model = route.and_then(|route| inferred(front, route, path));
-        let uncounted = model.map(|model| Uncounted::begin(front, model));
+        let inferred = route.and_then(|route| inferred(front, route, path));
+        let stack = inferred.as_ref().is_some_and(|(_, stack)| *stack);
+        let uncounted = inferred.map(|(model, _)| Uncounted::begin(front, model));
         let method = request.method().clone();
         let predicts = method == Method::POST && names_verb(path);
         let path = begun.trace.as_ref().map_or_else(String::new, |_| clipped(path).to_owned());
         let (front, id) = (Arc::clone(front), id.clone());
-        Observation { front, id, began, method, matched, predicts, path, begun, uncounted, ended: false }
+        Observation {
+            front,
+            id,
+            began,
+            method,
+            matched,
+            predicts,
+            stack,
+            path,
+            begun,
+            uncounted,
+            ended: false,
+        }
     }
 
     /// What the handler's log lines stand in.
@@ -94,7 +110,7 @@ impl Observation {
         // The template (`/predictions/{model}`), never the path that a client chose.
         let matched = self.matched.as_ref().map(|matched| template(matched, self.predicts));
         let route = matched.unwrap_or("other");
-        front.metrics.route(route).request(method.as_str(), status, took);
+        front.metrics.route(self.counted(route)).request(method.as_str(), status, took);
         if let Some(trace) = &begun.trace {
             trace.replied(self.span_end(matched, status));
         }
@@ -107,6 +123,12 @@ impl Observation {
             Some(error) => tracing::info!(%method, route, status, ms, error, "answered"),
             None => tracing::debug!(%method, route, status, ms, "answered"),
         }
+    }
+
+    /// What it is counted under. A stack takes as long as its caller sends it, which would pass for slowness of ours.
+    fn counted<'a>(&self, route: &'a str) -> &'a str {
+        let stack = |of: &&str| self.stack && of.strip_suffix(STACK) == Some(route);
+        STACKS.into_iter().find(stack).unwrap_or(route)
     }
 
     /// What its span says, by OpenTelemetry's conventions for HTTP servers.
@@ -162,9 +184,9 @@ fn names_verb(path: &str) -> bool {
     percent_decode_str(last).decode_utf8().is_ok_and(|last| last.ends_with(VERB))
 }
 
-/// The metrics of the model that an inference request is for, if the catalog has it: a name that a caller made up must
-/// not become a label.
-fn inferred(front: &Front, route: &str, path: &str) -> Option<Arc<ModelMetrics>> {
+/// The metrics of the model that an inference request is for, if the catalog has it, and whether it is a stack's: a name that a
+/// caller made up must not become a label.
+fn inferred(front: &Front, route: &str, path: &str) -> Option<(Arc<ModelMetrics>, bool)> {
     let v1 = route.starts_with("/v1/models/") && names_verb(path);
     if !route.starts_with("/predictions/") && !route.ends_with("/infer") && !v1 {
         return None;
@@ -173,7 +195,8 @@ fn inferred(front: &Front, route: &str, path: &str) -> Option<Arc<ModelMetrics>>
     let (before, _) = route.split_once('{')?;
     let name = percent_decode_str(path.strip_prefix(before)?.split('/').next()?).decode_utf8().ok()?;
     let name = if v1 { name.strip_suffix(VERB).unwrap_or(&name) } else { &name };
-    front.catalog.has(name).then(|| front.metrics.model(name))
+    let stack = route.starts_with("/predictions/") && front.catalog.takes_stacks(name);
+    front.catalog.has(name).then(|| (front.metrics.model(name), stack))
 }
 
 /// A request for a model that is not counted among outcomes yet. Dropped before it has its reply, it is [gone](Problem::gone).
@@ -235,11 +258,18 @@ mod tests {
         },
         *,
     };
-    use crate::{error::InferError, http::testing, models::State, telemetry::metrics::Metrics};
+    use crate::{
+        batch::ModelKey,
+        engine::{gauss_mle, staging::Memory},
+        error::InferError,
+        http::testing,
+        models::{Model, State, testing::source},
+        telemetry::metrics::Metrics,
+    };
     use axum::{Router, routing::post};
     use futures_util::stream;
     use http_body_util::BodyExt;
-    use std::fs;
+    use std::{fs, time::Duration};
     use tower::ServiceExt;
 
     #[test]
@@ -275,7 +305,7 @@ mod tests {
         model.add_model("m");
         let model = model.model("m");
         let now = Instant::now();
-        front.status.cut_from(now + std::time::Duration::from_secs(3600));
+        front.status.cut_from(now + Duration::from_secs(3600));
         for outcome in [Outcome::Cancelled, Outcome::Draining] {
             let mut cut = Observation::begin(&front, &RequestId::new(), &mut Request::new(Body::empty()));
             cut.uncounted = Some(Uncounted::begin(&front, Arc::clone(&model)));
@@ -321,6 +351,52 @@ mod tests {
                 "ocelli_http_requests_total{{code=\"200\",method=\"POST\",route=\"{route}\"}} {count}"
             );
             assert!(text.contains(&line), "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_stack_is_counted_apart_from_images_and_tensors_however_it_ends() {
+        let front =
+            testing::front(&[&STACKS[..], &["/predictions/{model}", "/v2/models/{model}/infer"]].concat());
+        let fitter = source("spots", "1", "engine = \"gauss-mle\"\n");
+        let fitter = Model::resolve(
+            ModelKey(1),
+            &fitter,
+            gauss_mle::signature(),
+            Duration::from_secs(1),
+            &Memory::Plain,
+        );
+        front.catalog.set("spots", "1", State::Ready(Arc::new(fitter.expect("a fitter"))));
+        front.catalog.set("m", "1", State::Ready(testing::model(Duration::from_secs(1))));
+        let of = Arc::clone(&front);
+        let observe = async move |mut request: Request| {
+            let observation = Observation::begin(&of, &RequestId::new(), &mut request);
+            match request.uri().query() {
+                // Its caller goes away.
+                Some(_) => drop(observation),
+                None => observation.end(&mut Response::new(Body::empty())),
+            }
+        };
+        let mut router = Router::new();
+        for route in ["/predictions/{model}", "/predictions/{model}/{version}", "/v2/models/{model}/infer"] {
+            router = router.route(route, post(observe.clone()));
+        }
+        for path in [
+            "/predictions/spots",
+            "/predictions/spots?gone",
+            "/predictions/spots/1",
+            "/predictions/m",
+            "/v2/models/spots/infer",
+        ] {
+            let request = Request::post(path).body(Body::empty()).expect("a request");
+            router.clone().oneshot(request).await.expect("infallible");
+        }
+        let text = front.metrics.render();
+        for (route, count) in
+            [(STACKS[0], 2), (STACKS[1], 1), ("/predictions/{model}", 1), ("/v2/models/{model}/infer", 1)]
+        {
+            let line = format!("ocelli_http_request_duration_seconds_count{{route=\"{route}\"}} {count}");
+            assert!(text.contains(&line), "{line} is not in\n{text}");
         }
     }
 

@@ -154,6 +154,12 @@ impl Catalog {
         self.map().contains_key(name)
     }
 
+    /// Whether a version of it that takes requests fits what is in stacks of camera frames.
+    pub fn takes_stacks(&self, name: &str) -> bool {
+        let fits = |of: &Version| matches!(&of.state, State::Ready(model) if model.fit.is_some());
+        self.map().get(name).into_iter().flatten().any(fits)
+    }
+
     /// All versions of all models, by name and rising version.
     pub fn list(&self) -> Vec<Entry> {
         self.map()

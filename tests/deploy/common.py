@@ -18,7 +18,13 @@ sys.path.insert(0, str(ROOT / "tests" / "clients"))
 SECONDS_MAX = 900
 # Tools that whoever runs the checks says are there, with spaces between them: one that is missing then fails.
 PROMISED = os.environ.get("PROMISED_TOOLS", "").split()
-PACKAGES = {"promtool": "prometheus", "nginx": "nginx-light", "bwrap": "bubblewrap", "kubectl": "kubernetes-client 1.32 or newer"}
+PACKAGES = {
+    "promtool": "prometheus",
+    "nginx": "nginx-light",
+    "bwrap": "bubblewrap",
+    "kubectl": "kubernetes-client 1.32 or newer",
+    "systemd-analyze": "systemd",
+}
 
 
 def tool(name):

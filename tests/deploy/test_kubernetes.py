@@ -180,6 +180,19 @@ def test_a_gateway_brings_callers_to_all_that_answers_them_and_to_nothing_that_c
         assert api["from"][1]["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] == parent["namespace"]
 
 
+def test_the_pod_that_fills_the_claim_writes_what_replicas_read_and_is_none_of_them():
+    folder = DEPLOY / "kubernetes" / "components" / "models-volume"
+    (fill,) = common.documents((folder / "fill.yaml").read_text())
+    kubernetes.validate(fill)
+    objects = rendered(DEPLOY / "kubernetes" / "overlays" / "gpu")
+    (volume,) = fill["spec"]["volumes"]
+    claim = volume["persistentVolumeClaim"]
+    assert claim["claimName"] == only(objects, "PersistentVolumeClaim")["metadata"]["name"] and not claim.get("readOnly")
+    for user in ("runAsUser", "runAsGroup", "fsGroup"):
+        assert fill["spec"]["securityContext"][user] == pod(objects)["securityContext"][user]
+    assert "labels" not in fill["metadata"], "the Service would send requests to it"
+
+
 def test_traces_may_go_to_the_collector_that_the_options_name_and_nowhere_else(tmp_path):
     objects = with_component(tmp_path, "tracing")
     endpoint = urllib.parse.urlsplit(options(objects)["otlp_endpoint"])

@@ -15,7 +15,7 @@ import yaml
 from common import DEPLOY, ROOT, tool
 from load import Load
 from server import BINARY, Server, free_ports, until
-from test_prometheus import ALL, metrics, named
+from test_prometheus import metrics, named
 
 sys.path.insert(0, str(DEPLOY / "grafana"))
 import make_dashboard  # noqa: E402
@@ -27,7 +27,9 @@ GPU = {
     "FAKE_NVML": "gpus count=1;set gpu=0 utilization=40 temperature=61 power_mw=250000 energy_mj=9000000 ecc_uncorrected=0",
 }
 # Panels that stay empty on a server that is well: their queries are run, and their metrics are those of docs/metrics.md.
-QUIET = {"Xid errors", "Batches that failed", "Jobs that were run again", "Answered by a stand-in", "Work dropped at the end"}
+QUIET = {
+    "Xid errors", "Batches that failed", "Jobs that were run again", "Answered by a stand-in", "Largest batch", "Work dropped at the end",
+}  # fmt: skip
 DASHBOARD = json.loads((DEPLOY / "grafana" / "ocelli.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
@@ -198,9 +200,8 @@ def test_every_panel_asks_for_metrics_that_exist(panel):
         assert not unknown, f"{panel['title']} asks for {unknown}"
 
 
-def test_every_metric_of_ours_is_looked_at_by_a_panel_or_a_rule():
+def test_every_metric_of_ours_is_in_a_panel():
     asked = {name for panel in PANELS for target in panel["targets"] for name in named(filled(target["expr"]))}
-    asked |= {name for rule in ALL for name in named(rule["expr"])}
     families = {re.sub("_(bucket|sum|count)$", "", name) for name in asked}
     # Triton's names are there for dashboards that others have.
     missed = {name for name in metrics() - asked if name.startswith("ocelli_")}

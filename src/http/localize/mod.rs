@@ -45,6 +45,13 @@ const CONVENTIONS: HeaderName = HeaderName::from_static("ocelli-conventions");
 /// What became of the stack in numbers, behind the last byte of a whole reply, for clients that take trailers.
 const COUNTS: HeaderName = HeaderName::from_static("ocelli-counts");
 
+/// What stands behind the template of a route where a stack is counted under it.
+pub(super) const STACK: &str = " (stack)";
+
+/// The templates of stacks, which are counted apart from the images that are posted to the same routes.
+pub(super) const STACKS: [&str; 2] =
+    ["/predictions/{model} (stack)", "/predictions/{model}/{version} (stack)"];
+
 /// Answers a request whose model is a fitter.
 pub(super) async fn predict(
     front: &Arc<Front>,

@@ -180,8 +180,9 @@ fn explain(kind: Kind) -> Entry {
             InferError::ModelUnavailable { name: "digits".into(), reason: "it is being loaded".into() },
         ),
         DRAINING => entry(
-            "The server is being stopped or replaced. In logs and metrics only: a request was not answered by the end of \
-             `drain_timeout_ms`, or until a second signal, and its connection was cut.",
+            "The server is being stopped or replaced, and `drain_timeout_ms` is over, or a second signal came. A request that waits for a device \
+             then has this answer, and so have a load that waits for others, and a stream over gRPC. What is still being read or decoded is cut, \
+             without an answer: of it this is in logs and metrics only.",
             "Send it again: a load balancer will choose another replica.",
             InferError::Draining,
         ),

@@ -111,6 +111,11 @@ pub(super) const DURATION_BUCKETS: [f64; 17] = [
     5.0, 10.0,
 ];
 
+/// As batches grow.
+pub(super) fn batch_buckets() -> Vec<f64> {
+    exponential_buckets(1.0, 2.0, 11).expect("1 to 1024, doubling")
+}
+
 /// The metrics of one model, all with its name as their label `model`.
 #[derive(Debug, Clone)]
 pub(super) struct Families {
@@ -140,7 +145,6 @@ impl Families {
             let options = HistogramOpts { common_opts: opts(name, help), buckets };
             HistogramVec::new(options, labels).expect(LITERALS)
         };
-        let sizes = exponential_buckets(1.0, 2.0, 11).expect("1 to 1024, doubling");
         Families {
             stages: histograms(
                 "ocelli_stage_duration_seconds",
@@ -152,7 +156,7 @@ impl Families {
                 "ocelli_batch_items",
                 "Items of a batch, without padding.",
                 &["device"],
-                sizes,
+                batch_buckets(),
             ),
             padding: counters(
                 "ocelli_batch_padding_items_total",

@@ -1,7 +1,10 @@
 //! Makes metrics on a registry and remembers what they are, so that `docs/metrics.md` can be written from the same
 //! words.
 
-use super::{Metrics, model::Models};
+use super::{
+    Metrics,
+    model::{DURATION_BUCKETS, Models, batch_buckets},
+};
 use crate::telemetry::triton;
 use prometheus::{
     CounterVec, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
@@ -168,7 +171,9 @@ const LABELS: [(&str, &str); 14] = [
     ("reason", "see below"),
     (
         "route",
-        "the route's template, such as `/predictions/{model}` or `/v1/models/{model}:predict`, or the path of a call over gRPC; `other` where none matched",
+        "the route's template, such as `/predictions/{model}` or `/v1/models/{model}:predict`, or the path of a call over gRPC; what is posted \
+         to a fitter (`task = \"localize\"`), which takes as long as its caller sends it, is apart, as `/predictions/{model} (stack)`; `other` \
+         where none matched",
     ),
     (
         "stage",
@@ -212,8 +217,8 @@ pub fn metrics_md() -> String {
     let mut out = String::from(
         "# Metrics\n\n\
          <!-- Made from src/telemetry/metrics by `OCELLI_BLESS=1 cargo test --lib metrics`. -->\n\n\
-         `GET /metrics`, on the API and on the admin listener, in Prometheus' text format 0.0.4. Units are seconds,\n\
-         bytes and items. Every outcome of every model is there from the start, at 0.\n\n\
+         `GET /metrics`, on the API, on the admin listener and at `metrics_listen`, in Prometheus' text format 0.0.4. Units are\n\
+         seconds, bytes and items. Every outcome of every model is there from the start, at 0.\n\n\
          The series of a model are there for as long as `GET /v2/models` lists it, be it as one that failed to load, and until the\n\
          last request that began with it has ended. Then they go, as Triton's do: a server whose models come and go does not\n\
          grow. What was counted after the last scrape goes with them. One that is loaded again begins at 0, which `rate` and\n\
@@ -235,6 +240,15 @@ pub fn metrics_md() -> String {
             let _ = writeln!(out, "| `{name}` | {kind} | | {help} |");
         }
     }
+    let bounds = |buckets: &[f64]| buckets.iter().map(f64::to_string).collect::<Vec<_>>().join(", ");
+    let _ = writeln!(
+        out,
+        "\nBounds of the histograms (`le`), beside `+Inf`:\n\n\
+         - `ocelli_http_request_duration_seconds`, `ocelli_stage_duration_seconds`: {}\n\
+         - `ocelli_batch_items`: {}",
+        bounds(&DURATION_BUCKETS),
+        bounds(&batch_buckets())
+    );
     out.push_str(
         "\n## Triton's names\n\n\
          On the admin listener and at `metrics_listen`, or as `triton_metrics` says, so that dashboards, autoscalers and\n\

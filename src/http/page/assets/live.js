@@ -20,7 +20,7 @@ const OVER = 5;
 const MODELS_MAX = 50;
 const DURATION = "ocelli_http_request_duration_seconds";
 const STAGE = "ocelli_stage_duration_seconds";
-/** What asks for inference, as the rules of `deploy/prometheus` have it: probes are none, and gRPC is counted beside HTTP. */
+/** What asks for inference, as the rules of `deploy/prometheus` have it, and stacks: probes are none, and gRPC is counted beside HTTP. */
 const INFERENCE = /^(\/predictions\/.+|\/v1\/models\/.+:predict|\/v2\/models\/.+\/infer|\/inference\.GRPCInferenceService\/ModelInfer)$/;
 
 /** The newest looks, oldest first: `{ at, samples }`. */
