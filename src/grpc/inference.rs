@@ -93,15 +93,15 @@ pub(super) async fn infer(
         let read = move || convert::request(message, if of.fit.is_some() { &[] } else { &of.takes });
         let request = if long { front.decode.run(read).await?? } else { read()? };
         // Browsers do not speak gRPC, but one that did would say whose page it shows.
-        let caller = Caller::of(front, &head.extensions, &head.headers, &Uri::default()).charged_to(permit);
-        let (request, named) = shared_memory::fetch(front, &model, &caller, request).await?;
+        let caller = Caller::of(front, &head.extensions, &head.headers, &Uri::default());
+        let (request, named) = shared_memory::fetch(front, &model, &caller, &call, request).await?;
         let call = call.asked(&model, request.timeout()?, request.priority()?);
         call.stage("decode", began.elapsed());
-        let ran = infer::run(front, &model, &call, request, began, &caller).await?;
+        let ran = infer::run(front, &model, &call, request, began).await?;
         let answered = Instant::now();
         let (long, spent, tally) = (ran.is_long(), ran.spent.clone(), Arc::clone(&ran.tally));
         let (of, front_too) = (Arc::clone(&model), Arc::clone(front));
-        let permit = caller.permit.clone();
+        let permit = call.permit.clone();
         let write = move || {
             let outputs = ran.outputs(&of)?;
             shared_memory::deliver(&front_too, &named, &outputs)?;

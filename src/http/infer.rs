@@ -120,21 +120,21 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let mut request = if text < INLINE_BYTES_MAX {
         read()?
     } else {
-        front.decode.run(charged(caller.permit.as_ref(), read)).await??
+        front.decode.run(charged(call.permit.as_ref(), read)).await??
     };
     if let Some(changes) = changes {
         changes.join(&mut request.parameters)?;
     }
-    let (request, named) = shared_memory::fetch(front, model, &caller, request).await?;
+    let (request, named) = shared_memory::fetch(front, model, &caller, &call, request).await?;
     let call = call.asked(model, request.timeout()?, request.priority()?);
     call.stage("decode", began.elapsed());
     if let Some(form) = form {
-        return Box::pin(parts::in_parts(front, model, &call, request, form, &caller)).await;
+        return Box::pin(parts::in_parts(front, model, &call, request, form)).await;
     }
-    let ran = run(front, model, &call, request, began, &caller).await?;
+    let ran = run(front, model, &call, request, began).await?;
     let answered = Instant::now();
     let (long, spent, tally) = (ran.is_long(), ran.spent.clone(), Arc::clone(&ran.tally));
-    let (of, front_too, permit) = (Arc::clone(model), Arc::clone(front), caller.permit.clone());
+    let (of, front_too, permit) = (Arc::clone(model), Arc::clone(front), call.permit.clone());
     let write = move || {
         let outputs = ran.outputs(&of)?;
         shared_memory::deliver(&front_too, &named, &outputs)?;
@@ -192,10 +192,9 @@ pub(crate) async fn run(
     call: &Call,
     request: InferRequest,
     began: Instant,
-    caller: &Caller,
 ) -> Result<Ran, InferError> {
     let tally = Arc::new(Tally::of(model));
-    match counted(front, &tally, call, request, began, caller).await {
+    match counted(front, &tally, call, request, began).await {
         Ok(ran) => Ok(ran),
         Err(error) => tally.ended(Err(error)),
     }
@@ -207,14 +206,12 @@ async fn counted(
     call: &Call,
     request: InferRequest,
     began: Instant,
-    caller: &Caller,
 ) -> Result<Ran, InferError> {
     let (model, id) = (tally.model(), request.id.clone());
     let asked = (request.outputs.clone(), request.binary_default);
     if let Some(settings) = &model.fit {
-        let permit = caller.permit.clone();
         // Boxed: what fitters need would make every request's future larger.
-        let fitted = Box::pin(tensors::fit(front, tally, settings, call, request, permit));
+        let fitted = Box::pin(tensors::fit(front, tally, settings, call, request));
         let Fitted { outputs, spent } = fitted.await?;
         let names: Vec<&str> = outputs.iter().map(|(name, _)| name.as_str()).collect();
         let wanted = wanted(model, &asked, &names)?;
@@ -224,9 +221,9 @@ async fn counted(
     let names = shown(model);
     let wanted = wanted(model, &asked, &names)?;
     let (outputs, spent) = if let Some(images) = encoded::sent(model, &request.inputs) {
-        Box::pin(encoded::run(front, tally, call, images, caller.permit.as_deref())).await?
+        Box::pin(encoded::run(front, tally, call, images)).await?
     } else {
-        let (inputs, items) = arrange(model, request.inputs, caller.permit.as_deref())?;
+        let (inputs, items) = arrange(model, request.inputs, call.permit.as_deref())?;
         let decode = began.elapsed();
         let ticket = call.push(front, tally, inputs, items, None)?;
         let ran = call.answer(front, tally, ticket).await?;
