@@ -411,7 +411,7 @@ mod tests {
 
     fn given(name: &str, shape: &[usize]) -> Result<Given, InferError> {
         let tensor = Tensor { datatype: DataType::Fp32, shape: shape.to_vec(), data: Vec::new().into() };
-        Given::of(vec![Input::whole(name.to_owned(), tensor, Default::default())])
+        Given::of(vec![Input::whole(name.to_owned(), tensor)])
     }
 
     #[test]
@@ -499,7 +499,7 @@ mod tests {
                 shape: vec![count, 7, 7],
                 data: vec![0; 98 * count].into(),
             };
-            Input::whole(name.to_owned(), tensor, Default::default())
+            Input::whole(name.to_owned(), tensor)
         };
         for second in ["rois", ""] {
             let told =
@@ -557,7 +557,7 @@ mod tests {
         let given = |name: &str, shape: [usize; 3]| {
             let data = vec![0; 2 * shape.iter().product::<usize>()].into();
             let tensor = Tensor { datatype: DataType::Uint16, shape: shape.to_vec(), data };
-            let inputs = vec![Input::whole(name.to_owned(), tensor, Default::default())];
+            let inputs = vec![Input::whole(name.to_owned(), tensor)];
             InferRequest {
                 id: None,
                 parameters: Parameters::default(),
