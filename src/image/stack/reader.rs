@@ -357,15 +357,7 @@ impl StackReader {
         if many > limits.frames_max || end.is_none() {
             return Err(StackError::too_many(many, limits.frames_max));
         }
-        self.info = Some(StackInfo {
-            dialect: format.name(),
-            width,
-            height,
-            sample,
-            frames,
-            dimensions: None,
-            pixel_size: None,
-        });
+        self.info = Some(StackInfo { width, height, sample, frames, dimensions: None, pixel_nm: None });
         self.source = Source::Contiguous(Contiguous {
             format,
             layout,
