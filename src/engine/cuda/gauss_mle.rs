@@ -8,7 +8,11 @@
 mod rounds;
 mod search;
 
-use super::{Buffer, Context, CudaError, Event, Fault, Heap, HostMemory, Streams, context::synchronize};
+use super::{
+    Buffer, Context, CudaError, Event, Fault, Heap, HostMemory, Streams,
+    context::synchronize,
+    memory::{address, room},
+};
 use crate::engine::{
     Airborne, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
     gauss_mle::{Columns, asked, outputs, signature},
@@ -273,23 +277,9 @@ impl Maps {
     }
 }
 
-fn address(buffer: &Option<Buffer>) -> u64 {
-    buffer.as_ref().map_or(0, Buffer::address)
-}
-
 /// Bytes of a row of results.
 fn row_bytes(setting: &Setting) -> usize {
     Columns::of(setting.model().psf()).count() * size_of::<f32>()
-}
-
-/// Makes room for so many bytes; what was there was smaller.
-fn room(heap: &Arc<Heap>, buffer: &mut Option<Buffer>, bytes: usize) -> Result<(), CudaError> {
-    if bytes > 0 && buffer.as_ref().is_none_or(|buffer| buffer.bytes() < bytes) {
-        // First, so that the two need not fit side by side.
-        *buffer = None;
-        *buffer = Some(Buffer::new(heap, bytes)?);
-    }
-    Ok(())
 }
 
 impl Engine for GaussMle {

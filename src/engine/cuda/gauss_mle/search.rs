@@ -8,8 +8,12 @@
 //! take none. Only frames that are larger by themselves, or so small that the margins of their planes count, take more.
 
 use super::{
-    super::{Buffer, Context, CudaError, Fault, Heap, Kernel, Module, Streams, context::synchronize},
-    CODE_BYTES, Columns, GaussMle, Maps, Place, Room, Taken, address, room, row_bytes,
+    super::{
+        Buffer, Context, CudaError, Fault, Heap, Kernel, Module, Streams,
+        context::synchronize,
+        memory::{address, room},
+    },
+    CODE_BYTES, Columns, GaussMle, Maps, Place, Room, Taken, row_bytes,
 };
 use crate::engine::{
     Airborne, EngineError, Flight, Setting, Tensor, TensorView,
