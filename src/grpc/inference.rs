@@ -14,6 +14,7 @@ use crate::{
         shared_memory::{self, Caller},
         target::Target,
     },
+    models::Model,
     protocol::inference::*,
 };
 use axum::http::{HeaderMap, Uri};
@@ -98,22 +99,13 @@ pub(super) async fn infer(
         let call = call.asked(&model, request.timeout()?, request.priority()?);
         call.stage("decode", began.elapsed());
         let ran = infer::run(front, &model, &call, request, began).await?;
-        let answered = Instant::now();
-        let (long, spent, tally) = (ran.is_long(), ran.spent.clone(), Arc::clone(&ran.tally));
-        let (of, front_too) = (Arc::clone(&model), Arc::clone(front));
-        let permit = call.permit.clone();
-        let write = move || {
-            let outputs = ran.outputs(&of)?;
-            shared_memory::deliver(&front_too, &named, &outputs)?;
-            let reply = convert::reply(&of, ran.id, outputs, typed)?;
+        let write = move |model: &Model, id, outputs, permit: Option<&Arc<Permit>>| {
+            let reply = convert::reply(model, id, outputs, typed)?;
             // Once more, as the bytes that are sent.
             let bytes = reply.encoded_len();
-            written(permit.as_ref(), bytes as u64, || Ok(reply), |_| bytes)
+            written(permit, bytes as u64, || Ok(reply), |_| bytes)
         };
-        let reply = if long { front.decode.run(write).await.flatten() } else { write() };
-        spent.replied(front, &tally, answered.elapsed());
-        let reply = tally.ended(reply)?;
-        call.stage("encode", answered.elapsed());
+        let (reply, spent) = ran.written(front, &call, named, write).await?;
         let mut headers = HeaderMap::new();
         spent.tell(&mut headers);
         Ok((reply, headers))

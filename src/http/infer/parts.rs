@@ -69,9 +69,8 @@ pub(super) async fn in_parts(
     }
     if model.fit.is_some() || model.rules.whole {
         let ran = run(front, model, call, request, Instant::now()).await?;
-        let (tally, of) = (Arc::clone(&ran.tally), Arc::clone(model));
-        let permit = call.permit.clone();
-        let only = move || ran.outputs(&of).and_then(|outputs| Text::of(permit.as_ref(), &outputs));
+        let (tally, permit) = (Arc::clone(&ran.tally), call.permit.clone());
+        let only = move || ran.outputs().and_then(|outputs| Text::of(permit.as_ref(), &outputs));
         let only = front.decode.run(only);
         let only = tally.ended(only.await.flatten())?;
         return Ok(streamed::parts(form, id.as_deref(), stream::iter([(0, Ok(only))])));
