@@ -1,6 +1,6 @@
 //! Asks a server, or the same routes in this process.
 
-use super::{Exit, health::Target};
+use super::{Exit, target::Target};
 use crate::{app::Local, words::causes};
 use axum::{
     Router,

@@ -1,10 +1,9 @@
 //! `ocelli devices`: what models could run on here, and why not where not; or what a running server says of its devices.
 
 use super::{
-    Exit, Streams,
-    health::{self, Target},
-    held,
+    Exit, Streams, health, held,
     table::{mib, table},
+    target::Target,
 };
 use crate::{
     app::{self, AppError},

@@ -5,7 +5,7 @@
 //! - `bench`: what a server bears; `tune`: the batches that suit a model.
 //! - `predict`: files through a model, on a server or here; `client`: how servers are asked; `message`: what with.
 //! - `output`: files that are written, which have their names once they are whole.
-//! - `health`: asks a running server how it is, for containers without other tools.
+//! - `health`: asks a running server how it is, for containers without other tools; `target`: which server is asked.
 //! - `show`: prints the options in effect.
 //! - `worker`: what a server starts to run a GPU in a process of its own; not for people.
 //! - `reference`: holds `docs/cli.md` equal to all this.
@@ -24,6 +24,7 @@ mod predict;
 mod reference;
 mod show;
 mod table;
+mod target;
 mod tune;
 mod worker;
 
@@ -301,14 +302,14 @@ impl Streams<'_> {
         if let Some(url) = matches.get_one::<String>("url") {
             return self.ask(url, probe);
         }
-        self.with_config(matches, |streams, loaded| match health::default_url(&loaded.config) {
+        self.with_config(matches, |streams, loaded| match target::default_url(&loaded.config) {
             Ok(url) => streams.ask(&url, probe),
             Err(reason) => streams.complain(&reason, Exit::Usage),
         })
     }
 
     fn ask(&mut self, url: &str, probe: &str) -> Exit {
-        let target = match health::Target::parse(url) {
+        let target = match target::Target::parse(url) {
             Ok(target) => target,
             Err(reason) => return self.complain(&reason, Exit::Usage),
         };

@@ -136,14 +136,14 @@ pub(super) fn prove(
         for _ in 0..engine.depth() {
             let _busy = busy();
             let passed = forward(engine, model, size, ending).map_err(noted)?;
-            if let (Some(shapes), false) = (passed.shapes, model.rules.whole)
-                && let Err(why) = axis.see(&model.signature, size, &shapes)
+            if let (Ok(shapes), false) = (&passed.shapes, model.rules.whole)
+                && let Err(why) = axis.see(&model.signature, size, shapes)
             {
                 // It is proved again without batches, and what it takes is counted then.
                 return Ok(Proof { canary: passed.took, footprint: None, counts: Err(why), largest });
             }
             last = Some((size, passed.took));
-            if let Some(error) = passed.refused {
+            if let Err(error) = passed.shapes {
                 tracing::warn!(
                     model = &*model.name, size, %error,
                     "no forward pass at load: free shapes or strings, and a guess was refused"
@@ -189,7 +189,7 @@ pub(super) fn prove(
         forward(engine, model, smallest, ending).map_err(noted)?
     };
     // At a size that was guessed, shapes may be alike by chance.
-    if let (Some(shapes), false) = (passed.shapes, guessed(&model.signature, model)) {
+    if let (Ok(shapes), false) = (passed.shapes, guessed(&model.signature, model)) {
         let unread =
             |why| format!("task {:?} cannot read what a forward pass gave: {why}", model.task.name());
         model.check_outputs(&shapes).map_err(unread)?;
@@ -218,10 +218,8 @@ pub(super) fn prove(
 /// What a forward pass told.
 struct Passed {
     took: Duration,
-    /// Those of the outputs; `None` where it was refused.
-    shapes: Option<Vec<Vec<usize>>>,
-    /// Why it was.
-    refused: Option<EngineError>,
+    /// Those of the outputs, or why it was refused.
+    shapes: Result<Vec<Vec<usize>>, EngineError>,
 }
 
 /// What forward passes at several sizes tell of the first axis: that it counts items, as far as zeros can tell. Then each output has a
@@ -297,12 +295,12 @@ fn forward(
     match bounded(engine, RUN_MAX, ending, pass) {
         Ok(outputs) => {
             let took = started.elapsed();
-            let shapes = Some(outputs.into_iter().map(|output| output.shape).collect());
-            Ok(Passed { took, shapes, refused: None })
+            let shapes = Ok(outputs.into_iter().map(|output| output.shape).collect());
+            Ok(Passed { took, shapes })
         }
         // Of free extents and of strings we can only guess what they are; the model may rightly refuse the guess.
         Err(error @ EngineError::Input(_)) if guessed(&model.signature, model) => {
-            Ok(Passed { took: started.elapsed(), shapes: None, refused: Some(error) })
+            Ok(Passed { took: started.elapsed(), shapes: Err(error) })
         }
         Err(error) => {
             let smallest = model.rules.sizes.first().is_none_or(|smallest| *smallest == size);

@@ -96,7 +96,7 @@ fn input(
         if contents.is_some_and(|contents| contents != InferTensorContents::default()) {
             return Err(bad(format!("input {name:?} has both contents and {REGION}; send one")));
         }
-        return Input::placed(name, datatype, shape, place, parameters);
+        return Input::placed(name, datatype, shape, place);
     }
     let data = match (raw.next(), contents) {
         (Some(_), Some(contents)) if contents != InferTensorContents::default() => {
@@ -119,7 +119,7 @@ fn input(
         )));
     }
     let tensor = binary::checked(&name, tensor)?;
-    Ok(Input::whole(name, tensor, parameters))
+    Ok(Input::whole(name, tensor))
 }
 
 /// The field of typed contents that has a type's values; FP16 and BF16 have none.

@@ -14,6 +14,7 @@ use crate::{
         shared_memory::{self, Caller},
         target::Target,
     },
+    models::Model,
     protocol::inference::*,
 };
 use axum::http::{HeaderMap, Uri};
@@ -93,27 +94,18 @@ pub(super) async fn infer(
         let read = move || convert::request(message, if of.fit.is_some() { &[] } else { &of.takes });
         let request = if long { front.decode.run(read).await?? } else { read()? };
         // Browsers do not speak gRPC, but one that did would say whose page it shows.
-        let caller = Caller::of(front, &head.extensions, &head.headers, &Uri::default()).charged_to(permit);
-        let (request, named) = shared_memory::fetch(front, &model, &caller, request).await?;
+        let caller = Caller::of(front, &head.extensions, &head.headers, &Uri::default());
+        let (request, named) = shared_memory::fetch(front, &model, &caller, &call, request).await?;
         let call = call.asked(&model, request.timeout()?, request.priority()?);
         call.stage("decode", began.elapsed());
-        let ran = infer::run(front, &model, &call, request, began, &caller).await?;
-        let answered = Instant::now();
-        let (long, spent, tally) = (ran.is_long(), ran.spent.clone(), Arc::clone(&ran.tally));
-        let (of, front_too) = (Arc::clone(&model), Arc::clone(front));
-        let permit = caller.permit.clone();
-        let write = move || {
-            let outputs = ran.outputs(&of)?;
-            shared_memory::deliver(&front_too, &named, &outputs)?;
-            let reply = convert::reply(&of, ran.id, outputs, typed)?;
+        let ran = infer::run(front, &model, &call, request, began).await?;
+        let write = move |model: &Model, id, outputs, permit: Option<&Arc<Permit>>| {
+            let reply = convert::reply(model, id, outputs, typed)?;
             // Once more, as the bytes that are sent.
             let bytes = reply.encoded_len();
-            written(permit.as_ref(), bytes as u64, || Ok(reply), |_| bytes)
+            written(permit, bytes as u64, || Ok(reply), |_| bytes)
         };
-        let reply = if long { front.decode.run(write).await.flatten() } else { write() };
-        spent.replied(front, &tally, answered.elapsed());
-        let reply = tally.ended(reply)?;
-        call.stage("encode", answered.elapsed());
+        let (reply, spent) = ran.written(front, &call, named, write).await?;
         let mut headers = HeaderMap::new();
         spent.tell(&mut headers);
         Ok((reply, headers))

@@ -11,7 +11,7 @@ pub(crate) mod texts;
 
 use crate::error::InferError;
 use axum::extract::Request;
-pub(crate) use held::{hold, keeping};
+pub(crate) use held::{hold, hold_bytes, keeping};
 pub use permit::{Beside, Permit, charged, counting, written};
 use std::{
     sync::{

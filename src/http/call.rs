@@ -44,7 +44,7 @@ pub(crate) struct Call {
     /// Where its stages are noted, if its trace may be sent.
     trace: Option<Arc<RequestTrace>>,
     /// What is set aside for it, which work on its body keeps.
-    pub(super) permit: Option<Arc<Permit>>,
+    pub(crate) permit: Option<Arc<Permit>>,
 }
 
 impl Call {

@@ -43,10 +43,9 @@ pub(super) async fn run(
     tally: &Tally,
     call: &Call,
     tensor: &Tensor,
-    permit: Option<&Permit>,
 ) -> Result<(Vec<Tensor>, Spent), InferError> {
     let model = tally.model();
-    let files = files(front, model, tensor, model.batching == Batching::Whole, permit)?;
+    let files = files(front, model, tensor, model.batching == Batching::Whole, call.permit.as_deref())?;
     // Queued one by one, each as soon as it is decoded: those that waited for the others with their share of the memory for decoding
     // would leave the others none.
     let answers = files.into_iter().enumerate().map(async |file| {
@@ -85,9 +84,8 @@ pub(super) fn one_by_one(
     tally: &Arc<Tally>,
     call: &Call,
     tensor: &Tensor,
-    permit: Option<&Permit>,
 ) -> Result<impl Stream<Item = Result<Answer, InferError>> + Send + use<>, InferError> {
-    let files = files(front, tally.model(), tensor, false, permit)?;
+    let files = files(front, tally.model(), tensor, false, call.permit.as_deref())?;
     let (ahead, front) = (streamed::ahead(tally.model()), Arc::clone(front));
     let decoding = (Arc::clone(&front), Arc::clone(tally), call.clone());
     let queued = stream::iter(files.into_iter().enumerate()).map(move |file| {

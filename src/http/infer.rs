@@ -10,7 +10,7 @@ use super::{
     encoded,
     localize::tensors::{self, Changes, Fitted},
     query,
-    shared_memory::{self, Caller},
+    shared_memory::{self, Caller, Named},
     streamed::Form,
     tally::Tally,
     target::Target,
@@ -32,7 +32,7 @@ use axum::{
     http::{HeaderValue, header},
     response::Response,
 };
-use std::{sync::Arc, time::Instant};
+use std::{mem, sync::Arc, time::Instant};
 
 /// `POST /v2/models/{model}[/versions/{version}]/infer`
 pub(super) async fn infer(
@@ -120,38 +120,30 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let mut request = if text < INLINE_BYTES_MAX {
         read()?
     } else {
-        front.decode.run(charged(caller.permit.as_ref(), read)).await??
+        front.decode.run(charged(call.permit.as_ref(), read)).await??
     };
     if let Some(changes) = changes {
         changes.join(&mut request.parameters)?;
     }
-    let (request, named) = shared_memory::fetch(front, model, &caller, request).await?;
+    let (request, named) = shared_memory::fetch(front, model, &caller, &call, request).await?;
     let call = call.asked(model, request.timeout()?, request.priority()?);
     call.stage("decode", began.elapsed());
     if let Some(form) = form {
-        return Box::pin(parts::in_parts(front, model, &call, request, form, &caller)).await;
+        return Box::pin(parts::in_parts(front, model, &call, request, form)).await;
     }
-    let ran = run(front, model, &call, request, began, &caller).await?;
-    let answered = Instant::now();
-    let (long, spent, tally) = (ran.is_long(), ran.spent.clone(), Arc::clone(&ran.tally));
-    let (of, front_too, permit) = (Arc::clone(model), Arc::clone(front), caller.permit.clone());
-    let write = move || {
-        let outputs = ran.outputs(&of)?;
-        shared_memory::deliver(&front_too, &named, &outputs)?;
+    let ran = run(front, model, &call, request, began).await?;
+    let write = |model: &Model, id, outputs, permit: Option<&Arc<Permit>>| {
         let reply = InferReply {
             outputs,
-            id: ran.id,
-            model_name: Arc::clone(&of.name),
-            model_version: Arc::clone(&of.version),
+            id,
+            model_name: Arc::clone(&model.name),
+            model_version: Arc::clone(&model.version),
             parameters: serde_json::Map::new(),
         };
         let text = reply.outputs.iter().map(Output::text_bytes_max).sum();
-        written(permit.as_ref(), text, || reply::write(&reply), |encoded| encoded.text)
+        written(permit, text, || reply::write(&reply), |encoded| encoded.text)
     };
-    let encoded = if long { front.decode.run(write).await.flatten() } else { write() };
-    spent.replied(front, &tally, answered.elapsed());
-    let encoded = tally.ended(encoded)?;
-    call.stage("encode", answered.elapsed());
+    let (encoded, spent) = ran.written(front, &call, named, write).await?;
     let mut response = Response::new(Body::new(encoded.body));
     let headers = response.headers_mut();
     // Ours, and those of the layers around: none makes it grow.
@@ -176,11 +168,11 @@ pub(crate) const INLINE_BYTES_MAX: usize = 4096;
 /// What an inference gave.
 pub(crate) struct Ran {
     /// As in the request.
-    pub(crate) id: Option<String>,
+    id: Option<String>,
     /// Where its time went.
-    pub(crate) spent: Spent,
+    spent: Spent,
     /// Counts it, once its reply is written.
-    pub(crate) tally: Arc<Tally>,
+    tally: Arc<Tally>,
     outputs: Vec<(String, Tensor)>,
     wanted: Vec<Wanted>,
 }
@@ -192,10 +184,9 @@ pub(crate) async fn run(
     call: &Call,
     request: InferRequest,
     began: Instant,
-    caller: &Caller,
 ) -> Result<Ran, InferError> {
     let tally = Arc::new(Tally::of(model));
-    match counted(front, &tally, call, request, began, caller).await {
+    match counted(front, &tally, call, request, began).await {
         Ok(ran) => Ok(ran),
         Err(error) => tally.ended(Err(error)),
     }
@@ -207,14 +198,12 @@ async fn counted(
     call: &Call,
     request: InferRequest,
     began: Instant,
-    caller: &Caller,
 ) -> Result<Ran, InferError> {
     let (model, id) = (tally.model(), request.id.clone());
     let asked = (request.outputs.clone(), request.binary_default);
     if let Some(settings) = &model.fit {
-        let permit = caller.permit.clone();
         // Boxed: what fitters need would make every request's future larger.
-        let fitted = Box::pin(tensors::fit(front, tally, settings, call, request, permit));
+        let fitted = Box::pin(tensors::fit(front, tally, settings, call, request));
         let Fitted { outputs, spent } = fitted.await?;
         let names: Vec<&str> = outputs.iter().map(|(name, _)| name.as_str()).collect();
         let wanted = wanted(model, &asked, &names)?;
@@ -224,9 +213,9 @@ async fn counted(
     let names = shown(model);
     let wanted = wanted(model, &asked, &names)?;
     let (outputs, spent) = if let Some(images) = encoded::sent(model, &request.inputs) {
-        Box::pin(encoded::run(front, tally, call, images, caller.permit.as_deref())).await?
+        Box::pin(encoded::run(front, tally, call, images)).await?
     } else {
-        let (inputs, items) = arrange(model, request.inputs, caller.permit.as_deref())?;
+        let (inputs, items) = arrange(model, request.inputs, call.permit.as_deref())?;
         let decode = began.elapsed();
         let ticket = call.push(front, tally, inputs, items, None)?;
         let ran = call.answer(front, tally, ticket).await?;
@@ -246,7 +235,7 @@ fn shown(model: &Model) -> Vec<&str> {
 impl Ran {
     /// Whether what is to be written, as text or into shared memory, or looked through for the best classes, takes longer than a
     /// hand-over to the pool.
-    pub(crate) fn is_long(&self) -> bool {
+    fn is_long(&self) -> bool {
         let (mut text, mut shared) = (0, 0);
         for wanted in &self.wanted {
             let bytes = self.outputs[wanted.index].1.data.len();
@@ -260,8 +249,35 @@ impl Ran {
     }
 
     /// What was asked for.
-    pub(crate) fn outputs(&self, model: &Model) -> Result<Vec<Output>, InferError> {
+    fn outputs(&self) -> Result<Vec<Output>, InferError> {
+        let model = self.tally.model();
         self.wanted.iter().map(|wanted| output(model, &self.outputs, wanted)).collect()
+    }
+
+    /// The reply that `write` makes of the model, the id and the outputs, of which those that have a place are put there (`named`); and
+    /// where the time went. It is counted then.
+    pub(crate) async fn written<T: Send + 'static>(
+        mut self,
+        front: &Arc<Front>,
+        call: &Call,
+        named: Named,
+        write: impl FnOnce(&Model, Option<String>, Vec<Output>, Option<&Arc<Permit>>) -> Result<T, InferError>
+        + Send
+        + 'static,
+    ) -> Result<(T, Spent), InferError> {
+        let answered = Instant::now();
+        let (long, spent, tally) = (self.is_long(), mem::take(&mut self.spent), Arc::clone(&self.tally));
+        let (front_too, permit) = (Arc::clone(front), call.permit.clone());
+        let write = move || {
+            let outputs = self.outputs()?;
+            shared_memory::deliver(&front_too, &named, &outputs)?;
+            write(self.tally.model(), self.id, outputs, permit.as_ref())
+        };
+        let reply = if long { front.decode.run(write).await.flatten() } else { write() };
+        spent.replied(front, &tally, answered.elapsed());
+        let reply = tally.ended(reply)?;
+        call.stage("encode", answered.elapsed());
+        Ok((reply, spent))
     }
 }
 

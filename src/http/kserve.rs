@@ -3,7 +3,7 @@
 
 use super::{
     Front,
-    admission::{Permit, written},
+    admission::written,
     body,
     call::{Call, Spent},
     infer,
@@ -114,7 +114,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let said = request.uri().query().unwrap_or_default();
     query::has_no_options(said, INSTEAD_OF_OPTIONS).map_err(InferError::BadRequest)?;
     let mut call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
-    let mut charged = Charged::to(request.extensions().get::<Arc<Permit>>().cloned());
+    let mut charged = Charged::to(call.permit.clone());
     let body = call.body(body::of(request, front.limits.body)).await?;
     let began = Instant::now();
     let (of, parts_max) = (Arc::clone(model), front.limits.parts_max);

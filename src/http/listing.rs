@@ -11,21 +11,15 @@ use super::{
 use crate::error::InferError;
 use axum::{
     Router,
-    body::{Body, Bytes},
+    body::Body,
     extract::{Request, State},
     http::{Method, Response},
     middleware::{self, Next},
     response::IntoResponse,
     routing::MethodRouter,
 };
-use http_body::{Body as HttpBody, Frame, SizeHint};
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use std::{sync::Arc, time::Duration};
+use tokio::sync::Semaphore;
 
 /// What tells of all models, of all devices or of all regions.
 const OF_ALL: [&str; 7] = [
@@ -123,10 +117,7 @@ async fn bounded(State(bound): State<Bound>, request: Request, next: Next) -> Re
         Err(error) => return error.into_response(),
     };
     match Arc::clone(&bound.places).try_acquire_owned() {
-        Ok(place) => {
-            let place = Arc::new(place);
-            next.run(request).await.map(|body| Body::new(Kept { body, place }))
-        }
+        Ok(place) => admission::hold_bytes(next.run(request).await, Arc::new(place)),
         Err(_) => bound.full().into_response(),
     }
 }
@@ -148,41 +139,12 @@ async fn packed(State(places): State<Arc<Semaphore>>, request: Request, next: Ne
     admission::hold(coding::pack(next.run(request).await, wanted), place)
 }
 
-/// A reply's body that keeps its place, as does what it has given: a reply of one piece has ended when that has been handed to the
-/// connection, which may keep it for long.
-struct Kept {
-    body: Body,
-    place: Arc<OwnedSemaphorePermit>,
-}
-
-impl HttpBody for Kept {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let frame = Pin::new(&mut self.body).poll_frame(context);
-        let keep = |bytes| admission::keeping(bytes, &self.place);
-        frame.map(|frame| frame.map(|frame| frame.map(|frame| frame.map_data(keep))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
     use crate::http::{admin_routes, metrics_routes, paths, routes, testing};
-    use axum::http::header;
+    use axum::{body::Bytes, http::header};
     use http_body_util::BodyExt;
     use tower::ServiceExt;
 

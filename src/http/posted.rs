@@ -2,7 +2,7 @@
 
 use super::{
     Front,
-    admission::{Beside, Permit},
+    admission::{Beside, Permit, keeping},
     body,
     infer::INLINE_BYTES_MAX,
     multipart::{self, Part},
@@ -99,22 +99,10 @@ impl Charged {
     /// The files, each of which holds what was set aside.
     pub(super) fn files(&self, files: Vec<Result<Bytes, InferError>>) -> Vec<Result<Bytes, InferError>> {
         let hold = |bytes| match &self.held {
-            Some(held) => Bytes::from_owner(Held { bytes, _held: Arc::clone(held) }),
+            Some(held) => keeping(bytes, held),
             None => bytes,
         };
         files.into_iter().map(|file| file.map(hold)).collect()
-    }
-}
-
-/// A file, and what is set aside for it.
-struct Held {
-    bytes: Bytes,
-    _held: Arc<Beside>,
-}
-
-impl AsRef<[u8]> for Held {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
     }
 }
 

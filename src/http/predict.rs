@@ -15,7 +15,7 @@ use self::{
 };
 use super::{
     Front,
-    admission::{Beside, Permit},
+    admission::Beside,
     call::{Call, Spent},
     decode::{Decoded, Staged},
     localize, posted,
@@ -69,7 +69,6 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         _ => front.torchserve_answers,
     };
     let options = if torchserve { options.in_torchserves_form(&model.task) } else { options };
-    let permit = request.extensions().get::<Arc<Permit>>().cloned();
     let mut posted = call.body(posted::read(request, front)).await?;
     let mut asked = Asked::of(options, &posted.parameters, model)?;
     let pictured = match liked.pictured {
@@ -112,8 +111,8 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
                 "format=torchserve does not stream: leave out one of the two".into(),
             ));
         }
-        let entries = one_by_one(front, model, &call, &asked, posted.files, permit.clone());
-        return Ok(streamed::reply(form, permit, entries));
+        let entries = one_by_one(front, model, &call, &asked, posted.files);
+        return Ok(streamed::reply(form, call.permit, entries));
     }
     let (entries, spent) = entries(front, model, &call, &asked, posted.files).await?;
     let of = Of { model: &model.name, version: &model.version, task: model.task.name() };
@@ -146,19 +145,17 @@ fn replied(media: &'static str, body: Vec<u8>, spent: &Spent) -> Response {
     reply
 }
 
-/// The same answers as they come, in order. Each frame has the time that a request has. `permit` is the request's, which holds
-/// what waits for its turn.
+/// The same answers as they come, in order. Each frame has the time that a request has.
 fn one_by_one(
     front: &Arc<Front>,
     model: &Arc<Model>,
     call: &Call,
     asked: &Arc<Asked>,
     files: Vec<Result<Bytes, InferError>>,
-    permit: Option<Arc<Permit>>,
 ) -> impl Stream<Item = Entry> + Send + use<> {
     let ahead = streamed::ahead(model);
     let (front, model, asked) = (Arc::clone(front), Arc::clone(model), Arc::clone(asked));
-    let decoding = Arc::new(Decoding { front, model, call: call.clone(), asked, permit });
+    let decoding = Arc::new(Decoding { front, model, call: call.clone(), asked });
     let (first, then) = (Arc::clone(&decoding), Arc::clone(&decoding));
     let files = stream::iter(files).map(move |file| {
         let decoding = Arc::clone(&first);
@@ -238,14 +235,13 @@ struct Decoding {
     model: Arc<Model>,
     call: Call,
     asked: Arc<Asked>,
-    permit: Option<Arc<Permit>>,
 }
 
 impl Decoding {
     /// Decodes and queues a file of one frame.
     async fn ahead(&self, file: Bytes) -> Result<Ahead, InferError> {
         let (began, of) = (self.call.again(), Arc::clone(&self.model));
-        let decode = self.front.decode.stage_only(file.clone(), of, self.permit.as_ref());
+        let decode = self.front.decode.stage_only(file.clone(), of, self.call.permit.as_ref());
         let Some(Decoded { frames, took, share: _share }) = began.in_time(decode).await? else {
             return Ok(Ahead::Several(file));
         };
@@ -259,11 +255,11 @@ impl Decoding {
     /// not the decoder's: it could not lend their memory to anyone as long as the caller likes.
     async fn in_turn(&self, file: Bytes) -> Result<Vec<Turn>, InferError> {
         let (began, of) = (self.call.again(), Arc::clone(&self.model));
-        let decode = self.front.decode.stage(file, of, self.permit.as_ref());
+        let decode = self.front.decode.stage(file, of, self.call.permit.as_ref());
         let Decoded { frames, took, share } = began.in_time(decode).await?;
         self.call.decoded(&self.front, &self.model, took);
         let bytes = frames.iter().flat_map(|frame| &frame.inputs).map(|input| input.data.len() as u64).sum();
-        let held = Arc::new(self.permit.as_ref().map(|permit| permit.beside(bytes)).transpose()?);
+        let held = Arc::new(self.call.permit.as_ref().map(|permit| permit.beside(bytes)).transpose()?);
         drop(share);
         Ok(frames.into_iter().map(|frame| Turn::Waits(frame, took, Arc::clone(&held))).collect())
     }

@@ -12,7 +12,7 @@ mod region;
 mod transfer;
 
 pub(crate) use region::Region;
-pub(crate) use transfer::{Caller, deliver, fetch, is_long};
+pub(crate) use transfer::{Caller, Named, deliver, fetch, is_long};
 
 use super::{
     Front,

@@ -5,7 +5,7 @@ use crate::error::InferError;
 use std::fmt::Write as _;
 
 /// How many of the first bytes an error shows.
-const SHOWN_BYTES: usize = 12;
+pub(super) const SHOWN_BYTES: usize = 12;
 
 /// Why bytes did not become frames.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -101,8 +101,8 @@ impl<'a, 't> Table<'a, 't> {
         let entry = self.entry(key);
         let table = entry.and_then(|value| match value.get_ref() {
             DeValue::Table(table) => Some(table),
-            other => {
-                self.wrong(key, value, &show(other), "a table");
+            _ => {
+                self.wrong(key, value, "a table");
                 None
             }
         });
@@ -121,7 +121,7 @@ impl<'a, 't> Table<'a, 't> {
         let tables = entries.filter_map(|(name, value)| {
             let name = name.get_ref().to_string();
             let DeValue::Table(table) = value.get_ref() else {
-                self.wrong(&name, value, &show(value.get_ref()), "a table");
+                self.wrong(&name, value, "a table");
                 return None;
             };
             let (path, span, asked) = (self.name(&name), value.span(), RefCell::default());
@@ -130,20 +130,33 @@ impl<'a, 't> Table<'a, 't> {
         tables.collect()
     }
 
-    fn wrong(&self, key: &str, at: &Spanned<DeValue<'t>>, got: &str, allowed: &str) {
+    fn wrong(&self, key: &str, at: &Spanned<DeValue<'t>>, allowed: impl Display) {
+        let got = show(at.get_ref());
         self.mistakes.note(&at.span(), format_args!("{} is {got}, allowed: {allowed}", self.name(key)));
+    }
+
+    /// What is read of the value of a key; where that is nothing, a mistake that says what is allowed.
+    fn read<T>(
+        &self,
+        key: &'static str,
+        read: impl FnOnce(&DeValue<'t>) -> Option<T>,
+        allowed: impl Display,
+    ) -> Option<T> {
+        let value = self.entry(key)?;
+        let read = read(value.get_ref());
+        if read.is_none() {
+            self.wrong(key, value, allowed);
+        }
+        read
     }
 
     /// Text.
     pub(super) fn string(&self, key: &'static str) -> Option<String> {
-        let value = self.entry(key)?;
-        match value.get_ref() {
+        let read = |value: &DeValue<'t>| match value {
             DeValue::String(text) if !text.is_empty() => Some(text.to_string()),
-            other => {
-                self.wrong(key, value, &show(other), "text that is not empty");
-                None
-            }
-        }
+            _ => None,
+        };
+        self.read(key, read, "text that is not empty")
     }
 
     /// A text, a number, or a list of these, as the text that a caller would write for it: lists with commas.
@@ -158,17 +171,7 @@ impl<'a, 't> Table<'a, 't> {
                 other => number(other).map(|number| number.to_string()),
             }
         }
-        let value = self.entry(key)?;
-        let text = text(value.get_ref());
-        if text.is_none() {
-            self.wrong(
-                key,
-                value,
-                &show(value.get_ref()),
-                "text, a finite number, or a list of such numbers",
-            );
-        }
-        text
+        self.read(key, text, "text, a finite number, or a list of such numbers")
     }
 
     /// One of some words, as what it stands for.
@@ -184,8 +187,7 @@ impl<'a, 't> Table<'a, 't> {
             DeValue::String(text) => meant(text, &words),
             _ => String::new(),
         };
-        let allowed = format!("{}{meant}", words.join(", "));
-        self.wrong(key, value, &show(value.get_ref()), &allowed);
+        self.wrong(key, value, format_args!("{}{meant}", words.join(", ")));
         None
     }
 
@@ -194,36 +196,19 @@ impl<'a, 't> Table<'a, 't> {
     where
         T: FromStr + PartialOrd + Display,
     {
-        let value = self.entry(key)?;
-        let number = integer(value.get_ref()).filter(|number| range.contains(number));
-        if number.is_none() {
-            let allowed = format!("whole numbers from {} to {}", range.start(), range.end());
-            self.wrong(key, value, &show(value.get_ref()), &allowed);
-        }
-        number
+        let read = |value: &DeValue<'t>| integer(value).filter(|number| range.contains(number));
+        self.read(key, read, format_args!("whole numbers from {} to {}", range.start(), range.end()))
     }
 
     /// A number in a range.
     pub(super) fn number(&self, key: &'static str, range: RangeInclusive<f64>) -> Option<f64> {
-        let value = self.entry(key)?;
-        let number = number(value.get_ref()).filter(|number| range.contains(number));
-        if number.is_none() {
-            let allowed = format!("{} to {}", range.start(), range.end());
-            self.wrong(key, value, &show(value.get_ref()), &allowed);
-        }
-        number
+        let read = |value: &DeValue<'t>| number(value).filter(|number| range.contains(number));
+        self.read(key, read, format_args!("{} to {}", range.start(), range.end()))
     }
 
     /// `true` or `false`.
     pub(super) fn flag(&self, key: &'static str) -> Option<bool> {
-        let value = self.entry(key)?;
-        match value.get_ref() {
-            DeValue::Boolean(flag) => Some(*flag),
-            other => {
-                self.wrong(key, value, &show(other), "true, false");
-                None
-            }
-        }
+        self.read(key, DeValue::as_bool, "true, false")
     }
 
     /// What stands for a word, for `true`, or for `false`.
@@ -233,15 +218,12 @@ impl<'a, 't> Table<'a, 't> {
         (word, of_word): (&str, T),
         [no, yes]: [T; 2],
     ) -> Option<T> {
-        let value = self.entry(key)?;
-        match value.get_ref() {
+        let read = |value: &DeValue<'t>| match value {
             DeValue::Boolean(flag) => Some(if *flag { yes } else { no }),
             DeValue::String(text) if text == word => Some(of_word),
-            other => {
-                self.wrong(key, value, &show(other), &format!("{word}, true, false"));
-                None
-            }
-        }
+            _ => None,
+        };
+        self.read(key, read, format_args!("{word}, true, false"))
     }
 
     /// A word, or two numbers in a range that differ; none stands for the word.
@@ -251,58 +233,54 @@ impl<'a, 't> Table<'a, 't> {
         word: &str,
         range: RangeInclusive<f64>,
     ) -> Option<Option<[f32; 2]>> {
-        let value = self.entry(key)?;
-        let pair = match value.get_ref() {
-            DeValue::String(text) if text == word => return Some(None),
-            DeValue::Array(items) => match &items[..] {
-                [a, b] => number(a.get_ref()).zip(number(b.get_ref())),
-                _ => None,
-            },
+        let fits = |[a, b]: &[f64; 2]| range.contains(a) && range.contains(b) && *a as f32 != *b as f32;
+        let read = |value: &DeValue<'t>| match value {
+            DeValue::String(text) if text == word => Some(None),
+            DeValue::Array(items) => {
+                let [a, b] = &items[..] else { return None };
+                let pair = [number(a.get_ref())?, number(b.get_ref())?];
+                fits(&pair).then(|| Some(pair.map(|n| n as f32)))
+            }
             _ => None,
         };
-        let fits = |[a, b]: &[f64; 2]| range.contains(a) && range.contains(b) && *a as f32 != *b as f32;
-        let pair = pair.map(|(a, b)| [a, b]).filter(fits);
-        if pair.is_none() {
-            let allowed =
-                format!("{word}, or two numbers that differ, from {} to {}", range.start(), range.end());
-            self.wrong(key, value, &show(value.get_ref()), &allowed);
-        }
-        pair.map(|pair| Some(pair.map(|n| n as f32)))
+        let (from, to) = (range.start(), range.end());
+        self.read(key, read, format_args!("{word}, or two numbers that differ, from {from} to {to}"))
     }
 
     /// A number for all channels, or one for each of three.
     pub(super) fn channels(&self, key: &'static str, range: RangeInclusive<f64>) -> Option<Vec<f32>> {
-        let value = self.entry(key)?;
-        let numbers = match value.get_ref() {
-            DeValue::Array(items) => items.iter().map(|item| number(item.get_ref())).collect(),
-            other => number(other).map(|number| vec![number]),
+        let read = |value: &DeValue<'t>| {
+            let numbers: Vec<f64> = match value {
+                DeValue::Array(items) => {
+                    items.iter().map(|item| number(item.get_ref())).collect::<Option<_>>()?
+                }
+                other => vec![number(other)?],
+            };
+            let fits = matches!(numbers.len(), 1 | 3) && numbers.iter().all(|number| range.contains(number));
+            fits.then(|| numbers.into_iter().map(|n| n as f32).collect())
         };
-        let fits = |n: &Vec<f64>| matches!(n.len(), 1 | 3) && n.iter().all(|number| range.contains(number));
-        let numbers = numbers.filter(fits);
-        if numbers.is_none() {
-            let allowed = format!(
-                "one number, or three in the order of input.color, from {} to {}",
-                range.start(),
-                range.end()
-            );
-            self.wrong(key, value, &show(value.get_ref()), &allowed);
-        }
-        numbers.map(|numbers| numbers.into_iter().map(|n| n as f32).collect())
+        let (from, to) = (range.start(), range.end());
+        self.read(
+            key,
+            read,
+            format_args!("one number, or three in the order of input.color, from {from} to {to}"),
+        )
     }
 
     /// A list of whole numbers in a range.
     pub(super) fn integers(&self, key: &'static str, range: RangeInclusive<usize>) -> Option<Vec<usize>> {
-        let value = self.entry(key)?;
-        let numbers: Option<Vec<usize>> = match value.get_ref() {
-            DeValue::Array(items) => items.iter().map(|item| integer(item.get_ref())).collect(),
-            _ => None,
+        let read = |value: &DeValue<'t>| {
+            let numbers: Option<Vec<usize>> = match value {
+                DeValue::Array(items) => items.iter().map(|item| integer(item.get_ref())).collect(),
+                _ => None,
+            };
+            numbers.filter(|n| !n.is_empty() && n.iter().all(|n| range.contains(n)))
         };
-        let numbers = numbers.filter(|n| !n.is_empty() && n.iter().all(|n| range.contains(n)));
-        if numbers.is_none() {
-            let allowed = format!("a list of whole numbers from {} to {}", range.start(), range.end());
-            self.wrong(key, value, &show(value.get_ref()), &allowed);
-        }
-        numbers
+        self.read(
+            key,
+            read,
+            format_args!("a list of whole numbers from {} to {}", range.start(), range.end()),
+        )
     }
 
     /// A word, or a list of words, each of which `fits`.
@@ -312,20 +290,18 @@ impl<'a, 't> Table<'a, 't> {
         allowed: &str,
         fits: impl Fn(&str) -> bool,
     ) -> Option<Vec<String>> {
-        let value = self.entry(key)?;
         let word = |value: &DeValue<'t>| match value {
             DeValue::String(text) if fits(text) => Some(text.to_string()),
             _ => None,
         };
-        let words: Option<Vec<String>> = match value.get_ref() {
-            DeValue::Array(items) => items.iter().map(|item| word(item.get_ref())).collect(),
-            other => word(other).map(|word| vec![word]),
+        let read = |value: &DeValue<'t>| {
+            let words: Option<Vec<String>> = match value {
+                DeValue::Array(items) => items.iter().map(|item| word(item.get_ref())).collect(),
+                other => word(other).map(|word| vec![word]),
+            };
+            words.filter(|words| !words.is_empty())
         };
-        let words = words.filter(|words| !words.is_empty());
-        if words.is_none() {
-            self.wrong(key, value, &show(value.get_ref()), allowed);
-        }
-        words
+        self.read(key, read, allowed)
     }
 
     /// A number of things, or a list with a name for each of them: how many, and the names.
@@ -334,27 +310,21 @@ impl<'a, 't> Table<'a, 't> {
         key: &'static str,
         range: RangeInclusive<usize>,
     ) -> Option<(usize, Vec<String>)> {
-        let value = self.entry(key)?;
         let name = |value: &Spanned<DeValue<'t>>| match value.get_ref() {
             DeValue::String(text) if !text.trim().is_empty() => Some(text.to_string()),
             _ => None,
         };
-        let told = match value.get_ref() {
-            DeValue::Array(items) => {
-                items.iter().map(name).collect::<Option<Vec<_>>>().map(|names| (names.len(), names))
-            }
-            other => integer(other).map(|count| (count, Vec::new())),
+        let read = |value: &DeValue<'t>| {
+            let told = match value {
+                DeValue::Array(items) => {
+                    items.iter().map(name).collect::<Option<Vec<_>>>().map(|names| (names.len(), names))
+                }
+                other => integer(other).map(|count| (count, Vec::new())),
+            };
+            told.filter(|(count, _)| range.contains(count))
         };
-        let told = told.filter(|(count, _)| range.contains(count));
-        if told.is_none() {
-            let allowed = format!(
-                "a whole number from {} to {}, or a list of as many names",
-                range.start(),
-                range.end()
-            );
-            self.wrong(key, value, &show(value.get_ref()), &allowed);
-        }
-        told
+        let (from, to) = (range.start(), range.end());
+        self.read(key, read, format_args!("a whole number from {from} to {to}, or a list of as many names"))
     }
 
     /// Notes every key that nobody asked for.

@@ -91,11 +91,14 @@ impl Mask {
     }
 
     fn encode(&self, color: png::ColorType, depth: png::BitDepth, data: &[u8]) -> Result<Vec<u8>, String> {
-        let palette = (color == png::ColorType::Indexed).then(|| {
-            let colors = self.present.last().map_or(1, |class| class.index + 1);
-            (0..colors).flat_map(|c| tint(c as u8)).collect()
+        let png = encode([self.width, self.height], color, depth, data, |encoder| {
+            if color == png::ColorType::Indexed {
+                let colors = self.present.last().map_or(1, |class| class.index + 1);
+                let palette: Vec<u8> = (0..colors).flat_map(|c| tint(c as u8)).collect();
+                encoder.set_palette(palette);
+            }
+            Ok(())
         });
-        let png = encode([self.width, self.height], color, depth, palette, data);
         png.map_err(|error| format!("cannot write a mask {error}"))
     }
 

@@ -65,8 +65,8 @@ impl Picture {
             let sample = |value: &f32| (part(*value) * 255.0).round() as u8;
             (png::BitDepth::Eight, self.values.iter().map(sample).collect())
         };
-        let png = encode([self.width, self.height], color, depth, None, &data);
-        png.map_err(|error| format!("cannot write a picture {error}"))
+        encode([self.width, self.height], color, depth, &data, |_| Ok(()))
+            .map_err(|error| format!("cannot write a picture {error}"))
     }
 
     /// An uncompressed TIFF of 32-bit floating point numbers: the values as they are.
@@ -93,7 +93,7 @@ impl Picture {
     }
 }
 
-/// A PNG, quickly made.
+/// A PNG, quickly made, with what is told the encoder beside.
 ///
 /// # Errors
 /// What the encoder says, behind the size that it is about.
@@ -101,8 +101,8 @@ pub(super) fn encode(
     [width, height]: [u32; 2],
     color: png::ColorType,
     depth: png::BitDepth,
-    palette: Option<Vec<u8>>,
     data: &[u8],
+    beside: impl FnOnce(&mut png::Encoder<'_, &mut Vec<u8>>) -> Result<(), png::EncodingError>,
 ) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     let mut encoder = png::Encoder::new(&mut bytes, width, height);
@@ -110,10 +110,8 @@ pub(super) fn encode(
     encoder.set_depth(depth);
     // Masks are flat: this makes them small enough. Of pictures little can be saved.
     encoder.set_compression(png::Compression::Fast);
-    if let Some(palette) = palette {
-        encoder.set_palette(palette);
-    }
     let failed = |error: png::EncodingError| format!("of {width} x {height} pixels as PNG: {error}");
+    beside(&mut encoder).map_err(failed)?;
     let mut writer = encoder.write_header().map_err(failed)?;
     writer.write_image_data(data).map_err(failed)?;
     writer.finish().map_err(failed)?;

@@ -9,6 +9,27 @@
 //! - `lines`: how an event becomes a line, for people and as JSON, whatever its values hold.
 //! - `model_files`: which events go to which model's file; `daily`: a file a day.
 
+/// Reasons that are counted apart: an enum, and their names, in the order in which they are told.
+macro_rules! reasons {
+    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $label:literal,)+ }) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name { $($(#[$doc])* $variant,)+ }
+
+        impl $name {
+            /// All of them.
+            pub const ALL: [$name; [$($label),+].len()] = [$($name::$variant),+];
+            /// Their names.
+            pub const LABELS: [&str; [$($label),+].len()] = [$($label),+];
+
+            /// The label's value.
+            pub fn name(self) -> &'static str {
+                $name::LABELS[self as usize]
+            }
+        }
+    };
+}
+
 pub mod host;
 pub mod logging;
 pub mod metrics;

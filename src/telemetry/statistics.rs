@@ -15,31 +15,17 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// Why a request failed, as Triton's metrics tell it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Failure {
-    /// Refused for a full queue, a deadline or a drain.
-    Rejected,
-    /// The caller went away.
-    Cancelled,
-    /// The engine refused it, or no device could run it.
-    Backend,
-    /// Anything else.
-    Other,
-}
-
-impl Failure {
-    /// All of them.
-    pub const ALL: [Failure; 4] = [Failure::Rejected, Failure::Cancelled, Failure::Backend, Failure::Other];
-
-    /// The label's value.
-    pub fn name(self) -> &'static str {
-        match self {
-            Failure::Rejected => "REJECTED",
-            Failure::Cancelled => "CANCELED",
-            Failure::Backend => "BACKEND",
-            Failure::Other => "OTHER",
-        }
+reasons! {
+    /// Why a request failed, as Triton's metrics tell it.
+    Failure {
+        /// Refused for a full queue, a deadline or a drain.
+        Rejected = "REJECTED",
+        /// The caller went away.
+        Cancelled = "CANCELED",
+        /// The engine refused it, or no device could run it.
+        Backend = "BACKEND",
+        /// Anything else.
+        Other = "OTHER",
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use anyhow::Context;
-use ocelli::engine::kernels::{CameraValue, SensorMap};
+use anyhow::{Context, bail};
+use ocelli::engine::kernels::{CameraValue, InstructionSet, SensorMap};
 use serde::Deserialize;
 
 /// A property of a camera: one number, or a file with one for each pixel.
@@ -24,6 +24,22 @@ impl NumberOrFile {
             }
         })
     }
+}
+
+/// The instruction set of this name; the widest that this machine has where none is given.
+pub(crate) fn instructions(name: Option<&str>) -> anyhow::Result<InstructionSet> {
+    let Some(name) = name else { return Ok(InstructionSet::detect()) };
+    let mut supported = InstructionSet::supported().into_iter();
+    supported.find(|set| set.to_string() == name).with_context(|| format!("this machine has no {name}"))
+}
+
+/// The values in a file of this type: `u16`, or `f32`; those of the other are none.
+pub(crate) fn adu(path: &str, data_type: &str) -> anyhow::Result<(Vec<u16>, Vec<f32>)> {
+    Ok(match data_type {
+        "u16" => (read(path, u16::from_le_bytes)?, Vec::new()),
+        "f32" => (Vec::new(), read(path, f32::from_le_bytes)?),
+        other => bail!("data_type {other} is neither u16 nor f32"),
+    })
 }
 
 /// All numbers in a file.

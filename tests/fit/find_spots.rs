@@ -9,10 +9,8 @@ mod files;
 use std::{env, fs, time::Instant};
 
 use anyhow::{Context, bail};
-use files::{NumberOrFile, read};
-use ocelli::engine::kernels::{
-    Adu, Border, Camera, FinderOptions, InstructionSet, Method, RoiBuffer, SpotFinder, Threshold,
-};
+use files::{NumberOrFile, adu, instructions};
+use ocelli::engine::kernels::{Adu, Border, Camera, FinderOptions, Method, RoiBuffer, SpotFinder, Threshold};
 use serde::Deserialize;
 
 /// What to find, and in what.
@@ -70,22 +68,12 @@ fn options(job: &Job) -> anyhow::Result<FinderOptions> {
 fn main() -> anyhow::Result<()> {
     let path = env::args().nth(1).context("usage: find_spots JOB.json")?;
     let job: Job = serde_json::from_slice(&fs::read(&path)?).context(path)?;
-    let set = match &job.instructions {
-        None => InstructionSet::detect(),
-        Some(name) => InstructionSet::supported()
-            .into_iter()
-            .find(|set| set.to_string() == *name)
-            .with_context(|| format!("this machine has no {name}"))?,
-    };
+    let set = instructions(job.instructions.as_deref())?;
     let [frames, height, width] = job.shape;
     let value = |value: &NumberOrFile| value.read([height, width]);
     let camera = Camera::new(&value(&job.offset)?, &value(&job.gain)?, &value(&job.read_noise)?)?;
     let mut finder = SpotFinder::new(&options(&job)?, &camera, width, height)?.with_instructions(set);
-    let (narrow, wide) = match job.data_type.as_str() {
-        "u16" => (read(&job.movie, u16::from_le_bytes)?, Vec::new()),
-        "f32" => (Vec::new(), read(&job.movie, f32::from_le_bytes)?),
-        other => bail!("data_type {other} is neither u16 nor f32"),
-    };
+    let (narrow, wide) = adu(&job.movie, &job.data_type)?;
     let frame = |t: usize| match wide.get(t * height * width..(t + 1) * height * width) {
         Some(values) if !values.is_empty() => Adu::F32(values),
         _ => Adu::U16(narrow.get(t * height * width..(t + 1) * height * width).unwrap_or_default()),

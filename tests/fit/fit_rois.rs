@@ -9,8 +9,8 @@ mod files;
 use std::{collections::BTreeMap, env, fs, time::Instant};
 
 use anyhow::{Context, bail};
-use files::{NumberOrFile, read};
-use ocelli::engine::kernels::{Adu, Astigmatism, Camera, FitModel, InstructionSet, Psf, Rois, SpotFit, fit};
+use files::{NumberOrFile, adu, instructions, read};
+use ocelli::engine::kernels::{Adu, Astigmatism, Camera, FitModel, Psf, Rois, SpotFit, fit};
 use serde::Deserialize;
 
 /// ROIs that are fitted and timed at a time, as many as one thread of several takes.
@@ -74,22 +74,12 @@ fn psf(job: &Job) -> anyhow::Result<Psf> {
 fn main() -> anyhow::Result<()> {
     let path = env::args().nth(1).context("usage: fit_rois JOB.json")?;
     let job: Job = serde_json::from_slice(&fs::read(&path)?).context(path)?;
-    let set = match &job.instructions {
-        None => InstructionSet::detect(),
-        Some(name) => InstructionSet::supported()
-            .into_iter()
-            .find(|set| set.to_string() == *name)
-            .with_context(|| format!("this machine has no {name}"))?,
-    };
+    let set = instructions(job.instructions.as_deref())?;
     let model = FitModel::new(psf(&job)?, [0.1, 0.1])?;
     let value = |value: &NumberOrFile| value.read(job.sensor);
     let camera = Camera::new(&value(&job.offset)?, &value(&job.gain)?, &value(&job.read_noise)?)?;
-    let (narrow, wide) = match job.data_type.as_str() {
-        "u16" => (read(&job.rois, u16::from_le_bytes)?, Vec::new()),
-        "f32" => (Vec::new(), read(&job.rois, f32::from_le_bytes)?),
-        other => bail!("data_type {other} is neither u16 nor f32"),
-    };
-    let adu = if wide.is_empty() { Adu::U16(&narrow) } else { Adu::F32(&wide) };
+    let (narrow, wide) = adu(&job.rois, &job.data_type)?;
+    let values = if wide.is_empty() { Adu::U16(&narrow) } else { Adu::F32(&wide) };
     let corners = match &job.corners {
         Some(path) => {
             let numbers = read(path, u32::from_le_bytes)?;
@@ -97,7 +87,7 @@ fn main() -> anyhow::Result<()> {
         }
         None => None,
     };
-    let rois = Rois::new(adu, job.side, corners.as_deref())?;
+    let rois = Rois::new(values, job.side, corners.as_deref())?;
 
     let mut fits = vec![SpotFit::default(); rois.len()];
     let mut seconds = vec![f64::MAX; fits.len().div_ceil(PART)];

@@ -1,7 +1,7 @@
 //! The flags of `ocelli bench`, and what they ask for.
 
 use super::{
-    super::{client::Name, health::Target, message::Kind},
+    super::{client::Name, message::Kind, target::Target},
     load::{Arrivals, Span},
     sweep::Plan,
 };

@@ -20,9 +20,9 @@ pub(super) use arguments::arguments;
 use super::{
     Exit, Streams,
     client::{Described, Server, Unknown, runtime, until_signal},
-    health::Target,
     options,
     output::Output,
+    target::Target,
 };
 use crate::{
     app::Local,

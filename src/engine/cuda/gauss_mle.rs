@@ -8,7 +8,11 @@
 mod rounds;
 mod search;
 
-use super::{Buffer, Context, CudaError, Event, Fault, Heap, HostMemory, Streams, context::synchronize};
+use super::{
+    Buffer, Context, CudaError, Event, Fault, Heap, HostMemory, Streams,
+    context::synchronize,
+    memory::{address, room},
+};
 use crate::engine::{
     Airborne, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
     gauss_mle::{Columns, asked, outputs, signature},
@@ -61,6 +65,14 @@ struct Maps {
 /// What a batch takes on the device.
 #[derive(Debug)]
 struct Place {
+    buffers: Buffers,
+    uploaded: Event,
+    computed: Event,
+    landed: Event,
+}
+
+#[derive(Debug, Default)]
+struct Buffers {
     /// Whole ones, where spots are looked for; with what is found and how many that are.
     frames: Option<Buffer>,
     spots: Option<Buffer>,
@@ -69,9 +81,6 @@ struct Place {
     corners: Option<Buffer>,
     /// Rows, then codes.
     results: Option<Buffer>,
-    uploaded: Event,
-    computed: Event,
-    landed: Event,
 }
 
 /// Bytes that a batch needs of each buffer of its place.
@@ -87,7 +96,7 @@ struct Room {
     more_than_needed: bool,
 }
 
-impl Place {
+impl Buffers {
     fn make(&mut self, heap: &Arc<Heap>, wanted: &Room) -> Result<(), CudaError> {
         room(heap, &mut self.frames, wanted.frames)?;
         room(heap, &mut self.spots, wanted.spots)?;
@@ -95,21 +104,6 @@ impl Place {
         room(heap, &mut self.rois, wanted.rois)?;
         room(heap, &mut self.corners, wanted.corners)?;
         room(heap, &mut self.results, wanted.results)
-    }
-
-    /// The same without buffers.
-    fn emptied(self) -> Place {
-        Place {
-            frames: None,
-            spots: None,
-            count: None,
-            rois: None,
-            corners: None,
-            results: None,
-            uploaded: self.uploaded,
-            computed: self.computed,
-            landed: self.landed,
-        }
     }
 }
 
@@ -142,12 +136,7 @@ impl GaussMle {
     fn fill(&mut self) -> Result<(), CudaError> {
         while self.places < DEPTH {
             let place = Place {
-                frames: None,
-                spots: None,
-                count: None,
-                rois: None,
-                corners: None,
-                results: None,
+                buffers: Buffers::default(),
                 uploaded: self.context.mark()?,
                 computed: self.context.mark()?,
                 landed: self.context.event()?,
@@ -166,7 +155,7 @@ impl GaussMle {
     fn place(&mut self, wanted: &Room) -> Result<Place, CudaError> {
         loop {
             let mut place = self.free.recv().expect("its sender is ours");
-            match place.make(&self.heap, wanted) {
+            match place.buffers.make(&self.heap, wanted) {
                 Ok(()) => return Ok(place),
                 Err(error)
                     if error.fault() == Fault::OutOfMemory && !wanted.more_than_needed && self.places > 1 =>
@@ -186,7 +175,7 @@ impl GaussMle {
     fn empty(&self) {
         let idle: Vec<Place> = self.free.try_iter().collect();
         for place in idle {
-            self.put_back(place.emptied());
+            self.put_back(Place { buffers: Buffers::default(), ..place });
         }
     }
 
@@ -238,20 +227,20 @@ impl GaussMle {
             Adu::U16(values) => bytemuck::cast_slice(values),
             Adu::F32(values) => bytemuck::cast_slice(values),
         };
-        let buffer = place.rois.as_mut().expect("room was made");
+        let buffer = place.buffers.rois.as_mut().expect("room was made");
         // SAFETY: the flight holds the tensors until the device is done with them, as does whoever calls this where it fails.
         unsafe { buffer.upload(roi_bytes, upload) }?;
-        if let (Some(buffer), Some(_)) = (&mut place.corners, maps) {
+        if let (Some(buffer), Some(_)) = (&mut place.buffers.corners, maps) {
             // SAFETY: as above.
             unsafe { buffer.upload(corners, upload) }?;
         }
         place.uploaded.record(upload)?;
         place.uploaded.before(compute)?;
         let at = FitAddresses {
-            rois: address(&place.rois),
-            maps: maps.map(|maps| maps.addresses(address(&place.corners))),
-            fits: address(&place.results),
-            codes: address(&place.results) + (rois.len() * row_bytes(setting)) as u64,
+            rois: address(&place.buffers.rois),
+            maps: maps.map(|maps| maps.addresses(address(&place.buffers.corners))),
+            fits: address(&place.buffers.results),
+            codes: address(&place.buffers.results) + (rois.len() * row_bytes(setting)) as u64,
         };
         let call = FitCall::on_device(setting.model(), setting.camera(), rois.side(), rois.len() as u64, &at);
         // SAFETY: planned for this model, type and camera; the buffers have room for what `call` says (`place`), ROIs lie on the
@@ -259,7 +248,7 @@ impl GaussMle {
         unsafe { self.rounds.launch(&launch, &call, (rois.len(), 0), in_rounds, compute) }?;
         place.computed.record(compute)?;
         place.computed.before(download)?;
-        let made = place.results.as_ref().expect("room was made");
+        let made = place.buffers.results.as_ref().expect("room was made");
         // SAFETY: the flight holds the results and looks at them when it has landed.
         unsafe { made.download(results, download) }?;
         place.landed.record(download)
@@ -273,23 +262,9 @@ impl Maps {
     }
 }
 
-fn address(buffer: &Option<Buffer>) -> u64 {
-    buffer.as_ref().map_or(0, Buffer::address)
-}
-
 /// Bytes of a row of results.
 fn row_bytes(setting: &Setting) -> usize {
     Columns::of(setting.model().psf()).count() * size_of::<f32>()
-}
-
-/// Makes room for so many bytes; what was there was smaller.
-fn room(heap: &Arc<Heap>, buffer: &mut Option<Buffer>, bytes: usize) -> Result<(), CudaError> {
-    if bytes > 0 && buffer.as_ref().is_none_or(|buffer| buffer.bytes() < bytes) {
-        // First, so that the two need not fit side by side.
-        *buffer = None;
-        *buffer = Some(Buffer::new(heap, bytes)?);
-    }
-    Ok(())
 }
 
 impl Engine for GaussMle {

@@ -133,6 +133,21 @@ impl Drop for Buffer {
     }
 }
 
+/// Makes room for so many bytes, where there are any; what was there was smaller.
+pub(super) fn room(heap: &Arc<Heap>, buffer: &mut Option<Buffer>, bytes: usize) -> Result<(), CudaError> {
+    if bytes > 0 && buffer.as_ref().is_none_or(|buffer| buffer.bytes() < bytes) {
+        // First, so that the two need not fit side by side.
+        *buffer = None;
+        *buffer = Some(Buffer::new(heap, bytes)?);
+    }
+    Ok(())
+}
+
+/// Where it begins, for a kernel; 0 where there is none.
+pub(super) fn address(buffer: &Option<Buffer>) -> sys::CUdeviceptr {
+    buffer.as_ref().map_or(0, Buffer::address)
+}
+
 fn allocate(stream: &Arc<CudaStream>, bytes: usize) -> Result<CudaSlice<u8>, result::DriverError> {
     // SAFETY: any bytes are bytes; nobody reads what nobody wrote.
     let slice = unsafe { stream.alloc::<u8>(bytes.max(1)) }?;

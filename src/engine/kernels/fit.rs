@@ -29,6 +29,26 @@ impl Adu<'_> {
             Adu::F32(values) => values.len(),
         }
     }
+
+    /// Where they are, for a kernel, and whether they are wide, as it asks.
+    pub(super) fn address(&self) -> (u64, i32) {
+        match self {
+            Adu::U16(values) => (values.as_ptr() as u64, 0),
+            Adu::F32(values) => (values.as_ptr() as u64, 1),
+        }
+    }
+}
+
+/// Whether a ROI or a box may have this side.
+///
+/// # Errors
+/// Where it is even or out of [`SIDE`], by the field at fault.
+pub(super) fn odd_side(field: &'static str, side: usize) -> Result<(), Invalid> {
+    if SIDE.contains(&side) && !side.is_multiple_of(2) {
+        return Ok(());
+    }
+    let (low, high) = (SIDE.start(), SIDE.end());
+    Err(Invalid::new(field, format!("{side} is not an odd number between {low} and {high}")))
 }
 
 /// ROIs to fit: checked to be whole ones.
@@ -46,10 +66,7 @@ impl<'a> Rois<'a> {
     /// # Errors
     /// Where the side is even or out of [`SIDE`], values do not make whole ROIs, or corners are not one for each.
     pub fn new(adu: Adu<'a>, side: usize, corners: Option<&'a [[u32; 2]]>) -> Result<Rois<'a>, Invalid> {
-        if !SIDE.contains(&side) || side.is_multiple_of(2) {
-            let (low, high) = (SIDE.start(), SIDE.end());
-            return Err(Invalid::new("box", format!("{side} is not an odd number between {low} and {high}")));
-        }
+        odd_side("box", side)?;
         let pixels = side * side;
         if !adu.len().is_multiple_of(pixels) {
             let why = format!("{} values do not make whole ROIs of {side} x {side} pixels", adu.len());
@@ -328,10 +345,7 @@ pub fn fit_rows(
     on_sensor(camera, rois)?;
     let maps = camera.maps.as_ref();
     let map = |of: fn(&super::camera::Maps) -> &Vec<f32>| maps.map_or(0, |maps| of(maps).as_ptr() as u64);
-    let (pixels, wide) = match rois.adu {
-        Adu::U16(values) => (values.as_ptr() as u64, 0),
-        Adu::F32(values) => (values.as_ptr() as u64, 1),
-    };
+    let (pixels, wide) = rois.adu.address();
     let call = FitCall {
         setup: setup(model, camera, rois.side),
         rois: pixels,

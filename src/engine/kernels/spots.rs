@@ -23,7 +23,7 @@ use self::{
     plan::{Plan, Work},
     plane::Plane,
 };
-use super::{Adu, Camera, InstructionSet, Invalid, SIDE, SIGMA_PX, entry};
+use super::{Adu, Camera, InstructionSet, Invalid, SIGMA_PX, entry, fit::odd_side};
 use serde::{Deserialize, Serialize};
 
 /// Distances, px, in which a spot may be asked to be the highest.
@@ -40,7 +40,7 @@ pub const FRAME_PIXELS_MAX: usize = 1 << 26;
 pub struct FinderOptions {
     /// How spots stand out.
     pub method: Method,
-    /// Side of the box around a spot, px: odd, in [`SIDE`].
+    /// Side of the box around a spot, px: odd, in [`SIDE`](super::SIDE).
     pub box_side: usize,
     /// What becomes of spots whose box would leave the frame.
     pub border: Border,
@@ -224,10 +224,7 @@ impl SpotFinder {
             let why = format!("{} values are not one of {width} x {height} pixels", frame.len());
             return Err(Invalid::new("frame", why));
         }
-        let (pixels, wide) = match frame {
-            Adu::U16(values) => (values.as_ptr() as u64, 0),
-            Adu::F32(values) => (values.as_ptr() as u64, 1),
-        };
+        let (pixels, wide) = frame.address();
         let mut count = 0_u64;
         let mut call = self.plan.call();
         call.frame = pixels;
@@ -298,12 +295,7 @@ impl FinderOptions {
     /// # Errors
     /// Where an option is out of range, by the key that requests have for it.
     pub fn check(&self) -> Result<(), Invalid> {
-        let side = self.box_side;
-        if !SIDE.contains(&side) || side.is_multiple_of(2) {
-            let (low, high) = (SIDE.start(), SIDE.end());
-            let why = format!("{side} is not an odd number between {low} and {high}");
-            return Err(Invalid::new("box_px", why));
-        }
+        odd_side("box_px", self.box_side)?;
         if self.spots_max == 0 {
             return Err(Invalid::new("spots_max", "0 leaves no spot: allow at least 1".to_owned()));
         }

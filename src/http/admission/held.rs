@@ -13,7 +13,13 @@ use std::{
 
 /// The reply, which keeps a permit until its body has ended.
 pub(crate) fn hold<P: Send + Unpin + 'static>(reply: Response<Body>, permit: P) -> Response<Body> {
-    reply.map(|body| Body::new(Held { body, _permit: permit }))
+    reply.map(|body| Body::new(Held { body, permit, keep: |bytes: Bytes, _: &P| bytes }))
+}
+
+/// The reply, which keeps a permit until its body has ended and the last of what that gave is dropped: a reply of one piece has ended
+/// when that has been handed to the connection, which may keep it for long.
+pub(crate) fn hold_bytes<P: Send + Sync + 'static>(reply: Response<Body>, permit: Arc<P>) -> Response<Body> {
+    reply.map(|body| Body::new(Held { body, permit, keep: keeping }))
 }
 
 /// The bytes, which keep a permit until the last of them is dropped.
@@ -33,12 +39,14 @@ impl<P> AsRef<[u8]> for Keeping<P> {
 }
 
 /// A reply's body that keeps its permit until it has ended.
-struct Held<P> {
+struct Held<P, K> {
     body: Body,
-    _permit: P,
+    permit: P,
+    /// What becomes of the bytes that it gives.
+    keep: K,
 }
 
-impl<P: Unpin> HttpBody for Held<P> {
+impl<P: Unpin, K: Fn(Bytes, &P) -> Bytes + Unpin> HttpBody for Held<P, K> {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -46,7 +54,8 @@ impl<P: Unpin> HttpBody for Held<P> {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        frame.map_ok(|frame| frame.map_data(|bytes| (self.keep)(bytes, &self.permit)))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -12,7 +12,6 @@ use crate::{
         Front,
         call::{Call, Spent},
         encoded,
-        shared_memory::Caller,
         streamed::{self, Form, Text},
         tally::Tally,
         wire::{BINARY_OUTPUT, flag, request::InferRequest},
@@ -34,7 +33,6 @@ pub(super) async fn in_parts(
     call: &Call,
     request: InferRequest,
     form: Form,
-    caller: &Caller,
 ) -> Result<Response, InferError> {
     if let Some(output) = request.outputs.iter().find(|output| output.place.is_some()) {
         return Err(bad(format!(
@@ -56,7 +54,7 @@ pub(super) async fn in_parts(
         let (wanted, count) =
             (Arc::new(wanted(model, &asked, &shown(model))?), images.shape.first().copied().unwrap_or(0));
         let tally = Arc::new(Tally::of(model));
-        let images = encoded::one_by_one(front, &tally, call, images, caller.permit.as_deref())?.enumerate();
+        let images = encoded::one_by_one(front, &tally, call, images)?.enumerate();
         let common = (Arc::clone(front), Arc::clone(&tally), call.clone(), wanted);
         let parts = images.then(move |(index, ran)| {
             let (front, tally, call, wanted) = common.clone();
@@ -70,16 +68,15 @@ pub(super) async fn in_parts(
         return Ok(streamed::parts(form, id.as_deref(), tallied(tally, count, parts)));
     }
     if model.fit.is_some() || model.rules.whole {
-        let ran = run(front, model, call, request, Instant::now(), caller).await?;
-        let (tally, of) = (Arc::clone(&ran.tally), Arc::clone(model));
-        let permit = caller.permit.clone();
-        let only = move || ran.outputs(&of).and_then(|outputs| Text::of(permit.as_ref(), &outputs));
+        let ran = run(front, model, call, request, Instant::now()).await?;
+        let (tally, permit) = (Arc::clone(&ran.tally), call.permit.clone());
+        let only = move || ran.outputs().and_then(|outputs| Text::of(permit.as_ref(), &outputs));
         let only = front.decode.run(only);
         let only = tally.ended(only.await.flatten())?;
         return Ok(streamed::parts(form, id.as_deref(), stream::iter([(0, Ok(only))])));
     }
     let wanted = wanted(model, &asked, &shown(model))?;
-    let (inputs, items) = arrange(model, request.inputs, caller.permit.as_deref())?;
+    let (inputs, items) = arrange(model, request.inputs, call.permit.as_deref())?;
     let parts = by_batches(front, model, call, inputs, items, wanted);
     Ok(streamed::parts(form, id.as_deref(), parts))
 }

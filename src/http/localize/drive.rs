@@ -10,7 +10,7 @@ use super::{
 use crate::{
     engine::Setting,
     error::InferError,
-    http::{Front, admission::Permit, call::Call, tally::Tally},
+    http::{Front, call::Call, tally::Tally},
     models::Model,
     tasks::localize::chunk::Origins,
 };
@@ -62,18 +62,12 @@ pub(super) struct Drive {
 }
 
 impl Drive {
-    pub(super) fn new(
-        front: &Arc<Front>,
-        model: &Arc<Model>,
-        call: Call,
-        asked: Asked,
-        permit: Option<Arc<Permit>>,
-    ) -> Drive {
+    pub(super) fn new(front: &Arc<Front>, model: &Arc<Model>, call: Call, asked: Asked) -> Drive {
         let on_gpu = front.queue.is_on_gpu(model.key);
         let ahead = if on_gpu { Ahead::OF_GPU } else { Ahead::of_cpu(model.instances) };
         Drive {
-            telling: Telling::new(front, call.clone(), asked.format, permit.clone()),
-            finding: Finding::new(Arc::clone(front), Arc::clone(model), call, asked, permit),
+            telling: Telling::new(front, call.clone(), asked.format),
+            finding: Finding::new(Arc::clone(front), Arc::clone(model), call, asked),
             ahead,
         }
     }

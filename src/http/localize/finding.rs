@@ -65,36 +65,28 @@ pub(super) struct Finding {
     /// On the pool while it works.
     stager: Option<Stager>,
     begun: bool,
-    /// What the request takes, and what chunks take until they are in the queue.
-    permit: Option<Arc<Permit>>,
+    /// What chunks take until they are in the queue.
     held: Option<Beside>,
     /// Work on frames of which no chunk has come yet.
     looked: Duration,
 }
 
 impl Finding {
-    pub(super) fn new(
-        front: Arc<Front>,
-        model: Arc<Model>,
-        call: Call,
-        asked: Asked,
-        permit: Option<Arc<Permit>>,
-    ) -> Finding {
+    pub(super) fn new(front: Arc<Front>, model: Arc<Model>, call: Call, asked: Asked) -> Finding {
         let stager = Stager::new(asked.settings, asked.holds, asked.stack, front.limits.stack.clone());
-        let [frames, beside] = [(); 2].map(|()| share::of_work(permit.as_deref()));
+        let [frames, beside] = [(); 2].map(|()| share::of_work(call.permit.as_deref()));
         let stager = stager.charging(frames, beside);
         let stager = stager.whole(front.queue.is_on_gpu(model.key), model.frames.clone());
         let options = Options { name: model.name.to_string(), ..asked.options };
         Finding {
             front,
             model,
+            held: call.permit.as_deref().map(Permit::nothing_beside),
             call,
             format: asked.format,
             options,
             stager: Some(stager),
             begun: false,
-            held: permit.as_deref().map(Permit::nothing_beside),
-            permit,
             looked: Duration::ZERO,
         }
     }
@@ -121,7 +113,7 @@ impl Finding {
             };
             // Its time is that of what comes of it, which the caller has no part in.
             let call = self.call.again();
-            let looking = self.front.decode.run(charged(self.permit.as_ref(), look));
+            let looking = self.front.decode.run(charged(self.call.permit.as_ref(), look));
             let (stager, cut, step, took) = call.in_time(supply.gather_while(looking)).await?;
             let waited = call.arrived.elapsed();
             self.stager = Some(stager);
@@ -156,7 +148,7 @@ impl Finding {
     fn charge_for(&mut self, posted: &Posted) {
         let options = &self.front.limits.stack;
         if matches!(posted, Posted::Stream(_)) && options.spill_folder.is_some() {
-            let mut share = Share::new(self.permit.as_deref(), options);
+            let mut share = Share::new(self.call.permit.as_deref(), options);
             let may_hold = Box::new(move |bytes| share.holds(bytes));
             self.stager = self.stager.take().map(|stager| stager.within(may_hold));
         }
@@ -372,7 +364,7 @@ mod tests {
         let call = Call::of(&HeaderMap::new(), &model, Duration::from_secs(60)).expect("no headers");
         let query = "dtype=u16&shape=64,64";
         let asked = Asked::of(query, &HeaderMap::new(), Settings::default()).expect("it can be asked");
-        let finding = Finding::new(Arc::clone(&front), model, call, asked, None);
+        let finding = Finding::new(Arc::clone(&front), model, call, asked);
         let (found, _coming) = mpsc::channel(4);
         let told = finding.run(Posted::File(vec![0; 2 * 64 * 64].into()), 1 << 20, found);
         let told =

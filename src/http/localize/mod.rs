@@ -18,7 +18,7 @@ mod share;
 mod telling;
 pub(super) mod tensors;
 
-use super::{Front, admission::Permit, body, call::Call, observe::Ending, posted, reject::Problem};
+use super::{Front, body, call::Call, observe::Ending, posted, reject::Problem};
 use crate::{error::InferError, models::Model, tasks::localize::Settings};
 use asked::Asked;
 use axum::{
@@ -62,9 +62,8 @@ pub(super) async fn predict(
     let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     let asked = Asked::of(request.uri().query().unwrap_or_default(), request.headers(), settings.clone())?;
     let format = asked.format;
-    let permit = request.extensions().get::<Arc<Permit>>().cloned();
     let posted = if posted::is_raw(request.headers())? {
-        if let Some(permit) = &permit {
+        if let Some(permit) = &call.permit {
             // It is not held as a whole, whatever its length.
             let own = share::of_stack(&front.limits.stack);
             permit.cover(request.body().size_hint().exact().map_or(own, |length| length.min(own)))?;
@@ -88,8 +87,8 @@ pub(super) async fn predict(
     };
     let options = &front.limits.stack;
     let (reply, mut coming) =
-        Outgoing::new(options.limits.memory_bytes_max, Share::new(permit.as_deref(), options));
-    let drive = Drive::new(front, model, call, asked, permit);
+        Outgoing::new(options.limits.memory_bytes_max, Share::new(call.permit.as_deref(), options));
+    let drive = Drive::new(front, model, call, asked);
     // The request's span goes with it: its lines have the request's id.
     let driving = tracing::Instrument::instrument(drive.run(posted, reply), tracing::Span::current());
     let task = AbortOnDropHandle::new(tokio::spawn(driving));

@@ -11,7 +11,7 @@ use crate::{
     error::InferError,
     http::{
         Front,
-        admission::{Beside, Permit, charged, keeping},
+        admission::{Beside, charged, keeping},
         call::{Call, Spent},
         reject::Problem,
     },
@@ -24,8 +24,7 @@ use tokio::sync::mpsc;
 /// Writes what was found, in order.
 pub(super) struct Telling {
     front: Arc<Front>,
-    /// What the request takes, and what is held for its reply beside that.
-    permit: Option<Arc<Permit>>,
+    /// What is held for the reply beside what the request takes.
     held: Option<Beside>,
     /// Where the stages of its trace are noted.
     call: Call,
@@ -40,14 +39,9 @@ pub(super) struct Telling {
 }
 
 impl Telling {
-    pub(super) fn new(
-        front: &Arc<Front>,
-        call: Call,
-        format: Format,
-        permit: Option<Arc<Permit>>,
-    ) -> Telling {
+    pub(super) fn new(front: &Arc<Front>, call: Call, format: Format) -> Telling {
         let (front, writer, spent) = (Arc::clone(front), None, Spent::default());
-        Telling { front, permit, held: None, call, format, writer, begun: false, room: 0, spent }
+        Telling { front, held: None, call, format, writer, begun: false, room: 0, spent }
     }
 
     /// Tells all that comes. Ends without an error, too, when finding broke off.
@@ -71,7 +65,7 @@ impl Telling {
 
     /// Sets aside what the writer holds until the end: it may be far more than the stack that was posted.
     fn hold(&mut self, bytes: usize) -> Result<(), InferError> {
-        match (&mut self.held, &self.permit) {
+        match (&mut self.held, &self.call.permit) {
             (Some(held), _) => held.grow_to(bytes as u64)?,
             (None, Some(permit)) => self.held = Some(permit.beside(bytes as u64)?),
             (None, None) => {}
@@ -103,7 +97,7 @@ impl Telling {
             writer.chunk(table, &mut out)?;
             Ok::<_, String>((writer, out, held))
         };
-        let written = self.front.decode.run(charged(self.permit.as_ref(), write));
+        let written = self.front.decode.run(charged(self.call.permit.as_ref(), write));
         let written = reply.keep_up_until(written).await?;
         spent.replied(&self.front, &tally, answered.elapsed());
         let (writer, out, held) =
@@ -149,7 +143,7 @@ impl Telling {
             pieces.extend(writer.end(frames)?.into_iter().filter(|piece| !piece.is_empty()));
             Ok::<_, String>((pieces, held))
         };
-        let ended = self.front.decode.run(charged(self.permit.as_ref(), end)).await?;
+        let ended = self.front.decode.run(charged(self.call.permit.as_ref(), end)).await?;
         let (pieces, held) = ended.map_err(InferError::BadRequest)?;
         // A caller who does not read yet has not got it.
         let pieces = match held.map(Arc::new) {

@@ -101,7 +101,6 @@ pub(in crate::http) async fn fit(
     settings: &Settings,
     call: &Call,
     request: InferRequest,
-    permit: Option<Arc<Permit>>,
 ) -> Result<Fitted, InferError> {
     let model = tally.model();
     let mut settings = changed(settings, &request.parameters, &model.name)?;
@@ -116,6 +115,7 @@ pub(in crate::http) async fn fit(
         Given::Frames(frames) => {
             let options = Options { limits: front.limits.stack.limits, spill_folder: None, file_alone: true };
             let (whole, memory) = (front.queue.is_on_gpu(model.key), model.frames.clone());
+            let permit = call.permit.clone();
             let search = move || search(settings, &frames, options, (whole, memory), permit.as_deref());
             let found = call.in_time(async { front.decode.run(search).await? }).await?;
             call.stage("decode", began.elapsed());
@@ -411,7 +411,7 @@ mod tests {
 
     fn given(name: &str, shape: &[usize]) -> Result<Given, InferError> {
         let tensor = Tensor { datatype: DataType::Fp32, shape: shape.to_vec(), data: Vec::new().into() };
-        Given::of(vec![Input::whole(name.to_owned(), tensor, Default::default())])
+        Given::of(vec![Input::whole(name.to_owned(), tensor)])
     }
 
     #[test]
@@ -499,7 +499,7 @@ mod tests {
                 shape: vec![count, 7, 7],
                 data: vec![0; 98 * count].into(),
             };
-            Input::whole(name.to_owned(), tensor, Default::default())
+            Input::whole(name.to_owned(), tensor)
         };
         for second in ["rois", ""] {
             let told =
@@ -557,7 +557,7 @@ mod tests {
         let given = |name: &str, shape: [usize; 3]| {
             let data = vec![0; 2 * shape.iter().product::<usize>()].into();
             let tensor = Tensor { datatype: DataType::Uint16, shape: shape.to_vec(), data };
-            let inputs = vec![Input::whole(name.to_owned(), tensor, Default::default())];
+            let inputs = vec![Input::whole(name.to_owned(), tensor)];
             InferRequest {
                 id: None,
                 parameters: Parameters::default(),
@@ -568,12 +568,12 @@ mod tests {
         };
         let call = Call::of(&HeaderMap::new(), &model, Duration::from_secs(60)).expect("no headers");
         let settings = Settings::default();
-        let told = fit(&front, &tally, &settings, &call, given("frames", [1, 64, 64]), None);
+        let told = fit(&front, &tally, &settings, &call, given("frames", [1, 64, 64]));
         let told = tokio::time::timeout(Duration::from_secs(3600), told).await.expect("not for ever").err();
         let late = Some(InferError::Late("no answer within the deadline of 2000 ms".into()));
         assert_eq!(told, late);
         let past = call.sooner_by(time);
-        let told = fit(&front, &tally, &settings, &past, given("rois", [0, 7, 7]), None).await.err();
+        let told = fit(&front, &tally, &settings, &past, given("rois", [0, 7, 7])).await.err();
         assert_eq!(told, late);
         release.send(()).expect("it waits");
         assert_eq!(other.await, Ok(true));

@@ -4,7 +4,8 @@ use super::{
     super::{
         Front,
         accept::Peer,
-        admission::{Permit, charged},
+        admission::charged,
+        call::Call,
         origin, repository,
         wire::{
             binary,
@@ -39,29 +40,18 @@ pub(crate) fn is_long(bytes: u64) -> bool {
     bytes > INLINE_BYTES_MAX
 }
 
-/// Who asks for an inference, as far as memory is concerned.
-pub(crate) struct Caller {
-    /// Whether the caller may use regions; `None` where nobody may.
-    may: Option<Result<(), InferError>>,
-    /// What a request's bytes are charged to.
-    pub(crate) permit: Option<Arc<Permit>>,
-}
+/// Whether who asks for an inference may use regions; `None` where nobody may.
+pub(crate) struct Caller(Option<Result<(), InferError>>);
 
 impl Caller {
     /// By what came with a request. A page of others may not have a browser use regions, no more than register them.
     pub(crate) fn of(front: &Front, extensions: &Extensions, headers: &HeaderMap, uri: &Uri) -> Caller {
-        let may = front.shared_memory.is_on().then(|| {
+        Caller(front.shared_memory.is_on().then(|| {
             repository::known(front, extensions.get::<Peer>(), headers)?;
             let token = front.admin_token.is_some();
             origin::own_page(&Method::POST, uri, headers, token)
                 .map_err(|why| InferError::Forbidden(why.to_owned()))
-        });
-        Caller { may, permit: extensions.get().cloned() }
-    }
-
-    /// The same, charged to this permit.
-    pub(crate) fn charged_to(self, permit: Option<Arc<Permit>>) -> Caller {
-        Caller { permit: permit.or(self.permit), ..self }
+        }))
     }
 }
 
@@ -78,13 +68,14 @@ pub(crate) async fn fetch(
     front: &Arc<Front>,
     model: &Arc<Model>,
     caller: &Caller,
+    call: &Call,
     mut request: InferRequest,
 ) -> Result<(InferRequest, Named), InferError> {
     let named = named(front, caller, &request)?;
     if named.is_empty() {
         return Ok((request, named));
     }
-    let bytes = charge(front, caller, &request)?;
+    let bytes = charge(front, call, &request)?;
     let (front_too, model) = (Arc::clone(front), Arc::clone(model));
     let read = move || {
         for input in &mut request.inputs {
@@ -92,7 +83,7 @@ pub(crate) async fn fetch(
         }
         Ok((request, named))
     };
-    if is_long(bytes) { front.decode.run(charged(caller.permit.as_ref(), read)).await? } else { read() }
+    if is_long(bytes) { front.decode.run(charged(call.permit.as_ref(), read)).await? } else { read() }
 }
 
 fn named(front: &Front, caller: &Caller, request: &InferRequest) -> Result<Named, InferError> {
@@ -103,7 +94,7 @@ fn named(front: &Front, caller: &Caller, request: &InferRequest) -> Result<Named
     if places.peek().is_none() {
         return Ok(named);
     }
-    match &caller.may {
+    match &caller.0 {
         Some(may) => may.clone()?,
         None => {
             return Err(bad(format!(
@@ -126,7 +117,7 @@ fn named(front: &Front, caller: &Caller, request: &InferRequest) -> Result<Named
 }
 
 /// Charges the bytes of all inputs that lie in regions, and gives them.
-fn charge(front: &Front, caller: &Caller, request: &InferRequest) -> Result<u64, InferError> {
+fn charge(front: &Front, call: &Call, request: &InferRequest) -> Result<u64, InferError> {
     let inputs = request.inputs.iter().filter_map(|input| input.place.as_ref());
     let bytes = inputs.fold(0, |sum: u64, place| sum.saturating_add(place.bytes));
     let (limit, option) = (front.limits.body.bytes_max, front.limits.body.option);
@@ -134,7 +125,7 @@ fn charge(front: &Front, caller: &Caller, request: &InferRequest) -> Result<u64,
         let what = "the data in shared memory in bytes";
         return Err(InferError::TooLarge { what, got: bytes, limit, option });
     }
-    if let Some(permit) = &caller.permit {
+    if let Some(permit) = &call.permit {
         permit.cover(permit.bytes() + bytes)?;
     }
     Ok(bytes)

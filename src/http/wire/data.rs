@@ -5,13 +5,13 @@
 //! nested, as in Triton. NaN and the infinities come as strings ([`not_finite`]).
 //! FP16 and BF16 do not travel as JSON by the Open Inference Protocol; in rows ([`nested`]) they do.
 
-use super::{clipped, not_finite};
+use super::{clipped, members::Str, not_finite};
 use crate::{
     engine::{DataType, Tensor, tensor::push_element},
     error::InferError,
 };
 use serde_json::value::RawValue;
-use std::{borrow::Cow, fmt::Display, str::FromStr};
+use std::{fmt::Display, str::FromStr};
 
 /// Extents that a shape may have.
 const RANK_MAX: usize = 16;
@@ -201,7 +201,7 @@ impl<'a> Scan<'a> {
                 self.bytes.extend_from_slice(&number.to_le_bytes());
             }
             DataType::Bytes => {
-                let Ok(text) = serde_json::from_str::<Text<'_>>(token) else {
+                let Ok(text) = serde_json::from_str::<Str<'_>>(token) else {
                     return Err(self.mismatch(token, "a string"));
                 };
                 push_element(&mut self.bytes, text.0.as_bytes())
@@ -257,10 +257,6 @@ impl<'a> Scan<'a> {
         InferError::BadRequest(format!("input {:?}: {what}", self.name))
     }
 }
-
-/// A JSON string, borrowed where it has no escapes.
-#[derive(serde::Deserialize)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
 #[cfg(test)]
 mod tests {

@@ -109,7 +109,7 @@ fn one(
     Ok(InferRequest {
         id: None,
         parameters: Parameters::new(),
-        inputs: vec![Input::whole(spec.name.clone(), tensor, Parameters::new())],
+        inputs: vec![Input::whole(spec.name.clone(), tensor)],
         outputs: Vec::new(),
         binary_default: true,
     })

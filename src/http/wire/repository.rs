@@ -1,6 +1,6 @@
 //! The bodies of repository control: all optional, and read strictly, since what is overlooked there would be believed.
 
-use super::{bad_json, base64_text, clipped, object};
+use super::{bad_json, base64_text, clipped, members::Str, object};
 use crate::{
     error::{InferError, bad},
     models::{Change, Given, triton},
@@ -24,10 +24,6 @@ struct Index {
 struct Control<P> {
     parameters: Option<P>,
 }
-
-/// Text where it lies, unless something in it is escaped.
-#[derive(Deserialize)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// An entry of the index: one version of a model, or a model that is not loaded.
 #[derive(Debug, Serialize)]
@@ -86,14 +82,14 @@ impl Load {
         let control: Control<BTreeMap<Cow<'_, str>, &RawValue>> = parse(body)?;
         let mut load = Load::default();
         for (name, value) in control.parameters.unwrap_or_default() {
-            let text = serde_json::from_str::<Text<'_>>(value.get()).ok();
+            let text = serde_json::from_str::<Str<'_>>(value.get()).ok();
             match (name.strip_prefix(FILE), text) {
                 (Some(_), None) => return Err(not_a_file(&name)),
-                (Some(_), Some(Text(text))) => {
+                (Some(_), Some(Str(text))) => {
                     let bytes = base64_text::decode(&text).map_err(|_| not_a_file(&name))?;
                     load.file(&name, bytes.into())?;
                 }
-                (None, text) => load.config(&name, text.map(|Text(text)| text.into_owned()))?,
+                (None, text) => load.config(&name, text.map(|Str(text)| text.into_owned()))?,
             }
         }
         Ok(load)

@@ -39,14 +39,12 @@ pub struct Input {
     pub tensor: Tensor,
     /// Where the elements are, if they did not come with the request and have not been fetched: the tensor has none then.
     pub place: Option<Place>,
-    /// What is meant for the model.
-    pub parameters: Parameters,
 }
 
 impl Input {
     /// One whose elements are there.
-    pub fn whole(name: String, tensor: Tensor, parameters: Parameters) -> Input {
-        Input { name, tensor, place: None, parameters }
+    pub fn whole(name: String, tensor: Tensor) -> Input {
+        Input { name, tensor, place: None }
     }
 
     /// One whose elements are in shared memory.
@@ -58,11 +56,10 @@ impl Input {
         datatype: DataType,
         shape: Vec<usize>,
         place: Place,
-        parameters: Parameters,
     ) -> Result<Input, InferError> {
         binary::check_size(&name, datatype, &shape, place.bytes)?;
         let tensor = Tensor { datatype, shape, data: Bytes::new() };
-        Ok(Input { name, tensor, place: Some(place), parameters })
+        Ok(Input { name, tensor, place: Some(place) })
     }
 }
 

@@ -1,10 +1,7 @@
 //! What a TIFF's first directory says beside its pixels: the descriptions that ImageJ, tifffile and Micro-Manager write,
 //! OME-XML, MetaMorph's count of planes, and the resolution.
 
-use super::{
-    PixelSize, PixelSizeSource,
-    ome::{self, Ome},
-};
+use super::ome::{self, Ome};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
@@ -39,8 +36,8 @@ pub(super) struct Description {
     shape: Option<Vec<u64>>,
     /// Planes of a MetaMorph stack, which has one directory for all.
     pub(super) meta_morph: Option<u64>,
+    /// `PixelSizeUm` of Micro-Manager's frame metadata.
     micro_manager_nm: Option<f64>,
-    is_micro_manager: bool,
     /// Pixels per unit.
     pub(super) x_resolution: Option<f64>,
     pub(super) y_resolution: Option<f64>,
@@ -72,7 +69,6 @@ impl Description {
 
     /// Takes what Micro-Manager says of a frame, in JSON.
     pub(super) fn take_micro_manager(&mut self, bytes: &[u8]) {
-        self.is_micro_manager = true;
         /// The only member that is read of many.
         #[derive(Deserialize)]
         struct Told {
@@ -119,41 +115,19 @@ impl Description {
         (frames, ome.or(image_j))
     }
 
-    /// Who wrote it, as far as that shows.
-    pub(super) fn dialect(&self) -> &'static str {
-        if self.is_micro_manager {
-            "Micro-Manager TIFF"
-        } else if self.ome.is_some() {
-            "OME-TIFF"
-        } else if self.image_j.is_some() {
-            "ImageJ TIFF"
-        } else if self.meta_morph.is_some() {
-            "MetaMorph TIFF"
-        } else {
-            "TIFF"
-        }
-    }
-
-    /// The pixel size, from the best that there is.
-    pub(super) fn pixel_size(&self) -> Option<PixelSize> {
-        let from = |source, (x_nm, y_nm)| PixelSize { x_nm, y_nm, source };
+    /// Width and height of a pixel in nanometres, from the best that there is: `PhysicalSizeX` and `PhysicalSizeY` of OME-XML, the
+    /// resolution tags in the unit of ImageJ's description, Micro-Manager's word, and the resolution tags in inches or centimetres, where
+    /// they are finer than any printer.
+    pub(super) fn pixel_nm(&self) -> Option<[f64; 2]> {
         let ome = self.ome.as_ref().and_then(|ome| ome.pixel_nm);
-        let ome = ome.map(|size| from(PixelSizeSource::Ome, size));
-        let image_j = || {
-            let unit_nm = self.image_j.as_ref()?.unit_nm?;
-            Some(from(PixelSizeSource::ImageJ, self.resolution(unit_nm)?))
+        let image_j = || self.resolution(self.image_j.as_ref()?.unit_nm?);
+        let micro_manager = || self.micro_manager_nm.map(|size| (size, size));
+        let plain = || match self.resolution_unit.unwrap_or(2) {
+            2 => self.resolution(25.4e6),
+            3 => self.resolution(1e7),
+            _ => None,
         };
-        let micro_manager =
-            || self.micro_manager_nm.map(|size| from(PixelSizeSource::MicroManager, (size, size)));
-        let plain = || {
-            let unit = match self.resolution_unit.unwrap_or(2) {
-                2 => 25.4e6,
-                3 => 1e7,
-                _ => return None,
-            };
-            Some(from(PixelSizeSource::Resolution, self.resolution(unit)?))
-        };
-        ome.or_else(image_j).or_else(micro_manager).or_else(plain)
+        ome.or_else(image_j).or_else(micro_manager).or_else(plain).map(Into::into)
     }
 
     /// Width and height of a pixel where the resolution counts pixels per `unit` nanometres; `None` for a printer's.

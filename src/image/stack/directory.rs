@@ -41,17 +41,17 @@ impl Encoding {
     }
 
     /// Bytes of an offset, which is also the room for values in an entry.
-    pub(super) fn offset_bytes(self) -> usize {
+    pub(in crate::image) fn offset_bytes(self) -> usize {
         if self.big { 8 } else { 4 }
     }
 
     /// Bytes of the number of entries that a directory begins with.
-    pub(super) fn count_bytes(self) -> u64 {
+    pub(in crate::image) fn count_bytes(self) -> u64 {
         if self.big { 8 } else { 2 }
     }
 
     /// Bytes of an entry.
-    pub(super) fn entry_bytes(self) -> u64 {
+    pub(in crate::image) fn entry_bytes(self) -> u64 {
         if self.big { 20 } else { 12 }
     }
 }

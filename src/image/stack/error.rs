@@ -1,11 +1,11 @@
 //! Why a stack, or the rest of one, did not become frames, in words for whoever posted it.
 
 use super::Format;
-use crate::{error::InferError, image::error::begins};
+use crate::{
+    error::InferError,
+    image::error::{SHOWN_BYTES, begins},
+};
 use std::{io, sync::Arc, time::Duration};
-
-/// How many of the first bytes an error shows.
-const SHOWN_BYTES: usize = 12;
 
 /// Why a stack, or the rest of one, did not become frames. Frames that came before stay good; they count from 0.
 #[derive(Debug, Clone, thiserror::Error)]

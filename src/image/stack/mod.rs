@@ -168,35 +168,9 @@ pub type MayHold = Box<dyn FnMut(usize) -> bool + Send>;
 /// dropped. Where it says no, the stack ends with its reason.
 pub type Charge = Box<dyn FnMut(usize) -> Result<(), InferError> + Send>;
 
-/// Where a pixel size was read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PixelSizeSource {
-    /// `PhysicalSizeX` and `PhysicalSizeY` of OME-XML.
-    Ome,
-    /// The resolution tags, in the unit of ImageJ's description.
-    ImageJ,
-    /// `PixelSizeUm` of Micro-Manager's frame metadata.
-    MicroManager,
-    /// The resolution tags in inches or centimetres, where they are finer than any printer.
-    Resolution,
-}
-
-/// Width and height of a pixel in the specimen, in nanometres.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PixelSize {
-    /// Width.
-    pub x_nm: f64,
-    /// Height.
-    pub y_nm: f64,
-    /// Who says so.
-    pub source: PixelSizeSource,
-}
-
 /// What a stack says of itself.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StackInfo {
-    /// What people call the format, such as `OME-TIFF`.
-    pub dialect: &'static str,
     /// Columns of each frame.
     pub width: u32,
     /// Rows of each frame.
@@ -207,8 +181,9 @@ pub struct StackInfo {
     pub frames: Option<u64>,
     /// What they are, where that is said. Frames come in the order of the file.
     pub dimensions: Option<Dimensions>,
-    /// The pixel size, where it is said. Some writers say it at the end of the file, so that it is known then.
-    pub pixel_size: Option<PixelSize>,
+    /// Width and height of a pixel in the specimen, nm, where they are said. Some writers say it at the end of the file, so that it is
+    /// known then.
+    pub pixel_nm: Option<[f64; 2]>,
 }
 
 /// Frames in the reader's memory, which is used again for the next ones.

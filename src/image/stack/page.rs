@@ -156,6 +156,7 @@ pub(super) struct Canvas {
 
 impl Canvas {
     /// Bytes that it takes.
+    #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
         2 * self.u16s.capacity() + 4 * self.f32s.capacity() + self.raw.capacity() + self.packed.capacity()
     }

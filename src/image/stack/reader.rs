@@ -44,6 +44,7 @@ pub struct StackReader {
     finished: bool,
     failed: Option<StackError>,
     frames: u64,
+    #[cfg(test)]
     memory_peak: usize,
 }
 
@@ -70,6 +71,7 @@ impl StackReader {
             finished: false,
             failed: None,
             frames: 0,
+            #[cfg(test)]
             memory_peak: 0,
         }
     }
@@ -103,6 +105,7 @@ impl StackReader {
             return Ok(());
         }
         let pushed = self.store.push(&bytes);
+        #[cfg(test)]
         self.note_memory();
         pushed.inspect_err(|error| self.failed = Some(error.clone()))
     }
@@ -149,6 +152,7 @@ impl StackReader {
         self.last = None;
         let advanced = self.advance(at_most.max(1));
         self.store.tell();
+        #[cfg(test)]
         self.note_memory();
         let step = advanced.inspect_err(|error| self.failed = Some(error.clone()))?;
         let busy = matches!(step, Step::Busy);
@@ -196,7 +200,8 @@ impl StackReader {
     }
 
     /// The most memory that was held so far, in bytes: what waits, and the frame.
-    pub fn memory_bytes_peak(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn memory_bytes_peak(&self) -> usize {
         self.memory_peak
     }
 
@@ -205,6 +210,7 @@ impl StackReader {
         self.store.spilled()
     }
 
+    #[cfg(test)]
     fn note_memory(&mut self) {
         self.memory_peak = self.memory_peak.max(self.store.held() + self.canvas.bytes());
     }
@@ -357,15 +363,7 @@ impl StackReader {
         if many > limits.frames_max || end.is_none() {
             return Err(StackError::too_many(many, limits.frames_max));
         }
-        self.info = Some(StackInfo {
-            dialect: format.name(),
-            width,
-            height,
-            sample,
-            frames,
-            dimensions: None,
-            pixel_size: None,
-        });
+        self.info = Some(StackInfo { width, height, sample, frames, dimensions: None, pixel_nm: None });
         self.source = Source::Contiguous(Contiguous {
             format,
             layout,

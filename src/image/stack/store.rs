@@ -429,17 +429,12 @@ impl Piece {
     /// The parts before `from` and after `to`, of `len` bytes in all.
     fn split(self, from: u64, to: u64, len: u64) -> (Piece, Piece) {
         let share = |place| Piece { place, holds: self.holds };
-        match self.place {
-            Place::File(_) => (share(Place::File(from)), share(Place::File(len - to))),
-            Place::Own(bytes) => {
-                let bytes = bytes.freeze();
-                let after = share(Place::Shared(bytes.clone())).cut(to, len);
-                (share(Place::Shared(bytes)).cut(0, from), after)
-            }
-            Place::Shared(bytes) => {
-                let after = share(Place::Shared(bytes.clone())).cut(to, len);
-                (share(Place::Shared(bytes)).cut(0, from), after)
-            }
-        }
+        let bytes = match self.place {
+            Place::File(_) => return (share(Place::File(from)), share(Place::File(len - to))),
+            Place::Own(bytes) => bytes.freeze(),
+            Place::Shared(bytes) => bytes,
+        };
+        let after = share(Place::Shared(bytes.clone())).cut(to, len);
+        (share(Place::Shared(bytes)).cut(0, from), after)
     }
 }

@@ -119,13 +119,12 @@ impl Chain {
         let Layout { width, height, sample } = self.layout?;
         let (frames, dimensions) = self.wanted.description.frames(width, height);
         Some(StackInfo {
-            dialect: self.wanted.description.dialect(),
             width,
             height,
             sample,
             frames,
             dimensions,
-            pixel_size: self.wanted.description.pixel_size(),
+            pixel_nm: self.wanted.description.pixel_nm(),
         })
     }
 

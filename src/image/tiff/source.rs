@@ -8,6 +8,7 @@
 //! Nor does it know of bytes whose first bit is the lowest: strips and tiles of these are turned as they are read, packed or
 //! not, as libtiff does it.
 
+use crate::image::stack::Encoding;
 use std::io::{Error, Read, Result, Seek, SeekFrom};
 use tiff::tags::Tag;
 
@@ -122,21 +123,11 @@ impl Seek for Source<'_> {
 
 /// Where in the file the entry of a tag stands, for the directory at `directory`, and where in the entry its value does.
 fn entry_of(bytes: &[u8], directory: u64, tag: Tag) -> Option<(usize, usize)> {
-    let little = bytes.starts_with(b"II");
-    let number = |at: usize, size: usize| -> Option<u64> {
-        let bytes = bytes.get(at..at.checked_add(size)?)?;
-        let mut number = 0;
-        for i in 0..size {
-            let byte = if little { bytes[size - 1 - i] } else { bytes[i] };
-            number = number << 8 | u64::from(byte);
-        }
-        Some(number)
-    };
-    // A classic entry is tag, type, count, value in 2, 2, 4, 4 bytes; in BigTIFF the last two have 8.
-    let (count_bytes, entry_bytes, value_at) = match number(2, 2)? {
-        43 => (8, 20, 12),
-        _ => (2, 12, 8),
-    };
+    let encoding = Encoding::begins(bytes)?;
+    let number = |at: usize, size: usize| Some(encoding.number(bytes.get(at..at.checked_add(size)?)?));
+    let (count_bytes, entry_bytes) = (encoding.count_bytes() as usize, encoding.entry_bytes() as usize);
+    // Tag, type and count stand before it.
+    let value_at = 4 + encoding.offset_bytes();
     let start = usize::try_from(directory).ok()?;
     let entries = usize::try_from(number(start, count_bytes)?).ok()?;
     let mut found = None;

@@ -286,7 +286,11 @@ pub(crate) fn word<T>(
     of(value).ok_or_else(|| format!("{key} is {value:?}, expected {names}"))
 }
 
-fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
+/// A number.
+///
+/// # Errors
+/// If it is none.
+pub(super) fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
     value.parse().map_err(|_| format!("{key} is {value:?}, expected a number"))
 }
 

@@ -6,7 +6,7 @@ mod keys;
 pub use keys::{KEYS, Section, agree};
 
 use super::{
-    options::Columns,
+    options::{Columns, number},
     schema::{self, Model, Schema, Score, Width},
 };
 use crate::engine::{
@@ -389,10 +389,6 @@ impl Settings {
         });
         Ok(schema)
     }
-}
-
-fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
-    value.parse().map_err(|_| format!("{key} is {value:?}, expected a number"))
 }
 
 fn numbers<T: FromStr>(key: &str, value: &str) -> Result<Vec<T>, String> {

@@ -183,7 +183,7 @@ impl Stager {
     /// The size of a pixel that the file has stated so far, nm. What it states behind its first frame is not in the schema: units
     /// would be others where bytes come faster.
     pub fn pixel_nm(&self) -> Option<[f64; 2]> {
-        self.info()?.pixel_size.map(|size| [size.x_nm, size.y_nm])
+        self.info()?.pixel_nm
     }
 
     /// Reads on, for no longer than others can wait. With `hurry`, what was found is handed out although it does not fill a chunk.

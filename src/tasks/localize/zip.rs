@@ -31,14 +31,14 @@ pub(super) fn archive(entries: Vec<Entry>) -> Result<Vec<Bytes>, String> {
                 "the archive would be larger than {BYTES_MAX} bytes: choose a streamed format"
             ));
         }
-        let mut hasher = crc32fast::Hasher::new();
-        entry.blocks.iter().for_each(|block| hasher.update(block));
+        let mut crc = flate2::Crc::new();
+        entry.blocks.iter().for_each(|block| crc.update(block));
         // What the entry has in common with its line of the directory: version 2.0 to read it, no flags, stored.
         let mut common = Vec::new();
         for number in [20, 0, 0, 0, DATE] {
             common.extend(u16::to_le_bytes(number));
         }
-        for number in [hasher.finalize(), size as u32, size as u32] {
+        for number in [crc.sum(), size as u32, size as u32] {
             common.extend(number.to_le_bytes());
         }
         common.extend((entry.name.len() as u16).to_le_bytes());

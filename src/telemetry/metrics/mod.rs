@@ -30,19 +30,6 @@ use register::Register;
 use route::Routes;
 use std::sync::{Arc, atomic::Ordering};
 
-/// The reasons of a counter: an enum, and their names in the label `reason`.
-macro_rules! reasons {
-    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $label:literal,)+ }) => {
-        $(#[$about])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum $name { $($(#[$doc])* $variant,)+ }
-
-        impl $name {
-            const LABELS: [&str; [$($label),+].len()] = [$($label),+];
-        }
-    };
-}
-
 reasons! {
     /// What was left when the time to drain was over.
     DropReason {

@@ -17,91 +17,45 @@ use std::{
     sync::{Arc, atomic::AtomicUsize},
 };
 
-/// How a request for a model ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    /// Answered.
-    Ok,
-    /// Malformed, or of a type that no route takes.
-    BadRequest,
-    /// Not an image that we can decode.
-    Decode,
-    /// Over a limit.
-    TooLarge,
-    /// A queue or the admission budget was full.
-    Full,
-    /// The server was going away.
-    Draining,
-    /// The deadline passed, or could not be met.
-    Late,
-    /// The caller went away.
-    Cancelled,
-    /// The engine refused the input.
-    Input,
-    /// No device could run it.
-    Device,
-    /// Our own fault.
-    Internal,
-    /// The model is not loaded.
-    Unavailable,
-}
-
-impl Outcome {
-    /// All of them.
-    pub const ALL: [Outcome; 12] = [
-        Outcome::Ok,
-        Outcome::BadRequest,
-        Outcome::Decode,
-        Outcome::TooLarge,
-        Outcome::Full,
-        Outcome::Draining,
-        Outcome::Late,
-        Outcome::Cancelled,
-        Outcome::Input,
-        Outcome::Device,
-        Outcome::Internal,
-        Outcome::Unavailable,
-    ];
-
-    /// The label's value.
-    pub fn name(self) -> &'static str {
-        match self {
-            Outcome::Ok => "ok",
-            Outcome::BadRequest => "bad_request",
-            Outcome::Decode => "decode",
-            Outcome::TooLarge => "too_large",
-            Outcome::Full => "full",
-            Outcome::Draining => "draining",
-            Outcome::Late => "late",
-            Outcome::Cancelled => "cancelled",
-            Outcome::Input => "input",
-            Outcome::Device => "device",
-            Outcome::Internal => "internal",
-            Outcome::Unavailable => "unavailable",
-        }
+reasons! {
+    /// How a request for a model ended.
+    Outcome {
+        /// Answered.
+        Ok = "ok",
+        /// Malformed, or of a type that no route takes.
+        BadRequest = "bad_request",
+        /// Not an image that we can decode.
+        Decode = "decode",
+        /// Over a limit.
+        TooLarge = "too_large",
+        /// A queue or the admission budget was full.
+        Full = "full",
+        /// The server was going away.
+        Draining = "draining",
+        /// The deadline passed, or could not be met.
+        Late = "late",
+        /// The caller went away.
+        Cancelled = "cancelled",
+        /// The engine refused the input.
+        Input = "input",
+        /// No device could run it.
+        Device = "device",
+        /// Our own fault.
+        Internal = "internal",
+        /// The model is not loaded.
+        Unavailable = "unavailable",
     }
 }
 
-/// Where a version of a model stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ModelState {
-    /// Loaded and warm.
-    Ready,
-    /// On the way.
-    Loading,
-    /// Refused.
-    Unavailable,
-}
-
-impl ModelState {
-    const ALL: [ModelState; 3] = [ModelState::Ready, ModelState::Loading, ModelState::Unavailable];
-
-    fn name(self) -> &'static str {
-        match self {
-            ModelState::Ready => "ready",
-            ModelState::Loading => "loading",
-            ModelState::Unavailable => "unavailable",
-        }
+reasons! {
+    /// Where a version of a model stands.
+    ModelState {
+        /// Loaded and warm.
+        Ready = "ready",
+        /// On the way.
+        Loading = "loading",
+        /// Refused.
+        Unavailable = "unavailable",
     }
 }
 

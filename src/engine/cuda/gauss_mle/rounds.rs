@@ -11,7 +11,12 @@
 //!   loaded; three sizes more, their loops unrolled, are four times as much and more. What unrolling saves is the address and the
 //!   branch of a pixel, of the 50 instructions that it takes; registers are at 95 to 124, without room for the factors of an axis.
 
-use super::super::{Buffer, Context, CudaError, Heap, Kernel, Module, context::synchronize, module::Shape};
+use super::super::{
+    Buffer, Context, CudaError, Heap, Kernel, Module,
+    context::synchronize,
+    memory::{address, room},
+    module::Shape,
+};
 use crate::engine::kernels::{
     FitCall, Psf,
     fit::device::{FitLaunch, FitRound, ROUNDS, SharedMemory, state_words},
@@ -97,7 +102,7 @@ impl Rounds {
         Ok((kernel, resident))
     }
 
-    /// Makes room for what rounds of `room` fits put aside, and says whether a batch of `count` takes several.
+    /// Makes room for what rounds of `room_for` fits put aside, and says whether a batch of `count` takes several.
     ///
     /// # Errors
     /// Where there is too little memory.
@@ -105,23 +110,23 @@ impl Rounds {
         &mut self,
         launch: &FitLaunch,
         psf: &Psf,
-        (count, room): (usize, usize),
+        (count, room_for): (usize, usize),
         stream: &CudaStream,
     ) -> Result<bool, CudaError> {
         let (_, resident) = self.kernel(launch)?;
         let at_once = u64::from(resident) * u64::from(launch.tile);
-        if count.max(room) as u64 <= at_once {
+        if count.max(room_for) as u64 <= at_once {
             return Ok(false);
         }
-        let bytes = state_words(psf) * count.max(room) * size_of::<u32>();
+        let bytes = state_words(psf) * count.max(room_for) * size_of::<u32>();
         if self.lists.iter().flatten().any(|list| list.bytes() < bytes) {
             // The batch before may still use them.
             synchronize(stream).map_err(CudaError::when("work on the GPU failed"))?;
         }
         for list in &mut self.lists {
-            super::room(&self.heap, list, bytes)?;
+            room(&self.heap, list, bytes)?;
         }
-        super::room(&self.heap, &mut self.counts, ROUNDS.len() * size_of::<u64>())?;
+        room(&self.heap, &mut self.counts, ROUNDS.len() * size_of::<u64>())?;
         Ok(count as u64 > at_once)
     }
 
@@ -149,7 +154,6 @@ impl Rounds {
         if let (true, Some(counts)) = (in_rounds, &mut self.counts) {
             counts.clear(stream)?;
         }
-        let address = |buffer: &Option<Buffer>| buffer.as_ref().map_or(0, Buffer::address);
         let counted = |round: usize| address(&self.counts) + (round * size_of::<u64>()) as u64;
         for round in 0..=limits.len() {
             let (first, last) = (round == 0, round == limits.len());

@@ -8,8 +8,12 @@
 //! take none. Only frames that are larger by themselves, or so small that the margins of their planes count, take more.
 
 use super::{
-    super::{Buffer, Context, CudaError, Fault, Heap, Kernel, Module, Streams, context::synchronize},
-    CODE_BYTES, Columns, GaussMle, Maps, Place, Room, Taken, address, room, row_bytes,
+    super::{
+        Buffer, Context, CudaError, Fault, Heap, Kernel, Module, Streams,
+        context::synchronize,
+        memory::{address, room},
+    },
+    CODE_BYTES, Columns, GaussMle, Maps, Place, Room, Taken, row_bytes,
 };
 use crate::engine::{
     Airborne, EngineError, Flight, Setting, Tensor, TensorView,
@@ -313,7 +317,7 @@ impl GaussMle {
         let cutting = self.rounds.resident(&cutter, CUT_THREADS)?.min(places as u32);
 
         let Streams { upload, compute, .. } = &self.streams;
-        let (Some(buffer), Some(count)) = (&mut place.frames, &mut place.count) else {
+        let (Some(buffer), Some(count)) = (&mut place.buffers.frames, &mut place.buffers.count) else {
             unreachable!("room was made");
         };
         // SAFETY: the flight holds the tensors until the device is done with them, as does whoever calls this where it fails.
@@ -322,12 +326,12 @@ impl GaussMle {
         place.uploaded.before(compute)?;
         count.clear(compute)?;
         let at = SpotAddresses {
-            frame: address(&place.frames),
+            frame: address(&place.buffers.frames),
             constants: known.constants.each_ref().map(address),
             work: self.search.work.each_ref().map(address),
-            spots: address(&place.spots),
+            spots: address(&place.buffers.spots),
             spots_max: places as u64,
-            count: address(&place.count),
+            count: address(&place.buffers.count),
         };
         let (call, blocks) = (finder.on_device(&at), finder.blocks(frames.count as u32));
         for kernel in &finding? {
@@ -335,20 +339,20 @@ impl GaussMle {
             // are the flight's until it has landed.
             unsafe { kernel.launch_grid(compute, blocks, THREADS, &call) }?;
         }
-        let cut = finder.cut_on_device(&at, address(&place.rois), address(&place.corners));
+        let cut = finder.cut_on_device(&at, address(&place.buffers.rois), address(&place.buffers.corners));
         // SAFETY: as above; boxes of spots lie in their frames.
         unsafe { cutter.launch_grid(compute, [cutting, 1, 1], [CUT_THREADS, 1, 1], &cut) }?;
         let fits = FitAddresses {
-            rois: address(&place.rois),
-            maps: maps.map(|maps| maps.addresses(address(&place.corners))),
-            fits: address(&place.results),
-            codes: address(&place.results) + (places * row_bytes(setting)) as u64,
+            rois: address(&place.buffers.rois),
+            maps: maps.map(|maps| maps.addresses(address(&place.buffers.corners))),
+            fits: address(&place.buffers.results),
+            codes: address(&place.buffers.results) + (places * row_bytes(setting)) as u64,
         };
         let call = FitCall::on_device(setting.model(), setting.camera(), side, places as u64, &fits);
         // SAFETY: planned for this model, type and camera; there are places for as many ROIs, which lie on the maps since these are
         // of the frame's size (the finder's check); all of it is the flight's until it has landed.
         unsafe { self.rounds.launch(&launch, &call, (places, at.count), in_rounds, compute) }?;
-        let count = place.count.as_ref().expect("room was made");
+        let count = place.buffers.count.as_ref().expect("room was made");
         // SAFETY: the flight holds it and looks at it when it has landed.
         unsafe { count.download(counted, compute) }?;
         // There, though it is a copy: rows are fetched when this has come, and on a stream that knows nothing of later batches.
@@ -377,7 +381,7 @@ impl Searching {
         let row_bytes = row_bytes(&self.known.setting);
         let mut results = self.results.lend(found * (size_of::<Spot>() + row_bytes + CODE_BYTES));
         let place = self.taken.place.as_ref().expect("it lands once");
-        let (Some(spots_made), Some(results_made)) = (&place.spots, &place.results) else {
+        let (Some(spots_made), Some(results_made)) = (&place.buffers.spots, &place.buffers.results) else {
             unreachable!("room was made");
         };
         let begun = {

@@ -8,7 +8,9 @@ use super::library::{Library, Session, Target};
 use crate::{
     engine::{
         cuda::{
-            Buffer, Context, CudaError, Event, Fault, Heap, HostMemory, context::synchronize,
+            Buffer, Context, CudaError, Event, Fault, Heap, HostMemory,
+            context::synchronize,
+            memory::{address, room},
             preprocess::Preprocessor,
         },
         kernels::preprocess::{Batch, Pixels},
@@ -271,17 +273,4 @@ fn place(end: &mut usize, bytes: usize) -> usize {
     let begin = end.next_multiple_of(ALIGNED);
     *end = begin + bytes;
     begin
-}
-
-/// Makes room for so many bytes; what was there was smaller.
-fn room(heap: &Arc<Heap>, buffer: &mut Option<Buffer>, bytes: usize) -> Result<(), CudaError> {
-    if buffer.as_ref().is_none_or(|buffer| buffer.bytes() < bytes) {
-        *buffer = None;
-        *buffer = Some(Buffer::new(heap, bytes)?);
-    }
-    Ok(())
-}
-
-fn address(buffer: &Option<Buffer>) -> u64 {
-    buffer.as_ref().map_or(0, Buffer::address)
 }

@@ -1,7 +1,7 @@
 //! Boxes cut out around spots, many frames' together, for the fit.
 
 use super::Spot;
-use crate::engine::kernels::{Adu, Invalid, Rois, SIDE};
+use crate::engine::kernels::{Adu, Invalid, Rois, fit::odd_side};
 
 /// What a ROI takes beside its pixels: its frame, its corner and its score.
 const PLACE_BYTES: usize = 4 + 8 + 4;
@@ -29,12 +29,9 @@ impl RoiBuffer {
     /// An empty one for ROIs of `side` by `side` pixels.
     ///
     /// # Errors
-    /// Where the side is even or out of [`SIDE`].
+    /// Where the side is even or out of [`SIDE`](crate::engine::kernels::SIDE).
     pub fn new(side: usize) -> Result<RoiBuffer, Invalid> {
-        if !SIDE.contains(&side) || side.is_multiple_of(2) {
-            let (low, high) = (SIDE.start(), SIDE.end());
-            return Err(Invalid::new("box", format!("{side} is not an odd number between {low} and {high}")));
-        }
+        odd_side("box", side)?;
         let values = Values::Open;
         Ok(RoiBuffer { side, values, frames: Vec::new(), corners: Vec::new(), scores: Vec::new() })
     }

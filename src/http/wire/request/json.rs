@@ -136,12 +136,11 @@ fn input(wire: WireInput<'_>, behind: &mut Bytes, specs: &[TensorSpec]) -> Resul
     let datatype = datatype_of(&name, &datatype, &shape, specs)?;
     let place = shared_memory::place(format_args!("input {name:?}"), &mut parameters)?;
     let size = count(&parameters, "binary_data_size")?;
-    parameters.remove("binary_data_size");
     if let Some(place) = place {
         if data.is_some() || size.is_some() {
             return Err(bad(format!("input {name:?} has both data and shared_memory_region; send one")));
         }
-        return Input::placed(name, datatype, shape, place, parameters);
+        return Input::placed(name, datatype, shape, place);
     }
     let tensor = match (data, size) {
         (Some(data), None) => data::tensor(&name, datatype, shape, data)?,
@@ -161,7 +160,7 @@ fn input(wire: WireInput<'_>, behind: &mut Bytes, specs: &[TensorSpec]) -> Resul
             return Err(bad(format!("input {name:?} has neither data nor binary_data_size; send one")));
         }
     };
-    Ok(Input::whole(name, tensor, parameters))
+    Ok(Input::whole(name, tensor))
 }
 
 #[cfg(test)]
@@ -198,7 +197,6 @@ mod tests {
         assert_eq!(request.parameters["knob"], Parameter::Number("0.5".to_owned()));
         let input = &request.inputs[0];
         assert_eq!(input.tensor.data[..], [0, 0, 0x80, 0x3f, 0, 0, 0, 0x40]);
-        assert_eq!(input.parameters["k"], Parameter::Text("v".to_owned()));
         let asked: Vec<_> = request.outputs.iter().map(|o| (&*o.name, o.binary, o.classification)).collect();
         assert_eq!(asked, [("y", true, None), ("z", false, Some(3))]);
     }
@@ -216,7 +214,6 @@ mod tests {
         assert_eq!(a.tensor.data.as_ptr(), body[json.len()..].as_ptr());
         assert_eq!(b.tensor.data[..], [0xff]);
         assert_eq!(strings(&c.tensor.data).unwrap(), ["ab", "c"]);
-        assert!(a.parameters.is_empty());
     }
 
     #[test]
@@ -255,7 +252,7 @@ mod tests {
         let request = read(&body, length, &[]).unwrap();
         let place = |offset, bytes| Some(Place { region: "r".to_owned(), offset, bytes });
         let [a, b] = &request.inputs[..] else { panic!() };
-        assert_eq!((&a.place, a.tensor.data.len(), a.parameters.len()), (&place(16, 8), 0, 0));
+        assert_eq!((&a.place, a.tensor.data.len()), (&place(16, 8), 0));
         assert_eq!((&b.place, b.tensor.data.len()), (&None, 4));
         assert_eq!(request.outputs[0].place, place(0, 99));
         assert_eq!(request.outputs[1].place, None);

@@ -228,7 +228,7 @@ fn input(spec: &TensorSpec, pixels: &[TensorSpec], value: &RawValue) -> Result<I
             data::nested(&spec.name, datatype, shape, value)?
         }
     };
-    Ok(Input::whole(spec.name.clone(), tensor, Parameters::new()))
+    Ok(Input::whole(spec.name.clone(), tensor))
 }
 
 /// Whether numbers of this shape, which is not the input's own, are pixels: of 8 bits, since more cannot be told from these.

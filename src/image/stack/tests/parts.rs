@@ -155,7 +155,7 @@ fn descriptions_of_single_frames_do_not_announce_a_number() {
     let (frames, dimensions) = description.frames(6, 4);
     assert_eq!(frames, Some(12));
     assert_eq!(dimensions, Some(Dimensions { frames: 2, slices: 3, channels: 2 }));
-    assert_eq!(description.pixel_size().unwrap().x_nm, 100.0);
+    assert_eq!(description.pixel_nm().unwrap()[0], 100.0);
 }
 
 #[test]
@@ -163,18 +163,18 @@ fn resolutions_of_printers_are_no_pixel_sizes() {
     let mut description = Description::default();
     description.x_resolution = Some(300.0);
     description.resolution_unit = Some(2);
-    assert_eq!(description.pixel_size(), None);
+    assert_eq!(description.pixel_nm(), None);
     for nothing in [0.0, f64::NAN, f64::INFINITY] {
         description.x_resolution = Some(nothing);
-        assert_eq!(description.pixel_size(), None);
+        assert_eq!(description.pixel_nm(), None);
     }
     description.x_resolution = Some(254_000.0);
-    assert!((description.pixel_size().unwrap().y_nm - 100.0).abs() < 1e-9);
+    assert!((description.pixel_nm().unwrap()[1] - 100.0).abs() < 1e-9);
     // Nor are they where ImageJ has kept the unit.
     let mut description = Description::default();
     description.take_text(b"ImageJ=1.54f\nunit=inch\n");
     description.x_resolution = Some(300.0);
-    assert_eq!(description.pixel_size(), None);
+    assert_eq!(description.pixel_nm(), None);
     description.x_resolution = Some(254_000.0);
-    assert!((description.pixel_size().unwrap().y_nm - 100.0).abs() < 1e-9);
+    assert!((description.pixel_nm().unwrap()[1] - 100.0).abs() < 1e-9);
 }

@@ -1,11 +1,14 @@
 //! Densities to a PNG.
 
 use super::density::Density;
-use crate::tasks::localize::{
-    colormap::{Colormap, byte, hue},
-    options::{ColorBy, PictureOptions},
+use crate::tasks::{
+    localize::{
+        colormap::{Colormap, byte, hue},
+        options::{ColorBy, PictureOptions},
+    },
+    picture::encode,
 };
-use png::{BitDepth, ColorType, Compression, Encoder, PixelDimensions, Unit};
+use png::{BitDepth, ColorType, PixelDimensions, Unit};
 
 /// Percentiles are taken of a sample of about this many pixels.
 const SAMPLE: usize = 1 << 21;
@@ -38,31 +41,19 @@ pub(super) fn png(
         }
     };
 
-    let mut bytes = Vec::new();
-    let failed = |error: png::EncodingError| {
-        format!("cannot write a picture of {} x {} pixels as PNG: {error}", density.width, density.height)
-    };
-    let mut encoder = Encoder::new(&mut bytes, density.width as u32, density.height as u32);
-    encoder.set_color(color);
-    encoder.set_depth(BitDepth::Eight);
-    encoder.set_compression(Compression::Fast);
-    if color == ColorType::Indexed {
-        encoder.set_palette(options.colormap.palette());
-    }
-    if let Some([x, y]) = pixel_nm {
-        let per_meter = |nm: f64| (1e9 / nm).round() as u32;
-        encoder.set_pixel_dims(Some(PixelDimensions {
-            xppu: per_meter(x),
-            yppu: per_meter(y),
-            unit: Unit::Meter,
+    let size = [density.width as u32, density.height as u32];
+    let png = encode(size, color, BitDepth::Eight, &data, |encoder| {
+        if color == ColorType::Indexed {
+            encoder.set_palette(options.colormap.palette());
+        }
+        encoder.set_pixel_dims(pixel_nm.map(|nm| {
+            let [xppu, yppu] = nm.map(|nm| (1e9 / nm).round() as u32);
+            PixelDimensions { xppu, yppu, unit: Unit::Meter }
         }));
-    }
-    let about = format!("{about}; full brightness is {white} localizations per pixel");
-    encoder.add_text_chunk("Description".to_owned(), about).map_err(failed)?;
-    let mut writer = encoder.write_header().map_err(failed)?;
-    writer.write_image_data(&data).map_err(failed)?;
-    writer.finish().map_err(failed)?;
-    Ok(bytes)
+        let about = format!("{about}; full brightness is {white} localizations per pixel");
+        encoder.add_text_chunk("Description".to_owned(), about)
+    });
+    png.map_err(|error| format!("cannot write a picture {error}"))
 }
 
 /// A percentile of some numbers, if there are any.
