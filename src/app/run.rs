@@ -2,7 +2,7 @@
 
 use super::{
     App, AppError, Core, allowed_threads, failed,
-    signals::{self, Signals},
+    signals::{self, Signals, Starting},
 };
 use crate::{
     config::{Config, LogFormat},
@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 /// # Errors
 /// Why it could not start, or what was left undone at the end.
 pub fn serve(config: Config) -> Result<(), AppError> {
+    let starting = Starting::begin().map_err(failed("cannot listen for signals"))?;
     allowed_threads::check(&config)?;
     signals::survive_full_files().map_err(failed("cannot listen for signals"))?;
     // Accepts connections and looks after the rest; the data path has threads of its own.
@@ -35,6 +36,9 @@ pub fn serve(config: Config) -> Result<(), AppError> {
     let result = runtime.block_on(async {
         let mut signals = Signals::new().map_err(failed("cannot listen for signals"))?;
         let app = App::start(config, Some(&logging)).await?;
+        // Nobody but probes was let in so far: who listens for others waits for this thread.
+        drop(starting);
+        app.log_addresses();
         let hopeless = tokio::select! {
             name = signals.next() => {
                 tracing::info!(signal = name, "told to end");
