@@ -14,6 +14,7 @@ mod run;
 mod signals;
 mod watch;
 
+pub use allowed_threads::{check_to_ask, check_to_ask_here};
 pub use local::Local;
 pub use places::unfit;
 pub use run::{Checked, check, find_devices, serve};

@@ -108,6 +108,7 @@ pub struct Checked {
 /// # Errors
 /// As [`Core::start`].
 pub fn check(config: &Config) -> Result<Vec<Checked>, AppError> {
+    allowed_threads::check_to_load(config)?;
     // What a manifest asks for in vain is said there.
     let logging = log(config, None)?;
     let core = Core::start(config, Some(&logging))?;
