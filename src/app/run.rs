@@ -15,7 +15,12 @@ use crate::{
     },
 };
 use futures_util::FutureExt;
-use std::{sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
 use tokio_util::sync::CancellationToken;
 
 /// `ocelli serve`: runs until a signal, then drains.
@@ -31,7 +36,7 @@ pub fn serve(config: Config) -> Result<(), AppError> {
         .enable_all()
         .build()
         .map_err(failed("cannot start the runtime"))?;
-    // Lives to the end: dropping it writes what is left of the log.
+    // Lives to the end: what is left of the log is written as it is dropped.
     let logging = log(&config, traces(&config, &runtime)?)?;
     let result = runtime.block_on(async {
         let mut signals = Signals::new().map_err(failed("cannot listen for signals"))?;
@@ -68,10 +73,18 @@ pub fn serve(config: Config) -> Result<(), AppError> {
         tracing::info!("ended");
         Ok(())
     });
-    // A handler that is stuck would hold up the exit for ever.
+    // A handler that is stuck would hold up the exit for ever, and so would a disk with log files.
     runtime.shutdown_background();
+    let (tell, written) = mpsc::channel::<Infallible>();
+    let write = move || drop((logging, tell));
+    // Without a thread for it, it is dropped here.
+    let _ = thread::Builder::new().name("ocelli-flush".into()).spawn(write);
+    let _ = written.recv_timeout(LOG_TIME_MAX);
     result
 }
+
+/// How long what is left of the log may take to be written at the end.
+const LOG_TIME_MAX: Duration = Duration::from_secs(3);
 
 /// A signal that comes again within this is the same one: supervisors signal the process and its group.
 const ECHO: Duration = Duration::from_millis(500);
