@@ -15,6 +15,7 @@ mod signals;
 mod waiting;
 mod watch;
 
+pub use allowed_threads::{check_to_ask, check_to_ask_here};
 pub use local::Local;
 pub use places::unfit;
 pub use run::{Checked, check, find_devices, serve};
@@ -22,7 +23,6 @@ pub use run::{Checked, check, find_devices, serve};
 use crate::{
     batch::ModelLoad,
     config::{Config, RepositoryMode},
-    devices::Devices,
     error::InferError,
     grpc,
     http::{
@@ -37,10 +37,10 @@ use crate::{
 };
 use admin::Admin;
 use allowed_threads::not_started;
-use axum::Router;
 pub use base::Core;
 use futures_util::future::join_all;
 use listen::{bind, bind_where};
+use loader::Loading;
 use std::{
     net::SocketAddr,
     sync::Arc,
@@ -79,6 +79,8 @@ pub struct App {
     front: Arc<Front>,
     addresses: Vec<SocketAddr>,
     admin_address: Option<SocketAddr>,
+    metrics_address: Option<SocketAddr>,
+    grpc_address: Option<SocketAddr>,
     stages: Stages,
     accepting: Task<Ended>,
     /// What serves the connections.
@@ -87,9 +89,7 @@ pub struct App {
     admin: Option<Admin>,
     metrics: Option<Admin>,
     watch: Option<Watch>,
-    loading: std::thread::JoinHandle<Arc<Devices>>,
-    /// Tells the loading thread to stop between two models.
-    stop_loading: CancellationToken,
+    loading: Loading,
 }
 
 /// After the drain's deadline: how long the refusals of what was left may take to be sent, and idle threads to end.
@@ -103,7 +103,7 @@ const HOPELESS_PAUSE: Duration = Duration::from_millis(200);
 pub struct Undone {
     /// Jobs that were accepted and not answered by the deadline.
     pub jobs: usize,
-    /// Connections that were cut with a request on them.
+    /// Connections that were cut with a request on them, or on a thread that is stuck.
     pub connections: usize,
     /// Whether that was because somebody said so, and not because the time was over.
     pub told: bool,
@@ -127,6 +127,13 @@ impl App {
         let (admin_listener, admin_address) = bind_where(config.admin_listen, "admin_listen").await?;
         let (metrics_listener, metrics_address) = bind_where(config.metrics_listen, "metrics_listen").await?;
         let (grpc_listener, grpc_address) = bind_where(config.grpc_listen, "grpc_listen").await?;
+        let apart = |listener: Option<TcpListener>, name| {
+            let settings = accept_settings(&config, admin::CONNECTIONS_MAX);
+            listener.map(|listener| Admin::start(listener, name, settings)).transpose()
+        };
+        // Probes are answered from now on, however long it takes to look for models.
+        let admin = apart(admin_listener, "admin")?;
+        let metrics_apart = apart(metrics_listener, "metrics")?;
         // Before the models are looked for: what changes from now on is a change.
         let files_max = open_files::raise();
         config.shared_memory_regions_max = open_files::regions_max(&config, files_max);
@@ -175,55 +182,45 @@ impl App {
             Ended { connections_dropped: dropped }
         });
         let heart = tokio::spawn(beat(status, threads.handles().to_vec()));
-        let apart = |listener: Option<TcpListener>, name, routes: fn(Arc<Front>) -> Router| {
-            let settings = accept_settings(&config, admin::CONNECTIONS_MAX);
-            listener
-                .map(|listener| Admin::start(listener, name, settings, routes(Arc::clone(&front))))
-                .transpose()
-        };
-        let admin = apart(admin_listener, "admin", http::admin_routes)?;
-        let metrics = apart(metrics_listener, "metrics", http::metrics_routes)?;
+        if let Some(admin) = &admin {
+            admin.serve(http::admin_routes(Arc::clone(&front)));
+        }
+        if let Some(metrics) = &metrics_apart {
+            metrics.serve(http::metrics_routes(Arc::clone(&front)));
+        }
 
-        let stop_loading = CancellationToken::new();
-        let stop = stop_loading.clone();
-        let (folder, logs) = (config.models.clone(), log.map(Logging::models).unwrap_or_default());
-        let loading = std::thread::Builder::new()
-            .name("ocelli-load".into())
-            .spawn(move || {
-                loader::run(&devices, &found, &commands, (&folder, &logs), &|| stop.is_cancelled());
-                devices
-            })
-            .map_err(not_started("the loading thread"))?;
+        let reads = (config.models.clone(), log.map(Logging::models).unwrap_or_default());
+        let loading =
+            Loading::start(devices, found, commands, reads).map_err(not_started("the loading thread"))?;
         let watch = match config.repository_mode {
             RepositoryMode::Watch => Some(Watch::start(control, first)?),
             RepositoryMode::None | RepositoryMode::Explicit => None,
         };
-        let [admin_shown, metrics_shown, grpc] = [admin_address, metrics_address, grpc_address]
-            .map(|address| address.map(tracing::field::display));
-        let address = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-        tracing::info!(
-            address,
-            admin = admin_shown,
-            metrics = metrics_shown,
-            grpc,
-            models = %config.models.display(),
-            "listening"
-        );
         Ok(App {
             config,
             front,
             addresses,
             admin_address,
+            metrics_address,
+            grpc_address,
             stages,
             accepting,
             threads,
             heart,
             admin,
-            metrics,
+            metrics: metrics_apart,
             watch,
             loading,
-            stop_loading,
         })
+    }
+
+    /// Has the log say where it listens.
+    pub fn log_addresses(&self) {
+        let [admin, metrics, grpc] = [self.admin_address, self.metrics_address, self.grpc_address]
+            .map(|address| address.map(tracing::field::display));
+        let address = self.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        let models = self.config.models.display();
+        tracing::info!(address, admin, metrics, grpc, %models, "listening");
     }
 
     /// Where the API listens: at least one address.
@@ -266,14 +263,13 @@ impl App {
             metrics,
             watch,
             loading,
-            stop_loading,
             ..
         } = self;
         let deadline = Instant::now() + config.drain_delay_ms + config.drain_timeout_ms;
         front.status.begin_drain();
         front.status.cut_from(deadline);
         stages.drain();
-        stop_loading.cancel();
+        loading.stop();
         drop(watch);
         front.control.say(Command::Stop);
         tracing::info!(delay = ?config.drain_delay_ms, timeout = ?config.drain_timeout_ms, "draining");
@@ -323,26 +319,24 @@ impl App {
         let connections = ended.map_or(0, |ended| ended.connections_dropped);
         front.metrics.dropped(DropReason::Connection).inc_by(connections as u64);
         heart.abort();
-        for apart in [admin, metrics].into_iter().flatten() {
-            apart.end();
+        let apart = [admin, metrics].into_iter().flatten().map(Admin::end);
+        if !in_time(join_all(apart), deadline, now).await {
+            tracing::warn!("ended while a probe or a scrape was stuck: not waited for");
         }
-        let (tell, ended) = oneshot::channel();
-        std::thread::spawn(move || {
-            match loading.join() {
-                Ok(devices) => devices.join(),
-                Err(_) => {
-                    tracing::error!("the thread that loads models panicked: devices end with the process");
-                }
-            }
-            let _ = tell.send(());
-        });
         // Neither a batch that runs nor a model that loads can be interrupted; the deadline holds all the same.
-        if !in_time(ended, deadline, now).await {
+        if !in_time(loading.end(), deadline, now).await {
             tracing::warn!("ended while a batch ran or a model was loading: not waited for");
         }
         if let Some(traces) = front.traces.clone() {
             let left = deadline.saturating_duration_since(Instant::now()).max(ABORT_GRACE);
-            let flushed = tokio::task::spawn_blocking(move || traces.end(left));
+            let (tell, flushed) = oneshot::channel();
+            let flush = std::thread::Builder::new().name("ocelli-flush".into()).spawn(move || {
+                traces.end(left);
+                let _ = tell.send(());
+            });
+            if let Err(error) = flush {
+                tracing::warn!(%error, "traces were lost at the end");
+            }
             // It keeps to the time itself, but for what cannot be interrupted and a signal that comes meanwhile.
             if !in_time(flushed, deadline, now).await {
                 tracing::warn!("ended while traces were on their way: not waited for");

@@ -2,12 +2,14 @@
 
 use super::{AppError, allowed_threads::not_started, failed};
 use crate::http::{
+    self,
     accept::{Acceptor, Settings, Stages},
     threads,
 };
-use axum::Router;
-use std::sync::Arc;
-use tokio::net::TcpListener;
+use axum::{Router, extract::Request};
+use std::sync::{Arc, OnceLock};
+use tokio::{net::TcpListener, runtime::Runtime, sync::oneshot};
+use tower::{ServiceExt, service_fn};
 
 /// Connections at once: probes and scrapers are few.
 pub(super) const CONNECTIONS_MAX: usize = 256;
@@ -15,17 +17,24 @@ pub(super) const CONNECTIONS_MAX: usize = 256;
 /// The running listener.
 pub(super) struct Admin {
     stages: Stages,
-    thread: std::thread::JoinHandle<()>,
+    ended: oneshot::Receiver<()>,
+    routes: Arc<OnceLock<Router>>,
 }
 
 impl Admin {
-    pub(super) fn start(
-        listener: TcpListener,
-        name: &str,
-        settings: Settings,
-        routes: Router,
-    ) -> Result<Admin, AppError> {
-        let stages = Stages::default();
+    /// Starts it. Probes are told that the server is starting.
+    pub(super) fn start(listener: TcpListener, name: &str, settings: Settings) -> Result<Admin, AppError> {
+        let (stages, routes) = (Stages::default(), Arc::<OnceLock<Router>>::default());
+        let there = Arc::clone(&routes);
+        let service = service_fn(move |request: Request| {
+            let routes = there.get().cloned();
+            async move {
+                match routes {
+                    Some(routes) => routes.oneshot(request).await,
+                    None => Ok(http::starting(request.uri().path())),
+                }
+            }
+        });
         let listener = listener.into_std().map_err(failed("cannot hand over the admin socket"))?;
         let theirs = stages.clone();
         let serve = async move {
@@ -38,21 +47,103 @@ impl Admin {
                         connections: Arc::default(),
                         threads: Vec::new(),
                     };
-                    acceptor.run(routes).await;
+                    acceptor.run(service).await;
                 }
                 Err(error) => tracing::error!(%error, "the admin listener did not start"),
             }
         };
-        let (_, thread) = threads::start(format!("ocelli-{name}"), move |runtime| runtime.block_on(serve))
-            .map_err(not_started(&format!("the {name} thread")))?;
-        Ok(Admin { stages, thread })
+        let (tell, ended) = oneshot::channel();
+        let run = move |runtime: Runtime| {
+            runtime.block_on(serve);
+            let _ = tell.send(());
+        };
+        threads::start(format!("ocelli-{name}"), run).map_err(not_started(&format!("the {name} thread")))?;
+        Ok(Admin { stages, ended, routes })
     }
 
-    /// Probes have nothing to finish.
-    pub(super) fn end(self) {
+    /// Has it answer by these from now on.
+    pub(super) fn serve(&self, routes: Router) {
+        // There are no others.
+        let _ = self.routes.set(routes);
+    }
+
+    /// Comes back when it has ended, which a handler that is stuck may hold up for ever. Probes have nothing to finish.
+    pub(super) async fn end(mut self) {
         self.stages.abort();
-        if self.thread.join().is_err() {
+        if (&mut self.ended).await.is_err() {
             tracing::error!("the admin thread panicked");
         }
+    }
+}
+
+impl Drop for Admin {
+    /// A server that could not start after all.
+    fn drop(&mut self) {
+        self.stages.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::*;
+    use crate::http::accept::Clocks;
+    use axum::routing::get;
+    use std::{
+        io::{Read, Write},
+        sync::{Mutex, mpsc},
+        time::Duration,
+    };
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn settings() -> Settings {
+        Settings {
+            connections_max: 1,
+            clocks: Clocks { idle: HOUR, header: HOUR, write_stall: HOUR },
+            close_timeout: HOUR,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_that_starts_is_alive_and_not_ready() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let admin = Admin::start(listener, "admin", settings()).unwrap();
+        let status = |path: &str| {
+            let mut asks = std::net::TcpStream::connect(address).unwrap();
+            write!(asks, "GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+            let mut reply = String::new();
+            asks.read_to_string(&mut reply).unwrap();
+            reply.split(' ').nth(1).unwrap().to_owned()
+        };
+        assert_eq!(
+            ["/v2/health/live", "/v2/health/ready", "/ping", "/metrics"].map(status),
+            ["200", "503", "503", "503"]
+        );
+        admin.serve(Router::new().route("/v2/health/ready", get(async || "as ever")));
+        assert_eq!(["/v2/health/live", "/v2/health/ready"].map(status), ["404", "200"]);
+        admin.end().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_that_is_stuck_holds_up_nobody_but_who_waits_for_the_end() {
+        let ((begin, begun), (go, wait)) = (mpsc::channel(), mpsc::channel::<()>());
+        let wait = Arc::new(Mutex::new(wait));
+        let stuck = get(async move || {
+            begin.send(()).unwrap();
+            let _ = wait.lock().unwrap().recv();
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut asks = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let admin = Admin::start(listener, "admin", settings()).unwrap();
+        admin.serve(Router::new().route("/", stuck));
+        asks.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+        begun.recv().unwrap();
+        let end = admin.end();
+        tokio::pin!(end);
+        assert!(tokio::time::timeout(HOUR, &mut end).await.is_err());
+        drop(go);
+        end.await;
     }
 }

@@ -1,4 +1,4 @@
-//! Whether the system lets the process start as many threads as a server has at the least. Who is refused one panics, in some libraries,
+//! Whether the system lets the process start as many threads as a server or a command has at the least. Who is refused one panics, in some libraries,
 //! or says no more than that a resource is not there: it is tried before any of them is started.
 
 use super::AppError;
@@ -16,8 +16,10 @@ use std::{
 const OTHERS: usize = 4;
 /// What watches the model folder, and what the system tells of it.
 const WATCHING: usize = 2;
+/// What does for a command what would hold up the others, such as reading a file.
+const READING: usize = 1;
 
-/// Tries it.
+/// Tries it for a server.
 ///
 /// # Errors
 /// How many there may be, how many there must be, and which limits there are.
@@ -25,29 +27,76 @@ pub(super) fn check(config: &Config) -> Result<(), AppError> {
     let Config { http_threads: http, decode_threads: decode, compute_threads: compute, .. } = *config;
     let apart = usize::from(config.admin_listen.is_some()) + usize::from(config.metrics_listen.is_some());
     let watching = if config.repository_mode == RepositoryMode::Watch { WATCHING } else { 0 };
-    let others = OTHERS + apart + watching;
-    let needed = http + decode + compute + others;
+    let options = named([http, decode, compute]);
+    try_for(&options, OTHERS + apart + watching)
+}
+
+/// The same for what loads models and serves nothing: nothing but this loads them.
+///
+/// # Errors
+/// Those of [`check`].
+pub(super) fn check_to_load(config: &Config) -> Result<(), AppError> {
+    try_for(&[("compute_threads", config.compute_threads)], OTHERS - 1)
+}
+
+/// The same for a command that asks a model in its own process, by `http_threads`, and logs nothing.
+///
+/// # Errors
+/// As for a server.
+pub fn check_to_ask_here(config: &Config) -> Result<(), AppError> {
+    let Config { http_threads: http, decode_threads: decode, compute_threads: compute, .. } = *config;
+    let options = named([http, decode, compute]);
+    try_for(&options, OTHERS - 2 + READING)
+}
+
+/// The same for a command that asks a server, by so many threads.
+///
+/// # Errors
+/// As for a server.
+pub fn check_to_ask(threads: usize) -> Result<(), AppError> {
+    try_for(&[], threads + READING)
+}
+
+/// The options that say how many threads a server starts, with how many.
+fn named(counts: [usize; 3]) -> Vec<(&'static str, usize)> {
+    OPTIONS.into_iter().zip(counts).collect()
+}
+
+/// Tries as many as these options say, and others.
+fn try_for(options: &[(&str, usize)], others: usize) -> Result<(), AppError> {
+    let needed = options.iter().map(|(_, count)| count).sum::<usize>() + others;
     let spawn = |end: Receiver<()>| {
         // The other end is dropped once all have been tried.
         thread::Builder::new().spawn(move || end.recv().unwrap_or_default())
     };
     let (allowed, Some(error)) = try_all(needed, spawn) else { return Ok(()) };
+    let parts: Vec<_> = options.iter().map(|(name, count)| format!("{name} {count}")).collect();
+    let parts = match &parts[..] {
+        [] => String::new(),
+        parts => format!(" ({}, and {others})", parts.join(", ")),
+    };
     Err(AppError::Failed(format!(
-        "the system lets the process start {allowed} threads, and it needs {needed} or more (http_threads {http}, decode_threads \
-         {decode}, compute_threads {compute}, and {others}): {error}; {}",
-        advice()
+        "the system lets the process start {allowed} threads, and it needs {needed} or more{parts}: {error}; {}",
+        advice(&options.iter().map(|(name, _)| *name).collect::<Vec<_>>())
     )))
 }
 
-/// What to do where the system refuses a thread.
-fn advice() -> String {
+/// The options that say how many threads a server starts.
+const OPTIONS: [&str; 3] = ["http_threads", "decode_threads", "compute_threads"];
+
+/// What to do where the system refuses a thread that is there by these options.
+fn advice(options: &[&str]) -> String {
     let user = match getrlimit(Resource::Nproc).current {
         Some(limit) => format!("{limit} now, and all processes of the user count"),
         None => "none now".to_owned(),
     };
+    let lower = match options {
+        [] => String::new(),
+        [option] => format!(", or lower {option}"),
+        [first @ .., last] => format!(", or lower {} or {last}", first.join(", ")),
+    };
     format!(
-        "raise the limit of its user (ulimit -u: {user}) or of its control group (pids.max, TasksMax), or lower http_threads, \
-         decode_threads or compute_threads"
+        "raise the limit of its user (ulimit -u: {user}) or of its control group (pids.max, TasksMax){lower}"
     )
 }
 
@@ -55,7 +104,7 @@ fn advice() -> String {
 /// come since.
 pub(super) fn not_started<E: Error + 'static>(what: &str) -> impl FnOnce(E) -> AppError {
     move |error| {
-        let refused = if is_refusal(&error) { format!("; {}", advice()) } else { String::new() };
+        let refused = if is_refusal(&error) { format!("; {}", advice(&OPTIONS)) } else { String::new() };
         AppError::Failed(format!("cannot start {what}: {error}{refused}"))
     }
 }
@@ -123,7 +172,16 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_runs_tests_lets_a_server_have_its_threads() {
-        assert!(check(&Config::default()).is_ok());
+    fn only_options_that_a_command_has_threads_by_are_to_be_lowered() {
+        assert!(!advice(&[]).contains("lower"));
+        assert!(advice(&["compute_threads"]).ends_with(", or lower compute_threads"));
+        assert!(advice(&OPTIONS).ends_with(", or lower http_threads, decode_threads or compute_threads"));
+    }
+
+    #[test]
+    fn a_machine_that_runs_tests_lets_a_server_and_the_commands_have_their_threads() {
+        let config = Config::default();
+        assert!(check(&config).is_ok() && check_to_load(&config).is_ok());
+        assert!(check_to_ask_here(&config).is_ok() && check_to_ask(1).is_ok());
     }
 }

@@ -7,13 +7,68 @@ use crate::{
     models::{self, Command, Commands, Expected, Found, Given, Overrides, control::Reply},
     telemetry::logging::ModelLogs,
 };
-use std::{path::Path, sync::mpsc, time::Duration};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 
 /// How often those that leave are looked at, while there are some.
 const LEAVING_PAUSE: Duration = Duration::from_millis(50);
 
+/// The running thread. It waits for those of the devices as well, since the system may allow none that could at the end.
+pub(super) struct Loading {
+    stop: CancellationToken,
+    end: mpsc::Sender<()>,
+    ended: oneshot::Receiver<()>,
+}
+
+impl Loading {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub(super) fn start(
+        devices: Arc<Devices>,
+        found: Vec<Found>,
+        commands: Commands,
+        (folder, logs): (PathBuf, ModelLogs),
+    ) -> io::Result<Loading> {
+        let (stop, (end, to_end), (tell, ended)) =
+            (CancellationToken::new(), mpsc::channel(), oneshot::channel());
+        let stopped = stop.clone();
+        thread::Builder::new().name("ocelli-load".into()).spawn(move || {
+            run(&devices, &found, &commands, (&folder, &logs), &|| stopped.is_cancelled());
+            // Who drops a server without a word leaves the devices to the end of the process.
+            if to_end.recv().is_ok() {
+                devices.join();
+            }
+            let _ = tell.send(());
+        })?;
+        Ok(Loading { stop, end, ended })
+    }
+
+    /// Has it load no more of the models of the start.
+    pub(super) fn stop(&self) {
+        self.stop.cancel();
+    }
+
+    /// Comes back when it has ended, and the threads of the devices with it: it must be told to stop, and the queue be closed.
+    pub(super) async fn end(self) {
+        // It has gone where it panicked.
+        let _ = self.end.send(());
+        if self.ended.await.is_err() {
+            tracing::error!("the thread that loads models panicked: devices end with the process");
+        }
+    }
+}
+
 /// Loads, and does what it is told until it is told to stop.
-pub(super) fn run(
+fn run(
     devices: &Devices,
     found: &[Found],
     commands: &Commands,
@@ -141,7 +196,6 @@ mod tests {
     };
     use std::fs;
     use tempfile::TempDir;
-    use tokio::sync::oneshot;
 
     const FITTER: &str = "engine = \"gauss-mle\"\n";
 

@@ -1,7 +1,7 @@
 //! The server without its sockets: the same routes on the same queue and devices, for commands that run a model in-process.
 //! What it answers is what the server answers, since it is what the server runs.
 
-use super::{AppError, Core, base, failed};
+use super::{AppError, Core, allowed_threads::not_started, base};
 use crate::{
     config::Config,
     engine::onnx::Runtime,
@@ -48,7 +48,7 @@ impl Local {
             .load(found)
             .map_err(|reason| AppError::Failed(format!("model {name:?}: {reason}")))?;
         let decode = DecodePool::new(config.decode_threads, config.decode_bytes_max, base::limits(config))
-            .map_err(failed("cannot start the decode pool"))?
+            .map_err(not_started("the decode pool"))?
             .with_gpu(core.jpeg.clone());
         // Nobody hears what it says: models neither come nor go.
         let (control, _) = Control::new(config.models.clone());

@@ -26,7 +26,10 @@ pub fn unfit(config: &Config, serves: bool) -> Vec<(&'static str, String)> {
             .map(drop)
             .map_err(|error| format!("cannot read the folder: {error}; it is the one that holds the models")),
     );
-    if let (Chosen::Only(_), Ok(found)) = (&config.startup_models, models::scan(&config.models)) {
+    // Looked for only where it matters: that may take long.
+    if let Chosen::Only(_) = &config.startup_models
+        && let Ok(found) = models::scan(&config.models)
+    {
         for why in unknown(&found, config) {
             note("startup_models", Err(why));
         }

@@ -2,7 +2,7 @@
 
 use super::{
     App, AppError, Core, allowed_threads, failed,
-    signals::{self, Signals},
+    signals::{self, Signals, Starting},
 };
 use crate::{
     config::{Config, LogFormat},
@@ -15,7 +15,12 @@ use crate::{
     },
 };
 use futures_util::FutureExt;
-use std::{sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
 use tokio_util::sync::CancellationToken;
 
 /// `ocelli serve`: runs until a signal, then drains.
@@ -23,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 /// # Errors
 /// Why it could not start, or what was left undone at the end.
 pub fn serve(config: Config) -> Result<(), AppError> {
+    let starting = Starting::begin().map_err(failed("cannot listen for signals"))?;
     allowed_threads::check(&config)?;
     signals::survive_full_files().map_err(failed("cannot listen for signals"))?;
     // Accepts connections and looks after the rest; the data path has threads of its own.
@@ -30,11 +36,14 @@ pub fn serve(config: Config) -> Result<(), AppError> {
         .enable_all()
         .build()
         .map_err(failed("cannot start the runtime"))?;
-    // Lives to the end: dropping it writes what is left of the log.
+    // Lives to the end: what is left of the log is written as it is dropped.
     let logging = log(&config, traces(&config, &runtime)?)?;
     let result = runtime.block_on(async {
         let mut signals = Signals::new().map_err(failed("cannot listen for signals"))?;
         let app = App::start(config, Some(&logging)).await?;
+        // Nobody but probes was let in so far: who listens for others waits for this thread.
+        drop(starting);
+        app.log_addresses();
         let hopeless = tokio::select! {
             name = signals.next() => {
                 tracing::info!(signal = name, "told to end");
@@ -64,10 +73,18 @@ pub fn serve(config: Config) -> Result<(), AppError> {
         tracing::info!("ended");
         Ok(())
     });
-    // A handler that is stuck would hold up the exit for ever.
+    // A handler that is stuck would hold up the exit for ever, and so would a disk with log files.
     runtime.shutdown_background();
+    let (tell, written) = mpsc::channel::<Infallible>();
+    let write = move || drop((logging, tell));
+    // Without a thread for it, it is dropped here.
+    let _ = thread::Builder::new().name("ocelli-flush".into()).spawn(write);
+    let _ = written.recv_timeout(LOG_TIME_MAX);
     result
 }
+
+/// How long what is left of the log may take to be written at the end.
+const LOG_TIME_MAX: Duration = Duration::from_secs(3);
 
 /// A signal that comes again within this is the same one: supervisors signal the process and its group.
 const ECHO: Duration = Duration::from_millis(500);
@@ -104,6 +121,7 @@ pub struct Checked {
 /// # Errors
 /// As [`Core::start`].
 pub fn check(config: &Config) -> Result<Vec<Checked>, AppError> {
+    allowed_threads::check_to_load(config)?;
     // What a manifest asks for in vain is said there.
     let logging = log(config, None)?;
     let core = Core::start(config, Some(&logging))?;

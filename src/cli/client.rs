@@ -1,7 +1,11 @@
 //! Asks a server, or the same routes in this process.
 
 use super::{Exit, target::Target};
-use crate::{app::Local, words::causes};
+use crate::{
+    app::{AppError, Local, check_to_ask, check_to_ask_here},
+    config::{Config, cores},
+    words::causes,
+};
 use axum::{
     Router,
     body::Body,
@@ -272,14 +276,26 @@ pub(super) fn retry_after(reply: &Response<Body>) -> Option<Duration> {
     text.trim().parse().ok().map(Duration::from_secs)
 }
 
-/// A runtime on which requests are sent, and where the model is in this process, answered.
-pub(super) fn runtime(threads: usize) -> Result<Runtime, String> {
+/// A runtime on which servers are asked.
+pub(super) fn runtime() -> Result<Runtime, AppError> {
+    check_to_ask(cores())?;
+    of_threads(cores())
+}
+
+/// A runtime on which a model of this process is asked, and answers.
+pub(super) fn runtime_here(config: &Config) -> Result<Runtime, AppError> {
+    check_to_ask_here(config)?;
+    of_threads(config.http_threads)
+}
+
+/// Panics where the system refuses a thread, or hangs: whether it does is to be looked at before.
+fn of_threads(count: usize) -> Result<Runtime, AppError> {
     runtime::Builder::new_multi_thread()
-        .worker_threads(threads)
+        .worker_threads(count)
         .thread_name("ocelli-ask")
         .enable_all()
         .build()
-        .map_err(|error| format!("cannot start the runtime: {error}"))
+        .map_err(|error| AppError::Failed(format!("cannot start the runtime: {error}")))
 }
 
 /// Runs work until it ends or a signal comes. That drops the work: its connections are closed, and its files that are not whole go.

@@ -10,8 +10,13 @@ use axum::{
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use std::time::Duration;
-use tokio::{net::TcpStream, runtime, time::timeout};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, ToSocketAddrs},
+    thread,
+    time::Duration,
+};
+use tokio::{net::TcpStream, runtime, sync::oneshot, time::timeout};
 
 /// From resolving the name to the last byte.
 pub(super) const TIME_MAX: Duration = Duration::from_secs(3);
@@ -38,6 +43,21 @@ pub(super) fn get(target: &Target, path: &str, time_max: Duration) -> Result<(u1
     answer.unwrap_or_else(|_| Err(format!("no answer within {} ms", time_max.as_millis())))
 }
 
+/// Where the host is. Asking for a name may take long: a thread does, if the system allows one, which tokio takes for granted.
+async fn addresses(target: &Target) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(ip) = target.host.parse::<IpAddr>() {
+        return Ok(vec![(ip, target.port).into()]);
+    }
+    let (tell, told) = oneshot::channel();
+    let host = (target.host.clone(), target.port);
+    let asked = thread::Builder::new().name("ocelli-name".into()).spawn(move || {
+        // Who asks may have given up.
+        let _ = tell.send(host.to_socket_addrs().map(Iterator::collect));
+    });
+    asked.map_err(|error| io::Error::other(format!("no thread to ask for its address: {error}")))?;
+    told.await.map_err(io::Error::other)?
+}
+
 async fn answer(target: &Target, path: &str) -> Result<(u16, String), String> {
     let request = Request::get(path)
         .header(header::HOST, target.authority())
@@ -45,7 +65,7 @@ async fn answer(target: &Target, path: &str) -> Result<(u16, String), String> {
         .header(header::CONNECTION, "close")
         .body(Body::empty())
         .map_err(|error| error.to_string())?;
-    let stream = TcpStream::connect((target.host.as_str(), target.port)).await;
+    let stream = TcpStream::connect(&*addresses(target).await.map_err(|error| error.to_string())?).await;
     let stream = TokioIo::new(stream.map_err(|error| error.to_string())?);
     let (mut sender, connection) = http1::handshake(stream).await.map_err(|error| causes(&error))?;
     tokio::spawn(connection);
@@ -91,7 +111,6 @@ mod tests {
     use std::{
         io::{Read, Write},
         net::TcpListener,
-        thread,
     };
 
     /// A server that reads one request, writes these pieces, and hands the request back.

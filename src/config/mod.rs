@@ -30,6 +30,7 @@ pub use table::{
 };
 
 use kind::Value;
+use sources::{Given, Refused};
 use std::{
     ffi::{OsStr, OsString},
     path::PathBuf,
@@ -107,26 +108,29 @@ pub fn load_with(
         sources::file(&path, &mut given, &mut mistakes);
     }
     sources::environment(&sources.environment, &mut given, &mut mistakes);
-    sources::flags(&sources.flags, &mut given, &mut mistakes);
+    sources::flags(&sources.flags, &mut given);
 
     let (mut settings, mut values) = defaults(sources.cores);
     let mut broken = Vec::new();
     // From the weakest source to the strongest: the last one wins.
-    for given in given {
-        let spec = &OPTIONS[given.option];
-        match spec.kind.parse(&given.text, sources.cores) {
-            Ok(value) => {
-                values[given.option] = value;
-                settings[given.option].text = given.text;
-                settings[given.option].origin = given.origin;
-            }
+    for Given { option, text, origin } in given {
+        let spec = &OPTIONS[option];
+        let read = text.and_then(|text| match spec.kind.parse(&text, sources.cores) {
+            Ok(value) => Ok((text, value)),
             Err(reason) => {
+                let found = sources::found(spec, &text, format!("{} = {text:?}", spec.name));
+                Err(Refused { found, reason })
+            }
+        });
+        match read {
+            Ok((text, value)) => {
+                values[option] = value;
+                settings[option].text = text;
+                settings[option].origin = origin;
+            }
+            Err(Refused { found, reason }) => {
                 broken.push(spec.name);
-                mistakes.push(Mistake {
-                    origin: given.origin,
-                    found: sources::found(spec, &given.text, format!("{} = {:?}", spec.name, given.text)),
-                    reason,
-                });
+                mistakes.push(Mistake { origin, found, reason });
             }
         }
     }

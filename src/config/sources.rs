@@ -17,12 +17,19 @@ const OTHER_VARIABLES: [&str; 5] =
 /// A file larger than this is not a configuration.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// A text given for an option.
+/// What is given for an option.
 pub(super) struct Given {
     /// Its place in [`OPTIONS`].
     pub(super) option: usize,
-    pub(super) text: String,
+    pub(super) text: Result<String, Refused>,
     pub(super) origin: Origin,
+}
+
+/// Why it cannot be taken.
+pub(super) struct Refused {
+    /// As a mistake shows it.
+    pub(super) found: String,
+    pub(super) reason: String,
 }
 
 /// Reads a configuration file.
@@ -62,10 +69,9 @@ pub(super) fn file(path: &Path, given: &mut Vec<Given>, mistakes: &mut Vec<Mista
             refuse(line, printable(name), format!("unknown option{nearest}{table}"));
             continue;
         };
-        match toml_text(&OPTIONS[option], value.get_ref()) {
-            Ok(text) => given.push(Given { option, text, origin: at(line) }),
-            Err(reason) => refuse(line, name.to_string(), reason),
-        }
+        let text = toml_text(&OPTIONS[option], value.get_ref());
+        let text = text.map_err(|reason| Refused { found: name.to_owned(), reason });
+        given.push(Given { option, text, origin: at(line) });
     }
 }
 
@@ -139,17 +145,17 @@ pub(super) fn environment(
             });
             continue;
         };
-        text(option, value, origin, given, mistakes);
+        given.push(Given { option, text: text(option, value), origin });
     }
 }
 
 /// Takes the flags' values; their names were checked by the command line.
-pub(super) fn flags(flags: &[(&'static str, OsString)], given: &mut Vec<Given>, mistakes: &mut Vec<Mistake>) {
+pub(super) fn flags(flags: &[(&'static str, OsString)], given: &mut Vec<Given>) {
     for (name, value) in flags {
         let option =
             OPTIONS.iter().position(|spec| spec.name == *name).expect("flags are made from the table");
         let origin = Origin::Flag(format!("--{}", OPTIONS[option].flag()));
-        text(option, value, origin, given, mistakes);
+        given.push(Given { option, text: text(option, value), origin });
     }
 }
 
@@ -159,21 +165,11 @@ pub(super) fn found(spec: &Spec, value: &str, shown: String) -> String {
     if spec.kind.may_be_shown(value) { shown } else { spec.name.to_owned() }
 }
 
-fn text(
-    option: usize,
-    value: &OsString,
-    origin: Origin,
-    given: &mut Vec<Given>,
-    mistakes: &mut Vec<Mistake>,
-) {
-    match value.to_str() {
-        Some(text) => given.push(Given { option, text: text.into(), origin }),
-        None => mistakes.push(Mistake {
-            origin,
-            found: found(&OPTIONS[option], &value.to_string_lossy(), format!("{value:?}")),
-            reason: format!("is not UTF-8: must be {}", OPTIONS[option].kind.allowed()),
-        }),
-    }
+fn text(option: usize, value: &OsString) -> Result<String, Refused> {
+    value.to_str().map(str::to_owned).ok_or_else(|| Refused {
+        found: found(&OPTIONS[option], &value.to_string_lossy(), format!("{value:?}")),
+        reason: format!("is not UTF-8: must be {}", OPTIONS[option].kind.allowed()),
+    })
 }
 
 /// Whether this is one of the variables that Kubernetes puts into every container for a Service whose name begins

@@ -194,6 +194,24 @@ fn what_is_not_utf8_is_a_mistake_and_not_a_panic() {
 }
 
 #[test]
+fn what_was_to_be_an_option_s_value_and_cannot_be_is_no_mistake_of_its_default_as_well() {
+    use std::os::unix::ffi::OsStringExt;
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    fs::write(&file, "log_dir = 3\n").expect("a file");
+    let sources = Sources {
+        file: Some(file.path().to_owned()),
+        environment: Vec::new(),
+        flags: vec![("models", OsString::from_vec(b"caf\xe9".to_vec())), ("parts_max", "0".into())],
+        cores: 1,
+    };
+    let all = ["models", "log_dir", "parts_max", "base_path"];
+    let error = load_with(&sources, |_| all.map(|option| (option, "is not there".to_owned())).to_vec());
+    let told = error.expect_err("mistakes").to_string();
+    assert_eq!(told.matches("is not there").count(), 1, "{told}");
+    assert!(told.ends_with("base_path = \"\": is not there"), "{told}");
+}
+
+#[test]
 fn variables_of_a_kubernetes_service_named_ocelli_are_no_mistake() {
     let variables = [
         ("OCELLI_SERVICE_HOST", "10.0.0.1"),

@@ -8,7 +8,8 @@
 //! 1. [`Stages::drain`]: still accepting; each answer says `Connection: close`, HTTP/2 connections with a request say GOAWAY.
 //! 2. [`Stages::close`]: whoever is in the backlog or in a handshake is taken, the listener is closed, connections end that are idle or,
 //!    half a second later, have sent no more than half a head; requests are answered.
-//! 3. [`Settings::close_timeout`] later, or at [`Stages::abort`]: what is left is dropped, and counted where a request is on it.
+//! 3. [`Settings::close_timeout`] later, or at [`Stages::abort`]: what is left is dropped, and counted where a request is on it. Connections
+//!    on a thread that is stuck end with the process.
 
 mod backlog;
 mod clocks;
@@ -47,6 +48,8 @@ use tokio_util::sync::CancellationToken;
 const BACKOFF_MIN: Duration = Duration::from_millis(5);
 /// Longest pause after a failed accept.
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// How long the tasks of connections that are dropped may take to end: those of a thread that is stuck never do.
+const CUT_TIME_MAX: Duration = Duration::from_millis(250);
 
 /// What a listener allows.
 #[derive(Debug, Clone, PartialEq)]
@@ -115,14 +118,14 @@ pub struct Connections {
     pub ended_header: AtomicU64,
     /// Ended because the client did not take its answer.
     pub ended_stalled: AtomicU64,
-    /// Cut with a request on them at the end of [`Settings::close_timeout`].
+    /// As [`Ended::connections_dropped`].
     pub dropped: AtomicU64,
 }
 
 /// How a listener ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
-    /// Connections that were cut at the deadline with a request on them.
+    /// Connections that were cut at the deadline with a request on them, or on a thread that is stuck: nobody can tell what is on those.
     pub connections_dropped: usize,
 }
 
@@ -232,8 +235,10 @@ impl Acceptor {
         }
         // What was cut before was cut by a panic.
         let before = shared.cut.load(Ordering::Relaxed);
-        open.shutdown().await;
-        let connections_dropped = shared.cut.load(Ordering::Relaxed) - before;
+        open.abort_all();
+        let ended = async { while open.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(CUT_TIME_MAX, ended).await;
+        let connections_dropped = shared.cut.load(Ordering::Relaxed) - before + open.len();
         let dropped = &shared.connections.dropped;
         dropped.fetch_add(connections_dropped as u64, Ordering::Relaxed);
         Ended { connections_dropped }

@@ -58,6 +58,14 @@ async fn ready(State(front): State<Arc<Front>>) -> Response {
     }
 }
 
+/// What a listener apart from the API answers while there is nothing to ask yet: alive, however long the start takes.
+pub(crate) fn starting(path: &str) -> Response {
+    match path {
+        "/v2/health/live" => Json(json!({ "live": true, "ready": false })).into_response(),
+        _ => Problem::not_ready("it is starting").into_response(),
+    }
+}
+
 /// TorchServe's health check.
 async fn ping(State(front): State<Arc<Front>>) -> Response {
     match front.status.ready() {

@@ -395,6 +395,8 @@ pub fn routes(front: Arc<Front>) -> Router {
     base::below(&base, api.with_state(front))
 }
 
+pub(crate) use health::starting;
+
 /// What the admin listener serves: health, metrics and control.
 pub fn admin_routes(front: Arc<Front>) -> Router {
     let BodyLimits { bytes_max, option, .. } = front.limits.body;

@@ -35,6 +35,7 @@ use std::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
+    runtime::Handle,
     sync::Notify,
     task::JoinHandle,
 };
@@ -127,6 +128,11 @@ async fn mirror(request: Request) -> Body {
 }
 
 async fn start(settings: Settings) -> Server {
+    start_on(settings, Vec::new()).await
+}
+
+/// The same with connections on these threads.
+async fn start_on(settings: Settings, threads: Vec<Handle>) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let go = Arc::new(Notify::new());
@@ -171,7 +177,7 @@ async fn start(settings: Settings) -> Server {
         settings,
         stages: stages.clone(),
         connections: Arc::clone(&connections),
-        threads: Vec::new(),
+        threads,
     };
     Server { address, stages, connections, ended: tokio::spawn(acceptor.run(router)), go, waits, too_slow }
 }

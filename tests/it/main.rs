@@ -17,5 +17,6 @@ mod quiet;
 mod signals;
 mod statistics;
 mod support;
+mod threads;
 mod tidy;
 mod weights;

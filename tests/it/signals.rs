@@ -1,10 +1,18 @@
 //! What a whole server makes of signals, as a process of its own.
 
 use crate::support::config;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    fs::{CWD, FileType, Mode, mknodat},
+    process::{Pid, Signal, kill_process},
+};
 use std::{
+    fs::{self, File},
     io::{BufRead, BufReader, Read},
-    process::{Command, Stdio},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
 };
 
 /// Whatever whoever runs the tests has ignored.
@@ -14,13 +22,7 @@ const DEFAULT: &str = "--default-signal=HUP,QUIT,XFSZ";
 /// ended in order.
 fn log_of_a_server_that_gets(disposition: &str, signals: &[Signal]) -> String {
     let models = tempfile::tempdir().unwrap();
-    let free = "127.0.0.1:0";
-    let mut server = Command::new("env");
-    server.arg(disposition).arg(env!("CARGO_BIN_EXE_ocelli")).arg("serve");
-    server.args(["--listen", free, "--admin-listen", free, "--backend", "cpu", "--drain-delay-ms", "0"]);
-    server.arg("--models").arg(models.path()).arg("--onnx-runtime").arg(config().onnx_runtime);
-    server.env_remove("OCELLI_CONFIG").stderr(Stdio::piped());
-    let mut server = server.spawn().unwrap();
+    let mut server = server(disposition, models.path(), &config().onnx_runtime);
     let mut stderr = BufReader::new(server.stderr.take().unwrap());
     let mut log = String::new();
     while !log.contains("listening") {
@@ -33,6 +35,17 @@ fn log_of_a_server_that_gets(disposition: &str, signals: &[Signal]) -> String {
     let status = server.wait().unwrap();
     assert!(status.success(), "{status}: {log}");
     log
+}
+
+/// Starts it.
+fn server(disposition: &str, models: &Path, onnx_runtime: &Path) -> Child {
+    let free = "127.0.0.1:0";
+    let mut server = Command::new("env");
+    server.arg(disposition).arg(env!("CARGO_BIN_EXE_ocelli")).arg("serve");
+    server.args(["--listen", free, "--admin-listen", free, "--backend", "cpu", "--drain-delay-ms", "0"]);
+    server.arg("--models").arg(models).arg("--onnx-runtime").arg(onnx_runtime);
+    server.env_remove("OCELLI_CONFIG").stderr(Stdio::piped());
+    server.spawn().unwrap()
 }
 
 #[test]
@@ -57,4 +70,29 @@ fn a_signal_that_whoever_starts_the_server_has_ignored_stays_so() {
 #[test]
 fn a_file_that_reaches_its_limit_does_not_end_the_server() {
     log_of_a_server_that_gets(DEFAULT, &[Signal::XFSZ, Signal::TERM]);
+}
+
+#[test]
+fn a_signal_while_the_server_starts_ends_it_at_once_and_well() {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let folder = tempfile::tempdir().unwrap();
+        // A library that is read for as long as its writer leaves it open.
+        let library = folder.path().join("libonnxruntime.so");
+        mknodat(CWD, &library, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let models = folder.path().join("models");
+        fs::create_dir(&models).unwrap();
+        let mut server = server(DEFAULT, &models, &library);
+        let mut stderr = server.stderr.take().unwrap();
+        let writer = File::options().write(true).open(&library).unwrap();
+        kill_process(Pid::from_child(&server), signal).unwrap();
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || {
+            let mut log = String::new();
+            tell.send(stderr.read_to_string(&mut log).map(|_| log)).unwrap();
+        });
+        let log = told.recv_timeout(Duration::from_secs(60)).expect("it ends").unwrap();
+        let status = server.wait().unwrap();
+        assert!(status.success() && !log.contains("draining"), "{signal:?}: {status}: {log}");
+        drop(writer);
+    }
 }

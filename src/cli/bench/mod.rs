@@ -25,7 +25,6 @@ use super::{
     output::{self, Output},
     table::table,
 };
-use crate::config::cores;
 use arguments::Wanted;
 use bytes::Bytes;
 use clap::ArgMatches;
@@ -44,9 +43,9 @@ impl Streams<'_> {
             Ok(wanted) => wanted,
             Err(reason) => return self.complain(&reason, Exit::Usage),
         };
-        match runtime(cores()) {
+        match runtime() {
             Ok(runtime) => runtime.block_on(self.measure(&wanted)),
-            Err(reason) => self.complain(&reason, Exit::Failure),
+            Err(error) => self.complain(&error, Exit::from(&error)),
         }
     }
 

@@ -19,15 +19,12 @@ pub(super) use arguments::arguments;
 
 use super::{
     Exit, Streams,
-    client::{Described, Server, Unknown, runtime, until_signal},
+    client::{Described, Server, Unknown, runtime, runtime_here, until_signal},
     options,
     output::Output,
     target::Target,
 };
-use crate::{
-    app::Local,
-    config::{Config, cores},
-};
+use crate::{app::Local, config::Config};
 use arguments::Wanted;
 use ask::{Asking, Reply};
 use clap::ArgMatches;
@@ -60,14 +57,14 @@ impl Streams<'_> {
         }
         match Target::parse(url) {
             Ok(target) => {
-                match runtime(cores()) {
+                match runtime() {
                     Ok(runtime) => {
                         let exit = until_signal(&runtime, self.predict_on(Server::there(&target), wanted));
                         // A pipe that is still read is not waited for.
                         runtime.shutdown_background();
                         exit
                     }
-                    Err(reason) => self.complain(&reason, Exit::Failure),
+                    Err(error) => self.complain(&error, Exit::from(&error)),
                 }
             }
             Err(reason) => self.complain(&reason, Exit::Usage),
@@ -75,9 +72,9 @@ impl Streams<'_> {
     }
 
     fn predict_here(&mut self, config: &Config, wanted: Wanted) -> Exit {
-        let runtime = match runtime(config.http_threads) {
+        let runtime = match runtime_here(config) {
             Ok(runtime) => runtime,
-            Err(reason) => return self.complain(&reason, Exit::Failure),
+            Err(error) => return self.complain(&error, Exit::from(&error)),
         };
         let model = (&*wanted.model.name, wanted.model.version.as_deref());
         let local = {

@@ -8,7 +8,7 @@ mod plan;
 use super::{
     Exit, Streams,
     bench::{Load, Point, Source, Span, failed, number, paths, shape},
-    client::{Name, Server, runtime},
+    client::{Name, Server, runtime_here},
     message::{Ask, Kind},
     table::table,
 };
@@ -125,7 +125,7 @@ impl Streams<'_> {
 
     fn trials(&mut self, config: &Config, mut wanted: Wanted) -> Result<Exit, AppError> {
         // As it is, the model says whether it has an axis for batches, and what a fitter fits.
-        let runtime = runtime(config.http_threads).map_err(AppError::Failed)?;
+        let runtime = runtime_here(config)?;
         let model = (&*wanted.model.name, wanted.model.version.as_deref());
         let local = {
             let _inside = runtime.enter();
@@ -208,7 +208,7 @@ fn trial(config: &Config, wanted: &Wanted, setup: Setup) -> Result<Vec<Point>, A
         manifest.batch.wait_max = Duration::from_millis(setup.wait_ms_max);
         manifest.placement.instances = setup.instances;
     };
-    let runtime = runtime(config.http_threads).map_err(AppError::Failed)?;
+    let runtime = runtime_here(&config)?;
     let local = {
         let _inside = runtime.enter();
         let model = (&*wanted.model.name, wanted.model.version.as_deref());

@@ -3,13 +3,17 @@
 //! Each that waits has a ticket: a file in a folder that all share, named after the GPU and the time at which waiting began, and
 //! locked by its owner (flock), so that the ticket of a process that died is known by its lock, and counts no more. The oldest
 //! is next; it is kept while the GPU is taken and models are loaded, and torn up when they serve. So only one process at a time
-//! takes a GPU, and the next one's look at it shows what is left. Where there is no such folder, everybody's turn is now.
+//! takes a GPU, and the next one's look at it shows what is left. Where there can be no such folder, everybody's turn is now.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
     io,
     os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -17,6 +21,8 @@ use std::{
 #[derive(Debug, Clone)]
 pub struct Turns {
     folder: Option<PathBuf>,
+    /// That there is no place has been said: one is asked for again and again.
+    refused: Arc<AtomicBool>,
 }
 
 /// A place in the queue, until it is dropped.
@@ -41,7 +47,7 @@ impl Turns {
             })
             .ok()
         });
-        Turns { folder }
+        Turns { folder, refused: Arc::default() }
     }
 
     /// Takes the place of one who has waited since then. None where there is no folder.
@@ -49,10 +55,19 @@ impl Turns {
         let folder = self.folder.as_ref()?;
         let since = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let path = folder.join(format!("{gpu}.{since:020}.{}", std::process::id()));
-        match locked(&path) {
+        // A folder in which nobody waits may go, as whatever keeps /tmp clean has it.
+        let file = locked(&path).or_else(|error| match error.kind() {
+            io::ErrorKind::NotFound => make(folder).and_then(|()| locked(&path)),
+            _ => Err(error),
+        });
+        let refused = self.refused.swap(file.is_err(), Ordering::Relaxed);
+        match file {
             Ok(file) => Some(Ticket { _file: file, path, gpu: gpu.to_owned(), taking: None }),
             Err(error) => {
-                tracing::debug!(path = %path.display(), %error, "no place in the queue for a GPU");
+                if !refused {
+                    let path = path.display();
+                    tracing::warn!(%path, %error, "no place in the queue for a GPU: it is taken without");
+                }
                 None
             }
         }
@@ -192,6 +207,22 @@ mod tests {
         File::create(&dead).unwrap();
         assert_eq!(turns.ahead(&second), 0);
         assert!(!dead.exists());
+    }
+
+    #[test]
+    fn a_folder_that_has_gone_is_made_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let queue = folder.path().join("queue");
+        let turns = Turns::new(Some(&queue));
+        fs::remove_dir(&queue).unwrap();
+        let first = turns.ticket("GPU-1", at(1)).unwrap();
+        let second = turns.ticket("GPU-1", at(2)).unwrap();
+        assert_eq!([&first, &second].map(|ticket| turns.ahead(ticket)), [0, 1]);
+        assert_eq!(
+            fs::metadata(&queue).unwrap().permissions().mode() & 0o7777,
+            0o1777,
+            "for servers of all users"
+        );
     }
 
     #[test]

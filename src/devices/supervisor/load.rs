@@ -20,9 +20,11 @@ use crate::{
     status::{Cause, DeviceState},
     telemetry::statistics::Held,
 };
+use parking_lot::Mutex;
 use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{Arc, atomic::Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -364,9 +366,42 @@ fn side_by_side<T: Send, F: FnOnce() -> T + Send>(things: impl ExactSizeIterator
     if things.len() == 1 {
         return things.map(|thing| thing()).collect();
     }
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = things.map(|thing| scope.spawn(thing)).collect();
-        let joined = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
-        joined.map(|done| done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    side_by_side_on(thread::Builder::new, things)
+}
+
+/// The same on threads like these. Those for which the system has none are done here.
+fn side_by_side_on<T: Send, F: FnOnce() -> T + Send>(
+    like: impl Fn() -> thread::Builder,
+    things: impl Iterator<Item = F>,
+) -> Vec<T> {
+    let act = |thing: &Mutex<Option<F>>| {
+        let thing = thing.lock().take().expect("each is done once");
+        thing()
+    };
+    let things: Vec<_> = things.map(|thing| Mutex::new(Some(thing))).collect();
+    thread::scope(|scope| {
+        let begin = |thing| like().spawn_scoped(scope, move || act(thing));
+        let threads: Vec<_> = things.iter().map(begin).collect();
+        let done = things.iter().zip(threads).map(|(thing, thread)| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Err(_) => act(thing),
+        });
+        done.collect()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_system_has_no_thread_for_is_done_all_the_same() {
+        // No machine has so much room for a stack.
+        let refused = || thread::Builder::new().stack_size(1 << 60);
+        let here = thread::current().id();
+        let things = (0..3).map(|thing| move || (thing, thread::current().id()));
+        assert_eq!(side_by_side_on(refused, things.clone()), [0, 1, 2].map(|thing| (thing, here)));
+        let (done, on): (Vec<_>, Vec<_>) = side_by_side(things).into_iter().unzip();
+        assert!(done == [0, 1, 2] && !on.contains(&here));
+    }
 }

@@ -1,11 +1,15 @@
 //! The end of a listener, stage by stage, and who can hold it up: nobody.
 
-use super::{HALF, HELLO, SHORT, reply, rest, settings, soon, start, until};
-use ocelli::http::accept::{Ended, Settings};
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use super::{HALF, HELLO, SHORT, reply, rest, settings, soon, start, start_on, until};
+use ocelli::http::{
+    accept::{Ended, Settings},
+    threads::Threads,
+};
+use std::sync::{Arc, atomic::Ordering::Relaxed, mpsc};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
+    sync::oneshot,
 };
 
 #[tokio::test]
@@ -100,4 +104,25 @@ async fn aborting_waits_for_nothing_and_counts_the_connections_that_have_a_reque
     for stream in [asking, idle, silent] {
         assert_eq!(rest(stream).await, "");
     }
+}
+
+#[tokio::test]
+async fn a_thread_that_is_stuck_is_not_waited_for_and_what_is_on_it_counts_as_cut() {
+    let threads = Threads::start(1).unwrap();
+    let ((go, wait), (tell, stuck)) = (mpsc::channel::<()>(), oneshot::channel());
+    threads.handles()[0].spawn(async move {
+        let _ = tell.send(());
+        let _ = wait.recv();
+    });
+    stuck.await.unwrap();
+    let server = start_on(settings(), threads.handles().to_vec()).await;
+    let asking = server.send(HELLO).await;
+    until(|| server.connections.accepted.load(Relaxed) == 1).await;
+    let connections = Arc::clone(&server.connections);
+    server.stages.abort();
+    assert_eq!(server.ended().await, Ended { connections_dropped: 1 });
+    assert_eq!(connections.dropped.load(Relaxed), 1);
+    // It goes on after all, and finds the connection gone.
+    drop(go);
+    assert_eq!(rest(asking).await, "");
 }
