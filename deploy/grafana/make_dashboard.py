@@ -171,8 +171,9 @@ def rows():
             target(f"sum({rate('ocelli_http_accept_errors_total', REPLICA)})", "not accepted"),
         ),
         lines(
-            "Connections that a clock ended", "idle is as it should be; header and stalled are slow clients.", "cps",
+            "Connections that a clock ended", "idle is as it should be; the others are slow clients.", "cps",
             target(f"sum by (reason) ({rate('ocelli_http_connections_ended_total', REPLICA)})", "{{reason}}"),
+            target(f"sum({rate('ocelli_http_streams_reset_total', REPLICA)})", "stream reset"),
         ),
     ]
     mean = f"sum by (stage) ({rate('ocelli_stage_duration_seconds_sum', MODEL)})"

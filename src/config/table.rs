@@ -261,7 +261,7 @@ options! {
             "Each needs a file descriptor. Where the process may not have so many files open, fewer are let in, and a warning says so at the start.";
         requests_in_flight_max: usize, Count { min: 1, max: 1_000_000 }, "1024",
             "Requests being worked on at once; more are answered with 429.",
-            "A request counts from its headers until its reply has been sent. Of a gRPC stream each message counts as one; as many streams may be open beside them.";
+            "A request counts from its headers until its reply has been sent. Of a gRPC stream each message counts as one; as many streams may be open beside them. One HTTP/2 connection has at most 256 requests and streams at once: more wait in the client until one ends, or go over another connection.";
         in_flight_bytes_max: u64, Bytes { min: KIB, max: 16 * TIB }, "1GiB",
             "Bytes of request bodies held at once, and of what replies hold until their end; more are answered with 429.",
             "A body counts as it grows, up to twice what has come where its length is known, and while it is unpacked from zstd also what the decoder keeps of it (up to 8 MiB); a stack of camera frames with 8 MiB and with what is held of it beyond that. Of replies, what a model gave counts (from 16 KiB on) until it has been sent or made smaller, and what is written of it: numbers as text with as much as they may take until they are written. A reply for which there is no room is 429, and 413 where there never is. So do pictures and rows of localizations whose number comes first, and the frames of a streamed file that wait for the caller; so does what spots are looked for in, about 16 bytes for each pixel of a frame. Of bodies, what images in base64 are decoded to counts beside them, and what becomes of texts (BYTES) that a model takes: 192 bytes for each, and 7 times its bytes and its length of four.";
@@ -284,8 +284,8 @@ options! {
             "Bytes per second at which a body must arrive at least, on average; 0 for any rate.",
             "Acts after 5 s, so that a slow start fails nobody. A body that says how long it is must also come as fast as brings all of it within body_timeout_ms. 0 turns off both.";
         reply_stall_ms: Duration, Millis { min: 1, max: DAY_MS }, "30000",
-            "How long a caller may take for the next 64 KiB of a reply, or for its rest if that is less; the connection is closed then.",
-            "Counts while there is something to send and the caller takes nothing more: a reply that waits for us may take as long as it does. Whoever reads answers as they come and works in between reads ahead, or has the time for it here.";
+            "How long a caller may take for the next 64 KiB of a reply, or for its rest if that is less; the connection is closed then, over HTTP/2 only the stream.",
+            "Over HTTP/2 and gRPC the stream is reset (CANCEL; gRPC's CANCELLED) and all others of its connection go on; the connection is closed only where no other is open, or where it takes nothing of any of them. Counts while there is something to send and the caller takes nothing more: a reply that waits for us may take as long as it does. Whoever reads answers as they come and works in between reads ahead, or has the time for it here.";
     }
     section "Shared GPUs" {
         while_waiting: WhileWaiting, Choice(WhileWaiting::WORDS), "cpu",

@@ -116,8 +116,10 @@ pub struct Connections {
     pub ended_idle: AtomicU64,
     /// Ended by the header clock.
     pub ended_header: AtomicU64,
-    /// Ended because the client did not take its answer.
+    /// Ended because the client did not take its answer, and no other was under way.
     pub ended_stalled: AtomicU64,
+    /// Streams of HTTP/2 that were reset because the client did not take their answer.
+    pub streams_reset: AtomicU64,
     /// As [`Ended::connections_dropped`].
     pub dropped: AtomicU64,
 }

@@ -793,6 +793,41 @@ def test_replies_are_in_flight_until_their_caller_has_made_room_for_them(start_s
     assert server.stop() == 0
 
 
+@pytest.mark.parametrize("over", ["HTTP", "gRPC"])
+def test_a_reply_that_is_not_taken_ends_alone_and_gives_back_what_it_holds(start_server, models, tmp_path, digits, over):
+    (tmp_path / "image-identity").symlink_to(models / "image-identity")
+    server = start_server(tmp_path, reply_stall_ms=1000)
+    _, image, _ = digits[0]
+    if over == "HTTP":
+        port, path, headers, body = server.port, "/predictions/image-identity", [], image
+    else:
+        request = service_pb2.ModelInferRequest(model_name="image-identity")
+        request.inputs.add(name="image", datatype="BYTES", shape=[1, 1])
+        request.raw_input_contents.append(struct.pack("<I", len(image)) + image)
+        body = request.SerializeToString()
+        port, path, body = server.grpc_port, STREAM, struct.pack(">BI", 0, len(body)) + body
+        headers = [("content-type", "application/grpc"), ("te", "trailers")]
+    deaf, other, kind, got = 1, 3, None, b""
+    with http2.Connection(port, 1000) as connection:
+        # Of gRPC, a stream that its caller has not ended.
+        connection.post(deaf, path, headers, body, end=over == "HTTP")
+        connection.post(other, path, headers, body[:100], end=False)
+        for stream in [0, other]:
+            connection.open(stream, 1 << 30)
+        while kind != http2.RST_STREAM:
+            kind, _, stream, payload = connection.receive()
+            assert stream == deaf
+        assert payload == struct.pack(">I", http2.CANCEL)
+        connection.post_more(other, body[100:])
+        connection.send(http2.DATA, http2.END_STREAM, other, b"")
+        assert len(connection.answer()) > 500_000
+        until_in_flight(server, 0)
+        until(lambda: gauge(server, "ocelli_in_flight_bytes") == 0, SECONDS, "no bytes are in flight")
+        assert gauge(server, "ocelli_http_streams_reset_total") == 1
+        assert gauge(server, 'ocelli_http_connections_ended_total{reason="stalled"}') == 0
+    assert server.stop() == 0
+
+
 def test_an_input_that_the_model_refuses_is_the_callers_fault(stub):
     request = message("refuse", "index", np.int64([[99]]), "INT64")
     fails(lambda: stub.ModelInfer(request, timeout=SECONDS), "INVALID_ARGUMENT", "the model refused the input")

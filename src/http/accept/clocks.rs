@@ -8,6 +8,7 @@ use std::{
     collections::HashMap,
     time::{Duration, Instant},
 };
+use tokio_util::sync::CancellationToken;
 
 /// What opens an HTTP/2 connection.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -49,6 +50,8 @@ pub enum Reason {
 pub enum Verdict {
     /// Its time is over.
     End(Reason),
+    /// The time of this request's answer is over: its stream is reset, and the others go on.
+    Reset(u64),
     /// Look again then.
     LookAt(Instant),
 }
@@ -85,6 +88,8 @@ struct UnderWay {
     waits: Option<Instant>,
     /// When some of the request's body was read last.
     body_read: Option<Instant>,
+    /// Ends the stream, with what it holds.
+    reset: CancellationToken,
 }
 
 /// One connection, as its socket and its requests report it.
@@ -170,6 +175,18 @@ impl Watch {
         request
     }
 
+    /// Ends a request's stream when it is cancelled.
+    pub fn reset_of(&self, request: u64) -> CancellationToken {
+        self.state.lock().answers.get(&request).map(|answer| answer.reset.clone()).unwrap_or_default()
+    }
+
+    /// Ends a request's stream; whether others are open.
+    pub fn reset(&self, request: u64, now: Instant) -> bool {
+        self.reset_of(request).cancel();
+        self.request_ends(request, now);
+        self.requests_open() > 0
+    }
+
     /// A piece of the answer waits for the client's window since `since`, or none does. Whatever waits for the socket is seen there.
     pub fn answer_waits(&self, request: u64, since: Option<Instant>) {
         if let Some(answer) = self.state.lock().answers.get_mut(&request) {
@@ -230,27 +247,27 @@ impl Watch {
         self.state.lock().phase
     }
 
-    /// Whether to end the connection, or when to look again.
+    /// What to do, or when to look again.
     pub fn verdict(&self, clocks: &Clocks, now: Instant) -> Verdict {
         let state = self.state.lock();
-        let answers = state.answers.values();
         // Who sent last then had no time to read before.
         let after = |since: Instant, read: Option<Instant>| read.map_or(since, |read| read.max(since));
-        let not_taken = answers.clone().filter_map(|answer| Some(after(answer.waits?, answer.body_read)));
-        let body_read = answers.filter_map(|answer| answer.body_read).max();
-        let blocked = state.blocked.map(|(since, _)| after(since, body_read));
-        let stalled = [blocked, not_taken.min()];
-        let (since, clock, reason) = if let Some(since) = stalled.into_iter().flatten().min() {
-            (since, clocks.write_stall, Reason::Stalled)
-        } else {
-            match state.phase {
-                Phase::Idle(since) => (since, clocks.idle, Reason::Idle),
-                Phase::Header(since) => (since, clocks.header, Reason::Header),
-                Phase::Busy => return Verdict::LookAt(now + clocks.shortest()),
-            }
+        let body_read = state.answers.values().filter_map(|answer| answer.body_read).max();
+        let blocked =
+            state.blocked.map(|(since, _)| (after(since, body_read), Verdict::End(Reason::Stalled)));
+        let not_taken = state.answers.iter().filter_map(|(&request, answer)| {
+            Some((after(answer.waits?, answer.body_read), Verdict::Reset(request)))
+        });
+        // A socket that takes nothing holds up all of them.
+        let stalled = blocked.into_iter().chain(not_taken).min_by_key(|(since, _)| *since);
+        let (since, clock, verdict) = match (stalled, state.phase) {
+            (Some((since, verdict)), _) => (since, clocks.write_stall, verdict),
+            (None, Phase::Idle(since)) => (since, clocks.idle, Verdict::End(Reason::Idle)),
+            (None, Phase::Header(since)) => (since, clocks.header, Verdict::End(Reason::Header)),
+            (None, Phase::Busy) => return Verdict::LookAt(now + clocks.shortest()),
         };
         if now >= since + clock {
-            Verdict::End(reason)
+            verdict
         } else {
             Verdict::LookAt((since + clock).min(now + clocks.shortest()))
         }
@@ -274,12 +291,21 @@ mod tests {
 
     /// Plays `events` on a connection accepted at zero; then it must be ended at `end` and not a second before.
     fn check(events: impl Fn(&Watch, Instant), end: u64, reason: Reason) {
+        check_verdict(events, end, Verdict::End(reason));
+    }
+
+    /// The same for an answer of it.
+    fn check_reset(events: impl Fn(&Watch, Instant), end: u64, request: u64) {
+        check_verdict(events, end, Verdict::Reset(request));
+    }
+
+    fn check_verdict(events: impl Fn(&Watch, Instant), end: u64, verdict: Verdict) {
         let zero = Instant::now();
         let watch = Watch::new(zero);
         events(&watch, zero);
         let before = watch.verdict(&CLOCKS, zero + s(end - 1));
         assert!(matches!(before, Verdict::LookAt(at) if at <= zero + s(end)), "{before:?}");
-        assert_eq!(watch.verdict(&CLOCKS, zero + s(end)), Verdict::End(reason));
+        assert_eq!(watch.verdict(&CLOCKS, zero + s(end)), verdict);
     }
 
     #[test]
@@ -374,23 +400,23 @@ mod tests {
             Reason::Stalled,
         );
         // A window that another request's body does not open.
-        check(
+        check_reset(
             |watch, zero| {
                 let (first, second) = (watch.request_begins(), watch.request_begins());
                 watch.answer_waits(first, Some(zero + s(5)));
                 sends(watch, second, zero);
             },
             35,
-            Reason::Stalled,
+            1,
         );
-        check(
+        check_reset(
             |watch, zero| {
                 let request = watch.request_begins();
                 watch.answer_waits(request, Some(zero + s(5)));
                 sends(watch, request, zero);
             },
             129,
-            Reason::Stalled,
+            1,
         );
     }
 
@@ -411,14 +437,41 @@ mod tests {
 
     #[test]
     fn an_answer_that_a_zero_window_holds_back_is_stalled_but_one_that_is_still_being_made_is_not() {
-        check(
+        check_reset(
             |watch, zero| {
                 let first = watch.request_begins();
                 let second = watch.request_begins();
-                watch.answer_waits(first, Some(zero + s(3)));
-                watch.answer_waits(second, None);
+                watch.answer_waits(first, None);
+                watch.answer_waits(second, Some(zero + s(3)));
             },
             33,
+            2,
+        );
+    }
+
+    #[test]
+    fn stalled_answers_end_one_by_one_and_a_socket_that_takes_nothing_ends_all() {
+        let zero = Instant::now();
+        let watch = Watch::new(zero);
+        let requests = [3, 1, 2].map(|second| {
+            let request = watch.request_begins();
+            watch.answer_waits(request, Some(zero + s(second)));
+            (request, watch.reset_of(request))
+        });
+        for number in [1, 2, 0] {
+            let now = zero + s(33);
+            assert_eq!(watch.verdict(&CLOCKS, now), Verdict::Reset(requests[number].0));
+            assert_eq!(watch.reset(requests[number].0, now), number != 0);
+            assert!(requests[number].1.is_cancelled());
+        }
+        assert_eq!(watch.phase(), Phase::Idle(zero + s(33)));
+        check(
+            |watch, zero| {
+                let request = watch.request_begins();
+                watch.write_blocked(zero + s(4));
+                watch.answer_waits(request, Some(zero + s(5)));
+            },
+            34,
             Reason::Stalled,
         );
     }

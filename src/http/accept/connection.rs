@@ -9,8 +9,9 @@ use axum::{
     body::Body,
     http::{Request, Response},
 };
+use hyper::rt::Executor;
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
+    rt::{TokioIo, TokioTimer},
     server::conn::auto,
 };
 use std::{
@@ -34,8 +35,8 @@ const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// that we are closing.
 const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(500);
 
-/// When the listener closes: how often an HTTP/2 connection that was told so is looked at, and ended where no request is on it. Its client
-/// has that long to say that it has heard, which hyper waits for; one that has gone never does.
+/// How often an HTTP/2 connection that was told that we are closing, or that nobody takes its answers, is looked at, and ended where no
+/// request is on it. Its client has that long to say that it has heard, which hyper waits for; one that has gone never does.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What is read from an HTTP/1 connection at once, and the longest header. An image of 224 × 224 in bytes (151 kB) comes in
@@ -58,7 +59,6 @@ pub(super) struct Shared {
     pub(super) connections: Arc<Connections>,
     /// Connections whose task was dropped with a request on them.
     pub(super) cut: AtomicUsize,
-    builder: auto::Builder<TokioExecutor>,
 }
 
 /// A connection that is being served.
@@ -78,7 +78,7 @@ impl Drop for Served<'_> {
 
 impl Shared {
     pub(super) fn new(settings: Settings, stages: Stages, connections: Arc<Connections>) -> Shared {
-        Shared { cut: AtomicUsize::new(0), builder: builder(&settings), settings, stages, connections }
+        Shared { cut: AtomicUsize::new(0), settings, stages, connections }
     }
 
     /// Serves one connection to its end.
@@ -104,7 +104,8 @@ impl Shared {
             peer: Peer(peer),
         };
         let in_order = {
-            let connection = self.builder.serve_connection(TokioIo::new(io), service);
+            let builder = builder(&self.settings, Streams(Arc::clone(&watch)));
+            let connection = builder.serve_connection(TokioIo::new(io), service);
             let mut connection = pin!(connection);
             // Made after the connection, so that it is dropped first: without that, no request is left to see.
             let mut served = Served { watch: &watch, cut: &self.cut, ended: false };
@@ -113,6 +114,7 @@ impl Shared {
             let mut first_request_until = None;
             let mut farewell_until = None;
             let mut idle_seen = false;
+            let mut counted = false;
             let mut look = pin!(tokio::time::sleep(Duration::ZERO));
             let in_order = loop {
                 tokio::select! {
@@ -121,17 +123,25 @@ impl Shared {
                     ended = connection.as_mut() => break ended.is_ok(),
                     () = look.as_mut() => match watch.verdict(&self.settings.clocks, Instant::now()) {
                         Verdict::LookAt(at) => look.as_mut().reset(at.into()),
+                        Verdict::Reset(request) => {
+                            self.connections.streams_reset.fetch_add(1, Ordering::Relaxed);
+                            // Who takes none of several answers is told to go away.
+                            if !watch.reset(request, Instant::now()) {
+                                self.count(Reason::Stalled, &mut counted);
+                                connection.as_mut().graceful_shutdown();
+                                farewell_until = Some(tokio::time::Instant::now() + FAREWELL);
+                            }
+                            look.as_mut().reset(tokio::time::Instant::now());
+                        }
                         Verdict::End(Reason::Idle) if !idle_seen => {
                             // HTTP/2 says GOAWAY and may need a moment for it.
                             idle_seen = true;
-                            self.count(Reason::Idle);
+                            self.count(Reason::Idle, &mut counted);
                             connection.as_mut().graceful_shutdown();
                             look.as_mut().reset((Instant::now() + self.settings.clocks.header).into());
                         }
                         Verdict::End(reason) => {
-                            if reason != Reason::Idle {
-                                self.count(reason);
-                            }
+                            self.count(reason, &mut counted);
                             break false;
                         }
                     },
@@ -182,7 +192,11 @@ impl Shared {
         }
     }
 
-    fn count(&self, reason: Reason) {
+    /// Counts what ends a connection, once.
+    fn count(&self, reason: Reason, counted: &mut bool) {
+        if std::mem::replace(counted, true) {
+            return;
+        }
         let counter = match reason {
             Reason::Idle => &self.connections.ended_idle,
             Reason::Header => &self.connections.ended_header,
@@ -208,7 +222,8 @@ async fn linger(mut stream: TcpStream) {
     let _ = tokio::time::timeout(LINGER, throw_away).await;
 }
 
-/// Requests at once on one HTTP/2 connection.
+/// Requests at once on one HTTP/2 connection, gRPC's streams among them. What a client lets go out only in part, up to 64 KiB of each, is
+/// in nobody's budget.
 const STREAMS_MAX: u32 = 256;
 /// HTTP/2 requests that the client may cancel before we have looked at them, before the connection is ended.
 const RESETS_PENDING_MAX: usize = 100;
@@ -219,9 +234,25 @@ const HEADER_LIST_BYTES_MAX: u32 = 32 * 1024;
 /// How often a silent HTTP/2 connection is pinged, and how long the answer may take.
 const PING: Duration = Duration::from_secs(20);
 
+/// Runs the streams of an HTTP/2 connection. hyper asks an answer for nothing while its window is shut; here its stream can be ended
+/// all the same: h2 says RST_STREAM for one that is dropped before its end.
+#[derive(Clone)]
+struct Streams(Arc<Watch>);
+
+impl<F> Executor<F> for Streams
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, stream: F) {
+        // hyper comes here with each request as soon as that has begun.
+        let reset = self.0.reset_of(self.0.requests());
+        tokio::spawn(async move { reset.run_until_cancelled_owned(stream).await });
+    }
+}
+
 /// hyper, set up for both versions.
-fn builder(settings: &Settings) -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
+fn builder(settings: &Settings, streams: Streams) -> auto::Builder<Streams> {
+    let mut builder = auto::Builder::new(streams);
     builder
         .http1()
         .timer(TokioTimer::new())
@@ -239,8 +270,8 @@ fn builder(settings: &Settings) -> auto::Builder<TokioExecutor> {
         .max_header_list_size(HEADER_LIST_BYTES_MAX)
         // Images are larger than the standard 64 KiB window: one round trip less for most of them.
         .initial_stream_window_size(1024 * 1024)
-        // A stream of gRPC that is not read for a while holds up none of the others. And half of this is what small frames (below 256
-        // bytes) that nobody has read may take beside what is in them, before h2 ends a connection.
+        // A stream of gRPC of which we read nothing for a while holds up none of the others. And half of this is what small frames (below
+        // 256 bytes) that nobody has read may take beside what is in them, before h2 ends a connection.
         .initial_connection_window_size(16 * 1024 * 1024);
     builder
 }

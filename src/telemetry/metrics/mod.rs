@@ -93,6 +93,8 @@ pub struct Metrics {
     pub http_connections_total: IntCounter,
     /// Accepts that failed.
     pub http_accept_errors_total: IntCounter,
+    /// Streams of HTTP/2 that were reset, since their answer was not taken.
+    pub http_streams_reset_total: IntCounter,
     /// Lines that were dropped, of each of the [`LOGS`].
     pub log_lines_lost_total: [IntCounter; LOGS.len()],
     /// Spans that did not reach the collector, by the reasons of [`SPANS_LOST`].
@@ -145,6 +147,10 @@ impl Metrics {
                 "ocelli_http_connections_ended_total",
                 "Connections that a clock ended.",
                 EndReason::LABELS,
+            ),
+            http_streams_reset_total: register.counter(
+                "ocelli_http_streams_reset_total",
+                "Answers over HTTP/2 that were not taken in reply_stall_ms: each alone was ended.",
             ),
             http_listeners_full: register.gauge(
                 "ocelli_http_listeners_full",

@@ -80,6 +80,15 @@ async fn http_2_is_spoken_on_the_same_port() {
     assert_eq!((reply.status().as_u16(), reply.version()), (200, http::Version::HTTP_2));
 }
 
+#[tokio::test]
+async fn a_connection_says_how_many_requests_it_may_have_at_once() {
+    let server = start(settings()).await;
+    let mut stream = connect(&server, &[]).await;
+    let (_, told) = first(&mut stream, SETTINGS).await.unwrap();
+    // SETTINGS_MAX_CONCURRENT_STREAMS, as docs/api.md has it.
+    assert!(told.chunks(6).any(|setting| setting == [0, 3, 0, 0, 1, 0]), "{told:?}");
+}
+
 /// Sends a body of three windows to a path that does not read it, most of it after the reply has come; the status' block.
 async fn sent_after_its_reply(path: &str) -> Vec<u8> {
     let server = start(settings()).await;
@@ -186,6 +195,31 @@ async fn a_window_that_never_opens_does_not_hold_an_answer_for_ever() {
     assert_eq!(first(&mut stream, HEADERS).await.unwrap().0, 1);
     until(|| server.connections.ended_stalled.load(Relaxed) == 1).await;
     while next(&mut stream).await.is_some() {}
+}
+
+#[tokio::test]
+async fn an_answer_that_is_not_taken_is_reset_and_the_others_of_its_connection_go_on() {
+    // The second is of a request whose body has not ended.
+    for ask in [get(1, "/large"), post(1, "/gives-up")] {
+        let server = start(with_clocks(|clocks| clocks.write_stall = SHORT)).await;
+        // SETTINGS_INITIAL_WINDOW_SIZE = 0.
+        let mut stream = connect(&server, &[0, 4, 0, 0, 0, 0]).await;
+        let window = frame(WINDOW_UPDATE, 0, 3, &1000u32.to_be_bytes());
+        stream.write_all(&[ask, get(3, "/wait"), window].concat()).await.unwrap();
+        let (id, reason) = first(&mut stream, RST_STREAM).await.expect("the connection goes on");
+        assert_eq!((id, &reason[..]), (1, &8u32.to_be_bytes()[..]), "CANCEL");
+        server.go.notify_one();
+        let (id, reply) = first(&mut stream, DATA).await.expect("the connection goes on");
+        assert_eq!((id, &reply[..]), (3, &b"waited"[..]));
+        let counted = |counter: &std::sync::atomic::AtomicU64| counter.load(Relaxed);
+        let counts = [&server.connections.streams_reset, &server.connections.ended_stalled];
+        assert_eq!(counts.map(counted), [1, 0]);
+        // Nothing but an answer that is not taken.
+        stream.write_all(&get(5, "/large")).await.unwrap();
+        first(&mut stream, RST_STREAM).await.expect("it is told first");
+        while next(&mut stream).await.is_some() {}
+        assert_eq!(counts.map(counted), [2, 1]);
+    }
 }
 
 #[tokio::test]
