@@ -169,6 +169,7 @@ mod tests {
     use super::*;
     use axum::{Router, middleware, response::IntoResponse, routing::post};
     use bytes::Bytes;
+    use http_body::Frame;
     use http_body_util::BodyExt;
     use std::io::{Read, Write};
     use tower::ServiceExt;
@@ -261,6 +262,28 @@ mod tests {
                 }
             }
             assert_eq!(unpacked, text(), "{coding}");
+        }
+    }
+
+    #[tokio::test]
+    async fn trailers_follow_the_last_bytes_of_a_packed_reply() {
+        for coding in CODINGS {
+            let trailers = headers(header::SERVER, "told at the end");
+            let frames = [Frame::data(Bytes::from(text())), Frame::trailers(trailers.clone())];
+            let frames = futures_util::stream::iter(frames.map(Ok::<_, std::convert::Infallible>));
+            let body = Body::new(http_body_util::StreamBody::new(frames));
+            let packed = pack::Packed::new(body, pack::Packer::new(coding).unwrap());
+            let collected = packed.collect().await.unwrap();
+            assert_eq!(collected.trailers(), Some(&trailers), "{coding}");
+            let mut unpacking = Unpacking::new(coding).unwrap();
+            let mut got = Vec::new();
+            let mut take = |piece: &[u8]| -> Result<(), InferError> {
+                got.extend_from_slice(piece);
+                Ok(())
+            };
+            unpacking.feed(collected.to_bytes(), &mut take).unwrap();
+            unpacking.end(&mut take).unwrap();
+            assert_eq!(got, text(), "{coding}");
         }
     }
 
