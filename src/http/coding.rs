@@ -5,6 +5,7 @@
 //! memory than a piece; the limits on bodies count what comes out. `Inference-Header-Content-Length` is about the unpacked
 //! body in both directions.
 
+mod ahead;
 mod pack;
 mod unpack;
 
@@ -73,11 +74,13 @@ impl Coding {
 pub(super) fn unpack(request: Request) -> Result<Request, InferError> {
     let Some(coding) = packed_with(request.headers())? else { return Ok(request) };
     let (mut parts, body) = request.into_parts();
-    let beside = parts.extensions.get::<Arc<Permit>>().map(|permit| permit.nothing_beside());
+    let permit = parts.extensions.get::<Arc<Permit>>();
     parts.headers.remove(header::CONTENT_ENCODING);
     // It says how much comes, not how much there will be.
     parts.headers.remove(header::CONTENT_LENGTH);
-    let body = unpack::Unpacked::new(body, coding, beside).map_err(InferError::Internal)?;
+    let body =
+        unpack::Unpacked::new(body, coding, permit.map(|permit| &**permit)).map_err(InferError::Internal)?;
+    parts.extensions.insert(body.came());
     Ok(Request::from_parts(parts, Body::new(body)))
 }
 

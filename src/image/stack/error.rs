@@ -1,7 +1,10 @@
 //! Why a stack, or the rest of one, did not become frames, in words for whoever posted it.
 
 use super::Format;
-use crate::{error::InferError, image::error::begins};
+use crate::{
+    error::{InferError, raise_with},
+    image::error::begins,
+};
 use std::{io, sync::Arc, time::Duration};
 
 /// How many of the first bytes an error shows.
@@ -69,7 +72,7 @@ pub enum StackError {
         what: String,
     },
     /// Over a limit.
-    #[error("{what} is {got}, more than the limit of {limit}; raise it with {option}")]
+    #[error("{what} is {got}, more than the limit of {limit}{}", raise_with(option))]
     TooLarge {
         /// What was measured, with its unit.
         what: &'static str,
@@ -77,7 +80,7 @@ pub enum StackError {
         got: u64,
         /// The limit.
         limit: u64,
-        /// The option that raises the limit.
+        /// The option that raises the limit; empty where none does.
         option: &'static str,
     },
     /// The temporary file that holds what memory may not failed: not the caller's fault.
