@@ -150,6 +150,7 @@ pub fn seconds_up(duration: Duration) -> u64 {
     (duration.as_millis() as u64).div_ceil(1000).max(1)
 }
 
-fn raise_with(option: &str) -> String {
+/// What to do where an option raises a limit.
+pub(crate) fn raise_with(option: &str) -> String {
     if option.is_empty() { String::new() } else { format!("; raise it with {option}") }
 }

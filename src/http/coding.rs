@@ -5,6 +5,7 @@
 //! memory than a piece; the limits on bodies count what comes out. `Inference-Header-Content-Length` is about the unpacked
 //! body in both directions.
 
+mod ahead;
 mod pack;
 mod unpack;
 
@@ -73,11 +74,13 @@ impl Coding {
 pub(super) fn unpack(request: Request) -> Result<Request, InferError> {
     let Some(coding) = packed_with(request.headers())? else { return Ok(request) };
     let (mut parts, body) = request.into_parts();
-    let beside = parts.extensions.get::<Arc<Permit>>().map(|permit| permit.nothing_beside());
+    let permit = parts.extensions.get::<Arc<Permit>>();
     parts.headers.remove(header::CONTENT_ENCODING);
     // It says how much comes, not how much there will be.
     parts.headers.remove(header::CONTENT_LENGTH);
-    let body = unpack::Unpacked::new(body, coding, beside).map_err(InferError::Internal)?;
+    let body =
+        unpack::Unpacked::new(body, coding, permit.map(|permit| &**permit)).map_err(InferError::Internal)?;
+    parts.extensions.insert(body.came());
     Ok(Request::from_parts(parts, Body::new(body)))
 }
 
@@ -169,6 +172,7 @@ mod tests {
     use super::*;
     use axum::{Router, middleware, response::IntoResponse, routing::post};
     use bytes::Bytes;
+    use http_body::Frame;
     use http_body_util::BodyExt;
     use std::io::{Read, Write};
     use tower::ServiceExt;
@@ -261,6 +265,28 @@ mod tests {
                 }
             }
             assert_eq!(unpacked, text(), "{coding}");
+        }
+    }
+
+    #[tokio::test]
+    async fn trailers_follow_the_last_bytes_of_a_packed_reply() {
+        for coding in CODINGS {
+            let trailers = headers(header::SERVER, "told at the end");
+            let frames = [Frame::data(Bytes::from(text())), Frame::trailers(trailers.clone())];
+            let frames = futures_util::stream::iter(frames.map(Ok::<_, std::convert::Infallible>));
+            let body = Body::new(http_body_util::StreamBody::new(frames));
+            let packed = pack::Packed::new(body, pack::Packer::new(coding).unwrap());
+            let collected = packed.collect().await.unwrap();
+            assert_eq!(collected.trailers(), Some(&trailers), "{coding}");
+            let mut unpacking = Unpacking::new(coding).unwrap();
+            let mut got = Vec::new();
+            let mut take = |piece: &[u8]| -> Result<(), InferError> {
+                got.extend_from_slice(piece);
+                Ok(())
+            };
+            unpacking.feed(collected.to_bytes(), &mut take).unwrap();
+            unpacking.end(&mut take).unwrap();
+            assert_eq!(got, text(), "{coding}");
         }
     }
 

@@ -216,7 +216,8 @@ fn written(
     reply.extensions_mut().insert(ending);
     let media = match form {
         Form::Lines => "application/x-ndjson",
-        Form::Events => "text/event-stream",
+        // Some take text without a charset for Latin-1.
+        Form::Events => "text/event-stream; charset=utf-8",
     };
     reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media));
     // Proxies that gather a reply before they pass it on would take its point away.

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import localize
 import numpy as np
+import pyarrow
 import pytest
 import requests
 import tifffile
@@ -238,6 +239,39 @@ def test_headers_have_no_letters_that_clients_read_differently(server, data):
     assert response.status_code == 200, response.text[:500]
     conventions = response.headers["ocelli-conventions"]
     assert conventions.isascii() and "sigma_x in um" in conventions, conventions
+
+
+def chunked(body):
+    """The data of a body in chunks, and its trailers."""
+    data, at = b"", 0
+    while True:
+        end = body.index(b"\r\n", at)
+        size, at = int(body[at:end], 16), end + 2
+        if size == 0:
+            break
+        data, at = data + body[at : at + size], at + size + 2
+    lines = body[at:].decode().split("\r\n")
+    assert lines[-2:] == ["", ""], lines
+    return data, dict(line.split(": ", 1) for line in lines if line)
+
+
+@pytest.mark.parametrize("coding", ["identity", "gzip", "zstd"])
+def test_trailers_come_behind_a_reply_however_it_is_packed(server, data, found, coding):
+    host, port = server.url.removeprefix("http://").split(":")
+    head = f"POST /predictions/spots?format=csv HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nTE: trailers\r\n"
+    head += f"Accept-Encoding: {coding}\r\nContent-Length: {len(data)}\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=wire.TIMEOUT) as stream:
+        stream.sendall(head.encode() + data)
+        with stream.makefile("rb") as file:
+            reply = file.read()
+    head, body = reply.split(b"\r\n\r\n", 1)
+    body, trailers = chunked(body)
+    assert f"localizations={len(found)}" in trailers["ocelli-counts"]
+    assert trailers["server-timing"] and trailers["ocelli-device"]
+    assert (coding == "identity") == (b"content-encoding" not in head.lower()), head
+    if coding != "identity":
+        body = pyarrow.input_stream(io.BytesIO(body), compression=coding).read()
+    assert len(localize.read_csv(body)["frame"]) == len(found)
 
 
 def test_a_picture_shows_the_molecules_where_they_are(server, data, found):

@@ -4,9 +4,11 @@ import io
 import json
 import shutil
 import struct
+import zlib
 
 import localize
 import numpy as np
+import pyarrow
 import pytest
 import requests
 import tifffile
@@ -270,6 +272,27 @@ def test_a_truncated_stack_ends_with_an_error_after_the_results_so_far(server, p
         localize.read_arrow(localize.post(server, cut, format="arrow").content)
     for whole_only in ("hdf5", "picasso", "npy", "png"):
         wire.problem(localize.post(server, cut, format=whole_only), 400, says)
+
+
+def test_a_stack_becomes_as_much_as_deflate_unpacks_to_and_no_more(server):
+    """What zstd packs of zeros would be hours of work in a few megabytes."""
+    zeros, asked = bytes(80 << 20), {"shape": "512,512"}
+    refused = "at most 64 MiB and 1032 times what has come of it"
+    packed = pyarrow.compress(zeros, codec="zstd", asbytes=True)
+    wire.problem(localize.post(server, packed, headers={"Content-Encoding": "zstd"}, **asked), 413, refused)
+    packed = zlib.compress(zeros, 9)
+    response = localize.post(server, packed, headers={"Content-Encoding": "deflate"}, **asked)
+    assert response.status_code == 200 and json.loads(response.text.splitlines()[-1])["frames"] == 160, response.text
+    # Pages that are packed, of a file that is packed again.
+    pages = tiff(*np.zeros((20, 2048, 2048), np.uint16), compression="zlib", compressionargs={"level": 9})
+    assert localize.post(server, pages).status_code == 200
+    packed = zlib.compress(pages, 9)
+    assert len(packed) * 1032 < 80 << 20, "the test is about less"
+    wire.problem(localize.post(server, packed, headers={"Content-Encoding": "deflate"}), 413, refused)
+    form = {"file": ("stack.tif", pages)}
+    body = requests.Request("POST", server.url, files=form).prepare()
+    headers = {"Content-Type": body.headers["Content-Type"], "Content-Encoding": "deflate"}
+    wire.problem(localize.post(server, zlib.compress(body.body, 9), headers=headers), 413, refused)
 
 
 def test_a_stack_of_60000_pages_is_read_to_its_end(server):

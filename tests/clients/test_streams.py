@@ -22,7 +22,7 @@ def lines(response):
 
 
 def events(response):
-    assert response.headers["Content-Type"] == "text/event-stream"
+    assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
     blocks = [block.split("\n") for block in response.text.strip().split("\n\n")]
     return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in blocks]
 

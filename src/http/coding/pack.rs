@@ -8,6 +8,7 @@ use flate2::{
     Compression,
     write::{GzEncoder, ZlibEncoder},
 };
+use http::HeaderMap;
 use http_body::{Body as HttpBody, Frame};
 use std::{
     io::{self, Write},
@@ -78,11 +79,13 @@ pub(super) struct Packed {
     left: Bytes,
     /// The packer may hold back something.
     held_back: bool,
+    /// They go out behind the packer's last bytes.
+    trailers: Option<HeaderMap>,
 }
 
 impl Packed {
     pub(super) fn new(body: Body, packer: Packer) -> Packed {
-        Packed { body, packer: Some(packer), left: Bytes::new(), held_back: false }
+        Packed { body, packer: Some(packer), left: Bytes::new(), held_back: false, trailers: None }
     }
 }
 
@@ -94,10 +97,12 @@ impl HttpBody for Packed {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        let Packed { body, packer, left, held_back } = &mut *self;
+        let Packed { body, packer, left, held_back, trailers } = &mut *self;
         let frame = |out: Vec<u8>| Poll::Ready(Some(Ok(Frame::data(Bytes::from(out)))));
         loop {
-            let Some(working) = packer.as_mut() else { return Poll::Ready(None) };
+            let Some(working) = packer.as_mut() else {
+                return Poll::Ready(trailers.take().map(|trailers| Ok(Frame::trailers(trailers))));
+            };
             if !left.is_empty() {
                 // A reply of many megabytes lets others run between its pieces.
                 ready!(tokio::task::coop::poll_proceed(context)).made_progress();
@@ -119,10 +124,12 @@ impl HttpBody for Packed {
                     }
                 }
                 Poll::Pending => return Poll::Pending,
-                // Trailers are told to those only who take replies as they are.
-                Poll::Ready(Some(Ok(data))) => *left = data.into_data().unwrap_or_default(),
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => *left = data,
+                    Err(frame) => *trailers = frame.into_trailers().ok(),
+                },
                 Poll::Ready(Some(Err(error))) => {
-                    *packer = None;
+                    (*packer, *trailers) = (None, None);
                     return Poll::Ready(Some(Err(error)));
                 }
                 Poll::Ready(None) => {

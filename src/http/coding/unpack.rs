@@ -1,8 +1,12 @@
 //! A body on its way in, unpacked piece by piece: however much a byte of it may stand for, no more than a piece comes out at
-//! once, and whoever reads counts what comes out.
+//! once, and whoever reads counts what comes out. In all, it is no more than [`Came`] allows.
 
-use super::{super::admission::Beside, Coding, PIECE_BYTES};
-use crate::error::InferError;
+use super::{
+    super::admission::{Beside, Permit},
+    Coding, PIECE_BYTES,
+    ahead::Ahead,
+};
+use crate::{error::InferError, image::stack::Came};
 use axum::{Error, body::Body};
 use bytes::{Buf, Bytes};
 use flate2::bufread::{MultiGzDecoder, ZlibDecoder};
@@ -158,35 +162,45 @@ impl Unpacking {
 
 /// A body that is unpacked as it is read.
 pub(super) struct Unpacked {
-    body: Body,
+    body: Ahead,
     coding: Coding,
     unpacker: Unpacker,
+    /// What has come out.
+    bytes: u64,
     /// What is set aside for the decoder's window, which takes memory as it is filled.
     window: Option<Beside>,
-    window_bytes: u64,
     over: bool,
 }
 
 impl Unpacked {
-    /// Sets aside at `beside` what the decoder takes.
+    /// Sets aside with the permit what the decoder takes, and what is read ahead.
     ///
     /// # Errors
     /// If there is no memory for it.
-    pub(super) fn new(body: Body, coding: Coding, beside: Option<Beside>) -> Result<Unpacked, String> {
+    pub(super) fn new(body: Body, coding: Coding, permit: Option<&Permit>) -> Result<Unpacked, String> {
         let unpacker = Unpacker::new(coding).map_err(|error| format!("cannot unpack {coding}: {error}"))?;
-        let window = beside.filter(|_| coding == Coding::Zstd);
-        Ok(Unpacked { body, coding, unpacker, window, window_bytes: 0, over: false })
+        let body = Ahead::new(body, permit.map(Permit::nothing_beside));
+        let window = permit.filter(|_| coding == Coding::Zstd).map(Permit::nothing_beside);
+        Ok(Unpacked { body, coding, unpacker, bytes: 0, window, over: false })
+    }
+
+    /// What counts the bytes that have come, as they were packed.
+    pub(super) fn came(&self) -> Came {
+        self.body.came().clone()
     }
 
     /// So many bytes more have come out, of which the decoder keeps the last.
     fn came_out(&mut self, bytes: usize) -> Result<(), InferError> {
-        let kept = self.window_bytes.saturating_add(bytes as u64).min(ZSTD_WINDOW_BYTES_MAX);
+        let before = self.bytes;
+        self.bytes += bytes as u64;
+        self.body.came_out(bytes as u64);
+        self.body.came().may_become(self.bytes)?;
         match &mut self.window {
-            Some(window) if kept > self.window_bytes => window.grow_to(kept)?,
-            _ => {}
+            Some(window) if before < ZSTD_WINDOW_BYTES_MAX => {
+                window.grow_to(self.bytes.min(ZSTD_WINDOW_BYTES_MAX))
+            }
+            _ => Ok(()),
         }
-        self.window_bytes = kept;
-        Ok(())
     }
 }
 
@@ -202,19 +216,19 @@ impl HttpBody for Unpacked {
         if *over {
             return Poll::Ready(None);
         }
+        body.read(context)?;
         loop {
             // A body that is here already lets others run between its pieces.
             ready!(tokio::task::coop::poll_proceed(context)).made_progress();
             match unpacker.read() {
                 Ok(piece) if piece.is_empty() => {
                     // The end of what was packed; the body's own end settles the connection.
-                    match ready!(Pin::new(&mut *body).poll_frame(context)) {
+                    match ready!(body.poll_next(context)?) {
                         None => {
                             *over = true;
                             return Poll::Ready(None);
                         }
-                        Some(Ok(frame)) => unpacker.feed().bytes = frame.into_data().unwrap_or_default(),
-                        Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                        Some(bytes) => unpacker.feed().bytes = bytes,
                     }
                 }
                 Ok(piece) => {
@@ -223,10 +237,9 @@ impl HttpBody for Unpacked {
                     return Poll::Ready(Some(fits.map(|()| Frame::data(piece)).map_err(Error::new)));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    match ready!(Pin::new(&mut *body).poll_frame(context)) {
-                        Some(Ok(frame)) => unpacker.feed().bytes = frame.into_data().unwrap_or_default(),
+                    match ready!(body.poll_next(context)?) {
+                        Some(bytes) => unpacker.feed().bytes = bytes,
                         None => unpacker.feed().ended = true,
-                        Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                     }
                 }
                 Err(cause) => {
@@ -275,6 +288,61 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_deflate_packs_always_unpacks_and_a_body_of_which_too_little_has_come_does_not() {
+        const BYTES: usize = 72 << 20;
+        for coding in CODINGS {
+            let sent = packed(coding, &vec![0; BYTES]);
+            let limit = (64 << 20) + 1032 * sent.len() as u64;
+            let mut body = Unpacked::new(Body::from(sent), coding, None).unwrap();
+            let (mut bytes, mut refused) = (0, None);
+            while let Some(frame) = body.frame().await {
+                match frame {
+                    Ok(frame) => bytes += frame.into_data().unwrap().len(),
+                    Err(error) => refused = Some(error.to_string()),
+                }
+            }
+            if coding == Coding::Zstd {
+                let told = refused.unwrap();
+                assert!(told.ends_with(&format!("more than the limit of {limit}")), "{told}");
+                assert!(bytes as u64 <= limit, "{bytes}");
+            } else {
+                assert_eq!((bytes, refused), (BYTES, None), "{coding}");
+            }
+        }
+    }
+
+    /// A packed body whose caller goes behind its pieces, and how much comes out before that is seen.
+    async fn out_before_its_end(pieces: Vec<Bytes>, permit: &Permit) -> u64 {
+        let gone = Err(io::Error::from(io::ErrorKind::ConnectionReset));
+        let pieces = pieces.into_iter().map(Ok).chain([gone]);
+        let body = Body::from_stream(futures_util::stream::iter(pieces));
+        let mut body = Unpacked::new(body, Coding::Gzip, Some(permit)).unwrap();
+        let mut bytes = 0;
+        while let Ok(frame) = body.frame().await.unwrap() {
+            bytes += frame.into_data().unwrap().len() as u64;
+        }
+        bytes
+    }
+
+    #[tokio::test]
+    async fn that_a_caller_has_gone_is_seen_long_before_all_that_he_sent_is_unpacked() {
+        const MIB: u64 = 1 << 20;
+        let sent = Bytes::from(packed(Coding::Gzip, &vec![0; 60 << 20]));
+        let half = sent.len() / 2;
+        let pieces = || vec![sent.slice(..half), sent.slice(half..), Bytes::from_static(b"more")];
+        let bytes_in_flight_max = 20 * MIB;
+        let admission = Admission::new(AdmissionLimits { requests_in_flight_max: 2, bytes_in_flight_max });
+        let (permit, other) = (admission.admit().unwrap(), admission.admit().unwrap());
+        let out = out_before_its_end(pieces(), &permit).await;
+        assert!(out <= 13 * MIB, "{out}");
+        assert_eq!(admission.in_flight().bytes, 0, "what was read is no more");
+        // Nothing is read for which there is no room.
+        other.cover(bytes_in_flight_max).unwrap();
+        let out = out_before_its_end(pieces(), &permit).await;
+        assert!(out >= 25 * MIB, "{out}");
+    }
+
+    #[tokio::test]
     async fn what_a_decoder_keeps_of_a_body_is_set_aside_and_refused_where_there_is_no_room() {
         const MIB: u64 = 1 << 20;
         let sent = packed(Coding::Zstd, &vec![7; 12 << 20]);
@@ -283,7 +351,7 @@ mod tests {
         let (permit, other) = (admission.admit().unwrap(), admission.admit().unwrap());
         let unpacked = |sent: &[u8]| {
             let body = Body::from(sent.to_vec());
-            Unpacked::new(body, Coding::Zstd, Some(permit.nothing_beside())).unwrap()
+            Unpacked::new(body, Coding::Zstd, Some(&permit)).unwrap()
         };
         let mut whole = unpacked(&sent);
         let mut most = 0;
@@ -325,8 +393,7 @@ mod tests {
             let admission =
                 Admission::new(AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max });
             let permit = std::sync::Arc::new(admission.admit().unwrap());
-            let beside = Some(permit.nothing_beside());
-            let unpacked = Unpacked::new(Body::from(sent.clone()), Coding::Zstd, beside).unwrap();
+            let unpacked = Unpacked::new(Body::from(sent.clone()), Coding::Zstd, Some(&permit)).unwrap();
             let deadline = Duration::from_secs(60);
             let limits = BodyLimits {
                 bytes_max: 32 * MIB,

@@ -7,7 +7,7 @@ use crate::{
         accepted::{self, Offer},
         query,
     },
-    image::stack::{Format as StackFormat, Raw, SampleType},
+    image::stack::{Came, Format as StackFormat, Raw, SampleType},
     tasks::localize::{
         Format, Holds, Options, Settings,
         options::{self, word},
@@ -34,6 +34,8 @@ pub(super) struct Asked {
     pub(super) holds: Holds,
     /// How the body is stored; `None`: its first bytes say.
     pub(super) stack: Option<StackFormat>,
+    /// What counts the bytes of the body, where they come packed.
+    pub(super) came: Option<Came>,
     /// The form of the reply.
     pub(super) format: Format,
     /// Details of it.
@@ -85,7 +87,7 @@ impl Asked {
             options.columns = settings.columns();
         }
         let stack = raw(headers, dtype, shape.as_deref())?;
-        Ok(Asked { settings, holds, stack, format, options })
+        Ok(Asked { settings, holds, stack, came: None, format, options })
     }
 }
 

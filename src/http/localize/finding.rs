@@ -24,6 +24,7 @@ use crate::{
 };
 use bytes::Bytes;
 use std::{
+    collections::VecDeque,
     pin::pin,
     sync::Arc,
     time::{Duration, Instant},
@@ -34,6 +35,12 @@ use tokio::sync::mpsc;
 /// at 100 kB.
 const CHUNKS_AT_ONCE: usize = 4;
 const CUT_BYTES_AT_ONCE: usize = 4 << 20;
+/// Looks at what was taken from the connection after which more is taken with each than usual, how much with each, and at most: no less
+/// than a caller and both sockets keep of what has not been read. Where little of a file becomes much, the end of a caller who has
+/// gone stands behind what he has sent, and nobody would come to it for minutes.
+const LOOKS_FREE: usize = 16;
+const AHEAD_STEP_BYTES: usize = 64 << 10;
+const AHEAD_BYTES_MAX: usize = 8 << 20;
 /// How long to wait for more of a chunk before what is there is fitted.
 const PATIENCE: Duration = Duration::from_millis(5);
 /// How long to wait for room in the queue before asking again.
@@ -75,7 +82,10 @@ impl Finding {
     pub(super) fn new(front: Arc<Front>, model: Arc<Model>, call: Call, asked: Asked) -> Finding {
         let stager = Stager::new(asked.settings, asked.holds, asked.stack, front.limits.stack.clone());
         let [frames, beside] = [(); 2].map(|()| share::of_work(call.permit.as_deref()));
-        let stager = stager.charging(frames, beside);
+        let mut stager = stager.charging(frames, beside);
+        if let Some(came) = asked.came {
+            stager = stager.packed(came);
+        }
         let stager = stager.whole(front.queue.is_on_gpu(model.key), model.frames.clone());
         let options = Options { name: model.name.to_string(), ..asked.options };
         Finding {
@@ -99,7 +109,8 @@ impl Finding {
         found: mpsc::Sender<Found>,
     ) -> Result<(), InferError> {
         self.charge_for(&posted);
-        let mut supply = Supply::new(posted, bytes_max);
+        let held = self.permit.as_deref().map(Permit::nothing_beside);
+        let mut supply = Supply::new(posted, bytes_max, held);
         let (mut hurry, mut fed) = (false, None::<Fed>);
         loop {
             let mut stager = self.stager.take().expect("it is back after each step");
@@ -115,6 +126,7 @@ impl Finding {
             let call = self.call.again();
             let looking = self.front.decode.run(charged(self.call.permit.as_ref(), look));
             let (stager, cut, step, took) = call.in_time(supply.gather_while(looking)).await?;
+            supply.is_attended()?;
             let waited = call.arrived.elapsed();
             self.stager = Some(stager);
             self.looked += took;
@@ -260,26 +272,48 @@ impl Fed {
 /// Bytes on their way to the stager.
 struct Supply {
     posted: Posted,
-    waiting: Vec<Bytes>,
+    waiting: VecDeque<Bytes>,
     /// Of all that waits.
     bytes: usize,
-    /// From which on no more is taken.
+    /// From which on no more is taken, and what is handed out at once.
     bytes_max: usize,
+    /// Looks at what was handed out last, beside which more is taken.
+    looks: usize,
+    /// What is set aside for that.
+    held: Option<Beside>,
     ended: bool,
     /// Why no more will come.
     failed: Option<InferError>,
 }
 
 impl Supply {
-    fn new(posted: Posted, bytes_max: usize) -> Supply {
-        Supply { posted, waiting: Vec::new(), bytes: 0, bytes_max, ended: false, failed: None }
+    fn new(posted: Posted, bytes_max: usize, held: Option<Beside>) -> Supply {
+        let waiting = VecDeque::new();
+        Supply { posted, waiting, bytes: 0, bytes_max, looks: 0, held, ended: false, failed: None }
+    }
+
+    /// Whether there is still a caller.
+    fn is_attended(&self) -> Result<(), InferError> {
+        if self.failed == Some(InferError::Cancelled) { Err(InferError::Cancelled) } else { Ok(()) }
+    }
+
+    /// Whether more may be taken from the connection.
+    fn has_room(&mut self) -> bool {
+        let ahead = match self.posted {
+            Posted::Stream(_) => self.looks.saturating_sub(LOOKS_FREE).saturating_mul(AHEAD_STEP_BYTES),
+            Posted::File(_) => 0,
+        };
+        let beyond = self.bytes.saturating_sub(self.bytes_max);
+        self.bytes < self.bytes_max.saturating_add(ahead.min(AHEAD_BYTES_MAX))
+            && self.held.as_mut().is_none_or(|held| held.set(beyond as u64))
     }
 
     /// Takes what comes while other work is done, up to a bound.
     async fn gather_while<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
+        self.looks += 1;
         loop {
-            let wanted = self.bytes < self.bytes_max && !self.ended && self.failed.is_none();
+            let wanted = !self.ended && self.failed.is_none() && self.has_room();
             tokio::select! {
                 biased;
                 done = &mut work => return done,
@@ -313,15 +347,22 @@ impl Supply {
             // What is there already goes with it.
             self.gather_while(std::future::ready(())).await;
         }
-        self.bytes = 0;
-        Ok(Some(Fed { pieces: std::mem::take(&mut self.waiting), ended: self.ended }))
+        let (mut pieces, mut bytes) = (Vec::new(), 0);
+        while bytes < self.bytes_max
+            && let Some(piece) = self.waiting.pop_front()
+        {
+            bytes += piece.len();
+            pieces.push(piece);
+        }
+        (self.bytes, self.looks) = (self.bytes - bytes, 0);
+        Ok(Some(Fed { pieces, ended: self.ended && self.waiting.is_empty() }))
     }
 
     fn take(&mut self, next: Result<Option<Bytes>, InferError>) {
         match next {
             Ok(Some(bytes)) => {
                 self.bytes += bytes.len();
-                self.waiting.push(bytes);
+                self.waiting.push_back(bytes);
             }
             Ok(None) => self.ended = true,
             Err(error) => self.failed = Some(error),
@@ -372,6 +413,48 @@ mod tests {
         assert_eq!(told, Err(InferError::Late("no answer within the deadline of 2000 ms".into())));
         release.send(()).expect("it waits");
         assert_eq!(other.await, Ok(true));
+    }
+
+    /// Looks many times at the first of 6 MiB that come, behind which the caller goes. How many looks there were before that is seen,
+    /// and how much waits then.
+    async fn looks_before_the_end(bytes_in_flight_max: u64, looks_max: usize) -> (usize, usize) {
+        const PIECE: usize = 16 << 10;
+        let gone = Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
+        let pieces = (0..6 * (1 << 20) / PIECE).map(|_| Ok(Bytes::from_static(&[0; PIECE]))).chain([gone]);
+        let body = axum::body::Body::from_stream(futures_util::stream::iter(pieces));
+        let reader = body::Reader::new(body, front(&[]).limits.stack_body);
+        let admission = Admission::new(AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max });
+        let permit = admission.admit().expect("it is the first");
+        let mut supply = Supply::new(Posted::Stream(reader), 1 << 20, Some(permit.nothing_beside()));
+        let mut looks = 0;
+        while looks < looks_max && supply.is_attended().is_ok() {
+            looks += 1;
+            // As long as much could be taken.
+            let mut polls = 0;
+            let look = std::future::poll_fn(|context| {
+                polls += 1;
+                context.waker().wake_by_ref();
+                if polls > 500 { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+            });
+            supply.gather_while(look).await;
+        }
+        let waits = supply.bytes;
+        // It is handed out as it would have been.
+        while let Ok(Some(fed)) = supply.more(false).await {
+            let bytes: usize = fed.pieces.iter().map(Bytes::len).sum();
+            assert!(bytes <= (1 << 20) && !fed.ended, "{bytes}");
+        }
+        assert_eq!(supply.has_room().then(|| admission.in_flight().bytes), Some(0));
+        (looks, waits)
+    }
+
+    #[tokio::test]
+    async fn that_a_caller_has_gone_is_seen_while_what_he_sent_is_looked_at() {
+        const MIB: usize = 1 << 20;
+        assert_eq!(looks_before_the_end(1 << 30, 10).await, (10, MIB), "few looks take no more");
+        assert_eq!(looks_before_the_end(1 << 30, 1000).await, (LOOKS_FREE + 81, 6 * MIB));
+        let (looks, waits) = looks_before_the_end(100, 1000).await;
+        assert!(looks == 1000 && waits <= MIB + (16 << 10), "{waits} bytes without room for them");
     }
 
     #[test]

@@ -19,7 +19,7 @@ mod telling;
 pub(super) mod tensors;
 
 use super::{Front, body, call::Call, observe::Ending, posted, reject::Problem};
-use crate::{error::InferError, models::Model, tasks::localize::Settings};
+use crate::{error::InferError, image::stack::Came, models::Model, tasks::localize::Settings};
 use asked::Asked;
 use axum::{
     body::Body,
@@ -60,7 +60,9 @@ pub(super) async fn predict(
     request: Request,
 ) -> Result<Response, InferError> {
     let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
-    let asked = Asked::of(request.uri().query().unwrap_or_default(), request.headers(), settings.clone())?;
+    let mut asked =
+        Asked::of(request.uri().query().unwrap_or_default(), request.headers(), settings.clone())?;
+    asked.came = request.extensions().get::<Came>().cloned();
     let format = asked.format;
     let posted = if posted::is_raw(request.headers())? {
         if let Some(permit) = &call.permit {

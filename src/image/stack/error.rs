@@ -2,7 +2,7 @@
 
 use super::Format;
 use crate::{
-    error::InferError,
+    error::{InferError, raise_with},
     image::error::{SHOWN_BYTES, begins},
 };
 use std::{io, sync::Arc, time::Duration};
@@ -69,7 +69,7 @@ pub enum StackError {
         what: String,
     },
     /// Over a limit.
-    #[error("{what} is {got}, more than the limit of {limit}; raise it with {option}")]
+    #[error("{what} is {got}, more than the limit of {limit}{}", raise_with(option))]
     TooLarge {
         /// What was measured, with its unit.
         what: &'static str,
@@ -77,7 +77,7 @@ pub enum StackError {
         got: u64,
         /// The limit.
         limit: u64,
-        /// The option that raises the limit.
+        /// The option that raises the limit; empty where none does.
         option: &'static str,
     },
     /// The temporary file that holds what memory may not failed: not the caller's fault.

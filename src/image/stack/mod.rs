@@ -24,7 +24,7 @@
 //! temporary file up to [`Limits::spill_bytes_max`].
 //!
 //! Bytes are given up when they were read. A file whose pages share pixels is refused for that, and so is one whose
-//! directories run in a circle: work is bounded by the size of the file.
+//! directories run in a circle: work is bounded by the size of the file, and where pages are packed by what `swelling` lets come out of it.
 
 mod contiguous;
 mod describe;
@@ -38,6 +38,7 @@ mod reader;
 mod samples;
 mod spill;
 mod store;
+mod swelling;
 mod tags;
 #[cfg(test)]
 mod tests;
@@ -50,6 +51,7 @@ pub use npy::Array;
 pub use reader::StackReader;
 pub use samples::{SampleType, Samples, Values};
 pub use spill::SpillFolder;
+pub use swelling::Came;
 
 pub(in crate::image) use describe::planes_of;
 pub(in crate::image) use directory::Encoding;

@@ -5,6 +5,7 @@ use super::{
     packing::{self, Compression, Predictor},
     samples::{Order, SampleType, Samples, Values, to_native},
     store::{Presence, Store},
+    swelling::Unpacked,
 };
 
 /// Of a strip's packed data, no more is read than twice the size of its samples and these many bytes.
@@ -254,7 +255,12 @@ impl Filling {
     }
 
     /// Goes on with what is there. Whether all is done.
-    pub(super) fn fill(&mut self, store: &mut Store, canvas: &mut Canvas) -> Result<bool, StackError> {
+    pub(super) fn fill(
+        &mut self,
+        store: &mut Store,
+        canvas: &mut Canvas,
+        unpacked: &mut Unpacked,
+    ) -> Result<bool, StackError> {
         let page = &self.page;
         let corrupt = |reason: String| StackError::corrupt(page.format, page.first, reason);
         while let Some((offset, stated)) = page.chunks.get(self.next).copied() {
@@ -275,6 +281,9 @@ impl Filling {
                     return Err(corrupt(reason));
                 }
                 Presence::Here => {}
+            }
+            if page.compression != Compression::None {
+                unpacked.more(page.unpacked_bytes(index))?;
             }
             canvas.charge_for(page, index, len)?;
             if index == 0 {

@@ -9,6 +9,7 @@ use super::{
     samples::{Order, Values},
     spill::Spill,
     store::Store,
+    swelling::{Came, Unpacked},
     tiff::Chain,
 };
 use bytes::Bytes;
@@ -38,6 +39,9 @@ pub struct StackReader {
     store: Store,
     canvas: Canvas,
     filling: Option<Filling>,
+    unpacked: Unpacked,
+    /// Whether somebody else counts what has come.
+    comes_packed: bool,
     /// The page that came out last, while it is in the canvas.
     last: Option<Page>,
     info: Option<StackInfo>,
@@ -66,6 +70,8 @@ impl StackReader {
             source: Source::Unknown,
             canvas: Canvas::default(),
             filling: None,
+            unpacked: Unpacked::default(),
+            comes_packed: false,
             last: None,
             info: None,
             finished: false,
@@ -90,6 +96,13 @@ impl StackReader {
         self
     }
 
+    /// For a stack that comes packed itself, and is unpacked before its bytes are pushed: has somebody else count what has come.
+    #[must_use]
+    pub fn packed(mut self, came: Came) -> StackReader {
+        (self.unpacked.came, self.comes_packed) = (came, true);
+        self
+    }
+
     /// Takes the next bytes of the stack. They are not copied: a part of them is held for as long as it is needed.
     ///
     /// # Errors
@@ -103,6 +116,9 @@ impl StackReader {
         }
         if matches!(self.source, Source::Done) {
             return Ok(());
+        }
+        if !self.comes_packed {
+            self.unpacked.came.more(bytes.len());
         }
         let pushed = self.store.push(&bytes);
         #[cfg(test)]
@@ -236,7 +252,7 @@ impl StackReader {
                 step => return Ok(step),
             },
         };
-        if filling.fill(&mut self.store, &mut self.canvas)? {
+        if filling.fill(&mut self.store, &mut self.canvas, &mut self.unpacked)? {
             self.frames += u64::from(filling.page.frames);
             return Ok(Step::Ready(filling.page));
         }

@@ -6,6 +6,7 @@ mod builder;
 mod copies;
 mod memory;
 mod parts;
+mod swelling;
 mod work;
 
 use super::{

@@ -16,7 +16,7 @@ use crate::{
         kernels::SIDE,
     },
     error::InferError,
-    image::stack::{Charge, Format, Frames, MayHold, Options, StackInfo, StackReader, Tried},
+    image::stack::{Came, Charge, Format, Frames, MayHold, Options, StackInfo, StackReader, Tried},
 };
 use bytes::Bytes;
 use search::Search;
@@ -138,6 +138,12 @@ impl Stager {
     #[must_use]
     pub fn charging(self, frames: Charge, beside: Charge) -> Stager {
         Stager { reader: self.reader.charging(frames), charge: beside, ..self }
+    }
+
+    /// For a stack that comes packed itself ([`StackReader::packed`]).
+    #[must_use]
+    pub fn packed(self, came: Came) -> Stager {
+        Stager { reader: self.reader.packed(came), ..self }
     }
 
     /// Takes the next bytes of the stack.
