@@ -9,7 +9,7 @@ use crate::{
     http::infer::INLINE_BYTES_MAX,
     http::wire::{
         BINARY_OUTPUT, Parameter, Parameters, binary, data, flag,
-        reply::Output,
+        reply::{Output, Told},
         request::{InferRequest, Input, Requested, datatype_of},
         shared_memory::{self, REGION},
     },
@@ -236,6 +236,7 @@ pub(super) fn is_typed(message: &ModelInferRequest) -> bool {
 pub(super) fn reply(
     model: &Model,
     id: Option<String>,
+    told: &Told,
     outputs: Vec<Output>,
     typed: bool,
 ) -> Result<ModelInferResponse, InferError> {
@@ -246,6 +247,10 @@ pub(super) fn reply(
         id: id.unwrap_or_default(),
         ..ModelInferResponse::default()
     };
+    for (name, number) in told {
+        let number = ParameterChoice::Int64Param(i64::try_from(*number).unwrap_or(i64::MAX));
+        reply.parameters.insert((*name).to_owned(), InferParameter { parameter_choice: Some(number) });
+    }
     for Output { name, tensor, place, .. } in outputs {
         reply.outputs.push(InferOutputTensor {
             datatype: tensor.datatype.name().to_owned(),

@@ -105,7 +105,7 @@ pub(super) async fn infer(
         let write = move || {
             let outputs = ran.outputs(&of)?;
             shared_memory::deliver(&front_too, &named, &outputs)?;
-            let reply = convert::reply(&of, ran.id, outputs, typed)?;
+            let reply = convert::reply(&of, ran.id, &ran.parameters, outputs, typed)?;
             // Once more, as the bytes that are sent.
             let bytes = reply.encoded_len();
             written(permit.as_ref(), bytes as u64, || Ok(reply), |_| bytes)

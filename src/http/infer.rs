@@ -16,7 +16,7 @@ use super::{
     target::Target,
     wire::{
         HEADER_LENGTH, classification, raw,
-        reply::{self, InferReply, Output},
+        reply::{self, InferReply, Output, Told},
         request::{self as oip, InferRequest, Input, Requested, fits},
         shared_memory::Place,
     },
@@ -143,7 +143,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             id: ran.id,
             model_name: Arc::clone(&of.name),
             model_version: Arc::clone(&of.version),
-            parameters: serde_json::Map::new(),
+            parameters: ran.parameters,
         };
         let text = reply.outputs.iter().map(Output::text_bytes_max).sum();
         written(permit.as_ref(), text, || reply::write(&reply), |encoded| encoded.text)
@@ -181,6 +181,8 @@ pub(crate) struct Ran {
     pub(crate) spent: Spent,
     /// Counts it, once its reply is written.
     pub(crate) tally: Arc<Tally>,
+    /// Told beside the outputs.
+    pub(crate) parameters: Told,
     outputs: Vec<(String, Tensor)>,
     wanted: Vec<Wanted>,
 }
@@ -215,10 +217,10 @@ async fn counted(
         let permit = caller.permit.clone();
         // Boxed: what fitters need would make every request's future larger.
         let fitted = Box::pin(tensors::fit(front, tally, settings, call, request, permit));
-        let Fitted { outputs, spent } = fitted.await?;
+        let Fitted { outputs, parameters, spent } = fitted.await?;
         let names: Vec<&str> = outputs.iter().map(|(name, _)| name.as_str()).collect();
         let wanted = wanted(model, &asked, &names)?;
-        return Ok(Ran { id, spent, tally: Arc::clone(tally), outputs, wanted });
+        return Ok(Ran { id, spent, tally: Arc::clone(tally), parameters, outputs, wanted });
     }
     // Before the work, what may be asked for is known.
     let names = shown(model);
@@ -235,7 +237,7 @@ async fn counted(
     };
     let names = names.into_iter().map(str::to_owned);
     let outputs = names.zip(model.interface.outward(&outputs)).collect();
-    Ok(Ran { id, spent, tally: Arc::clone(tally), outputs, wanted })
+    Ok(Ran { id, spent, tally: Arc::clone(tally), parameters: Told::new(), outputs, wanted })
 }
 
 /// The outputs that requests may have.

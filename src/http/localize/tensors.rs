@@ -22,12 +22,13 @@ use crate::{
         tally::Tally,
         wire::{
             Parameter, Parameters,
+            reply::Told,
             request::{InferRequest, Input},
         },
     },
     image::stack::{Format, Options, Raw, SampleType},
     tasks::localize::{
-        Columns, Holds, Schema, Settings, Table,
+        Columns, Holds, OVER_SPOTS_MAX, Schema, Settings, Table,
         chunk::{Chunk, Origins},
         settings::{self, KEYS},
         stage::{CORNERS_NEEDED, Stager, Step},
@@ -88,9 +89,10 @@ fn columns(table: Table, schema: &Schema) -> Vec<(String, Tensor)> {
     columns
 }
 
-/// What came of a request: tensors by name, and where the time went.
+/// What came of a request: tensors by name, what is told beside them, and where the time went.
 pub(in crate::http) struct Fitted {
     pub(in crate::http) outputs: Vec<(String, Tensor)>,
+    pub(in crate::http) parameters: Told,
     pub(in crate::http) spent: Spent,
 }
 
@@ -106,7 +108,9 @@ pub(in crate::http) async fn fit(
     let model = tally.model();
     let mut settings = changed(settings, &request.parameters, &model.name)?;
     let began = Instant::now();
-    let (chunks, schema, held) = match Given::of(request.inputs)? {
+    let given = Given::of(request.inputs)?;
+    let searched = matches!(given, Given::Frames(_));
+    let (chunks, schema, held) = match given {
         Given::Rois(rois) => {
             settings.suit_rois(rois.rois.shape[2]).map_err(bad)?;
             let schema = settings.schema(false).map_err(InferError::BadRequest)?;
@@ -141,7 +145,9 @@ pub(in crate::http) async fn fit(
         let more = origins.table(&ran.outputs, &schema, &setting).map_err(InferError::Internal)?;
         table.append(more);
     }
-    Ok(Fitted { outputs: columns(table, &schema), spent })
+    // Columns have no place for what is in no row.
+    let parameters = if searched { vec![(OVER_SPOTS_MAX, table.over_spots_max)] } else { Told::new() };
+    Ok(Fitted { outputs: columns(table, &schema), parameters, spent })
 }
 
 /// What the query of a request changes of a model's settings, by the same keys as its parameters do.
