@@ -224,6 +224,9 @@ def test_a_pixel_size_at_the_end_of_a_file_is_in_what_is_written_last(server):
     sizes = {"PhysicalSizeX": 0.1075, "PhysicalSizeY": 0.1075}
     data = written(ome=True, metadata={"axes": "TYX", **sizes})
     assert b'"Pixelsize":107.5' in localize.post(server, data, "plain", format="hdf5", offset=100, gain=0.5).content
+    oblong = written(ome=True, metadata={"axes": "TYX", **sizes, "PhysicalSizeY": 0.12})
+    content = localize.post(server, oblong, "plain", format="hdf5", offset=100, gain=0.5).content
+    assert b'"pixel_size_nm":"107.5 120"' in content and b"Pixelsize" not in content
     head = localize.read_ndjson(localize.post(server, data, "plain", offset=100, gain=0.5).content)[1]
     assert "pixel_size_nm" not in head, "it came too late"
     for query in ({"format": "thunderstorm"}, {"units": "nm"}, {"preset": "gaussmle"}, {"format": "png", "scale_nm": 10}):
