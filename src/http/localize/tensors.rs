@@ -117,6 +117,11 @@ pub(in crate::http) async fn fit(
             let setting = settings.setting_of(None).map_err(InferError::BadRequest)?;
             (rois.chunk(setting)?.into_iter().collect(), schema, None)
         }
+        // To a reader of stacks a file without frames is one that was cut.
+        Given::Frames(frames) if frames.shape[0] == 0 => {
+            settings.setting_of(None).map_err(InferError::BadRequest)?;
+            (Vec::new(), settings.schema(true).map_err(InferError::BadRequest)?, None)
+        }
         Given::Frames(frames) => {
             let options = Options { limits: front.limits.stack.limits, spill_folder: None, file_alone: true };
             let (whole, memory) = (front.queue.is_on_gpu(model.key), model.frames.clone());
@@ -495,6 +500,31 @@ mod tests {
         let Ok(Given::Rois(none)) = given("rois", &[0, 7, 7]) else { panic!("no ROIs are taken") };
         let setting = Settings::default().setting().expect("the defaults go together");
         assert!(none.chunk(setting).expect("nothing to fit").is_none());
+    }
+
+    #[tokio::test]
+    async fn no_frames_are_no_rows_with_the_columns_of_frames() {
+        let (front, model) = (front(&[]), model(Duration::from_secs(60)));
+        let call = Call::of(&HeaderMap::new(), &model, Duration::from_secs(60)).expect("no headers");
+        let tally = Arc::new(Tally::of(&model));
+        let told = async |parameters: &str| {
+            let tensor =
+                Tensor { datatype: DataType::Uint16, shape: vec![0, 40, 96], data: Vec::new().into() };
+            let request = InferRequest {
+                id: None,
+                parameters: serde_json::from_str(parameters).expect("parameters"),
+                inputs: vec![Input::whole("frames".to_owned(), tensor, Default::default())],
+                outputs: Vec::new(),
+                binary_default: false,
+            };
+            fit(&front, &tally, &Settings::default(), &call, request, None).await
+        };
+        let Fitted { outputs, parameters, .. } = told("{}").await.expect("nothing is asked");
+        assert_eq!(parameters, [(OVER_SPOTS_MAX, 0)]);
+        assert!(outputs.iter().all(|(_, column)| column.shape == [0] && column.data.is_empty()));
+        assert!(outputs.iter().any(|(name, _)| name == "detection_score"));
+        let wrong = told(r#"{"sigma_px": 1000}"#).await.err().expect("no such width").to_string();
+        assert!(wrong.contains("sigma_px"), "{wrong}");
     }
 
     #[test]
