@@ -40,6 +40,8 @@ pub enum Outcome {
     Input,
     /// No device could run it.
     Device,
+    /// The server's disk had no room for it.
+    Storage,
     /// Our own fault.
     Internal,
     /// The model is not loaded.
@@ -48,7 +50,7 @@ pub enum Outcome {
 
 impl Outcome {
     /// All of them.
-    pub const ALL: [Outcome; 12] = [
+    pub const ALL: [Outcome; 13] = [
         Outcome::Ok,
         Outcome::BadRequest,
         Outcome::Decode,
@@ -59,6 +61,7 @@ impl Outcome {
         Outcome::Cancelled,
         Outcome::Input,
         Outcome::Device,
+        Outcome::Storage,
         Outcome::Internal,
         Outcome::Unavailable,
     ];
@@ -76,6 +79,7 @@ impl Outcome {
             Outcome::Cancelled => "cancelled",
             Outcome::Input => "input",
             Outcome::Device => "device",
+            Outcome::Storage => "storage",
             Outcome::Internal => "internal",
             Outcome::Unavailable => "unavailable",
         }
