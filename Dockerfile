@@ -67,7 +67,8 @@ COPY --from=notices /notices/THIRD-PARTY.txt /usr/share/doc/ocelli/THIRD-PARTY.t
 COPY examples/models /models
 COPY --from=build /build/target/dist/ocelli /usr/local/bin/ocelli
 # ONNX Runtime reports nothing to anybody: the server sees to it by itself, and this to whatever else runs in the image.
-# The admin listener stays on 127.0.0.1, where the health check asks: whoever reaches it controls devices and models.
+# The admin listener stays on 127.0.0.1, where the health check asks. Who controls devices and models is the same on every listener:
+# callers by a loopback address, which are those within the container, or with OCELLI_ADMIN_TOKEN those who know it.
 ENV ORT_DISABLE_TELEMETRY=1 \
     OCELLI_LISTEN=0.0.0.0:8000 \
     OCELLI_MODELS=/models \

@@ -62,6 +62,8 @@ pub struct Status {
     /// Why it makes no sense to go on.
     hopeless: OnceLock<String>,
     models: RwLock<Models>,
+    /// What is to be done where there is no model.
+    without_models: OnceLock<&'static str>,
     /// Tells whoever waits for it that something was said of a device.
     told: Notify,
 }
@@ -85,6 +87,7 @@ impl Status {
             transitions: RwLock::default(),
             hopeless: OnceLock::new(),
             models: RwLock::default(),
+            without_models: OnceLock::new(),
             told: Notify::new(),
         }
     }
@@ -228,6 +231,11 @@ impl Status {
         models.loaded |= counts.loading == 0;
     }
 
+    /// Says what is to be done where there is no model. What was said first counts.
+    pub fn say_without_models(&self, how: &'static str) {
+        let _ = self.without_models.set(how);
+    }
+
     /// What [`Status::set_models`] said last.
     pub fn models(&self) -> ModelCounts {
         let models = self.models.read();
@@ -266,7 +274,10 @@ impl Status {
             });
         }
         match (ready, all) {
-            (0, 0) => Err("no model is loaded".into()),
+            (0, 0) => {
+                let how = self.without_models.get().map(|how| format!(": {how}"));
+                Err(format!("no model is loaded{}", how.unwrap_or_default()))
+            }
             (0, all) => {
                 Err(format!("no model is ready: {unavailable} of {all} unavailable, {loading} loading"))
             }
@@ -392,6 +403,8 @@ mod tests {
         check(&status, Err("no model is ready: 2 of 2 unavailable, 0 loading"));
         status.set_models(counts(0, 0, 0));
         check(&status, Err("no model is loaded"));
+        status.say_without_models("restart");
+        check(&status, Err("no model is loaded: restart"));
         status.set_models(counts(1, 0, 0));
         check(&status, Ok(()));
     }

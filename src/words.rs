@@ -19,11 +19,20 @@ pub(crate) fn clipped(text: &str) -> &str {
     }
 }
 
-/// The text with control characters escaped: a name from outside must not forge lines on a terminal.
+/// Whether a character could end a line, drive a terminal, or turn the direction of the text around it.
+pub(crate) fn is_unsafe(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
+}
+
+/// The text with such characters escaped: a name from outside must not forge lines on a terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .map(|c| match c {
-            c if c.is_control() => c.escape_default().to_string(),
+            c if is_unsafe(c) => c.escape_default().to_string(),
             c => c.to_string(),
         })
         .collect()
@@ -85,6 +94,11 @@ mod tests {
     fn values_are_cut_between_characters() {
         assert_eq!(clipped("short"), "short");
         assert_eq!(clipped(&"é".repeat(101)), "é".repeat(100));
+    }
+
+    #[test]
+    fn what_drives_a_terminal_or_turns_text_around_is_escaped() {
+        assert_eq!(printable("a\u{1b}[2J\n\u{202e}é\u{2066}"), "a\\u{1b}[2J\\n\\u{202e}é\\u{2066}");
     }
 
     #[test]

@@ -16,8 +16,8 @@ REPLICA = 'job=~"$job",namespace=~"$namespace",instance=~"$instance"'
 MODEL = f'{REPLICA},model=~"$model"'
 DEVICE = f'{REPLICA},device=~"$device"'
 INFERENCE = 'route=~"/predictions/[^ ]+|/v1/models/.+:predict|/v2/models/.+/infer|/inference.GRPCInferenceService/ModelInfer"'
-FAILED = 'outcome=~"full|draining|unavailable|late|device|internal"'
-ANSWERABLE = 'outcome=~"ok|full|draining|unavailable|late|device|internal"'
+FAILED = 'outcome=~"full|draining|unavailable|late|device|storage|internal"'
+ANSWERABLE = 'outcome=~"ok|full|draining|unavailable|late|device|storage|internal"'
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH = 24
 

@@ -3,7 +3,7 @@
 use super::{AppError, failed};
 use crate::{
     batch::{Queue, QueueLimits},
-    config::{self, Backend, Chosen, Config},
+    config::{self, Backend, Chosen, Config, RepositoryMode},
     devices::{self, Devices},
     engine::{
         child::Isolation,
@@ -63,7 +63,7 @@ impl Core {
         if found.is_empty() && config.startup_models == Chosen::All {
             tracing::warn!(
                 folder = %config.models.display(),
-                "no models found: put each into a folder NAME/model.onnx there, and start again"
+                "no models found: each has a folder NAME/model.onnx there; {}", without_models(config.repository_mode)
             );
         }
         let runtime = runtime(config, &found)?;
@@ -72,6 +72,21 @@ impl Core {
             logs.add_model(&model.name);
         }
         start(config, gpus, runtime, found)
+    }
+}
+
+/// How a server that has no model comes to one.
+fn without_models(mode: RepositoryMode) -> &'static str {
+    match mode {
+        RepositoryMode::None => {
+            "the folder is read at the start alone: put models into it and restart, or set repository_mode = \"watch\""
+        }
+        RepositoryMode::Explicit => {
+            "put models into the folder and load them by /v2/repository (repository_mode = \"explicit\")"
+        }
+        RepositoryMode::Watch => {
+            "a model is loaded as soon as it is in the folder (repository_mode = \"watch\")"
+        }
     }
 }
 
@@ -89,6 +104,7 @@ pub(super) fn start(
     let catalog = Arc::new(Catalog::new());
     let metrics = Arc::new(Metrics::new(&[http::counted(), grpc::paths()].concat(), VERSION, COMMIT));
     let status = Arc::new(Status::new(Instant::now()));
+    status.say_without_models(without_models(config.repository_mode));
     let queue = Queue::new(QueueLimits {
         items_max: config.queue_items_max,
         bytes_max: config.queue_bytes_max as usize,

@@ -209,7 +209,7 @@ options! {
             "Triton's port is 8001. Limits, deadlines and the drain are those of the HTTP API.";
         admin_listen: Option<SocketAddr>, Address { off: true }, "127.0.0.1:8002",
             "Where health, metrics and control are served apart from the API; empty for not at all.",
-            "This listener has its own thread, so that a jammed data path cannot fail a probe. Whoever reaches it may control devices and models: keep it off public interfaces.";
+            "This listener has its own thread, so that a jammed data path cannot fail a probe. Devices and models are controlled here as on the API: by callers by a loopback address (127.0.0.1, ::1) or, with admin_token, by those who know it. Whoever reaches it reads health and metrics: keep it off public interfaces.";
     }
     section "Answers" {
         torchserve_answers: bool, Choice(&["off", "on"]), "off",
@@ -230,9 +230,9 @@ options! {
             "With repository_mode explicit the others can be loaded later, with watch when their files change. A server is not ready before it has a model.";
         shared_memory_regions_max: usize, Count { min: 0, max: 65_536 }, "0",
             "How many regions of shared memory callers may register, to hand over tensors in them; 0 for none.",
-            "Triton's system shared memory extension. Each takes a file descriptor, and all of them at most a quarter of those that the process may have. Whoever may register regions can have the server read and write any file under /dev/shm that its user may: callers on this machine, or with admin_token those who know it. Set the token where others have accounts on the machine.";
+            "Triton's system shared memory extension. Each takes a file descriptor, and all of them at most a quarter of those that the process may have. Whoever may register regions can have the server read and write any file under /dev/shm that its user may: callers by a loopback address (127.0.0.1, ::1), or with admin_token those who know it. Set the token where others have accounts on the machine.";
         admin_token: Option<Secret>, SecretKind, "",
-            "What callers who load and unload models, drain devices or share memory must show, as Authorization: Bearer TOKEN; empty: callers on this machine may, and nobody else.",
+            "What callers who load and unload models, drain devices or share memory must show, as Authorization: Bearer TOKEN; empty: callers by a loopback address (127.0.0.1, ::1) may, and nobody else.",
             "At least 16 characters. Better set by the environment or the file than by a flag, which others on the machine can see.";
     }
     section "Models and devices" {

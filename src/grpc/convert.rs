@@ -9,7 +9,7 @@ use crate::{
     http::infer::INLINE_BYTES_MAX,
     http::wire::{
         BINARY_OUTPUT, Parameter, Parameters, binary, data, flag,
-        reply::Output,
+        reply::{InferReply, Output},
         request::{InferRequest, Input, Requested, datatype_of},
         shared_memory::{self, REGION},
     },
@@ -234,18 +234,20 @@ pub(super) fn is_typed(message: &ModelInferRequest) -> bool {
 /// memory. Whoever asks by typed contents has both: servers of the Open Inference Protocol answer these with the same, and Triton
 /// with raw ones.
 pub(super) fn reply(
-    model: &Model,
-    id: Option<String>,
-    outputs: Vec<Output>,
+    InferReply { id, model_name, model_version, parameters, outputs }: InferReply,
     typed: bool,
 ) -> Result<ModelInferResponse, InferError> {
     let raw = outputs.iter().any(|output| output.binary || output.place.is_some());
     let mut reply = ModelInferResponse {
-        model_name: model.name.to_string(),
-        model_version: model.version.to_string(),
+        model_name: model_name.to_string(),
+        model_version: model_version.to_string(),
         id: id.unwrap_or_default(),
         ..ModelInferResponse::default()
     };
+    for (name, number) in parameters {
+        let number = ParameterChoice::Int64Param(i64::try_from(number).unwrap_or(i64::MAX));
+        reply.parameters.insert(name.to_owned(), InferParameter { parameter_choice: Some(number) });
+    }
     for Output { name, tensor, place, .. } in outputs {
         reply.outputs.push(InferOutputTensor {
             datatype: tensor.datatype.name().to_owned(),

@@ -13,8 +13,8 @@ use crate::{
         reject::{Problem, kind_of},
         shared_memory::{self, Caller},
         target::Target,
+        wire::reply::InferReply,
     },
-    models::Model,
     protocol::inference::*,
 };
 use axum::http::{HeaderMap, Uri};
@@ -99,8 +99,8 @@ pub(super) async fn infer(
         let call = call.asked(&model, request.timeout()?, request.priority()?);
         call.stage("decode", began.elapsed());
         let ran = infer::run(front, &model, &call, request, began).await?;
-        let write = move |model: &Model, id, outputs, permit: Option<&Arc<Permit>>| {
-            let reply = convert::reply(model, id, outputs, typed)?;
+        let write = move |reply: InferReply, permit: Option<&Arc<Permit>>| {
+            let reply = convert::reply(reply, typed)?;
             // Once more, as the bytes that are sent.
             let bytes = reply.encoded_len();
             written(permit, bytes as u64, || Ok(reply), |_| bytes)

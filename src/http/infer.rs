@@ -16,7 +16,7 @@ use super::{
     target::Target,
     wire::{
         HEADER_LENGTH, classification, raw,
-        reply::{self, InferReply, Output},
+        reply::{self, InferReply, Output, Told},
         request::{self as oip, InferRequest, Input, Requested, fits},
         shared_memory::Place,
     },
@@ -132,14 +132,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         return Box::pin(parts::in_parts(front, model, &call, request, form)).await;
     }
     let ran = run(front, model, &call, request, began).await?;
-    let write = |model: &Model, id, outputs, permit: Option<&Arc<Permit>>| {
-        let reply = InferReply {
-            outputs,
-            id,
-            model_name: Arc::clone(&model.name),
-            model_version: Arc::clone(&model.version),
-            parameters: serde_json::Map::new(),
-        };
+    let write = |reply: InferReply, permit: Option<&Arc<Permit>>| {
         let text = reply.outputs.iter().map(Output::text_bytes_max).sum();
         written(permit, text, || reply::write(&reply), |encoded| encoded.text)
     };
@@ -173,6 +166,8 @@ pub(crate) struct Ran {
     spent: Spent,
     /// Counts it, once its reply is written.
     tally: Arc<Tally>,
+    /// Told beside the outputs.
+    parameters: Told,
     outputs: Vec<(String, Tensor)>,
     wanted: Vec<Wanted>,
 }
@@ -204,10 +199,10 @@ async fn counted(
     if let Some(settings) = &model.fit {
         // Boxed: what fitters need would make every request's future larger.
         let fitted = Box::pin(tensors::fit(front, tally, settings, call, request));
-        let Fitted { outputs, spent } = fitted.await?;
+        let Fitted { outputs, parameters, spent } = fitted.await?;
         let names: Vec<&str> = outputs.iter().map(|(name, _)| name.as_str()).collect();
         let wanted = wanted(model, &asked, &names)?;
-        return Ok(Ran { id, spent, tally: Arc::clone(tally), outputs, wanted });
+        return Ok(Ran { id, spent, tally: Arc::clone(tally), parameters, outputs, wanted });
     }
     // Before the work, what may be asked for is known.
     let names = shown(model);
@@ -224,7 +219,7 @@ async fn counted(
     };
     let names = names.into_iter().map(str::to_owned);
     let outputs = names.zip(model.interface.outward(&outputs)).collect();
-    Ok(Ran { id, spent, tally: Arc::clone(tally), outputs, wanted })
+    Ok(Ran { id, spent, tally: Arc::clone(tally), parameters: Told::new(), outputs, wanted })
 }
 
 /// The outputs that requests may have.
@@ -254,16 +249,14 @@ impl Ran {
         self.wanted.iter().map(|wanted| output(model, &self.outputs, wanted)).collect()
     }
 
-    /// The reply that `write` makes of the model, the id and the outputs, of which those that have a place are put there (`named`); and
-    /// where the time went. It is counted then.
+    /// What `write` makes of the reply, of which the outputs that have a place are put there (`named`); and where the time went. It is
+    /// counted then.
     pub(crate) async fn written<T: Send + 'static>(
         mut self,
         front: &Arc<Front>,
         call: &Call,
         named: Named,
-        write: impl FnOnce(&Model, Option<String>, Vec<Output>, Option<&Arc<Permit>>) -> Result<T, InferError>
-        + Send
-        + 'static,
+        write: impl FnOnce(InferReply, Option<&Arc<Permit>>) -> Result<T, InferError> + Send + 'static,
     ) -> Result<(T, Spent), InferError> {
         let answered = Instant::now();
         let (long, spent, tally) = (self.is_long(), mem::take(&mut self.spent), Arc::clone(&self.tally));
@@ -271,7 +264,15 @@ impl Ran {
         let write = move || {
             let outputs = self.outputs()?;
             shared_memory::deliver(&front_too, &named, &outputs)?;
-            write(self.tally.model(), self.id, outputs, permit.as_ref())
+            let model = self.tally.model();
+            let reply = InferReply {
+                outputs,
+                id: self.id,
+                model_name: Arc::clone(&model.name),
+                model_version: Arc::clone(&model.version),
+                parameters: self.parameters,
+            };
+            write(reply, permit.as_ref())
         };
         let reply = if long { front.decode.run(write).await.flatten() } else { write() };
         spent.replied(front, &tally, answered.elapsed());

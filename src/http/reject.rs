@@ -108,7 +108,7 @@ const NOT_READY: Kind = kind("not-ready", 503, Outcome::Unavailable, "the server
 const NOT_LIVE: Kind = kind("not-live", 503, Outcome::Unavailable, "the server must be restarted");
 const LATE: Kind = kind("late", 504, Outcome::Late, "the deadline passed or cannot be met");
 const NO_STORAGE: Kind =
-    kind("insufficient-storage", 507, Outcome::Internal, "the server has no room on its disk");
+    kind("insufficient-storage", 507, Outcome::Storage, "the server has no room on its disk");
 
 /// All kinds, by status.
 pub const KINDS: [Kind; 25] = [

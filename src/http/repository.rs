@@ -1,6 +1,6 @@
 //! Triton's repository control: which models there are, and loading and unloading them while the server runs.
 //!
-//! Whoever may do this decides what runs here: without `admin_token` only callers on this machine may, with it only those
+//! Whoever may do this decides what runs here: without `admin_token` only callers by a loopback address may, with it only those
 //! who know it.
 
 mod folder;
@@ -183,9 +183,9 @@ fn is_known(token: Option<&Secret>, peer: Option<IpAddr>, headers: &HeaderMap) -
             refused("the request came by a proxy, behind which anybody may be: set admin_token and show it")
         }
         (None, _) if peer.is_some_and(|peer| peer.to_canonical().is_loopback()) => Ok(()),
-        (None, _) => {
-            refused("only callers on the server's own machine may do this, unless admin_token is set")
-        }
+        (None, _) => refused(
+            "only callers by a loopback address (127.0.0.1, ::1) may do this, unless admin_token is set",
+        ),
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Off unless `shared_memory_regions_max` says how many regions there may be. Whoever names a region has the server read and
 //! write a file under `/dev/shm` with the server's own rights: so only who may control the server may register regions or use
-//! them, which is callers on this machine or, with `admin_token`, those who know it.
+//! them, which is callers by a loopback address or, with `admin_token`, those who know it.
 //!
 //! - `region`: one region, and why none is mapped.
 //! - `transfer`: tensors out of regions and into them.

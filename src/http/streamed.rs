@@ -14,7 +14,7 @@ use super::{
     tally::Tally,
     wire::{
         answer::{self, Entry},
-        reply::{self, Output},
+        reply::{self, Output, Told},
     },
 };
 use crate::{
@@ -122,15 +122,19 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// The members that say what these outputs are.
+    /// The members that say what these outputs are, and what is told beside them.
     ///
     /// # Errors
     /// As [`reply::members`], and where there is no room for as much text.
-    pub(super) fn of(permit: Option<&Arc<Permit>>, outputs: &[Output]) -> Result<Text, InferError> {
+    pub(super) fn of(
+        permit: Option<&Arc<Permit>>,
+        told: &Told,
+        outputs: &[Output],
+    ) -> Result<Text, InferError> {
         // As it is, and as it becomes a line.
         let bytes_max = 2 * outputs.iter().map(Output::text_bytes_max).sum::<u64>();
         let mut held = counting(permit, bytes_max).map(|permit| permit.beside(bytes_max)).transpose()?;
-        let json = reply::members(outputs)?;
+        let json = reply::members(told, outputs)?;
         if let Some(held) = &mut held {
             held.set(2 * json.len() as u64);
         }

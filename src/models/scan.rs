@@ -15,6 +15,7 @@
 
 mod disk;
 mod instead;
+mod misplaced;
 
 use super::{
     Engine, Expected, Manifest, Source,
@@ -117,6 +118,7 @@ fn found_of(folder: &Path, entries: Vec<(String, PathBuf)>, versions: Option<&Ve
             Found {
                 source: check_name(&name).and_then(|()| {
                     let bytes = model_bytes(&path)?;
+                    let notes = [notes_on_name(&name), misplaced::beside(&path)].concat();
                     Ok(Source {
                         name: name.clone(),
                         version: FLAT_VERSION.to_owned(),
@@ -126,7 +128,7 @@ fn found_of(folder: &Path, entries: Vec<(String, PathBuf)>, versions: Option<&Ve
                         labels: Arc::default(),
                         output_labels: BTreeMap::new(),
                         bytes,
-                        notes: notes_on_name(&name),
+                        notes,
                         kept: None,
                         expected: Expected::default(),
                     })
@@ -199,7 +201,7 @@ fn scan_as(
             return versions.into_iter().map(|version| failed(version, why.clone())).collect();
         }
     };
-    described.notes.extend(notes_on_name(name));
+    described.notes.extend([notes_on_name(name), misplaced::in_folder(folder)].concat());
     if described.tritons {
         // Triton passes them over, and serves the others.
         inside.retain(|(version, path)| {
@@ -214,7 +216,8 @@ fn scan_as(
     }
     let mut found = Vec::new();
     let mut add = |version: &str, path: PathBuf| {
-        let Described { manifest, labels, output_labels, notes, .. } = described.clone();
+        let Described { manifest, labels, output_labels, mut notes, .. } = described.clone();
+        notes.extend(misplaced::in_version(folder, version));
         let bytes = match manifest.engine {
             Engine::Onnx => model_bytes(&path),
             Engine::GaussMle(_) => file_bytes(&path),
@@ -291,7 +294,9 @@ fn scan_as(
             Ok(_) => {
                 let but =
                     instead(&path, model_file).map(|there| format!(", but {there}")).unwrap_or_default();
-                mistakes.push(failed(&version, format!("{version}/{model_file} is missing{but}")));
+                let missing = format!("{version}/{model_file} is missing{but}");
+                let there = misplaced::in_version(folder, &version);
+                mistakes.push(failed(&version, [vec![missing], there].concat().join("; ")));
             }
             Err(reason) => mistakes.push(failed(&version, reason)),
         }

@@ -3,7 +3,7 @@
 //! JSON lines are `{"timestamp","level","target","message","fields":{…},"spans":[{"name","fields":{…}},…]}`, spans
 //! from the outermost in, `fields` and `spans` left out where they are empty.
 
-use crate::words::causes;
+use crate::words::{causes, is_unsafe};
 use serde_json::{Map, Value, json};
 use std::{
     error::Error,
@@ -26,15 +26,6 @@ use tracing_subscriber::{
     layer::Context,
     registry::{LookupSpan, Scope},
 };
-
-/// Whether a character could end a line, drive a terminal, or turn the direction of the text around it.
-fn is_unsafe(c: char) -> bool {
-    c.is_control()
-        || matches!(
-            c,
-            '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
-        )
-}
 
 /// Writes text with unsafe characters escaped as Rust writes them.
 struct Escape<W>(W);

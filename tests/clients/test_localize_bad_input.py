@@ -186,6 +186,11 @@ def test_no_rois_give_no_rows(server):
     assert {"x", "x_error", "status"} <= got.keys() and all(len(column) == 0 for column in got.values())
 
 
+def test_no_frames_give_no_rows(server):
+    got = localize.infer(server, {"frames": np.zeros((0, 40, 96), "<f4")})
+    assert {"x", "x_error", "status", "detection_score"} <= got.keys() and all(len(column) == 0 for column in got.values())
+
+
 def test_tensors_that_do_not_fit_are_refused_by_name(server):
     roi = np.full((2, 7, 7), 120, "<f4")
     corners = np.zeros((2, 2), "<u4")

@@ -9,7 +9,9 @@ from math import erf, sqrt
 import localize
 import numpy as np
 import pytest
+import requests
 import tifffile
+import tritonclient.grpc as triton
 import wire
 from conftest import EXAMPLES
 from server import BINARY
@@ -149,6 +151,33 @@ def test_frames_of_a_part_of_the_sensor_say_where_it_lies(server):
     wire.problem(localize.post(server, localize.npy(frames), "plain", corner_px="1,1"), 400, "corner_px is of a camera with maps")
 
 
+def test_spots_beyond_those_allowed_are_told_beside_tensors(server):
+    frames = localize.movie()
+    everything = len(localize.infer(server, {"frames": frames})["x"])
+    counts = []
+    for binary in (True, False):
+        response = localize.post_infer(server, {"frames": frames}, {"spots_max": 2}, binary=binary)
+        length = int(response.headers.get("Inference-Header-Content-Length", len(response.content)))
+        counts.append(json.loads(response.content[:length]))
+    inputs = [{"name": "frames", "shape": frames.shape, "datatype": "UINT16", "data": frames.ravel().tolist()}]
+    request = {"inputs": inputs, "parameters": {"spots_max": 2}}
+    lines = requests.post(
+        f"{server.url}/v2/models/spots/infer", json=request, headers={"Accept": "application/x-ndjson"}, timeout=wire.TIMEOUT
+    ).text.splitlines()
+    counts.append(json.loads(lines[0]))
+    for reply in counts:
+        rows = reply["outputs"][0]["shape"][0]
+        assert reply["parameters"] == {"over_spots_max": everything - rows} and rows < everything - 1000, reply["parameters"]
+    with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        given = triton.InferInput("frames", list(frames.shape), "UINT16")
+        given.set_data_from_numpy(frames)
+        reply = client.infer("spots", [given], parameters={"spots_max": 2}).get_response()
+        assert reply.parameters["over_spots_max"].int64_param == everything - rows
+        roi = triton.InferInput("rois", [1, 7, 7], "UINT16")
+        roi.set_data_from_numpy(np.ascontiguousarray(frames[:1, :7, :7]))
+        assert not client.infer("spots", [roi]).get_response().parameters
+
+
 def test_spots_beyond_those_allowed_are_told(server, tmp_path):
     data = localize.MOVIE.read_bytes()
     every = len(localize.rows(server, data))
@@ -195,6 +224,9 @@ def test_a_pixel_size_at_the_end_of_a_file_is_in_what_is_written_last(server):
     sizes = {"PhysicalSizeX": 0.1075, "PhysicalSizeY": 0.1075}
     data = written(ome=True, metadata={"axes": "TYX", **sizes})
     assert b'"Pixelsize":107.5' in localize.post(server, data, "plain", format="hdf5", offset=100, gain=0.5).content
+    oblong = written(ome=True, metadata={"axes": "TYX", **sizes, "PhysicalSizeY": 0.12})
+    content = localize.post(server, oblong, "plain", format="hdf5", offset=100, gain=0.5).content
+    assert b'"pixel_size_nm":"107.5 120"' in content and b"Pixelsize" not in content
     head = localize.read_ndjson(localize.post(server, data, "plain", offset=100, gain=0.5).content)[1]
     assert "pixel_size_nm" not in head, "it came too late"
     for query in ({"format": "thunderstorm"}, {"units": "nm"}, {"preset": "gaussmle"}, {"format": "png", "scale_nm": 10}):

@@ -210,6 +210,9 @@ def test_a_stack_that_finds_no_room_on_the_disk_is_told_apart_from_a_fault_of_th
     assert (reply.status_code, told["type"]) == (507, "/docs/errors#insufficient-storage"), told
     assert "bytes of the stack" in told["detail"] and "stack_spill_folder" in told["detail"], told
     assert str(tmp_path) not in told["detail"], told
+    counted = requests.get(f"{server.url}/metrics", timeout=wire.TIMEOUT).text
+    for outcome, count in (("storage", 1), ("internal", 0)):
+        assert f'ocelli_outcomes_total{{model="spots",outcome="{outcome}"}} {count}\n' in counted
 
 
 def test_stacks_that_are_out_of_order_spill_into_the_folder_that_is_configured_and_share_its_room(start, tmp_path):

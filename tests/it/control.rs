@@ -140,3 +140,19 @@ async fn base64_with_line_breaks_is_an_image_on_every_route() {
     }
     server.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_a_model_says_how_it_comes_to_one() {
+    for (repository_mode, how) in [
+        (RepositoryMode::None, "at the start alone: put models into it and restart"),
+        (RepositoryMode::Explicit, "load them by /v2/repository"),
+        (RepositoryMode::Watch, "as soon as it is in the folder"),
+    ] {
+        let empty = tempfile::tempdir().expect("a temporary folder");
+        let config = Config { models: empty.path().to_owned(), repository_mode, ..config() };
+        let server = Server::start_without_waiting(config, Some(empty)).await;
+        let says = |why: String| why.starts_with("no model is loaded: ") && why.contains(how);
+        server.wait_until(|server| server.ready().is_err_and(says)).await;
+        server.end().await;
+    }
+}

@@ -102,7 +102,7 @@ impl Server {
     /// Starts with this configuration and waits until it is ready.
     pub(crate) async fn start(config: Config) -> Server {
         let server = Server::start_without_waiting(config, None).await;
-        server.wait_until(|server| server.app().status().ready().is_ok()).await;
+        server.wait_until(|server| server.ready().is_ok()).await;
         server
     }
 
@@ -110,7 +110,7 @@ impl Server {
     pub(crate) async fn start_with(models: tempfile::TempDir, config: Config) -> Server {
         let config = Config { models: models.path().to_owned(), ..config };
         let server = Server::start_without_waiting(config, Some(models)).await;
-        server.wait_until(|server| server.app().status().ready().is_ok()).await;
+        server.wait_until(|server| server.ready().is_ok()).await;
         server
     }
 
@@ -125,6 +125,11 @@ impl Server {
         self.app.as_ref().expect("until it ends")
     }
 
+    /// Whether it is ready, or why not.
+    pub(crate) fn ready(&self) -> Result<(), String> {
+        self.app().status().ready()
+    }
+
     /// Where each device stands.
     #[allow(dead_code, reason = "the tests on the fake driver take it")]
     pub(crate) fn devices(&self) -> Vec<ocelli::status::Device> {
@@ -135,11 +140,7 @@ impl Server {
     pub(crate) async fn wait_until(&self, holds: impl Fn(&Server) -> bool) {
         let patience = Instant::now() + Duration::from_secs(300);
         while !holds(self) {
-            assert!(
-                Instant::now() < patience,
-                "not within five minutes; ready says {:?}",
-                self.app().status().ready()
-            );
+            assert!(Instant::now() < patience, "not within five minutes; ready says {:?}", self.ready());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

@@ -115,12 +115,12 @@ pub(super) fn wanted(matches: &ArgMatches) -> Result<Wanted, String> {
 /// What the extension of a file says is to be written to it: one of `known`.
 ///
 /// # Errors
-/// Words with all that are known, if it is none of them.
-pub(super) fn by_extension<T: Copy>(path: &Path, known: &[(&str, T)]) -> Result<T, String> {
+/// Words with all that are known, if it is none of them, and `others` that somebody else looked for.
+pub(super) fn by_extension<T: Copy>(path: &Path, known: &[(&str, T)], others: &[&str]) -> Result<T, String> {
     let extension = path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
     let found = known.iter().find(|(name, _)| extension.as_deref() == Some(*name));
     found.map(|(_, form)| *form).ok_or_else(|| {
-        let known: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+        let known: Vec<&str> = known.iter().map(|(name, _)| *name).chain(others.iter().copied()).collect();
         format!(
             "{} does not say by its extension what to write; known are {}; or give --format",
             path.display(),

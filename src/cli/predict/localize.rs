@@ -121,10 +121,10 @@ fn into(found: &[PathBuf], wanted: &Wanted) -> Result<Into, String> {
     if wanted.format.as_deref() == Some("table") {
         return Err("--format table has no localizations to write to a file: leave out one of the two".into());
     }
-    let says_form = by_extension(output, &extensions()).is_ok();
+    let says_form = by_extension(output, &extensions(), &[]).is_ok();
     let is_new = match destinations::place(found.len(), output, says_form, "stacks")? {
         Place::File => {
-            let format = format.map_or_else(|| by_extension(output, &extensions()), Ok)?;
+            let format = format.map_or_else(|| by_extension(output, &extensions(), &[]), Ok)?;
             yaml_is_ours(output, format)?;
             return Ok(Into::Files(vec![output.clone()], format));
         }
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn the_extension_says_the_format() {
-        let of = |name: &str| by_extension(Path::new(name), &extensions());
+        let of = |name: &str| by_extension(Path::new(name), &extensions(), &[]);
         for (name, format) in [
             ("a.H5", Format::Hdf5),
             ("a.zip", Format::Picasso),

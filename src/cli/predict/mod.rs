@@ -125,7 +125,7 @@ impl Streams<'_> {
             Ok(Some(picture)) => return self.pictures(&asking, found, picture, &wanted).await,
             Err(reason) => return self.complain(&reason, Exit::Usage),
         }
-        match Form::of(format, output) {
+        match Form::of(&asking.described.task, format, output) {
             Ok(form) => self.answers(&asking, found, form, &wanted).await,
             Err(reason) => self.complain(&reason, Exit::Usage),
         }

@@ -39,7 +39,7 @@ impl Picture {
     ) -> Result<Option<Picture>, String> {
         let named = match format {
             Some(format) => NAMES.iter().find(|(name, _)| *name == format).map(|(_, picture)| *picture),
-            None => output.and_then(|output| by_extension(output, &NAMES).ok()),
+            None => output.and_then(|output| by_extension(output, &NAMES, &[]).ok()),
         };
         match (named, task) {
             (None, _) | (_, "image") | (Some(Picture::Png), "segment") => Ok(named),
@@ -47,6 +47,15 @@ impl Picture {
             (Some(Picture::Tiff), _) => Err(format!("models of the task {task} answer no pictures")),
             // Localizations alone are drawn as one; what others can be written as is told.
             (Some(Picture::Png), _) => Ok(None),
+        }
+    }
+
+    /// The forms that a task has, by name.
+    pub(super) fn names(task: &str) -> &'static [&'static str] {
+        match task {
+            "image" => &["png", "tiff"],
+            "segment" => &["png"],
+            _ => &[],
         }
     }
 
@@ -134,7 +143,7 @@ fn into(found: &[PathBuf], picture: Picture, wanted: &Wanted) -> Result<Option<V
             count => Err(format!("{count} pictures do not go to one output: name a folder with -o")),
         };
     };
-    let says_form = by_extension(output, &NAMES).is_ok();
+    let says_form = by_extension(output, &NAMES, &[]).is_ok();
     match destinations::place(found.len(), output, says_form, "pictures")? {
         Place::File => Ok(Some(vec![output.clone()])),
         Place::Folder { is_new } => {

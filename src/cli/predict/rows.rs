@@ -1,6 +1,6 @@
 //! Replies to rows of text: as a table for people, as CSV, or as lines of JSON. Pure.
 
-use super::{super::table::table, arguments::by_extension};
+use super::{super::table::table, arguments::by_extension, pictures::Picture};
 use serde_json::Value;
 use std::{borrow::Cow, path::Path};
 
@@ -28,14 +28,19 @@ impl Form {
     /// The form of that name; without one, that of the file that is written to.
     ///
     /// # Errors
-    /// Words, if it is none of ours.
-    pub(super) fn of(format: Option<&str>, output: Option<&Path>) -> Result<Form, String> {
+    /// Words, if it is none of ours, with the pictures that the task has as well.
+    pub(super) fn of(task: &str, format: Option<&str>, output: Option<&Path>) -> Result<Form, String> {
+        let pictures = Picture::names(task);
         match (format, output) {
             (Some("table"), _) | (None, None) => Ok(Form::Table),
             (Some("json"), _) => Ok(Form::Json),
             (Some("csv"), _) => Ok(Form::Csv),
-            (Some(other), _) => Err(format!("--format is {other:?}, expected table, json or csv")),
-            (None, Some(output)) => by_extension(output, &EXTENSIONS),
+            (Some(other), _) => {
+                let all = [&["table", "json", "csv"], pictures].concat();
+                let (last, first) = all.split_last().expect("there are three at least");
+                Err(format!("--format is {other:?}, expected {} or {last}", first.join(", ")))
+            }
+            (None, Some(output)) => by_extension(output, &EXTENSIONS, pictures),
         }
     }
 }
@@ -333,7 +338,7 @@ mod tests {
 
     #[test]
     fn the_extension_of_what_is_written_says_its_form_unless_a_format_does() {
-        let of = |format, output: &str| Form::of(format, Some(Path::new(output)));
+        let of = |format, output: &str| Form::of("classify", format, Some(Path::new(output)));
         for (output, form) in
             [("a.csv", Form::Csv), ("a.JSON", Form::Json), ("a.b.jsonl", Form::Json), ("a.txt", Form::Table)]
         {
@@ -345,8 +350,14 @@ mod tests {
             let known = "known are csv, json, jsonl, ndjson, txt; or give --format";
             assert!(told.starts_with(output) && told.contains(known), "{told}");
         }
-        assert_eq!(Form::of(None, None), Ok(Form::Table));
-        assert!(of(Some("hdf5"), "a.csv").is_err_and(|told| told.contains("expected table, json or csv")));
+        for (task, pictures) in [("segment", ", png;"), ("image", ", png, tiff;"), ("detect", "txt;")] {
+            let told = Form::of(task, None, Some(Path::new("out"))).expect_err(task);
+            assert!(told.contains(&format!("{pictures} or give --format")), "{told}");
+        }
+        assert_eq!(Form::of("classify", None, None), Ok(Form::Table));
+        assert!(of(Some("hdf5"), "a.csv").is_err_and(|told| told.ends_with("expected table, json or csv")));
+        let told = Form::of("segment", Some("hdf5"), None).expect_err("no such form");
+        assert!(told.ends_with("expected table, json, csv or png"), "{told}");
     }
 
     const CLASSES: &str = r#"{"model":"m","classes":[{"label":"a, \"b\"","index":3,"score":0.98247856},{"label":null,"index":9,"score":0.005}]}"#;

@@ -24,7 +24,7 @@ use std::fmt;
 
 pub use camera::{Camera, CameraValue, SensorMap};
 pub use fit::{Adu, Columns, FitCall, FitStatus, Rois, SIDE, SpotFit, fit, fit_all, fit_rows, on_sensor};
-pub use psf::{Astigmatism, FitModel, ITERATIONS_MAX, Psf, SIGMA_PX, sigma_px};
+pub use psf::{Astigmatism, FitModel, ITERATIONS_MAX, Psf, SIGMA_PX, are_square, sigma_px};
 pub use spots::{Border, FinderOptions, Method, RADIUS, RoiBuffer, Spot, SpotFinder, Threshold};
 
 /// What of a model, a camera or ROIs cannot be, and why.

@@ -103,6 +103,11 @@ impl Psf {
     }
 }
 
+/// Whether pixels of that width and height count as square: as near as files state it who write what they measured.
+pub fn are_square([along_x, along_y]: [f64; 2]) -> bool {
+    (along_x - along_y).abs() <= 1e-4 * along_x
+}
+
 /// A model that can be fitted: checked, and where another process sends it, there.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct FitModel {
@@ -132,7 +137,7 @@ impl FitModel {
             }
         }
         let [along_x, along_y] = pixel_um;
-        if matches!(psf, Psf::Xynbs { .. }) && (along_x - along_y).abs() > 1e-4 * along_x {
+        if matches!(psf, Psf::Xynbs { .. }) && !are_square(pixel_um.map(f64::from)) {
             let why = format!(
                 "xynbs fits one width, but pixels are {along_x} by {along_y} um: use xynbsxsy, or xynb with a width \
                  for each axis"

@@ -14,7 +14,7 @@ use crate::{
         encoded,
         streamed::{self, Form, Text},
         tally::Tally,
-        wire::{BINARY_OUTPUT, flag, request::InferRequest},
+        wire::{BINARY_OUTPUT, flag, reply::Told, request::InferRequest},
     },
     models::Model,
 };
@@ -70,7 +70,8 @@ pub(super) async fn in_parts(
     if model.fit.is_some() || model.rules.whole {
         let ran = run(front, model, call, request, Instant::now()).await?;
         let (tally, permit) = (Arc::clone(&ran.tally), call.permit.clone());
-        let only = move || ran.outputs().and_then(|outputs| Text::of(permit.as_ref(), &outputs));
+        let only =
+            move || ran.outputs().and_then(|outputs| Text::of(permit.as_ref(), &ran.parameters, &outputs));
         let only = front.decode.run(only);
         let only = tally.ended(only.await.flatten())?;
         return Ok(streamed::parts(form, id.as_deref(), stream::iter([(0, Ok(only))])));
@@ -139,7 +140,7 @@ async fn part(
         wanted.iter().map(|wanted| output(model, &there, &Wanted { binary: false, ..wanted.clone() }));
     let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
     let permit = call.permit.clone();
-    let written = front.decode.run(move || Text::of(permit.as_ref(), &outputs)).await?;
+    let written = front.decode.run(move || Text::of(permit.as_ref(), &Told::new(), &outputs)).await?;
     Spent::on(Duration::ZERO, ran).replied(front, tally, answered.elapsed());
     call.stage("encode", answered.elapsed());
     written

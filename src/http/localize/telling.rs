@@ -127,7 +127,7 @@ impl Telling {
         let frames = u32::try_from(frames).ok();
         let mut writer = self.take();
         if let Some(pixel_nm) = pixel_nm {
-            writer.take_pixel_nm(pixel_nm).map_err(InferError::BadRequest)?;
+            writer.take_pixel_nm(pixel_nm);
         }
         let begin = !self.begun;
         let conventions = writer.conventions().to_owned();

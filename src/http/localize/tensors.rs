@@ -22,12 +22,13 @@ use crate::{
         tally::Tally,
         wire::{
             Parameter, Parameters,
+            reply::Told,
             request::{InferRequest, Input},
         },
     },
     image::stack::{Format, Options, Raw, SampleType},
     tasks::localize::{
-        Columns, Holds, Schema, Settings, Table,
+        Columns, Holds, OVER_SPOTS_MAX, Schema, Settings, Table,
         chunk::{Chunk, Origins},
         settings::{self, KEYS},
         stage::{CORNERS_NEEDED, Stager, Step},
@@ -88,9 +89,10 @@ fn columns(table: Table, schema: &Schema) -> Vec<(String, Tensor)> {
     columns
 }
 
-/// What came of a request: tensors by name, and where the time went.
+/// What came of a request: tensors by name, what is told beside them, and where the time went.
 pub(in crate::http) struct Fitted {
     pub(in crate::http) outputs: Vec<(String, Tensor)>,
+    pub(in crate::http) parameters: Told,
     pub(in crate::http) spent: Spent,
 }
 
@@ -105,12 +107,19 @@ pub(in crate::http) async fn fit(
     let model = tally.model();
     let mut settings = changed(settings, &request.parameters, &model.name)?;
     let began = Instant::now();
-    let (chunks, schema, held) = match Given::of(request.inputs)? {
+    let given = Given::of(request.inputs)?;
+    let searched = matches!(given, Given::Frames(_));
+    let (chunks, schema, held) = match given {
         Given::Rois(rois) => {
             settings.suit_rois(rois.rois.shape[2]).map_err(bad)?;
             let schema = settings.schema(false).map_err(InferError::BadRequest)?;
             let setting = settings.setting_of(None).map_err(InferError::BadRequest)?;
             (rois.chunk(setting)?.into_iter().collect(), schema, None)
+        }
+        // To a reader of stacks a file without frames is one that was cut.
+        Given::Frames(frames) if frames.shape[0] == 0 => {
+            settings.setting_of(None).map_err(InferError::BadRequest)?;
+            (Vec::new(), settings.schema(true).map_err(InferError::BadRequest)?, None)
         }
         Given::Frames(frames) => {
             let options = Options { limits: front.limits.stack.limits, spill_folder: None, file_alone: true };
@@ -141,7 +150,9 @@ pub(in crate::http) async fn fit(
         let more = origins.table(&ran.outputs, &schema, &setting).map_err(InferError::Internal)?;
         table.append(more);
     }
-    Ok(Fitted { outputs: columns(table, &schema), spent })
+    // Columns have no place for what is in no row.
+    let parameters = if searched { vec![(OVER_SPOTS_MAX, table.over_spots_max)] } else { Told::new() };
+    Ok(Fitted { outputs: columns(table, &schema), parameters, spent })
 }
 
 /// What the query of a request changes of a model's settings, by the same keys as its parameters do.
@@ -489,6 +500,31 @@ mod tests {
         let Ok(Given::Rois(none)) = given("rois", &[0, 7, 7]) else { panic!("no ROIs are taken") };
         let setting = Settings::default().setting().expect("the defaults go together");
         assert!(none.chunk(setting).expect("nothing to fit").is_none());
+    }
+
+    #[tokio::test]
+    async fn no_frames_are_no_rows_with_the_columns_of_frames() {
+        let (front, model) = (front(&[]), model(Duration::from_secs(60)));
+        let call = Call::of(&HeaderMap::new(), &model, Duration::from_secs(60)).expect("no headers");
+        let tally = Arc::new(Tally::of(&model));
+        let told = async |parameters: &str| {
+            let tensor =
+                Tensor { datatype: DataType::Uint16, shape: vec![0, 40, 96], data: Vec::new().into() };
+            let request = InferRequest {
+                id: None,
+                parameters: serde_json::from_str(parameters).expect("parameters"),
+                inputs: vec![Input::whole("frames".to_owned(), tensor, Default::default())],
+                outputs: Vec::new(),
+                binary_default: false,
+            };
+            fit(&front, &tally, &Settings::default(), &call, request, None).await
+        };
+        let Fitted { outputs, parameters, .. } = told("{}").await.expect("nothing is asked");
+        assert_eq!(parameters, [(OVER_SPOTS_MAX, 0)]);
+        assert!(outputs.iter().all(|(_, column)| column.shape == [0] && column.data.is_empty()));
+        assert!(outputs.iter().any(|(name, _)| name == "detection_score"));
+        let wrong = told(r#"{"sigma_px": 1000}"#).await.err().expect("no such width").to_string();
+        assert!(wrong.contains("sigma_px"), "{wrong}");
     }
 
     #[test]

@@ -75,11 +75,11 @@ fn explain(kind: Kind) -> Entry {
             },
         ),
         FORBIDDEN => entry(
-            "Loading and unloading models needs `repository_mode = \"explicit\"`. That, and draining a device, is for callers on the \
-             server's own machine who come by no proxy (`Forwarded`, `X-Forwarded-For`, `Via` and the like) or, where `admin_token` is set, those \
+            "Loading and unloading models needs `repository_mode = \"explicit\"`. That, and draining a device, is for callers by a \
+             loopback address (127.0.0.1, ::1) who come by no proxy (`Forwarded`, `X-Forwarded-For`, `Via` and the like) or, where `admin_token` is set, those \
              who show it. A browser may ask for it from [the server's own \
              page](page.md#who-may-use-it) alone, and without the token only if that page was opened by an address or as `localhost`.",
-            "Send `Authorization: Bearer TOKEN`, call from the server's machine, or ask the operator to allow it.",
+            "Send `Authorization: Bearer TOKEN`, call from the server's machine by 127.0.0.1 or ::1, or ask the operator to allow it.",
             InferError::Forbidden("the request comes from a page of another server (header origin)".into()),
         ),
         NOT_FOUND => entry(

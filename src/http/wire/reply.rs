@@ -14,7 +14,6 @@ use crate::{
 };
 use axum::body::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use serde_json::Value;
 use std::{
     borrow::Cow,
     collections::VecDeque,
@@ -45,6 +44,9 @@ impl Output {
     }
 }
 
+/// Numbers that are told beside the outputs, by name.
+pub type Told = Vec<(&'static str, u64)>;
+
 /// A reply to write.
 #[derive(Debug, Clone, Default)]
 pub struct InferReply {
@@ -54,8 +56,8 @@ pub struct InferReply {
     pub model_name: Arc<str>,
     /// Which version of it.
     pub model_version: Arc<str>,
-    /// More to tell, such as the device; left out if empty.
-    pub parameters: serde_json::Map<String, Value>,
+    /// What is told beside the outputs; left out if empty.
+    pub parameters: Told,
     /// In the order of the request, or of the model.
     pub outputs: Vec<Output>,
 }
@@ -87,11 +89,9 @@ pub fn write(reply: &InferReply) -> Result<Encoded, InferError> {
     string(&mut json, &reply.model_name);
     json.extend_from_slice(b",\"model_version\":");
     string(&mut json, &reply.model_version);
-    if !reply.parameters.is_empty() {
-        json.extend_from_slice(b",\"parameters\":");
-        serde_json::to_writer(&mut json, &reply.parameters).expect("a JSON value can be written to memory");
-    }
-    json.extend_from_slice(b",\"outputs\":[");
+    json.push(b',');
+    parameters(&mut json, &reply.parameters);
+    json.extend_from_slice(b"\"outputs\":[");
     let mut chunks = VecDeque::with_capacity(1 + reply.outputs.len());
     chunks.push_back(Bytes::new());
     for (index, Output { name, tensor, binary, place }) in reply.outputs.iter().enumerate() {
@@ -139,13 +139,26 @@ pub fn id(id: &str) -> Vec<u8> {
     json
 }
 
+/// The member that tells numbers beside the outputs, with a comma behind it; nothing for none.
+fn parameters(json: &mut Vec<u8>, told: &Told) {
+    if told.is_empty() {
+        return;
+    }
+    let told: serde_json::Map<_, _> =
+        told.iter().map(|(name, n)| ((*name).to_owned(), (*n).into())).collect();
+    json.extend_from_slice(b"\"parameters\":");
+    serde_json::to_writer(&mut *json, &told).expect("a JSON value can be written to memory");
+    json.push(b',');
+}
+
 /// The members of an object that says what a part of a request's items gave. All of it is text.
 ///
 /// # Errors
 /// As [`write`], and 400 for NaN and infinities.
-pub fn members(outputs: &[Output]) -> Result<Vec<u8>, InferError> {
+pub fn members(told: &Told, outputs: &[Output]) -> Result<Vec<u8>, InferError> {
     let mut json = Vec::new();
     room(&mut json, 512 + outputs.iter().map(Output::text_bytes_max).sum::<u64>())?;
+    parameters(&mut json, told);
     json.extend_from_slice(b"\"outputs\":[");
     for (index, Output { name, tensor, .. }) in outputs.iter().enumerate() {
         json.extend_from_slice(if index > 0 { b",{\"name\":" } else { b"{\"name\":" });
@@ -348,6 +361,7 @@ mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
     use proptest::prelude::*;
+    use serde_json::Value;
 
     fn output(datatype: DataType, shape: &[usize], data: &[u8], binary: bool) -> Output {
         Output {
@@ -432,11 +446,29 @@ mod tests {
                 let (_, json) = encode(vec![output(datatype, &[2], &data, false)]).unwrap();
                 let text = String::from_utf8_lossy(&json).into_owned();
                 assert!(text.contains(&format!("\"data\":[1.0,{word}]")), "{text}");
-                let error = members(&[output(datatype, &[2], &data, false)]).unwrap_err().to_string();
+                let error =
+                    members(&Told::new(), &[output(datatype, &[2], &data, false)]).unwrap_err().to_string();
                 assert!(error.contains("element 1") && error.contains("binary_data"), "{error}");
                 assert!(encode(vec![output(datatype, &[2], &data, true)]).is_ok());
             }
         }
+    }
+
+    #[test]
+    fn what_is_told_beside_outputs_is_in_the_json_of_all_replies() {
+        let told = serde_json::json!({"over_spots_max": 7});
+        let output = output(DataType::Int8, &[1], &[5], true);
+        let reply = InferReply {
+            parameters: vec![("over_spots_max", 7)],
+            outputs: vec![output.clone()],
+            ..InferReply::default()
+        };
+        let encoded = write(&reply).unwrap();
+        let json: Value = serde_json::from_slice(&encoded.body.0[0]).unwrap();
+        assert_eq!((&json["parameters"], json["outputs"].as_array().unwrap().len()), (&told, 1));
+        let part = [b"{", &members(&reply.parameters, &[output]).unwrap()[..], b"}"].concat();
+        let json: Value = serde_json::from_slice(&part).unwrap();
+        assert_eq!((&json["parameters"], json["outputs"].as_array().unwrap().len()), (&told, 1));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What lies on disk: the names in a folder, what is behind them, and the files that are read.
 
-use super::instead::other_format;
+use super::{instead::other_format, misplaced};
 use crate::engine::{onnx::external::external_files, regular_file};
 use std::{
     fs,
@@ -44,6 +44,8 @@ pub(in crate::models) fn candidate(entry: &str, path: &Path) -> Option<(String, 
     } else if entry.to_ascii_lowercase().ends_with(".onnx") {
         let why = "a model's file ends with .onnx, in small letters: rename it";
         (entry, Candidate::Mistake(why.to_owned()))
+    } else if let Some(why) = misplaced::at_top(entry) {
+        (entry, Candidate::Mistake(why))
     } else {
         (entry, Candidate::Mistake(there.err()?))
     };

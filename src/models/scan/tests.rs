@@ -92,6 +92,49 @@ fn a_model_that_is_called_as_a_path_of_the_api_is_told_of_it() {
 }
 
 #[test]
+fn what_describes_a_model_and_lies_in_the_models_folder_itself_is_told() {
+    for (model, file, name) in [
+        ("model.onnx", "model.toml", "model"),
+        ("1/model.onnx", "config.pbtxt", "1"),
+        ("A.onnx", "Model.toml", "A"),
+    ] {
+        check(&[(model, ONNX), (file, "")], &[(name, "1", ""), (file, "", "serve the folder above it")]);
+    }
+}
+
+#[test]
+fn what_describes_a_model_and_is_not_read_is_told_with_the_model() {
+    let notes = |files: &[(&str, &str)]| {
+        let found = scan(folder(files).path()).unwrap();
+        let notes =
+            found.into_iter().map(|found| found.source.map_or_else(|why| vec![why], |source| source.notes));
+        notes.collect::<Vec<_>>().concat()
+    };
+    let in_version =
+        notes(&[("birds/1/model.toml", ""), ("birds/1/model.onnx", ONNX), ("birds/2/model.onnx", ONNX)]);
+    let told = "1/model.toml is passed over: one model.toml in the model's folder is for all its versions";
+    assert_eq!(in_version, [told]);
+    assert_eq!(notes(&[("fit/1/model.toml", "")]), [format!("1/model.onnx is missing; {told}")]);
+    let capitals = notes(&[("birds/Config.pbtxt", ""), ("birds/model.onnx", ONNX)]);
+    assert_eq!(
+        capitals,
+        ["Config.pbtxt is passed over: such a file is called config.pbtxt, in small letters"]
+    );
+    let [told] = &notes(&[("fit/Model.toml", "")])[..] else { panic!("one model") };
+    assert!(told.contains("such a file is called model.toml"), "{told}");
+    let [beside] = &notes(&[("flowers.v2.onnx", ONNX), ("flowers.v2.toml", "")])[..] else {
+        panic!("one note")
+    };
+    assert!(
+        beside.starts_with("flowers.v2.toml is passed over") && beside.contains("flowers.v2/model.toml"),
+        "{beside}"
+    );
+    let right =
+        [("birds/model.toml", ""), ("birds/1/model.onnx", ONNX), ("other.toml", ""), ("bare.onnx", ONNX)];
+    assert!(notes(&right).is_empty());
+}
+
+#[test]
 fn what_a_file_system_keeps_at_the_top_of_a_volume_is_no_model() {
     check(&[("lost+found/#1234", "text"), ("digits/model.onnx", ONNX)], &[("digits", "1", "")]);
 }

@@ -163,9 +163,7 @@ trait Encoder: Send {
     }
 
     /// Takes a pixel size that is known only after all rows, where that is not too late.
-    fn take_pixel_nm(&mut self, _pixel_nm: [f64; 2]) -> Result<(), String> {
-        Ok(())
-    }
+    fn take_pixel_nm(&mut self, _pixel_nm: [f64; 2]) {}
 
     /// What follows the rows.
     fn end(self: Box<Self>, counts: &Counts) -> Result<Vec<Bytes>, String>;
@@ -302,13 +300,9 @@ impl Writer {
 
     /// Takes the pixel size that a file states at its end, behind all rows. Formats whose rows are in pixels and whose head comes last
     /// have it; in others, what was written stays as it is.
-    ///
-    /// # Errors
-    /// A size that the format cannot have.
-    pub fn take_pixel_nm(&mut self, pixel_nm: [f64; 2]) -> Result<(), String> {
-        match self.schema.pixel_nm {
-            Some(_) => Ok(()),
-            None => self.encoder.take_pixel_nm(pixel_nm),
+    pub fn take_pixel_nm(&mut self, pixel_nm: [f64; 2]) {
+        if self.schema.pixel_nm.is_none() {
+            self.encoder.take_pixel_nm(pixel_nm);
         }
     }
 

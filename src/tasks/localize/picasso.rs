@@ -2,7 +2,7 @@
 //!
 //! Positions and widths are in pixels from the centre of the first one, z in nm, frames count from 0. The YAML file's
 //! members are also in the dataset `/metadata`, where Picasso looks since version 0.11, so that the HDF5 file can go
-//! alone. Without a frame size, one is given that holds all positions.
+//! alone. Without a frame size, one is given that holds all positions. Picasso knows square pixels alone.
 
 use super::{
     Counts, Encoder, Parameter, Pieces, Table,
@@ -12,6 +12,7 @@ use super::{
     schema::Schema,
     zip,
 };
+use crate::engine::kernels::are_square;
 use bytes::Bytes;
 use serde_json::{Value, json};
 use std::{fmt::Write, sync::Arc};
@@ -35,7 +36,9 @@ impl Picasso {
         archive: Option<&str>,
         held_bytes_max: usize,
     ) -> Result<Picasso, String> {
-        schema.pixel_nm.map_or(Ok(()), square)?;
+        if let Some([x, y]) = schema.pixel_nm.filter(|pixel| !are_square(*pixel)) {
+            return Err(format!("Picasso's files are for square pixels, these are {x} x {y} nm"));
+        }
         // The archive's places have 32 bits.
         let bytes_max = held_bytes_max.min(u32::MAX as usize - HEADS_BYTES_MAX);
         Ok(Picasso {
@@ -49,14 +52,6 @@ impl Picasso {
 
     fn size(&self) -> [u32; 2] {
         self.schema.frame_size.unwrap_or(self.extent)
-    }
-}
-
-/// Whether pixels are such as Picasso knows.
-fn square([x, y]: [f64; 2]) -> Result<(), String> {
-    match (x - y).abs() > 1e-6 * x {
-        true => Err(format!("Picasso's files are for square pixels, these are {x} x {y} nm")),
-        false => Ok(()),
     }
 }
 
@@ -81,11 +76,16 @@ fn members(schema: &Schema, frames: u32, size: [u32; 2]) -> Vec<(String, Value)>
         ("Frame base".to_owned(), json!(layout.frame_base)),
         ("Units".to_owned(), json!(layout.line())),
     ];
-    if let Some([pixel, _]) = schema.pixel_nm {
-        members.push(("Pixelsize".to_owned(), json!(pixel)));
+    let square = schema.pixel_nm.filter(|pixel| are_square(*pixel));
+    if let Some([x, y]) = square {
+        members.push(("Pixelsize".to_owned(), json!(f64::midpoint(x, y))));
     }
     for (name, value) in schema.facts() {
-        let told = ["pixel_size_nm", "frame_size_px", "frames"].contains(&name.as_str());
+        // A size that came behind all rows may be of oblong pixels: then it stands there as ours.
+        let told = match name.as_str() {
+            "pixel_size_nm" => square.is_some(),
+            other => ["frame_size_px", "frames"].contains(&other),
+        };
         if !told && members.iter().all(|(key, _)| *key != name) {
             members.push((name, json!(value)));
         }
@@ -109,10 +109,8 @@ impl Encoder for Picasso {
         self.held.bytes()
     }
 
-    fn take_pixel_nm(&mut self, pixel_nm: [f64; 2]) -> Result<(), String> {
-        square(pixel_nm)?;
+    fn take_pixel_nm(&mut self, pixel_nm: [f64; 2]) {
         Arc::make_mut(&mut self.schema).pixel_nm = Some(pixel_nm);
-        Ok(())
     }
 
     fn end(self: Box<Self>, counts: &Counts) -> Result<Vec<Bytes>, String> {
@@ -154,7 +152,10 @@ impl Encoder for Picasso {
 
 #[cfg(test)]
 mod tests {
-    use crate::tasks::localize::{testing::*, *};
+    use crate::{
+        engine::kernels::{FitModel, Psf},
+        tasks::localize::{testing::*, *},
+    };
 
     fn file(schema: &Schema, tables: &[&Table]) -> Vec<u8> {
         bytes(Format::Hdf5, schema, &Options::default(), tables)
@@ -187,14 +188,15 @@ mod tests {
             let schema = Schema { pixel_nm: known, ..square(Model::Xynb) };
             let mut writer = Writer::new(Format::Hdf5, &schema, &Options::default()).unwrap();
             writer.chunk(table(&schema, 2), &mut Pieces::default()).unwrap();
-            writer.take_pixel_nm(late)?;
+            writer.take_pixel_nm(late);
             let bytes = writer.end(None).unwrap().concat();
-            Ok::<_, String>(String::from_utf8_lossy(&bytes).into_owned())
+            String::from_utf8_lossy(&bytes).into_owned()
         };
-        assert!(ended(None, [107.5; 2]).unwrap().contains("\"Pixelsize\":107.5"));
-        assert!(ended(Some([100.0; 2]), [107.5; 2]).unwrap().contains("\"Pixelsize\":100.0"));
-        let oblong = ended(None, [100.0, 120.0]).unwrap_err();
-        assert_eq!(oblong, "Picasso's files are for square pixels, these are 100 x 120 nm");
+        assert!(ended(None, [107.5; 2]).contains("\"Pixelsize\":107.5"));
+        assert!(ended(None, [100.0, 100.001]).contains("\"Pixelsize\":100.0005"));
+        assert!(ended(Some([100.0; 2]), [107.5; 2]).contains("\"Pixelsize\":100.0"));
+        let oblong = ended(None, [100.0, 120.0]);
+        assert!(!oblong.contains("Pixelsize") && oblong.contains("\"pixel_size_nm\":\"100 120\""));
     }
 
     #[test]
@@ -222,5 +224,13 @@ mod tests {
     fn pixels_that_are_not_square_are_refused() {
         let error = Writer::new(Format::Picasso, &schema(Model::Xynb), &Options::default()).unwrap_err();
         assert_eq!(error, "Picasso's files are for square pixels, these are 100 x 120 nm");
+        // What is square to a fit of one width is so to the file.
+        for (side, fits) in [(100.009, true), (100.011, false)] {
+            let pixel_nm = [100.0, side];
+            let schema = Schema { pixel_nm: Some(pixel_nm), ..square(Model::Xynb) };
+            assert_eq!(Writer::new(Format::Picasso, &schema, &Options::default()).is_ok(), fits, "{side}");
+            let fit = Psf::Xynbs { sigma_start_px: 1.3 };
+            assert_eq!(FitModel::new(fit, pixel_nm.map(|nm| (nm / 1000.0) as f32)).is_ok(), fits, "{side}");
+        }
     }
 }

@@ -40,6 +40,8 @@ reasons! {
         Input = "input",
         /// No device could run it.
         Device = "device",
+        /// The server's disk had no room for it.
+        Storage = "storage",
         /// Our own fault.
         Internal = "internal",
         /// The model is not loaded.

@@ -1,0 +1,54 @@
+//! Files that would say what a model is, and lie where nothing reads them or are called so that nothing does.
+
+use super::{CONFIG_FILE, MANIFEST_FILE, disk::entries};
+use std::path::Path;
+
+/// Which of the files that describe a model is meant by this name, in whatever letters.
+fn meant(name: &str) -> Option<&'static str> {
+    [MANIFEST_FILE, CONFIG_FILE].into_iter().find(|file| file.eq_ignore_ascii_case(name))
+}
+
+/// Why such a file in a models folder itself describes no model.
+pub(super) fn at_top(name: &str) -> Option<String> {
+    let file = meant(name)?;
+    Some(format!(
+        "it lies in the models folder itself, where nothing reads it: each model has a folder of its own there, with NAME/{file} \
+         beside NAME/model.onnx; where this folder is one model's, serve the folder above it"
+    ))
+}
+
+/// What of a model's own folder is called almost right.
+pub(super) fn in_folder(folder: &Path) -> Vec<String> {
+    let names = entries(folder).unwrap_or_default().into_iter().map(|(name, _)| name);
+    let almost = names.filter_map(|name| {
+        // A file system may take both names for the same.
+        let file = meant(&name).filter(|file| *file != name && !folder.join(file).exists())?;
+        Some(format!("{name} is passed over: such a file is called {file}, in small letters"))
+    });
+    almost.collect()
+}
+
+/// What lies in the folder of a version.
+pub(super) fn in_version(folder: &Path, version: &str) -> Vec<String> {
+    let names = entries(&folder.join(version)).unwrap_or_default().into_iter().map(|(name, _)| name);
+    let there = names.filter_map(|name| {
+        let file = meant(&name)?;
+        Some(format!(
+            "{version}/{name} is passed over: one {file} in the model's folder is for all its versions"
+        ))
+    });
+    there.collect()
+}
+
+/// What lies beside a model that has no folder.
+pub(super) fn beside(path: &Path) -> Vec<String> {
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    let there = [("toml", MANIFEST_FILE), ("pbtxt", CONFIG_FILE)].into_iter();
+    let told = there.filter(|(end, _)| path.with_extension(end).is_file()).map(|(end, file)| {
+        format!(
+            "{name}.{end} is passed over: a model that is described has a folder of its own, with {name}/model.onnx and \
+             {name}/{file}"
+        )
+    });
+    told.collect()
+}
