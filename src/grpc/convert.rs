@@ -13,7 +13,6 @@ use crate::{
         request::{InferRequest, Input, Requested, datatype_of},
         shared_memory::{self, REGION},
     },
-    models::Model,
     protocol::inference::{
         InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse,
         infer_parameter::ParameterChoice, model_infer_request::InferInputTensor,

@@ -18,7 +18,7 @@ mod io;
 mod seats;
 mod service;
 
-pub use clocks::{Clocks, Phase, Reason, Verdict, Watch};
+pub use clocks::{Clocks, MEANWHILE, Phase, Reason, Verdict, Watch};
 pub use service::{Answer, Peer, Slashed};
 
 use axum::{

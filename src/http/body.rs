@@ -2,7 +2,7 @@
 
 mod limits;
 
-use super::{admission::Permit, coding::Malformed};
+use super::{accept::MEANWHILE, admission::Permit, coding::Malformed};
 use crate::error::InferError;
 use axum::{
     body::{Body, Bytes},
@@ -18,6 +18,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use tokio::time::{timeout, timeout_at};
 
 /// What is set aside before the first byte of a body of unknown length.
 const START_BYTES: usize = 16 * 1024;
@@ -132,7 +133,13 @@ impl Reader {
         }
         loop {
             let due = self.due(now);
-            let frame = match tokio::time::timeout_at(due.into(), self.body.frame()).await {
+            let mut frame = self.body.frame();
+            let mut come = timeout_at(due.into(), &mut frame).await;
+            if come.is_err() {
+                // It may have come while the process stood still.
+                come = timeout(MEANWHILE, frame).await;
+            }
+            let frame = match come {
                 Err(_) => return Err(self.slow()),
                 Ok(None) => {
                     if let Some(permit) = &self.permit {

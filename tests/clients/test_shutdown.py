@@ -1,5 +1,7 @@
 """SIGTERM: readiness goes first, requests are answered until the end, and the exit code is 0."""
 
+import re
+import signal
 import socket
 import threading
 import time
@@ -46,6 +48,30 @@ def test_a_drained_server_says_so_first_and_loses_no_request(start_server, only_
         return answered > 0
 
     assert any(map(drained, (3000, 12_000, 48_000)))
+
+
+def test_what_comes_while_the_process_stands_still_is_answered(start_server, only_digits, digits):
+    # Shorter than the time for which it stands still, which is the caller's: of idle connections, heads and bodies alike.
+    clocks = {"header_timeout_ms": 2000, "idle_timeout_ms": 2500, "body_timeout_ms": 3000}
+    server = start_server(only_digits, **clocks)
+    data = digits[5][1]
+    head = f"POST /predictions/digits HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+    # What was sent before, and what is sent while it stands still.
+    parts = [(b"", head + data), (head[:20], head[20:] + data), (head + data[:50], data[50:])]
+    connections = [socket.create_connection(("127.0.0.1", server.port)) for _ in parts * 8]
+    for connection, (before, _) in zip(connections, parts * 8, strict=True):
+        connection.settimeout(wire.TIMEOUT)
+        connection.sendall(before)
+    metrics = lambda: requests.get(f"{server.admin_url}/metrics", timeout=wire.TIMEOUT).text
+    seen = lambda: float(re.search(r"^ocelli_http_connections (\S+)", metrics(), re.MULTILINE)[1])
+    until(lambda: seen() >= len(connections), 60, "all are seen")
+    server.process.send_signal(signal.SIGSTOP)
+    for connection, (_, rest) in zip(connections, parts * 8, strict=True):
+        connection.sendall(rest)
+    time.sleep(4)
+    server.process.send_signal(signal.SIGCONT)
+    answers = [connection.recv(1 << 16)[:15] for connection in connections]
+    assert answers == [b"HTTP/1.1 200 OK"] * len(answers), answers
 
 
 def test_an_idle_connection_does_not_hold_the_server_up(start_server, only_digits):

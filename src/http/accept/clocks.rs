@@ -10,6 +10,9 @@ use std::{
 };
 use tokio_util::sync::CancellationToken;
 
+/// What has come is read in this time, also by a process that stood still for a while. Before that no time is over.
+pub const MEANWHILE: Duration = Duration::from_millis(20);
+
 /// What opens an HTTP/2 connection.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -88,8 +91,8 @@ struct UnderWay {
     waits: Option<Instant>,
     /// When some of the request's body was read last.
     body_read: Option<Instant>,
-    /// Ends the stream, with what it holds.
-    reset: CancellationToken,
+    /// Ends the stream, with what it holds, where somebody heeds it.
+    reset: Option<CancellationToken>,
 }
 
 /// One connection, as its socket and its requests report it.
@@ -177,7 +180,9 @@ impl Watch {
 
     /// Ends a request's stream when it is cancelled.
     pub fn reset_of(&self, request: u64) -> CancellationToken {
-        self.state.lock().answers.get(&request).map(|answer| answer.reset.clone()).unwrap_or_default()
+        let mut state = self.state.lock();
+        let answer = state.answers.get_mut(&request);
+        answer.map(|answer| answer.reset.get_or_insert_default().clone()).unwrap_or_default()
     }
 
     /// Ends a request's stream; whether others are open.

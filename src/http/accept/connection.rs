@@ -1,7 +1,7 @@
 //! One connection: served to its end, which is the client's, a clock's or a stage's.
 
 use super::{
-    Connections, Peer, Phase, Reason, Settings, Stages, Verdict, Watch,
+    Connections, MEANWHILE, Peer, Phase, Reason, Settings, Stages, Verdict, Watch,
     io::{Io, LeftAt},
     service::Observed,
 };
@@ -115,6 +115,7 @@ impl Shared {
             let mut farewell_until = None;
             let mut idle_seen = false;
             let mut counted = false;
+            let mut over = false;
             let mut look = pin!(tokio::time::sleep(Duration::ZERO));
             let in_order = loop {
                 tokio::select! {
@@ -122,7 +123,15 @@ impl Shared {
                     biased;
                     ended = connection.as_mut() => break ended.is_ok(),
                     () = look.as_mut() => match watch.verdict(&self.settings.clocks, Instant::now()) {
-                        Verdict::LookAt(at) => look.as_mut().reset(at.into()),
+                        Verdict::LookAt(at) => {
+                            over = false;
+                            look.as_mut().reset(at.into());
+                        }
+                        // Where the process stood still, times are over before what came meanwhile is seen.
+                        _ if !over => {
+                            over = true;
+                            look.as_mut().reset((Instant::now() + MEANWHILE).into());
+                        }
                         Verdict::Reset(request) => {
                             self.connections.streams_reset.fetch_add(1, Ordering::Relaxed);
                             // Who takes none of several answers is told to go away.

@@ -22,7 +22,6 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 /// What of a reply goes to an HTTP/2 connection at once: it keeps what the client's window does not let out, and a reply counts as
@@ -64,10 +63,8 @@ where
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let http1 = request.version() < Version::HTTP_2;
-        let number = self.watch.request_begins();
         let under_way = Arc::new(UnderWay {
-            request: number,
-            reset: self.watch.reset_of(number),
+            request: self.watch.request_begins(),
             watch: Arc::clone(&self.watch),
             stages: self.stages.clone(),
             http1,
@@ -157,8 +154,6 @@ async fn throw_away(mut left: Incoming) -> bool {
 /// gone.
 struct UnderWay {
     request: u64,
-    /// Ends its stream.
-    reset: CancellationToken,
     watch: Arc<Watch>,
     stages: Stages,
     http1: bool,
@@ -208,8 +203,8 @@ impl Drop for Upload {
 /// said to who sends more than this.
 fn read_beside_the_reply(mut incoming: Incoming, under_way: &Arc<UnderWay>) {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return under_way.watch.body_left() };
-    let UnderWay { request, ref reset, ref watch, ref stages, http1 } = **under_way;
-    let (reset, watch, stages) = (reset.clone(), Arc::clone(watch), stages.clone());
+    let UnderWay { request, ref watch, ref stages, http1 } = **under_way;
+    let (reset, watch, stages) = (watch.reset_of(request), Arc::clone(watch), stages.clone());
     // A connection of HTTP/1 is this request's until then; over HTTP/2 the request ends with its reply.
     let open = http1.then(|| Arc::clone(under_way));
     runtime.spawn(async move {
@@ -369,8 +364,7 @@ mod tests {
     fn answer(body: Body, http1: bool) -> (Answer, Arc<Watch>) {
         let watch = Arc::new(Watch::new(Instant::now()));
         let (request, stages) = (watch.request_begins(), Stages::default());
-        let reset = watch.reset_of(request);
-        let under_way = Arc::new(UnderWay { request, reset, watch: Arc::clone(&watch), stages, http1 });
+        let under_way = Arc::new(UnderWay { request, watch: Arc::clone(&watch), stages, http1 });
         (Answer::of(body, under_way), watch)
     }
 

@@ -109,7 +109,7 @@ impl Finding {
         found: mpsc::Sender<Found>,
     ) -> Result<(), InferError> {
         self.charge_for(&posted);
-        let held = self.permit.as_deref().map(Permit::nothing_beside);
+        let held = self.call.permit.as_deref().map(Permit::nothing_beside);
         let mut supply = Supply::new(posted, bytes_max, held);
         let (mut hurry, mut fed) = (false, None::<Fed>);
         loop {

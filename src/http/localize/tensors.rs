@@ -513,11 +513,11 @@ mod tests {
             let request = InferRequest {
                 id: None,
                 parameters: serde_json::from_str(parameters).expect("parameters"),
-                inputs: vec![Input::whole("frames".to_owned(), tensor, Default::default())],
+                inputs: vec![Input::whole("frames".to_owned(), tensor)],
                 outputs: Vec::new(),
                 binary_default: false,
             };
-            fit(&front, &tally, &Settings::default(), &call, request, None).await
+            fit(&front, &tally, &Settings::default(), &call, request).await
         };
         let Fitted { outputs, parameters, .. } = told("{}").await.expect("nothing is asked");
         assert_eq!(parameters, [(OVER_SPOTS_MAX, 0)]);
