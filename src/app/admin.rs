@@ -89,9 +89,10 @@ mod tests {
     use super::*;
     use crate::http::accept::Clocks;
     use axum::routing::get;
+    use parking_lot::Mutex;
     use std::{
         io::{Read, Write},
-        sync::{Mutex, mpsc},
+        sync::mpsc,
         time::Duration,
     };
 
@@ -132,7 +133,7 @@ mod tests {
         let wait = Arc::new(Mutex::new(wait));
         let stuck = get(async move || {
             begin.send(()).unwrap();
-            let _ = wait.lock().unwrap().recv();
+            let _ = wait.lock().recv();
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut asks = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -178,11 +178,17 @@ impl Watch {
         request
     }
 
-    /// Ends a request's stream when it is cancelled.
+    /// Ends a request's stream when it is cancelled, which it is for one that has ended.
     pub fn reset_of(&self, request: u64) -> CancellationToken {
         let mut state = self.state.lock();
-        let answer = state.answers.get_mut(&request);
-        answer.map(|answer| answer.reset.get_or_insert_default().clone()).unwrap_or_default()
+        match state.answers.get_mut(&request) {
+            Some(answer) => answer.reset.get_or_insert_default().clone(),
+            None => {
+                let ended = CancellationToken::new();
+                ended.cancel();
+                ended
+            }
+        }
     }
 
     /// Ends a request's stream; whether others are open.
