@@ -79,6 +79,10 @@ def same(got, expected, where="reply"):
             same(*pair, f"{where}[{index}]")
     elif isinstance(expected, float):
         assert abs(got - expected) <= TOLERANCE * max(1, abs(expected)), f"{where}: {got}, documented {expected}"
+    elif isinstance(expected, str) and (of_class := re.fullmatch(r"(-?\d+\.\d+)(:.+)", expected)):
+        # A score, as Triton's classes have it.
+        score, _, rest = str(got).partition(":")
+        same([float(score), f":{rest}"], [float(of_class[1]), of_class[2]], where)
     elif isinstance(expected, str) and expected.endswith("…"):
         assert got.startswith(expected[:-1]), f"{where}: {got}, documented {expected}"
     else:
