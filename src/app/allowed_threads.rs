@@ -1,5 +1,5 @@
-//! Whether the system lets the process start as many threads as a server or a command has at the least. Who is refused one panics, in some libraries,
-//! or says no more than that a resource is not there: it is tried before any of them is started.
+//! Whether the system lets the process start as many threads as a server or a command has at the least. Who is refused one panics, in
+//! some libraries, or says no more than that a resource is not there: it is tried before any of them is started.
 
 use super::AppError;
 use crate::config::{Config, RepositoryMode};

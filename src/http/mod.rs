@@ -80,6 +80,7 @@ use axum::{
 use body::BodyLimits;
 use decode::DecodePool;
 use guard::HeadLimits;
+pub(crate) use health::starting;
 use listing::Listings;
 use parking_lot::Mutex;
 use shared_memory::SharedMemory;
@@ -394,8 +395,6 @@ pub fn routes(front: Arc<Front>) -> Router {
     let base = Arc::clone(&front.base_path);
     base::below(&base, api.with_state(front))
 }
-
-pub(crate) use health::starting;
 
 /// What the admin listener serves: health, metrics and control.
 pub fn admin_routes(front: Arc<Front>) -> Router {

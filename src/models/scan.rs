@@ -201,7 +201,7 @@ fn scan_as(
             return versions.into_iter().map(|version| failed(version, why.clone())).collect();
         }
     };
-    described.notes.extend([notes_on_name(name), misplaced::in_folder(folder)].concat());
+    described.notes.extend([notes_on_name(name), misplaced::in_folder(&inside)].concat());
     if described.tritons {
         // Triton passes them over, and serves the others.
         inside.retain(|(version, path)| {

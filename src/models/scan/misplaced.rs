@@ -1,7 +1,7 @@
 //! Files that would say what a model is, and lie where nothing reads them or are called so that nothing does.
 
 use super::{CONFIG_FILE, MANIFEST_FILE, disk::entries};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Which of the files that describe a model is meant by this name, in whatever letters.
 fn meant(name: &str) -> Option<&'static str> {
@@ -18,11 +18,10 @@ pub(super) fn at_top(name: &str) -> Option<String> {
 }
 
 /// What of a model's own folder is called almost right.
-pub(super) fn in_folder(folder: &Path) -> Vec<String> {
-    let names = entries(folder).unwrap_or_default().into_iter().map(|(name, _)| name);
-    let almost = names.filter_map(|name| {
+pub(super) fn in_folder(inside: &[(String, PathBuf)]) -> Vec<String> {
+    let almost = inside.iter().filter_map(|(name, path)| {
         // A file system may take both names for the same.
-        let file = meant(&name).filter(|file| *file != name && !folder.join(file).exists())?;
+        let file = meant(name).filter(|file| file != name && !path.with_file_name(file).exists())?;
         Some(format!("{name} is passed over: such a file is called {file}, in small letters"))
     });
     almost.collect()
