@@ -89,3 +89,11 @@ def size(text):
 def port(address):
     """The port of `127.0.0.1:8000`."""
     return int(address.rpartition(":")[2])
+
+
+def assert_threads_follow_requests(container):
+    """Without a limit, a container sees all processors of its machine, of which it is sure to have those that it requests."""
+    given = {entry["name"]: entry.get("valueFrom", {}).get("resourceFieldRef") for entry in container["env"]}
+    for name in ("OCELLI_HTTP_THREADS", "OCELLI_DECODE_THREADS", "OCELLI_COMPUTE_THREADS"):
+        # By whole processors, rounded up.
+        assert given.get(name) == {"resource": "requests.cpu"}, name

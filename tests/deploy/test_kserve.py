@@ -73,6 +73,11 @@ def test_services_name_the_runtime_and_a_format_of_it(objects, container):
         given(container, {entry["name"]: entry["value"] for entry in model.get("env", [])})
 
 
+def test_threads_are_as_many_as_the_processors_that_are_asked_for(container):
+    assert int(container["resources"]["requests"]["cpu"]) > 0
+    common.assert_threads_follow_requests(container)
+
+
 def test_runs_without_rights_and_within_its_memory(objects, container):
     security = container["securityContext"]
     assert security["runAsNonRoot"] and security["readOnlyRootFilesystem"] and security["runAsUser"] == 10001

@@ -210,6 +210,11 @@ def test_without_a_gpu_more_processors_are_asked_for():
     assert asked[0] < asked[1]
 
 
+def test_threads_are_as_many_as_the_processors_that_are_asked_for(objects):
+    assert int(container(objects)["resources"]["requests"]["cpu"]) > 0
+    common.assert_threads_follow_requests(container(objects))
+
+
 def test_each_overlay_asks_for_its_kind_of_device():
     asked = {}
     for name in OVERLAYS:
