@@ -42,12 +42,12 @@ pub struct Core {
 }
 
 impl Core {
-    /// Scans the model folder, loads ONNX Runtime and starts the devices. No model is loaded yet; each that was found
-    /// has its log file, if there are such files.
+    /// Scans the model folder, loads ONNX Runtime and starts the devices. No model is loaded yet; the log file of each that was found
+    /// is being made, if there are such files.
     ///
     /// # Errors
-    /// If the backend cannot be had, or ONNX Runtime where a model is for it; if a log file or `stack_spill_folder` cannot be written;
-    /// or if the system refuses a thread.
+    /// If the backend cannot be had, or ONNX Runtime where a model is for it; if `stack_spill_folder` cannot be written; or if the
+    /// system refuses a thread.
     pub fn start(config: &Config, log: Option<&Logging>) -> Result<Core, AppError> {
         spill_folder(config).map_err(|why| {
             AppError::Failed(format!("stack_spill_folder {:?}: {why}", config.stack_spill_folder))

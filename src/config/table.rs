@@ -328,7 +328,7 @@ options! {
             "A decode waits until its share is free. At least 4 bytes for each of image_pixels_max; formats whose decoders work on more (progressive JPEG, WebP, 16 bits) take up to 18, a mask takes 8 bytes for each pixel of the posted image (24 as run lengths), a picture 10 for each channel of each pixel (16 of 16 bits, and more where it is resized), and what needs more than all of it is answered with 413.";
         gpu_jpeg: bool, Choice(&["off", "on"]), "off",
             "Whether a GPU decodes JPEGs while the CPU has more of them than it has threads for.",
-            "By NVIDIA's nvJPEG (libnvjpeg.so.13, .12 or .11), on a GPU that is held anyway; plain photos only, the CPU does the rest. Pixels differ by a few steps from the CPU's. Not with isolation = \"process\".";
+            "By NVIDIA's nvJPEG (libnvjpeg.so.13, .12 or .11), on a GPU that is held anyway, the first of several; plain photos only, the CPU does the rest. Pixels differ by a few steps from the CPU's. Not with isolation = \"process\".";
     }
     section "Stacks of camera frames" {
         stack_bytes_max: u64, Bytes { min: KIB, max: 1024 * TIB }, "1TiB",

@@ -16,13 +16,17 @@ use crate::{
     models::{Form, ImageInput, Model},
 };
 use bytes::Bytes;
+use crossbeam_channel::Sender;
 use parking_lot::{Condvar, Mutex};
 use std::{
     cell::RefCell,
+    collections::VecDeque,
+    io,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
+    thread,
     time::{Duration, Instant},
 };
 use tokio::sync::oneshot;
@@ -48,9 +52,13 @@ pub struct Decoded {
     pub share: Share,
 }
 
+type Job = Box<dyn FnOnce() + Send>;
+
 /// Threads that decode, and the memory they may use together.
 pub struct DecodePool {
-    pool: rayon::ThreadPool,
+    /// Done in the order of coming. Whoever waits for one is a request, of which admission bounds the number.
+    jobs: Sender<Job>,
+    threads: usize,
     limits: Limits,
     budget: Arc<Budget>,
     /// What the threads are to do, with what they are doing.
@@ -72,17 +80,16 @@ impl DecodePool {
     ///
     /// # Errors
     /// If the system refuses a thread.
-    pub fn new(
-        threads: usize,
-        bytes_max: u64,
-        limits: Limits,
-    ) -> Result<DecodePool, rayon::ThreadPoolBuildError> {
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|index| format!("ocelli-decode-{index}"))
-            .build()?;
+    pub fn new(threads: usize, bytes_max: u64, limits: Limits) -> io::Result<DecodePool> {
+        let (jobs, to_do) = crossbeam_channel::unbounded::<Job>();
+        for index in 0..threads {
+            let to_do = to_do.clone();
+            // They end when the pool is dropped, and nothing is left to do.
+            let work = move || to_do.into_iter().for_each(|job| job());
+            thread::Builder::new().name(format!("ocelli-decode-{index}")).spawn(work)?;
+        }
         let (budget, in_pool) = (Arc::new(Budget::new(bytes_max)), Arc::default());
-        Ok(DecodePool { pool, limits, budget, in_pool, jpeg: None, gpu_jpegs: AtomicU64::new(0) })
+        Ok(DecodePool { jobs, threads, limits, budget, in_pool, jpeg: None, gpu_jpegs: AtomicU64::new(0) })
     }
 
     /// The same, with a GPU that takes JPEGs which the threads have no time for.
@@ -112,14 +119,16 @@ impl DecodePool {
     ) -> Result<T, InferError> {
         let (reply, answer) = oneshot::channel();
         let (_waiting, take) = Waiting::new((work, Counted::among(&self.in_pool)));
-        self.pool.spawn_fifo(move || {
+        let job = move || {
             let Some((work, _counted)) = take() else { return };
             // A panic unwinds to here and drops `reply`.
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
             if let Ok(result) = result {
                 let _ = reply.send(result);
             }
-        });
+        };
+        // Without threads, which there are as long as the pool is, it would be dropped with `reply`.
+        let _ = self.jobs.send(Box::new(job));
         answer.await.map_err(|_| InferError::Internal("a worker of the decode pool panicked".into()))
     }
 
@@ -238,20 +247,26 @@ fn stage_frame(frame: &Frame, input: &ImageInput) -> Result<Staged, InferError> 
 struct Budget {
     limit: u64,
     state: Mutex<BudgetState>,
-    freed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct BudgetState {
     used: u64,
-    /// Numbers given out, and the one whose turn it is.
-    given: u64,
-    turn: u64,
+    /// Who waits, in the order of coming. Only the first is woken: of many threads each would look in vain.
+    waiting: VecDeque<Arc<Condvar>>,
+}
+
+impl BudgetState {
+    fn wake_first(&self) {
+        if let Some(first) = self.waiting.front() {
+            first.notify_one();
+        }
+    }
 }
 
 impl Budget {
     fn new(limit: u64) -> Budget {
-        Budget { limit, state: Mutex::default(), freed: Condvar::new() }
+        Budget { limit, state: Mutex::default() }
     }
 
     fn used(&self) -> u64 {
@@ -268,21 +283,25 @@ impl Budget {
             });
         }
         let mut state = budget.state.lock();
-        let number = state.given;
-        state.given += 1;
-        let waits = |state: &mut BudgetState| state.turn != number || state.used + bytes > budget.limit;
-        budget.freed.wait_while(&mut state, waits);
+        if !state.waiting.is_empty() || state.used + bytes > budget.limit {
+            let mine = Arc::new(Condvar::new());
+            state.waiting.push_back(Arc::clone(&mine));
+            let is_first =
+                |state: &BudgetState| state.waiting.front().is_some_and(|it| Arc::ptr_eq(it, &mine));
+            mine.wait_while(&mut state, |state| !is_first(state) || state.used + bytes > budget.limit);
+            state.waiting.pop_front();
+        }
         state.used += bytes;
-        state.turn += 1;
+        // There may be room for the next as well.
+        state.wake_first();
         drop(state);
-        budget.freed.notify_all();
         Ok(Share { budget: Arc::clone(budget), bytes })
     }
 
     /// As [`Budget::take`] without waiting: none where it does not fit now, or others wait.
     fn try_take(budget: &Arc<Budget>, bytes: u64) -> Option<Share> {
         let mut state = budget.state.lock();
-        if state.turn != state.given || state.used + bytes > budget.limit {
+        if !state.waiting.is_empty() || state.used + bytes > budget.limit {
             return None;
         }
         state.used += bytes;
@@ -299,8 +318,9 @@ pub struct Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.budget.state.lock().used -= self.bytes;
-        self.budget.freed.notify_all();
+        let mut state = self.budget.state.lock();
+        state.used -= self.bytes;
+        state.wake_first();
     }
 }
 
@@ -326,7 +346,7 @@ mod tests {
     fn a_decode_waits_for_its_share_and_gives_it_back() {
         let budget = Arc::new(Budget::new(100));
         let first = Budget::take(&budget, 80, DECODING).expect("fits");
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             let second = scope.spawn(|| Budget::take(&budget, 80, DECODING).map(|share| share.bytes));
             drop(first);
             assert_eq!(second.join().expect("no panic").expect("fits now"), 80);
@@ -337,7 +357,7 @@ mod tests {
     /// Pages of different sizes and depths, as they are for a model that takes images in their own size.
     #[test]
     fn each_page_is_accounted_for_by_its_own_size_and_depth() {
-        let mut file = std::io::Cursor::new(Vec::new());
+        let mut file = io::Cursor::new(Vec::new());
         let mut writer = tiff::encoder::TiffEncoder::new(&mut file).expect("memory");
         let small = writer.write_image::<tiff::encoder::colortype::Gray8>(4, 3, &[7; 4 * 3]);
         small.expect("a page");
@@ -359,6 +379,41 @@ mod tests {
         assert_eq!(decoded.share.bytes, header.decoded_bytes() + staged.iter().sum::<u64>());
     }
 
+    /// Has so many threads wait for so much each, in this order, and gives all back that there is; who has a share calls `then`.
+    fn after_waiting(sizes: &[u64], then: impl Fn(usize) + Sync) {
+        let budget = Arc::new(Budget::new(100));
+        let all = Budget::take(&budget, 100, DECODING).expect("fits");
+        thread::scope(|scope| {
+            for (number, bytes) in sizes.iter().enumerate() {
+                let (budget, then) = (&budget, &then);
+                scope.spawn(move || {
+                    let _share = Budget::take(budget, *bytes, DECODING).expect("fits");
+                    then(number);
+                });
+                while budget.state.lock().waiting.len() <= number {
+                    thread::yield_now();
+                }
+            }
+            drop(all);
+        });
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn shares_are_given_in_the_order_of_coming() {
+        // Of these no two fit beside each other.
+        let sizes: Vec<_> = (0..32).map(|number| 51 + number * 37 % 50).collect();
+        let order = Mutex::new(Vec::new());
+        after_waiting(&sizes, |number| order.lock().push(number));
+        assert_eq!(order.into_inner(), (0..32).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn all_who_fit_beside_each_other_have_their_share_at_once() {
+        let together = std::sync::Barrier::new(3);
+        after_waiting(&[30, 40, 30], |_| _ = together.wait());
+    }
+
     #[tokio::test]
     async fn work_that_takes_memory_has_its_share_while_it_runs() {
         let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
@@ -378,10 +433,10 @@ mod tests {
         let budget = Arc::new(Budget::new(100));
         let first = Budget::try_take(&budget, 80).expect("fits");
         assert!(Budget::try_take(&budget, 21).is_none());
-        // Somebody has a number, and it is not their turn yet.
-        budget.state.lock().given += 1;
+        // Somebody waits, and it is not their turn yet.
+        budget.state.lock().waiting.push_back(Arc::default());
         assert!(Budget::try_take(&budget, 20).is_none());
-        budget.state.lock().turn += 1;
+        budget.state.lock().waiting.clear();
         assert_eq!(Budget::try_take(&budget, 20).expect("nobody waits").bytes, 20);
         drop(first);
         assert_eq!(budget.used(), 0);

@@ -1,7 +1,6 @@
 //! A file a day: `NAME.DAY`, and `NAME`, a link to the one that is written to.
 //!
-//! Written by one thread, which may stand still where a disk does. What does not work is given back as an error: nothing here is
-//! told on the standard error, which may be full as well.
+//! Made, written, removed and closed by one thread, which may stand still where a disk does.
 
 use std::{
     collections::HashMap,
@@ -33,14 +32,15 @@ struct Open {
 }
 
 impl Daily {
-    /// Makes no file yet.
-    pub(super) fn new(folder: &Path, name: String) -> Daily {
-        Daily { folder: folder.to_owned(), name, open: None }
+    /// Those that this link leads to. Makes none yet.
+    pub(super) fn new(link: &Path) -> Daily {
+        let name = link.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Daily { folder: link.parent().unwrap_or(Path::new("")).to_owned(), name, open: None }
     }
 
     /// Writes lines, or none, to the file of this day (`YYYY-MM-DD`), which is made where it is not there, also where somebody has
-    /// removed or moved it. With a new one, the oldest are removed. Gives back why they went to the file of a day before, or why no
-    /// link leads to that of this day.
+    /// removed or moved it, with its folder. With a new one, the oldest are removed. Gives back why they went to the file of a day
+    /// before, or to one that was moved, or why no link leads to that of this day.
     ///
     /// # Errors
     /// Nothing, or not all of it, was written.
@@ -53,7 +53,11 @@ impl Daily {
                     kept.remove_oldest(&self.folder, &self.name, day);
                     amiss = self.link(day).err();
                 }
-                Err(error) => amiss = Some(error),
+                Err(error) => {
+                    // What is written to a file without a name, nobody reads.
+                    self.open = self.open.take().filter(Open::has_a_name);
+                    amiss = Some(error);
+                }
             }
         }
         let Some(open) = &mut self.open else { return amiss.map_or(Ok(None), Err) };
@@ -68,7 +72,11 @@ impl Daily {
 
     fn make(&self, day: &str) -> io::Result<Open> {
         let path = self.folder.join(format!("{}.{day}", self.name));
-        let file = OpenOptions::new().append(true).create(true).open(path)?;
+        let open = || OpenOptions::new().append(true).create(true).open(&path);
+        let file = open().or_else(|error| match error.kind() {
+            io::ErrorKind::NotFound => fs::create_dir_all(&self.folder).and_then(|()| open()),
+            _ => Err(error),
+        })?;
         Ok(Open { identity: identity(&file.metadata()?), file, day: day.to_owned(), torn: false })
     }
 
@@ -84,6 +92,12 @@ impl Daily {
         symlink(&to, &beside)?;
         // At once: there is always one for whoever reads.
         fs::rename(&beside, &link).inspect_err(|_| _ = fs::remove_file(&beside))
+    }
+}
+
+impl Open {
+    fn has_a_name(&self) -> bool {
+        self.file.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
     }
 }
 
@@ -129,7 +143,10 @@ impl Kept {
         days.sort_unstable_by(|a, b| b.cmp(a));
         for day in days.iter().skip(FILES_MAX - 1) {
             let file = folder.join(format!("{name}.{day}"));
-            if let Err(error) = fs::remove_file(&file) {
+            // Somebody else may have removed it since the folder was read.
+            if let Err(error) = fs::remove_file(&file)
+                && error.kind() != io::ErrorKind::NotFound
+            {
                 tracing::warn!(file = %file.display(), %error, "an old log file cannot be removed");
             }
         }
@@ -170,7 +187,7 @@ mod tests {
     impl Logs {
         fn new() -> Logs {
             let folder = tempfile::tempdir().expect("a folder");
-            let daily = Daily::new(folder.path(), "m.log".to_owned());
+            let daily = Daily::new(&folder.path().join("m.log"));
             Logs { folder, daily, kept: Kept::default() }
         }
 
@@ -263,8 +280,41 @@ mod tests {
         fs::remove_dir(logs.path("m.log")).expect("removed");
         assert!(matches!(logs.write("2\n", day), Ok(None)));
         assert_eq!(logs.text("m.log"), "1\n2\n");
-        let mut nowhere = Daily::new(&logs.path("nowhere"), "m.log".to_owned());
-        nowhere.write("1\n", day, &mut Kept::default()).expect_err("there is no folder");
+        let mut nowhere = Daily::new(&logs.path("m.log.2026-11-27/nowhere/m.log"));
+        nowhere
+            .write("1\n", day, &mut Kept::default())
+            .expect_err("there is a file where the folder is to be");
+    }
+
+    #[test]
+    fn a_folder_that_was_removed_is_made_again_and_where_it_cannot_be_no_line_goes_to_what_is_gone() {
+        let mut logs = Logs::new();
+        let (day, folder) = ("2026-11-27", logs.folder.path().to_owned());
+        assert!(matches!(logs.write("1\n", day), Ok(None)));
+        fs::remove_dir_all(&folder).expect("removed");
+        assert!(matches!(logs.write("2\n", day), Ok(None)));
+        assert_eq!(logs.text("m.log"), "2\n");
+        fs::remove_dir_all(&folder).expect("removed");
+        fs::write(&folder, "").expect("a file in its place");
+        logs.write("3\n", day).expect_err("nobody would find it");
+        fs::remove_file(&folder).expect("removed");
+        assert!(matches!(logs.write("4\n", day), Ok(None)));
+        assert_eq!(logs.text("m.log"), "4\n");
+    }
+
+    #[test]
+    fn an_old_file_that_somebody_else_removed_is_no_news() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let days = (1..=16).map(|day| format!("2026-11-{day:02}")).collect();
+        let mut kept = Kept { read_on: "2026-11-27".to_owned(), days: [("m.log".to_owned(), days)].into() };
+        let console = tempfile::NamedTempFile::new().expect("a file");
+        let shown = console.reopen().expect("the file");
+        let log =
+            tracing_subscriber::fmt().with_writer(move || shown.try_clone().expect("the file")).finish();
+        tracing::subscriber::with_default(log, || {
+            kept.remove_oldest(folder.path(), "m.log", "2026-11-27");
+        });
+        assert_eq!(fs::read_to_string(console.path()).expect("the file"), "");
     }
 
     #[test]

@@ -21,8 +21,8 @@ use tracing::Subscriber;
 use tracing_appender::non_blocking::{ErrorCounter, WorkerGuard};
 use tracing_subscriber::{
     EnvFilter, Layer,
-    filter::{FilterExt, LevelFilter, filter_fn},
-    layer::SubscriberExt,
+    filter::{FilterExt, LevelFilter, Targets, filter_fn},
+    layer::{Filter, SubscriberExt},
     util::SubscriberInitExt,
 };
 
@@ -221,6 +221,7 @@ pub fn init(
 
 /// The library that watches folders, by the target of its log.
 const WATCHES_FOLDERS: &str = "notify";
+const WATCHES_FOLDERS_ERROR: &str = "notify=error";
 
 fn subscriber(
     format: Format,
@@ -229,21 +230,9 @@ fn subscriber(
     traces: Option<Arc<Traces>>,
     console: impl Write + Send + 'static,
 ) -> Result<(impl Subscriber + Send + Sync, Logging), LogError> {
-    let told = filter;
-    let filter = EnvFilter::builder()
-        .parse(told)
-        .map_err(|error| LogError::Filter { filter: told.into(), reason: error.to_string() })?;
-    // Unless it is asked for: for each folder that goes, what watches folders says that it cannot watch it any more.
-    let parts = || told.split(',').map(|part| part.trim().to_ascii_lowercase());
-    let of_all = parts().any(|part| ["warn", "info", "debug", "trace"].contains(&&*part));
-    let asked = parts().any(|part| part.starts_with(WATCHES_FOLDERS));
-    let filter = match of_all && !asked {
-        true => filter.add_directive(
-            format!("{WATCHES_FOLDERS}=error").parse().expect("a name and a level are a filter"),
-        ),
-        false => filter,
-    };
-    let filter = filter.or(filter_fn(is_request).with_max_level_hint(LevelFilter::ERROR));
+    let filter = parsed(filter)
+        .map_err(|reason| LogError::Filter { filter: filter.into(), reason })?
+        .or(filter_fn(is_request).with_max_level_hint(LevelFilter::ERROR));
     let files = match folder {
         Some(folder) => {
             let files =
@@ -270,13 +259,31 @@ fn subscriber(
     Ok((subscriber, Logging { files, traces, lost, failed, _console: guard }))
 }
 
+/// What a filter lets through, as `EnvFilter` reads it. That keeps books of spans behind a lock of the whole process, which each
+/// request would take a dozen times: it is there where the filter speaks of spans, and of targets alone otherwise.
+fn parsed<S: Subscriber>(filter: &str) -> Result<Box<dyn Filter<S> + Send + Sync>, String> {
+    let mut parts: Vec<_> = filter.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+    // Unless it is asked for: for each folder that goes, what watches folders says that it cannot watch it any more.
+    let lower: Vec<_> = parts.iter().map(|part| part.to_ascii_lowercase()).collect();
+    let of_all = lower.iter().any(|part| ["warn", "info", "debug", "trace"].contains(&&**part));
+    if of_all && !lower.iter().any(|part| part.starts_with(WATCHES_FOLDERS)) {
+        parts.push(WATCHES_FOLDERS_ERROR);
+    }
+    let text = parts.join(",");
+    let with_spans = EnvFilter::builder().parse(&text).map_err(|error| error.to_string())?;
+    Ok(match text.parse::<Targets>() {
+        Ok(targets) if !text.contains('[') => Box::new(targets),
+        _ => Box::new(with_spans),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::telemetry::{request::RequestId, traces::Begun};
     use parking_lot::Mutex;
     use serde_json::Value;
-    use std::fs;
+    use std::{collections::BTreeSet, fs};
     use tracing::{debug, info, info_span, warn};
 
     #[derive(Clone, Default)]
@@ -416,6 +423,57 @@ mod tests {
         let refused = subscriber(PLAIN, "ocelli=loud", None, None, io::sink());
         let error = refused.err().expect("not a filter").to_string();
         assert!(error.starts_with("log_filter \"ocelli=loud\" is not"), "{error}");
+    }
+
+    /// What `EnvFilter` itself lets through is the truth.
+    #[test]
+    fn a_filter_of_targets_alone_is_read_as_one_with_spans_is() {
+        macro_rules! events {
+            ($($target:literal),*) => {$(
+                tracing::error!(target: $target, "1");
+                warn!(target: $target, "2");
+                info!(target: $target, "3");
+                debug!(target: $target, "4");
+                tracing::trace!(target: $target, "5");
+            )*};
+        }
+        let events = || {
+            events!("ocelli", "ocelli::http::body", "ocellish", "hyper", "hyper::proto", "ort");
+        };
+        let mut told = BTreeSet::new();
+        for filter in [
+            "info",
+            "WARN",
+            "off",
+            "4",
+            "ocelli",
+            "ocelli=debug",
+            "ocelli=4,ocelli::http=off",
+            "ocelli::http=trace,info",
+            " warn , hyper=debug ",
+            ",info,,",
+            "ort=off,hyper=Warn,hyper=trace",
+            "hyper::proto,hyper=error,debug",
+            "a[b]=debug,warn,ort=trace",
+        ] {
+            let console = Console::default();
+            let to = console.clone();
+            let trimmed: Vec<_> = filter.split(',').map(str::trim).collect();
+            let expected = EnvFilter::builder().parse(trimmed.join(",")).expect("a filter");
+            let layer = tracing_subscriber::fmt::layer()
+                .with_ansi(false)
+                .without_time()
+                .with_writer(move || to.clone())
+                .with_filter(expected);
+            tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), events);
+            let expected = String::from_utf8(console.0.lock().clone()).expect("UTF-8");
+            let got = log(PLAIN, filter, None, |_| events());
+            // Without the time.
+            let got: String = got.lines().map(|line| format!("{}\n", line.split_at(28).1)).collect();
+            assert_eq!(got, expected, "{filter:?}");
+            told.insert(got);
+        }
+        assert!(told.len() > 9, "they differ: {}", told.len());
     }
 
     #[test]

@@ -10,14 +10,14 @@ use super::{
 };
 use parking_lot::{Mutex, RwLock};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     convert::Infallible,
     io, mem,
     path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
-        mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender},
+        mpsc::{self, Receiver, Sender, SyncSender},
     },
     time::{Duration, Instant},
 };
@@ -31,25 +31,21 @@ const CLOSE_WAIT: Duration = Duration::from_secs(1);
 /// Between two warnings that lines cannot be written.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// A file, for as long as its model is known or a line for it waits.
-#[derive(Debug)]
-struct ModelFile {
-    /// The link to the current day's.
-    path: PathBuf,
-    /// Locked by the thread that writes alone.
-    daily: Mutex<Daily>,
+/// What the thread that writes is told.
+enum Order {
+    /// A line for the file that this path leads to, which is the link to the current day's; an empty one has it made.
+    Line(Arc<Path>, String),
+    /// To close the files of which nobody else has the path any more.
+    Close,
 }
 
-/// A line, and where it belongs; an empty one has the file made.
-type Line = (Arc<ModelFile>, String);
-
 /// Locked for moments: whoever logs wants it, whatever else they hold.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Open {
     /// By model. Two names that differ only in what a file name cannot hold share a file.
-    files: BTreeMap<String, Arc<ModelFile>>,
+    files: BTreeMap<String, Arc<Path>>,
     /// Until the end.
-    lines: Option<SyncSender<Line>>,
+    orders: Option<SyncSender<Order>>,
 }
 
 /// The files of the models that were added.
@@ -67,16 +63,14 @@ impl ModelFiles {
     pub(super) fn new(folder: &Path) -> io::Result<ModelFiles> {
         std::fs::create_dir_all(folder)?;
         tempfile::tempfile_in(folder)?;
-        let (lines, to_write) = mpsc::sync_channel(LINES_MAX);
+        let (orders, to_do) = mpsc::sync_channel(LINES_MAX);
         let (end, written) = mpsc::channel();
         let lost = Arc::default();
         let counts = Arc::clone(&lost);
-        std::thread::Builder::new()
-            .name("ocelli-logs".into())
-            .spawn(move || write(&to_write, &counts, end))?;
+        std::thread::Builder::new().name("ocelli-logs".into()).spawn(move || write(&to_do, &counts, end))?;
         Ok(ModelFiles {
             folder: folder.to_owned(),
-            open: RwLock::new(Open { files: BTreeMap::new(), lines: Some(lines) }),
+            open: RwLock::new(Open { files: BTreeMap::new(), orders: Some(orders) }),
             lost,
             written: Mutex::new(written),
         })
@@ -84,33 +78,31 @@ impl ModelFiles {
 
     /// A model has a file from now on, which is made soon.
     pub(super) fn add(&self, model: &str) {
-        let name = file_name(model);
-        let path = self.folder.join(&name);
+        let path = self.folder.join(file_name(model));
         let mut open = self.open.write();
-        let file = match open.files.values().find(|file| file.path == path) {
+        let file = match open.files.values().find(|file| ***file == *path) {
             Some(file) => Arc::clone(file),
-            None => Arc::new(ModelFile { path, daily: Mutex::new(Daily::new(&self.folder, name)) }),
+            None => path.into(),
         };
         open.files.insert(model.into(), Arc::clone(&file));
-        if let Some(lines) = &open.lines {
-            // The first line makes it as well.
-            let _ = lines.try_send((file, String::new()));
-        }
+        // The first line makes it as well.
+        open.order(Order::Line(file, String::new()));
     }
 
-    /// Closes the files of models that are not known any more.
+    /// Has the files of models that are not known any more closed.
     pub(super) fn keep(&self, known: &dyn Fn(&str) -> bool) {
         // Asked without the lock.
         let mut gone: Vec<String> = self.open.read().files.keys().cloned().collect();
         gone.retain(|model| !known(model));
-        // And closed without it.
-        let _files: Vec<_> = match &*gone {
-            [] => return,
-            gone => {
-                let files = &mut self.open.write().files;
-                gone.iter().filter_map(|model| files.remove(model)).collect()
-            }
-        };
+        if gone.is_empty() {
+            return;
+        }
+        let mut open = self.open.write();
+        for model in gone {
+            open.files.remove(&model);
+        }
+        // Where too many lines wait, with those that go next.
+        open.order(Order::Close);
     }
 
     /// Lines that were lost because a disk was slower than the log, full or gone.
@@ -119,37 +111,45 @@ impl ModelFiles {
     }
 
     /// Hands a line to the thread that writes.
-    fn send(&self, file: Arc<ModelFile>, line: String) {
-        let open = self.open.read();
-        if let Some(lines) = &open.lines
-            && lines.try_send((file, line)).is_err()
-        {
+    fn send(&self, file: Arc<Path>, line: String) {
+        if !self.open.read().order(Order::Line(file, line)) {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Writes what is left and closes the files.
     pub(super) fn close(&self) {
-        let mut open = self.open.write();
-        let files = mem::take(&mut open.files);
-        open.lines = None;
-        drop(open);
-        if self.written.lock().recv_timeout(CLOSE_WAIT) == Err(RecvTimeoutError::Timeout) {
-            // Closing them would hang as writing does; the end of the process does it.
-            mem::forget(files);
-        }
+        mem::take(&mut *self.open.write());
+        // Where the disk hangs, the end of the process closes them.
+        let _ = self.written.lock().recv_timeout(CLOSE_WAIT);
     }
 }
 
-/// Writes lines until there are no more, and then drops `_end`.
-fn write(lines: &Receiver<Line>, lost: &AtomicU64, _end: Sender<Infallible>) {
+impl Open {
+    /// Whether it will be done, or is not to be done any more.
+    fn order(&self, order: Order) -> bool {
+        self.orders.as_ref().is_none_or(|orders| orders.try_send(order).is_ok())
+    }
+}
+
+/// Does as it is told until nobody tells it anything any more, and then drops `_end`, behind the files: closing one may take as long as
+/// writing it.
+fn write(orders: &Receiver<Order>, lost: &AtomicU64, _end: Sender<Infallible>) {
+    let mut files: HashMap<Arc<Path>, Daily> = HashMap::new();
     let mut kept = Kept::default();
     let mut warned: Option<Instant> = None;
-    for (file, line) in lines {
+    for order in orders {
+        let (path, line) = match order {
+            Order::Line(path, line) => (path, line),
+            Order::Close => {
+                files.retain(|path, _| Arc::strong_count(path) > 1);
+                continue;
+            }
+        };
         let mut now = timestamp();
         now.truncate("YYYY-MM-DD".len());
-        let written = file.daily.lock().write(&line, &now, &mut kept);
-        let error = match written {
+        let file = files.entry(Arc::clone(&path)).or_insert_with(|| Daily::new(&path));
+        let error = match file.write(&line, &now, &mut kept) {
             Ok(None) => continue,
             Ok(Some(error)) => error,
             Err(error) => {
@@ -161,9 +161,9 @@ fn write(lines: &Receiver<Line>, lost: &AtomicU64, _end: Sender<Infallible>) {
             warned = Some(Instant::now());
             // It names no model: it would go to the file that cannot be written.
             tracing::warn!(
-                file = %file.path.display(),
+                file = %path.display(),
                 %error,
-                "a model's log file, or the link to it, cannot be written: lines are lost, or in the file of a day before"
+                "a model's log file, or the link to it, cannot be written: lines are lost, or in another file"
             );
         }
     }
@@ -217,42 +217,64 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// Until nothing waits for the thread that writes.
-    fn until_made(files: &ModelFiles) {
-        while files.open.read().files.values().any(|file| Arc::strong_count(file) > 1) {
-            std::thread::yield_now();
-        }
+    fn file(files: &ModelFiles, model: &str) -> Arc<Path> {
+        Arc::clone(&files.open.read().files[model])
     }
 
+    /// Whoever opens this model's file of today to write waits for a reader, which this gives back.
+    fn hanging(folder: &Path, model: &str) -> impl FnOnce() + use<> {
+        let pipe = folder.join(format!("{model}.log.{}", &timestamp()[..10]));
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
+            .expect("a pipe");
+        move || drop(fs::File::open(pipe).expect("the pipe"))
+    }
+
+    /// Files as they are without the thread that writes, and what it would be told.
+    fn told_only(folder: &Path) -> (ModelFiles, Receiver<Order>) {
+        let files = ModelFiles::new(folder).expect("a folder");
+        let (orders, to_do) = mpsc::sync_channel(LINES_MAX);
+        files.open.write().orders = Some(orders);
+        (files, to_do)
+    }
+
+    /// Only there: closing one may take as long as writing it.
     #[test]
-    fn a_model_that_is_not_known_any_more_gives_its_file_back() {
+    fn the_file_of_a_model_that_is_not_known_any_more_is_closed_by_the_thread_that_writes() {
         let folder = tempfile::tempdir().expect("a folder");
-        let files = ModelFiles::new(folder.path()).expect("a folder");
+        let (files, to_do) = told_only(folder.path());
         for model in ["stays", "goes"] {
             files.add(model);
         }
-        until_made(&files);
-        let file = |model: &str| Arc::downgrade(&files.open.read().files[model]);
-        let (stays, goes) = (file("stays"), file("goes"));
         files.keep(&|model| model == "stays");
-        assert!(goes.upgrade().is_none() && stays.upgrade().is_some());
         assert_eq!(files.open.read().files.keys().collect::<Vec<_>>(), ["stays"]);
+        let at_last = hanging(folder.path(), "last");
+        files.add("last");
+        let thread = std::thread::spawn(move || write(&to_do, &AtomicU64::new(0), mpsc::channel().0));
+        at_last();
+        let open = |name: &str| {
+            let link = fs::canonicalize(folder.path().join(name)).expect("made");
+            let there = fs::read_dir("/proc/self/fd").expect("open files").flatten();
+            there.filter(|entry| fs::read_link(entry.path()).is_ok_and(|file| file == link)).count()
+        };
+        assert_eq!((open("stays.log"), open("goes.log")), (1, 0));
+        files.close();
+        thread.join().expect("no panic");
+        assert_eq!(open("stays.log"), 0);
     }
 
     /// What is told, and how many lines are lost, where so many are written to a file.
     fn told_and_lost(files: &ModelFiles, model: &str, count: usize) -> (String, u64) {
-        let file = Arc::clone(&files.open.read().files[model]);
-        let ((lines, to_write), (end, _)) = (mpsc::sync_channel(count), mpsc::channel());
+        let ((orders, to_do), (end, _)) = (mpsc::sync_channel(count), mpsc::channel());
         for _ in 0..count {
-            lines.send((Arc::clone(&file), "line\n".to_owned())).expect("room");
+            orders.send(Order::Line(file(files, model), "line\n".to_owned())).expect("room");
         }
-        drop((lines, file));
+        drop(orders);
         let console = tempfile::NamedTempFile::new().expect("a file");
         let shown = console.reopen().expect("the file");
         let log =
             tracing_subscriber::fmt().with_writer(move || shown.try_clone().expect("the file")).finish();
         let lost = AtomicU64::new(0);
-        tracing::subscriber::with_default(log, || write(&to_write, &lost, end));
+        tracing::subscriber::with_default(log, || write(&to_do, &lost, end));
         (fs::read_to_string(console.path()).expect("the file"), lost.into_inner())
     }
 
@@ -289,38 +311,32 @@ mod tests {
     fn whoever_logs_and_the_end_do_not_wait_for_a_disk_that_hangs() {
         let folder = tempfile::tempdir().expect("a folder");
         let files = ModelFiles::new(folder.path()).expect("a folder");
-        // Whoever opens this to write waits for a reader.
-        let pipe = folder.path().join(format!("hangs.log.{}", &timestamp()[..10]));
-        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
-            .expect("a pipe");
+        let release = hanging(folder.path(), "hangs");
         files.add("hangs");
         files.add("another");
-        let file = |model: &str| Arc::clone(&files.open.read().files[model]);
-        files.send(file("hangs"), "line\n".to_owned());
-        files.send(file("another"), "line\n".to_owned());
+        files.send(file(&files, "hangs"), "line\n".to_owned());
+        files.send(file(&files, "another"), "line\n".to_owned());
         files.keep(&|model| model == "another");
         files.close();
         assert_eq!(files.lines_lost(), 0);
         assert!(!folder.path().join("another.log").exists(), "it hangs");
-        drop(fs::File::open(&pipe).expect("the pipe"));
+        release();
     }
 
     #[test]
     fn no_more_lines_wait_than_may_and_those_beyond_are_counted() {
         let folder = tempfile::tempdir().expect("a folder");
         let files = ModelFiles::new(folder.path()).expect("a folder");
-        files.add("m");
-        until_made(&files);
-        let file = Arc::clone(&files.open.read().files["m"]);
         // The thread that writes stands still.
-        let held = file.daily.lock();
-        // One may be in its hands.
-        for _ in 0..LINES_MAX + 11 {
-            files.send(Arc::clone(&file), "line\n".to_owned());
+        let release = hanging(folder.path(), "m");
+        files.add("m");
+        // What has the file made may be in its hands, or one of those that wait.
+        for _ in 0..LINES_MAX + 10 {
+            files.send(file(&files, "m"), "line\n".to_owned());
         }
         let lost = files.lines_lost();
         assert!((10..=11).contains(&lost), "{lost}");
-        drop(held);
+        release();
         files.close();
     }
 

@@ -21,7 +21,7 @@ impl DecodePool {
     pub(super) async fn on_gpu(&self, bytes: &Bytes, model: &Model) -> Option<Decoded> {
         let decoder = self.jpeg.as_ref()?;
         let load = Load {
-            threads: self.pool.current_num_threads(),
+            threads: self.threads,
             in_pool: self.in_pool.load(Ordering::Relaxed),
             on_gpu: decoder.waiting(),
             batch: BATCH,

@@ -334,6 +334,13 @@ mod tests {
         let metrics = metrics();
         let model = metrics.add_model("digits");
         let device = model.device("cpu");
+        let text = metrics.render();
+        assert!(text.contains("ocelli_items_total{device=\"cpu\",model=\"digits\"} 0"), "{text}");
+        let histograms = |name| text.contains(&format!("{name}_count{{device=\"cpu\",model=\"digits\""));
+        assert!(!histograms("ocelli_batch_items"), "there is none before its first value: {text}");
+        let stage = |stage| text.contains(&format!("device=\"cpu\",model=\"digits\",stage=\"{stage}\""));
+        // But for the one that autoscalers look at.
+        assert_eq!(["queue", "stage", "compute", "reply"].map(stage), [true, false, false, false], "{text}");
         device.compute_seconds.observe(0.0001);
         device.batch(5, 8);
         device.batch(1000, 1024);
@@ -383,6 +390,9 @@ mod tests {
         device.fell_back("device_away");
         device.set_ceiling(4);
         device.batch(1, 1);
+        for stage in [&device.stage_seconds, &device.compute_seconds, &device.reply_seconds] {
+            stage.observe(0.1);
+        }
         assert!(of_digits() > 100);
         metrics.remove_model("digits");
         assert_eq!(of_digits(), 0);
@@ -395,6 +405,7 @@ mod tests {
                 device.fell_back("device_failed");
                 device.set_ceiling(2);
                 device.failed(FailReason::Device, 1);
+                device.compute_seconds.observe(0.1);
             }
         }
         device.fell_back("device_failed");

@@ -14,7 +14,7 @@ use prometheus::{
 };
 use std::{
     collections::BTreeMap,
-    sync::{Arc, atomic::AtomicUsize},
+    sync::{Arc, OnceLock, atomic::AtomicUsize},
 };
 
 reasons! {
@@ -228,8 +228,9 @@ impl Collector for Models {
 
     /// The registry puts together what has one name.
     fn collect(&self) -> Vec<MetricFamily> {
-        let known = self.known.read();
-        known.values().flat_map(|model| model.families.each().map(Collector::collect)).flatten().collect()
+        // Whoever counts for a model needs the map, which of thousands takes long to tell.
+        let known: Vec<_> = self.known.read().values().cloned().collect();
+        known.iter().flat_map(|model| model.families.each().map(Collector::collect)).flatten().collect()
     }
 }
 
@@ -306,10 +307,31 @@ impl ModelMetrics {
     }
 }
 
+/// A histogram that is there from its first value on. Those of all models on all devices would be most of what a scrape reads, and many
+/// run on few of their devices.
+#[derive(Debug)]
+pub struct Late {
+    of: HistogramVec,
+    labels: Vec<String>,
+    made: OnceLock<Histogram>,
+}
+
+impl Late {
+    fn new(of: &HistogramVec, labels: &[&str]) -> Late {
+        let labels = labels.iter().copied().map(str::to_owned).collect();
+        Late { of: of.clone(), labels, made: OnceLock::new() }
+    }
+
+    /// One more value.
+    pub fn observe(&self, value: f64) {
+        self.made.get_or_init(|| self.of.with_label_values(&self.labels)).observe(value);
+    }
+}
+
 /// What is counted for a model on a device.
 #[derive(Debug)]
 pub struct DeviceMetrics {
-    batch_items: Histogram,
+    batch_items: Late,
     padding: IntCounter,
     items: IntCounter,
     failed: [IntCounter; FailReason::LABELS.len()],
@@ -323,18 +345,18 @@ pub struct DeviceMetrics {
     /// From push to being taken, per job.
     pub queue_seconds: Histogram,
     /// Putting the batch together, per batch.
-    pub stage_seconds: Histogram,
+    pub stage_seconds: Late,
     /// Running the engine, per batch.
-    pub compute_seconds: Histogram,
+    pub compute_seconds: Late,
     /// From the result to the end of the reply, per job.
-    pub reply_seconds: Histogram,
+    pub reply_seconds: Late,
 }
 
 impl DeviceMetrics {
     fn new(families: &Families, device: &str) -> DeviceMetrics {
-        let stage = |stage| families.stages.with_label_values(&[device, stage]);
+        let stage = |stage| Late::new(&families.stages, &[device, stage]);
         DeviceMetrics {
-            batch_items: families.batch_items.with_label_values(&[device]),
+            batch_items: Late::new(&families.batch_items, &[device]),
             padding: families.padding.with_label_values(&[device]),
             items: families.items.with_label_values(&[device]),
             failed: FailReason::LABELS.map(|reason| families.failed.with_label_values(&[device, reason])),
@@ -343,7 +365,8 @@ impl DeviceMetrics {
             ceiling: families.ceiling.clone(),
             device: device.to_owned(),
             unrecorded: families.unrecorded.with_label_values(&[device]),
-            queue_seconds: stage("queue"),
+            // There from the start: autoscalers look at it, and take nothing for something that is wrong.
+            queue_seconds: families.stages.with_label_values(&[device, "queue"]),
             stage_seconds: stage("stage"),
             compute_seconds: stage("compute"),
             reply_seconds: stage("reply"),

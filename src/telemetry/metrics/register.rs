@@ -218,7 +218,8 @@ pub fn metrics_md() -> String {
         "# Metrics\n\n\
          <!-- Made from src/telemetry/metrics by `OCELLI_BLESS=1 cargo test --lib metrics`. -->\n\n\
          `GET /metrics`, on the API, on the admin listener and at `metrics_listen`, in Prometheus' text format 0.0.4. Units are\n\
-         seconds, bytes and items. Every outcome of every model is there from the start, at 0.\n\n\
+         seconds, bytes and items. Every outcome of every model, and its wait for each device, is there from the start, at 0;\n\
+         the other histograms of a device begin with its first batch.\n\n\
          The series of a model are there for as long as `GET /v2/models` lists it, be it as one that failed to load, and until the\n\
          last request that began with it has ended. Then they go, as Triton's do: a server whose models come and go does not\n\
          grow. What was counted after the last scrape goes with them. One that is loaded again begins at 0, which `rate` and\n\
