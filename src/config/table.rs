@@ -333,7 +333,7 @@ options! {
     section "Stacks of camera frames" {
         stack_bytes_max: u64, Bytes { min: KIB, max: 1024 * TIB }, "1TiB",
             "The longest stack that a fitter takes, in bytes; a longer one is answered with 413.",
-            "A stack is read as it comes in and is never held as a whole: this bounds a request, not memory. A body that comes packed counts unpacked. What is unpacked of it, pages of a TIFF too, is at most 64 MiB and 1032 times what has come. It may come for as long as it keeps body_rate_bytes_min on average, and be silent for body_timeout_ms at a time at most.";
+            "A stack is read as it comes in and is never held as a whole: this bounds a request, not memory. A body that comes packed counts unpacked. What is unpacked of it, pages of a TIFF too, is at most 64 MiB and 1032 times what is sent. It may come for as long as it keeps body_rate_bytes_min on average, and be silent for body_timeout_ms at a time at most.";
         stack_frames_max: u64, Count { min: 1, max: 4_294_967_295 }, "100000000",
             "Frames of one stack.",
             "Sides and pixels of a frame are bounded as those of an image are.";

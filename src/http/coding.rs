@@ -2,7 +2,8 @@
 //! caller accepts them.
 //!
 //! Both work piece by piece, so that neither a small body that unpacks to a large one nor a reply of many megabytes takes more
-//! memory than a piece; the limits on bodies count what comes out. `Inference-Header-Content-Length` is about the unpacked
+//! memory than a piece, what a decoder keeps (up to 8 MiB of zstd), and up to 8 MiB of packed pieces that wait beside it where little of them
+//! becomes much; the limits on bodies count what comes out. `Inference-Header-Content-Length` is about the unpacked
 //! body in both directions.
 
 mod ahead;

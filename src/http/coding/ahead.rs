@@ -1,10 +1,10 @@
 //! A packed body that is read a little ahead of who unpacks it, where little of it becomes much: the end of a caller who has gone stands
-//! behind what he has sent, and nobody would come to it for minutes.
+//! behind what he has sent, and nobody would come to it for minutes. And what has come by then may become more.
 
-use super::super::admission::Beside;
-use crate::image::stack::Came;
+use super::{super::admission::Beside, PIECE_BYTES};
+use crate::{error::InferError, image::stack::Came};
 use axum::{Error, body::Body};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::Body as HttpBody;
 use std::{
     collections::VecDeque,
@@ -15,7 +15,8 @@ use std::{
 /// What comes out before a piece is read ahead. Of what is packed a few times, no piece becomes as much.
 const AFTER_BYTES: u64 = 4 << 20;
 
-/// What is read ahead at most: no less than a caller and both sockets keep of what has not been read.
+/// What is read ahead at most: as much as a caller's socket and ours keep by default of what has not been read. Where the system lets them
+/// have more (`net.ipv4.tcp_rmem`, `tcp_wmem`), that a caller has gone is seen once all but so much of it is unpacked.
 const AHEAD_BYTES_MAX: u64 = 8 << 20;
 
 pub(super) struct Ahead {
@@ -60,10 +61,51 @@ impl Ahead {
         if let Poll::Ready(piece) = self.poll_body(context)
             && let Some(piece) = piece.transpose()?
         {
-            self.bytes += piece.len() as u64;
-            self.waiting.push_back(piece);
+            self.keep(piece);
         }
         Ok(())
+    }
+
+    /// Reads on until so many bytes in all may come out, of what was used and the most that is read ahead: how far it was read when they
+    /// came out says nothing. Of the piece that was taken last, so much is `unused`.
+    ///
+    /// # Errors
+    /// What comes is not enough, there is no room for it, or it does not come.
+    pub(super) fn poll_enough(
+        &mut self,
+        context: &mut Context<'_>,
+        unpacked: u64,
+        unused: u64,
+    ) -> Poll<Result<(), Error>> {
+        loop {
+            let used = self.came.bytes() - self.bytes - unused;
+            let at_most = used + AHEAD_BYTES_MAX;
+            let Err(refused) = self.came.may_become(unpacked, at_most) else { return Poll::Ready(Ok(())) };
+            if self.ended || self.came.bytes() >= at_most {
+                return Poll::Ready(Err(Error::new(InferError::from(refused))));
+            }
+            if let Some(held) = &mut self.held {
+                held.grow_to(self.bytes).map_err(Error::new)?;
+            }
+            // A body that is here already lets others run between its pieces.
+            ready!(tokio::task::coop::poll_proceed(context)).made_progress();
+            if let Some(piece) = ready!(self.poll_body(context)).transpose()? {
+                self.keep(piece);
+            }
+        }
+    }
+
+    /// Keeps a piece for later. Small ones become one: each takes memory beside its bytes.
+    fn keep(&mut self, piece: Bytes) {
+        self.bytes += piece.len() as u64;
+        match self.waiting.pop_back() {
+            Some(last) if last.len() + piece.len() <= PIECE_BYTES => {
+                let mut joined = last.try_into_mut().unwrap_or_else(|last| BytesMut::from(&last[..]));
+                joined.extend_from_slice(&piece);
+                self.waiting.push_back(joined.freeze());
+            }
+            last => self.waiting.extend(last.into_iter().chain([piece])),
+        }
     }
 
     /// The next piece; `None` at the end.
@@ -90,5 +132,83 @@ impl Ahead {
     fn has_room(&mut self) -> bool {
         let bytes = self.bytes;
         self.held.as_mut().is_none_or(|held| held.set(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::*;
+    use crate::http::admission::{Admission, AdmissionLimits};
+    use futures_util::{Stream, StreamExt, stream};
+    use std::{future::poll_fn, io};
+
+    const MIB: u64 = 1 << 20;
+    /// What may become of what is read ahead at most.
+    const MOST: u64 = 64 * MIB + 1032 * AHEAD_BYTES_MAX;
+
+    fn zeros(bytes: u64, piece: usize) -> impl Stream<Item = io::Result<Bytes>> + Send + Unpin {
+        stream::iter((0..bytes / piece as u64).map(move |_| Ok(Bytes::from(vec![0; piece]))))
+    }
+
+    async fn enough(ahead: &mut Ahead, unpacked: u64) -> Result<(), String> {
+        poll_fn(|context| ahead.poll_enough(context, unpacked, 0)).await.map_err(|error| error.to_string())
+    }
+
+    #[tokio::test]
+    async fn as_much_is_read_as_something_comes_of_and_no_more_than_a_bound_however_it_is_cut() {
+        let bytes_in_flight_max = 20 * MIB;
+        let admission = Admission::new(AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max });
+        let permit = admission.admit().unwrap();
+        for piece in [1 << 20, 3000, 16] {
+            let body = Body::from_stream(zeros(12 * MIB, piece));
+            let mut ahead = Ahead::new(body, Some(permit.nothing_beside()));
+            assert_eq!(enough(&mut ahead, 64 * MIB).await, Ok(()));
+            assert_eq!(ahead.came.bytes(), 0, "it is free");
+            assert_eq!(enough(&mut ahead, 65 * MIB).await, Ok(()));
+            assert!(ahead.came.bytes() <= MIB);
+            assert_eq!(enough(&mut ahead, MOST).await, Ok(()));
+            let told = enough(&mut ahead, MOST + 1).await.unwrap_err();
+            assert!(told.ends_with(&format!("more than the limit of {MOST}")), "{told}");
+            let waits: usize = ahead.waiting.iter().map(Bytes::len).sum();
+            assert!((AHEAD_BYTES_MAX..AHEAD_BYTES_MAX + piece as u64).contains(&(waits as u64)));
+            assert!(ahead.waiting.len() <= 1024, "small pieces are joined: {}", ahead.waiting.len());
+            assert!(admission.in_flight().bytes >= AHEAD_BYTES_MAX - piece as u64);
+            // What is used makes room for as much.
+            poll_fn(|context| ahead.poll_next(context)).await.unwrap().unwrap();
+            assert_eq!(enough(&mut ahead, MOST + 1).await, Ok(()));
+            drop(ahead);
+            assert_eq!(admission.in_flight().bytes, 0);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_does_not_come_is_told_as_what_it_is() {
+        let short = Body::from_stream(zeros(MIB, 1 << 10));
+        let told = enough(&mut Ahead::new(short, None), MOST).await.unwrap_err();
+        assert!(told.ends_with(&format!("more than the limit of {}", (64 + 1032) * MIB)), "{told}");
+
+        let gone = stream::iter([Err(io::Error::from(io::ErrorKind::ConnectionReset))]);
+        let gone = Body::from_stream(zeros(MIB, 1 << 10).chain(gone));
+        let told = enough(&mut Ahead::new(gone, None), MOST).await.unwrap_err();
+        assert!(told.contains("reset"), "{told}");
+
+        let silent = Body::from_stream(zeros(MIB, 1 << 10).chain(stream::pending()));
+        let mut ahead = Ahead::new(silent, None);
+        // It lets others run before it waits.
+        while ahead.came.bytes() < MIB {
+            assert!(futures_util::poll!(Box::pin(enough(&mut ahead, MOST))).is_pending());
+            tokio::task::yield_now().await;
+        }
+        assert!(futures_util::poll!(Box::pin(enough(&mut ahead, MOST))).is_pending());
+
+        let bytes_in_flight_max = 4 * MIB;
+        let admission = Admission::new(AdmissionLimits { requests_in_flight_max: 2, bytes_in_flight_max });
+        let (permit, other) = (admission.admit().unwrap(), admission.admit().unwrap());
+        other.cover(2 * MIB).unwrap();
+        let body = Body::from_stream(zeros(12 * MIB, 1 << 20));
+        let told = enough(&mut Ahead::new(body, Some(permit.nothing_beside())), MOST).await.unwrap_err();
+        assert!(told.contains("in flight") && told.contains("retry"), "{told}");
+        assert_eq!(admission.in_flight().bytes, 2 * MIB);
     }
 }

@@ -1,5 +1,5 @@
 //! A body on its way in, unpacked piece by piece: however much a byte of it may stand for, no more than a piece comes out at
-//! once, and whoever reads counts what comes out. In all, it is no more than [`Came`] allows.
+//! once, and whoever reads counts what comes out. In all, it is no more than [`Came`] allows: what would be more waits for more of the body.
 
 use super::{
     super::admission::{Beside, Permit},
@@ -97,6 +97,8 @@ impl Unpacker {
             Unpacker::Zstd(unpacker) => unpacker.read(&mut piece),
         }?;
         piece.truncate(n);
+        // One byte may come out at once, for each of a great many frames.
+        piece.shrink_to_fit();
         if n == 0 && !self.feed().bytes.is_empty() {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "there is more behind its end"));
         }
@@ -167,6 +169,8 @@ pub(super) struct Unpacked {
     unpacker: Unpacker,
     /// What has come out.
     bytes: u64,
+    /// What came out last, until there is enough of the body for it.
+    piece: Option<Bytes>,
     /// What is set aside for the decoder's window, which takes memory as it is filled.
     window: Option<Beside>,
     over: bool,
@@ -181,7 +185,7 @@ impl Unpacked {
         let unpacker = Unpacker::new(coding).map_err(|error| format!("cannot unpack {coding}: {error}"))?;
         let body = Ahead::new(body, permit.map(Permit::nothing_beside));
         let window = permit.filter(|_| coding == Coding::Zstd).map(Permit::nothing_beside);
-        Ok(Unpacked { body, coding, unpacker, bytes: 0, window, over: false })
+        Ok(Unpacked { body, coding, unpacker, bytes: 0, piece: None, window, over: false })
     }
 
     /// What counts the bytes that have come, as they were packed.
@@ -194,13 +198,55 @@ impl Unpacked {
         let before = self.bytes;
         self.bytes += bytes as u64;
         self.body.came_out(bytes as u64);
-        self.body.came().may_become(self.bytes)?;
         match &mut self.window {
             Some(window) if before < ZSTD_WINDOW_BYTES_MAX => {
                 window.grow_to(self.bytes.min(ZSTD_WINDOW_BYTES_MAX))
             }
             _ => Ok(()),
         }
+    }
+
+    /// The next piece that comes out.
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
+        let Unpacked { body, coding, unpacker, .. } = self;
+        loop {
+            // A body that is here already lets others run between its pieces.
+            ready!(tokio::task::coop::poll_proceed(context)).made_progress();
+            match unpacker.read() {
+                Ok(piece) if piece.is_empty() => {
+                    // The end of what was packed; the body's own end settles the connection.
+                    match ready!(body.poll_next(context)?) {
+                        None => return Poll::Ready(None),
+                        Some(bytes) => unpacker.feed().bytes = bytes,
+                    }
+                }
+                Ok(piece) => {
+                    let fits = self.came_out(piece.len());
+                    return Poll::Ready(Some(fits.map(|()| piece).map_err(Error::new)));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    match ready!(body.poll_next(context)?) {
+                        Some(bytes) => unpacker.feed().bytes = bytes,
+                        None => unpacker.feed().ended = true,
+                    }
+                }
+                Err(cause) => {
+                    return Poll::Ready(Some(Err(Error::new(Malformed { coding: *coding, cause }))));
+                }
+            }
+        }
+    }
+
+    /// The same, once enough of the body has come for it.
+    fn poll_allowed(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
+        if self.piece.is_none() {
+            self.piece = ready!(self.poll_piece(context)?);
+        }
+        if self.piece.is_some() {
+            let unused = self.unpacker.feed().bytes.len() as u64;
+            ready!(self.body.poll_enough(context, self.bytes, unused)?);
+        }
+        Poll::Ready(self.piece.take().map(Ok))
     }
 }
 
@@ -212,42 +258,13 @@ impl HttpBody for Unpacked {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        let Unpacked { body, coding, unpacker, over, .. } = &mut *self;
-        if *over {
+        if self.over {
             return Poll::Ready(None);
         }
-        body.read(context)?;
-        loop {
-            // A body that is here already lets others run between its pieces.
-            ready!(tokio::task::coop::poll_proceed(context)).made_progress();
-            match unpacker.read() {
-                Ok(piece) if piece.is_empty() => {
-                    // The end of what was packed; the body's own end settles the connection.
-                    match ready!(body.poll_next(context)?) {
-                        None => {
-                            *over = true;
-                            return Poll::Ready(None);
-                        }
-                        Some(bytes) => unpacker.feed().bytes = bytes,
-                    }
-                }
-                Ok(piece) => {
-                    let fits = self.came_out(piece.len());
-                    self.over |= fits.is_err();
-                    return Poll::Ready(Some(fits.map(|()| Frame::data(piece)).map_err(Error::new)));
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    match ready!(body.poll_next(context)?) {
-                        Some(bytes) => unpacker.feed().bytes = bytes,
-                        None => unpacker.feed().ended = true,
-                    }
-                }
-                Err(cause) => {
-                    *over = true;
-                    return Poll::Ready(Some(Err(Error::new(Malformed { coding: *coding, cause }))));
-                }
-            }
-        }
+        self.body.read(context)?;
+        let piece = ready!(self.poll_allowed(context));
+        self.over = !matches!(piece, Some(Ok(_)));
+        Poll::Ready(piece.map(|piece| piece.map(Frame::data)))
     }
 }
 
@@ -307,6 +324,46 @@ mod tests {
                 assert!(bytes as u64 <= limit, "{bytes}");
             } else {
                 assert_eq!((bytes, refused), (BYTES, None), "{coding}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_comes_out_takes_no_more_memory_than_its_bytes() {
+        for coding in [Coding::Zstd, Coding::Gzip] {
+            let sent = packed(coding, b"x").repeat(3);
+            let mut body = Unpacked::new(Body::from(sent), coding, None).unwrap();
+            while let Some(frame) = body.frame().await {
+                let piece = Vec::from(frame.unwrap().into_data().unwrap());
+                assert!(piece.capacity() <= 16, "{coding}: {} bytes", piece.capacity());
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn how_a_body_is_cut_says_nothing_about_what_comes_of_it() {
+        const BYTES: usize = 72 << 20;
+        let zeros = packed(Coding::Zstd, &vec![0; BYTES]);
+        let mut seed = 1_u32;
+        let noise = std::iter::repeat_with(|| {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (seed >> 24) as u8
+        });
+        let noise: Vec<u8> = noise.take(64 << 10).collect();
+        let good = [&zeros[..], &packed(Coding::Zstd, &noise)].concat();
+        let limit = (64 << 20) + 1032 * zeros.len() as u64;
+        for piece in [1, 100, good.len()] {
+            for (sent, fits) in [(&good, true), (&zeros, false)] {
+                let pieces: Vec<_> = sent.chunks(piece).map(Bytes::copy_from_slice).map(Ok).collect();
+                let body = Body::from_stream(futures_util::stream::iter::<Vec<Result<_, io::Error>>>(pieces));
+                let body = Unpacked::new(body, Coding::Zstd, None).unwrap();
+                let told = match body.collect().await {
+                    Ok(body) => format!("{} bytes", body.to_bytes().len()),
+                    Err(refused) => refused.to_string(),
+                };
+                let all = format!("{} bytes", BYTES + noise.len());
+                let expected = if fits { all } else { format!("more than the limit of {limit}") };
+                assert!(told.ends_with(&expected), "pieces of {piece}: {told}");
             }
         }
     }

@@ -35,9 +35,10 @@ use tokio::sync::mpsc;
 /// at 100 kB.
 const CHUNKS_AT_ONCE: usize = 4;
 const CUT_BYTES_AT_ONCE: usize = 4 << 20;
-/// Looks at what was taken from the connection after which more is taken with each than usual, how much with each, and at most: no less
-/// than a caller and both sockets keep of what has not been read. Where little of a file becomes much, the end of a caller who has
-/// gone stands behind what he has sent, and nobody would come to it for minutes.
+/// Looks at what was taken from the connection after which more is taken with each than usual, how much with each, and at most: as much as
+/// a caller's socket and ours keep by default of what has not been read. Where little of a file becomes much, the end of a caller who
+/// has gone stands behind what he has sent, and nobody would come to it for minutes. Where the system lets sockets keep more
+/// (`net.ipv4.tcp_rmem`, `tcp_wmem`), it is seen once all but so much is looked at.
 const LOOKS_FREE: usize = 16;
 const AHEAD_STEP_BYTES: usize = 64 << 10;
 const AHEAD_BYTES_MAX: usize = 8 << 20;
@@ -303,9 +304,13 @@ impl Supply {
             Posted::Stream(_) => self.looks.saturating_sub(LOOKS_FREE).saturating_mul(AHEAD_STEP_BYTES),
             Posted::File(_) => 0,
         };
+        self.bytes < self.bytes_max.saturating_add(ahead.min(AHEAD_BYTES_MAX)) && self.set_aside()
+    }
+
+    /// Sets aside what waits beyond what is handed out at once, or gives it back; whether there was room.
+    fn set_aside(&mut self) -> bool {
         let beyond = self.bytes.saturating_sub(self.bytes_max);
-        self.bytes < self.bytes_max.saturating_add(ahead.min(AHEAD_BYTES_MAX))
-            && self.held.as_mut().is_none_or(|held| held.set(beyond as u64))
+        self.held.as_mut().is_none_or(|held| held.set(beyond as u64))
     }
 
     /// Takes what comes while other work is done, up to a bound.
@@ -355,6 +360,7 @@ impl Supply {
             pieces.push(piece);
         }
         (self.bytes, self.looks) = (self.bytes - bytes, 0);
+        self.set_aside();
         Ok(Some(Fed { pieces, ended: self.ended && self.waiting.is_empty() }))
     }
 
@@ -444,7 +450,7 @@ mod tests {
             let bytes: usize = fed.pieces.iter().map(Bytes::len).sum();
             assert!(bytes <= (1 << 20) && !fed.ended, "{bytes}");
         }
-        assert_eq!(supply.has_room().then(|| admission.in_flight().bytes), Some(0));
+        assert_eq!(admission.in_flight().bytes, 0);
         (looks, waits)
     }
 

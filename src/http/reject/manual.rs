@@ -119,7 +119,7 @@ fn explain(kind: Kind) -> Entry {
         ),
         TOO_LARGE => entry(
             "`detail` has the value, the limit, and the option that raises it, if one does. An announced length is refused before any \
-             of the body is read. What is packed may be unpacked to 64 MiB and 1032 times as many bytes as have come of it.",
+             of the body is read. What is packed may be unpacked to 64 MiB and 1032 times as many bytes as are sent.",
             "Send fewer or smaller images, or ask the operator to raise the limit. Send what packs so well unpacked, or packed with \
              deflate.",
             InferError::TooLarge {

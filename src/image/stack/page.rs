@@ -254,12 +254,13 @@ impl Filling {
         (self.next..self.page.chunks.len()).map(end).max().unwrap_or(0)
     }
 
-    /// Goes on with what is there. Whether all is done.
+    /// Goes on with what is there and may be unpacked by now; `finished` says that no more comes. Whether all is done.
     pub(super) fn fill(
         &mut self,
         store: &mut Store,
         canvas: &mut Canvas,
         unpacked: &mut Unpacked,
+        finished: bool,
     ) -> Result<bool, StackError> {
         let page = &self.page;
         let corrupt = |reason: String| StackError::corrupt(page.format, page.first, reason);
@@ -282,8 +283,10 @@ impl Filling {
                 }
                 Presence::Here => {}
             }
-            if page.compression != Compression::None {
-                unpacked.more(page.unpacked_bytes(index))?;
+            if page.compression != Compression::None
+                && !unpacked.more(page.unpacked_bytes(index), finished)?
+            {
+                return Ok(false);
             }
             canvas.charge_for(page, index, len)?;
             if index == 0 {

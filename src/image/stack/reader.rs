@@ -252,7 +252,7 @@ impl StackReader {
                 step => return Ok(step),
             },
         };
-        if filling.fill(&mut self.store, &mut self.canvas, &mut self.unpacked)? {
+        if filling.fill(&mut self.store, &mut self.canvas, &mut self.unpacked, self.finished)? {
             self.frames += u64::from(filling.page.frames);
             return Ok(Step::Ready(filling.page));
         }

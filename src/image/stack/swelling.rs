@@ -1,6 +1,8 @@
 //! How much may be unpacked: of a body that comes packed, of the strips of a TIFF, and of packed strips in a packed body.
 //!
-//! A stack is read for as long as frames come out, so that only what somebody has sent can bound the work on it.
+//! A stack is read for as long as frames come out, so that only what somebody has sent can bound the work on it. What would be more than what
+//! has come may become waits for more of the body, and is refused where no more comes: what is answered depends on the body alone, not on
+//! how the network cut it.
 
 use super::StackError;
 use std::sync::{
@@ -38,12 +40,17 @@ impl Came {
         self.0.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Whether so many bytes in all may be unpacked of it.
+    /// How many have come.
+    pub fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Whether so many bytes in all may be unpacked of it, were no more than `at_most` of it there.
     ///
     /// # Errors
-    /// [`StackError::TooLarge`].
-    pub fn may_become(&self, unpacked: u64) -> Result<(), StackError> {
-        check(self.0.load(Ordering::Relaxed), unpacked)
+    /// [`StackError::TooLarge`], which holds once no more is to come.
+    pub fn may_become(&self, unpacked: u64, at_most: u64) -> Result<(), StackError> {
+        check(self.bytes().min(at_most), unpacked)
     }
 }
 
@@ -55,10 +62,15 @@ pub(super) struct Unpacked {
 }
 
 impl Unpacked {
-    /// So many bytes more are about to be unpacked.
-    pub(super) fn more(&mut self, bytes: u64) -> Result<(), StackError> {
-        self.bytes = self.bytes.saturating_add(bytes);
-        self.came.may_become(self.bytes)
+    /// So many bytes more are about to be unpacked, if they may be by now. Where no more is to come, it is an error that they may not.
+    pub(super) fn more(&mut self, bytes: u64, finished: bool) -> Result<bool, StackError> {
+        let unpacked = self.bytes.saturating_add(bytes);
+        match self.came.may_become(unpacked, u64::MAX) {
+            Ok(()) => self.bytes = unpacked,
+            Err(refused) if finished => return Err(refused),
+            Err(_) => return Ok(false),
+        }
+        Ok(true)
     }
 }
 

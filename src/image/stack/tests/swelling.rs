@@ -6,6 +6,7 @@ use super::{
     super::{Came, packing::Compression},
     Builder, InferError, LITTLE, StackError, StackReader, options, tags,
 };
+use bytes::Bytes;
 use flate2::{Compress, FlushCompress};
 
 const SIDE: u64 = 1024;
@@ -13,12 +14,14 @@ const SIDE: u64 = 1024;
 const BYTES: u64 = 2 * SIDE * SIDE;
 /// More than what is free.
 const PAGES: u64 = 40;
+/// By its number.
+const ZSTD: u64 = 50_000;
 
 /// A TIFF of frames of zeros.
 fn zeros(compression: Compression) -> Vec<u8> {
     let plain = vec![0; BYTES as usize];
     let (number, packed) = match compression {
-        Compression::Zstd => (50_000, zstd::bulk::compress(&plain, 1).unwrap()),
+        Compression::Zstd => (ZSTD, zstd::bulk::compress(&plain, 1).unwrap()),
         _ => {
             let mut packed = Vec::with_capacity(BYTES as usize);
             let mut deflate = Compress::new(flate2::Compression::best(), true);
@@ -26,27 +29,43 @@ fn zeros(compression: Compression) -> Vec<u8> {
             (8, packed)
         }
     };
+    stack(&vec![&packed[..]; PAGES as usize], number)
+}
+
+/// A TIFF of packed frames, one written after the other.
+fn stack(pages: &[&[u8]], compression: u64) -> Vec<u8> {
     let mut builder = Builder::new(LITTLE);
-    for _ in 0..PAGES {
-        let start = builder.put(&packed);
+    for packed in pages {
+        let start = builder.put(packed);
         let mut fields = builder.page(SIDE, SIDE, start, packed.len() as u64);
-        fields.insert(3, builder.short(tags::COMPRESSION, number));
+        fields.insert(3, builder.short(tags::COMPRESSION, compression));
         builder.directory(&fields);
     }
     builder.bytes
 }
 
 /// Frames that come out, and why no more do.
-fn frames(mut reader: StackReader, stack: Vec<u8>) -> (u64, Option<StackError>) {
-    reader.push(stack.into()).unwrap();
-    reader.finish();
-    loop {
-        match reader.next_frame() {
-            Ok(Some(_)) => {}
-            Ok(None) => return (reader.frames(), None),
-            Err(error) => return (reader.frames(), Some(error)),
+fn frames(reader: StackReader, stack: Vec<u8>) -> (u64, Option<StackError>) {
+    let all = stack.len();
+    frames_of_pieces(reader, &stack, all)
+}
+
+/// The same where each piece is looked at when it comes.
+fn frames_of_pieces(mut reader: StackReader, stack: &[u8], bytes: usize) -> (u64, Option<StackError>) {
+    for piece in stack.chunks(bytes).map(Some).chain([None]) {
+        match piece {
+            Some(piece) => reader.push(Bytes::copy_from_slice(piece)).unwrap(),
+            None => reader.finish(),
+        }
+        loop {
+            match reader.next_frame() {
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(error) => return (reader.frames(), Some(error)),
+            }
         }
     }
+    (reader.frames(), None)
 }
 
 #[test]
@@ -72,4 +91,30 @@ fn pages_of_a_packed_body_may_become_what_the_packed_bytes_may() {
     let (count, error) = frames(StackReader::new(None, options()).packed(came), zeros(Compression::Deflate));
     assert_eq!(count, ((64 << 20) + 1_032_000) / BYTES);
     assert!(matches!(error, Some(StackError::TooLarge { .. })), "{error:?}");
+}
+
+#[test]
+fn how_a_stack_is_cut_says_nothing_about_what_comes_of_it() {
+    let zeros = zstd::bulk::compress(&vec![0; BYTES as usize], 1).unwrap();
+    let mut seed = 1_u32;
+    let noise = std::iter::repeat_with(|| {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (seed >> 24) as u8
+    });
+    let noise = zstd::bulk::compress(&noise.take(BYTES as usize).collect::<Vec<u8>>(), 1).unwrap();
+    // The whole unpacks some 10 times, its beginning 10,000 times.
+    let mut pages = vec![&zeros[..]; PAGES as usize];
+    pages.extend([&noise[..]; 4]);
+    let good = stack(&pages, ZSTD);
+    for bytes in [1000, 10_000, good.len()] {
+        let (count, error) = frames_of_pieces(StackReader::new(None, options()), &good, bytes);
+        assert!(count == PAGES + 4 && error.is_none(), "pieces of {bytes}: {count}, {error:?}");
+    }
+    let swelling = stack(&pages[..PAGES as usize], ZSTD);
+    let whole = frames(StackReader::new(None, options()), swelling.clone());
+    assert!(matches!(whole.1, Some(StackError::TooLarge { .. })), "{whole:?}");
+    for bytes in [100, 1000] {
+        let cut = frames_of_pieces(StackReader::new(None, options()), &swelling, bytes);
+        assert_eq!(format!("{cut:?}"), format!("{whole:?}"), "pieces of {bytes}");
+    }
 }
