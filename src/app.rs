@@ -33,7 +33,7 @@ use crate::{
     },
     models::{Command, Control, changes::Look},
     status::Status,
-    telemetry::{host, logging::Logging, metrics::DropReason},
+    telemetry::{logging::Logging, metrics::DropReason},
 };
 use admin::Admin;
 use allowed_threads::not_started;
@@ -41,6 +41,7 @@ pub use base::Core;
 use futures_util::future::join_all;
 use listen::{bind, bind_where};
 use loader::Loading;
+use memory::Room;
 use std::{
     net::SocketAddr,
     sync::Arc,
@@ -139,7 +140,8 @@ impl App {
         config.shared_memory_regions_max = open_files::regions_max(&config, files_max);
         let first = Look::at(&config.models);
 
-        let Core { queue, catalog, status, metrics, devices, jpeg, found } = Core::start(&config, log)?;
+        let Core { queue, catalog, status, metrics, devices, jpeg, found, shared_bytes } =
+            Core::start(&config, log)?;
         let decode = DecodePool::new(config.decode_threads, config.decode_bytes_max, base::limits(&config))
             .map_err(not_started("the decode pool"))?
             .with_gpu(jpeg);
@@ -163,7 +165,7 @@ impl App {
         devices.announce(&found);
         let stages = Stages::default();
         let routes = http::routes(Arc::clone(&front));
-        memory::check(&config, host::memory_limit());
+        memory::check(&config, Room::here(shared_bytes as u64));
         waiting::check(&config);
         let connections_max = open_files::connections_max(&config, files_max);
         let acceptor = |listener| Acceptor {

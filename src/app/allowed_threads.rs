@@ -2,8 +2,10 @@
 //! some libraries, or says no more than that a resource is not there: it is tried before any of them is started.
 
 use super::AppError;
-use crate::config::{Config, RepositoryMode};
-use rustix::process::{Resource, getrlimit};
+use crate::{
+    config::{Config, RepositoryMode},
+    telemetry::thread_limits::{advice, told},
+};
 use std::{
     error::Error,
     io,
@@ -12,7 +14,7 @@ use std::{
 };
 
 /// Beside those of the options: what writes the log, loads models, keeps a device and runs its batches. What else there may be, such as
-/// the heap's own and those of further models, is not counted: a server that could start is not refused.
+/// the heap's own and those of further models, which tell it themselves, is not counted: a server that could start is not refused.
 const OTHERS: usize = 4;
 /// What watches the model folder, and what the system tells of it.
 const WATCHING: usize = 2;
@@ -84,35 +86,10 @@ fn try_for(options: &[(&str, usize)], others: usize) -> Result<(), AppError> {
 /// The options that say how many threads a server starts.
 const OPTIONS: [&str; 3] = ["http_threads", "decode_threads", "compute_threads"];
 
-/// What to do where the system refuses a thread that is there by these options.
-fn advice(options: &[&str]) -> String {
-    let user = match getrlimit(Resource::Nproc).current {
-        Some(limit) => format!("{limit} now, and all processes of the user count"),
-        None => "none now".to_owned(),
-    };
-    let lower = match options {
-        [] => String::new(),
-        [option] => format!(", or lower {option}"),
-        [first @ .., last] => format!(", or lower {} or {last}", first.join(", ")),
-    };
-    format!(
-        "raise the limit of its user (ulimit -u: {user}) or of its control group (pids.max, TasksMax){lower}"
-    )
-}
-
 /// Why something with threads did not start: one that is refused after all could be started when it was tried, as others of the user have
 /// come since.
 pub(super) fn not_started<E: Error + 'static>(what: &str) -> impl FnOnce(E) -> AppError {
-    move |error| {
-        let refused = if is_refusal(&error) { format!("; {}", advice(&OPTIONS)) } else { String::new() };
-        AppError::Failed(format!("cannot start {what}: {error}{refused}"))
-    }
-}
-
-/// Whether the system has refused a thread: it calls that a resource that is not there now.
-fn is_refusal(error: &(dyn Error + 'static)) -> bool {
-    let refused = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
-    error.downcast_ref().is_some_and(refused) || error.source().is_some_and(is_refusal)
+    move |error| AppError::Failed(format!("cannot start {what}: {}", told(&error, &OPTIONS)))
 }
 
 /// Starts so many threads at once, and ends them; how many there were, and why not more.
@@ -169,13 +146,6 @@ mod tests {
         for words in ["ulimit -u: ", "pids.max", "http_threads"] {
             assert!(refused.contains(words) && !other.contains(words), "{refused}, {other}");
         }
-    }
-
-    #[test]
-    fn only_options_that_a_command_has_threads_by_are_to_be_lowered() {
-        assert!(!advice(&[]).contains("lower"));
-        assert!(advice(&["compute_threads"]).ends_with(", or lower compute_threads"));
-        assert!(advice(&OPTIONS).ends_with(", or lower http_threads, decode_threads or compute_threads"));
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub struct Core {
     pub jpeg: Option<JpegOnGpu>,
     /// What the model folder holds.
     pub found: Vec<models::Found>,
+    /// Bytes of memory that are shared with processes of GPUs.
+    pub shared_bytes: usize,
 }
 
 impl Core {
@@ -101,6 +103,7 @@ pub(super) fn start(
         check_onnx(runtime.as_ref(), &gpus, &found).map_err(AppError::Backend)?;
     }
     let isolation = isolation(config, gpus.len(), runtime.is_ok())?;
+    let shared_bytes = isolation.shared_bytes();
     let catalog = Arc::new(Catalog::new());
     let metrics = Arc::new(Metrics::new(&[http::counted(), grpc::paths()].concat(), VERSION, COMMIT));
     let status = Arc::new(Status::new(Instant::now()));
@@ -125,7 +128,7 @@ pub(super) fn start(
     let (cpu, sharing) = (config.backend != Backend::Gpu, sharing(config));
     let wanted = devices::Wanted { gpus, cpu, sharing };
     let devices = Devices::start(parts, &wanted).map_err(AppError::Backend)?;
-    Ok(Core { queue, catalog, status, metrics, devices, jpeg, found })
+    Ok(Core { queue, catalog, status, metrics, devices, jpeg, found, shared_bytes })
 }
 
 /// How large an image may be.

@@ -1,26 +1,56 @@
 //! Whether the memory that the process may have is more than requests may take, by the options.
 
-use crate::config::Config;
+use crate::{config::Config, telemetry::host};
 
-/// Says at the start that it is not: otherwise the system ends the process at its first busy hour, without a word in its log.
-pub(super) fn check(config: &Config, limit: Option<u64>) {
-    if let Some(words) = limit.and_then(|limit| too_little(config, limit)) {
+/// What there is for requests.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Room {
+    /// Bytes that the process may have.
+    pub(super) limit: u64,
+    /// Bytes above which the system slows it down, where there is such a limit.
+    pub(super) high: Option<u64>,
+    /// Bytes of it that are shared with processes of GPUs, used or not.
+    pub(super) shared: u64,
+}
+
+impl Room {
+    /// As the system tells it; `None` where it does not.
+    pub(super) fn here(shared: u64) -> Option<Room> {
+        Some(Room { limit: host::memory_limit()?, high: host::memory_high(), shared })
+    }
+}
+
+/// Says at the start that it is not: otherwise the system ends the process at its first busy hour, without a word in its log, or
+/// slows it down.
+pub(super) fn check(config: &Config, room: Option<Room>) {
+    if let Some(words) = room.and_then(|room| too_little(config, room)) {
         tracing::warn!("{words}");
     }
 }
 
 /// What is wrong, and what to do.
-fn too_little(config: &Config, limit: u64) -> Option<String> {
+fn too_little(config: &Config, room: Room) -> Option<String> {
     let Config { in_flight_bytes_max: flight, decode_bytes_max: decode, queue_bytes_max: queue, .. } =
         *config;
-    let sum = flight.saturating_add(decode).saturating_add(queue);
+    let Room { limit, high, shared } = room;
+    let sum = [decode, queue, shared].into_iter().fold(flight, u64::saturating_add);
+    let (least, is, raise) = match high.filter(|high| *high < limit) {
+        Some(high) => (high, "is slowed down above", "raise that (memory.high, MemoryHigh)"),
+        None => (limit, "may have", "raise its limit (memory.max, resources.limits.memory, MemoryMax)"),
+    };
     // Models, connections and the process itself come on top.
-    (sum >= limit).then(|| {
-        let [sum, limit, flight, decode, queue] = [sum, limit, flight, decode, queue].map(mib);
+    (sum >= least).then(|| {
+        let [sum, least, flight, decode, queue] = [sum, least, flight, decode, queue].map(mib);
+        let (with, or) = match shared {
+            0 => (String::new(), format!("decode_bytes_max ({decode}) or queue_bytes_max ({queue})")),
+            _ => (
+                format!(", with the {} that are shared with processes of GPUs", mib(shared)),
+                format!("decode_bytes_max ({decode}), queue_bytes_max ({queue}) or isolation_bytes"),
+            ),
+        };
         format!(
-            "requests may hold {sum} of memory, and the process may have {limit}, models and connections included: raise its limit \
-             (memory.max, resources.limits.memory, MemoryMax), or lower in_flight_bytes_max ({flight}), decode_bytes_max \
-             ({decode}) or queue_bytes_max ({queue})"
+            "requests may hold {sum} of memory{with}, and the process {is} {least}, models and connections included: {raise}, or \
+             lower in_flight_bytes_max ({flight}), {or}"
         )
     })
 }
@@ -33,23 +63,56 @@ fn mib(bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_limit_that_requests_alone_may_reach_is_told_with_the_options_to_lower() {
-        let config = Config {
+    fn config() -> Config {
+        Config {
             in_flight_bytes_max: 100 << 20,
             decode_bytes_max: 20 << 20,
             queue_bytes_max: 3 << 20,
             ..Config::default()
-        };
-        assert_eq!(too_little(&config, 124 << 20), None);
-        let told = too_little(&config, 123 << 20).unwrap_or_default();
+        }
+    }
+
+    /// With so many MiB.
+    fn room(limit: u64, high: Option<u64>, shared: u64) -> Room {
+        Room { limit: limit << 20, high: high.map(|high| high << 20), shared: shared << 20 }
+    }
+
+    #[test]
+    fn a_limit_that_requests_alone_may_reach_is_told_with_the_options_to_lower() {
+        assert_eq!(too_little(&config(), room(124, None, 0)), None);
+        let told = too_little(&config(), room(123, None, 0)).unwrap_or_default();
         for words in [
             "hold 123 MiB of memory, and the process may have 123 MiB,",
+            "memory.max",
             "in_flight_bytes_max (100 MiB), decode_bytes_max (20 MiB) or queue_bytes_max (3 MiB)",
         ] {
             assert!(told.contains(words), "{told}");
         }
-        let endless = Config { in_flight_bytes_max: u64::MAX, ..config };
-        assert!(too_little(&endless, u64::MAX).is_some());
+        let endless = Config { in_flight_bytes_max: u64::MAX, ..config() };
+        let all = Room { limit: u64::MAX, high: None, shared: u64::MAX };
+        assert!(too_little(&endless, all).is_some());
+    }
+
+    #[test]
+    fn what_is_shared_with_processes_of_gpus_counts_used_or_not() {
+        assert_eq!(too_little(&config(), room(180, None, 56)), None);
+        let told = too_little(&config(), room(179, None, 56)).unwrap_or_default();
+        for words in [
+            "hold 179 MiB of memory, with the 56 MiB that are shared with processes of GPUs, and the process may have 179 MiB,",
+            "queue_bytes_max (3 MiB) or isolation_bytes",
+        ] {
+            assert!(told.contains(words), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_limit_above_which_the_process_is_slowed_down_counts_where_it_is_the_lower() {
+        assert_eq!(too_little(&config(), room(200, Some(124), 0)), None);
+        let told = too_little(&config(), room(200, Some(123), 0)).unwrap_or_default();
+        for words in ["the process is slowed down above 123 MiB,", "raise that (memory.high, MemoryHigh)"] {
+            assert!(told.contains(words) && !told.contains("memory.max"), "{told}");
+        }
+        let told = too_little(&config(), room(123, Some(200), 0)).unwrap_or_default();
+        assert!(told.contains("may have 123 MiB") && !told.contains("memory.high"), "{told}");
     }
 }

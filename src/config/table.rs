@@ -373,7 +373,7 @@ options! {
             "As many images are decoded at once.";
         compute_threads: usize, Threads { max: 1024 }, "0",
             "Threads that run a model on the CPU; 0 for one per core.",
-            "One batch uses all of them.";
+            "One batch uses all of them; each model on the CPU has its own, but for the one that has the batch.";
     }
     section "Metrics" {
         metrics_listen: Option<SocketAddr>, Address { off: true }, "",

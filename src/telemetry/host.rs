@@ -43,12 +43,23 @@ impl Host {
 /// system does not tell.
 pub fn memory_limit() -> Option<u64> {
     let (machine, _) = memory(&fs::read_to_string("/proc/meminfo").ok()?)?;
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let limits = limit_files(&groups)
-        .into_iter()
-        .filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
-    // Without a limit, version 2 says `max` and version 1 a number beyond any machine.
-    Some(limits.fold(machine, u64::min))
+    // Without a limit, version 1 says a number beyond any machine.
+    Some(least(limit_files(&groups())).map_or(machine, |limit| limit.min(machine)))
+}
+
+/// Bytes of memory above which the system slows this process down and takes memory from it: the least of `memory.high` of its control
+/// groups. `None` where there is no such limit.
+pub fn memory_high() -> Option<u64> {
+    least(high_files(&groups()))
+}
+
+fn groups() -> String {
+    fs::read_to_string("/proc/self/cgroup").unwrap_or_default()
+}
+
+/// The least of the limits in these files; those that say `max` or are not there have none.
+fn least(files: Vec<String>) -> Option<u64> {
+    files.into_iter().filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok()).min()
 }
 
 /// Bytes of memory that this process has now; `None` where the system does not tell.
@@ -83,6 +94,12 @@ fn limit_files(groups: &str) -> Vec<String> {
             }));
     }
     files
+}
+
+/// The same for `memory.high`, which is of version 2 alone.
+fn high_files(groups: &str) -> Vec<String> {
+    let high = |file: String| file.strip_suffix("memory.max").map(|folder| format!("{folder}memory.high"));
+    limit_files(groups).into_iter().filter_map(high).collect()
 }
 
 /// The first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal; what follows is part of user.
@@ -144,6 +161,30 @@ mod tests {
             ["/docker/7", "/docker", ""].map(|at| format!("{root}/memory{at}/memory.limit_in_bytes"));
         assert_eq!(v1, expected);
         assert_eq!(limit_files("nothing of the kind"), [""; 0]);
+    }
+
+    #[test]
+    fn memory_is_high_by_groups_of_version_2_alone() {
+        let root = "/sys/fs/cgroup";
+        let expected = ["/a.slice/b/memory.high", "/a.slice/memory.high", "/memory.high"];
+        assert_eq!(
+            high_files("4:memory:/docker/7\n0::/a.slice/b\n"),
+            expected.map(|file| format!("{root}{file}"))
+        );
+    }
+
+    #[test]
+    fn the_least_limit_of_all_groups_holds() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs::write(&path, text).expect("a file");
+            path.display().to_string()
+        };
+        let (none, more, less) = (file("a", "max\n"), file("b", "900\n"), file("c", "70\n"));
+        let absent = folder.path().join("d").display().to_string();
+        assert_eq!(least(vec![none.clone(), more, less, absent.clone()]), Some(70));
+        assert_eq!(least(vec![none, absent]), None);
     }
 
     #[test]

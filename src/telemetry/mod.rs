@@ -5,7 +5,7 @@
 //! - [`metrics`]: every metric, one struct.
 //! - [`statistics`]: what became of a model's requests, for Triton's clients; [`triton`]: the same as its metrics.
 //! - [`traces`]: spans of requests and batches, for a collector.
-//! - [`host`]: how busy the machine is.
+//! - [`host`]: how busy the machine is; [`thread_limits`]: what to do where it refuses a thread.
 //! - `lines`: how an event becomes a line, for people and as JSON, whatever its values hold.
 //! - `model_files`: which events go to which model's file; `daily`: a file a day.
 
@@ -35,6 +35,7 @@ pub mod logging;
 pub mod metrics;
 pub mod request;
 pub mod statistics;
+pub mod thread_limits;
 pub mod traces;
 pub mod triton;
 

@@ -125,7 +125,7 @@ def threads(server):
 @pytest.mark.parametrize(
     # Of threads that compute, the one that has the batch is the first.
     ("option", "name", "less"),
-    [("http_threads", "ocelli-http-", 0), ("compute_threads", "ocelli-fit-", 1)],
+    [("http_threads", "ocelli-http-", 0), ("compute_threads", "ocelli-fit-", 1), ("compute_threads", "ocelli-onnx", 1)],
 )
 def test_there_are_as_many_threads_as_configured(start, option, name, less):
     for count in (3, 6):
@@ -133,7 +133,7 @@ def test_there_are_as_many_threads_as_configured(start, option, name, less):
 
 
 def test_a_network_runs_on_as_many_threads_as_configured(start):
-    # ONNX Runtime's have the name of the one that makes the session, which is one of ours.
+    # ONNX Runtime starts none beside those that it is given.
     few, many = (sum(threads(start(compute_threads=count)).values()) for count in (2, 7))
     of_fits = 5
     assert many - few == of_fits + 5, "five more that fit, and five more that run the classifier"

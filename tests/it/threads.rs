@@ -1,5 +1,6 @@
 //! What the binary makes of a system that lets it start no thread.
 
+use crate::support::config;
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use std::{
     fs::{self, File},
@@ -11,15 +12,21 @@ use tempfile::TempDir;
 
 /// Nobody's number: limits do not hold for root.
 const NOBODY: u32 = 61_234;
+/// Another's: all processes of a user count.
+const NOBODY_ELSE: u32 = 61_235;
 
 /// The binary by a script with these arguments, as a user for whom limits hold. It comes by the standard input, since nobody else may be
 /// allowed into its folder.
 fn command(script: &str, arguments: &[&str]) -> Command {
+    command_of(NOBODY, script, arguments)
+}
+
+fn command_of(user: u32, script: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", script, "sh"]).args(arguments);
     command.stdin(File::open(env!("CARGO_BIN_EXE_ocelli")).unwrap());
     if geteuid().is_root() {
-        command.uid(NOBODY).gid(NOBODY);
+        command.uid(user).gid(user);
     }
     command.env_remove("OCELLI_CONFIG").env_remove("TMPDIR");
     command
@@ -87,4 +94,43 @@ fn a_server_that_may_start_no_further_thread_ends_in_order() {
     stderr.read_to_string(&mut log).unwrap();
     let status = server.wait().unwrap();
     assert!(status.success(), "{status}: {log}");
+}
+
+#[test]
+fn a_model_whose_threads_are_refused_is_told_and_those_before_it_are_loaded() {
+    if !geteuid().is_root() {
+        eprintln!("skipped: of another user than root, all that he runs counts");
+        return;
+    }
+    let folder = no_models();
+    let (models, library) = (folder.path().join("models"), folder.path().join("libonnxruntime.so"));
+    for name in ["first", "second"] {
+        fs::create_dir_all(models.join(name)).unwrap();
+        for file in ["labels.txt", "model.onnx", "model.toml"] {
+            let from = format!("{}/examples/models/digits/{file}", env!("CARGO_MANIFEST_DIR"));
+            fs::copy(from, models.join(name).join(file)).unwrap();
+        }
+    }
+    // Where others may be allowed to read.
+    fs::copy(&config().onnx_runtime, &library).unwrap();
+    let (models, library) = (models.to_str().unwrap(), library.to_str().unwrap());
+    // 59 for the first and some for the command are fewer, and 59 more are more. It hung.
+    let script = "(ulimit -p 100) 2> /dev/null && ulimit -p 100 || ulimit -u 100; exec timeout -s KILL 300 /proc/self/fd/0 \"$@\"";
+    let arguments = [
+        "check",
+        "--models",
+        models,
+        "--onnx-runtime",
+        library,
+        "--backend",
+        "cpu",
+        "--compute-threads",
+        "60",
+    ];
+    let ended = command_of(NOBODY_ELSE, script, &arguments).output().unwrap();
+    let told = [ended.stdout, ended.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+    let of = |name: &str| told.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+    assert!(of("first").trim_end().ends_with("ok"), "{told}");
+    let refused = "it has 59 threads of its own on the CPU, and the system lets the process start ";
+    assert!(of("second").contains(refused) && told.contains(", or lower compute_threads"), "{told}");
 }

@@ -37,6 +37,14 @@ impl Isolation {
         Ok(Isolation::Process(Apart { region, program: Program::own(), onnx_runtime }))
     }
 
+    /// Bytes of memory that this process shares with all of them.
+    pub fn shared_bytes(&self) -> usize {
+        match self {
+            Isolation::Thread => 0,
+            Isolation::Process(apart) => apart.region.bytes(),
+        }
+    }
+
     /// What batches are best put together in, where that does not depend on the GPU.
     pub fn memory(&self) -> Option<Memory> {
         match self {

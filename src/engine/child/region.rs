@@ -111,6 +111,11 @@ impl Region {
         Ok(Region { mapping, pool, traffic, share: eighth * (8 - POOL), outlasted: Arc::default() })
     }
 
+    /// Bytes of all of it.
+    pub fn bytes(&self) -> usize {
+        self.mapping.bytes
+    }
+
     /// What was lent for one message, or a sheet where there is no room for it: that goes to the other side beside the message.
     ///
     /// # Errors

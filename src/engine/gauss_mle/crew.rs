@@ -7,6 +7,7 @@
 use crate::{
     engine::{Airborne, EngineError, Flight, Tensor},
     error::panic_words,
+    telemetry::thread_limits::told,
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -130,7 +131,9 @@ impl Crew {
         let start = |others| {
             let name = |index| format!("ocelli-fit-{index}");
             let pool = ThreadPoolBuilder::new().num_threads(others).thread_name(name).build();
-            pool.map_err(|error| format!("cannot start the threads that fit: {error}"))
+            pool.map_err(|error| {
+                format!("cannot start the threads that fit: {}", told(&error, &["compute_threads"]))
+            })
         };
         let others = Some(threads.saturating_sub(1)).filter(|others| *others > 0).map(start).transpose()?;
         Ok(Crew { others, before: Weak::new() })

@@ -9,6 +9,7 @@ use super::{
     gpu::{ConvSearch, OnGpu, Provider},
     placement::{self, Placement, checked},
     shapes::{self, End, OutputShapes},
+    threads::Threads,
 };
 use crate::engine::{Dim, EngineError, Signature};
 use ort::{
@@ -85,7 +86,11 @@ impl Session {
                 external::read(path).map_err(|reason| format!("{name}: {reason}"))?
             }
         };
-        let session = commit(runtime, path, (threads, graphs), &providers, weights);
+        let others = match threads.saturating_sub(1) {
+            0 => None,
+            others => Some(Threads::start(others)?),
+        };
+        let session = commit(runtime, path, (others, threads, graphs), &providers, weights);
         let session = session.map_err(|error| first_line(error.message()))?;
         let (signature, outputs) = shapes::of(&session)?;
         let mut session = Session { session, signature, outputs };
@@ -195,7 +200,7 @@ const NOT_RECORDED: (&str, &str) =
 fn commit(
     runtime: &Runtime,
     path: &Path,
-    (threads, graphs): (usize, bool),
+    (others, threads, graphs): (Option<Threads>, usize, bool),
     providers: &[ExecutionProviderDispatch],
     weights: Vec<Beside>,
 ) -> ort::Result<OrtSession> {
@@ -207,6 +212,9 @@ fn commit(
         .with_config_entry("session.intra_op.spin_duration_us", SPIN_US)?
         .with_config_entry("session.force_spinning_stop", "1")?
         .with_execution_providers(providers)?;
+    if let Some(others) = others {
+        builder = builder.with_thread_manager(others)?;
+    }
     if graphs {
         let (key, value) = NOT_RECORDED;
         builder = builder.with_config_entry(key, value)?;
