@@ -104,7 +104,7 @@ const HOPELESS_PAUSE: Duration = Duration::from_millis(200);
 pub struct Undone {
     /// Jobs that were accepted and not answered by the deadline.
     pub jobs: usize,
-    /// Connections that were cut with a request on them, or on a thread that is stuck.
+    /// Connections that were cut with a request on them, or before a thread that is stuck had looked at them.
     pub connections: usize,
     /// Whether that was because somebody said so, and not because the time was over.
     pub told: bool,

@@ -8,8 +8,8 @@
 //! 1. [`Stages::drain`]: still accepting; each answer says `Connection: close`, HTTP/2 connections with a request say GOAWAY.
 //! 2. [`Stages::close`]: whoever is in the backlog or in a handshake is taken, the listener is closed, connections end that are idle or,
 //!    half a second later, have sent no more than half a head; requests are answered.
-//! 3. [`Settings::close_timeout`] later, or at [`Stages::abort`]: what is left is dropped, and counted where a request is on it. Connections
-//!    on a thread that is stuck end with the process.
+//! 3. [`Settings::close_timeout`] later, or at [`Stages::abort`]: what is left is dropped, and counted where a request is on it, or where
+//!    nobody has looked. Connections on a thread that is stuck end with the process.
 
 mod backlog;
 mod clocks;
@@ -25,9 +25,10 @@ use axum::{
     body::Body,
     http::{Request, Response},
 };
-use connection::Shared;
+use connection::{Served, Shared};
 use seats::Seats;
 use std::{
+    collections::HashMap,
     convert::Infallible,
     io::ErrorKind,
     net::SocketAddr,
@@ -35,12 +36,12 @@ use std::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Handle,
-    task::JoinSet,
+    task::{Id, JoinError, JoinSet},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -127,7 +128,7 @@ pub struct Connections {
 /// How a listener ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
-    /// Connections that were cut at the deadline with a request on them, or on a thread that is stuck: nobody can tell what is on those.
+    /// Connections that were cut at the deadline with a request on them, or before a thread that is stuck had looked at them.
     pub connections_dropped: usize,
 }
 
@@ -156,30 +157,33 @@ impl Acceptor {
         S::Future: Send,
     {
         let Acceptor { listener, settings, stages, connections, threads } = self;
-        let shared = Arc::new(Shared::new(settings, stages, connections));
+        let shared = Arc::new(Shared { settings, stages, connections });
         let mut seats = Seats::new(threads);
-        let mut open = JoinSet::new();
+        let mut open = Open::default();
         let mut backoff = BACKOFF_MIN;
-        let mut serve = |open: &mut JoinSet<()>, stream: std::net::TcpStream, peer: SocketAddr| {
+        let mut serve = |open: &mut Open, stream: std::net::TcpStream, peer: SocketAddr| {
             let counts = &shared.connections;
             counts.accepted.fetch_add(1, Ordering::Relaxed);
             let (thread, seat) = seats.take(Arc::clone(counts));
             let (server, service) = (Arc::clone(&shared), service.clone());
+            let watch = Arc::new(Watch::new(Instant::now()));
+            let served = Served(Arc::clone(&watch));
             let serve = async move {
                 let _seat = seat;
                 match TcpStream::from_std(stream) {
-                    Ok(stream) => server.serve(stream, peer, service).await,
+                    Ok(stream) => server.serve(stream, peer, service, served).await,
                     Err(error) => tracing::warn!(%error, "a connection could not be taken over"),
                 }
             };
-            open.spawn_on(serve, &thread);
-            if open.len() >= shared.settings.connections_max {
+            let task = open.tasks.spawn_on(serve, &thread).id();
+            open.watches.insert(task, watch);
+            if open.tasks.len() >= shared.settings.connections_max {
                 counts.capped.fetch_add(1, Ordering::Relaxed);
             }
         };
         let mut full = false;
         loop {
-            let capped = open.len() >= shared.settings.connections_max;
+            let capped = open.tasks.len() >= shared.settings.connections_max;
             match (std::mem::replace(&mut full, capped), capped) {
                 (false, true) => _ = shared.connections.full.fetch_add(1, Ordering::Relaxed),
                 (true, false) => _ = shared.connections.full.fetch_sub(1, Ordering::Relaxed),
@@ -188,7 +192,7 @@ impl Acceptor {
             let accepted = tokio::select! {
                 biased;
                 () = shared.stages.closing.cancelled() => break,
-                Some(_) = open.join_next() => continue,
+                true = open.one_ends() => continue,
                 accepted = listener.accept(), if !capped => accepted,
             };
             let counts = &shared.connections;
@@ -222,28 +226,45 @@ impl Acceptor {
                 if stream.set_nonblocking(true).is_ok() {
                     serve(&mut open, stream, peer);
                 }
-                open.len() < shared.settings.connections_max
+                open.tasks.len() < shared.settings.connections_max
             };
             tokio::select! {
                 () = backlog::empty(&listener, take) => (),
                 () = shared.stages.aborting.cancelled() => (),
             }
         }
-        let answered = async { while open.join_next().await.is_some() {} };
         tokio::select! {
-            () = answered => (),
+            () = open.all_end() => (),
             () = shared.stages.aborting.cancelled() => (),
             () = tokio::time::sleep(shared.settings.close_timeout) => (),
         }
-        // What was cut before was cut by a panic.
-        let before = shared.cut.load(Ordering::Relaxed);
-        open.abort_all();
-        let ended = async { while open.join_next().await.is_some() {} };
-        let _ = tokio::time::timeout(CUT_TIME_MAX, ended).await;
-        let connections_dropped = shared.cut.load(Ordering::Relaxed) - before + open.len();
+        let left: Vec<_> = open.watches.values().cloned().collect();
+        open.tasks.abort_all();
+        let _ = tokio::time::timeout(CUT_TIME_MAX, open.all_end()).await;
+        let connections_dropped = left.iter().filter(|watch| watch.is_cut()).count();
         let dropped = &shared.connections.dropped;
         dropped.fetch_add(connections_dropped as u64, Ordering::Relaxed);
         Ended { connections_dropped }
+    }
+}
+
+/// The connections that are open.
+#[derive(Default)]
+struct Open {
+    tasks: JoinSet<()>,
+    watches: HashMap<Id, Arc<Watch>>,
+}
+
+impl Open {
+    /// Comes back when a connection has ended, with false if there is none.
+    async fn one_ends(&mut self) -> bool {
+        let Some(ended) = self.tasks.join_next_with_id().await else { return false };
+        self.watches.remove(&ended.map_or_else(|error: JoinError| error.id(), |(task, ())| task));
+        true
+    }
+
+    async fn all_end(&mut self) {
+        while self.one_ends().await {}
     }
 }
 

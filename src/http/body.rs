@@ -13,12 +13,8 @@ use http_body::Body as HttpBody;
 use http_body_util::BodyExt;
 pub use limits::BodyLimits;
 pub(crate) use limits::ahead_of;
-use std::{
-    error::Error,
-    sync::Arc,
-    time::{Duration, Instant},
-};
-use tokio::time::{timeout, timeout_at};
+use std::{error::Error, sync::Arc, time::Duration};
+use tokio::time::{Instant, timeout_at};
 
 /// What is set aside before the first byte of a body of unknown length.
 const START_BYTES: usize = 16 * 1024;
@@ -44,6 +40,8 @@ pub struct Reader {
     began: Instant,
     /// When the last bytes were handed out, until more are asked for.
     handed_out: Option<Instant>,
+    /// For a body that is overdue: until when that may be because the process stood still.
+    meanwhile: Option<Instant>,
     /// Of the time that was earned, what was more than may be silent at once.
     forfeited: Duration,
     received: u64,
@@ -63,6 +61,7 @@ impl Reader {
             length,
             began,
             handed_out: None,
+            meanwhile: None,
             forfeited: Duration::ZERO,
             received: 0,
             pieces: 0,
@@ -90,7 +89,7 @@ impl Reader {
     /// Other limits from now on, whose clocks and counts begin now: for a body that is one message after the other.
     pub(crate) fn limited_by(&mut self, limits: BodyLimits) {
         (self.limits, self.began, self.received, self.pieces) = (limits, Instant::now(), 0, 0);
-        (self.length, self.forfeited) = (None, Duration::ZERO);
+        (self.length, self.forfeited, self.meanwhile) = (None, Duration::ZERO, None);
     }
 
     /// The instant by which more must have come. What was earned beyond the longest silence is lost, so that it cannot be saved up.
@@ -130,16 +129,20 @@ impl Reader {
         if let Some(since) = self.handed_out.take() {
             // The caller may have had to wait for us meanwhile.
             self.began += now - since;
+            self.meanwhile = self.meanwhile.map(|until| until + (now - since));
         }
         loop {
             let due = self.due(now);
-            let mut frame = self.body.frame();
-            let mut come = timeout_at(due.into(), &mut frame).await;
-            if come.is_err() {
-                // It may have come while the process stood still.
-                come = timeout(MEANWHILE, frame).await;
+            if due > now {
+                self.meanwhile = None;
             }
-            let frame = match come {
+            let frame = match timeout_at(self.meanwhile.unwrap_or(due), self.body.frame()).await {
+                // More may have come while the process stood still. Once, until it is no more overdue: or a trickle would never be.
+                Err(_) if self.meanwhile.is_none() => {
+                    now = Instant::now();
+                    self.meanwhile = Some(now + MEANWHILE);
+                    continue;
+                }
                 Err(_) => return Err(self.slow()),
                 Ok(None) => {
                     if let Some(permit) = &self.permit {
@@ -422,6 +425,56 @@ mod tests {
         reader.handed_out = reader.handed_out.map(|since| since - hour);
         tokio::spawn(async move { tell.send(()) });
         assert_eq!(reader.next().await, Ok(Some("two".into())));
+    }
+
+    /// A body without an end, in pieces of so many bytes, each so long after the one before has been taken.
+    fn trickle(bytes: usize, every: Duration) -> Body {
+        Body::from_stream(stream::repeat(Bytes::from(vec![0; bytes])).then(move |piece| async move {
+            tokio::time::sleep(every).await;
+            Ok::<_, Infallible>(piece)
+        }))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_trickles_is_cut_by_whichever_limit_comes_first() {
+        let (ms, any) = (Duration::from_millis, BodyLimits { rate_min: 0, ..LIMITS });
+        for (limits, bytes, every, due) in [
+            (any, 1, ms(10), any.deadline),
+            // What has come by then is worth 50 ms.
+            (LIMITS, 1, ms(100), LIMITS.grace + ms(50)),
+            // Each piece comes a moment late, and makes good for it.
+            (LIMITS, 5011, ms(5010), LIMITS.deadline),
+        ] {
+            let began = Instant::now();
+            let error = read(trickle(bytes, every), limits).await.unwrap_err();
+            let took = began.elapsed();
+            assert!(matches!(error, InferError::SlowBody(_)), "{error}");
+            assert!(took >= due && took <= due + MEANWHILE + ms(2), "{took:?}, due after {due:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_came_while_the_process_stood_still_is_read_and_what_comes_later_is_not() {
+        // The first piece is there as soon as the process goes on, or a moment later; the rest comes in a moment, piece by piece.
+        for (moment, last, whole) in [(0, 0, true), (1, 0, true), (1, 30, false), (0, 30, false)] {
+            let ms = Duration::from_millis;
+            let stands_still = stream::once(async move {
+                tokio::time::advance(LIMITS.deadline * 2).await;
+                tokio::time::sleep(ms(moment)).await;
+                Ok::<_, Infallible>(Bytes::from("a"))
+            });
+            let then = stream::iter([1, 1, 1, last]).then(move |after| async move {
+                tokio::time::sleep(ms(after)).await;
+                Ok(Bytes::from("b"))
+            });
+            let read = read(Body::from_stream(stands_still.chain(then)), LIMITS).await;
+            match read {
+                Ok(bytes) => assert!(whole && bytes == "abbbb", "{bytes:?}"),
+                Err(error) => {
+                    assert!(!whole && matches!(error, InferError::SlowBody(_)), "{moment} {last}: {error}");
+                }
+            }
+        }
     }
 
     #[tokio::test]

@@ -56,19 +56,22 @@ def test_what_comes_while_the_process_stands_still_is_answered(start_server, onl
     server = start_server(only_digits, **clocks)
     data = digits[5][1]
     head = f"POST /predictions/digits HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+    alive = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n"
     # What was sent before, and what is sent while it stands still.
-    parts = [(b"", head + data), (head[:20], head[20:] + data), (head + data[:50], data[50:])]
+    parts = [(b"", head + data), (head[:20], head[20:] + data), (head + data[:50], data[50:]), (alive, head + data)]
     connections = [socket.create_connection(("127.0.0.1", server.port)) for _ in parts * 8]
     for connection, (before, _) in zip(connections, parts * 8, strict=True):
         connection.settimeout(wire.TIMEOUT)
         connection.sendall(before)
+        assert before != alive or connection.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
     metrics = lambda: requests.get(f"{server.admin_url}/metrics", timeout=wire.TIMEOUT).text
     seen = lambda: float(re.search(r"^ocelli_http_connections (\S+)", metrics(), re.MULTILINE)[1])
     until(lambda: seen() >= len(connections), 60, "all are seen")
     server.process.send_signal(signal.SIGSTOP)
     for connection, (_, rest) in zip(connections, parts * 8, strict=True):
         connection.sendall(rest)
-    time.sleep(4)
+    # Longer than any two of the clocks together.
+    time.sleep(6)
     server.process.send_signal(signal.SIGCONT)
     answers = [connection.recv(1 << 16)[:15] for connection in connections]
     assert answers == [b"HTTP/1.1 200 OK"] * len(answers), answers

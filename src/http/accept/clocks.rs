@@ -13,6 +13,9 @@ use tokio_util::sync::CancellationToken;
 /// What has come is read in this time, also by a process that stood still for a while. Before that no time is over.
 pub const MEANWHILE: Duration = Duration::from_millis(20);
 
+/// What a reset gives the other answers of its connection at least: it may have made room for them, of which the client has to hear first.
+const ROOM_TIME_MIN: Duration = Duration::from_secs(1);
+
 /// What opens an HTTP/2 connection.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -70,8 +73,21 @@ pub enum Phase {
     Busy,
 }
 
+/// How far the task of a connection is.
+#[derive(Debug)]
+enum Task {
+    /// Nobody has looked at what has come.
+    Waits,
+    Serves,
+    Ended {
+        /// Before it was done.
+        cut: bool,
+    },
+}
+
 #[derive(Debug)]
 struct State {
+    task: Task,
     phase: Phase,
     /// Bytes of the HTTP/2 preface seen so far; `None` when it cannot be one any more.
     preface: Option<usize>,
@@ -83,6 +99,12 @@ struct State {
     blocked: Option<(Instant, usize)>,
     end_seen: bool,
     body_left: bool,
+}
+
+impl State {
+    fn has_request(&self) -> bool {
+        self.phase == Phase::Busy || self.blocked.is_some()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -106,6 +128,7 @@ impl Watch {
     pub fn new(now: Instant) -> Watch {
         Watch {
             state: Mutex::new(State {
+                task: Task::Waits,
                 phase: Phase::Idle(now),
                 preface: Some(0),
                 http2: false,
@@ -115,6 +138,35 @@ impl Watch {
                 end_seen: false,
                 body_left: false,
             }),
+        }
+    }
+
+    /// The connection's task has begun.
+    pub fn begins(&self) {
+        self.state.lock().task = Task::Serves;
+    }
+
+    /// The connection has been served.
+    pub fn ends(&self) {
+        self.state.lock().task = Task::Ended { cut: false };
+    }
+
+    /// The connection's task is gone.
+    pub fn dropped(&self) {
+        let mut state = self.state.lock();
+        if !matches!(state.task, Task::Ended { .. }) {
+            let cut = matches!(state.task, Task::Serves) && state.has_request();
+            state.task = Task::Ended { cut };
+        }
+    }
+
+    /// Whether a request is lost with the connection, now that its task ends or never will; or may be, where nobody has looked.
+    pub fn is_cut(&self) -> bool {
+        let state = self.state.lock();
+        match state.task {
+            Task::Waits => true,
+            Task::Serves => state.has_request(),
+            Task::Ended { cut } => cut,
         }
     }
 
@@ -191,11 +243,17 @@ impl Watch {
         }
     }
 
-    /// Ends a request's stream; whether others are open.
-    pub fn reset(&self, request: u64, now: Instant) -> bool {
+    /// Ends a request's stream; whether others are open. Those may have waited for what it held of the connection's window, and have
+    /// some time of `write_stall` again.
+    pub fn reset(&self, request: u64, write_stall: Duration, now: Instant) -> bool {
         self.reset_of(request).cancel();
         self.request_ends(request, now);
-        self.requests_open() > 0
+        let mut state = self.state.lock();
+        let spent = write_stall.saturating_sub(ROOM_TIME_MIN);
+        for since in state.answers.values_mut().filter_map(|answer| answer.waits.as_mut()) {
+            *since = (*since).max(now - spent);
+        }
+        !state.answers.is_empty()
     }
 
     /// A piece of the answer waits for the client's window since `since`, or none does. Whatever waits for the socket is seen there.
@@ -249,8 +307,7 @@ impl Watch {
 
     /// Whether a request's head has come of which the answer has not all gone to the socket.
     pub fn has_request(&self) -> bool {
-        let state = self.state.lock();
-        state.phase == Phase::Busy || state.blocked.is_some()
+        self.state.lock().has_request()
     }
 
     /// What the connection is doing.
@@ -469,13 +526,20 @@ mod tests {
             watch.answer_waits(request, Some(zero + s(second)));
             (request, watch.reset_of(request))
         });
-        for number in [1, 2, 0] {
-            let now = zero + s(33);
-            assert_eq!(watch.verdict(&CLOCKS, now), Verdict::Reset(requests[number].0));
-            assert_eq!(watch.reset(requests[number].0, now), number != 0);
-            assert!(requests[number].1.is_cancelled());
+        assert_eq!(watch.verdict(&CLOCKS, zero + s(33)), Verdict::Reset(2));
+        // Each may make room for the others, which are not at fault then.
+        for (second, left) in [(33, 2), (34, 1), (35, 0)] {
+            let now = zero + s(second);
+            let Verdict::Reset(request) = watch.verdict(&CLOCKS, now) else { panic!("none is reset") };
+            let (_, reset) = requests.iter().find(|(number, _)| *number == request).unwrap();
+            assert_eq!(watch.reset(request, CLOCKS.write_stall, now), left > 0);
+            assert!(reset.is_cancelled());
+            assert_eq!(requests.iter().filter(|(_, reset)| !reset.is_cancelled()).count(), left);
+            let next = now + s(1);
+            let early = watch.verdict(&CLOCKS, next - Duration::from_nanos(1));
+            assert!(matches!(early, Verdict::LookAt(at) if at == next || left == 0), "{early:?}");
         }
-        assert_eq!(watch.phase(), Phase::Idle(zero + s(33)));
+        assert_eq!(watch.phase(), Phase::Idle(zero + s(35)));
         check(
             |watch, zero| {
                 let request = watch.request_begins();

@@ -18,10 +18,7 @@ use std::{
     convert::Infallible,
     net::SocketAddr,
     pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 use tokio::{io::AsyncReadExt, net::TcpStream, sync::Notify};
@@ -35,8 +32,8 @@ const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// that we are closing.
 const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(500);
 
-/// How often an HTTP/2 connection that was told that we are closing, or that nobody takes its answers, is looked at, and ended where no
-/// request is on it. Its client has that long to say that it has heard, which hyper waits for; one that has gone never does.
+/// How often an HTTP/2 connection that was told that we are closing is looked at, and ended where no request is on it. Its client has
+/// that long to say that it has heard, which hyper waits for; one that has gone never does.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What is read from an HTTP/1 connection at once, and the longest header. An image of 224 × 224 in bytes (151 kB) comes in
@@ -57,32 +54,20 @@ pub(super) struct Shared {
     pub(super) settings: Settings,
     pub(super) stages: Stages,
     pub(super) connections: Arc<Connections>,
-    /// Connections whose task was dropped with a request on them.
-    pub(super) cut: AtomicUsize,
 }
 
-/// A connection that is being served.
-struct Served<'s> {
-    watch: &'s Watch,
-    cut: &'s AtomicUsize,
-    ended: bool,
-}
+/// A connection that is served, or will be; dropped when that ends, however it does.
+pub(super) struct Served(pub(super) Arc<Watch>);
 
-impl Drop for Served<'_> {
+impl Drop for Served {
     fn drop(&mut self) {
-        if !self.ended && self.watch.has_request() {
-            self.cut.fetch_add(1, Ordering::Relaxed);
-        }
+        self.0.dropped();
     }
 }
 
 impl Shared {
-    pub(super) fn new(settings: Settings, stages: Stages, connections: Arc<Connections>) -> Shared {
-        Shared { cut: AtomicUsize::new(0), settings, stages, connections }
-    }
-
     /// Serves one connection to its end.
-    pub(super) async fn serve<S>(&self, stream: TcpStream, peer: SocketAddr, service: S)
+    pub(super) async fn serve<S>(&self, stream: TcpStream, peer: SocketAddr, service: S, served: Served)
     where
         S: tower::Service<Request<Body>, Response = Response<Body>, Error = Infallible>
             + Clone
@@ -92,7 +77,8 @@ impl Shared {
     {
         // Replies are written whole; waiting to fill a segment only delays them.
         let _ = stream.set_nodelay(true);
-        let watch = Arc::new(Watch::new(Instant::now()));
+        let watch = Arc::clone(&served.0);
+        watch.begins();
         let left_at = LeftAt::default();
         let io = Io::new(stream, Arc::clone(&watch), Arc::clone(&left_at));
         let drained_request = Arc::new(Notify::new());
@@ -104,11 +90,15 @@ impl Shared {
             peer: Peer(peer),
         };
         let in_order = {
-            let builder = builder(&self.settings, Streams(Arc::clone(&watch)));
+            let builder = builder(Streams(Arc::clone(&watch)));
             let connection = builder.serve_connection(TokioIo::new(io), service);
             let mut connection = pin!(connection);
-            // Made after the connection, so that it is dropped first: without that, no request is left to see.
-            let mut served = Served { watch: &watch, cut: &self.cut, ended: false };
+            // Behind the connection, so that it is dropped first: without that, no request is left to see.
+            let _served = served;
+            let write_stall = self.settings.clocks.write_stall;
+            // Where nobody takes its answers, some may have gone whole to where they wait for the client: it has its time for those.
+            let farewell =
+                |closing| tokio::time::Instant::now() + if closing { FAREWELL } else { write_stall };
             let mut drain_seen = false;
             let mut close_seen = false;
             let mut first_request_until = None;
@@ -135,11 +125,12 @@ impl Shared {
                         Verdict::Reset(request) => {
                             self.connections.streams_reset.fetch_add(1, Ordering::Relaxed);
                             // Who takes none of several answers is told to go away.
-                            if !watch.reset(request, Instant::now()) {
+                            if !watch.reset(request, write_stall, Instant::now()) {
                                 self.count(Reason::Stalled, &mut counted);
                                 connection.as_mut().graceful_shutdown();
-                                farewell_until = Some(tokio::time::Instant::now() + FAREWELL);
+                                farewell_until = Some(farewell(close_seen));
                             }
+                            over = false;
                             look.as_mut().reset(tokio::time::Instant::now());
                         }
                         Verdict::End(Reason::Idle) if !idle_seen => {
@@ -169,7 +160,7 @@ impl Shared {
                         close_seen = true;
                         if watch.is_http2() || watch.requests() > 0 {
                             connection.as_mut().graceful_shutdown();
-                            farewell_until = watch.is_http2().then(|| tokio::time::Instant::now() + FAREWELL);
+                            farewell_until = watch.is_http2().then(|| farewell(true));
                         } else {
                             first_request_until = Some(tokio::time::Instant::now() + FIRST_REQUEST_GRACE);
                         }
@@ -186,11 +177,11 @@ impl Shared {
                         if !watch.has_request() {
                             break false;
                         }
-                        farewell_until = Some(tokio::time::Instant::now() + FAREWELL);
+                        farewell_until = Some(farewell(close_seen));
                     }
                 }
             };
-            served.ended = true;
+            watch.ends();
             in_order
         };
         if in_order && watch.may_still_send() {
@@ -260,14 +251,13 @@ where
 }
 
 /// hyper, set up for both versions.
-fn builder(settings: &Settings, streams: Streams) -> auto::Builder<Streams> {
+fn builder(streams: Streams) -> auto::Builder<Streams> {
     let mut builder = auto::Builder::new(streams);
     builder
         .http1()
-        .timer(TokioTimer::new())
         .max_buf_size(READ_BYTES_MAX)
-        // Behind our own two clocks, which are the ones that act.
-        .header_read_timeout(settings.clocks.idle + settings.clocks.header);
+        // Our own two clocks act instead: hyper's does before it has seen what came while the process stood still.
+        .header_read_timeout(None);
     builder
         .http2()
         .timer(TokioTimer::new())

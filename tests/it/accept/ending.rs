@@ -107,22 +107,27 @@ async fn aborting_waits_for_nothing_and_counts_the_connections_that_have_a_reque
 }
 
 #[tokio::test]
-async fn a_thread_that_is_stuck_is_not_waited_for_and_what_is_on_it_counts_as_cut() {
+async fn a_thread_that_is_stuck_is_not_waited_for_and_what_it_has_not_looked_at_counts_as_cut() {
     let threads = Threads::start(1).unwrap();
+    let server = start_on(settings(), threads.handles().to_vec()).await;
+    // All that there is on it has been answered.
+    let mut idle = server.send(HELLO).await;
+    reply(&mut idle).await;
     let ((go, wait), (tell, stuck)) = (mpsc::channel::<()>(), oneshot::channel());
     threads.handles()[0].spawn(async move {
         let _ = tell.send(());
         let _ = wait.recv();
     });
     stuck.await.unwrap();
-    let server = start_on(settings(), threads.handles().to_vec()).await;
     let asking = server.send(HELLO).await;
-    until(|| server.connections.accepted.load(Relaxed) == 1).await;
+    until(|| server.connections.accepted.load(Relaxed) == 2).await;
     let connections = Arc::clone(&server.connections);
     server.stages.abort();
     assert_eq!(server.ended().await, Ended { connections_dropped: 1 });
     assert_eq!(connections.dropped.load(Relaxed), 1);
     // It goes on after all, and finds the connection gone.
     drop(go);
-    assert_eq!(rest(asking).await, "");
+    for stream in [asking, idle] {
+        assert_eq!(rest(stream).await, "");
+    }
 }

@@ -226,6 +226,57 @@ async fn an_answer_that_is_not_taken_is_reset_and_the_others_of_its_connection_g
 }
 
 #[tokio::test]
+async fn an_answer_that_waits_for_what_another_holds_of_the_window_is_not_reset_with_it() {
+    let server = start(with_clocks(|clocks| clocks.write_stall = 5 * SHORT)).await;
+    // SETTINGS_INITIAL_WINDOW_SIZE = 1 MiB. The connection has 65,535 bytes for both, which the first fills.
+    let mut stream = connect(&server, &[0, 4, 0, 16, 0, 0]).await;
+    stream.write_all(&[get(1, "/large"), get(3, "/")].concat()).await.unwrap();
+    let mut held = 0;
+    while held < 65_535 {
+        let (id, data) = first(&mut stream, DATA).await.unwrap();
+        assert_eq!(id, 1);
+        held += data.len();
+    }
+    assert_eq!(first(&mut stream, RST_STREAM).await.expect("the connection goes on").0, 1);
+    // As a library does with what nobody has read of a stream that has ended.
+    stream.write_all(&frame(WINDOW_UPDATE, 0, 0, &65_535u32.to_be_bytes())).await.unwrap();
+    let (id, reply) = loop {
+        match next(&mut stream).await.expect("the connection goes on") {
+            (DATA, id, reply) => break (id, reply),
+            (kind, ..) => assert!(![RST_STREAM, GOAWAY].contains(&kind), "{kind}"),
+        }
+    };
+    assert_eq!((id, &reply[..]), (3, &b"hello"[..]));
+    assert_eq!(server.connections.streams_reset.load(Relaxed), 1);
+}
+
+#[tokio::test]
+async fn a_reply_that_waits_whole_for_its_window_has_its_time_after_the_last_that_is_not_taken_was_reset() {
+    let server = start(with_clocks(|clocks| {
+        clocks.write_stall = 20 * SHORT;
+        clocks.header = 5 * SHORT;
+    }))
+    .await;
+    // SETTINGS_INITIAL_WINDOW_SIZE = 0.
+    let mut stream = connect(&server, &[0, 4, 0, 0, 0, 0]).await;
+    let window = |bytes: u32| frame(WINDOW_UPDATE, 0, 3, &bytes.to_be_bytes());
+    stream.write_all(&[get(1, "/large"), get(3, "/"), window(3)].concat()).await.unwrap();
+    let (id, begun) = first(&mut stream, DATA).await.unwrap();
+    assert_eq!((id, &begun[..]), (3, &b"hel"[..]));
+    // Beside it, the client is told to go away.
+    while !matches!(next(&mut stream).await.expect("the connection goes on"), (RST_STREAM, 1, _)) {}
+    // Longer than a client has to hear that it is to go away.
+    rest(server.send(super::HALF).await).await;
+    stream.write_all(&window(2)).await.unwrap();
+    loop {
+        match next(&mut stream).await.expect("the reply comes whole") {
+            (DATA, id, data) => return assert_eq!((id, &data[..]), (3, &b"lo"[..])),
+            (kind, ..) => assert_ne!(kind, RST_STREAM),
+        }
+    }
+}
+
+#[tokio::test]
 async fn who_pauses_in_a_body_that_was_refused_does_not_keep_an_answer_waiting() {
     let server = start(with_clocks(|clocks| clocks.write_stall = SHORT)).await;
     let mut pausing = connect(&server, &[]).await;
