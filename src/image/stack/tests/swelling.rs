@@ -45,9 +45,9 @@ fn stack(pages: &[&[u8]], compression: u64) -> Vec<u8> {
 }
 
 /// Frames that come out, and why no more do.
-fn frames(reader: StackReader, stack: Vec<u8>) -> (u64, Option<StackError>) {
+fn frames(reader: StackReader, stack: &[u8]) -> (u64, Option<StackError>) {
     let all = stack.len();
-    frames_of_pieces(reader, &stack, all)
+    frames_of_pieces(reader, stack, all)
 }
 
 /// The same where each piece is looked at when it comes.
@@ -71,12 +71,12 @@ fn frames_of_pieces(mut reader: StackReader, stack: &[u8], bytes: usize) -> (u64
 #[test]
 fn pages_that_deflate_packs_come_out_and_those_of_which_nothing_has_come_do_not() {
     let deflated = zeros(Compression::Deflate);
-    let (count, error) = frames(StackReader::new(None, options()), deflated);
+    let (count, error) = frames(StackReader::new(None, options()), &deflated);
     assert!(count == PAGES && error.is_none(), "{count}: {error:?}");
 
     let packed = zeros(Compression::Zstd);
     let limit = (64 << 20) + 1032 * packed.len() as u64;
-    let (count, error) = frames(StackReader::new(None, options()), packed);
+    let (count, error) = frames(StackReader::new(None, options()), &packed);
     assert_eq!(count, limit / BYTES, "frames before it are good");
     let told = InferError::from(error.unwrap()).to_string();
     let (got, most) = ((count + 1) * BYTES, format!("more than the limit of {limit}"));
@@ -88,7 +88,7 @@ fn pages_that_deflate_packs_come_out_and_those_of_which_nothing_has_come_do_not(
 fn pages_of_a_packed_body_may_become_what_the_packed_bytes_may() {
     let came = Came::default();
     came.more(1000);
-    let (count, error) = frames(StackReader::new(None, options()).packed(came), zeros(Compression::Deflate));
+    let (count, error) = frames(StackReader::new(None, options()).packed(came), &zeros(Compression::Deflate));
     assert_eq!(count, ((64 << 20) + 1_032_000) / BYTES);
     assert!(matches!(error, Some(StackError::TooLarge { .. })), "{error:?}");
 }
@@ -111,7 +111,7 @@ fn how_a_stack_is_cut_says_nothing_about_what_comes_of_it() {
         assert!(count == PAGES + 4 && error.is_none(), "pieces of {bytes}: {count}, {error:?}");
     }
     let swelling = stack(&pages[..PAGES as usize], ZSTD);
-    let whole = frames(StackReader::new(None, options()), swelling.clone());
+    let whole = frames(StackReader::new(None, options()), &swelling);
     assert!(matches!(whole.1, Some(StackError::TooLarge { .. })), "{whole:?}");
     for bytes in [100, 1000] {
         let cut = frames_of_pieces(StackReader::new(None, options()), &swelling, bytes);
