@@ -406,6 +406,11 @@ mod tests {
             info!(target: "hyper", "theirs");
         });
         assert!(text.contains("ours") && !text.contains("theirs"), "{text}");
+        let text = log(PLAIN, "warn,[ours]=debug", None, |_| {
+            debug!("outside");
+            info_span!("ours").in_scope(|| debug!("inside"));
+        });
+        assert!(text.contains("inside") && !text.contains("outside"), "{text}");
         let watched = |filter| {
             log(PLAIN, filter, None, |_| {
                 info!(target: "notify::inotify", "unable to remove watch descriptor");
