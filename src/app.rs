@@ -41,7 +41,6 @@ pub use base::Core;
 use futures_util::future::join_all;
 use listen::{bind, bind_where};
 use loader::Loading;
-use memory::Room;
 use std::{
     net::SocketAddr,
     sync::Arc,
@@ -165,7 +164,7 @@ impl App {
         devices.announce(&found);
         let stages = Stages::default();
         let routes = http::routes(Arc::clone(&front));
-        memory::check(&config, Room::here(shared_bytes as u64));
+        memory::check(&config, shared_bytes as u64);
         waiting::check(&config);
         let connections_max = open_files::connections_max(&config, files_max);
         let acceptor = |listener| Acceptor {

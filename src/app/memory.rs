@@ -4,25 +4,19 @@ use crate::{config::Config, telemetry::host};
 
 /// What there is for requests.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Room {
+struct Room {
     /// Bytes that the process may have.
-    pub(super) limit: u64,
+    limit: u64,
     /// Bytes above which the system slows it down, where there is such a limit.
-    pub(super) high: Option<u64>,
+    high: Option<u64>,
     /// Bytes of it that are shared with processes of GPUs, used or not.
-    pub(super) shared: u64,
+    shared: u64,
 }
 
-impl Room {
-    /// As the system tells it; `None` where it does not.
-    pub(super) fn here(shared: u64) -> Option<Room> {
-        Some(Room { limit: host::memory_limit()?, high: host::memory_high(), shared })
-    }
-}
-
-/// Says at the start that it is not: otherwise the system ends the process at its first busy hour, without a word in its log, or
-/// slows it down.
-pub(super) fn check(config: &Config, room: Option<Room>) {
+/// Says at the start that it is not, with so many bytes that are shared with processes of GPUs: otherwise the system ends the process at
+/// its first busy hour, without a word in its log, or slows it down.
+pub(super) fn check(config: &Config, shared: u64) {
+    let room = host::memory_limit().map(|limit| Room { limit, high: host::memory_high(), shared });
     if let Some(words) = room.and_then(|room| too_little(config, room)) {
         tracing::warn!("{words}");
     }

@@ -221,7 +221,6 @@ pub fn init(
 
 /// The library that watches folders, by the target of its log.
 const WATCHES_FOLDERS: &str = "notify";
-const WATCHES_FOLDERS_ERROR: &str = "notify=error";
 
 fn subscriber(
     format: Format,
@@ -262,12 +261,13 @@ fn subscriber(
 /// What a filter lets through, as `EnvFilter` reads it. That keeps books of spans behind a lock of the whole process, which each
 /// request would take a dozen times: it is there where the filter speaks of spans, and of targets alone otherwise.
 fn parsed<S: Subscriber>(filter: &str) -> Result<Box<dyn Filter<S> + Send + Sync>, String> {
+    let quiet = format!("{WATCHES_FOLDERS}=error");
     let mut parts: Vec<_> = filter.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
     // Unless it is asked for: for each folder that goes, what watches folders says that it cannot watch it any more.
     let lower: Vec<_> = parts.iter().map(|part| part.to_ascii_lowercase()).collect();
     let of_all = lower.iter().any(|part| ["warn", "info", "debug", "trace"].contains(&&**part));
     if of_all && !lower.iter().any(|part| part.starts_with(WATCHES_FOLDERS)) {
-        parts.push(WATCHES_FOLDERS_ERROR);
+        parts.push(&quiet);
     }
     let text = parts.join(",");
     let with_spans = EnvFilter::builder().parse(&text).map_err(|error| error.to_string())?;

@@ -20,7 +20,7 @@ pub fn advice(options: &[&str]) -> String {
 }
 
 /// Whether the system has refused a thread: it calls that a resource that is not there now.
-pub fn is_refusal(error: &(dyn Error + 'static)) -> bool {
+fn is_refusal(error: &(dyn Error + 'static)) -> bool {
     let refused = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
     error.downcast_ref().is_some_and(refused) || error.source().is_some_and(is_refusal)
 }
