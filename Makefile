@@ -42,6 +42,10 @@ build dist gpu-checks-program bench-decode bench-front bench-servers bench-spots
 
 say = @printf '\n== %s\n' "$(1)"
 
+# Most of a test's time is waiting, so more of them run at once than a small machine has cores: Rust's here, Python's below. A worker
+# that has none left takes some of another's, so that what tests of a file share is mostly made once.
+AT_ONCE := -n 3 --dist worksteal
+
 .NOTPARALLEL:
 .PHONY: help serve test build dist profile check-profile fuzz bench bench-overhead bench-tracing bench-front bench-servers bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu gpu-checks pack-gpu-checks gpu-checks-program tools format lint kernels check-kernels test-rust test-fakes-threads test-fakes-sanitized test-fit test-licences advisories test-clients test-deploy test-guide test-docker rolling-restart clean-venv clean-lib clean
 
@@ -105,6 +109,7 @@ lint: tools
 	@$(CARGO) clippy --version >/dev/null 2>&1 || { echo "clippy is missing: rustup component add clippy"; exit 1; }
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 
+test-rust: export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 test-rust: tools $(ORT)
 	$(call say,unit and integration tests)
 	$(CARGO) test --locked
@@ -149,7 +154,7 @@ test-fit: tools
 	@$(PYTHON) tools/make_venv.py .venv/fit tests/fit/requirements.txt
 	$(CARGO) build --locked --example fit_rois --example find_spots
 	FIT_BINARY=$(TARGET)/debug/examples/fit_rois SPOTS_BINARY=$(TARGET)/debug/examples/find_spots \
-		.venv/fit/bin/python -m pytest tests/fit $(PYTEST)
+		.venv/fit/bin/python -m pytest tests/fit $(AT_ONCE) $(PYTEST)
 
 # docs/pytorch.md, run with PyTorch: some gigabytes, so it is no part of `make test`.
 test-guide: tools $(ORT)
@@ -176,14 +181,14 @@ test-clients: tools $(ORT)
 	@$(PYTHON) tools/make_venv.py .venv/test tests/clients/requirements.txt
 	@[ "$$(uname -sm)" != "Linux x86_64" ] || $(PYTHON) tools/make_venv.py .venv/perf-analyzer tests/clients/perf-analyzer.txt
 	@test -n "$$SERVER_BINARY" || $(CARGO) build --locked --bin ocelli
-	SERVER_BINARY="$${SERVER_BINARY:-$(TARGET)/debug/ocelli}" .venv/test/bin/python -m pytest tests/clients $(PYTEST)
+	SERVER_BINARY="$${SERVER_BINARY:-$(TARGET)/debug/ocelli}" .venv/test/bin/python -m pytest tests/clients $(AT_ONCE) $(PYTEST)
 
 # What is in deploy/. Tools that are missing are told, with the checks that are left out for them.
 test-deploy: tools $(ORT)
 	@printf '\n== checking the container image, manifests, rules, dashboard and proxies\n'
 	@$(PYTHON) tools/make_venv.py .venv/deploy tests/deploy/requirements.txt
 	@test -n "$$SERVER_BINARY" || $(CARGO) build --locked --bin ocelli
-	SERVER_BINARY="$${SERVER_BINARY:-$(TARGET)/debug/ocelli}" .venv/deploy/bin/python -m pytest tests/deploy $(PYTEST)
+	SERVER_BINARY="$${SERVER_BINARY:-$(TARGET)/debug/ocelli}" .venv/deploy/bin/python -m pytest tests/deploy $(AT_ONCE) $(PYTEST)
 
 # With Docker and its Compose, which must be there: builds both images, runs them, and starts what deploy/compose.yaml has.
 test-docker: tools

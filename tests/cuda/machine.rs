@@ -262,7 +262,7 @@ pub(crate) async fn until(what: &str, holds: impl AsyncFn() -> bool) {
     let patience = Instant::now() + PATIENCE;
     while !holds().await {
         assert!(Instant::now() < patience, "not within {PATIENCE:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
