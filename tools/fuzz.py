@@ -32,8 +32,8 @@ def build():
     (host,) = re.findall(r"^host: (.+)$", subprocess.run(["rustc", "-vV"], check=True, capture_output=True, text=True).stdout, re.M)
     # With a target, build scripts and macros are spared the flags.
     command = ["cargo", "build", "--locked", "--example", "fuzz", "--target", host, "--target-dir", FOLDER / "build"]
-    flags = {"RUSTFLAGS": " ".join(FLAGS), "CARGO_PROFILE_DEV_OPT_LEVEL": "2"}
-    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, **flags})
+    command += ["--config", "profile.dev.package.ocelli.opt-level=2"]
+    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "RUSTFLAGS": " ".join(FLAGS)})
     return FOLDER / "build" / host / "debug" / "examples" / "fuzz"
 
 
