@@ -23,6 +23,9 @@ def test_the_server_keeps_to_its_description(start_server, only_digits, tmp_path
     (tmp_path / "openapi.yaml").write_text(description.replace("example: digits", f"example: {model}"))
     if model == "spots":
         shutil.copytree(ROOT / "examples" / "models" / model, tmp_path / "models" / model)
+    # A header may give a request one millisecond, which is over on a busy machine: 504. Other 5xx are mistakes.
+    expected = 'not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "504"]'
+    (tmp_path / "schemathesis.toml").write_text(f"[checks]\n{expected}\n")
     server = start_server(only_digits if model == "digits" else tmp_path / "models")
     command = [
         *(sys.executable, "-m", "schemathesis.cli", "run", "openapi.yaml", "--url", server.url),
