@@ -42,12 +42,12 @@ build dist gpu-checks-program bench-decode bench-front bench-servers bench-spots
 
 # The server as the tests have it. With an example, which takes what is for development alone: without one, Cargo would choose features
 # anew, and build it and half of the dependencies once more.
-SERVER_BUILT := $(CARGO) build --locked --bin ocelli --example fit_rois
+BUILD_SERVER := $(CARGO) build --locked --bin ocelli --example fit_rois
 
 say = @printf '\n== %s\n' "$(1)"
 
-# Most of a test's time is waiting, so more of them run at once than a small machine has cores: Rust's here, Python's below. A worker
-# that has none left takes some of another's, so that what tests of a file share is mostly made once.
+# Most of a test's time is waiting, so more of them run at once than a small machine has cores: Python's so, Rust's by
+# RUST_TEST_THREADS. A worker that has none left takes some of another's, so that what tests of a file share is mostly made once.
 AT_ONCE := -n 3 --dist worksteal
 
 .NOTPARALLEL:
@@ -164,7 +164,7 @@ test-fit: tools
 test-guide: tools $(ORT)
 	$(call say,the guide for models from PyTorch)
 	@$(PYTHON) tools/make_venv.py .venv/guide tests/guide/requirements.txt
-	@test -n "$$SERVER_BINARY" || $(SERVER_BUILT)
+	@test -n "$$SERVER_BINARY" || $(BUILD_SERVER)
 	SERVER_BINARY="$${SERVER_BINARY:-$(TARGET)/debug/ocelli}" .venv/guide/bin/python -m pytest tests/guide $(PYTEST)
 
 # Without the advisories: they change while the tree does not, and need a network every time.
@@ -184,14 +184,14 @@ test-clients: tools $(ORT)
 	$(call say,Python client tests)
 	@$(PYTHON) tools/make_venv.py .venv/test tests/clients/requirements.txt
 	@[ "$$(uname -sm)" != "Linux x86_64" ] || $(PYTHON) tools/make_venv.py .venv/perf-analyzer tests/clients/perf-analyzer.txt
-	@test -n "$$SERVER_BINARY" || $(SERVER_BUILT)
+	@test -n "$$SERVER_BINARY" || $(BUILD_SERVER)
 	SERVER_BINARY="$${SERVER_BINARY:-$(TARGET)/debug/ocelli}" .venv/test/bin/python -m pytest tests/clients $(AT_ONCE) $(PYTEST)
 
 # What is in deploy/. Tools that are missing are told, with the checks that are left out for them.
 test-deploy: tools $(ORT)
 	@printf '\n== checking the container image, manifests, rules, dashboard and proxies\n'
 	@$(PYTHON) tools/make_venv.py .venv/deploy tests/deploy/requirements.txt
-	@test -n "$$SERVER_BINARY" || $(SERVER_BUILT)
+	@test -n "$$SERVER_BINARY" || $(BUILD_SERVER)
 	SERVER_BINARY="$${SERVER_BINARY:-$(TARGET)/debug/ocelli}" .venv/deploy/bin/python -m pytest tests/deploy $(AT_ONCE) $(PYTEST)
 
 # With Docker and its Compose, which must be there: builds both images, runs them, and starts what deploy/compose.yaml has.
@@ -203,7 +203,7 @@ test-docker: tools
 rolling-restart: tools $(ORT)
 	$(call say,restarting two replicas in turn behind nginx and HAProxy)
 	@$(PYTHON) tools/make_venv.py .venv/deploy tests/deploy/requirements.txt
-	@test -n "$$SERVER_BINARY" || $(SERVER_BUILT)
+	@test -n "$$SERVER_BINARY" || $(BUILD_SERVER)
 	SERVER_BINARY="$${SERVER_BINARY:-$(TARGET)/debug/ocelli}" .venv/deploy/bin/python tests/deploy/rolling_restart.py $(RESTART)
 
 bench: bench-overhead bench-decode
