@@ -8,8 +8,9 @@
 //! A model that has work again after a pause starts where the furthest behind of the busy models stands (the start of its
 //! running batch, if it has one), so idle time is not saved up; after a pause of all, everybody starts at the latest
 //! time of all. Both are taken over the models that the asking worker serves: models that share no device are not
-//! compared. When devices come or go and models meet whose times have drifted apart, a model is held to owe at most two
-//! of the longest batches and a second.
+//! compared. Of those that stand at one place, whoever had less before goes first: a request now and then waits for the
+//! batch that runs, and not for the next of a busy model as well. When devices come or go and models meet whose times have
+//! drifted apart, a model is held to owe at most two of the longest batches and a second.
 
 use super::ModelKey;
 use foldhash::HashMap;
@@ -97,22 +98,24 @@ impl Shares {
             .or_else(|| served().map(|(_, share)| share.virtual_time).max_by(f64::total_cmp))
             .unwrap_or(0.0);
         let longest = served().map(|(_, share)| share.cost).fold(0.0, f64::max);
-        let mut order: Vec<(f64, ModelKey)> = Vec::with_capacity(serves.len());
+        let mut order: Vec<([f64; 2], ModelKey)> = Vec::with_capacity(serves.len());
         for &key in serves {
             if !self.waiting.contains(&key) {
                 continue;
             }
             if let Some(share) = self.models.get_mut(&key) {
+                let had = share.virtual_time;
                 if share.fresh {
                     share.fresh = false;
                     share.virtual_time = share.virtual_time.max(floor);
                 }
                 let debt_max = floor + DEBT_SECONDS + 2.0 * longest;
                 share.virtual_time = share.virtual_time.min(debt_max);
-                order.push((share.virtual_time, key));
+                order.push(([share.virtual_time, had], key));
             }
         }
-        order.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let times = |a: [f64; 2], b: [f64; 2]| a[0].total_cmp(&b[0]).then(a[1].total_cmp(&b[1]));
+        order.sort_by(|a, b| times(a.0, b.0).then(a.1.cmp(&b.1)));
         order.dedup_by_key(|(_, key)| *key);
         order.into_iter().map(|(_, key)| key).collect()
     }
@@ -187,7 +190,31 @@ mod tests {
         shares.set_waiting(B, false);
         assert_eq!(serve(&mut shares, 5, |_| 1.0), "aaaaa");
         shares.set_waiting(B, true);
-        assert_eq!(serve(&mut shares, 4, |_| 1.0), "abab", "b does not get five turns");
+        assert_eq!(serve(&mut shares, 4, |_| 1.0), "baab", "b does not get five turns");
+    }
+
+    /// Whichever of them was loaded first.
+    #[test]
+    fn who_asks_now_and_then_waits_for_one_batch_of_a_busy_model_at_most() {
+        for (busy, seldom) in [(A, B), (B, A)] {
+            let mut shares = shares(&[(A, 1.0), (B, 1.0)]);
+            shares.set_waiting(seldom, false);
+            let mut turn = |asks: bool| {
+                let first = shares.order(&[A, B])[0];
+                shares.charge(first, 0.01);
+                // It comes while the batch runs.
+                if asks {
+                    shares.set_waiting(seldom, true);
+                }
+                if first == seldom {
+                    shares.set_waiting(seldom, false);
+                }
+                shares.correct(first, 0.01, if first == busy { 1.0 } else { 0.001 });
+                first
+            };
+            let turns = [true, false, false, true, false, true, false].map(&mut turn);
+            assert_eq!(turns, [busy, seldom, busy, busy, seldom, busy, seldom]);
+        }
     }
 
     #[test]
