@@ -3,8 +3,8 @@
 
     python3 tools/make_venv.py FOLDER REQUIREMENTS
 
-Works without ensurepip (Debian without python3-venv): the environment is made without pip and filled by the pip that
-runs this script.
+Works without ensurepip (Debian without python3-venv): the environment is made without pip and filled from outside, by uv
+where pip can get it (five to ten times as fast: what the clients' tests need is 820 MB), else by the pip of this Python.
 """
 
 import hashlib
@@ -16,6 +16,14 @@ import sys
 from pathlib import Path
 
 PYTHON_MIN = (3, 11)
+UV = "uv==0.13.9"
+# What pip is told of packages' places, the variable as which uv takes it, and what is between two of them.
+PLACES = {
+    "index-url": ("UV_DEFAULT_INDEX", " "),
+    "extra-index-url": ("UV_INDEX", " "),
+    "find-links": ("UV_FIND_LINKS", ","),
+    "cert": ("SSL_CERT_FILE", " "),
+}
 
 
 def fail(why):
@@ -28,6 +36,28 @@ def pip_version():
     done = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, text=True)
     found = re.match(r"pip (\d+)\.(\d+)", done.stdout)
     return (int(found[1]), int(found[2])) if found else None
+
+
+def with_uv(folder, python, requirements):
+    """Fills an environment by uv, which is put beside it; whether that went well."""
+    home = folder.parent / UV.replace("==", "-")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    if not (home / "bin" / "uv").exists():
+        only = ("--quiet", "--retries", "1", "--only-binary", ":all:", "--no-deps", "--no-compile")
+        if subprocess.run([*pip, "install", *only, "--target", str(home), UV], capture_output=True).returncode != 0:
+            return False
+    told = subprocess.run([*pip, "config", "list"], capture_output=True, text=True).stdout
+    options = dict(re.findall(r"^.*\.([a-z-]+)='(.*)'$", told, re.MULTILINE))
+    if "no-index" in options:
+        return False
+    places = {}
+    for option, (name, between) in PLACES.items():
+        if option in options:
+            places[name] = between.join(options[option].replace("\\n", " ").split())
+    install = [str(home / "bin" / "uv"), "--no-config", "pip", "install", "--quiet", "--python", str(python)]
+    # As pip does, which knows no order of its indexes.
+    install += ["--index-strategy", "unsafe-best-match", "-r", str(requirements)]
+    return subprocess.run(install, env={**places, **os.environ}).returncode == 0
 
 
 def main():
@@ -55,7 +85,8 @@ def main():
     if made.returncode != 0:
         fail("cannot make a virtual environment; apt-get install python3-venv (or its like) and run again")
     pip = [sys.executable, "-m", "pip", "--python", str(python)] if without_pip else [str(python), "-m", "pip"]
-    if subprocess.run([*pip, "install", *quiet, "-r", str(requirements)]).returncode != 0:
+    install = [*pip, "install", *quiet, "--no-compile", "-r", str(requirements)]
+    if not with_uv(folder, python, requirements) and subprocess.run(install).returncode != 0:
         fail(f"pip could not install {requirements} (see above); check the network and run again")
     stamp.write_text(wanted)
     print(f"make_venv: {folder} is ready", flush=True)
