@@ -39,6 +39,9 @@ PROFDATA := tools/ocelli.profdata
 LAID_OUT := -Cprofile-use=$(CURDIR)/$(PROFDATA) -Cllvm-args=-no-pgo-warn-mismatch --cfg=profile_$(firstword $(shell cksum $(PROFDATA)))
 build dist gpu-checks-program bench-decode bench-front bench-servers bench-spots bench-fit bench-fit-http: \
 	export RUSTFLAGS := $(RUSTFLAGS) $(LAID_OUT)
+# Functions have other names, and are not found in it, where any dependency or the compiler is another.
+same_names = @now="$$(cksum < Cargo.lock | cut -d' ' -f1) $$(rustc -V)"; test "$$now" = "$$(cat $(PROFDATA).of)" || \
+	echo "note: $(PROFDATA) was counted with other dependencies or another compiler, and much of its gain is lost; make profile counts anew"
 
 # The server as the tests have it. With an example, which takes what is for development alone: without one, Cargo would choose features
 # anew, and build it and half of the dependencies once more.
@@ -82,10 +85,12 @@ serve: $(ORT) build
 
 build: tools
 	$(call say,building in release mode (the first time takes minutes))
+	$(same_names)
 	$(CARGO) build --release --locked
 
 dist: tools
 	$(call say,building as the images have it (minutes))
+	$(same_names)
 	$(CARGO) build --profile dist --locked --bin ocelli
 
 # Instrumented builds and a minute of requests; tools/ocelli.profdata is written.
@@ -99,6 +104,7 @@ check-profile:
 	$(call say,reading how often a busy server takes which path)
 	@told="$$(echo 'pub fn f() {}' | rustc -Cprofile-use=$(PROFDATA) -Copt-level=2 --crate-type lib --emit obj=/dev/null - 2>&1)"; \
 		test -z "$$told" || { echo "$(PROFDATA): $$told; make profile"; exit 1; }
+	$(same_names)
 
 test: format lint check-kernels check-profile test-rust test-fakes-threads test-fit test-licences test-clients test-deploy
 	$(call say,all checks passed)

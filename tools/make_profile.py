@@ -4,8 +4,9 @@
     make profile
 
 Builds a server that counts them (minutes), has it answer requests of all usual forms for a minute, and keeps the counts of what ran.
-Functions are found by their names and forms: of one that has changed since, and of all if the compiler is another, the counts are
-passed over without a word. So it is made anew before a release, and after larger changes of what every request passes.
+Functions are found by their names and forms: of one that has changed since, the counts are passed over without a word, and of all
+of this package if any dependency or the compiler is another, for which tools/ocelli.profdata.of says what they were. So it is made
+anew before a release, and after larger changes of what every request passes.
 
 Needs rustup's component llvm-tools, and what the client tests need (tests/clients/requirements.txt).
 """
@@ -36,11 +37,12 @@ from server import Server  # noqa: E402
 IMAGES = ROOT / "examples" / "images"
 
 
+def rustc(*what):
+    return subprocess.run(["rustc", *what], capture_output=True, text=True, check=True).stdout
+
+
 def llvm_profdata():
     """The tool of the compiler's own LLVM: others may write another format."""
-
-    def rustc(*what):
-        return subprocess.run(["rustc", *what], capture_output=True, text=True, check=True).stdout
 
     host = next(line.split()[1] for line in rustc("-vV").splitlines() if line.startswith("host: "))
     tool = Path(rustc("--print", "sysroot").strip()) / "lib" / "rustlib" / host / "bin" / "llvm-profdata"
@@ -162,6 +164,8 @@ def main():
             assert server.stop() == 0, server.log_text()
         counts = [str(file) for file in (folder / "counts").glob("*.profraw")]
         subprocess.run([tool, "merge", "--sparse", "-o", PROFILE, *counts], check=True)
+    lock = subprocess.run(["cksum"], stdin=open(ROOT / "Cargo.lock"), capture_output=True, text=True, check=True).stdout
+    Path(f"{PROFILE}.of").write_text(f"{lock.split()[0]} {rustc('-V')}")
     print(f"make_profile: wrote {PROFILE.relative_to(ROOT)}, {PROFILE.stat().st_size:,} bytes")
 
 
