@@ -189,19 +189,13 @@ async fn a_batch_that_is_too_large_for_the_memory_is_run_in_halves_on_the_same_g
 async fn single_requests_go_to_the_faster_device() {
     for isolation in MODES {
         let machine = Machine::new("");
+        // The CPU is by far the faster one, on however slow a machine, as the canaries show: each is a spot.
+        machine.tell("cuda", "still fault on=kernel times=always sleep_us=200000").await;
         let server = start(&machine, isolation, &[("spots", "devices = \"all\"")], 1).await;
-        // The CPU is by far the faster one, on however slow a machine, as soon as the GPU has shown how long a batch takes there:
-        // one of many it is given, whatever both were taken for.
-        machine.tell("cuda", "fault on=kernel times=always sleep_us=3000000").await;
-        until("the GPU has answered one", async || {
-            let replies = join_all((0..8).map(|_| fit(server.address, "spots", 16))).await;
-            replies.iter().any(|reply| by(reply).0.contains(&id(0)))
-        })
-        .await;
         for _ in 0..5 {
             assert_eq!(by(&fit(server.address, "spots", 1).await), ("cpu".to_owned(), None));
         }
-        machine.tell("cuda", "clear").await;
+        machine.tell("cuda", "still clear").await;
         end(&machine, server);
     }
 }

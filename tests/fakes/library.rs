@@ -57,7 +57,7 @@ pub fn compiled(recipe: &Recipe) -> PathBuf {
     let compiler = env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
     let mut flags: Vec<String> = FLAGS.iter().map(|flag| (*flag).to_owned()).collect();
     if let Ok(sanitizer) = env::var("FAKE_SANITIZER") {
-        flags.push(format!("-fsanitize={sanitizer}"));
+        flags.extend([format!("-fsanitize={sanitizer}"), "-DSANITIZED".into()]);
         flags.push("-fno-omit-frame-pointer".to_owned());
     }
     let version = said(Command::new(&compiler).arg("--version"));

@@ -4,6 +4,8 @@ machine: knows the kernels by their names and runs their grids. See machine.h.
 A fiber runs thread after thread of a block. Where one has to wait for others the fiber stays with it, and another fiber goes on
 with the next; so a kernel whose threads never meet needs a single one.
 */
+#undef _FORTIFY_SOURCE  // jumps to other stacks are meant
+#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -12,6 +14,7 @@ with the next; so a kernel whose threads never meet needs a single one.
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <utility>
 
 #include "entries.h"
 #include "machine.h"
@@ -23,11 +26,18 @@ namespace {
 
 constexpr size_t STACK = 256 << 10;
 
-struct Fiber {
+// Where a fiber or their scheduler goes on.
+struct Place {
     ucontext_t context;
+    jmp_buf jump;
+};
+
+struct Fiber {
+    Place place;
     void* stack;
-    unsigned thread = 0;  // of the block, that it is in the middle of
-    bool idle = true;
+    unsigned thread = 0;   // of the block, that it is in the middle of
+    bool idle = true;      // and not in the middle of any
+    bool entered = false;  // has a place to go on at
 
     Fiber() : stack(mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
         // A thread that needs more than there is ends the process, rather than another's stack.
@@ -51,14 +61,15 @@ struct Block {
     int code = 0;
     bool backwards = false;
     std::vector<Warp> warps;
-    std::vector<std::unique_ptr<Fiber>> fibers;  // kept for the next block
-    size_t next_fiber = 0;                       // those before are taken
+    size_t next_fiber = 0;  // those before are taken
     Fiber* running = nullptr;
-    ucontext_t scheduler;
+    Place scheduler;
     std::vector<unsigned char> shared;
 };
 
 thread_local Block* block = nullptr;
+// Kept for the next block.
+thread_local std::vector<std::unique_ptr<Fiber>> fibers;
 
 // Every second block takes its threads backwards, so that what depends on their order shows.
 unsigned nth_thread(const Block& of, unsigned n) { return of.backwards ? of.threads - 1 - n : n; }
@@ -67,27 +78,54 @@ void place(unsigned thread) {
     threadIdx = {thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / blockDim.x / blockDim.y};
 }
 
+// To a place that was left by this. Contexts have masks of signals, for which the system is asked at each switch, and which are never
+// others here; only sanitizers have to see it.
+void go(Place& from, Place& to) {
+#ifdef SANITIZED
+    swapcontext(&from.context, &to.context);
+#else
+    if (!_setjmp(from.jump)) _longjmp(to.jump, 1);
+#endif
+}
+
 void give_way() {
     Fiber& fiber = *block->running;
-    swapcontext(&fiber.context, &block->scheduler);
+    go(fiber.place, block->scheduler);
     place(fiber.thread);
 }
 
 void run_threads() {
     Fiber& fiber = *block->running;
-    while (block->started < block->threads && !block->code) {
-        fiber.thread = nth_thread(*block, block->started++);
-        place(fiber.thread);
-        (*block->kernel)();
-        ++block->ended;
+    for (;;) {
+        while (block->started < block->threads && !block->code) {
+            fiber.thread = nth_thread(*block, block->started++);
+            place(fiber.thread);
+            (*block->kernel)();
+            ++block->ended;
+        }
+        fiber.idle = true;
+        go(fiber.place, block->scheduler);
     }
-    fiber.idle = true;
-    swapcontext(&fiber.context, &block->scheduler);
+}
+
+void enter(Fiber& fiber) {
+    fiber.entered = true;
+    getcontext(&fiber.place.context);
+    fiber.place.context.uc_stack.ss_sp = fiber.stack;
+    fiber.place.context.uc_stack.ss_size = STACK;
+    fiber.place.context.uc_link = nullptr;
+    makecontext(&fiber.place.context, run_threads, 0);
+#ifdef SANITIZED
+    go(block->scheduler, fiber.place);
+#else
+    if (!_setjmp(block->scheduler.jump)) setcontext(&fiber.place.context);
+#endif
 }
 
 void resume(Fiber& fiber) {
     block->running = &fiber;
-    swapcontext(&block->scheduler, &fiber.context);
+    fiber.idle = false;
+    fiber.entered ? go(block->scheduler, fiber.place) : enter(fiber);
 }
 
 // Whatever has come about, so that a round in which nothing does is seen.
@@ -97,38 +135,27 @@ unsigned progress(const Block& of) {
     return sum;
 }
 
-void start(Fiber& fiber) {
-    fiber.idle = false;
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack;
-    fiber.context.uc_stack.ss_size = STACK;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, run_threads, 0);
-}
-
 Fiber& idle_fiber(Block& of) {
-    while (of.next_fiber < of.fibers.size())
-        if (Fiber& fiber = *of.fibers[of.next_fiber++]; fiber.idle) return fiber;
-    of.fibers.push_back(std::make_unique<Fiber>());
-    of.next_fiber = of.fibers.size();
-    return *of.fibers.back();
+    while (of.next_fiber < fibers.size())
+        if (Fiber& fiber = *fibers[of.next_fiber++]; fiber.idle) return fiber;
+    fibers.push_back(std::make_unique<Fiber>());
+    of.next_fiber = fibers.size();
+    return *fibers.back();
 }
 
 void run_block(Block& of) {
     of.started = of.ended = of.arrived = 0;
     of.next_fiber = 0;
     for (Warp& warp : of.warps) warp.arrived = 0;
-    for (auto& fiber : of.fibers) fiber->idle = true;
+    // One that is in the middle of a thread of a grid that has ended begins anew.
+    for (auto& fiber : fibers)
+        if (!std::exchange(fiber->idle, true)) fiber->entered = false;
     std::fill(of.shared.begin(), of.shared.end(), 0xCD);
     while (of.ended < of.threads && !of.code) {
         const unsigned before = progress(of);
-        while (of.started < of.threads && !of.code) {
-            Fiber& fiber = idle_fiber(of);
-            start(fiber);
-            resume(fiber);
-        }
-        for (size_t i = 0; i < of.fibers.size() && !of.code; ++i)
-            if (!of.fibers[i]->idle) resume(*of.fibers[i]);
+        while (of.started < of.threads && !of.code) resume(idle_fiber(of));
+        for (size_t i = 0; i < of.next_fiber && !of.code; ++i)
+            if (!fibers[i]->idle) resume(*fibers[i]);
         if (progress(of) == before) {
             fputs("machine: threads wait for others that do not come\n", stderr);
             of.code = 719;
@@ -180,7 +207,7 @@ void machine_trap(int code) {
     }
     block->code = code;
     // Not resumed: with its thread the whole grid has ended.
-    for (;;) swapcontext(&block->running->context, &block->scheduler);
+    for (;;) go(block->running->place, block->scheduler);
 }
 
 // Kernels are compiled to call this before they read or write what is not aligned for its type.
