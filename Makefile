@@ -40,7 +40,7 @@ LAID_OUT := -Cprofile-use=$(CURDIR)/$(PROFDATA) -Cllvm-args=-no-pgo-warn-mismatc
 build dist gpu-checks-program bench-decode bench-front bench-servers bench-spots bench-fit bench-fit-http: \
 	export RUSTFLAGS := $(RUSTFLAGS) $(LAID_OUT)
 # Functions have other names, and are not found in it, where any dependency or the compiler is another.
-same_names = @now="$$(cksum < Cargo.lock | cut -d' ' -f1) $$(rustc -V)"; test "$$now" = "$$(cat $(PROFDATA).of)" || \
+same_names = @now="$$(cksum Cargo.lock | cut -d' ' -f1) $$(rustc -V)"; test "$$now" = "$$(cat $(PROFDATA).of)" || \
 	echo "note: $(PROFDATA) was counted with other dependencies or another compiler, and much of its gain is lost; make profile counts anew"
 
 # The server as the tests have it. With an example, which takes what is for development alone: without one, Cargo would choose features

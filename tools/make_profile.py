@@ -38,12 +38,12 @@ IMAGES = ROOT / "examples" / "images"
 
 
 def rustc(*what):
+    """What the compiler says."""
     return subprocess.run(["rustc", *what], capture_output=True, text=True, check=True).stdout
 
 
 def llvm_profdata():
     """The tool of the compiler's own LLVM: others may write another format."""
-
     host = next(line.split()[1] for line in rustc("-vV").splitlines() if line.startswith("host: "))
     tool = Path(rustc("--print", "sysroot").strip()) / "lib" / "rustlib" / host / "bin" / "llvm-profdata"
     if not tool.exists():
@@ -164,7 +164,7 @@ def main():
             assert server.stop() == 0, server.log_text()
         counts = [str(file) for file in (folder / "counts").glob("*.profraw")]
         subprocess.run([tool, "merge", "--sparse", "-o", PROFILE, *counts], check=True)
-    lock = subprocess.run(["cksum"], stdin=open(ROOT / "Cargo.lock"), capture_output=True, text=True, check=True).stdout
+    lock = subprocess.run(["cksum", ROOT / "Cargo.lock"], capture_output=True, text=True, check=True).stdout
     Path(f"{PROFILE}.of").write_text(f"{lock.split()[0]} {rustc('-V')}")
     print(f"make_profile: wrote {PROFILE.relative_to(ROOT)}, {PROFILE.stat().st_size:,} bytes")
 

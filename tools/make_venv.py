@@ -48,6 +48,7 @@ def with_uv(folder, python, requirements):
             return False
     told = subprocess.run([*pip, "config", "list"], capture_output=True, text=True).stdout
     options = dict(re.findall(r"^.*\.([a-z-]+)='(.*)'$", told, re.MULTILINE))
+    # Packages are to come from these places alone, of which uv may not read each as pip does.
     if "no-index" in options:
         return False
     places = {}

@@ -82,7 +82,7 @@ impl Shares {
         self.waiting.iter().copied()
     }
 
-    /// The models with work waiting among those served, the one furthest behind first.
+    /// The models with work waiting among those served, each of which is named once, the one furthest behind first.
     pub fn order(&mut self, serves: &[ModelKey]) -> Vec<ModelKey> {
         if !serves.iter().any(|key| self.waiting.contains(key)) {
             return Vec::new();
@@ -98,7 +98,7 @@ impl Shares {
             .or_else(|| served().map(|(_, share)| share.virtual_time).max_by(f64::total_cmp))
             .unwrap_or(0.0);
         let longest = served().map(|(_, share)| share.cost).fold(0.0, f64::max);
-        let mut order: Vec<([f64; 2], ModelKey)> = Vec::with_capacity(serves.len());
+        let mut order: Vec<(f64, f64, ModelKey)> = Vec::with_capacity(serves.len());
         for &key in serves {
             if !self.waiting.contains(&key) {
                 continue;
@@ -111,13 +111,11 @@ impl Shares {
                 }
                 let debt_max = floor + DEBT_SECONDS + 2.0 * longest;
                 share.virtual_time = share.virtual_time.min(debt_max);
-                order.push(([share.virtual_time, had], key));
+                order.push((share.virtual_time, had, key));
             }
         }
-        let times = |a: [f64; 2], b: [f64; 2]| a[0].total_cmp(&b[0]).then(a[1].total_cmp(&b[1]));
-        order.sort_by(|a, b| times(a.0, b.0).then(a.1.cmp(&b.1)));
-        order.dedup_by_key(|(_, key)| *key);
-        order.into_iter().map(|(_, key)| key).collect()
+        order.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2)));
+        order.into_iter().map(|(.., key)| key).collect()
     }
 
     /// Charges a batch that was taken now, by its estimated seconds.

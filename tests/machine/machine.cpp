@@ -30,14 +30,14 @@ constexpr size_t STACK = 256 << 10;
 struct Place {
     ucontext_t context;
     jmp_buf jump;
+    bool left = false;  // by `go`; else it is where the context begins
 };
 
 struct Fiber {
     Place place;
     void* stack;
-    unsigned thread = 0;   // of the block, that it is in the middle of
-    bool idle = true;      // and not in the middle of any
-    bool entered = false;  // has a place to go on at
+    unsigned thread = 0;  // of the block, that it is in the middle of
+    bool idle = true;     // and not in the middle of any
 
     Fiber() : stack(mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
         // A thread that needs more than there is ends the process, rather than another's stack.
@@ -78,13 +78,16 @@ void place(unsigned thread) {
     threadIdx = {thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / blockDim.x / blockDim.y};
 }
 
-// To a place that was left by this. Contexts have masks of signals, for which the system is asked at each switch, and which are never
-// others here; only sanitizers have to see it.
+// Contexts have masks of signals, for which the system is asked at each switch, and which are never others here: it jumps, but where
+// a sanitizer has to see it.
 void go(Place& from, Place& to) {
+    from.left = true;
 #ifdef SANITIZED
     swapcontext(&from.context, &to.context);
 #else
-    if (!_setjmp(from.jump)) _longjmp(to.jump, 1);
+    if (_setjmp(from.jump)) return;
+    if (to.left) _longjmp(to.jump, 1);
+    setcontext(&to.context);
 #endif
 }
 
@@ -108,24 +111,19 @@ void run_threads() {
     }
 }
 
-void enter(Fiber& fiber) {
-    fiber.entered = true;
+void start(Fiber& fiber) {
     getcontext(&fiber.place.context);
     fiber.place.context.uc_stack.ss_sp = fiber.stack;
     fiber.place.context.uc_stack.ss_size = STACK;
     fiber.place.context.uc_link = nullptr;
     makecontext(&fiber.place.context, run_threads, 0);
-#ifdef SANITIZED
-    go(block->scheduler, fiber.place);
-#else
-    if (!_setjmp(block->scheduler.jump)) setcontext(&fiber.place.context);
-#endif
 }
 
 void resume(Fiber& fiber) {
     block->running = &fiber;
     fiber.idle = false;
-    fiber.entered ? go(block->scheduler, fiber.place) : enter(fiber);
+    if (!fiber.place.left) start(fiber);
+    go(block->scheduler, fiber.place);
 }
 
 // Whatever has come about, so that a round in which nothing does is seen.
@@ -149,7 +147,7 @@ void run_block(Block& of) {
     for (Warp& warp : of.warps) warp.arrived = 0;
     // One that is in the middle of a thread of a grid that has ended begins anew.
     for (auto& fiber : fibers)
-        if (!std::exchange(fiber->idle, true)) fiber->entered = false;
+        if (!std::exchange(fiber->idle, true)) fiber->place.left = false;
     std::fill(of.shared.begin(), of.shared.end(), 0xCD);
     while (of.ended < of.threads && !of.code) {
         const unsigned before = progress(of);
