@@ -5,7 +5,10 @@
 //! was good for that long, and not before: else the time would never grow where the largest alone is too large.
 
 use super::Rules;
-use std::time::{Duration, Instant};
+use std::{
+    borrow::Cow,
+    time::{Duration, Instant},
+};
 
 /// Good batches before a larger one is tried.
 pub const GOOD_MIN: u32 = 32;
@@ -72,12 +75,12 @@ pub fn halved(rules: &Rules, pads: bool, size: usize) -> Option<usize> {
 }
 
 /// The sizes of batches up to a ceiling; the ceiling itself where none is so small.
-pub fn within(sizes: &[usize], ceiling: Option<&Ceiling>) -> Vec<usize> {
+pub fn within<'a>(sizes: &'a [usize], ceiling: Option<&Ceiling>) -> Cow<'a, [usize]> {
     let Some(ceiling) = ceiling else {
-        return sizes.to_vec();
+        return Cow::Borrowed(sizes);
     };
     let below: Vec<usize> = sizes.iter().copied().filter(|size| *size <= ceiling.items).collect();
-    if below.is_empty() { vec![ceiling.items] } else { below }
+    Cow::Owned(if below.is_empty() { vec![ceiling.items] } else { below })
 }
 
 #[cfg(test)]

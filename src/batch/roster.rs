@@ -90,6 +90,8 @@ struct Device {
 pub struct Roster {
     workers: HashMap<WorkerKey, Worker>,
     devices: Vec<Device>,
+    /// The devices that serve each model, each once: asked for several times with each job, and seldom another.
+    serving: HashMap<ModelKey, Vec<DeviceKey>>,
     next_batch: u64,
 }
 
@@ -102,7 +104,10 @@ impl Roster {
 
     /// Removes a worker.
     pub fn detach(&mut self, worker: WorkerKey) {
-        self.workers.remove(&worker);
+        let served = self.workers.remove(&worker).and_then(|worker| worker.serves);
+        for model in served.into_iter().flat_map(|served| served.models) {
+            self.note_serving(model);
+        }
     }
 
     /// The device of this name, known from now on.
@@ -169,7 +174,9 @@ impl Roster {
         };
         let news = worker.serves.as_ref().is_none_or(|known| known.told != serves);
         if news {
-            worker.serves = Some(Served { told: serves.to_vec(), models: serves.iter().copied().collect() });
+            let models: HashSet<ModelKey> = serves.iter().copied().collect();
+            let told = Served { told: serves.to_vec(), models: models.clone() };
+            let before = worker.serves.replace(told).map(|served| served.models).unwrap_or_default();
             if !serves.is_empty() {
                 let device = &mut self.devices[worker.device.0 as usize];
                 device.fault = None;
@@ -178,8 +185,23 @@ impl Roster {
                     device.served.extend_from_slice(serves);
                 }
             }
+            for model in before.symmetric_difference(&models) {
+                self.note_serving(*model);
+            }
         }
         news
+    }
+
+    /// Another worker serves a model, or one less.
+    fn note_serving(&mut self, model: ModelKey) {
+        let workers = self.workers.values().filter(|worker| worker.serves(model));
+        let mut devices: Vec<DeviceKey> = workers.map(|worker| worker.device).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        match devices.is_empty() {
+            true => self.serving.remove(&model),
+            false => self.serving.insert(model, devices),
+        };
     }
 
     /// Whether any worker serves a model, or might.
@@ -198,17 +220,13 @@ impl Roster {
     }
 
     /// The devices that serve a model, each once.
-    pub fn serving(&self, model: ModelKey) -> Vec<DeviceKey> {
-        let workers = self.workers.values().filter(|worker| worker.serves(model));
-        let mut devices: Vec<DeviceKey> = workers.map(|worker| worker.device).collect();
-        devices.sort_unstable();
-        devices.dedup();
-        devices
+    pub fn serving(&self, model: ModelKey) -> &[DeviceKey] {
+        self.serving.get(&model).map_or(&[], Vec::as_slice)
     }
 
     /// Whether a device serves a model.
     pub fn runs(&self, device: DeviceKey, model: ModelKey) -> bool {
-        self.workers.values().any(|worker| worker.device == device && worker.serves(model))
+        self.serving(model).contains(&device)
     }
 
     /// Why these devices, which served a model once, do not now, and when the first of them should again.

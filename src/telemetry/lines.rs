@@ -27,11 +27,19 @@ use tracing_subscriber::{
     registry::{LookupSpan, Scope},
 };
 
+/// Whether a text is of ASCII's visible characters and blanks alone, none of which is unsafe: most are, and this is soon seen.
+fn is_plain(text: &str) -> bool {
+    text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
+}
+
 /// Writes text with unsafe characters escaped as Rust writes them.
 struct Escape<W>(W);
 
 impl<W: fmt::Write> fmt::Write for Escape<W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
+        if is_plain(text) {
+            return self.0.write_str(text);
+        }
         let mut rest = text;
         while let Some(at) = rest.find(is_unsafe) {
             self.0.write_str(&rest[..at])?;
@@ -85,6 +93,10 @@ impl Visit for HumanVisit<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
             "message" => self.write(field, format_args!("{value}")),
+            // As below, without a look at each character.
+            _ if is_plain(value) && !value.contains(['"', '\\']) => {
+                self.write(field, format_args!("\"{value}\""))
+            }
             _ => self.write(field, format_args!("{value:?}")),
         }
     }
@@ -98,20 +110,31 @@ impl Visit for HumanVisit<'_> {
     }
 }
 
-/// Fields as JSON values.
+/// Fields as JSON values, each once. Every request has some, and most are never written.
 #[derive(Debug, Default)]
-pub(super) struct JsonFields(pub(super) Map<String, Value>);
+pub(super) struct JsonFields(Vec<(&'static str, Value)>);
 
 impl JsonFields {
     fn set(&mut self, field: &Field, value: Value) {
-        if !field.name().starts_with("log.") {
-            self.0.insert(field.name().into(), value);
+        let name = field.name();
+        if name.starts_with("log.") {
+            return;
+        }
+        match self.0.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, known)) => *known = value,
+            None => self.0.push((name, value)),
         }
     }
 
     /// The text of a field, if it has one.
     pub(super) fn text(&self, name: &str) -> Option<&str> {
-        self.0.get(name).and_then(Value::as_str)
+        self.0.iter().find(|(known, _)| *known == name).and_then(|(_, value)| value.as_str())
+    }
+
+    /// As an object; `None` without any.
+    fn object(&self) -> Option<Value> {
+        let members = self.0.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
+        (!self.0.is_empty()).then(|| members.collect())
     }
 }
 
@@ -186,21 +209,17 @@ pub(super) fn json_line<S: Subscriber + for<'a> LookupSpan<'a>>(
     line.insert("timestamp".into(), timestamp().into());
     line.insert("level".into(), event.metadata().level().as_str().into());
     line.insert("target".into(), event.metadata().target().into());
-    if let Some(message) = fields.0.remove("message") {
-        line.insert("message".into(), message);
+    if let Some(at) = fields.0.iter().position(|(name, _)| *name == "message") {
+        line.insert("message".into(), fields.0.swap_remove(at).1);
     }
-    if !fields.0.is_empty() {
-        line.insert("fields".into(), Value::Object(fields.0));
-    }
+    line.extend(fields.object().map(|fields| ("fields".to_owned(), fields)));
     let spans: Vec<_> = (context.event_scope(event).into_iter())
         .flat_map(Scope::from_root)
         .map(|span| {
             let extensions = span.extensions();
-            match extensions.get::<JsonFields>() {
-                Some(fields) if !fields.0.is_empty() => {
-                    json!({"name": span.name(), "fields": fields.0})
-                }
-                _ => json!({"name": span.name()}),
+            match extensions.get().and_then(JsonFields::object) {
+                Some(fields) => json!({"name": span.name(), "fields": fields}),
+                None => json!({"name": span.name()}),
             }
         })
         .collect();

@@ -251,8 +251,9 @@ fn subscriber(
             .boxed(),
         Format::Json => JsonLines(writer).boxed(),
     };
-    // What keeps the fields comes before the layers that read them.
-    let lines = KeepFields.and_then(console).and_then(files.clone().map(ToModelFiles)).with_filter(filter);
+    // What keeps the fields comes before the layers that read them, where there are any.
+    let keep = (format == Format::Json || files.is_some()).then_some(KeepFields);
+    let lines = Layer::and_then(keep, console).and_then(files.clone().map(ToModelFiles)).with_filter(filter);
     let subscriber =
         tracing_subscriber::registry().with(traces.as_ref().map(|traces| traces.layer())).with(lines);
     Ok((subscriber, Logging { files, traces, lost, failed, _console: guard }))

@@ -81,7 +81,7 @@ impl Book {
         let text: Arc<str> = format!("{}: {error}", self.roster.name(device)).into();
         let is_cpu = self.roster.is_cpu(device);
         let cpu_is_left =
-            !is_cpu && self.roster.serving(batch.model).into_iter().any(|other| self.roster.is_cpu(other));
+            !is_cpu && self.roster.serving(batch.model).iter().any(|other| self.roster.is_cpu(*other));
         let mut aftermath = Aftermath::default();
         for (part, new) in each_job(batch) {
             let Some(entry) = self.jobs.get_mut(&part.job).filter(|entry| !entry.over) else {

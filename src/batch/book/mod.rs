@@ -345,9 +345,11 @@ impl Book {
 
     /// Whether a GPU serves a model now; where nobody does yet, whether there is a GPU that may.
     pub fn is_on_gpu(&self, model: ModelKey) -> bool {
-        let serving = self.roster.serving(model);
-        let devices = if serving.is_empty() { self.roster.present() } else { serving };
-        devices.into_iter().any(|device| !self.roster.is_cpu(device))
+        let on_gpu = |devices: &[DeviceKey]| devices.iter().any(|device| !self.roster.is_cpu(*device));
+        match self.roster.serving(model) {
+            [] => on_gpu(&self.roster.present()),
+            serving => on_gpu(serving),
+        }
     }
 
     /// What waits and runs.

@@ -16,7 +16,7 @@ use crate::{
     engine::{EngineError, Tensor},
     error::InferError,
 };
-use std::{sync::Arc, time::Instant};
+use std::{borrow::Cow, sync::Arc, time::Instant};
 
 /// What a worker does about a model.
 pub(super) enum Choice {
@@ -31,10 +31,10 @@ pub(super) enum Choice {
 
 impl Model {
     /// Sizes of batches of a kind that a device may be given.
-    pub(super) fn sizes(&self, place: (DeviceKey, Kind)) -> Vec<usize> {
+    pub(super) fn sizes(&self, place: (DeviceKey, Kind)) -> Cow<'_, [usize]> {
         let mut sizes = ceiling::within(&self.rules.sizes, self.ceilings.get(&place));
         if let (Some(tried), Kind::Items) = (self.tried.get(&place.0), place.1) {
-            sizes.retain(|size| size <= tried);
+            sizes.to_mut().retain(|size| size <= tried);
         }
         sizes
     }
@@ -101,7 +101,7 @@ impl Book {
             return Choice::Wait(None);
         };
         let hurry = self.hurried || self.closed || model.retired;
-        let pool = Pool::of(&self.roster, key, model);
+        let pool = Pool::of(&self.roster, key, &model.standby);
         let admits: Admits<'_> = &|avoid| pool.admits(device, avoid);
         let keeps = model.steady.contains(&worker);
         // Where one size is kept to, none is filled to spare the rest of another.
@@ -128,7 +128,7 @@ impl Book {
             if let Next::Run { items, size } = next
                 && !front.again
                 && !hurry
-                && let Some(rival) = self.rival(device, key, &pool, (kind, size), now)
+                && let Some(rival) = self.rival(device, key, pool, (kind, size), now)
             {
                 let own = |size: usize| ready_in + costs.at_best(size);
                 next = policy::help(&sizes, items, &front, Rival { own: &own, rival }, now);
@@ -160,15 +160,16 @@ impl Book {
         now: Instant,
     ) -> Pick {
         let model = self.models.get_mut(&key).expect("picked from the map");
-        let pool = Pool::of(&self.roster, key, model);
+        let pool = Pool::of(&self.roster, key, &model.standby);
+        let standby = pool.stands_by(device);
         let pieces = model.lanes.take(shape, items, &|avoid| pool.admits(device, avoid));
         let waiting = !model.lanes.is_empty();
         let place = (device, Kind::of(shape.setting()));
         model.running += 1;
         model.running_peak = model.running_peak.max(model.running);
         if model.steady.contains(&worker) {
-            let sizes = model.sizes(place);
-            model.kept.insert(device, model.keep(device, &sizes, items, now));
+            let kept = model.keep(device, &model.sizes(place), items, now);
+            model.kept.insert(device, kept);
         }
         let estimate = model.costs.entry(place).or_default().estimate(size);
         self.shares.charge(key, estimate);
@@ -196,7 +197,6 @@ impl Book {
             taken: now,
         });
         let number = self.roster.begin(worker, estimate, now);
-        let standby = pool.stands_by(device);
         let receipt = Receipt { worker, device, batch: number, estimate, standby };
         self.running.insert(number, (Arc::clone(&batch), receipt));
         Pick::Run(batch, receipt)

@@ -17,32 +17,33 @@ use crate::{
 use std::{sync::Arc, time::Instant};
 
 /// The devices that serve a model.
-pub(super) struct Pool {
-    /// And whether each only stands by.
-    devices: Vec<(DeviceKey, bool)>,
-    cpu: Option<DeviceKey>,
+#[derive(Clone, Copy)]
+pub(super) struct Pool<'a> {
+    roster: &'a Roster,
+    devices: &'a [DeviceKey],
+    /// The names of those that only stand by.
+    standby: &'a [Arc<str>],
 }
 
-impl Pool {
-    pub(super) fn of(roster: &Roster, key: ModelKey, model: &Model) -> Pool {
-        let stands_by = |device: DeviceKey| model.standby.contains(roster.name(device));
-        let serving = roster.serving(key);
-        let cpu = serving.iter().copied().find(|device| roster.is_cpu(*device));
-        Pool { devices: serving.into_iter().map(|device| (device, stands_by(device))).collect(), cpu }
+impl<'a> Pool<'a> {
+    pub(super) fn of(roster: &'a Roster, key: ModelKey, standby: &'a [Arc<str>]) -> Pool<'a> {
+        Pool { roster, devices: roster.serving(key), standby }
     }
 
     /// Whether a device may run jobs that avoid these.
-    pub(super) fn admits(&self, device: DeviceKey, avoid: Option<Avoid>) -> bool {
-        let avoided = |other| avoid.is_some_and(|avoid| avoid.is(other, Some(other) == self.cpu));
-        let nobody_else = self.devices.iter().all(|(other, _)| avoided(*other));
-        let candidates = || self.devices.iter().filter(|(other, _)| nobody_else || !avoided(*other));
-        let anybody = candidates().all(|(_, standby)| *standby);
-        candidates().any(|(candidate, standby)| *candidate == device && (anybody || !standby))
+    pub(super) fn admits(self, device: DeviceKey, avoid: Option<Avoid>) -> bool {
+        let avoided = |other| avoid.is_some_and(|avoid| avoid.is(other, self.roster.is_cpu(other)));
+        let nobody_else = self.devices.iter().all(|other| avoided(*other));
+        let is_candidate = |other| nobody_else || !avoided(other);
+        let mut candidates = self.devices.iter().copied().filter(|other| is_candidate(*other));
+        self.devices.contains(&device)
+            && is_candidate(device)
+            && (!self.stands_by(device) || candidates.all(|other| self.stands_by(other)))
     }
 
     /// Whether a device only stands by.
-    pub(super) fn stands_by(&self, device: DeviceKey) -> bool {
-        self.devices.contains(&(device, true))
+    pub(super) fn stands_by(self, device: DeviceKey) -> bool {
+        self.standby.contains(self.roster.name(device))
     }
 }
 
@@ -75,7 +76,7 @@ impl Book {
         let open = |key: &ModelKey| {
             self.roster.may_serve(worker, *key)
                 && self.models.get(key).is_some_and(|model| {
-                    let pool = Pool::of(&self.roster, *key, model);
+                    let pool = Pool::of(&self.roster, *key, &model.standby);
                     model.lanes.any(&|avoid| pool.admits(device, avoid))
                 })
         };
@@ -96,14 +97,13 @@ impl Book {
         &self,
         device: DeviceKey,
         key: ModelKey,
-        pool: &Pool,
+        pool: Pool<'_>,
         batch: (Kind, usize),
         now: Instant,
     ) -> Option<f64> {
         let model = &self.models[&key];
         let own = self.speed(device, model, batch, now);
-        let others = pool.devices.iter().map(|(other, _)| *other);
-        let rivals = others.filter(|other| {
+        let rivals = pool.devices.iter().copied().filter(|other| {
             *other != device
                 && pool.admits(*other, None)
                 && faster(self.speed(*other, model, batch, now), own)
@@ -125,7 +125,7 @@ impl Book {
     /// the others.
     pub fn best_of(&self, workers: &[WorkerKey], key: ModelKey, now: Instant) -> Option<usize> {
         let model = self.models.get(&key).filter(|model| !model.lanes.is_empty())?;
-        let pool = Pool::of(&self.roster, key, model);
+        let pool = Pool::of(&self.roster, key, &model.standby);
         let mut best: Option<(usize, Rank, Speed)> = None;
         for (index, worker) in workers.iter().enumerate() {
             let Some(device) = self.roster.device_of(*worker) else {

@@ -7,8 +7,20 @@ pub(super) const DEPTH_MAX: usize = 120;
 /// Bytes that are looked at together.
 const BLOCK: usize = 64;
 
+/// Of a text of at most so many bytes, what opens is counted first.
+const SHORT_BYTES_MAX: usize = 4096;
+
+/// Whether a byte opens a list or an object, outside of strings: brackets and braces differ by one bit.
+fn opens(byte: u8) -> bool {
+    byte | 0x20 == b'{'
+}
+
 /// Whether no list or object of a text is deeper than [`DEPTH_MAX`]. Of a text that is no JSON this holds up to where it is none.
 pub(super) fn is_bounded(json: &[u8]) -> bool {
+    // What stands before binary tensors is short, and mostly said by this.
+    if json.len() <= SHORT_BYTES_MAX && json.iter().filter(|byte| opens(**byte)).count() <= DEPTH_MAX {
+        return true;
+    }
     let mut place = Place { depth: 0, string: false, escaped: false };
     let (blocks, rest) = json.as_chunks::<BLOCK>();
     blocks.iter().all(|block| place.passes(block) || place.walks(block)) && place.walks(rest)
@@ -30,8 +42,7 @@ impl Place {
         if self.string {
             return !self.escaped && quotes == 0 && count(|byte| byte == b'\\') == 0;
         }
-        // Brackets and braces differ by one bit.
-        let opened = usize::from(count(|byte| byte | 0x20 == b'{'));
+        let opened = usize::from(count(opens));
         if quotes > 0 || self.depth + opened > DEPTH_MAX {
             return false;
         }
