@@ -92,8 +92,8 @@ pub struct Rival<'a> {
     pub rival: f64,
 }
 
-/// How many of `items` to run here: those that end before the faster device could do all that waits. If none do, all of
-/// them once the first has waited as long as the smallest batch takes here.
+/// How many of `items` to run here: those that end before the faster device could do all that waits. If none do, as many as fill a batch
+/// that takes no longer here than the first of them has waited: the faster device does not do what was expected of it.
 pub fn help(sizes: &[usize], items: usize, front: &Front, rival: Rival<'_>, now: Instant) -> Next {
     let Rival { own, rival } = rival;
     let ends_first = |size: usize| own(size) < rival;
@@ -105,10 +105,12 @@ pub fn help(sizes: &[usize], items: usize, front: &Front, rival: Rival<'_>, now:
     if let Some(size) = smaller.rev().find(|smaller| ends_first(*smaller)) {
         return Next::Run { items: size, size };
     }
-    let least = own(padded(sizes, 1)).clamp(0.0, LEAVE_SECONDS_MAX);
-    let until = front.pushed + Duration::from_secs_f64(least);
-    // The faster device does not do what was expected of it.
-    if until <= now { Next::Run { items, size } } else { Next::SleepUntil(until) }
+    let left_until = |size| front.pushed + Duration::from_secs_f64(own(size).clamp(0.0, LEAVE_SECONDS_MAX));
+    let late = |batch: &usize| left_until(*batch) <= now;
+    match sizes.iter().copied().filter(|batch| *batch <= size).rfind(late) {
+        Some(size) => Next::Run { items: items.min(size), size },
+        None => Next::SleepUntil(left_until(padded(sizes, 1))),
+    }
 }
 
 /// The largest batch.
@@ -528,6 +530,19 @@ mod tests {
         assert_eq!(check_help(1, 61), Ok((1, 1)));
         assert_eq!(check_help(8, 95), Ok((4, 4)));
         assert_eq!(check_help(7, 1000), Ok((7, 8)));
+    }
+
+    #[test]
+    fn what_was_left_too_long_is_taken_in_batches_that_take_no_longer_than_it_has_waited() {
+        let pushed = Instant::now();
+        let front = pushed_at(pushed, 16);
+        // Single ones are quick here, as far as is known, and larger batches are not.
+        let rival = Rival { own: &|size| if size == 1 { 0.001 } else { 0.1 * size as f64 }, rival: 0.0 };
+        let after = |ms: u32| help(&[1, 4, 16], 16, &front, rival, pushed + ms * MS);
+        assert_eq!(after(0), Next::SleepUntil(pushed + MS));
+        assert_eq!([1, 399].map(after), [Next::Run { items: 1, size: 1 }; 2]);
+        assert_eq!([400, 1599].map(after), [Next::Run { items: 4, size: 4 }; 2]);
+        assert_eq!(after(1600), Next::Run { items: 16, size: 16 });
     }
 
     #[test]

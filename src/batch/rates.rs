@@ -30,6 +30,13 @@ struct Cost {
     at: Instant,
 }
 
+impl Cost {
+    /// What the quickest of the last ones took.
+    fn least(&self) -> f64 {
+        self.last.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+}
+
 /// Measured seconds of compute per padded batch size of one model on one device, of batches of one kind.
 #[derive(Debug, Default)]
 pub struct Costs {
@@ -69,8 +76,7 @@ impl Costs {
     pub fn undisturbed(&self, size: usize, now: Instant) -> Option<f64> {
         let cost = self.of(size)?;
         let lately = now.saturating_duration_since(cost.at) < AVOIDED_FOR;
-        (lately && cost.last.iter().all(|seconds| seconds.is_finite()))
-            .then(|| cost.last.iter().copied().fold(f64::INFINITY, f64::min))
+        (lately && cost.last.iter().all(|seconds| seconds.is_finite())).then(|| cost.least())
     }
 
     /// Seconds that the slowest of the last batches of this size took; `None` if too few were measured.
@@ -79,7 +85,7 @@ impl Costs {
         longest.is_finite().then_some(longest)
     }
 
-    /// Seconds for a batch of this size, scaled from the nearest measured size if need be.
+    /// Seconds for a batch of this size, between those of the measured sizes around it if need be, or scaled from the nearest one.
     pub fn estimate(&self, size: usize) -> f64 {
         self.scaled(size, |cost| cost.mean)
     }
@@ -87,12 +93,20 @@ impl Costs {
     /// The same if nothing holds it up, as far as that was seen: what devices are compared by. One that was held up once would be
     /// given less to do, and so less to be measured by.
     pub fn at_best(&self, size: usize) -> f64 {
-        self.scaled(size, |cost| cost.last.iter().copied().fold(f64::INFINITY, f64::min))
+        self.scaled(size, Cost::least)
     }
 
     fn scaled(&self, size: usize, seconds: impl Fn(&Cost) -> f64) -> f64 {
-        let nearest = self.by_size.iter().min_by_key(|cost| cost.size.abs_diff(size));
-        nearest.map_or(SECONDS_UNMEASURED, |cost| seconds(cost) * size as f64 / cost.size as f64)
+        let (below, above) = self.by_size.split_at(self.by_size.partition_point(|cost| cost.size < size));
+        match (below.last(), above.first()) {
+            // As much is the same for each size as for those.
+            (Some(below), Some(above)) => {
+                let part = (size - below.size) as f64 / (above.size - below.size) as f64;
+                seconds(below) + part * (seconds(above) - seconds(below))
+            }
+            (Some(only), None) | (None, Some(only)) => seconds(only) * size as f64 / only.size as f64,
+            (None, None) => SECONDS_UNMEASURED,
+        }
     }
 
     /// Whether something was measured not long ago.
@@ -108,13 +122,13 @@ impl Costs {
         (items / largest) as f64 * self.estimate(largest) + last
     }
 
-    /// The fewest seconds in which one device could run so many items, in batches up to `size_max`; `None` if nothing
-    /// was measured. A size above all measured ones is taken to cost no more than the largest of those.
-    pub fn fewest_seconds(&self, items: usize, size_max: usize) -> Option<f64> {
-        let largest = self.by_size.last()?;
-        let unmeasured = largest.mean / size_max.max(largest.size) as f64;
+    /// The fewest seconds in which one device could run so many items, in batches up to `size_max`, if nothing holds it up; `None` if
+    /// nothing was measured lately. A size above all measured ones is taken to cost no more than the largest of those.
+    pub fn fewest_seconds(&self, items: usize, size_max: usize, now: Instant) -> Option<f64> {
+        let largest = self.by_size.last().filter(|_| self.is_fresh(now))?;
+        let unmeasured = largest.least() / size_max.max(largest.size) as f64;
         let per_item =
-            self.by_size.iter().map(|cost| cost.mean / cost.size as f64).fold(unmeasured, f64::min);
+            self.by_size.iter().map(|cost| cost.least() / cost.size as f64).fold(unmeasured, f64::min);
         Some(per_item * items as f64)
     }
 }
@@ -214,9 +228,13 @@ impl Throughput {
         if done <= 0.0 || self.seconds <= 0.0 {
             return RETRY_UNMEASURED;
         }
-        let seconds = ahead as f64 * self.seconds / done;
-        Duration::from_secs_f64(seconds.clamp(RETRY_RANGE.0, RETRY_RANGE.1))
+        retry_after(ahead as f64 * self.seconds / done)
     }
+}
+
+/// When to come back for what takes so many seconds: after 1 to 60 s.
+pub fn retry_after(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds.clamp(RETRY_RANGE.0, RETRY_RANGE.1))
 }
 
 #[cfg(test)]
@@ -284,15 +302,28 @@ mod tests {
     #[test]
     fn the_fewest_seconds_never_overstate_what_larger_batches_may_save() {
         let mut costs = Costs::default();
-        assert_eq!(costs.fewest_seconds(16, 8), None);
         let now = Instant::now();
+        assert_eq!(costs.fewest_seconds(16, 8, now), None);
         costs.record(1, 0.1, now);
         // A batch of 8 may cost no more than one of 1.
-        let seconds = costs.fewest_seconds(16, 8).unwrap_or_default();
+        let seconds = costs.fewest_seconds(16, 8, now).unwrap_or_default();
         assert!((seconds - 0.2).abs() < 1e-9, "{seconds}");
         costs.record(8, 0.4, now);
-        let seconds = costs.fewest_seconds(16, 8).unwrap_or_default();
+        let seconds = costs.fewest_seconds(16, 8, now).unwrap_or_default();
         assert!((seconds - 0.8).abs() < 1e-9, "{seconds}");
+        // One that was held up says nothing of the others, nor does any of long ago.
+        costs.record(8, 60.0, now);
+        assert_eq!(costs.fewest_seconds(16, 8, now), Some(seconds));
+        assert_eq!(costs.fewest_seconds(16, 8, now + STALE_AFTER), None);
+    }
+
+    #[test]
+    fn a_size_between_two_that_were_measured_takes_no_more_than_the_larger_one() {
+        let (mut costs, now) = (Costs::default(), Instant::now());
+        costs.record(1, 0.003, now);
+        costs.record(32, 0.010, now);
+        let seconds = [1, 16, 17, 32, 64].map(|size| (costs.estimate(size) * 1e6).round());
+        assert_eq!(seconds, [3000.0, 6387.0, 6613.0, 10_000.0, 20_000.0]);
     }
 
     #[test]

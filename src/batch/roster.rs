@@ -73,6 +73,12 @@ impl Worker {
     fn serves(&self, model: ModelKey) -> bool {
         self.serves.as_ref().is_some_and(|serves| serves.models.contains(&model))
     }
+
+    /// When it should be done with what it has, in seconds from now. What is overdue is taken to need as long again as it is late.
+    fn busy_for(&self, now: Instant) -> f64 {
+        let Some((_, due)) = self.running.last() else { return 0.0 };
+        due.saturating_duration_since(now).max(now.saturating_duration_since(*due)).as_secs_f64()
+    }
 }
 
 #[derive(Debug)]
@@ -265,17 +271,27 @@ impl Roster {
         self.next_batch
     }
 
-    /// A worker's batch has ended.
-    pub fn end(&mut self, worker: WorkerKey, batch: u64) {
-        if let Some(worker) = self.workers.get_mut(&worker) {
-            worker.running.retain(|(running, _)| *running != batch);
+    /// A worker's batch has ended: those behind it have their turn now, be it sooner or later than was expected.
+    pub fn end(&mut self, worker: WorkerKey, batch: u64, now: Instant) {
+        let Some(worker) = self.workers.get_mut(&worker) else { return };
+        let Some(at) = worker.running.iter().position(|(running, _)| *running == batch) else { return };
+        let (_, expected) = worker.running.remove(at);
+        let turn = worker.running[..at].last().map_or(now, |(_, due)| now.max(*due));
+        for (_, due) in &mut worker.running[at..] {
+            // None of them was due before the one that has ended.
+            *due = turn + due.saturating_duration_since(expected);
         }
+    }
+
+    /// When what a worker has is due, from now.
+    pub fn due_in(&self, worker: WorkerKey, now: Instant) -> Duration {
+        let due = self.workers.get(&worker).and_then(|worker| worker.running.last());
+        due.map_or(Duration::ZERO, |(_, due)| due.saturating_duration_since(now))
     }
 
     /// When a worker should be done with what it has, in seconds from now.
     pub fn busy_for(&self, worker: WorkerKey, now: Instant) -> f64 {
-        let due = self.workers.get(&worker).and_then(|worker| worker.running.last());
-        due.map_or(0.0, |(_, due)| due.saturating_duration_since(now).as_secs_f64())
+        self.workers.get(&worker).map_or(0.0, |worker| worker.busy_for(now))
     }
 
     /// Batches of a worker.
@@ -287,17 +303,29 @@ impl Roster {
     pub fn ready_in(&self, device: DeviceKey, model: ModelKey, now: Instant) -> f64 {
         let workers = self.workers.values();
         let workers = workers.filter(|worker| worker.device == device && worker.serves(model));
-        let waits = workers.map(|worker| {
-            let due = worker.running.last().map_or(now, |(_, due)| *due);
-            due.saturating_duration_since(now).as_secs_f64()
-        });
-        waits.min_by(f64::total_cmp).unwrap_or(0.0)
+        workers.map(|worker| worker.busy_for(now)).min_by(f64::total_cmp).unwrap_or(0.0)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_batch_that_ends_sooner_or_later_than_expected_moves_those_behind_it() {
+        let (mut roster, worker, start) = (Roster::default(), WorkerKey(1), Instant::now());
+        roster.attach(worker, &"gpu-0".into());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let [first, second, third] = [10.0, 1.0, 1.0].map(|takes| roster.begin(worker, takes, start));
+        assert_eq!(roster.busy_for(worker, start), 12.0);
+        roster.end(worker, first, at(1));
+        assert_eq!(roster.busy_for(worker, at(1)), 2.0, "sooner");
+        roster.end(worker, second, at(5));
+        assert_eq!(roster.busy_for(worker, at(5)), 1.0, "later");
+        assert_eq!([6, 8, 16].map(|now| roster.busy_for(worker, at(now))), [0.0, 2.0, 10.0], "overdue");
+        roster.end(worker, third, at(16));
+        assert_eq!(roster.busy_for(worker, at(16)), 0.0);
+    }
 
     #[test]
     fn a_fault_is_not_told_of_a_device_that_serves_again() {

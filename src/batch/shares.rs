@@ -27,6 +27,8 @@ struct Share {
     /// The virtual time at which the last batch was taken.
     start: f64,
     /// The last batch, in virtual seconds.
+    last: f64,
+    /// The shorter of the last two: one that was held up does not say what a model may owe.
     cost: f64,
     /// Batches running.
     running: usize,
@@ -52,6 +54,7 @@ impl Shares {
                 weight: if usable { weight } else { 1.0 },
                 virtual_time: 0.0,
                 start: 0.0,
+                last: f64::INFINITY,
                 cost: 0.0,
                 running: 0,
                 fresh: false,
@@ -123,8 +126,7 @@ impl Shares {
         if let Some(share) = self.models.get_mut(&model) {
             share.running += 1;
             share.start = share.virtual_time;
-            share.cost = estimate / share.weight;
-            share.virtual_time += share.cost;
+            share.virtual_time += estimate / share.weight;
         }
     }
 
@@ -132,8 +134,9 @@ impl Shares {
     pub fn correct(&mut self, model: ModelKey, estimate: f64, measured: f64) {
         if let Some(share) = self.models.get_mut(&model) {
             share.running = share.running.saturating_sub(1);
-            share.cost = measured / share.weight;
             share.virtual_time += (measured - estimate) / share.weight;
+            let cost = measured / share.weight;
+            share.cost = cost.min(std::mem::replace(&mut share.last, cost));
         }
     }
 }
@@ -226,6 +229,16 @@ mod tests {
         assert_eq!(serve(&mut shares, 1, |_| 1.0), "b");
         shares.set_waiting(A, true);
         assert_eq!(serve(&mut shares, 4, |_| 1.0), "abab");
+    }
+
+    #[test]
+    fn a_batch_that_stood_still_is_not_paid_for_with_as_long_a_silence() {
+        let mut shares = shares(&[(A, 1.0), (B, 1.0)]);
+        serve(&mut shares, 10, |_| 0.1);
+        // The process was stopped for 20 s while a batch of A ran.
+        assert_eq!(serve(&mut shares, 1, |_| 20.0), "a");
+        let turns = serve(&mut shares, 40, |_| 0.1);
+        assert_eq!(turns.find('a'), Some(12), "a second and two batches: {turns}");
     }
 
     #[test]

@@ -52,6 +52,39 @@ fn a_batch_is_waited_for_whatever_went_wrong_where_something_else_was_dropped() 
 }
 
 #[test]
+fn a_batch_whose_wait_fails_keeps_its_memory_until_the_device_is_done_with_it() {
+    let fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    fake.tell("fault on=copy_out hang");
+    let flight = start(&mut engine, &batch(4, 200, false)).unwrap();
+    fake.tell("fault on=cuEventSynchronize code=999");
+    let settled = fake.books().calls("cuStreamSynchronize");
+    let (waits, landed) = std::thread::scope(|scope| {
+        let landing = scope.spawn(|| flight.land());
+        let waits = || fake.books().calls("cuStreamSynchronize") > settled;
+        until("it waits", || landing.is_finished() || waits());
+        let waits = waits();
+        fake.tell("release");
+        (waits, landing.join().unwrap())
+    });
+    assert!(waits, "{landed:?}");
+    assert!(matches!(landed, Err(EngineError::Device(_))), "{landed:?}");
+}
+
+#[test]
+fn a_context_that_fails_all_that_is_asked_is_at_fault_and_no_input() {
+    let fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let inputs = batch(4, 200, false);
+    // It ends the context, though other calls give this code for what they are asked.
+    fake.tell("fault on=copy_in code=1");
+    let first = start(&mut engine, &inputs).and_then(Flight::land);
+    assert!(first.is_err());
+    let second = start(&mut engine, &inputs).and_then(Flight::land);
+    assert!(matches!(second, Err(EngineError::Device(_))), "{second:?}");
+}
+
+#[test]
 fn every_model_gives_what_the_cpu_gives_with_either_type_and_with_maps() {
     let _fake = FakeCuda::start("");
     let mut engine = GaussMle::new(&open(0)).unwrap();

@@ -217,6 +217,39 @@ fn a_device_that_fails_while_a_replay_is_tried_is_at_fault() {
 }
 
 #[test]
+fn a_context_that_fails_all_that_is_asked_is_at_fault_and_no_input() {
+    let fake = FakeCuda::start("");
+    let mut engine = load(&open(0), &digits());
+    // It ends the context, though other calls give this code for what they are asked.
+    fake.tell("fault on=copy_in code=1");
+    let first = start(&mut engine, &pictures(1, 2)).and_then(Flight::land);
+    assert!(first.is_err());
+    let second = start(&mut engine, &pictures(3, 2)).and_then(Flight::land);
+    assert!(matches!(second, Err(EngineError::Device(_))), "{second:?}");
+}
+
+#[test]
+fn a_batch_whose_wait_fails_keeps_its_memory_until_the_device_is_done_with_it() {
+    let fake = FakeCuda::start("");
+    let mut engine = load(&open(0), &digits());
+    start(&mut engine, &pictures(1, 2)).unwrap().land().unwrap();
+    fake.tell("fault on=copy_out hang");
+    let flight = start(&mut engine, &pictures(1, 2)).unwrap();
+    fake.tell("fault on=cuEventSynchronize code=999");
+    let settled = fake.books().calls("cuStreamSynchronize");
+    let (waits, landed) = std::thread::scope(|scope| {
+        let landing = scope.spawn(|| flight.land());
+        let waits = || fake.books().calls("cuStreamSynchronize") > settled;
+        until("it waits", || landing.is_finished() || waits());
+        let waits = waits();
+        fake.tell("release");
+        (waits, landing.join().unwrap())
+    });
+    assert!(waits, "{landed:?}");
+    assert!(matches!(landed, Err(EngineError::Device(_))), "{landed:?}");
+}
+
+#[test]
 fn batches_with_outputs_of_unknown_shapes_are_not_recorded() {
     let _fake = FakeCuda::start("");
     let folder = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
 //! What the book lets in: bounds, deadlines that can be met, tensors that are what they say.
 
-use super::{Book, Kind};
+use super::{Book, Kind, Model};
 use crate::{
-    batch::{Job, JobKey, entry::Entry, lanes::ItemShape, rows, urgency::Urgency},
+    batch::{Job, JobKey, entry::Entry, lanes::ItemShape, rates, rows, urgency::Urgency},
     error::InferError,
 };
 use std::{sync::Arc, time::Instant};
@@ -10,6 +10,16 @@ use std::{sync::Arc, time::Instant};
 /// A deadline is refused at the door only if the fewest seconds that the work ahead can take are so many times the
 /// time left: measurements are noisy, and a refusal in error is worse than a late answer.
 const LATE_MARGIN: f64 = 1.5;
+
+impl Model {
+    /// The fewest seconds in which its devices could do so many items of a kind; `None` if none was measured lately.
+    fn fewest_seconds(&self, kind: Kind, items: usize, now: Instant) -> Option<f64> {
+        let largest = self.rules.largest();
+        let devices = self.costs.iter().filter(|((_, of), _)| *of == kind);
+        let seconds = devices.filter_map(|(_, costs)| costs.fewest_seconds(items, largest, now));
+        Some(seconds.min_by(f64::total_cmp)? / self.running_peak.max(1) as f64)
+    }
+}
 
 impl Book {
     /// Accepts a job, or says why not.
@@ -99,7 +109,10 @@ impl Book {
             Some(jobs_max) if model.lanes.of_priority(job.priority) >= jobs_max => Err(InferError::Full {
                 what: "the model's own queue of requests of this priority",
                 limit: jobs_max as u64,
-                retry_after: self.throughput.retry_items(self.items, now),
+                retry_after: match model.fewest_seconds(Kind::of(job.setting.as_ref()), model.items, now) {
+                    Some(seconds) => rates::retry_after(seconds),
+                    None => self.throughput.retry_items(model.items, now),
+                },
             }),
             _ => Ok(()),
         }
@@ -125,13 +138,8 @@ impl Book {
             )));
         }
         let model = &self.models[&job.model];
-        let (largest, kind) = (model.rules.largest(), Kind::of(job.setting.as_ref()));
-        let seconds = |items| {
-            let devices = model.costs.iter().filter(|((_, of), _)| *of == kind);
-            let seconds = devices.filter_map(|(_, costs)| costs.fewest_seconds(items, largest));
-            let seconds = seconds.min_by(f64::total_cmp)?;
-            Some(seconds / model.running_peak.max(1) as f64)
-        };
+        let kind = Kind::of(job.setting.as_ref());
+        let seconds = |items| model.fewest_seconds(kind, items, now);
         let hopeless = |seconds: f64| seconds > LATE_MARGIN * left.as_secs_f64();
         // All items of the model are a quick upper bound; only then is it worth counting those ahead.
         if !seconds(model.items + job.items).is_some_and(hopeless) {

@@ -31,7 +31,7 @@ impl Book {
         {
             return None;
         }
-        let Choice::Run { shape, items, size } = self.choose(worker, device, key, now) else {
+        let Choice::Run { shape, items, size } = self.choose(worker, device, key, true, now) else {
             return None;
         };
         let model = self.models.get(&key)?;

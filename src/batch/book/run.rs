@@ -16,7 +16,15 @@ use crate::{
     engine::{EngineError, Tensor},
     error::InferError,
 };
-use std::{borrow::Cow, sync::Arc, time::Instant};
+use std::{
+    borrow::Cow,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// A device that is busy for longer than this is given nothing more for now. By then the next batch is there, copied as well; begun sooner
+/// it would be before what is more urgent, or has its turn, when that comes meanwhile.
+const AHEAD_MAX: Duration = Duration::from_millis(50);
 
 /// What a worker does about a model.
 pub(super) enum Choice {
@@ -25,8 +33,11 @@ pub(super) enum Choice {
         items: usize,
         size: usize,
     },
-    /// Ask again then, if it is given.
-    Wait(Option<Instant>),
+    /// Ask again then, if it is given. `company`: that is because its jobs wait for others to come.
+    Wait {
+        until: Option<Instant>,
+        company: bool,
+    },
 }
 
 impl Model {
@@ -63,15 +74,34 @@ impl Book {
         let Some(device) = self.roster.device_of(worker) else {
             return Pick::Closed;
         };
+        if let Some(wait) = self.roster.due_in(worker, now).checked_sub(AHEAD_MAX)
+            && !wait.is_zero()
+            && self.shares.waiting().next().is_some()
+        {
+            return Pick::SleepUntil(now + wait);
+        }
         let mut until: Option<Instant> = None;
+        // Whose turn it is, if its jobs wait for company.
+        let mut first: Option<(ModelKey, Instant)> = None;
         let open = self.open_to(worker, device);
         for key in self.shares.order(&open) {
             self.expire(key, now);
-            match self.choose(worker, device, key, now) {
+            match self.choose(worker, device, key, true, now) {
                 Choice::Run { shape, items, size } => {
+                    // Company comes while a device is idle: it would come too late behind a long batch of another model.
+                    let late = |until| now + self.takes(device, key, &shape, size) > until;
+                    if let Some((first, _)) = first.filter(|(_, until)| late(*until))
+                        && let Choice::Run { shape, items, size } =
+                            self.choose(worker, device, first, false, now)
+                    {
+                        return self.form(worker, device, first, &shape, [items, size], now);
+                    }
                     return self.form(worker, device, key, &shape, [items, size], now);
                 }
-                Choice::Wait(at) => until = until.into_iter().chain(at).min(),
+                Choice::Wait { until: at, company } => {
+                    first = first.or(at.filter(|_| company).map(|at| (key, at)));
+                    until = until.into_iter().chain(at).min();
+                }
             }
         }
         let idle = || {
@@ -95,10 +125,25 @@ impl Book {
         }
     }
 
-    /// The lane of a model that a worker should run now.
-    pub(super) fn choose(&self, worker: WorkerKey, device: DeviceKey, key: ModelKey, now: Instant) -> Choice {
+    /// How long a batch should take.
+    fn takes(&self, device: DeviceKey, key: ModelKey, shape: &ItemShape, size: usize) -> Duration {
+        let place = (device, Kind::of(shape.setting()));
+        let costs = self.models.get(&key).and_then(|model| model.costs.get(&place));
+        let seconds = costs.unwrap_or(&Costs::default()).estimate(size);
+        Duration::try_from_secs_f64(seconds).unwrap_or_default()
+    }
+
+    /// The lane of a model that a worker should run now. `company`: whether jobs may wait for it.
+    pub(super) fn choose(
+        &self,
+        worker: WorkerKey,
+        device: DeviceKey,
+        key: ModelKey,
+        company: bool,
+        now: Instant,
+    ) -> Choice {
         let Some(model) = self.models.get(&key) else {
-            return Choice::Wait(None);
+            return Choice::Wait { until: None, company: false };
         };
         let hurry = self.hurried || self.closed || model.retired;
         let pool = Pool::of(&self.roster, key, &model.standby);
@@ -108,7 +153,7 @@ impl Book {
         let takes = if keeps { Takes::All } else { model.rules.padding.takes(self.roster.is_cpu(device)) };
         let unmeasured = Costs::default();
         let ready_in = self.roster.busy_for(worker, now);
-        let mut until: Option<Instant> = None;
+        let mut until: Option<(Instant, bool)> = None;
         let mut best: Option<(Rank, &Arc<ItemShape>, usize, usize)> = None;
         for (shape, lane) in model.lanes.iter() {
             let Some(rank) = lane.head(admits) else {
@@ -123,8 +168,9 @@ impl Book {
             let Some(mut front) = lane.front(policy::largest(&sizes), admits) else {
                 continue;
             };
-            front.shut |= hurry;
+            front.shut |= hurry || !company;
             let mut next = policy::decide(&model.rules, &sizes, takes, Some(&front), costs, now);
+            let for_company = matches!(next, Next::SleepUntil(_));
             if let Next::Run { items, size } = next
                 && !front.again
                 && !hurry
@@ -140,13 +186,19 @@ impl Book {
             }
             match next {
                 Next::Run { items, size } => best = Some((rank, shape, items, size)),
-                Next::SleepUntil(at) => until = Some(until.map_or(at, |until| until.min(at))),
+                Next::SleepUntil(at) => {
+                    let at = (at, for_company);
+                    until = Some(until.map_or(at, |until| until.min(at)));
+                }
                 Next::Sleep => {}
             }
         }
         match best {
             Some((_, shape, items, size)) => Choice::Run { shape: Arc::clone(shape), items, size },
-            None => Choice::Wait(until),
+            None => Choice::Wait {
+                until: until.map(|(at, _)| at),
+                company: until.is_some_and(|(_, company)| company),
+            },
         }
     }
 
@@ -172,7 +224,11 @@ impl Book {
             model.kept.insert(device, kept);
         }
         let estimate = model.costs.entry(place).or_default().estimate(size);
-        self.shares.charge(key, estimate);
+        // By what it would take on the fastest of its devices: to be let onto slower ones as well costs a model nothing of that one.
+        let fastest = pool.devices().iter().filter_map(|other| model.costs.get(&(*other, place.1)));
+        let least = fastest.map(|costs| costs.estimate(size)).fold(estimate, f64::min);
+        let worth = if estimate > 0.0 { least / estimate } else { 1.0 };
+        self.shares.charge(key, worth * estimate);
         self.shares.set_waiting(key, waiting);
         let jobs = &mut self.jobs;
         // What comes of a job in several batches is put together: all of it is to be of one form.
@@ -197,7 +253,7 @@ impl Book {
             taken: now,
         });
         let number = self.roster.begin(worker, estimate, now);
-        let receipt = Receipt { worker, device, batch: number, estimate, standby };
+        let receipt = Receipt { worker, device, batch: number, estimate, worth, standby };
         self.running.insert(number, (Arc::clone(&batch), receipt));
         Pick::Run(batch, receipt)
     }
@@ -256,8 +312,8 @@ impl Book {
         seconds: f64,
         now: Instant,
     ) -> Aftermath {
-        self.shares.correct(batch.model, receipt.estimate, seconds);
-        self.roster.end(receipt.worker, receipt.batch);
+        self.shares.correct(batch.model, receipt.worth * receipt.estimate, receipt.worth * seconds);
+        self.roster.end(receipt.worker, receipt.batch, now);
         let (mut whole, mut ceiling) = (false, None);
         if let Some(model) = self.models.get_mut(&batch.model) {
             model.running -= 1;

@@ -30,6 +30,11 @@ impl<'a> Pool<'a> {
         Pool { roster, devices: roster.serving(key), standby }
     }
 
+    /// Each once.
+    pub(super) fn devices(self) -> &'a [DeviceKey] {
+        self.devices
+    }
+
     /// Whether a device may run jobs that avoid these.
     pub(super) fn admits(self, device: DeviceKey, avoid: Option<Avoid>) -> bool {
         let avoided = |other| avoid.is_some_and(|avoid| avoid.is(other, self.roster.is_cpu(other)));
@@ -47,8 +52,8 @@ impl<'a> Pool<'a> {
     }
 }
 
-/// How fast a device runs a batch; less is faster. GPUs that were not measured come first, so that they are, and a CPU
-/// that was not comes last.
+/// How fast a device runs a batch; less is faster. GPUs that were not measured lately come first, so that they are, in the order of what
+/// was known of them, and a CPU that was not comes last.
 type Speed = (u8, f64);
 
 fn faster(one: Speed, other: Speed) -> bool {
@@ -84,9 +89,10 @@ impl Book {
     }
 
     fn speed(&self, device: DeviceKey, model: &Model, (kind, size): (Kind, usize), now: Instant) -> Speed {
-        match model.costs.get(&(device, kind)).filter(|costs| costs.is_fresh(now)) {
-            Some(costs) => (1, costs.at_best(size)),
-            None if self.roster.is_cpu(device) => (2, 0.0),
+        match model.costs.get(&(device, kind)) {
+            Some(costs) if costs.is_fresh(now) => (1, costs.at_best(size)),
+            _ if self.roster.is_cpu(device) => (2, 0.0),
+            Some(costs) => (0, costs.at_best(size)),
             None => (0, 0.0),
         }
     }

@@ -420,6 +420,8 @@ fn want_of_memory_for_frames_makes_batches_of_rois_no_smaller() {
 fn a_long_job_with_many_batches_on_their_way_is_halved_as_often_as_a_short_one() {
     let mut desk = Desk::new(false);
     desk.book.limits = QueueLimits { items_max: 40, bytes_max: 40 };
+    // Short ones: of long ones there are not so many.
+    desk.book.measured(MODEL, &"cpu".into(), 4, MS, desk.now);
     let key = desk.push(40, 0);
     for size in [4, 2] {
         let together: Vec<_> = (0..40 / size).map(|_| desk.take()).collect();
@@ -645,6 +647,145 @@ fn of_devices_that_are_as_fast_the_one_is_woken_that_has_nothing_on_its_way() {
     let Pick::Run(..) = desk.book.pick(gpus[1], &[MODEL], desk.now) else { panic!("it leaves it to nobody") };
 }
 
+const MS: Duration = Duration::from_millis(1);
+
+#[test]
+fn of_gpus_that_were_not_measured_lately_the_one_is_woken_that_was_the_faster() {
+    let mut desk = Desk::new(false);
+    let gpus = ["gpu-0", "gpu-1"].map(|name| desk.book.attach(&name.into()));
+    for gpu in gpus {
+        assert!(matches!(desk.book.pick(gpu, &[MODEL], desk.now), Pick::Sleep));
+    }
+    for faster in [0, 1] {
+        for (gpu, name) in ["gpu-0", "gpu-1"].into_iter().enumerate() {
+            let took = if gpu == faster { 5 * MS } else { 100 * MS };
+            desk.book.measured(MODEL, &name.into(), 1, took, desk.now);
+        }
+        desk.pass(3_600_000);
+        let job = desk.push(1, 1);
+        assert_eq!(desk.book.best_of(&gpus, MODEL, desk.now), Some(faster));
+        desk.book.cancel(job, desk.now);
+    }
+}
+
+#[test]
+fn a_device_takes_no_long_batch_ahead_of_what_may_come() {
+    for (ms, ahead) in [(100, 1), (30, 2), (20, 3)] {
+        let mut desk = Desk::new(false);
+        desk.book.measured(MODEL, &"cpu".into(), 1, MS * ms, desk.now);
+        for _ in 0..ahead {
+            desk.push(1, 1);
+            desk.take();
+        }
+        desk.push(1, 1);
+        let busy = MS * ms * ahead;
+        let picked = desk.book.pick(desk.worker, &[MODEL], desk.now);
+        let until = desk.now + busy - 50 * MS;
+        assert!(matches!(picked, Pick::SleepUntil(at) if at == until), "{ms} ms: {picked:?}");
+        desk.now = until;
+        desk.take();
+    }
+}
+
+const OTHER: ModelKey = ModelKey(2);
+
+/// A desk with a second model of single items beside, whose jobs wait for no company.
+fn beside(wait_max: Duration) -> Desk {
+    let mut desk = Desk::new(false);
+    let rules = desk.book.models[&MODEL].rules.clone();
+    desk.book.register(OTHER, "other", Rules { sizes: vec![1], ..rules });
+    desk.book.models.get_mut(&MODEL).unwrap().rules.wait_max = wait_max;
+    desk
+}
+
+#[test]
+fn who_waits_for_company_waits_for_no_long_batch_of_another_model_as_well() {
+    // So long is a batch of the other model, and whose batch is begun.
+    for (ms, first) in [(500, MODEL), (20, OTHER)] {
+        let mut desk = beside(100 * MS);
+        desk.book.measured(MODEL, &"cpu".into(), 1, MS, desk.now);
+        desk.book.measured(OTHER, &"cpu".into(), 1, MS * ms, desk.now);
+        desk.push(1, 1);
+        desk.book.push(Job::plain(OTHER, vec![bytes(1, 1)], 1, desk.now), desk.now).unwrap();
+        let Pick::Run(batch, _) = desk.book.pick(desk.worker, &[MODEL, OTHER], desk.now) else { panic!() };
+        assert_eq!(batch.model, first, "{ms} ms");
+    }
+}
+
+#[test]
+fn a_model_that_a_slower_device_has_as_well_keeps_its_share_of_the_faster_one() {
+    let mut desk = beside(Duration::ZERO);
+    let push = |desk: &mut Desk, model| {
+        desk.book.push(Job::plain(model, vec![bytes(1, 1)], 1, desk.now), desk.now).unwrap();
+    };
+    let gpu = desk.book.attach(&"gpu".into());
+    for (model, device, ms) in [(MODEL, "gpu", 10), (OTHER, "gpu", 10), (MODEL, "cpu", 1000)] {
+        desk.book.measured(model, &device.into(), 1, MS * ms, desk.now);
+    }
+    assert!(matches!(desk.book.pick(gpu, &[MODEL, OTHER], desk.now), Pick::Sleep));
+    push(&mut desk, MODEL);
+    desk.pass(1000);
+    let on_cpu = desk.take();
+    let turns = |desk: &mut Desk, count: usize| {
+        let turn = |_| {
+            for model in [MODEL, OTHER] {
+                if desk.book.models[&model].lanes.is_empty() {
+                    push(desk, model);
+                }
+            }
+            let Pick::Run(batch, receipt) = desk.book.pick(gpu, &[MODEL, OTHER], desk.now) else { panic!() };
+            let model = batch.model;
+            desk.end(&(batch, receipt), 10, Ok(bytes(1, 1)));
+            model
+        };
+        (0..count).map(turn).filter(|model| *model == MODEL).count()
+    };
+    assert_eq!(turns(&mut desk, 40), 20);
+    let (batch, receipt) = on_cpu;
+    let ran = Ran { outputs: vec![bytes(1, 1)], stage: Duration::ZERO, compute: 2000 * MS };
+    desk.book.finish(&batch, &receipt, Ok(ran), desk.now).unwrap();
+    // It owes a batch or two of 10 ms, and no 2 s.
+    let had = turns(&mut desk, 40);
+    assert!((18..=20).contains(&had), "{had} of 40");
+}
+
+#[test]
+fn a_full_queue_of_a_models_own_says_when_to_retry_by_its_own_work() {
+    let queue = QueuePolicies { default: bounded(2), ..QueuePolicies::default() };
+    let mut desk = Desk::of(false, queue);
+    desk.book.measured(MODEL, &"cpu".into(), 4, 20_000 * MS, desk.now);
+    // What another model does in no time says nothing of it.
+    desk.book.throughput.busy(true, desk.now);
+    desk.pass(10);
+    desk.book.throughput.record(1000, 1000, desk.now);
+    desk.push(1, 1);
+    desk.push(1, 1);
+    let full = desk.book.push(desk.job(1, 1), desk.now);
+    let after = Duration::from_secs(10);
+    assert!(matches!(full, Err(InferError::Full { retry_after, .. }) if retry_after == after), "{full:?}");
+}
+
+#[test]
+fn a_deadline_is_not_refused_for_what_was_slow_long_ago_or_once() {
+    let mut desk = Desk::new(false);
+    let fits = |desk: &mut Desk| {
+        let let_in = (0..11).all(|_| desk.push_due(1, 1000).is_ok());
+        let waiting: Vec<_> = desk.book.jobs.keys().copied().collect();
+        waiting.into_iter().for_each(|job| desk.book.cancel(job, desk.now));
+        let_in
+    };
+    desk.push(4, 1);
+    desk.run(4000);
+    assert!(!fits(&mut desk), "a second an item");
+    desk.pass(60_000);
+    assert!(fits(&mut desk), "that was a minute ago");
+    for ms in [40, 4000] {
+        desk.push(4, 1);
+        desk.run(ms);
+        assert!(fits(&mut desk), "{ms} ms, and others were quick");
+    }
+}
+
 #[test]
 fn a_device_that_was_held_up_once_has_work_again_when_it_is_measured_anew() {
     let mut desk = Desk::new(false);
@@ -659,9 +800,10 @@ fn a_device_that_was_held_up_once_has_work_again_when_it_is_measured_anew() {
     run_on(&mut desk, 0, 5000);
     run_on(&mut desk, 1, 5);
     desk.pass(60_000);
+    // The other one is known to be quick, and is asked first.
     for _ in 0..3 {
-        run_on(&mut desk, 0, 5);
         run_on(&mut desk, 1, 5);
+        run_on(&mut desk, 0, 5);
     }
 }
 

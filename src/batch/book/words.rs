@@ -60,6 +60,8 @@ pub struct Receipt {
     /// Its number among those of the roster.
     pub(super) batch: u64,
     pub(super) estimate: f64,
+    /// What a second of this device is worth to the model: 1 on the fastest that serves it.
+    pub(super) worth: f64,
     /// The device only stands by for the model.
     pub(super) standby: bool,
 }

@@ -42,6 +42,8 @@ pub(super) struct Looked<'a> {
     pub(super) serves: &'a [ModelKey],
     /// Microseconds for which it may leave work to another device.
     pub(super) own: u64,
+    /// It has something on its way, and may let it come nearer to its end before it takes more.
+    pub(super) busy: bool,
     /// It goes home.
     pub(super) home: bool,
 }
@@ -293,9 +295,10 @@ impl Truth {
     }
 
     /// A worker may sleep (or go home): nothing that it could run is ripe, or it has not waited for a faster device longer
-    /// than for this one.
+    /// than for this one, or it is busy, and knows until when.
     pub(super) fn may_sleep(&mut self, looked: Looked<'_>, until: Option<Instant>, now: Instant) {
-        let Looked { device, serves, own, home } = looked;
+        let Looked { device, serves, own, busy, home } = looked;
+        let busy = busy && until.is_some();
         let live = |job: &&TrueJob| job.state == State::Live;
         let running = self.jobs.iter().filter(live).any(TrueJob::runs);
         assert!(!(home && running), "what runs may come back");
@@ -307,8 +310,8 @@ impl Truth {
             let left = self.may_leave(device, job, own, now);
             let own = serves.contains(&job.model) && self.may_have(device, job);
             self.tally.left += usize::from(left && own);
-            assert!(!(own && !left && (ripe || home)), "{device} is idle while {job:?} waits");
-            if let Some(deadline) = job.deadline.filter(|_| own && !left) {
+            assert!(busy || !(own && !left && (ripe || home)), "{device} is idle while {job:?} waits");
+            if let Some(deadline) = job.deadline.filter(|_| own && !left && !busy) {
                 assert!(until.is_some_and(|until| until < deadline), "{device} waits for company of {job:?}");
                 self.tally.company += 1;
                 self.in_company.insert(job.key);

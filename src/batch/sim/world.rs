@@ -52,7 +52,7 @@ enum Event {
     Memory(usize),
     Retire(ModelKey),
     Close,
-    /// A window of waiting for company ends.
+    /// A window of waiting for company ends, or what a worker has comes near to its end.
     Look,
 }
 
@@ -77,6 +77,8 @@ struct SimWorker {
     depth: usize,
     /// Oldest first.
     running: Vec<OnItsWay>,
+    /// When it looks again, unless that is over: it has one timer.
+    looks: u64,
     home: bool,
 }
 
@@ -286,7 +288,7 @@ impl World {
         if let Some((batch, receipt)) = inline {
             self.truth.tally.inline += 1;
             self.truth.tally.inline_at_once += usize::from(!self.workers[index].running.is_empty());
-            let looked = Looked { device: &device, serves: &serves, own: 0, home: false };
+            let looked = Looked { device: &device, serves: &serves, own: 0, busy: false, home: false };
             self.truth.taken(&batch, looked, now);
             self.begin(index, batch, receipt, true);
         }
@@ -322,28 +324,34 @@ impl World {
             self.settle();
             match pick {
                 Pick::Run(batch, receipt) => {
-                    let looked = Looked { device: &device, serves: &serves, own, home: false };
+                    let looked = Looked { device: &device, serves: &serves, own, busy: false, home: false };
                     self.truth.taken(&batch, looked, now);
                     self.begin(index, batch, receipt, false);
                 }
                 Pick::SleepUntil(until) => {
-                    let looked = Looked { device: &device, serves: &serves, own, home: false };
+                    let busy = !self.workers[index].running.is_empty();
+                    let looked = Looked { device: &device, serves: &serves, own, busy, home: false };
                     self.truth.may_sleep(looked, Some(until), now);
                     assert!(until > now);
                     // On a busy machine it wakes late.
                     let late = self.random.between(0, 4 * self.pace) * u64::from(self.random.percent(50));
-                    let after = until.duration_since(now).as_nanos().div_ceil(1000) as u64;
-                    self.plan(after + late, Event::Look);
+                    let after = until.duration_since(now).as_nanos().div_ceil(1000) as u64 + late;
+                    let (now, looks) = (self.now, &mut self.workers[index].looks);
+                    if !(now + 1..=now + after).contains(looks) {
+                        *looks = now + after;
+                        self.plan(after, Event::Look);
+                    }
                 }
                 Pick::Sleep => {
-                    let looked = Looked { device: &device, serves: &serves, own: 0, home: false };
+                    let looked =
+                        Looked { device: &device, serves: &serves, own: 0, busy: false, home: false };
                     self.truth.may_sleep(looked, None, now);
                 }
                 // It waits for what it has begun, and asks again.
                 Pick::Closed if !self.workers[index].running.is_empty() => assert!(self.truth.closed),
                 Pick::Closed => {
                     assert!(self.truth.closed);
-                    let looked = Looked { device: &device, serves: &serves, own: 0, home: true };
+                    let looked = Looked { device: &device, serves: &serves, own: 0, busy: false, home: true };
                     self.truth.may_sleep(looked, None, now);
                     self.workers[index].home = true;
                     self.truth.serving.remove(&index);

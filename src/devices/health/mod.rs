@@ -43,7 +43,13 @@ pub(super) struct Health {
 struct Flights {
     next: u64,
     began: BTreeMap<u64, Instant>,
+    /// When somebody last asked whether the device hangs.
+    asked: Option<Instant>,
 }
+
+/// Whether a device hangs is asked every 100 ms or so. Where nobody has asked for longer than this, the process stood still meanwhile, and
+/// that is no time that the device has taken.
+const UNASKED_MAX: Duration = Duration::from_secs(2);
 
 impl Health {
     /// Of a device that is well. `fallible`: an engine's fault may be the device's. `stuck_after`: one call of it that takes
@@ -100,7 +106,20 @@ impl Health {
     /// The same, where that is so long that it must have hung.
     pub(super) fn stuck_for(&self, now: Instant) -> Option<Duration> {
         let limit = self.stuck_after?;
+        self.flights.lock().asked(now);
         self.busy_for(now).filter(|busy| *busy >= limit)
+    }
+}
+
+impl Flights {
+    /// Leaves out what the process stood still for.
+    fn asked(&mut self, now: Instant) {
+        let unasked = self.asked.map_or(Duration::ZERO, |asked| now.saturating_duration_since(asked));
+        self.asked = self.asked.max(Some(now));
+        let still = unasked.saturating_sub(UNASKED_MAX);
+        if !still.is_zero() {
+            self.began.values_mut().for_each(|began| *began = (*began + still).min(now));
+        }
     }
 }
 
@@ -161,5 +180,19 @@ mod tests {
         assert!(health.busy_for(between + s(10)) <= Some(s(10)), "the second is younger");
         drop(second);
         assert_eq!(health.busy_for(between + s(10)), None);
+    }
+
+    #[test]
+    fn a_process_that_stood_still_takes_no_device_for_stuck() {
+        let (health, s) = (health(true), Duration::from_secs);
+        let _call = health.busy();
+        let began = Instant::now();
+        let stuck = |seconds: u64| health.stuck_for(began + s(seconds)).is_some();
+        assert!(!stuck(1));
+        assert!(!stuck(3600), "it was stopped for an hour");
+        // A second before it and two seconds of it count.
+        let later = (3601..3617).map(stuck).collect::<Vec<_>>();
+        assert_eq!(later, vec![false; 16]);
+        assert!(stuck(3618), "it hangs since");
     }
 }

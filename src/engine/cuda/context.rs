@@ -7,11 +7,11 @@
 #![allow(unsafe_code)]
 
 use super::{
-    CudaError, HostMemory,
+    CudaError, Fault, HostMemory,
     driver::Gpu,
     numa::{self, Near},
 };
-use crate::engine::staging::Memory;
+use crate::engine::{EngineError, staging::Memory};
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaStream, DriverError, result,
     sys::{self, CUevent_flags, CUmemPool_attribute, CUmemoryPool},
@@ -256,6 +256,17 @@ impl Context {
         let (free, total) =
             asked.map_err(CudaError::when(format!("cannot read the memory of {}", self.gpu.id)))?;
         Ok(MemoryInfo { free: free as u64, total: total as u64 })
+    }
+
+    /// Why a batch was not begun, once the driver was asked whether the context still stands: its words, or ONNX Runtime's, may not say.
+    /// A call that has no input is not refused for one.
+    pub fn judged(&self, error: EngineError) -> EngineError {
+        match self.memory() {
+            Err(broken) if broken.fault() != Fault::OutOfMemory => {
+                EngineError::Device(format!("{error}; {broken}"))
+            }
+            _ => error,
+        }
     }
 
     /// Bytes that our buffers hold.

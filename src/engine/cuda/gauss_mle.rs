@@ -43,7 +43,7 @@ pub struct GaussMle {
     signature: Signature,
     context: Arc<Context>,
     heap: Arc<Heap>,
-    streams: Streams,
+    streams: Arc<Streams>,
     rounds: Rounds,
     search: Search,
     /// The newest last.
@@ -120,7 +120,7 @@ impl GaussMle {
             context: Arc::clone(context),
             rounds: Rounds::new(context, &heap),
             heap,
-            streams: context.streams()?,
+            streams: Arc::new(context.streams()?),
             search: Search::default(),
             cameras: Vec::new(),
             results: Blocks::new(context.landing()),
@@ -222,7 +222,7 @@ impl GaussMle {
         let wide = matches!(rois.adu(), Adu::F32(_));
         let launch = self.rounds.plan(psf, wide, maps.is_some(), rois.side());
         let in_rounds = self.rounds.prepare(&launch, psf, (rois.len(), 0), &self.streams.compute)?;
-        let Streams { upload, compute, download } = &self.streams;
+        let Streams { upload, compute, download } = &*self.streams;
         let roi_bytes: &[u8] = match rois.adu() {
             Adu::U16(values) => bytemuck::cast_slice(values),
             Adu::F32(values) => bytemuck::cast_slice(values),
@@ -277,6 +277,39 @@ impl Engine for GaussMle {
     }
 
     fn start(&mut self, inputs: Vec<Tensor>, setting: Option<&Setting>) -> Result<Flight, EngineError> {
+        self.try_start(inputs, setting).map_err(|error| self.context.judged(error))
+    }
+
+    fn memory(&self) -> Memory {
+        Memory::Pinned(Arc::new(HostMemory::of(&self.context)))
+    }
+
+    fn device_bytes(&self) -> u64 {
+        self.heap.held_bytes()
+    }
+
+    fn rest(&mut self) {
+        self.cameras.clear();
+        self.rounds.rest();
+        self.search.rest();
+        self.empty();
+        self.results.clear();
+        if let Err(error) = self.context.trim() {
+            tracing::warn!(%error, "an idle GPU keeps its memory");
+        }
+        if let Err(error) = self.fill() {
+            tracing::warn!(%error, "fewer batches at once than there could be");
+        }
+    }
+}
+
+impl GaussMle {
+    /// A place that a batch is on its way in.
+    fn taken(&self, place: Place) -> Taken {
+        Taken { place: Some(place), back: self.back.clone(), streams: Arc::clone(&self.streams) }
+    }
+
+    fn try_start(&mut self, inputs: Vec<Tensor>, setting: Option<&Setting>) -> Result<Flight, EngineError> {
         if let Some((setting, options)) = setting.and_then(|setting| Some((setting, setting.finder()?))) {
             return self.start_search(inputs, setting, options);
         }
@@ -308,7 +341,7 @@ impl Engine for GaussMle {
         let columns = Columns::of(setting.model().psf());
         drop(views);
         Ok(Flight::Airborne(Box::new(Fitting {
-            taken: Taken { place: Some(place), back: self.back.clone() },
+            taken: self.taken(place),
             columns,
             count,
             results,
@@ -316,34 +349,13 @@ impl Engine for GaussMle {
             _maps: maps,
         })))
     }
-
-    fn memory(&self) -> Memory {
-        Memory::Pinned(Arc::new(HostMemory::of(&self.context)))
-    }
-
-    fn device_bytes(&self) -> u64 {
-        self.heap.held_bytes()
-    }
-
-    fn rest(&mut self) {
-        self.cameras.clear();
-        self.rounds.rest();
-        self.search.rest();
-        self.empty();
-        self.results.clear();
-        if let Err(error) = self.context.trim() {
-            tracing::warn!(%error, "an idle GPU keeps its memory");
-        }
-        if let Err(error) = self.fill() {
-            tracing::warn!(%error, "fewer batches at once than there could be");
-        }
-    }
 }
 
 /// The place of a batch that is on its way. Dropping it waits for the device.
 struct Taken {
     place: Option<Place>,
     back: Sender<Place>,
+    streams: Arc<Streams>,
 }
 
 impl Taken {
@@ -351,6 +363,10 @@ impl Taken {
     fn wait(&mut self) -> Result<(), CudaError> {
         let Some(place) = self.place.take() else { return Ok(()) };
         let landed = place.landed.wait();
+        if landed.is_err() {
+            // The device may still read and write.
+            self.streams.settle();
+        }
         // Nobody takes it where the engine has gone.
         let _ = self.back.send(place);
         landed

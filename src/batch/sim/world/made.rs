@@ -74,6 +74,7 @@ impl World {
                 life: 0,
                 depth: *random.of(&[1, 1, 2, 3]),
                 running: Vec::new(),
+                looks: 0,
                 home: false,
             }
         });

@@ -248,7 +248,7 @@ impl GaussMle {
         let place = begun?;
         drop(views);
         Ok(Flight::Airborne(Box::new(Searching {
-            taken: Taken { place: Some(place), back: self.back.clone() },
+            taken: self.taken(place),
             context: Arc::clone(&self.context),
             download: Arc::clone(&self.streams.download),
             places: places.count,
@@ -316,7 +316,7 @@ impl GaussMle {
             self.search.kernel(&self.context, if wide { "spots_cut_f32" } else { "spots_cut_u16" })?;
         let cutting = self.rounds.resident(&cutter, CUT_THREADS)?.min(places as u32);
 
-        let Streams { upload, compute, .. } = &self.streams;
+        let Streams { upload, compute, .. } = &*self.streams;
         let (Some(buffer), Some(count)) = (&mut place.buffers.frames, &mut place.buffers.count) else {
             unreachable!("room was made");
         };

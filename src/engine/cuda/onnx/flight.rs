@@ -143,6 +143,10 @@ impl Running {
                 }
             });
         }
+        if landed.is_err() {
+            // The device may still read and write.
+            self.streams.settle();
+        }
         // Nobody takes it where the engine has gone.
         let _ = self.back.send(place);
         landed

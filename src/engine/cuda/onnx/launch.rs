@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::{
-    super::{CudaError, Fault, Streams, context::synchronize},
+    super::{CudaError, Streams, context::synchronize},
     OnnxOnGpu, WAITED_EVERY,
     bucket::Output,
     flight::{Arrival, Running, Whole},
@@ -109,7 +109,8 @@ impl OnnxOnGpu {
         (shapes, pixels): (&[Vec<usize>], Option<&Reading>),
         reduce: bool,
     ) -> Result<Flight, EngineError> {
-        let (place, bucket, first) = self.place(shapes, pixels)?;
+        let (place, bucket, first) =
+            self.place(shapes, pixels).map_err(|error| self.context.judged(error))?;
         self.batches += 1;
         let before = if first { Some(free(&self.context).unwrap_or(0)) } else { None };
         let (bucket_of, signature) = (&self.places[place].buckets[bucket], self.session.signature());
@@ -135,7 +136,7 @@ impl OnnxOnGpu {
                 self.streams.settle();
                 self.places[place].buckets.remove(bucket);
                 self.put_back(place);
-                return Err(self.judged(error));
+                return Err(self.context.judged(error));
             }
         };
         if self.met.only_others_ran(shapes) || first {
@@ -198,15 +199,5 @@ impl OnnxOnGpu {
             }
             error => error,
         })
-    }
-
-    /// An error, once the driver was asked whether the context still stands: ONNX Runtime's words may not say.
-    fn judged(&self, error: EngineError) -> EngineError {
-        match self.context.memory() {
-            Err(broken) if broken.fault() == Fault::Sticky => {
-                EngineError::Device(format!("{error}; {broken}"))
-            }
-            _ => error,
-        }
     }
 }
