@@ -17,13 +17,11 @@ pub(super) fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> 
             let mut shape: Vec<usize> = input.shape.iter().map(fixed).collect();
             match (index, &model.image) {
                 (0, Some(image)) => {
-                    let [width, height] = image.size().unwrap_or([GUESS as u32; 2]);
-                    shape = image.item_shape(width, height);
-                    if let Some(pixels) = &image.pixels {
-                        (datatype, shape) = (DataType::Uint8, pixels.shape(width, height));
-                    }
+                    // As requests bring it: pixels, where the engine makes numbers of them.
+                    let form = image.form(1, GUESS as u32, GUESS as u32);
+                    (datatype, shape) = (form.datatype, form.shape);
                 }
-                (_, Some(image)) => shape = image.size_shape(),
+                (_, Some(image)) => shape = image.other_shapes().nth(index - 1).unwrap_or(shape),
                 _ => {}
             }
             if let (0, Some(fit)) = (index, &model.fit) {
@@ -58,4 +56,32 @@ pub(super) fn guessed(signature: &Signature, model: &Model) -> bool {
         input.datatype == DataType::Bytes || input.shape.iter().skip(first).any(|dim| *dim == Dim::Free)
     };
     signature.inputs.iter().any(is_guess)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        batch::ModelKey,
+        engine::staging::Memory,
+        models::testing::source,
+        tasks::testing::{signature, spec},
+    };
+    use std::time::Duration;
+
+    #[test]
+    fn a_side_that_the_file_fixes_is_not_guessed_beside_one_that_it_leaves_open() {
+        let shapes = |datatype, shape: &[i64]| {
+            let source = source("m", "1", "task = \"embed\"\n[input]\nresize = \"none\"");
+            let mut signature = signature(&[("y", &[-1, 10])]);
+            signature.inputs = vec![spec("x", datatype, shape)];
+            let second = Duration::from_secs(1);
+            let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+            warm_shapes(&model.signature, &model, 2)
+        };
+        for datatype in [DataType::Fp32, DataType::Uint8] {
+            assert_eq!(shapes(datatype, &[-1, 48, -1, 3]), [(DataType::Uint8, vec![2, 48, GUESS, 3])]);
+            assert_eq!(shapes(datatype, &[-1, -1, 96, 3]), [(DataType::Uint8, vec![2, GUESS, 96, 3])]);
+        }
+    }
 }

@@ -8,9 +8,13 @@ use crate::{
 };
 use std::sync::atomic::Ordering;
 
+/// Answers that are looked at for boxes which are parts of the input's size: outputs of those without boxes are read twice.
+const LOOKS_MAX: usize = 100;
+
 impl Model {
     /// The answer for one item by a task, the model's own or one that a request has changed. The log says once where a class has no
-    /// label although the model has labels: nothing else tells that they are shifted or too few.
+    /// label although the model has labels: nothing else tells that they are shifted or too few. Likewise of boxes that are a pixel
+    /// large, or of which nothing is left.
     ///
     /// # Errors
     /// As [`Task::answer`].
@@ -24,7 +28,28 @@ impl Model {
         if let Some(told) = self.first_nameless(&answer) {
             tracing::warn!(model = &*self.name, version = &*self.version, "{told}");
         }
+        if let Some(told) = self.first_in_parts(task, outputs, placement) {
+            tracing::warn!(model = &*self.name, version = &*self.version, "{told}");
+        }
         Ok(answer)
+    }
+
+    /// What to say of the first boxes ever, if they seem to be parts of the input's size that are read as pixels of it.
+    fn first_in_parts(
+        &self,
+        task: &Task,
+        outputs: &[Tensor],
+        placement: Option<&Placement>,
+    ) -> Option<&'static str> {
+        if self.looks.load(Ordering::Relaxed) >= LOOKS_MAX {
+            return None;
+        }
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        let seem_parts = task.seem_parts(outputs, &self.signature, &self.labels, placement)?;
+        let is_first = self.looks.swap(LOOKS_MAX, Ordering::Relaxed) < LOOKS_MAX;
+        (seem_parts && is_first).then_some(
+            "no number of any box is more than 1.5, which were pixels of the input: are they parts of its size (detect.normalized = true)?",
+        )
     }
 
     /// What to say of the first class that has no label, ever.
@@ -54,7 +79,7 @@ mod tests {
     use super::*;
     use crate::{
         batch::ModelKey,
-        engine::staging::Memory,
+        engine::{Dim, staging::Memory},
         models::testing::source,
         tasks::{
             Labels,
@@ -79,6 +104,36 @@ mod tests {
         model.nameless.store(false, Ordering::Relaxed);
         model.answer(&model.task, &[output], None).unwrap();
         assert_eq!(model.nameless.load(Ordering::Relaxed), expected.is_some());
+    }
+
+    #[test]
+    fn boxes_that_seem_parts_of_the_input_and_are_read_as_pixels_are_told_once() {
+        let check = |keys: &str, boxes: [&[f32]; 2], expected: bool| {
+            let manifest = format!("task = \"detect\"\n[detect]\nformat = \"end2end\"\n{keys}");
+            let source = source("m", "1", &manifest);
+            let mut signature = signature(&[("y", &[-1, -1, 6])]);
+            signature.inputs[0].shape[2..].fill(Dim::Fixed(320));
+            let second = Duration::from_secs(1);
+            let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+            let mut told = Vec::new();
+            for rows in boxes {
+                let outputs = [floats(&[1, rows.len() / 6, 6], rows)];
+                model.answer(&model.task, &outputs, None).unwrap();
+                model.looks.store(0, Ordering::Relaxed);
+                told.push(model.first_in_parts(&model.task, &outputs, None).is_some());
+                assert_eq!(model.first_in_parts(&model.task, &outputs, None), None, "once");
+            }
+            assert_eq!(told[1], expected, "{keys} {boxes:?}");
+            assert!(!told[0], "nothing is of the score asked for");
+        };
+        let [parts, pixels] = [[0.1, 0.2, 0.5, 1.1, 0.9, 3.0], [0.1, 0.2, 50.0, 60.0, 0.9, 3.0]];
+        let none = [0.0, 0.0, 1.0, 1.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.9, 0.0];
+        check("", [&none, &parts], true);
+        // Of a centre and a size: as corners it has no area.
+        check("", [&none, &[0.6, 0.5, 0.2, 0.3, 0.9, 3.0]], true);
+        check("", [&none, &pixels], false);
+        check("", [&none, &[parts, pixels].concat()], false);
+        check("normalized = true", [&none, &parts], false);
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use crate::{
     engine::{DataType, Dim, PixelInput, Tensor, TensorSpec, staging::Staging},
-    image::Preprocess,
+    image::{Preprocess, Resize},
 };
+use std::fmt::Debug;
 
 /// How an image becomes a model's input, or its inputs.
 pub struct ImageInput {
@@ -19,8 +20,16 @@ pub struct ImageInput {
     /// Whether the first axis of its tensor counts images.
     pub(super) batch_axis: bool,
     pub(super) channel_axis: bool,
-    /// The type of the second input, where the model has one that takes the size which boxes are to come in.
-    pub(super) size_type: Option<DataType>,
+    /// What the model takes behind it.
+    pub(super) others: Vec<Other>,
+}
+
+/// What a model takes beside an image.
+pub(super) enum Other {
+    /// The size which boxes are to come in, of this type.
+    Size(DataType),
+    /// The same for each image.
+    Constant(Tensor),
 }
 
 /// Memory that images are written to: one slot per image, one slab per largest batch. It is taken when it is asked for.
@@ -51,6 +60,33 @@ impl ImageInput {
     pub fn size(&self) -> Option<[u32; 2]> {
         let own = self.own_width || self.own_height;
         (!own).then_some([self.preprocess.width, self.preprocess.height])
+    }
+
+    /// How images become it, in the words of a manifest: what its author says, and what is so without a word.
+    pub fn told(&self) -> String {
+        let Preprocess { width, height, resize, filter, color, scale, mean, std, .. } = &self.preprocess;
+        let word = |word: &dyn Debug| format!("{word:?}").to_lowercase();
+        let resize = match resize {
+            Resize::Shorter(size) => format!("\"shorter\", size = {size}"),
+            Resize::Exact => "\"none\"".to_owned(),
+            Resize::Stretch | Resize::Letterbox => format!("{:?}", word(resize)),
+        };
+        let sides = [("width", width, self.own_width), ("height", height, self.own_height)];
+        let sides =
+            sides.into_iter().filter(|(.., own)| !own).map(|(key, side, _)| format!("{key} = {side}"));
+        let filter =
+            (self.preprocess.resize != Resize::Exact).then(|| format!("filter = {:?}", word(filter)));
+        std::iter::once(format!("resize = {resize}"))
+            .chain(sides)
+            .chain(filter)
+            .chain([
+                format!("color = {:?}", word(color)),
+                format!("scale = {scale}"),
+                format!("mean = {mean:?}"),
+                format!("std = {std:?}"),
+            ])
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
     /// What to do with an image of `width` × `height` pixels. An image whose size does not fit is refused when this is
@@ -114,16 +150,26 @@ impl ImageInput {
     /// the model's input: from there a placement leads to the posted image, however it was resized.
     pub fn inputs(&self, staged: Tensor, (width, height): (u32, u32)) -> Vec<Tensor> {
         let to = self.preprocess_for(width, height);
-        let size = self.size_type.and_then(|datatype| {
-            let data = size_bytes(datatype, [to.width, to.height])?.into();
-            Some(Tensor { datatype, shape: self.size_shape(), data })
-        });
-        std::iter::once(staged).chain(size).collect()
+        let other = |other: &Other| match other {
+            Other::Size(datatype) => {
+                let data = size_bytes(*datatype, [to.width, to.height])?.into();
+                Some(Tensor { datatype: *datatype, shape: self.other_shape(other), data })
+            }
+            Other::Constant(tensor) => Some(tensor.clone()),
+        };
+        std::iter::once(staged).chain(self.others.iter().filter_map(other)).collect()
     }
 
-    /// Shape of the tensor of one size; with a batch axis, `shape[0]` is 1 and counts items.
-    pub fn size_shape(&self) -> Vec<usize> {
-        self.batch_axis.then_some(1).into_iter().chain([2]).collect()
+    /// Shapes of the tensors behind that of an image; with a batch axis, `shape[0]` is 1 and counts items.
+    pub fn other_shapes(&self) -> impl Iterator<Item = Vec<usize>> {
+        self.others.iter().map(|other| self.other_shape(other))
+    }
+
+    fn other_shape(&self, other: &Other) -> Vec<usize> {
+        match other {
+            Other::Size(_) => self.batch_axis.then_some(1).into_iter().chain([2]).collect(),
+            Other::Constant(tensor) => tensor.shape.clone(),
+        }
     }
 
     /// Shape of the tensor of one image of `width` × `height` pixels; with a batch axis, `shape[0]` is 1 and counts

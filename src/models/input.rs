@@ -2,11 +2,13 @@
 
 use super::{
     ImageInput,
-    images::size_bytes,
+    images::{Other, size_bytes},
     manifest::{Input, ResizeRule},
 };
 use crate::{
-    engine::{Batching, DataType, Dim, PixelInput, Signature, TensorSpec, onnx::axes::channel_axis, show},
+    engine::{
+        Batching, DataType, Dim, PixelInput, Signature, Tensor, TensorSpec, onnx::axes::channel_axis, show,
+    },
     image::{self, Color, Filter, Layout, Preprocess, Resize},
     tasks::Task,
 };
@@ -26,12 +28,16 @@ pub(super) fn resolve(
     signature: &Signature,
     file: &Path,
 ) -> Result<ImageInput, String> {
-    let (spec, size) = inputs(task, signature)?;
+    let (spec, others) = inputs(input, task, signature)?;
     let datatype = image::DataType::from_name(spec.datatype.name()).ok_or_else(|| {
         format!("input {:?} is {}; images can become FP32, FP16 or UINT8", spec.name, spec.datatype)
     })?;
     let axes = Axes::find(spec, signature.batching(), input, file)?;
-    let size_type = size.map(|size| size_type(size, axes.batch_axis)).transpose()?;
+    let other = |spec: &TensorSpec| match input.constants.get(&spec.name) {
+        Some(number) => constant(spec, *number, axes.batch_axis).map(Other::Constant),
+        None => size_type(spec, axes.batch_axis).map(Other::Size),
+    };
+    let others = others.iter().map(other).collect::<Result<_, _>>()?;
     let channels = channels(spec, &axes, input, task)?;
     let sides =
         [side(spec, "width", axes.width, input.width)?, side(spec, "height", axes.height, input.height)?];
@@ -88,15 +94,16 @@ pub(super) fn resolve(
         own_height: sides[1].is_none(),
         batch_axis: axes.batch_axis,
         channel_axis: axes.channel_axis,
-        size_type,
+        others,
     })
 }
 
-/// The input that an image becomes, and the one that takes the size which boxes are to come in.
+/// The input that an image becomes, and those behind it: constants, and the one that takes the size which boxes are to come in.
 fn inputs<'a>(
+    input: &Input,
     task: &Task,
     signature: &'a Signature,
-) -> Result<(&'a TensorSpec, Option<&'a TensorSpec>), String> {
+) -> Result<(&'a TensorSpec, &'a [TensorSpec]), String> {
     let size_input = match task {
         Task::Detect(detect) => detect.size_input.as_deref(),
         _ => None,
@@ -105,20 +112,69 @@ fn inputs<'a>(
         let names = signature.inputs.iter().map(|input| format!("{:?}", input.name));
         names.collect::<Vec<_>>().join(", ")
     };
-    match (&signature.inputs[..], size_input) {
-        ([image], None) => Ok((image, None)),
-        ([image, size], Some(name)) if size.name == name => Ok((image, Some(size))),
-        (_, Some(name)) => Err(format!(
+    let (image, others) = signature.inputs.split_first().ok_or("the model has no inputs")?;
+    let has = |name: &str| others.iter().any(|other| other.name == name);
+    if let Some(name) = input.constants.keys().find(|name| !has(name)) {
+        return Err(format!(
+            "input.constants has {name:?}, expected inputs behind the first, which the image becomes; the model has {}",
+            names()
+        ));
+    }
+    let mut rest = others.iter().filter(|other| !input.constants.contains_key(&other.name));
+    match (size_input, rest.next(), rest.next()) {
+        (None, None, _) => Ok((image, others)),
+        (Some(name), Some(size), None) if size.name == name && is_factor(name) => Err(format!(
+            "detect.size_input: input {name:?} seems to take the factor by which an image was resized, which is no width and height: \
+             for boxes in pixels of the input set input.constants = {{ {name:?} = 1 }}"
+        )),
+        (Some(name), Some(size), None) if size.name == name => Ok((image, others)),
+        (Some(name), ..) => Err(format!(
             "detect.size_input is {name:?}, expected the second of two inputs, after that of the image; the model has {}",
             names()
         )),
-        (inputs, None) => Err(format!(
+        (None, ..) => Err(format!(
             "the model has {} inputs ({}); an image becomes one only, and of a detector detect.size_input may name a second \
-             that takes the image's width and height: serve it with task = \"tensors\" and no [input]",
-            inputs.len(),
+             that takes the image's width and height; input.constants = {{ NAME = 1 }} fills those that are always the same (masks of \
+             pixels that count, factors): else serve it with task = \"tensors\" and no [input]",
+            signature.inputs.len(),
             names()
         )),
     }
+}
+
+/// The tensor of an input that holds the same number everywhere, for one image.
+fn constant(spec: &TensorSpec, number: f64, batch_axis: bool) -> Result<Tensor, String> {
+    let extents = spec.shape.iter().enumerate().map(|(axis, extent)| match extent {
+        Dim::Free if axis == 0 && batch_axis => Some(1),
+        Dim::Free => None,
+        Dim::Fixed(extent) => Some(*extent),
+    });
+    let element = match spec.datatype {
+        DataType::Fp32 => Some((number as f32).to_le_bytes().to_vec()),
+        _ if number.fract() != 0.0 => None,
+        DataType::Int64 => Some((number as i64).to_le_bytes().to_vec()),
+        DataType::Int32 => Some((number as i32).to_le_bytes().to_vec()),
+        DataType::Uint8 | DataType::Bool => Some(vec![number as u8]),
+        _ => None,
+    };
+    match (extents.collect::<Option<Vec<usize>>>(), element) {
+        (Some(shape), Some(element)) => {
+            let data = element.repeat(shape.iter().product()).into();
+            Ok(Tensor { datatype: spec.datatype, shape, data })
+        }
+        _ => Err(format!(
+            "input.constants: input {:?} is {} of shape {}, and {number} can fill FP32, and if it is whole INT64, INT32, UINT8 and BOOL, of \
+             which nothing but the batch is open",
+            spec.name,
+            spec.datatype,
+            show(&spec.shape)
+        )),
+    }
+}
+
+/// Whether an input of this name takes what an image was resized by, as PaddleDetection's do: 1, for boxes in pixels of the input.
+fn is_factor(name: &str) -> bool {
+    name.to_ascii_lowercase().contains("scale")
 }
 
 /// The type of an input that takes sizes.
@@ -335,7 +391,7 @@ fn per_channel(key: &str, set: Option<&[f32]>, usual: [f32; 3], channels: usize)
 mod tests {
     use super::*;
     use crate::{
-        engine::{Tensor, onnx::axes::testing::model as onnx},
+        engine::onnx::axes::testing::model as onnx,
         models::manifest::Manifest,
         tasks::testing::{signature, spec},
     };
@@ -464,6 +520,53 @@ mod tests {
             "\"sizes\" is INT64 of shape [?, 3], expected a width and a height, [1, 2]",
         );
         check(key, ("sizes", DataType::Bool, &[-1, 2]), "is BOOL of shape");
+        check(
+            "[detect]\nsize_input = \"scale_factor\"",
+            ("scale_factor", DataType::Fp32, &[-1, 2]),
+            "input \"scale_factor\" seems to take the factor by which an image was resized",
+        );
+    }
+
+    #[test]
+    fn inputs_that_are_always_the_same_are_filled_for_each_image() {
+        let run = |manifest: &str, others: &[TensorSpec]| {
+            let manifest = Manifest::parse(&format!("task = \"detect\"\n{manifest}")).unwrap();
+            let mut signature = signature(&[("out", &[-1, 10])]);
+            signature.inputs = vec![spec("images", DataType::Fp32, &[-1, 3, 64, 96])];
+            signature.inputs.extend_from_slice(others);
+            let input = resolve(&manifest.input.clone().unwrap(), &manifest.task, &signature, Path::new(""))?;
+            let inputs = input.inputs(Tensor::zeros(DataType::Uint8, &[1, 64, 96, 3]), (1000, 500));
+            let shapes: Vec<_> = inputs[1..].iter().map(|other| other.shape.clone()).collect();
+            assert_eq!(input.other_shapes().collect::<Vec<_>>(), shapes);
+            Ok::<_, String>(
+                inputs[1..].iter().map(|i| (i.shape.clone(), i.to_f32().unwrap())).collect::<Vec<_>>(),
+            )
+        };
+        let mask = spec("pixel_mask", DataType::Int64, &[-1, 2, 2]);
+        let size = spec("sizes", DataType::Int64, &[-1, 2]);
+        let factor = spec("scale_factor", DataType::Fp32, &[1, 2]);
+        let filled = |shape: &[usize], numbers: &[f32]| (shape.to_vec(), numbers.to_vec());
+        let ones = filled(&[1, 2, 2], &[1.0; 4]);
+        let one = "[input]\nconstants = { pixel_mask = 1 }\n";
+        assert_eq!(run(one, std::slice::from_ref(&mask)).unwrap(), vec![ones.clone()]);
+        let two = "[input.constants]\npixel_mask = 1\nscale_factor = 0.5\n[detect]\nsize_input = \"sizes\"";
+        let all = [mask.clone(), size.clone(), factor.clone()];
+        let sizes = filled(&[1, 2], &[96.0, 64.0]);
+        assert_eq!(run(two, &all).unwrap(), [ones, sizes, filled(&[1, 2], &[0.5; 2])]);
+        let check = |manifest, others: &[TensorSpec], expected: &str| {
+            let error = run(manifest, others).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        };
+        check(
+            one,
+            std::slice::from_ref(&factor),
+            "input.constants has \"pixel_mask\", expected inputs behind the first",
+        );
+        check("[input.constants]\nimages = 1", &[], "input.constants has \"images\"");
+        check(one, &[mask.clone(), size], "fills those that are always the same");
+        check("", &[factor], "input.constants = { NAME = 1 }");
+        check(one, &[spec("pixel_mask", DataType::Int64, &[-1, -1, -1])], "nothing but the batch is open");
+        check("[input.constants]\npixel_mask = 0.5", &[mask], "and if it is whole");
     }
 
     #[test]

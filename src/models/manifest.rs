@@ -21,6 +21,7 @@
 //! std = [0.229, 0.224, 0.225]  # likewise; default 1 where mean is 0
 //! pad = 114                    # letterbox: value of the padding, 0 to 255
 //! background = [255, 255, 255] # behind transparent pixels: one number or red, green, blue
+//! constants = { pixel_mask = 1 }  # further inputs that are the same for each image, by their names, and what fills them; default: none
 //!
 //! [classify]
 //! output = "logits"            # default: the only output
@@ -47,7 +48,7 @@
 //! normalized = false           # coordinates are parts of the input's size; default: only for detection_boxes
 //! keypoints = 17               # how many follow each box, or a list of their names; boxes: in an output named keypoints; default: none
 //! masks = "output1"            # the output with masks: a mask for each box (boxes), or prototypes of which factors follow each box
-//! mask_area = "box"            # boxes: input | box, what a mask covers; default: input, where masks are of its size
+//! mask_area = "box"            # boxes: input | box, what a mask covers; default: input, where masks are of its size; else to be said
 //! mask_threshold = 0.5         # a pixel is in a mask above it; default: 0 for prototypes, whose sums are logits, else 0.5
 //! angle = false                # yolo, end2end: an angle in radians follows each box and turns it (OBB)
 //! score_min = 0.25             # 0 to 1
@@ -70,6 +71,7 @@
 //!
 //! [embed]
 //! output = "features"          # default: the only output
+//! pool = "none"                # none | first (of tokens [N, T, F]) | mean (of tokens, or of maps [N, F, H, W]); default: all numbers are the vector
 //! normalize = false            # divide by the Euclidean norm
 //!
 //! [batch]
@@ -257,6 +259,8 @@ pub struct Input {
     pub pad: Option<u8>,
     /// Behind transparent pixels.
     pub background: Option<[u8; 3]>,
+    /// What fills inputs that are the same for each image, by their names.
+    pub constants: BTreeMap<String, f64>,
 }
 
 /// `input.resize`.
@@ -438,6 +442,22 @@ mod tests {
         assert_eq!(size(none), Size::Output);
         assert_eq!(size(&format!("{none}[image]\nsize = \"source\"\n")), Size::Source);
         assert_eq!(size("[image]\nsize = \"output\"\n"), Size::Output);
+    }
+
+    #[test]
+    fn constants_are_numbers_with_names_of_inputs() {
+        let constants = |text: &str| Manifest::parse(text).unwrap().input.unwrap().constants;
+        let expected = BTreeMap::from([("mask".to_owned(), 1.0), ("s:0".to_owned(), 0.5)]);
+        assert_eq!(constants("[input]\nconstants = { mask = 1, \"s:0\" = 0.5 }"), expected);
+        assert_eq!(constants("[input.constants]\nmask = 1\n\"s:0\" = 0.5"), expected);
+        let wrong = |value: &str, told: &str| {
+            let error = format!(
+                "line 2: input.constants is {told}, allowed: names with numbers from -1000000000 to 1000000000"
+            );
+            check(&format!("[input]\nconstants = {value}"), &[&error]);
+        };
+        wrong("{ mask = true }", "a table");
+        wrong("1", "1");
     }
 
     #[test]

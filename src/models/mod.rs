@@ -62,7 +62,10 @@ use resolve::{powers_of_two, resolved};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize},
+    },
     time::Duration,
 };
 
@@ -148,6 +151,8 @@ pub struct Model {
     pub statistics: Statistics,
     /// Whether the log has said of a class that it has no label.
     nameless: AtomicBool,
+    /// How often the log has looked whether boxes may be parts of the input's size.
+    looks: AtomicUsize,
 }
 
 impl Model {

@@ -19,7 +19,10 @@ use crate::{
     telemetry::statistics::Statistics,
 };
 use std::{
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize},
+    },
     time::Duration,
 };
 
@@ -61,8 +64,16 @@ impl Model {
         };
         let mut task = resolved(&manifest.task, &signature, &source.labels, image.as_ref())?;
         settle_activation(&mut task, source);
-        for unread in task.unread(&signature) {
-            tracing::warn!(model = source.name, version = source.version, "{unread}");
+        for told in task.unread(&signature).into_iter().chain(unsaid_threshold(&task, &signature, source)) {
+            tracing::warn!(model = source.name, version = source.version, "{told}");
+        }
+        if let Some(image) = &image {
+            let by = image.told();
+            tracing::info!(
+                model = source.name,
+                version = source.version,
+                "a picture becomes its input by {by}"
+            );
         }
         // The first axis may be one of the image: a side, or a channel.
         let side = image.as_ref().is_some_and(|image| !image.batch_axis);
@@ -145,6 +156,7 @@ impl Model {
             manifest: manifest.clone(),
             statistics: Statistics::default(),
             nameless: AtomicBool::default(),
+            looks: AtomicUsize::default(),
         })
     }
 }
@@ -175,6 +187,19 @@ fn settle_activation(task: &mut Task, source: &Source) {
             ending.name()
         ),
     }
+}
+
+/// What to say of a segmenter of one channel that is compared with 0.5 because nobody says with what, although nothing tells that it
+/// gives probabilities.
+fn unsaid_threshold(task: &Task, signature: &Signature, source: &Source) -> Option<String> {
+    let Task::Segment(segment) = task else { return None };
+    let output = segment.compared_unsaid(signature)?;
+    ending(&source.path, output).is_none().then(|| {
+        format!(
+            "output {output:?} has one channel, which is compared with 0.5, and its network ends in neither Sigmoid nor Softmax: set \
+             segment.threshold = 0 if it gives logits, or 0.5 if it gives probabilities; class numbers are to be exported as integers"
+        )
+    })
 }
 
 /// Whether a network of which nobody says how it may be batched sorts out boxes itself: many exports do so for as many pictures as they
@@ -418,6 +443,44 @@ mod tests {
         assert_eq!(check("segment", "a\nb", &[-1, -1, -1], &[1, 4, 4]), "");
         // Nothing was found, which tells nothing.
         assert_eq!(check("classify", "a\nb", &[-1, -1], &[1, 0]), "");
+    }
+
+    #[test]
+    fn a_threshold_is_asked_for_where_nothing_tells_that_a_channel_is_of_probabilities() {
+        let folder = tempfile::tempdir().unwrap();
+        let told = |manifest: &str, last: &str, output: &[i64]| {
+            let mut source = source("m", "1", &format!("task = \"segment\"\n{manifest}"));
+            source.path = folder.path().join("model.onnx");
+            std::fs::write(&source.path, onnx(&[["Conv", "x", "l"], [last, "l", "y"]])).unwrap();
+            let (signature, second) = (signature(&[("y", output)]), Duration::from_secs(1));
+            let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+            unsaid_threshold(&model.task, &model.signature, &source)
+        };
+        for one in [&[-1, 1, 8, 8][..], &[-1, 8, 8, 1], &[-1, 8, 8]] {
+            let asked = told("", "Conv", one).unwrap();
+            assert!(asked.contains("set segment.threshold = 0 if it gives logits"), "{asked}");
+            assert_eq!(told("", "Sigmoid", one), None);
+            for said in [0.0, 0.5] {
+                assert_eq!(told(&format!("[segment]\nthreshold = {said:.1}"), "Conv", one), None);
+            }
+        }
+        assert_eq!(told("", "Conv", &[-1, 3, 8, 8]), None);
+    }
+
+    #[test]
+    fn how_a_picture_becomes_the_input_is_told_in_the_words_of_a_manifest() {
+        let told =
+            |manifest, shape: &[i64]| resolve(manifest, shape, &[-1, 10]).unwrap().image.unwrap().told();
+        assert_eq!(
+            told("task = \"classify\"", &[-1, 3, 224, 224]),
+            "resize = \"shorter\", size = 256, width = 224, height = 224, filter = \"bilinear\", color = \"rgb\", scale = 0.003921569, \
+             mean = [0.485, 0.456, 0.406], std = [0.229, 0.224, 0.225]"
+        );
+        let own = "task = \"embed\"\n[input]\nresize = \"none\"\ncolor = \"bgr\"\nscale = 1\nmean = 127.5\nstd = 128";
+        assert_eq!(
+            told(own, &[-1, 3, 48, -1]),
+            "resize = \"none\", height = 48, color = \"bgr\", scale = 1, mean = [127.5, 127.5, 127.5], std = [128.0, 128.0, 128.0]"
+        );
     }
 
     #[test]

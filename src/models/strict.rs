@@ -4,6 +4,7 @@
 use crate::words::meant;
 use std::{
     cell::RefCell,
+    collections::BTreeMap,
     fmt::Display,
     ops::{Range, RangeInclusive},
     str::FromStr,
@@ -204,6 +205,24 @@ impl<'a, 't> Table<'a, 't> {
     pub(super) fn number(&self, key: &'static str, range: RangeInclusive<f64>) -> Option<f64> {
         let read = |value: &DeValue<'t>| number(value).filter(|number| range.contains(number));
         self.read(key, read, format_args!("{} to {}", range.start(), range.end()))
+    }
+
+    /// Numbers in a range, with names that are not ours.
+    pub(super) fn numbers(
+        &self,
+        key: &'static str,
+        range: RangeInclusive<f64>,
+    ) -> Option<BTreeMap<String, f64>> {
+        let in_range = |value: &DeValue<'_>| number(value).filter(|number| range.contains(number));
+        let read = |value: &DeValue<'t>| match value {
+            DeValue::Table(table) => table
+                .iter()
+                .map(|(name, value)| Some((name.get_ref().to_string(), in_range(value.get_ref())?)))
+                .collect(),
+            _ => None,
+        };
+        let (from, to) = (range.start(), range.end());
+        self.read(key, read, format_args!("names with numbers from {from} to {to}"))
     }
 
     /// `true` or `false`.

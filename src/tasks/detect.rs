@@ -141,8 +141,7 @@ impl Detect {
         labels: &Labels,
         placement: Option<&Placement>,
     ) -> Result<Vec<Detection>, String> {
-        // Where images keep their size, the input is the posted image.
-        let size = self.input.or(placement.map(|p| [p.source.0, p.source.1]));
+        let size = self.size(placement);
         let (candidates, raw) = match self.left(outputs)? {
             Some(candidates) => (candidates, Vec::new()),
             None => {
@@ -186,6 +185,33 @@ impl Detect {
             });
         }
         Ok(found)
+    }
+
+    /// Whether boxes are read as pixels of the input that seem to be parts of its size: all numbers of those of the score asked for are
+    /// about 1 at most. `None` where there are none, or nothing can be told.
+    pub(super) fn seem_parts(
+        &self,
+        outputs: &Outputs<'_>,
+        labels: &Labels,
+        placement: Option<&Placement>,
+    ) -> Option<bool> {
+        const SIDE_MIN: u32 = 32;
+        // Parts of a box may lie beside the image.
+        const PART_MAX: f32 = 1.5;
+        self.size(placement).filter(|size| size.iter().all(|side| *side >= SIDE_MIN))?;
+        let mut boxes: Vec<[f32; 4]> = match self.left(outputs).ok()? {
+            Some(candidates) => candidates.iter().map(|candidate| candidate.corners).collect(),
+            None => self.read(outputs, labels).ok()?.iter().map(|raw| raw.numbers).collect(),
+        };
+        // Rows that fill up tell nothing.
+        boxes.retain(|numbers| *numbers != [0.0; 4]);
+        let is_part = |number: &f32| number.abs() <= PART_MAX;
+        (!boxes.is_empty()).then(|| self.normalized != Some(true) && boxes.iter().flatten().all(is_part))
+    }
+
+    /// Width and height of the input. Where images keep their size, it is the posted image.
+    fn size(&self, placement: Option<&Placement>) -> Option<[u32; 2]> {
+        self.input.or(placement.map(|p| [p.source.0, p.source.1]))
     }
 
     /// The boxes of the score asked for, as the model gives them.

@@ -191,7 +191,7 @@ fn masks_are_those_of_the_task() {
             for tensor in [tensor.clone(), halves(&tensor)] {
                 let layout = Some(if last { crate::image::Layout::Nhwc } else { crate::image::Layout::Nchw });
                 let signature = signature(&[("map", &tensor)]);
-                let task = Task::Segment(Segment { layout, threshold: 0.6, ..Segment::default() });
+                let task = Task::Segment(Segment { layout, threshold: Some(0.6), ..Segment::default() });
                 let task = task.resolve(&signature, &Labels::default(), None, true).unwrap();
                 let expected =
                     task.answer(std::slice::from_ref(&tensor), &signature, &Labels::default(), None);

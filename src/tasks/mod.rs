@@ -32,7 +32,7 @@ pub use detect::{
     Background, BoxFormat, Columns, Detect, Detection, Format, Instance, Keypoint, Keypoints, MaskArea,
     Orientation,
 };
-pub use embed::Embed;
+pub use embed::{Embed, Pool};
 pub use image::Image;
 pub use labels::Labels;
 pub use mask::{Mask, MaskClass, Run};
@@ -143,11 +143,27 @@ impl Task {
         }
     }
 
-    /// What to say of outputs that a resolved task has a key for, and that are left unread without it.
+    /// What to say of outputs that a resolved task has a key for, and that are left unread, or as they are, without it.
     pub fn unread(&self, signature: &Signature) -> Vec<String> {
         match self {
             Task::Detect(task) => task.unread(signature),
+            Task::Embed(task) => task.unread(signature).into_iter().collect(),
             _ => Vec::new(),
+        }
+    }
+
+    /// Whether boxes in what [`answer`](Task::answer) takes are read as pixels and seem to be parts of the input's size. `None` where
+    /// there are no boxes to tell it.
+    pub fn seem_parts(
+        &self,
+        outputs: &[Tensor],
+        signature: &Signature,
+        labels: &Labels,
+        placement: Option<&Placement>,
+    ) -> Option<bool> {
+        match self {
+            Task::Detect(task) => task.seem_parts(&Outputs::new(outputs, signature).ok()?, labels, placement),
+            _ => None,
         }
     }
 

@@ -6,12 +6,12 @@ use super::{
     wrong_shape,
 };
 use crate::{
-    engine::{ClassMap, DataType, Dim, Signature, TensorSpec},
+    engine::{ClassMap, DataType, Dim, Signature, TensorSpec, show},
     image::{Layout, Placement},
 };
 
 /// Settings of a segmentation model.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Segment {
     /// The output to read; the only one when open.
     ///
@@ -21,20 +21,23 @@ pub struct Segment {
     pub output: Option<String>,
     /// Where the class axis is; open: found from the number of labels, else from which extents can be those of an image.
     pub layout: Option<Layout>,
-    /// For one channel of scores: class 1 from here on, class 0 below. 0.5 is for probabilities; for logits it is 0.
-    pub threshold: f32,
+    /// For one channel of scores: class 1 from here on, class 0 below. 0.5 is for probabilities, and for who does not say; for logits
+    /// it is 0.
+    pub threshold: Option<f32>,
+    /// Whether the output is one channel of scores, set by resolving.
+    pub one_channel: bool,
     /// Width and height of the model's image input in pixels, set by resolving; `None` where images keep their size.
     pub input: Option<[u32; 2]>,
 }
 
-impl Default for Segment {
-    fn default() -> Segment {
-        Segment { output: None, layout: None, threshold: 0.5, input: None }
-    }
-}
+/// Of probabilities.
+const THRESHOLD: f32 = 0.5;
 
 const SHAPE: &str =
     "[1, classes, height, width], [1, height, width, classes], or integers of [1, height, width]";
+
+/// An output of transformers' that has masks, of which another says how much of each class is in them.
+const QUERIES: &str = "masks_queries_logits";
 
 /// How an output is read.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -55,6 +58,14 @@ impl Segment {
         input: Option<[u32; 2]>,
         batch_axis: bool,
     ) -> Result<Segment, String> {
+        if let Some(queries) = signature.outputs.iter().find(|output| output.name == QUERIES) {
+            return Err(format!(
+                "output {:?} of shape {} has a mask for each query (Mask2Former, MaskFormer), not one for each class: have the network \
+                 put them together before it is exported, as docs/pytorch.md says (a segmenter)",
+                queries.name,
+                show(&queries.shape)
+            ));
+        }
         let output = choose(signature, self.output.as_deref(), "segment.output")?;
         self.input = input;
         // Where the file leaves open what could tell, it is asked again once a shape was seen.
@@ -68,11 +79,14 @@ impl Segment {
             if let Reading::First { classes, .. } | Reading::Last { classes, .. } = reading
                 && let Dim::Fixed(classes) = classes
             {
-                if classes > 1 && self.threshold != Segment::default().threshold {
+                self.one_channel = classes == 1;
+                if let Some(threshold) =
+                    self.threshold.filter(|threshold| classes > 1 && *threshold != THRESHOLD)
+                {
                     return Err(format!(
-                        "segment.threshold = {} is only read of one channel of scores: output {:?} has {classes}, of which the \
+                        "segment.threshold = {threshold} is only read of one channel of scores: output {:?} has {classes}, of which the \
                          highest counts",
-                        self.threshold, output.name
+                        output.name
                     ));
                 }
                 labels.fit(&output.name, classes.max(2)).map_err(|why| match classes {
@@ -97,7 +111,18 @@ impl Segment {
             signature.outputs.iter().position(|output| Some(&output.name) == self.output.as_ref())?;
         let scores = matches!(signature.outputs[output].datatype, DataType::Fp32 | DataType::Fp16);
         let last = self.layout? == Layout::Nhwc;
-        scores.then_some(ClassMap { output, last, threshold: self.threshold })
+        scores.then_some(ClassMap { output, last, threshold: self.threshold() })
+    }
+
+    /// The output, where it is compared with a threshold that nobody has said.
+    pub fn compared_unsaid<'a>(&self, signature: &'a Signature) -> Option<&'a str> {
+        let is_unsaid = self.one_channel && self.threshold.is_none();
+        let output = signature.outputs.iter().find(|output| Some(&output.name) == self.output.as_ref())?;
+        is_unsaid.then_some(&*output.name)
+    }
+
+    fn threshold(&self) -> f32 {
+        self.threshold.unwrap_or(THRESHOLD)
     }
 
     /// The mask at the posted image's size; at the output's own without a placement.
@@ -144,7 +169,8 @@ impl Segment {
         }
         let scores = output.numbers()?;
         if classes == 1 {
-            return Ok(scores.into_iter().map(|score| u16::from(score >= self.threshold)).collect());
+            let threshold = self.threshold();
+            return Ok(scores.into_iter().map(|score| u16::from(score >= threshold)).collect());
         }
         let pixels = scores.len() / classes;
         if planes {
@@ -384,7 +410,7 @@ mod tests {
         let tensor = floats(&[1, 1, 2, 2], &[0.2, 0.5, 0.7, 0.49]);
         let mask = run(Segment::default(), &tensor, "", None).unwrap();
         assert_eq!(mask.classes, [0, 1, 1, 0]);
-        let task = Segment { threshold: 0.3, ..Segment::default() };
+        let task = Segment { threshold: Some(0.3), ..Segment::default() };
         assert_eq!(run(task, &tensor, "", None).unwrap().classes, [0, 1, 1, 1]);
     }
 
@@ -449,6 +475,17 @@ mod tests {
     }
 
     #[test]
+    fn masks_of_queries_are_no_masks_of_classes() {
+        let signature = signature(&[
+            ("class_queries_logits", &[-1, 100, 151]),
+            ("masks_queries_logits", &[-1, 100, 96, 96]),
+        ]);
+        let task = Segment { output: Some("masks_queries_logits".to_owned()), ..Segment::default() };
+        let error = task.resolve(&signature, &Labels::default(), Some([384, 384]), true).unwrap_err();
+        assert!(error.contains("has a mask for each query (Mask2Former, MaskFormer)"), "{error}");
+    }
+
+    #[test]
     fn a_pixel_has_the_class_under_its_centre() {
         assert_eq!(nearest(4, 4, 3, |x| x), [0, 1, 1, 2]);
         // 4 × 4 posted and seen, output of 3 × 3.
@@ -483,7 +520,7 @@ mod tests {
         assert!(run(Segment::default(), &floats(&[1, 2, 0, 3], &[]), "a\nb", None).is_err());
         let labels = Labels::parse("a\nb").unwrap();
         let wide = signature(&[("map", &[-1, 21, 64, 64])]);
-        let task = Segment { threshold: 0.3, ..Segment::default() };
+        let task = Segment { threshold: Some(0.3), ..Segment::default() };
         let error = task.resolve(&wide, &Labels::default(), None, true).unwrap_err();
         let told = "segment.threshold = 0.3 is only read of one channel of scores: output \"map\" has 21, of which the \
                     highest counts";

@@ -95,7 +95,7 @@ impl Visit for HumanVisit<'_> {
             "message" => self.write(field, format_args!("{value}")),
             // As below, without a look at each character.
             _ if is_plain(value) && !value.contains(['"', '\\']) => {
-                self.write(field, format_args!("\"{value}\""))
+                self.write(field, format_args!("\"{value}\""));
             }
             _ => self.write(field, format_args!("{value:?}")),
         }

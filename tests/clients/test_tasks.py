@@ -4,11 +4,13 @@ import base64
 import io
 import json
 
+import make_models
 import numpy as np
 import reference
 import requests
 import wire
 from conftest import EXAMPLES
+from onnx import TensorProto
 from PIL import Image
 
 RED, GREEN, BLUE, DARK = (255, 0, 0), (0, 255, 0), (0, 0, 255), (0, 0, 0)
@@ -59,6 +61,40 @@ def test_nothing_found_is_an_empty_list(server):
 
 def white(width, height):
     return reference.png(np.full((height, width, 3), 255, np.uint8))
+
+
+def masked_detector():
+    """TensorFlow's outputs with its names, of one box a picture that is as large as its mask is full."""
+    g = make_models.Graph()
+    mask = g.node("ReduceMean", g.node("Cast", "mask", to=TensorProto.FLOAT), axes=[1, 2], keepdims=1)
+    nothing = g.node("Mul", g.node("ReduceMean", "image", axes=[1, 2], keepdims=1), g.constant(np.float32(0)))
+    full = g.node("Add", mask, g.node("ReduceMean", nothing, axes=[3], keepdims=0))  # [N, 1, 1]
+    g.node("Mul", full, g.constant(np.float32([0.25, 0.125, 0.5, 0.75])), output="detection_boxes:0")
+    one = g.node("Squeeze", full, g.constant(np.int64([2])))  # [N, 1]
+    g.node("Mul", one, g.constant(np.float32(0.9)), output="detection_scores:0")
+    g.node("Mul", one, g.constant(np.float32(1)), output="detection_classes:0")
+    inputs = [("image", TensorProto.FLOAT, ["n", 32, 32, 3]), ("mask", TensorProto.INT64, ["n", 4, 4])]
+    shapes = {"boxes": ["n", 1, 4], "scores": ["n", 1], "classes": ["n", 1]}
+    outputs = [(f"detection_{name}:0", TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    return g.bytes("masked", inputs, outputs)
+
+
+def test_an_input_that_is_always_the_same_is_filled_for_each_picture(start_server, tmp_path):
+    folder = tmp_path / "masked"
+    folder.mkdir()
+    (folder / "model.onnx").write_bytes(masked_detector())
+    manifest = 'task = "detect"\nlabels = "labels.txt"\n[input]\nresize = "stretch"\nconstants = { mask = 1 }\n'
+    (folder / "model.toml").write_text(manifest)
+    (folder / "labels.txt").write_text("person\nbicycle\n")
+    server = start_server(tmp_path)
+    sizes = [(400, 200), (80, 40), (16, 16), (64, 128)]
+    replies = wire.many(wire.post_files(server, "masked", [("p", white(*size)) for size in sizes]), "detect", len(sizes))
+    for (width, height), reply in zip(sizes, replies):
+        [found] = reply["detections"]
+        assert found["label"] == "person" and abs(found["score"] - 0.9) < 1e-3, found
+        expected = [0.125 * width, 0.25 * height, 0.75 * width, 0.5 * height]
+        assert np.abs(np.subtract(found["box"], expected)).max() < 0.1, (found, expected)
+    assert "a picture becomes its input by" in server.log_text()
 
 
 def test_keypoints_are_in_pixels_of_the_posted_picture_and_have_their_names(server):

@@ -30,8 +30,17 @@ impl Ending {
 }
 
 /// Operators that leave numbers what they are, but for rounding.
-const PASSING: [&str; 8] =
-    ["Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "QuantizeLinear", "DequantizeLinear"];
+const PASSING: [&str; 9] = [
+    "Identity",
+    "Cast",
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Transpose",
+    "QuantizeLinear",
+    "DequantizeLinear",
+];
 
 /// What an output's numbers went through last, if that makes probabilities of them. A file that cannot be read tells nothing: whoever
 /// loads it says why.
@@ -155,6 +164,9 @@ mod tests {
         check(&model(&[["Gemm", "x", "l"], ["Sigmoid", "l", "y"]]), Some(Ending::Sigmoid));
         let shaped = [["Softmax", "l", "p"], ["Cast", "p", "q"], ["Flatten", "q", "y"]];
         check(&model(&shaped), Some(Ending::Softmax));
+        // As older exporters write softmax over channels.
+        let turned = [["Transpose", "l", "t"], ["Softmax", "t", "p"], ["Transpose", "p", "y"]];
+        check(&model(&turned), Some(Ending::Softmax));
         check(&model(&[["QLinearSoftmax", "l", "p"], ["DequantizeLinear", "p", "y"]]), Some(Ending::Softmax));
         check(&model(&[["HardSigmoid", "l", "y"]]), Some(Ending::Sigmoid));
         check(&model(&[["Softmax", "l", "p"], ["Gemm", "p", "y"]]), None);

@@ -13,7 +13,7 @@ use crate::{
     models::strict::Table,
     tasks::{
         Activation, Background, BoxFormat, Classify, Columns, Detect, Embed, Format, Image, Keypoints,
-        Labels, MaskArea, Orientation, Segment, Task,
+        Labels, MaskArea, Orientation, Pool, Segment, Task,
         image::{Range, Size},
     },
 };
@@ -93,6 +93,7 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
         Kind::Image => Task::Image(read_image(image, input.as_ref().and_then(|input| input.resize))),
         Kind::Embed => Task::Embed(Embed {
             output: embed.string("output"),
+            pool: embed.choice("pool", &Pool::ALL),
             normalize: embed.flag("normalize").unwrap_or(false),
         }),
         Kind::Tensors => Task::Tensors,
@@ -165,6 +166,7 @@ fn read_input(table: &Table<'_, '_>) -> Input {
         background: table
             .channels("background", 0.0..=255.0)
             .map(|values| std::array::from_fn(|i| *values.get(i).unwrap_or(&values[0]) as u8)),
+        constants: table.numbers("constants", -1e9..=1e9).unwrap_or_default(),
     };
     table.finish();
     input
@@ -238,12 +240,11 @@ fn read_detect(table: &Table<'_, '_>) -> Detect {
 }
 
 fn read_segment(table: &Table<'_, '_>) -> Segment {
-    let default = Segment::default();
     Segment {
         output: table.string("output"),
         layout: table.choice("layout", LAYOUTS),
-        threshold: table.number("threshold", -1e6..=1e6).map_or(default.threshold, |n| n as f32),
-        input: None,
+        threshold: table.number("threshold", -1e6..=1e6).map(|n| n as f32),
+        ..Segment::default()
     }
 }
 

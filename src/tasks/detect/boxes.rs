@@ -45,7 +45,7 @@ impl Detect {
             return Err(missing(signature, "classes", CLASSES));
         }
         // TensorFlow's detectors give parts of the input's size, y first.
-        let (box_format, normalized) = match &*name(boxes) {
+        let (box_format, normalized) = match plain(&name(boxes)) {
             "detection_boxes" => (BoxFormat::Yxyx, true),
             // DETR and its kind give parts, too, of centres and sizes.
             "pred_boxes" if classes.is_none() => (BoxFormat::Cxcywh, true),
@@ -54,7 +54,7 @@ impl Detect {
         self.box_format.get_or_insert(box_format);
         self.normalized.get_or_insert(normalized);
         // 0 is the background in TensorFlow's label maps.
-        let counts_from_1 = classes.is_some_and(|index| name(index) == "detection_classes");
+        let counts_from_1 = classes.is_some_and(|index| plain(&name(index)) == "detection_classes");
         self.first_class.get_or_insert(counts_from_1.into());
         self.boxes = Some(name(boxes));
         self.scores = Some(name(scores));
@@ -203,12 +203,16 @@ const MASKS: &[&str] = &["masks", "detection_masks"];
 impl Detect {
     /// What to say of outputs of usual names that a key would read.
     pub(in crate::tasks) fn unread(&self, signature: &Signature) -> Vec<String> {
-        let known = |names: &[&str]| signature.outputs.iter().find(|output| names.contains(&&*output.name));
+        let known =
+            |names: &[&str]| signature.outputs.iter().find(|output| names.contains(&plain(&output.name)));
         let is_boxes = self.format == Some(Format::Boxes);
         let masks = known(MASKS).filter(|_| is_boxes && self.masks.is_none());
         let keypoints = known(KEYPOINTS).filter(|_| is_boxes && self.keypoints.is_none());
         let of_masks = masks.map(|TensorSpec { name, .. }| {
-            format!("output {name:?} is not read: detect.masks = {name:?} answers the mask of each thing")
+            format!(
+                "output {name:?} is not read: detect.masks = {name:?} answers the mask of each thing, with detect.mask_area = \"box\" \
+                 where each covers its own box (28 x 28, say)"
+            )
         });
         let of_keypoints = keypoints.map(|TensorSpec { name, .. }| {
             format!("output {name:?} is not read: detect.keypoints, their number or names, answers those of each box")
@@ -219,15 +223,35 @@ impl Detect {
 
 /// N of `[1, N, 4]` or `[N, 4]`, or of as many with their scores.
 fn box_count(name: &str, shape: &[Dim], columns: usize) -> Result<Dim, String> {
-    match *shape {
+    match without_ones(shape)[..] {
         [batch, n, numbers] if is_one(batch) && numbers.takes(columns) => Ok(n),
         [n, numbers] if numbers.takes(columns) => Ok(n),
         _ => Err(wrong_shape(name, shape, &box_shape(columns))),
     }
 }
 
+/// Three axes, where further ones between the first and the last are of 1: `[N, boxes, 1, 4]`, `[1, 1, rows, 7]`.
+pub(super) fn without_ones(shape: &[Dim]) -> Vec<Dim> {
+    let mut shape = shape.to_vec();
+    while let [_, within @ .., _] = &shape[..]
+        && within.len() > 1
+        && let Some(at) = within.iter().position(|extent| *extent == Dim::Fixed(1))
+    {
+        shape.remove(1 + at);
+    }
+    shape
+}
+
 fn box_shape(columns: usize) -> String {
     format!("[1, boxes, {columns}] or [boxes, {columns}]")
+}
+
+/// A name without the number that TensorFlow puts behind it (`detection_boxes:0`).
+pub(super) fn plain(name: &str) -> &str {
+    match name.rsplit_once(':') {
+        Some((plain, number)) if number.parse::<u16>().is_ok() => plain,
+        _ => name,
+    }
 }
 
 /// The output that a setting names, or else the first of the names that exporters give it.
@@ -237,13 +261,13 @@ pub(super) fn find(
     key: &str,
     usual: &[&str],
 ) -> Result<Option<usize>, String> {
-    let position = |name: &str| signature.outputs.iter().position(|o| o.name == name);
+    let position = |is: &dyn Fn(&str) -> bool| signature.outputs.iter().position(|o| is(&o.name));
     let found = match set {
-        Some(name) => match position(name) {
+        Some(set) => match position(&|name| name == set) {
             Some(index) => Some(index),
-            None => return Err(format!("detect.{key}: {}", no_such_output(signature, name))),
+            None => return Err(format!("detect.{key}: {}", no_such_output(signature, set))),
         },
-        None => usual.iter().find_map(|name| position(name)),
+        None => usual.iter().find_map(|usual| position(&|name| plain(name) == *usual)),
     };
     found.map(|index| numeric(&signature.outputs[index]).map(|_| index)).transpose()
 }
@@ -268,7 +292,8 @@ fn missing(signature: &Signature, key: &str, usual: &[&str]) -> String {
         )
     } else if key == "boxes" {
         format!(
-            "{told}, or, where one output holds all that a YOLO gives, that one with detect.output; {OTHERS}"
+            "{told}, or, where one output holds all that a YOLO gives, that one with detect.output; {OTHERS}; heads that are not decoded \
+             (RetinaFace, SCRFD, BlazeFace) are read by no key: docs/pytorch.md says what to do (other detectors)"
         )
     } else {
         told
@@ -389,18 +414,24 @@ mod tests {
     }
 
     fn tensorflow(classes: &[f32], count: f32) -> Result<Vec<Seen>, String> {
+        tensorflow_as(Detect::default(), "", classes, count)
+    }
+
+    /// With something behind the names of outputs.
+    fn tensorflow_as(task: Detect, behind: &str, classes: &[f32], count: f32) -> Result<Vec<Seen>, String> {
+        let names = ["boxes", "classes", "scores"].map(|name| format!("detection_{name}{behind}"));
         let boxes = [
             0.25, 0.125, 0.5, 0.75, // y0 x0 y1 x1
             0.0, 0.0, 0.25, 0.25, //
             0.0, 0.0, 0.0, 0.0,
         ];
         run(
-            Detect::default(),
+            task,
             &[
-                ("detection_boxes", &[-1, 3, 4], floats(&[1, 3, 4], &boxes)),
-                ("detection_classes", &[-1, 3], floats(&[1, 3], classes)),
-                ("detection_scores", &[-1, 3], floats(&[1, 3], &[0.75, 0.5, 0.0])),
-                ("num_detections", &[-1], floats(&[1], &[count])),
+                (&names[0], &[-1, 3, 4], floats(&[1, 3, 4], &boxes)),
+                (&names[1], &[-1, 3], floats(&[1, 3], classes)),
+                (&names[2], &[-1, 3], floats(&[1, 3], &[0.75, 0.5, 0.0])),
+                (&format!("num_detections{behind}"), &[-1], floats(&[1], &[count])),
             ],
             "person\nbicycle",
             None,
@@ -414,6 +445,12 @@ mod tests {
         assert_eq!(tensorflow(&[2.0, 1.0, 0.0], 2.0).unwrap(), [first, second]);
         assert_eq!(tensorflow(&[2.0, 1.0, 0.0], 1.0).unwrap(), [first]);
         assert_eq!(tensorflow(&[2.0, 1.0, 0.0], 100.0).unwrap(), [first, second]);
+        // As it is with the names that a graph of TensorFlow's has for its tensors, found or said.
+        let named = |name: &str| Some(format!("detection_{name}:0"));
+        let said = Detect { boxes: named("boxes"), classes: named("classes"), ..Detect::default() };
+        for task in [Detect::default(), said] {
+            assert_eq!(tensorflow_as(task, ":0", &[2.0, 1.0, 0.0], 1.0).unwrap(), [first]);
+        }
     }
 
     #[test]
@@ -448,6 +485,20 @@ mod tests {
         check(BoxFormat::Yxyx, [20.0, 10.0, 60.0, 30.0]);
         check(BoxFormat::Cxcywh, [20.0, 40.0, 20.0, 40.0]);
         check(BoxFormat::Xywh, [10.0, 20.0, 20.0, 40.0]);
+    }
+
+    #[test]
+    fn axes_of_1_between_boxes_and_their_numbers_count_for_nothing() {
+        let task = || Detect { scores: Some("confs".to_owned()), ..Detect::default() };
+        let boxes = floats(&[1, 2, 1, 4], &[10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0]);
+        let confs = || floats(&[1, 2, 2], &[0.0, 0.0, 0.5, 0.75]);
+        let outputs = [("boxes", &[-1, 2, 1, 4][..], boxes), ("confs", &[-1, 2, 2], confs())];
+        assert_eq!(run(task(), &outputs, "cat\ndog", None).unwrap(), [([50.0, 60.0, 70.0, 80.0], 1, 0.75)]);
+        let wrong = [
+            ("boxes", &[-1, 2, 2, 4][..], floats(&[1, 2, 2, 4], &[0.0; 16])),
+            ("confs", &[-1, 2, 2], confs()),
+        ];
+        assert!(run(task(), &wrong, "cat\ndog", None).unwrap_err().contains("expected [1, boxes, 4]"));
     }
 
     #[test]
@@ -529,7 +580,7 @@ mod tests {
         check(
             &[("b", &[-1, 2, 4], boxes()), ("scores", &[-1, 2], scores(2))],
             "the model has no output named boxes or detection_boxes or dets or pred_boxes or det_boxes; it has \"b\", \"scores\": name \
-             it with detect.boxes, or, where one output holds all that a YOLO gives, that one with detect.output; what a model gives beside its boxes is read by detect.keypoints (pose), detect.masks (segment) or detect.angle (OBB)",
+             it with detect.boxes, or, where one output holds all that a YOLO gives, that one with detect.output; what a model gives beside its boxes is read by detect.keypoints (pose), detect.masks (segment) or detect.angle (OBB); heads that are not decoded (RetinaFace, SCRFD, BlazeFace) are read by no key: docs/pytorch.md says what to do (other detectors)",
         );
         check(
             &[

@@ -1,6 +1,6 @@
 //! Detectors that sort out their boxes themselves: one output, a row of box, score and class number for each, in this order or another.
 
-use super::{BoxFormat, Columns, Detect, Raw, beside::Follows, columns::Row, finite};
+use super::{BoxFormat, Columns, Detect, Raw, beside::Follows, boxes::without_ones, columns::Row, finite};
 use crate::{
     engine::{Dim, Signature},
     tasks::{Outputs, choose, is_one, wrong_shape},
@@ -72,7 +72,7 @@ impl Detect {
             }
             Dim::Free => true,
         };
-        match *shape {
+        match without_ones(shape)[..] {
             [batch, _, numbers] if is_one(batch) && takes(numbers) => Ok(()),
             [_, numbers] if takes(numbers) => Ok(()),
             _ => {
@@ -165,6 +165,15 @@ mod tests {
         let yolo = Detect { format: Some(Format::Yolo), ..task() };
         let error = yolo.resolve(&signature(&[("output", &[-1, 9])]), &labels, None).unwrap_err();
         assert_eq!(error, "detect.columns is for detect.format = \"end2end\"");
+    }
+
+    #[test]
+    fn rows_may_have_a_further_axis_of_1_before_them() {
+        let columns = Columns::of(&["image", "class", "score", "box"]);
+        let rows = [0.0, 1.0, 0.9, 10.0, 20.0, 30.0, 40.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+        let task = Detect { columns, iou_max: 1.0, ..Detect::default() };
+        let outputs = [("detection_out", &[1, 1, -1, 7][..], floats(&[1, 1, 2, 7], &rows))];
+        assert_eq!(run(task, &outputs, "cat\ndog", None).unwrap(), [([10.0, 20.0, 30.0, 40.0], 1, 0.9)]);
     }
 
     #[test]

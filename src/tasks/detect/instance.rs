@@ -107,21 +107,20 @@ impl Detect {
         if leading.is_empty() || !leading.iter().all(fits) {
             return Err(wrong_shape(&output.name, &output.shape, OF_BOXES));
         }
-        // Extents that are open are those of an input that may have any size.
+        // Extents that are open may be those of the input; fixed ones are not those of one that may have any size.
         let is_of_its_size = match (self.input, rows, columns) {
             (Some([width, height]), Dim::Fixed(rows), Dim::Fixed(columns)) => {
                 Some([*rows, *columns] == [height as usize, width as usize])
             }
+            (None, Dim::Fixed(_), Dim::Fixed(_)) => Some(false),
             _ => None,
         };
-        let (name, shape) = (&output.name, show(&output.shape));
         match (is_of_its_size, self.mask_area) {
-            (Some(false), None) => Err(format!(
-                "output {name:?} of shape {shape} has masks of another size than the input's: set detect.mask_area to \"box\" if \
-                 each covers its own box, or to \"input\""
-            )),
+            (Some(false), None) => Err(of_another_size(&output.name, &output.shape)),
             (Some(true), Some(MaskArea::Box)) => Err(format!(
-                "output {name:?} of shape {shape} has masks of the input's size: they cover it, and detect.mask_area is \"box\""
+                "output {:?} of shape {} has masks of the input's size: they cover it, and detect.mask_area is \"box\"",
+                output.name,
+                show(&output.shape)
             )),
             _ => Ok(()),
         }
@@ -158,6 +157,11 @@ impl Detect {
             }
             _ => return Err(wrong_shape(name, &output.shape(), &format!("{expected}: {wanted} of them"))),
         };
+        let input = self.input.unwrap_or([placement.source.0, placement.source.1]);
+        let is_of_its_size = [columns, rows] == input.map(|pixels| pixels as usize);
+        if self.mask_area.is_none() && self.prototypes.is_none() && !is_of_its_size {
+            return Err(of_another_size(name, &output.shape()));
+        }
         Ok(Some(Masks {
             output: name.to_owned(),
             of: match self.prototypes {
@@ -168,7 +172,7 @@ impl Detect {
             columns,
             threshold: self.mask_threshold.unwrap_or(if self.prototypes.is_some() { 0.0 } else { 0.5 }),
             area: self.mask_area.unwrap_or(MaskArea::Input),
-            input: self.input.unwrap_or([placement.source.0, placement.source.1]),
+            input,
             placement,
         }))
     }
@@ -283,6 +287,15 @@ impl Masks {
 /// What masks have to be that are no prototypes.
 const OF_BOXES: &str = "[1, boxes, rows, columns] or [boxes, 1, rows, columns], a mask for each box";
 
+/// Masks that may cover one thing or the other.
+fn of_another_size(name: &str, shape: &[Dim]) -> String {
+    format!(
+        "output {name:?} of shape {} has masks of another size than the input's: set detect.mask_area to \"box\" if each covers its \
+         own box, or to \"input\"",
+        show(shape)
+    )
+}
+
 /// A mask while it is found, column by column.
 struct Runs {
     mask: Instance,
@@ -329,7 +342,7 @@ mod tests {
     use crate::{
         engine::Tensor,
         image::{Preprocess, Resize},
-        tasks::testing::*,
+        tasks::{Labels, testing::*},
     };
     use proptest::prelude::*;
 
@@ -494,11 +507,28 @@ mod tests {
                     == ((20..40).contains(&(at % 100)) && (20..60).contains(&(at / 100))))
         );
         assert_eq!(found[1].mask.as_ref().unwrap().pixels, 25 * 50);
-        let error = of_boxes(task(), &[-1, 1, 2, 2], halves).unwrap_err();
+        let error = of_boxes(task(), &[-1, 1, 2, 2], halves.clone()).unwrap_err();
+        assert!(error.contains("another size than the input's: set detect.mask_area"), "{error}");
+        // As it is where the file leaves the extents open.
+        let error = of_boxes(task(), &[-1, 1, -1, -1], halves).unwrap_err();
         assert!(error.contains("another size than the input's: set detect.mask_area"), "{error}");
         let error =
             of_boxes(task(), &[-1, 1, -1, -1], floats(&[1, 1, 100, 100], &values[..10_000])).unwrap_err();
         assert!(error.contains("has shape [1, 1, 100, 100]") && error.contains("2 of them"), "{error}");
+    }
+
+    #[test]
+    fn masks_of_one_size_beside_an_input_of_any_are_of_boxes_or_what_the_manifest_says() {
+        let resolve = |mask_area, masks: &[i64]| {
+            let outputs = [("boxes", &[-1, 4][..]), ("labels", &[-1]), ("scores", &[-1]), ("masks", masks)];
+            let task = Detect { masks: Some("masks".to_owned()), mask_area, ..Detect::default() };
+            task.resolve(&signature(&outputs), &Labels::default(), None).map(|_| ())
+        };
+        let error = resolve(None, &[-1, 1, 28, 28]).unwrap_err();
+        assert!(error.contains("another size than the input's: set detect.mask_area"), "{error}");
+        resolve(Some(MaskArea::Box), &[-1, 1, 28, 28]).unwrap();
+        resolve(Some(MaskArea::Input), &[-1, 1, 28, 28]).unwrap();
+        resolve(None, &[-1, 1, -1, -1]).unwrap();
     }
 
     proptest! {

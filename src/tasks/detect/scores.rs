@@ -2,7 +2,7 @@
 
 use super::{
     Background, Detect,
-    boxes::{CLASSES, is_as_many, many},
+    boxes::{CLASSES, is_as_many, many, plain},
 };
 use crate::{
     engine::Dim,
@@ -18,7 +18,7 @@ impl Detect {
         n: Dim,
         labels: &Labels,
     ) -> Result<(), String> {
-        let is_for_classes = self.classes.is_none() && CLASSES.contains(&name);
+        let is_for_classes = self.classes.is_none() && CLASSES.contains(&plain(name));
         if self.activation.is_none() && (is_for_classes || name.to_ascii_lowercase().contains("logit")) {
             return Err(format!(
                 "output {name:?} seems to hold logits, which are no scores: set detect.activation (\"softmax\" for DETR and \

@@ -110,7 +110,7 @@ pub struct Detect {
     pub keypoints: Option<Keypoints>,
     /// The output with masks: of all boxes (`boxes`), or of which each box says how they make up its own (prototypes).
     pub masks: Option<String>,
-    /// `boxes`: what a mask covers; open: the input, where the extents are not fixed or those of the input.
+    /// `boxes`: what a mask covers; open: the input, where masks are of its size; others are refused.
     pub mask_area: Option<MaskArea>,
     /// A pixel is in a mask if its value is above this; open: 0 for prototypes, whose sums are logits, else 0.5.
     pub mask_threshold: Option<f32>,
