@@ -64,6 +64,8 @@ pub struct By<'a> {
     pub batch_items: usize,
     /// Putting the batch together.
     pub stage: Duration,
+    /// Until the engine turned to it.
+    pub waited: Duration,
     /// Running the engine.
     pub compute: Duration,
 }
@@ -118,6 +120,7 @@ impl Entry {
         done.device = Some(Arc::clone(by.device));
         done.fallback = by.fallback.or(done.fallback);
         done.batch_items = done.batch_items.max(by.batch_items);
+        done.timing.queue += by.waited;
         done.timing.stage += by.stage;
         done.timing.compute += by.compute;
         (done.items >= self.job.items).then(|| std::mem::take(done))

@@ -194,7 +194,7 @@ impl Fallback {
 /// Where a job's time went. For a job split over batches: the first wait, and the sums of the rest.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Timing {
-    /// From push to being taken.
+    /// From push to being taken, and behind batches that the device had begun before.
     pub queue: Duration,
     /// Putting the batch together.
     pub stage: Duration,
@@ -239,6 +239,8 @@ pub struct Ran {
     pub outputs: Vec<Tensor>,
     /// Putting the batch together.
     pub stage: Duration,
+    /// Then, until the engine turned to it: others were on their way.
+    pub waited: Duration,
     /// Running the engine.
     pub compute: Duration,
 }

@@ -68,7 +68,8 @@ impl Outbound {
                     self.metrics.batch(items, size);
                     statistics.ran(items, self.stage, compute);
                 };
-                let ran = Ran { outputs, stage: self.stage, compute };
+                let waited = since.saturating_duration_since(self.begun);
+                let ran = Ran { outputs, stage: self.stage, waited, compute };
                 let Some(aftermath) = self.batch.finish_counted(Ok(ran), counted) else { return late() };
                 statistics.handed_out(items, began.elapsed());
                 if aftermath.again > 0 {
@@ -280,8 +281,9 @@ mod tests {
         });
         assert!(landing.settle());
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let [first, second] = tickets.map(|ticket| runtime.block_on(ticket).unwrap().timing.compute);
-        assert!(first >= hour, "{first:?}");
-        assert!(second <= start.elapsed(), "{second:?} of {:?}", start.elapsed());
+        let [first, second] = tickets.map(|ticket| runtime.block_on(ticket).unwrap().timing);
+        assert!(first.compute >= hour && first.queue < hour, "{first:?}");
+        assert!(second.compute <= start.elapsed(), "{second:?} of {:?}", start.elapsed());
+        assert!(second.queue >= hour, "{second:?}");
     }
 }

@@ -388,6 +388,7 @@ impl Book {
                     fallback,
                     batch_items: batch.items,
                     stage: ran.stage,
+                    waited: ran.waited,
                     compute: ran.compute,
                 };
                 if let Some(pieces) = entry.collect(part.rows.clone(), outputs, by) {

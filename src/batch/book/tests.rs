@@ -86,6 +86,7 @@ impl Desk {
         let result = result.map(|output| Ran {
             outputs: vec![output],
             stage: Duration::ZERO,
+            waited: Duration::ZERO,
             compute: Duration::from_millis(ms),
         });
         self.book.finish(batch, receipt, result, self.now).expect("nobody recalled it")
@@ -742,7 +743,8 @@ fn a_model_that_a_slower_device_has_as_well_keeps_its_share_of_the_faster_one() 
     };
     assert_eq!(turns(&mut desk, 40), 20);
     let (batch, receipt) = on_cpu;
-    let ran = Ran { outputs: vec![bytes(1, 1)], stage: Duration::ZERO, compute: 2000 * MS };
+    let ran =
+        Ran { outputs: vec![bytes(1, 1)], stage: Duration::ZERO, waited: Duration::ZERO, compute: 2000 * MS };
     desk.book.finish(&batch, &receipt, Ok(ran), desk.now).unwrap();
     // It owes a batch or two of 10 ms, and no 2 s.
     let had = turns(&mut desk, 40);

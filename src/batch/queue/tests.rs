@@ -58,7 +58,12 @@ fn echo(batch: &Batch) -> RunResult {
     let mut data = output.data.to_vec();
     data.resize(batch.size, 0xff);
     (output.shape[0], output.data) = (batch.size, data.into());
-    Ok(Ran { outputs: vec![output], stage: Duration::ZERO, compute: Duration::from_micros(100) })
+    Ok(Ran {
+        outputs: vec![output],
+        stage: Duration::ZERO,
+        waited: Duration::ZERO,
+        compute: Duration::from_micros(100),
+    })
 }
 
 /// A worker thread that echoes until it is sent home.

@@ -75,7 +75,7 @@ pub(super) fn run(seed: u64) -> f64 {
         let compute = at - batch.taken;
         served[batch.model.0 as usize] += compute.as_secs_f64();
         let rows = tagged(0, vec![batch.size, 8], batch.size);
-        let ran = Ran { outputs: vec![rows], stage: Duration::ZERO, compute };
+        let ran = Ran { outputs: vec![rows], stage: Duration::ZERO, waited: Duration::ZERO, compute };
         book.finish(&batch, &receipt, Ok(ran), at).unwrap();
         book.settle();
 

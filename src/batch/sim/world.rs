@@ -426,7 +426,12 @@ impl World {
             output.data = data.freeze();
             output.shape[0] = batch.size;
         }
-        Ok(Ran { outputs: vec![output], stage: Duration::ZERO, compute: self.at() - batch.taken })
+        Ok(Ran {
+            outputs: vec![output],
+            stage: Duration::ZERO,
+            waited: Duration::ZERO,
+            compute: self.at() - batch.taken,
+        })
     }
 
     /// Answers go out.

@@ -217,5 +217,5 @@ fn echo(batch: &Batch, now: Instant) -> Ran {
     let mut data = BytesMut::from(&output.data[..]);
     data.resize(batch.size * 8, 0xff);
     (output.data, output.shape[0]) = (data.freeze(), batch.size);
-    Ran { outputs: vec![output], stage: Duration::ZERO, compute: now - batch.taken }
+    Ran { outputs: vec![output], stage: Duration::ZERO, waited: Duration::ZERO, compute: now - batch.taken }
 }
