@@ -99,7 +99,7 @@ impl Costs {
     fn scaled(&self, size: usize, seconds: impl Fn(&Cost) -> f64) -> f64 {
         let (below, above) = self.by_size.split_at(self.by_size.partition_point(|cost| cost.size < size));
         match (below.last(), above.first()) {
-            // As much is the same for each size as for those.
+            // A part that does not grow with the size is in both.
             (Some(below), Some(above)) => {
                 let part = (size - below.size) as f64 / (above.size - below.size) as f64;
                 seconds(below) + part * (seconds(above) - seconds(below))

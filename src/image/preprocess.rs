@@ -58,6 +58,17 @@ pub enum Filter {
     Lanczos3,
 }
 
+impl Filter {
+    /// With their names in manifests.
+    pub const ALL: [(&str, Filter); 5] = [
+        ("nearest", Filter::Nearest),
+        ("box", Filter::Box),
+        ("bilinear", Filter::Bilinear),
+        ("bicubic", Filter::Bicubic),
+        ("lanczos3", Filter::Lanczos3),
+    ];
+}
+
 /// The channels of the model's input, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Color {
@@ -70,6 +81,9 @@ pub enum Color {
 }
 
 impl Color {
+    /// With their names in manifests.
+    pub const ALL: [(&str, Color); 3] = [("rgb", Color::Rgb), ("bgr", Color::Bgr), ("gray", Color::Gray)];
+
     /// How many there are.
     pub fn channels(self) -> usize {
         match self {

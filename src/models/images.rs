@@ -2,9 +2,8 @@
 
 use crate::{
     engine::{DataType, Dim, PixelInput, Tensor, TensorSpec, staging::Staging},
-    image::{Preprocess, Resize},
+    image::{Color, Filter, Preprocess, Resize},
 };
-use std::fmt::Debug;
 
 /// How an image becomes a model's input, or its inputs.
 pub struct ImageInput {
@@ -22,6 +21,11 @@ pub struct ImageInput {
     pub(super) channel_axis: bool,
     /// What the model takes behind it.
     pub(super) others: Vec<Other>,
+}
+
+/// The word for a value, of all that there are.
+fn word<T: PartialEq>(all: &[(&'static str, T)], value: &T) -> &'static str {
+    all.iter().find(|(_, known)| known == value).map_or("", |(word, _)| word)
 }
 
 /// What a model takes beside an image.
@@ -65,22 +69,22 @@ impl ImageInput {
     /// How images become it, in the words of a manifest: what its author says, and what is so without a word.
     pub fn told(&self) -> String {
         let Preprocess { width, height, resize, filter, color, scale, mean, std, .. } = &self.preprocess;
-        let word = |word: &dyn Debug| format!("{word:?}").to_lowercase();
         let resize = match resize {
             Resize::Shorter(size) => format!("\"shorter\", size = {size}"),
             Resize::Exact => "\"none\"".to_owned(),
-            Resize::Stretch | Resize::Letterbox => format!("{:?}", word(resize)),
+            Resize::Stretch => "\"stretch\"".to_owned(),
+            Resize::Letterbox => "\"letterbox\"".to_owned(),
         };
         let sides = [("width", width, self.own_width), ("height", height, self.own_height)];
         let sides =
             sides.into_iter().filter(|(.., own)| !own).map(|(key, side, _)| format!("{key} = {side}"));
-        let filter =
-            (self.preprocess.resize != Resize::Exact).then(|| format!("filter = {:?}", word(filter)));
+        let filter = (self.preprocess.resize != Resize::Exact)
+            .then(|| format!("filter = {:?}", word(&Filter::ALL, filter)));
         std::iter::once(format!("resize = {resize}"))
             .chain(sides)
             .chain(filter)
             .chain([
-                format!("color = {:?}", word(color)),
+                format!("color = {:?}", word(&Color::ALL, color)),
                 format!("scale = {scale}"),
                 format!("mean = {mean:?}"),
                 format!("std = {std:?}"),

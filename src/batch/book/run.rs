@@ -22,8 +22,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A device that is busy for longer than this is given nothing more for now. By then the next batch is there, copied as well; begun sooner
-/// it would be before what is more urgent, or has its turn, when that comes meanwhile.
+/// A device whose work takes longer than this is given no more yet. It is enough to put the next batch together and to copy it; what is
+/// taken sooner is before all that comes meanwhile, however urgent.
 const AHEAD_MAX: Duration = Duration::from_millis(50);
 
 /// What a worker does about a model.

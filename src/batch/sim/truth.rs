@@ -42,8 +42,8 @@ pub(super) struct Looked<'a> {
     pub(super) serves: &'a [ModelKey],
     /// Microseconds for which it may leave work to another device.
     pub(super) own: u64,
-    /// It has something on its way, and may let it come nearer to its end before it takes more.
-    pub(super) busy: bool,
+    /// Batches that it has on their way, and may let come nearer to their end before it takes more.
+    pub(super) busy: u64,
     /// It goes home.
     pub(super) home: bool,
 }
@@ -295,10 +295,10 @@ impl Truth {
     }
 
     /// A worker may sleep (or go home): nothing that it could run is ripe, or it has not waited for a faster device longer
-    /// than for this one, or it is busy, and knows until when.
+    /// than for this one, or what it has on its way may take until then.
     pub(super) fn may_sleep(&mut self, looked: Looked<'_>, until: Option<Instant>, now: Instant) {
         let Looked { device, serves, own, busy, home } = looked;
-        let busy = busy && until.is_some();
+        let busy = busy > 0 && until.is_some_and(|until| until <= now + Duration::from_micros(busy * own));
         let live = |job: &&TrueJob| job.state == State::Live;
         let running = self.jobs.iter().filter(live).any(TrueJob::runs);
         assert!(!(home && running), "what runs may come back");

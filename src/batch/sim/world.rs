@@ -288,7 +288,7 @@ impl World {
         if let Some((batch, receipt)) = inline {
             self.truth.tally.inline += 1;
             self.truth.tally.inline_at_once += usize::from(!self.workers[index].running.is_empty());
-            let looked = Looked { device: &device, serves: &serves, own: 0, busy: false, home: false };
+            let looked = Looked { device: &device, serves: &serves, own: 0, busy: 0, home: false };
             self.truth.taken(&batch, looked, now);
             self.begin(index, batch, receipt, true);
         }
@@ -313,6 +313,9 @@ impl World {
             let costs = serves.iter().map(|key| self.costs[key]);
             let cost = costs.map(|(base, per_row)| base + per_row).max().unwrap_or_default();
             let own = worker.slow * 20 * worker.depth as u64 * cost + 200_000;
+            // What is overdue is thought to need as long again.
+            let begun = worker.running.first().map_or(now, |way| way.batch.taken);
+            let own = own + now.duration_since(begun).as_micros() as u64;
             self.truth.asks(index, &device, &serves);
             // What makes another size dear may come and go while an engine serves.
             for model in &serves {
@@ -324,12 +327,12 @@ impl World {
             self.settle();
             match pick {
                 Pick::Run(batch, receipt) => {
-                    let looked = Looked { device: &device, serves: &serves, own, busy: false, home: false };
+                    let looked = Looked { device: &device, serves: &serves, own, busy: 0, home: false };
                     self.truth.taken(&batch, looked, now);
                     self.begin(index, batch, receipt, false);
                 }
                 Pick::SleepUntil(until) => {
-                    let busy = !self.workers[index].running.is_empty();
+                    let busy = self.workers[index].running.len() as u64;
                     let looked = Looked { device: &device, serves: &serves, own, busy, home: false };
                     self.truth.may_sleep(looked, Some(until), now);
                     assert!(until > now);
@@ -343,15 +346,14 @@ impl World {
                     }
                 }
                 Pick::Sleep => {
-                    let looked =
-                        Looked { device: &device, serves: &serves, own: 0, busy: false, home: false };
+                    let looked = Looked { device: &device, serves: &serves, own: 0, busy: 0, home: false };
                     self.truth.may_sleep(looked, None, now);
                 }
                 // It waits for what it has begun, and asks again.
                 Pick::Closed if !self.workers[index].running.is_empty() => assert!(self.truth.closed),
                 Pick::Closed => {
                     assert!(self.truth.closed);
-                    let looked = Looked { device: &device, serves: &serves, own: 0, busy: false, home: true };
+                    let looked = Looked { device: &device, serves: &serves, own: 0, busy: 0, home: true };
                     self.truth.may_sleep(looked, None, now);
                     self.workers[index].home = true;
                     self.truth.serving.remove(&index);

@@ -47,8 +47,8 @@ struct Flights {
     asked: Option<Instant>,
 }
 
-/// Whether a device hangs is asked every 100 ms or so. Where nobody has asked for longer than this, the process stood still meanwhile, and
-/// that is no time that the device has taken.
+/// Whether a device hangs is asked every 100 ms or so. Where nobody has asked for longer than this, the process stood still, or whoever
+/// asks was held up; what is more counts as no time that the device has taken.
 const UNASKED_MAX: Duration = Duration::from_secs(2);
 
 impl Health {
