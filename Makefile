@@ -54,7 +54,7 @@ say = @printf '\n== %s\n' "$(1)"
 AT_ONCE := -n 3 --dist worksteal
 
 .NOTPARALLEL:
-.PHONY: help serve test build dist profile check-profile fuzz bench bench-overhead bench-tracing bench-front bench-servers bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu gpu-checks pack-gpu-checks gpu-checks-program tools format lint kernels check-kernels test-rust test-fakes-threads test-fakes-sanitized test-fit test-licences advisories test-clients test-deploy test-guide test-docker rolling-restart clean-venv clean-lib clean
+.PHONY: help serve test build dist profile check-profile fuzz bench bench-overhead bench-tracing bench-front bench-servers bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu gpu-checks pack-gpu-checks gpu-checks-program tools venvs format lint kernels check-kernels test-rust test-fakes-threads test-fakes-sanitized test-fit test-licences advisories test-clients test-deploy test-guide test-docker rolling-restart clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
@@ -143,6 +143,12 @@ test-fakes-threads: tools
 test-fakes-sanitized: test-fakes-threads
 	$(call say,the fake CUDA driver with AddressSanitizer)
 	$(call sanitized,address,libasan,ASAN_OPTIONS=detect_leaks=0)
+
+# What the checks below need of Python, before any of them asks for it: `.ci/run` has it fetched while the compiler works.
+venvs:
+	@for made in nvrtc:tools/nvrtc.txt ptxas:tools/ptxas.txt fit:tests/fit/requirements.txt deny:tools/deny.txt \
+		test:tests/clients/requirements.txt deploy:tests/deploy/requirements.txt; do \
+		$(PYTHON) tools/make_venv.py .venv/$${made%%:*} $${made#*:} || exit 1; done
 
 # The kernels for the device: PTX text, committed, which the driver of any GPU from sm_75 on compiles when it is loaded.
 # Neither a GPU nor its toolkit is needed to make it.

@@ -7,6 +7,7 @@ Works without ensurepip (Debian without python3-venv): the environment is made w
 where pip can get it (five to ten times as fast: what the clients' tests need is 820 MB), else by the pip of this Python.
 """
 
+import fcntl
 import hashlib
 import os
 import re
@@ -71,6 +72,10 @@ def main():
     text = f"{os.path.realpath(sys.executable)} {sys.version}\n".encode() + requirements.read_bytes()
     stamp, wanted = folder / "made-from.sha256", hashlib.sha256(text).hexdigest()
     python = folder / "bin" / "python"
+    # Two at once would each remove what the other has made. The lock ends with the process.
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = open(folder.parent / "lock", "w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
     if python.exists() and stamp.is_file() and stamp.read_text() == wanted:
         print(f"make_venv: {folder} is up to date", flush=True)
         return

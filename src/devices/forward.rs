@@ -8,7 +8,7 @@ use super::{
     plan::{Buffers, Footprint},
     refusal::Refusal,
     trial::Trial,
-    warm::{GUESS, guessed, warm_shapes},
+    warm::{GUESS, guessed, warm_shapes, zeros},
 };
 use crate::{
     engine::{
@@ -288,8 +288,8 @@ fn forward(
     })?;
     // As a worker puts it together.
     let assembler = Assembler::new(engine.memory());
-    let zeros = shapes.into_iter().map(|(datatype, shape)| Tensor::zeros(datatype, &shape));
-    let inputs = zeros.map(|zeros| assembler.assemble(&[&zeros], size, true, None)).collect();
+    let zeros = zeros(shapes, model);
+    let inputs = zeros.iter().map(|zeros| assembler.assemble(&[zeros], size, true, None)).collect();
     let started = Instant::now();
     let pass = |engine: &mut dyn Engine| engine.start(inputs, setting.as_ref()).and_then(Flight::land);
     match bounded(engine, RUN_MAX, ending, pass) {

@@ -1,8 +1,8 @@
-//! What a model is given where nobody says what: the shapes of its forward passes.
+//! What a model is given where nobody says what: the shapes of its forward passes, and zeros in them.
 
 use crate::{
-    engine::{DataType, Dim, Signature, TensorSpec},
-    models::Model,
+    engine::{DataType, Dim, Signature, Tensor, TensorSpec},
+    models::{ImageInput, Model},
 };
 
 /// Input types and shapes for a forward pass: the pixels of an image, [`GUESS`] for extents that nobody fixed.
@@ -21,7 +21,7 @@ pub(super) fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> 
                     let form = image.form(1, GUESS as u32, GUESS as u32);
                     (datatype, shape) = (form.datatype, form.shape);
                 }
-                (_, Some(image)) => shape = image.other_shapes().nth(index - 1).unwrap_or(shape),
+                (_, Some(image)) => shape = behind(image).nth(index - 1).map_or(shape, |tensor| tensor.shape),
                 _ => {}
             }
             if let (0, Some(fit)) = (index, &model.fit) {
@@ -38,6 +38,26 @@ pub(super) fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> 
             (datatype, shape)
         })
         .collect()
+}
+
+/// Zeros of these shapes. What stands behind an image has what it has behind each: networks divide and resize by it, and may refuse 0.
+pub(super) fn zeros(shapes: Vec<(DataType, Vec<usize>)>, model: &Model) -> Vec<Tensor> {
+    let behind: Vec<Tensor> = model.image.iter().flat_map(behind).collect();
+    let zeros = shapes.into_iter().enumerate().map(|(index, (datatype, shape))| {
+        match index.checked_sub(1).and_then(|index| behind.get(index)) {
+            Some(one) => {
+                let items = shape.iter().product::<usize>() / one.shape.iter().product::<usize>().max(1);
+                Tensor { datatype, shape, data: one.data.repeat(items).into() }
+            }
+            None => Tensor::zeros(datatype, &shape),
+        }
+    });
+    zeros.collect()
+}
+
+/// What stands behind an image of a size that was guessed.
+fn behind(image: &ImageInput) -> impl Iterator<Item = Tensor> {
+    image.behind(GUESS as u32, GUESS as u32)
 }
 
 /// An extent that most networks which take any extent will take.
@@ -83,5 +103,24 @@ mod tests {
             assert_eq!(shapes(datatype, &[-1, 48, -1, 3]), [(DataType::Uint8, vec![2, 48, GUESS, 3])]);
             assert_eq!(shapes(datatype, &[-1, -1, 96, 3]), [(DataType::Uint8, vec![2, GUESS, 96, 3])]);
         }
+    }
+
+    #[test]
+    fn what_stands_behind_an_image_is_there_in_every_row_of_a_forward_pass() {
+        let manifest = "task = \"detect\"\n[input]\nconstants = { factor = 2 }\n[detect]\nsize_input = \"sizes\"\n\
+                        boxes = \"boxes\"\nscores = \"scores\"\nclasses = \"classes\"";
+        let source = source("m", "1", manifest);
+        let mut signature = signature(&[("boxes", &[-1, 9, 4]), ("scores", &[-1, 9]), ("classes", &[-1, 9])]);
+        signature.inputs = vec![
+            spec("images", DataType::Fp32, &[-1, 3, 48, 96]),
+            spec("factor", DataType::Fp32, &[-1, 1]),
+            spec("sizes", DataType::Int64, &[-1, 2]),
+        ];
+        let second = Duration::from_secs(1);
+        let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+        let numbers = zeros(warm_shapes(&model.signature, &model, 2), &model);
+        let numbers: Vec<_> = numbers.iter().map(|tensor| tensor.to_f32().unwrap()).collect();
+        assert!(numbers[0].iter().all(|number| *number == 0.0));
+        assert_eq!(numbers[1..], [vec![2.0, 2.0], vec![96.0, 48.0, 96.0, 48.0]]);
     }
 }

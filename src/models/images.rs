@@ -153,27 +153,20 @@ impl ImageInput {
     /// The model's inputs for an image of `width` × `height` pixels that was staged. Where boxes are to come in a size, it is that of
     /// the model's input: from there a placement leads to the posted image, however it was resized.
     pub fn inputs(&self, staged: Tensor, (width, height): (u32, u32)) -> Vec<Tensor> {
+        std::iter::once(staged).chain(self.behind(width, height)).collect()
+    }
+
+    /// The tensors behind that of an image of `width` × `height` pixels; with a batch axis, `shape[0]` is 1 and counts items.
+    pub fn behind(&self, width: u32, height: u32) -> impl Iterator<Item = Tensor> {
         let to = self.preprocess_for(width, height);
-        let other = |other: &Other| match other {
+        self.others.iter().filter_map(move |other| match other {
             Other::Size(datatype) => {
+                let shape = self.batch_axis.then_some(1).into_iter().chain([2]).collect();
                 let data = size_bytes(*datatype, [to.width, to.height])?.into();
-                Some(Tensor { datatype: *datatype, shape: self.other_shape(other), data })
+                Some(Tensor { datatype: *datatype, shape, data })
             }
             Other::Constant(tensor) => Some(tensor.clone()),
-        };
-        std::iter::once(staged).chain(self.others.iter().filter_map(other)).collect()
-    }
-
-    /// Shapes of the tensors behind that of an image; with a batch axis, `shape[0]` is 1 and counts items.
-    pub fn other_shapes(&self) -> impl Iterator<Item = Vec<usize>> {
-        self.others.iter().map(|other| self.other_shape(other))
-    }
-
-    fn other_shape(&self, other: &Other) -> Vec<usize> {
-        match other {
-            Other::Size(_) => self.batch_axis.then_some(1).into_iter().chain([2]).collect(),
-            Other::Constant(tensor) => tensor.shape.clone(),
-        }
+        })
     }
 
     /// Shape of the tensor of one image of `width` × `height` pixels; with a batch axis, `shape[0]` is 1 and counts
