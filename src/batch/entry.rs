@@ -115,12 +115,16 @@ impl Entry {
     /// Keeps the outputs of some rows; hands all of them over with the last.
     pub fn collect(&mut self, range: Range<usize>, outputs: Vec<Tensor>, by: By<'_>) -> Option<Pieces> {
         let done = &mut self.done;
+        // The others mostly wait behind this one, which is no queue.
+        if done.items == 0 {
+            done.timing.queue += by.waited;
+            done.timing.behind = by.waited;
+        }
         done.items += range.len();
         done.outputs.push((range.start, outputs));
         done.device = Some(Arc::clone(by.device));
         done.fallback = by.fallback.or(done.fallback);
         done.batch_items = done.batch_items.max(by.batch_items);
-        done.timing.queue += by.waited;
         done.timing.stage += by.stage;
         done.timing.compute += by.compute;
         (done.items >= self.job.items).then(|| std::mem::take(done))

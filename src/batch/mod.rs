@@ -191,11 +191,13 @@ impl Fallback {
     }
 }
 
-/// Where a job's time went. For a job split over batches: the first wait, and the sums of the rest.
+/// Where a job's time went. For a job split over batches: the wait of the first, and the sums of the rest.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Timing {
     /// From push to being taken, and behind batches that the device had begun before.
     pub queue: Duration,
+    /// What of that was after it was taken.
+    pub behind: Duration,
     /// Putting the batch together.
     pub stage: Duration,
     /// Running the engine.

@@ -2,7 +2,7 @@
 //! where the caller goes away, and that of one that drained where the server's end cut it; a net for panics; and for inference, admission on the head, before anything of the body is read.
 
 use super::{
-    INFER, LOAD, REFLECTION, SMALL_BYTES_MAX, STREAM,
+    INFER, LOAD, REFLECTION, REFLECTION_ALPHA, SMALL_BYTES_MAX, STREAM,
     incoming::{self, Charge, Lost, Messages},
     status,
 };
@@ -182,7 +182,8 @@ async fn admitted(front: &Arc<Front>, call: &str, request: Request, next: Next, 
         STREAM => Messages::Many,
         _ => {
             let limits = BodyLimits { bytes_max: SMALL_BYTES_MAX as u64, ..limits };
-            let messages = if call == REFLECTION { Messages::Many } else { Messages::One };
+            let messages =
+                if matches!(call, REFLECTION | REFLECTION_ALPHA) { Messages::Many } else { Messages::One };
             return next.run(request.map(|body| incoming::limited(body, limits, messages, None, lost))).await;
         }
     };

@@ -265,11 +265,12 @@ impl Call {
             device.fell_back(fallback.name());
         }
         if let Some(trace) = &self.trace {
-            let Timing { queue, stage, compute } = answer.timing;
+            let Timing { queue, behind, stage, compute } = answer.timing;
             trace.ran(Ran {
                 pushed,
-                taken: pushed + queue,
+                taken: pushed + queue.saturating_sub(behind),
                 stage,
+                behind,
                 compute,
                 device: Arc::clone(&answer.device),
                 model: Arc::clone(&model.name),
@@ -390,7 +391,7 @@ impl Spent {
 
     /// Says so in a reply's headers; durations are in milliseconds.
     pub(crate) fn tell(&self, headers: &mut HeaderMap) {
-        let Timing { queue, stage, compute } = self.batch;
+        let Timing { queue, stage, compute, .. } = self.batch;
         let mut text = Vec::with_capacity(96);
         for (name, time) in [
             ("decode;dur=", self.decode),

@@ -47,7 +47,7 @@ impl Tally {
     }
 
     /// A job of it ran.
-    pub(super) fn ran(&self, Timing { queue, stage, compute }: Timing) {
+    pub(super) fn ran(&self, Timing { queue, stage, compute, .. }: Timing) {
         let steps = &mut self.sum.lock().steps;
         steps.queue = steps.queue.max(queue);
         steps.input = steps.input.max(stage);
@@ -118,7 +118,7 @@ mod tests {
         let tally = Tally::of(&model);
         for n in [2, 1] {
             tally.queued(Instant::now());
-            tally.ran(Timing { queue: MS * n, stage: MS * 3, compute: MS * (10 - n) });
+            tally.ran(Timing { queue: MS * n, stage: MS * 3, compute: MS * (10 - n), ..Timing::default() });
             tally.replied(MS);
         }
         assert_eq!(tally.ended(Ok(())), Ok(()));

@@ -5,7 +5,9 @@ mod dividing;
 
 use super::*;
 use crate::{
-    batch::{Batch, Fallback, Job, Padding, QueuePolicies, QueuePolicy, Ran, Then, Wait, roster::Absence},
+    batch::{
+        Batch, Fallback, Job, Padding, QueuePolicies, QueuePolicy, Ran, Then, Timing, Wait, roster::Absence,
+    },
     engine::{
         DataType, EngineError, Setting, Tensor,
         kernels::{Border, Camera, FinderOptions, FitModel, Method, Psf},
@@ -238,6 +240,24 @@ fn times_of_a_split_job_are_its_first_wait_and_the_sum_of_its_runs() {
     let timing = done.result.unwrap().join().unwrap().timing;
     let ms = Duration::from_millis;
     assert_eq!((timing.queue, timing.compute), (ms(7), ms(50)));
+}
+
+#[test]
+fn what_a_split_job_waits_behind_its_own_first_batch_is_no_queue() {
+    let mut desk = Desk::new(false);
+    desk.push(6, 0);
+    desk.pass(7);
+    let ms = Duration::from_millis;
+    let taken = [desk.take(), desk.take()];
+    for ((batch, receipt), waited) in taken.iter().zip([3, 23]) {
+        let (stage, waited, compute) = (ms(1), ms(waited), ms(20));
+        let ran = Ran { outputs: vec![bytes(batch.size, 0)], stage, waited, compute };
+        desk.book.finish(batch, receipt, Ok(ran), desk.now).unwrap();
+    }
+    let done = desk.book.settle().done.remove(0);
+    let timing = done.result.unwrap().join().unwrap().timing;
+    let expected = Timing { queue: ms(7 + 3), behind: ms(3), stage: ms(1 + 1), compute: ms(20 + 20) };
+    assert_eq!(timing, expected);
 }
 
 #[test]

@@ -342,7 +342,7 @@ pub struct DeviceMetrics {
 
     /// Memory for batch sizes that could not be recorded any more.
     pub unrecorded: IntCounter,
-    /// From push to being taken, per job.
+    /// From push until a device turns to it, per job: being taken, and behind batches begun before its first.
     pub queue_seconds: Histogram,
     /// Putting the batch together, per batch.
     pub stage_seconds: Late,

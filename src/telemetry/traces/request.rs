@@ -30,6 +30,8 @@ pub struct Ran {
     pub taken: Instant,
     /// Putting the batch together.
     pub stage: Duration,
+    /// Then, behind batches that the device had begun before.
+    pub behind: Duration,
     /// Running it.
     pub compute: Duration,
     /// What ran it.
@@ -236,7 +238,7 @@ impl RequestTrace {
             context: context.clone(),
             parent: SpanId::INVALID,
             name: "batch",
-            time: (self.time(ran.taken), self.time(ran.taken + ran.stage + ran.compute)),
+            time: (self.time(ran.taken), self.time(ran.taken + ran.stage + ran.behind + ran.compute)),
             attributes: ran.attributes(),
         });
         context
@@ -257,9 +259,10 @@ impl Drop for RequestTrace {
                 Stage::Named(name, from, to) => self.stage(name, from, to, Vec::new()),
                 Stage::Ran(ran) => {
                     let staged = ran.taken + ran.stage;
+                    let turn = staged + ran.behind;
                     self.stage("queue", ran.pushed, ran.taken, Vec::new());
                     self.stage("stage", ran.taken, staged, Vec::new());
-                    self.stage("compute", staged, staged + ran.compute, ran.attributes());
+                    self.stage("compute", turn, turn + ran.compute, ran.attributes());
                     let batch = self.batch(&ran);
                     if !batches.contains(&batch.span_id()) {
                         batches.push(batch.span_id());
