@@ -342,7 +342,7 @@ pub struct DeviceMetrics {
 
     /// Memory for batch sizes that could not be recorded any more.
     pub unrecorded: IntCounter,
-    /// From push to being taken, per job.
+    /// From push to being taken and behind batches that the device had begun before, per job: of one in parts, those of its first.
     pub queue_seconds: Histogram,
     /// Putting the batch together, per batch.
     pub stage_seconds: Late,
