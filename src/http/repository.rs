@@ -16,7 +16,6 @@ use super::{
 use crate::{
     config::{RepositoryMode, Secret},
     error::InferError,
-    models::State as ModelState,
 };
 use axum::{
     Json,
@@ -45,13 +44,9 @@ pub(crate) async fn list(front: &Front, only_ready: bool) -> Vec<wire::Known> {
     let mut entries = Vec::new();
     let mut known = BTreeSet::new();
     for entry in front.catalog.list() {
-        let (state, reason) = match &entry.state {
-            ModelState::Loading => ("LOADING", "".into()),
-            ModelState::Ready(model) => ("READY", catalog::said(front, &entry, model)),
-            ModelState::Unavailable(reason) => ("UNAVAILABLE", reason.into()),
-        };
+        let (state, reason) = catalog::stands(front, &entry);
         known.insert(entry.name.to_string());
-        let served = || matches!(&entry.state, ModelState::Ready(model) if front.queue.check_served(model.key).is_ok());
+        let served = || entry.state.model().is_some_and(|model| front.queue.check_served(model.key).is_ok());
         if !only_ready || served() {
             let (name, version) = (entry.name.to_string(), entry.version.to_string());
             entries.push(wire::Known { name, version, state, reason: reason.into_owned().into() });
