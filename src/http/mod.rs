@@ -34,7 +34,7 @@ pub mod guard;
 mod health;
 pub(crate) mod infer;
 mod kserve;
-mod listing;
+pub(crate) mod listing;
 mod localize;
 pub mod multipart;
 pub(crate) mod observe;
