@@ -21,7 +21,7 @@ pub use places::unfit;
 pub use run::{Checked, check, find_devices, serve};
 
 use crate::{
-    batch::ModelLoad,
+    batch::{Load, ModelLoad},
     config::{Config, RepositoryMode},
     error::InferError,
     grpc,
@@ -33,7 +33,7 @@ use crate::{
     },
     models::{Command, Control, changes::Look},
     status::Status,
-    telemetry::{logging::Logging, metrics::DropReason},
+    telemetry::{logging::Logging, metrics::DropReason, traces::Traces},
 };
 use admin::Admin;
 use allowed_threads::not_started;
@@ -292,14 +292,7 @@ impl App {
         front.metrics.dropped(DropReason::Job).inc_by(jobs as u64);
         let why = if told { "told to end now" } else { "the time to drain is over" };
         if jobs > 0 {
-            for ModelLoad { name, items, waiting, .. } in load.models.iter().filter(|model| model.items > 0) {
-                tracing::warn!(
-                    model = &**name,
-                    items,
-                    waiting_jobs = waiting,
-                    "{why}: the model's work is dropped"
-                );
-            }
+            tell_dropped(&load, why);
         }
         if jobs > 0 && in_order.is_none() {
             // Their callers are told; give the words a moment to leave.
@@ -329,21 +322,33 @@ impl App {
             tracing::warn!("ended while a batch ran or a model was loading: not waited for");
         }
         if let Some(traces) = front.traces.clone() {
-            let left = deadline.saturating_duration_since(Instant::now()).max(ABORT_GRACE);
-            let (tell, flushed) = oneshot::channel();
-            let flush = std::thread::Builder::new().name("ocelli-flush".into()).spawn(move || {
-                traces.end(left);
-                let _ = tell.send(());
-            });
-            if let Err(error) = flush {
-                tracing::warn!(%error, "traces were lost at the end");
-            }
-            // It keeps to the time itself, but for what cannot be interrupted and a signal that comes meanwhile.
-            if !in_time(flushed, deadline, now).await {
-                tracing::warn!("ended while traces were on their way: not waited for");
-            }
+            flush(traces, deadline, now).await;
         }
         Undone { jobs, connections, told }
+    }
+}
+
+/// Has the log say what goes unanswered.
+fn tell_dropped(load: &Load, why: &str) {
+    for ModelLoad { name, items, waiting, .. } in load.models.iter().filter(|model| model.items > 0) {
+        tracing::warn!(model = &**name, items, waiting_jobs = waiting, "{why}: the model's work is dropped");
+    }
+}
+
+/// Sends the traces that wait.
+async fn flush(traces: Arc<Traces>, deadline: Instant, now: &CancellationToken) {
+    let left = deadline.saturating_duration_since(Instant::now()).max(ABORT_GRACE);
+    let (tell, flushed) = oneshot::channel();
+    let flush = std::thread::Builder::new().name("ocelli-flush".into()).spawn(move || {
+        traces.end(left);
+        let _ = tell.send(());
+    });
+    if let Err(error) = flush {
+        tracing::warn!(%error, "traces were lost at the end");
+    }
+    // It keeps to the time itself, but for what cannot be interrupted and a signal that comes meanwhile.
+    if !in_time(flushed, deadline, now).await {
+        tracing::warn!("ended while traces were on their way: not waited for");
     }
 }
 

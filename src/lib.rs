@@ -43,8 +43,8 @@
 //! - **A job is answered exactly once**; one that is dropped unanswered becomes an error with its cause.
 //!
 //! Imports point one way (`tests/it/tidy.rs` reads the `use crate::` lines and keeps it so):
-//! `main → cli → app → grpc → http → batch ← devices → models → tasks → engine → image`, with `config`, `error`,
-//! `protocol`, `status` and `telemetry` as leaves; `bits`, `random` and `words` are there for all.
+//! `main → cli → app → grpc → {http, devices} → models → {batch, tasks} → engine → image`, with `config`, `error`, `protocol`,
+//! `status` and `telemetry` as leaves; `bits`, `random` and `words` are there for all. Those in braces do not use each other.
 
 // In the order a newcomer should read them.
 

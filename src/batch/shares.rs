@@ -1,7 +1,7 @@
 //! A fair share of device time for each model: start-time fair queueing over virtual seconds. Pure.
 //!
-//! A model's virtual time advances by the compute seconds of its batches divided by its weight: by an estimate when a batch
-//! is taken, by the rest when it is measured. A free worker serves, of the models that it serves at all, the one that is
+//! A model's virtual time advances by the seconds that its batches take, or would take on the fastest of its devices, divided by
+//! its weight: by an estimate when a batch is taken, by the rest when it is measured. A free worker serves, of the models that it serves at all, the one that is
 //! furthest behind. Priorities and deadlines order the work *within* a model and say nothing here: an urgent job jumps
 //! the queue of its own model, at the expense of that model's share alone.
 //!
@@ -22,7 +22,7 @@ const DEBT_SECONDS: f64 = 1.0;
 #[derive(Debug)]
 struct Share {
     weight: f64,
-    /// Seconds of compute had, divided by the weight.
+    /// Seconds of the model's fastest device that were had, divided by the weight.
     virtual_time: f64,
     /// The virtual time at which the last batch was taken.
     start: f64,

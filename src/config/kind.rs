@@ -159,6 +159,7 @@ impl Kind {
             if (min..=max).contains(&number) { Ok(number) } else { Err(refused()) }
         };
         let whole = || text.parse::<u64>().map_err(|_| refused());
+        let text_if = |fine: bool| if fine { Ok(Value::Text(text.into())) } else { Err(refused()) };
         match self {
             Kind::Address { off: true } if text.is_empty() => Ok(Value::Address(None)),
             Kind::Address { .. } => match text.parse() {
@@ -171,23 +172,14 @@ impl Kind {
             }
             Kind::Names => {
                 let mut names = text.split(',').map(str::trim);
-                let fine = matches!(text, "" | "*") || names.all(|name| !name.is_empty() && name != "*");
-                if fine { Ok(Value::Text(text.into())) } else { Err(refused()) }
+                text_if(matches!(text, "" | "*") || names.all(|name| !name.is_empty() && name != "*"))
             }
-            Kind::Url if text.is_empty() => Ok(Value::Text(String::new())),
-            Kind::Url => {
-                if is_plain_http(text) {
-                    Ok(Value::Text(text.into()))
-                } else {
-                    Err(refused())
-                }
-            }
-            Kind::BasePath if text.is_empty() => Ok(Value::Text(String::new())),
+            Kind::Url => text_if(text.is_empty() || is_plain_http(text)),
             Kind::BasePath => {
                 let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
                 let fine = |part: &str| !matches!(part, "" | "." | "..") && part.bytes().all(plain);
-                let parts = text.strip_prefix('/').filter(|parts| parts.split('/').all(fine));
-                parts.map(|_| Value::Text(text.into())).ok_or_else(refused)
+                let parts = text.strip_prefix('/');
+                text_if(text.is_empty() || parts.is_some_and(|parts| parts.split('/').all(fine)))
             }
             Kind::Ratio => {
                 let ratio = text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
@@ -196,7 +188,7 @@ impl Kind {
             Kind::Secret => {
                 let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
                 let fits = text.is_empty() || (SECRET_BYTES_MIN..=SECRET_BYTES_MAX).contains(&text.len());
-                if visible && fits { Ok(Value::Text(text.into())) } else { Err(refused()) }
+                text_if(visible && fits)
             }
             Kind::Path { empty } => {
                 // A NUL ends a path early for the operating system: such text is never what was meant.
@@ -205,8 +197,7 @@ impl Kind {
                 }
                 Ok(Value::Path(text.into()))
             }
-            Kind::Choice(words) if words.contains(&text) => Ok(Value::Text(text.into())),
-            Kind::Choice(_) => Err(refused()),
+            Kind::Choice(words) => text_if(words.contains(&text)),
             Kind::Count { min, max } => Ok(Value::Number(within(whole()?, *min, *max)?)),
             Kind::Bytes { min, max } => {
                 let bytes = parse_bytes(text).ok_or_else(refused)?;

@@ -37,7 +37,6 @@ use axum::{
 use std::sync::Arc;
 use tonic::{Code, Status, codec::CompressionEncoding};
 use tonic_reflection::server::v1::ServerReflectionServer;
-use unadmitted::Bound;
 
 /// Every call that is answered, by its path.
 const CALLS: [&str; 21] = [
@@ -105,8 +104,8 @@ pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
     let large = large::routes(service, body_bytes_max);
     let health = HealthServer::new(health::Health::new(front, stages));
     let reflection = ServerReflectionServer::new(reflection::Reflection::new());
-    let bounded = middleware::from_fn_with_state(Bound::open(), unadmitted::bounded);
-    let described = middleware::from_fn_with_state(Bound::described(), unadmitted::bounded_once_read);
+    let bounded = middleware::from_fn_with_state(unadmitted::open(), unadmitted::bounded);
+    let described = middleware::from_fn_with_state(unadmitted::described(), unadmitted::bounded_once_read);
     let router = CALLS.into_iter().fold(large, |router, path| {
         if matches!(path, INFER | LOAD | STREAM) {
             router

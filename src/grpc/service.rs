@@ -12,7 +12,7 @@ use crate::{
         Front,
         accept::{Peer, Stages},
         admission::Permit,
-        catalog,
+        catalog, control,
         reject::Problem,
         repository,
         shared_memory::{self, Region},
@@ -53,7 +53,7 @@ impl Service {
 
     /// Whether a caller may load and unload: by the rules of HTTP.
     pub(super) fn may_control(&self, extensions: &Extensions, headers: &HeaderMap) -> Result<(), Status> {
-        repository::allowed(&self.front, extensions.get::<Peer>(), headers).map_err(Status::from)
+        control::allowed(&self.front, extensions.get::<Peer>(), headers).map_err(Status::from)
     }
 
     /// Whether a caller may do with shared memory what a rule of HTTP is for.

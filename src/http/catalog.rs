@@ -45,19 +45,25 @@ pub(super) async fn models(State(front): State<Arc<Front>>) -> Json<Value> {
         .list()
         .iter()
         .map(|entry| {
-            let (state, reason, task) = match &entry.state {
-                ModelState::Loading => ("LOADING", Cow::Borrowed(""), None),
-                ModelState::Ready(model) => ("READY", said(&front, entry, model), Some(model.task.name())),
-                ModelState::Unavailable(reason) => ("UNAVAILABLE", reason.into(), None),
-            };
+            let (state, reason) = stands(&front, entry);
+            let task = entry.state.model().map(|model| model.task.name());
             json!({ "name": &*entry.name, "version": &*entry.version, "state": state, "reason": reason, "task": task })
         })
         .collect();
     Json(json!({ "models": entries, "repository_mode": front.repository_mode.name() }))
 }
 
+/// Where a version stands, and why, where there is more to say.
+pub(super) fn stands<'e>(front: &Front, entry: &'e Entry) -> (&'static str, Cow<'e, str>) {
+    match &entry.state {
+        ModelState::Loading => ("LOADING", "".into()),
+        ModelState::Ready(model) => ("READY", said(front, entry, model)),
+        ModelState::Unavailable(reason) => ("UNAVAILABLE", reason.into()),
+    }
+}
+
 /// What there is to say of a version that is loaded: why no device serves it now, and what became of a later load.
-pub(super) fn said<'e>(front: &Front, entry: &'e Entry, model: &Model) -> Cow<'e, str> {
+fn said<'e>(front: &Front, entry: &'e Entry, model: &Model) -> Cow<'e, str> {
     match front.queue.check_served(model.key) {
         Err(InferError::Unserved { reason, .. }) if entry.note.is_empty() => reason.into(),
         Err(InferError::Unserved { reason, .. }) => format!("{reason}; {}", entry.note).into(),
@@ -154,10 +160,11 @@ pub(super) async fn statistics(
 /// The versions whose statistics are meant: the one that is named, or all of the model that take requests.
 pub(crate) fn counted(front: &Front, target: &Target) -> Result<Vec<Arc<Model>>, InferError> {
     let model = target.find(front)?;
-    let all = target.version.is_none();
-    let mut models = front.catalog.ready();
-    models.retain(|other| other.key == model.key || (all && other.name == model.name));
-    Ok(models)
+    if target.version.is_some() {
+        return Ok(vec![model]);
+    }
+    let versions = front.catalog.entries(&model.name);
+    Ok(versions.iter().filter_map(|of| of.state.model().cloned()).collect())
 }
 
 fn statistics_of(front: &Front, models: &[Arc<Model>]) -> Json<Value> {

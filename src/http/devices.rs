@@ -1,6 +1,6 @@
 //! Devices: where each stands, and leaving one alone for a while.
 
-use super::{Front, accept::Peer, reject::Problem, repository, wire::devices as wire};
+use super::{Front, accept::Peer, control, reject::Problem, wire::devices as wire};
 use axum::{
     Json,
     extract::{Path, Request, State},
@@ -33,7 +33,7 @@ pub(super) async fn resume(front: State<Arc<Front>>, id: Path<String>, request: 
 
 /// The reply is the device as the order has left it; where that takes too long, as it still is.
 async fn set(front: &Front, id: &str, request: Request, drained: bool) -> Response {
-    if let Err(error) = repository::known(front, request.extensions().get::<Peer>(), request.headers()) {
+    if let Err(error) = control::known(front, request.extensions().get::<Peer>(), request.headers()) {
         return error.into_response();
     }
     match front.status.drain_device(id, drained) {

@@ -1,5 +1,6 @@
 //! Health and metrics: outside the layers of the API, so that they answer when everything else is refused, and again on
-//! the admin listener, whose thread shares nothing with the data path.
+//! the admin listener, whose thread shares with the data path only locks that are held for moments (of the queue, of the catalog,
+//! of where things stand).
 
 use super::{Front, Route, coding, reject::Problem, scrape::Listener};
 use axum::{
@@ -50,7 +51,8 @@ async fn live(State(front): State<Arc<Front>>) -> Response {
     }
 }
 
-/// Ready means that a forward pass works now and that no drain has begun.
+/// Ready means that no drain has begun, that of the models of the start, all of which were tried, one works, and that a device runs
+/// batches, or would for whoever needs it.
 async fn ready(State(front): State<Arc<Front>>) -> Response {
     match front.status.ready() {
         Ok(()) => Json(json!({ "live": true, "ready": true })).into_response(),

@@ -61,7 +61,7 @@ pub(super) async fn ready(
 fn described(front: &Front, target: &Target) -> Result<Json<Value>, InferError> {
     let model = target.find_served(front)?;
     let asked = |version: &str| target.version.as_deref().is_none_or(|asked| asked == version);
-    let versions = front.catalog.list().into_iter().filter(|of| of.name == model.name && asked(&of.version));
+    let versions = front.catalog.entries(&model.name).into_iter().filter(|of| asked(&of.version));
     let versions = versions.map(|of| {
         let (state, code, message) = match of.state {
             State::Loading => ("LOADING", "OK", String::new()),

@@ -15,11 +15,10 @@ use axum::{
     extract::{Request, State},
     http::{Method, Response},
     middleware::{self, Next},
-    response::IntoResponse,
     routing::MethodRouter,
 };
 use std::{sync::Arc, time::Duration};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// What tells of all models, of all devices or of all regions.
 const OF_ALL: [&str; 7] = [
@@ -52,22 +51,34 @@ const PACKED_MAX: usize = 32;
 /// They end within milliseconds, unless their callers do not take them.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The bound of one kind.
+/// A bound on what is under way of one kind. Clones have the same places.
 #[derive(Clone)]
-struct Bound {
+pub(crate) struct Bound {
     places: Arc<Semaphore>,
     what: &'static str,
     max: usize,
-    body: BodyLimits,
 }
 
 impl Bound {
-    fn new(what: &'static str, max: usize, body: BodyLimits) -> Bound {
-        Bound { places: Arc::new(Semaphore::new(max)), what, max, body }
+    /// Nothing is under way yet.
+    pub(crate) fn new(what: &'static str, max: usize) -> Bound {
+        Bound { places: Arc::new(Semaphore::new(max)), what, max }
     }
 
-    fn full(&self) -> InferError {
-        InferError::Full { what: self.what, limit: self.max as u64, retry_after: RETRY_AFTER }
+    /// A place, until it is dropped.
+    ///
+    /// # Errors
+    /// [`InferError::Full`].
+    pub(crate) fn enter(&self) -> Result<OwnedSemaphorePermit, InferError> {
+        let (what, limit) = (self.what, self.max as u64);
+        let full = |_| InferError::Full { what, limit, retry_after: RETRY_AFTER };
+        Arc::clone(&self.places).try_acquire_owned().map_err(full)
+    }
+
+    /// Places that nobody has.
+    #[cfg(test)]
+    pub(crate) fn free(&self) -> usize {
+        self.places.available_permits()
     }
 }
 
@@ -75,16 +86,17 @@ impl Bound {
 pub(super) struct Listings {
     of_all: Bound,
     of_one: Bound,
+    body: BodyLimits,
     packing: Arc<Semaphore>,
 }
 
 impl Listings {
     /// Nothing is under way yet. What is asked for in a body has these limits, and is short.
     pub(super) fn new(body: BodyLimits) -> Listings {
-        let body = body.at_most(repository::BODY_BYTES_MAX);
         Listings {
-            of_all: Bound::new("the number of lists and metrics under way", OF_ALL_MAX, body),
-            of_one: Bound::new("the number of replies under way that describe a model", OF_ONE_MAX, body),
+            of_all: Bound::new("the number of lists and metrics under way", OF_ALL_MAX),
+            of_one: Bound::new("the number of replies under way that describe a model", OF_ONE_MAX),
+            body: body.at_most(repository::BODY_BYTES_MAX),
             packing: Arc::new(Semaphore::new(PACKED_MAX)),
         }
     }
@@ -101,7 +113,7 @@ impl Listings {
             _ => return methods,
         };
         // A method that the path does not take is refused as such.
-        methods.route_layer(middleware::from_fn_with_state(bound.clone(), bounded))
+        methods.route_layer(middleware::from_fn_with_state((bound.clone(), self.body), bounded))
     }
 
     /// These routes, which give documents that are the same for all: packed where there is room for that, and never refused.
@@ -111,15 +123,14 @@ impl Listings {
 }
 
 /// Lets a request in until the last byte of its reply is with the system, or refuses it.
-async fn bounded(State(bound): State<Bound>, request: Request, next: Next) -> Response<Body> {
-    let request = match whole(request, bound.body).await {
-        Ok(request) => request,
-        Err(error) => return error.into_response(),
-    };
-    match Arc::clone(&bound.places).try_acquire_owned() {
-        Ok(place) => admission::hold_bytes(next.run(request).await, Arc::new(place)),
-        Err(_) => bound.full().into_response(),
-    }
+async fn bounded(
+    State((bound, body)): State<(Bound, BodyLimits)>,
+    request: Request,
+    next: Next,
+) -> Result<Response<Body>, InferError> {
+    let request = whole(request, body).await?;
+    let place = bound.enter()?;
+    Ok(admission::hold_bytes(next.run(request).await, Arc::new(place)))
 }
 
 /// The request with its body, where it has one, as it comes: who sends it slowly keeps no place from others meanwhile.

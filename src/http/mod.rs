@@ -14,7 +14,7 @@
 //! - `predict`, `localize`, `infer`, `kserve`, `catalog`, `repository`, `devices`, `health`: the handlers; `target`, `call`: what
 //!   they share.
 //! - `shared_memory`: tensors that callers on this machine hand over without the connection.
-//! - `page`: the page for people, and the documents; `origin`: whose pages may control the server.
+//! - `page`: the page for people, and the documents; `control`: who may control the server; `origin`: whose pages may.
 //! - [`wire`]: the JSON and binary forms. Pure.
 //! - [`reject`]: the table from error to reply; `scrape`: all metrics at one time.
 
@@ -27,6 +27,7 @@ pub mod body;
 pub(crate) mod call;
 pub(crate) mod catalog;
 pub(crate) mod coding;
+pub(crate) mod control;
 pub mod decode;
 mod devices;
 mod encoded;
@@ -34,7 +35,7 @@ pub mod guard;
 mod health;
 pub(crate) mod infer;
 mod kserve;
-mod listing;
+pub(crate) mod listing;
 mod localize;
 pub mod multipart;
 pub(crate) mod observe;

@@ -6,7 +6,7 @@
 //! (`Authorization: Bearer`) is left to the check of that; elsewhere nobody looks at it, and it says nothing. What a browser adds by
 //! itself, such as the password of a proxy (`Basic`), says nothing of the page either.
 
-use super::{Front, repository::bearer};
+use super::{Front, control::bearer};
 use crate::error::InferError;
 use axum::{
     body::Body,

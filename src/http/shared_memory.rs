@@ -17,6 +17,7 @@ pub(crate) use transfer::{Caller, Named, deliver, fetch, is_long};
 use super::{
     Front,
     accept::Peer,
+    control,
     reject::Problem,
     repository,
     target::segment,
@@ -161,7 +162,7 @@ pub(crate) fn allowed(front: &Front, peer: Option<&Peer>, headers: &HeaderMap) -
                 .to_owned(),
         ));
     }
-    repository::known(front, peer, headers)
+    control::known(front, peer, headers)
 }
 
 /// The region that a path names; empty where it means all.

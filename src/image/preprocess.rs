@@ -17,7 +17,8 @@ use super::{
 use crate::error::InferError;
 use fast_image_resize::Resizer;
 pub use geometry::{Geometry, Window};
-use pixels::{Sample, flatten};
+pub(super) use pixels::Sample;
+use pixels::flatten;
 use serde::{Deserialize, Serialize};
 
 pub use super::normalize::Pixels;

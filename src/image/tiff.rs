@@ -161,6 +161,43 @@ fn find_all<T: TryFrom<u64>>(decoder: &mut Decoder<Source<'_>>, tag: Tag) -> Res
     Ok(values.unwrap_or_default())
 }
 
+/// What samples are, so many of so many bits for a pixel, of which the first that is no colour says what it is. A palette's colours are
+/// still to be read.
+fn kind(photometric: u16, count: u16, bits: u8, extra: Option<u16>) -> Result<Kind, DecodeError> {
+    if count > SAMPLES_MAX {
+        return Err(unsupported(format!("{count} samples per pixel")));
+    }
+    let alpha = matches!(extra, Some(1 | 2));
+    match (photometric, count, bits) {
+        (0 | 1, 1, 1 | 2 | 4 | 8 | 16) => Ok(Kind::Gray),
+        (1, 2, 8 | 16) if alpha => Ok(Kind::GrayAlpha),
+        (2, 3, 8 | 16) => Ok(Kind::Rgb),
+        // A fourth sample that says nothing of itself is taken as alpha, as other readers do.
+        (2, 4, 8 | 16) if extra.is_none() => Ok(Kind::Rgba),
+        (2, 4.., 8 | 16) if alpha => Ok(Kind::Rgba),
+        (2, 4.., 8 | 16) => Ok(Kind::Rgb),
+        (3, 1, 1 | 2 | 4 | 8) => Ok(Kind::Palette(Vec::new())),
+        (5, 4, 8 | 16) => Ok(Kind::Cmyk),
+        (6, 3, 8) => Ok(Kind::YCbCr),
+        (0 | 1, 1, _) | (2, 3 | 4, _) | (3, 1, _) | (5, 4, _) | (6, 3, _) => {
+            Err(unsupported(format!("{bits} bits per sample")))
+        }
+        _ => Err(unsupported(format!(
+            "{count} samples per pixel under colour interpretation {photometric}"
+        ))),
+    }
+}
+
+/// The colours that samples of so many bits stand for.
+fn palette(decoder: &mut Decoder<Source<'_>>, bits: u8) -> Result<Vec<u16>, DecodeError> {
+    let map: Vec<u16> = find_all(decoder, Tag::ColorMap)?;
+    let (numbers, wanted) = (map.len(), 3 << bits);
+    if numbers != wanted {
+        return Err(corrupt(format!("its palette has {numbers} numbers instead of {wanted}")));
+    }
+    Ok(map)
+}
+
 /// Reads the current directory.
 fn page(
     bytes: &[u8],
@@ -172,47 +209,17 @@ fn page(
     let photometric: u16 = find(decoder, Tag::PhotometricInterpretation)?.unwrap_or(1);
     let bits: u8 = find_all(decoder, Tag::BitsPerSample)?.first().copied().unwrap_or(1);
     let count: u16 = find(decoder, Tag::SamplesPerPixel)?.unwrap_or(1);
-    let extra: Vec<u16> = find_all(decoder, Tag::ExtraSamples)?;
+    let extra: Option<u16> = find_all(decoder, Tag::ExtraSamples)?.first().copied();
     match find_all::<u16>(decoder, Tag::SampleFormat)?.first() {
         None | Some(1 | 4) => {}
         Some(2) => return Err(unsupported("signed samples")),
         Some(3) => return Err(unsupported("floating-point samples")),
         Some(other) => return Err(unsupported(format!("sample format {other}"))),
     }
-    if count > SAMPLES_MAX {
-        return Err(unsupported(format!("{count} samples per pixel")));
+    let mut kind = kind(photometric, count, bits, extra)?;
+    if let Kind::Palette(map) = &mut kind {
+        *map = palette(decoder, bits)?;
     }
-    let alpha = matches!(extra.first(), Some(1 | 2));
-    let kind = match (photometric, count, bits) {
-        (0 | 1, 1, 1 | 2 | 4 | 8 | 16) => Kind::Gray,
-        (1, 2, 8 | 16) if alpha => Kind::GrayAlpha,
-        (2, 3, 8 | 16) => Kind::Rgb,
-        // A fourth sample that says nothing of itself is taken as alpha, as other readers do.
-        (2, 4, 8 | 16) if extra.is_empty() => Kind::Rgba,
-        (2, 4.., 8 | 16) if alpha => Kind::Rgba,
-        (2, 4.., 8 | 16) => Kind::Rgb,
-        (3, 1, 1 | 2 | 4 | 8) => {
-            let map: Vec<u16> = find_all(decoder, Tag::ColorMap)?;
-            if map.len() != 3 << bits {
-                return Err(corrupt(format!(
-                    "its palette has {} numbers instead of {}",
-                    map.len(),
-                    3 << bits
-                )));
-            }
-            Kind::Palette(map)
-        }
-        (5, 4, 8 | 16) => Kind::Cmyk,
-        (6, 3, 8) => Kind::YCbCr,
-        (0 | 1, 1, _) | (2, 3 | 4, _) | (3, 1, _) | (5, 4, _) | (6, 3, _) => {
-            return Err(unsupported(format!("{bits} bits per sample")));
-        }
-        _ => {
-            return Err(unsupported(format!(
-                "{count} samples per pixel under colour interpretation {photometric}"
-            )));
-        }
-    };
     let planar = find::<u16>(decoder, Tag::PlanarConfiguration)? == Some(2) && count > 1;
     let compression: u16 = find(decoder, Tag::Compression)?.unwrap_or(1);
     let interleaved = if planar { 1 } else { count };
@@ -226,7 +233,7 @@ fn page(
         bits,
         count,
         planar,
-        premultiplied: extra.first() == Some(&1),
+        premultiplied: extra == Some(1),
         tiles: if one_by_one { Some(tiles::sides(decoder, limits)?) } else { None },
         orientation: Orientation::new(find::<u64>(decoder, Tag::Orientation)?.unwrap_or(1)),
     };

@@ -24,6 +24,16 @@ pub enum State {
     Unavailable(String),
 }
 
+impl State {
+    /// The model, where it takes requests.
+    pub fn model(&self) -> Option<&Arc<Model>> {
+        match self {
+            State::Ready(model) => Some(model),
+            State::Loading | State::Unavailable(_) => None,
+        }
+    }
+}
+
 /// One version of one model, as lists show it.
 #[derive(Clone)]
 pub struct Entry {
@@ -156,43 +166,40 @@ impl Catalog {
 
     /// Whether a version of it that takes requests fits what is in stacks of camera frames.
     pub fn takes_stacks(&self, name: &str) -> bool {
-        let fits = |of: &Version| matches!(&of.state, State::Ready(model) if model.fit.is_some());
+        let fits = |of: &Version| of.state.model().is_some_and(|model| model.fit.is_some());
         self.map().get(name).into_iter().flatten().any(fits)
     }
 
     /// All versions of all models, by name and rising version.
     pub fn list(&self) -> Vec<Entry> {
-        self.map()
-            .iter()
-            .flat_map(|(name, versions)| {
-                versions.iter().map(|Version { version, state, note }| Entry {
-                    name: Arc::clone(name),
-                    version: Arc::clone(version),
-                    state: state.clone(),
-                    note: Arc::clone(note),
-                })
-            })
-            .collect()
+        self.map().iter().flat_map(entries).collect()
+    }
+
+    /// All versions of one model, rising.
+    pub fn entries(&self, name: &str) -> Vec<Entry> {
+        self.map().get_key_value(name).into_iter().flat_map(entries).collect()
     }
 
     /// The versions of a model that take requests, rising.
     pub fn ready_versions(&self, name: &str) -> Vec<Arc<str>> {
-        let ready = |of: &&Version| matches!(of.state, State::Ready(_));
         let map = self.map();
-        map.get(name).into_iter().flatten().filter(ready).map(|of| Arc::clone(&of.version)).collect()
+        let ready = map.get(name).into_iter().flatten().filter(|of| of.state.model().is_some());
+        ready.map(|of| Arc::clone(&of.version)).collect()
     }
 
     /// The models that take requests, by name and rising version.
     pub fn ready(&self) -> Vec<Arc<Model>> {
-        self.map()
-            .values()
-            .flatten()
-            .filter_map(|of| match &of.state {
-                State::Ready(model) => Some(Arc::clone(model)),
-                _ => None,
-            })
-            .collect()
+        self.map().values().flatten().filter_map(|of| of.state.model().cloned()).collect()
     }
+}
+
+fn entries<'m>((name, versions): (&'m Arc<str>, &'m Versions)) -> impl Iterator<Item = Entry> + 'm {
+    versions.iter().map(|Version { version, state, note }| Entry {
+        name: Arc::clone(name),
+        version: Arc::clone(version),
+        state: state.clone(),
+        note: Arc::clone(note),
+    })
 }
 
 /// Versions are digits without leading zeros, so the longer is the higher.

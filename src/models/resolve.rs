@@ -15,7 +15,7 @@ use crate::{
         },
         staging::{Memory, Staging},
     },
-    tasks::{Activation, Labels, Task},
+    tasks::{Activation, Labels, Task, localize::Settings},
     telemetry::statistics::Statistics,
 };
 use std::{
@@ -77,16 +77,13 @@ impl Model {
         }
         // The first axis may be one of the image: a side, or a channel.
         let side = image.as_ref().is_some_and(|image| !image.batch_axis);
-        let declared = manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
+        let declared_whole = manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
         // What its author says about batches is believed.
         let operators = if manifest.batch.is_said() { None } else { operators::of(&source.path) };
         let sorts_out_boxes = || sorts_out_boxes(source, &signature, operators.as_ref());
-        let no_axis = side || declared || manifest.batch.no_axis.unwrap_or_else(sorts_out_boxes);
-        let own = if task.can_batch(&signature) && !no_axis { signature.batching() } else { Batching::Whole };
-        let strings = has_strings(&signature) && own == Batching::Dynamic;
-        let batching = if strings { Batching::Whole } else { own };
-        let items_max = manifest.declared.as_ref().and_then(|declared| declared.items_max);
-        let strings_max = strings.then(|| items_max.unwrap_or_else(|| manifest.batch.largest()));
+        let no_axis = side || declared_whole || manifest.batch.no_axis.unwrap_or_else(sorts_out_boxes);
+        let can_batch = !no_axis && task.can_batch(&signature);
+        let (batching, strings_max) = batching(manifest, &signature, can_batch);
         let rules = rules(manifest, batching, &signature)?;
         if rules.sizes == [1] && rules.wait_max > Duration::ZERO {
             if manifest.declared.is_none() {
@@ -103,13 +100,7 @@ impl Model {
         if let Some(image) = &mut image
             && image.size().is_some()
         {
-            let slots = rules.largest();
-            let low = match &image.pixels {
-                Some(_) => image.preprocess.pixels_shape().into_iter().product(),
-                None => image.preprocess.out_bytes(),
-            };
-            let slab = |bytes| Staging::new(bytes, slots, memory.clone());
-            image.staging = Some(Slabs { low: slab(low)?, high: slab(2 * low)? });
+            image.staging = Some(slabs(image, rules.largest(), memory)?);
         }
         let mut takes = interface.signature.inputs.clone();
         if let (Some(image), [only]) = (&image, &interface.signature.inputs[..]) {
@@ -121,15 +112,7 @@ impl Model {
         };
         let for_frames = manifest.engine != Engine::Onnx && memory.is_pinned();
         let frames = for_frames.then(|| FrameMemory::new(memory.clone())).transpose()?;
-        let fit = match &manifest.engine {
-            Engine::Onnx => None,
-            Engine::GaussMle(fit) => {
-                let mut settings = fit.settings.clone();
-                // Makes the camera, which all requests that do not change it share.
-                settings.setting()?;
-                Some(settings)
-            }
-        };
+        let fit = fit(manifest)?;
         Ok(Model {
             key,
             name: Arc::from(source.name.as_str()),
@@ -217,6 +200,36 @@ fn sorts_out_boxes(source: &Source, signature: &Signature, operators: Option<&Op
         );
     }
     found
+}
+
+/// How it treats its first axis, where that may count items at all; and of one that takes requests whole for its strings alone, how many
+/// rows one may have.
+fn batching(manifest: &Manifest, signature: &Signature, can_batch: bool) -> (Batching, Option<usize>) {
+    let own = if can_batch { signature.batching() } else { Batching::Whole };
+    if own != Batching::Dynamic || !has_strings(signature) {
+        return (own, None);
+    }
+    let items_max = manifest.declared.as_ref().and_then(|declared| declared.items_max);
+    (Batching::Whole, Some(items_max.unwrap_or_else(|| manifest.batch.largest())))
+}
+
+/// Where its images are decoded into, so many of them side by side.
+fn slabs(image: &ImageInput, slots: usize, memory: &Memory) -> Result<Slabs, String> {
+    let low = match &image.pixels {
+        Some(_) => image.preprocess.pixels_shape().into_iter().product(),
+        None => image.preprocess.out_bytes(),
+    };
+    let slab = |bytes| Staging::new(bytes, slots, memory.clone());
+    Ok(Slabs { low: slab(low)?, high: slab(2 * low)? })
+}
+
+/// What a fitter does for requests that do not say.
+fn fit(manifest: &Manifest) -> Result<Option<Settings>, String> {
+    let Engine::GaussMle(fit) = &manifest.engine else { return Ok(None) };
+    let mut settings = fit.settings.clone();
+    // Makes the camera, which all requests that do not change it share.
+    settings.setting()?;
+    Ok(Some(settings))
 }
 
 /// Whether it takes or gives strings: their rows are of different lengths, so that such a model is run request by request.

@@ -117,21 +117,8 @@ fn found_of(folder: &Path, entries: Vec<(String, PathBuf)>, versions: Option<&Ve
         } else {
             Found {
                 source: check_name(&name).and_then(|()| {
-                    let bytes = model_bytes(&path)?;
                     let notes = [notes_on_name(&name), misplaced::beside(&path)].concat();
-                    Ok(Source {
-                        name: name.clone(),
-                        version: FLAT_VERSION.to_owned(),
-                        path,
-                        folder: folder.to_owned(),
-                        manifest: Manifest::default(),
-                        labels: Arc::default(),
-                        output_labels: BTreeMap::new(),
-                        bytes,
-                        notes,
-                        kept: None,
-                        expected: Expected::default(),
-                    })
+                    Described { notes, ..Described::default() }.source([&name, FLAT_VERSION], folder, path)
                 }),
                 name,
                 version: FLAT_VERSION.to_owned(),
@@ -188,116 +175,50 @@ fn scan_as(
     };
     let mut described = match describe() {
         Ok(described) => described,
-        // No file is looked for: what it is called, and whether it is one of ours, only that would say.
         Err(why) => {
-            let numbers = inside.iter().filter(|(version, path)| is_number(version) && may_be_folder(path));
-            let mut versions: Vec<&str> = numbers.map(|(version, _)| version.as_str()).collect();
-            let flat = inside.iter().any(|(name, path)| name == MODEL_FILE && !may_be_folder(path));
-            if flat && !versions.contains(&FLAT_VERSION) {
-                versions.push(FLAT_VERSION);
-            } else if versions.is_empty() {
-                versions.push("");
-            }
-            return versions.into_iter().map(|version| failed(version, why.clone())).collect();
+            let versions = undescribed(&inside).into_iter();
+            return versions.map(|version| failed(version, why.clone())).collect();
         }
     };
     described.notes.extend([notes_on_name(name), misplaced::in_folder(&inside)].concat());
+    inside.retain(|(version, path)| is_number(version) && may_be_folder(path));
     if described.tritons {
         // Triton passes them over, and serves the others.
-        inside.retain(|(version, path)| {
-            let passed_over = is_padded(version) && may_be_folder(path);
-            if passed_over {
-                described
-                    .notes
-                    .push(format!("the folder {version} is passed over: a version has no leading zeros"));
-            }
-            !passed_over
-        });
+        for (version, _) in inside.extract_if(.., |(version, _)| is_padded(version)) {
+            let passed_over = format!("the folder {version} is passed over: a version has no leading zeros");
+            described.notes.push(passed_over);
+        }
     }
-    let mut found = Vec::new();
-    let mut add = |version: &str, path: PathBuf| {
-        let Described { manifest, labels, output_labels, mut notes, .. } = described.clone();
-        notes.extend(misplaced::in_version(folder, version));
-        let bytes = match manifest.engine {
-            Engine::Onnx => model_bytes(&path),
-            Engine::GaussMle(_) => file_bytes(&path),
-        };
-        let source = bytes.map(|bytes| Source {
-            name: name.to_owned(),
-            version: version.to_owned(),
-            bytes,
-            path,
-            folder: folder.to_owned(),
-            manifest,
-            labels,
-            output_labels,
-            notes,
-            kept: kept.cloned(),
-            expected: Expected::default(),
-        });
-        let (name, version) = (name.to_owned(), version.to_owned());
-        found.push(Found { name, version, source, only_named: false });
+    let served = |version: &str, path: PathBuf| {
+        let mut described = described.clone();
+        described.notes.extend(misplaced::in_version(folder, version));
+        let source = described.source([name, version], folder, path);
+        let source = source.map(|source| Source { kept: kept.cloned(), ..source });
+        Found { name: name.to_owned(), version: version.to_owned(), source, only_named: false }
     };
     let model_file = described.manifest.file.as_deref().unwrap_or(MODEL_FILE);
     let flat = folder.join(model_file);
     let has_flat = look(&flat).map_or(true, |there| there.is_some_and(|metadata| metadata.is_file()));
     if let Engine::GaussMle(_) = described.manifest.engine {
-        if has_flat {
-            let why = format!(
-                "{MANIFEST_FILE} says engine = \"gauss-mle\", which reads no {MODEL_FILE}: remove one of them"
-            );
-            return vec![failed(FLAT_VERSION, why)];
-        }
-        add(FLAT_VERSION, folder.join(MANIFEST_FILE));
-        return found;
+        let why = format!(
+            "{MANIFEST_FILE} says engine = \"gauss-mle\", which reads no {MODEL_FILE}: remove one of them"
+        );
+        return match has_flat {
+            true => vec![failed(FLAT_VERSION, why)],
+            false => vec![served(FLAT_VERSION, folder.join(MANIFEST_FILE))],
+        };
     }
-    let mut mistakes = Vec::new();
-    // With the file of the one that has no folder, or their folders.
-    let mut versions = Vec::new();
-    if has_flat {
-        versions.push((FLAT_VERSION.to_owned(), flat.clone()));
-    }
-    for (version, path) in inside {
-        if !is_number(&version) || !may_be_folder(&path) {
-            continue;
-        }
-        if version.len() > 18 || is_padded(&version) {
-            mistakes.push(failed(
-                &version,
-                format!("version {version:?} must be 1 to 18 digits without leading zeros"),
-            ));
-        } else if has_flat && version == FLAT_VERSION {
-            mistakes.push(failed(
-                "",
-                format!(
-                    "{model_file} and {version}/{model_file} are both version {version}: remove one of them"
-                ),
-            ));
-        } else {
-            versions.push((version, path));
-        }
-    }
-    for version in choose(&described.manifest.versions, &mut versions) {
-        let why = format!("version_policy names it, but there is no folder {version}");
-        mistakes.push(Found { only_named: true, ..failed(&version, why) });
-    }
+    let flat = has_flat.then_some(flat);
+    let wanted = &described.manifest.versions;
+    let (versions, mut mistakes) = versions_of(inside, flat.as_deref(), (model_file, wanted), &failed);
+    let mut found = Vec::new();
     for (version, path) in versions {
-        if path == flat {
-            add(&version, path);
-            continue;
-        }
-        let file = path.join(model_file);
-        match look(&path).and_then(|_| look(&file)) {
-            Ok(Some(metadata)) if metadata.is_file() => add(&version, file),
-            // As in Triton, a network may have a folder of its own, with its external data.
-            Ok(Some(_)) if file.join(MODEL_FILE).is_file() => add(&version, file.join(MODEL_FILE)),
-            Ok(_) => {
-                let but =
-                    instead(&path, model_file).map(|there| format!(", but {there}")).unwrap_or_default();
-                let missing = format!("{version}/{model_file} is missing{but}");
-                let there = misplaced::in_version(folder, &version);
-                mistakes.push(failed(&version, [vec![missing], there].concat().join("; ")));
-            }
+        let file = match flat.as_deref() == Some(&path) {
+            true => Ok(path),
+            false => file_of(folder, &version, &path, model_file),
+        };
+        match file {
+            Ok(file) => found.push(served(&version, file)),
             Err(reason) => mistakes.push(failed(&version, reason)),
         }
     }
@@ -309,6 +230,64 @@ fn scan_as(
         found.push(failed("", [vec![missing], described.notes].concat().join("; ")));
     }
     found
+}
+
+/// The versions in a folder of which nobody can say what is in it. No file is looked for: what it is called, and whether it is one of
+/// ours, only that would say.
+fn undescribed(inside: &[(String, PathBuf)]) -> Vec<&str> {
+    let numbers = inside.iter().filter(|(version, path)| is_number(version) && may_be_folder(path));
+    let mut versions: Vec<&str> = numbers.map(|(version, _)| version.as_str()).collect();
+    let flat = inside.iter().any(|(name, path)| name == MODEL_FILE && !may_be_folder(path));
+    if flat && !versions.contains(&FLAT_VERSION) {
+        versions.push(FLAT_VERSION);
+    } else if versions.is_empty() {
+        versions.push("");
+    }
+    versions
+}
+
+/// The versions that are to be served: the one without a folder, with its file, and the others with theirs. And those that cannot be.
+fn versions_of(
+    folders: Vec<(String, PathBuf)>,
+    flat: Option<&Path>,
+    (model_file, wanted): (&str, &Versions),
+    failed: &dyn Fn(&str, String) -> Found,
+) -> (Vec<(String, PathBuf)>, Vec<Found>) {
+    let mut mistakes = Vec::new();
+    let mut versions: Vec<_> =
+        flat.map(|flat| (FLAT_VERSION.to_owned(), flat.to_owned())).into_iter().collect();
+    for (version, path) in folders {
+        if version.len() > 18 || is_padded(&version) {
+            let why = format!("version {version:?} must be 1 to 18 digits without leading zeros");
+            mistakes.push(failed(&version, why));
+        } else if flat.is_some() && version == FLAT_VERSION {
+            let both = format!("{model_file} and {version}/{model_file} are both version {version}");
+            mistakes.push(failed("", format!("{both}: remove one of them")));
+        } else {
+            versions.push((version, path));
+        }
+    }
+    for version in choose(wanted, &mut versions) {
+        let why = format!("version_policy names it, but there is no folder {version}");
+        mistakes.push(Found { only_named: true, ..failed(&version, why) });
+    }
+    (versions, mistakes)
+}
+
+/// The model file in a version's folder, or why there is none.
+fn file_of(folder: &Path, version: &str, path: &Path, model_file: &str) -> Result<PathBuf, String> {
+    let file = path.join(model_file);
+    look(path)?;
+    match look(&file)? {
+        Some(metadata) if metadata.is_file() => Ok(file),
+        // As in Triton, a network may have a folder of its own, with its external data.
+        Some(_) if file.join(MODEL_FILE).is_file() => Ok(file.join(MODEL_FILE)),
+        _ => {
+            let but = instead(path, model_file).map(|there| format!(", but {there}")).unwrap_or_default();
+            let missing = format!("{version}/{model_file} is missing{but}");
+            Err([vec![missing], misplaced::in_version(folder, version)].concat().join("; "))
+        }
+    }
 }
 
 /// What is to be said of a name that models may have, and had better not.
@@ -344,7 +323,7 @@ fn choose(versions: &Versions, there: &mut Vec<(String, PathBuf)>) -> Vec<String
 }
 
 /// What is said about the model in a folder.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct Described {
     manifest: Manifest,
     labels: Arc<Labels>,
@@ -377,6 +356,28 @@ impl Described {
         }
         let labels = labels(folder, manifest.labels.as_deref())?;
         Ok(Described { labels, output_labels, manifest, notes, tritons: true })
+    }
+
+    /// What it says of a model's version whose file this is.
+    fn source(self, [name, version]: [&str; 2], folder: &Path, path: PathBuf) -> Result<Source, String> {
+        let Described { manifest, labels, output_labels, notes, tritons: _ } = self;
+        let bytes = match manifest.engine {
+            Engine::Onnx => model_bytes(&path)?,
+            Engine::GaussMle(_) => file_bytes(&path)?,
+        };
+        Ok(Source {
+            name: name.to_owned(),
+            version: version.to_owned(),
+            path,
+            folder: folder.to_owned(),
+            manifest,
+            labels,
+            output_labels,
+            bytes,
+            notes,
+            kept: None,
+            expected: Expected::default(),
+        })
     }
 }
 

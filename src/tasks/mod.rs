@@ -8,6 +8,7 @@
 //!   beside; [`nms`] thins them out, those that are turned as a [`quad`].
 //! - [`segment`]: class maps to a [`mask`] of the posted image's size, with its PNG and run-length renderings.
 //! - [`image`]: an output that is a [`picture`], with its PNG and TIFF renderings.
+//! - `planes`: where rows, columns and channels lie in an output that is a map of the image.
 //! - [`embed`]: a vector.
 //! - [`labels`]: class names.
 //! - [`localize`]: tables of fitted spots to files, streams and pictures.

@@ -235,43 +235,44 @@ impl Segment {
             }
             _ => of_item(shape).ok_or_else(|| wrong_shape(name, shape, SHAPE))?,
         };
-        let first = Reading::First { classes: a, height: b, width: c };
-        let last = Reading::Last { height: a, width: b, classes: c };
-        let of_image = |height, width| input.is_some_and(|input| is_of_image(input, height, width));
-        let reading = match self.layout {
-            Some(Layout::Nchw) => first,
-            Some(Layout::Nhwc) => last,
-            None if !labels.is_empty() && a == Dim::Fixed(labels.len()) && a != c => first,
-            None if !labels.is_empty() && c == Dim::Fixed(labels.len()) && a != c => last,
-            None => match (a, c) {
-                (Dim::Fixed(1), _) => first,
-                (_, Dim::Fixed(1)) => last,
-                _ if of_image(b, c) != of_image(a, b) => {
-                    if of_image(b, c) {
-                        first
-                    } else {
-                        last
-                    }
-                }
-                // Where neither is the image, nor both: a square beside another extent.
-                _ if b == c && a != b => first,
-                _ if a == b && b != c => last,
-                (Dim::Fixed(_), Dim::Free) => first,
-                (Dim::Free, Dim::Fixed(_)) => last,
-                _ => return Err(both_ways(name, shape, "segment.layout")),
-            },
-        };
-        // One channel of integers is classes, not scores.
-        Ok(match reading {
-            Reading::First { classes: Dim::Fixed(1), height, width }
-            | Reading::Last { height, width, classes: Dim::Fixed(1) }
-                if integers =>
-            {
-                Reading::Given { height, width }
-            }
-            reading => reading,
+        let last = channels_last([a, b, c], self.layout, labels.len(), input)
+            .ok_or_else(|| both_ways(name, shape, "segment.layout"))?;
+        let [classes, height, width] = if last { [c, a, b] } else { [a, b, c] };
+        Ok(match last {
+            // One channel of integers is classes, not scores.
+            _ if integers && classes == Dim::Fixed(1) => Reading::Given { height, width },
+            true => Reading::Last { height, width, classes },
+            false => Reading::First { classes, height, width },
         })
     }
+}
+
+/// Whether the channels of a map of these extents come behind its rows and columns, or before them; nothing where both may be. What is
+/// said comes before what so many labels tell, and that before what the input's size does.
+fn channels_last(
+    [a, b, c]: [Dim; 3],
+    layout: Option<Layout>,
+    labels: usize,
+    input: Option<[u32; 2]>,
+) -> Option<bool> {
+    if let Some(layout) = layout {
+        return Some(layout == Layout::Nhwc);
+    }
+    let has_labels = |channels| labels > 0 && channels == Dim::Fixed(labels) && a != c;
+    let of_image = |height, width| input.is_some_and(|input| is_of_image(input, height, width));
+    Some(match (a, c) {
+        _ if has_labels(a) => false,
+        _ if has_labels(c) => true,
+        (Dim::Fixed(1), _) => false,
+        (_, Dim::Fixed(1)) => true,
+        _ if of_image(b, c) != of_image(a, b) => of_image(a, b),
+        // Where neither is the image, nor both: a square beside another extent.
+        _ if b == c && a != b => false,
+        _ if a == b && b != c => true,
+        (Dim::Fixed(_), Dim::Free) => false,
+        (Dim::Free, Dim::Fixed(_)) => true,
+        _ => return None,
+    })
 }
 
 /// Whether numbers of this type are classes, unless they have an axis for scores.

@@ -1,4 +1,5 @@
-//! When to take a GPU that others use too. Pure: looks and the time come in, decisions come out; no clock, no lock, no NVML.
+//! When to take a GPU that others use too. Pure, but for the two below: looks and the time come in, decisions come out; no clock, no
+//! lock, no NVML.
 //!
 //! A GPU is *contended* when other processes compute on it **and** less than 1.5 times of what our models need is free (or less
 //! than that and what loading leaves free), or more than 90 % of its time is used. Whoever waits takes it when it is not. There is one loop for the three ways to fail: no memory

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     batch::ModelKey,
-    engine::{cuda::headroom_bytes, staging::Memory},
+    engine::{Engine, cuda::headroom_bytes, staging::Memory},
     error::panic_words,
     models::{Files, Manifest, Model, Source},
     status::{Cause, DeviceState},
@@ -80,24 +80,19 @@ impl Devices {
         let load = |(index, hold): &(usize, Arc<Hold>)| self.load_here(*index, hold, &source, &files);
         let loaded = side_by_side(holds.iter().map(|held| || load(held)));
 
-        let mut engines = loaded.iter().flatten().flat_map(|(engines, _)| engines);
-        let Some(first) = engines.next() else {
+        let Some(first) = made(&loaded).next() else {
             let refusals = loaded.into_iter().filter_map(Result::err).collect();
             return Err(self.nowhere(placed, &holds, refusals));
         };
-        // Images are decoded into what the most demanding device likes, which may be away.
-        let memories = std::iter::once(first).chain(engines).map(|engine| engine.memory());
-        let memory = memories.reduce(|one, other| if one.is_pinned() { one } else { other });
-        let away = || placed.on.iter().find_map(|index| self.devices[*index].memory(&self.parts));
-        let memory = memory.filter(Memory::is_pinned).or_else(away).unwrap_or_default();
-        let key = ModelKey(self.next_key.fetch_add(1, Ordering::Relaxed));
         let signature = first.signature().clone();
-        let resolve = |source: &Source| {
+        let memory = self.memory(&loaded, &placed);
+        let key = ModelKey(self.next_key.fetch_add(1, Ordering::Relaxed));
+        let resolve = |source: &Source| -> Result<(Vec<Asked>, Lent), String> {
             let mut model = Model::resolve(key, source, signature.clone(), self.parts.timeout, &memory)?;
             model.may_use_gpu = self.may_use_gpu(&source.manifest);
             Ok((Asked::of(source, &model)?, Arc::new(Arc::new(model))))
         };
-        let prove = |asked: &[Asked], model: &Lent, loaded: Vec<Result<(Engines, Duration), Refusal>>| {
+        let prove = |asked: &[Asked], model: &Lent, loaded: Vec<Made>| {
             side_by_side(holds.iter().zip(loaded).map(|((index, hold), loaded)| {
                 let source = &source;
                 move || {
@@ -108,44 +103,40 @@ impl Devices {
                 }
             }))
         };
-        let give_back = |loaded: Vec<Result<(Engines, Duration), Refusal>>| {
-            for ((_, hold), (engines, _)) in
-                holds.iter().zip(loaded).filter_map(|(held, loaded)| Some((held, loaded.ok()?)))
-            {
-                hold.drop_engines(engines);
-                hold.trim();
-            }
-        };
-        let resolved: Result<(Vec<Asked>, Lent), String> = resolve(&source);
-        let (mut asked, mut model) = match resolved {
-            Ok(resolved) => resolved,
-            Err(reason) => {
-                give_back(loaded);
-                return Err(failed(reason));
-            }
-        };
-        let mut proved = prove(&asked, &model, loaded);
-        let said = model.rules.whole || source.manifest.batch.is_said();
-        let told = proved.iter().flatten().map(|(_, proof, _)| proof);
-        if let Some(why) = not_counted(told, said) {
-            // As if the author had said so.
-            let mut alone = source.clone();
-            alone.manifest.batch.no_axis = Some(true);
-            let again = proved.into_iter().map(|proved| proved.map(|(engines, _, load)| (engines, load)));
-            let again = again.collect();
-            (asked, model) = match resolve(&alone) {
+        let (mut loaded, mut resolving, mut alone) = (loaded, source.clone(), None);
+        let (asked, model, proved) = loop {
+            let (asked, model) = match resolve(&resolving) {
                 Ok(resolved) => resolved,
                 Err(reason) => {
-                    give_back(again);
-                    return Err(failed(format!("{why}: {reason}")));
+                    for ((_, hold), loaded) in holds.iter().zip(loaded) {
+                        if let Ok((engines, _)) = loaded {
+                            give_back(hold, engines);
+                        }
+                    }
+                    return Err(failed(match alone {
+                        Some(why) => format!("{why}: {reason}"),
+                        None => reason,
+                    }));
                 }
             };
-            tracing::warn!(
-                model = source.name,
-                "{why}: each request is a run of its own, as by batch.axis = \"none\""
-            );
-            proved = prove(&asked, &model, again);
-        }
+            if let Some(why) = &alone {
+                tracing::warn!(
+                    model = source.name,
+                    "{why}: each request is a run of its own, as by batch.axis = \"none\""
+                );
+            }
+            let proved = prove(&asked, &model, loaded);
+            let said = model.rules.whole || source.manifest.batch.is_said();
+            let told = proved.iter().flatten().map(|(_, proof, _)| proof);
+            match not_counted(told, said).filter(|_| alone.is_none()) {
+                None => break (asked, model, proved),
+                why => alone = why,
+            }
+            // Once more, as if the author had said so.
+            resolving.manifest.batch.no_axis = Some(true);
+            let again = proved.into_iter().map(|proved| proved.map(|(engines, _, load)| (engines, load)));
+            loaded = again.collect();
+        };
         if proved.iter().all(Result::is_err) {
             let refusals = proved.into_iter().filter_map(Result::err).collect();
             return Err(self.nowhere(placed, &holds, refusals));
@@ -171,6 +162,13 @@ impl Devices {
         Ok(Loading { on: on.collect(), model: Arc::clone(&model) })
     }
 
+    /// What images for a model are decoded into: what the most demanding of its devices likes, which may be away.
+    fn memory(&self, loaded: &[Made], placed: &Placed) -> Memory {
+        let there = made(loaded).map(|engine| engine.memory()).find(Memory::is_pinned);
+        let away = || placed.on.iter().find_map(|index| self.devices[*index].memory(&self.parts));
+        there.or_else(away).unwrap_or_default()
+    }
+
     /// Makes a model's engines on a device that has room for them, and tells how long that took. What other files have become
     /// meanwhile is not served: devices that have the model already go on with what these were.
     fn load_here(
@@ -179,7 +177,7 @@ impl Devices {
         hold: &Hold,
         source: &Source,
         files: &Files,
-    ) -> Result<(Engines, Duration), Refusal> {
+    ) -> Made {
         let started = Instant::now();
         files.check().map_err(Refusal::Files)?;
         self.check_room(index, hold, source)?;
@@ -187,8 +185,7 @@ impl Devices {
         if let Err(reason) = files.check() {
             // Why it could not be loaded, or what was loaded instead.
             if let Ok(engines) = loaded {
-                hold.drop_engines(engines);
-                hold.trim();
+                give_back(hold, engines);
             }
             return Err(Refusal::Files(reason));
         }
@@ -225,8 +222,7 @@ impl Devices {
             // Of what cannot stay as well, so that it need not be tried to find that out.
             self.book.learn(index, &gpu.name, source, footprint);
             if let Err(no) = footprint.check(source.manifest.placement.memory_bytes_max) {
-                hold.drop_engines(engines);
-                hold.trim();
+                give_back(hold, engines);
                 return Err(match no {
                     NoRoom::Now(reason) => Refusal::Room(reason),
                     NoRoom::Ever(reason) => Refusal::TooLarge(reason),
@@ -293,8 +289,7 @@ impl Devices {
                 let (engines, proof) =
                     self.prove_here(index, hold, &served.source, &served.model, &served.asked, engines)?;
                 if let Err(why) = proof.counts {
-                    hold.drop_engines(engines);
-                    hold.trim();
+                    give_back(hold, engines);
                     return Err(Refusal::Failed(format!("{why}, unlike elsewhere")));
                 }
                 Ok((engines, proof, load))
@@ -324,6 +319,20 @@ impl Devices {
         }
         short.filter(|_| self.has_none(index)).map_or_else(|| self.check_in_vain(index, hold), Err)
     }
+}
+
+/// A model's engines on one device and how long it took to make them.
+type Made = Result<(Engines, Duration), Refusal>;
+
+/// All that were made.
+fn made(loaded: &[Made]) -> impl Iterator<Item = &Box<dyn Engine + Send>> {
+    loaded.iter().flatten().flat_map(|(engines, _)| engines)
+}
+
+/// Gives back what engines took that are not to serve.
+fn give_back(hold: &Hold, engines: Engines) {
+    hold.drop_engines(engines);
+    hold.trim();
 }
 
 /// Gives back what a model took that could not be loaded. Where too little memory was the reason, it tells how much there is.

@@ -104,9 +104,8 @@ impl Devices {
 
     /// Whether a model of this name is listed with why it does not serve, and in no other way.
     pub fn lists_none_that_serves(&self, name: &str) -> bool {
-        let listed = self.parts.catalog.list();
-        let mut named = listed.iter().filter(|entry| &*entry.name == name).peekable();
-        named.peek().is_some() && named.all(|entry| matches!(entry.state, State::Unavailable(_)))
+        let listed = self.parts.catalog.entries(name);
+        !listed.is_empty() && listed.iter().all(|entry| matches!(entry.state, State::Unavailable(_)))
     }
 
     /// Whether a model of this name is listed, or serves who has begun with it.
@@ -131,8 +130,8 @@ impl Devices {
                 self.leave(model);
             }
         }
-        for entry in self.parts.catalog.list() {
-            if &*entry.name == name && goes(&entry.version) {
+        for entry in self.parts.catalog.entries(name) {
+            if goes(&entry.version) {
                 self.parts.catalog.remove(name, &entry.version);
                 self.parts.metrics.model(name).remove_version(&entry.version);
             }
@@ -150,10 +149,9 @@ impl Devices {
     }
 
     fn serving(&self, name: &str, version: Option<&str>) -> Vec<Arc<Model>> {
-        let mut models = self.parts.catalog.ready();
-        models
-            .retain(|model| &*model.name == name && version.is_none_or(|version| version == &*model.version));
-        models
+        let entries = self.parts.catalog.entries(name);
+        let asked = entries.iter().filter(|of| version.is_none_or(|version| version == &*of.version));
+        asked.filter_map(|of| of.state.model().cloned()).collect()
     }
 
     pub(super) fn leave(&self, model: Arc<Model>) {

@@ -82,7 +82,7 @@ impl ChildEngine {
         let ask = Ask::Rest { engine: self.number, forgets };
         let rested = self.asks().ask(&ask, &Copies::default(), Held::default());
         match rested.and_then(Ticket::wait).map(|reply| reply.answer) {
-            Ok(Answer::Done { device_bytes }) => self.standing.lock().device_bytes = device_bytes,
+            Ok(Answer::Rested(standing)) => *self.standing.lock() = standing,
             Ok(other) => tracing::warn!(error = %unexpected(&other), "an idle engine keeps its memory"),
             Err(error) => tracing::warn!(%error, "an idle engine keeps its memory"),
         }
@@ -122,7 +122,7 @@ impl Engine for ChildEngine {
     fn equip(&mut self, ends: &Ends) -> Result<(), EngineError> {
         let ask = Ask::Equip { engine: self.number, ends: ends.clone() };
         match self.asks().ask(&ask, &Copies::default(), Held::default()).and_then(Ticket::wait)?.answer {
-            Answer::Done { .. } => Ok(()),
+            Answer::Done => Ok(()),
             other => Err(unexpected(&other)),
         }
     }

@@ -1,6 +1,7 @@
 //! The socket between a parent and a child: messages of one size, whole or not at all.
 //!
-//! A message says where in the shared memory the rest is, or in the memory that comes with it. Sockets that keep messages apart need no
+//! A message says where in the shared memory the rest is, or in the memory that comes with it. Both sides are of one build, which the
+//! first thing that is asked makes sure of. Sockets that keep messages apart need no
 //! lock: any thread sends.
 
 use rustix::{
@@ -18,15 +19,12 @@ use std::{
     os::fd::{BorrowedFd, OwnedFd},
 };
 
-/// Grows with every change of what messages or what they point to mean.
-pub(super) const PROTOCOL: u32 = 5;
-
 /// Bytes of a message.
 const MESSAGE: usize = 32;
 
 /// What a message is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
+#[repr(u64)]
 pub(super) enum Kind {
     /// From the parent: something to do. Each has one answer.
     Ask = 1,
@@ -51,32 +49,22 @@ pub(super) struct Message {
 impl Message {
     fn encode(&self) -> [u8; MESSAGE] {
         let mut bytes = [0; MESSAGE];
-        bytes[..4].copy_from_slice(&PROTOCOL.to_le_bytes());
-        bytes[4..8].copy_from_slice(&(self.kind as u32).to_le_bytes());
-        for (chunk, number) in
-            bytes[8..].as_chunks_mut::<8>().0.iter_mut().zip([self.id, self.offset, self.bytes])
-        {
+        let numbers = [self.kind as u64, self.id, self.offset, self.bytes];
+        for (chunk, number) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(numbers) {
             *chunk = number.to_le_bytes();
         }
         bytes
     }
 
     fn decode(bytes: &[u8; MESSAGE]) -> Result<Message, String> {
-        let half = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        if half(0) != PROTOCOL {
-            return Err(format!(
-                "the other side speaks version {} of the protocol, this one {PROTOCOL}",
-                half(0)
-            ));
-        }
-        let kind = match half(4) {
+        let (chunks, _) = bytes.as_chunks::<8>();
+        let [kind, id, offset, bytes] = [0, 1, 2, 3].map(|index| u64::from_le_bytes(chunks[index]));
+        let kind = match kind {
             1 => Kind::Ask,
             2 => Kind::Answer,
             3 => Kind::Taken,
             other => return Err(format!("a message of kind {other}, which is none")),
         };
-        let [id, offset, bytes] =
-            [0, 1, 2].map(|index| u64::from_le_bytes(bytes[8..].as_chunks::<8>().0[index]));
         Ok(Message { kind, id, offset, bytes })
     }
 }
@@ -176,11 +164,11 @@ mod tests {
     }
 
     #[test]
-    fn another_version_of_the_protocol_is_refused() {
+    fn a_message_of_no_kind_is_refused() {
         let mut bytes = Message { kind: Kind::Taken, id: 1, offset: 2, bytes: 3 }.encode();
         assert!(Message::decode(&bytes).is_ok());
         bytes[0] ^= 0x40;
-        let why = Message::decode(&bytes).expect_err("another version");
-        assert!(why.contains("version 69 of the protocol, this one 5"), "{why}");
+        let why = Message::decode(&bytes).expect_err("no kind");
+        assert!(why.contains("a message of kind 67, which is none"), "{why}");
     }
 }

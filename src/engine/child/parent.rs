@@ -403,7 +403,7 @@ impl Asks {
                 };
                 outputs.iter().map(output).collect::<Result<_, String>>().map_err(wrong)?
             }
-            Answer::Done { .. } | Answer::Loaded { .. } | Answer::Memory { .. } => Vec::new(),
+            Answer::Done | Answer::Rested(_) | Answer::Loaded { .. } | Answer::Memory { .. } => Vec::new(),
         };
         Ok(Reply { answer, outputs })
     }

@@ -50,9 +50,9 @@ impl Seated {
     }
 
     /// Has the engine go, which answers `id` by itself: nobody else need wait for it.
-    pub(super) fn leave(mut self, id: u64, words: Words) -> bool {
+    pub(super) fn leave(mut self, id: u64, words: Words, unload: Ask) {
         drop(self.thread.take());
-        self.tell(id, words, Ask::Unload { engine: 0 })
+        self.tell(id, words, unload);
     }
 }
 
@@ -98,9 +98,7 @@ impl Seat<'_> {
                     desk.answer(id, seat.camera(&words, camera, [height, width], &maps));
                 }
                 Ask::Equip { ends, .. } => {
-                    let equipped = seat.engine.equip(&ends);
-                    let device_bytes = seat.engine.device_bytes();
-                    desk.answer(id, equipped.map(|()| Answer::Done { device_bytes }));
+                    desk.answer(id, seat.engine.equip(&ends).map(|()| Answer::Done));
                 }
                 Ask::Start { inputs, setting, reduced, .. } => {
                     let begun = seat.begin(&words, &inputs, setting.as_ref(), reduced);
@@ -112,11 +110,11 @@ impl Seat<'_> {
                         true => seat.engine.forget(),
                         false => seat.engine.rest(),
                     }
-                    desk.answer(id, Ok(Answer::Done { device_bytes: seat.engine.device_bytes() }));
+                    desk.answer(id, Ok(Answer::Rested(Standing::of(&*seat.engine))));
                 }
                 Ask::Unload { .. } => {
                     drop(seat);
-                    return desk.answer(id, Ok(Answer::Done { device_bytes: 0 }));
+                    return desk.answer(id, Ok(Answer::Done));
                 }
                 other => tracing::error!(?other, "not for an engine"),
             }
@@ -152,7 +150,7 @@ impl Seat<'_> {
             self.cameras.remove(0);
         }
         self.cameras.push((id, Arc::new(Camera::of_maps(size, maps))));
-        Ok(Answer::Done { device_bytes: self.engine.device_bytes() })
+        Ok(Answer::Done)
     }
 
     fn start(&mut self, id: u64, begun: Result<Flight, EngineError>) {

@@ -60,7 +60,7 @@ pub fn serve(socket: OwnedFd) -> Result<(), String> {
             return Ok(());
         }
     };
-    desk.answer(message.id, Ok(Answer::Done { device_bytes: 0 }));
+    desk.answer(message.id, Ok(Answer::Done));
     let served = attend(&desk, &place.place);
     // What pins the region goes before it, and the context last.
     drop(place);
@@ -182,9 +182,9 @@ fn listen<'a>(desk: &Arc<Desk>, place: &'a Place, send: &dyn Fn(u64, Errand<'a>)
                     Ask::Canary => send(id, Box::new(|| canary(place))),
                     Ask::Unload { engine } => {
                         if let Some(seated) = engines.remove(&engine) {
-                            seated.leave(id, words);
+                            seated.leave(id, words, ask);
                         } else {
-                            send(id, Box::new(|| Ok(Answer::Done { device_bytes: 0 })));
+                            send(id, Box::new(|| Ok(Answer::Done)));
                         }
                     }
                     Ask::Equip { engine, .. }
@@ -220,7 +220,7 @@ fn trim(place: &Place) -> Result<Answer, EngineError> {
             context.trim()?;
         }
     }
-    Ok(Answer::Done { device_bytes: 0 })
+    Ok(Answer::Done)
 }
 
 fn canary(place: &Place) -> Result<Answer, EngineError> {
@@ -231,7 +231,7 @@ fn canary(place: &Place) -> Result<Answer, EngineError> {
             cuda::canary(context)?;
         }
     }
-    Ok(Answer::Done { device_bytes: 0 })
+    Ok(Answer::Done)
 }
 
 /// Ends this process now, without giving anything back.

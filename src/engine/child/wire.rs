@@ -65,7 +65,8 @@ pub(super) struct Open {
 /// What a child answers, where it is no error.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
-    Done { device_bytes: u64 },
+    Done,
+    Rested(Standing),
     Loaded { signature: Signature, depth: usize, standing: Standing },
     Landed { outputs: Vec<TensorAt>, standing: Standing },
     Memory { free: u64, total: u64 },

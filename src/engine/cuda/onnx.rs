@@ -4,8 +4,9 @@
 //! Inputs, and those outputs whose shapes follow from the inputs', have memory on the device that is made for each batch size
 //! once (`bucket`); pixels are copied to memory of their own, and made numbers there by a kernel (`pixels`). Another reduces an
 //! output before it leaves the device (`reduced`); `launch` is their order, `graphs` what of it is replayed (of which networks by itself,
-//! `recordable`), and `met` what is known of shapes that came. ONNX Runtime takes the rest from an arena of its own, which grows with the first batch of a size; what it
-//! takes is seen in what is free on the device then.
+//! `recordable`), and `met` what is known of shapes that came. What a batch has while it is on its way is a `place`, what of it is
+//! to come back a `flight`; what an engine without work gives back is in `idle`. ONNX Runtime takes the rest from an arena of its own,
+//! which grows with the first batch of a size; what it takes is seen in what is free on the device then.
 //!
 //! Bindings go before the session, and that before the stream that it was made with: what ONNX Runtime gives holds the
 //! session, so that whoever has such a thing holds the streams as well.

@@ -1,7 +1,7 @@
 //! Finds spots in camera frames, to be cut out and fitted: the launcher of `kernels/spots.cu`.
 //!
 //! - [`FinderOptions`]: what a spot is. [`SpotFinder`]: holds what is needed for frames of one size, and finds.
-//! - [`RoiBuffer`]: the boxes around spots, as [`super::fit()`] takes them.
+//! - [`RoiBuffer`] (`rois`): the boxes around spots, as [`super::fit()`] takes them.
 //! - [`device`]: what launches on a device take.
 //! - `plan`: what is prepared once for frames of a size, of `weights`; `plane`: memory with a value for each pixel.
 //!

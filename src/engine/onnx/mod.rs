@@ -6,11 +6,11 @@
 //! - `session`: a model file, loaded for a provider, with the files that it names (`external`); `shapes`: what is known of its
 //!   outputs before a run; `placement`: which node runs where; `ending`: whether an output is of probabilities; `operators`: which
 //!   there are in a file; `threads`: what shares its operators; `axes`: which axis is named for the channels;
-//!   `fields`: how those that read a model file themselves go through it.
+//!   `fields`: how those that read a model file themselves go through it; `skeleton`: the messages that they pass on the way.
 //! - `value`: tensors in and out of it without a copy; `binding`: the same with memory of a device.
 //! - [`report_nothing`]: it sends no reports.
-//! - `libraries`: whether it can run models on a GPU here; `version`: whether it is new enough to replay what was recorded there; `failure`: whose fault a failed run is; `idle`: memory that an idle model
-//!   gives back; `under_way`: what ends a run.
+//! - `libraries`: whether it can run models on a GPU here; `version`: whether it is new enough to replay what was recorded there;
+//!   `failure`: whose fault a failed run is; `idle`: memory that an idle model gives back; `under_way`: what ends a run.
 
 pub(crate) mod axes;
 pub(super) mod binding;

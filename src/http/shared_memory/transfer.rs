@@ -6,7 +6,7 @@ use super::{
         accept::Peer,
         admission::charged,
         call::Call,
-        origin, repository,
+        control, origin,
         wire::{
             binary,
             reply::Output,
@@ -47,7 +47,7 @@ impl Caller {
     /// By what came with a request. A page of others may not have a browser use regions, no more than register them.
     pub(crate) fn of(front: &Front, extensions: &Extensions, headers: &HeaderMap, uri: &Uri) -> Caller {
         Caller(front.shared_memory.is_on().then(|| {
-            repository::known(front, extensions.get::<Peer>(), headers)?;
+            control::known(front, extensions.get::<Peer>(), headers)?;
             let token = front.admin_token.is_some();
             origin::own_page(&Method::POST, uri, headers, token)
                 .map_err(|why| InferError::Forbidden(why.to_owned()))

@@ -54,7 +54,7 @@ pub(super) fn flatten<'a, T: Sample>(
 }
 
 /// A sample of 8 or 16 bits.
-pub(super) trait Sample: Pod + Default + PartialEq + Into<u32> {
+pub(in crate::image) trait Sample: Pod + Default + PartialEq + Into<u32> {
     const WHITE: u32;
     /// A pixel of one channel, as the library for resizing has it.
     type Gray: PixelTrait;

@@ -6,6 +6,11 @@
 //! push(bytes) → store (what may still be needed) → contiguous or tiff (where the next frame lies) → page (its samples)
 //! ```
 //!
+//! `reader` drives these. A `store` has what memory may not hold in a file (`spill`). `tiff` follows the chain of directories: a
+//! `directory` has `tags`, of which those that describe the stack (`wanted`) are read by `describe` and `ome`; `page` unpacks strips and
+//! tiles (`packing`) as far as `swelling` lets it. `npy` has the header of such an array, `samples` the types of both, and `error` why a
+//! stack did not become frames.
+//!
 //! # What is read
 //!
 //! - **TIFF and BigTIFF** of either byte order, grey, in strips or tiles; integers of 8 to 64 bits and floats of 16 to 64;

@@ -1,6 +1,6 @@
 //! What a TIFF page holds, and its conversion into grey or RGB: palettes, packed bits, planes, inks, luma and chroma.
 
-use super::super::{Orientation, Samples};
+use super::super::{Orientation, Samples, preprocess::Sample};
 
 /// How the samples of a page are to be read.
 #[derive(Debug, Clone, PartialEq)]
@@ -111,7 +111,7 @@ impl Page {
     pub(super) fn convert(&self, raw: Samples) -> Samples {
         match raw {
             Samples::U8(raw) => Samples::U8(self.convert_u8(raw)),
-            Samples::U16(raw) => Samples::U16(self.convert_any(self.arrange(raw), u32::from(u16::MAX))),
+            Samples::U16(raw) => Samples::U16(self.convert_any(self.arrange(raw))),
         }
     }
 
@@ -140,7 +140,7 @@ impl Page {
                 let (pixels, _) = raw.as_chunks::<3>();
                 pixels.iter().copied().flat_map(rgb_from_ycbcr).collect()
             }
-            _ => self.convert_any(raw, u32::from(u8::MAX)),
+            _ => self.convert_any(raw),
         }
     }
 
@@ -167,7 +167,8 @@ impl Page {
         indices.iter().flat_map(|&index| [0, 1, 2].map(|c| channel(c, index))).collect()
     }
 
-    fn convert_any<T: Sample>(&self, raw: Vec<T>, white: u32) -> Vec<T> {
+    fn convert_any<T: Sample>(&self, raw: Vec<T>) -> Vec<T> {
+        let white = T::WHITE;
         match self.kind {
             Kind::Cmyk => {
                 let (pixels, _) = raw.as_chunks::<4>();
@@ -177,41 +178,23 @@ impl Page {
                 };
                 pixels.iter().flat_map(|&[c, m, y, k]| [c, m, y].map(|ink| light(ink, k))).collect()
             }
-            Kind::GrayAlpha if self.premultiplied => unmultiply::<T, 2>(raw, white),
-            Kind::Rgba if self.premultiplied => unmultiply::<T, 4>(raw, white),
+            Kind::GrayAlpha if self.premultiplied => unmultiply::<T, 2>(raw),
+            Kind::Rgba if self.premultiplied => unmultiply::<T, 4>(raw),
             _ => raw,
         }
     }
 }
 
-/// A sample of 8 or 16 bits.
-trait Sample: Copy + Into<u32> {
-    /// From a number that fits.
-    fn from_u32(value: u32) -> Self;
-}
-
-impl Sample for u8 {
-    fn from_u32(value: u32) -> u8 {
-        value as u8
-    }
-}
-
-impl Sample for u16 {
-    fn from_u32(value: u32) -> u16 {
-        value as u16
-    }
-}
-
 /// Divides colours by alpha, the last of `C` channels.
-fn unmultiply<T: Sample, const C: usize>(mut samples: Vec<T>, white: u32) -> Vec<T> {
+fn unmultiply<T: Sample, const C: usize>(mut samples: Vec<T>) -> Vec<T> {
     let (pixels, _) = samples.as_chunks_mut::<C>();
     for pixel in pixels {
         let alpha: u32 = pixel[C - 1].into();
         for color in &mut pixel[..C - 1] {
             let value: u32 = (*color).into();
-            let value = u64::from(value) * u64::from(white) + u64::from(alpha / 2);
+            let value = u64::from(value) * u64::from(T::WHITE) + u64::from(alpha / 2);
             let value = value.checked_div(u64::from(alpha)).unwrap_or(0);
-            *color = T::from_u32(value.min(u64::from(white)) as u32);
+            *color = T::from_u32(value.min(u64::from(T::WHITE)) as u32);
         }
     }
     samples

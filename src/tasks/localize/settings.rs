@@ -136,9 +136,7 @@ impl Settings {
                 self.set_camera(key, CameraValue::Scalar(number(key, value)?))?;
             }
             "excess_noise" => {
-                let excess = value.parse().ok().filter(|excess| EXCESS_NOISE.contains(excess));
-                let range = format!("a number from {} to {}", EXCESS_NOISE.start(), EXCESS_NOISE.end());
-                self.excess_noise = excess.ok_or_else(|| wrong(&range))?;
+                self.excess_noise = within(key, value, EXCESS_NOISE)?;
                 self.camera = None;
             }
             "corner_px" => {
@@ -160,11 +158,7 @@ impl Settings {
             "photons_min" => self.least = Least::Photons(number(key, value)?),
             "noise_min" => self.least = Least::Noise(number(key, value)?),
             "gradient_min" => self.least = Least::Gradient(number(key, value)?),
-            "radius_px" => {
-                let radius = value.parse().ok().filter(|radius| RADIUS.contains(radius));
-                let range = format!("a number from {} to {}", RADIUS.start(), RADIUS.end());
-                self.radius_px = radius.ok_or_else(|| wrong(&range))?;
-            }
+            "radius_px" => self.radius_px = within(key, value, RADIUS)?,
             "border" => {
                 self.border = match value {
                     "shift" => Border::Shift,
@@ -172,10 +166,7 @@ impl Settings {
                     _ => return Err(wrong(&"shift or drop")),
                 }
             }
-            "spots_max" => {
-                let max = value.parse().ok().filter(|max| (1..=SPOTS_MAX).contains(max));
-                self.spots_max = max.ok_or_else(|| wrong(&format!("a number from 1 to {SPOTS_MAX}")))?;
-            }
+            "spots_max" => self.spots_max = within(key, value, 1..=SPOTS_MAX)?,
             _ => {
                 let keys = KEYS.map(|(_, key)| key).join(", ");
                 return Err(format!("unknown setting {key:?}; there are {keys}"));
@@ -389,6 +380,16 @@ impl Settings {
         });
         Ok(schema)
     }
+}
+
+fn within<T: FromStr + PartialOrd + Display>(
+    key: &str,
+    value: &str,
+    range: RangeInclusive<T>,
+) -> Result<T, String> {
+    let number = value.parse().ok().filter(|number| range.contains(number));
+    let (low, high) = range.into_inner();
+    number.ok_or_else(|| format!("{key} is {value:?}, expected a number from {low} to {high}"))
 }
 
 fn numbers<T: FromStr>(key: &str, value: &str) -> Result<Vec<T>, String> {
