@@ -1,6 +1,6 @@
 //! One inference: by itself, or as a message of a stream.
 
-use super::{around::Arrived, codec, convert};
+use super::{around::Arrived, codec, convert, status};
 use crate::{
     error::InferError,
     http::{
@@ -25,7 +25,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tonic::{Extensions, metadata::MetadataMap};
+use tonic::{Extensions, Status, metadata::MetadataMap};
 
 /// An empty version asks for the highest that can be served.
 pub(super) fn target(model: String, version: String) -> Target {
@@ -38,13 +38,22 @@ pub(super) struct Head {
     extensions: Extensions,
     pub(super) arrived: Instant,
     timeout: Option<Duration>,
+    /// Whether a message of a stream that fails ends it by a status, as the caller has asked.
+    fails_by_status: bool,
 }
 
 impl Head {
     pub(super) fn of(metadata: MetadataMap, extensions: &Extensions) -> Result<Head, InferError> {
         let headers = metadata.into_headers();
         let arrived = extensions.get::<Arrived>().map_or_else(Instant::now, |arrived| arrived.0);
-        Ok(Head { timeout: timeout(&headers)?, headers, extensions: extensions.clone(), arrived })
+        let fails_by_status = headers.get(ERROR_BY_STATUS).is_some_and(|value| value == "true");
+        Ok(Head {
+            timeout: timeout(&headers)?,
+            headers,
+            extensions: extensions.clone(),
+            arrived,
+            fails_by_status,
+        })
     }
 }
 
@@ -129,13 +138,16 @@ pub(super) fn permit_of(
     Ok(Some(Arc::new(permit)))
 }
 
-/// One message of a stream: what failed is told in its place, and the stream goes on.
+/// By this key of a stream's metadata Triton's callers ask for the status of what failed, which is the end of the stream.
+const ERROR_BY_STATUS: &str = "triton_grpc_error";
+
+/// One message of a stream: what failed is told in its place, and the stream goes on, unless its caller wants it to end with that.
 pub(super) async fn stream_answer(
     front: Arc<Front>,
     head: Arc<Head>,
     message: ModelInferRequest,
     permit: Result<Option<Arc<Permit>>, InferError>,
-) -> ModelStreamInferResponse {
+) -> Result<ModelStreamInferResponse, Status> {
     let arrived = Instant::now();
     let (model_name, id) = (message.model_name.clone(), message.id.clone());
     let answer = async {
@@ -145,30 +157,35 @@ pub(super) async fn stream_answer(
         }
     };
     let failed = ModelInferResponse { model_name, id, ..ModelInferResponse::default() };
-    in_its_place(answer, failed).await
+    in_its_place(answer, failed).await.or_else(|(error, failed)| {
+        tracing::info!(error = failed.error_message, "a message of a stream failed");
+        if head.fails_by_status { Err(status::of(&error)) } else { Ok(failed) }
+    })
 }
 
 /// The answer to a message of a stream. One that failed, be it by a panic, is this one with the reason beside it.
+///
+/// # Errors
+/// That one, and why.
 async fn in_its_place(
     answer: impl Future<Output = Result<(ModelInferResponse, HeaderMap), InferError>>,
     failed: ModelInferResponse,
-) -> ModelStreamInferResponse {
+) -> Result<ModelStreamInferResponse, (InferError, ModelStreamInferResponse)> {
     let caught = AssertUnwindSafe(answer).catch_unwind().await;
-    let (reply, error_message) = match caught.unwrap_or_else(|panic| Err(panicked(&panic))) {
+    let told = |reply, error_message| ModelStreamInferResponse { error_message, infer_response: Some(reply) };
+    match caught.unwrap_or_else(|panic| Err(panicked(&panic))) {
         Ok((mut reply, _)) => {
             // Every request has one answer, so each is the last. Triton says so whether or not it is asked to.
             let last = infer_parameter::ParameterChoice::BoolParam(true);
             let last = InferParameter { parameter_choice: Some(last) };
             reply.parameters.insert("triton_final_response".to_owned(), last);
-            (reply, String::new())
+            Ok(told(reply, String::new()))
         }
         Err(error) => {
-            let error = Problem::from(&error).detail;
-            tracing::info!(error, "a message of a stream failed");
-            (failed, error)
+            let why = Problem::from(&error).detail;
+            Err((error, told(failed, why)))
         }
-    };
-    ModelStreamInferResponse { error_message, infer_response: Some(reply) }
+    }
 }
 
 #[cfg(test)]
@@ -179,7 +196,7 @@ mod tests {
     #[tokio::test]
     async fn a_message_of_a_stream_that_panics_is_told_in_its_place_and_says_nothing_of_it() {
         let failed = ModelInferResponse { id: "7".into(), ..ModelInferResponse::default() };
-        let answer = in_its_place(async { panic!("secret") }, failed).await;
+        let (_, answer) = in_its_place(async { panic!("secret") }, failed).await.unwrap_err();
         assert!(!answer.error_message.is_empty() && !answer.error_message.contains("secret"), "{answer:?}");
         let reply = answer.infer_response.expect("one for each");
         assert!(reply.id == "7" && reply.parameters.is_empty(), "{reply:?}");

@@ -192,7 +192,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
                     let kept = permit.as_ref().ok().cloned().flatten();
                     let answer = stream_answer(front, head, message, permit).instrument(span);
                     let answer = AbortOnDropHandle::new(tokio::spawn(answer)).await;
-                    let answer = answer.map_err(|_| Status::internal("a message was not answered"))?;
+                    let answer = answer.map_err(|_| Status::internal("a message was not answered"))??;
                     Ok((answer, kept))
                 }
             })

@@ -312,12 +312,18 @@ fn wanted(
     (outputs, binary_default): &(Vec<Requested>, bool),
     there: &[&str],
 ) -> Result<Vec<Wanted>, InferError> {
+    // Triton answers by name, whatever was asked for first.
+    let in_order = |mut wanted: Vec<Wanted>| {
+        if model.manifest.declared.is_some() {
+            wanted.sort_by_key(|wanted| there[wanted.index]);
+        }
+        wanted
+    };
     if outputs.is_empty() {
         let plain = |index| Wanted { index, binary: *binary_default, classes: None, place: None };
-        let all = (0..there.len()).map(plain);
-        return Ok(all.collect());
+        return Ok(in_order((0..there.len()).map(plain).collect()));
     }
-    outputs
+    let wanted = outputs
         .iter()
         .map(|asked| {
             let index = there.iter().position(|name| *name == asked.name).ok_or_else(|| {
@@ -328,5 +334,6 @@ fn wanted(
             let classes = asked.classification.filter(|k| *k > 0);
             Ok(Wanted { index, binary: asked.binary, classes, place: asked.place.clone() })
         })
-        .collect()
+        .collect::<Result<_, InferError>>()?;
+    Ok(in_order(wanted))
 }

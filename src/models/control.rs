@@ -70,6 +70,8 @@ pub struct Overrides {
     pub items_max: Option<usize>,
     /// Sizes that batches are padded to beside those that there are anyway, in the place of those that were preferred until now.
     pub sizes: Option<Vec<usize>>,
+    /// Whether it says that requests are put together.
+    pub merges: bool,
     /// How long a batch may wait for company, at most 10 s.
     pub wait_max: Option<Duration>,
     /// Instances per device, 1 to 64.
@@ -111,11 +113,16 @@ impl Overrides {
         // What is repeated says nothing of the manifest alone, and which versions there are was decided before there was one.
         let Overrides { items_max, sizes, wait_max, instances, queue, kind, gpus, optimization, .. } = self;
         let batch = &mut manifest.batch;
+        batch.merges |= self.merges;
         if let Some(largest) = items_max.filter(|largest| *largest != batch.largest()) {
             batch.items_max = Some(largest);
             batch.sizes = None;
         }
-        if let Some(preferred) = sizes {
+        // Protocol Buffers' JSON has an empty list where nothing is preferred.
+        if manifest.declared.is_some() && sizes.as_ref().is_some_and(Vec::is_empty) {
+            batch.sizes = None;
+        }
+        if let Some(preferred) = sizes.as_ref().filter(|preferred| !preferred.is_empty()) {
             let largest = batch.largest();
             let now = batch.sizes.clone().unwrap_or_else(|| powers_of_two(largest));
             // A configuration of Triton's has no others than the usual ones and those that it prefers.
@@ -376,6 +383,10 @@ mod tests {
             overrides.apply(&mut manifest, false).map(|()| manifest)
         };
         assert_eq!(changed(Overrides::default()), Ok(manifest()));
+        // No sizes are preferred.
+        let mut none = Manifest::parse("[batch]\nitems_max = 4").expect("fine");
+        Overrides { sizes: Some(Vec::new()), ..Overrides::default() }.apply(&mut none, false).expect("fine");
+        assert_eq!(none.batch.sizes, None);
         let larger = changed(Overrides { items_max: Some(12), ..Overrides::default() }).expect("fine");
         assert_eq!((larger.batch.items_max, larger.batch.sizes), (Some(12), None));
         assert_eq!((larger.priority, larger.batch.wait_max), (3, Duration::from_millis(7)));

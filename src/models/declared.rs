@@ -186,7 +186,10 @@ impl Declared {
         wrong: &mut Vec<String>,
     ) -> Vec<TensorSpec> {
         if declared.is_empty() {
-            return file.to_vec();
+            // As Triton's backend completes a configuration.
+            let mut by_name = file.to_vec();
+            by_name.sort_by(|a, b| a.name.cmp(&b.name));
+            return by_name;
         }
         let there = file.iter().map(shown).collect::<Vec<_>>().join(", ");
         let mut seen = Vec::with_capacity(declared.len());

@@ -289,12 +289,24 @@ pub struct BatchLimits {
     pub wait_max: Duration,
     /// Share of device time.
     pub weight: f64,
+    /// Whether sizes are those of batches that requests are put together to. Those of a `config.pbtxt` without `dynamic_batching` are not:
+    /// Triton runs each request alone then.
+    pub merges: bool,
 }
 
 impl BatchLimits {
-    /// Whether the author says whether, or how far, it may be batched.
+    /// Whether the author says whether, or how far, requests may be put together.
     pub fn is_said(&self) -> bool {
-        self.no_axis.is_some() || self.items_max.is_some() || self.sizes.is_some()
+        self.no_axis.is_some() || (self.merges && self.has_sizes())
+    }
+
+    /// Whether the author says how many items a request may have, and nothing of requests that are put together.
+    pub fn is_of_requests(&self) -> bool {
+        !self.merges && self.has_sizes()
+    }
+
+    fn has_sizes(&self) -> bool {
+        self.items_max.is_some() || self.sizes.is_some()
     }
 
     /// Items of the largest batch, for models that take any.

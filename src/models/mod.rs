@@ -113,9 +113,9 @@ pub struct Model {
     /// How it treats its first axis: what the signature says, and `Whole` where the task or the image knows better (a
     /// detector whose free first axis counts boxes, a free height).
     pub batching: Batching,
-    /// Of a model of strings whose first axis counts items: how many a request should have, for clients that ask. They run request by
-    /// request.
-    pub strings_max: Option<usize>,
+    /// Of a model that runs request by request though its first axis counts items (one of strings; one of a `config.pbtxt` without
+    /// `dynamic_batching` whose items do not run each for itself): how many a request should have, for clients that ask.
+    pub alone_max: Option<usize>,
     /// What its engines do beside running its network.
     pub ends: Ends,
     /// What its outputs mean.

@@ -80,11 +80,17 @@ impl Model {
         let declared_whole = manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
         // What its author says about batches is believed.
         let operators = if manifest.batch.is_said() { None } else { operators::of(&source.path) };
-        let sorts_out_boxes = || sorts_out_boxes(source, &signature, operators.as_ref());
-        let no_axis = side || declared_whole || manifest.batch.no_axis.unwrap_or_else(sorts_out_boxes);
+        let alone = || {
+            sorts_out_boxes(source, &signature, operators.as_ref())
+                || quantizes_requests(source, operators.as_ref())
+        };
+        let alone = manifest.batch.no_axis.unwrap_or_else(alone);
+        // Then its first axis counts items all the same.
+        let as_requests = alone && manifest.batch.is_of_requests();
+        let no_axis = side || declared_whole || (alone && !as_requests);
         let can_batch = !no_axis && task.can_batch(&signature);
-        let (batching, strings_max) = batching(manifest, &signature, can_batch);
-        let rules = rules(manifest, batching, &signature)?;
+        let (batching, alone_max) = batching(manifest, &signature, can_batch, as_requests);
+        let rules = rules(manifest, batching, alone_max, &signature)?;
         if rules.sizes == [1] && rules.wait_max > Duration::ZERO {
             if manifest.declared.is_none() {
                 return Err(
@@ -122,7 +128,7 @@ impl Model {
             takes,
             ends,
             batching,
-            strings_max,
+            alone_max,
             task,
             labels: Arc::clone(&source.labels),
             output_labels: source.output_labels.clone(),
@@ -189,24 +195,44 @@ fn unsaid_threshold(task: &Task, signature: &Signature, source: &Source) -> Opti
 /// were traced with, and give nothing for the others, which passes with zeros do not show.
 fn sorts_out_boxes(source: &Source, signature: &Signature, operators: Option<&Operators>) -> bool {
     let Source { manifest, name, version, .. } = source;
-    let may_be = manifest.declared.is_none() && signature.batching() == Batching::Dynamic;
+    let declared_whole = manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
+    let may_be = !declared_whole && signature.batching() == Batching::Dynamic;
     let found = may_be && operators.is_some_and(operators::suppresses);
     if found {
         tracing::warn!(
             model = name,
             version,
             "the network sorts out boxes itself (NonMaxSuppression), which many exports do for the first picture alone: each request \
-             is a run of its own; batch.axis = \"items\" says that it does so for each"
+             is a run of its own; batch.axis = \"items\" (in a config.pbtxt dynamic_batching) says that it does so for each"
         );
     }
     found
 }
 
-/// How it treats its first axis, where that may count items at all; and of one that takes requests whole for its strings alone, how many
-/// rows one may have.
-fn batching(manifest: &Manifest, signature: &Signature, can_batch: bool) -> (Batching, Option<usize>) {
+/// Whether a network takes scales over all rows that it is given, while its author says nothing of requests that are put together.
+fn quantizes_requests(source: &Source, operators: Option<&Operators>) -> bool {
+    let found = source.manifest.batch.is_of_requests() && operators.is_some_and(operators::quantizes);
+    if found {
+        tracing::info!(
+            model = source.name,
+            version = source.version,
+            "the network is quantized as it runs, by what all rows hold, and its config.pbtxt has no dynamic_batching: each request is a \
+             run of its own"
+        );
+    }
+    found
+}
+
+/// How it treats its first axis, where that may count items at all; and of one that takes requests whole although it does (for its
+/// strings, or since they are to be `alone`), how many rows one may have.
+fn batching(
+    manifest: &Manifest,
+    signature: &Signature,
+    can_batch: bool,
+    alone: bool,
+) -> (Batching, Option<usize>) {
     let own = if can_batch { signature.batching() } else { Batching::Whole };
-    if own != Batching::Dynamic || !has_strings(signature) {
+    if own != Batching::Dynamic || !(alone || has_strings(signature)) {
         return (own, None);
     }
     let items_max = manifest.declared.as_ref().and_then(|declared| declared.items_max);
@@ -238,11 +264,16 @@ fn has_strings(signature: &Signature) -> bool {
 }
 
 /// Batch sizes as set, or powers of two up to the largest; only 1 for a model that does not batch.
-fn rules(manifest: &Manifest, batching: Batching, signature: &Signature) -> Result<Rules, String> {
+fn rules(
+    manifest: &Manifest,
+    batching: Batching,
+    alone_max: Option<usize>,
+    signature: &Signature,
+) -> Result<Rules, String> {
     let asked = &manifest.batch;
     let largest = match &asked.sizes {
         // Declared sizes are those of requests, which such a model takes as they come.
-        _ if manifest.declared.is_some() && has_strings(signature) => None,
+        _ if manifest.declared.is_some() && (alone_max.is_some() || has_strings(signature)) => None,
         Some(sizes) => sizes.last().copied(),
         None => asked.items_max,
     };

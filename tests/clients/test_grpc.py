@@ -507,6 +507,20 @@ def test_a_stream_answers_in_order_and_goes_on_after_an_error(server):
     assert answers.empty()
 
 
+def test_a_stream_ends_by_the_status_of_what_failed_where_its_caller_asks_for_that(server):
+    answers = queue.Queue()
+    with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        client.start_stream(lambda result, error: answers.put((result, error)), headers={"triton_grpc_error": "true"})
+        for name in ("x", "z", "x"):
+            client.async_stream_infer("identity", [tensor(name, ONES)])
+        result, error = answers.get(timeout=SECONDS)
+        assert error is None and (result.as_numpy("y") == ONES).all()
+        result, error = answers.get(timeout=SECONDS)
+        assert result is None and "INVALID_ARGUMENT" in error.status() and "no input" in error.message(), error
+        client.stop_stream()
+    assert answers.empty(), "it has ended"
+
+
 def test_a_stream_tells_which_request_failed(stub):
     requests_ = [message("nothing", "x", ONES, id="a"), message("identity", "x", ONES, id="b")]
     first, second = stub.ModelStreamInfer(iter(requests_), timeout=SECONDS)

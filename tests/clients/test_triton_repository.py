@@ -103,6 +103,71 @@ def write(folder, name, graph, config):
     (folder / name / "config.pbtxt").write_text(config)
 
 
+MIXING = {
+    # Each row less the mean of all: zeros for whoever is alone.
+    "mean": ([("ReduceMean", ["x"], ["mean"], {"axes": [0]}), ("Sub", ["x", "mean"], ["y"], {})]),
+    # The scale is that of the largest number.
+    "quantized": (
+        [("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"], {}), ("DequantizeLinear", ["q", "scale", "zero"], ["y"], {})]
+    ),
+    "each": ([("Neg", ["x"], ["y"], {})]),
+}
+SIDES = """max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }
+"""
+
+
+def test_without_dynamic_batching_requests_are_put_together_only_if_that_changes_nothing(start_server, tmp_path):
+    kind, shape = make_models.TYPES["FP32"], ["N", 4]
+    for name, nodes in MIXING.items():
+        graph = make_models.Graph()
+        graph.nodes = [make_models.helper.make_node(op, given, made, **said) for op, given, made, said in nodes]
+        file = graph.bytes(name, [("x", kind, shape)], [("y", kind, shape)])
+        write(tmp_path, name, file, SIDES)
+        write(tmp_path, name + "-merged", file, SIDES + "dynamic_batching { }")
+    server = start_server(tmp_path)
+    with triton.InferenceServerClient(f"127.0.0.1:{server.port}", concurrency=8) as client:
+        configs = {name: client.get_model_config(name) for name in [m + end for m in MIXING for end in ("", "-merged")]}
+        assert {config["max_batch_size"] for config in configs.values()} == {8}, configs
+        # What it says is that requests are put together.
+        merged = {name for name, config in configs.items() if "dynamic_batching" in config}
+        assert merged == {"each", "each-merged", "mean-merged", "quantized-merged"}, configs
+        for name in ("mean", "quantized"):
+            asked = [np.full((1 + i % 3, 4), 10.0**i, np.float32) + np.float32([0, 1, 2, 3]) for i in range(8)]
+            alone = [client.infer(name, [tensor("x", x)]).as_numpy("y") for x in asked]
+            many = [client.async_infer(name, [tensor("x", x)]) for _ in range(20) for x in asked]
+            for i, reply in enumerate(many):
+                assert (reply.get_result().as_numpy("y") == alone[i % 8]).all(), (name, i)
+            (told,) = client.get_inference_statistics(name)["model_stats"]
+            assert told["execution_count"] == told["inference_stats"]["success"]["count"] == 8 + 160, told
+    assert server.stop() == 0
+
+
+def test_what_no_file_declares_is_told_by_name_and_replies_are_in_that_order(start_server, tmp_path):
+    graph = make_models.Graph()
+    graph.node("Add", "z", "a", output="sum")
+    graph.node("Sub", "z", "a", output="less")
+    kind, shape = make_models.TYPES["FP32"], ["N", 2]
+    inputs, outputs = [("z", kind, shape), ("a", kind, shape)], [("sum", kind, shape), ("less", kind, shape)]
+    write(tmp_path, "two", graph.bytes("two", inputs, outputs), 'platform: "onnxruntime_onnx"')
+    declared = """max_batch_size: 4
+        input [ { name: "z" data_type: TYPE_FP32 dims: [ 2 ] }, { name: "a" data_type: TYPE_FP32 dims: [ 2 ] } ]
+        output [ { name: "sum" data_type: TYPE_FP32 dims: [ 2 ] }, { name: "less" data_type: TYPE_FP32 dims: [ 2 ] } ]"""
+    write(tmp_path, "said", graph.bytes("said", inputs, outputs), declared)
+    server = start_server(tmp_path)
+    z, a = np.float32([[5, 6]]), np.float32([[1, 1]])
+    with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        for name, order in (("two", [["a", "z"], ["less", "sum"]]), ("said", [["z", "a"], ["sum", "less"]])):
+            metadata = client.get_model_metadata(name)
+            assert [[side["name"] for side in metadata[sides]] for sides in ("inputs", "outputs")] == order, metadata
+            for asked in (None, [triton.InferRequestedOutput(output) for output in ("sum", "less")]):
+                reply = client.infer(name, [tensor("z", z), tensor("a", a)], outputs=asked)
+                assert [output["name"] for output in reply.get_response()["outputs"]] == ["less", "sum"]
+                assert (reply.as_numpy("less") == z - a).all() and (reply.as_numpy("sum") == z + a).all()
+    assert server.stop() == 0
+
+
 def test_a_single_number_strings_that_are_numbers_and_inputs_with_a_value_are_served(start_server, tmp_path):
     kinds, graph = make_models.TYPES, make_models.Graph()
     graph.node("Identity", "x", output="y")

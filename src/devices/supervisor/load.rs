@@ -120,10 +120,11 @@ impl Devices {
                 }
             };
             if let Some(why) = &alone {
-                tracing::warn!(
-                    model = source.name,
-                    "{why}: each request is a run of its own, as by batch.axis = \"none\""
-                );
+                let otherwise = match source.manifest.batch.is_of_requests() {
+                    true => "dynamic_batching { } in its config.pbtxt has them put together",
+                    false => "as by batch.axis = \"none\"",
+                };
+                tracing::warn!(model = source.name, "{why}: each request is a run of its own ({otherwise})");
             }
             let proved = prove(&asked, &model, loaded);
             let said = model.rules.whole || source.manifest.batch.is_said();
@@ -171,13 +172,7 @@ impl Devices {
 
     /// Makes a model's engines on a device that has room for them, and tells how long that took. What other files have become
     /// meanwhile is not served: devices that have the model already go on with what these were.
-    fn load_here(
-        &self,
-        index: usize,
-        hold: &Hold,
-        source: &Source,
-        files: &Files,
-    ) -> Made {
+    fn load_here(&self, index: usize, hold: &Hold, source: &Source, files: &Files) -> Made {
         let started = Instant::now();
         files.check().map_err(Refusal::Files)?;
         self.check_room(index, hold, source)?;

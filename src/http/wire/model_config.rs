@@ -2,7 +2,7 @@
 //! no message, since clients look at them without asking whether they are there.
 //!
 //! Only what is so for us is said. A model counts as batching (`max_batch_size` above 0) if its first axis is free; that
-//! axis is then left out of `dims`. So does one of strings, whose requests may have many items and run one by one.
+//! axis is then left out of `dims`. So does one whose requests may have many items and run one by one, such as one of strings.
 
 use crate::{
     batch::{QueuePolicy, Then},
@@ -17,7 +17,7 @@ pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value
     let fitter = model.fit.is_some();
     let batches = model.batching == Batching::Dynamic && !fitter;
     // Requests may bring many items, which run as they came.
-    let (rows, largest) = match model.strings_max {
+    let (rows, largest) = match model.alone_max {
         Some(items_max) => (true, items_max),
         None => (batches, model.rules.largest()),
     };

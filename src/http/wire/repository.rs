@@ -259,6 +259,7 @@ mod tests {
         let queue = got.queue.clone().unwrap().over(&Waiting::default(), 1);
         assert_eq!(queue, Ok((Waiting { policies, ..Waiting::default() }, 0)));
         let expected = Overrides {
+            merges: true,
             items_max: Some(8),
             sizes: Some(vec![2, 4]),
             wait_max: Some(Duration::from_micros(500)),
@@ -409,7 +410,8 @@ mod tests {
     fn what_cannot_be_changed_may_be_repeated_and_is_refused_by_name_otherwise() {
         let current =
             json!({ "input": [{ "name": "x" }], "dynamic_batching": { "preserve_ordering": false } });
-        assert_eq!(config(&current, Some(&current)), Ok(Overrides::default()));
+        let repeated = Overrides { merges: true, ..Overrides::default() };
+        assert_eq!(config(&current, Some(&current)), Ok(repeated));
         let other = json!({ "input": [{ "name": "y" }] });
         let told = config(&other, Some(&current)).unwrap_err().to_string();
         assert!(told.contains("\"input\" cannot be changed"), "{told}");

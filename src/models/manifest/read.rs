@@ -297,6 +297,7 @@ pub(super) fn batch(table: &Table<'_, '_>, items_max: usize) -> BatchLimits {
                 / 1000.0,
         ),
         weight: table.number("weight", 0.01..=100.0).unwrap_or(1.0),
+        merges: true,
     };
     table.finish();
     limits

@@ -243,10 +243,12 @@ fn batching(told: &mut Told, config: &ModelConfig, items_max: usize) -> (BatchLi
         no_axis: None,
         wait_max: Duration::ZERO,
         weight: 1.0,
+        merges: false,
     };
     let Some(SchedulingChoice::DynamicBatching(dynamic)) = &config.scheduling_choice else {
         return (limits, Waiting::default(), None);
     };
+    limits.merges = true;
     let preferred = &dynamic.preferred_batch_size;
     if !preferred.is_empty() {
         let preferred = preferred.iter().map(|size| lowered((*size).into(), config, items_max));

@@ -93,6 +93,7 @@ fn change(overrides: &mut Overrides, changed: Map<String, Value>) -> Result<(), 
         overrides.items_max = Some(told.within(MAX_BATCH_SIZE, config.max_batch_size, 1, ITEMS_MAX));
     }
     if let Some(SchedulingChoice::DynamicBatching(dynamic)) = &config.scheduling_choice {
+        overrides.merges = true;
         if said("/dynamic_batching/preferred_batch_size") {
             let preferred = dynamic.preferred_batch_size.iter();
             let at = "dynamic_batching.preferred_batch_size";
