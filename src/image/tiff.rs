@@ -182,9 +182,7 @@ fn kind(photometric: u16, count: u16, bits: u8, extra: Option<u16>) -> Result<Ki
         (0 | 1, 1, _) | (2, 3 | 4, _) | (3, 1, _) | (5, 4, _) | (6, 3, _) => {
             Err(unsupported(format!("{bits} bits per sample")))
         }
-        _ => Err(unsupported(format!(
-            "{count} samples per pixel under colour interpretation {photometric}"
-        ))),
+        _ => Err(unsupported(format!("{count} samples per pixel under colour interpretation {photometric}"))),
     }
 }
 

@@ -171,13 +171,7 @@ impl Devices {
 
     /// Makes a model's engines on a device that has room for them, and tells how long that took. What other files have become
     /// meanwhile is not served: devices that have the model already go on with what these were.
-    fn load_here(
-        &self,
-        index: usize,
-        hold: &Hold,
-        source: &Source,
-        files: &Files,
-    ) -> Made {
+    fn load_here(&self, index: usize, hold: &Hold, source: &Source, files: &Files) -> Made {
         let started = Instant::now();
         files.check().map_err(Refusal::Files)?;
         self.check_room(index, hold, source)?;
