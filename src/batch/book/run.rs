@@ -94,11 +94,9 @@ impl Book {
                         && let Choice::Run { shape, items, size } =
                             self.choose(worker, device, first, false, now)
                     {
-                        let (batch, receipt) = self.form(worker, device, first, &shape, [items, size], now);
-                        return Pick::Run(batch, receipt);
+                        return self.form(worker, device, first, &shape, [items, size], now);
                     }
-                    let (batch, receipt) = self.form(worker, device, key, &shape, [items, size], now);
-                    return Pick::Run(batch, receipt);
+                    return self.form(worker, device, key, &shape, [items, size], now);
                 }
                 Choice::Wait { until: at, company } => {
                     first = first.or(at.filter(|_| company).map(|at| (key, at)));
@@ -212,7 +210,7 @@ impl Book {
         shape: &Arc<ItemShape>,
         [items, size]: [usize; 2],
         now: Instant,
-    ) -> (Arc<Batch>, Receipt) {
+    ) -> Pick {
         let model = self.models.get_mut(&key).expect("picked from the map");
         let pool = Pool::of(&self.roster, key, &model.standby);
         let standby = pool.stands_by(device);
@@ -257,7 +255,7 @@ impl Book {
         let number = self.roster.begin(worker, estimate, now);
         let receipt = Receipt { worker, device, batch: number, estimate, worth, standby };
         self.running.insert(number, (Arc::clone(&batch), receipt));
-        (batch, receipt)
+        Pick::Run(batch, receipt)
     }
 
     /// Whether a worker is about batches of which nobody waits for anything any more.
