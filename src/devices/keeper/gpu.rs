@@ -292,7 +292,7 @@ fn read(sample: &Sample) -> Vec<Evidence> {
         (rows, pages) => Some(Evidence::RowsPending(rows.unwrap_or(false) || pages.unwrap_or(false))),
     };
     [
-        Some(Evidence::OnBus(!sample.lost)),
+        sample.on_bus().map(Evidence::OnBus),
         sample.ecc_uncorrected.map(Evidence::Uncorrected),
         pending,
         sample.rows_failed.map(Evidence::RowsFailed),
