@@ -66,9 +66,9 @@ impl Isolation {
     ) -> Result<Executor, NotOpened> {
         match self {
             Isolation::Thread => {
-                let opened = Context::open_with(gpu, host).map_err(|error| match error.ends_process() {
-                    true => NotOpened::Poisoned(error),
-                    false => NotOpened::Failed(error.into()),
+                let opened = Context::open_with(gpu, host).map_err(|error| match error.of_taking() {
+                    EngineError::Device(_) if error.ends_process() => NotOpened::Poisoned(error),
+                    failed => NotOpened::Failed(failed),
                 });
                 opened.map(Executor::Thread)
             }
