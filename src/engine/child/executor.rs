@@ -66,8 +66,10 @@ impl Isolation {
     ) -> Result<Executor, NotOpened> {
         match self {
             Isolation::Thread => {
+                // A broken context that a library keeps is what is had again, whatever broke it: this process gets no other.
+                let kept = cuda::remains(gpu) == Some(true);
                 let opened = Context::open_with(gpu, host).map_err(|error| match error.of_taking() {
-                    EngineError::Device(_) if error.ends_process() => NotOpened::Poisoned(error),
+                    EngineError::Device(_) if kept || error.ends_process() => NotOpened::Poisoned(error),
                     failed => NotOpened::Failed(failed),
                 });
                 opened.map(Executor::Thread)
