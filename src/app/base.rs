@@ -7,7 +7,7 @@ use crate::{
     devices::{self, Devices},
     engine::{
         child::Isolation,
-        cuda::{self, Gpu, jpeg::JpegOnGpu},
+        cuda::{self, Driver, Gpu, NoGpu, jpeg::JpegOnGpu},
         onnx::Runtime,
     },
     grpc, http,
@@ -298,7 +298,12 @@ pub(super) fn gpus(config: &Config) -> Result<Vec<Gpu>, AppError> {
     if let Some(folder) = &config.kernel_cache_folder {
         cuda::keep_kernels_in(folder);
     }
-    match cuda::probe() {
+    let found = match config.backend {
+        // Whoever looks after the server starts it again.
+        Backend::Gpu => cuda::probe(),
+        _ => awaited(cuda::probe, std::thread::sleep),
+    };
+    match found {
         Ok(driver) => {
             let names = driver.gpus.iter().map(|gpu| gpu.name.as_str()).collect::<Vec<_>>().join(", ");
             tracing::info!(cuda = %driver.version, gpus = names, "found the CUDA driver");
@@ -307,16 +312,70 @@ pub(super) fn gpus(config: &Config) -> Result<Vec<Gpu>, AppError> {
         Err(reason) if config.backend == Backend::Gpu => {
             Err(AppError::Backend(format!("backend is gpu, but {reason}")))
         }
-        Err(reason) => {
+        // Nobody may have meant that there are any.
+        Err(reason @ (NoGpu::NoDriver | NoGpu::NoneVisible(_))) => {
             tracing::info!("backend auto: models run on the CPU: {reason}");
+            Ok(Vec::new())
+        }
+        Err(reason) => {
+            tracing::warn!("backend auto: models run on the CPU until the server is started again: {reason}");
             Ok(Vec::new())
         }
     }
 }
 
+/// A driver that is not ready is asked again so often,
+const DRIVER_TRIES: u32 = 30;
+/// after so long each time.
+const DRIVER_PAUSE: Duration = Duration::from_secs(1);
+
+/// What `probe` finds, once the driver is ready, if that is soon: a server that starts with its machine would have no GPU for as long as it
+/// lives.
+fn awaited(
+    mut probe: impl FnMut() -> Result<Driver, NoGpu>,
+    mut pause: impl FnMut(Duration),
+) -> Result<Driver, NoGpu> {
+    for tries in 0..DRIVER_TRIES {
+        match probe() {
+            Err(reason) if reason.may_pass() => {
+                if tries == 0 {
+                    tracing::warn!(%reason, at_most = ?(DRIVER_TRIES * DRIVER_PAUSE), "the GPU driver is not ready; it is waited for");
+                }
+                pause(DRIVER_PAUSE);
+            }
+            found => return found,
+        }
+    }
+    probe()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::cuda::CudaError;
+
+    #[test]
+    fn a_driver_that_is_not_ready_is_asked_again_for_a_while_and_one_that_is_of_no_use_is_not() {
+        let ready = || Driver { version: cuda::driver::Version::new(12, 9), gpus: Vec::new() };
+        let check = |code, failures: u32, expected: (bool, u32)| {
+            let (mut asked, mut paused) = (0, Duration::ZERO);
+            let probe = || {
+                asked += 1;
+                if asked > failures { Ok(ready()) } else { Err(NoGpu::Failed(CudaError::of_code(code))) }
+            };
+            let found = awaited(probe, |time| paused += time);
+            assert_eq!((found.is_ok(), asked), expected, "{code}, {failures} times");
+            assert_eq!(paused, (asked - 1) * DRIVER_PAUSE, "between the tries");
+        };
+        for code in [3, 802, 999] {
+            check(code, 0, (true, 1));
+            check(code, 2, (true, 3));
+            check(code, 30, (true, 31));
+            check(code, 31, (false, 31));
+        }
+        // Driver and library are of two versions.
+        check(803, 1, (false, 1));
+    }
 
     #[test]
     fn a_folder_for_temporary_files_that_cannot_be_written_is_told_where_one_may_be_needed() {

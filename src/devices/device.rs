@@ -444,7 +444,7 @@ fn recipe(source: &Source, parts: &Parts, on_gpu: bool, share: usize) -> Recipe 
             instances: share as u64,
             whole: manifest.placement.forbids_cpu(),
             on_host: parts.runtime.as_ref().is_ok_and(Runtime::stands_in),
-            cache: parts.kernel_cache_folder.as_ref().map(|folder| folder.join("tensorrt")),
+            cache: parts.kernel_cache_folder.as_ref().and_then(|folder| models::Files::built(source, folder)),
         }),
     }
 }

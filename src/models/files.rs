@@ -72,6 +72,22 @@ impl Files {
         .map(Files)
     }
 
+    /// The folder below `folder` where what is built of a model is kept: one for each content of its files, since TensorRT's
+    /// engines go by the names of a file and of what is in it, and have its weights in them. None where nothing is built, or the
+    /// files cannot be read, which whoever loads them says.
+    pub fn built(source: &Source, folder: &Path) -> Option<PathBuf> {
+        if !source.manifest.gpu.provider.builds() {
+            return None;
+        }
+        let Files(files) = Files::of(source).ok()?;
+        let mut hasher = FixedState::default().build_hasher();
+        for One { name, content, .. } in &files {
+            hasher.write(name.as_bytes());
+            hasher.write_u64(*content);
+        }
+        Some(folder.join("tensorrt").join(format!("{:016x}", hasher.finish())))
+    }
+
     /// Checks that they are the same still. Who touched a file, or put a copy in its place, has changed nothing: such a file is
     /// read.
     ///
@@ -162,6 +178,31 @@ mod tests {
         assert!(files.check().unwrap_err().starts_with("model.onnx is not what it was"));
         fs::remove_file(&own).unwrap();
         assert!(files.check().unwrap_err().starts_with("cannot read model.onnx: No such file"));
+    }
+
+    #[test]
+    fn what_is_built_of_a_model_is_kept_apart_from_what_is_built_of_other_weights() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        // Files of one name, as those of two versions are.
+        for (version, weights) in [("1", 7), ("2", 8), ("3", 7)] {
+            fs::create_dir(path(version)).unwrap();
+            fs::write(path(version).join("model.onnx"), model("w.data")).unwrap();
+            fs::write(path(version).join("w.data"), [weights; 100]).unwrap();
+        }
+        let kept = |version: &str, manifest: &str| {
+            let path = path(version).join("model.onnx");
+            Files::built(&Source { path, ..source("m", version, manifest) }, Path::new("cache"))
+        };
+        let tensorrt = "[gpu]\nprovider = \"tensorrt\"\n";
+        let [first, second, third] = ["1", "2", "3"].map(|version| kept(version, tensorrt).unwrap());
+        assert!(first.starts_with("cache/tensorrt") && first != Path::new("cache/tensorrt"), "{first:?}");
+        assert_ne!(first, second, "the same file, with other weights beside it");
+        assert_eq!(first, third, "the same, elsewhere");
+        fs::write(path("1").join("model.onnx"), model("./w.data")).unwrap();
+        assert_ne!(kept("1", tensorrt), Some(third), "another file, with the same weights");
+        assert_eq!(kept("1", ""), None, "nothing is built");
+        assert_eq!(kept("4", tensorrt), None, "it is not there");
     }
 
     #[test]

@@ -66,7 +66,7 @@ pub enum Cause {
     Contended,
     /// Others wait for it, and came first.
     Turn,
-    /// It has too little free memory.
+    /// It has too little free memory, or others have it to themselves.
     Memory,
     /// It could not be taken, for another reason.
     Refused,

@@ -7,7 +7,7 @@
 //! cargo test --test cuda -- --ignored --nocapture contention::what_looking_costs
 //! ```
 
-use crate::machine::{GPU, Machine, ON_GPU, Running, id, until};
+use crate::machine::{GPU, MODES, Machine, ON_GPU, Running, id, until};
 use std::{
     cell::RefCell,
     collections::BTreeMap,
@@ -182,7 +182,7 @@ async fn from_free_to_serving() {
     // Each has a keeper and looks of its own: one round is a measurement on each.
     const GPUS: usize = 4;
     const ROUNDS: usize = 8;
-    for isolation in crate::machine::MODES {
+    for isolation in MODES {
         let machine = Machine::new(&format!("count={GPUS} memory=2GiB"));
         let server = machine.serving(isolation, ON_GPU, &[]).await;
         let states = async || {
@@ -260,7 +260,7 @@ fn thread_times(process: u32) -> BTreeMap<String, u64> {
 #[ignore = "a measurement"]
 async fn what_looking_costs() {
     const LENGTH: Duration = Duration::from_secs(120);
-    for isolation in crate::machine::MODES {
+    for isolation in MODES {
         let machine = Machine::new("");
         let server = machine.serving(isolation, ON_GPU, &[]).await;
         let (before, began) = (thread_times(server.id()), Instant::now());
@@ -277,5 +277,34 @@ async fn what_looking_costs() {
         println!("{isolation}: {all:.2} s of {took:.0} s, {:.2} % of a core", 100.0 * all / took);
         server.end();
         machine.assert_empty();
+    }
+}
+
+/// In compute mode EXCLUSIVE_PROCESS, or with as many clients of MPS as there may be.
+#[tokio::test]
+async fn a_gpu_that_others_have_to_themselves_is_waited_for_and_not_taken_for_sick() {
+    for isolation in MODES {
+        for code in [46, 808] {
+            let machine = Machine::new("");
+            machine
+                .tell("cuda", &format!("still fault on=cuDevicePrimaryCtxRetain code={code} times=always"))
+                .await;
+            let server = machine.start(isolation, &[("spots", ON_GPU)], &[]).await;
+            server.until_said("the GPU has no room now").await;
+            let waits = async || {
+                let (gpu, code) = (server.device(GPU).await, format!("code {code}"));
+                let reason = gpu["reason"].as_str().unwrap();
+                gpu["state"] == "waiting"
+                    && gpu["cause"] == "memory"
+                    && reason.contains("others have it to themselves")
+                    && reason.contains(&code)
+            };
+            until("it waits, and says why", waits).await;
+            machine.tell("cuda", "still clear").await;
+            server.until_state("serving", "proved").await;
+            assert_eq!(server.said("\"ERROR\""), Vec::<String>::new());
+            server.end();
+            machine.assert_empty();
+        }
     }
 }

@@ -42,6 +42,17 @@ fn a_stub_library_and_a_driver_that_does_not_start_are_errors() {
 }
 
 #[test]
+fn a_gpu_that_the_driver_tells_nothing_of_is_left_out_and_the_others_are_there() {
+    let fake = FakeCuda::start("count=3");
+    fake.tell("fault on=cuDeviceTotalMem* device=1 code=999");
+    let driver = cuda::probe().unwrap();
+    assert_eq!(driver.gpus.iter().map(|gpu| gpu.ordinal).collect::<Vec<_>>(), [0, 2]);
+    fake.tell("fault on=cuDeviceTotalMem* times=3 code=999");
+    let error = cuda::probe().unwrap_err().to_string();
+    assert!(error.contains("cannot read the memory of GPU"), "{error}");
+}
+
+#[test]
 fn a_gpu_that_is_too_old_says_what_is_needed() {
     let _fake = FakeCuda::start("name=Old capability=7.0");
     let why = cuda::probe().unwrap().gpus[0].check().unwrap_err();

@@ -359,6 +359,33 @@ fn a_copy_that_fails_is_the_devices_fault_and_leaves_nothing_behind() {
     assert!(matches!(failed, Err(EngineError::Device(_))), "{failed:?}");
 }
 
+/// What the log says of what this thread does.
+fn said(act: impl FnOnce()) -> String {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let log = tracing_subscriber::fmt().with_writer(Arc::new(file.reopen().unwrap())).finish();
+    tracing::subscriber::with_default(log, act);
+    std::fs::read_to_string(file.path()).unwrap()
+}
+
+#[test]
+fn what_onnx_runtime_has_in_a_context_that_failed_is_left_and_what_is_ours_is_not() {
+    for failed in [false, true] {
+        let fake = FakeCuda::start("");
+        let mut engine = load(&open(0), &digits());
+        start(&mut engine, &pictures(1, 2)).unwrap().land().unwrap();
+        if failed {
+            fake.tell("poison device=0 code=700");
+        }
+        let told = said(|| drop(engine));
+        assert_eq!(
+            told.contains("what ONNX Runtime has on a GPU that failed is left there"),
+            failed,
+            "{told}"
+        );
+        fake.books().assert_empty();
+    }
+}
+
 #[test]
 fn a_batch_that_nobody_lands_is_waited_for_even_when_its_engine_is_gone() {
     let fake = FakeCuda::start("");

@@ -148,3 +148,20 @@ async fn a_server_whose_gpu_has_processes_of_its_own_is_never_told_to_be_restart
     near(&rows, &expected);
     end(&machine, server);
 }
+
+/// CUDA's runtime keeps the context that ONNX Runtime and nvJPEG work in: taken anew, the GPU has that one again.
+#[tokio::test]
+async fn a_gpu_whose_broken_context_a_library_keeps_is_lost_to_the_process_whatever_broke_it() {
+    for code in [214, 999] {
+        let machine = Machine::new("");
+        let server = serving(&machine, "thread", "gpu").await;
+        machine.tell("cuda", "retain device=0").await;
+        machine.tell("cuda", &format!("fault on=kernel code={code}")).await;
+        let (_, reply) = server.localize_with(&[]).await;
+        assert_eq!(reply.status, 503, "{:?}", reply.body);
+        has_been_tried(&server, 1).await;
+        let (live, why) = live(&server).await;
+        assert!(!live && why.contains(GPU) && why.contains(&format!("code {code}")), "{why}");
+        server.end();
+    }
+}

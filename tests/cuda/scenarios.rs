@@ -3,7 +3,7 @@
 
 use crate::{
     failover::fit_within,
-    machine::{GPU, MODES, Machine, ON_GPU, Running, near, until},
+    machine::{GPU, MODES, Machine, ON_GPU, Running, id, near, until},
     process::on_cpu,
 };
 use futures_util::future::join_all;
@@ -395,4 +395,23 @@ async fn why_a_gpu_takes_no_networks_is_shown() {
         assert!(table.contains(&format!("gpu:0 takes no networks: {why}")), "{isolation}: {table}");
         end(&machine, server);
     }
+}
+
+/// By their UUIDs, NVML calls all GPUs lost then.
+#[tokio::test]
+async fn a_gpu_that_falls_off_the_bus_takes_no_other_along() {
+    let expected = on_cpu().await;
+    let machine = Machine::new("count=2");
+    let server = machine.serving("thread", SMALL, &[]).await;
+    let other = async || server.device(&id(1)).await["state"].as_str().unwrap().to_owned();
+    until("both serve", async || other().await == "serving").await;
+    machine.tell("nvml", "lose gpu=1").await;
+    until("one is lost", async || other().await == "lost").await;
+    // The other one is looked at as before.
+    machine.tell("nvml", "set gpu=0 utilization=37").await;
+    until("a look", async || server.device(GPU).await["utilization_percent"] == 37).await;
+    on_gpu(&server, &expected).await;
+    let (_, metrics) = server.get("/metrics").await;
+    assert!(!metrics.contains(&format!("{{device=\"{GPU}\",reason=\"bus\"")), "{metrics}");
+    server.end();
 }

@@ -117,3 +117,23 @@ async fn a_gpu_that_no_model_may_use_is_left_alone_while_one_waits_for_another()
         end(&machine, server);
     }
 }
+
+/// As where the server starts with its machine.
+#[tokio::test]
+async fn a_driver_that_is_not_ready_at_the_start_is_waited_for() {
+    let machine = Machine::new(";fault on=cuInit code=802");
+    let server = machine.serving("thread", ON_GPU, &[("backend", "auto")]).await;
+    let told = server.said("the GPU driver is not ready; it is waited for");
+    assert!(told.len() == 1 && told[0].contains("\"WARN\"") && told[0].contains("code 802"), "{told:?}");
+    server.end();
+    machine.assert_empty();
+}
+
+#[tokio::test]
+async fn a_driver_that_cannot_be_used_is_told_loudly() {
+    let machine = Machine::new(";fault on=cuInit code=803 times=always");
+    let server = machine.start("thread", &[("spots", "")], &[("backend", "auto")]).await;
+    let told = server.until_said("models run on the CPU until the server is started again").await;
+    assert!(told.contains("\"WARN\"") && told.contains("code 803"), "{told}");
+    server.end();
+}

@@ -8,6 +8,7 @@ script: what a test says to the fake, one line each, in words and key=value pair
                                   (copy_in, copy_out, copy, memset, kernel, kernel:NAME, host, free, record, wait); a code
                                   is what a call returns, or what an operation ends its context with
     poison device=N code=N        as if an operation had failed now
+    retain device=N               a library keeps the device's context until the process ends, as CUDA's runtime does
     lose device=N [code=N]        falls off the bus now
     find device=N                 is back on the bus
     foreign device=N bytes=SIZE   other processes hold so much of its memory
@@ -108,6 +109,9 @@ std::string obey(const std::string& line) {
     if (verb == "poison") {
         if (!device->context) return "the device has no context";
         poison(*device->context, (int)number(words, "code", ILLEGAL_ADDRESS), locked);
+    } else if (verb == "retain") {
+        if (!device->context) return "the device has no context";
+        ++device->references;
     } else if (verb == "lose") {
         lose(*device, (int)number(words, "code", UNKNOWN), locked);
     } else if (verb == "find") {

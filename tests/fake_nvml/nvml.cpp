@@ -137,13 +137,16 @@ EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned number, Handle* handle) {
     return SUCCESS;
 }
 
+// nvml.h: "GPU_IS_LOST if any GPU has fallen off the bus", while by index and by bus only the one that is asked for counts.
 EXPORT int nvmlDeviceGetHandleByUUID(const char* uuid, Handle* handle) {
     ENTER
     const Locked locked(lock);
     for (auto& gpu : gpus)
-        if (uuid_text(*gpu) == uuid) return *handle = handle_of(*gpu), gpu->lost ? GPU_IS_LOST : SUCCESS;
+        if (gpu->lost) return GPU_IS_LOST;
+    for (auto& gpu : gpus)
+        if (uuid_text(*gpu) == uuid) return *handle = handle_of(*gpu), SUCCESS;
     for (auto& part : parts)
-        if (uuid_text(*part) == uuid) return *handle = handle_of(*part), part->whole->lost ? GPU_IS_LOST : SUCCESS;
+        if (uuid_text(*part) == uuid) return *handle = handle_of(*part), SUCCESS;
     return NOT_FOUND;
 }
 

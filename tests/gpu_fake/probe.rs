@@ -176,13 +176,31 @@ fn a_part_of_a_gpu_has_memory_and_processes_of_its_own() {
 #[test]
 fn a_lost_gpu_is_lost_and_the_others_are_not() {
     let fake = FakeNvml::start("count=2");
-    let mut probe = probe();
+    fake.tell("part gpu=1 memory=20GiB");
+    let part = ("MIG-fa000000-0000-0000-0000-000000000102", "0000:02:00.0");
+    let mut probe = probe().with_parts([part].into_iter());
+    assert_eq!(missing(&probe.sample()[2]), ["utilization_percent"]);
     fake.tell("lose gpu=0");
     let samples = probe.sample();
-    assert_eq!((samples[0].lost, samples[1].lost), (true, false));
-    assert_eq!(samples[0].memory, None);
+    assert_eq!(samples.iter().map(|sample| sample.lost).collect::<Vec<_>>(), [true, false, false]);
+    assert_eq!((samples[0].memory, missing(&samples[1])), (None, vec!["utilization_percent"]));
+    // Parts are found by their UUIDs alone, and by these NVML finds nobody then.
+    assert_eq!(missing(&samples[2]), ["utilization_percent", "memory", "processes"]);
     fake.tell("find gpu=0");
     assert!(!probe.sample()[0].lost);
+}
+
+#[test]
+fn a_gpu_that_could_not_be_asked_for_once_is_not_lost() {
+    let fake = FakeNvml::start("");
+    for (code, lost) in [(999, false), (15, true), (6, true)] {
+        let mut probe = probe();
+        // By whichever name it is asked for.
+        fake.tell(&format!("fault on=nvmlDeviceGetHandleBy* code={code}"));
+        let sample = probe.sample().remove(0);
+        assert_eq!((sample.lost, missing(&sample)), (lost, vec!["gpu"]), "code {code}");
+        assert_eq!(missing(&probe.sample()[0]), Vec::<&str>::new());
+    }
 }
 
 #[test]

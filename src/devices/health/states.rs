@@ -50,8 +50,8 @@ pub enum Evidence {
     Uncorrected(u64),
     /// Rows or pages wait for a reset to be replaced.
     RowsPending(bool),
-    /// No row is left to replace one by.
-    RowsFailed,
+    /// No row is left to replace one by, or some are.
+    RowsFailed(bool),
     /// What the driver advises, by its number in NVML: 0 is nothing.
     Advice(u64),
     /// Its clocks are lowered, for heat or by its power supply.
@@ -78,6 +78,8 @@ pub struct States {
     /// A reset was advised.
     advised: bool,
     rows_pending: bool,
+    /// It needs service.
+    rows_failed: bool,
 }
 
 impl Default for States {
@@ -95,6 +97,7 @@ impl Default for States {
             suspected_since: None,
             advised: false,
             rows_pending: false,
+            rows_failed: false,
         }
     }
 }
@@ -121,6 +124,7 @@ impl States {
             && self.state != DeviceState::Warming
             && self.on_bus
             && !self.advised
+            && !self.rows_failed
             && self.not_before.is_none_or(|until| until <= now)
     }
 
@@ -214,16 +218,16 @@ impl States {
                 self.rows_pending = *pending;
                 news && self.doubt(now, Cause::Ecc, "memory rows wait for a reset to be replaced")
             }
-            Evidence::RowsFailed => {
-                self.runs()
-                    && self.long_fault(now, Cause::Ecc, "no spare memory row is left: it needs service")
+            Evidence::RowsFailed(failed) => {
+                self.rows_failed = *failed;
+                *failed && self.bar(now, Cause::Ecc, "no spare memory row is left: it needs service".into())
             }
             Evidence::Advice(advice) => {
                 let (words, follows) = advised(*advice);
                 let reason = || format!("the driver advises {words}");
                 self.advised = follows == Follows::Reset;
                 match follows {
-                    Follows::Reset => self.runs() && self.long_fault(now, Cause::Advice, reason()),
+                    Follows::Reset => self.bar(now, Cause::Advice, reason()),
                     Follows::Doubt => self.suspect(now, Cause::Advice, reason()),
                     _ => false,
                 }
@@ -295,6 +299,17 @@ impl States {
 
     fn long_fault(&mut self, now: Instant, cause: Cause, reason: impl Into<String>) -> bool {
         self.fence(DeviceState::Fenced, now + LONG_PAUSE, cause, reason)
+    }
+
+    /// It is not taken for as long as this is seen of it, which is no pause.
+    fn bar(&mut self, now: Instant, cause: Cause, reason: String) -> bool {
+        if self.runs() {
+            return self.long_fault(now, cause, reason);
+        }
+        if self.state == DeviceState::Waiting {
+            self.set(DeviceState::Fenced, cause, reason);
+        }
+        false
     }
 
     fn gone(&mut self, now: Instant, reason: String) -> bool {
@@ -369,7 +384,8 @@ mod tests {
             (Evidence::OnBus(true), Serving, Cause::Proved, false),
             (Evidence::OnBus(false), Lost, Cause::Bus, true),
             (Evidence::RowsPending(true), Suspect, Cause::Ecc, false),
-            (Evidence::RowsFailed, Fenced, Cause::Ecc, true),
+            (Evidence::RowsFailed(true), Fenced, Cause::Ecc, true),
+            (Evidence::RowsFailed(false), Serving, Cause::Proved, false),
             (Evidence::Advice(0), Serving, Cause::Proved, false),
             (Evidence::Advice(1), Fenced, Cause::Advice, true),
             (Evidence::Advice(3), Suspect, Cause::Advice, false),
@@ -517,11 +533,35 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_not_ours_is_not_given_up_for_want_of_spare_rows() {
-        let (now, mut states) = (Instant::now(), States::default());
-        assert!(!states.note(now, &Evidence::RowsFailed));
-        assert_eq!((states.state(), states.retry_at()), (DeviceState::Waiting, None));
-        assert!(states.may_take(now));
+    fn a_device_that_is_not_ours_is_not_taken_for_want_of_spare_rows_or_while_a_reset_is_advised() {
+        for (seen, passes, cause, words) in [
+            (Evidence::RowsFailed(true), Evidence::RowsFailed(false), Cause::Ecc, "needs service"),
+            (Evidence::Advice(1), Evidence::Advice(0), Cause::Advice, "advises a reset"),
+        ] {
+            let (now, mut states) = (Instant::now(), States::default());
+            assert!(!states.note(now, &seen), "it is not given up");
+            assert_eq!(
+                (states.state(), states.cause(), states.retry_at()),
+                (DeviceState::Fenced, cause, None)
+            );
+            assert!(states.reason().contains(words), "{}", states.reason());
+            assert!(!states.may_take(now));
+            states.note(now, &passes);
+            assert!(states.may_take(now));
+        }
+    }
+
+    #[test]
+    fn a_device_without_spare_rows_is_given_up_once_and_not_taken_again() {
+        let (t0, mut states) = (Instant::now(), serving());
+        assert!(states.note(t0, &Evidence::RowsFailed(true)));
+        for at in (1..600).map(|seconds| t0 + s(seconds)) {
+            assert!(!states.note(at, &Evidence::RowsFailed(true)));
+            assert!(!states.may_take(at));
+        }
+        assert_eq!((states.state(), states.cause()), (DeviceState::Fenced, Cause::Ecc));
+        states.note(t0 + s(600), &Evidence::RowsFailed(false));
+        assert!(states.may_take(t0 + s(600)), "it was exchanged");
     }
 
     #[test]
@@ -555,7 +595,7 @@ mod tests {
             any::<bool>().prop_map(Evidence::OnBus),
             (0u64..3).prop_map(Evidence::Uncorrected),
             any::<bool>().prop_map(Evidence::RowsPending),
-            Just(Evidence::RowsFailed),
+            any::<bool>().prop_map(Evidence::RowsFailed),
             (0u64..9).prop_map(Evidence::Advice),
             any::<bool>().prop_map(Evidence::Throttled),
             any::<bool>()

@@ -292,10 +292,10 @@ fn read(sample: &Sample) -> Vec<Evidence> {
         (rows, pages) => Some(Evidence::RowsPending(rows.unwrap_or(false) || pages.unwrap_or(false))),
     };
     [
-        Some(Evidence::OnBus(!sample.lost)),
+        sample.on_bus().map(Evidence::OnBus),
         sample.ecc_uncorrected.map(Evidence::Uncorrected),
         pending,
-        sample.rows_failed.and_then(|failed| failed.then_some(Evidence::RowsFailed)),
+        sample.rows_failed.map(Evidence::RowsFailed),
         sample.recovery_action.map(Evidence::Advice),
         throttled,
     ]
@@ -323,8 +323,9 @@ mod tests {
         check(|_| (), &[]);
         check(|sample| sample.ecc_uncorrected = Some(3), &[Evidence::Uncorrected(3)]);
         check(|sample| sample.recovery_action = Some(2), &[Evidence::Advice(2)]);
-        check(|sample| sample.rows_failed = Some(true), &[Evidence::RowsFailed]);
-        check(|sample| sample.rows_failed = Some(false), &[]);
+        for failed in [true, false] {
+            check(|sample| sample.rows_failed = Some(failed), &[Evidence::RowsFailed(failed)]);
+        }
         for (rows, pages, pending) in
             [(Some(true), None, true), (Some(false), Some(true), true), (Some(false), None, false)]
         {

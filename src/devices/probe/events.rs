@@ -156,7 +156,7 @@ fn listening<'a>(nvml: &'a Nvml, gpus: &[GpuId], lost: &[bool], deaf: &mut [bool
         let mut set = nvml.create_event_set().ok()?;
         let mut any = false;
         for (at, gpu) in gpus.iter().enumerate().filter(|(at, _)| !lost[*at]) {
-            let Some(device) = nvml.device_by_uuid(gpu.uuid.as_str()).ok().filter(|_| !deaf[at]) else {
+            let Some(device) = nvml::device(nvml, gpu).ok().filter(|_| !deaf[at]) else {
                 continue;
             };
             match device.register_events(EventTypes::CRITICAL_XID_ERROR, set) {
@@ -176,10 +176,8 @@ fn listening<'a>(nvml: &'a Nvml, gpus: &[GpuId], lost: &[bool], deaf: &mut [bool
 /// Asks every GPU whether it answers, and tells of those that do not any more.
 fn find_lost(nvml: &Nvml, gpus: &[GpuId], lost: &mut [bool], tell: &impl Fn(&GpuId, Happening)) {
     for (gpu, lost) in gpus.iter().zip(lost) {
-        let gone = match nvml.device_by_uuid(gpu.uuid.as_str()) {
-            Ok(device) => matches!(device.pci_info(), Err(NvmlError::GpuLost)),
-            Err(why) => matches!(why, NvmlError::GpuLost | NvmlError::NotFound),
-        };
+        let answer = nvml::device(nvml, gpu).and_then(|device| device.pci_info());
+        let gone = answer.is_err_and(|why| nvml::is_gone(&why));
         if gone && !*lost {
             tell(gpu, Happening::Lost);
         }

@@ -14,6 +14,9 @@ pub mod others;
 pub mod sampler;
 pub mod scripted;
 
+/// What is missing where a GPU cannot even be asked for: all of it, for that look.
+pub(super) const GPU: &str = "gpu";
+
 /// Looks at all GPUs of the machine.
 pub trait Probe: Send {
     /// One sample for each GPU, and for each part of one that is looked at, always in the same order. May take as long as the driver takes.
@@ -88,6 +91,12 @@ pub struct Sample {
 }
 
 impl Sample {
+    /// Whether the GPU is there: not known of one that could not be asked for.
+    pub(super) fn on_bus(&self) -> Option<bool> {
+        let asked = self.lost || self.missing.iter().all(|missing| missing.reading != GPU);
+        asked.then_some(!self.lost)
+    }
+
     /// A sample without readings.
     pub fn of(gpu: GpuId) -> Sample {
         Sample {

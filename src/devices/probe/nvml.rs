@@ -12,7 +12,7 @@ use nvml_wrapper::{
     structs::device::FieldId,
 };
 
-use super::{GpuId, Memory, Missing, Probe, Process, Sample, Throttled};
+use super::{GPU, GpuId, Memory, Missing, Probe, Process, Sample, Throttled};
 
 /// The library's name where a driver is installed; without the number it is part of developers' packages only.
 pub const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -64,6 +64,16 @@ pub(super) fn gpus(nvml: &Nvml) -> Vec<GpuId> {
         }
     });
     known.collect()
+}
+
+/// Asks for a GPU by its place on the bus: then NVML calls it lost only where it is. By its UUID, NVML may where any other one is.
+pub(super) fn device<'a>(nvml: &'a Nvml, gpu: &GpuId) -> Result<Device<'a>, NvmlError> {
+    nvml.device_by_pci_bus_id(gpu.pci.as_str())
+}
+
+/// Whether a GPU that was asked for is gone. Other errors are the call's own, and say nothing of the GPU.
+pub(super) fn is_gone(why: &NvmlError) -> bool {
+    matches!(why, NvmlError::GpuLost | NvmlError::NotFound)
 }
 
 /// Asks NVML.
@@ -121,13 +131,12 @@ impl Probe for NvmlProbe {
     fn sample(&mut self) -> Vec<Sample> {
         let whole = |(gpu, kept): (&GpuId, &mut Option<Kept>)| {
             let sample = Sample::of(gpu.clone());
-            match self.nvml.device_by_uuid(gpu.uuid.as_str()) {
+            match device(&self.nvml, gpu) {
                 Ok(device) => Look { sample }.at(&device, kept),
-                // What was there once and is no more is as good as lost.
                 Err(why) => {
                     *kept = None;
-                    let missing = vec![Missing { reading: "gpu", why: why.to_string() }];
-                    Sample { lost: true, missing, ..sample }
+                    let missing = vec![Missing { reading: GPU, why: why.to_string() }];
+                    Sample { lost: is_gone(&why), missing, ..sample }
                 }
             }
         };
@@ -160,6 +169,8 @@ impl NvmlProbe {
         let device = || self.nvml.device_by_uuid(part.uuid.as_str());
         look.memory(device().and_then(|device| device.memory_info()));
         look.sample.processes = look.read("processes", device().and_then(|device| processes(&device)));
+        // By its UUID, which is all that a part is asked for by, it may be called lost for any other GPU; the whole is not.
+        look.sample.lost = whole.lost;
         look.sample
     }
 }

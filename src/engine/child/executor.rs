@@ -66,9 +66,11 @@ impl Isolation {
     ) -> Result<Executor, NotOpened> {
         match self {
             Isolation::Thread => {
-                let opened = Context::open_with(gpu, host).map_err(|error| match error.ends_process() {
-                    true => NotOpened::Poisoned(error),
-                    false => NotOpened::Failed(error.into()),
+                // A broken context that a library keeps is what is had again, whatever broke it: this process gets no other.
+                let kept = cuda::remains(gpu) == Some(true);
+                let opened = Context::open_with(gpu, host).map_err(|error| match error.of_taking() {
+                    EngineError::Device(_) if kept || error.ends_process() => NotOpened::Poisoned(error),
+                    failed => NotOpened::Failed(failed),
                 });
                 opened.map(Executor::Thread)
             }

@@ -54,9 +54,13 @@ impl Recipe {
                 Ok(Box::new(runtime.load_cpu(path, *threads).map_err(refused)?))
             }
             (Recipe::OnnxOnGpu(load), Place::Gpu(context, Ok(runtime))) => {
-                let engine = OnnxOnGpu::load(runtime, context, load).map_err(|reason| {
-                    if is_out_of_memory(&reason) { EngineError::OutOfMemory(reason) } else { refused(reason) }
-                });
+                let engine =
+                    OnnxOnGpu::load(runtime, context, load).map_err(|reason| {
+                        match is_out_of_memory(&reason) {
+                            true => context.judged(EngineError::OutOfMemory(reason)),
+                            false => refused(reason),
+                        }
+                    });
                 Ok(Box::new(engine?))
             }
             (Recipe::Onnx { .. }, Place::Cpu(Err(why))) | (Recipe::OnnxOnGpu(_), Place::Gpu(_, Err(why))) => {

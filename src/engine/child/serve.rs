@@ -111,7 +111,7 @@ fn take(open: &Open, region: &Region) -> Result<Taken, EngineError> {
     let driver = cuda::probe().map_err(|error| refused(error.to_string()))?;
     let gpu = driver.gpus.iter().find(|gpu| gpu.id == *id);
     let gpu = gpu.ok_or_else(|| refused(format!("the driver does not show {id} to a process of its own")))?;
-    let context = Context::open(gpu)?;
+    let context = Context::open(gpu).map_err(|error| error.of_taking())?;
     let landing = region.lending(open.landing.clone()).map_err(refused)?;
     context.land_in(Memory::Landing(landing, Arc::new(HostMemory::of(&context))));
     let pin = |part: &Range<usize>| {

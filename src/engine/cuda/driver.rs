@@ -118,7 +118,16 @@ pub enum NoGpu {
     Failed(#[from] CudaError),
 }
 
-/// Looks for the driver and its GPUs.
+impl NoGpu {
+    /// Whether the driver may just not be ready yet, as while the machine starts.
+    pub fn may_pass(&self) -> bool {
+        const NOT_READY: [Code; 3] =
+            [Code::CUDA_ERROR_NOT_INITIALIZED, Code::CUDA_ERROR_SYSTEM_NOT_READY, Code::CUDA_ERROR_UNKNOWN];
+        matches!(self, NoGpu::Failed(error) if NOT_READY.iter().any(|code| *code as u32 == error.code))
+    }
+}
+
+/// Looks for the driver and its GPUs. One that the driver shows, and then tells nothing of, is left out.
 ///
 /// # Errors
 /// Why there are none.
@@ -139,8 +148,20 @@ pub fn probe() -> Result<Driver, NoGpu> {
     if count == 0 {
         return Err(NoGpu::NoneVisible(none_visible()));
     }
-    let gpus = (0..count).map(|ordinal| gpu(ordinal, version)).collect::<Result<_, _>>()?;
-    Ok(Driver { version, gpus })
+    let (mut gpus, mut failed) = (Vec::new(), None);
+    for ordinal in 0..count {
+        match gpu(ordinal, version) {
+            Ok(gpu) => gpus.push(gpu),
+            Err(error) => {
+                tracing::warn!(gpu = ordinal, %error, "the driver does not tell what this GPU is; it is left alone");
+                failed = Some(error);
+            }
+        }
+    }
+    match failed.filter(|_| gpus.is_empty()) {
+        Some(error) => Err(error.into()),
+        None => Ok(Driver { version, gpus }),
+    }
 }
 
 fn no_gpu(error: result::DriverError) -> NoGpu {

@@ -55,6 +55,23 @@ impl CudaError {
     pub fn ends_process(&self) -> bool {
         ends_process(self.code)
     }
+
+    /// What follows where it is why a GPU could not be taken: one that others have to themselves is had another time, as is one that they
+    /// leave too little memory of.
+    pub(crate) fn of_taking(&self) -> EngineError {
+        match others_have(self.code) {
+            true => EngineError::OutOfMemory(format!("others have it to themselves: {self}")),
+            false => self.clone().into(),
+        }
+    }
+}
+
+#[cfg(test)]
+impl CudaError {
+    /// With this code, and no words.
+    pub(crate) fn of_code(code: u32) -> CudaError {
+        CudaError { doing: String::new(), code, name: String::new(), text: String::new() }
+    }
 }
 
 impl From<CudaError> for EngineError {
@@ -100,6 +117,18 @@ fn ends_process(code: u32) -> bool {
     ENDS.iter().any(|ends| *ends as u32 == code)
 }
 
+/// Whether a GPU is refused because it is for one process at a time (its compute mode), or as many share it by MPS as may, or MPS is just
+/// starting. Only of taking one: in the middle of work it would mean something else.
+fn others_have(code: u32) -> bool {
+    const OTHERS: [Code; 4] = [
+        Code::CUDA_ERROR_DEVICE_UNAVAILABLE,
+        Code::CUDA_ERROR_MPS_SERVER_NOT_READY,
+        Code::CUDA_ERROR_MPS_MAX_CLIENTS_REACHED,
+        Code::CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED,
+    ];
+    OTHERS.iter().any(|others| *others as u32 == code)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,6 +150,18 @@ mod tests {
         assert_eq!(fault(2), Fault::OutOfMemory);
         assert_eq!(fault(1), Fault::Input);
         assert_eq!(fault(12_345), Fault::Sticky, "what nobody knows");
+    }
+
+    #[test]
+    fn a_gpu_that_others_have_to_themselves_is_waited_for_where_it_is_taken() {
+        let error = CudaError::of_code;
+        for code in [46, 807, 808, 809] {
+            assert!(matches!(error(code).of_taking(), EngineError::OutOfMemory(_)), "{code}");
+            assert!(matches!(error(code).into(), EngineError::Device(_)), "{code}, in the middle of work");
+        }
+        for code in [100, 101, 214, 700, 805, 999] {
+            assert!(matches!(error(code).of_taking(), EngineError::Device(_)), "{code}");
+        }
     }
 
     #[test]

@@ -25,7 +25,7 @@ mod reduced;
 
 pub use crate::engine::onnx::gpu::Load;
 
-use super::{Context, Heap, HostMemory, Streams};
+use super::{Context, Fault, Heap, HostMemory, Streams};
 use crate::engine::{
     DataType, Ends, Engine, EngineError, Flight, Habits, Setting, Signature, Tensor,
     ends::Reading,
@@ -414,5 +414,15 @@ impl Drop for OnnxOnGpu {
     fn drop(&mut self) {
         // What is on its way has memory of the places.
         self.streams.settle();
+        if let Err(error) = self.context.memory()
+            && error.fault() == Fault::Sticky
+        {
+            // The context is lost to this process in any case.
+            tracing::warn!(gpu = self.context.gpu().id, %error, "what ONNX Runtime has on a GPU that failed is left there");
+            self.session.leak();
+            for place in &mut self.places {
+                place.buckets.drain(..).for_each(Bucket::leak);
+            }
+        }
     }
 }

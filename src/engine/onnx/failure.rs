@@ -3,13 +3,19 @@
 use crate::engine::EngineError;
 
 /// Words of a run for which too little memory was free.
-const OUT_OF_MEMORY: [&str; 5] = [
+const OUT_OF_MEMORY: [&str; 9] = [
     "Failed to allocate memory",
     "bad_alloc",
     "out of memory",
     "cudaErrorMemoryAllocation",
     // Of whichever library: CUBLAS_STATUS_ALLOC_FAILED, CUFFT_ALLOC_FAILED.
     "_ALLOC_FAILED",
+    // Of an arena that has come to its limit: `Available memory of 8388608 is smaller than requested bytes of 16777216`.
+    "is smaller than requested bytes",
+    "Failed to find a free memory block",
+    // Of libraries that begin with a GPU as good as full. Whether its context is broken, which they say the same of, the driver is asked.
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_NOT_INITIALIZED",
 ];
 
 /// Words of a device, or a library on it, that failed.
@@ -98,6 +104,19 @@ mod tests {
         );
         kind("CUDA failure 2: out of memory ; GPU=0", EngineError::OutOfMemory);
         kind("CUDNN failure 4: CUDNN_STATUS_ALLOC_FAILED ; GPU=0", EngineError::OutOfMemory);
+        let arena = "Non-zero status code returned while running MatMul node. Name:'' Status Message: \
+                     /onnxruntime_src/onnxruntime/core/framework/bfc_arena.cc:360 void* \
+                     onnxruntime::BFCArena::AllocateRawInternal(size_t, bool, onnxruntime::Stream*)";
+        let full = format!("{arena} Available memory of 8388608 is smaller than requested bytes of 16777216");
+        kind(&full, EngineError::OutOfMemory);
+        assert!(is_out_of_memory(&full), "of a load as well");
+        kind(
+            &format!("{arena} Failed to find a free memory block despite calling Extend. rounded_bytes=256"),
+            EngineError::OutOfMemory,
+        );
+        kind("CUBLAS failure 1: CUBLAS_STATUS_NOT_INITIALIZED ; GPU=0", EngineError::OutOfMemory);
+        kind("CUDNN failure 1001: CUDNN_STATUS_NOT_INITIALIZED ; GPU=0", EngineError::OutOfMemory);
+        kind("CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0", EngineError::OutOfMemory);
         kind("CUDA failure 700: an illegal memory access was encountered ; GPU=0", EngineError::Device);
         kind("CUDA error cudaErrorNoKernelImageForDevice:no kernel image is available", EngineError::Device);
         kind("Non-zero status code returned while running Reshape node", EngineError::Input);

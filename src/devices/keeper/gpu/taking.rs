@@ -169,7 +169,7 @@ impl Keeper {
         let stuck = self.hold.as_ref().and_then(|hold| hold.health.stuck_for(now));
         match (refusal, failed) {
             (Refusal::Memory(_), None) => {
-                tracing::warn!(device, reason, "the GPU has too little free memory; it is tried again");
+                tracing::warn!(device, reason, "the GPU has no room now; it is tried again");
                 // What is said when it leaves.
                 self.claim.states.refused(Cause::Memory, reason.as_str());
                 self.leave(now, Over::Left);

@@ -76,6 +76,11 @@ fn bytes_of(datatype: DataType, shape: &[usize]) -> Result<usize, EngineError> {
 }
 
 impl Bucket {
+    /// Gives back what is ours, and leaves what is ONNX Runtime's.
+    pub(super) fn leak(self) {
+        std::mem::forget(self.binding);
+    }
+
     /// Memory for inputs of these shapes, and for the outputs whose shapes are known; on the device where the session reads them
     /// there.
     ///
