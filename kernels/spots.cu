@@ -66,7 +66,8 @@ struct SpotSetup {
     float gain, bias;
     float threshold;
     float power;           // square of the unit of the threshold, where it is uniform
-    float shot, readout;   // variance of the contrast: shot * background + readout, where they are uniform
+    int spread_pitch;      // from one of the three parts along x to the next
+    float readout;         // variance of a pixel by reading, where it is uniform
     float background_min;
     Taps along_x, along_y;
 };
@@ -78,7 +79,8 @@ struct SpotCall {
     const float *gain, *bias;                // or null
     const float *narrow_scale, *wide_scale;  // reciprocals of the means' weights, where electrons are weighted; or null
     const float* weights;                    // of the electrons there, and null where these are
-    const float *shot, *readout;             // variance of the contrast where it differs; or null
+    const float *shot, *readout;             // variance of the contrast: shot * background + readout; or null
+    const float *spread_x, *spread_y;        // where pixels are alike, that of each having 1: the sum of three products; or null
     const float* net_weights;                // of the net gradient, (2 net_reach + 1)^2
     float* electrons;
     float* narrow;    // smoothed along y: rows of the frame on the device, one row on the host
@@ -125,15 +127,25 @@ template <class Adu> DEV float around(const SpotCall& call, u32 frame, int x, in
 // What two means differ by, and the variance that this has from photons and from reading where it is asked for. Of the
 // background, which is the wide mean, no less is believed than one photon in reach of the kernel would make.
 template <class V>
-DEV void contrasted(const SpotCall& call, i64 at, V narrow, V wide, V& contrast, V& variance) {
+DEV void contrasted(const SpotCall& call, int x, int y, V narrow, V wide, V& contrast, V& variance) {
+    const i64 at = (i64)y * call.setup.pitch + x;
     if (call.narrow_scale) {
         narrow = narrow * vload<V>(call.narrow_scale + at);
         wide = wide * vload<V>(call.wide_scale + at);
     }
     contrast = narrow - wide;
     const V background = vmax(wide, vset<V>(call.setup.background_min));
-    if (call.shot) variance = background * vload<V>(call.shot + at) + vload<V>(call.readout + at);
-    else variance = background * call.setup.shot + call.setup.readout;
+    variance = background + call.setup.readout;
+    if (call.shot) {
+        variance = background * vload<V>(call.shot + at) + vload<V>(call.readout + at);
+    } else if (call.spread_x) {
+        // Planes would be as much memory again as all else is: these stay in the nearest cache.
+        const float *along_x = call.spread_x + x, *along_y = call.spread_y + 3 * (i64)y;
+        V spread = vload<V>(along_x) * along_y[0];
+        spread = spread + vload<V>(along_x + call.setup.spread_pitch) * along_y[1];
+        spread = spread + vload<V>(along_x + 2 * call.setup.spread_pitch) * along_y[2];
+        variance = variance * spread;
+    }
 }
 
 // Which lanes' contrasts are above the threshold. Squares spare the root.
@@ -260,7 +272,7 @@ KERNEL(spots_rows, (const __grid_constant__ SpotCall call)) {
     const DeviceRow wide_row = {call.wide + row, pixel.x, setup.width};
     float narrow[1], wide[1], contrast, variance;
     smooth(setup.along_x, narrow_row, wide_row, narrow, wide);
-    contrasted(call, pixel.at, narrow[0], wide[0], contrast, variance);
+    contrasted(call, pixel.x, pixel.y, narrow[0], wide[0], contrast, variance);
     call.contrast[pixel.work()] = contrast;
     if (call.noise) call.power[pixel.work()] = variance;
 }
@@ -400,7 +412,7 @@ u64 contrast(const SpotCall& call) {
                 if (column >= setup.width) break;
                 const i64 at = (i64)y * setup.pitch + column;
                 Floats difference, variance;
-                contrasted(call, at, narrow[n], wide[n], difference, variance);
+                contrasted(call, column, y, narrow[n], wide[n], difference, variance);
                 // Lanes beyond the edge are lower than any pixel.
                 if (column + LANES > setup.width)
                     difference = vsel(vcolumns(column) < setup.width, difference, vset<Floats>(-3e38f));

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 import localize
@@ -16,6 +17,7 @@ import pytest
 import requests
 import tifffile
 import wire
+import yaml
 from conftest import EXAMPLES
 from server import BINARY, LIBRARY, ROOT, until
 
@@ -488,3 +490,40 @@ def test_metadata_tells_what_is_taken_and_given(server):
     outputs = [output["name"] for output in described["outputs"]]
     got = localize.infer(server, {"rois": np.full((2, 7, 7), 110, "<f4")})
     assert list(got) == outputs, json.dumps(described)
+
+
+def of_several_files(frames, first, metadata_file):
+    """One of the files of a movie that Micro-Manager parted: its OME-XML points to another."""
+    ome = (
+        '<?xml version="1.0" encoding="UTF-8"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2013-06" '
+        f'UUID="urn:uuid:{first:08}"><BinaryOnly MetadataFile="{metadata_file}" UUID="urn:uuid:0"/></OME>'
+    )
+    file = io.BytesIO()
+    tifffile.imwrite(file, frames, photometric="minisblack", description=ome, metadata=None)
+    return file.getvalue()
+
+
+def test_a_movie_in_several_files_is_analysed_file_by_file_with_numbers_that_go_on(server):
+    movie = localize.movie()
+    whole = localize.rows(server, localize.npy(movie))
+    first, second = (of_several_files(part, at, "movie_MMStack_Pos0.ome.tif") for at, part in [(0, movie[:100]), (100, movie[100:])])
+    for data in (first, second):
+        for asked in ({}, {"planes": "all"}):
+            wire.problem(localize.post(server, data, **asked), 400, r'names "movie_MMStack_Pos0.ome.tif".*planes=here')
+    parts = [localize.rows(server, data, planes="here", first_frame=at) for at, data in [(0, first), (100, second)]]
+    assert len(parts[1]) > 100
+    assert np.concatenate(parts).tobytes() == whole.tobytes()
+
+    asked = {"planes": "here", "first_frame": 100}
+    columns, head, tail = localize.read_ndjson(localize.post(server, second, **asked).content)
+    assert (head["first_frame"], tail["frames"]) == (100, len(movie) - 100)
+    assert (columns["frame"] == parts[1]["frame"]).all()
+    storm = localize.read_csv(localize.post(server, second, format="thunderstorm", **asked).content)
+    assert (storm["frame"].min(), storm["frame"].max()) == (parts[1]["frame"].min() + 1, parts[1]["frame"].max() + 1)
+    # Picasso takes rows for wrong whose frame is not below the number of frames.
+    archive = localize.post(server, second, format="picasso", **asked).content
+    assert localize.read_picasso(archive)["frame"].min() >= 100
+    with zipfile.ZipFile(io.BytesIO(archive)) as files:
+        described = yaml.safe_load(files.read("spots.yaml"))
+    assert described["Frames"] == len(movie)
+    wire.problem(localize.post(server, second, format="png", **asked), 400, "first_frame numbers rows")

@@ -113,7 +113,8 @@ def test_noise_of_an_emccd_is_taken_for_no_more_spots_than_it_should_be(server):
     random = np.random.default_rng(5)
     places = [(x, y) for x in range(12, 90, 16) for y in range(12, 60, 16)]
     expected = 10 + sum(light(x, y, 900, 64, 96) for x, y in places)
-    frames = multiplied(np.broadcast_to(expected, (20, 64, 96)), random)
+    # And as many frames without a spot that what is taken for one is counted.
+    frames = multiplied(np.concatenate([np.broadcast_to(expected, (20, 64, 96)), np.full((120, 64, 96), 10.0)]), random)
     asked = {"sigma_px": SIGMA, "noise_min": 5, **EMCCD}
     found = localize.rows(server, localize.npy(frames), "plain", excess_noise=2, **asked)
     plain = localize.rows(server, localize.npy(frames), "plain", **asked)

@@ -1,7 +1,7 @@
 //! Finds spots in a movie from a file, for tests and measurements from outside: `find_spots JOB.json`, see [`Job`].
 //!
 //! Files are raw and little-endian. The results are, for each spot, u32 frame, x, y, corner x, corner y, and f32 score; the
-//! ROIs in the movie's type; the contrast of the last frame in f32. One line of JSON on standard output says how long it took.
+//! ROIs in the movie's type; the contrast of every frame in f32, where that is asked for. One line of JSON on standard output says how long it took.
 
 #[path = "files.rs"]
 mod files;
@@ -43,7 +43,7 @@ struct Job {
     repeat: usize,
     out_spots: String,
     out_rois: String,
-    out_contrast: String,
+    out_contrast: Option<String>,
 }
 
 fn options(job: &Job) -> anyhow::Result<FinderOptions> {
@@ -82,10 +82,11 @@ fn main() -> anyhow::Result<()> {
     let mut rois = RoiBuffer::new(job.side)?;
     // Of each frame by itself: passes over the movie are longer than a busy machine leaves a thread alone.
     let mut fastest = vec![(f64::MAX, f64::MAX); frames];
-    let mut out = Vec::new();
+    let (mut out, mut contrasts) = (Vec::new(), Vec::new());
     for _ in 0..job.repeat {
         rois.clear();
         out.clear();
+        contrasts.clear();
         for (t, (find_fastest, cut_fastest)) in fastest.iter_mut().enumerate() {
             let began = Instant::now();
             let spots = finder.find(frame(t))?;
@@ -97,6 +98,9 @@ fn main() -> anyhow::Result<()> {
                 let [x, y] = spot.corner;
                 out.extend([t as u32, spot.x, spot.y, x, y, spot.score.to_bits()]);
             }
+            if job.out_contrast.is_some() {
+                contrasts.extend(finder.contrast().iter().flat_map(|value| value.to_le_bytes()));
+            }
         }
     }
     let find_seconds: f64 = fastest.iter().map(|(find, _)| find).sum();
@@ -104,8 +108,9 @@ fn main() -> anyhow::Result<()> {
     let count = rois.len();
     fs::write(&job.out_spots, out.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>())?;
     fs::write(&job.out_rois, rois.to_le_bytes())?;
-    let contrast = finder.contrast();
-    fs::write(&job.out_contrast, contrast.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())?;
+    if let Some(path) = &job.out_contrast {
+        fs::write(path, contrasts)?;
+    }
     let per_photon = finder.contrast_per_photon();
     println!(
         r#"{{"instructions":"{set}","spots":{count},"find_seconds":{find_seconds},"seconds":{seconds},"contrast_per_photon":{per_photon}}}"#

@@ -87,7 +87,7 @@ def blinking(random, shape, per_px, photons=1000.0, **given):
 
 
 def find(movie, options=Options(), instructions=None, repeat=1):
-    """The spots, their ROIs, and what else is known: seconds, and the contrast of the last frame."""
+    """The spots, their ROIs, and what else is known: seconds, and the contrast of each frame."""
     frames, height, width = movie.adu.shape
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
@@ -110,7 +110,7 @@ def find(movie, options=Options(), instructions=None, repeat=1):
             "repeat": repeat,
             "out_spots": str(folder / "spots"),
             "out_rois": str(folder / "rois"),
-            "out_contrast": str(folder / "contrast"),
+            "out_contrast": str(folder / "contrast") if repeat == 1 else None,
         }
         (folder / "job.json").write_text(json.dumps(job))
         done = subprocess.run([BINARY, folder / "job.json"], capture_output=True, text=True)
@@ -120,8 +120,8 @@ def find(movie, options=Options(), instructions=None, repeat=1):
         spots = np.fromfile(folder / "spots", SPOT)
         side = options.side
         report["rois"] = np.fromfile(folder / "rois", "<u2" if kind == "u16" else "<f4").reshape(-1, side, side)
-        if options.method == "contrast":
-            report["contrast"] = np.fromfile(folder / "contrast", "<f4").reshape(height, width)
+        if options.method == "contrast" and repeat == 1:
+            report["contrast"] = np.fromfile(folder / "contrast", "<f4").reshape(movie.adu.shape)
     return spots, report
 
 

@@ -1,12 +1,12 @@
 """How spots are found, in float64 and without regard to speed: what the kernels are held against.
 
 Nothing of it is taken from them. Means are SciPy's, windows are looked at one by one, and the noise of a contrast is summed over
-the two-dimensional weights of each pixel.
+what SciPy's means make of each pixel by itself.
 """
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from scipy.ndimage import gaussian_filter
+from scipy.ndimage import gaussian_filter, gaussian_filter1d
 from scipy.special import erf
 
 
@@ -74,17 +74,28 @@ def difference(plane_weights, options):
     return parts[0] - parts[1]
 
 
+def responses(count, sigma):
+    """What a mean along an axis of `count` pixels has of each, [count, count]: of one that is mirrored, all that it counts for."""
+    return gaussian_filter1d(np.eye(count), sigma, axis=0, mode="reflect", radius=int(np.ceil(3 * sigma)))
+
+
 def noise(plane, camera, options):
     """Standard deviation of the contrast where there is no spot, [height, width]."""
     weights = np.broadcast_to(pixel_weights(camera), plane.shape).astype(float)
     variance = np.broadcast_to(np.square(camera.read_noise), plane.shape).astype(float)
-    squares = difference(weights, options) ** 2
-    wide = widths(options)[1]
-    ry, rx = reach(wide)
-    padded = np.pad(variance, ((ry, ry), (rx, rx)), mode="symmetric")
-    readout = (squares * sliding_window_view(padded, squares.shape[2:])).sum(axis=(2, 3))
-    background = np.maximum(both_means(plane, weights, options)[1], gauss(wide).max())
-    return np.sqrt(squares.sum(axis=(2, 3)) * background + readout)
+    by_axis = [[responses(n, s) for n, s in zip(plane.shape, sigma)] for sigma in widths(options)]
+    totals = [mean(weights, sigma) for sigma in widths(options)]
+
+    def spread(of_pixel):
+        """The sum over pixels of (narrow response - wide response)² times what a pixel has, at each pixel."""
+        parts = 0
+        for i, sign in ((0, 0), 1), ((0, 1), -2), ((1, 1), 1):
+            (ya, xa), (yb, xb) = (by_axis[k] for k in i)
+            parts += sign * ((ya * yb) @ (weights**2 * of_pixel) @ (xa * xb).T) / (totals[i[0]] * totals[i[1]])
+        return parts
+
+    background = np.maximum(both_means(plane, weights, options)[1], gauss(widths(options)[1]).max())
+    return np.sqrt(spread(1.0) * background + spread(variance))
 
 
 def spot_share(sigma, at):

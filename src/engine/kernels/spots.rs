@@ -90,7 +90,8 @@ pub enum Threshold {
     Photons(#[serde(with = "crate::bits")] f32),
     /// So many standard deviations of the contrast that photons and reading make where there is no spot: the
     /// root of `Σ weights² * (background + read noise²)`, with the wide mean at the pixel itself as background. This
-    /// follows uneven illumination, and holds as far as the camera's offset and gain do. Scores are multiples.
+    /// follows uneven illumination, and holds as far as the camera's offset and gain do, up to the edges of the frame: a
+    /// pixel that is seen in the mirror as well has the weight of both. Scores are multiples.
     Noise(#[serde(with = "crate::bits")] f32),
 }
 
@@ -199,8 +200,9 @@ impl SpotFinder {
 
     /// Memory that it holds, in bytes.
     pub fn bytes(&self) -> usize {
-        let planes = [&self.electrons, &self.narrow, &self.wide, &self.contrast, &self.noise];
-        let values: usize = planes.iter().map(|plane| plane.values().len()).sum();
+        let work = [&self.electrons, &self.narrow, &self.wide, &self.contrast, &self.noise];
+        let planes = work.into_iter().chain(self.plan.constants());
+        let values: usize = planes.map(|plane| plane.values().len()).sum();
         values * size_of::<f32>() + size_of_val(&*self.above) + size_of_val(&*self.spots)
     }
 

@@ -18,7 +18,7 @@ use crate::{
 use axum::http::{HeaderMap, header};
 
 /// Keys of the query beside those of [`Options`] and of [`Settings`].
-const OWN_KEYS: [&str; 4] = ["input", "dtype", "shape", "format"];
+const OWN_KEYS: [&str; 6] = ["input", "planes", "first_frame", "dtype", "shape", "format"];
 
 /// What is accepted, for messages.
 const ACCEPTED: &str = "application/x-ndjson, text/csv, text/csv; profile=thunderstorm, application/zip (Picasso), \
@@ -32,6 +32,10 @@ pub(super) struct Asked {
     pub(super) settings: Settings,
     /// What the frames of the stack are.
     pub(super) holds: Holds,
+    /// Whether planes in other files, which its own names, are left to other requests.
+    pub(super) file_alone: bool,
+    /// The number of the first frame.
+    pub(super) first_frame: u32,
     /// How the body is stored; `None`: its first bytes say.
     pub(super) stack: Option<StackFormat>,
     /// What counts the bytes of the body, where they come packed.
@@ -53,6 +57,7 @@ impl Asked {
 
     fn read(query: &str, headers: &HeaderMap, mut settings: Settings) -> Result<Asked, Wrong> {
         let (mut holds, mut format, mut options) = (Holds::Auto, None, Options::default());
+        let (mut file_alone, mut first_frame) = (false, None);
         let (mut dtype, mut shape) = (None, None);
         let mut pairs = query::pairs(query)?;
         // It says more of what another one says.
@@ -62,6 +67,8 @@ impl Asked {
             let value = value.as_ref();
             match key.as_ref() {
                 "input" => holds = word("input", value, Holds::from_name, "auto, frames or rois")?,
+                "planes" => file_alone = word("planes", value, is_here, "all or here")?,
+                "first_frame" => first_frame = Some(whole("first_frame", value)?),
                 "dtype" => dtype = Some(sample_type(value)?),
                 "shape" => shape = Some(value.to_owned()),
                 "format" => {
@@ -82,12 +89,18 @@ impl Asked {
             None => self::format(headers)?,
         };
         options::agree(&pairs, format)?;
+        if first_frame.is_some() && format == Format::Png {
+            return Err("first_frame numbers rows, but the format is png, which has none: leave it out"
+                .to_owned()
+                .into());
+        }
         // A preset is about columns of our own. Other formats have theirs, so that they pass over the model's, but not the request's.
         if format.has_open_columns() || pairs.iter().any(|(key, _)| key == "preset") {
             options.columns = settings.columns();
         }
         let stack = raw(headers, dtype, shape.as_deref())?;
-        Ok(Asked { settings, holds, stack, came: None, format, options })
+        let first_frame = first_frame.unwrap_or(0);
+        Ok(Asked { settings, holds, file_alone, first_frame, stack, came: None, format, options })
     }
 }
 
@@ -101,6 +114,19 @@ impl From<String> for Wrong {
     fn from(why: String) -> Wrong {
         Wrong::Query(why)
     }
+}
+
+/// Whether planes are those of the file itself.
+fn is_here(planes: &str) -> Option<bool> {
+    match planes {
+        "all" => Some(false),
+        "here" => Some(true),
+        _ => None,
+    }
+}
+
+fn whole(key: &str, value: &str) -> Result<u32, String> {
+    value.parse().map_err(|_| format!("{key} is {value:?}, expected a whole number from 0 to {}", u32::MAX))
 }
 
 fn sample_type(value: &str) -> Result<SampleType, String> {
@@ -355,6 +381,9 @@ mod tests {
     fn mistakes_name_their_key_and_what_is_allowed() {
         for (query, expected) in [
             ("psf=gauss", "psf is \"gauss\", expected xynb, xynbs"),
+            ("planes=mine", "planes is \"mine\", expected all or here"),
+            ("first_frame=-1", "first_frame is \"-1\", expected a whole number from 0 to 4294967295"),
+            ("first_frame=10&format=png", "first_frame numbers rows, but the format is png"),
             ("format=xml", "format is \"xml\", expected csv"),
             ("gian=1.3", "unknown key \"gian\" in the query; there are input"),
             ("gian=1.3", "spots_max; nearest: gain"),

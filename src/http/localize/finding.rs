@@ -15,6 +15,7 @@ use crate::{
         streamed::Queued,
         tally::Tally,
     },
+    image::stack,
     models::Model,
     tasks::localize::{
         Format, Options, Writer,
@@ -70,6 +71,7 @@ pub(super) struct Finding {
     call: Call,
     format: Format,
     options: Options,
+    first_frame: u32,
     /// On the pool while it works.
     stager: Option<Stager>,
     begun: bool,
@@ -81,7 +83,8 @@ pub(super) struct Finding {
 
 impl Finding {
     pub(super) fn new(front: Arc<Front>, model: Arc<Model>, call: Call, asked: Asked) -> Finding {
-        let stager = Stager::new(asked.settings, asked.holds, asked.stack, front.limits.stack.clone());
+        let reading = stack::Options { file_alone: asked.file_alone, ..front.limits.stack.clone() };
+        let stager = Stager::new(asked.settings, asked.holds, asked.stack, reading);
         let [frames, beside] = [(); 2].map(|()| share::of_work(call.permit.as_deref()));
         let mut stager = stager.charging(frames, beside);
         if let Some(came) = asked.came {
@@ -96,6 +99,7 @@ impl Finding {
             call,
             format: asked.format,
             options,
+            first_frame: asked.first_frame,
             stager: Some(stager),
             begun: false,
             looked: Duration::ZERO,
@@ -187,6 +191,7 @@ impl Finding {
         }
         self.begun = true;
         let mut schema = self.stager().schema().map_err(InferError::BadRequest)?;
+        schema.first_frame = self.first_frame;
         schema.notes.push(("served_as".into(), format!("{} {}", self.model.name, self.model.version)));
         let writer = Writer::new(self.format, &schema, &self.options).map_err(InferError::BadRequest)?;
         tell(found, Found::Begin(Box::new(writer))).await

@@ -82,7 +82,7 @@ impl Wanted {
             return Err(StackError::unsupported(
                 Format::Tiff,
                 format!("planes in other files (its OME-XML names {file:?})"),
-                "save all planes to one file, or ask for those of this file alone",
+                "save all planes to one file, or ask for those of this file alone (planes=here; ocelli predict: --set planes=here)",
             ));
         }
         Ok(Step::Ready(()))

@@ -272,7 +272,7 @@ impl Writer {
     pub fn chunk(&mut self, table: Table, out: &mut Pieces) -> Result<(), String> {
         let status = table.check(&self.schema)?;
         let mut counts = self.counts.clone();
-        let table = if self.keep == Keep::All && self.p_min <= 0.0 {
+        let mut table = if self.keep == Keep::All && self.p_min <= 0.0 {
             counts.add(&table, status, table.rows());
             table
         } else {
@@ -288,6 +288,9 @@ impl Writer {
             counts.add(&table, status, kept);
             if kept == table.rows() { table } else { table.select(&keep) }
         };
+        if self.schema.first_frame > 0 {
+            table.count_from(self.schema.first_frame)?;
+        }
         self.encoder.rows(table, self.counts.written, out)?;
         self.counts = counts;
         Ok(())
@@ -376,6 +379,36 @@ mod tests {
         for format in Format::ALL {
             assert_eq!(Format::from_name(format.name()), Some(format));
         }
+    }
+
+    #[test]
+    fn frames_go_on_from_those_of_another_file_in_every_format() {
+        let (plain, later) = (square(Model::Xynb), Schema { first_frame: 1500, ..square(Model::Xynb) });
+        let rows = table(&plain, 4);
+        let text = |format| written(format, &later, &Options::default(), &[&rows]);
+        let csv = text(Format::Csv);
+        let first = |text: &str| -> Vec<String> {
+            let lines = text.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_digit()));
+            lines.map(|line| line.split(',').next().unwrap().to_owned()).collect()
+        };
+        assert_eq!(first(&csv), ["1500", "1500", "1500", "1501"]);
+        assert!(csv.contains("first_frame 1500"), "{csv}");
+        let columns = Options { columns: Columns::GaussMle, ..Options::default() };
+        let gaussmle = written(Format::Csv, &later, &columns, &[&rows]);
+        assert!(gaussmle.contains(",1502,") && !gaussmle.contains(",1500,"), "{gaussmle}");
+        let storm = text(Format::ThunderStorm);
+        assert!(storm.lines().nth(1).unwrap().starts_with("1,1501,"), "{storm}");
+        let ndjson = text(Format::Ndjson);
+        assert!(ndjson.contains("\"first_frame\":1500") && ndjson.contains("{\"frame\":1501,"), "{ndjson}");
+        // The counts are those of this file alone; Picasso's number of frames is of all, or its programs would cut rows off.
+        assert!(ndjson.contains("\"frames\":2"), "{ndjson}");
+        let bytes = bytes(Format::Hdf5, &later, &Options::default(), &[&rows]);
+        assert!(String::from_utf8_lossy(&bytes).contains("\"Frames\":1502"));
+
+        let last = Schema { first_frame: u32::MAX, ..plain };
+        let mut writer = Writer::new(Format::Csv, &last, &Options::default()).unwrap();
+        let error = writer.chunk(rows, &mut Pieces::default()).unwrap_err();
+        assert_eq!(error, "frame 1, counted from first_frame=4294967295, does not fit into 32 bits");
     }
 
     #[test]

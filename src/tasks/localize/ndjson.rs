@@ -38,6 +38,7 @@ impl Ndjson {
                 ("sigma_px" | "pixel_size_nm", Some(numbers)) => json!(numbers),
                 ("frame_size_px", _) => json!(self.schema.frame_size),
                 ("frames", _) => json!(self.schema.frames),
+                ("first_frame", _) => json!(self.schema.first_frame),
                 ("excess_noise", _) => json!(self.schema.excess_noise),
                 ("axes", _) => json!(self.schema.axes.map(|axes| json!({
                     "frames": axes.frames, "slices": axes.slices, "channels": axes.channels,

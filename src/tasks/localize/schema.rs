@@ -167,6 +167,8 @@ pub struct Schema {
     pub frame_size: Option<[u32; 2]>,
     /// How many frames there are, where known before the end.
     pub frames: Option<u32>,
+    /// The number of the first of them, where they go on from those of another file; else 0.
+    pub first_frame: u32,
     /// What the frames are by the file's own word: points in time, slices, channels.
     pub axes: Option<Dimensions>,
     /// How many times the variance of a number of photo-electrons is their mean, since the camera multiplied them (F²); else 1.
@@ -189,6 +191,7 @@ impl Schema {
             pixel_nm: None,
             frame_size: None,
             frames: None,
+            first_frame: 0,
             axes: None,
             excess_noise: 1.0,
             score: None,
@@ -257,6 +260,9 @@ impl Schema {
         }
         if let Some(frames) = self.frames {
             fact("frames", frames.to_string());
+        }
+        if self.first_frame > 0 {
+            fact("first_frame", self.first_frame.to_string());
         }
         if let Some(Dimensions { frames, slices, channels }) = self.axes {
             fact("axes", format!("{frames} frames x {slices} slices x {channels} channels"));

@@ -108,6 +108,19 @@ impl Table {
         self.over_spots_max += other.over_spots_max;
     }
 
+    /// Numbers frames from `first` on instead of 0.
+    ///
+    /// # Errors
+    /// A number beyond 32 bits.
+    pub(super) fn count_from(&mut self, first: u32) -> Result<(), String> {
+        self.frame.iter_mut().try_for_each(|frame| {
+            *frame = frame.checked_add(first).ok_or_else(|| {
+                format!("frame {frame}, counted from first_frame={first}, does not fit into 32 bits")
+            })?;
+            Ok(())
+        })
+    }
+
     /// The rows for which `keep` is true.
     pub(super) fn select(&self, keep: &[bool]) -> Table {
         fn pick<T: Copy>(column: &[T], keep: &[bool]) -> Vec<T> {

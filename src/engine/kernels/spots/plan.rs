@@ -3,12 +3,12 @@
 use super::{
     Border, FinderOptions, Method, Threshold,
     plane::{Plane, pitch},
-    weights::{Kernel, REACH_MAX, net_weights},
+    weights::{Kernel, REACH_MAX, Within, net_weights},
 };
 use crate::engine::kernels::Camera;
 
 /// Planes that are ready before the first frame.
-pub(super) const CONSTANTS: usize = 9;
+pub(super) const CONSTANTS: usize = 11;
 
 /// `Taps` of `kernels/filter.cuh`.
 #[derive(Debug, Clone, Copy, bytemuck::NoUninit)]
@@ -35,7 +35,7 @@ struct SpotSetup {
     bias: f32,
     threshold: f32,
     power: f32,
-    shot: f32,
+    spread_pitch: i32,
     readout: f32,
     background_min: f32,
     along_x: Taps,
@@ -55,6 +55,8 @@ pub struct SpotCall {
     weights: u64,
     shot: u64,
     readout: u64,
+    spread_x: u64,
+    spread_y: u64,
     net_weights: u64,
     pub(super) electrons: u64,
     pub(super) narrow: u64,
@@ -83,6 +85,8 @@ pub(super) struct Plan {
     weights: Plane,
     shot: Plane,
     readout: Plane,
+    spread_x: Plane,
+    spread_y: Plane,
     power: Plane,
     net_weights: Plane,
 }
@@ -109,7 +113,7 @@ impl Plan {
                 bias: camera.uniform.bias - camera.uniform.variance,
                 threshold: 0.0,
                 power: 0.0,
-                shot: 0.0,
+                spread_pitch: 0,
                 readout: 0.0,
                 background_min: 0.0,
                 along_x: no_taps,
@@ -124,6 +128,8 @@ impl Plan {
             weights: Plane::none(),
             shot: Plane::none(),
             readout: Plane::none(),
+            spread_x: Plane::none(),
+            spread_y: Plane::none(),
             power: Plane::none(),
             net_weights: Plane::none(),
         };
@@ -144,14 +150,14 @@ impl Plan {
                 plan.by_noise = matches!(threshold, Threshold::Noise(_));
                 let sigma = sigma_px.map(f64::from);
                 let means = [sigma, sigma.map(|sigma| sigma * f64::from(wide))].map(Kernel::gaussian);
-                plan.means(camera, width, &means, sigma);
+                plan.means(camera, [width, height], &means, sigma);
             }
         }
         plan
     }
 
     /// The means, and what a contrast is measured by.
-    fn means(&mut self, camera: &Camera, width: usize, means: &[Kernel; 2], sigma: [f64; 2]) {
+    fn means(&mut self, camera: &Camera, size: [usize; 2], means: &[Kernel; 2], sigma: [f64; 2]) {
         let [narrow, wide] = means;
         self.setup.along_x = taps(&narrow.x, &wide.x);
         self.setup.along_y = taps(&narrow.y, &wide.y);
@@ -160,18 +166,15 @@ impl Plan {
         let per_photon = seen[0].sum() - seen[1].sum();
         self.contrast_per_photon = per_photon as f32;
         self.setup.power = (per_photon * per_photon) as f32;
-        // Of the weights' squares, since pixels vary independently: (narrow - wide)².
-        let squares = [narrow.times(narrow), narrow.times(wide), wide.times(wide)];
-        let shot = squares[0].sum() - 2.0 * squares[1].sum() + squares[2].sum();
-        self.setup.shot = shot as f32;
 
         let Some(maps) = &camera.maps else {
-            self.setup.readout = (shot * f64::from(camera.uniform.variance)) as f32;
+            self.noise_of_equals(camera.uniform.variance, size, means);
             return;
         };
+        let [width, height] = size;
         let first = maps.variance.first().copied().unwrap_or_default();
         if maps.variance.iter().all(|variance| *variance == first) {
-            self.setup.readout = (shot * f64::from(first)) as f32;
+            self.noise_of_equals(first, size, means);
             self.convert(camera, width, |_| 1.0);
             return;
         }
@@ -179,24 +182,26 @@ impl Plan {
         let weight = |variance: f32| typical / (variance + typical);
         self.convert(camera, width, weight);
         let weights: Vec<f32> = maps.variance.iter().map(|variance| weight(*variance)).collect();
-        let scales = [narrow, wide]
-            .map(|mean| mean.over(&weights, width).iter().map(|sum| sum.recip()).collect::<Vec<f32>>());
-        // The sum at each pixel of (narrow weight / its total - wide weight / its total)² times what a pixel has.
-        let variance = |of_pixel: Vec<f32>| {
-            let [nn, nw, ww] = [0, 1, 2].map(|i| squares[i].over(&of_pixel, width));
-            let at = |i: usize| {
-                let [n, w] = [scales[0][i], scales[1][i]];
-                (nn[i] * n * n - 2.0 * nw[i] * n * w + ww[i] * w * w).max(0.0)
-            };
-            Plane::of(&(0..of_pixel.len()).map(at).collect::<Vec<f32>>(), width)
-        };
+        let sums = |kernel: &Kernel| kernel.within(width, height).over(&weights);
+        let scales =
+            [narrow, wide].map(|mean| sums(mean).iter().map(|sum| sum.recip()).collect::<Vec<f32>>());
         if self.by_noise {
+            let squares = squares(means, size);
+            // The sum at each pixel of (narrow weight / its total - wide weight / its total)² times what a pixel has.
+            let variance = |of_pixel: Vec<f32>| {
+                let [nn, nw, ww] = squares.each_ref().map(|square| square.over(&of_pixel));
+                let at = |i: usize| {
+                    let [n, w] = [scales[0][i], scales[1][i]];
+                    (nn[i] * n * n - 2.0 * nw[i] * n * w + ww[i] * w * w).max(0.0)
+                };
+                Plane::of(&(0..of_pixel.len()).map(at).collect::<Vec<f32>>(), width)
+            };
             self.shot = variance(weights.iter().map(|weight| weight * weight).collect());
             let read =
                 weights.iter().zip(&maps.variance).map(|(weight, variance)| weight * weight * variance);
             self.readout = variance(read.collect());
         } else {
-            let [n, w] = [0, 1].map(|i| seen[i].over(&weights, width));
+            let [n, w] = seen.each_ref().map(sums);
             // Where weights leave next to nothing of a spot, its light is not made up from that.
             let least = 0.2 * self.contrast_per_photon;
             let at = |i: usize| (n[i] * scales[0][i] - w[i] * scales[1][i]).max(least).powi(2);
@@ -206,6 +211,30 @@ impl Plan {
         self.narrow_scale = Plane::of(&narrow_scale, width);
         self.wide_scale = Plane::of(&wide_scale, width);
         self.weights = Plane::of(&weights, width);
+    }
+
+    /// What the noise of a contrast is made of, where it is asked for and all pixels have this variance by reading: three products of
+    /// what a column has and what a row has.
+    fn noise_of_equals(&mut self, variance: f32, [width, height]: [usize; 2], means: &[Kernel; 2]) {
+        if !self.by_noise {
+            return;
+        }
+        let parts = squares(means, [width, height]).each_ref().map(Within::sums);
+        let pitch = pitch(width);
+        let mut along_x = vec![0.0; 3 * pitch];
+        let mut along_y = vec![0.0; 3 * height];
+        for (part, ([columns, rows], factor)) in parts.iter().zip([1.0, -2.0, 1.0]).enumerate() {
+            for (x, sum) in columns.iter().enumerate() {
+                along_x[part * pitch + x] = (factor * sum) as f32;
+            }
+            for (y, sum) in rows.iter().enumerate() {
+                along_y[3 * y + part] = *sum as f32;
+            }
+        }
+        self.setup.readout = variance;
+        self.setup.spread_pitch = pitch as i32;
+        self.spread_x = Plane::plain(along_x);
+        self.spread_y = Plane::plain(along_y);
     }
 
     /// How pixels become electrons, times a weight by their variance; for cameras with maps.
@@ -250,6 +279,8 @@ impl Plan {
             &self.weights,
             &self.shot,
             &self.readout,
+            &self.spread_x,
+            &self.spread_y,
             &self.power,
             &self.net_weights,
         ]
@@ -262,7 +293,19 @@ impl Plan {
 
     /// The same with constants at these addresses, 0 for none.
     pub(super) fn call_with(&self, constants: [u64; CONSTANTS]) -> SpotCall {
-        let [gain, bias, narrow_scale, wide_scale, weights, shot, readout, power, net_weights] = constants;
+        let [
+            gain,
+            bias,
+            narrow_scale,
+            wide_scale,
+            weights,
+            shot,
+            readout,
+            spread_x,
+            spread_y,
+            power,
+            net_weights,
+        ] = constants;
         SpotCall {
             setup: self.setup,
             frame: 0,
@@ -273,6 +316,8 @@ impl Plan {
             weights,
             shot,
             readout,
+            spread_x,
+            spread_y,
             net_weights,
             electrons: 0,
             narrow: 0,
@@ -312,6 +357,12 @@ impl SpotCall {
             self.noise = 1;
         }
     }
+}
+
+/// The parts of (narrow weight - wide weight)² of each pixel: what the variance of a contrast is made of, since pixels vary independently.
+fn squares(means: &[Kernel; 2], [width, height]: [usize; 2]) -> [Within; 3] {
+    let [narrow, wide] = means.each_ref().map(|mean| mean.within(width, height));
+    [narrow.times(&narrow), narrow.times(&wide), wide.times(&wide)]
 }
 
 fn taps(narrow: &[f64], wide: &[f64]) -> Taps {

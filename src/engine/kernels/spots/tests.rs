@@ -400,6 +400,70 @@ fn frames_as_small_as_a_box_and_widths_as_large_as_can_be_work() {
     assert_eq!(places(&scene.find(&options)), [[11, 11]]);
 }
 
+/// By how much the noise that scores are multiples of is off, at most, in frames of 22 x 20 pixels: at corners, edges and between. What
+/// it should be is the sum over pixels of what the contrast has of each, squared, times the pixel's variance.
+fn check_the_unit_of_noise(what: &str, variance: impl Fn(usize) -> f32, camera: &Camera) {
+    const BACKGROUND: f32 = 1000.0;
+    let (width, height) = (22, 20);
+    let sigma_px = [1.3, 0.9];
+    let method = Method::Contrast { sigma_px, wide: 2.0, threshold: Threshold::Noise(0.01), radius: 3 };
+    let options = FinderOptions { method, ..contrast(Threshold::Noise(0.01)) };
+    let mut finder = SpotFinder::new(&options, camera, width, height).unwrap();
+    let mut with = |pixel: usize, more: f32| {
+        let mut frame = vec![BACKGROUND; width * height];
+        frame[pixel] += more;
+        finder.find(Adu::F32(&frame)).unwrap();
+        let strongest = finder.spots().iter().max_by(|a, b| a.score.total_cmp(&b.score)).copied();
+        (finder.contrast(), strongest)
+    };
+    let responses: Vec<Vec<f32>> = (0..width * height).map(|pixel| with(pixel, 1e6).0).collect();
+    let [mut worst, mut met] = [0f64; 2];
+    for pixel in 0..width * height {
+        let (contrast, spot) = with(pixel, 40.0);
+        let spot = spot.unwrap();
+        let at = spot.y as usize * width + spot.x as usize;
+        let of_pixel = |(i, response): (usize, &Vec<f32>)| {
+            (f64::from(response[at]) / 1e6).powi(2) * f64::from(BACKGROUND + variance(i))
+        };
+        let noise = responses.iter().enumerate().map(of_pixel).sum::<f64>().sqrt();
+        let off = f64::from(contrast[at] / spot.score) / noise - 1.0;
+        met += f64::from(u8::from(at == pixel));
+        worst = worst.max(off.abs());
+    }
+    println!("{what}: off by {worst:.1e}, at {met} of {} pixels", width * height);
+    assert!(met > 0.8 * (width * height) as f64, "{what}: {met}");
+    // The pixel that is asked about makes the background 0.6 % higher.
+    assert!(worst < 0.01, "{what}: {worst}");
+}
+
+#[test]
+fn the_unit_of_noise_is_that_of_the_contrast_at_edges_and_in_corners_too() {
+    let [zero, one] = [CameraValue::Scalar(0.0), CameraValue::Scalar(1.0)];
+    check_the_unit_of_noise("ideal", |_| 0.0, &Camera::ideal());
+    let camera = Camera::new(&zero, &one, &CameraValue::Scalar(20.0)).unwrap();
+    check_the_unit_of_noise("uniform", |_| 400.0, &camera);
+    let camera = Camera::new(&zero, &one, &map(22, 20, |_, _| 20.0)).unwrap();
+    check_the_unit_of_noise("maps of equal pixels", |_| 400.0, &camera);
+    let noise = |x: usize, y: usize| 20.0 + ((7 * x + 13 * y) % 31) as f32 + if x == 0 { 60.0 } else { 0.0 };
+    let camera = Camera::new(&zero, &one, &map(22, 20, noise)).unwrap();
+    check_the_unit_of_noise("maps", |i| noise(i % 22, i / 22).powi(2), &camera);
+}
+
+#[test]
+fn memory_counts_what_is_ready_before_the_first_frame_too() {
+    let bytes =
+        |threshold, camera: &Camera| SpotFinder::new(&contrast(threshold), camera, 200, 100).unwrap().bytes();
+    let pixels = 200 * 100 * size_of::<f32>();
+    let ideal = Camera::ideal();
+    let photons = bytes(Threshold::Photons(100.0), &ideal);
+    let noise = bytes(Threshold::Noise(5.0), &ideal);
+    assert!(noise >= photons + pixels, "{noise} {photons}");
+    let [zero, one] = [CameraValue::Scalar(0.0), CameraValue::Scalar(1.0)];
+    let camera = Camera::new(&zero, &one, &map(200, 100, |x, _| 1.0 + (x % 3) as f32)).unwrap();
+    // Gain, bias, weights, the scales of both means, and the parts of the noise.
+    assert!(bytes(Threshold::Noise(5.0), &camera) >= noise + 7 * pixels);
+}
+
 #[test]
 fn what_cannot_be_looked_for_is_an_error_that_names_it() {
     let check = |options: FinderOptions, width, height, expected: &str| {

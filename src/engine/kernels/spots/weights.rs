@@ -1,5 +1,7 @@
 //! Weighted sums over neighbourhoods: the means that a contrast is made of, and the net gradient.
 
+use std::ops::Range;
+
 /// `REACH_MAX` of `kernels/filter.cuh`: 3 widths of the widest mean.
 pub(super) const REACH_MAX: usize = 45;
 
@@ -30,46 +32,127 @@ impl Kernel {
         Kernel { x: axis(&self.x, sigma_x), y: axis(&self.y, sigma_y) }
     }
 
-    pub(super) fn times(&self, other: &Kernel) -> Kernel {
-        let axis = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).collect();
-        Kernel { x: axis(&self.x, &other.x), y: axis(&self.y, &other.y) }
-    }
-
     /// Of its weights.
     pub(super) fn sum(&self) -> f64 {
         let axis = |weights: &[f64]| weights[0] + 2.0 * weights[1..].iter().sum::<f64>();
         axis(&self.x) * axis(&self.y)
     }
 
-    /// The weighted sum at each pixel of a plane, which goes on beyond its edges as in a mirror.
-    pub(super) fn over(&self, plane: &[f32], width: usize) -> Vec<f32> {
-        let height = plane.len() / width;
+    /// The same in a plane of so many columns and rows.
+    pub(super) fn within(&self, width: usize, height: usize) -> Within {
+        Within { x: Axis::new(&self.x, width), y: Axis::new(&self.y, height) }
+    }
+}
+
+/// A weighted sum at each pixel of a plane, which goes on beyond its edges as in a mirror.
+#[derive(Debug, Clone)]
+pub(super) struct Within {
+    x: Axis,
+    y: Axis,
+}
+
+impl Within {
+    /// The products of the weights that each pixel has in the two.
+    pub(super) fn times(&self, other: &Within) -> Within {
+        Within { x: self.x.times(&other.x), y: self.y.times(&other.y) }
+    }
+
+    /// The sums of the weights, along x and along y: at each pixel it is the product of its column's and its row's.
+    pub(super) fn sums(&self) -> [Vec<f64>; 2] {
+        [&self.x, &self.y].map(|axis| (0..axis.count).map(|place| axis.at(place).1.iter().sum()).collect())
+    }
+
+    /// The weighted sums of a plane's values.
+    pub(super) fn over(&self, plane: &[f32]) -> Vec<f32> {
+        let width = self.x.count;
         let mut down = vec![0.0; plane.len()];
         for (y, sums) in down.chunks_exact_mut(width).enumerate() {
-            let mut add = |y: isize, weight: f64| {
-                let row = &plane[mirrored(y, height) * width..][..width];
-                sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += weight as f32 * value);
-            };
-            add(y as isize, self.y[0]);
-            for (d, weight) in self.y.iter().enumerate().skip(1) {
-                add(y as isize - d as isize, *weight);
-                add((y + d) as isize, *weight);
+            let (first, weights) = self.y.at(y);
+            for (row, weight) in plane.chunks_exact(width).skip(first).zip(weights) {
+                sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += *weight as f32 * value);
             }
         }
-        let reach = self.x.len() - 1;
         let mut both = vec![0.0; plane.len()];
-        let mut wide = vec![0.0; width + 2 * reach];
+        let inner = self.x.inner();
         for (sums, row) in both.chunks_exact_mut(width).zip(down.chunks_exact(width)) {
-            for (i, value) in wide.iter_mut().enumerate() {
-                *value = row[mirrored(i as isize - reach as isize, width)];
+            for x in (0..inner.start).chain(inner.end..width) {
+                let (first, weights) = self.x.at(x);
+                sums[x] =
+                    weights.iter().zip(&row[first..]).map(|(weight, value)| *weight as f32 * value).sum();
             }
-            for (d, weight) in self.x.iter().enumerate() {
-                let weight = if d == 0 { 0.5 * weight } else { *weight } as f32;
-                let pairs = wide[reach - d..].iter().zip(&wide[reach + d..]);
-                sums.iter_mut().zip(pairs).for_each(|(sum, (a, b))| *sum += weight * (a + b));
+            if inner.is_empty() {
+                continue;
+            }
+            // Whole rows at a time, where weights are the same.
+            let (first, weights) = self.x.at(inner.start);
+            for (d, weight) in weights.iter().enumerate() {
+                let pairs = sums[inner.clone()].iter_mut().zip(&row[first + d..]);
+                pairs.for_each(|(sum, value)| *sum += *weight as f32 * value);
             }
         }
         both
+    }
+}
+
+/// The same along one axis: the weights, at each place, of the pixels that there are. One that is seen in the mirror as well has
+/// what its images weigh on top of its own: it is one measurement, and so its square is that of the sum.
+#[derive(Debug, Clone)]
+struct Axis {
+    count: usize,
+    reach: usize,
+    /// How far from an end places differ from those between.
+    depth: usize,
+    /// At the places near both ends, and one between for all that are further from them.
+    kinds: Vec<Vec<f64>>,
+}
+
+impl Axis {
+    fn new(weights: &[f64], count: usize) -> Axis {
+        let reach = weights.len() - 1;
+        Axis::of(count, reach, reach, |place| {
+            let first = place.saturating_sub(reach);
+            let mut folded = vec![0.0; (place + reach + 1).min(count) - first];
+            let mut add = |at: isize, weight| folded[mirrored(at, count) - first] += weight;
+            add(place as isize, weights[0]);
+            for (d, weight) in weights.iter().enumerate().skip(1) {
+                add(place as isize - d as isize, *weight);
+                add((place + d) as isize, *weight);
+            }
+            folded
+        })
+    }
+
+    fn of(count: usize, reach: usize, depth: usize, at: impl Fn(usize) -> Vec<f64>) -> Axis {
+        let kinds = count.min(2 * depth + 1);
+        let place = |kind| if kind <= depth { kind } else { kind + count - kinds };
+        Axis { count, reach, depth, kinds: (0..kinds).map(|kind| at(place(kind))).collect() }
+    }
+
+    /// The first pixel with a weight at a place, and the weights from there on.
+    fn at(&self, place: usize) -> (usize, &[f64]) {
+        let kind = place.min(self.depth).max((place + self.kinds.len()).saturating_sub(self.count));
+        (place.saturating_sub(self.reach), &self.kinds[kind])
+    }
+
+    /// The places between, whose weights are the same.
+    fn inner(&self) -> Range<usize> {
+        match self.count > 2 * self.depth {
+            true => self.depth..self.count - self.depth,
+            false => self.count..self.count,
+        }
+    }
+
+    fn times(&self, other: &Axis) -> Axis {
+        // No more pixels than the narrower has; but what the wider has of them is folded further from the ends.
+        let (reach, depth) = (self.reach.min(other.reach), self.depth.max(other.depth));
+        Axis::of(self.count, reach, depth, |place| {
+            let from = place.saturating_sub(reach);
+            let [a, b] = [self, other].map(|axis| {
+                let (first, weights) = axis.at(place);
+                &weights[from - first..]
+            });
+            a.iter().zip(b).map(|(a, b)| a * b).collect()
+        })
     }
 }
 
