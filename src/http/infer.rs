@@ -314,7 +314,7 @@ fn wanted(
 ) -> Result<Vec<Wanted>, InferError> {
     // Triton answers by name, whatever was asked for first.
     let in_order = |mut wanted: Vec<Wanted>| {
-        if model.manifest.declared.is_some() {
+        if model.manifest.by_name {
             wanted.sort_by_key(|wanted| there[wanted.index]);
         }
         wanted

@@ -195,6 +195,9 @@ pub struct Manifest {
     pub gpu: OnGpu,
     /// What the author says about inputs and outputs; a `model.toml` says nothing about them.
     pub declared: Option<Declared>,
+    /// Whether replies, and what nobody declares, have inputs and outputs in the order of their names, as Triton's backend for ONNX has:
+    /// those of a `config.pbtxt` do.
+    pub by_name: bool,
     /// Runs before the first request, beside those that every model gets; a `model.toml` asks for none.
     pub warmups: Vec<Warmup>,
     /// What is said for others to read; a `model.toml` says nothing of the kind.

@@ -2,7 +2,8 @@
 //! is refused with what to change.
 
 use super::{
-    Engine, ImageInput, Interface, Manifest, Model, Source, declared, images::Slabs, input, manifest,
+    Declared, Engine, ImageInput, Interface, Manifest, Model, Source, declared, images::Slabs, input,
+    manifest,
 };
 use crate::{
     batch::{ModelKey, Padding, Rules},
@@ -41,6 +42,7 @@ impl Model {
     ) -> Result<Model, String> {
         let manifest = &source.manifest;
         let (signature, interface) = match &manifest.declared {
+            None if manifest.by_name => Declared::default().hold(&signature)?,
             None => {
                 declared::shaped(&signature)?;
                 let interface = Interface::plain(&signature);
@@ -345,7 +347,7 @@ mod tests {
         engine::{
             DataType, Reduction, kernels::postprocess::ScoreActivation, onnx::ending::testing::model as onnx,
         },
-        models::{Catalog, Declared, testing::source},
+        models::{Catalog, testing::source},
         tasks::testing::{signature, spec},
     };
 

@@ -80,6 +80,7 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
         placement: read::placement(&root.table("placement")),
         gpu: OnGpu::default(),
         declared: None,
+        by_name: false,
         warmups: Vec::new(),
         kept: Kept::default(),
     };

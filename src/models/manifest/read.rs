@@ -117,6 +117,7 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
         placement: placement(&root.table("placement")),
         gpu: gpu(&root.table("gpu")),
         declared: None,
+        by_name: false,
         warmups: Vec::new(),
         kept: Kept::default(),
     };

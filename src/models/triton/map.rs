@@ -98,6 +98,7 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
         placement,
         gpu: OnGpu { conv_search, ..OnGpu::default() },
         declared,
+        by_name: true,
         warmups,
         kept: Kept {
             parameters: config

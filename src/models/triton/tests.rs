@@ -126,7 +126,7 @@ fn the_format_is_read_as_loosely_as_it_is_written() {
 #[test]
 fn an_empty_file_serves_the_highest_version_as_it_is() {
     let Described { manifest, notes } = check("");
-    let mut highest = Manifest { versions: Versions::Latest(1), ..Manifest::default() };
+    let mut highest = Manifest { versions: Versions::Latest(1), by_name: true, ..Manifest::default() };
     // A largest batch that a load may say is that of requests, as in a file that says one and has no dynamic_batching.
     highest.batch.merges = false;
     assert_eq!((manifest, notes), (highest, vec![]));
