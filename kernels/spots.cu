@@ -66,7 +66,7 @@ struct SpotSetup {
     float gain, bias;
     float threshold;
     float power;           // square of the unit of the threshold, where it is uniform
-    int spread_pitch;      // from one of the three parts along x to the next
+    int spread_depth;      // from an edge to the rows of `spread` that are alike
     float readout;         // variance of a pixel by reading, where it is uniform
     float background_min;
     Taps along_x, along_y;
@@ -80,7 +80,7 @@ struct SpotCall {
     const float *narrow_scale, *wide_scale;  // reciprocals of the means' weights, where electrons are weighted; or null
     const float* weights;                    // of the electrons there, and null where these are
     const float *shot, *readout;             // variance of the contrast: shot * background + readout; or null
-    const float *spread_x, *spread_y;        // where pixels are alike, that of each having 1: the sum of three products; or null
+    const float* spread;                     // where pixels are alike, that of each having 1, in rows that differ; or null
     const float* net_weights;                // of the net gradient, (2 net_reach + 1)^2
     float* electrons;
     float* narrow;    // smoothed along y: rows of the frame on the device, one row on the host
@@ -138,13 +138,13 @@ DEV void contrasted(const SpotCall& call, int x, int y, V narrow, V wide, V& con
     variance = background + call.setup.readout;
     if (call.shot) {
         variance = background * vload<V>(call.shot + at) + vload<V>(call.readout + at);
-    } else if (call.spread_x) {
-        // Planes would be as much memory again as all else is: these stay in the nearest cache.
-        const float *along_x = call.spread_x + x, *along_y = call.spread_y + 3 * (i64)y;
-        V spread = vload<V>(along_x) * along_y[0];
-        spread = spread + vload<V>(along_x + call.setup.spread_pitch) * along_y[1];
-        spread = spread + vload<V>(along_x + 2 * call.setup.spread_pitch) * along_y[2];
-        variance = variance * spread;
+    } else if (call.spread) {
+        // One row stands for all that are alike, and stays in the nearest cache.
+        const int height = call.setup.height, depth = call.setup.spread_depth;
+        const int rows = height < 2 * depth + 1 ? height : 2 * depth + 1;
+        const int near = y < depth ? y : depth, far = y + rows - height;
+        const i64 row = near > far ? near : far;
+        variance = variance * vload<V>(call.spread + row * call.setup.pitch + x);
     }
 }
 

@@ -1,9 +1,9 @@
 //! A fair share of device time for each model: start-time fair queueing over virtual seconds. Pure.
 //!
 //! A model's virtual time advances by the seconds that its batches take, or would take on the fastest of its devices, divided by
-//! its weight: by an estimate when a batch is taken, by the rest when it is measured. A free worker serves, of the models that it serves at all, the one that is
-//! furthest behind. Priorities and deadlines order the work *within* a model and say nothing here: an urgent job jumps
-//! the queue of its own model, at the expense of that model's share alone.
+//! its weight: by an estimate when a batch is taken, by the rest when it is measured. A free worker serves, of the models that it
+//! serves at all, the one that is furthest behind. Priorities and deadlines order the work *within* a model and say nothing here:
+//! an urgent job jumps the queue of its own model, at the expense of that model's share alone.
 //!
 //! A model that has work again after a pause starts where the furthest behind of the busy models stands (the start of its
 //! running batch, if it has one), so idle time is not saved up; after a pause of all, everybody starts at the latest

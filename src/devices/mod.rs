@@ -2,7 +2,8 @@
 //!
 //! - [`supervisor`]: loads models onto devices, proves each by a forward pass, hands the engines to workers, publishes them.
 //! - `device`: one device and its workers; `place`: which of them a model is loaded on; `forward`: the passes that prove it,
-//!   with shapes of `warm`, sizes of `trial` and an end (`bounded`); `company`: that its rows have nothing to do with each other; [`plan`]: whether it fits.
+//!   with shapes of `warm`, sizes of `trial` and an end (`bounded`); `company`: that its rows have nothing to do with each other;
+//!   [`plan`]: whether it fits.
 //! - `parts`: what all of them are given; `refusal`: what a device cannot do, and whether it may another time.
 //! - `keeper`: who takes devices, gives them back and tries again; [`lease`]: when a shared GPU is taken; [`health`]: what
 //!   follows from what is seen of a device; `claim`: both together; `book`: what is to be served where. `sim`: claims and the real

@@ -86,10 +86,11 @@ impl Model {
             sorts_out_boxes(source, &signature, operators.as_ref())
                 || quantizes_requests(source, operators.as_ref())
         };
-        let alone = manifest.batch.no_axis.unwrap_or_else(alone);
+        let whole = side || declared_whole;
+        let alone = !whole && manifest.batch.no_axis.unwrap_or_else(alone);
         // Then its first axis counts items all the same.
         let as_requests = alone && manifest.batch.is_of_requests();
-        let no_axis = side || declared_whole || (alone && !as_requests);
+        let no_axis = whole || (alone && !as_requests);
         let can_batch = !no_axis && task.can_batch(&signature);
         let (batching, alone_max) = batching(manifest, &signature, can_batch, as_requests);
         let rules = rules(manifest, batching, alone_max, &signature)?;
@@ -196,10 +197,8 @@ fn unsaid_threshold(task: &Task, signature: &Signature, source: &Source) -> Opti
 /// Whether a network of which nobody says how it may be batched sorts out boxes itself: many exports do so for as many pictures as they
 /// were traced with, and give nothing for the others, which passes with zeros do not show.
 fn sorts_out_boxes(source: &Source, signature: &Signature, operators: Option<&Operators>) -> bool {
-    let Source { manifest, name, version, .. } = source;
-    let declared_whole = manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
-    let may_be = !declared_whole && signature.batching() == Batching::Dynamic;
-    let found = may_be && operators.is_some_and(operators::suppresses);
+    let Source { name, version, .. } = source;
+    let found = signature.batching() == Batching::Dynamic && operators.is_some_and(operators::suppresses);
     if found {
         tracing::warn!(
             model = name,

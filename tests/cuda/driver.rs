@@ -212,7 +212,7 @@ fn a_model_over_its_memory_is_refused_with_the_arithmetic() {
     assert_eq!(code, Some(1));
     assert!(
         text.contains(
-            "unavailable: one instance takes 188331304 bytes (0 for the model, 726000 for batches of 1000 and 187605304 for \
+            "unavailable: one instance takes 188360104 bytes (0 for the model, 726000 for batches of 1000 and 187634104 for \
              frames), more than placement.memory_bytes_max = 720000: lower batch.items_max, or raise the limit"
         ),
         "{text}"

@@ -1,7 +1,8 @@
 //! Finds spots in a movie from a file, for tests and measurements from outside: `find_spots JOB.json`, see [`Job`].
 //!
 //! Files are raw and little-endian. The results are, for each spot, u32 frame, x, y, corner x, corner y, and f32 score; the
-//! ROIs in the movie's type; the contrast of every frame in f32, where that is asked for. One line of JSON on standard output says how long it took.
+//! ROIs in the movie's type; the contrast of every frame in f32, where that is asked for. One line of JSON on standard output says how
+//! long it took.
 
 #[path = "files.rs"]
 mod files;

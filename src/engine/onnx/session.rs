@@ -115,7 +115,8 @@ impl Session {
         &mut self.session
     }
 
-    /// Has ONNX Runtime's own outlive this, for good: to end it in a context that failed throws where nobody catches, which ends the process.
+    /// Has ONNX Runtime's own outlive this, for good: to end it in a context that failed throws where nobody catches, which ends the
+    /// process.
     pub(in crate::engine) fn leak(&self) {
         std::mem::forget(self.session.inner());
     }

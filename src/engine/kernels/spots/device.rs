@@ -16,8 +16,8 @@ pub const THREADS: [u32; 3] = [32, 4, 1];
 pub const CUT_THREADS: u32 = 64;
 
 /// What a finder brings to the device once, in the order that [`SpotFinder::on_device`] takes it back: gain, bias, scale of
-/// the narrow and of the wide mean, weights of pixels, shot, readout, spread along x and y, power, and the weights of the net gradient. Empty where it has
-/// none.
+/// the narrow and of the wide mean, weights of pixels, shot, readout, spread, power, and the weights of the net gradient. Empty
+/// where it has none.
 pub const CONSTANTS: usize = super::plan::CONSTANTS;
 
 /// Where things lie on the device; addresses are of the first byte of what was allocated.

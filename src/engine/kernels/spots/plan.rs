@@ -3,12 +3,12 @@
 use super::{
     Border, FinderOptions, Method, Threshold,
     plane::{Plane, pitch},
-    weights::{Kernel, REACH_MAX, Within, net_weights},
+    weights::{Kernel, REACH_MAX, Within, net_weights, unlike},
 };
 use crate::engine::kernels::Camera;
 
 /// Planes that are ready before the first frame.
-pub(super) const CONSTANTS: usize = 11;
+pub(super) const CONSTANTS: usize = 10;
 
 /// `Taps` of `kernels/filter.cuh`.
 #[derive(Debug, Clone, Copy, bytemuck::NoUninit)]
@@ -35,7 +35,7 @@ struct SpotSetup {
     bias: f32,
     threshold: f32,
     power: f32,
-    spread_pitch: i32,
+    spread_depth: i32,
     readout: f32,
     background_min: f32,
     along_x: Taps,
@@ -55,8 +55,7 @@ pub struct SpotCall {
     weights: u64,
     shot: u64,
     readout: u64,
-    spread_x: u64,
-    spread_y: u64,
+    spread: u64,
     net_weights: u64,
     pub(super) electrons: u64,
     pub(super) narrow: u64,
@@ -85,8 +84,7 @@ pub(super) struct Plan {
     weights: Plane,
     shot: Plane,
     readout: Plane,
-    spread_x: Plane,
-    spread_y: Plane,
+    spread: Plane,
     power: Plane,
     net_weights: Plane,
 }
@@ -113,7 +111,7 @@ impl Plan {
                 bias: camera.uniform.bias - camera.uniform.variance,
                 threshold: 0.0,
                 power: 0.0,
-                spread_pitch: 0,
+                spread_depth: 0,
                 readout: 0.0,
                 background_min: 0.0,
                 along_x: no_taps,
@@ -128,8 +126,7 @@ impl Plan {
             weights: Plane::none(),
             shot: Plane::none(),
             readout: Plane::none(),
-            spread_x: Plane::none(),
-            spread_y: Plane::none(),
+            spread: Plane::none(),
             power: Plane::none(),
             net_weights: Plane::none(),
         };
@@ -213,28 +210,23 @@ impl Plan {
         self.weights = Plane::of(&weights, width);
     }
 
-    /// What the noise of a contrast is made of, where it is asked for and all pixels have this variance by reading: three products of
-    /// what a column has and what a row has.
+    /// What the noise of a contrast is made of, where it is asked for and all pixels have this variance by reading. Rows that are as far
+    /// from the edges as the means reach are alike.
     fn noise_of_equals(&mut self, variance: f32, [width, height]: [usize; 2], means: &[Kernel; 2]) {
         if !self.by_noise {
             return;
         }
         let parts = squares(means, [width, height]).each_ref().map(Within::sums);
-        let pitch = pitch(width);
-        let mut along_x = vec![0.0; 3 * pitch];
-        let mut along_y = vec![0.0; 3 * height];
-        for (part, ([columns, rows], factor)) in parts.iter().zip([1.0, -2.0, 1.0]).enumerate() {
-            for (x, sum) in columns.iter().enumerate() {
-                along_x[part * pitch + x] = (factor * sum) as f32;
-            }
-            for (y, sum) in rows.iter().enumerate() {
-                along_y[3 * y + part] = *sum as f32;
-            }
-        }
+        let depth = means.iter().map(|mean| mean.y.len() - 1).max().unwrap_or_default();
+        let at = |x: usize, y: usize| {
+            let [nn, nw, ww] = parts.each_ref().map(|[columns, rows]| columns[x] * rows[y]);
+            (nn - 2.0 * nw + ww) as f32
+        };
+        let rows = unlike(height, depth).flat_map(|y| (0..width).map(move |x| [x, y]));
+        let spread: Vec<f32> = rows.map(|[x, y]| at(x, y)).collect();
         self.setup.readout = variance;
-        self.setup.spread_pitch = pitch as i32;
-        self.spread_x = Plane::plain(along_x);
-        self.spread_y = Plane::plain(along_y);
+        self.setup.spread_depth = depth as i32;
+        self.spread = Plane::of(&spread, width);
     }
 
     /// How pixels become electrons, times a weight by their variance; for cameras with maps.
@@ -279,8 +271,7 @@ impl Plan {
             &self.weights,
             &self.shot,
             &self.readout,
-            &self.spread_x,
-            &self.spread_y,
+            &self.spread,
             &self.power,
             &self.net_weights,
         ]
@@ -293,19 +284,8 @@ impl Plan {
 
     /// The same with constants at these addresses, 0 for none.
     pub(super) fn call_with(&self, constants: [u64; CONSTANTS]) -> SpotCall {
-        let [
-            gain,
-            bias,
-            narrow_scale,
-            wide_scale,
-            weights,
-            shot,
-            readout,
-            spread_x,
-            spread_y,
-            power,
-            net_weights,
-        ] = constants;
+        let [gain, bias, narrow_scale, wide_scale, weights, shot, readout, spread, power, net_weights] =
+            constants;
         SpotCall {
             setup: self.setup,
             frame: 0,
@@ -316,8 +296,7 @@ impl Plan {
             weights,
             shot,
             readout,
-            spread_x,
-            spread_y,
+            spread,
             net_weights,
             electrons: 0,
             narrow: 0,

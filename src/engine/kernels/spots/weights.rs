@@ -123,9 +123,7 @@ impl Axis {
     }
 
     fn of(count: usize, reach: usize, depth: usize, at: impl Fn(usize) -> Vec<f64>) -> Axis {
-        let kinds = count.min(2 * depth + 1);
-        let place = |kind| if kind <= depth { kind } else { kind + count - kinds };
-        Axis { count, reach, depth, kinds: (0..kinds).map(|kind| at(place(kind))).collect() }
+        Axis { count, reach, depth, kinds: unlike(count, depth).map(at).collect() }
     }
 
     /// The first pixel with a weight at a place, and the weights from there on.
@@ -154,6 +152,12 @@ impl Axis {
             a.iter().zip(b).map(|(a, b)| a * b).collect()
         })
     }
+}
+
+/// Of places on an axis of `count`, those near both ends, and one for all that are `depth` and more from them.
+pub(super) fn unlike(count: usize, depth: usize) -> impl Iterator<Item = usize> {
+    let kinds = count.min(2 * depth + 1);
+    (0..kinds).map(move |kind| if kind <= depth { kind } else { kind + count - kinds })
 }
 
 /// The pixel at position `i` of an axis of `count`, which goes on as in a mirror.
