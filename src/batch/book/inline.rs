@@ -1,6 +1,6 @@
 //! Batches that whoever pushes a job runs at once, in the name of a worker that sleeps.
 
-use super::{Book, Kind, Pick, Receipt, WorkerKey, run::Choice};
+use super::{Book, Kind, Receipt, WorkerKey, run::Choice};
 use crate::batch::{Batch, ModelKey, policy};
 use std::{sync::Arc, time::Instant};
 
@@ -42,10 +42,7 @@ impl Book {
         if items < waiting || !policy::is_inline(&sizes, size, costs, gap, running, now) {
             return None;
         }
-        match self.form(worker, device, key, &shape, [items, size], now) {
-            Pick::Run(batch, receipt) => Some((batch, receipt)),
-            Pick::SleepUntil(_) | Pick::Sleep | Pick::Closed => None,
-        }
+        Some(self.form(worker, device, key, &shape, [items, size], now))
     }
 
     /// The name of the device that a batch was formed for.

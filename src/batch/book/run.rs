@@ -89,14 +89,17 @@ impl Book {
             match self.choose(worker, device, key, true, now) {
                 Choice::Run { shape, items, size } => {
                     // Company comes while a device is idle: it would come too late behind a long batch of another model.
-                    let late = |until| now + self.takes(device, key, &shape, size) > until;
-                    if let Some((first, _)) = first.filter(|(_, until)| late(*until))
+                    let end = now + self.takes(device, key, &shape, size);
+                    let mut next = (key, shape, [items, size]);
+                    if let Some((first, _)) = first.filter(|(_, until)| end > *until)
                         && let Choice::Run { shape, items, size } =
                             self.choose(worker, device, first, false, now)
                     {
-                        return self.form(worker, device, first, &shape, [items, size], now);
+                        next = (first, shape, [items, size]);
                     }
-                    return self.form(worker, device, key, &shape, [items, size], now);
+                    let (key, shape, counts) = next;
+                    let (batch, receipt) = self.form(worker, device, key, &shape, counts, now);
+                    return Pick::Run(batch, receipt);
                 }
                 Choice::Wait { until: at, company } => {
                     first = first.or(at.filter(|_| company).map(|at| (key, at)));
@@ -210,7 +213,7 @@ impl Book {
         shape: &Arc<ItemShape>,
         [items, size]: [usize; 2],
         now: Instant,
-    ) -> Pick {
+    ) -> (Arc<Batch>, Receipt) {
         let model = self.models.get_mut(&key).expect("picked from the map");
         let pool = Pool::of(&self.roster, key, &model.standby);
         let standby = pool.stands_by(device);
@@ -255,7 +258,7 @@ impl Book {
         let number = self.roster.begin(worker, estimate, now);
         let receipt = Receipt { worker, device, batch: number, estimate, worth, standby };
         self.running.insert(number, (Arc::clone(&batch), receipt));
-        Pick::Run(batch, receipt)
+        (batch, receipt)
     }
 
     /// Whether a worker is about batches of which nobody waits for anything any more.
