@@ -123,14 +123,18 @@ impl States {
         !self.state.runs()
             && self.state != DeviceState::Warming
             && self.on_bus
-            && !self.advised
-            && !self.rows_failed
+            && !self.is_barred()
             && self.not_before.is_none_or(|until| until <= now)
     }
 
-    /// When it may be tried again at the earliest.
+    /// When it may be tried again at the earliest. None where that is now, or not before what keeps it away is gone.
     pub fn retry_at(&self) -> Option<Instant> {
-        self.not_before
+        self.not_before.filter(|_| !self.is_barred())
+    }
+
+    /// Whether it is not taken for as long as this is seen of it, however long that is.
+    fn is_barred(&self) -> bool {
+        self.advised || self.rows_failed
     }
 
     /// Whether it must show now that it works.
@@ -555,6 +559,7 @@ mod tests {
     fn a_device_without_spare_rows_is_given_up_once_and_not_taken_again() {
         let (t0, mut states) = (Instant::now(), serving());
         assert!(states.note(t0, &Evidence::RowsFailed(true)));
+        assert_eq!(states.retry_at(), None, "nobody can say");
         for at in (1..600).map(|seconds| t0 + s(seconds)) {
             assert!(!states.note(at, &Evidence::RowsFailed(true)));
             assert!(!states.may_take(at));

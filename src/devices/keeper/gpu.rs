@@ -179,7 +179,7 @@ impl Keeper {
                 tracing::error!(
                     device,
                     reason,
-                    tried_again_in = ?pause.unwrap_or_default(),
+                    tried_again_in = pause.map(tracing::field::debug),
                     "the GPU is taken out; its work goes elsewhere, and it comes back when it works again"
                 );
                 self.leave(now, Over::Failed(reason.to_owned()));

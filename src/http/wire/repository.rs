@@ -444,7 +444,7 @@ mod tests {
             "instance_group.count is 65, allowed: 1 to 64",
         );
         let wait = json!({ "dynamic_batching": { "max_queue_delay_microseconds": 10_000_001 } });
-        refuses(&wait, "max_queue_delay_microseconds is 10000001, allowed: 0 to 10000000");
+        refuses(&wait, "max_queue_delay_microseconds: it is 10000001, and the longest wait is 10000000");
         let sizes = json!({ "dynamic_batching": { "preferred_batch_size": [4, 1025] } });
         refuses(&sizes, "preferred_batch_size is 1025, allowed: 1 to 1024");
         refuses(&json!({ "dynamic_batching": { "default_queue_policy": { "size": 2 } } }), "size");

@@ -54,8 +54,23 @@ impl Told {
         (!self.wrong.is_empty()).then(|| self.wrong.join("; "))
     }
 
+    /// The same for somebody who is there to hear it: nothing is done otherwise than was said.
+    pub(super) fn into_any(mut self) -> Option<String> {
+        self.wrong.append(&mut self.notes);
+        self.into_wrong()
+    }
+
     pub(super) fn note(&mut self, what: String) {
         self.notes.push(what);
+    }
+
+    /// A wait, which is the longest there is if it is longer: Triton knows no limit.
+    pub(super) fn capped(&mut self, at: &str, micros: u64, max: Duration) -> Duration {
+        let wait = Duration::from_micros(micros);
+        if wait > max {
+            self.note(format!("{at}: it is {micros}, and the longest wait is {}", max.as_micros()));
+        }
+        wait.min(max)
     }
 }
 
@@ -269,12 +284,7 @@ fn batching(told: &mut Told, config: &ModelConfig, items_max: usize) -> (BatchLi
 /// How long a batch may wait for company.
 pub(super) fn wait_max(told: &mut Told, dynamic: &ModelDynamicBatching) -> Duration {
     let micros = dynamic.max_queue_delay_microseconds;
-    let wait_max = Duration::from_micros(micros);
-    if wait_max > COMPANY_WAIT_MAX {
-        let max = COMPANY_WAIT_MAX.as_micros();
-        told.wrong(format!("dynamic_batching.max_queue_delay_microseconds is {micros}, allowed: 0 to {max}"));
-    }
-    wait_max
+    told.capped("dynamic_batching.max_queue_delay_microseconds", micros, COMPANY_WAIT_MAX)
 }
 
 /// Batches are padded to the sizes that are preferred, and to those that there are without (powers of two), so that none is

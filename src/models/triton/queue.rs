@@ -104,7 +104,7 @@ impl Queueing {
         };
         let mut told = Told::default();
         let (waiting, usual) = waiting(&mut told, &whole);
-        told.into_wrong().map_or(Ok((waiting, usual.unwrap_or(priority))), Err)
+        told.into_any().map_or(Ok((waiting, usual.unwrap_or(priority))), Err)
     }
 }
 
@@ -160,14 +160,8 @@ pub(super) fn waiting(told: &mut Told, dynamic: &ModelDynamicBatching) -> (Waiti
 }
 
 fn policy(told: &mut Told, at: &str, policy: &ModelQueuePolicy) -> QueuePolicy {
-    let wait_max = Duration::from_micros(policy.default_timeout_microseconds);
-    if wait_max > WAIT_MAX {
-        told.wrong(format!(
-            "{at}.default_timeout_microseconds is {}, allowed: 0 to {}",
-            policy.default_timeout_microseconds,
-            WAIT_MAX.as_micros()
-        ));
-    }
+    let at = format!("{at}.default_timeout_microseconds");
+    let wait_max = told.capped(&at, policy.default_timeout_microseconds, WAIT_MAX);
     QueuePolicy {
         jobs_max: Some(policy.max_queue_size as usize).filter(|max| *max > 0),
         wait_max: Some(wait_max).filter(|wait| !wait.is_zero()),

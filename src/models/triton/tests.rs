@@ -215,10 +215,8 @@ fn queues_have_their_policies() {
     assert_eq!((manifest.queue, notes), (Waiting { priorities: 20, policies }, vec![]));
     refused(
         "dynamic_batching { priority_levels: 2 default_priority_level: 2
-         default_queue_policy { default_timeout_microseconds: 3600000001 }
          priority_queue_policy { key: 0 value { } } priority_queue_policy { key: 3 value { } } }",
         &[
-            "default_queue_policy.default_timeout_microseconds is 3600000001, allowed: 0 to 3600000000",
             "priority_queue_policy[0] is for no level; priority_levels is 2",
             "priority_queue_policy[3] is for no level",
         ],
@@ -369,7 +367,7 @@ fn values_outside_their_range_are_told_together() {
          max_batch_size: 4
          input { dims: [ 0, -2 ] format: FORMAT_NHWC }
          output { name: \"y\" data_type: TYPE_FP32 }
-         dynamic_batching { preferred_batch_size: 5 max_queue_delay_microseconds: 11000000 }
+         dynamic_batching { preferred_batch_size: 5 }
          default_model_filename: \"../x\"
          model_warmup { name: \"w\" batch_size: 5 count: 10001 inputs { key: \"x\" value { dims: -1 input_data_file: \"a/b\" } } }",
         &[
@@ -381,7 +379,6 @@ fn values_outside_their_range_are_told_together() {
             "input[\"\"].data_type is missing",
             "output[\"y\"] has no dims",
             "preferred_batch_size holds 5, allowed: 1 to max_batch_size, which is 4",
-            "max_queue_delay_microseconds is 11000000, allowed: 0 to 10000000",
             "default_model_filename is \"../x\", allowed: the name of a file",
             "model_warmup[\"w\"].batch_size is 5, more than max_batch_size, which is 4",
             "model_warmup[\"w\"].count is 10001, allowed: 0 to 10000",
@@ -410,6 +407,24 @@ fn a_batch_that_is_larger_than_any_here_is_the_largest_there_is() {
     assert_eq!((manifest.batch.items_max, manifest.declared.unwrap().items_max), (Some(1024), Some(1024)));
     assert_eq!(manifest.batch.sizes.unwrap(), [1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024]);
     assert_eq!(manifest.warmups[0].items, Some(1024));
+}
+
+#[test]
+fn a_wait_that_is_longer_than_any_here_is_the_longest_there_is() {
+    let Described { manifest, notes } = check(
+        "max_batch_size: 4 dynamic_batching { max_queue_delay_microseconds: 11000000
+         default_queue_policy { default_timeout_microseconds: 3600000001 } }",
+    );
+    let longest = [
+        "dynamic_batching.max_queue_delay_microseconds: it is 11000000, and the longest wait is 10000000",
+        "dynamic_batching.default_queue_policy.default_timeout_microseconds: it is 3600000001, and the longest wait is 3600000000",
+    ];
+    assert_eq!(notes, longest);
+    let hour = Duration::from_secs(3600);
+    assert_eq!(
+        (manifest.batch.wait_max, manifest.queue.policies.default.wait_max),
+        (Duration::from_secs(10), Some(hour))
+    );
 }
 
 #[test]

@@ -192,7 +192,7 @@ States:\n\n\
 points at a fault), `fenced` (given no work), `lost`\n\
 \nReasons:\n\n\
 - `ocelli_device_transitions_total`: `start`; `taken`, `proved` (a forward pass has worked), `empty` (no model is to run there), \
-`contended` (others use it), `turn` (other servers wait for it and came first), `memory` (too little is free), `refused` (it \
+`contended` (others use it), `turn` (other servers wait for it and came first), `memory` (too little is free, or others have it to themselves), `refused` (it \
 cannot be used), `idle` (nobody needed it); `fault` (a call failed), `poisoned` (this process cannot \
 use it again after one), `stuck` (a call does not come back), `xid`, `ecc`, `advice` \
 (the driver's), `thermal`, `canary` (a forward pass failed), `bus` (it does not answer), `clean` (nothing pointed at a fault for a \
