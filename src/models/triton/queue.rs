@@ -8,7 +8,7 @@ use crate::{
     protocol::inference::{ModelDynamicBatching, ModelQueuePolicy, model_queue_policy::TimeoutAction},
 };
 use serde_json::Value;
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 /// What somebody says of how requests wait. What is open stays as it is.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -177,6 +177,7 @@ fn policy(told: &mut Told, at: &str, policy: &ModelQueuePolicy) -> QueuePolicy {
 mod tests {
     use super::{super::overrides, *};
     use serde_json::{Map, json};
+    use std::time::Duration;
 
     fn queueing(dynamic: Value) -> Result<Queueing, String> {
         let config = Map::from_iter([("dynamic_batching".to_owned(), dynamic)]);
