@@ -99,120 +99,186 @@ pub(super) fn prove(
     gpu: Option<(&Executor, &Health)>,
     ending: &(dyn Fn() -> bool + Sync),
 ) -> Result<Proof, Refusal> {
-    // TensorRT builds for minutes, the first time of each shape: no such call has hung.
-    let watched = gpu.filter(|_| !model.manifest.gpu.provider.builds());
-    let busy = || watched.map(|(_, health)| health.busy());
-    let noted = |error: EngineError| {
-        if let Some((_, health)) = gpu {
-            health.note(&error);
-        }
-        Refusal::from(error)
-    };
-    let equipped = {
-        let _busy = busy();
+    let mut proving = Proving { engine, model, gpu, ending };
+    proving.call(|engine| {
         // Where it was proved as a model of batches, and is none: what that made is not for what runs now, and does not count.
         engine.forget();
         engine.equip(&model.ends)
-    };
-    equipped.map_err(noted)?;
-    let (weights, mut axis) = (engine.device_bytes(), Axis::default());
-    let mut buffers = Vec::new();
-    let trial = Trial::of(model).filter(|_| gpu.is_none());
-    let (mut last, mut largest): (Option<(usize, Duration)>, Option<usize>) = (None, None);
-    let mut refused = false;
-    for &size in &model.rules.sizes {
-        if ending() {
-            return Err(Refusal::Failed("the server is ending".to_owned()));
+    })?;
+    let weights = proving.engine.device_bytes();
+    let Sizes { counts, buffers, largest } = proving.sizes(weights)?;
+    if counts.is_err() {
+        // It is proved again without batches, and what it takes is counted then.
+        return Ok(Proof { canary: Duration::ZERO, footprint: None, counts, largest });
+    }
+    let frames = proving.frames()?;
+    for asked in asked {
+        proving.call(|engine| asked.run(engine))?;
+    }
+    let canary = proving.canary()?;
+    let memory = proving.memory()?;
+    let footprint =
+        memory.map(|(free, total)| Footprint { instances: 1, weights, buffers, frames, free, total });
+    Ok(Proof { canary, footprint, counts, largest })
+}
+
+/// An engine that has to prove a model on its device.
+struct Proving<'a> {
+    engine: &'a mut dyn Engine,
+    model: &'a Model,
+    gpu: Option<(&'a Executor, &'a Health)>,
+    ending: &'a (dyn Fn() -> bool + Sync),
+}
+
+/// What forward passes at each size told.
+struct Sizes {
+    /// As [`Proof`] has it.
+    counts: Result<(), String>,
+    /// What each size takes on a device of its own.
+    buffers: Vec<Buffers>,
+    /// As [`Proof`] has it.
+    largest: Option<usize>,
+}
+
+impl<'a> Proving<'a> {
+    /// Whoever watches how long calls take. TensorRT builds for minutes, the first time of each shape: no such call has hung.
+    fn watch(&self) -> Option<&'a Health> {
+        let (_, health) = self.gpu.filter(|_| !self.model.manifest.gpu.provider.builds())?;
+        Some(health)
+    }
+
+    /// Has the engine do something, under the eyes of whoever watches its device.
+    fn call<T>(
+        &mut self,
+        what: impl FnOnce(&mut dyn Engine) -> Result<T, EngineError>,
+    ) -> Result<T, Refusal> {
+        let done = {
+            let _busy = self.watch().map(Health::busy);
+            what(self.engine)
+        };
+        done.map_err(|error| self.noted(error))
+    }
+
+    fn noted(&self, error: EngineError) -> Refusal {
+        if let Some((_, health)) = self.gpu {
+            health.note(&error);
         }
-        if let (Some(trial), Some(last)) = (&trial, last)
-            && let Err(why) = trial.goes_on(last, size)
-        {
-            let (model, items, otherwise) = (&*model.name, last.0, Trial::otherwise(model));
-            tracing::info!(model, "batches on the CPU have up to {items} items: {why} ({otherwise})");
-            largest = Some(items);
-            break;
-        }
-        // As many as may be on their way have memory of their own.
-        for _ in 0..engine.depth() {
-            let _busy = busy();
-            let passed = forward(engine, model, size, ending).map_err(noted)?;
-            if let (Ok(shapes), false) = (&passed.shapes, model.rules.whole)
-                && let Err(why) = axis.see(&model.signature, size, shapes)
-            {
-                // It is proved again without batches, and what it takes is counted then.
-                return Ok(Proof { canary: passed.took, footprint: None, counts: Err(why), largest });
+        Refusal::from(error)
+    }
+
+    fn pass(&mut self, size: usize) -> Result<Passed, Refusal> {
+        let (model, ending) = (self.model, self.ending);
+        self.call(|engine| forward(engine, model, size, ending))
+    }
+
+    /// Passes at each size; the engine holds so many bytes for its weights.
+    fn sizes(&mut self, weights: u64) -> Result<Sizes, Refusal> {
+        let model = self.model;
+        let trial = Trial::of(model).filter(|_| self.gpu.is_none());
+        let mut axis = Axis::default();
+        let mut last: Option<(usize, Duration)> = None;
+        let mut sizes = Sizes { counts: Ok(()), buffers: Vec::new(), largest: None };
+        for &size in &model.rules.sizes {
+            if (self.ending)() {
+                return Err(Refusal::Failed("the server is ending".to_owned()));
             }
-            last = Some((size, passed.took));
-            if let Err(error) = passed.shapes {
-                tracing::warn!(
-                    model = &*model.name, size, %error,
-                    "no forward pass at load: free shapes or strings, and a guess was refused"
-                );
-                refused = true;
+            if let (Some(trial), Some(last)) = (&trial, last)
+                && let Err(why) = trial.goes_on(last, size)
+            {
+                let (model, items, otherwise) = (&*model.name, last.0, Trial::otherwise(model));
+                tracing::info!(model, "batches on the CPU have up to {items} items: {why} ({otherwise})");
+                sizes.largest = Some(items);
+                break;
+            }
+            let mut refused = false;
+            // As many as may be on their way have memory of their own.
+            for _ in 0..self.engine.depth() {
+                let passed = self.pass(size)?;
+                last = Some((size, passed.took));
+                match passed.shapes {
+                    Ok(_) if model.rules.whole => {}
+                    Ok(shapes) => sizes.counts = axis.see(&model.signature, size, &shapes),
+                    Err(error) => {
+                        tracing::warn!(
+                            model = &*model.name, size, %error,
+                            "no forward pass at load: free shapes or strings, and a guess was refused"
+                        );
+                        refused = true;
+                    }
+                }
+                if sizes.counts.is_err() {
+                    return Ok(sizes);
+                }
+                if refused {
+                    break;
+                }
+            }
+            let bytes = self.engine.device_bytes().saturating_sub(weights);
+            sizes.buffers.push(Buffers { items: size, bytes, staging: self.engine.staging_bytes() });
+            if refused {
+                // It would be at other sizes, too.
                 break;
             }
         }
-        let bytes = engine.device_bytes().saturating_sub(weights);
-        buffers.push(Buffers { items: size, bytes, staging: engine.staging_bytes() });
-        if refused {
-            // It would be at other sizes, too.
-            break;
+        sizes.counts = self.counts(&axis, sizes.largest)?;
+        Ok(sizes)
+    }
+
+    /// Whether items are computed each for itself, as far as zeros at each size do not tell.
+    fn counts(&mut self, axis: &Axis, largest: Option<usize>) -> Result<Result<(), String>, Refusal> {
+        // What its author says about batches is believed.
+        if self.model.rules.whole || self.model.manifest.batch.is_said() {
+            return Ok(Ok(()));
         }
-    }
-    // What its author says about batches is believed.
-    let said = model.rules.whole || model.manifest.batch.is_said();
-    let mixed = match said {
-        true => None,
-        // Another device may see more.
-        false if largest == Some(1) => None,
-        false => company::mixed(engine, model, ending, busy).map_err(noted)?,
-    };
-    if let Some(why) = mixed {
-        return Ok(Proof { canary: Duration::ZERO, footprint: None, counts: Err(why), largest });
-    }
-    let held = engine.device_bytes();
-    // Only GPUs are given whole frames; elsewhere spots are found before the engine runs.
-    if let (Some(fit), Some(_)) = (&model.fit, gpu) {
-        for _ in 0..engine.depth() {
-            let _busy = busy();
-            look(engine, fit).map_err(noted)?;
+        // Where none was tried with more than one another device may see more.
+        if largest != Some(1) {
+            let watch = self.watch();
+            let busy = || watch.map(Health::busy);
+            let mixed = company::mixed(self.engine, self.model, self.ending, busy);
+            if let Some(why) = mixed.map_err(|error| self.noted(error))? {
+                return Ok(Err(why));
+            }
         }
-    }
-    let frames = engine.device_bytes().saturating_sub(held);
-    for asked in asked {
-        let _busy = busy();
-        asked.run(engine).map_err(noted)?;
-    }
-    let smallest = model.rules.sizes.first().copied().unwrap_or(1);
-    let passed = {
-        let _busy = busy();
-        forward(engine, model, smallest, ending).map_err(noted)?
-    };
-    // At a size that was guessed, shapes may be alike by chance.
-    if let (Ok(shapes), false) = (passed.shapes, guessed(&model.signature, model)) {
-        let unread =
-            |why| format!("task {:?} cannot read what a forward pass gave: {why}", model.task.name());
-        model.check_outputs(&shapes).map_err(unread)?;
-    }
-    let footprint = gpu.map(|(gpu, _)| {
-        let _busy = busy();
-        // Growing left free memory behind, which is not the driver's to keep.
-        gpu.trim().and_then(|()| gpu.memory()).map(|memory| {
-            let (free, total) = (memory.free, memory.total);
-            Footprint { instances: 1, weights, buffers, frames, free, total }
-        })
-    });
-    // What was not seen is not believed, but where the author says how large batches may be.
-    let counts = match axis.first {
-        None if !said => Err(
+        // What was not seen is not believed.
+        Ok(axis.first.as_ref().map(|_| ()).ok_or_else(|| {
             "no forward pass worked at load, so that nobody has seen whether the first axis counts items \
              (batch.axis = \"items\" says that it does)"
-                .to_owned(),
-        ),
-        _ => Ok(()),
-    };
-    let (canary, footprint) = (passed.took, footprint.transpose().map_err(noted)?);
-    Ok(Proof { canary, footprint, counts, largest })
+                .to_owned()
+        }))
+    }
+
+    /// Bytes that whole frames take. Only GPUs are given them; elsewhere spots are found before the engine runs.
+    fn frames(&mut self) -> Result<u64, Refusal> {
+        let held = self.engine.device_bytes();
+        if let (Some(fit), Some(_)) = (&self.model.fit, self.gpu) {
+            for _ in 0..self.engine.depth() {
+                self.call(|engine| look(engine, fit))?;
+            }
+        }
+        Ok(self.engine.device_bytes().saturating_sub(held))
+    }
+
+    /// How long a pass at the smallest size takes, whose outputs the task must be able to read.
+    fn canary(&mut self) -> Result<Duration, Refusal> {
+        let model = self.model;
+        let passed = self.pass(model.rules.sizes.first().copied().unwrap_or(1))?;
+        // At a size that was guessed, shapes may be alike by chance.
+        if let (Ok(shapes), false) = (passed.shapes, guessed(&model.signature, model)) {
+            let unread =
+                |why| format!("task {:?} cannot read what a forward pass gave: {why}", model.task.name());
+            model.check_outputs(&shapes).map_err(unread)?;
+        }
+        Ok(passed.took)
+    }
+
+    /// Bytes of a device of its own that are free, and all it has.
+    fn memory(&mut self) -> Result<Option<(u64, u64)>, Refusal> {
+        let Some((gpu, _)) = self.gpu else { return Ok(None) };
+        let _busy = self.watch().map(Health::busy);
+        // Growing left free memory behind, which is not the driver's to keep.
+        let memory = gpu.trim().and_then(|()| gpu.memory()).map_err(|error| self.noted(error))?;
+        Ok(Some((memory.free, memory.total)))
+    }
 }
 
 /// What a forward pass told.
