@@ -76,6 +76,8 @@ pub enum InferError {
         name: String,
         /// Why, in words for the caller.
         reason: String,
+        /// Whether that is because it is still being loaded, as it is in each replica that begins.
+        loading: bool,
     },
     /// A model could not be loaded; what served before goes on. 400.
     #[error("failed to load {name:?}: {reason}")]

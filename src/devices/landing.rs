@@ -88,7 +88,8 @@ impl Outbound {
                         items,
                         "larger batches are tried"
                     );
-                    self.metrics.set_ceiling(items);
+                    let full = items >= self.model.rules.largest();
+                    self.metrics.set_ceiling((!full).then_some(items));
                 }
             }
             Err(error) => {
@@ -115,7 +116,7 @@ impl Outbound {
                         items,
                         "memory is too small: batches are smaller from now on"
                     );
-                    self.metrics.set_ceiling(items);
+                    self.metrics.set_ceiling(Some(items));
                 }
             }
         }

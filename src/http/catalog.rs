@@ -103,9 +103,9 @@ fn pixels(model: &Model) -> Value {
 pub(super) async fn ready(State(front): State<Arc<Front>>, target: Target) -> Result<Json<Value>, Problem> {
     match target.find_served(&front) {
         Ok(model) => Ok(Json(json!({ "name": &*model.name, "ready": true }))),
-        Err(InferError::ModelUnavailable { name, reason } | InferError::Unserved { name, reason, .. }) => {
-            Err(Problem::model_not_ready(&name, &reason))
-        }
+        Err(
+            InferError::ModelUnavailable { name, reason, .. } | InferError::Unserved { name, reason, .. },
+        ) => Err(Problem::model_not_ready(&name, &reason)),
         Err(error) => Err(Problem::from(&error)),
     }
 }

@@ -102,6 +102,8 @@ const INTERNAL: Kind = kind("internal", 500, Outcome::Internal, "the server is a
 const NOT_OFFERED: Kind = kind("not-offered", 501, Outcome::BadRequest, "the server does not do this");
 const UNAVAILABLE: Kind =
     kind("model-unavailable", 503, Outcome::Unavailable, "the model cannot be served now");
+/// The same to callers. It is counted apart, since whoever balances requests asks replicas that begin as well, and then another.
+const LOADING: Kind = Kind { outcome: Outcome::Loading, ..UNAVAILABLE };
 const DRAINING: Kind = kind("draining", 503, Outcome::Draining, "the server is going away");
 const NO_DEVICE: Kind = kind("no-device", 503, Outcome::Device, "no device could run the request");
 const NOT_READY: Kind = kind("not-ready", 503, Outcome::Unavailable, "the server is not ready");
@@ -150,6 +152,7 @@ pub fn kind_of(error: &InferError) -> Kind {
         InferError::NotAcceptable { .. } => NOT_ACCEPTABLE,
         InferError::UnsupportedMedia { .. } | InferError::UnsupportedEncoding { .. } => MEDIA,
         InferError::UnknownModel { .. } => UNKNOWN_MODEL,
+        InferError::ModelUnavailable { loading: true, .. } => LOADING,
         InferError::ModelUnavailable { .. } => UNAVAILABLE,
         InferError::LoadFailed { .. } => LOAD_FAILED,
         InferError::Forbidden(_) => FORBIDDEN,
@@ -340,7 +343,7 @@ mod tests {
             InferError::NotAcceptable { got: text(), accepted: "application/json" },
             InferError::UnsupportedMedia { got: text(), accepted: "application/json" },
             InferError::UnknownModel { name: text(), nearest: vec![] },
-            InferError::ModelUnavailable { name: text(), reason: text() },
+            InferError::ModelUnavailable { name: text(), reason: text(), loading: false },
             InferError::LoadFailed { name: text(), reason: text() },
             InferError::Forbidden(text()),
             InferError::UnsupportedEncoding { got: text(), accepted: "gzip" },
@@ -354,6 +357,16 @@ mod tests {
             InferError::NoStorage(text()),
             InferError::Internal(text()),
         ]
+    }
+
+    #[test]
+    fn a_model_that_is_still_loading_is_counted_apart_and_told_alike() {
+        let told = |loading| {
+            Problem::from(&InferError::ModelUnavailable { name: "m".into(), reason: "r".into(), loading })
+        };
+        let (loading, broken) = (told(true), told(false));
+        assert_eq!((loading.kind.outcome, broken.kind.outcome), (Outcome::Loading, Outcome::Unavailable));
+        assert_eq!(loading.to_json(None), broken.to_json(None));
     }
 
     #[test]

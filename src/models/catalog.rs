@@ -145,17 +145,18 @@ impl Catalog {
                 .find(|state| matches!(state, State::Ready(_)))
                 .unwrap_or(&versions[versions.len() - 1].state),
         };
-        let unavailable = |reason: &str| InferError::ModelUnavailable {
+        let unavailable = |reason: &str, loading| InferError::ModelUnavailable {
             name: match version {
                 Some(version) => format!("{name}/{version}"),
                 None => name.to_owned(),
             },
             reason: reason.to_owned(),
+            loading,
         };
         match state {
             State::Ready(model) => Ok(Arc::clone(model)),
-            State::Loading => Err(unavailable("it is still loading")),
-            State::Unavailable(reason) => Err(unavailable(reason)),
+            State::Loading => Err(unavailable("it is still loading", true)),
+            State::Unavailable(reason) => Err(unavailable(reason, false)),
         }
     }
 
@@ -266,6 +267,11 @@ mod tests {
             key(catalog.get("a", Some("1"))).unwrap_err(),
             "model \"a/1\" is unavailable: it is still loading"
         );
+        let loading = |version| {
+            let error = catalog.get("a", Some(version)).map(drop).unwrap_err();
+            matches!(error, InferError::ModelUnavailable { loading: true, .. })
+        };
+        assert_eq!((loading("1"), loading("2")), (true, false));
     }
 
     #[test]

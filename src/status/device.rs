@@ -224,6 +224,14 @@ pub struct HeldModel {
     pub frames_bytes: u64,
 }
 
+impl HeldModel {
+    /// Bytes that all of its instances hold.
+    pub fn bytes(&self) -> u64 {
+        let batches = self.batches.last().map_or(0, |(_, bytes, _)| *bytes);
+        self.instances * (self.weights_bytes + batches + self.frames_bytes)
+    }
+}
+
 impl Device {
     pub(super) fn new(id: &str) -> Device {
         Device {

@@ -39,6 +39,7 @@ impl Book {
                 return Err(InferError::ModelUnavailable {
                     name: gone.map_or_else(String::new, |model| model.name.to_string()),
                     reason: "it was unloaded while the request was on its way; send it again".into(),
+                    loading: false,
                 });
             }
         };

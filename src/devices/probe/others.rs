@@ -77,6 +77,11 @@ impl Ourselves {
         }
     }
 
+    /// What is known since models hold `now` bytes instead of `then`, where no sample tells.
+    pub fn since(self, then: u64, now: u64) -> Ourselves {
+        Ourselves { memory: (self.memory + now).saturating_sub(then), ..self }
+    }
+
     /// Whether a sample tells what we hold, apart from others.
     pub fn is_told(&self, sample: &Sample) -> bool {
         let mut listed = sample.processes.iter().flatten();
@@ -93,7 +98,7 @@ impl Ourselves {
     /// What others have, by one sample.
     pub fn others(&self, sample: &Sample) -> Others {
         let by_memory = || match sample.memory {
-            Some(memory) => Others::Memory(memory.held().saturating_sub(self.memory)),
+            Some(memory) => Others::Memory(memory.held().saturating_sub(self.held(sample))),
             None => Others::Unknown,
         };
         let Some(processes) = &sample.processes else {
@@ -147,6 +152,8 @@ mod tests {
         assert!(Ourselves::before(OWN).others(&before).any());
         let grown = sample(9 * GIB, Some(&[(4, 5 * GIB), (OWN, 4 * GIB)]));
         assert_eq!((ourselves.held(&grown), ourselves.held(&before)), (4 * GIB, 3 * GIB));
+        let alone = sample(4 * GIB, Some(&[(OWN, 4 * GIB)]));
+        assert_eq!(ourselves.others(&alone), Others::Processes(vec![]), "what came since is ours, too");
     }
 
     #[test]
@@ -176,6 +183,9 @@ mod tests {
             let ourselves = Ourselves::after(OWN, &before, &after);
             assert_eq!(ourselves, Ourselves { pid: None, memory: 3 * GIB });
             assert_eq!(ourselves.others(&after), Others::Memory(5 * GIB));
+            // A model of two came, and one of one had been there.
+            let later = sample(10 * GIB, empty);
+            assert_eq!(ourselves.since(GIB, 3 * GIB).others(&later), Others::Memory(5 * GIB));
             assert_eq!(Ourselves::before(OWN).others(&before).memory(), Some(5 * GIB));
             // As a driver's count may differ from ours.
             assert!(!ourselves.others(&sample(3 * GIB + SLACK, empty)).any());

@@ -178,7 +178,11 @@ fn explain(kind: Kind) -> Entry {
         UNAVAILABLE => entry(
             "The model is known, but failed to load or is being loaded; `detail` has the reason.",
             "Wait for `Retry-After`, or try another replica. If it stays, `GET /v2/models` and the log say what is wrong.",
-            InferError::ModelUnavailable { name: "digits".into(), reason: "it is being loaded".into() },
+            InferError::ModelUnavailable {
+                name: "digits".into(),
+                reason: "digits/model.onnx is not there".into(),
+                loading: false,
+            },
         ),
         DRAINING => entry(
             "The server is being stopped or replaced, and `drain_timeout_ms` is over, or a second signal came. A request that waits for a device \

@@ -2,7 +2,7 @@
 
 use super::register::Register;
 use prometheus::{
-    CounterVec, GaugeVec, IntCounterVec, IntGaugeVec,
+    CounterVec, GaugeVec, IntCounter, IntCounterVec, IntGaugeVec,
     core::{MetricVec, MetricVecBuilder},
 };
 use std::collections::BTreeMap;
@@ -182,15 +182,22 @@ impl DeviceFamilies {
             (&self.replays, seen.pcie_replays),
         ] {
             if let Some(count) = count {
-                let counter = counter.with_label_values(label);
-                counter.inc_by(count.saturating_sub(counter.get()));
+                follow(&counter.with_label_values(label), count);
             }
         }
         for (xid, count) in &seen.xids {
-            let counter = self.xids.with_label_values(&[device, &xid.to_string()]);
-            counter.inc_by(count.saturating_sub(counter.get()));
+            follow(&self.xids.with_label_values(&[device, &xid.to_string()]), *count);
         }
     }
+}
+
+/// Brings a counter to what something else has counted. Where that has begun anew, as a GPU does when it is reset, so does the counter:
+/// whoever scrapes it knows what that means.
+fn follow(counter: &IntCounter, count: u64) {
+    if count < counter.get() {
+        counter.reset();
+    }
+    counter.inc_by(count - counter.get());
 }
 
 /// Takes a sample back.

@@ -388,7 +388,7 @@ mod tests {
         model.set_state("1", ModelState::Ready);
         let device = model.device("cpu");
         device.fell_back("device_away");
-        device.set_ceiling(4);
+        device.set_ceiling(Some(4));
         device.batch(1, 1);
         for stage in [&device.stage_seconds, &device.compute_seconds, &device.reply_seconds] {
             stage.observe(0.1);
@@ -403,7 +403,7 @@ mod tests {
             late.queue_items.set(3);
             for device in [late.device("cpu"), late.device("GPU-1")] {
                 device.fell_back("device_failed");
-                device.set_ceiling(2);
+                device.set_ceiling(Some(2));
                 device.failed(FailReason::Device, 1);
                 device.compute_seconds.observe(0.1);
             }
@@ -472,6 +472,26 @@ mod tests {
             check(&metrics, line);
         }
         assert!(!metrics.render().contains("kind=\"own\""), "what is not told has no sample");
+    }
+
+    #[test]
+    fn what_a_gpu_counts_begins_anew_when_it_is_reset() {
+        let metrics = metrics();
+        for (seen, told) in [(5, 5), (5, 5), (0, 0), (3, 3)] {
+            metrics.devices.set("GPU-1", &Readings { ecc_uncorrected: Some(seen), ..Readings::default() });
+            check(&metrics, &format!("ocelli_device_ecc_uncorrected_total{{device=\"GPU-1\"}} {told}"));
+        }
+    }
+
+    #[test]
+    fn a_batch_has_no_ceiling_where_full_ones_are_run_again() {
+        let metrics = metrics();
+        let device = metrics.add_model("digits").device("GPU-1");
+        device.set_ceiling(None);
+        device.set_ceiling(Some(4));
+        check(&metrics, "ocelli_batch_ceiling_items{device=\"GPU-1\",model=\"digits\"} 4");
+        device.set_ceiling(None);
+        assert!(!metrics.render().contains("ocelli_batch_ceiling_items{"));
     }
 
     #[test]

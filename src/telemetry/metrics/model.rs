@@ -44,8 +44,10 @@ reasons! {
         Storage = "storage",
         /// Our own fault.
         Internal = "internal",
-        /// The model is not loaded.
+        /// The model cannot be served now.
         Unavailable = "unavailable",
+        /// The model is still being loaded.
+        Loading = "loading",
     }
 }
 
@@ -384,9 +386,13 @@ impl DeviceMetrics {
         self.fallbacks.with_label_values(&[&self.device, reason]).inc();
     }
 
-    /// Says how many items the largest batch may have from now on.
-    pub fn set_ceiling(&self, items: usize) {
-        self.ceiling.with_label_values(&[&self.device]).set(items as i64);
+    /// Says how many items the largest batch may have from now on, where that is fewer than a full one has.
+    pub fn set_ceiling(&self, items: Option<usize>) {
+        match items {
+            Some(items) => self.ceiling.with_label_values(&[&self.device]).set(items as i64),
+            // Fails only where none was set.
+            None => drop(self.ceiling.remove_label_values(&[&self.device])),
+        }
     }
 
     /// Counts a batch of `items` that was padded to `size`.

@@ -165,7 +165,8 @@ const LABELS: [(&str, &str); 14] = [
     (
         "outcome",
         "how a request for a model ended: `ok`; `bad_request`, `decode`, `too_large`, `input`: refused for what it is; \
-         `full`, `draining`, `unavailable`: refused for the state that we are in; `late`: its deadline passed; \
+         `full`, `draining`, `unavailable`: refused for the state that we are in; `loading`: its model is still being loaded, as in each \
+         replica that begins, and who balances requests asks another; `late`: its deadline passed; \
          `cancelled`: its caller went away; `storage`: the server's disk had no room for its stack; `device`, `internal`: our fault",
     ),
     ("reason", "see below"),

@@ -12,7 +12,10 @@ use super::{
     },
     Keeper, Known,
 };
-use crate::{engine::cuda::headroom_bytes, status::Cause};
+use crate::{
+    engine::cuda::headroom_bytes,
+    status::{Cause, HeldModel},
+};
 use std::{sync::Arc, time::Instant};
 
 impl Keeper {
@@ -154,6 +157,7 @@ impl Keeper {
         if let (Some(before), Some(after)) = (before, self.senses.fresh(&self.gpu)) {
             let process = self.hold.as_ref().map_or_else(std::process::id, |hold| hold.process());
             self.ourselves = Ourselves::after(process, &before, &after);
+            self.models_then = self.models().iter().map(HeldModel::bytes).sum();
             let (held, ours) = (self.ourselves.memory, self.ourselves.is_told(&after));
             self.devices.book.learn_all(self.index, &self.gpu.name, held, ours);
         }

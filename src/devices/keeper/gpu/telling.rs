@@ -14,7 +14,7 @@ use super::{
 use crate::{
     batch::queue::Absence,
     config::WhileWaiting,
-    status::{Cause, DeviceState, Seen},
+    status::{Cause, DeviceState, HeldModel, Seen},
 };
 use std::time::{Duration, Instant};
 
@@ -44,14 +44,13 @@ impl Keeper {
                 );
             }
         }
+        self.seen.models = self.models();
         if let Some((_, sample)) = &self.sample {
-            fill(&mut self.seen, sample, &self.ourselves);
+            let now = self.seen.models.iter().map(HeldModel::bytes).sum();
+            fill(&mut self.seen, sample, &self.ourselves.since(self.models_then, now));
         }
         let refused = self.hold.as_ref().map(|hold| self.devices.book.refused(self.index, hold));
         self.seen.refused = refused.unwrap_or_default();
-        let free = self.seen.memory_free_bytes;
-        let held = self.hold.as_ref().map(|hold| self.devices.book.held(self.index, hold, free));
-        self.seen.models = held.unwrap_or_default();
         if self.hold.is_some() {
             self.seen.verdict = match &self.seen.processes {
                 Some(others) if others.is_empty() => "ours".into(),
@@ -61,6 +60,13 @@ impl Keeper {
         }
         self.seen.waited = self.waited_before + self.claim.lease.waited(now);
         status.see_device(&self.gpu.id, self.seen.clone());
+    }
+
+    /// What models hold of it while it is ours.
+    pub(super) fn models(&self) -> Vec<HeldModel> {
+        let free = self.sample.as_ref().and_then(|(_, sample)| sample.memory).map(|memory| memory.free);
+        let held = self.hold.as_ref().map(|hold| self.devices.book.held(self.index, hold, free));
+        held.unwrap_or_default()
     }
 
     /// Tells the queue why the GPU is away, and when it should be back.
