@@ -55,6 +55,8 @@ pub struct Status {
     /// Milliseconds from `started` to the last beat.
     beat_ms: AtomicU64,
     draining: AtomicBool,
+    /// What was told last.
+    told_ready: AtomicBool,
     /// When what is not answered yet is cut.
     cut_from: RwLock<Option<Instant>>,
     devices: RwLock<BTreeMap<String, Device>>,
@@ -82,6 +84,7 @@ impl Status {
             started: now,
             beat_ms: AtomicU64::new(0),
             draining: AtomicBool::new(false),
+            told_ready: AtomicBool::new(false),
             cut_from: RwLock::default(),
             devices: RwLock::default(),
             transitions: RwLock::default(),
@@ -242,11 +245,25 @@ impl Status {
         models.counts
     }
 
-    /// Whether a request sent now can be answered, by the rules at the top of this file.
+    /// Whether a request sent now can be answered, by the rules at the top of this file. The log tells each change once, to whoever
+    /// asks how often.
     ///
     /// # Errors
     /// Why not, in words.
     pub fn ready(&self) -> Result<(), String> {
+        let now = self.stands();
+        if self.told_ready.swap(now.is_ok(), Ordering::Relaxed) != now.is_ok() {
+            match &now {
+                Ok(()) => tracing::info!("the server is ready"),
+                // Whoever began a drain has told of it.
+                Err(_) if self.draining() => {}
+                Err(reason) => tracing::warn!(reason, "the server is not ready any more"),
+            }
+        }
+        now
+    }
+
+    fn stands(&self) -> Result<(), String> {
         if self.draining() {
             return Err("the server is draining".into());
         }

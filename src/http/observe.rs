@@ -100,7 +100,9 @@ impl Observation {
             }
         }
         self.ended = true;
-        self.tell(reply.status().as_u16(), problem.map(|problem| &*problem.detail));
+        // Whoever probes asks again and again: the log tells what changes instead.
+        let told = problem.filter(|problem| !problem.is_of_probe());
+        self.tell(reply.status().as_u16(), told.map(|problem| &*problem.detail));
     }
 
     /// Counts and logs how it ended.
@@ -264,9 +266,10 @@ mod tests {
         error::InferError,
         http::testing,
         models::{Model, State, testing::source},
+        status::{Cause, DeviceState, ModelCounts},
         telemetry::metrics::Metrics,
     };
-    use axum::{Router, routing::post};
+    use axum::{Router, response::IntoResponse, routing::post};
     use futures_util::stream;
     use http_body_util::BodyExt;
     use std::{fs, time::Duration};
@@ -296,6 +299,35 @@ mod tests {
             assert!(text.contains(&line), "{text}");
         }
         assert!(text.contains("ocelli_http_request_duration_seconds_count{route=\"other\"} 2"), "{text}");
+    }
+
+    #[test]
+    fn the_log_tells_once_that_a_server_is_not_ready_and_not_of_each_probe() {
+        let front = testing::front(&[]);
+        let console = tempfile::NamedTempFile::new().expect("a file");
+        let file = console.reopen().expect("the file");
+        let log = tracing_subscriber::fmt().with_ansi(false);
+        let log = log.with_writer(move || file.try_clone().expect("the file")).finish();
+        tracing::subscriber::with_default(log, || {
+            let probe = || {
+                let problem = front.status.ready().err().map(|reason| Problem::not_ready(&reason));
+                let mut reply =
+                    problem.map_or_else(|| Response::new(Body::empty()), IntoResponse::into_response);
+                Observation::begin(&front, &RequestId::new(), &mut Request::new(Body::empty()))
+                    .end(&mut reply);
+            };
+            front.status.set_device("cpu", DeviceState::Serving, Cause::Proved, "");
+            let counts = |ready, unavailable| ModelCounts { ready, loading: 0, unavailable };
+            for counts in [counts(0, 1), counts(1, 0), counts(0, 1)] {
+                front.status.set_models(counts);
+                (probe(), probe(), probe());
+            }
+        });
+        let told = fs::read_to_string(console.path()).expect("the file");
+        let lines: Vec<&str> = told.lines().collect();
+        let [first, second] = lines[..] else { panic!("{told}") };
+        assert!(first.contains("INFO") && first.contains("the server is ready"), "{told}");
+        assert!(second.contains("WARN") && second.contains("the server is not ready any more"), "{told}");
     }
 
     #[test]

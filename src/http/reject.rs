@@ -235,6 +235,11 @@ impl Problem {
         Problem::new(MODEL_NOT_READY, format!("model {name:?} is not ready: {reason}"))
     }
 
+    /// Whether it is the answer of a readiness probe, which says nothing of the request that asked.
+    pub(super) fn is_of_probe(&self) -> bool {
+        matches!(self.kind, NOT_READY | MODEL_NOT_READY)
+    }
+
     /// For the log and the metrics: of a request that goes now without an answer, the caller went away, unless the server's end cut it.
     pub(crate) fn gone(status: &Status) -> Problem {
         match status.cuts(Instant::now()) {
