@@ -121,8 +121,8 @@ pub struct Header {
     /// The same of the frames after it: width, height and bits.
     later: Vec<(u32, u32, u8)>,
     orientation: Orientation,
-    /// Whether it may be decoded at a fraction of its size.
-    scales: bool,
+    /// By what it may be decoded at a fraction of its size, if it may.
+    scales: Option<jpeg::Sampling>,
     /// Bytes of all decoded frames at their full size.
     frame_bytes: u64,
     /// Bytes that the decoder holds beside them, at most.
@@ -148,7 +148,7 @@ impl Header {
             bits,
             later: Vec::new(),
             orientation,
-            scales: false,
+            scales: None,
             frame_bytes: samples * u64::from(bits.div_ceil(8)),
             work_bytes: 0,
         }
@@ -171,8 +171,9 @@ impl Header {
     /// As [`decoded_bytes`](Header::decoded_bytes), for a decode that may be scaled because `enough` asks for less.
     pub fn decoded_bytes_for(&self, enough: Enough<'_>) -> u64 {
         let mut bytes = self.frame_bytes;
-        if self.scales {
-            let eighths = jpeg::eighths((self.width, self.height), enough);
+        if let Some(sampling) = self.scales {
+            let stored = self.orientation.size(self.width, self.height);
+            let eighths = sampling.eighths(stored, self.orientation, enough);
             let scaled = |side: u32| u64::from(jpeg::scaled(side, eighths));
             bytes = scaled(self.width) * scaled(self.height) * u64::from(self.channels);
         }
@@ -288,7 +289,7 @@ pub fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
 /// Decodes all frames of an image, upright: the pages of a TIFF, one frame of everything else.
 ///
 /// `enough` lets a JPEG be decoded at a fraction of its size, by the smallest of the scales that leave at least twice
-/// what it asks for along both axes; it is given and gives sizes after orientation.
+/// what it asks for along both axes, of colours too; it is given and gives sizes after orientation.
 ///
 /// # Errors
 /// As [`header`], and [`DecodeError::Corrupt`] for truncated or damaged pixel data.

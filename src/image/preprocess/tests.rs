@@ -14,7 +14,7 @@ use crate::{
     random::Random,
 };
 use half::f16;
-use turbojpeg::PixelFormat;
+use turbojpeg::{PixelFormat, Subsamp};
 
 /// Pixels as they are, rounded.
 fn plain(width: u32, height: u32, resize: Resize, filter: Filter) -> Preprocess {
@@ -434,6 +434,39 @@ fn scaled_decoding_gives_nearly_what_full_decoding_gives() {
             let (largest, mean) = differences(&wide(&apply(&to, &scaled)), &wide(&apply(&to, &full)));
             println!("{width} × {height}, {orientation}: largest {largest}, mean {mean:.3} of 255");
             assert!(mean < 0.5, "{mean}");
+        }
+    }
+}
+
+/// Red and blue in waves of six or seven pixels of the output, of which less is stored than of brightness.
+#[test]
+fn colours_are_not_scaled_to_less_than_is_needed_and_a_box_has_all_pixels() {
+    let (width, height) = (1203u32, 905u32);
+    let wave =
+        |at: u32, side: u32, waves: f32| (at as f32 / side as f32 * waves * std::f32::consts::TAU).sin();
+    let level = |wave: f32| (128.0 + 100.0 * wave) as u8;
+    let at = |x, y| [level(wave(x, width, 9.0)), 128, level(wave(y, height, 7.0))];
+    let waves: Vec<u8> = (0..height).flat_map(|y| (0..width).flat_map(move |x| at(x, y))).collect();
+    for (subsampling, bilinear) in [
+        (Subsamp::None, (151, 114)),
+        (Subsamp::Sub2x2, (151, 114)),
+        (Subsamp::Sub2x1, (301, 227)),
+        (Subsamp::Sub1x2, (301, 227)),
+        (Subsamp::Sub4x1, (602, 453)),
+    ] {
+        let bytes = corpus::jpeg_sampled(&waves, width, PixelFormat::RGB, subsampling, false);
+        let full = decode(&bytes, &LIMITS, &whole).unwrap().remove(0);
+        for (_, filter) in Filter::ALL {
+            let to = plain(60, 44, Resize::Stretch, filter);
+            let scaled = decode(&bytes, &LIMITS, &|w, h| to.enough(w, h)).unwrap().remove(0);
+            let size = match filter {
+                Filter::Nearest | Filter::Box => (width, height),
+                _ => bilinear,
+            };
+            assert_eq!((scaled.width, scaled.height), size, "{subsampling:?}, {filter:?}");
+            let (largest, mean) = differences(&wide(&apply(&to, &scaled)), &wide(&apply(&to, &full)));
+            println!("{subsampling:?}, {filter:?}: largest {largest}, mean {mean:.3} of 255");
+            assert!(mean < 1.0 && largest <= 10.0, "{subsampling:?}, {filter:?}: {largest}, {mean}");
         }
     }
 }
