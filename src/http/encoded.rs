@@ -192,7 +192,7 @@ async fn decode(
     let Decoded { mut frames, took, share } = decoded.map_err(|error| of_image(index, error))?;
     call.decoded(front, model, took);
     match (frames.pop(), frames.is_empty()) {
-        (Some(frame), true) => Ok(Image { inputs: frame.inputs, took, share }),
+        (Some(frame), true) => Ok(Image { inputs: frame?.inputs, took, share }),
         _ => Err(predict::several_frames(index, "a tensor", model)),
     }
 }

@@ -498,6 +498,11 @@ fn an_image_of_another_size_is_refused_where_the_size_must_be_exact() {
     assert!(matches!(error, InferError::BadRequest(_)));
     assert_eq!(error.to_string(), "the image is 2 × 1 pixels, but the model takes exactly 4 × 4");
     assert_eq!(to.enough(2, 1), None);
+    // Of one side, as it may be the only one that the model fixes.
+    let told = |size| to.takes(size).unwrap_err().to_string();
+    assert_eq!(told((2, 4)), "the image is 2 × 4 pixels, but the model takes a width of exactly 4");
+    assert_eq!(told((4, 2)), "the image is 4 × 2 pixels, but the model takes a height of exactly 4");
+    assert_eq!(to.takes((4, 4)), Ok(()));
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use super::super::{
     DecodeError, Frame, Limits, Samples,
     corpus::{HEIGHT, WIDTH, jpeg, raw_tiff, whole},
-    decode, header,
+    decode, decode_each, header,
 };
 use turbojpeg::PixelFormat;
 
@@ -326,6 +326,44 @@ fn an_error_of_one_of_several_pages_says_which() {
     }
     let error = decode(&file(&[damaged()]), &LIMITS, &whole).unwrap_err().to_string();
     assert!(!error.contains("page"), "{error}");
+}
+
+#[test]
+fn a_page_that_cannot_be_decoded_is_an_error_beside_the_others() {
+    let page = |size| Page::new(size, 8, 1, vec![picture(size, &[0])]).with(PHOTOMETRIC, &[1]);
+    let damaged = page(SIZE).with(COMPRESSION, &[8]);
+    let signed = page(SIZE).with(SAMPLE_FORMAT, &[2]);
+    // What the decoder does not even look at.
+    let odd = page([9, 5]).with(PLANAR, &[7]);
+    let check = |bytes: &[u8], expected: &[Result<[u32; 2], &str>]| {
+        let frames = decode_each(bytes, &LIMITS, &whole).unwrap();
+        assert_eq!(frames.len(), expected.len());
+        for (frame, expected) in frames.iter().zip(expected) {
+            match (frame, expected) {
+                (Ok(frame), Ok(size)) => {
+                    assert_eq!([frame.width, frame.height], *size);
+                    assert_eq!(frame.samples, Samples::U8(picture(*size, &[0])));
+                }
+                (Err(error), Err(words)) => assert!(error.to_string().contains(words), "{error}"),
+                _ => panic!("{frame:?} instead of {expected:?}"),
+            }
+        }
+        let header = header(bytes, &LIMITS).unwrap();
+        assert!(!header.is_single());
+    };
+    let pages = [signed, page([8, 6]), odd, damaged, page([9, 5])];
+    let each = [Err("in page 0 "), Ok([8, 6]), Err("page 2 "), Err("page 3 "), Ok([9, 5])];
+    check(&file(&pages), &each);
+    // The link to the third leads beyond the end: one error for all that there may be.
+    let mut broken = file(&[page([8, 6]), page([9, 5])]);
+    let link = broken.len() - 4;
+    broken[link..].copy_from_slice(&0x00ff_ffffu32.to_le_bytes());
+    check(&broken, &[Ok([8, 6]), Ok([9, 5]), Err("page 2 ")]);
+    assert!(header(&file(&pages[1..2]), &LIMITS).unwrap().is_single());
+    // Limits are the file's.
+    let large = file(&[page(SIZE), page([LIMITS.side_max + 1, 1])]);
+    let error = decode_each(&large, &LIMITS, &whole).unwrap_err();
+    assert!(matches!(error, DecodeError::TooLarge { got: 1001, .. }), "{error}");
 }
 
 #[test]
