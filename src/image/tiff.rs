@@ -23,7 +23,7 @@ use chunks::{Chunks, Found};
 use samples::{Kind, Page};
 use source::{Changes, Source};
 use tiff::{
-    decoder::{Decoder, DecodingSampleType},
+    decoder::{Decoder, DecodingSampleType, ifd::Entry},
     tags::Tag,
 };
 use words::{corrupt, from_tiff, of_page, unsupported};
@@ -46,6 +46,9 @@ const BLACK_IS_ZERO: u32 = 1;
 const COMPRESSION_LZW: u16 = 5;
 /// And for WebP streams.
 const COMPRESSION_WEBP: u16 = 50001;
+
+/// The tag of MetaMorph's stacks: an entry for each plane.
+const META_MORPH_PLANES: Tag = Tag::Unknown(33629);
 
 /// Every page, in order, with its place in the chain of directories; or what is wrong with one that will not be decoded.
 struct Pages {
@@ -108,21 +111,22 @@ fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
     Ok(Pages { pages, changes: found.changes })
 }
 
-/// Whether the only page is all that there is: some writers put many images behind one directory, and say so in its description.
+/// Whether the only page is all that there is: some writers put many images behind one directory, and say so in its description or,
+/// as MetaMorph does, by a tag with an entry for each.
 fn check_alone(
     bytes: &[u8],
     decoder: &mut Decoder<Source<'_>>,
     index: usize,
     page: &Page,
 ) -> Result<(), DecodeError> {
-    // Planes of colours lie behind each other, too.
-    if page.count != 1 || bytes.len() as u64 <= 2 * page.raw_bytes() {
+    if bytes.len() as u64 <= 2 * page.raw_bytes() {
         return Ok(());
     }
     decoder.seek_to_image(index).map_err(from_tiff)?;
+    let meta_morph = decoder.image_ifd().directory().get(META_MORPH_PLANES).map(Entry::count);
     let described = decoder.find_tag(Tag::ImageDescription).map_err(from_tiff)?;
     let described = described.and_then(|text| text.into_string().ok()).unwrap_or_default();
-    let planes = planes_of(described.as_bytes(), page.width, page.height);
+    let planes = planes_of(described.as_bytes(), meta_morph, (page.width, page.height, page.count));
     if planes > 1 && bytes.len() as u64 >= planes.saturating_mul(page.raw_bytes()) {
         return Err(DecodeError::unsupported(
             Format::Tiff,

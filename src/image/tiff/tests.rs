@@ -479,33 +479,52 @@ fn a_reduced_copy_before_the_picture_is_no_page() {
 
 #[test]
 fn images_that_share_one_directory_are_refused_rather_than_all_but_the_first_left_out() {
-    let stack = |described: &str, images: usize| {
-        let start = 8 + 2 + 8 * 12 + 4;
-        let pixels = start + described.len() as u32;
+    let stack = |described: &str, samples: u32, images: u32| {
+        let start = 8 + 2 + 9 * 12 + 4;
+        let pixels = start + 6 + described.len() as u32;
         let entries = [
             (256, 3, 1, WIDTH),
             (257, 3, 1, HEIGHT),
-            (258, 3, 1, 8),
-            (262, 3, 1, 1),
-            (270, 2, described.len() as u32, start),
+            (258, 3, samples, if samples == 1 { 8 } else { start }),
+            (262, 3, 1, if samples == 1 { 1 } else { 2 }),
+            (270, 2, described.len() as u32, start + 6),
             (273, 4, 1, pixels),
+            (277, 3, 1, samples),
             (278, 3, 1, HEIGHT),
-            (279, 4, 1, WIDTH * HEIGHT),
+            (279, 4, 1, WIDTH * HEIGHT * samples),
         ];
-        let data = [described.as_bytes(), &vec![7; images * (WIDTH * HEIGHT) as usize]].concat();
+        let samples = vec![7; (images * samples * WIDTH * HEIGHT) as usize];
+        let data = [&[8, 0, 8, 0, 8, 0], described.as_bytes(), &samples].concat();
         raw_tiff(&entries, 0, &data)
     };
-    let shaped = format!("{{\"shape\": [3, {HEIGHT}, {WIDTH}], \"truncated\": true}}\0");
-    for described in ["ImageJ=1.53t\nimages=3\nslices=3\n\0", &shaped] {
-        let error = header(&stack(described, 3), &LIMITS).unwrap_err().to_string();
-        assert!(
-            error.contains("TIFF with 3 images behind one directory is not supported; save it"),
-            "{error}"
-        );
+    let refused = |bytes: &[u8]| {
+        let error = header(bytes, &LIMITS).unwrap_err().to_string();
+        let words = "TIFF with 3 images behind one directory is not supported; save it";
+        assert!(error.contains(words), "{error}");
+    };
+    let shaped = |sides: &str| format!("{{\"shape\": [{sides}], \"truncated\": true}}\0");
+    let image_j = "ImageJ=1.53t\nimages=3\nslices=3\n\0";
+    for (described, samples) in [
+        (image_j, 1),
+        (image_j, 3),
+        (&shaped(&format!("3, {HEIGHT}, {WIDTH}")), 1),
+        (&shaped(&format!("3, {HEIGHT}, {WIDTH}, 3")), 3),
+    ] {
+        refused(&stack(described, samples, 3));
         // One that was cut out of a stack, with its words.
-        assert_eq!(decode(&stack(described, 1), &LIMITS, &whole).unwrap().len(), 1);
+        assert_eq!(decode(&stack(described, samples, 1), &LIMITS, &whole).unwrap().len(), 1);
     }
     for described in ["ImageJ=1.53t\nimages=1\n\0", "three images\0"] {
-        assert_eq!(decode(&stack(described, 3), &LIMITS, &whole).unwrap().len(), 1);
+        assert_eq!(decode(&stack(described, 1, 3), &LIMITS, &whole).unwrap().len(), 1);
     }
+    // MetaMorph has an entry for each plane.
+    let planes = |count: usize, bytes: usize| {
+        let page = Page::new(SIZE, 8, 1, vec![picture(SIZE, &[0])]).with(PHOTOMETRIC, &[1]);
+        let mut stack = file(&[page.with(33629, &vec![0x10000; count])]);
+        stack.resize(stack.len() + bytes, 0);
+        stack
+    };
+    let rest = 2 * (SIZE[0] * SIZE[1]) as usize;
+    refused(&planes(3, rest));
+    decode(&planes(1, rest), &LIMITS, &whole).unwrap();
 }
