@@ -89,6 +89,7 @@ fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
         // Copies and masks are bounded too: a page may have several.
         limits.check_frames(index / 8)?;
         match reached.and_then(|()| is_copy(&mut decoder)) {
+            Ok(true) if index == 0 => check_picture(&mut decoder)?,
             Ok(true) => {}
             page => {
                 take(&mut decoder, index, page.map(|_| ()))?;
@@ -109,6 +110,18 @@ fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
         check_alone(bytes, &mut decoder, *index, page)?;
     }
     Ok(Pages { pages, changes: found.changes })
+}
+
+/// Raw photos have a thumbnail in front, and the picture in a directory of its own below that.
+fn check_picture(decoder: &mut Decoder<Source<'_>>) -> Result<(), DecodeError> {
+    if decoder.image_ifd().directory().contains(Tag::SubIfd) {
+        return Err(DecodeError::unsupported(
+            Format::Tiff,
+            "a reduced copy in front and the picture in a SubIFD, as raw photos have it,",
+            "save the picture as a page, or as JPEG or PNG",
+        ));
+    }
+    Ok(())
 }
 
 /// Whether the only page is all that there is: some writers put many images behind one directory, and say so in its description or,

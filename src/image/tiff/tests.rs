@@ -528,3 +528,16 @@ fn images_that_share_one_directory_are_refused_rather_than_all_but_the_first_lef
     refused(&planes(3, rest));
     decode(&planes(1, rest), &LIMITS, &whole).unwrap();
 }
+
+#[test]
+fn the_thumbnail_of_a_raw_photo_is_not_taken_for_it() {
+    let page = |size| Page::new(size, 8, 1, vec![picture(size, &[0])]).with(PHOTOMETRIC, &[1]);
+    // Where it lies does not matter: nothing there is read.
+    let thumbnail = page([9, 5]).with(SUBFILE, &[1]).with(330, &[8]);
+    for pages in [vec![thumbnail.clone()], vec![thumbnail, page(SIZE)]] {
+        let error = header(&file(&pages), &LIMITS).unwrap_err().to_string();
+        assert!(error.contains("a reduced copy in front and the picture in a SubIFD"), "{error}");
+    }
+    // Copies below the picture are not asked for.
+    assert_eq!(frames(&[page(SIZE).with(330, &[8])]).len(), 1);
+}
