@@ -18,6 +18,9 @@ const REVERSED_MAX: usize = 1 << 18;
 /// share one list of them would keep a thread for a minute.
 const CHUNKS_MAX: usize = 1 << 20;
 
+/// What ends a JPEG stream.
+const END: [u8; 2] = [0xff, 0xd9];
+
 /// What is gathered from all pages.
 #[derive(Default)]
 pub(super) struct Found {
@@ -101,6 +104,10 @@ pub(super) fn check(
         found.jpeg_bytes += count;
         found.check(bytes.len())?;
         let markers = jpeg::markers(chunk)?;
+        // The decoder would make up what is missing. Bytes behind the end are not counted as damage.
+        if !chunk.windows(2).rev().any(|pair| pair == END) {
+            return Err(corrupt("a JPEG stream in it has no end"));
+        }
         // The decoder would take the pixels of one row for those of others. The last strip may be cut, or whole.
         let left = if tiled { rows } else { height - index % down * rows };
         let needed = rows.min(left);

@@ -234,6 +234,12 @@ fn jpeg_streams_have_the_samples_of_their_place() {
         let error = refused(page(samples, interpretation, vec![stream.clone()]));
         assert!(error.contains(words), "{error}");
     }
+    // Cut off; what lies behind an end is nobody's.
+    for length in [gray.len() - 1, gray.len() - 9] {
+        let error = refused(page(1, 1, vec![gray[..length].to_vec()]));
+        assert!(error.contains("a JPEG stream in it has no end"), "{error}");
+    }
+    decode(&page(1, 1, vec![[&gray[..], &[0; 5]].concat()]), &LIMITS, &whole).unwrap();
     // In planes, each stream has one.
     let planes = |stream: &Vec<u8>| {
         let page = Page::new(size, 8, 3, vec![stream.clone(); 3]).with(COMPRESSION, &[7]);
