@@ -98,6 +98,11 @@ impl DecodePool {
         DecodePool { jpeg, ..self }
     }
 
+    /// How large an image may be.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
     /// JPEGs that a GPU has decoded.
     pub fn gpu_jpegs(&self) -> u64 {
         self.gpu_jpegs.load(Ordering::Relaxed)
