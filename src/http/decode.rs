@@ -285,7 +285,7 @@ impl Budget {
     fn take(budget: &Arc<Budget>, bytes: u64, what: &'static str) -> Result<Share, InferError> {
         if bytes > budget.limit {
             return Err(InferError::TooLarge {
-                what,
+                what: what.into(),
                 got: bytes,
                 limit: budget.limit,
                 option: "decode_bytes_max",

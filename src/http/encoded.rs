@@ -138,7 +138,7 @@ fn files(
     }
     if count > front.limits.parts_max {
         return Err(InferError::TooLarge {
-            what: "the number of encoded images",
+            what: "the number of encoded images".into(),
             got: count as u64,
             limit: front.limits.parts_max as u64,
             option: "parts_max",
@@ -198,8 +198,11 @@ async fn decode(
 }
 
 /// Says which image it was.
-fn of_image(index: usize, error: InferError) -> InferError {
+pub(super) fn of_image(index: usize, error: InferError) -> InferError {
     match error {
+        InferError::TooLarge { what, got, limit, option } => {
+            InferError::TooLarge { what: format!("image {index}: {what}").into(), got, limit, option }
+        }
         InferError::Decode(what) => InferError::Decode(format!("image {index}: {what}")),
         InferError::BadRequest(what) => InferError::BadRequest(format!("image {index}: {what}")),
         other => other,

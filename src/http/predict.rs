@@ -18,6 +18,7 @@ use super::{
     admission::Beside,
     call::{Call, Spent},
     decode::{Decoded, Staged},
+    encoded::of_image,
     localize, posted,
     streamed::{self, Queued},
     tally::Tally,
@@ -322,8 +323,8 @@ async fn one_file(
     let decoded = match asked.pages {
         true => call.in_time(front.decode.stage(file?, of, permit)).await?,
         false => {
-            let only = call.in_time(front.decode.stage_only(file?, of, permit)).await?;
-            only
+            let only = call.in_time(front.decode.stage_only(file?, of, permit)).await;
+            only.map_err(|error| of_image(index, error))?
                 .ok_or_else(|| several_frames(index, "a row", model))?
         }
     };

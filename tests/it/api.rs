@@ -122,6 +122,28 @@ async fn answers_of_a_file_of_several_pages_say_which_and_what_has_a_place_for_o
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn of_several_images_a_bad_one_is_told_by_its_number() {
+    let server = Server::start(config()).await;
+    // 40,000 pixels wide, as its header says.
+    let large = b"GIF89a\x40\x9c\x01\0\0\0\0,\0\0\0\0\x40\x9c\x01\0\0\x02\0;";
+    for (bad, status, words) in [
+        (&b"no image"[..], 400, "image 1: not an image: tried JPEG"),
+        (&large[..], 413, "image 1: image width in pixels is 40000, more than the limit of "),
+    ] {
+        let v1 = json!({"instances": [base64(&three()), base64(bad)]}).to_string();
+        let reply = server.send("POST", "/v1/models/digits:predict", &[], v1).await;
+        check_problem(&reply, status, &[words]);
+        let input = json!({"name": "image", "datatype": "BYTES", "shape": [2], "data": [base64(&three()), base64(bad)]});
+        let v2 = json!({ "inputs": [input] }).to_string();
+        let reply = server.send("POST", "/v2/models/digits/infer", &[], v2).await;
+        // What is no image in base64 either is taken as it is.
+        let told = if status == 400 { "image 1: not a" } else { words };
+        check_problem(&reply, status, &[told]);
+    }
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_page_that_cannot_be_decoded_is_an_error_in_its_place() {
     let server = Server::start(config()).await;
     let mut pages = std::fs::read(root().join("examples/images/digits-3-7.tif")).unwrap();
