@@ -274,7 +274,8 @@ impl Preprocess {
                 let ratio = (f64::from(self.width) / f64::from(width))
                     .min(f64::from(self.height) / f64::from(height));
                 let side = |side: u32, limit: u32| {
-                    let side = (f64::from(side) * ratio).round() as u32;
+                    // Half to even, as Python does it.
+                    let side = (f64::from(side) * ratio).round_ties_even() as u32;
                     side.clamp(1, limit)
                 };
                 (side(width, self.width), side(height, self.height))

@@ -269,6 +269,13 @@ fn a_letterboxed_image_stands_in_the_middle_and_boxes_find_their_way_back() {
     assert_eq!(placement.to_source(-3.0, 0.0), (0.0, 0.0));
     assert_eq!(placement.to_source(99.0, 16.0), (40.0, 20.0));
     assert_eq!(placement.source, (40, 20));
+    // Half a pixel goes to the even one, as with those who train YOLO.
+    let to = plain(640, 640, Resize::Letterbox, Filter::Bilinear);
+    for (height, resized, top) in [(721, 360, 140), (723, 362, 139), (725, 362, 139), (719, 360, 140)] {
+        let placement = to.placement(1280, height);
+        assert_eq!((placement.resized, placement.offset), ((640, resized), (0, top)), "{height}");
+        assert_eq!(to.placement(height, 1280).resized, (resized, 640));
+    }
 
     let mut random = Random::new(11);
     let mut largest = 0f32;
