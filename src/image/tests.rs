@@ -350,7 +350,12 @@ fn kinds_of_jpeg_and_bmp_that_are_not_read_are_named() {
         change(&mut bytes);
         bytes
     };
-    for (compression, what) in [(4, "JPEG compression"), (5, "PNG compression"), (11, "CMYK format")] {
+    for (compression, what) in [
+        (4, "JPEG compression"),
+        (5, "PNG compression"),
+        (6, "compression 6 (bit fields with alpha)"),
+        (11, "CMYK format"),
+    ] {
         let error = refused(&bmp(&|bytes| bytes[30] = compression));
         assert!(error.starts_with(&format!("BMP with {what} is not supported; ")), "{error}");
     }
