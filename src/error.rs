@@ -3,7 +3,7 @@
 //! `http::reject` holds the only table from variant to status. Causes that only an operator can use go to the log.
 
 use crate::words::told;
-use std::{any::Any, time::Duration};
+use std::{any::Any, borrow::Cow, time::Duration};
 
 /// When to come back after an error that passes, where nobody can say more.
 pub const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -23,7 +23,7 @@ pub enum InferError {
     #[error("{what} is {got}, more than the limit of {limit}{}", raise_with(option))]
     TooLarge {
         /// What was measured, with its unit.
-        what: &'static str,
+        what: Cow<'static, str>,
         /// Its value.
         got: u64,
         /// The limit.

@@ -228,7 +228,7 @@ impl Framing {
             None => ("the message of a call that brings no data, in bytes,", ""),
         };
         if got > limit {
-            return Err(InferError::TooLarge { what, got, limit, option });
+            return Err(InferError::TooLarge { what: what.into(), got, limit, option });
         }
         if self.unpacked.is_none() { self.cover() } else { Ok(()) }
     }
@@ -285,7 +285,7 @@ impl Unpacked {
         let Unpacked { unpacking, pieces, bytes } = &mut self;
         unpacking.end(|piece| keep(piece, pieces, bytes, limits, permit))?;
         let length = u32::try_from(self.bytes).map_err(|_| InferError::TooLarge {
-            what: "the unpacked message in bytes",
+            what: "the unpacked message in bytes".into(),
             got: self.bytes,
             limit: u64::from(u32::MAX),
             option: "",
@@ -306,7 +306,12 @@ fn keep(
     *bytes += piece.len() as u64;
     let (got, limit, option) = (*bytes, limits.bytes_max, limits.option);
     if got > limit {
-        return Err(InferError::TooLarge { what: "the unpacked message in bytes", got, limit, option });
+        return Err(InferError::TooLarge {
+            what: "the unpacked message in bytes".into(),
+            got,
+            limit,
+            option,
+        });
     }
     // Once here, and once where it is gathered to be decoded.
     permit.cover_growing(2 * got)?;

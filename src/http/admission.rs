@@ -131,7 +131,12 @@ impl Admission {
     fn has_ever(&self, what: &'static str, got: u64) -> Result<(), InferError> {
         let limit = self.limits.bytes_in_flight_max;
         if got > limit {
-            return Err(InferError::TooLarge { what, got, limit, option: "in_flight_bytes_max" });
+            return Err(InferError::TooLarge {
+                what: what.into(),
+                got,
+                limit,
+                option: "in_flight_bytes_max",
+            });
         }
         Ok(())
     }

@@ -44,8 +44,8 @@ pub struct Staged {
 /// The frames of one posted file, and how long they took.
 #[derive(Debug)]
 pub struct Decoded {
-    /// In file order; more than one for multi-page files.
-    pub frames: Vec<Staged>,
+    /// In file order; more than one for multi-page files, of which each page may have an error of its own.
+    pub frames: Vec<Result<Staged, InferError>>,
     /// Decode and resize.
     pub took: Duration,
     /// The memory of the frames, as long as no queue accounts for it: to be dropped once they are queued.
@@ -96,6 +96,11 @@ impl DecodePool {
     #[must_use]
     pub fn with_gpu(self, jpeg: Option<JpegOnGpu>) -> DecodePool {
         DecodePool { jpeg, ..self }
+    }
+
+    /// How large an image may be.
+    pub fn limits(&self) -> Limits {
+        self.limits
     }
 
     /// JPEGs that a GPU has decoded.
@@ -187,7 +192,7 @@ impl DecodePool {
         let (limits, budget) = (self.limits, Arc::clone(&self.budget));
         let work = move || {
             let header = image::header(&bytes, &limits)?;
-            (header.frames().len() == 1).then(|| stage(&bytes, &header, &limits, &budget, &model)).transpose()
+            header.is_single().then(|| stage(&bytes, &header, &limits, &budget, &model)).transpose()
         };
         self.run(charged(permit, work)).await?
     }
@@ -209,8 +214,12 @@ fn stage(
     let form = |(width, height, bits)| input.form(usize::from(bits / 8_u8), width, height);
     let staged = header.frames().map(|frame| form(frame).bytes as u64);
     let share = Budget::take(budget, header.decoded_bytes_for(&enough) + staged.sum::<u64>(), DECODING)?;
-    let frames = image::decode(bytes, limits, &enough)?;
-    let frames = frames.iter().map(|frame| stage_frame(frame, input)).collect::<Result<_, _>>()?;
+    let frames = image::decode_each(bytes, limits, &enough)?;
+    let frames: Vec<_> = frames.into_iter().map(|frame| stage_frame(&frame?, input)).collect();
+    // Of a file of one frame it is the file's.
+    if let [Err(error)] = &frames[..] {
+        return Err(error.clone());
+    }
     Ok(Decoded { frames, took: started.elapsed(), share })
 }
 
@@ -276,7 +285,7 @@ impl Budget {
     fn take(budget: &Arc<Budget>, bytes: u64, what: &'static str) -> Result<Share, InferError> {
         if bytes > budget.limit {
             return Err(InferError::TooLarge {
-                what,
+                what: what.into(),
                 got: bytes,
                 limit: budget.limit,
                 option: "decode_bytes_max",
@@ -374,7 +383,8 @@ mod tests {
         let header = image::header(&file, &limits).expect("a TIFF");
         let budget = Arc::new(Budget::new(1 << 30));
         let decoded = stage(&file, &header, &limits, &budget, &model).expect("two pages");
-        let staged: Vec<_> = decoded.frames.iter().map(|frame| frame.inputs[0].data.len() as u64).collect();
+        let staged: Vec<_> =
+            decoded.frames.iter().flatten().map(|frame| frame.inputs[0].data.len() as u64).collect();
         assert_eq!(staged, [4 * 3 * 3, 300 * 200 * 3 * 2]);
         assert_eq!(decoded.share.bytes, header.decoded_bytes() + staged.iter().sum::<u64>());
     }

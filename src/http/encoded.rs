@@ -138,7 +138,7 @@ fn files(
     }
     if count > front.limits.parts_max {
         return Err(InferError::TooLarge {
-            what: "the number of encoded images",
+            what: "the number of encoded images".into(),
             got: count as u64,
             limit: front.limits.parts_max as u64,
             option: "parts_max",
@@ -192,14 +192,17 @@ async fn decode(
     let Decoded { mut frames, took, share } = decoded.map_err(|error| of_image(index, error))?;
     call.decoded(front, model, took);
     match (frames.pop(), frames.is_empty()) {
-        (Some(frame), true) => Ok(Image { inputs: frame.inputs, took, share }),
+        (Some(frame), true) => Ok(Image { inputs: frame?.inputs, took, share }),
         _ => Err(predict::several_frames(index, "a tensor", model)),
     }
 }
 
 /// Says which image it was.
-fn of_image(index: usize, error: InferError) -> InferError {
+pub(super) fn of_image(index: usize, error: InferError) -> InferError {
     match error {
+        InferError::TooLarge { what, got, limit, option } => {
+            InferError::TooLarge { what: format!("image {index}: {what}").into(), got, limit, option }
+        }
         InferError::Decode(what) => InferError::Decode(format!("image {index}: {what}")),
         InferError::BadRequest(what) => InferError::BadRequest(format!("image {index}: {what}")),
         other => other,

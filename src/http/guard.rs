@@ -109,7 +109,7 @@ pub fn check_head<B>(head: &http::Request<B>, limits: HeadLimits) -> Result<(), 
     match announced(head.headers()) {
         Some(got) if got > limits.body_bytes_max => {
             let HeadLimits { body_bytes_max: limit, option, .. } = limits;
-            Err(Problem::from(&InferError::TooLarge { what: "the body in bytes", got, limit, option }))
+            Err(Problem::from(&InferError::TooLarge { what: "the body in bytes".into(), got, limit, option }))
         }
         _ => Ok(()),
     }

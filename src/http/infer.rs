@@ -108,10 +108,11 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let (began, text) = (Instant::now(), length.unwrap_or(body.len()));
     // Numbers as text take milliseconds per megabyte: not on the async threads.
     let signature = Arc::clone(model);
+    let images = model.image.is_some().then(|| front.decode.limits());
     let read = move || match length {
         Some(0) => {
             let own = &signature.interface.signature.inputs;
-            raw::read(body, own, &signature.takes[own.len()..], signature.image.is_some())
+            raw::read(body, own, &signature.takes[own.len()..], images.as_ref())
         }
         // A fitter takes its inputs in several types, and looks at them itself.
         length if signature.fit.is_some() => oip::read(&body, length, &[]),

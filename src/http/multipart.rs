@@ -77,7 +77,7 @@ pub fn parts(body: &Bytes, boundary: &str, parts_max: usize) -> Result<Vec<Part>
         }
         if parts.len() == parts_max {
             return Err(InferError::TooLarge {
-                what: "the number of parts",
+                what: "the number of parts".into(),
                 got: parts.len() as u64 + 1,
                 limit: parts_max as u64,
                 option: "parts_max",

@@ -18,6 +18,7 @@ use super::{
     admission::Beside,
     call::{Call, Spent},
     decode::{Decoded, Staged},
+    encoded::of_image,
     localize, posted,
     streamed::{self, Queued},
     tally::Tally,
@@ -165,7 +166,7 @@ fn one_by_one(
         let decoding = Arc::clone(&then);
         let frames = async move {
             match file? {
-                Ahead::Queued(frame) => Ok(vec![Turn::Queued(frame)]),
+                Ahead::Queued(frame) => Ok(vec![Ok(Turn::Queued(frame))]),
                 Ahead::Several(file) => streamed::aside(async move { decoding.in_turn(file).await }).await,
             }
         };
@@ -194,13 +195,16 @@ fn one_by_one(
     answers.buffered(ahead)
 }
 
-/// What came of a file: each of its frames with its place, where it has several, or why there is none.
-fn placed<T>(file: usize, frames: Result<Vec<T>, InferError>) -> Vec<(Option<Page>, Result<T, InferError>)> {
+/// What came of a file: each of its frames, or what is wrong with it, with its place, where it has several; or why there is none.
+fn placed<T>(
+    file: usize,
+    frames: Result<Vec<Result<T, InferError>>, InferError>,
+) -> Vec<(Option<Page>, Result<T, InferError>)> {
     match frames {
         Ok(frames) => {
             let several = frames.len() > 1;
             let place = |page| several.then_some(Page { file, page });
-            frames.into_iter().enumerate().map(|(page, frame)| (place(page), Ok(frame))).collect()
+            frames.into_iter().enumerate().map(|(page, frame)| (place(page), frame)).collect()
         }
         Err(error) => vec![(None, Err(error))],
     }
@@ -248,20 +252,22 @@ impl Decoding {
         self.call.decoded(&self.front, &self.model, took);
         let only =
             frames.into_iter().next().ok_or_else(|| InferError::Internal("a file has no frames".into()))?;
-        self.queue(only, took).map(Ahead::Queued)
+        self.queue(only?, took).map(Ahead::Queued)
     }
 
     /// Decodes a file of several frames. They are queued one by one as the caller reads, and until then are the request's own,
     /// not the decoder's: it could not lend their memory to anyone as long as the caller likes.
-    async fn in_turn(&self, file: Bytes) -> Result<Vec<Turn>, InferError> {
+    async fn in_turn(&self, file: Bytes) -> Result<Vec<Result<Turn, InferError>>, InferError> {
         let (began, of) = (self.call.again(), Arc::clone(&self.model));
         let decode = self.front.decode.stage(file, of, self.call.permit.as_ref());
         let Decoded { frames, took, share } = began.in_time(decode).await?;
         self.call.decoded(&self.front, &self.model, took);
-        let bytes = frames.iter().flat_map(|frame| &frame.inputs).map(|input| input.data.len() as u64).sum();
+        let inputs = frames.iter().flatten().flat_map(|frame| &frame.inputs);
+        let bytes = inputs.map(|input| input.data.len() as u64).sum();
         let held = Arc::new(self.call.permit.as_ref().map(|permit| permit.beside(bytes)).transpose()?);
         drop(share);
-        Ok(frames.into_iter().map(|frame| Turn::Waits(frame, took, Arc::clone(&held))).collect())
+        let turn = |frame: Result<_, _>| frame.map(|frame| Turn::Waits(frame, took, Arc::clone(&held)));
+        Ok(frames.into_iter().map(turn).collect())
     }
 
     /// Queues a frame: from now on it has the time that a request has.
@@ -288,7 +294,7 @@ pub(super) async fn entries(
     let mut entries = Vec::new();
     for (index, file) in join_all(files).await.into_iter().enumerate() {
         entries.extend(placed(index, file).into_iter().map(|(page, frame)| {
-            let answer = frame.flatten().map(|(entry, of)| {
+            let answer = frame.map(|(entry, of)| {
                 spent.include(&of);
                 entry
             });
@@ -317,8 +323,9 @@ async fn one_file(
     let decoded = match asked.pages {
         true => call.in_time(front.decode.stage(file?, of, permit)).await?,
         false => {
-            let only = call.in_time(front.decode.stage_only(file?, of, permit)).await?;
-            only.ok_or_else(|| several_frames(index, "a row", model))?
+            let only = call.in_time(front.decode.stage_only(file?, of, permit)).await;
+            only.map_err(|error| of_image(index, error))?
+                .ok_or_else(|| several_frames(index, "a row", model))?
         }
     };
     Ok(frames(front, model, call, asked, decoded).await)
@@ -342,14 +349,17 @@ async fn frames(
 ) -> Vec<Answered> {
     let Decoded { frames, took, share } = decoded;
     call.decoded(front, model, took);
-    let queue = |Staged { inputs, placement }| {
-        let tally = Tally::of(model);
-        (call.push_image(front, &tally, &asked.task, inputs), tally, placement)
+    let queue = |frame: Result<_, _>| {
+        frame.map(|Staged { inputs, placement }| {
+            let tally = Tally::of(model);
+            (call.push_image(front, &tally, &asked.task, inputs), tally, placement)
+        })
     };
     let queued: Vec<_> = frames.into_iter().map(queue).collect();
     // From here on the queue accounts for their memory.
     drop(share);
-    let answers = queued.into_iter().map(async |(ticket, tally, placement)| {
+    let answers = queued.into_iter().map(async |frame| {
+        let (ticket, tally, placement) = frame?;
         let answer = async {
             let ran = call.answer(front, &tally, ticket?).await?;
             let answered = Instant::now();

@@ -342,7 +342,12 @@ mod tests {
         vec![
             InferError::BadRequest(text()),
             InferError::Decode(text()),
-            InferError::TooLarge { what: "the body in bytes", got: 2, limit: 1, option: "body_bytes_max" },
+            InferError::TooLarge {
+                what: "the body in bytes".into(),
+                got: 2,
+                limit: 1,
+                option: "body_bytes_max",
+            },
             InferError::SlowBody(text()),
             InferError::Cancelled,
             InferError::NotAcceptable { got: text(), accepted: "application/json" },

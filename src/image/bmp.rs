@@ -4,6 +4,9 @@ use super::{DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orie
 use image::{ColorType, ImageDecoder, ImageError, codecs::bmp::BmpDecoder, error::UnsupportedErrorKind};
 use std::io::Cursor;
 
+/// What to do about a kind that is not read.
+const INSTEAD: &str = "write it with 24 bits per pixel and no compression, or as PNG";
+
 type Opened<'a> = BmpDecoder<Cursor<&'a [u8]>>;
 
 fn corrupt(error: impl ToString) -> DecodeError {
@@ -16,18 +19,23 @@ fn from_image(error: ImageError) -> DecodeError {
         UnsupportedErrorKind::GenericFeature(what)
             if what.ends_with(" compression") || what.ends_with(" format") =>
         {
-            DecodeError::unsupported(
-                Format::Bmp,
-                what,
-                "write it with 24 bits per pixel and no compression, or as PNG",
-            )
+            DecodeError::unsupported(Format::Bmp, what, INSTEAD)
         }
         _ => corrupt(error),
     }
 }
 
-/// Kinds that the decoder knows by nothing but the size of their header.
+/// The number for bit fields of which one is alpha, as Windows CE has it.
+const ALPHA_BIT_FIELDS: u32 = 6;
+
+/// Kinds that the decoder does not tell from damage: by the size of their header, and one by its compression.
 fn check_kind(bytes: &[u8]) -> Result<(), DecodeError> {
+    if let Some(&[size, 0, 0, 0]) = bytes.get(14..18)
+        && size >= 40
+        && bytes.get(30..34) == Some(&ALPHA_BIT_FIELDS.to_le_bytes())
+    {
+        return Err(DecodeError::unsupported(Format::Bmp, "compression 6 (bit fields with alpha)", INSTEAD));
+    }
     match bytes.get(14..18) {
         Some(&[size @ (16 | 64), 0, 0, 0]) => Err(DecodeError::unsupported(
             Format::Bmp,

@@ -50,10 +50,25 @@ pub(super) fn photo(width: u32, height: u32, seed: u64) -> Vec<u8> {
 }
 
 pub(super) fn jpeg(pixels: &[u8], width: u32, format: PixelFormat, progressive: bool) -> Vec<u8> {
-    let (subsampling, space) = match format {
-        PixelFormat::GRAY => (Subsamp::Gray, Colorspace::Gray),
-        PixelFormat::CMYK => (Subsamp::None, Colorspace::YCCK),
-        _ => (Subsamp::Sub2x2, Colorspace::YCbCr),
+    let subsampling = match format {
+        PixelFormat::GRAY => Subsamp::Gray,
+        PixelFormat::CMYK => Subsamp::None,
+        _ => Subsamp::Sub2x2,
+    };
+    jpeg_sampled(pixels, width, format, subsampling, progressive)
+}
+
+pub(super) fn jpeg_sampled(
+    pixels: &[u8],
+    width: u32,
+    format: PixelFormat,
+    subsampling: Subsamp,
+    progressive: bool,
+) -> Vec<u8> {
+    let space = match format {
+        PixelFormat::GRAY => Colorspace::Gray,
+        PixelFormat::CMYK => Colorspace::YCCK,
+        _ => Colorspace::YCbCr,
     };
     let mut compressor = Compressor::new().unwrap();
     compressor.set_quality(90).unwrap();

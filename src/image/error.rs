@@ -78,7 +78,7 @@ impl From<DecodeError> for InferError {
     fn from(error: DecodeError) -> InferError {
         match error {
             DecodeError::TooLarge { what, got, limit, option } => {
-                InferError::TooLarge { what, got, limit, option }
+                InferError::TooLarge { what: what.into(), got, limit, option }
             }
             other => InferError::Decode(other.to_string()),
         }

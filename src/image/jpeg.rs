@@ -2,21 +2,14 @@
 //!
 //! The markers are read here first: size, precision and orientation are known, and checked, before the library is called.
 
+mod scale;
+
 use super::{DecodeError, Enough, Format, Frame, Header, Limits, Orientation, Region, Samples};
+pub(super) use scale::{Sampling, scaled};
 use turbojpeg::{Colorspace, Decompressor, Image, PixelFormat, ScalingFactor};
 
 /// More scans than any encoder writes; each costs a pass over all coefficients.
 const SCANS_MAX: u32 = 100;
-
-/// DCT scales in eighths, smallest first: those for which libjpeg-turbo has fast inverse transforms.
-const EIGHTHS: [u32; 4] = [1, 2, 4, 8];
-
-/// How many times the wanted size a scaled image must be, so that what is lost is far below one grey level.
-const OVERSAMPLING: u32 = 2;
-
-/// Of how many pixels a side is at least, the last of which the image covers in part: resizing takes that for a whole one, which
-/// shows where there are few.
-const PARTLY_COVERED_MIN: u32 = 16;
 
 /// The marker for the end.
 const END: [u8; 2] = [0xff, 0xd9];
@@ -30,6 +23,7 @@ pub(super) struct Markers {
     pub(super) height: u32,
     pub(super) components: u8,
     precision: u8,
+    sampling: Sampling,
     /// What is decoded comes in several scans: progressive, or a component after the other.
     scans: bool,
     /// Decoded at its full size, whatever is enough.
@@ -75,7 +69,7 @@ pub(super) fn markers(bytes: &[u8]) -> Result<Markers, DecodeError> {
         };
         match marker {
             0xc0..=0xcf if ![0xc4, 0xc8, 0xcc].contains(marker) => {
-                let &[precision, h1, h0, w1, w0, components, ..] = segment else {
+                let &[precision, h1, h0, w1, w0, components, ref each @ ..] = segment else {
                     return Err(corrupt("the frame header is too short"));
                 };
                 if frame.is_some() {
@@ -86,6 +80,7 @@ pub(super) fn markers(bytes: &[u8]) -> Result<Markers, DecodeError> {
                     height: u32::from(u16::from_be_bytes([h1, h0])),
                     components,
                     precision,
+                    sampling: Sampling::of(each),
                     scans: matches!(marker, 0xc2 | 0xca),
                     lossless: matches!(marker, 0xc3 | 0xcb),
                     orientation: Orientation::UPRIGHT,
@@ -136,33 +131,12 @@ fn checked(bytes: &[u8], limits: &Limits) -> Result<Markers, DecodeError> {
     Ok(markers)
 }
 
-/// The scale, in eighths, at which an image of this size (after orientation) is decoded.
-pub(super) fn eighths((width, height): (u32, u32), enough: Enough<'_>) -> u32 {
-    let Some((wanted_width, wanted_height)) = enough(width, height) else {
-        return 8;
-    };
-    let is_enough = |side: u32, wanted: u32, eighths: u32| {
-        let scaled = scaled(side, eighths);
-        let covered = u64::from(side) * u64::from(eighths) == 8 * u64::from(scaled);
-        scaled >= wanted.saturating_mul(OVERSAMPLING) && (covered || scaled >= PARTLY_COVERED_MIN)
-    };
-    let fits = |eighths: &u32| {
-        is_enough(width, wanted_width, *eighths) && is_enough(height, wanted_height, *eighths)
-    };
-    EIGHTHS.into_iter().find(fits).unwrap_or(8)
-}
-
-/// A side after DCT scaling: the library rounds up.
-pub(super) fn scaled(side: u32, eighths: u32) -> u32 {
-    (u64::from(side) * u64::from(eighths)).div_ceil(8) as u32
-}
-
 pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
     let markers = checked(bytes, limits)?;
     let size = (markers.width, markers.height);
     let channels = if markers.components == 1 { 1 } else { 3 };
     let mut header = Header::single(Format::Jpeg, size, channels, 8, markers.orientation);
-    header.scales = !markers.lossless;
+    header.scales = (!markers.lossless).then_some(markers.sampling);
     let pixels = u64::from(markers.width) * u64::from(markers.height);
     if markers.scans {
         // All coefficients are held, 16 bits each, until the last scan.
@@ -182,7 +156,7 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits, enough: Enough<'_>) -> Resul
     let corrupt = |error: turbojpeg::Error| DecodeError::corrupt(Format::Jpeg, words(&error));
     let markers = checked(bytes, limits)?;
     let orientation = markers.orientation;
-    let source = orientation.size(markers.width, markers.height);
+    let stored = (markers.width, markers.height);
 
     let mut decompressor = Decompressor::new().map_err(corrupt)?;
     decompressor.set_scan_limit(SCANS_MAX).map_err(corrupt)?;
@@ -190,7 +164,7 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits, enough: Enough<'_>) -> Resul
     if (header.width, header.height) != (markers.width as usize, markers.height as usize) {
         return Err(DecodeError::corrupt(Format::Jpeg, "its headers disagree about its size"));
     }
-    let eighths = if markers.lossless { 8 } else { eighths(source, enough) };
+    let eighths = if markers.lossless { 8 } else { markers.sampling.eighths(stored, orientation, enough) };
     decompressor.set_scaling_factor(ScalingFactor::new(eighths as usize, 8)).map_err(corrupt)?;
 
     let (width, height) = (scaled(markers.width, eighths), scaled(markers.height, eighths));
@@ -232,7 +206,7 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits, enough: Enough<'_>) -> Resul
         height: seen_height,
         channels,
         samples: orientation.turn(Samples::U8(pixels), width, height, channels),
-        source,
+        source: orientation.size(markers.width, markers.height),
         covered: orientation.turn_region(covered, width, height),
     })
 }

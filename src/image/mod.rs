@@ -120,9 +120,11 @@ pub struct Header {
     pub bits: u8,
     /// The same of the frames after it: width, height and bits.
     later: Vec<(u32, u32, u8)>,
+    /// Frames beside these that cannot be decoded.
+    refused: usize,
     orientation: Orientation,
-    /// Whether it may be decoded at a fraction of its size.
-    scales: bool,
+    /// By what it may be decoded at a fraction of its size, if it may.
+    scales: Option<jpeg::Sampling>,
     /// Bytes of all decoded frames at their full size.
     frame_bytes: u64,
     /// Bytes that the decoder holds beside them, at most.
@@ -147,14 +149,20 @@ impl Header {
             channels,
             bits,
             later: Vec::new(),
+            refused: 0,
             orientation,
-            scales: false,
+            scales: None,
             frame_bytes: samples * u64::from(bits.div_ceil(8)),
             work_bytes: 0,
         }
     }
 
-    /// Width, height and bits of each frame that [`decode`] will return, as they are for the first.
+    /// Whether there is one frame, and no other beside it that cannot be decoded.
+    pub fn is_single(&self) -> bool {
+        self.later.is_empty() && self.refused == 0
+    }
+
+    /// Width, height and bits of each frame that can be decoded by what the headers say, as they are for the first.
     pub fn frames(&self) -> impl ExactSizeIterator<Item = (u32, u32, u8)> {
         (0..1 + self.later.len()).map(|index| match index {
             0 => (self.width, self.height, self.bits),
@@ -171,8 +179,9 @@ impl Header {
     /// As [`decoded_bytes`](Header::decoded_bytes), for a decode that may be scaled because `enough` asks for less.
     pub fn decoded_bytes_for(&self, enough: Enough<'_>) -> u64 {
         let mut bytes = self.frame_bytes;
-        if self.scales {
-            let eighths = jpeg::eighths((self.width, self.height), enough);
+        if let Some(sampling) = self.scales {
+            let stored = self.orientation.size(self.width, self.height);
+            let eighths = sampling.eighths(stored, self.orientation, enough);
             let scaled = |side: u32| u64::from(jpeg::scaled(side, eighths));
             bytes = scaled(self.width) * scaled(self.height) * u64::from(self.channels);
         }
@@ -285,16 +294,29 @@ pub fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
     })
 }
 
-/// Decodes all frames of an image, upright: the pages of a TIFF, one frame of everything else.
+/// Decodes all frames of an image, upright: the pages of a TIFF, of which each may have an error of its own, one frame of
+/// everything else.
 ///
 /// `enough` lets a JPEG be decoded at a fraction of its size, by the smallest of the scales that leave at least twice
-/// what it asks for along both axes; it is given and gives sizes after orientation.
+/// what it asks for along both axes, of colours too; it is given and gives sizes after orientation.
 ///
 /// # Errors
 /// As [`header`], and [`DecodeError::Corrupt`] for truncated or damaged pixel data.
-pub fn decode(bytes: &[u8], limits: &Limits, enough: Enough<'_>) -> Result<Vec<Frame>, DecodeError> {
+pub fn decode_each(
+    bytes: &[u8],
+    limits: &Limits,
+    enough: Enough<'_>,
+) -> Result<Vec<Result<Frame, DecodeError>>, DecodeError> {
     let format = Format::sniff(bytes).ok_or_else(|| DecodeError::of_no_image(bytes))?;
     guarded(format, || decode_as(format, bytes, limits, enough))
+}
+
+/// The same where all frames are wanted: the first error of one is that of the whole.
+///
+/// # Errors
+/// As [`decode_each`].
+pub fn decode(bytes: &[u8], limits: &Limits, enough: Enough<'_>) -> Result<Vec<Frame>, DecodeError> {
+    decode_each(bytes, limits, enough)?.into_iter().collect()
 }
 
 fn decode_as(
@@ -302,7 +324,7 @@ fn decode_as(
     bytes: &[u8],
     limits: &Limits,
     enough: Enough<'_>,
-) -> Result<Vec<Frame>, DecodeError> {
+) -> Result<Vec<Result<Frame, DecodeError>>, DecodeError> {
     let frame = match format {
         Format::Jpeg => jpeg::decode(bytes, limits, enough),
         Format::Png => png::decode(bytes, limits),
@@ -311,7 +333,7 @@ fn decode_as(
         Format::Gif => gif::decode(bytes, limits),
         Format::Tiff => return tiff::decode(bytes, limits),
     };
-    frame.map(|frame| vec![frame])
+    Ok(vec![Ok(frame?)])
 }
 
 /// A decoder's panic on hostile bytes costs one image, not the thread. The tests call the decoders without this, so that

@@ -249,10 +249,10 @@ impl Preprocess {
     }
 
     /// The size that an image of `width` × `height` is resized to, for [`decode`](super::decode): less detail than that
-    /// is not needed. `None` where every pixel counts.
+    /// is not needed. `None` where every pixel counts: a box takes whole pixels, and of a few larger ones not those that it covers.
     pub fn enough(&self, width: u32, height: u32) -> Option<(u32, u32)> {
         match (self.resize, self.filter) {
-            (Resize::Exact, _) | (_, Filter::Nearest) => None,
+            (Resize::Exact, _) | (_, Filter::Nearest | Filter::Box) => None,
             _ => Some(self.placement(width, height).resized),
         }
     }
@@ -274,7 +274,8 @@ impl Preprocess {
                 let ratio = (f64::from(self.width) / f64::from(width))
                     .min(f64::from(self.height) / f64::from(height));
                 let side = |side: u32, limit: u32| {
-                    let side = (f64::from(side) * ratio).round() as u32;
+                    // Half to even, as Python does it.
+                    let side = (f64::from(side) * ratio).round_ties_even() as u32;
                     side.clamp(1, limit)
                 };
                 (side(width, self.width), side(height, self.height))

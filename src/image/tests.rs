@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use super::{
-    DecodeError, Format, Frame, Limits, METADATA_BYTES_MAX, Samples,
+    DecodeError, Enough, Format, Frame, Limits, METADATA_BYTES_MAX, Samples,
     corpus::{self, HEIGHT, LIMITS, WIDTH, pixels, rgb, whole},
-    decode, decode_as, header,
+    decode, header,
 };
 use crate::{error::InferError, random::Random};
 use png::{BitDepth, ColorType};
@@ -350,7 +350,12 @@ fn kinds_of_jpeg_and_bmp_that_are_not_read_are_named() {
         change(&mut bytes);
         bytes
     };
-    for (compression, what) in [(4, "JPEG compression"), (5, "PNG compression"), (11, "CMYK format")] {
+    for (compression, what) in [
+        (4, "JPEG compression"),
+        (5, "PNG compression"),
+        (6, "compression 6 (bit fields with alpha)"),
+        (11, "CMYK format"),
+    ] {
         let error = refused(&bmp(&|bytes| bytes[30] = compression));
         assert!(error.starts_with(&format!("BMP with {what} is not supported; ")), "{error}");
     }
@@ -401,15 +406,25 @@ fn zeros_before_the_end_of_a_jpeg_are_passed_over_where_it_is_whole_without() {
     }
 }
 
+/// All frames by the decoder itself, whose panics are not caught.
+fn decoded_as(
+    format: Format,
+    bytes: &[u8],
+    limits: &Limits,
+    enough: Enough<'_>,
+) -> Result<Vec<Frame>, DecodeError> {
+    super::decode_as(format, bytes, limits, enough)?.into_iter().collect()
+}
+
 #[test]
 fn a_truncated_image_is_refused_at_every_length() {
     for (name, format, bytes) in corpus::every_kind() {
-        decode_as(format, &bytes, &LIMITS, &whole).unwrap_or_else(|error| {
+        decoded_as(format, &bytes, &LIMITS, &whole).unwrap_or_else(|error| {
             panic!("{name} as a whole: {error}");
         });
         let mut accepted = Vec::new();
         for length in 0..bytes.len() {
-            if decode_as(format, &bytes[..length], &LIMITS, &whole).is_ok() {
+            if decoded_as(format, &bytes[..length], &LIMITS, &whole).is_ok() {
                 accepted.push(length);
             }
         }
@@ -441,9 +456,9 @@ fn mutated_images_never_panic() {
                 }
             }
             let caught = std::panic::catch_unwind(|| {
-                super::guarded(format, || decode_as(format, &bytes, &limits, &whole)).is_ok()
+                super::guarded(format, || decoded_as(format, &bytes, &limits, &whole)).is_ok()
             });
-            let unguarded = std::panic::catch_unwind(|| decode_as(format, &bytes, &limits, &whole).is_ok());
+            let unguarded = std::panic::catch_unwind(|| decoded_as(format, &bytes, &limits, &whole).is_ok());
             assert!(caught.is_ok());
             match unguarded {
                 Ok(accepted) => refused += usize::from(!accepted),

@@ -4,10 +4,12 @@
 //! pages, unless there is nothing else.
 //!
 //! - `source`: the file as the decoder reads it.
+//! - `chunks`: strips and tiles, before any is read.
 //! - `tiles`: tiles that are read one by one.
 //! - `samples`: what the decoder gives becomes grey or RGB.
 //! - `words`: what is wrong with a file, for whoever posted it.
 
+mod chunks;
 mod samples;
 mod source;
 mod tiles;
@@ -16,20 +18,18 @@ mod words;
 #[cfg(test)]
 pub(super) mod tests;
 
-use super::{DecodeError, Format, Frame, Header, Limits, Orientation, jpeg, stack::planes_of};
+use super::{DecodeError, Format, Frame, Header, Limits, Orientation, stack::planes_of};
+use chunks::{Chunks, Found};
 use samples::{Kind, Page};
 use source::{Changes, Source};
 use tiff::{
-    decoder::{Decoder, DecodingSampleType},
+    decoder::{Decoder, DecodingSampleType, ifd::Entry},
     tags::Tag,
 };
 use words::{corrupt, from_tiff, of_page, unsupported};
 
 /// What one tag's values may take: enough for 262,144 strips or tiles.
 const TAG_BYTES_MAX: usize = 8 << 20;
-
-/// Strips and tiles with the lowest bit first, apart from each other, beyond which no writer goes.
-const REVERSED_MAX: usize = 1 << 18;
 
 /// More samples per pixel than any kind that is decoded.
 const SAMPLES_MAX: u16 = 8;
@@ -44,28 +44,15 @@ const BLACK_IS_ZERO: u32 = 1;
 
 /// The value of the compression tag for LZW.
 const COMPRESSION_LZW: u16 = 5;
-/// And for JPEG streams.
-const COMPRESSION_JPEG: u16 = 7;
 /// And for WebP streams.
 const COMPRESSION_WEBP: u16 = 50001;
 
-/// Strips or tiles of all pages. Each has a decompressor of its own, which takes a microsecond however little there is in it: pages that
-/// share one list of them would keep a thread for a minute.
-const CHUNKS_MAX: usize = 1 << 20;
+/// The tag of MetaMorph's stacks: an entry for each plane.
+const META_MORPH_PLANES: Tag = Tag::Unknown(33629);
 
-/// Every page that will be decoded, in order, with its place in the chain of directories.
+/// Every page, in order, with its place in the chain of directories; or what is wrong with one that will not be decoded.
 struct Pages {
-    pages: Vec<(usize, Page)>,
-    changes: Changes,
-}
-
-/// What is gathered on the way.
-#[derive(Default)]
-struct Found {
-    /// Bytes of JPEG streams. Pages that share one would have it read for each of them.
-    jpeg_bytes: u64,
-    /// Strips or tiles of the pages so far.
-    chunks: usize,
+    pages: Vec<(usize, Result<Page, DecodeError>)>,
     changes: Changes,
 }
 
@@ -81,60 +68,78 @@ fn open<'a>(source: Source<'a>, bytes: &[u8]) -> Result<Decoder<Source<'a>>, Dec
     Ok(decoder.with_limits(memory))
 }
 
-/// Walks the directories.
+/// Walks the directories. What is wrong with one of several pages is its own; a limit is the file's.
 fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
     let mut decoder = open(Source::new(bytes, Changes::default()), bytes)?;
     let (mut pages, mut pixels) = (Vec::new(), 0);
     let mut found = Found::default();
-    let mut take = |decoder: &mut Decoder<Source<'_>>, index: usize| {
+    let mut take = |decoder: &mut Decoder<Source<'_>>, index: usize, reached: Result<(), DecodeError>| {
         limits.check_frames(pages.len() + 1)?;
-        let (width, height) = decoder.dimensions().map_err(from_tiff)?;
-        limits.check_side(width, height)?;
-        pixels += u64::from(width) * u64::from(height);
-        limits.check_pixels(pixels)?;
+        let page = reached.and_then(|()| page(bytes, decoder, &mut pixels, limits, &mut found));
+        found.check(bytes.len())?;
         let several = index > 0 || decoder.more_images();
-        let page = page(bytes, decoder, (width, height), limits, &mut found);
-        pages.push((index, page.map_err(|error| of_page(several, pages.len(), error))?));
-        Ok::<_, DecodeError>(())
+        match page.map_err(|error| of_page(several, pages.len(), error)) {
+            Err(error) if !several || matches!(error, DecodeError::TooLarge { .. }) => return Err(error),
+            page => pages.push((index, page)),
+        }
+        Ok(())
     };
-    let mut any = false;
+    let (mut any, mut reached) = (false, Ok(()));
     for index in 0.. {
         // Copies and masks are bounded too: a page may have several.
         limits.check_frames(index / 8)?;
-        if !is_copy(&mut decoder)? {
-            take(&mut decoder, index)?;
-            any = true;
+        match reached.and_then(|()| is_copy(&mut decoder)) {
+            Ok(true) if index == 0 => check_picture(&mut decoder)?,
+            Ok(true) => {}
+            page => {
+                take(&mut decoder, index, page.map(|_| ()))?;
+                any = true;
+            }
         }
         if !decoder.more_images() {
             break;
         }
-        decoder.next_image().map_err(from_tiff)?;
+        // Of a chain that is broken there is no more, and of a page that cannot be looked at there is the next.
+        reached = decoder.next_image().map_err(from_tiff);
     }
     if !any {
-        decoder.seek_to_image(0).map_err(from_tiff)?;
-        take(&mut decoder, 0)?;
+        let reached = decoder.seek_to_image(0).map_err(from_tiff);
+        take(&mut decoder, 0, reached)?;
     }
-    if let [(index, page)] = &pages[..] {
+    if let [(index, Ok(page))] = &pages[..] {
         check_alone(bytes, &mut decoder, *index, page)?;
     }
     Ok(Pages { pages, changes: found.changes })
 }
 
-/// Whether the only page is all that there is: some writers put many images behind one directory, and say so in its description.
+/// Raw photos have a thumbnail in front, and the picture in a directory of its own below that.
+fn check_picture(decoder: &mut Decoder<Source<'_>>) -> Result<(), DecodeError> {
+    if decoder.image_ifd().directory().contains(Tag::SubIfd) {
+        return Err(DecodeError::unsupported(
+            Format::Tiff,
+            "a reduced copy in front and the picture in a SubIFD, as raw photos have it,",
+            "save the picture as a page, or as JPEG or PNG",
+        ));
+    }
+    Ok(())
+}
+
+/// Whether the only page is all that there is: some writers put many images behind one directory, and say so in its description or,
+/// as MetaMorph does, by a tag with an entry for each.
 fn check_alone(
     bytes: &[u8],
     decoder: &mut Decoder<Source<'_>>,
     index: usize,
     page: &Page,
 ) -> Result<(), DecodeError> {
-    // Planes of colours lie behind each other, too.
-    if page.count != 1 || bytes.len() as u64 <= 2 * page.raw_bytes() {
+    if bytes.len() as u64 <= 2 * page.raw_bytes() {
         return Ok(());
     }
     decoder.seek_to_image(index).map_err(from_tiff)?;
+    let meta_morph = decoder.image_ifd().directory().get(META_MORPH_PLANES).map(Entry::count);
     let described = decoder.find_tag(Tag::ImageDescription).map_err(from_tiff)?;
     let described = described.and_then(|text| text.into_string().ok()).unwrap_or_default();
-    let planes = planes_of(described.as_bytes(), page.width, page.height);
+    let planes = planes_of(described.as_bytes(), meta_morph, (page.width, page.height, page.count));
     if planes > 1 && bytes.len() as u64 >= planes.saturating_mul(page.raw_bytes()) {
         return Err(DecodeError::unsupported(
             Format::Tiff,
@@ -196,14 +201,18 @@ fn palette(decoder: &mut Decoder<Source<'_>>, bits: u8) -> Result<Vec<u16>, Deco
     Ok(map)
 }
 
-/// Reads the current directory.
+/// Reads the current directory. `pixels` are those of the pages before it, and then of this one too.
 fn page(
     bytes: &[u8],
     decoder: &mut Decoder<Source<'_>>,
-    (width, height): (u32, u32),
+    pixels: &mut u64,
     limits: &Limits,
     found: &mut Found,
 ) -> Result<Page, DecodeError> {
+    let (width, height) = decoder.dimensions().map_err(from_tiff)?;
+    limits.check_side(width, height)?;
+    *pixels += u64::from(width) * u64::from(height);
+    limits.check_pixels(*pixels)?;
     let photometric: u16 = find(decoder, Tag::PhotometricInterpretation)?.unwrap_or(1);
     let bits: u8 = find_all(decoder, Tag::BitsPerSample)?.first().copied().unwrap_or(1);
     let count: u16 = find(decoder, Tag::SamplesPerPixel)?.unwrap_or(1);
@@ -222,7 +231,7 @@ fn page(
     let compression: u16 = find(decoder, Tag::Compression)?.unwrap_or(1);
     let interleaved = if planar { 1 } else { count };
     let tiled = decoder.find_tag(Tag::TileOffsets).map_err(from_tiff)?.is_some();
-    check_chunks(bytes, decoder, Chunks { tiled, compression, interleaved, height }, limits, found)?;
+    chunks::check(bytes, decoder, Chunks { tiled, compression, interleaved, height }, limits, found)?;
     let one_by_one = tiled && (planar || compression == COMPRESSION_LZW);
     let page = Page {
         width,
@@ -251,131 +260,53 @@ fn page(
     Ok(page)
 }
 
-/// What a directory says of its strips or tiles.
-#[derive(Clone, Copy)]
-struct Chunks {
-    tiled: bool,
-    compression: u16,
-    /// Samples of a pixel in each.
-    interleaved: u16,
-    /// Rows of the picture.
-    height: u32,
-}
-
-/// Strips or tiles must lie inside the file; JPEG streams must have the size of the strip or tile that they are for, and as many
-/// samples in a pixel, and must not be larger than the file, all of them together. Notes those whose bytes are in the other order.
-fn check_chunks(
-    bytes: &[u8],
-    decoder: &mut Decoder<Source<'_>>,
-    chunks: Chunks,
-    limits: &Limits,
-    found: &mut Found,
-) -> Result<(), DecodeError> {
-    let Chunks { tiled, compression, interleaved, height } = chunks;
-    let (offsets, counts) = if tiled {
-        (Tag::TileOffsets, Tag::TileByteCounts)
-    } else {
-        (Tag::StripOffsets, Tag::StripByteCounts)
-    };
-    let offsets: Vec<u64> = find_all(decoder, offsets)?;
-    let counts: Vec<u64> = find_all(decoder, counts)?;
-    found.chunks += offsets.len();
-    if found.chunks > CHUNKS_MAX {
-        return Err(corrupt(format!("more than {CHUNKS_MAX} strips or tiles in all of its pages")));
-    }
-    let jpeg = compression == COMPRESSION_JPEG;
-    let reversed = match find::<u16>(decoder, Tag::FillOrder)?.unwrap_or(1) {
-        // Streams that have an order of their own.
-        _ if jpeg || compression == COMPRESSION_WEBP => false,
-        1 => false,
-        2 => true,
-        other => return Err(unsupported(format!("bits in order {other}"))),
-    };
-    let (width, rows) = decoder.chunk_dimensions();
-    let down = height.div_ceil(rows.max(1)).max(1);
-    for ((&offset, &count), index) in offsets.iter().zip(&counts).zip(0u32..) {
-        let chunk = usize::try_from(offset)
-            .ok()
-            .zip(usize::try_from(count).ok())
-            .and_then(|(offset, count)| bytes.get(offset..offset.checked_add(count)?))
-            .ok_or_else(|| corrupt("pixel data lies beyond its end"))?;
-        if reversed {
-            found.changes.reverse([offset, offset + count]);
-            if found.changes.reversed.len() > REVERSED_MAX {
-                return Err(corrupt(format!("more than {REVERSED_MAX} strips with the lowest bit first")));
-            }
-        }
-        if !jpeg {
-            continue;
-        }
-        // These streams are read whole and by their own word on their size.
-        found.jpeg_bytes += count;
-        if found.jpeg_bytes > bytes.len() as u64 {
-            return Err(corrupt("its JPEG streams overlap"));
-        }
-        let markers = jpeg::markers(chunk)?;
-        // The decoder would take the pixels of one row for those of others. The last strip may be cut, or whole.
-        let left = if tiled { rows } else { height - index % down * rows };
-        let needed = rows.min(left);
-        if markers.width != width || !(needed..=rows).contains(&markers.height) {
-            return Err(corrupt(format!(
-                "a JPEG stream in it has {} x {} px instead of {width} x {needed}",
-                markers.width, markers.height
-            )));
-        }
-        // Tiles may be larger than the picture, and these are decoded whole.
-        limits.check_side(markers.width, markers.height)?;
-        limits.check_pixels(u64::from(markers.width) * u64::from(markers.height))?;
-        // The decoder would take the samples of one pixel for those of others.
-        let components = u16::from(markers.components);
-        if components != interleaved {
-            return Err(corrupt(format!(
-                "a JPEG stream in it has {components} samples per pixel instead of {interleaved}"
-            )));
-        }
-        // Of these it gives the first component only.
-        if components == 2 {
-            return Err(unsupported("JPEG streams of grey and alpha"));
-        }
-    }
-    Ok(())
-}
-
 pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
     let Pages { pages, .. } = walk(bytes, limits)?;
-    let (_, first) = &pages[0];
+    let count = pages.len();
+    let (mut good, mut bad) = (Vec::with_capacity(count), None);
+    for (_, page) in pages {
+        match page {
+            Ok(page) => good.push(page),
+            Err(error) => bad = bad.or(Some(error)),
+        }
+    }
+    let Some(first) = good.first() else {
+        return Err(bad.unwrap_or_else(|| corrupt("it has no pages")));
+    };
     let seen = |page: &Page| page.orientation.size(page.width, page.height);
     // Each page is turned by itself, which is counted as work.
     let (channels, bits) = (first.kind.channels(), first.decoded_bits());
     let mut header = Header::single(Format::Tiff, seen(first), channels, bits, Orientation::UPRIGHT);
-    let later = pages[1..].iter().map(|(_, page)| (seen(page), page.decoded_bits()));
+    let later = good[1..].iter().map(|page| (seen(page), page.decoded_bits()));
     header.later = later.map(|((width, height), bits)| (width, height, bits)).collect();
-    header.frame_bytes = pages.iter().map(|(_, page)| page.decoded_bytes()).sum();
-    let work = |(_, page): &(usize, Page)| {
+    header.refused = count - good.len();
+    header.frame_bytes = good.iter().map(Page::decoded_bytes).sum();
+    let work = |page: &Page| {
         let turned = if page.orientation == Orientation::UPRIGHT { 0 } else { page.decoded_bytes() };
         turned.max(page.raw_bytes() + page.tile_bytes())
     };
-    header.work_bytes = pages.iter().map(work).max().unwrap_or(0);
+    header.work_bytes = good.iter().map(work).max().unwrap_or(0);
     Ok(header)
 }
 
-pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Vec<Frame>, DecodeError> {
+pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Vec<Result<Frame, DecodeError>>, DecodeError> {
     let Pages { pages, changes } = walk(bytes, limits)?;
     let mut decoder = open(Source::new(bytes, changes), bytes)?;
-    let mut frames = Vec::with_capacity(pages.len());
-    let mut at = 0;
     let several = pages.len() > 1;
-    for (index, page) in pages {
+    let mut at = 0;
+    let frames = pages.into_iter().enumerate().map(|(number, (index, page))| {
+        let page = page?;
+        let mut reached = Ok(());
         while at < index {
-            decoder.next_image().map_err(from_tiff)?;
+            reached = decoder.next_image().map_err(from_tiff);
             at += 1;
         }
-        let raw = read(&mut decoder, &page).map_err(|error| of_page(several, frames.len(), error))?;
-        let samples = page.convert(raw);
+        let raw = reached.and_then(|()| read(&mut decoder, &page));
+        let samples = page.convert(raw.map_err(|error| of_page(several, number, error))?);
         let size = (page.width, page.height);
-        frames.push(Frame::upright(page.orientation, size, page.kind.channels(), samples));
-    }
-    Ok(frames)
+        Ok(Frame::upright(page.orientation, size, page.kind.channels(), samples))
+    });
+    Ok(frames.collect())
 }
 
 /// Reads the current page as the file has it, all planes.

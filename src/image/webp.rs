@@ -7,12 +7,18 @@ mod groups;
 
 use super::{DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, Samples};
 use image_webp::WebPDecoder;
-use std::io::Cursor;
+use std::{borrow::Cow, io::Cursor};
 
 /// Bytes of an animation frame's own header, before its chunks.
 const ANIMATION_FRAME_HEADER: usize = 16;
 
-type Opened<'a> = WebPDecoder<Cursor<&'a [u8]>>;
+/// In the flags of a container: there is alpha, and there are frames.
+const ALPHA: u8 = 0x10;
+const ANIMATED: u8 = 0x02;
+/// Where in the file these flags stand.
+const FLAGS_AT: usize = 20;
+
+type Opened<'a> = WebPDecoder<Cursor<Cow<'a, [u8]>>>;
 
 fn corrupt(error: impl ToString) -> DecodeError {
     DecodeError::corrupt(Format::WebP, error)
@@ -61,7 +67,9 @@ fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), De
         _ => return Err(corrupt("it is too short")),
     };
     // What lies behind the container is not part of the image.
-    let mut decoder = WebPDecoder::new(Cursor::new(&bytes[..12 + body.len()])).map_err(corrupt)?;
+    let container = without_false_alpha(&bytes[..12 + body.len()]);
+    let copied = if let Cow::Owned(copy) = &container { copy.len() as u64 } else { 0 };
+    let mut decoder = WebPDecoder::new(Cursor::new(container)).map_err(corrupt)?;
     let (width, height) = decoder.dimensions();
     limits.check_one(width, height)?;
 
@@ -90,7 +98,23 @@ fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), De
     // Planes or RGBA of the whole image, and for an animation the frame beside the canvas.
     header.work_bytes = u64::from(width) * u64::from(height) * 8;
     decoder.set_memory_limit(METADATA_BYTES_MAX + header.work_bytes as usize);
+    header.work_bytes += copied;
     Ok((decoder, header))
+}
+
+/// The container as the decoder takes it: the flag for alpha is a hint, and there may be none beside lossy pixels.
+fn without_false_alpha(container: &[u8]) -> Cow<'_, [u8]> {
+    let body = &container[12..];
+    let has = |name| first(body, name).is_some();
+    let flags = container.get(FLAGS_AT).filter(|_| body.starts_with(b"VP8X"));
+    match flags {
+        Some(flags) if flags & (ALPHA | ANIMATED) == ALPHA && has(b"VP8 ") && !has(b"ALPH") => {
+            let mut copy = container.to_vec();
+            copy[FLAGS_AT] &= !ALPHA;
+            copy.into()
+        }
+        _ => container.into(),
+    }
 }
 
 pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
@@ -166,6 +190,22 @@ mod tests {
         let lossy = b"\x10\0\0\x9d\x01\x2a\x04\0\x04\0";
         let plain = container(&[(*b"VP8X", &vp8x), (*b"ALPH", &alpha), (*b"VP8 ", lossy)]);
         assert!(header(&plain, &LIMITS).unwrap().decoded_bytes() > 20_000 * 5 * 4096);
+    }
+
+    #[test]
+    fn a_flag_for_alpha_that_is_not_there_makes_nothing_transparent() {
+        let lossy = fixture("lossy.webp");
+        let stream = first(&lossy[12..], b"VP8 ").unwrap();
+        let plain = decode(&lossy, &LIMITS).unwrap();
+        let [width, height] = [plain.width - 1, plain.height - 1].map(|side| side as u8);
+        let flagged = |flags: u8| {
+            let vp8x = [flags, 0, 0, 0, width, 0, 0, height, 0, 0];
+            container(&[(*b"VP8X", &vp8x), (*b"VP8 ", stream)])
+        };
+        assert_eq!(decode(&flagged(0), &LIMITS), Ok(plain.clone()));
+        assert_eq!(decode(&flagged(ALPHA), &LIMITS), Ok(plain));
+        let bytes = |file: &[u8]| header(file, &LIMITS).unwrap().decoded_bytes();
+        assert_eq!(bytes(&flagged(ALPHA)), bytes(&flagged(0)) + flagged(0).len() as u64);
     }
 
     #[test]

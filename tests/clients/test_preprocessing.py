@@ -14,7 +14,7 @@ MEAN_MAX = 1.0  # of 255, per picture: the mean difference that we promise
 
 @pytest.fixture(scope="module")
 def pictures():
-    """`(description, file)`: sides from 64 to 1600, JPEG of both chroma samplings and PNG, photo-like content."""
+    """`(description, file)`: sides from 64 to 1600, JPEG of three chroma samplings and PNG, photo-like content."""
     rng = np.random.default_rng(SEED)
     out = []
     # Large pictures are cut out of a few that are drawn once; every cut shows another part at another size.
@@ -31,7 +31,7 @@ def pictures():
         if i % 4 == 3:
             out.append((f"{i}: {w}x{h} PNG", reference.encoded(array, "PNG", compress_level=1)))
         else:
-            quality, subsampling, progressive = int(rng.integers(75, 96)), (2, 0)[i // 4 % 2], i % 8 == 1
+            quality, subsampling, progressive = int(rng.integers(75, 96)), (2, 0, 1)[i // 4 % 3], i % 8 == 1
             data = reference.encoded(array, "JPEG", quality=quality, subsampling=subsampling, progressive=progressive)
             name = f"{i}: {w}x{h} JPEG q{quality} {('4:4:4', '4:2:2', '4:2:0')[subsampling]}"
             out.append((name + (" progressive" if progressive else ""), data))

@@ -122,6 +122,68 @@ async fn answers_of_a_file_of_several_pages_say_which_and_what_has_a_place_for_o
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn of_several_images_a_bad_one_is_told_by_its_number() {
+    let server = Server::start(config()).await;
+    // 40,000 pixels wide, as its header says.
+    let large = b"GIF89a\x40\x9c\x01\0\0\0\0,\0\0\0\0\x40\x9c\x01\0\0\x02\0;";
+    for (bad, status, words) in [
+        (&b"no image"[..], 400, "image 1: not an image: tried JPEG"),
+        (&large[..], 413, "image 1: image width in pixels is 40000, more than the limit of "),
+    ] {
+        let v1 = json!({"instances": [base64(&three()), base64(bad)]}).to_string();
+        let reply = server.send("POST", "/v1/models/digits:predict", &[], v1).await;
+        check_problem(&reply, status, &[words]);
+        let input = json!({"name": "image", "datatype": "BYTES", "shape": [2], "data": [base64(&three()), base64(bad)]});
+        let v2 = json!({ "inputs": [input] }).to_string();
+        let reply = server.send("POST", "/v2/models/digits/infer", &[], v2).await;
+        // What is no image in base64 either is taken as it is.
+        let told = if status == 400 { "image 1: not a" } else { words };
+        check_problem(&reply, status, &[told]);
+    }
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_that_cannot_be_decoded_is_an_error_in_its_place() {
+    let server = Server::start(config()).await;
+    let mut pages = std::fs::read(root().join("examples/images/digits-3-7.tif")).unwrap();
+    // The first says that its samples are of 8 bits, which then are of 9.
+    let bits = pages.windows(8).position(|entry| entry == [2, 1, 3, 0, 1, 0, 0, 0]).unwrap();
+    pages[bits + 8] = 9;
+    let check = |entries: &[Value]| {
+        let place = |page: u64| [json!(0), json!(page)];
+        let [bad, good] = entries else { panic!("{entries:?}") };
+        assert_eq!([&bad["file"], &bad["page"]], place(0).each_ref());
+        assert_eq!(
+            bad["detail"],
+            "TIFF with 9 bits per sample in page 0 (they count from 0) is not supported; \
+            post it as grey or RGB with 8 or 16 bits per sample"
+        );
+        assert_eq!([&good["file"], &good["page"]], place(1).each_ref());
+        assert_eq!(good["classes"][0]["label"], "7");
+    };
+    let reply = server.send("POST", "/predictions/digits", &[], pages.clone()).await;
+    check(reply.json()["predictions"].as_array().unwrap());
+    let headers = [("accept", "application/x-ndjson")];
+    let lines = server.send("POST", "/predictions/digits", &headers, pages.clone()).await.body;
+    let lines: Vec<Value> =
+        lines.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect();
+    check(&lines[..2]);
+    assert_eq!(lines[2]["done"], json!({"answered": 1, "failed": 1}));
+    // Several pages still, though one can be answered.
+    let given = json!({"instances": [base64(&three()), base64(&pages)]}).to_string();
+    let reply = server.send("POST", "/v1/models/digits:predict", &[], given).await;
+    check_problem(&reply, 400, &["image 1 has several frames"]);
+    // All of them: the first error is the reply's own.
+    let second =
+        bits + 8 + pages[bits + 8..].windows(8).position(|at| at == [2, 1, 3, 0, 1, 0, 0, 0]).unwrap();
+    pages[second + 8] = 9;
+    let reply = server.send("POST", "/predictions/digits", &[], pages).await;
+    check_problem(&reply, 400, &["9 bits per sample in page 0"]);
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_mask_is_a_picture_where_that_is_liked_best_and_can_be_the_reply() {
     let server = Server::start(config()).await;
     let pages = std::fs::read(root().join("examples/images/digits-3-7.tif")).unwrap();

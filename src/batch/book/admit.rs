@@ -77,8 +77,8 @@ impl Book {
     /// Bounds in items and bytes, and those of the model.
     fn admit(&mut self, job: &Job, bytes: usize, now: Instant) -> Result<(), InferError> {
         let (limits, items) = (self.limits, job.items);
-        let too_large = |what, got: usize, limit: usize, option| InferError::TooLarge {
-            what,
+        let too_large = |what: &'static str, got: usize, limit: usize, option| InferError::TooLarge {
+            what: what.into(),
             got: got as u64,
             limit: limit as u64,
             option,

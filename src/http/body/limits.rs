@@ -40,7 +40,12 @@ impl BodyLimits {
 
     /// The refusal of a body of `got` bytes.
     pub fn too_large(&self, got: u64) -> InferError {
-        InferError::TooLarge { what: "the body in bytes", got, limit: self.bytes_max, option: self.option }
+        InferError::TooLarge {
+            what: "the body in bytes".into(),
+            got,
+            limit: self.bytes_max,
+            option: self.option,
+        }
     }
 
     /// Bytes per second that must come of a body of this length: if it is known, as many as bring all of it within the deadline.

@@ -52,7 +52,7 @@ impl DecodePool {
         let item = tokio::time::timeout(HUNG, answer).await.ok()?.ok().flatten()?;
         self.gpu_jpegs.fetch_add(1, Ordering::Relaxed);
         let inputs = input.inputs(tensor(&item, form), (width, height));
-        let frames = vec![Staged { inputs, placement }];
+        let frames = vec![Ok(Staged { inputs, placement })];
         Some(Decoded { frames, took: started.elapsed(), share })
     }
 }

@@ -123,7 +123,7 @@ fn explain(kind: Kind) -> Entry {
             "Send fewer or smaller images, or ask the operator to raise the limit. Send what packs so well unpacked, or packed with \
              deflate.",
             InferError::TooLarge {
-                what: "the body in bytes",
+                what: "the body in bytes".into(),
                 got: 300_000_000,
                 limit: 256 << 20,
                 option: "body_bytes_max",

@@ -123,7 +123,7 @@ fn charge(front: &Front, call: &Call, request: &InferRequest) -> Result<u64, Inf
     let (limit, option) = (front.limits.body.bytes_max, front.limits.body.option);
     if bytes > limit {
         let what = "the data in shared memory in bytes";
-        return Err(InferError::TooLarge { what, got: bytes, limit, option });
+        return Err(InferError::TooLarge { what: what.into(), got: bytes, limit, option });
     }
     if let Some(permit) = &call.permit {
         permit.cover(permit.bytes() + bytes)?;

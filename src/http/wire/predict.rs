@@ -205,7 +205,7 @@ pub(super) fn decoded(
     }
     if count > parts_max {
         return Err(InferError::TooLarge {
-            what: "the number of instances",
+            what: "the number of instances".into(),
             got: count as u64,
             limit: parts_max as u64,
             option: "parts_max",

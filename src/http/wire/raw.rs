@@ -7,13 +7,14 @@ use super::{
 use crate::{
     engine::{DataType, Dim, Tensor, TensorSpec},
     error::{InferError, bad},
-    image::Format,
+    image::{self, DecodeError, Format, Limits},
 };
 use axum::body::Bytes;
 
 /// Reads a raw request. At most one extent may be free, and is then
 /// whatever the body's length makes it, except that a free first extent is 1 if there is another. For BYTES the body
-/// is one element, such as an encoded image; and so it is for a model that takes images, if it begins as an image does.
+/// is one element, such as an encoded image; and so it is for a model that takes images, which has `images` as their limits, if it
+/// begins as an image does. Numbers or pixels may, too: what is as long as one item, and no more of an image than that, is these.
 /// `pixels` are the other forms in which that model takes one: a body that is not of the input's own length, but of
 /// one item of such a form, is that item.
 ///
@@ -23,11 +24,12 @@ pub fn read(
     body: Bytes,
     inputs: &[TensorSpec],
     pixels: &[TensorSpec],
-    takes_images: bool,
+    images: Option<&Limits>,
 ) -> Result<InferRequest, InferError> {
-    if takes_images
+    if let Some(limits) = images
         && let Some(spec) = inputs.first()
         && Format::sniff(&body).is_some()
+        && !(is_item(inputs, pixels, body.len()) && is_no_image(&body, limits))
     {
         return one(spec, DataType::Bytes, vec![1], prefixed(&body)?);
     }
@@ -92,6 +94,19 @@ fn item_bytes(form: &TensorSpec) -> Option<(Vec<usize>, usize)> {
     Some((shape, bytes))
 }
 
+/// Whether one item has so many bytes, in the input's own type or in another form.
+fn is_item(inputs: &[TensorSpec], pixels: &[TensorSpec], bytes: usize) -> bool {
+    let [spec] = inputs else { return false };
+    let fixed = spec.shape.iter().map(|dim| if let Dim::Fixed(n) = dim { *n } else { 1 });
+    let own = spec.datatype.size().map(|size| size * fixed.product::<usize>());
+    own == Some(bytes) || pixels.iter().any(|form| item(form, bytes).is_some())
+}
+
+/// Whether what begins as an image does has no header of one.
+fn is_no_image(bytes: &[u8], limits: &Limits) -> bool {
+    matches!(image::header(bytes, limits), Err(DecodeError::Corrupt { .. }))
+}
+
 /// Type and shape of one item of a form, if it has so many bytes.
 fn item(form: &TensorSpec, bytes: usize) -> Option<(DataType, Vec<usize>)> {
     let (shape, expected) = item_bytes(form)?;
@@ -127,30 +142,32 @@ mod tests {
     use super::super::binary::strings;
     use super::*;
 
+    const LIMITS: Limits = Limits { side_max: 100, pixels_max: 1000, frames_max: 1 };
+
     #[test]
     fn a_raw_body_is_the_only_input() {
         let spec =
             |datatype, shape: &[Dim]| TensorSpec { name: "x".to_owned(), datatype, shape: shape.to_vec() };
         use Dim::{Fixed, Free};
         let shape = |bytes: usize, spec: &TensorSpec| {
-            read(Bytes::from(vec![0; bytes]), std::slice::from_ref(spec), &[], false)
+            read(Bytes::from(vec![0; bytes]), std::slice::from_ref(spec), &[], None)
                 .map(|r| r.inputs[0].tensor.shape.clone())
         };
         assert_eq!(shape(24, &spec(DataType::Fp32, &[Free, Fixed(3)])), Ok(vec![2, 3]));
         assert_eq!(shape(24, &spec(DataType::Fp32, &[Free, Fixed(3), Free])), Ok(vec![1, 3, 2]));
         assert!(shape(25, &spec(DataType::Fp32, &[Free, Fixed(3)])).is_err());
         assert!(shape(25, &spec(DataType::Fp32, &[Fixed(2), Free, Free])).is_err());
-        let image = read(Bytes::from_static(b"jpeg"), &[spec(DataType::Bytes, &[Free])], &[], false).unwrap();
+        let image = read(Bytes::from_static(b"jpeg"), &[spec(DataType::Bytes, &[Free])], &[], None).unwrap();
         assert_eq!(strings(&image.inputs[0].tensor.data).unwrap(), ["jpeg"]);
         assert!(image.binary_default);
-        assert!(read(Bytes::new(), &[], &[], false).is_err());
+        assert!(read(Bytes::new(), &[], &[], None).is_err());
         let gif = Bytes::from_static(b"GIF89a..");
         let numbers = [spec(DataType::Uint8, &[Free])];
-        let tensor =
-            |takes_images| read(gif.clone(), &numbers, &[], takes_images).unwrap().inputs.remove(0).tensor;
-        assert_eq!((tensor(false).datatype, tensor(false).shape), (DataType::Uint8, vec![8]));
-        assert_eq!((tensor(true).datatype, tensor(true).shape), (DataType::Bytes, vec![1]));
-        assert_eq!(strings(&tensor(true).data).unwrap(), ["GIF89a.."]);
+        let tensor = |images| read(gif.clone(), &numbers, &[], images).unwrap().inputs.remove(0).tensor;
+        assert_eq!((tensor(None).datatype, tensor(None).shape), (DataType::Uint8, vec![8]));
+        let image = tensor(Some(&LIMITS));
+        assert_eq!((image.datatype, image.shape), (DataType::Bytes, vec![1]));
+        assert_eq!(strings(&image.data).unwrap(), ["GIF89a.."]);
     }
 
     #[test]
@@ -164,8 +181,10 @@ mod tests {
             [spec(DataType::Uint8, &shape), spec(DataType::Uint16, &shape)]
         };
         let read = |bytes: usize, height| {
-            let tensor =
-                read(Bytes::from(vec![0; bytes]), &own, &pixels(height), true)?.inputs.remove(0).tensor;
+            let tensor = read(Bytes::from(vec![0; bytes]), &own, &pixels(height), Some(&LIMITS))?
+                .inputs
+                .remove(0)
+                .tensor;
             Ok::<_, InferError>((tensor.datatype, tensor.shape))
         };
         assert_eq!(read(12, Fixed(2)), Ok((DataType::Uint8, vec![1, 2, 2, 3])));
@@ -178,5 +197,34 @@ mod tests {
         // How high an image is, its length alone does not say.
         let told = "the body has 12 bytes, expected a multiple of 48 for FP32";
         assert_eq!(read(12, Free).unwrap_err().to_string(), told);
+    }
+
+    #[test]
+    fn numbers_that_begin_as_an_image_does_are_taken_for_one_only_where_they_have_its_header() {
+        use Dim::{Fixed, Free};
+        let spec =
+            |datatype, shape: &[Dim]| TensorSpec { name: "x".to_owned(), datatype, shape: shape.to_vec() };
+        let own = [spec(DataType::Fp32, &[Free, Fixed(3), Fixed(2), Fixed(2)])];
+        let shape = [Free, Fixed(2), Fixed(2), Fixed(3)];
+        let pixels = [spec(DataType::Uint8, &shape), spec(DataType::Uint16, &shape)];
+        let read = |begins: &[u8], bytes: usize| {
+            let body = [begins, &vec![9; bytes - begins.len()]].concat();
+            let tensor = read(body.into(), &own, &pixels, Some(&LIMITS)).unwrap().inputs.remove(0).tensor;
+            tensor.datatype
+        };
+        for begins in [&b"\xff\xd8\xff"[..], b"BM\x09\x09\x09\x09\0\0\0\0", b"II*\0"] {
+            assert_eq!(
+                [12, 24, 48].map(|bytes| read(begins, bytes)),
+                [DataType::Uint8, DataType::Uint16, DataType::Fp32]
+            );
+            // Of no item's length: an image that is to be told what is wrong with it.
+            assert_eq!([13, 96].map(|bytes| read(begins, bytes)), [DataType::Bytes; 2]);
+        }
+        // A picture of 9 x 9 pixels, and one that is over the limit.
+        let gif = |side: u8| {
+            let of = [side, 0, side, 0, 0];
+            [&b"GIF89a"[..], &of, b"\0\0,\0\0\0\0", &of, b"\x02\0;"].concat()
+        };
+        assert_eq!([9, 200].map(|side| read(&gif(side), 48)), [DataType::Bytes; 2]);
     }
 }

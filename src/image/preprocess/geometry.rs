@@ -32,13 +32,19 @@ impl Preprocess {
     /// # Errors
     /// [`InferError::BadRequest`] when the image must have the input's size and has another.
     pub fn takes(&self, (width, height): (u32, u32)) -> Result<(), InferError> {
-        if self.resize == Resize::Exact && (width, height) != (self.width, self.height) {
-            return Err(InferError::BadRequest(format!(
-                "the image is {width} × {height} pixels, but the model takes exactly {} × {}",
-                self.width, self.height
-            )));
+        if self.resize != Resize::Exact {
+            return Ok(());
         }
-        Ok(())
+        // A side that is as it should be may be one that the model leaves open.
+        let exactly = match (width == self.width, height == self.height) {
+            (true, true) => return Ok(()),
+            (false, true) => format!("a width of exactly {}", self.width),
+            (true, false) => format!("a height of exactly {}", self.height),
+            (false, false) => format!("exactly {} × {}", self.width, self.height),
+        };
+        Err(InferError::BadRequest(format!(
+            "the image is {width} × {height} pixels, but the model takes {exactly}"
+        )))
     }
 
     /// For a frame of `size` in which the posted image lies at `covered`.

@@ -14,7 +14,7 @@ use crate::{
     random::Random,
 };
 use half::f16;
-use turbojpeg::PixelFormat;
+use turbojpeg::{PixelFormat, Subsamp};
 
 /// Pixels as they are, rounded.
 fn plain(width: u32, height: u32, resize: Resize, filter: Filter) -> Preprocess {
@@ -269,6 +269,13 @@ fn a_letterboxed_image_stands_in_the_middle_and_boxes_find_their_way_back() {
     assert_eq!(placement.to_source(-3.0, 0.0), (0.0, 0.0));
     assert_eq!(placement.to_source(99.0, 16.0), (40.0, 20.0));
     assert_eq!(placement.source, (40, 20));
+    // Half a pixel goes to the even one, as with those who train YOLO.
+    let to = plain(640, 640, Resize::Letterbox, Filter::Bilinear);
+    for (height, resized, top) in [(721, 360, 140), (723, 362, 139), (725, 362, 139), (719, 360, 140)] {
+        let placement = to.placement(1280, height);
+        assert_eq!((placement.resized, placement.offset), ((640, resized), (0, top)), "{height}");
+        assert_eq!(to.placement(height, 1280).resized, (resized, 640));
+    }
 
     let mut random = Random::new(11);
     let mut largest = 0f32;
@@ -438,6 +445,39 @@ fn scaled_decoding_gives_nearly_what_full_decoding_gives() {
     }
 }
 
+/// Red and blue in waves of six or seven pixels of the output, of which less is stored than of brightness.
+#[test]
+fn colours_are_not_scaled_to_less_than_is_needed_and_a_box_has_all_pixels() {
+    let (width, height) = (1203u32, 905u32);
+    let wave =
+        |at: u32, side: u32, waves: f32| (at as f32 / side as f32 * waves * std::f32::consts::TAU).sin();
+    let level = |wave: f32| (128.0 + 100.0 * wave) as u8;
+    let at = |x, y| [level(wave(x, width, 9.0)), 128, level(wave(y, height, 7.0))];
+    let waves: Vec<u8> = (0..height).flat_map(|y| (0..width).flat_map(move |x| at(x, y))).collect();
+    for (subsampling, bilinear) in [
+        (Subsamp::None, (151, 114)),
+        (Subsamp::Sub2x2, (151, 114)),
+        (Subsamp::Sub2x1, (301, 227)),
+        (Subsamp::Sub1x2, (301, 227)),
+        (Subsamp::Sub4x1, (602, 453)),
+    ] {
+        let bytes = corpus::jpeg_sampled(&waves, width, PixelFormat::RGB, subsampling, false);
+        let full = decode(&bytes, &LIMITS, &whole).unwrap().remove(0);
+        for (_, filter) in Filter::ALL {
+            let to = plain(60, 44, Resize::Stretch, filter);
+            let scaled = decode(&bytes, &LIMITS, &|w, h| to.enough(w, h)).unwrap().remove(0);
+            let size = match filter {
+                Filter::Nearest | Filter::Box => (width, height),
+                _ => bilinear,
+            };
+            assert_eq!((scaled.width, scaled.height), size, "{subsampling:?}, {filter:?}");
+            let (largest, mean) = differences(&wide(&apply(&to, &scaled)), &wide(&apply(&to, &full)));
+            println!("{subsampling:?}, {filter:?}: largest {largest}, mean {mean:.3} of 255");
+            assert!(mean < 1.0 && largest <= 10.0, "{subsampling:?}, {filter:?}: {largest}, {mean}");
+        }
+    }
+}
+
 /// Of few rows the last, of which the image covers an eighth, would count as a whole one.
 #[test]
 fn strips_of_few_pixels_across_are_not_scaled_to_where_a_part_of_a_pixel_shows() {
@@ -465,6 +505,11 @@ fn an_image_of_another_size_is_refused_where_the_size_must_be_exact() {
     assert!(matches!(error, InferError::BadRequest(_)));
     assert_eq!(error.to_string(), "the image is 2 × 1 pixels, but the model takes exactly 4 × 4");
     assert_eq!(to.enough(2, 1), None);
+    // Of one side, as it may be the only one that the model fixes.
+    let told = |size| to.takes(size).unwrap_err().to_string();
+    assert_eq!(told((2, 4)), "the image is 2 × 4 pixels, but the model takes a width of exactly 4");
+    assert_eq!(told((4, 2)), "the image is 4 × 2 pixels, but the model takes a height of exactly 4");
+    assert_eq!(to.takes((4, 4)), Ok(()));
 }
 
 #[test]

@@ -90,18 +90,26 @@ impl Description {
 
     /// How many planes of this size follow each other from the first, by the word of a writer that puts them so.
     pub(super) fn contiguous_frames(&self, width: u32, height: u32) -> Option<u64> {
+        self.contiguous((width, height, 1))
+    }
+
+    /// The same of planes with so many samples for each pixel, side by side or a plane of each.
+    fn contiguous(&self, (width, height, samples): (u32, u32, u16)) -> Option<u64> {
         if let Some(image_j) = &self.image_j {
             return Some(image_j.images);
         }
         if let Some(planes) = self.meta_morph {
             return Some(planes);
         }
+        let (width, height, samples) = (u64::from(width), u64::from(height), u64::from(samples));
         let sides = self.shape.as_deref()?;
-        let sides = match sides {
-            [.., _, 1] if sides.ends_with(&[u64::from(width), 1]) => &sides[..sides.len() - 1],
-            _ => sides,
+        let planes = match sides.strip_suffix(&[height, width, samples]) {
+            Some(planes) => planes,
+            None => {
+                let planes = sides.strip_suffix(&[height, width])?;
+                planes.strip_suffix(&[samples]).unwrap_or(planes)
+            }
         };
-        let planes = sides.strip_suffix(&[u64::from(height), u64::from(width)])?;
         planes.iter().try_fold(1u64, |product, side| product.checked_mul(*side))
     }
 
@@ -141,11 +149,12 @@ impl Description {
     }
 }
 
-/// How many planes of this size lie one after another, by the word of one `ImageDescription`; 1 where it says nothing of that.
-pub(in crate::image) fn planes_of(described: &[u8], width: u32, height: u32) -> u64 {
-    let mut description = Description::default();
+/// How many planes of this width, height and number of samples lie one after another, by the word of one `ImageDescription` or MetaMorph's
+/// count; 1 where neither says anything of that.
+pub(in crate::image) fn planes_of(described: &[u8], meta_morph: Option<u64>, size: (u32, u32, u16)) -> u64 {
+    let mut description = Description { meta_morph, ..Description::default() };
     description.take_text(described);
-    description.contiguous_frames(width, height).unwrap_or(1)
+    description.contiguous(size).unwrap_or(1)
 }
 
 impl ImageJ {

@@ -144,7 +144,7 @@ impl From<StackError> for InferError {
     fn from(error: StackError) -> InferError {
         match error {
             StackError::TooLarge { what, got, limit, option } => {
-                InferError::TooLarge { what, got, limit, option }
+                InferError::TooLarge { what: what.into(), got, limit, option }
             }
             StackError::NoRoom(refusal) => refusal,
             // The kind alone: the system's words name a folder of ours.

@@ -5,7 +5,7 @@
 use super::super::{
     DecodeError, Frame, Limits, Samples,
     corpus::{HEIGHT, WIDTH, jpeg, raw_tiff, whole},
-    decode, header,
+    decode, decode_each, header,
 };
 use turbojpeg::PixelFormat;
 
@@ -234,6 +234,12 @@ fn jpeg_streams_have_the_samples_of_their_place() {
         let error = refused(page(samples, interpretation, vec![stream.clone()]));
         assert!(error.contains(words), "{error}");
     }
+    // Cut off; what lies behind an end is nobody's.
+    for length in [gray.len() - 1, gray.len() - 9] {
+        let error = refused(page(1, 1, vec![gray[..length].to_vec()]));
+        assert!(error.contains("a JPEG stream in it has no end"), "{error}");
+    }
+    decode(&page(1, 1, vec![[&gray[..], &[0; 5]].concat()]), &LIMITS, &whole).unwrap();
     // In planes, each stream has one.
     let planes = |stream: &Vec<u8>| {
         let page = Page::new(size, 8, 3, vec![stream.clone(); 3]).with(COMPRESSION, &[7]);
@@ -326,6 +332,44 @@ fn an_error_of_one_of_several_pages_says_which() {
     }
     let error = decode(&file(&[damaged()]), &LIMITS, &whole).unwrap_err().to_string();
     assert!(!error.contains("page"), "{error}");
+}
+
+#[test]
+fn a_page_that_cannot_be_decoded_is_an_error_beside_the_others() {
+    let page = |size| Page::new(size, 8, 1, vec![picture(size, &[0])]).with(PHOTOMETRIC, &[1]);
+    let damaged = page(SIZE).with(COMPRESSION, &[8]);
+    let signed = page(SIZE).with(SAMPLE_FORMAT, &[2]);
+    // What the decoder does not even look at.
+    let odd = page([9, 5]).with(PLANAR, &[7]);
+    let check = |bytes: &[u8], expected: &[Result<[u32; 2], &str>]| {
+        let frames = decode_each(bytes, &LIMITS, &whole).unwrap();
+        assert_eq!(frames.len(), expected.len());
+        for (frame, expected) in frames.iter().zip(expected) {
+            match (frame, expected) {
+                (Ok(frame), Ok(size)) => {
+                    assert_eq!([frame.width, frame.height], *size);
+                    assert_eq!(frame.samples, Samples::U8(picture(*size, &[0])));
+                }
+                (Err(error), Err(words)) => assert!(error.to_string().contains(words), "{error}"),
+                _ => panic!("{frame:?} instead of {expected:?}"),
+            }
+        }
+        let header = header(bytes, &LIMITS).unwrap();
+        assert!(!header.is_single());
+    };
+    let pages = [signed, page([8, 6]), odd, damaged, page([9, 5])];
+    let each = [Err("in page 0 "), Ok([8, 6]), Err("page 2 "), Err("page 3 "), Ok([9, 5])];
+    check(&file(&pages), &each);
+    // The link to the third leads beyond the end: one error for all that there may be.
+    let mut broken = file(&[page([8, 6]), page([9, 5])]);
+    let link = broken.len() - 4;
+    broken[link..].copy_from_slice(&0x00ff_ffffu32.to_le_bytes());
+    check(&broken, &[Ok([8, 6]), Ok([9, 5]), Err("page 2 ")]);
+    assert!(header(&file(&pages[1..2]), &LIMITS).unwrap().is_single());
+    // Limits are the file's.
+    let large = file(&[page(SIZE), page([LIMITS.side_max + 1, 1])]);
+    let error = decode_each(&large, &LIMITS, &whole).unwrap_err();
+    assert!(matches!(error, DecodeError::TooLarge { got: 1001, .. }), "{error}");
 }
 
 #[test]
@@ -441,33 +485,65 @@ fn a_reduced_copy_before_the_picture_is_no_page() {
 
 #[test]
 fn images_that_share_one_directory_are_refused_rather_than_all_but_the_first_left_out() {
-    let stack = |described: &str, images: usize| {
-        let start = 8 + 2 + 8 * 12 + 4;
-        let pixels = start + described.len() as u32;
+    let stack = |described: &str, samples: u32, images: u32| {
+        let start = 8 + 2 + 9 * 12 + 4;
+        let pixels = start + 6 + described.len() as u32;
         let entries = [
             (256, 3, 1, WIDTH),
             (257, 3, 1, HEIGHT),
-            (258, 3, 1, 8),
-            (262, 3, 1, 1),
-            (270, 2, described.len() as u32, start),
+            (258, 3, samples, if samples == 1 { 8 } else { start }),
+            (262, 3, 1, if samples == 1 { 1 } else { 2 }),
+            (270, 2, described.len() as u32, start + 6),
             (273, 4, 1, pixels),
+            (277, 3, 1, samples),
             (278, 3, 1, HEIGHT),
-            (279, 4, 1, WIDTH * HEIGHT),
+            (279, 4, 1, WIDTH * HEIGHT * samples),
         ];
-        let data = [described.as_bytes(), &vec![7; images * (WIDTH * HEIGHT) as usize]].concat();
+        let samples = vec![7; (images * samples * WIDTH * HEIGHT) as usize];
+        let data = [&[8, 0, 8, 0, 8, 0], described.as_bytes(), &samples].concat();
         raw_tiff(&entries, 0, &data)
     };
-    let shaped = format!("{{\"shape\": [3, {HEIGHT}, {WIDTH}], \"truncated\": true}}\0");
-    for described in ["ImageJ=1.53t\nimages=3\nslices=3\n\0", &shaped] {
-        let error = header(&stack(described, 3), &LIMITS).unwrap_err().to_string();
-        assert!(
-            error.contains("TIFF with 3 images behind one directory is not supported; save it"),
-            "{error}"
-        );
+    let refused = |bytes: &[u8]| {
+        let error = header(bytes, &LIMITS).unwrap_err().to_string();
+        let words = "TIFF with 3 images behind one directory is not supported; save it";
+        assert!(error.contains(words), "{error}");
+    };
+    let shaped = |sides: &str| format!("{{\"shape\": [{sides}], \"truncated\": true}}\0");
+    let image_j = "ImageJ=1.53t\nimages=3\nslices=3\n\0";
+    for (described, samples) in [
+        (image_j, 1),
+        (image_j, 3),
+        (&shaped(&format!("3, {HEIGHT}, {WIDTH}")), 1),
+        (&shaped(&format!("3, {HEIGHT}, {WIDTH}, 3")), 3),
+    ] {
+        refused(&stack(described, samples, 3));
         // One that was cut out of a stack, with its words.
-        assert_eq!(decode(&stack(described, 1), &LIMITS, &whole).unwrap().len(), 1);
+        assert_eq!(decode(&stack(described, samples, 1), &LIMITS, &whole).unwrap().len(), 1);
     }
     for described in ["ImageJ=1.53t\nimages=1\n\0", "three images\0"] {
-        assert_eq!(decode(&stack(described, 3), &LIMITS, &whole).unwrap().len(), 1);
+        assert_eq!(decode(&stack(described, 1, 3), &LIMITS, &whole).unwrap().len(), 1);
     }
+    // MetaMorph has an entry for each plane.
+    let planes = |count: usize, bytes: usize| {
+        let page = Page::new(SIZE, 8, 1, vec![picture(SIZE, &[0])]).with(PHOTOMETRIC, &[1]);
+        let mut stack = file(&[page.with(33629, &vec![0x10000; count])]);
+        stack.resize(stack.len() + bytes, 0);
+        stack
+    };
+    let rest = 2 * (SIZE[0] * SIZE[1]) as usize;
+    refused(&planes(3, rest));
+    decode(&planes(1, rest), &LIMITS, &whole).unwrap();
+}
+
+#[test]
+fn the_thumbnail_of_a_raw_photo_is_not_taken_for_it() {
+    let page = |size| Page::new(size, 8, 1, vec![picture(size, &[0])]).with(PHOTOMETRIC, &[1]);
+    // Where it lies does not matter: nothing there is read.
+    let thumbnail = page([9, 5]).with(SUBFILE, &[1]).with(330, &[8]);
+    for pages in [vec![thumbnail.clone()], vec![thumbnail, page(SIZE)]] {
+        let error = header(&file(&pages), &LIMITS).unwrap_err().to_string();
+        assert!(error.contains("a reduced copy in front and the picture in a SubIFD"), "{error}");
+    }
+    // Copies below the picture are not asked for.
+    assert_eq!(frames(&[page(SIZE).with(330, &[8])]).len(), 1);
 }
