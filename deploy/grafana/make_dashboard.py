@@ -26,6 +26,12 @@ def rate(metric, labels):
     return f"rate({metric}{{{labels}}}[$__rate_interval])"
 
 
+def new(metric, labels):
+    """What a counter has counted within five minutes, which may be there only from its first time on, at 1."""
+    series = f"{metric}{{{labels}}}"
+    return f"(({series} unless last_over_time({series}[5m] offset 5m)) or increase({series}[5m]))"
+
+
 def quantile(q, labels):
     buckets = f"sum by (le) ({rate('ocelli_http_request_duration_seconds_bucket', labels)})"
     return f"histogram_quantile({q}, {buckets})"
@@ -235,7 +241,7 @@ def rows():
         ),
         lines(
             "Changes of state", "What brought devices where they are, within five minutes.", "short",
-            target(f"sum by (device, state, reason) (increase(ocelli_device_transitions_total{{{DEVICE}}}[5m]))", "{{device}} {{state}}: {{reason}}"),
+            target(f"sum by (device, state, reason) ({new('ocelli_device_transitions_total', DEVICE)})", "{{device}} {{state}}: {{reason}}"),
             width=12,
         ),
         lines(
@@ -251,8 +257,8 @@ def rows():
             target(f"sum by (device, reason) ({rate('ocelli_retried_jobs_total', both)})", "{{device}} {{reason}}"),
         ),
         lines(
-            "Answered by a stand-in", "Jobs that another device answered than the one that is meant for the model.", "ops",
-            target(f"sum by (model, device, reason) ({rate('ocelli_fallbacks_total', both)})", "{{model}} {{device}} {{reason}}"),
+            "Answered by a stand-in", "Jobs that another device answered than the one that is meant for the model, within five minutes.", "short",
+            target(f"sum by (model, device, reason) ({new('ocelli_fallbacks_total', both)})", "{{model}} {{device}} {{reason}}"),
         ),
         lines(
             "Batch sizes that are not recorded", "Since the CUDA graphs of a model are used up: loaded anew, it begins again with none.", "ops",

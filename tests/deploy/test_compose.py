@@ -60,4 +60,5 @@ def test_grafana_finds_prometheus_and_the_dashboard_and_prometheus_the_server():
     home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
     assert home in mounted and Path(home).parent == Path(provider["options"]["path"])
     (job,) = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
-    assert job["static_configs"][0]["targets"] == ["ocelli:8000"]
+    options = common.Options().given(variables=SERVICES["ocelli"]["environment"])
+    assert job["static_configs"][0]["targets"] == [f"ocelli:{common.port(options['metrics_listen'])}"]

@@ -193,6 +193,12 @@ def test_every_panel_shows_something(prometheus, gpu_server, panel):
         assert found or panel["title"] in QUIET, f"nothing comes of {expression}"
 
 
+def test_what_happened_once_is_shown(prometheus):
+    """A device comes to serve once, and is counted from then on."""
+    (panel,) = [panel for panel in PANELS if panel["title"] == "Changes of state"]
+    assert max(prometheus.samples(filled(panel["targets"][0]["expr"]))) == 1
+
+
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_every_panel_asks_for_metrics_that_exist(panel):
     for target in panel["targets"]:

@@ -132,7 +132,7 @@ def test_prometheus_of_compose_scrapes_the_server_and_has_the_rules(services):
         found = answer("http://127.0.0.1:9090/api/v1/targets") or {"data": {"activeTargets": []}}
         return [one["scrapeUrl"] for one in found["data"]["activeTargets"] if one["health"] == "up"] or None
 
-    assert until(scraped, 120, "Prometheus has scraped the server") == ["http://ocelli:8000/metrics"]
+    assert until(scraped, 120, "Prometheus has scraped the server") == ["http://ocelli:8003/metrics"]
     assert len(asked("query", query='ocelli_build_info{job="ocelli"}')["result"]) == 1
     shipped = yaml.safe_load((DEPLOY / "prometheus" / "ocelli.rules.yml").read_text())["groups"]
     rules = {group["name"]: len(group["rules"]) for group in asked("rules")["groups"]}
