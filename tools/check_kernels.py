@@ -187,6 +187,9 @@ def assemble(folder, sms):
 
 def main():
     match sys.argv[1:]:
+        # A folder would be made of what asks for help.
+        case arguments if any(argument.startswith("-") for argument in arguments):
+            sys.exit(__doc__)
         case ["generate", folder]:
             generate(folder)
         case ["compare", folder]:

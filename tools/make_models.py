@@ -7,7 +7,7 @@ Needs numpy, onnx and Pillow (tests/clients/requirements.txt). Weights come from
 files. None of these models knows anything about the world.
 """
 
-import sys
+import argparse
 import zlib
 from pathlib import Path
 
@@ -508,12 +508,15 @@ def write(folder, names=tuple(MODELS)):
 
 
 def main():
-    if len(sys.argv) < 2 or (unknown := [name for name in sys.argv[2:] if name not in MODELS]):
-        sys.exit(f"usage: make_models.py FOLDER [NAME...] with names out of {', '.join(MODELS)}" + (
-            f"; not {', '.join(unknown)}" if len(sys.argv) > 1 else ""))
-    names = sys.argv[2:] or list(MODELS)
-    write(Path(sys.argv[1]), names)
-    print(f"make_models: wrote {', '.join(names)} to {sys.argv[1]}")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all without any; there are {', '.join(MODELS)}")
+    options = parser.parse_args()
+    if unknown := [name for name in options.names if name not in MODELS]:
+        parser.error(f"there is no {', '.join(unknown)}, only {', '.join(MODELS)}")
+    names = options.names or list(MODELS)
+    write(options.folder, names)
+    print(f"make_models: wrote {', '.join(names)} to {options.folder}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Works without ensurepip (Debian without python3-venv): the environment is made w
 where pip can get it (five to ten times as fast: what the clients' tests need is 820 MB), else by the pip of this Python.
 """
 
+import argparse
 import fcntl
 import hashlib
 import os
@@ -63,9 +64,11 @@ def with_uv(folder, python, requirements):
 
 
 def main():
-    if len(sys.argv) != 3:
-        fail("usage: make_venv.py FOLDER REQUIREMENTS")
-    folder, requirements = Path(sys.argv[1]), Path(sys.argv[2])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("requirements", type=Path)
+    options = parser.parse_args()
+    folder, requirements = options.folder, options.requirements
     if sys.version_info < PYTHON_MIN:
         fail(f"Python {sys.version.split()[0]} is too old; run make with PYTHON=python3.11 or newer")
     # The interpreter is part of the stamp: an environment does not survive the removal of its Python.

@@ -1,7 +1,7 @@
 //! `ocelli devices`: what models could run on here, and why not where not; or what a running server says of its devices.
 
 use super::{
-    Exit, Streams, health, held,
+    Exit, Streams, health, held, options,
     table::{mib, table},
     target::Target,
 };
@@ -48,7 +48,7 @@ impl Streams<'_> {
                     Err(error) => streams.complain(&error, Exit::from(&error)),
                 }
             }),
-            Some(url) => match Target::parse(url) {
+            Some(url) => match options::beside_url(matches).map_or_else(|| Target::parse(url), Err) {
                 Err(reason) => self.complain(&reason, Exit::Usage),
                 Ok(target) => match ask(&target) {
                     Ok(text) => self.print(&text),

@@ -375,6 +375,9 @@ mod tests {
         check(&["health", "alive"], Exit::Usage);
         check(&["health", "--url", "https://127.0.0.1"], Exit::Usage);
         check(&["predict", "digits", "-", "-"], Exit::Usage);
+        for options in [["--models", "x"], ["--backend", "cpu"]] {
+            check(&["devices", "--url", "http://127.0.0.1:1", options[0], options[1]], Exit::Usage);
+        }
         check(&["completions", "tcl"], Exit::Usage);
     }
 

@@ -89,6 +89,13 @@ pub(super) fn sources(matches: &ArgMatches) -> Sources {
     Sources::of_process(matches.get_one("config").cloned(), flags.collect())
 }
 
+/// What is wrong with a command for a running server that has one of its options as well.
+pub(super) fn beside_url(matches: &ArgMatches) -> Option<String> {
+    let sources = sources(matches);
+    let (option, _) = sources.flags.first()?;
+    Some(format!("with --url the server has its own options: leave out --{}", option.replace('_', "-")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -33,7 +33,7 @@ use kind::Value;
 use sources::{Given, Refused};
 use std::{
     ffi::{OsStr, OsString},
-    path::PathBuf,
+    path::{Path, PathBuf},
     thread::available_parallelism,
 };
 
@@ -178,6 +178,13 @@ fn defaults(cores: usize) -> (Vec<Setting>, Vec<Value>) {
 fn onnx_runtime(sources: &Sources, settings: &mut [Setting], values: &mut [Value]) {
     let option = OPTIONS.iter().position(|spec| spec.name == "onnx_runtime").expect("the table has it");
     if !settings[option].text.is_empty() {
+        if let Value::Path(path) = &mut values[option] {
+            let here = Path::new(".").join(&*path);
+            // A bare name the system looks for in its own folders alone.
+            if path.parent() == Some(Path::new("")) && here.is_file() {
+                *path = here;
+            }
+        }
         return;
     }
     let path = match sources.variable("ORT_DYLIB_PATH") {

@@ -355,6 +355,9 @@ fn onnx_runtime_comes_from_ort_dylib_path_where_nothing_else_names_it() {
         ("/own.so".into(), "OCELLI_ONNX_RUNTIME".into())
     );
     assert_eq!(library("", &[("ORT_DYLIB_PATH", "")]).0, "libonnxruntime.so");
+    // A bare name that is a file in the working folder, which is the repository's here.
+    assert_eq!(library("onnx_runtime = \"Cargo.toml\"", &[]).0, "./Cargo.toml");
+    assert_eq!(library("onnx_runtime = \"libother.so\"", &[]).0, "libother.so");
 }
 
 #[test]

@@ -29,7 +29,7 @@ use crate::{
     batch,
     error::InferError,
     image::Placement,
-    models::Model,
+    models::{Model, may_be_image},
     tasks::{Answer, Task},
 };
 use axum::{
@@ -428,13 +428,13 @@ fn takes_tensors(model: &Model) -> InferError {
     let inputs = &model.signature.inputs;
     let names = || inputs.iter().map(|input| format!("{:?}", input.name)).collect::<Vec<_>>().join(", ");
     let or = match inputs.len() {
+        _ if !may_be_image(&model.signature) => String::new(),
         1 => ", or say in its model.toml with an [input] table how an image becomes its input".to_owned(),
-        2 => format!(
-            ". An image becomes one input, and it has 2 ({}): of a detector detect.size_input may name the second, if that \
-             takes a width and a height",
+        n => format!(
+            ". An image becomes one input, and it has {n} ({}): of a detector detect.size_input may name the second, if that \
+             takes a width and a height, and input.constants fills those that are always the same",
             names()
         ),
-        n => format!(". An image becomes one input, and it has {n} ({})", names()),
     };
     InferError::BadRequest(format!(
         "model {:?} takes tensors, not images: post to /v2/models/{}/infer{or}",
@@ -454,15 +454,15 @@ mod tests {
 
     #[test]
     fn a_picture_for_a_model_of_tensors_is_told_what_is_possible_for_its_inputs() {
-        let told = |inputs: &[&str]| {
+        let of = |inputs: &[&str], datatype, shape: &[i64]| {
             let mut signature = signature(&[("y", &[-1, 2])]);
-            signature.inputs = inputs.iter().map(|name| spec(name, DataType::Fp32, &[-1, 3, 8, 8])).collect();
+            signature.inputs = inputs.iter().map(|name| spec(name, datatype, shape)).collect();
             let second = Duration::from_secs(1);
             let model = Model::resolve(ModelKey(1), &source("m", "1", ""), signature, second, &Memory::Plain);
             takes_tensors(&model.unwrap()).to_string()
         };
         let check = |inputs: &[&str], expected: &str| {
-            let told = told(inputs);
+            let told = of(inputs, DataType::Fp32, &[-1, 3, 8, 8]);
             assert!(told.contains("post to /v2/models/m/infer") && told.contains(expected), "{told}");
             assert_eq!(told.contains("[input]"), inputs.len() == 1, "{told}");
         };
@@ -472,5 +472,13 @@ mod tests {
             "and it has 2 (\"x\", \"size\"): of a detector detect.size_input may name the second",
         );
         check(&["a", "b", "c"], "An image becomes one input, and it has 3 (\"a\", \"b\", \"c\")");
+        check(&["a", "mask"], "input.constants fills those that are always the same");
+        // What no image can become is left as it is.
+        for (datatype, shape) in
+            [(DataType::Bytes, &[-1, 1][..]), (DataType::Bool, &[-1, 3, 8, 8]), (DataType::Fp32, &[-1, 10])]
+        {
+            let told = of(&["x"], datatype, shape);
+            assert!(told.ends_with("takes tensors, not images: post to /v2/models/m/infer"), "{told}");
+        }
     }
 }

@@ -2,8 +2,9 @@
 
 use crate::{
     engine::{DataType, Dim, PixelInput, Tensor, TensorSpec, staging::Staging},
-    image::{Color, Filter, Preprocess, Resize},
+    image::{Color, Filter, Layout, Preprocess, Resize},
 };
+use std::collections::BTreeMap;
 
 /// How an image becomes a model's input, or its inputs.
 pub struct ImageInput {
@@ -26,6 +27,14 @@ pub struct ImageInput {
 /// The word for a value, of all that there are.
 fn word<T: PartialEq>(all: &[(&'static str, T)], value: &T) -> &'static str {
     all.iter().find(|(_, known)| known == value).map_or("", |(word, _)| word)
+}
+
+/// The word for a layout.
+pub(super) fn layout_word(layout: Layout) -> &'static str {
+    match layout {
+        Layout::Nchw => "nchw",
+        Layout::Nhwc => "nhwc",
+    }
 }
 
 /// What a model takes beside an image.
@@ -66,31 +75,44 @@ impl ImageInput {
         (!own).then_some([self.preprocess.width, self.preprocess.height])
     }
 
-    /// How images become it, in the words of a manifest: what its author says, and what is so without a word.
-    pub fn told(&self) -> String {
-        let Preprocess { width, height, resize, filter, color, scale, mean, std, .. } = &self.preprocess;
+    /// How images become it, as a line of a manifest that can stand in place of its `[input]`: what its author says, `constants`
+    /// among that, and what is so without a word.
+    pub fn told(&self, constants: &BTreeMap<String, f64>) -> String {
+        let Preprocess { width, height, resize, filter, color, background, pad, scale, mean, std, .. } =
+            &self.preprocess;
         let resize = match resize {
             Resize::Shorter(size) => format!("\"shorter\", size = {size}"),
             Resize::Exact => "\"none\"".to_owned(),
             Resize::Stretch => "\"stretch\"".to_owned(),
-            Resize::Letterbox => "\"letterbox\"".to_owned(),
+            Resize::Letterbox => format!("\"letterbox\", pad = {pad}"),
         };
         let sides = [("width", width, self.own_width), ("height", height, self.own_height)];
         let sides =
             sides.into_iter().filter(|(.., own)| !own).map(|(key, side, _)| format!("{key} = {side}"));
         let filter = (self.preprocess.resize != Resize::Exact)
             .then(|| format!("filter = {:?}", word(&Filter::ALL, filter)));
-        std::iter::once(format!("resize = {resize}"))
+        let layout = layout_word(self.preprocess.layout);
+        let each = |values: &[f32; 3]| match color.channels() {
+            1 => format!("{:?}", values[0]),
+            _ => format!("{values:?}"),
+        };
+        let constants: Vec<_> =
+            constants.iter().map(|(name, number)| format!("{name:?} = {number}")).collect();
+        let keys: Vec<_> = std::iter::once(format!("resize = {resize}"))
             .chain(sides)
             .chain(filter)
+            .chain(std::iter::once(format!("color = {:?}", word(&Color::ALL, color))))
+            // A word on it would say that there is an axis of channels.
+            .chain(self.channel_axis.then(|| format!("layout = {layout:?}")))
             .chain([
-                format!("color = {:?}", word(&Color::ALL, color)),
                 format!("scale = {scale}"),
-                format!("mean = {mean:?}"),
-                format!("std = {std:?}"),
+                format!("mean = {}", each(mean)),
+                format!("std = {}", each(std)),
+                format!("background = {background:?}"),
             ])
-            .collect::<Vec<_>>()
-            .join(", ")
+            .chain((!constants.is_empty()).then(|| format!("constants = {{ {} }}", constants.join(", "))))
+            .collect();
+        format!("input = {{ {} }}", keys.join(", "))
     }
 
     /// What to do with an image of `width` × `height` pixels. An image whose size does not fit is refused when this is

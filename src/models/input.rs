@@ -2,7 +2,7 @@
 
 use super::{
     ImageInput,
-    images::{Other, size_bytes},
+    images::{Other, layout_word, size_bytes},
     manifest::{Input, ResizeRule},
 };
 use crate::{
@@ -191,6 +191,14 @@ fn size_type(size: &TensorSpec, batch_axis: bool) -> Result<DataType, String> {
     ))
 }
 
+/// Whether an image could become the first input, or at least more were to be said for that.
+pub fn may_be_image(signature: &Signature) -> bool {
+    signature.inputs.first().is_some_and(|spec| {
+        let axes = || Axes::find(spec, signature.batching(), &Input::default(), Path::new(""));
+        image::DataType::from_name(spec.datatype.name()).is_some() && axes().is_ok()
+    })
+}
+
 /// What the axes of an input are.
 struct Axes {
     batch_axis: bool,
@@ -210,7 +218,7 @@ impl Axes {
         let wrong = || {
             format!(
                 "input {:?} has shape {}; an image needs [N, C, H, W], [N, H, W, C], [C, H, W] or [H, W, C] with 1 or 3 \
-                 channels, and N free or 1",
+                 channels, and N free or 1, or of grey [N, H, W] with N free",
                 spec.name,
                 show(&spec.shape)
             )
@@ -258,6 +266,14 @@ impl Axes {
         };
         let channels = match channels {
             Dim::Fixed(n @ (1 | 3)) => Some(n),
+            Dim::Fixed(n) if input.layout.is_some() => {
+                return Err(format!(
+                    "input.layout is {:?}, by which input {:?} of shape {} has {n} channels; an image needs 1 or 3: leave input.layout out",
+                    layout_word(layout),
+                    spec.name,
+                    show(&spec.shape)
+                ));
+            }
             Dim::Fixed(_) => return Err(wrong()),
             Dim::Free => None,
         };
@@ -278,7 +294,7 @@ fn channels(spec: &TensorSpec, axes: &Axes, input: &Input, task: &Task) -> Resul
     let open = |dim, set: Option<u32>| dim == Dim::Free && set.is_none() && !any_size;
     let sides = [("width", open(axes.width, input.width)), ("height", open(axes.height, input.height))];
     let pixels = if matches!(task, Task::Detect(_)) { 640 } else { 224 };
-    let layout = if axes.layout == Layout::Nchw { "nchw" } else { "nhwc" };
+    let layout = layout_word(axes.layout);
     let keys =
         [("layout", !axes.told, format!("{layout:?}")), ("color", channels.is_none(), "\"rgb\"".into())]
             .into_iter()
@@ -450,6 +466,46 @@ mod tests {
         let (bytes, shape) = run(bytes, DataType::Uint8, &[1, -1, -1, 3]).unwrap();
         assert_eq!((bytes.scale, bytes.datatype), (1.0, image::DataType::Uint8));
         assert_eq!(shape, [1, 240, 320, 3]);
+    }
+
+    #[test]
+    fn what_is_told_of_an_input_says_the_same_in_its_manifest() {
+        let check = |task: &str, keys: &str, datatype, shape: &[i64], others: &[TensorSpec]| {
+            let mut signature = signature(&[("out", &[-1, 10])]);
+            signature.inputs = vec![spec("image", datatype, shape)];
+            signature.inputs.extend_from_slice(others);
+            let read = |line: &str| {
+                let manifest = Manifest::parse(&format!("task = {task:?}\n{line}")).unwrap();
+                let input = manifest.input.unwrap();
+                let resolved = resolve(&input, &manifest.task, &signature, Path::new("")).unwrap();
+                (resolved.told(&input.constants), resolved)
+            };
+            let (told, first) = read(&format!("[input]\n{keys}"));
+            let (again, second) = read(&told);
+            assert_eq!((&told, &first.preprocess), (&again, &second.preprocess));
+            assert_eq!(first.item_shape(8, 9), second.item_shape(8, 9), "{told}");
+            assert_eq!((first.own_width, first.own_height), (second.own_width, second.own_height), "{told}");
+            let behind =
+                |input: &ImageInput| input.behind(8, 9).map(|t| (t.shape, t.data)).collect::<Vec<_>>();
+            assert_eq!(behind(&first), behind(&second), "{told}");
+            told
+        };
+        let fp32 = DataType::Fp32;
+        let gray = check("classify", "", fp32, &[-1, 1, 28, 28], &[]);
+        assert_eq!(
+            gray,
+            "input = { resize = \"shorter\", size = 32, width = 28, height = 28, filter = \"bilinear\", color = \"gray\", \
+             layout = \"nchw\", scale = 0.003921569, mean = 0.0, std = 1.0, background = [255, 255, 255] }"
+        );
+        check("classify", "", fp32, &[-1, 28, 28], &[]);
+        check("classify", "", fp32, &[3, 8, 9], &[]);
+        check("embed", "color = \"bgr\"\nfilter = \"box\"", DataType::Fp16, &[-1, 8, 8, 3], &[]);
+        check("image", "resize = \"none\"\nbackground = [1, 2, 3]", fp32, &[-1, 3, -1, 8], &[]);
+        check("detect", "pad = 0\nwidth = 32\nheight = 16", DataType::Uint8, &[1, -1, -1, 3], &[]);
+        let open = "layout = \"nhwc\"\ncolor = \"rgb\"\nwidth = 8\nheight = 9";
+        check("classify", open, fp32, &[-1, -1, -1, -1], &[]);
+        let mask = spec("a \"mask\"", DataType::Int64, &[-1, 2, 2]);
+        check("detect", "constants = { \"a \\\"mask\\\"\" = 1 }", fp32, &[-1, 3, 8, 8], &[mask]);
     }
 
     #[test]
@@ -659,6 +715,12 @@ mod tests {
         check("", fp32, &[-1, 10], "has shape [?, 10]; an image needs");
         check("layout = \"nhwc\"", fp32, &[-1, 8, 8], "an image needs");
         check("color = \"gray\"", fp32, &[-1, 3, 8, 8], "input.color has 1 channels");
+        check(
+            "layout = \"nhwc\"",
+            fp32,
+            &[-1, 3, 64, 64],
+            "input.layout is \"nhwc\", by which input \"image\" of shape [?, 3, 64, 64] has 64 channels",
+        );
         check("mean = [1, 2, 3]", fp32, &[-1, 1, 8, 8], "input.mean has 3 numbers");
         check("mean = 0.5", DataType::Uint8, &[-1, 3, 8, 8], "[input]: UINT8");
         check("mean = [123.675, 116.28, 103.53]", fp32, &[-1, 3, 8, 8], "from 0 to 255, set input.scale = 1");

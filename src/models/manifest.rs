@@ -492,7 +492,10 @@ mod tests {
             assert!(mistakes.len() == 1 && mistakes[0].contains(allowed), "{wrong}: {mistakes:?}");
         }
         check("task = \"image\"\n[image]\ndepth = 12", &["line 3: image.depth is 12, allowed: 8, 16"]);
-        check("task = \"embed\"\n[image]\n", &["line 2: [image] is only read with task = \"image\""]);
+        check(
+            "task = \"embed\"\n[image]\n",
+            &["line 2: [image] is only read with task = \"image\" above all tables"],
+        );
     }
 
     #[test]
@@ -527,7 +530,7 @@ mod tests {
             let others: Vec<String> = ["classify", "detect", "segment", "image", "embed"]
                 .iter()
                 .filter(|name| *name != task)
-                .map(|name| format!("[{name}] is only read with task = {name:?}"))
+                .map(|name| format!("[{name}] is only read with task = {name:?} above all tables"))
                 .collect();
             let mistakes = Manifest::parse(&text).unwrap_err().0;
             assert_eq!(mistakes.len(), others.len(), "{mistakes:#?}");
@@ -573,6 +576,22 @@ mod tests {
     fn unknown_keys_and_tables_are_errors() {
         check("tsak = \"embed\"", &["line 1: unknown key \"tsak\"; nearest: task"]);
         check("\n\n[wings]\n", &["line 3: unknown key \"wings\""]);
+        // In the wrong table, also where the right one is read later.
+        let top = "resize = \"stretch\"\n[input]\nlabels = \"labels.txt\"\ndevices = [0]\nscore_min = 1\noutput = \"y\"\n";
+        check(
+            &format!("task = \"detect\"\n{top}"),
+            &[
+                "line 2: unknown key \"resize\"; it stands in [input]",
+                "line 4: unknown key \"input.labels\"; it stands above all tables",
+                "line 5: unknown key \"input.devices\"; it stands in [placement]",
+                "line 6: unknown key \"input.score_min\"; it stands in [detect]",
+                "line 7: unknown key \"input.output\"; it stands in [detect]",
+            ],
+        );
+        check(
+            "[classify]\ntask = \"classify\"\n",
+            &["line 1: [classify] is only read with task = \"classify\" above all tables"],
+        );
         check("task = \"detect\"\n[detect]\niou = 0.5\n", &["line 3: unknown key \"detect.iou\""]);
         check("batch = 4", &["line 1: batch is 4, allowed: a table"]);
     }
@@ -624,7 +643,7 @@ mod tests {
     fn a_table_of_another_task_is_an_error() {
         check(
             "task = \"detect\"\n[classify]\ntop_k = 3\n",
-            &["line 2: [classify] is only read with task = \"classify\""],
+            &["line 2: [classify] is only read with task = \"classify\" above all tables"],
         );
     }
 

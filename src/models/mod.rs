@@ -43,6 +43,7 @@ pub use expected::Expected;
 pub use files::Files;
 pub use given::Given;
 pub use images::{Form, ImageInput};
+pub use input::may_be_image;
 pub use manifest::{Engine, Manifest, ManifestError};
 pub use scan::{Found, check_name, scan, scan_one};
 pub use warmup::{Fill, Warmup, WarmupInput, chance};

@@ -69,12 +69,12 @@ impl Model {
         for told in task.unread(&signature).into_iter().chain(unsaid_threshold(&task, &signature, source)) {
             tracing::warn!(model = source.name, version = source.version, "{told}");
         }
-        if let Some(image) = &image {
-            let by = image.told();
+        if let (Some(image), Some(input)) = (&image, &manifest.input) {
+            let by = image.told(&input.constants);
             tracing::info!(
                 model = source.name,
                 version = source.version,
-                "a picture becomes its input by {by}"
+                "a picture becomes its input by: {by}"
             );
         }
         // The first axis may be one of the image: a side, or a channel.
@@ -291,10 +291,10 @@ fn rules(
         };
         return Err(format!(
             "{asked} asks for up to {} items, but the model {what}{}: export it with a dynamic batch axis (with torch: \
-             dynamic_axes={{\"{}\": {{0: \"batch\"}}, ...}}), or {or}",
+             dynamic_shapes=({}{{0: \"batch\"}},)), or {or}",
             largest.unwrap_or(1),
             first_fixed(signature),
-            signature.inputs.first().map_or("input", |input| &input.name)
+            "{0: \"batch\"}, ".repeat(signature.inputs.len().saturating_sub(1))
         ));
     }
     let sizes = match (&asked.sizes, batching) {
@@ -349,6 +349,7 @@ mod tests {
         models::{Catalog, testing::source},
         tasks::testing::{signature, spec},
     };
+    use std::collections::BTreeMap;
 
     fn resolve(manifest: &str, input: &[i64], output: &[i64]) -> Result<Model, String> {
         let mut signature = signature(&[("logits", output)]);
@@ -432,7 +433,7 @@ mod tests {
         assert_eq!(
             one,
             "[batch] asks for up to 4 items, but the model has its batch axis fixed at 1 (\"image\" begins with 1): \
-             export it with a dynamic batch axis (with torch: dynamic_axes={\"image\": {0: \"batch\"}, ...}), or leave \
+             export it with a dynamic batch axis (with torch: dynamic_shapes=({0: \"batch\"},)), or leave \
              items_max and sizes out"
         );
         let whole = resolve("[batch]\nsizes = [1, 2]", &[-1, 4], &[10]).err().unwrap();
@@ -514,17 +515,20 @@ mod tests {
 
     #[test]
     fn how_a_picture_becomes_the_input_is_told_in_the_words_of_a_manifest() {
-        let told =
-            |manifest, shape: &[i64]| resolve(manifest, shape, &[-1, 10]).unwrap().image.unwrap().told();
+        let told = |manifest, shape: &[i64]| {
+            resolve(manifest, shape, &[-1, 10]).unwrap().image.unwrap().told(&BTreeMap::new())
+        };
         assert_eq!(
             told("task = \"classify\"", &[-1, 3, 224, 224]),
-            "resize = \"shorter\", size = 256, width = 224, height = 224, filter = \"bilinear\", color = \"rgb\", scale = 0.003921569, \
-             mean = [0.485, 0.456, 0.406], std = [0.229, 0.224, 0.225]"
+            "input = { resize = \"shorter\", size = 256, width = 224, height = 224, filter = \"bilinear\", color = \"rgb\", \
+             layout = \"nchw\", scale = 0.003921569, mean = [0.485, 0.456, 0.406], std = [0.229, 0.224, 0.225], \
+             background = [255, 255, 255] }"
         );
         let own = "task = \"embed\"\n[input]\nresize = \"none\"\ncolor = \"bgr\"\nscale = 1\nmean = 127.5\nstd = 128";
         assert_eq!(
             told(own, &[-1, 3, 48, -1]),
-            "resize = \"none\", height = 48, color = \"bgr\", scale = 1, mean = [127.5, 127.5, 127.5], std = [128.0, 128.0, 128.0]"
+            "input = { resize = \"none\", height = 48, color = \"bgr\", layout = \"nchw\", scale = 1, mean = [127.5, 127.5, 127.5], \
+             std = [128.0, 128.0, 128.0], background = [255, 255, 255] }"
         );
     }
 

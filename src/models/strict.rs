@@ -4,7 +4,7 @@
 use crate::words::meant;
 use std::{
     cell::RefCell,
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt::Display,
     ops::{Range, RangeInclusive},
     str::FromStr,
@@ -18,11 +18,26 @@ use toml::{
 pub(super) struct Mistakes<'t> {
     text: &'t str,
     found: RefCell<Vec<(usize, String)>>,
+    /// Keys that were asked for, each with its table: those that there may be.
+    asked: RefCell<Vec<(String, &'static str)>>,
+    /// Keys that nobody asked for. What was meant is said at the end: they may be those of a table that is read later.
+    unknown: RefCell<Vec<Unknown>>,
+}
+
+struct Unknown {
+    span: Range<usize>,
+    table: String,
+    key: String,
+}
+
+/// The dotted name of a key in a table.
+fn dotted(table: &str, key: &str) -> String {
+    if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") }
 }
 
 impl<'t> Mistakes<'t> {
     pub(super) fn new(text: &'t str) -> Mistakes<'t> {
-        Mistakes { text, found: RefCell::default() }
+        Mistakes { text, found: RefCell::default(), asked: RefCell::default(), unknown: RefCell::default() }
     }
 
     /// Notes a mistake at a place of the text.
@@ -43,9 +58,33 @@ impl<'t> Mistakes<'t> {
 
     /// All of them, in the order of the file.
     pub(super) fn into_messages(self) -> Vec<String> {
+        for unknown in self.unknown.take() {
+            let Unknown { span, table, key } = &unknown;
+            let meant = self.meant(table, key);
+            self.note(span, format_args!("unknown key {:?}{meant}", dotted(table, key)));
+        }
         let mut found = self.found.into_inner();
         found.sort();
         found.into_iter().map(|(_, message)| message).collect()
+    }
+}
+
+impl Mistakes<'_> {
+    /// What an unknown key may be: the same in the tables that have it, or one of its own table with a name like it.
+    fn meant(&self, table: &str, key: &str) -> String {
+        let asked = self.asked.borrow();
+        let places: BTreeSet<String> = asked
+            .iter()
+            .filter(|(_, other)| *other == key)
+            .map(|(table, _)| match &table[..] {
+                "" => "above all tables".to_owned(),
+                table => format!("in [{table}]"),
+            })
+            .collect();
+        match places.is_empty() {
+            true => meant(key, asked.iter().filter(|(of, _)| of == table).map(|(_, key)| key)),
+            false => format!("; it stands {}", places.into_iter().collect::<Vec<_>>().join(" or ")),
+        }
     }
 }
 
@@ -56,18 +95,11 @@ pub(super) struct Table<'a, 't> {
     table: Option<&'a DeTable<'t>>,
     span: Range<usize>,
     mistakes: &'a Mistakes<'t>,
-    asked: RefCell<Vec<&'static str>>,
 }
 
 impl<'a, 't> Table<'a, 't> {
     pub(super) fn root(table: &'a Spanned<DeTable<'t>>, mistakes: &'a Mistakes<'t>) -> Self {
-        Table {
-            path: String::new(),
-            table: Some(table.get_ref()),
-            span: table.span(),
-            mistakes,
-            asked: RefCell::default(),
-        }
+        Table { path: String::new(), table: Some(table.get_ref()), span: table.span(), mistakes }
     }
 
     /// Whether the file has this table.
@@ -77,11 +109,11 @@ impl<'a, 't> Table<'a, 't> {
 
     /// The dotted name of a key.
     fn name(&self, key: &str) -> String {
-        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+        dotted(&self.path, key)
     }
 
     fn entry(&self, key: &'static str) -> Option<&'a Spanned<DeValue<'t>>> {
-        self.asked.borrow_mut().push(key);
+        self.mistakes.asked.borrow_mut().push((self.path.clone(), key));
         // Keys of this map carry their place in the file, so a lookup by text walks it; tables are short.
         self.table?.iter().find(|(name, _)| name.get_ref() == key).map(|(_, value)| value)
     }
@@ -112,7 +144,6 @@ impl<'a, 't> Table<'a, 't> {
             table,
             span: entry.map_or_else(|| self.span.clone(), Spanned::span),
             mistakes: self.mistakes,
-            asked: RefCell::default(),
         }
     }
 
@@ -125,8 +156,8 @@ impl<'a, 't> Table<'a, 't> {
                 self.wrong(&name, value, "a table");
                 return None;
             };
-            let (path, span, asked) = (self.name(&name), value.span(), RefCell::default());
-            Some((name, Table { path, table: Some(table), span, mistakes: self.mistakes, asked }))
+            let (path, span) = (self.name(&name), value.span());
+            Some((name, Table { path, table: Some(table), span, mistakes: self.mistakes }))
         });
         tables.collect()
     }
@@ -348,14 +379,13 @@ impl<'a, 't> Table<'a, 't> {
 
     /// Notes every key that nobody asked for.
     pub(super) fn finish(&self) {
-        let asked = self.asked.borrow();
+        let asked = self.mistakes.asked.borrow();
         for key in self.table.into_iter().flat_map(|table| table.keys()) {
-            if asked.contains(&key.get_ref().as_ref()) {
-                continue;
+            let known = asked.iter().any(|(table, asked)| *table == self.path && *asked == key.get_ref());
+            if !known {
+                let (span, table, key) = (key.span(), self.path.clone(), key.get_ref().to_string());
+                self.mistakes.unknown.borrow_mut().push(Unknown { span, table, key });
             }
-            let meant = meant(key.get_ref(), asked.iter());
-            self.mistakes
-                .note(&key.span(), format_args!("unknown key {:?}{meant}", self.name(key.get_ref())));
         }
     }
 }

@@ -90,7 +90,10 @@ impl Segment {
                     ));
                 }
                 labels.fit(&output.name, classes.max(2)).map_err(|why| match classes {
-                    1 => format!("{why}: a single channel tells two, the background first"),
+                    1 => format!(
+                        "{why}: a single channel of scores tells two, the background first; where its values are class numbers, export \
+                         them as integers"
+                    ),
                     _ => why,
                 })?;
             }
@@ -528,5 +531,9 @@ mod tests {
         assert_eq!(error, told);
         let error = Segment::default().resolve(&wide, &labels, None, true).unwrap_err();
         assert_eq!(error, "the labels file has 2 labels, output \"map\" has 21 classes");
+        let three = Labels::parse("a\nb\nc").unwrap();
+        let one = signature(&[("map", &[-1, 1, 64, 64])]);
+        let error = Segment::default().resolve(&one, &three, None, true).unwrap_err();
+        assert!(error.ends_with("where its values are class numbers, export them as integers"), "{error}");
     }
 }

@@ -54,6 +54,12 @@ def test_a_closed_loop_has_so_many_callers(server, tmp_path):
     assert report["messages"] == 10 and all(point["answered"] > 0 and point["failed"] == 0 for point in report["points"])
 
 
+def test_a_dash_is_the_standard_output(server):
+    done = command("bench", server.url, "digits", "--rate", "20", *QUICK, "--json", "-")
+    assert done.returncode == 0 and json.loads(done.stdout)["points"][0]["rate"] == 20, done
+    assert not (ROOT / "-").exists()
+
+
 def test_a_sweep_ends_when_the_bound_breaks(server):
     done = command("bench", server.url, "digits", "--rate-from", "5", "--seconds", "0.5", "--warm-up-seconds", "0", "--slo-ms", "0.001")
     assert done.returncode == 0, done.stderr

@@ -10,8 +10,10 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
+import zlib
 
 import localize
 import numpy as np
@@ -305,7 +307,7 @@ def test_a_turned_box_is_an_outline_through_its_corners(visit, site):
         drawn = outlines.nth(at).evaluate(corners)
         assert len(drawn) == 2, "a line, and its dark edge"
         assert np.allclose(drawn, scaled, atol=1)
-        tag = outlines.nth(at).locator("span")
+        tag = outlines.nth(at).locator(".tag")
         assert tag.inner_text() == f"ship {100 * found['score']:.1f} %"
         # Its foot is at the highest corner.
         said, highest = tag.bounding_box(), min(scaled.tolist(), key=lambda corner: corner[1])
@@ -659,6 +661,138 @@ def test_nothing_is_drawn_on_a_picture_of_another_size_than_the_model_was_asked_
     assert page.locator(".box:visible, canvas:visible").count() == 0
 
 
+@pytest.mark.parametrize("name", ["three.txt", "three.pdf", "three.html", "three.json", "three.zip"])
+def test_an_image_is_one_whatever_it_is_called(visit, tmp_path, name):
+    (tmp_path / name).write_bytes(THREE)
+    window = visit()
+    window.page.select_option("#model", "digits")
+    window.page.set_input_files("#files", tmp_path / name)
+    assert window.answered().inner_text("#asking") == "Answered by digits: 3, 98.2 %."
+
+
+def test_a_stack_is_one_whatever_it_is_called(visit, tmp_path):
+    (tmp_path / "spots.txt").write_bytes((IMAGES / "spots.tif").read_bytes())
+    window = visit()
+    page = window.page
+    page.select_option("#model", "spots")
+    page.set_input_files("#files", tmp_path / "spots.txt")
+    window.answered()
+    page.wait_for_selector(".rendered")
+    with page.expect_download():
+        page.click("button:text-is('CSV')")
+
+
+@pytest.mark.parametrize("what", ["changed", "removed", "folder"])
+def test_a_file_that_cannot_be_read_is_not_the_servers_fault(visit, tmp_path, what):
+    window = visit()
+    page = window.page
+    page.select_option("#model", "digits")
+    file = tmp_path / "three.png"
+    file.write_bytes(THREE)
+    if what == "folder":
+        place = page.locator("#drop").bounding_box()
+        data = {"items": [], "files": [str(tmp_path)], "dragOperationsMask": 1}
+        mouse = window.context.new_cdp_session(page)
+        for kind in ("dragEnter", "dragOver", "drop"):
+            mouse.send("Input.dispatchDragEvent", {"type": kind, "x": place["x"] + 20, "y": place["y"] + 20, "data": data})
+    else:
+        page.set_input_files("#files", file)
+        window.answered()
+        file.unlink()
+        if what == "changed":
+            file.write_bytes(THREE + b"and more")
+        page.click("summary:has-text('Settings')")
+        page.click("#again")
+    page.wait_for_selector(".card .refusal")
+    assert page.locator(".card h3").inner_text().lower() == "the browser cannot read the file"
+    assert "choose it again" in page.inner_text(".refusal")
+
+
+def test_an_example_that_cannot_be_fetched_says_so_in_place_of_the_last_answer(visit):
+    window = visit()
+    page = window.page
+    page.click("[data-example='three.png']")
+    window.answered()
+    for how, told in ((lambda route: route.abort(), "the server cannot be reached"), (lambda route: route.fulfill(status=502, body="<p>"), "status 502")):
+        page.route("**/page/*.png", how)
+        page.click("[data-example='seven.png']")
+        page.wait_for_selector(f"#answers > .refusal:has-text('{told}')")
+        assert page.locator(".card").count() == 0 and page.inner_text("#asking") == ""
+        page.unroute("**/page/*.png")
+
+
+def test_a_mask_is_shown_of_as_large_an_image_as_the_server_takes(browser, start_server, folder):
+    picture = io.BytesIO()
+    Image.open(IMAGES / "digits-segmenter" / "0.png").resize((900, 900)).save(picture, "PNG")
+    # Run lengths of that many pixels take three times the memory of a PNG.
+    server = start_server(folder, image_pixels_max=1_000_000, decode_bytes_max=7_000_000)
+    reply = predicted(server, "digits-segmenter", picture.getvalue(), mask="rle")
+    wire.problem(reply, 413, "memory to write the mask")
+    window = Visit(browser, server.url)
+    window.open("/").select_option("#model", "digits-segmenter")
+    window.give("drop", ("large.png", picture.getvalue()))
+    assert window.answered().locator(".found input").count() > 1
+    window.page.wait_for_selector(".mask", state="attached")
+    window.close()
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_each_pixel_of_a_mask_is_known_however_its_rows_are_packed(visit, bits):
+    random = np.random.default_rng(bits)
+    # Slopes and noise, for which an encoder takes each of its ways.
+    rows, columns = np.mgrid[0:60, 0:70]
+    values = (rows * 3 + columns * (2 if bits == 8 else 300)) % 2**bits
+    values[20:40] = random.integers(0, 2**bits, (20, 70))
+    values[40:, 5:] = values[40:, :-5]
+    bytes_each = bits // 8
+    raw = values.astype(f">u{bytes_each}").tobytes()
+    packed = filtered(raw, 70 * bytes_each, bytes_each)
+    head = struct.pack(">2I5B", 70, 60, bits, 0, 0, 0, 0)
+    halves = zlib.compress(packed)
+    chunks = [(b"IHDR", head), (b"IDAT", halves[:99]), (b"IDAT", halves[99:]), (b"IEND", b"")]
+    png = b"\x89PNG\r\n\x1a\n" + b"".join(struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in chunks)
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(png))), values), "this test's own packing"
+    got = visit().page.evaluate("async (bytes) => [...(await (await import('/page/png.js')).valuesOf(Uint8Array.from(bytes)))]", list(png))
+    assert got == values.ravel().tolist()
+
+
+def filtered(raw, wide, bytes_each):
+    """The rows of a PNG, in each of its five ways in turn."""
+    rows = [np.zeros(wide + bytes_each, np.int32)]
+    packed = b""
+    for index in range(len(raw) // wide):
+        above = rows[-1]
+        row = np.concatenate([np.zeros(bytes_each, np.int32), np.frombuffer(raw, np.uint8, wide, index * wide)])
+        left, up, corner = row[:-bytes_each], above[bytes_each:], above[:-bytes_each]
+        slope = left + up - corner
+        near = [np.abs(slope - each) for each in (left, up, corner)]
+        paeth = np.where((near[0] <= near[1]) & (near[0] <= near[2]), left, np.where(near[1] <= near[2], up, corner))
+        guess = [0 * left, left, up, (left + up) // 2, paeth][index % 5]
+        packed += bytes([index % 5]) + ((row[bytes_each:] - guess) % 256).astype(np.uint8).tobytes()
+        rows.append(row)
+    return packed
+
+
+def test_the_score_is_seen_beside_the_longest_label(visit):
+    window = visit()
+    page = window.page
+
+    def long(route):
+        reply = route.fetch()
+        body = reply.json()
+        body["detections"][0].update(label="w" * 200, score=12.5)
+        route.fulfill(response=reply, json=body)
+
+    page.route("**/predictions/**", long)
+    page.select_option("#model", "digits-detector")
+    window.give("drop", ("digits.png", (IMAGES / "digits-detector" / "0.png").read_bytes()))
+    window.answered()
+    tag = page.locator(".tag:has-text('www')")
+    assert tag.inner_text().endswith("12.5"), "what is above 1 is no part of one"
+    assert tag.evaluate("tag => tag.lastChild.nodeType === 3 && tag.scrollWidth <= tag.clientWidth")
+
+
 def test_an_error_is_shown_as_the_server_says_it(visit):
     window = visit()
     window.give("drop", ("not.png", b"no image"), ("three.png", THREE))
@@ -974,6 +1108,44 @@ def test_the_documents_show_every_operation_and_ask_this_server(visit):
     page.wait_for_selector("#operations-tensors-serverMetadata .live-responses-table .microlight")
     assert '"name": "ocelli"' in page.inner_text("#operations-tensors-serverMetadata .live-responses-table .microlight")
     window.shot("docs", whole=False)
+
+
+# What each is asked with: a file where a type has one, else what is there.
+OPERATIONS = {
+    "images-predict": ["image/*", "multipart/form-data", "application/json"],
+    "images-predictPut": ["image/*"],
+    "images-predictVersion": ["image/*"],
+    "images-predictVersionPut": ["application/json"],
+    "kserve-v1Predict": [None],
+    "kserve-v1VersionPredict": [None],
+    "tensors-infer": [None],
+    "tensors-inferVersion": [None],
+    "control-loadModel": [None],
+    "control-cudaRegion": [None],
+    "control-unregisterCudaRegion": [None],
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_request_of_the_documents_is_answered_as_it_is_filled_in(visit, operation):
+    for media in OPERATIONS[operation]:
+        page = visit("/docs").page
+        block = page.locator(f"#operations-{operation}")
+        # The viewer asks for no token.
+        page.set_extra_http_headers({"authorization": f"Bearer {TOKEN}"})
+        block.locator(".opblock-summary-control").click()
+        block.locator(".try-out__btn").click()
+        if media:
+            block.locator("select.content-type").first.select_option(media)
+        if media in ("image/*", "multipart/form-data"):
+            block.locator("input[type=file]").first.set_input_files(IMAGES / "digits" / "3-0.png")
+        block.locator(".execute").click()
+        reply = block.locator(".live-responses-table")
+        told = reply.inner_text()
+        assert reply.locator(".response-col_status").last.inner_text().split()[0] == "200", f"{media}: {told}"
+        if operation.startswith("images"):
+            label = "7" if media == "application/json" else "3"
+            assert f'"label": "{label}"' in told.split('"index"')[0], told
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -291,6 +291,9 @@ def test_pictures_of_several_files_go_to_a_folder_and_a_file_that_fails_leaves_t
     refused("two pictures would be written to", photos[0], bad.parent / "masks" / photos[0].name, "--format", "png", "-o", tmp_path)
     refused("would be written over", photos[0], "--format", "png", "-o", photos[0].parent)
     refused("masks are written as png", photos[0], "-o", tmp_path / "x.tif")
+    refused("leave out one of the two", photos[0], "--set", "mask=rle", "--format", "png")
+    done = command("digits-segmenter", IMAGES / "digits-3-7.tif", "--format", "png", *url)
+    assert done.returncode == 1 and b"it has several pages, and one picture is written as png; --format json" in done.stderr, done.stderr
 
 
 def test_requests_come_as_json_with_binary_tensors_and_through_pipes(server, array, tmp_path):

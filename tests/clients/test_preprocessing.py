@@ -1,5 +1,9 @@
 """The default pipeline of a classifier against Pillow and numpy, over a generated set of pictures."""
 
+import re
+import shutil
+from pathlib import Path
+
 import make_models
 import numpy as np
 import pytest
@@ -36,6 +40,21 @@ def pictures():
             name = f"{i}: {w}x{h} JPEG q{quality} {('4:4:4', '4:2:2', '4:2:0')[subsampling]}"
             out.append((name + (" progressive" if progressive else ""), data))
     return out
+
+
+def test_what_the_log_tells_of_an_input_can_stand_in_the_manifest(server, models, start_server, tmp_path):
+    told = re.compile(r'a picture becomes its input by: (.*) model="([^"]*)"')
+    lines = {name: line for line, name in told.findall(Path(server.log).read_text())}
+    assert {"digits", "digits-segmenter", "cnn", "pose", "segment-any"} <= lines.keys(), lines
+    for name, line in lines.items():
+        shutil.copytree(models / name, tmp_path / name)
+        manifest = (models / name / "model.toml").read_text()
+        # Its table, up to the next one.
+        rest = re.sub(r"^\[input\]\n([^\[\n].*\n|\n)*", "", manifest, flags=re.MULTILINE)
+        (tmp_path / name / "model.toml").write_text(f"{line}\n{rest}")
+    again = start_server(tmp_path)
+    assert {name: line for line, name in told.findall(Path(again.log).read_text())} == lines
+    assert again.stop() == 0
 
 
 def test_preprocessing_agrees_with_torchvision(server, pictures):

@@ -94,7 +94,7 @@ def test_an_input_that_is_always_the_same_is_filled_for_each_picture(start_serve
         assert found["label"] == "person" and abs(found["score"] - 0.9) < 1e-3, found
         expected = [0.125 * width, 0.25 * height, 0.75 * width, 0.5 * height]
         assert np.abs(np.subtract(found["box"], expected)).max() < 0.1, (found, expected)
-    assert "a picture becomes its input by" in server.log_text()
+    assert "a picture becomes its input by: input = {" in server.log_text()
 
 
 def test_keypoints_are_in_pixels_of_the_posted_picture_and_have_their_names(server):

@@ -3,10 +3,42 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 /// Longer files hold a second subject.
 const LINES_MAX: usize = 450;
+
+/// Larger files are made or fetched where they are needed: each clone would carry them for ever.
+const BYTES_MAX: u64 = 8 << 20;
+
+/// All that lies at the top.
+const TOP: [&str; 24] = [
+    ".ci",
+    ".dockerignore",
+    ".gitattributes",
+    ".gitignore",
+    "CHANGELOG.md",
+    "Cargo.lock",
+    "Cargo.toml",
+    "Dockerfile",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "benches",
+    "clippy.toml",
+    "deny.toml",
+    "deploy",
+    "docs",
+    "examples",
+    "kernels",
+    "openapi.yaml",
+    "proptest-regressions",
+    "rustfmt.toml",
+    "src",
+    "tests",
+    "tools",
+];
 
 /// What each top-level module stands on: it may use those of a lower rank, and the leaves. `http` and `devices` have
 /// the same rank: they do not know each other. `grpc` is another wire of `http`.
@@ -175,4 +207,33 @@ fn every_file_says_what_it_is_for_and_holds_one_subject() {
             );
         }
     }
+}
+
+#[test]
+fn what_is_committed_has_its_place_a_size_that_clones_bear_and_a_name_that_no_command_takes_for_an_option() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(root).output();
+    let listed = match listed {
+        Ok(listed) if listed.status.success() && !listed.stdout.is_empty() => listed.stdout,
+        other => {
+            eprintln!("skipped: git does not list what is committed: {other:?}");
+            return;
+        }
+    };
+    let mut wrong = Vec::new();
+    for path in String::from_utf8(listed).unwrap().split_terminator('\0') {
+        let top = path.split('/').next().unwrap();
+        if !TOP.contains(&top) {
+            wrong.push(format!("{path}: {top:?} is not in TOP of tests/it/tidy.rs"));
+        }
+        if path.split('/').any(|name| name.starts_with('-')) {
+            wrong.push(format!("{path} begins with \"-\" as options do"));
+        }
+        // One that was removed here and not yet there has no size.
+        let bytes = fs::symlink_metadata(root.join(path)).map_or(0, |file| file.len());
+        if bytes > BYTES_MAX {
+            wrong.push(format!("{path} has {bytes} bytes, more than {BYTES_MAX}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

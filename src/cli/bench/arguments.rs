@@ -65,7 +65,7 @@ pub(in crate::cli) fn command() -> Command {
                 .value_parser(value_parser!(u16).range(1..))
                 .help("Items of a request of made-up tensors, along the first axis where the model leaves it open; without it, one"),
             one("seed", "N").default_value("1").value_parser(value_parser!(u64)).help("Of arrivals and of made-up input"),
-            file("json", "FILE").help("Writes all measurements to a file"),
+            file("json", "FILE").help("Writes all measurements to a file; - to the standard output, in place of the table"),
             file("picture", "FILE.svg").help("Draws the latency over the load"),
         ])
 }

@@ -52,7 +52,7 @@ impl Streams<'_> {
     async fn measure(&mut self, wanted: &Wanted) -> Exit {
         // Before minutes are spent on measuring what cannot be written then. What is begun goes again at once, since an interrupt
         // would leave it.
-        for path in [&wanted.json, &wanted.picture].into_iter().flatten() {
+        for path in [&wanted.json, &wanted.picture].into_iter().flatten().filter(|path| !is_stdout(path)) {
             if let Err(error) = Output::create(path) {
                 return self.complain(&cannot_write(path, &error), Exit::Failure);
             }
@@ -127,15 +127,21 @@ impl Streams<'_> {
         let mut text = table(&lines(plan, points, wanted.bound_ms));
         text += &format!("{of} {}\n", borne(plan, points, wanted.bound_ms));
         // First, so that what took minutes to measure is not lost with a file that cannot be written.
-        let mut exit = self.print(&text);
+        let instead = files.iter().find(|(path, _)| path.as_deref().is_some_and(is_stdout));
+        let mut exit = self.print(instead.map_or(&text, |(_, json)| json));
         for (path, text) in files {
-            let Some(path) = path else { continue };
+            let Some(path) = path.as_deref().filter(|path| !is_stdout(path)) else { continue };
             if let Err(error) = output::write(path, text.as_bytes()) {
                 exit = self.complain(&cannot_write(path, &error), Exit::Failure);
             }
         }
         exit
     }
+}
+
+/// Whether a name stands for the standard output, as elsewhere.
+fn is_stdout(path: &Path) -> bool {
+    path == Path::new("-")
 }
 
 fn cannot_write(path: &Path, error: &io::Error) -> String {

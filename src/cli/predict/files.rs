@@ -39,6 +39,13 @@ const STDIN: &str = "/dev/stdin";
 /// Folders below folders are looked through down to here.
 const DEPTH_MAX: usize = 16;
 
+/// `*` and `?` mean no dot that begins a name.
+const AS_SHELLS_DO: glob::MatchOptions = glob::MatchOptions {
+    case_sensitive: true,
+    require_literal_separator: false,
+    require_literal_leading_dot: true,
+};
+
 /// Where a name leads to.
 fn place(name: &Path) -> &Path {
     if name == Path::new("-") { Path::new(STDIN) } else { name }
@@ -73,7 +80,7 @@ pub(super) fn find(given: &[PathBuf], takes: Takes) -> Result<Vec<PathBuf>, Stri
         let pattern = name.to_str().filter(|name| name.contains(['*', '?', '[']));
         if path.is_dir() {
             let before = found.len();
-            walk(path, takes, 0, &mut found)?;
+            walk(path, takes, &mut Vec::new(), &mut found)?;
             if found.len() == before {
                 let extensions = takes.extensions().join(", ");
                 return Err(format!("the folder {} holds no file that ends in {extensions}", name.display()));
@@ -82,7 +89,8 @@ pub(super) fn find(given: &[PathBuf], takes: Takes) -> Result<Vec<PathBuf>, Stri
             found.push(path.to_owned());
         } else if let Some(name) = pattern {
             let before = found.len();
-            let paths = glob::glob(name).map_err(|error| format!("{name:?} is no pattern: {error}"))?;
+            let paths = glob::glob_with(name, AS_SHELLS_DO)
+                .map_err(|error| format!("{name:?} is no pattern: {error}"))?;
             let paths = paths.filter_map(Result::ok).filter(|path| path.is_file());
             found.extend(paths);
             if found.len() == before {
@@ -101,23 +109,38 @@ pub(super) fn same(files: &[PathBuf], output: &Path) -> bool {
     real(output).is_some_and(|output| files.iter().any(|file| real(file).as_ref() == Some(&output)))
 }
 
-fn walk(folder: &Path, takes: Takes, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), String> {
+/// The files in a folder, of which `above` are those that it was found in. What systems hide is passed over, such as what macOS leaves
+/// beside each file (`._NAME`); so is a link that leads up again.
+fn walk(
+    folder: &Path,
+    takes: Takes,
+    above: &mut Vec<(u64, u64)>,
+    found: &mut Vec<PathBuf>,
+) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("cannot read the folder {}: {error}", folder.display());
+    let there = fs::metadata(folder).map_err(failed)?;
+    let own = (there.dev(), there.ino());
+    if above.contains(&own) {
+        return Ok(());
+    }
+    if above.len() > DEPTH_MAX {
+        return Err(format!("{} is more than {DEPTH_MAX} folders deep", folder.display()));
+    }
+    above.push(own);
     let entries = fs::read_dir(folder).map_err(failed)?;
     let mut paths =
         entries.map(|entry| Ok(entry.map_err(failed)?.path())).collect::<Result<Vec<_>, String>>()?;
     paths.sort();
-    for path in paths {
+    let hidden = |path: &Path| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+    for path in paths.into_iter().filter(|path| !hidden(path)) {
         if path.is_dir() {
-            if depth == DEPTH_MAX {
-                return Err(format!("{} is more than {DEPTH_MAX} folders deep", path.display()));
-            }
-            walk(&path, takes, depth + 1, found)?;
+            walk(&path, takes, above, found)?;
         } else if takes.takes(&path) && path.is_file() {
             // A pipe would be waited for; it is read where it is named.
             found.push(path);
         }
     }
+    above.pop();
     Ok(())
 }
 
@@ -193,6 +216,28 @@ mod tests {
         assert_eq!(find(&[folder.path().to_owned()], Takes::Images), Ok(named.to_vec()));
         let told = find(&[within(b"b\xff*.png")], Takes::Images).expect_err("no file");
         assert!(told.starts_with("there is no file ") && told.ends_with("/b\u{fffd}*.png"), "{told}");
+    }
+
+    #[test]
+    fn what_is_hidden_is_not_meant_unless_it_is_named_and_links_that_lead_up_end() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let within = |name: &str| folder.path().join(name);
+        for inner in [".git", "in/deep"] {
+            fs::create_dir_all(within(inner)).expect("a folder");
+        }
+        for name in ["a.png", "._a.png", ".git/b.png", "in/c.png", "in/deep/d.png"] {
+            fs::write(within(name), "").expect("a file");
+        }
+        std::os::unix::fs::symlink("../..", within("in/deep/up")).expect("a link");
+        std::os::unix::fs::symlink(".", within("in/same")).expect("a link");
+        let root = [folder.path().to_owned()];
+        let all = ["a.png", "in/c.png", "in/deep/d.png"].map(within);
+        assert_eq!(find(&root, Takes::Images), Ok(all.to_vec()));
+        assert_eq!(find(&[within("._a.png")], Takes::Images), Ok(vec![within("._a.png")]));
+        assert_eq!(find(&[within("*.png")], Takes::Images), Ok(vec![within("a.png")]));
+        let deep = within("x/".repeat(20).trim_end_matches('/'));
+        fs::create_dir_all(deep).expect("folders");
+        assert!(find(&root, Takes::Images).is_err_and(|told| told.ends_with("is more than 16 folders deep")));
     }
 
     #[test]

@@ -48,11 +48,7 @@ impl Streams<'_> {
         let Some(url) = matches.get_one::<String>("url") else {
             return self.with_config(matches, |streams, loaded| streams.predict_here(&loaded.config, wanted));
         };
-        if let Some((option, _)) = options::sources(matches).flags.first() {
-            let told = format!(
-                "with --url the server has its own options: leave out --{}",
-                option.replace('_', "-")
-            );
+        if let Some(told) = options::beside_url(matches) {
             return self.complain(&told, Exit::Usage);
         }
         match Target::parse(url) {

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::cli::output;
 use futures_util::{StreamExt, stream};
+use serde_json::Value;
 use std::{
     io,
     path::{Path, PathBuf},
@@ -83,6 +84,10 @@ impl Streams<'_> {
         picture: Picture,
         wanted: &Wanted,
     ) -> Exit {
+        if wanted.set.iter().any(|(key, value)| (&**key, &**value) == ("mask", "rle")) {
+            let told = "--set mask=rle is a form within JSON, and png is another form of a mask: leave out one of the two";
+            return self.complain(&told, Exit::Usage);
+        }
         let files = match into(&found, picture, wanted) {
             Ok(files) => files,
             Err(reason) => return self.complain(&reason, Exit::Usage),
@@ -98,7 +103,7 @@ impl Streams<'_> {
             let file = files.as_ref().map(|files| &*files[index]);
             let written = match reply {
                 Ok(Reply { ok: true, body }) => self.picture(&path, file, &body, wanted),
-                Ok(Reply { ok: false, body }) => Err(Reply::refusal(&body)),
+                Ok(Reply { ok: false, body }) => Err(refusal(&body, picture)),
                 Err(why) => Err(why),
             };
             bar.inc(1);
@@ -133,6 +138,18 @@ impl Streams<'_> {
             _ => Ok(()),
         }
     }
+}
+
+/// Why there is no picture. To a program the server says that it can answer several images otherwise.
+fn refusal(body: &[u8], picture: Picture) -> String {
+    let problem = serde_json::from_slice::<Value>(body).unwrap_or_default();
+    if problem["status"] != 406 {
+        return Reply::refusal(body);
+    }
+    let form = picture.extension();
+    format!(
+        "it has several pages, and one picture is written as {form}; --format json answers a picture for each page"
+    )
 }
 
 /// The file of each picture; none for the standard output.

@@ -153,7 +153,12 @@ impl Sheet {
     /// The rows of an answer; none where it is none.
     fn answer(&mut self, file: &str, frame: Option<usize>, answer: &Value) -> Option<String> {
         let mut text = String::new();
-        for cells in self.cells(answer)? {
+        let mut found = self.cells(answer)?;
+        if found.is_empty() {
+            // Nothing was found, which is not the same as that nobody looked.
+            found.push(vec![String::new(); self.columns.len()]);
+        }
+        for cells in found {
             let mut row = self.head(file, frame);
             if self.columns == ["vector"] && self.form == Form::Csv {
                 self.width.get_or_insert(cells.len());
@@ -403,6 +408,19 @@ mod tests {
             "segment",
             &[("a", r#"{"mask":{"classes":[{"label":"sky","index":1,"pixels":7}]}}"#)],
             "file,frame,label,index,pixels,error\na,,sky,1,7,\n",
+        );
+        let pages = r#"{"predictions":[{"detections":[]},{"error":"no"}]}"#;
+        check(
+            Form::Csv,
+            "detect",
+            &[("a", r#"{"detections":[]}"#), ("b", pages)],
+            "file,frame,label,index,score,left,top,right,bottom,error\na,,,,,,,,,\nb,0,,,,,,,,\nb,1,,,,,,,,no\n",
+        );
+        check(
+            Form::Table,
+            "detect",
+            &[("a", r#"{"detections":[]}"#)],
+            "FILE  LABEL  INDEX  SCORE  LEFT  TOP  RIGHT  BOTTOM\na\n",
         );
         let outputs = r#"{"outputs":[{"name":"y","datatype":"FP32","shape":[1,5],"data":[1,2,3,4,5.5]}]}"#;
         check(

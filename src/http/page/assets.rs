@@ -50,6 +50,7 @@ const FILES: &[(&str, &[u8])] = files![
     "models.js",
     "orient.js",
     "picture.js",
+    "png.js",
     "prometheus.js",
     "redraw.js",
     "snippets.js",

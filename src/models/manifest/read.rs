@@ -82,7 +82,7 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
     for (of, table) in &tables {
         let name = TASKS.iter().find(|(_, k)| k == of).map_or("", |(name, _)| name);
         if *of != kind && table.is_given() {
-            table.mistake(format_args!("[{name}] is only read with task = {name:?}"));
+            table.mistake(format_args!("[{name}] is only read with task = {name:?} above all tables"));
         }
     }
     let [(_, classify), (_, detect), (_, segment), (_, image), (_, embed)] = &tables;

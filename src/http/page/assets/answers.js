@@ -1,18 +1,23 @@
 // What a model said of one image, drawn: by task, and by what the answer holds.
 
-import { el, colorOf, percent, save, short } from "./dom.js";
+import { el, colorOf, fromBase64, percent, save, short, sure } from "./dom.js";
 import { manual } from "./api.js";
 import { vectorPlot } from "./chart.js";
-import { Picture, paintRuns } from "./picture.js";
+import { Picture, paintClasses, paintRuns } from "./picture.js";
+import { valuesOf } from "./png.js";
 
 const LISTED_MAX = 100;
 const NUMBERS_MAX = 64;
 const WORDS_MAX = 6;
 
 const nameOf = ({ label, index }) => label ?? `class ${index}`;
-/** Scores are mostly probabilities, but need not be. */
-const sure = (score) => (score >= 0 && score <= 1 ? percent(score) : short(score));
 const pointSays = ({ label, score }, at) => (label ?? `keypoint ${at}`) + (score === undefined ? "" : ` ${sure(score)}`);
+
+/** A prediction with the class of each pixel of its mask, if it has one. */
+export async function unpacked(prediction) {
+  const { mask } = prediction;
+  return mask ? { ...prediction, mask: { ...mask, values: await valuesOf(fromBase64(mask.png)) } } : prediction;
+}
 
 /** What is said beside the picture; what lies on it is put on `picture`, if there is one. */
 export function answer(prediction, picture) {
@@ -77,7 +82,7 @@ function detections(found, picture) {
     count.textContent = `${kept.length} of ${found.length} found`;
     list.replaceChildren(
       ...kept.slice(0, LISTED_MAX).map((entry) => {
-        const row = el("li", {}, key(entry.index), el("span", { class: "name", text: nameOf(entry) }), el("span", { class: "score", text: percent(entry.score) }));
+        const row = el("li", {}, key(entry.index), el("span", { class: "name", text: nameOf(entry) }), el("span", { class: "score", text: sure(entry.score) }));
         row.title = `left, top, right, bottom: ${entry.box.map((edge) => edge.toFixed(1)).join(", ")}`;
         const points = (entry.keypoints || []).map((point, at) => ({ ...point, says: pointSays(point, at) }));
         if (points.length > 0) row.title += `\nkeypoints: ${points.map(({ says }) => says).join(", ")}`;
@@ -103,19 +108,18 @@ const key = (index) => {
 
 /** A mask over the picture, with its classes to be switched on and off. The first is taken for what is not meant, and off. */
 function mask(found, picture) {
-  const hidden = new Set([0]);
-  const meant = () => found.rle.filter(({ index }) => !hidden.has(index));
+  const meant = new Set(found.classes.map(({ index }) => index).filter((index) => index > 0));
   const draw = () => {
     picture?.clear();
-    picture?.layer(found.width, found.height, (context) => paintRuns(context, found, meant())).classList.add("mask");
+    picture?.layer(found.width, found.height, (context) => paintClasses(context, found, meant)).classList.add("mask");
   };
   draw();
   const whole = found.width * found.height;
   const rows = found.classes.map((entry) => {
     const box = el("input", { type: "checkbox", checked: entry.index !== 0 });
     box.addEventListener("change", () => {
-      if (box.checked) hidden.delete(entry.index);
-      else hidden.add(entry.index);
+      if (box.checked) meant.add(entry.index);
+      else meant.delete(entry.index);
       draw();
     });
     return el("li", {}, el("label", {}, box, key(entry.index), el("span", { class: "name", text: nameOf(entry) })), el("span", { class: "score", text: percent(entry.pixels / whole) }));
@@ -125,7 +129,7 @@ function mask(found, picture) {
 
 /** A picture over that which was posted, to be switched off; beside it where it has another shape, or the other cannot be shown. */
 function made({ width, height, channels, depth, range, png }, picture) {
-  const file = new Blob([Uint8Array.from(atob(png), (char) => char.charCodeAt(0))], { type: "image/png" });
+  const file = new Blob([fromBase64(png)], { type: "image/png" });
   const over = picture && Math.abs((width * picture.height) / (height * picture.width) - 1) < 0.02;
   const on = over ? picture : new Picture(width, height, "the answer");
   const layer = on.layer(width, height, (context) => {

@@ -53,6 +53,18 @@ export async function ask(url, options = {}) {
   return reply;
 }
 
+/** The answer to a file. Its bytes say what it is: of itself the browser would say what its name looks like. */
+export async function post(url, file, signal) {
+  try {
+    return await ask(url, { method: "POST", body: file, headers: { "content-type": "application/octet-stream" }, signal });
+  } catch (error) {
+    const readable = error.status !== 0 || (await file.slice(0, 1).arrayBuffer().then(() => true, () => false));
+    if (readable) throw error;
+    const detail = "it has changed since it was chosen, it is a folder, or it may not be read: choose it again";
+    throw new Refused(0, { title: "the browser cannot read the file", detail }, null);
+  }
+}
+
 export const json = async (path, options) => (await ask(address(path), options)).json();
 
 /** Every version of every model, with its state. */

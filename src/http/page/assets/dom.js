@@ -37,6 +37,12 @@ export function short(value) {
 /** A part of one. */
 export const percent = (part) => `${(100 * part).toFixed(1)} %`;
 
+/** A score: mostly a probability, but it need not be. */
+export const sure = (score) => (score >= 0 && score <= 1 ? percent(score) : short(score));
+
+/** The bytes of a base64 text. */
+export const fromBase64 = (text) => Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
+
 /** Seconds as people say them. */
 export function time(seconds) {
   if (!Number.isFinite(seconds)) return "–";

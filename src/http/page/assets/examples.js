@@ -1,6 +1,6 @@
 // Something to try at once: pictures that come with the server, and a movie of blinking molecules that is made here.
 
-import { address } from "./api.js";
+import { address, ask } from "./api.js";
 
 const PICTURES = [
   { path: "page/digit-3.png", name: "three.png", says: "a handwritten three", task: "classify", shows: "Label" },
@@ -17,7 +17,7 @@ export function examples() {
   const pictures = PICTURES.map(({ path, ...rest }) => ({
     ...rest,
     thumbnail: address(path).href,
-    file: async () => new File([await (await fetch(address(path))).blob()], rest.name, { type: "image/png" }),
+    file: async () => new File([await (await ask(address(path))).blob()], rest.name, { type: "image/png" }),
   }));
   const movie = { name: "movie.npy", says: "a simulated movie of blinking molecules", task: "localize", shows: "Spots", thumbnail: null };
   return [...pictures, { ...movie, file: async () => new File([simulate()], movie.name) }];

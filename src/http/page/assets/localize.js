@@ -1,7 +1,7 @@
 // Localizations: read line by line while they come, shown on the frames, and rendered by the server.
 
 import { el, during, save, short } from "./dom.js";
-import { Refused, ask, predictions } from "./api.js";
+import { Refused, post, predictions } from "./api.js";
 import { refusal } from "./answers.js";
 import { histogram } from "./chart.js";
 
@@ -144,7 +144,7 @@ function rendered(count, picture, signal) {
 export const summary = ({ count, tail, broken }) => `${count} localizations in ${broken ? "the first " : ""}${tail.frames} frames`;
 
 const render = async (model, query, file, signal) => {
-  const reply = await ask(predictions(model, { ...query, format: "png" }), { method: "POST", body: file, signal });
+  const reply = await post(predictions(model, { ...query, format: "png" }), file, signal);
   return reply.blob();
 };
 
@@ -152,7 +152,7 @@ async function download(model, query, file, extension, told) {
   const name = `${file.name.replace(/\.[^.]*$/, "")}.${extension}`;
   told.textContent = `Making ${name}…`;
   try {
-    const reply = await ask(predictions(model, query), { method: "POST", body: file });
+    const reply = await post(predictions(model, query), file);
     save(await reply.blob(), name);
     told.textContent = `${name} is saved.`;
   } catch (error) {

@@ -1,6 +1,6 @@
 // An image with what was found in it.
 
-import { el, svg, colorOf, percent } from "./dom.js";
+import { el, svg, colorOf, sure } from "./dom.js";
 
 /** A length as a part of the whole, for a style; what lies beside the picture is put at its edge. */
 const part = (value, whole) => `${(100 * Math.max(0, Math.min(whole, value))) / whole}%`;
@@ -33,7 +33,7 @@ export class Picture {
 
   /** What was found, in pixels of the picture: a box, turned if it has corners, and points `{ x, y, says }`. */
   thing({ box, corners, score, index }, label, points) {
-    const tag = el("span", { text: `${label} ${percent(score)}` });
+    const tag = el("span", { class: "tag" }, el("span", { class: "name", text: label }), ` ${sure(score)}`);
     const dots = points.map(({ x, y, says }) => {
       const dot = el("span", { class: "point", title: says });
       // One beside the picture is not seen.
@@ -96,6 +96,16 @@ export class Picture {
       }
     });
   }
+}
+
+/** Pixels that have a class each, in the colours of those that are `meant`. */
+export function paintClasses(context, { width, height, values }, meant) {
+  const image = context.createImageData(width, height);
+  const pixels = new Uint32Array(image.data.buffer);
+  // Opaque, and the lowest byte is red.
+  const colors = new Map([...meant].map((index) => [index, 0xff000000 + parseInt(colorOf(index).slice(1).replace(/(..)(..)(..)/, "$3$2$1"), 16)]));
+  for (let at = 0; at < pixels.length; at += 1) pixels[at] = colors.get(values[at]) ?? 0;
+  context.putImageData(image, 0, 0);
 }
 
 /** Pixels as run lengths (column by column, beginning outside), in the colours of their classes, the last on top. */

@@ -1,8 +1,8 @@
 // Images in, answers out: choosing, asking, and a card for each answer.
 
 import { el, byId, bytes, save } from "./dom.js";
-import { Refused, ask, model as modelOf, models, predictions } from "./api.js";
-import { answer, inWords, refusal } from "./answers.js";
+import { Refused, model as modelOf, models, post, predictions } from "./api.js";
+import { answer, inWords, refusal, unpacked } from "./answers.js";
 import { examples } from "./examples.js";
 import { keep, kept } from "./kept.js";
 import { localizations, progressText, shown, summary } from "./localize.js";
@@ -147,7 +147,14 @@ function exampleButton(example) {
       if (fitting) select.value = fitting[0];
       describe();
     }
-    run([await file()]);
+    try {
+      run([await file()]);
+    } catch (error) {
+      under.abort();
+      byId("asking").textContent = "";
+      byId("empty").hidden = true;
+      byId("answers").replaceChildren(refusal(error));
+    }
   };
   return el("li", {}, el("button", { type: "button", class: "example", "data-example": name, "data-task": task, "aria-label": `${shows}: ${says}`, title: says, hidden: !known.size, onclick: take }, picture, el("span", { text: shows })));
 }
@@ -175,7 +182,7 @@ async function run(given) {
   // Below the fold on a narrow screen.
   if (asking.getBoundingClientRect().top > innerHeight * 0.7) asking.scrollIntoView();
   const { task } = known.get(name) || {};
-  const query = task === "segment" ? { mask: "rle" } : settings();
+  const query = settings();
   // The server may be set to another form than that which is shown here.
   if (task === "classify") query.format = "ocelli";
   let [next, done, failed, words] = [0, 0, 0, ""];
@@ -242,7 +249,7 @@ async function predict({ card, file, name, query, signal }) {
   const showing = pictured(file, file.name);
   showing.catch(() => {});
   const began = performance.now();
-  const reply = await ask(url, { method: "POST", body: file, signal });
+  const reply = await post(url, file, signal);
   const text = await reply.text();
   const took = performance.now() - began;
   const body = JSON.parse(text);
@@ -257,12 +264,13 @@ async function predict({ card, file, name, query, signal }) {
     const fits = width === source.width && height === source.height;
     const turned = picture && fits && source.frames > 1;
     const page = turned ? await source.paint(Math.min(at, source.frames - 1)).catch(() => null) : null;
+    const prediction = await unpacked(all[at]);
     // The slider has gone on.
     if (wanted !== at) return;
     if (turned) picture.draw(page);
     picture?.clear();
     if (picture) [element.hidden, other.hidden] = [!fits, fits];
-    says.replaceChildren(answer(all[at], fits ? picture : null));
+    says.replaceChildren(answer(prediction, fits ? picture : null));
   };
   const pages = all.length > 1 ? pager(all.length, show) : null;
   await show(0);
@@ -290,7 +298,7 @@ async function fit({ card, file, name, query, signal, asking }) {
   const { render, colormap, ...asked } = query;
   const url = predictions(name, { ...asked, format: "ndjson" });
   const began = performance.now();
-  const reply = await ask(url, { method: "POST", body: file, signal });
+  const reply = await post(url, file, signal);
   let first = 0;
   const found = await localizations(reply, (far) => {
     first ||= performance.now() - began;
