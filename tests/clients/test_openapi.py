@@ -19,10 +19,13 @@ SECONDS_MAX = 600  # only bounds a run that hangs
 @pytest.mark.parametrize("model", ["digits", "spots"])
 def test_the_server_keeps_to_its_description(start_server, only_digits, tmp_path, model):
     description = (ROOT / "openapi.yaml").read_text()
-    for example in ("example: digits", "example: spots"):
-        assert description.count(example) == 1
-        description = description.replace(example, f"example: {model}")
-    (tmp_path / "openapi.yaml").write_text(description)
+    assert description.count("example: digits") == description.count("example: spots") == 1
+    description = yaml.safe_load(re.sub("example: (digits|spots)", f"example: {model}", description))
+    # With a body that is answered, a header that nobody knows would have to be refused; those of HTTP are passed over.
+    for body in description["components"]["requestBodies"].values():
+        for media in body["content"].values():
+            media.pop("example", None)
+    (tmp_path / "openapi.yaml").write_text(yaml.safe_dump(description, sort_keys=False, allow_unicode=True))
     if model == "spots":
         shutil.copytree(ROOT / "examples" / "models" / model, tmp_path / "models" / model)
     # 504 only tells that the millisecond which a header gave was over: by itself, this server waits longer than --request-timeout.
