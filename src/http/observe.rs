@@ -320,7 +320,8 @@ mod tests {
             let counts = |ready, unavailable| ModelCounts { ready, loading: 0, unavailable };
             for counts in [counts(0, 1), counts(1, 0), counts(0, 1)] {
                 front.status.set_models(counts);
-                (probe(), probe(), probe());
+                probe();
+                probe();
             }
         });
         let told = fs::read_to_string(console.path()).expect("the file");
