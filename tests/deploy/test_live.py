@@ -24,7 +24,7 @@ SCRAPES = 12  # a second apart
 # What the fake GPU tells of itself. Its address on the bus, and so its UUID, is the same in both libraries.
 GPU = {
     "FAKE_CUDA": "devices count=1",
-    "FAKE_NVML": "gpus count=1;set gpu=0 utilization=40 temperature=61 power_mw=250000 energy_mj=9000000 ecc_uncorrected=0",
+    "FAKE_NVML": "gpus follow;set gpu=0 utilization=40 temperature=61 power_mw=250000 energy_mj=9000000 ecc_uncorrected=0",
 }
 # Panels that stay empty on a server that is well: their queries are run, and their metrics are those of docs/metrics.md.
 QUIET = {
