@@ -34,6 +34,7 @@ use crate::{
     models::{Command, Control, changes::Look},
     status::Status,
     telemetry::{logging::Logging, metrics::DropReason, traces::Traces},
+    words,
 };
 use admin::Admin;
 use allowed_threads::not_started;
@@ -60,8 +61,9 @@ pub enum AppError {
     Backend(String),
     /// The drain was over before the work was done.
     #[error(
-        "{} with work left: {} connections and {} jobs were dropped",
-        if .0.told { "a second signal came" } else { "drain_timeout_ms passed" }, .0.connections, .0.jobs
+        "{} with work left: {} and {} were dropped",
+        if .0.told { "a second signal came" } else { "drain_timeout_ms passed" },
+        words::count(.0.connections, "connection"), words::count(.0.jobs, "job")
     )]
     Dropped(Undone),
     /// Anything else: an address in use, a folder that cannot be read, a model that fails its check.
@@ -167,6 +169,7 @@ impl App {
         memory::check(&config, shared_bytes as u64);
         waiting::check(&config);
         let connections_max = open_files::connections_max(&config, files_max);
+        front.metrics.http_connections_max.set(i64::try_from(connections_max).unwrap_or(i64::MAX));
         let acceptor = |listener| Acceptor {
             listener,
             settings: accept_settings(&config, connections_max),

@@ -20,7 +20,7 @@ mod device;
 
 pub use device::{Cause, Device, DeviceState, HeldModel, Seen, THROTTLES};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use std::{
     collections::BTreeMap,
     sync::{
@@ -55,8 +55,8 @@ pub struct Status {
     /// Milliseconds from `started` to the last beat.
     beat_ms: AtomicU64,
     draining: AtomicBool,
-    /// What was told last.
-    told_ready: AtomicBool,
+    /// Whether it was ready when the log told of that last.
+    told_ready: Mutex<Option<bool>>,
     /// When what is not answered yet is cut.
     cut_from: RwLock<Option<Instant>>,
     devices: RwLock<BTreeMap<String, Device>>,
@@ -66,6 +66,7 @@ pub struct Status {
     models: RwLock<Models>,
     /// What is to be done where there is no model.
     without_models: OnceLock<&'static str>,
+    no_gpu: OnceLock<Vec<String>>,
     /// Tells whoever waits for it that something was said of a device.
     told: Notify,
 }
@@ -84,13 +85,14 @@ impl Status {
             started: now,
             beat_ms: AtomicU64::new(0),
             draining: AtomicBool::new(false),
-            told_ready: AtomicBool::new(false),
+            told_ready: Mutex::default(),
             cut_from: RwLock::default(),
             devices: RwLock::default(),
             transitions: RwLock::default(),
             hopeless: OnceLock::new(),
             models: RwLock::default(),
             without_models: OnceLock::new(),
+            no_gpu: OnceLock::new(),
             told: Notify::new(),
         }
     }
@@ -239,26 +241,37 @@ impl Status {
         let _ = self.without_models.set(how);
     }
 
+    /// Says why there are no GPUs, or not all, though they were looked for. What was said first counts.
+    pub fn say_no_gpu(&self, reasons: Vec<String>) {
+        let _ = self.no_gpu.set(reasons);
+    }
+
+    /// What [`Status::say_no_gpu`] said.
+    pub fn no_gpu(&self) -> &[String] {
+        self.no_gpu.get().map_or(&[], Vec::as_slice)
+    }
+
     /// What [`Status::set_models`] said last.
     pub fn models(&self) -> ModelCounts {
         let models = self.models.read();
         models.counts
     }
 
-    /// Whether a request sent now can be answered, by the rules at the top of this file. The log tells each change once, to whoever
-    /// asks how often.
+    /// Whether a request sent now can be answered, by the rules at the top of this file. Once the start is over, the log tells what came
+    /// of it, and each change, once, however often this is asked.
     ///
     /// # Errors
     /// Why not, in words.
     pub fn ready(&self) -> Result<(), String> {
         let now = self.stands();
-        if self.told_ready.swap(now.is_ok(), Ordering::Relaxed) != now.is_ok() {
-            match &now {
-                Ok(()) => tracing::info!("the server is ready"),
-                // Whoever began a drain has told of it.
-                Err(_) if self.draining() => {}
-                Err(reason) => tracing::warn!(reason, "the server is not ready any more"),
-            }
+        // Of the start tells each model, and of a drain whoever began it.
+        let news = self.models.read().loaded
+            && !self.draining()
+            && self.told_ready.lock().replace(now.is_ok()) != Some(now.is_ok());
+        match &now {
+            Ok(()) if news => tracing::info!("the server is ready"),
+            Err(reason) if news => tracing::warn!(reason, "the server is not ready"),
+            _ => {}
         }
         now
     }

@@ -38,6 +38,16 @@ pub(crate) fn printable(text: &str) -> String {
         .collect()
 }
 
+/// So many of what this word is for one of.
+pub(crate) fn count(number: usize, one: &str) -> String {
+    let end = match number {
+        1 => "",
+        _ if one.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{number} {one}{end}")
+}
+
 /// An error with what it came of: the outermost often says only that something failed.
 pub(crate) fn causes(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
@@ -94,6 +104,12 @@ mod tests {
     fn values_are_cut_between_characters() {
         assert_eq!(clipped("short"), "short");
         assert_eq!(clipped(&"é".repeat(101)), "é".repeat(100));
+    }
+
+    #[test]
+    fn one_is_not_told_as_many() {
+        assert_eq!([0, 1, 2].map(|number| count(number, "job")), ["0 jobs", "1 job", "2 jobs"]);
+        assert_eq!([1, 2].map(|number| count(number, "process")), ["1 process", "2 processes"]);
     }
 
     #[test]

@@ -57,7 +57,7 @@ impl Core {
         if let Err(why) = default_spill_folder(config, &std::env::temp_dir()) {
             tracing::warn!("{why}");
         }
-        let gpus = gpus(config)?;
+        let gpus = Gpus::of(config)?;
         let mut found = models::scan(&config.models).map_err(|reason| {
             AppError::Failed(format!("{reason}; the option models names the folder that holds them"))
         })?;
@@ -95,7 +95,7 @@ fn without_models(mode: RepositoryMode) -> &'static str {
 /// The same with these models, and with ONNX Runtime or why there is none.
 pub(super) fn start(
     config: &Config,
-    gpus: Vec<Gpu>,
+    Gpus { gpus, without }: Gpus,
     runtime: Result<Runtime, String>,
     found: Vec<models::Found>,
 ) -> Result<Core, AppError> {
@@ -108,6 +108,8 @@ pub(super) fn start(
     let metrics = Arc::new(Metrics::new(&[http::counted(), grpc::paths()].concat(), VERSION, COMMIT));
     let status = Arc::new(Status::new(Instant::now()));
     status.say_without_models(without_models(config.repository_mode));
+    metrics.gpus_failed.set(without.iter().filter(|(_, is_fault)| *is_fault).count() as i64);
+    status.say_no_gpu(without.into_iter().map(|(reason, _)| reason).collect());
     let queue = Queue::new(QueueLimits {
         items_max: config.queue_items_max,
         bytes_max: config.queue_bytes_max as usize,
@@ -291,35 +293,48 @@ fn sharing(config: &Config) -> devices::Sharing {
 }
 
 /// The GPUs that the backend asks for.
-pub(super) fn gpus(config: &Config) -> Result<Vec<Gpu>, AppError> {
-    if config.backend == Backend::Cpu {
-        return Ok(Vec::new());
-    }
-    if let Some(folder) = &config.kernel_cache_folder {
-        cuda::keep_kernels_in(folder);
-    }
-    let found = match config.backend {
-        // Whoever looks after the server starts it again.
-        Backend::Gpu => cuda::probe(),
-        _ => awaited(cuda::probe, std::thread::sleep),
-    };
-    match found {
-        Ok(driver) => {
-            let names = driver.gpus.iter().map(|gpu| gpu.name.as_str()).collect::<Vec<_>>().join(", ");
-            tracing::info!(cuda = %driver.version, gpus = names, "found the CUDA driver");
-            Ok(driver.gpus)
+#[derive(Default)]
+pub(super) struct Gpus {
+    gpus: Vec<Gpu>,
+    /// Why there are no others, or none at all, and whether that is a fault.
+    without: Vec<(String, bool)>,
+}
+
+impl Gpus {
+    /// Looks for them.
+    pub(super) fn of(config: &Config) -> Result<Gpus, AppError> {
+        if config.backend == Backend::Cpu {
+            return Ok(Gpus::default());
         }
-        Err(reason) if config.backend == Backend::Gpu => {
-            Err(AppError::Backend(format!("backend is gpu, but {reason}")))
+        if let Some(folder) = &config.kernel_cache_folder {
+            cuda::keep_kernels_in(folder);
         }
-        // Nobody may have meant that there are any.
-        Err(reason @ (NoGpu::NoDriver | NoGpu::NoneVisible(_))) => {
-            tracing::info!("backend auto: models run on the CPU: {reason}");
-            Ok(Vec::new())
-        }
-        Err(reason) => {
-            tracing::warn!("backend auto: models run on the CPU until the server is started again: {reason}");
-            Ok(Vec::new())
+        let found = match config.backend {
+            // Whoever looks after the server starts it again.
+            Backend::Gpu => cuda::probe(),
+            _ => awaited(cuda::probe, std::thread::sleep),
+        };
+        match found {
+            Ok(driver) => {
+                let names = driver.gpus.iter().map(|gpu| gpu.name.as_str()).collect::<Vec<_>>().join(", ");
+                tracing::info!(cuda = %driver.version, gpus = names, "found the CUDA driver");
+                let without = driver.left_out.iter().map(|error| (error.to_string(), true)).collect();
+                Ok(Gpus { gpus: driver.gpus, without })
+            }
+            Err(reason) if config.backend == Backend::Gpu => {
+                Err(AppError::Backend(format!("backend is gpu, but {reason}")))
+            }
+            Err(reason) => {
+                // Where it is not, nobody may have meant that there are any.
+                let is_fault = !matches!(reason, NoGpu::NoDriver | NoGpu::NoneVisible(_));
+                match is_fault {
+                    false => tracing::info!("backend auto: models run on the CPU: {reason}"),
+                    true => tracing::warn!(
+                        "backend auto: models run on the CPU until the server is started again: {reason}"
+                    ),
+                }
+                Ok(Gpus { gpus: Vec::new(), without: vec![(reason.to_string(), is_fault)] })
+            }
         }
     }
 }
@@ -356,7 +371,8 @@ mod tests {
 
     #[test]
     fn a_driver_that_is_not_ready_is_asked_again_for_a_while_and_one_that_is_of_no_use_is_not() {
-        let ready = || Driver { version: cuda::driver::Version::new(12, 9), gpus: Vec::new() };
+        let ready =
+            || Driver { version: cuda::driver::Version::new(12, 9), gpus: Vec::new(), left_out: Vec::new() };
         let check = |code, failures: u32, expected: (bool, u32)| {
             let (mut asked, mut paused) = (0, Duration::ZERO);
             let probe = || {

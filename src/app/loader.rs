@@ -212,8 +212,13 @@ mod tests {
             fs::write(folder.path().join("spots/model.toml"), FITTER).unwrap();
             fs::write(folder.path().join("spots.onnx"), "").unwrap();
             let found = models::scan(folder.path()).unwrap();
-            let core =
-                base::start(&Config::default(), Vec::new(), Err("there is none here".into()), found).unwrap();
+            let core = base::start(
+                &Config::default(),
+                base::Gpus::default(),
+                Err("there is none here".into()),
+                found,
+            )
+            .unwrap();
             core.devices.announce(&core.found);
             core.devices.load_all(&core.found, &|| false);
             Loader { core, folder }

@@ -39,7 +39,7 @@ impl Local {
                 runtime = Ok(Runtime::load(&config.onnx_runtime).map_err(AppError::Backend)?);
             }
         }
-        let core = base::start(config, base::gpus(config)?, runtime, vec![found])?;
+        let core = base::start(config, base::Gpus::of(config)?, runtime, vec![found])?;
         core.devices.announce(&core.found);
         core.devices.decided();
         let [found] = &core.found[..] else { unreachable!("one went in") };

@@ -187,7 +187,7 @@ impl Follower {
         // Nothing is left to be told once the watcher is gone.
         while self.happens.recv_timeout(rested.saturating_duration_since(Instant::now())).is_ok() {}
         let began = Instant::now();
-        let now = (self.look_at)(self.control.folder());
+        let now = (self.look_at)(self.control.folder()).after(&self.seen);
         self.looked = Instant::now();
         self.rest = ((self.looked - began) * LOOK_REST).min(UNREST_MAX);
         now

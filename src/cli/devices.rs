@@ -10,6 +10,7 @@ use crate::{
     config::{Backend, Config},
     devices::{Found, FoundGpu, LoadedOn, probe::others::Others},
     status::HeldModel,
+    words,
 };
 use clap::{Arg, ArgAction, ArgMatches};
 use serde_json::Value;
@@ -122,7 +123,7 @@ fn line(found: &FoundGpu) -> Vec<String> {
     let others = others.as_ref().map_or_else(dash, |others| match others {
         Others::Processes(list) => {
             let bytes = others.memory().map(|bytes| format!(", {}", mib(bytes))).unwrap_or_default();
-            format!("{} processes{bytes}", list.len())
+            format!("{}{bytes}", words::count(list.len(), "process"))
         }
         Others::Memory(bytes) => mib(*bytes),
         Others::Unknown => dash(),
@@ -157,12 +158,12 @@ fn ask(target: &Target) -> Result<String, (String, Exit)> {
     let other = || format!("status {status}, and what it says is not of devices: is it Ocelli?");
     let refused = || told["error"].as_str().map_or_else(other, str::to_owned);
     match (status, told["devices"].as_array()) {
-        (200, Some(devices)) => Ok(there(devices)),
+        (200, Some(devices)) => Ok(there(devices, &told["no_gpu"])),
         _ => Err((refused(), Exit::Failure)),
     }
 }
 
-fn there(devices: &[Value]) -> String {
+fn there(devices: &[Value], no_gpu: &Value) -> String {
     let header =
         ["ID", "NAME", "STATE", "FOR", "FREE", "OURS", "OTHERS", "NEEDED", "USED", "VERDICT", "REASON"];
     let mut lines = vec![header.map(str::to_owned).to_vec()];
@@ -171,7 +172,7 @@ fn there(devices: &[Value]) -> String {
             |value: &Value| value.as_str().filter(|text| !text.is_empty()).map_or_else(dash, str::to_owned);
         let bytes = |name: &str| device["memory"][name].as_u64().map_or_else(dash, mib);
         let others = match device["other_processes"].as_array() {
-            Some(list) => format!("{} processes, {}", list.len(), bytes("others_bytes")),
+            Some(list) => format!("{}, {}", words::count(list.len(), "process"), bytes("others_bytes")),
             None => bytes("others_bytes"),
         };
         vec![
@@ -197,6 +198,7 @@ fn there(devices: &[Value]) -> String {
         });
         networks.into_iter().chain(refused)
     });
+    let no_gpu = no_gpu.as_array().into_iter().flatten().map(|reason| format!("no GPU: {}\n", text(reason)));
     let held: Vec<(String, HeldModel)> = devices
         .iter()
         .flat_map(|device| {
@@ -212,7 +214,7 @@ fn there(devices: &[Value]) -> String {
         none if none.is_empty() => none,
         rows => format!("\n{rows}"),
     };
-    table(&lines) + &reasons.collect::<String>() + &held
+    table(&lines) + &no_gpu.chain(reasons).collect::<String>() + &held
 }
 
 /// What a server tells of a model on one of its devices.
@@ -263,10 +265,11 @@ mod tests {
                 "utilization_percent": null, "other_processes": null, "memory": {}}),
         ];
         assert_eq!(
-            there(&devices),
-            "ID     NAME  STATE    FOR   FREE     OURS     OTHERS                NEEDED   USED  VERDICT    REASON\n\
-             GPU-1  H200  waiting  12 s  1.0 MiB  0.0 MiB  1 processes, 3.0 MiB  2.0 MiB  97 %  contended  others use it\n\
-             cpu    -     serving  3 s   -        -        -                     -        -     -          -\n\
+            there(&devices, &json!(["the driver does not start"])),
+            "ID     NAME  STATE    FOR   FREE     OURS     OTHERS              NEEDED   USED  VERDICT    REASON\n\
+             GPU-1  H200  waiting  12 s  1.0 MiB  0.0 MiB  1 process, 3.0 MiB  2.0 MiB  97 %  contended  others use it\n\
+             cpu    -     serving  3 s   -        -        -                   -        -     -          -\n\
+             no GPU: the driver does not start\n\
              GPU-1 takes no networks: it is too old\n\
              GPU-1 cannot have large: no room\n\
              \n\

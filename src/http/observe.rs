@@ -275,19 +275,24 @@ mod tests {
     use std::{fs, time::Duration};
     use tower::ServiceExt;
 
-    #[test]
-    fn a_request_whose_caller_goes_away_is_in_the_log_once_and_counted_with_its_time() {
-        let front = testing::front(&[]);
+    /// The lines that are logged meanwhile.
+    fn logged(what: impl FnOnce()) -> String {
         let console = tempfile::NamedTempFile::new().expect("a file");
         let file = console.reopen().expect("the file");
         let log = tracing_subscriber::fmt().with_ansi(false);
         let log = log.with_writer(move || file.try_clone().expect("the file")).finish();
-        tracing::subscriber::with_default(log, || {
+        tracing::subscriber::with_default(log, what);
+        fs::read_to_string(console.path()).expect("the file")
+    }
+
+    #[test]
+    fn a_request_whose_caller_goes_away_is_in_the_log_once_and_counted_with_its_time() {
+        let front = testing::front(&[]);
+        let told = logged(|| {
             let begin = || Observation::begin(&front, &RequestId::new(), &mut Request::new(Body::empty()));
             drop(begin());
             begin().end(&mut Response::new(Body::empty()));
         });
-        let told = fs::read_to_string(console.path()).expect("the file");
         assert_eq!(told.lines().count(), 1, "{told}");
         for part in ["INFO", "answered", "status=499", "the caller went away"] {
             assert!(told.contains(part), "{told}");
@@ -304,11 +309,7 @@ mod tests {
     #[test]
     fn the_log_tells_once_that_a_server_is_not_ready_and_not_of_each_probe() {
         let front = testing::front(&[]);
-        let console = tempfile::NamedTempFile::new().expect("a file");
-        let file = console.reopen().expect("the file");
-        let log = tracing_subscriber::fmt().with_ansi(false);
-        let log = log.with_writer(move || file.try_clone().expect("the file")).finish();
-        tracing::subscriber::with_default(log, || {
+        let told = logged(|| {
             let probe = || {
                 let problem = front.status.ready().err().map(|reason| Problem::not_ready(&reason));
                 let mut reply =
@@ -317,18 +318,22 @@ mod tests {
                     .end(&mut reply);
             };
             front.status.set_device("cpu", DeviceState::Serving, Cause::Proved, "");
-            let counts = |ready, unavailable| ModelCounts { ready, loading: 0, unavailable };
-            for counts in [counts(0, 1), counts(1, 0), counts(0, 1)] {
-                front.status.set_models(counts);
+            for [ready, loading, unavailable] in [[0, 1, 0], [0, 0, 1], [1, 0, 0], [0, 0, 1], [1, 0, 0]] {
+                front.status.set_models(ModelCounts { ready, loading, unavailable });
                 probe();
                 probe();
             }
+            assert!(front.status.begin_drain());
+            probe();
         });
-        let told = fs::read_to_string(console.path()).expect("the file");
         let lines: Vec<&str> = told.lines().collect();
-        let [first, second] = lines[..] else { panic!("{told}") };
-        assert!(first.contains("INFO") && first.contains("the server is ready"), "{told}");
-        assert!(second.contains("WARN") && second.contains("the server is not ready any more"), "{told}");
+        let told_as = ["WARN", "INFO", "WARN", "INFO"].map(|level| (level, "the server is "));
+        assert_eq!(lines.len(), told_as.len(), "{told}");
+        assert!(lines[0].contains("1 of 1 unavailable"), "not of the start: {told}");
+        for (line, (level, words)) in lines.iter().zip(told_as) {
+            assert!(line.contains(level) && line.contains(words), "{told}");
+            assert_eq!(line.contains("not ready"), level == "WARN", "{told}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What changed in the model folder between two looks: by the names, places, sizes, times and inodes of files, not by their content.
 //!
-//! What cannot be read has not changed: a file system that does not answer for a moment is no reason to unload anything.
+//! What cannot be read has not changed: a file system that does not answer for a moment is no reason to unload anything. Nor is one that
+//! is gone: where it was mounted there is a folder without a file, on another.
 
 use super::scan::{self, candidate};
 use std::{
@@ -41,6 +42,8 @@ pub struct Look {
     models: BTreeMap<String, Option<Vec<Seen>>>,
     /// Why the folder itself cannot be read.
     unread: Option<String>,
+    /// The file system that it lies on.
+    volume: Option<u64>,
 }
 
 /// What a folder asks for.
@@ -80,7 +83,19 @@ impl Look {
         }
         // A folder without files is no model yet.
         look.models.retain(|_, files| files.as_ref().is_none_or(|files| !files.is_empty()));
+        look.volume = fs::metadata(folder).ok().map(|metadata| metadata.dev());
         look
+    }
+
+    /// This look, as one of a folder that cannot be read where all models of the look before are gone with the file system they were on.
+    #[must_use]
+    pub fn after(mut self, before: &Look) -> Look {
+        let is_bare = self.models.is_empty() && !before.models.is_empty();
+        if is_bare && self.unread.is_none() && self.volume != before.volume {
+            let why = "it is empty, and on another file system than before: is its volume mounted? One model there is enough to go on";
+            self.unread = Some(why.to_owned());
+        }
+        self
     }
 
     /// This look, with what it could not read taken from the look before.
@@ -230,6 +245,30 @@ mod tests {
         write(&place(".next"), "new");
         fs::rename(place(".next"), place("one.onnx")).unwrap();
         assert_eq!(first.changes(&Look::at(folder.path())), [Change::Load("one".to_owned())]);
+    }
+
+    #[test]
+    fn a_volume_that_is_unmounted_takes_no_model_with_it_and_one_that_is_emptied_does() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("one.onnx"), "a").unwrap();
+        let first = Look::at(folder.path());
+        let gone = || vec![Change::Unload("one".to_owned())];
+        assert!(first.volume.is_some());
+        let bare = Look { volume: first.volume.map(|volume| volume + 1), ..Look::default() };
+        assert_eq!(first.changes(&bare), gone(), "were it not held against the look before");
+        let later = bare.clone().after(&first);
+        assert!(later.unread().is_some_and(|why| why.contains("mounted")), "{later:?}");
+        assert_eq!(first.changes(&later), []);
+        // Mounted again, nothing has changed; and what is put there instead counts.
+        assert_eq!(later.filled_from(first.clone()).changes(&Look::at(folder.path()).after(&first)), []);
+        fs::rename(folder.path().join("one.onnx"), folder.path().join("two.onnx")).unwrap();
+        let other = Look { volume: bare.volume, ..Look::at(folder.path()) }.after(&first);
+        assert_eq!(first.changes(&other), [gone(), vec![Change::Load("two".to_owned())]].concat());
+        fs::remove_file(folder.path().join("two.onnx")).unwrap();
+        assert_eq!(first.changes(&Look::at(folder.path()).after(&first)), gone());
+        // Where there was no model, none is missed.
+        let empty = Look::at(folder.path());
+        assert_eq!(bare.after(&empty).unread(), None);
     }
 
     #[test]

@@ -180,7 +180,8 @@ fn scan_as(
             return versions.map(|version| failed(version, why.clone())).collect();
         }
     };
-    described.notes.extend([notes_on_name(name), misplaced::in_folder(&inside)].concat());
+    let model_file = described.manifest.file.as_deref().unwrap_or(MODEL_FILE).to_owned();
+    described.notes.extend([notes_on_name(name), misplaced::in_folder(&inside, &model_file)].concat());
     inside.retain(|(version, path)| is_number(version) && may_be_folder(path));
     if described.tritons {
         // Triton passes them over, and serves the others.
@@ -196,8 +197,7 @@ fn scan_as(
         let source = source.map(|source| Source { kept: kept.cloned(), ..source });
         Found { name: name.to_owned(), version: version.to_owned(), source, only_named: false }
     };
-    let model_file = described.manifest.file.as_deref().unwrap_or(MODEL_FILE);
-    let flat = folder.join(model_file);
+    let flat = folder.join(&model_file);
     let has_flat = look(&flat).map_or(true, |there| there.is_some_and(|metadata| metadata.is_file()));
     if let Engine::GaussMle(_) = described.manifest.engine {
         let why = format!(
@@ -210,12 +210,12 @@ fn scan_as(
     }
     let flat = has_flat.then_some(flat);
     let wanted = &described.manifest.versions;
-    let (versions, mut mistakes) = versions_of(inside, flat.as_deref(), (model_file, wanted), &failed);
+    let (versions, mut mistakes) = versions_of(inside, flat.as_deref(), (&model_file, wanted), &failed);
     let mut found = Vec::new();
     for (version, path) in versions {
         let file = match flat.as_deref() == Some(&path) {
             true => Ok(path),
-            false => file_of(folder, &version, &path, model_file),
+            false => file_of(folder, &version, &path, &model_file),
         };
         match file {
             Ok(file) => found.push(served(&version, file)),
@@ -224,7 +224,7 @@ fn scan_as(
     }
     found.extend(mistakes);
     if found.is_empty() {
-        let but = instead(folder, model_file).map(|there| format!(", but {there}")).unwrap_or_default();
+        let but = instead(folder, &model_file).map(|there| format!(", but {there}")).unwrap_or_default();
         let missing = format!("it holds neither {model_file} nor VERSION/{model_file}{but}");
         // What was passed over may be what is missed.
         found.push(failed("", [vec![missing], described.notes].concat().join("; ")));

@@ -47,6 +47,11 @@ fn a_gpu_that_the_driver_tells_nothing_of_is_left_out_and_the_others_are_there()
     fake.tell("fault on=cuDeviceTotalMem* device=1 code=999");
     let driver = cuda::probe().unwrap();
     assert_eq!(driver.gpus.iter().map(|gpu| gpu.ordinal).collect::<Vec<_>>(), [0, 2]);
+    let left_out: Vec<String> = driver.left_out.iter().map(ToString::to_string).collect();
+    assert!(
+        matches!(&left_out[..], [why] if why.starts_with("cannot read the memory of GPU 1")),
+        "{left_out:?}"
+    );
     fake.tell("fault on=cuDeviceTotalMem* times=3 code=999");
     let error = cuda::probe().unwrap_err().to_string();
     assert!(error.contains("cannot read the memory of GPU"), "{error}");

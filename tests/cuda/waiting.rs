@@ -135,5 +135,10 @@ async fn a_driver_that_cannot_be_used_is_told_loudly() {
     let server = machine.start("thread", &[("spots", "")], &[("backend", "auto")]).await;
     let told = server.until_said("models run on the CPU until the server is started again").await;
     assert!(told.contains("\"WARN\"") && told.contains("code 803"), "{told}");
+    server.until_ready().await;
+    let devices: serde_json::Value = server.get("/v2/devices").await.1.parse().expect("JSON");
+    assert_eq!(devices["no_gpu"].as_array().map(Vec::len), Some(1), "{devices}");
+    assert!(devices["no_gpu"][0].as_str().is_some_and(|why| why.contains("code 803")), "{devices}");
+    assert!(server.get("/metrics").await.1.contains("\nocelli_gpus_failed 1\n"), "it is counted");
     server.end();
 }

@@ -231,8 +231,8 @@ fn we_are_found_by_what_changed_while_we_took_memory() {
         let stream = context.new_stream().unwrap();
         let _memory = allocate(&stream, 64 << 20).unwrap();
         let after = probe.sample().remove(0);
-        let ourselves = Ourselves::after(process::id(), &before, &after);
-        assert_eq!(ourselves, Ourselves { pid, memory: 512 << 20 });
+        let ourselves = Ourselves::after(process::id(), 0, &before, &after);
+        assert_eq!(ourselves, Ourselves { pid, memory: 512 << 20, models: 0 });
         assert_eq!(ourselves.others(&after).memory(), Some(GIB), "{own:?}");
         fake.tell("end gpu=0 pid=4242");
         let alone = probe.sample().remove(0);

@@ -43,8 +43,6 @@ pub(super) struct Keeper {
     turns: Turns,
     claim: Claim,
     ourselves: Ourselves,
-    /// Bytes that models held of it when that was seen.
-    models_then: u64,
     hold: Option<Arc<Hold>>,
     ending: Ending,
     ticket: Option<Ticket>,
@@ -84,7 +82,6 @@ impl Keeper {
             turns,
             claim: Claim::new(now),
             ourselves: Ourselves::before(std::process::id()),
-            models_then: 0,
             hold: None,
             ending: Ending::default(),
             ticket: None,
@@ -228,7 +225,7 @@ impl Keeper {
             drop(self.devices.devices[self.index].let_go());
             self.ending.push(hold);
             // What is held from now on is others'.
-            (self.ourselves, self.models_then) = (Ourselves::before(std::process::id()), 0);
+            self.ourselves = Ourselves::before(std::process::id());
             if self.claim.left(now) {
                 self.restart(now);
             }

@@ -306,11 +306,16 @@ impl Probe for Opening {
             if self.happenings.lock().0.iter().any(|inbox| inbox.uuid == *device)
                 && let Some(readings) = self.silent.news(sample)
             {
-                tracing::info!(
-                    device,
-                    readings,
-                    "NVML does not tell all of this GPU: these readings are left out"
-                );
+                let sees_others = sample.memory.is_some() || sample.processes.is_some();
+                match sees_others {
+                    true => tracing::info!(
+                        device,
+                        readings,
+                        "NVML does not tell all of this GPU: these readings are left out"
+                    ),
+                    // As where NVML has stopped working: it is taken without looking who else uses it.
+                    false => tracing::warn!(device, readings, "NVML does not tell who else uses this GPU"),
+                }
             }
         }
         samples

@@ -13,6 +13,8 @@ pub struct Ourselves {
     pub pid: Option<u32>,
     /// Bytes that we hold, by the driver's count.
     pub memory: u64,
+    /// Of these, what models held when that was seen.
+    pub models: u64,
 }
 
 /// What others have on a GPU.
@@ -52,14 +54,14 @@ const SLACK: u64 = 64 << 20;
 impl Ourselves {
     /// Before we have anything on a GPU. `pid` is our number, which the driver may not use.
     pub fn before(pid: u32) -> Ourselves {
-        Ourselves { pid: Some(pid), memory: 0 }
+        Ourselves { pid: Some(pid), memory: 0, models: 0 }
     }
 
-    /// What is known after we took memory, from a look just before and one just after.
+    /// What is known after we took memory, of which models have so many bytes, from a look just before and one just after.
     ///
     /// We are the entry that came; if our own number is among the entries, it is that one. Where several came, or none did, our
     /// number is not known.
-    pub fn after(own: u32, before: &Sample, after: &Sample) -> Ourselves {
+    pub fn after(own: u32, models: u64, before: &Sample, after: &Sample) -> Ourselves {
         let held = |sample: &Sample| sample.memory.map_or(0, |memory| memory.held());
         let none = Vec::new();
         let list = |sample: &'_ Sample| sample.processes.clone().unwrap_or_default();
@@ -74,12 +76,13 @@ impl Ourselves {
         Ourselves {
             pid: ours.map(|process| process.pid),
             memory: ours.and_then(|process| process.memory).unwrap_or(grown),
+            models,
         }
     }
 
-    /// What is known since models hold `now` bytes instead of `then`, where no sample tells.
-    pub fn since(self, then: u64, now: u64) -> Ourselves {
-        Ourselves { memory: (self.memory + now).saturating_sub(then), ..self }
+    /// The same now that models hold so many bytes: where no sample tells what we hold, it is more or less by that.
+    pub fn with_models(self, models: u64) -> Ourselves {
+        Ourselves { memory: (self.memory + models).saturating_sub(self.models), models, ..self }
     }
 
     /// Whether a sample tells what we hold, apart from others.
@@ -143,8 +146,8 @@ mod tests {
     fn we_are_not_among_the_others() {
         let before = sample(5 * GIB, Some(&[(4, 5 * GIB)]));
         let after = sample(8 * GIB, Some(&[(4, 5 * GIB), (OWN, 3 * GIB)]));
-        let ourselves = Ourselves::after(OWN, &before, &after);
-        assert_eq!(ourselves, Ourselves { pid: Some(OWN), memory: 3 * GIB });
+        let ourselves = Ourselves::after(OWN, GIB, &before, &after);
+        assert_eq!(ourselves, Ourselves { pid: Some(OWN), memory: 3 * GIB, models: GIB });
         assert_eq!(
             ourselves.others(&after),
             Others::Processes(vec![Process { pid: 4, memory: Some(5 * GIB) }])
@@ -160,7 +163,7 @@ mod tests {
     fn an_unknown_number_of_ours_is_the_one_that_came() {
         let before = sample(5 * GIB, Some(&[(4, 5 * GIB)]));
         let after = sample(8 * GIB, Some(&[(4, 5 * GIB), (70_001, 3 * GIB)]));
-        let ourselves = Ourselves::after(OWN, &before, &after);
+        let ourselves = Ourselves::after(OWN, GIB, &before, &after);
         assert_eq!(ourselves.pid, Some(70_001));
         assert_eq!(ourselves.others(&after).memory(), Some(5 * GIB));
     }
@@ -169,8 +172,8 @@ mod tests {
     fn where_two_came_at_once_memory_alone_is_counted() {
         let before = sample(0, Some(&[]));
         let after = sample(8 * GIB, Some(&[(70_001, 3 * GIB), (70_002, 5 * GIB)]));
-        let ourselves = Ourselves::after(OWN, &before, &after);
-        assert_eq!(ourselves, Ourselves { pid: None, memory: 8 * GIB });
+        let ourselves = Ourselves::after(OWN, GIB, &before, &after);
+        assert_eq!(ourselves, Ourselves { pid: None, memory: 8 * GIB, models: GIB });
         let later = sample(20 * GIB, Some(&[(70_001, 3 * GIB), (70_002, 17 * GIB)]));
         assert_eq!(ourselves.others(&later), Others::Memory(12 * GIB));
     }
@@ -180,12 +183,12 @@ mod tests {
         for empty in [None, Some(&[][..])] {
             let before = sample(5 * GIB, empty);
             let after = sample(8 * GIB, empty);
-            let ourselves = Ourselves::after(OWN, &before, &after);
-            assert_eq!(ourselves, Ourselves { pid: None, memory: 3 * GIB });
+            let ourselves = Ourselves::after(OWN, GIB, &before, &after);
+            assert_eq!(ourselves, Ourselves { pid: None, memory: 3 * GIB, models: GIB });
             assert_eq!(ourselves.others(&after), Others::Memory(5 * GIB));
             // A model of two came, and one of one had been there.
             let later = sample(10 * GIB, empty);
-            assert_eq!(ourselves.since(GIB, 3 * GIB).others(&later), Others::Memory(5 * GIB));
+            assert_eq!(ourselves.with_models(3 * GIB).others(&later), Others::Memory(5 * GIB));
             assert_eq!(Ourselves::before(OWN).others(&before).memory(), Some(5 * GIB));
             // As a driver's count may differ from ours.
             assert!(!ourselves.others(&sample(3 * GIB + SLACK, empty)).any());

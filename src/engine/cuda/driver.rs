@@ -90,6 +90,8 @@ pub struct Driver {
     pub version: Version,
     /// In the order of their numbers; at least one.
     pub gpus: Vec<Gpu>,
+    /// Why others that it shows are left alone.
+    pub left_out: Vec<CudaError>,
 }
 
 /// Why there is no GPU to use.
@@ -148,19 +150,19 @@ pub fn probe() -> Result<Driver, NoGpu> {
     if count == 0 {
         return Err(NoGpu::NoneVisible(none_visible()));
     }
-    let (mut gpus, mut failed) = (Vec::new(), None);
+    let (mut gpus, mut left_out) = (Vec::new(), Vec::new());
     for ordinal in 0..count {
         match gpu(ordinal, version) {
             Ok(gpu) => gpus.push(gpu),
             Err(error) => {
                 tracing::warn!(gpu = ordinal, %error, "the driver does not tell what this GPU is; it is left alone");
-                failed = Some(error);
+                left_out.push(error);
             }
         }
     }
-    match failed.filter(|_| gpus.is_empty()) {
+    match left_out.pop_if(|_| gpus.is_empty()) {
         Some(error) => Err(error.into()),
-        None => Ok(Driver { version, gpus }),
+        None => Ok(Driver { version, gpus, left_out }),
     }
 }
 

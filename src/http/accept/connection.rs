@@ -124,9 +124,10 @@ impl Shared {
                         }
                         Verdict::Reset(request) => {
                             self.connections.streams_reset.fetch_add(1, Ordering::Relaxed);
+                            tracing::info!(%peer, "an answer was not taken in reply_stall_ms: it is ended alone");
                             // Who takes none of several answers is told to go away.
                             if !watch.reset(request, write_stall, Instant::now()) {
-                                self.count(Reason::Stalled, &mut counted);
+                                self.count(Reason::Stalled, peer, &mut counted);
                                 connection.as_mut().graceful_shutdown();
                                 farewell_until = Some(farewell(close_seen));
                             }
@@ -136,12 +137,12 @@ impl Shared {
                         Verdict::End(Reason::Idle) if !idle_seen => {
                             // HTTP/2 says GOAWAY and may need a moment for it.
                             idle_seen = true;
-                            self.count(Reason::Idle, &mut counted);
+                            self.count(Reason::Idle, peer, &mut counted);
                             connection.as_mut().graceful_shutdown();
                             look.as_mut().reset((Instant::now() + self.settings.clocks.header).into());
                         }
                         Verdict::End(reason) => {
-                            self.count(reason, &mut counted);
+                            self.count(reason, peer, &mut counted);
                             break false;
                         }
                     },
@@ -192,15 +193,18 @@ impl Shared {
         }
     }
 
-    /// Counts what ends a connection, once.
-    fn count(&self, reason: Reason, counted: &mut bool) {
+    /// Counts what ends a connection, once; of an answer that is lost with it, the log tells.
+    fn count(&self, reason: Reason, peer: SocketAddr, counted: &mut bool) {
         if std::mem::replace(counted, true) {
             return;
         }
         let counter = match reason {
             Reason::Idle => &self.connections.ended_idle,
             Reason::Header => &self.connections.ended_header,
-            Reason::Stalled => &self.connections.ended_stalled,
+            Reason::Stalled => {
+                tracing::info!(%peer, "an answer was not taken in reply_stall_ms: its connection ends");
+                &self.connections.ended_stalled
+            }
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }

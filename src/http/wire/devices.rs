@@ -62,7 +62,7 @@ pub fn device(device: &Device, now: Instant) -> Value {
     })
 }
 
-/// All of them.
-pub fn devices(all: &[Device], now: Instant) -> Value {
-    json!({ "devices": all.iter().map(|one| device(one, now)).collect::<Vec<_>>() })
+/// All of them, and why there are no GPUs, or not all.
+pub fn devices(all: &[Device], no_gpu: &[String], now: Instant) -> Value {
+    json!({ "devices": all.iter().map(|one| device(one, now)).collect::<Vec<_>>(), "no_gpu": no_gpu })
 }

@@ -17,14 +17,19 @@ pub(super) fn at_top(name: &str) -> Option<String> {
     ))
 }
 
-/// What of a model's own folder is called almost right.
-pub(super) fn in_folder(inside: &[(String, PathBuf)]) -> Vec<String> {
+/// What of a model's own folder is called almost right: the files that describe it, and the folders of versions, with this file.
+pub(super) fn in_folder(inside: &[(String, PathBuf)], model_file: &str) -> Vec<String> {
+    let is_version = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
+    let named = inside.iter().filter(|(name, path)| !is_version(name) && path.join(model_file).is_file());
+    let named = named.map(|(name, _)| {
+        format!("the folder {name} is passed over, with its {model_file}: a version's folder is called by its number, as 1")
+    });
     let almost = inside.iter().filter_map(|(name, path)| {
         // A file system may take both names for the same.
         let file = meant(name).filter(|file| file != name && !path.with_file_name(file).exists())?;
         Some(format!("{name} is passed over: such a file is called {file}, in small letters"))
     });
-    almost.collect()
+    almost.chain(named).collect()
 }
 
 /// What lies in the folder of a version.

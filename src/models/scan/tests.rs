@@ -122,6 +122,19 @@ fn what_describes_a_model_and_is_not_read_is_told_with_the_model() {
     );
     let [told] = &notes(&[("fit/Model.toml", "")])[..] else { panic!("one model") };
     assert!(told.contains("such a file is called model.toml"), "{told}");
+    let passed_over = |name: &str| {
+        format!(
+            "the folder {name} is passed over, with its model.onnx: a version's folder is called by its number, as 1"
+        )
+    };
+    let latest =
+        [("birds/latest/model.onnx", ONNX), ("birds/v2/model.onnx", ONNX), ("birds/1/model.onnx", ONNX)];
+    assert_eq!(notes(&latest), ["latest", "v2"].map(passed_over));
+    let missing = "it holds neither model.onnx nor VERSION/model.onnx";
+    let [told] = &notes(&[("birds/1.0/model.onnx", ONNX), ("birds/data/w", "")])[..] else {
+        panic!("one model")
+    };
+    assert!(told.starts_with(missing) && told.ends_with(&passed_over("1.0")), "{told}");
     let [beside] = &notes(&[("flowers.v2.onnx", ONNX), ("flowers.v2.toml", "")])[..] else {
         panic!("one note")
     };

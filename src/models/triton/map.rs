@@ -55,7 +55,7 @@ impl Told {
     }
 
     /// The same for somebody who is there to hear it: nothing is done otherwise than was said.
-    pub(super) fn into_any(mut self) -> Option<String> {
+    pub(super) fn into_all(mut self) -> Option<String> {
         self.wrong.append(&mut self.notes);
         self.into_wrong()
     }

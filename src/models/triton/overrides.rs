@@ -120,5 +120,5 @@ fn change(overrides: &mut Overrides, changed: Map<String, Value>) -> Result<(), 
     if said("/version_policy") {
         overrides.versions = Some(map::versions(&mut told, config.version_policy.as_ref()));
     }
-    told.into_any().map_or(Ok(()), Err)
+    told.into_all().map_or(Ok(()), Err)
 }

@@ -104,7 +104,7 @@ impl Queueing {
         };
         let mut told = Told::default();
         let (waiting, usual) = waiting(&mut told, &whole);
-        told.into_any().map_or(Ok((waiting, usual.unwrap_or(priority))), Err)
+        told.into_all().map_or(Ok((waiting, usual.unwrap_or(priority))), Err)
     }
 }
 

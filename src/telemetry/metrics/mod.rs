@@ -107,12 +107,16 @@ pub struct Metrics {
     pub shared_memory_read_bytes_total: IntCounter,
     /// Bytes of outputs written to regions.
     pub shared_memory_written_bytes_total: IntCounter,
-    /// Listeners at `connections_max`.
+    /// As many as may be open on each listener.
+    pub http_connections_max: IntGauge,
+    /// Listeners at that number.
     pub http_listeners_full: IntGauge,
-    /// Times that `connections_max` was met.
+    /// Times that it was met.
     pub http_connections_capped_total: IntCounter,
     /// Whether the server says that it is ready.
     pub ready: IntGauge,
+    /// GPUs that are left alone, or a driver.
+    pub gpus_failed: IntGauge,
     /// Requests being worked on.
     pub requests_in_flight: IntGauge,
     /// Bytes of request bodies held.
@@ -152,15 +156,23 @@ impl Metrics {
                 "ocelli_http_streams_reset_total",
                 "Answers over HTTP/2 that were not taken in reply_stall_ms: each alone was ended.",
             ),
+            http_connections_max: register.gauge(
+                "ocelli_http_connections_max",
+                "Connections that may be open on each listener of the API: connections_max, or fewer where the limit of open files is low.",
+            ),
             http_listeners_full: register.gauge(
                 "ocelli_http_listeners_full",
-                "Listeners of the API that accept nothing now: connections_max are open on them.",
+                "Listeners of the API that accept nothing now: as many connections are open on them as may be.",
             ),
             http_connections_capped_total: register.counter(
                 "ocelli_http_connections_capped_total",
-                "Times that connections_max were open and no more were accepted until one ended.",
+                "Times that as many connections were open on a listener as may be, and no more were accepted until one ended.",
             ),
             ready: register.gauge("ocelli_ready", "1 while GET /v2/health/ready answers 200, 0 while not."),
+            gpus_failed: register.gauge(
+                "ocelli_gpus_failed",
+                "GPUs that the driver told nothing of as the server started, or 1 where it failed itself: they are left alone until the next start.",
+            ),
             requests_in_flight: register.gauge(
                 "ocelli_requests_in_flight",
                 "Requests between their headers and the end of their reply.",

@@ -63,10 +63,10 @@ reasons! {
     }
 }
 
-/// From 50 µs to 10 s in steps of 2 to 2.5: a stage may be a memory copy or a large model on a small CPU.
-pub(super) const DURATION_BUCKETS: [f64; 17] = [
+/// From 50 µs to a minute in steps of 2 to 2.5: a stage may be a memory copy or a large model on a small CPU, behind others.
+pub(super) const DURATION_BUCKETS: [f64; 19] = [
     0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
-    5.0, 10.0,
+    5.0, 10.0, 25.0, 60.0,
 ];
 
 /// As batches grow.
@@ -139,7 +139,7 @@ impl Families {
             ),
             ceiling: gauges(
                 "ocelli_batch_ceiling_items",
-                "The largest batch that a device is given since its memory was too small for one.",
+                "The largest batch that a device is given since its memory was too small for one; none once full ones are tried again.",
                 &["device"],
             ),
             unrecorded: counters(
@@ -391,7 +391,9 @@ impl DeviceMetrics {
         match items {
             Some(items) => self.ceiling.with_label_values(&[&self.device]).set(items as i64),
             // Fails only where none was set.
-            None => drop(self.ceiling.remove_label_values(&[&self.device])),
+            None => {
+                let _ = self.ceiling.remove_label_values(&[&self.device]);
+            }
         }
     }
 

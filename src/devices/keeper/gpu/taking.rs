@@ -156,8 +156,8 @@ impl Keeper {
         }
         if let (Some(before), Some(after)) = (before, self.senses.fresh(&self.gpu)) {
             let process = self.hold.as_ref().map_or_else(std::process::id, |hold| hold.process());
-            self.ourselves = Ourselves::after(process, &before, &after);
-            self.models_then = self.models().iter().map(HeldModel::bytes).sum();
+            let models = self.models().iter().map(HeldModel::bytes).sum();
+            self.ourselves = Ourselves::after(process, models, &before, &after);
             let (held, ours) = (self.ourselves.memory, self.ourselves.is_told(&after));
             self.devices.book.learn_all(self.index, &self.gpu.name, held, ours);
         }

@@ -46,8 +46,8 @@ impl Keeper {
         }
         self.seen.models = self.models();
         if let Some((_, sample)) = &self.sample {
-            let now = self.seen.models.iter().map(HeldModel::bytes).sum();
-            fill(&mut self.seen, sample, &self.ourselves.since(self.models_then, now));
+            let models = self.seen.models.iter().map(HeldModel::bytes).sum();
+            fill(&mut self.seen, sample, &self.ourselves.with_models(models));
         }
         let refused = self.hold.as_ref().map(|hold| self.devices.book.refused(self.index, hold));
         self.seen.refused = refused.unwrap_or_default();

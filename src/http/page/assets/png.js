@@ -23,17 +23,20 @@ export async function valuesOf(png) {
   return values;
 }
 
+/** What a byte is guessed to be, by the first byte of its row; 0 is no guess. */
+const GUESSES = [null, (left) => left, (left, up) => up, (left, up) => (left + up) >> 1, nearest];
+
 /** Adds what each byte was guessed to be, from those to the left and above, in the way that its row's first byte names. */
 function restore(rows, wide, height, bytes) {
   for (let row = 0; row < height; row += 1) {
     const begin = row * (wide + 1) + 1;
-    const way = rows[begin - 1];
-    if (way === 0) continue;
+    const guess = GUESSES[rows[begin - 1]];
+    if (!guess) continue;
     for (let at = begin; at < begin + wide; at += 1) {
       const left = at - begin < bytes ? 0 : rows[at - bytes];
       const up = row === 0 ? 0 : rows[at - wide - 1];
       const corner = row === 0 || at - begin < bytes ? 0 : rows[at - wide - 1 - bytes];
-      rows[at] += [0, left, up, (left + up) >> 1, nearest(left, up, corner)][way];
+      rows[at] += guess(left, up, corner);
     }
   }
 }
