@@ -52,6 +52,18 @@ pub(crate) fn erf(x: f64) -> f64 {
     sum * 2.0 / std::f64::consts::PI.sqrt()
 }
 
+/// Half of what it lacks of 1 or -1: where little is left, by the continued fraction of erfc.
+pub(crate) fn tail_of_erf(x: f64) -> f64 {
+    let size = x.abs();
+    let left = if size < 2.0 {
+        1.0 - erf(size)
+    } else {
+        let fraction = (1..=100).rev().fold(size, |rest, n| size + f64::from(n) / 2.0 / rest);
+        (-size * size).exp() / std::f64::consts::PI.sqrt() / fraction
+    };
+    (0.5 * left).copysign(x)
+}
+
 /// The share of a spot at `place` that pixel `j` gets, along one axis.
 fn share(j: usize, place: f64) -> f64 {
     let edge = |edge: f64| erf((edge - place) / (WIDTH * 2f64.sqrt()));
