@@ -285,7 +285,7 @@ options! {
             "Acts after 5 s, so that a slow start fails nobody. A body that says how long it is must also come as fast as brings all of it within body_timeout_ms. 0 turns off both.";
         reply_stall_ms: Duration, Millis { min: 1, max: DAY_MS }, "30000",
             "How long a caller may take for the next 64 KiB of a reply, or for its rest if that is less; the connection is closed then, over HTTP/2 only the stream.",
-            "Over HTTP/2 and gRPC the stream is reset (CANCEL; gRPC's CANCELLED) and all others of its connection go on. The connection is closed where it takes nothing of any of them. Where none is left that we still work on, it is told to go away (GOAWAY), and closed when what had been written of others has been taken, after this time again at the latest. Counts while there is something to send and the caller takes nothing more: a reply that waits for us may take as long as it does. Whoever reads answers as they come and works in between reads ahead, or has the time for it here.";
+            "Over HTTP/2 and gRPC the stream is reset (CANCEL; gRPC's CANCELLED) and all others of its connection go on. The connection is closed where eight were reset, one after the other, and it took nothing of any of them. Where none is left that we still work on, it is told to go away (GOAWAY), and closed when what had been written of others has been taken, after this time again at the latest. Counts while there is something to send and the caller takes nothing more: a reply that waits for us may take as long as it does. Whoever reads answers as they come and works in between reads ahead, or has the time for it here.";
     }
     section "Shared GPUs" {
         while_waiting: WhileWaiting, Choice(WhileWaiting::WORDS), "cpu",
@@ -401,7 +401,7 @@ options! {
             "A level, or levels by target, such as warn,ocelli=debug, as tracing's EnvFilter reads them.";
         log_dir: Option<PathBuf>, Path { empty: true }, "",
             "A folder for one log file per model, as JSON lines; empty for none.",
-            "MODEL.log is a link to the current day's file; 14 days are kept. Not within models where these are watched.";
+            "MODEL.log is a link to the current day's file; of each model the last 14 are kept, and those of one that is gone stay. Not within models where these are watched.";
     }
     section "Traces" {
         otlp_endpoint: Option<String>, Url, "",

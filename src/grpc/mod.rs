@@ -102,8 +102,13 @@ pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
         .max_decoding_message_size(SMALL_BYTES_MAX)
         .max_encoding_message_size(usize::MAX);
     let large = large::routes(service, body_bytes_max);
-    let health = HealthServer::new(health::Health::new(front, stages));
-    let reflection = ServerReflectionServer::new(reflection::Reflection::new());
+    // Whoever has a channel that packs asks for these by it as well.
+    let health = HealthServer::new(health::Health::new(front, stages))
+        .accept_compressed(CompressionEncoding::Gzip)
+        .accept_compressed(CompressionEncoding::Deflate);
+    let reflection = ServerReflectionServer::new(reflection::Reflection::new())
+        .accept_compressed(CompressionEncoding::Gzip)
+        .accept_compressed(CompressionEncoding::Deflate);
     let bounded = middleware::from_fn_with_state(unadmitted::open(), unadmitted::bounded);
     let described = middleware::from_fn_with_state(unadmitted::described(), unadmitted::bounded_once_read);
     let router = CALLS.into_iter().fold(large, |router, path| {

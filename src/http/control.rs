@@ -9,7 +9,7 @@ use crate::{
     error::InferError,
 };
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use subtle::ConstantTimeEq;
 
 /// Whether a caller may load and unload.
@@ -72,11 +72,18 @@ fn is_known(token: Option<&Secret>, peer: Option<IpAddr>, headers: &HeaderMap) -
         (None, _) if headers.keys().any(is_of_proxy) => {
             refused("the request came by a proxy, behind which anybody may be: set admin_token and show it")
         }
-        (None, _) if peer.is_some_and(|peer| peer.to_canonical().is_loopback()) => Ok(()),
+        (None, _) if peer.is_some_and(is_own) => Ok(()),
         (None, _) => refused(
             "only callers by a loopback address (127.0.0.1, ::1) may do this, unless admin_token is set",
         ),
     }
+}
+
+/// Whether a caller's address is one that only this machine has. Others of 127.0.0.0/8 are what sidecars hand on requests from, whoever
+/// sent them (Istio's 127.0.0.6).
+fn is_own(peer: IpAddr) -> bool {
+    let peer = peer.to_canonical();
+    peer == Ipv4Addr::LOCALHOST || peer == Ipv6Addr::LOCALHOST
 }
 
 /// The token that a caller shows.
@@ -105,6 +112,9 @@ mod tests {
             let told = got.err().map(|error| error.to_string()).unwrap_or_default();
             assert!(!told.contains("16-or-more"), "{told}");
         };
+        // What a sidecar hands on comes from an address like this.
+        check(None, "127.0.0.6", &none, false);
+        check(Some(&token), "127.0.0.6", &right, true);
         for here in ["127.0.0.1", "::1", "::ffff:127.0.0.1"] {
             check(None, here, &none, true);
             check(Some(&token), here, &none, false);

@@ -50,7 +50,7 @@ def test_serves_where_kserve_looks(container):
     assert [entry["containerPort"] for entry in container["ports"]] == [8080]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         asked = container[probe]["httpGet"]
-        assert asked["port"] == 8080 and "get" in PATHS[asked["path"]]
+        assert asked["port"] == common.port(options["admin_listen"]) != 8080 and "get" in PATHS[asked["path"]]
 
 
 def test_metrics_are_where_the_annotations_say(objects, container):

@@ -50,9 +50,8 @@ pub(super) type Beside = (String, Arc<[u8]>);
 /// # Errors
 /// A file that cannot be read, or not whole.
 pub(super) fn read(path: &Path) -> Result<Vec<Beside>, String> {
-    let folder = path.parent().unwrap_or(Path::new("."));
     let of = |name: String| {
-        let read = open(&folder.join(&name)).and_then(|mut file| {
+        let read = placed(path, &name).and_then(|place| open(&place)).and_then(|mut file| {
             let length = file.metadata()?.len();
             there_is_room(length, host::free())?;
             // In place at once: weights are large, and nobody else has them yet.
@@ -66,6 +65,22 @@ pub(super) fn read(path: &Path) -> Result<Vec<Beside>, String> {
         }
     };
     external_files(path)?.into_iter().map(of).collect()
+}
+
+/// Where a file that a model names lies, when links have been followed: in its folder, or beside the model where that is a link itself.
+/// One that leads elsewhere would have the model give out what is there.
+///
+/// # Errors
+/// If it is not there, or elsewhere.
+pub(crate) fn placed(model: &Path, name: &str) -> io::Result<PathBuf> {
+    let folder = model.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let place = folder.join(name).canonicalize()?;
+    let model = model.canonicalize()?;
+    let is_beside = model.parent().is_some_and(|beside| place.starts_with(beside));
+    if is_beside || place.starts_with(folder.canonicalize()?) {
+        return Ok(place);
+    }
+    Err(io::Error::other("it is a link that leads out of the model's folder"))
 }
 
 /// Whether a file of so many bytes can be held where so many are free: the process would end where it cannot.
@@ -193,6 +208,34 @@ mod tests {
         check(&field(7, &list));
         check(&function);
         assert_eq!(walk(&[0x08, 8]).unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_link_may_lead_within_the_folder_or_beside_what_the_model_is_a_link_to() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["secret", "blobs/model", "blobs/weights", "m/model.onnx", "m/data/w"] {
+            fs::create_dir_all(at(name).parent().unwrap()).unwrap();
+            fs::write(at(name), name).unwrap();
+        }
+        symlink("data/w", at("m/within")).unwrap();
+        symlink("../secret", at("m/out")).unwrap();
+        symlink("../blobs/weights", at("m/blob")).unwrap();
+        symlink("../blobs/model", at("m/linked.onnx")).unwrap();
+        let read = |model: &str, name: &str| {
+            placed(&at(model), name)
+                .map_err(|error| error.to_string())
+                .map(|place| fs::read_to_string(place).unwrap())
+        };
+        let out = Err("it is a link that leads out of the model's folder".to_owned());
+        assert_eq!(read("m/model.onnx", "within").as_deref(), Ok("m/data/w"));
+        assert_eq!(read("m/model.onnx", "data/w").as_deref(), Ok("m/data/w"));
+        assert_eq!((read("m/model.onnx", "out"), read("m/model.onnx", "blob")), (out.clone(), out.clone()));
+        // As in the cache of a hub: names that lead to what is called by its hash.
+        assert_eq!(read("m/linked.onnx", "blob").as_deref(), Ok("blobs/weights"));
+        assert_eq!(read("m/linked.onnx", "out"), out);
+        assert!(read("m/model.onnx", "none").is_err());
     }
 
     #[test]

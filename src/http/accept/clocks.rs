@@ -16,6 +16,9 @@ pub const MEANWHILE: Duration = Duration::from_millis(20);
 /// What a reset gives the other answers of its connection at least: it may have made room for them, of which the client has to hear first.
 const ROOM_TIME_MIN: Duration = Duration::from_secs(1);
 
+/// Answers that are reset one by one while none of any is taken; then the connection ends, with all that wait on it.
+const RESETS_MAX: u32 = 8;
+
 /// What opens an HTTP/2 connection.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -95,6 +98,8 @@ struct State {
     requests: u64,
     /// Answers under way.
     answers: HashMap<u64, UnderWay>,
+    /// Answers that were reset since one of any was taken.
+    reset_in_turn: u32,
     /// Since when the socket takes no more, and what it took since.
     blocked: Option<(Instant, usize)>,
     end_seen: bool,
@@ -134,6 +139,7 @@ impl Watch {
                 http2: false,
                 requests: 0,
                 answers: HashMap::new(),
+                reset_in_turn: 0,
                 blocked: None,
                 end_seen: false,
                 body_left: false,
@@ -249,6 +255,7 @@ impl Watch {
         self.reset_of(request).cancel();
         self.request_ends(request, now);
         let mut state = self.state.lock();
+        state.reset_in_turn += 1;
         let spent = write_stall.saturating_sub(ROOM_TIME_MIN);
         for since in state.answers.values_mut().filter_map(|answer| answer.waits.as_mut()) {
             *since = (*since).max(now - spent);
@@ -258,8 +265,11 @@ impl Watch {
 
     /// A piece of the answer waits for the client's window since `since`, or none does. Whatever waits for the socket is seen there.
     pub fn answer_waits(&self, request: u64, since: Option<Instant>) {
-        if let Some(answer) = self.state.lock().answers.get_mut(&request) {
-            answer.waits = since;
+        let mut state = self.state.lock();
+        let Some(answer) = state.answers.get_mut(&request) else { return };
+        // What it waited with has been taken, be it that the next piece waits by now.
+        if std::mem::replace(&mut answer.waits, since).is_some() {
+            state.reset_in_turn = 0;
         }
     }
 
@@ -323,8 +333,10 @@ impl Watch {
         let body_read = state.answers.values().filter_map(|answer| answer.body_read).max();
         let blocked =
             state.blocked.map(|(since, _)| (after(since, body_read), Verdict::End(Reason::Stalled)));
+        // Whoever takes none of several, one after the other, takes none.
+        let ended = (state.reset_in_turn >= RESETS_MAX).then_some(Verdict::End(Reason::Stalled));
         let not_taken = state.answers.iter().filter_map(|(&request, answer)| {
-            Some((after(answer.waits?, answer.body_read), Verdict::Reset(request)))
+            Some((after(answer.waits?, answer.body_read), ended.unwrap_or(Verdict::Reset(request))))
         });
         // A socket that takes nothing holds up all of them.
         let stalled = blocked.into_iter().chain(not_taken).min_by_key(|(since, _)| *since);
@@ -549,6 +561,32 @@ mod tests {
             34,
             Reason::Stalled,
         );
+    }
+
+    #[test]
+    fn a_connection_of_which_no_answer_is_taken_ends_after_some_resets_and_one_that_takes_any_goes_on() {
+        for takes in [false, true] {
+            let zero = Instant::now();
+            let watch = Watch::new(zero);
+            let requests: Vec<u64> = (0..20).map(|_| watch.request_begins()).collect();
+            requests.iter().for_each(|request| watch.answer_waits(*request, Some(zero)));
+            let mut now = zero + CLOCKS.write_stall;
+            for turn in 0..RESETS_MAX {
+                let Verdict::Reset(request) = watch.verdict(&CLOCKS, now) else { panic!("{turn}") };
+                assert!(watch.reset(request, CLOCKS.write_stall, now));
+                now += ROOM_TIME_MIN;
+            }
+            if takes {
+                let left =
+                    requests.into_iter().find(|request| !watch.reset_of(*request).is_cancelled()).unwrap();
+                watch.answer_waits(left, Some(now));
+            }
+            let verdict = watch.verdict(&CLOCKS, now);
+            match takes {
+                false => assert_eq!(verdict, Verdict::End(Reason::Stalled)),
+                true => assert!(matches!(verdict, Verdict::Reset(_)), "{verdict:?}"),
+            }
+        }
     }
 
     #[test]

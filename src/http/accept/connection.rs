@@ -99,6 +99,9 @@ impl Shared {
             // Where nobody takes its answers, some may have gone whole to where they wait for the client: it has its time for those.
             let farewell =
                 |closing| tokio::time::Instant::now() + if closing { FAREWELL } else { write_stall };
+            // One that opens while we drain is served like before: told to go at its first request, its client would open another, again and
+            // again for as long as that goes on, each time with a request that may be under way when it hears.
+            let begun_in_drain = self.stages.draining.is_cancelled();
             let mut drain_seen = false;
             let mut close_seen = false;
             let mut first_request_until = None;
@@ -147,7 +150,7 @@ impl Shared {
                         }
                     },
                     () = drained_request.notified() => {
-                        if watch.is_http2() {
+                        if watch.is_http2() && !begun_in_drain {
                             connection.as_mut().graceful_shutdown();
                         }
                     }
@@ -185,7 +188,7 @@ impl Shared {
             watch.ends();
             in_order
         };
-        if in_order && watch.may_still_send() {
+        if in_order && (watch.may_still_send() || watch.is_http2()) {
             let left = left_at.lock().take();
             if let Some(stream) = left {
                 linger(stream).await;
@@ -210,8 +213,8 @@ impl Shared {
     }
 }
 
-/// Reads on, for a while, what a client sends that has not yet seen our refusal: closing at once would reset the
-/// connection, and the reset would overtake the reply.
+/// Reads on, for a while, what a client sends that has not yet seen our refusal, or over HTTP/2 that we go: closing at once would reset
+/// the connection, and the reset would overtake the reply.
 async fn linger(mut stream: TcpStream) {
     let throw_away = async {
         let mut buffer = vec![0; 16 * 1024];

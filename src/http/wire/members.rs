@@ -10,6 +10,9 @@ use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData};
 
 /// Members and elements of anything that is read whole, at most.
 pub(super) const FEW_MAX: usize = 4096;
+/// The same of what stands in each element of such a list, as the parameters of an output do: of as many of both, nobody would be charged
+/// for what they take.
+pub(super) const INNER_MAX: usize = 64;
 
 /// A text that is read where it stands, unless it has escapes.
 #[derive(Deserialize)]
@@ -57,8 +60,16 @@ where
     D: Deserializer<'de>,
     V: Deserialize<'de>,
 {
-    struct Few<V>(PhantomData<V>);
-    impl<'de, V: Deserialize<'de>> Visitor<'de> for Few<V> {
+    at_most::<FEW_MAX, D, V>(from)
+}
+
+fn at_most<'de, const MAX: usize, D, V>(from: D) -> Result<BTreeMap<Cow<'de, str>, V>, D::Error>
+where
+    D: Deserializer<'de>,
+    V: Deserialize<'de>,
+{
+    struct Few<const MAX: usize, V>(PhantomData<V>);
+    impl<'de, const MAX: usize, V: Deserialize<'de>> Visitor<'de> for Few<MAX, V> {
         type Value = BTreeMap<Cow<'de, str>, V>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -68,10 +79,10 @@ where
         fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
             let mut few = BTreeMap::new();
             while let Some(Str(key)) = map.next_key()? {
-                if few.len() == FEW_MAX && !few.contains_key(&key) {
+                if few.len() == MAX && !few.contains_key(&key) {
                     let next = clipped(&key);
                     return Err(A::Error::custom(format!(
-                        "more than {FEW_MAX} members in an object (then {next:?})"
+                        "more than {MAX} members in an object (then {next:?})"
                     )));
                 }
                 few.insert(key, map.next_value()?);
@@ -79,7 +90,7 @@ where
             Ok(few)
         }
     }
-    from.deserialize_map(Few(PhantomData))
+    from.deserialize_map(Few::<MAX, V>(PhantomData))
 }
 
 /// The same of parameters, which may be left out.
@@ -88,15 +99,32 @@ where
     D: Deserializer<'de>,
     V: Deserialize<'de>,
 {
-    struct Few<V>(BTreeMap<String, V>);
-    impl<'de, V: Deserialize<'de>> Deserialize<'de> for Few<V> {
-        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Few<V>, D::Error> {
+    at_most_or_absent::<FEW_MAX, D, V>(from)
+}
+
+/// The same of an element's own, of which it has fewer ([`INNER_MAX`]).
+pub(super) fn inner_members_or_absent<'de, D, V>(from: D) -> Result<BTreeMap<String, V>, D::Error>
+where
+    D: Deserializer<'de>,
+    V: Deserialize<'de>,
+{
+    at_most_or_absent::<INNER_MAX, D, V>(from)
+}
+
+fn at_most_or_absent<'de, const MAX: usize, D, V>(from: D) -> Result<BTreeMap<String, V>, D::Error>
+where
+    D: Deserializer<'de>,
+    V: Deserialize<'de>,
+{
+    struct Few<const MAX: usize, V>(BTreeMap<String, V>);
+    impl<'de, const MAX: usize, V: Deserialize<'de>> Deserialize<'de> for Few<MAX, V> {
+        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Few<MAX, V>, D::Error> {
             // One that is null is not there.
             let there = |(name, value): (Cow<'_, str>, Option<V>)| Some((name.into_owned(), value?));
-            Ok(Few(members(from)?.into_iter().filter_map(there).collect()))
+            Ok(Few(at_most::<MAX, D, _>(from)?.into_iter().filter_map(there).collect()))
         }
     }
-    Ok(Option::<Few<V>>::deserialize(from)?.map(|Few(members)| members).unwrap_or_default())
+    Ok(Option::<Few<MAX, V>>::deserialize(from)?.map(|Few(members)| members).unwrap_or_default())
 }
 
 /// A list of few elements.
@@ -168,6 +196,11 @@ mod tests {
         assert_eq!(read(FEW_MAX).unwrap().len(), FEW_MAX);
         let error = read(FEW_MAX + 1).unwrap_err().to_string();
         assert!(error.starts_with("more than 4096 members in an object (then \"4096\")"), "{error}");
+        let inner =
+            |n: usize| inner_members_or_absent::<_, u8>(&mut serde_json::Deserializer::from_str(&object(n)));
+        assert_eq!(inner(INNER_MAX).unwrap().len(), INNER_MAX);
+        let error = inner(INNER_MAX + 1).unwrap_err().to_string();
+        assert!(error.starts_with("more than 64 members in an object (then \"64\")"), "{error}");
         let null = members_or_absent::<_, u8>(&mut serde_json::Deserializer::from_str("null"));
         assert_eq!(null.unwrap().len(), 0);
     }

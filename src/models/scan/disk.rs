@@ -1,7 +1,10 @@
 //! What lies on disk: the names in a folder, what is behind them, and the files that are read.
 
 use super::{instead::other_format, misplaced};
-use crate::engine::{onnx::external::external_files, regular_file};
+use crate::engine::{
+    onnx::external::{external_files, placed},
+    regular_file,
+};
 use std::{
     fs,
     io::{self, Read},
@@ -121,10 +124,10 @@ pub(super) fn file_bytes(path: &Path) -> Result<u64, String> {
 pub(super) fn model_bytes(path: &Path) -> Result<u64, String> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let mut bytes = file_bytes(path)?;
-    let folder = path.parent().unwrap_or(Path::new("."));
     let wrong = |reason: String| format!("{name}: {}", other_format(path).map_or(reason, str::to_owned));
     for data in external_files(path).map_err(wrong)? {
-        bytes += fs::metadata(folder.join(&data))
+        bytes += placed(path, &data)
+            .and_then(fs::metadata)
             .map_err(|error| format!("{name}: cannot read its external data {data:?}: {error}"))?
             .len();
     }

@@ -508,10 +508,14 @@ fn external_data_must_be_there_and_in_the_folder() {
     write("away/model.onnx", "/etc/passwd");
     write("lost/model.onnx", "w.data");
     write("root.onnx", "../w.data");
+    fs::create_dir(folder.path().join("link")).unwrap();
+    write("link/model.onnx", "w.data");
+    std::os::unix::fs::symlink("../away/note", folder.path().join("link/w.data")).unwrap();
     check_folder(
         folder.path(),
         &[
             ("away", "1", "\"/etc/passwd\", which leads out of the model's folder"),
+            ("link", "1", "\"w.data\": it is a link that leads out of the model's folder"),
             ("lost", "1", "cannot read its external data \"w.data\""),
             ("root", "1", "leads out of the model's folder"),
         ],
