@@ -334,3 +334,28 @@ async fn a_drain_says_goaway_and_answers_what_was_asked() {
     }
     panic!("the request was not answered");
 }
+
+#[tokio::test]
+async fn a_connection_that_opens_in_a_drain_is_told_to_go_when_the_listener_closes_and_is_read_to_its_end() {
+    const PING: u8 = 6;
+    let server = start(settings()).await;
+    server.stages.drain();
+    let mut stream = connect(&server, &[]).await;
+    for request in [1, 3, 5] {
+        stream.write_all(&get(request, "/")).await.unwrap();
+        assert_eq!(first(&mut stream, HEADERS).await.unwrap().0, request);
+    }
+    server.stages.close();
+    let mut went = false;
+    while let Some((kind, _, payload)) = next(&mut stream).await {
+        went |= kind == GOAWAY;
+        if kind == PING {
+            stream.write_all(&frame(PING, ACK, 0, &payload)).await.unwrap();
+        }
+    }
+    assert!(went, "it was told");
+    // What was under way is no reason to reset the connection: that would overtake the last replies.
+    for _ in 0..2 {
+        stream.write_all(&get(7, "/")).await.expect("it is read still");
+    }
+}
