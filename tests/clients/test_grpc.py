@@ -118,6 +118,49 @@ def test_grpcs_own_health_check_says_ready(channel):
     watch.cancel()
 
 
+@pytest.mark.parametrize("packed", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_health_and_reflection_are_told_to_a_channel_that_packs(server, packed):
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", compression=packed) as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert check(b"\x0a\x1einference.GRPCInferenceService", timeout=SECONDS) == b"\x08\x01"
+        reflect = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+        # What services there are.
+        assert b"inference.GRPCInferenceService" in next(reflect(iter([b"\x3a\x00"]), timeout=SECONDS))
+
+
+def test_no_request_of_a_busy_channel_is_lost_in_a_drain(start_server, only_digits):
+    image = service_pb2.ModelInferRequest.InferInputTensor(name="image", datatype="FP32", shape=[1, 1, 32, 32])
+    asked = service_pb2.ModelInferRequest(model_name="digits", inputs=[image], raw_input_contents=[bytes(4096)])
+    server = start_server(only_digits, drain_delay_ms=2000, drain_timeout_ms=20_000)
+    answered, lost = [], []
+    began = threading.Event()
+
+    def ask(stub):
+        while True:
+            try:
+                stub.ModelInfer(asked, timeout=SECONDS)
+            except grpc.RpcError as error:
+                # Once the listener has closed, nothing was sent.
+                if "refused" in error.details():
+                    return
+                lost.append(error.details())
+            else:
+                answered.append(began.is_set())
+
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        callers = [threading.Thread(target=ask, args=(stub,)) for _ in range(24)]
+        for caller in callers:
+            caller.start()
+        until(lambda: len(answered) > 100, 60, "requests are answered")
+        began.set()
+        server.terminate()
+        for caller in callers:
+            caller.join(SECONDS)
+    print(f"{sum(answered)} of {len(answered)} requests were answered in the drain")
+    assert server.wait_exit() == 0 and not lost and any(answered), (lost[:3], len(lost))
+
+
 def test_configuration_and_statistics_are_those_of_the_rest_api(server, client):
     config = client.get_model_config("scale", as_json=True)["config"]
     rest = requests.get(f"{server.url}/v2/models/scale/config", timeout=wire.TIMEOUT).json()

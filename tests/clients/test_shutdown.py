@@ -27,6 +27,8 @@ def test_a_drained_server_says_so_first_and_loses_no_request(start_server, only_
             until(lambda: server.status("/v2/health/ready") == 503, 20, "ready is 503")
             # The listener stays open for the delay: neither the live probe nor a caller that has not looked yet is refused.
             assert server.status("/v2/health/live") == 200
+            # Whoever balances requests for one model may ask for that one alone.
+            assert server.status("/v2/models/digits/ready") == 400
             for session in (kept_alive, requests):
                 classes, _ = wire.one(wire.post_image(server, "digits", data, session=session), "classify")
                 assert wire.best(classes) == digit
