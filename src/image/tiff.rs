@@ -4,7 +4,7 @@
 //! pages, unless there is nothing else.
 //!
 //! - `source`: the file as the decoder reads it.
-//! - `chunks`: strips and tiles, before any is read.
+//! - `chunks`: strips and tiles, before any is read; `streams`: those that are JPEG.
 //! - `tiles`: tiles that are read one by one.
 //! - `samples`: what the decoder gives becomes grey or RGB.
 //! - `words`: what is wrong with a file, for whoever posted it.
@@ -12,6 +12,7 @@
 mod chunks;
 mod samples;
 mod source;
+mod streams;
 mod tiles;
 mod words;
 
@@ -231,7 +232,8 @@ fn page(
     let compression: u16 = find(decoder, Tag::Compression)?.unwrap_or(1);
     let interleaved = if planar { 1 } else { count };
     let tiled = decoder.find_tag(Tag::TileOffsets).map_err(from_tiff)?.is_some();
-    chunks::check(bytes, decoder, Chunks { tiled, compression, interleaved, height }, limits, found)?;
+    let stream_bytes =
+        chunks::check(bytes, decoder, Chunks { tiled, compression, interleaved, height }, limits, found)?;
     let one_by_one = tiled && (planar || compression == COMPRESSION_LZW);
     let page = Page {
         width,
@@ -242,6 +244,7 @@ fn page(
         planar,
         premultiplied: extra == Some(1),
         tiles: if one_by_one { Some(tiles::sides(decoder, limits)?) } else { None },
+        stream_bytes,
         orientation: Orientation::new(find::<u64>(decoder, Tag::Orientation)?.unwrap_or(1)),
     };
     let directory = decoder.ifd_pointer().ok_or_else(|| corrupt("it has no directory"))?.0;
@@ -283,7 +286,7 @@ pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeErro
     header.frame_bytes = good.iter().map(Page::decoded_bytes).sum();
     let work = |page: &Page| {
         let turned = if page.orientation == Orientation::UPRIGHT { 0 } else { page.decoded_bytes() };
-        turned.max(page.raw_bytes() + page.tile_bytes())
+        turned.max(page.raw_bytes() + page.tile_bytes() + page.stream_bytes)
     };
     header.work_bytes = good.iter().map(work).max().unwrap_or(0);
     Ok(header)

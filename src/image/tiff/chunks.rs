@@ -3,9 +3,10 @@
 use super::{
     COMPRESSION_WEBP, find, find_all,
     source::{Changes, Source},
+    streams::{Tables, stream},
     words::{corrupt, unsupported},
 };
-use crate::image::{DecodeError, Limits, jpeg};
+use crate::image::{DecodeError, Limits};
 use tiff::{decoder::Decoder, tags::Tag};
 
 /// The value of the compression tag for JPEG streams.
@@ -17,9 +18,6 @@ const REVERSED_MAX: usize = 1 << 18;
 /// Strips or tiles of all pages. Each has a decompressor of its own, which takes a microsecond however little there is in it: pages that
 /// share one list of them would keep a thread for a minute.
 const CHUNKS_MAX: usize = 1 << 20;
-
-/// What ends a JPEG stream.
-const END: [u8; 2] = [0xff, 0xd9];
 
 /// What is gathered from all pages.
 #[derive(Default)]
@@ -60,13 +58,14 @@ pub(super) struct Chunks {
 
 /// Strips or tiles must lie inside the file; JPEG streams must have the size of the strip or tile that they are for, and as many
 /// samples in a pixel, and must not be larger than the file, all of them together. Notes those whose bytes are in the other order.
+/// What decoding the largest of the streams takes is the answer, in bytes.
 pub(super) fn check(
     bytes: &[u8],
     decoder: &mut Decoder<Source<'_>>,
     chunks: Chunks,
     limits: &Limits,
     found: &mut Found,
-) -> Result<(), DecodeError> {
+) -> Result<u64, DecodeError> {
     let Chunks { tiled, compression, interleaved, height } = chunks;
     let (offsets, counts) = if tiled {
         (Tag::TileOffsets, Tag::TileByteCounts)
@@ -87,6 +86,8 @@ pub(super) fn check(
     };
     let (width, rows) = decoder.chunk_dimensions();
     let down = height.div_ceil(rows.max(1)).max(1);
+    let tables = if jpeg { Tables::of(decoder)? } else { Tables::default() };
+    let mut work_bytes = 0;
     for ((&offset, &count), index) in offsets.iter().zip(&counts).zip(0u32..) {
         let chunk = usize::try_from(offset)
             .ok()
@@ -103,34 +104,20 @@ pub(super) fn check(
         // These streams are read whole and by their own word on their size.
         found.jpeg_bytes += count;
         found.check(bytes.len())?;
-        let markers = jpeg::markers(chunk)?;
-        // The decoder would make up what is missing. Bytes behind the end are not counted as damage.
-        if !chunk.windows(2).rev().any(|pair| pair == END) {
-            return Err(corrupt("a JPEG stream in it has no end"));
-        }
+        let stream = stream(chunk, &tables, interleaved)?;
         // The decoder would take the pixels of one row for those of others. The last strip may be cut, or whole.
         let left = if tiled { rows } else { height - index % down * rows };
         let needed = rows.min(left);
-        if markers.width != width || !(needed..=rows).contains(&markers.height) {
+        if stream.width != width || !(needed..=rows).contains(&stream.height) {
             return Err(corrupt(format!(
                 "a JPEG stream in it has {} x {} px instead of {width} x {needed}",
-                markers.width, markers.height
+                stream.width, stream.height
             )));
         }
         // Tiles may be larger than the picture, and these are decoded whole.
-        limits.check_side(markers.width, markers.height)?;
-        limits.check_pixels(u64::from(markers.width) * u64::from(markers.height))?;
-        // The decoder would take the samples of one pixel for those of others.
-        let components = u16::from(markers.components);
-        if components != interleaved {
-            return Err(corrupt(format!(
-                "a JPEG stream in it has {components} samples per pixel instead of {interleaved}"
-            )));
-        }
-        // Of these it gives the first component only.
-        if components == 2 {
-            return Err(unsupported("JPEG streams of grey and alpha"));
-        }
+        limits.check_side(stream.width, stream.height)?;
+        limits.check_pixels(u64::from(stream.width) * u64::from(stream.height))?;
+        work_bytes = work_bytes.max(stream.work_bytes);
     }
-    Ok(())
+    Ok(work_bytes)
 }
