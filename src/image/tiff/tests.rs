@@ -9,6 +9,7 @@ use super::super::{
 };
 use turbojpeg::PixelFormat;
 
+mod padding;
 mod streams;
 
 const LIMITS: Limits = Limits { side_max: 1000, pixels_max: 1_000_000, frames_max: 10 };

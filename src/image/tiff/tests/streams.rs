@@ -93,6 +93,21 @@ fn a_stream_that_can_be_read_in_two_ways_is_refused() {
 }
 
 #[test]
+fn a_stream_that_another_page_has_read_otherwise_is_refused() {
+    let size = [16, 8];
+    let stream = gray(size);
+    let first = page(size, &stream);
+    // Beside it a strip with the lowest bit first, and one over the same bytes: the first that is written, at 8.
+    let bits = Page::new([8, 8], 1, 1, vec![vec![7; 8]]).with(PHOTOMETRIC, &[1]).with(FILL_ORDER, &[2]);
+    let mut bytes = file(&[first, bits]);
+    assert_eq!(decode(&bytes, &LIMITS, &whole).unwrap().len(), 2);
+    let strips = bytes.windows(4).rposition(|entry| entry == [0x11, 1, 3, 0]).unwrap();
+    bytes[strips + 8..strips + 10].copy_from_slice(&[100, 0]);
+    assert!(stream.len() > 108);
+    refused(&bytes, "a JPEG stream in it overlaps what is no JPEG stream");
+}
+
+#[test]
 fn decoding_a_stream_takes_memory_beside_its_page() {
     let size = [40, 24];
     let pixels = u64::from(size[0] * size[1]);
