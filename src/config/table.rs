@@ -319,13 +319,13 @@ options! {
             "Read from the header before anything is allocated, as are the next two.";
         image_pixels_max: u64, Count { min: 1, max: 1 << 40 }, "67108864",
             "The largest image, in pixels (width times height) of all its frames together.",
-            "The default is 64 Mi pixels, such as 8192 x 8192, or 256 pages of 512 x 512.";
+            "The default is 64 Mi pixels, such as 8192 x 8192, or 256 pages of 512 x 512. The tiles of a TIFF, which may stand over its pages, may have four times as many in all.";
         image_frames_max: usize, Count { min: 1, max: 10_000_000 }, "4096",
             "Frames of one image, such as the pages of a TIFF.",
             "Formats of which only the first frame is used count as one.";
         decode_bytes_max: u64, Bytes { min: KIB, max: 16 * TIB }, "1GiB",
             "Memory for decoded images and the model input made of them, and for masks and pictures while they are written, all together.",
-            "A decode waits until its share is free. At least 4 bytes for each of image_pixels_max; formats whose decoders work on more (progressive JPEG, WebP, 16 bits) take up to 18, a mask takes 8 bytes for each pixel of the posted image (24 as run lengths), a picture 10 for each channel of each pixel (16 of 16 bits, and more where it is resized), and what needs more than all of it is answered with 413.";
+            "A decode waits until its share is free. At least 4 bytes for each of image_pixels_max; formats whose decoders work on more (progressive JPEG, WebP, 16 bits) take up to 19, a mask takes 8 bytes for each pixel of the posted image (24 as run lengths), a picture 10 for each channel of each pixel (16 of 16 bits, and more where it is resized), and what needs more than all of it is answered with 413.";
         gpu_jpeg: bool, Choice(&["off", "on"]), "off",
             "Whether a GPU decodes JPEGs while the CPU has more of them than it has threads for.",
             "By NVIDIA's nvJPEG (libnvjpeg.so.13, .12 or .11), on a GPU that is held anyway, the first of several; plain photos only, the CPU does the rest. Pixels differ by a few steps from the CPU's. Not with isolation = \"process\".";

@@ -25,7 +25,7 @@ pub(super) struct Markers {
     precision: u8,
     sampling: Sampling,
     /// What is decoded comes in several scans: progressive, or a component after the other.
-    scans: bool,
+    pub(super) scans: bool,
     /// Decoded at its full size, whatever is enough.
     lossless: bool,
     orientation: Orientation,

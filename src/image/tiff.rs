@@ -4,7 +4,7 @@
 //! pages, unless there is nothing else.
 //!
 //! - `source`: the file as the decoder reads it.
-//! - `chunks`: strips and tiles, before any is read.
+//! - `chunks`: strips and tiles, before any is read; `streams`: those that are JPEG.
 //! - `tiles`: tiles that are read one by one.
 //! - `samples`: what the decoder gives becomes grey or RGB.
 //! - `words`: what is wrong with a file, for whoever posted it.
@@ -12,6 +12,7 @@
 mod chunks;
 mod samples;
 mod source;
+mod streams;
 mod tiles;
 mod words;
 
@@ -71,11 +72,11 @@ fn open<'a>(source: Source<'a>, bytes: &[u8]) -> Result<Decoder<Source<'a>>, Dec
 /// Walks the directories. What is wrong with one of several pages is its own; a limit is the file's.
 fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
     let mut decoder = open(Source::new(bytes, Changes::default()), bytes)?;
-    let (mut pages, mut pixels) = (Vec::new(), 0);
+    let mut pages = Vec::new();
     let mut found = Found::default();
     let mut take = |decoder: &mut Decoder<Source<'_>>, index: usize, reached: Result<(), DecodeError>| {
         limits.check_frames(pages.len() + 1)?;
-        let page = reached.and_then(|()| page(bytes, decoder, &mut pixels, limits, &mut found));
+        let page = reached.and_then(|()| page(bytes, decoder, limits, &mut found));
         found.check(bytes.len())?;
         let several = index > 0 || decoder.more_images();
         match page.map_err(|error| of_page(several, pages.len(), error)) {
@@ -109,7 +110,7 @@ fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
     if let [(index, Ok(page))] = &pages[..] {
         check_alone(bytes, &mut decoder, *index, page)?;
     }
-    Ok(Pages { pages, changes: found.changes })
+    Ok(Pages { pages, changes: found.finish()? })
 }
 
 /// Raw photos have a thumbnail in front, and the picture in a directory of its own below that.
@@ -201,18 +202,15 @@ fn palette(decoder: &mut Decoder<Source<'_>>, bits: u8) -> Result<Vec<u16>, Deco
     Ok(map)
 }
 
-/// Reads the current directory. `pixels` are those of the pages before it, and then of this one too.
+/// Reads the current directory.
 fn page(
     bytes: &[u8],
     decoder: &mut Decoder<Source<'_>>,
-    pixels: &mut u64,
     limits: &Limits,
     found: &mut Found,
 ) -> Result<Page, DecodeError> {
     let (width, height) = decoder.dimensions().map_err(from_tiff)?;
-    limits.check_side(width, height)?;
-    *pixels += u64::from(width) * u64::from(height);
-    limits.check_pixels(*pixels)?;
+    found.page([width, height], limits)?;
     let photometric: u16 = find(decoder, Tag::PhotometricInterpretation)?.unwrap_or(1);
     let bits: u8 = find_all(decoder, Tag::BitsPerSample)?.first().copied().unwrap_or(1);
     let count: u16 = find(decoder, Tag::SamplesPerPixel)?.unwrap_or(1);
@@ -231,8 +229,10 @@ fn page(
     let compression: u16 = find(decoder, Tag::Compression)?.unwrap_or(1);
     let interleaved = if planar { 1 } else { count };
     let tiled = decoder.find_tag(Tag::TileOffsets).map_err(from_tiff)?.is_some();
-    chunks::check(bytes, decoder, Chunks { tiled, compression, interleaved, height }, limits, found)?;
     let one_by_one = tiled && (planar || compression == COMPRESSION_LZW);
+    let tiles = if one_by_one { Some(tiles::sides(decoder, limits)?) } else { None };
+    let chunks = Chunks { tiled, compression, interleaved, size: [width, height] };
+    let stream_bytes = chunks::check(bytes, decoder, chunks, limits, found)?;
     let page = Page {
         width,
         height,
@@ -241,7 +241,8 @@ fn page(
         count,
         planar,
         premultiplied: extra == Some(1),
-        tiles: if one_by_one { Some(tiles::sides(decoder, limits)?) } else { None },
+        tiles,
+        stream_bytes,
         orientation: Orientation::new(find::<u64>(decoder, Tag::Orientation)?.unwrap_or(1)),
     };
     let directory = decoder.ifd_pointer().ok_or_else(|| corrupt("it has no directory"))?.0;
@@ -283,7 +284,7 @@ pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeErro
     header.frame_bytes = good.iter().map(Page::decoded_bytes).sum();
     let work = |page: &Page| {
         let turned = if page.orientation == Orientation::UPRIGHT { 0 } else { page.decoded_bytes() };
-        turned.max(page.raw_bytes() + page.tile_bytes())
+        turned.max(page.raw_bytes() + page.tile_bytes() + page.stream_bytes)
     };
     header.work_bytes = good.iter().map(work).max().unwrap_or(0);
     Ok(header)

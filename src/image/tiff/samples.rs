@@ -57,6 +57,8 @@ pub(super) struct Page {
     pub(super) premultiplied: bool,
     /// Width and height of its tiles, where they are read one by one.
     pub(super) tiles: Option<[u32; 2]>,
+    /// Bytes that decoding the largest of its JPEG streams takes, 0 where there are none.
+    pub(super) stream_bytes: u64,
     /// How its pixels are to be turned.
     pub(super) orientation: Orientation,
 }

@@ -39,6 +39,28 @@ impl Changes {
         }
     }
 
+    /// Puts them in order, after the last. No range begins before the one in front of it ends then, so that they are found by where
+    /// they end.
+    pub(super) fn sort(&mut self) {
+        self.patches.sort_unstable();
+        self.reversed.sort_unstable();
+        self.reversed.dedup_by(|next, last| {
+            let meet = next[0] < last[1];
+            if meet {
+                last[1] = last[1].max(next[1]);
+            }
+            meet
+        });
+    }
+
+    /// Whether any of these bytes is read otherwise than it is, once they are in order.
+    pub(super) fn meet(&self, [from, to]: [u64; 2]) -> bool {
+        let reversed = self.reversed.partition_point(|[_, end]| *end <= from);
+        let patched = self.patches.partition_point(|&(at, _)| at < from);
+        self.reversed.get(reversed).is_some_and(|[start, _]| *start < to)
+            || self.patches.get(patched).is_some_and(|&(at, _)| at < to)
+    }
+
     /// Has the value of a tag, which is one number in the directory at `directory`, read as another one. So is its type, as a
     /// short one might not hold it; every entry has room for 32 bits.
     pub(super) fn replace(&mut self, bytes: &[u8], directory: u64, tag: Tag, value: u32) -> Option<()> {
@@ -64,16 +86,7 @@ pub(super) struct Source<'a> {
 
 impl<'a> Source<'a> {
     pub(super) fn new(bytes: &'a [u8], mut changes: Changes) -> Source<'a> {
-        changes.patches.sort_unstable();
-        changes.reversed.sort_unstable();
-        // None begins before the one in front of it ends, so that they are found by where they end.
-        changes.reversed.dedup_by(|next, last| {
-            let meet = next[0] < last[1];
-            if meet {
-                last[1] = last[1].max(next[1]);
-            }
-            meet
-        });
+        changes.sort();
         Source {
             bytes,
             position: 0,
@@ -145,6 +158,22 @@ fn entry_of(bytes: &[u8], directory: u64, tag: Tag) -> Option<(usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::Changes;
+
+    #[test]
+    fn bytes_that_are_read_otherwise_are_found() {
+        let mut changes = Changes::default();
+        for range in [[40, 48], [8, 16]] {
+            changes.reverse(range);
+        }
+        changes.patches.extend([(100, 1), (60, 1)]);
+        changes.sort();
+        for range in [[0, 9], [10, 12], [15, 40], [16, 41], [0, 200], [60, 61], [50, 61], [99, 101]] {
+            assert!(changes.meet(range), "{range:?}");
+        }
+        for range in [[0, 8], [16, 40], [48, 60], [61, 100], [101, 200]] {
+            assert!(!changes.meet(range), "{range:?}");
+        }
+    }
 
     #[test]
     fn strips_that_follow_each_other_are_one_and_others_are_not() {

@@ -9,6 +9,9 @@ use super::super::{
 };
 use turbojpeg::PixelFormat;
 
+mod padding;
+mod streams;
+
 const LIMITS: Limits = Limits { side_max: 1000, pixels_max: 1_000_000, frames_max: 10 };
 
 const SUBFILE: u16 = 254;
@@ -24,6 +27,7 @@ const PREDICTOR: u16 = 317;
 const TILE: [u16; 2] = [322, 323];
 const EXTRA: u16 = 338;
 const SAMPLE_FORMAT: u16 = 339;
+const TABLES: u16 = 347;
 const SUBSAMPLING: u16 = 530;
 
 /// A directory without where its pixels are, and the strips or tiles that it is for.
@@ -68,7 +72,8 @@ fn file(pages: &[Page]) -> Vec<u8> {
         let mut table = (tags.len() as u16).to_le_bytes().to_vec();
         for (tag, values) in &tags {
             // SHORT where that is enough, as LONG is not for every tag.
-            let (kind, size) = if values.iter().any(|value| *value > 0xffff) { (4u16, 4) } else { (3, 2) };
+            let large = values.iter().any(|value| *value > 0xffff);
+            let (kind, size) = if *tag == TABLES { (7u16, 1) } else { [(3, 2), (4, 4)][usize::from(large)] };
             table.extend(tag.to_le_bytes());
             table.extend(kind.to_le_bytes());
             table.extend((values.len() as u32).to_le_bytes());
