@@ -168,6 +168,7 @@ def rows():
         lines(
             "Connections", "Open on the API.", "short",
             target(f"sum by (instance) (ocelli_http_connections{{{REPLICA}}})", "{{instance}}"),
+            target(f"min(ocelli_http_connections_max{{{REPLICA}}})", "at most, on each listener"),
             target(f"sum by (instance) (ocelli_http_listeners_full{{{REPLICA}}})", "{{instance}} listeners that are full"),
         ),
         lines(
@@ -242,6 +243,7 @@ def rows():
         lines(
             "Changes of state", "What brought devices where they are, within five minutes.", "short",
             target(f"sum by (device, state, reason) ({new('ocelli_device_transitions_total', DEVICE)})", "{{device}} {{state}}: {{reason}}"),
+            target(f"sum by (instance) (ocelli_gpus_failed{{{REPLICA}}})", "{{instance}} GPUs that failed as it started"),
             width=12,
         ),
         lines(
