@@ -71,13 +71,6 @@ template <class V, int FACTORS> struct Placed {
 
 DEV constexpr int factors_of(bool widths) { return widths ? 3 : 2; }
 
-// Phi at an edge is half + 1/2 - tail, with these: on one side of the spot the halves are the same, and what lies between two edges there
-// is as exact as the tails, however far out. As a difference of Phi it would be rounding, which 10^9 photons make thousands of.
-template <class V> DEV V side_of(V a) { return vsel(a < 0.f, vset<V>(-0.5f), vset<V>(0.5f)); }
-template <class V> DEV V between(V half, V tail, V half_next, V tail_next) {
-    return vmax((half_next - half) - (tail_next - tail), vset<V>(0.f));  // its rounding has a sign where nothing is left
-}
-
 // The factors of one axis: of column or row j, E, and its derivatives by the position and by the width.
 template <class V, bool WIDTHS, template <class, int> class Kept = Own> struct Axis {
     Kept<V, factors_of(WIDTHS)> factors;
@@ -95,18 +88,17 @@ template <class V, bool WIDTHS, template <class, int> class Kept = Own> struct A
         const V height_by_width = per_sigma * 0.56418958f;  // 1 / (sqrt(pi) sigma)
         V a = (-0.5f - position) * scale;
         V gauss = vexp(-a * a);
-        V tail = verf_tail(a, gauss), half = side_of(a);
+        V phi = verf(a, gauss) * 0.5f;
         for (int j = 0; j < side; ++j) {
             V a_next = (j + 0.5f - position) * scale;
             V gauss_next = vexp(-a_next * a_next);
-            V tail_next = verf_tail(a_next, gauss_next), half_next = side_of(a_next);
-            e(j) = between(half, tail, half_next, tail_next);
+            V phi_next = verf(a_next, gauss_next) * 0.5f;
+            e(j) = vmax(phi_next - phi, vset<V>(0.f));  // far out its rounding has a sign
             by_position(j) = (gauss - gauss_next) * height;
             if (WIDTHS) by_width(j) = (a * gauss - a_next * gauss_next) * height_by_width;
             a = a_next;
             gauss = gauss_next;
-            tail = tail_next;
-            half = half_next;
+            phi = phi_next;
         }
     }
 
@@ -114,13 +106,12 @@ template <class V, bool WIDTHS, template <class, int> class Kept = Own> struct A
     MEMBER void evaluate_only(int side, V position, V sigma) {
         const V scale = vrcp(sigma) * 0.70710678f;
         V a = (-0.5f - position) * scale;
-        V tail = verf_tail(a, vexp(-a * a)), half = side_of(a);
+        V phi = verf(a, vexp(-a * a)) * 0.5f;
         for (int j = 0; j < side; ++j) {
             a = (j + 0.5f - position) * scale;
-            V tail_next = verf_tail(a, vexp(-a * a)), half_next = side_of(a);
-            e(j) = between(half, tail, half_next, tail_next);
-            tail = tail_next;
-            half = half_next;
+            V phi_next = verf(a, vexp(-a * a)) * 0.5f;
+            e(j) = vmax(phi_next - phi, vset<V>(0.f));  // far out its rounding has a sign
+            phi = phi_next;
         }
     }
 };

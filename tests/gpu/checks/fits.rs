@@ -1,6 +1,6 @@
 //! The fitter on the GPU: against the fitter on the CPU, and against spots whose place is known.
 
-use crate::{number, support};
+use crate::{erf::erf, number, support};
 use ocelli::{
     engine::{
         DataType, Engine, Setting, Tensor, TensorView,
@@ -37,31 +37,6 @@ fn poisson(random: &mut Random, mean: f64) -> f64 {
         }
         count += 1.0;
     }
-}
-
-/// The error function, by its series, which converges everywhere.
-pub(crate) fn erf(x: f64) -> f64 {
-    if x.abs() > 5.0 {
-        return x.signum();
-    }
-    let (mut sum, mut term) = (x, x);
-    for n in 1..200 {
-        term *= -x * x / f64::from(n);
-        sum += term / f64::from(2 * n + 1);
-    }
-    sum * 2.0 / std::f64::consts::PI.sqrt()
-}
-
-/// Half of what it lacks of 1 or -1: where little is left, by the continued fraction of erfc.
-pub(crate) fn tail_of_erf(x: f64) -> f64 {
-    let size = x.abs();
-    let left = if size < 2.0 {
-        1.0 - erf(size)
-    } else {
-        let fraction = (1..=100).rev().fold(size, |rest, n| size + f64::from(n) / 2.0 / rest);
-        (-size * size).exp() / std::f64::consts::PI.sqrt() / fraction
-    };
-    (0.5 * left).copysign(x)
 }
 
 /// The share of a spot at `place` that pixel `j` gets, along one axis.

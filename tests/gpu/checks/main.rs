@@ -8,6 +8,8 @@
 
 mod bench;
 mod device;
+#[path = "../../../src/engine/kernels/erf.rs"]
+mod erf;
 mod fault;
 mod fits;
 mod hold;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::kernels::{
-    CameraValue, FitModel, FitStatus, Psf, Rois, SensorMap, SpotFit, fit, tests::erf,
+    CameraValue, FitModel, FitStatus, Psf, Rois, SensorMap, SpotFit, erf::erf, fit,
 };
 use crate::random::Random;
 

@@ -7,24 +7,24 @@ const BACKGROUND: [f64; 7] = [0.0, 0.01, 1.0, 50.0, 1e4, 1e6, 9e8];
 
 /// ROIs over all of these, each with a spot anywhere, in the ROI or a little beyond it, of any width.
 fn anywhere(seed: u64, side: usize) -> Vec<f32> {
-    let random = &mut Random(seed);
+    let random = &mut Random::new(seed);
     let last = (side - 1) as f64;
     let mut rois = Vec::new();
     for (photons, background) in PHOTONS.into_iter().flat_map(|photons| BACKGROUND.map(|b| (photons, b))) {
         for _ in 0..4 {
             let spot = Spot {
-                x: random.between(-3.0, last + 3.0),
-                y: random.between(-3.0, last + 3.0),
+                x: between(random, -3.0, last + 3.0),
+                y: between(random, -3.0, last + 3.0),
                 photons,
                 background,
-                sigma: [0; 2].map(|_| (random.between(0.2f64.ln(), 6f64.ln())).exp()),
+                sigma: [0; 2].map(|_| (between(random, 0.2f64.ln(), 6f64.ln())).exp()),
             };
             let expected = spot.expected(side);
             rois.extend(expected.into_iter().map(|mean| {
                 // Whole photons: few of them are not normal, and most pixels have none.
                 let noisy = mean + random.normal() * mean.sqrt();
                 let whole =
-                    if mean < 1.0 { f64::from(u8::from(random.even() < mean)) } else { noisy.round() };
+                    if mean < 1.0 { f64::from(u8::from(random.unit() < mean)) } else { noisy.round() };
                 whole.clamp(0.0, 1e9) as f32
             }));
         }
@@ -109,11 +109,12 @@ fn fits_on_any_sensor_have_numbers_or_a_flag() {
     let side = 7;
     let values = anywhere(41, side);
     let count = values.len() / (side * side);
-    let random = &mut Random(43);
-    let corners: Vec<[u32; 2]> =
-        (0..count).map(|_| [random.between(0.0, 32.99) as u32, random.between(0.0, 22.99) as u32]).collect();
+    let random = &mut Random::new(43);
+    let corners: Vec<[u32; 2]> = (0..count)
+        .map(|_| [between(random, 0.0, 32.99) as u32, between(random, 0.0, 22.99) as u32])
+        .collect();
     let mut any = |low: f64, high: f64| {
-        let values = (0..30 * 40).map(|_| random.between(low, high).exp() as f32).collect();
+        let values = (0..30 * 40).map(|_| between(random, low, high).exp() as f32).collect();
         CameraValue::Map(SensorMap { height: 30, width: 40, values })
     };
     let (gain, noise) = (any(-5.0, 3.0), any(-9.0, 9.0));
@@ -249,11 +250,11 @@ fn a_fit_that_claims_errors_claims_none_that_are_far_too_small() {
 fn spots_on_a_dark_ground_converge_and_are_where_they_say() {
     // Of hundreds of photons each, with hardly any beside them: in many of these the best background is none.
     let (side, count, seed) = (7, 1000, 47);
-    let random = &mut Random(seed);
+    let random = &mut Random::new(seed);
     let poisson = |random: &mut Random, mean: f64| {
         let (mut left, mut events) = (mean, -1.0);
         while left > 0.0 {
-            left += random.even().ln();
+            left += random.unit().ln();
             events += 1.0;
         }
         events as f32
