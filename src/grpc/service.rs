@@ -101,7 +101,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         request: Request<ModelReadyRequest>,
     ) -> Result<Response<ModelReadyResponse>, Status> {
         let ModelReadyRequest { name, version } = request.into_inner();
-        let ready = target(name, version).find_served(&self.front).is_ok() && !self.front.status.draining();
+        let ready = target(name, version).find_ready(&self.front).is_ok();
         Ok(Response::new(ModelReadyResponse { ready }))
     }
 

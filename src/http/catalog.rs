@@ -99,17 +99,14 @@ fn pixels(model: &Model) -> Value {
     json!({ "datatypes": forms.iter().map(|form| form.datatype.name()).collect::<Vec<_>>(), "shape": shape })
 }
 
-/// Why no model is ready then, whatever state it is in: who asks for one alone, as who balances requests for it may, asks for the server.
-const DRAINING: &str = "the server is draining";
-
 /// `GET /v2/models/{model}[/versions/{version}]/ready`. Callers of Triton expect 400 for a model that is not ready.
 pub(super) async fn ready(State(front): State<Arc<Front>>, target: Target) -> Result<Json<Value>, Problem> {
-    match target.find_served(&front) {
-        Ok(model) if front.status.draining() => Err(Problem::model_not_ready(&model.name, DRAINING)),
+    match target.find_ready(&front) {
         Ok(model) => Ok(Json(json!({ "name": &*model.name, "ready": true }))),
         Err(
             InferError::ModelUnavailable { name, reason, .. } | InferError::Unserved { name, reason, .. },
         ) => Err(Problem::model_not_ready(&name, &reason)),
+        Err(error @ InferError::Draining) => Err(Problem::model_not_ready(&target.model, &error.to_string())),
         Err(error) => Err(Problem::from(&error)),
     }
 }

@@ -59,7 +59,7 @@ pub(super) async fn ready(
 }
 
 fn described(front: &Front, target: &Target) -> Result<Json<Value>, InferError> {
-    let model = target.find_served(front)?;
+    let model = target.find_ready(front)?;
     let asked = |version: &str| target.version.as_deref().is_none_or(|asked| asked == version);
     let versions = front.catalog.entries(&model.name).into_iter().filter(|of| asked(&of.version));
     let versions = versions.map(|of| {

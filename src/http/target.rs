@@ -25,9 +25,13 @@ impl Target {
         Ok(model)
     }
 
-    /// The model, if a device serves it, or is expected to.
-    pub(crate) fn find_served(&self, front: &Front) -> Result<Arc<Model>, InferError> {
+    /// The model, if it is ready: a device serves it, or is expected to, and no drain has begun. Who asks for one alone, as who balances
+    /// requests for it may, asks for the server.
+    pub(crate) fn find_ready(&self, front: &Front) -> Result<Arc<Model>, InferError> {
         let model = self.find(front)?;
+        if front.status.draining() {
+            return Err(InferError::Draining);
+        }
         front.queue.check_served(model.key)?;
         Ok(model)
     }

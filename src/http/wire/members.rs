@@ -54,16 +54,8 @@ impl<'de> Visitor<'de> for Named<'_> {
     }
 }
 
-/// All members of an object, which are few.
-pub(super) fn members<'de, D, V>(from: D) -> Result<BTreeMap<Cow<'de, str>, V>, D::Error>
-where
-    D: Deserializer<'de>,
-    V: Deserialize<'de>,
-{
-    at_most::<FEW_MAX, D, V>(from)
-}
-
-fn at_most<'de, const MAX: usize, D, V>(from: D) -> Result<BTreeMap<Cow<'de, str>, V>, D::Error>
+/// All members of an object, which are so many at most.
+pub(super) fn members<'de, const MAX: usize, D, V>(from: D) -> Result<BTreeMap<Cow<'de, str>, V>, D::Error>
 where
     D: Deserializer<'de>,
     V: Deserialize<'de>,
@@ -94,24 +86,7 @@ where
 }
 
 /// The same of parameters, which may be left out.
-pub(super) fn members_or_absent<'de, D, V>(from: D) -> Result<BTreeMap<String, V>, D::Error>
-where
-    D: Deserializer<'de>,
-    V: Deserialize<'de>,
-{
-    at_most_or_absent::<FEW_MAX, D, V>(from)
-}
-
-/// The same of an element's own, of which it has fewer ([`INNER_MAX`]).
-pub(super) fn inner_members_or_absent<'de, D, V>(from: D) -> Result<BTreeMap<String, V>, D::Error>
-where
-    D: Deserializer<'de>,
-    V: Deserialize<'de>,
-{
-    at_most_or_absent::<INNER_MAX, D, V>(from)
-}
-
-fn at_most_or_absent<'de, const MAX: usize, D, V>(from: D) -> Result<BTreeMap<String, V>, D::Error>
+pub(super) fn members_or_absent<'de, const MAX: usize, D, V>(from: D) -> Result<BTreeMap<String, V>, D::Error>
 where
     D: Deserializer<'de>,
     V: Deserialize<'de>,
@@ -121,7 +96,7 @@ where
         fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Few<MAX, V>, D::Error> {
             // One that is null is not there.
             let there = |(name, value): (Cow<'_, str>, Option<V>)| Some((name.into_owned(), value?));
-            Ok(Few(at_most::<MAX, D, _>(from)?.into_iter().filter_map(there).collect()))
+            Ok(Few(members::<MAX, D, _>(from)?.into_iter().filter_map(there).collect()))
         }
     }
     Ok(Option::<Few<MAX, V>>::deserialize(from)?.map(|Few(members)| members).unwrap_or_default())
@@ -192,16 +167,19 @@ mod tests {
             let members: Vec<String> = (0..n).map(|n| format!("\"{n}\":1")).collect();
             format!("{{{}}}", members.join(","))
         };
-        let read = |n: usize| members_or_absent::<_, u8>(&mut serde_json::Deserializer::from_str(&object(n)));
+        let read = |n: usize| {
+            members_or_absent::<FEW_MAX, _, u8>(&mut serde_json::Deserializer::from_str(&object(n)))
+        };
         assert_eq!(read(FEW_MAX).unwrap().len(), FEW_MAX);
         let error = read(FEW_MAX + 1).unwrap_err().to_string();
         assert!(error.starts_with("more than 4096 members in an object (then \"4096\")"), "{error}");
-        let inner =
-            |n: usize| inner_members_or_absent::<_, u8>(&mut serde_json::Deserializer::from_str(&object(n)));
+        let inner = |n: usize| {
+            members_or_absent::<INNER_MAX, _, u8>(&mut serde_json::Deserializer::from_str(&object(n)))
+        };
         assert_eq!(inner(INNER_MAX).unwrap().len(), INNER_MAX);
         let error = inner(INNER_MAX + 1).unwrap_err().to_string();
         assert!(error.starts_with("more than 64 members in an object (then \"64\")"), "{error}");
-        let null = members_or_absent::<_, u8>(&mut serde_json::Deserializer::from_str("null"));
+        let null = members_or_absent::<FEW_MAX, _, u8>(&mut serde_json::Deserializer::from_str("null"));
         assert_eq!(null.unwrap().len(), 0);
     }
 }

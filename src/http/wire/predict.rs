@@ -8,7 +8,7 @@
 
 use super::{
     Parameters, bad_json, base64_text,
-    members::{Str, members_or_absent},
+    members::{FEW_MAX, Str, members_or_absent},
     object,
 };
 use crate::error::InferError;
@@ -36,7 +36,7 @@ pub struct Instances {
 struct Wire<'a> {
     #[serde(borrow)]
     instances: Bounded<'a>,
-    #[serde(default, deserialize_with = "members_or_absent")]
+    #[serde(default, deserialize_with = "members_or_absent::<FEW_MAX, _, _>")]
     parameters: Parameters,
 }
 

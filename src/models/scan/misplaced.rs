@@ -1,6 +1,6 @@
 //! Files that would say what a model is, and lie where nothing reads them or are called so that nothing does.
 
-use super::{CONFIG_FILE, MANIFEST_FILE, disk::entries};
+use super::{CONFIG_FILE, MANIFEST_FILE, disk::entries, is_number};
 use std::path::{Path, PathBuf};
 
 /// Which of the files that describe a model is meant by this name, in whatever letters.
@@ -19,8 +19,7 @@ pub(super) fn at_top(name: &str) -> Option<String> {
 
 /// What of a model's own folder is called almost right: the files that describe it, and the folders of versions, with this file.
 pub(super) fn in_folder(inside: &[(String, PathBuf)], model_file: &str) -> Vec<String> {
-    let is_version = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
-    let named = inside.iter().filter(|(name, path)| !is_version(name) && path.join(model_file).is_file());
+    let named = inside.iter().filter(|(name, path)| !is_number(name) && path.join(model_file).is_file());
     let named = named.map(|(name, _)| {
         format!("the folder {name} is passed over, with its {model_file}: a version's folder is called by its number, as 1")
     });

@@ -10,7 +10,7 @@
 use super::{
     super::{
         BINARY_OUTPUT, HEADER_LENGTH, Parameters, Whole, bad_json, binary, clipped, count, data, flag,
-        members::{elements, elements_or_absent, inner_members_or_absent, members_or_absent},
+        members::{FEW_MAX, INNER_MAX, elements, elements_or_absent, members_or_absent},
         not_finite, shared_memory,
     },
     InferRequest, Input, Requested, datatype_of,
@@ -29,7 +29,7 @@ use std::{borrow::Cow, collections::HashSet};
 struct Wire<'a> {
     #[serde(default)]
     id: Option<String>,
-    #[serde(default, deserialize_with = "members_or_absent")]
+    #[serde(default, deserialize_with = "members_or_absent::<FEW_MAX, _, _>")]
     parameters: Parameters,
     #[serde(borrow, deserialize_with = "elements")]
     inputs: Vec<WireInput<'a>>,
@@ -45,7 +45,7 @@ struct WireInput<'a> {
     shape: Vec<Whole>,
     #[serde(borrow)]
     datatype: Cow<'a, str>,
-    #[serde(default, deserialize_with = "inner_members_or_absent")]
+    #[serde(default, deserialize_with = "members_or_absent::<INNER_MAX, _, _>")]
     parameters: Parameters,
     #[serde(borrow, default)]
     data: Option<&'a RawValue>,
@@ -55,7 +55,7 @@ struct WireInput<'a> {
 #[serde(expecting = "an object")]
 struct WireOutput {
     name: String,
-    #[serde(default, deserialize_with = "inner_members_or_absent")]
+    #[serde(default, deserialize_with = "members_or_absent::<INNER_MAX, _, _>")]
     parameters: Parameters,
 }
 

@@ -3,7 +3,7 @@
 use super::{
     super::{
         Parameters, bad_json, clipped, data, list,
-        members::{member, members, members_or_absent},
+        members::{FEW_MAX, member, members, members_or_absent},
         not_finite,
         predict::{Instance, Room, Text, decode_base64, decoded},
         request::Input,
@@ -40,7 +40,7 @@ struct Wire<'a> {
     instances: Option<&'a RawValue>,
     #[serde(borrow, default)]
     inputs: Option<&'a RawValue>,
-    #[serde(default, deserialize_with = "members_or_absent")]
+    #[serde(default, deserialize_with = "members_or_absent::<FEW_MAX, _, _>")]
     parameters: Parameters,
 }
 
@@ -198,7 +198,7 @@ fn column_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, Infe
 
 /// All members of a value that is an object.
 fn all(value: &RawValue) -> serde_json::Result<BTreeMap<Cow<'_, str>, &RawValue>> {
-    members(&mut serde_json::Deserializer::from_str(value.get()))
+    members::<FEW_MAX, _, _>(&mut serde_json::Deserializer::from_str(value.get()))
 }
 
 /// Whether a value says by names which input is what: an object does, unless it is an element of a text.
