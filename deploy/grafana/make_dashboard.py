@@ -172,13 +172,13 @@ def rows():
             target(f"sum by (instance) (ocelli_http_listeners_full{{{REPLICA}}})", "{{instance}} listeners that are full"),
         ),
         lines(
-            "Connections opened", "And the times that no more were taken, since as many were open as may be, or one could not be accepted.", "cps",
+            "Connections opened", "And those that found as many open as may be, or could not be accepted.", "cps",
             target(f"sum({rate('ocelli_http_connections_total', REPLICA)})", "opened"),
             target(f"sum({rate('ocelli_http_connections_capped_total', REPLICA)})", "at the bound"),
             target(f"sum({rate('ocelli_http_accept_errors_total', REPLICA)})", "not accepted"),
         ),
         lines(
-            "Connections that a clock ended", "idle is as it should be; the others are slow clients.", "cps",
+            "Connections that were ended", "idle is as it should be; evicted made room for others; the rest are slow clients.", "cps",
             target(f"sum by (reason) ({rate('ocelli_http_connections_ended_total', REPLICA)})", "{{reason}}"),
             target(f"sum({rate('ocelli_http_streams_reset_total', REPLICA)})", "stream reset"),
         ),

@@ -257,14 +257,14 @@ options! {
     }
     section "Connections and requests" {
         connections_max: usize, Count { min: 1, max: 1_000_000 }, "8192",
-            "Open connections on each address of the API; more wait until one ends.",
-            "Each needs a file descriptor. Where the process may not have so many files open, fewer are let in, and a warning says so at the start.";
+            "Open connections on each address of the API.",
+            "One more takes the place of the one that has been idle for longest, where any has been for a second; where all are at work, it waits until one ends. Each needs a file descriptor. Where the process may not have so many files open, fewer are let in, and a warning says so at the start.";
         requests_in_flight_max: usize, Count { min: 1, max: 1_000_000 }, "1024",
             "Requests being worked on at once; more are answered with 429.",
             "A request counts from its headers until its reply has been sent. Of a gRPC stream each message counts as one; as many streams may be open beside them. One HTTP/2 connection has at most 256 requests and streams at once: more wait in the client until one ends, or go over another connection.";
         in_flight_bytes_max: u64, Bytes { min: KIB, max: 16 * TIB }, "1GiB",
             "Bytes of request bodies held at once, and of what replies hold until their end; more are answered with 429.",
-            "A body counts as it grows, up to twice what has come where its length is known, and while it is unpacked from zstd also what the decoder keeps of it (up to 8 MiB); a stack of camera frames with 8 MiB and with what is held of it beyond that. Of replies, what a model gave counts (from 16 KiB on) until it has been sent or made smaller, and what is written of it: numbers as text with as much as they may take until they are written. A reply for which there is no room is 429, and 413 where there never is. So do pictures and rows of localizations whose number comes first, and the frames of a streamed file that wait for the caller; so does what spots are looked for in, about 16 bytes for each pixel of a frame. Of bodies, what images in base64 are decoded to counts beside them, and what becomes of texts (BYTES) that a model takes: 192 bytes for each, and 7 times its bytes and its length of four.";
+            "A body counts as it grows, up to twice what has come where its length is known, and while it is unpacked from zstd also what the decoder keeps of it (up to 8 MiB); a stack of camera frames in the same way up to 8 MiB, and with what is held of it beyond that. Of replies, what a model gave counts (from 16 KiB on) until it has been sent or made smaller, and what is written of it: numbers as text with as much as they may take until they are written. A reply for which there is no room is 429, and 413 where there never is. So do pictures and rows of localizations whose number comes first, and the frames of a streamed file that wait for the caller; so does what spots are looked for in, about 16 bytes for each pixel of a frame. Of bodies, what images in base64 are decoded to counts beside them, and what becomes of texts (BYTES) that a model takes: 192 bytes for each, and 7 times its bytes and its length of four.";
         body_bytes_max: u64, Bytes { min: KIB, max: TIB }, "256MiB",
             "The largest request body; a larger one is answered with 413.",
             "At most in_flight_bytes_max and queue_bytes_max: a larger body could never be let in.";
@@ -339,7 +339,7 @@ options! {
             "Sides and pixels of a frame are bounded as those of an image are.";
         stack_memory_bytes_max: usize, Bytes { min: KIB, max: TIB }, "64MiB",
             "Memory for those bytes of a stack that can only be read when more of it is there.",
-            "Never more than half of in_flight_bytes_max. A stack counts there as 8 MiB, and as what is held beyond that while it is; where there is no room for it, it goes to the temporary file. Without such files it counts as all of this, or as its length if that is less. Files that are written in order need next to nothing.";
+            "Never more than half of in_flight_bytes_max. A stack counts there as it comes, up to 8 MiB, and as what is held beyond that while it is; where there is no room for it, it goes to the temporary file. Without such files it counts as it comes up to all of this. Files that are written in order need next to nothing.";
         stack_spill_bytes_max: u64, Bytes { min: 0, max: 1024 * TIB }, "16GiB",
             "What may go to a temporary file where that memory is full, for each stack.",
             "0 for no such files: stacks that do not stream must then fit into stack_memory_bytes_max.";

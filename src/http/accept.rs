@@ -52,10 +52,16 @@ const BACKOFF_MAX: Duration = Duration::from_secs(1);
 /// How long the tasks of connections that are dropped may take to end: those of a thread that is stuck never do.
 const CUT_TIME_MAX: Duration = Duration::from_millis(250);
 
+/// An idle connection makes room for another once nothing has come on it for so long: sooner, its next request may be under way.
+const EVICT_IDLE_MIN: Duration = Duration::from_secs(1);
+/// How often somebody who waits for room has the connections looked at.
+const EVICT_PAUSE: Duration = Duration::from_millis(100);
+
 /// What a listener allows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// Connections at once. At the cap nothing is accepted until one ends: the backlog pushes back.
+    /// Connections at once. At the cap one more is accepted, for which the one goes that has been idle for longest, for a second at least;
+    /// where none is, it waits until one ends, and the backlog pushes back.
     pub connections_max: usize,
     /// How long a connection may stay in each of its states.
     pub clocks: Clocks,
@@ -105,11 +111,11 @@ impl Stages {
 pub struct Connections {
     /// Open now.
     pub open: AtomicUsize,
-    /// Listeners that accept nothing now, since the cap is met.
+    /// Listeners where somebody waits for room now, since the cap is met.
     pub full: AtomicUsize,
-    /// Accepted so far.
+    /// Accepted so far, and served.
     pub accepted: AtomicU64,
-    /// Times that the cap was met and accepting stopped.
+    /// Who came while the cap was met.
     pub capped: AtomicU64,
     /// Accepts that failed.
     pub accept_errors: AtomicU64,
@@ -117,6 +123,8 @@ pub struct Connections {
     pub ended_idle: AtomicU64,
     /// Ended by the header clock.
     pub ended_header: AtomicU64,
+    /// Ended since it was idle and another waited for its place.
+    pub ended_evicted: AtomicU64,
     /// Ended because the client did not take its answer, and no other was under way.
     pub ended_stalled: AtomicU64,
     /// Streams of HTTP/2 that were reset because the client did not take their answer.
@@ -177,31 +185,39 @@ impl Acceptor {
             };
             let task = open.tasks.spawn_on(serve, &thread).id();
             open.watches.insert(task, watch);
-            if open.tasks.len() >= shared.settings.connections_max {
-                counts.capped.fetch_add(1, Ordering::Relaxed);
-            }
         };
-        let mut full = false;
+        let counts = &shared.connections;
+        // Who has come and finds no room.
+        let mut waits = None;
         loop {
-            let capped = open.tasks.len() >= shared.settings.connections_max;
-            match (std::mem::replace(&mut full, capped), capped) {
-                (false, true) => _ = shared.connections.full.fetch_add(1, Ordering::Relaxed),
-                (true, false) => _ = shared.connections.full.fetch_sub(1, Ordering::Relaxed),
-                _ => {}
+            if open.tasks.len() < shared.settings.connections_max
+                && let Some((stream, peer)) = waits.take()
+            {
+                counts.full.fetch_sub(1, Ordering::Relaxed);
+                serve(&mut open, stream, peer);
             }
             let accepted = tokio::select! {
                 biased;
                 () = shared.stages.closing.cancelled() => break,
                 true = open.one_ends() => continue,
-                accepted = listener.accept(), if !capped => accepted,
+                () = tokio::time::sleep(EVICT_PAUSE), if waits.is_some() => {
+                    open.evict_one();
+                    continue;
+                }
+                accepted = listener.accept(), if waits.is_none() => accepted,
             };
-            let counts = &shared.connections;
             match accepted {
                 Ok((stream, peer)) => {
                     backoff = BACKOFF_MIN;
                     // The socket leaves this thread's event queue for the other's.
-                    if let Ok(stream) = stream.into_std() {
+                    let Ok(stream) = stream.into_std() else { continue };
+                    if open.tasks.len() < shared.settings.connections_max {
                         serve(&mut open, stream, peer);
+                    } else {
+                        counts.capped.fetch_add(1, Ordering::Relaxed);
+                        counts.full.fetch_add(1, Ordering::Relaxed);
+                        waits = Some((stream, peer));
+                        open.evict_one();
                     }
                 }
                 Err(error) => {
@@ -217,8 +233,9 @@ impl Acceptor {
                 }
             }
         }
-        if full {
-            shared.connections.full.fetch_sub(1, Ordering::Relaxed);
+        if let Some((stream, peer)) = waits {
+            counts.full.fetch_sub(1, Ordering::Relaxed);
+            serve(&mut open, stream, peer);
         }
         // Done with before the listener is closed.
         if let Ok(listener) = listener.into_std() {
@@ -261,6 +278,16 @@ impl Open {
         let Some(ended) = self.tasks.join_next_with_id().await else { return false };
         self.watches.remove(&ended.map_or_else(|error: JoinError| error.id(), |(task, ())| task));
         true
+    }
+
+    /// Has the connection make room that has been idle for longest, if any has been for long enough.
+    fn evict_one(&self) {
+        let idle = self.watches.values().filter_map(|watch| Some((watch.idle_since()?, watch)));
+        if let Some((since, watch)) = idle.min_by_key(|(since, _)| *since)
+            && since.elapsed() >= EVICT_IDLE_MIN
+        {
+            watch.evict();
+        }
     }
 
     async fn all_end(&mut self) {

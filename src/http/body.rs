@@ -46,7 +46,8 @@ pub struct Reader {
     forfeited: Duration,
     received: u64,
     pieces: u64,
-    permit: Option<Arc<Permit>>,
+    /// What is charged for the body, and up to how much.
+    permit: Option<(Arc<Permit>, u64)>,
     /// The byte that is put at an aligned address.
     aligned: usize,
 }
@@ -81,8 +82,14 @@ impl Reader {
     /// Charges the permit for the body: where its length is known and it is read in one piece, for up to a MiB of it before any is read;
     /// as it grows, for [twice](ahead_of) what has come; and for no more than its true length at its end.
     #[must_use]
-    pub fn charged_to(mut self, permit: Arc<Permit>) -> Reader {
-        self.permit = Some(permit);
+    pub fn charged_to(self, permit: Arc<Permit>) -> Reader {
+        self.charged_up_to(u64::MAX, permit)
+    }
+
+    /// The same for a body that is not held as a whole, of which so many bytes are charged at most.
+    #[must_use]
+    pub(crate) fn charged_up_to(mut self, bytes_max: u64, permit: Arc<Permit>) -> Reader {
+        self.permit = Some((permit, bytes_max));
         self
     }
 
@@ -145,7 +152,7 @@ impl Reader {
                 }
                 Err(_) => return Err(self.slow()),
                 Ok(None) => {
-                    if let Some(permit) = &self.permit {
+                    if let Some((permit, _)) = &self.permit {
                         permit.trim(self.received);
                     }
                     return Ok(None);
@@ -166,8 +173,8 @@ impl Reader {
                         self.received, self.pieces
                     )));
                 }
-                if let Some(permit) = &self.permit {
-                    permit.cover_growing(ahead_of(self.received, self.length))?;
+                if let Some((permit, most)) = &self.permit {
+                    permit.cover_growing(ahead_of(self.received, self.length).min(*most))?;
                 }
                 self.handed_out = Some(Instant::now());
                 return Ok(Some(bytes));
@@ -183,8 +190,8 @@ impl Reader {
     /// As [`Reader::next`].
     pub async fn all(mut self) -> Result<Bytes, InferError> {
         let announced = self.announced()?;
-        if let (Some(length), Some(permit)) = (announced, &self.permit) {
-            permit.cover(ahead_of(0, Some(length)))?;
+        if let (Some(length), Some((permit, most))) = (announced, &self.permit) {
+            permit.cover(ahead_of(0, Some(length)).min(*most))?;
         }
         let Some(first) = self.next().await? else {
             return Ok(Bytes::new());

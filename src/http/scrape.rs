@@ -73,6 +73,7 @@ impl Front {
             (metrics.ended(EndReason::Idle), &connections.ended_idle),
             (metrics.ended(EndReason::Header), &connections.ended_header),
             (metrics.ended(EndReason::Stalled), &connections.ended_stalled),
+            (metrics.ended(EndReason::Evicted), &connections.ended_evicted),
             (&metrics.http_streams_reset_total, &connections.streams_reset),
         ] {
             counted(counter, count.load(Ordering::Relaxed));

@@ -68,7 +68,7 @@ def test_connections_that_clocks_end_are_counted_by_the_clock(start):
         until(lambda: ended(server) == (2, 3, 0, 0, 0), 60, "two were idle, and three began a header")
 
 
-def test_times_that_no_more_connections_fit_are_counted(start):
+def test_connections_that_find_no_room_are_counted_and_take_that_of_idle_ones(start):
     server = start(connections_max=6)
     until_numbers(server, http_connections=0)
     before = numbers(server)["ocelli_http_connections_total"]
@@ -76,9 +76,11 @@ def test_times_that_no_more_connections_fit_are_counted(start):
         connect(server, opened, 6)
         found = until_numbers(server, http_connections=6)
         assert found["ocelli_http_connections_total"] == before + 6
-        until(lambda: ended(server) == (0, 0, 0, 1, 0), 60, "the bound was met once")
+        assert ended(server) == (0, 0, 0, 0, 0), "and nobody waits"
+        assert server.status("/v2/health/live") == 200
+        assert ended(server) == (0, 0, 0, 1, 0)
+        assert numbers(server)['ocelli_http_connections_ended_total{reason="evicted"}'] == 1
     until_numbers(server, http_connections=0)
-    assert ended(server) == (0, 0, 0, 1, 0)
 
 
 def test_connections_that_cannot_be_accepted_are_counted(start):

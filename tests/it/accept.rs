@@ -232,6 +232,7 @@ async fn reply(stream: &mut TcpStream) -> String {
 
 const HELLO: &str = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
 const CLOSING: &str = "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+const WAIT: &str = "GET /wait HTTP/1.1\r\nHost: a\r\n\r\n";
 const HALF: &str = "GET / HTTP/1.1\r\nHos";
 
 #[tokio::test]
@@ -270,7 +271,7 @@ async fn an_idle_connection_is_closed_by_the_idle_clock() {
 async fn a_client_that_ends_its_side_still_gets_its_answer() {
     let server = start(settings()).await;
     for _ in 0..20 {
-        let mut stream = server.send("GET /wait HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        let mut stream = server.send(WAIT).await;
         stream.shutdown().await.unwrap();
         until(|| server.connections.open.load(Relaxed) == 1).await;
         server.go.notify_one();
@@ -312,7 +313,7 @@ async fn no_connection_that_was_made_is_lost_when_the_listener_closes() {
 #[tokio::test]
 async fn a_client_that_is_gone_is_not_waited_for() {
     let server = start(settings()).await;
-    let stream = server.send("GET /wait HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    let stream = server.send(WAIT).await;
     until(|| server.connections.open.load(Relaxed) == 1).await;
     drop(stream);
     // Nobody lets the request go on.
@@ -496,28 +497,56 @@ async fn requests_that_another_server_would_read_differently_are_refused() {
 }
 
 #[tokio::test]
-async fn at_the_cap_a_client_waits_until_another_ends() {
+async fn at_the_cap_a_client_waits_until_one_that_is_not_idle_ends() {
     let server = start(Settings { connections_max: 2, ..settings() }).await;
-    let (mut first, mut second) = (server.send(HELLO).await, server.send(HELLO).await);
-    reply(&mut first).await;
-    reply(&mut second).await;
-    assert_eq!(server.connections.capped.load(Relaxed), 1);
+    let mut at_work = server.send(WAIT).await;
+    // Half a head is no idle connection, however long it is silent.
+    let half = server.send(HALF).await;
+    until(|| server.waits.load(Relaxed) == 1 && server.connections.accepted.load(Relaxed) == 2).await;
     let mut third = server.send(HELLO).await;
-    second.write_all(HELLO.as_bytes()).await.unwrap();
-    reply(&mut second).await;
-    assert_eq!(server.connections.accepted.load(Relaxed), 2);
-    drop(first);
-    reply(&mut third).await;
-    assert_eq!(server.connections.accepted.load(Relaxed), 3);
+    let counts = || {
+        let counts = &server.connections;
+        [&counts.capped, &counts.accepted, &counts.ended_evicted].map(|count| count.load(Relaxed))
+    };
     until(|| server.connections.full.load(Relaxed) == 1).await;
-    drop((second, third));
+    assert_eq!(counts(), [1, 2, 0]);
+    drop(half);
+    assert!(reply(&mut third).await.ends_with("hello"));
     until(|| server.connections.full.load(Relaxed) == 0).await;
+    assert_eq!(counts(), [1, 3, 0]);
+    server.go.notify_one();
+    assert!(reply(&mut at_work).await.starts_with("HTTP/1.1 200"));
+}
+
+#[tokio::test]
+async fn at_the_cap_the_connection_makes_room_that_has_been_idle_for_longest() {
+    let server = start(Settings { connections_max: 4, ..settings() }).await;
+    let at_work = server.send(WAIT).await;
+    until(|| server.waits.load(Relaxed) == 1).await;
+    let mut kept = server.send(HELLO).await;
+    reply(&mut kept).await;
+    let silent = server.send("").await;
+    until(|| server.connections.accepted.load(Relaxed) == 3).await;
+    let mut recent = server.send(HELLO).await;
+    reply(&mut recent).await;
+    let mut others = Vec::new();
+    for idle_for_longest in [kept, silent] {
+        let mut other = server.send(HELLO).await;
+        assert!(reply(&mut other).await.ends_with("hello"));
+        assert_eq!(rest(idle_for_longest).await, "", "it was ended in order");
+        others.push(other);
+    }
+    recent.write_all(HELLO.as_bytes()).await.unwrap();
+    assert!(reply(&mut recent).await.ends_with("hello"));
+    assert_eq!(server.connections.ended_evicted.load(Relaxed), 2);
+    assert_eq!(server.connections.capped.load(Relaxed), 2);
+    drop((at_work, others));
 }
 
 #[tokio::test]
 async fn a_request_whose_client_leaves_is_dropped() {
     let server = start(settings()).await;
-    let stream = server.send("GET /wait HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    let stream = server.send(WAIT).await;
     until(|| server.connections.open.load(Relaxed) == 1).await;
     drop(stream);
     until(|| server.connections.open.load(Relaxed) == 0).await;

@@ -52,6 +52,8 @@ pub enum Reason {
     Header,
     /// An answer that the client does not take.
     Stalled,
+    /// Idle, where another waited for its place.
+    Evicted,
 }
 
 /// What to do with a connection now.
@@ -126,12 +128,14 @@ struct UnderWay {
 #[derive(Debug)]
 pub struct Watch {
     state: Mutex<State>,
+    evicted: CancellationToken,
 }
 
 impl Watch {
     /// A connection accepted `now`.
     pub fn new(now: Instant) -> Watch {
         Watch {
+            evicted: CancellationToken::new(),
             state: Mutex::new(State {
                 task: Task::Waits,
                 phase: Phase::Idle(now),
@@ -323,6 +327,24 @@ impl Watch {
     /// What the connection is doing.
     pub fn phase(&self) -> Phase {
         self.state.lock().phase
+    }
+
+    /// Since when it has been idle, if it is, and has not been asked to go.
+    pub fn idle_since(&self) -> Option<Instant> {
+        match self.phase() {
+            Phase::Idle(since) if !self.evicted.is_cancelled() => Some(since),
+            _ => None,
+        }
+    }
+
+    /// Asks it to go, for another that waits for its place.
+    pub fn evict(&self) {
+        self.evicted.cancel();
+    }
+
+    /// Comes back when it is asked to go.
+    pub async fn evicted(&self) {
+        self.evicted.cancelled().await;
     }
 
     /// What to do, or when to look again.

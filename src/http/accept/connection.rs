@@ -149,6 +149,12 @@ impl Shared {
                             break false;
                         }
                     },
+                    () = watch.evicted(), if !idle_seen => {
+                        idle_seen = true;
+                        self.count(Reason::Evicted, peer, &mut counted);
+                        connection.as_mut().graceful_shutdown();
+                        farewell_until = Some(farewell(true));
+                    }
                     () = drained_request.notified() => {
                         if watch.is_http2() && !begun_in_drain {
                             connection.as_mut().graceful_shutdown();
@@ -204,6 +210,7 @@ impl Shared {
         let counter = match reason {
             Reason::Idle => &self.connections.ended_idle,
             Reason::Header => &self.connections.ended_header,
+            Reason::Evicted => &self.connections.ended_evicted,
             Reason::Stalled => {
                 tracing::info!(%peer, "an answer was not taken in reply_stall_ms: its connection ends");
                 &self.connections.ended_stalled

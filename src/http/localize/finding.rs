@@ -161,11 +161,11 @@ impl Finding {
     }
 
     /// Charges for what of a stream waits to be read, where that may go to a file instead. A file that was posted has been charged for
-    /// with its body; and without a temporary file, all that may be held was from the beginning.
+    /// with its body; and without a temporary file, all that may be held is as it comes.
     fn charge_for(&mut self, posted: &Posted) {
         let options = &self.front.limits.stack;
         if matches!(posted, Posted::Stream(_)) && options.spill_folder.is_some() {
-            let mut share = Share::new(self.call.permit.as_deref(), options);
+            let mut share = Share::of_stream(self.call.permit.as_ref(), options);
             let may_hold = Box::new(move |bytes| share.holds(bytes));
             self.stager = self.stager.take().map(|stager| stager.within(may_hold));
         }

@@ -31,7 +31,7 @@ use bytes::Bytes;
 use drive::Drive;
 use finding::Posted;
 use futures_util::{Stream, stream};
-use http_body::{Body as _, Frame};
+use http_body::Frame;
 use http_body_util::StreamBody;
 use outgoing::{Event, Outgoing};
 use share::Share;
@@ -64,15 +64,15 @@ pub(super) async fn predict(
         Asked::of(request.uri().query().unwrap_or_default(), request.headers(), settings.clone())?;
     asked.came = request.extensions().get::<Came>().cloned();
     let format = asked.format;
-    let posted = if posted::is_raw(request.headers())? {
+    let options = &front.limits.stack;
+    let (posted, waiting) = if posted::is_raw(request.headers())? {
+        let mut reader = body::Reader::new(request.into_body(), front.limits.stack_body);
+        reader.announced()?;
         if let Some(permit) = &call.permit {
             // It is not held as a whole, whatever its length.
-            let own = share::of_stack(&front.limits.stack);
-            permit.cover(request.body().size_hint().exact().map_or(own, |length| length.min(own)))?;
+            reader = reader.charged_up_to(share::of_stack(options), Arc::clone(permit));
         }
-        let reader = body::Reader::new(request.into_body(), front.limits.stack_body);
-        reader.announced()?;
-        Posted::Stream(reader)
+        (Posted::Stream(reader), Share::of_stream(call.permit.as_ref(), options))
     } else {
         let posted::Posted { mut files, parameters, .. } = posted::read(request, front).await?;
         if let Some(key) = parameters.keys().next() {
@@ -81,15 +81,13 @@ pub(super) async fn predict(
             )));
         }
         match (files.pop(), files.len()) {
-            (Some(file), 0) => Posted::File(file?),
+            (Some(file), 0) => (Posted::File(file?), Share::beside_file(call.permit.as_ref())),
             (_, more) => {
                 return Err(InferError::BadRequest(format!("{} files, expected one stack", more + 1)));
             }
         }
     };
-    let options = &front.limits.stack;
-    let (reply, mut coming) =
-        Outgoing::new(options.limits.memory_bytes_max, Share::new(call.permit.as_deref(), options));
+    let (reply, mut coming) = Outgoing::new(options.limits.memory_bytes_max, waiting);
     let drive = Drive::new(front, model, call, asked);
     // The request's span goes with it: its lines have the request's id.
     let driving = tracing::Instrument::instrument(drive.run(posted, reply), tracing::Span::current());
@@ -167,7 +165,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_reply_that_fails_after_its_beginning_is_cut_off() {
-        let share = Share::new(None, &stack_options(&Config::default()));
+        let share = Share::of_stream(None, &stack_options(&Config::default()));
         let (mut reply, coming) = Outgoing::new(1000, share);
         let task = tokio::spawn(async move {
             let _ = reply.bytes(vec![Bytes::from_static(b"a row")]).await;

@@ -164,7 +164,7 @@ mod tests {
     use std::sync::Arc;
 
     fn outgoing(waiting_bytes_max: usize) -> (Outgoing, mpsc::Receiver<Event>) {
-        let share = Share::new(None, &stack_options(&Config::default()));
+        let share = Share::of_stream(None, &stack_options(&Config::default()));
         Outgoing::new(waiting_bytes_max, share)
     }
 
@@ -214,29 +214,28 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// One whose waiting bytes are charged.
+    /// One whose waiting bytes are charged, for a file.
     fn charged() -> (Arc<Admission>, Outgoing, mpsc::Receiver<Event>) {
         let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: 100 << 20 };
         let admission = Admission::new(limits);
-        let permit = admission.admit().unwrap();
-        let share = Share::new(Some(&permit), &stack_options(&Config::default()));
-        let (out, coming) = Outgoing::new(64 * MIB, share);
+        let permit = Arc::new(admission.admit().unwrap());
+        let (out, coming) = Outgoing::new(64 * MIB, Share::beside_file(Some(&permit)));
         (admission, out, coming)
     }
 
     #[tokio::test]
-    async fn what_waits_beyond_its_share_is_charged_until_the_connection_has_taken_it() {
+    async fn what_waits_is_charged_until_the_connection_has_taken_it() {
         let (admission, mut out, mut coming) = charged();
         for _ in 0..EVENTS {
             out.bytes(piece(&[0])).await.unwrap();
         }
         out.bytes(piece(&vec![1; 5 * MIB])).await.unwrap();
         let charged = || admission.in_flight().bytes as usize;
-        assert_eq!(charged(), 4 * MIB, "2 MiB are its own, of which one is for events");
+        assert_eq!(charged(), 6 * MIB, "one is for events");
         // A block goes for each event that is taken.
         coming.try_recv().unwrap();
         out.catch_up().await.unwrap();
-        assert_eq!(charged(), 4 * MIB - BLOCK_BYTES);
+        assert_eq!(charged(), 6 * MIB - BLOCK_BYTES);
         let mut all = 0;
         while out.is_behind() {
             all += taken(&mut coming).len();
@@ -251,7 +250,7 @@ mod tests {
         let (admission, mut out, mut coming) = charged();
         let bytes: Vec<u8> = (0..6 * MIB).map(|at| (at / 1000) as u8).collect();
         out.bytes(piece(&bytes)).await.unwrap();
-        assert_eq!(admission.in_flight().bytes as usize, 4 * MIB, "of all that is here");
+        assert_eq!(admission.in_flight().bytes as usize, 6 * MIB, "of all that is here");
         let mut all = Vec::new();
         loop {
             match coming.try_recv() {

@@ -1,17 +1,18 @@
-//! What a stack holds, charged to its request: a share that every stack has from its beginning, and what is more while it holds
-//! more. A stack that is written in order, and whose caller reads, stays within its share however long it is.
+//! What a stack holds, charged to its request: its first bytes, as they come, and what is more than that while it holds more. A stack
+//! that is written in order, and whose caller reads, takes no more than that share however long it is.
 
 use crate::{
     http::admission::{Beside, Permit},
     image::stack::{Charge, Options},
 };
+use std::sync::Arc;
 
 /// Half of it is for what is taken from the connection ahead of the work (`drive::Ahead`), and a quarter each for what cannot be read
 /// yet and for rows that the caller does not take yet.
 const STACK_BYTES: u64 = 8 << 20;
 
-/// What a stack is charged for before any of it is read, in bytes. Where it has no temporary file, that is all that it may ever
-/// hold: there is nowhere to put what has no room later.
+/// Up to how many bytes a stack is charged for as it comes. Where it has no temporary file, that is all that it may ever hold: there is
+/// nowhere to put what has no room later.
 pub(super) fn of_stack(options: &Options) -> u64 {
     let most = options.limits.memory_bytes_max as u64;
     if options.spill_folder.is_some() { most.min(STACK_BYTES) } else { most }
@@ -19,21 +20,31 @@ pub(super) fn of_stack(options: &Options) -> u64 {
 
 /// Memory of one kind that a stack holds.
 pub(super) struct Share {
-    own: u64,
-    /// Nothing where nobody counts.
-    beyond: Option<Beside>,
+    own_max: u64,
+    /// What the stack is charged for, and what this is beyond its part of that; nothing where nobody counts.
+    charged: Option<(Arc<Permit>, Beside)>,
 }
 
 impl Share {
-    /// One of four such shares of what a stack is charged for.
-    pub(super) fn new(permit: Option<&Permit>, options: &Options) -> Share {
-        Share { own: of_stack(options) / 4, beyond: permit.map(Permit::nothing_beside) }
+    /// One of four such shares of what a stack is charged for as it comes.
+    pub(super) fn of_stream(permit: Option<&Arc<Permit>>, options: &Options) -> Share {
+        Share::new(of_stack(options) / 4, permit)
+    }
+
+    /// The same of a file that is held as a whole: nothing of what that is charged for is left for others.
+    pub(super) fn beside_file(permit: Option<&Arc<Permit>>) -> Share {
+        Share::new(0, permit)
+    }
+
+    fn new(own_max: u64, permit: Option<&Arc<Permit>>) -> Share {
+        Share { own_max, charged: permit.map(|permit| (Arc::clone(permit), permit.nothing_beside())) }
     }
 
     /// So many bytes are held: charges for what is beyond its own, or gives that back. Whether there is room for them.
     pub(super) fn holds(&mut self, bytes: usize) -> bool {
-        let more = (bytes as u64).saturating_sub(self.own);
-        self.beyond.as_mut().is_none_or(|beyond| beyond.set(more))
+        let Some((permit, beyond)) = &mut self.charged else { return true };
+        let own = self.own_max.min(permit.bytes() / 4);
+        beyond.set((bytes as u64).saturating_sub(own))
     }
 }
 
@@ -59,16 +70,24 @@ mod tests {
     #[test]
     fn what_is_beyond_its_own_is_charged_while_it_is_held() {
         let options = stack_options(&Config::default());
-        let own = (of_stack(&options) / 4) as usize;
-        let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: 100 };
+        let of_stack = of_stack(&options);
+        let own = (of_stack / 4) as usize;
+        let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: of_stack + 100 };
         let admission = Admission::new(limits);
-        let permit = admission.admit().expect("it is the first");
-        let mut share = Share::new(Some(&permit), &options);
+        let permit = Arc::new(admission.admit().expect("it is the first"));
+        let beyond = || admission.in_flight().bytes - permit.bytes();
+        let mut share = Share::of_stream(Some(&permit), &options);
+        assert_eq!((share.holds(50), beyond()), (true, 50), "nothing has come");
+        permit.cover(80).expect("there is room");
+        assert_eq!((share.holds(50), beyond()), (true, 30));
+        permit.cover(of_stack).expect("there is room");
         for (held, fits, charged) in
             [(own, true, 0), (own + 60, true, 60), (own + 101, false, 60), (own + 40, true, 40), (0, true, 0)]
         {
-            assert_eq!((share.holds(held), admission.in_flight().bytes), (fits, charged), "{held} bytes");
+            assert_eq!((share.holds(held), beyond()), (fits, charged), "{held} bytes");
         }
+        let mut share = Share::beside_file(Some(&permit));
+        assert_eq!((share.holds(50), beyond()), (true, 50), "the file is charged for itself");
     }
 
     #[test]

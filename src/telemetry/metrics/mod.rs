@@ -41,7 +41,7 @@ reasons! {
 }
 
 reasons! {
-    /// Which clock ended a connection.
+    /// Why a connection was ended.
     EndReason {
         /// No request came.
         Idle = "idle",
@@ -49,6 +49,8 @@ reasons! {
         Header = "header",
         /// An answer was not taken.
         Stalled = "stalled",
+        /// It was idle, and another waited for its place.
+        Evicted = "evicted",
     }
 }
 
@@ -109,9 +111,9 @@ pub struct Metrics {
     pub shared_memory_written_bytes_total: IntCounter,
     /// As many as may be open on each listener.
     pub http_connections_max: IntGauge,
-    /// Listeners at that number.
+    /// Listeners at that number, where another waits.
     pub http_listeners_full: IntGauge,
-    /// Times that it was met.
+    /// Who came then.
     pub http_connections_capped_total: IntCounter,
     /// Whether the server says that it is ready.
     pub ready: IntGauge,
@@ -149,7 +151,7 @@ impl Metrics {
             ),
             ended: register.by_reason(
                 "ocelli_http_connections_ended_total",
-                "Connections that a clock ended.",
+                "Connections that were ended since nothing came or went on them.",
                 EndReason::LABELS,
             ),
             http_streams_reset_total: register.counter(
@@ -162,11 +164,11 @@ impl Metrics {
             ),
             http_listeners_full: register.gauge(
                 "ocelli_http_listeners_full",
-                "Listeners of the API that accept nothing now: as many connections are open on them as may be.",
+                "Listeners of the API on which as many connections are open as may be, none of them idle, and another waits.",
             ),
             http_connections_capped_total: register.counter(
                 "ocelli_http_connections_capped_total",
-                "Times that as many connections were open on a listener as may be, and no more were accepted until one ended.",
+                "Connections that came while as many were open on a listener as may be, and waited until one ended or an idle one made room.",
             ),
             ready: register.gauge("ocelli_ready", "1 while GET /v2/health/ready answers 200, 0 while not."),
             gpus_failed: register.gauge(

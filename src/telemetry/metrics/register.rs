@@ -202,7 +202,8 @@ minute); `drain`, `resume` (by request)\n\
 counting them, so that few scrapes have them: its exit code is 75, its last line says how many, and a line of the log for each model \
 (`the model's work is dropped`, and `requests of the model are cut` of those that still come or are answered as they come) whose they were\n\
 - `ocelli_http_connections_ended_total`: `idle` (no request came), `header` (a request's header came too slowly), `stalled` \
-(an answer was not taken: `reply_stall_ms`; over HTTP/2 only where no other was open, or nothing of any was taken)\n\
+(an answer was not taken: `reply_stall_ms`; over HTTP/2 only where no other was open, or nothing of any was taken), `evicted` (it was idle, and another waited for its \
+place: `connections_max`)\n\
 - `ocelli_failed_batches_total`, `ocelli_retried_jobs_total`: `input` (the model refused it: its jobs run alone), `out_of_memory` \
 (they run in smaller batches), `device` (they run elsewhere)\n\
 - `ocelli_fallbacks_total`: `device_away` (no device that the model is meant for serves it now), `device_failed`, `out_of_memory` \

@@ -1,6 +1,8 @@
 //! HTTP/2 clients, in frames: RFC 9113, section 4.1 for their form.
 
-use super::{LARGE_BYTES, SHORT, Server, rest, settings, soon, start, until, with_clocks};
+use super::{
+    HELLO, LARGE_BYTES, SHORT, Server, Settings, reply, rest, settings, soon, start, until, with_clocks,
+};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::{
@@ -358,4 +360,19 @@ async fn a_connection_that_opens_in_a_drain_is_told_to_go_when_the_listener_clos
     for _ in 0..2 {
         stream.write_all(&get(7, "/")).await.expect("it is read still");
     }
+}
+
+#[tokio::test]
+async fn an_idle_connection_that_is_to_make_room_is_told_and_ended_whether_it_hears_or_not() {
+    let server = start(Settings { connections_max: 1, ..settings() }).await;
+    let mut deaf = connect(&server, &[]).await;
+    first(&mut deaf, SETTINGS).await.unwrap();
+    let mut other = server.send(HELLO).await;
+    assert!(reply(&mut other).await.ends_with("hello"));
+    let mut told = Vec::new();
+    while let Some((kind, ..)) = next(&mut deaf).await {
+        told.push(kind);
+    }
+    assert!(told.contains(&GOAWAY), "{told:?}");
+    assert_eq!(server.connections.ended_evicted.load(Relaxed), 1);
 }
