@@ -174,7 +174,9 @@ impl Reader {
                     )));
                 }
                 if let Some((permit, most)) = &self.permit {
-                    permit.cover_growing(ahead_of(self.received, self.length).min(*most))?;
+                    let bytes = ahead_of(self.received, self.length).min(*most);
+                    // Where the length is known, that is ahead already.
+                    if self.length.is_some() { permit.cover(bytes) } else { permit.cover_growing(bytes) }?;
                 }
                 self.handed_out = Some(Instant::now());
                 return Ok(Some(bytes));

@@ -43,7 +43,7 @@ impl Share {
     /// So many bytes are held: charges for what is beyond its own, or gives that back. Whether there is room for them.
     pub(super) fn holds(&mut self, bytes: usize) -> bool {
         let Some((permit, beyond)) = &mut self.charged else { return true };
-        let own = self.own_max.min(permit.bytes() / 4);
+        let own = self.own_max.min(permit.bytes());
         beyond.set((bytes as u64).saturating_sub(own))
     }
 }
@@ -79,7 +79,7 @@ mod tests {
         let mut share = Share::of_stream(Some(&permit), &options);
         assert_eq!((share.holds(50), beyond()), (true, 50), "nothing has come");
         permit.cover(80).expect("there is room");
-        assert_eq!((share.holds(50), beyond()), (true, 30));
+        assert_eq!((share.holds(90), beyond()), (true, 10));
         permit.cover(of_stack).expect("there is room");
         for (held, fits, charged) in
             [(own, true, 0), (own + 60, true, 60), (own + 101, false, 60), (own + 40, true, 40), (0, true, 0)]
