@@ -112,6 +112,10 @@ pub(super) fn limited(
             };
         }
         let (pieces, seen) = framing.see(&mut came);
+        if framing.is_packed() {
+            // A thousand times as much may have come out of it: the thread's other connections are to go on.
+            tokio::task::yield_now().await;
+        }
         if messages == Messages::Many {
             if framing.is_between() {
                 reader.limited_by(between);
@@ -153,6 +157,11 @@ impl Framing {
     fn new(limits: BodyLimits, charge: Option<Charge>) -> Framing {
         let prefix = Vec::with_capacity(PREFIX_BYTES);
         Framing { limits, charge, prefix, left: 0, whole: 0, unpacked: None, begun: 0 }
+    }
+
+    /// Whether messages may come packed.
+    fn is_packed(&self) -> bool {
+        self.charge.as_ref().is_some_and(|charge| charge.coding.is_some())
     }
 
     /// Whether no message is half there.
@@ -332,7 +341,7 @@ mod tests {
     use crate::http::admission::{Admission, AdmissionLimits};
     use flate2::{Compression, write::GzEncoder};
     use http_body_util::BodyExt;
-    use std::{io::Write, time::Duration};
+    use std::{io::Write, sync::atomic::AtomicUsize, time::Duration};
 
     fn framing(bytes_max: u64, in_flight: u64) -> Framing {
         let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: in_flight };
@@ -441,6 +450,33 @@ mod tests {
         for _ in 0..2 {
             assert!(body.frame().await.is_none());
         }
+    }
+
+    #[tokio::test]
+    async fn others_go_on_between_the_pieces_of_a_packed_message() {
+        let Framing { limits, charge, .. } = framing(1 << 20, 4 << 20);
+        let sent = Bytes::from(packed(1 << 20));
+        let sent: Vec<_> =
+            sent.chunks(100).map(|piece| Ok::<_, Status>(Bytes::copy_from_slice(piece))).collect();
+        let pieces = sent.len();
+        let mut body =
+            limited(Body::from_stream(stream::iter(sent)), limits, Messages::One, charge, Lost::default());
+        let others = Arc::new(AtomicUsize::new(0));
+        let turns = Arc::clone(&others);
+        let other = tokio::spawn(async move {
+            loop {
+                turns.fetch_add(1, Ordering::Relaxed);
+                tokio::task::yield_now().await;
+            }
+        });
+        let mut read = 0;
+        while let Some(frame) = body.frame().await {
+            read += frame.unwrap().into_data().unwrap().len();
+        }
+        other.abort();
+        assert_eq!(read, PREFIX_BYTES + (1 << 20));
+        let turns = others.load(Ordering::Relaxed);
+        assert!(pieces > 5 && turns >= pieces, "{turns} turns in {pieces} pieces");
     }
 
     #[test]

@@ -17,6 +17,17 @@ pub(super) fn at_top(name: &str) -> Option<String> {
     ))
 }
 
+/// A model that nothing describes, in a folder that is called as that of a version.
+pub(super) fn as_model(name: &str, inside: &[(String, PathBuf)], model_file: &str) -> Option<String> {
+    let has = |file: &str| inside.iter().any(|(other, _)| other == file);
+    let described = has(MANIFEST_FILE) || has(CONFIG_FILE);
+    (is_number(name) && has(model_file) && !described).then(|| {
+        format!(
+            "it is served by the name {name}: where {name} is a version of one model, whose folder this is, serve the folder above it"
+        )
+    })
+}
+
 /// What of a model's own folder is called almost right: the files that describe it, and the folders of versions, with this file.
 pub(super) fn in_folder(inside: &[(String, PathBuf)], model_file: &str) -> Vec<String> {
     let named = inside.iter().filter(|(name, path)| !is_number(name) && path.join(model_file).is_file());

@@ -142,9 +142,20 @@ fn what_describes_a_model_and_is_not_read_is_told_with_the_model() {
         beside.starts_with("flowers.v2.toml is passed over") && beside.contains("flowers.v2/model.toml"),
         "{beside}"
     );
-    let right =
-        [("birds/model.toml", ""), ("birds/1/model.onnx", ONNX), ("other.toml", ""), ("bare.onnx", ONNX)];
-    assert!(notes(&right).is_empty());
+    let [first, second] = &notes(&[("1/model.onnx", ONNX), ("2/model.onnx", ONNX)])[..] else {
+        panic!("a note for each")
+    };
+    assert!(first.starts_with("it is served by the name 1") && second.ends_with("serve the folder above it"));
+    let right = [
+        ("birds/model.toml", ""),
+        ("birds/1/model.onnx", ONNX),
+        ("other.toml", ""),
+        ("bare.onnx", ONNX),
+        ("2024/1/model.onnx", ONNX),
+        ("7/model.onnx", ONNX),
+        ("7/model.toml", ""),
+    ];
+    assert_eq!(notes(&right), [""; 0]);
 }
 
 #[test]
