@@ -14,6 +14,7 @@
 mod backlog;
 mod clocks;
 mod connection;
+mod course;
 mod io;
 mod seats;
 mod service;

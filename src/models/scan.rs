@@ -181,8 +181,7 @@ fn scan_as(
         }
     };
     let model_file = described.manifest.file.as_deref().unwrap_or(MODEL_FILE).to_owned();
-    described.notes.extend([notes_on_name(name), misplaced::in_folder(&inside, &model_file)].concat());
-    described.notes.extend(misplaced::as_model(name, &inside, &model_file));
+    described.notes.extend([notes_on_name(name), misplaced::in_folder(name, &inside, &model_file)].concat());
     inside.retain(|(version, path)| is_number(version) && may_be_folder(path));
     if described.tritons {
         // Triton passes them over, and serves the others.

@@ -1,7 +1,8 @@
 //! One connection: served to its end, which is the client's, a clock's or a stage's.
 
 use super::{
-    Connections, MEANWHILE, Peer, Phase, Reason, Settings, Stages, Verdict, Watch,
+    Connections, Peer, Settings, Stages, Watch,
+    course::{Course, Then},
     io::{Io, LeftAt},
     service::Observed,
 };
@@ -18,7 +19,7 @@ use std::{
     convert::Infallible,
     net::SocketAddr,
     pin::pin,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::{io::AsyncReadExt, net::TcpStream, sync::Notify};
@@ -28,23 +29,15 @@ const LINGER: Duration = Duration::from_secs(2);
 /// And how much.
 const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// When the listener closes: how long a connection that has not sent the head of its first request yet may still do so. It cannot know
-/// that we are closing.
-const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(500);
-
-/// How often an HTTP/2 connection that was told that we are closing is looked at, and ended where no request is on it. Its client has
-/// that long to say that it has heard, which hyper waits for; one that has gone never does.
-const FAREWELL: Duration = Duration::from_secs(1);
-
 /// What is read from an HTTP/1 connection at once, and the longest header. An image of 224 × 224 in bytes (151 kB) comes in
 /// one piece, which is read where it lies. A frame of this size is still in the core's cache when it is put with the rest of its
 /// body; hyper's own bound (408 KiB) was 11 % slower with bodies of 602 kB.
 const READ_BYTES_MAX: usize = 256 * 1024;
 
 /// Sleeps; for ever without a time.
-async fn until(at: Option<tokio::time::Instant>) {
+async fn until(at: Option<Instant>) {
     match at {
-        Some(at) => tokio::time::sleep_until(at).await,
+        Some(at) => tokio::time::sleep_until(at.into()).await,
         None => std::future::pending().await,
     }
 }
@@ -95,100 +88,29 @@ impl Shared {
             let mut connection = pin!(connection);
             // Behind the connection, so that it is dropped first: without that, no request is left to see.
             let _served = served;
-            let write_stall = self.settings.clocks.write_stall;
-            // Where nobody takes its answers, some may have gone whole to where they wait for the client: it has its time for those.
-            let farewell =
-                |closing| tokio::time::Instant::now() + if closing { FAREWELL } else { write_stall };
-            // One that opens while we drain is served like before: told to go at its first request, its client would open another, again and
-            // again for as long as that goes on, each time with a request that may be under way when it hears.
-            let begun_in_drain = self.stages.draining.is_cancelled();
-            let mut drain_seen = false;
-            let mut close_seen = false;
-            let mut first_request_until = None;
-            let mut farewell_until = None;
-            let mut idle_seen = false;
-            let mut counted = false;
-            let mut over = false;
+            let mut course = Course::new(self, Arc::clone(&watch), peer, Instant::now());
             let mut look = pin!(tokio::time::sleep(Duration::ZERO));
             let in_order = loop {
-                tokio::select! {
+                let then = tokio::select! {
                     // What has come is read before a time counts as over: where cores are short, both are found at once.
                     biased;
                     ended = connection.as_mut() => break ended.is_ok(),
-                    () = look.as_mut() => match watch.verdict(&self.settings.clocks, Instant::now()) {
-                        Verdict::LookAt(at) => {
-                            over = false;
-                            look.as_mut().reset(at.into());
-                        }
-                        // Where the process stood still, times are over before what came meanwhile is seen.
-                        _ if !over => {
-                            over = true;
-                            look.as_mut().reset((Instant::now() + MEANWHILE).into());
-                        }
-                        Verdict::Reset(request) => {
-                            self.connections.streams_reset.fetch_add(1, Ordering::Relaxed);
-                            tracing::info!(%peer, "an answer was not taken in reply_stall_ms: it is ended alone");
-                            // Who takes none of several answers is told to go away.
-                            if !watch.reset(request, write_stall, Instant::now()) {
-                                self.count(Reason::Stalled, peer, &mut counted);
-                                connection.as_mut().graceful_shutdown();
-                                farewell_until = Some(farewell(close_seen));
-                            }
-                            over = false;
-                            look.as_mut().reset(tokio::time::Instant::now());
-                        }
-                        Verdict::End(Reason::Idle) if !idle_seen => {
-                            // HTTP/2 says GOAWAY and may need a moment for it.
-                            idle_seen = true;
-                            self.count(Reason::Idle, peer, &mut counted);
-                            connection.as_mut().graceful_shutdown();
-                            look.as_mut().reset((Instant::now() + self.settings.clocks.header).into());
-                        }
-                        Verdict::End(reason) => {
-                            self.count(reason, peer, &mut counted);
-                            break false;
-                        }
-                    },
-                    () = watch.evicted(), if !idle_seen => {
-                        idle_seen = true;
-                        self.count(Reason::Evicted, peer, &mut counted);
-                        connection.as_mut().graceful_shutdown();
-                        farewell_until = Some(farewell(true));
+                    () = look.as_mut() => {
+                        let then = course.looked_at(Instant::now());
+                        look.as_mut().reset(course.look_at.into());
+                        then
                     }
-                    () = drained_request.notified() => {
-                        if watch.is_http2() && !begun_in_drain {
-                            connection.as_mut().graceful_shutdown();
-                        }
-                    }
-                    () = self.stages.draining.cancelled(), if !drain_seen => {
-                        drain_seen = true;
-                        if watch.is_http2() && watch.requests() > 0 {
-                            connection.as_mut().graceful_shutdown();
-                        }
-                    }
-                    () = self.stages.closing.cancelled(), if !close_seen => {
-                        close_seen = true;
-                        if watch.is_http2() || watch.requests() > 0 {
-                            connection.as_mut().graceful_shutdown();
-                            farewell_until = watch.is_http2().then(|| farewell(true));
-                        } else {
-                            first_request_until = Some(tokio::time::Instant::now() + FIRST_REQUEST_GRACE);
-                        }
-                    }
-                    () = until(first_request_until), if first_request_until.is_some() => {
-                        first_request_until = None;
-                        // Half a head is no request yet: nothing is lost that cannot be sent elsewhere.
-                        if matches!(watch.phase(), Phase::Header(_)) {
-                            break false;
-                        }
-                        connection.as_mut().graceful_shutdown();
-                    }
-                    () = until(farewell_until), if farewell_until.is_some() => {
-                        if !watch.has_request() {
-                            break false;
-                        }
-                        farewell_until = Some(farewell(close_seen));
-                    }
+                    () = watch.evicted(), if course.may_be_evicted() => course.evicted(Instant::now()),
+                    () = drained_request.notified() => course.asked_in_drain(),
+                    () = self.stages.draining.cancelled(), if course.awaits_drain() => course.draining(),
+                    () = self.stages.closing.cancelled(), if course.awaits_close() => course.closing(Instant::now()),
+                    () = until(course.first_request_until) => course.first_request_due(),
+                    () = until(course.farewell_until) => course.farewell_due(Instant::now()),
+                };
+                match then {
+                    Then::GoOn => (),
+                    Then::GoAway => connection.as_mut().graceful_shutdown(),
+                    Then::End => break false,
                 }
             };
             watch.ends();
@@ -200,23 +122,6 @@ impl Shared {
                 linger(stream).await;
             }
         }
-    }
-
-    /// Counts what ends a connection, once; of an answer that is lost with it, the log tells.
-    fn count(&self, reason: Reason, peer: SocketAddr, counted: &mut bool) {
-        if std::mem::replace(counted, true) {
-            return;
-        }
-        let counter = match reason {
-            Reason::Idle => &self.connections.ended_idle,
-            Reason::Header => &self.connections.ended_header,
-            Reason::Evicted => &self.connections.ended_evicted,
-            Reason::Stalled => {
-                tracing::info!(%peer, "an answer was not taken in reply_stall_ms: its connection ends");
-                &self.connections.ended_stalled
-            }
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
     }
 }
 

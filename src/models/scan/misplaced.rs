@@ -17,19 +17,16 @@ pub(super) fn at_top(name: &str) -> Option<String> {
     ))
 }
 
-/// A model that nothing describes, in a folder that is called as that of a version.
-pub(super) fn as_model(name: &str, inside: &[(String, PathBuf)], model_file: &str) -> Option<String> {
+/// What of a model's own folder is called almost right: the files that describe it, the folders of versions, with this file, and the folder
+/// itself.
+pub(super) fn in_folder(name: &str, inside: &[(String, PathBuf)], model_file: &str) -> Vec<String> {
     let has = |file: &str| inside.iter().any(|(other, _)| other == file);
-    let described = has(MANIFEST_FILE) || has(CONFIG_FILE);
-    (is_number(name) && has(model_file) && !described).then(|| {
+    let is_version = is_number(name) && has(model_file) && !has(MANIFEST_FILE) && !has(CONFIG_FILE);
+    let itself = is_version.then(|| {
         format!(
             "it is served by the name {name}: where {name} is a version of one model, whose folder this is, serve the folder above it"
         )
-    })
-}
-
-/// What of a model's own folder is called almost right: the files that describe it, and the folders of versions, with this file.
-pub(super) fn in_folder(inside: &[(String, PathBuf)], model_file: &str) -> Vec<String> {
+    });
     let named = inside.iter().filter(|(name, path)| !is_number(name) && path.join(model_file).is_file());
     let named = named.map(|(name, _)| {
         format!("the folder {name} is passed over, with its {model_file}: a version's folder is called by its number, as 1")
@@ -39,7 +36,7 @@ pub(super) fn in_folder(inside: &[(String, PathBuf)], model_file: &str) -> Vec<S
         let file = meant(name).filter(|file| file != name && !path.with_file_name(file).exists())?;
         Some(format!("{name} is passed over: such a file is called {file}, in small letters"))
     });
-    almost.chain(named).collect()
+    almost.chain(named).chain(itself).collect()
 }
 
 /// What lies in the folder of a version.
