@@ -530,8 +530,12 @@ async fn at_the_cap_the_connection_makes_room_that_has_been_idle_for_longest() {
     let mut recent = server.send(HELLO).await;
     reply(&mut recent).await;
     let mut others = Vec::new();
-    for idle_for_longest in [kept, silent] {
+    for (idle_for_longest, waits) in [(kept, true), (silent, false)] {
         let mut other = server.send(HELLO).await;
+        if waits {
+            // Nobody has been idle for long enough.
+            until(|| server.connections.full.load(Relaxed) == 1).await;
+        }
         assert!(reply(&mut other).await.ends_with("hello"));
         assert_eq!(rest(idle_for_longest).await, "", "it was ended in order");
         others.push(other);
