@@ -57,6 +57,8 @@ const CUT_TIME_MAX: Duration = Duration::from_millis(250);
 const EVICT_IDLE_MIN: Duration = Duration::from_secs(1);
 /// How often somebody who waits for room has the connections looked at.
 const EVICT_PAUSE: Duration = Duration::from_millis(100);
+/// How long one that was evicted may take to end before another is evicted as well.
+const EVICT_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// What a listener allows.
 #[derive(Debug, Clone, PartialEq)]
@@ -283,11 +285,16 @@ impl Open {
 
     /// Has the connection make room that has been idle for longest, if any has been for long enough.
     fn evict_one(&self) {
+        let now = Instant::now();
+        let goes = |watch: &Watch| watch.evicted_since().is_some_and(|since| now < since + EVICT_TIME_MAX);
+        if self.watches.values().any(|watch| goes(watch)) {
+            return;
+        }
         let idle = self.watches.values().filter_map(|watch| Some((watch.idle_since()?, watch)));
         if let Some((since, watch)) = idle.min_by_key(|(since, _)| *since)
-            && since.elapsed() >= EVICT_IDLE_MIN
+            && now >= since + EVICT_IDLE_MIN
         {
-            watch.evict();
+            watch.evict(now);
         }
     }
 

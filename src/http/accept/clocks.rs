@@ -6,6 +6,7 @@
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
+    sync::OnceLock,
     time::{Duration, Instant},
 };
 use tokio_util::sync::CancellationToken;
@@ -129,6 +130,7 @@ struct UnderWay {
 pub struct Watch {
     state: Mutex<State>,
     evicted: CancellationToken,
+    evicted_at: OnceLock<Instant>,
 }
 
 impl Watch {
@@ -136,6 +138,7 @@ impl Watch {
     pub fn new(now: Instant) -> Watch {
         Watch {
             evicted: CancellationToken::new(),
+            evicted_at: OnceLock::new(),
             state: Mutex::new(State {
                 task: Task::Waits,
                 phase: Phase::Idle(now),
@@ -332,14 +335,20 @@ impl Watch {
     /// Since when it has been idle, if it is, and has not been asked to go.
     pub fn idle_since(&self) -> Option<Instant> {
         match self.phase() {
-            Phase::Idle(since) if !self.evicted.is_cancelled() => Some(since),
+            Phase::Idle(since) if self.evicted_at.get().is_none() => Some(since),
             _ => None,
         }
     }
 
     /// Asks it to go, for another that waits for its place.
-    pub fn evict(&self) {
+    pub fn evict(&self, now: Instant) {
+        let _ = self.evicted_at.set(now);
         self.evicted.cancel();
+    }
+
+    /// Since when it has been about to go for another, if it is; one on which a request has come meanwhile is not.
+    pub fn evicted_since(&self) -> Option<Instant> {
+        self.evicted_at.get().copied().filter(|_| !self.has_request())
     }
 
     /// Comes back when it is asked to go.

@@ -104,7 +104,7 @@ impl Shared {
                     () = drained_request.notified() => course.asked_in_drain(),
                     () = self.stages.draining.cancelled(), if course.awaits_drain() => course.draining(),
                     () = self.stages.closing.cancelled(), if course.awaits_close() => course.closing(Instant::now()),
-                    () = until(course.first_request_until) => course.first_request_due(),
+                    () = until(course.first_request_until) => course.first_request_due(Instant::now()),
                     () = until(course.farewell_until) => course.farewell_due(Instant::now()),
                 };
                 match then {

@@ -158,8 +158,11 @@ impl<'a> Course<'a> {
     }
 
     /// No first request is waited for any more.
-    pub(super) fn first_request_due(&mut self) -> Then {
+    pub(super) fn first_request_due(&mut self, now: Instant) -> Then {
         self.first_request_until = None;
+        if self.watch.is_http2() {
+            self.says_farewell(now);
+        }
         // Half a head is no request yet: nothing is lost that cannot be sent elsewhere.
         if matches!(self.watch.phase(), Phase::Header(_)) { Then::End } else { Then::GoAway }
     }

@@ -4,12 +4,14 @@ use super::{
     HELLO, LARGE_BYTES, SHORT, Server, Settings, reply, rest, settings, soon, start, until, with_clocks,
 };
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
-use std::sync::atomic::Ordering::Relaxed;
+use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
 
+/// How often a silent connection is pinged.
+const PING: Duration = Duration::from_secs(20);
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
@@ -364,9 +366,11 @@ async fn a_connection_that_opens_in_a_drain_is_told_to_go_when_the_listener_clos
 
 #[tokio::test]
 async fn an_idle_connection_that_is_to_make_room_is_told_and_ended_whether_it_hears_or_not() {
-    let server = start(Settings { connections_max: 1, ..settings() }).await;
-    let mut deaf = connect(&server, &[]).await;
-    first(&mut deaf, SETTINGS).await.unwrap();
+    let server = start(Settings { connections_max: 2, ..settings() }).await;
+    let (mut deaf, mut later) = (connect(&server, &[]).await, connect(&server, &[]).await);
+    for stream in [&mut deaf, &mut later] {
+        first(stream, SETTINGS).await.unwrap();
+    }
     let mut other = server.send(HELLO).await;
     assert!(reply(&mut other).await.ends_with("hello"));
     let mut told = Vec::new();
@@ -374,5 +378,17 @@ async fn an_idle_connection_that_is_to_make_room_is_told_and_ended_whether_it_he
         told.push(kind);
     }
     assert!(told.contains(&GOAWAY), "{told:?}");
-    assert_eq!(server.connections.ended_evicted.load(Relaxed), 1);
+    assert_eq!(server.connections.ended_evicted.load(Relaxed), 1, "one goes for one");
+}
+
+#[tokio::test]
+async fn who_begins_while_the_listener_closes_and_hears_nothing_does_not_hold_up_the_end() {
+    let server = start(settings()).await;
+    let mut deaf = server.send("").await;
+    until(|| server.connections.accepted.load(Relaxed) == 1).await;
+    server.stages.close();
+    deaf.write_all(&[PREFACE, &frame(SETTINGS, 0, 0, &[])].concat()).await.unwrap();
+    // hyper would wait for 40 s for it to say that it has heard.
+    let ended = tokio::time::timeout(PING, server.ended()).await.expect("it ends before that");
+    assert_eq!(ended.connections_dropped, 0);
 }
