@@ -52,23 +52,24 @@ items_max = 16
 README = """\
 # digits-detector
 
-Finds handwritten digits in a picture. One output `[N, 4 + 10, 256]` as YOLO v8 exports it: centre, width and height
-in pixels of the 128x128 input, then one score for each digit. Trained from scratch by `examples/train_detector.py`
-(seed {seed}) on {pictures} pictures composed from scikit-learn's bundled handwritten digits.
+Finds handwritten digits in a picture. It has one output `[N, 4 + 10, 256]`, as YOLO v8 exports it: centre, width and
+height in pixels of the 128x128 input, then one score for each digit. It was trained from scratch by
+`examples/train_detector.py` (seed {seed}) on {pictures} pictures composed from scikit-learn's bundled handwritten digits.
 
-On {held_out} held-out pictures with {truths} digits, none of which was seen in training (sides 96 to 400 pixels,
-letterboxed; boxes compared in pixels of the picture at an IoU of 0.5):
+Measured on {held_out} held-out pictures with {truths} digits, none of which was seen in training. Their sides are 96 to 400
+pixels, and they are letterboxed. Boxes are compared in pixels of the picture at an IoU of 0.5:
 
 | precision | recall | mAP@0.5 |
 |---|---|---|
 | {precision:.1%} | {recall:.1%} | {map50:.1%} |
 
-Precision and recall at `score_min = {score_min}`, after class-wise NMS at `iou_max = {iou_max}`.
+Precision and recall are measured at `score_min = {score_min}`, after class-wise NMS at `iou_max = {iou_max}`.
 
     curl -T examples/images/digits-detector/0.png http://127.0.0.1:8000/predictions/digits-detector
 
-The true boxes of those pictures (also held out) are in `examples/images/digits-detector/truth.json`, as
-`[x0, y0, x1, y1]` in pixels. Bright ink on darker ground, at least a seventh of the picture's longer side high.
+`examples/images/digits-detector/truth.json` has the true boxes of the pictures beside it (also held out), as
+`[x0, y0, x1, y1]` in pixels. The model expects bright ink on darker ground, at least a seventh of the picture's longer
+side high.
 """
 
 

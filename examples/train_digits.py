@@ -40,20 +40,20 @@ items_max = 32
 README = """\
 # digits
 
-Tells which handwritten digit a picture shows. A small convolutional network, trained from scratch by
+Tells which handwritten digit a picture shows. It is a small convolutional network, trained from scratch by
 `examples/train_digits.py` (seed {seed}) on scikit-learn's bundled handwritten digits: {train} pictures to train on,
 {held_out} held out.
 
-**{accuracy:.2%} of the held-out pictures are named correctly** ({right} of {held_out}), measured with ONNX Runtime on
-PNG files that are decoded and resized as `model.toml` says. The split is random, so the same hands wrote both parts.
+**{accuracy:.2%} of the held-out pictures are classified correctly** ({right} of {held_out}), measured with ONNX Runtime on PNG files that
+are decoded and resized as `model.toml` says. The split is random, so the same hands wrote both parts.
 
-Bright ink on black paper, as in the data: invert a photo of ink on white paper before you post it. The digit should
-fill most of the picture.
+The model expects bright ink on black paper, as in the data: invert a photo of ink on white paper before you post it.
+The digit should fill most of the picture.
 
     curl -T examples/images/digits/7-0.png http://127.0.0.1:8000/predictions/digits
 
 The number before the dash in a file name of `examples/images/digits` is the true digit. Those files are all held out,
-and chosen from the ones that are named correctly: they are there to try the server with, not to measure it.
+and chosen from the ones that are classified correctly: use them to try the server, not to measure it.
 """
 
 

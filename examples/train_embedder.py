@@ -43,7 +43,7 @@ README = """\
 # digits-embedder
 
 Turns a picture of a handwritten digit into {length} numbers, a vector of length 1. The dot product of two vectors tells how
-alike the pictures are: near 1 for the same digit. A small convolutional network, trained from scratch by
+similar the pictures are: near 1 for the same digit. It is a small convolutional network, trained from scratch by
 `examples/train_embedder.py` (seed {seed}) on scikit-learn's bundled handwritten digits: {train} pictures to train on,
 {held_out} held out.
 
@@ -55,14 +55,13 @@ alike the pictures are: near 1 for the same digit. A small convolutional network
 | dot product of pairs of the same digit, mean | {same:.2f} |
 | dot product of pairs of two digits, mean | {other:.2f} |
 
-Measured with ONNX Runtime on PNG files that are decoded and resized as `model.toml` says. The split is random, so the same
-hands wrote both parts. Bright ink on black paper; the digit should fill most of the picture.
+This was measured with ONNX Runtime on PNG files that are decoded and resized as `model.toml` says. The split is random,
+so the same hands wrote both parts. The model expects bright ink on black paper; the digit should fill most of the picture.
 
     curl -F a=@examples/images/digits-embedder/3-0.png -F b=@examples/images/digits-embedder/3-1.png \\
         http://127.0.0.1:8000/predictions/digits-embedder
 
-`examples/images/digits-embedder` has two held-out pictures of each digit, the first two that there are. The number before the
-dash is the digit.
+`examples/images/digits-embedder` has the first two held-out pictures of each digit. The number before the dash is the digit.
 """
 
 LAYERS = [("c1", 3, 1, 16, 1), ("c2", 3, 16, 24, 2), ("c3", 3, 24, 32, 2), ("c4", 3, 32, 48, 2)]

@@ -46,12 +46,12 @@ items_max = 16
 README = """\
 # digits-segmenter
 
-Says of each pixel of a picture whether it is ground or ink, and of which digit. One output `[N, 11, {side}, {side}]`: a
-score for the ground and for each digit. Trained from scratch by `examples/train_segmenter.py` (seed {seed}) on {pictures}
+Says for each pixel of a picture whether it is ground or ink, and of which digit. It has one output `[N, 11, {side}, {side}]`: a
+score for the ground and for each digit. It was trained from scratch by `examples/train_segmenter.py` (seed {seed}) on {pictures}
 pictures composed from scikit-learn's bundled handwritten digits.
 
-On {held_out} held-out pictures, none of whose digits was seen in training (sides 96 to 400 pixels, letterboxed; compared in
-pixels of the picture):
+Measured on {held_out} held-out pictures, none of whose digits was seen in training. Their sides are 96 to 400 pixels, and they
+are letterboxed. Masks are compared in pixels of the picture:
 
 | pixels named correctly | IoU of ink, whatever digit | IoU, mean of the ten digits |
 |---|---|---|
@@ -61,8 +61,9 @@ The network sees {side} x {side} pixels, so the edges of a mask are a pixel or t
 
     curl -T examples/images/digits-segmenter/0.png -H 'Accept: image/png' http://127.0.0.1:8000/predictions/digits-segmenter -o mask.png
 
-Beside each of those pictures (also held out) is the true class of each pixel, `0-truth.png` for `0.png`: 0 is the ground, 1
-the ink of a zero, and so on. Bright ink on darker ground, at least a seventh of the picture's longer side high.
+Beside each picture in `examples/images/digits-segmenter` (also held out) is the true class of each pixel, `0-truth.png`
+for `0.png`: 0 is the ground, 1 the ink of a zero, and so on. The model expects bright ink on darker ground, at least a
+seventh of the picture's longer side high.
 """
 
 

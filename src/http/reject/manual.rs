@@ -44,47 +44,49 @@ fn explain(kind: Kind) -> Entry {
         BAD_REQUEST => entry(
             "JSON, tensor names, shapes, types, parameters, multipart or headers are not what they must be. `detail` says what was \
              expected and what came.",
-            "Correct the request. Sent again unchanged it gets the same answer.",
+            "Correct the request. If it is sent again unchanged, it gets the same answer.",
             InferError::BadRequest("header timeout is 0; it is in milliseconds, at least 1".into()),
         ),
         NOT_AN_IMAGE => entry(
-            "`detail` says which formats were tried and how the body begins, what it is where that is known (HEIC, AVIF, PDF, an image in \
-             base64, …), or what is wrong within the file.",
-            "Check that the file opens elsewhere and was sent whole (`curl -T FILE` or `--data-binary @FILE`; `-d` changes files). \
-             `3c 21 44` or `7b 22` at the beginning are HTML or JSON: something else was sent in its place.",
+            "`detail` says one of these: which formats were tried and how the body begins; what the body is, if that is known (HEIC, \
+             AVIF, PDF, an image in base64, …); or what is wrong within the file.",
+            "Check that the file opens elsewhere and was sent whole (`curl -T FILE` or `--data-binary @FILE`; `-d` changes files). A \
+             body that begins with `3c 21 44` or `7b 22` is HTML or JSON: something else was sent in place of the file.",
             InferError::from(DecodeError::Unknown { first: b"<!DOCTYPE ht".to_vec() }),
         ),
         INPUT_REFUSED => entry(
             "The request was well formed, but the model failed on this input, and not on others. `detail` has the engine's reason.",
-            "Compare the input with what `GET /v2/models/{model}` says the model takes. If they agree, the model itself has a limit \
-             that its metadata does not tell: ask whoever made it.",
+            "Compare the input with what `GET /v2/models/{model}` says the model takes. If they agree, the model itself has a limit that \
+             its metadata does not show: ask whoever made it.",
             InferError::Input("Reshape: the input tensor cannot be reshaped to the requested shape".into()),
         ),
         MODEL_NOT_READY => entry(
-            "The answer of `GET /v2/models/{model}/ready` for a model that is known but failed to load, is being loaded, or whose \
-             devices are away and not expected back. (400 is what Triton answers there; a request for the model itself gets `model-unavailable`.)",
-            "Ask again later. If it stays, `detail` and `POST /v2/repository/index` have the reason, and the log has more.",
+            "This is the answer of `GET /v2/models/{model}/ready` for a known model that failed to load, is being loaded, or has devices \
+             that are away and not expected back. (400 is what Triton answers there. A request for the model itself gets \
+             `model-unavailable`.)",
+            "Ask again later. If this lasts, `detail` and `POST /v2/repository/index` have the reason, and the log has more.",
             Problem::model_not_ready("digits", "it is being loaded"),
         ),
         LOAD_FAILED => entry(
-            "What was asked to be loaded could not be. What served before goes on serving, and the index lists the reason with it.",
-            "Mend what `detail` names and load it again. `ocelli check` finds the same mistakes without a server.",
+            "The model could not be loaded. What served before goes on serving, and the index lists the reason with it.",
+            "Correct what `detail` names and load the model again. `ocelli check` finds the same mistakes without a server.",
             InferError::LoadFailed {
                 name: "digits".into(),
                 reason: "it is not an ONNX file, or a damaged one (at byte 2)".into(),
             },
         ),
         FORBIDDEN => entry(
-            "Loading and unloading models needs `repository_mode = \"explicit\"`. That, and draining a device, is for callers by a \
-             loopback address (127.0.0.1, ::1) who come by no proxy (`Forwarded`, `X-Forwarded-For`, `Via` and the like) or, where `admin_token` is set, those \
-             who show it. A browser may ask for it from [the server's own \
-             page](page.md#who-may-use-it) alone, and without the token only if that page was opened by an address or as `localhost`.",
+            "Loading and unloading models needs `repository_mode = \"explicit\"`. Who may do that, or drain a device, depends on \
+             `admin_token`. If it is not set, only callers by a loopback address (127.0.0.1, ::1) may, and only if they come by \
+             no proxy (`Forwarded`, `X-Forwarded-For`, `Via` and the like). If it is set, only callers that show it may.\n\nA browser may \
+             ask for this only from [the server's own page](page.md#who-may-use-it). Without the token, it may do so only if that page was \
+             opened by an address or as `localhost`.",
             "Send `Authorization: Bearer TOKEN`, call from the server's machine by 127.0.0.1 or ::1, or ask the operator to allow it.",
             InferError::Forbidden("the request comes from a page of another server (header origin)".into()),
         ),
         NOT_FOUND => entry(
-            "The path is none of the API's, or names a device that is not there.",
-            "`/openapi.yaml` lists all paths, `GET /v2/devices` all devices. Behind a proxy, see whether it adds or removes a part of \
+            "The API has no such path, or the path names a device that is not there.",
+            "`/openapi.yaml` lists all paths, `GET /v2/devices` all devices. Behind a proxy, check whether it adds or removes a part of \
              the path.",
             Problem::not_found("/predict/digits"),
         ),
@@ -94,13 +96,13 @@ fn explain(kind: Kind) -> Entry {
             InferError::UnknownModel { name: "digit".into(), nearest: vec!["digits".into()] },
         ),
         METHOD => entry(
-            "The path is there, but for other methods.",
+            "The path exists, but does not take this method.",
             "The header `Allow` lists the methods that it takes.",
             Problem::method_not_allowed("DELETE"),
         ),
         NOT_ACCEPTABLE => entry(
-            "The header `Accept` names no form that this answer has. A mask or a picture, say, can be a PNG (`Accept: image/png`) only in a \
-             request with one image.",
+            "The header `Accept` names no form that this answer has. For example, a mask or a picture can be a PNG (`Accept: image/png`) \
+             only in a request with one image.",
             "Accept one of the forms that `detail` lists.",
             InferError::NotAcceptable {
                 got: "image/png for several images".into(),
@@ -108,20 +110,21 @@ fn explain(kind: Kind) -> Entry {
             },
         ),
         SLOW_BODY => entry(
-            "The whole body has a deadline (`body_timeout_ms`), and after a grace it must keep a minimum rate \
-             (`body_rate_bytes_min`), or that which brings all of it in time, where it says how long it is. A stack of camera \
-             frames has no deadline, but may be silent for `body_timeout_ms` at a time at most.",
-            "Send it again over a better connection, or less at once.",
+            "The whole body has a deadline (`body_timeout_ms`). After a grace period, it must also keep a minimum rate \
+             (`body_rate_bytes_min`). A body of known length must also come fast enough that all of it is there in time. A stack of \
+             camera frames has no deadline, but may be silent for `body_timeout_ms` at a time at most.",
+            "Send it again over a better connection, or send less at once.",
             InferError::SlowBody(
                 "1460 bytes of the body came in 9002 ms; after 5000 ms it must come at 1024 bytes/s or more"
                     .into(),
             ),
         ),
         TOO_LARGE => entry(
-            "`detail` has the value, the limit, and the option that raises it, if one does. An announced length is refused before any \
-             of the body is read. What is packed may be unpacked to 64 MiB and 1032 times as many bytes as are sent.",
-            "Send fewer or smaller images, or ask the operator to raise the limit. Send what packs so well unpacked, or packed with \
-             deflate.",
+            "`detail` has the value, the limit, and the option that raises the limit, if one does. A body whose announced length is too \
+             large is refused before any of it is read. Compressed data may decompress to 64 MiB plus 1032 times as many bytes as are \
+             sent.",
+            "Send fewer or smaller images, or ask the operator to raise the limit. If the data compresses that well, send \
+             it uncompressed, or compressed with deflate.",
             InferError::TooLarge {
                 what: "the body in bytes".into(),
                 got: 300_000_000,
@@ -130,23 +133,23 @@ fn explain(kind: Kind) -> Entry {
             },
         ),
         URI_TOO_LONG => entry(
-            "Parameters of this service are short; something has put data into the address.",
+            "The parameters of this service are short, so something has put data into the address.",
             "Send data in the body.",
             Problem::uri_too_long(9_012, 8192),
         ),
         MEDIA => entry(
-            "`detail` lists the content types that the route takes, or the content encodings; these are also in the header \
+            "`detail` lists the content types that the route takes, or the content encodings. The encodings are also in the header \
              `Accept-Encoding`.",
-            "Set `Content-Type` to what the body is, or leave it out: images are known by their first bytes.",
+            "Set `Content-Type` to what the body is, or leave it out: images are recognised by their first bytes.",
             InferError::UnsupportedMedia {
                 got: "text/html".into(),
                 accepted: posted::ACCEPTED,
             },
         ),
         FULL => entry(
-            "The requests under way, their bytes, or a model's queue have met their bound. Nothing of the request was run.",
-            "Wait for `Retry-After` and send it again, or try another replica. If it lasts, the service needs more replicas: \
-             `ocelli_refused_total`, `ocelli_queue_items` and their `_max` show which bound it is.",
+            "The requests in flight, their bytes, or a model's queue have reached their limit. Nothing of the request was run.",
+            "Wait for `Retry-After` and send the request again, or try another replica. If this lasts, the service needs more replicas: \
+             `ocelli_refused_total`, `ocelli_queue_items` and their `_max` show which limit it is.",
             InferError::Full {
                 what: "the queue of items",
                 limit: 4096,
@@ -154,30 +157,31 @@ fn explain(kind: Kind) -> Entry {
             },
         ),
         CANCELLED => Entry {
-            meaning: "The caller closed the connection before its answer. Work for it that had not begun is not done.",
-            remedy: "Nothing: it is in logs and metrics only, since nobody is there to read it. Many of them say that callers give \
-                     up early: give them more time, or the server more devices. Each has a line with the time after which its caller \
-                     went away, and counts with code 499 in `ocelli_http_requests_total` and with that time in \
+            meaning: "The client closed the connection before its answer. Work for it that had not begun is not done.",
+            remedy: "Nothing. This is in logs and metrics only, since nobody is there to read it. If there are many, clients give up \
+                     early: give them more time, or the server more devices. Each has a log line with the time after which its client \
+                     went away. It counts with code 499 in `ocelli_http_requests_total`, and with that time in \
                      `ocelli_http_request_duration_seconds`.",
             example: None,
         },
         INTERNAL => entry(
-            "A fault of the server's own. Other requests go on.",
+            "This is a fault of the server itself. Other requests go on.",
             "The log has the cause under the request id. Please report it.",
             InferError::Internal(
                 "a handler failed unexpectedly; the log has the cause under the request id".into(),
             ),
         ),
         NOT_OFFERED => entry(
-            "Other servers that speak the same protocols have something here, such as shared memory of GPUs, trace settings or explanations. Or a body is packed for its way (`Transfer-Encoding: gzip, chunked`).",
-            "`detail` says what there is instead. Sending the request again gives the same.",
+            "Other servers of the same protocols have something here that this one does not, such as shared memory of GPUs, trace \
+             settings or explanations. Or the body is compressed for transfer (`Transfer-Encoding: gzip, chunked`).",
+            "`detail` says what there is instead. Sending the request again gives the same answer.",
             InferError::NotOffered(
                 "traces are set up with the server's options, and not while it runs".into(),
             ),
         ),
         UNAVAILABLE => entry(
             "The model is known, but failed to load or is being loaded; `detail` has the reason.",
-            "Wait for `Retry-After`, or try another replica. If it stays, `GET /v2/models` and the log say what is wrong.",
+            "Wait for `Retry-After`, or try another replica. If this lasts, `GET /v2/models` and the log say what is wrong.",
             InferError::ModelUnavailable {
                 name: "digits".into(),
                 reason: "digits/model.onnx is not there".into(),
@@ -185,15 +189,15 @@ fn explain(kind: Kind) -> Entry {
             },
         ),
         DRAINING => entry(
-            "The server is being stopped or replaced, and `drain_timeout_ms` is over, or a second signal came. A request that waits for a device \
-             then has this answer, and so have a load that waits for others, and a stream over gRPC. What is still being read or decoded is cut, \
-             without an answer: of it this is in logs and metrics only.",
+            "The server is being stopped or replaced, and `drain_timeout_ms` is over or a second signal came. These get this answer: a \
+             request that waits for a device, a load that waits for others, and a stream over gRPC. A request that is still being read or \
+             decoded is cut without an answer. This error is then in logs and metrics only.",
             "Send it again: a load balancer will choose another replica.",
             InferError::Draining,
         ),
         NO_DEVICE => entry(
             "Every device that could run the model is lost, fenced, drained or busy for others, and not expected back before the \
-             deadline; or the request failed on two devices, or twice on the only one. `detail` says which and why.",
+             deadline. Or the request failed on two devices, or twice on the only one. `detail` says which and why.",
             "Wait for `Retry-After`, or try another replica. `ocelli devices --url URL` shows each device with its state and reason.",
             InferError::Unserved {
                 name: "digits".into(),
@@ -202,29 +206,29 @@ fn explain(kind: Kind) -> Entry {
             },
         ),
         NOT_READY => entry(
-            "The answer of readiness probes while no device has passed a forward pass, or while the server is draining. The body also \
-             has `\"ready\": false`, which KServe's clients read.",
-            "Nothing, for a while: Kubernetes and load balancers keep requests away. If it stays, `detail` has the reason.",
+            "This is the answer of readiness probes while no device has passed a forward pass, or while the server is draining. The body \
+             also has `\"ready\": false`, which KServe's clients read.",
+            "Nothing at first: Kubernetes and load balancers keep requests away. If this lasts, `detail` has the reason.",
             Problem::not_ready("it is draining"),
         ),
         NOT_LIVE => entry(
-            "The answer of liveness probes where only a restart helps: the data path stands still, or all devices are GPUs that this \
-             process cannot use again after faults. The body also has `\"live\": false`, which KServe's clients read.",
-            "Restart the server, which Kubernetes does by itself. With `isolation = \"process\"`, faults of GPUs never come to this.",
+            "This is the answer of liveness probes if only a restart helps: the data path stands still, or all devices are GPUs that \
+             this process cannot use again after faults. The body also has `\"live\": false`, which KServe's clients read.",
+            "Restart the server. Kubernetes does so by itself. With `isolation = \"process\"`, faults of GPUs never lead to this.",
             Problem::not_live("the data path has stood still for 31 s"),
         ),
         LATE => entry(
-            "The deadline comes from the header `timeout` (milliseconds, from the request's head on: it ends the reading of the body, \
-             too), the parameter `timeout` (microseconds) or the model's default (both from when the body is there). A request that is or \
-             would be late is not run. `detail` says how late.",
-            "Allow more time, or send less at once. If it lasts, the service needs more devices.",
+            "A request that is late, or would be, is not run. `detail` says how late. The deadline comes from one of these:\n\n- the \
+             header `timeout`, in milliseconds from the request's head on: it ends the reading of the body, too\n- the parameter \
+             `timeout`, in microseconds from when the body is there\n- the model's default, from when the body is there",
+            "Allow more time, or send less at once. If this lasts, the service needs more devices.",
             InferError::Late("no answer within the deadline of 250 ms".into()),
         ),
         NO_STORAGE => entry(
-            "A stack that is not stored in order needs more than `stack_memory_bytes_max`, and what is beyond could not be kept in \
-             `stack_spill_folder`: the disk is full, read-only or gone, or a limit on the sizes of files is met. The log has the folder, \
-             and the system's words.",
-            "Ask the operator for room there (or for `stack_memory_bytes_max`), try another replica, or write the stack in order: \
+            "A stack that is not stored in order needs more than `stack_memory_bytes_max`, and the rest could not be kept in \
+             `stack_spill_folder`. The disk is full, read-only or gone, or a limit on the sizes of files is reached. The log has the \
+             folder and the system's message.",
+            "Ask the operator for room there (or for more `stack_memory_bytes_max`), try another replica, or write the stack in order: \
              pages behind their directory, one after the other.",
             InferError::NoStorage(
                 "cannot keep 268435456 bytes of the stack in a temporary file: no storage space; the server's option \
@@ -254,22 +258,22 @@ pub fn errors_md() -> String {
     let mut out = format!(
         "# Errors\n\n\
          <!-- Made from src/http/reject/manual.rs by `OCELLI_BLESS=1 cargo test --lib reject`. -->\n\n\
-         Every error, on every route, has a body like this one, with the content type `{PROBLEM_JSON}` (RFC 9457);\n\
-         below `/v1` and `/v2` with `application/json`, as the servers whose protocols these are and their clients have it.\n\
-         A server with its page on (`page`) shows this manual at `/docs/errors`, which is where `type` leads (behind a proxy that passes\n\
-         on `base_path` alone, below that).\n\n\
+         Every error, on every route, has a body like this one. Its content type is `{PROBLEM_JSON}` (RFC 9457). Below `/v1`\n\
+         and `/v2` it is `application/json`, as in the servers and clients of these protocols.\n\
+         A server with its page on (`page`) shows this manual at `/docs/errors`, where `type` leads. Behind a proxy that passes on\n\
+         `base_path` alone, it is below that.\n\n\
          ```http\n{whole}\n```\n\n\
          - `error` repeats `detail`: it is the member that the clients of Triton and KServe read.\n\
          - `type` names the kind, one of those below, and stays the same between releases; `detail` is for people.\n\
-         - Where TorchServe's clients ask (`/predictions`, `/ping`, and its paths that are not built: `/models`, `/explanations`) there are also\n  \
-         `code`, which repeats `status`, and `message`, which repeats `detail`, in a whole reply; `type` is ours there, too.\n\
+         - Where TorchServe's clients ask (`/predictions`, `/ping`, and its paths that are not built: `/models`, `/explanations`), a whole\n  \
+         reply also has `code`, which repeats `status`, and `message`, which repeats `detail`. `type` is ours there, too.\n\
          - `request_id` is also in the header `x-request-id` and in the log.\n\
-         - Each 429 and 503 has `Retry-After` in seconds. Prediction changes nothing on the server, so that every request may be\n  \
+         - Each 429 and 503 has `Retry-After` in seconds. Prediction changes nothing on the server, so every request may be\n  \
          sent again.\n\n\
-         In a reply to several images, an image that failed has this body but for `request_id` as its entry, and the others are answered. Over gRPC\n\
-         the same words come with a code in place of the status.\n\n\
-         A request that is no HTTP (broken framing; a head beyond 256 KiB, or 32 KiB over HTTP/2; over 100 headers; an address\n\
-         beyond 64 KiB) is refused before any of this: 400, 414 or 431 with an empty body, and the connection ends.\n\n\
+         In a reply to several images, the entry of an image that failed is this body without `request_id`. The other images are answered.\n\
+         Over gRPC, the same words come with a code in place of the status.\n\n\
+         A request that is not HTTP is refused before any of this, with 400, 414 or 431 and an empty body, and the connection ends. That is\n\
+         broken framing, a head beyond 256 KiB (32 KiB over HTTP/2), over 100 headers, or an address beyond 64 KiB.\n\n\
          | kind | status | title |\n|---|---|---|\n"
     );
     for Kind { slug, status, title, .. } in KINDS {

@@ -151,29 +151,29 @@ impl Metrics {
             ),
             ended: register.by_reason(
                 "ocelli_http_connections_ended_total",
-                "Connections that were ended since nothing came or went on them.",
+                "Connections that were ended because nothing came or went on them.",
                 EndReason::LABELS,
             ),
             http_streams_reset_total: register.counter(
                 "ocelli_http_streams_reset_total",
-                "Answers over HTTP/2 that were not taken in reply_stall_ms: each alone was ended.",
+                "Replies over HTTP/2 that were not taken within reply_stall_ms: only their streams were reset.",
             ),
             http_connections_max: register.gauge(
                 "ocelli_http_connections_max",
-                "Connections that may be open on each listener of the API: connections_max, or fewer where the limit of open files is low.",
+                "The most connections that may be open on each listener of the API: connections_max, or fewer if the limit of open files is low.",
             ),
             http_listeners_full: register.gauge(
                 "ocelli_http_listeners_full",
-                "Listeners of the API on which as many connections are open as may be, none of them idle, and another waits.",
+                "Listeners of the API that have as many open connections as they may, none of them idle, while another waits.",
             ),
             http_connections_capped_total: register.counter(
                 "ocelli_http_connections_capped_total",
-                "Connections that came while as many were open on a listener as may be, and waited until one ended or an idle one made room.",
+                "Connections that came while their listener had as many open as it may, and waited until one ended or an idle one made room.",
             ),
             ready: register.gauge("ocelli_ready", "1 while GET /v2/health/ready answers 200, 0 while not."),
             gpus_failed: register.gauge(
                 "ocelli_gpus_failed",
-                "GPUs that the driver told nothing of as the server started, or 1 where it failed itself: they are left alone until the next start.",
+                "GPUs about which the driver told nothing when the server started, or 1 if the driver itself failed: they are left alone until the next start.",
             ),
             requests_in_flight: register.gauge(
                 "ocelli_requests_in_flight",
@@ -181,16 +181,16 @@ impl Metrics {
             ),
             in_flight_bytes: register.gauge(
                 "ocelli_in_flight_bytes",
-                "Bytes of request bodies, and of what replies hold, admitted and not yet released.",
+                "Bytes of request bodies, and of what replies hold, that are admitted and not yet released.",
             ),
             refused: register.by_reason(
                 "ocelli_refused_total",
-                "Requests refused because all that may be in flight was, before their body was read or while it grew.",
+                "Requests refused because as much was in flight as may be, before their body was read or while it grew.",
                 RefuseReason::LABELS,
             ),
             models: register.models(Models::new()),
             queue_bytes: register
-                .gauge("ocelli_queue_bytes", "Bytes of model input that wait or run, all models."),
+                .gauge("ocelli_queue_bytes", "Bytes of model input that wait or run, of all models."),
             queue_oldest_age_seconds: register.float_gauge(
                 "ocelli_queue_oldest_age_seconds",
                 "Age of the job that has waited longest; 0 when none waits.",
@@ -206,7 +206,7 @@ impl Metrics {
             ),
             gpu_jpegs_total: register.counter(
                 "ocelli_gpu_jpegs_total",
-                "JPEGs that a GPU decoded, because the CPU had more than it has threads for (gpu_jpeg).",
+                "JPEGs that a GPU decoded because the CPU had more of them than it has threads for (gpu_jpeg).",
             ),
             shared_memory_regions: register.gauge(
                 "ocelli_shared_memory_regions",
@@ -222,13 +222,13 @@ impl Metrics {
             ),
             log_lines_lost_total: register.by(
                 "ocelli_log_lines_lost_total",
-                "Lines of the log that were dropped because their reader or disk was too slow, full or gone.",
+                "Log lines that were dropped because their reader or disk was too slow, full or gone.",
                 "log",
                 LOGS,
             ),
             trace_spans_lost_total: register.by_reason(
                 "ocelli_trace_spans_lost_total",
-                "Spans that did not reach the collector: more waited than may (queue), it took none (collector), or not all (rejected).",
+                "Spans that did not reach the collector: more waited than may (queue), or it took none (collector), or not all of them (rejected).",
                 SPANS_LOST,
             ),
         };

@@ -144,13 +144,12 @@ impl Register {
 const LABELS: [(&str, &str); 14] = [
     (
         "cause",
-        "what lowers a GPU's clocks: `thermal` (heat), `power_brake` (its power supply), `power_cap` (the limit of its power: common under \
-         load)",
+        "what lowers a GPU's clocks: `thermal` (heat), `power_brake` (its power supply), `power_cap` (its power limit: common under load)",
     ),
     (
         "code",
-        "status code of the reply, over gRPC the one of HTTP that says the same; 499 where the caller went away before it; `other` outside \
-         of 100 to 599",
+        "status code of the reply; over gRPC, the HTTP code that says the same; 499 if the client went away before the reply; `other` \
+         outside of 100 to 599",
     ),
     ("commit", "git commit of the build, empty if unknown"),
     ("device", "device id, such as `cpu`; empty for what happens before a device is chosen"),
@@ -159,22 +158,22 @@ const LABELS: [(&str, &str); 14] = [
         "`total`: all there is; `free`: what nobody holds; `own`: what this process holds; `others`: what other processes \
          hold; `needed`: what must be free before the GPU is taken beside others",
     ),
-    ("log", "`stderr`: the log of all; `files`: those of models (`log_dir`)"),
+    ("log", "`stderr`: the log of the whole server; `files`: the logs of models (`log_dir`)"),
     ("method", "`GET`, `HEAD`, `POST`, `PUT`, `PATCH`, `DELETE`, `OPTIONS`; `OTHER` for any other"),
     ("model", "name of a model in the catalog"),
     (
         "outcome",
-        "how a request for a model ended: `ok`; `bad_request`, `decode`, `too_large`, `input`: refused for what it is; \
-         `full`, `draining`, `unavailable`: refused for the state that we are in; `loading`: its model is still being loaded, as in each \
-         replica that begins, and who balances requests asks another; `late`: its deadline passed; \
-         `cancelled`: its caller went away; `storage`: the server's disk had no room for its stack; `device`, `internal`: our fault",
+        "how a request for a model ended: `ok`; `bad_request`, `decode`, `too_large`, `input`: refused for what the request is; \
+         `full`, `draining`, `unavailable`: refused for the state of the server; `loading`: the model is still being loaded, as in each \
+         replica that starts, and a load balancer asks another; `late`: the deadline passed; `cancelled`: the client went away; \
+         `storage`: the server's disk had no room for the stack; `device`, `internal`: the server's fault",
     ),
     ("reason", "see below"),
     (
         "route",
-        "the route's template, such as `/predictions/{model}` or `/v1/models/{model}:predict`, or the path of a call over gRPC; what is posted \
-         to a fitter (`task = \"localize\"`), which takes as long as its caller sends it, is apart, as `/predictions/{model} (stack)`; `other` \
-         where none matched",
+        "the route's template, such as `/predictions/{model}` or `/v1/models/{model}:predict`, or the path of a gRPC call; \
+         `/predictions/{model} (stack)` for what is posted to a fitter (`task = \"localize\"`), apart since it takes as long as the client \
+         sends; `other` if no route matched",
     ),
     (
         "stage",
@@ -189,28 +188,32 @@ const LABELS: [(&str, &str); 14] = [
 const STATES: &str = "\
 States:\n\n\
 - `ocelli_model_state`: `ready`, `loading`, `unavailable`\n\
-- `ocelli_device_state`: `waiting` (not ours yet), `warming` (loading), `serving`, `suspect` (serving, but something \
+- `ocelli_device_state`: `waiting` (not taken yet), `warming` (loading), `serving`, `suspect` (serving, but something \
 points at a fault), `fenced` (given no work), `lost`\n\
 \nReasons:\n\n\
-- `ocelli_device_transitions_total`: `start`; `taken`, `proved` (a forward pass has worked), `empty` (no model is to run there), \
-`contended` (others use it), `turn` (other servers wait for it and came first), `memory` (too little is free, or others have it to themselves), `refused` (it \
-cannot be used), `idle` (nobody needed it); `fault` (a call failed), `poisoned` (this process cannot \
-use it again after one), `stuck` (a call does not come back), `xid`, `ecc`, `advice` \
-(the driver's), `thermal`, `canary` (a forward pass failed), `bus` (it does not answer), `clean` (nothing pointed at a fault for a \
-minute); `drain`, `resume` (by request)\n\
+- `ocelli_device_transitions_total`:\
+\n  - `start`\
+\n  - for taking it and giving it back: `taken`; `proved` (a forward pass has worked); `empty` (no model is to run there); `contended` \
+(others use it); `turn` (other servers wait for it and came first); `memory` (too little is free, or others have it to themselves); \
+`refused` (it cannot be used); `idle` (nobody needed it)\
+\n  - for faults: `fault` (a call failed); `poisoned` (this process cannot use it again after such a call); `stuck` (a call does not \
+come back); `xid`; `ecc`; `advice` (the driver's); `thermal`; `canary` (a forward pass failed); `bus` (it does not answer); `clean` \
+(nothing pointed at a fault for a minute)\
+\n  - by request: `drain`, `resume`\n\
 - `ocelli_dropped_total`: `connection` (cut with a request on it), `job` (waiting or running). The process ends within moments of \
-counting them, so that few scrapes have them: its exit code is 75, its last line says how many, and a line of the log for each model \
-(`the model's work is dropped`, and `requests of the model are cut` of those that still come or are answered as they come) whose they were\n\
+counting them, so few scrapes have them. Its exit code is then 75, and its last line says how many were dropped. A log line for each \
+model says whose they were: `the model's work is dropped`, and `requests of the model are cut` for those that still come or are answered as \
+they come\n\
 - `ocelli_http_connections_ended_total`: `idle` (no request came), `header` (a request's header came too slowly), `stalled` \
-(an answer was not taken: `reply_stall_ms`; over HTTP/2 only where no other was open, or nothing of any was taken), `evicted` (it was idle, and another waited for its \
-place: `connections_max`)\n\
-- `ocelli_failed_batches_total`, `ocelli_retried_jobs_total`: `input` (the model refused it: its jobs run alone), `out_of_memory` \
-(they run in smaller batches), `device` (they run elsewhere)\n\
+(a reply was not taken: `reply_stall_ms`; over HTTP/2 only if no other reply was open, or nothing of any was taken), `evicted` (it was \
+idle, and another waited for its place: `connections_max`)\n\
+- `ocelli_failed_batches_total`, `ocelli_retried_jobs_total`: `input` (the model refused the batch: its jobs run alone), `out_of_memory` \
+(the jobs run in smaller batches), `device` (the jobs run elsewhere)\n\
 - `ocelli_fallbacks_total`: `device_away` (no device that the model is meant for serves it now), `device_failed`, `out_of_memory` \
 (of the device that had the job first)\n\
 - `nv_inference_request_failure`: `REJECTED` (refused for a full queue, a deadline or a drain), `CANCELED` (the caller went \
 away), `BACKEND` (the model or its device failed), `OTHER`\n\
-- `ocelli_refused_total`: `requests` (as many as may be in flight), `bytes` (of their bodies)\n";
+- `ocelli_refused_total`: `requests` (as many are in flight as may be), `bytes` (the same for the bytes of their bodies)\n";
 
 /// The reference of metrics.
 pub fn metrics_md() -> String {
@@ -219,13 +222,13 @@ pub fn metrics_md() -> String {
     let mut out = String::from(
         "# Metrics\n\n\
          <!-- Made from src/telemetry/metrics by `OCELLI_BLESS=1 cargo test --lib metrics`. -->\n\n\
-         `GET /metrics`, on the API, on the admin listener and at `metrics_listen`, in Prometheus' text format 0.0.4. Units are\n\
-         seconds, bytes and items. Every outcome of every model, and its wait for each device, is there from the start, at 0;\n\
-         the other histograms of a device begin with its first batch.\n\n\
-         The series of a model are there for as long as `GET /v2/models` lists it, be it as one that failed to load, and until the\n\
-         last request that began with it has ended. Then they go, as Triton's do: a server whose models come and go does not\n\
-         grow. What was counted after the last scrape goes with them. One that is loaded again begins at 0, which `rate` and\n\
-         `increase` take for a restart; loading a model anew while it serves, or another version of it, changes no counter.\n\n\
+         `GET /metrics` on the API, on the admin listener and at `metrics_listen` answers in Prometheus' text format 0.0.4. Units\n\
+         are seconds, bytes and items. Every outcome of every model, and its wait for each device, is there from the start, at 0.\n\
+         The other histograms of a device begin with its first batch.\n\n\
+         The series of a model are there for as long as `GET /v2/models` lists it, even if it failed to load, and until the last\n\
+         request that began with it has ended. Then they go, as Triton's do, so a server whose models come and go does not grow.\n\
+         What was counted after the last scrape goes with them. A model that is loaded again begins at 0, which `rate` and\n\
+         `increase` take for a restart. Loading a model anew while it serves, or another version of it, changes no counter.\n\n\
          | metric | type | labels | meaning |\n|---|---|---|---|\n",
     );
     for metric in &register.described {
@@ -254,10 +257,10 @@ pub fn metrics_md() -> String {
     );
     out.push_str(
         "\n## Triton's names\n\n\
-         On the admin listener and at `metrics_listen`, or as `triton_metrics` says, so that dashboards, autoscalers and\n\
-         `perf_analyzer` find what they look for. Of each loaded version, since it was loaded. A request is an inference request, however many\n\
-         batches it takes and however its reply comes, or an image of a prediction, or a piece of a stack; it has succeeded once its reply\n\
-         is written. Of the steps of its batches, the longest count.\n\n\
+         These are on the admin listener and at `metrics_listen`, or where `triton_metrics` says, so that dashboards, autoscalers and\n\
+         `perf_analyzer` find what they look for. Those of models are of each loaded version, since it was loaded.\n\n\
+         A request is an inference request, however many batches it takes and however its reply comes; or an image of a prediction;\n\
+         or a piece of a stack. It has succeeded once its reply is written. Of the steps of its batches, the longest count.\n\n\
          | metric | type | labels | meaning |\n|---|---|---|---|\n",
     );
     for row in triton::ROWS {
