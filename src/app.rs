@@ -53,13 +53,13 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use watch::Watch;
 
-/// Why a run ended other than well; the command line gives each its exit code.
+/// Why a run ended other than well; the command line maps each to an exit code.
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {
-    /// What the models were to run on is not there: no ONNX Runtime, no GPU where one was asked for.
+    /// What the models should run on is missing: no ONNX Runtime, or no GPU where one was asked for.
     #[error("{0}")]
     Backend(String),
-    /// The drain was over before the work was done.
+    /// The drain ended before the work was done.
     #[error(
         "{} with work left: {} and {} were dropped",
         if .0.told { "a second signal came" } else { "drain_timeout_ms passed" },
@@ -85,7 +85,7 @@ pub struct App {
     grpc_address: Option<SocketAddr>,
     stages: Stages,
     accepting: Task<Ended>,
-    /// What serves the connections.
+    /// The threads that serve connections.
     threads: Threads,
     heart: Task<()>,
     admin: Option<Admin>,
@@ -94,32 +94,32 @@ pub struct App {
     loading: Loading,
 }
 
-/// After the drain's deadline: how long the refusals of what was left may take to be sent, and idle threads to end.
+/// How long, after the drain's deadline, refusals of the remaining requests may take to be sent, and idle threads to end.
 const ABORT_GRACE: Duration = Duration::from_millis(500);
 
-/// How often it is looked whether it makes sense to go on.
+/// How often to check whether it makes sense to go on.
 const HOPELESS_PAUSE: Duration = Duration::from_millis(200);
 
-/// What an ended server left undone.
+/// What a server left undone when it ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Undone {
     /// Jobs that were accepted and not answered by the deadline.
     pub jobs: usize,
-    /// Connections that were cut with a request on them, or before a thread that is stuck had looked at them.
+    /// Connections that were cut with a request on them, or before a stuck thread had looked at them.
     pub connections: usize,
-    /// Whether that was because somebody said so, and not because the time was over.
+    /// Whether an operator ended the drain early, rather than the deadline.
     pub told: bool,
 }
 
 impl App {
-    /// Binds the sockets and begins to load models; answers from the first moment on, ready when a model is.
+    /// Binds the sockets and starts to load models. Probes are answered from the first moment; the server is ready once a model is.
     ///
     /// Must be called inside a tokio runtime, which accepts connections; they are served on threads of their own.
     ///
     /// # Errors
     /// If a socket cannot be bound, the backend cannot be had, or the system refuses a thread.
     pub async fn start(mut config: Config, log: Option<&Logging>) -> Result<App, AppError> {
-        // Sockets first: the commonest mistake is told before a model is loaded.
+        // Sockets first: the commonest mistake shows before a model is loaded.
         let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
         for address in &config.listen {
             let (listener, at) = bind(*address, "listen").await?;
@@ -133,10 +133,10 @@ impl App {
             let settings = accept_settings(&config, admin::CONNECTIONS_MAX);
             listener.map(|listener| Admin::start(listener, name, settings)).transpose()
         };
-        // Probes are answered from now on, however long it takes to look for models.
+        // Probes are answered from now on, however long the search for models takes.
         let admin = apart(admin_listener, "admin")?;
         let metrics_apart = apart(metrics_listener, "metrics")?;
-        // Before the models are looked for: what changes from now on is a change.
+        // Before the search for models: what changes from now on is a change.
         let files_max = open_files::raise();
         config.shared_memory_regions_max = open_files::regions_max(&config, files_max);
         let first = Look::at(&config.models);
@@ -162,7 +162,7 @@ impl App {
 
         let threads = Threads::start(config.http_threads).map_err(not_started("the HTTP threads"))?;
 
-        // Before the first request can ask for one: a model that loads is not unknown.
+        // Before the first request can ask for one: a model that is loading is not unknown.
         devices.announce(&found);
         let stages = Stages::default();
         let routes = http::routes(Arc::clone(&front));
@@ -218,7 +218,7 @@ impl App {
         })
     }
 
-    /// Has the log say where it listens.
+    /// Logs the addresses that it listens on.
     pub fn log_addresses(&self) {
         let [admin, metrics, grpc] = [self.admin_address, self.metrics_address, self.grpc_address]
             .map(|address| address.map(tracing::field::display));
@@ -227,12 +227,12 @@ impl App {
         tracing::info!(address, admin, metrics, grpc, %models, "listening");
     }
 
-    /// Where the API listens: at least one address.
+    /// The addresses of the API: at least one.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// Where the admin listener does.
+    /// The address of the admin listener, if there is one.
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address
     }
@@ -242,7 +242,7 @@ impl App {
         &self.front.status
     }
 
-    /// Waits until the server cannot do what it is for, and will not be able to.
+    /// Waits until the server can no longer do its job and never will again; returns why.
     pub async fn hopeless(&self) -> String {
         loop {
             if let Some(reason) = self.front.status.hopeless() {
@@ -252,10 +252,10 @@ impl App {
         }
     }
 
-    /// Ends the server in order: not ready at once; still serving for `drain_delay_ms`, so that whoever routes to us
-    /// can notice; then nothing new, and what was accepted is finished within `drain_timeout_ms`. `now` cuts all of this short.
+    /// Ends the server in order. It reports not ready immediately, but still serves for `drain_delay_ms`, so that load balancers can
+    /// notice. Then it accepts nothing new, and finishes accepted work within `drain_timeout_ms`. `now` cuts all of this short.
     pub async fn drain(self, now: &CancellationToken) -> Undone {
-        // `threads` end with this function.
+        // `threads` are dropped, and end, with this function.
         let App {
             config,
             front,
@@ -291,14 +291,14 @@ impl App {
         front.queue.close();
         let load = front.queue.load();
         let jobs = front.queue.abort(&InferError::Draining);
-        // At once, and in the log: few are left to ask for metrics, and none is soon.
+        // Counted at once, and logged: soon nobody will be left to scrape the metrics.
         front.metrics.dropped(DropReason::Job).inc_by(jobs as u64);
         let why = if told { "told to end now" } else { "the time to drain is over" };
         if jobs > 0 {
             tell_dropped(&load, why);
         }
         if jobs > 0 && in_order.is_none() {
-            // Their callers are told; give the words a moment to leave.
+            // Their callers get an error; give it a moment to be sent.
             wait(ABORT_GRACE, now).await;
         }
         let ended = match in_order {
@@ -307,7 +307,7 @@ impl App {
                 for (model, requests) in front.metrics.requests_open() {
                     tracing::warn!(model = &*model, requests, "{why}: requests of the model are cut");
                 }
-                // Earlier than was said, where a signal came again.
+                // Earlier than announced, if a signal came again.
                 front.status.cut_from(Instant::now());
                 stages.abort();
                 accepting.await
@@ -320,7 +320,7 @@ impl App {
         if !in_time(join_all(apart), deadline, now).await {
             tracing::warn!("ended while a probe or a scrape was stuck: not waited for");
         }
-        // Neither a batch that runs nor a model that loads can be interrupted; the deadline holds all the same.
+        // Neither a running batch nor a loading model can be interrupted; the deadline holds all the same.
         if !in_time(loading.end(), deadline, now).await {
             tracing::warn!("ended while a batch ran or a model was loading: not waited for");
         }
@@ -331,14 +331,14 @@ impl App {
     }
 }
 
-/// Has the log say what goes unanswered.
+/// Logs the requests that go unanswered.
 fn tell_dropped(load: &Load, why: &str) {
     for ModelLoad { name, items, waiting, .. } in load.models.iter().filter(|model| model.items > 0) {
         tracing::warn!(model = &**name, items, waiting_jobs = waiting, "{why}: the model's work is dropped");
     }
 }
 
-/// Sends the traces that wait.
+/// Sends the pending traces.
 async fn flush(traces: Arc<Traces>, deadline: Instant, now: &CancellationToken) {
     let left = deadline.saturating_duration_since(Instant::now()).max(ABORT_GRACE);
     let (tell, flushed) = oneshot::channel();
@@ -349,19 +349,19 @@ async fn flush(traces: Arc<Traces>, deadline: Instant, now: &CancellationToken) 
     if let Err(error) = flush {
         tracing::warn!(%error, "traces were lost at the end");
     }
-    // It keeps to the time itself, but for what cannot be interrupted and a signal that comes meanwhile.
+    // It limits itself, except for what cannot be interrupted and a signal that comes meanwhile.
     if !in_time(flushed, deadline, now).await {
         tracing::warn!("ended while traces were on their way: not waited for");
     }
 }
 
-/// Waits, but not once `now` is cancelled.
+/// Waits, but no longer than until `now` is cancelled.
 async fn wait(duration: Duration, now: &CancellationToken) {
     let _ = tokio::time::timeout(duration, now.cancelled()).await;
 }
 
-/// Waits for what ends with the server, and says whether it did: until the deadline, or until `now` is cancelled; a moment where that
-/// has come already.
+/// Waits for something that ends with the server; returns whether it did. Waits until the deadline or until `now` is cancelled, or for
+/// [`ABORT_GRACE`] if that has passed already.
 async fn in_time(ended: impl Future, deadline: Instant, now: &CancellationToken) -> bool {
     let left = deadline.saturating_duration_since(Instant::now()).max(ABORT_GRACE);
     let already = now.is_cancelled();
@@ -372,7 +372,7 @@ async fn in_time(ended: impl Future, deadline: Instant, now: &CancellationToken)
     }
 }
 
-/// The data path's heartbeat, which liveness looks at: it stops when one of the threads is stuck.
+/// The data path's heartbeat, which the liveness probe checks: it stops when one of the threads is stuck.
 async fn beat(status: Arc<Status>, threads: Vec<Handle>) {
     let mut ticks = tokio::time::interval(Duration::from_secs(1));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -14,19 +14,20 @@
 //! http::wire      answers -> JSON
 //! ```
 //!
-//! A stack of camera frames for a fitter goes in and out in pieces, while it comes: `http::localize` drives `image::stack`
-//! (bytes to frames) and `engine::kernels::spots` (frames to ROIs) on the decode pool, the ROIs go through the same queue to
-//! `engine::gauss_mle` (where a GPU has it, whole frames do, and the GPU looks for spots itself), and `tasks::localize` turns what
-//! comes of them into a file or a picture. `kernels/` holds the C++ of both, one source for the vectors of the CPU and for CUDA,
-//! and what GPUs do before and after a network; `kernels/generated` has the PTX that `make kernels` makes of it.
+//! A stack of camera frames for a fitter goes in and out in pieces, while it arrives. `http::localize` drives `image::stack` (bytes to
+//! frames) and `engine::kernels::spots` (frames to ROIs) on the decode pool. The ROIs go through the same queue to `engine::gauss_mle`;
+//! where a GPU serves the model, whole frames do, and the GPU finds the spots itself. `tasks::localize` turns the results into a file or
+//! a picture. `kernels/` holds the C++ of both, one source for the vector units of the CPU and for CUDA, and what GPUs do before and
+//! after a network; `kernels/generated` has the PTX that `make kernels` builds from it.
 //!
-//! Images are staged as 8-bit pixels (16 where they have so many); the engine normalises, on a GPU with a kernel that writes where
-//! the network reads (`engine::ends`). What of an output is answered leaves a GPU alone, where that is little (`engine::reduction`).
+//! Images are staged as 8-bit pixels (16-bit if they have so many); the engine normalises them, on a GPU with a kernel that writes
+//! straight into the network's input (`engine::ends`). Where an answer needs little of an output, only that leaves the GPU
+//! (`engine::reduction`).
 //!
-//! A machine's CPU is one device, and so is each GPU (`engine::cuda`, whose driver is found at run time). Several batches of a GPU
-//! are on their way at once; each holds the memory that it reads and writes, so nothing waits for the slowest. A thread of its own
-//! keeps each device (`devices::keeper`): takes it when `devices::lease` says that others leave it, has it loaded and tried, gives
-//! it back when `devices::health` says that it is sick, and tries again. What was on it goes back to its lane and elsewhere
+//! A machine's CPU is one device, and so is each GPU (`engine::cuda`, whose driver is found at run time). Several batches of a GPU are in
+//! flight at once; each holds the memory that it reads and writes, so nothing waits for the slowest. A thread per device keeps it
+//! (`devices::keeper`): takes it when `devices::lease` says that others leave room, has models loaded and tried, gives it back when
+//! `devices::health` says that it is faulty, and tries again. Work that was on it goes back to its lane and to other devices
 //! (`batch::book`). With `isolation = "process"` a GPU's engines live in a process of their own (`engine::child`), behind the same trait.
 //!
 //! # What never happens
@@ -35,10 +36,10 @@
 //! - **`batch::{lanes, policy}` read no clock, take no lock and start no thread**: time is passed in, so that
 //!   `batch::sim` can run them through thousands of seeds.
 //! - **`unsafe` lives under `engine` and nowhere else**, each block with its reason.
-//! - **Nobody pushes to a device**: workers pull, so a device that disappears strands nothing. A batch of the CPU that takes less
-//!   than its worker takes to wake is run by whoever pushed the job, in the worker's name (`batch::queue::Inline`).
-//! - **Nothing in a request becomes a path or an outbound connection**: models are looked up in a map. The one exception is a
-//!   plain name under `/dev/shm`, from callers who may control the server (`http::shared_memory`), and off unless it is allowed.
+//! - **Nobody pushes to a device**: workers pull, so a device that disappears strands nothing. A CPU batch that takes less time than its
+//!   worker takes to wake is run by the thread that pushed the job, on the worker's behalf (`batch::queue::Inline`).
+//! - **Nothing in a request becomes a path or an outbound connection**: models are looked up in a map. The one exception is a plain name
+//!   under `/dev/shm`, from callers who may control the server (`http::shared_memory`); it is off by default.
 //! - **No queue without a bound**: in items and in bytes; full is an answer, never a panic.
 //! - **A job is answered exactly once**; one that is dropped unanswered becomes an error with its cause.
 //!
@@ -52,19 +53,19 @@
 pub mod app;
 /// Jobs and batches: lanes, the policy that forms batches, the queue, and the simulation of all three.
 pub mod batch;
-/// Numbers that another process is to have bit by bit.
+/// Numbers that must reach another process bit by bit.
 pub(crate) mod bits;
 /// The command line: `serve`, `check`, `devices`, `predict`, `bench`, `tune`, `health`, `config`, `completions`.
 pub mod cli;
 /// Options: file, environment and flags in, one checked and immutable `Config` out.
 pub mod config;
-/// Devices: who takes them, gives them back and says whether they work, and the OS threads that own what is on them.
+/// Devices: taking them, giving them back, whether they work, and the OS threads that own what is on them.
 pub mod devices;
 /// Engines and their memory. All `unsafe` lives here.
 pub mod engine;
 /// Why a request has no answer.
 pub mod error;
-/// gRPC: the same service by another wire, on what the front is made of.
+/// gRPC: the same service by another protocol, built on parts of the HTTP front.
 pub mod grpc;
 /// The front: the accept loop, the routes and their layers, the wire formats, the page.
 pub mod http;
@@ -82,7 +83,7 @@ pub mod status;
 pub mod tasks;
 /// Logs, metrics and traces.
 pub mod telemetry;
-/// What messages to people are made of: values that are cut, causes, names that may have been meant.
+/// Helpers for messages to people: shortened values, causes, suggestions of names.
 pub(crate) mod words;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The admin listener, and the one for metrics, each on a thread and runtime of its own: a jammed data path cannot fail a probe.
+//! The listeners for admin and for metrics, each on a thread and runtime of its own: a jammed data path cannot fail a probe.
 
 use super::{AppError, allowed_threads::not_started, failed};
 use crate::http::{
@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::{net::TcpListener, runtime::Runtime, sync::oneshot};
 use tower::{ServiceExt, service_fn};
 
-/// Connections at once: probes and scrapers are few.
+/// The most connections at once: there are few probes and scrapers.
 pub(super) const CONNECTIONS_MAX: usize = 256;
 
 /// The running listener.
@@ -22,7 +22,7 @@ pub(super) struct Admin {
 }
 
 impl Admin {
-    /// Starts it. Probes are told that the server is starting.
+    /// Starts it. Until [`Admin::serve`], probes are told that the server is starting.
     pub(super) fn start(listener: TcpListener, name: &str, settings: Settings) -> Result<Admin, AppError> {
         let (stages, routes) = (Stages::default(), Arc::<OnceLock<Router>>::default());
         let there = Arc::clone(&routes);
@@ -61,13 +61,13 @@ impl Admin {
         Ok(Admin { stages, ended, routes })
     }
 
-    /// Has it answer by these from now on.
+    /// Answers by these routes from now on.
     pub(super) fn serve(&self, routes: Router) {
-        // There are no others.
+        // They are set once.
         let _ = self.routes.set(routes);
     }
 
-    /// Comes back when it has ended, which a handler that is stuck may hold up for ever. Probes have nothing to finish.
+    /// Ends it, and waits for that; a handler that is stuck may delay it for ever. Probes have nothing to finish.
     pub(super) async fn end(mut self) {
         self.stages.abort();
         if (&mut self.ended).await.is_err() {
@@ -77,7 +77,7 @@ impl Admin {
 }
 
 impl Drop for Admin {
-    /// A server that could not start after all.
+    /// For a server that could not start after all.
     fn drop(&mut self) {
         self.stages.abort();
     }

@@ -1,5 +1,5 @@
-//! Whether the system lets the process start as many threads as a server or a command has at the least. Who is refused one panics, in
-//! some libraries, or says no more than that a resource is not there: it is tried before any of them is started.
+//! Whether the system lets the process start the fewest threads that a server or a command needs. Some libraries panic when they are
+//! refused a thread, or report no more than that a resource is missing; so this is tried before any of them starts.
 
 use super::AppError;
 use crate::{
@@ -13,18 +13,18 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-/// Beside those of the options: what writes the log, loads models, keeps a device and runs its batches. What else there may be, such as
-/// the heap's own and those of further models, which tell it themselves, is not counted: a server that could start is not refused.
+/// Threads besides those of the options: they write the log, load models, keep a device and run its batches. Others, such as the heap's
+/// own and those of further models, which report a failure themselves, are not counted, so that no server is refused that could start.
 const OTHERS: usize = 4;
-/// What watches the model folder, and what the system tells of it.
+/// The threads of the model folder's watcher, and of the system's file notifications.
 const WATCHING: usize = 2;
-/// What does for a command what would hold up the others, such as reading a file.
+/// The thread for a command's blocking work, such as reading a file.
 const READING: usize = 1;
 
 /// Tries it for a server.
 ///
 /// # Errors
-/// How many there may be, how many there must be, and which limits there are.
+/// How many threads there may be, how many there must be, and which limits apply.
 pub(super) fn check(config: &Config) -> Result<(), AppError> {
     let Config { http_threads: http, decode_threads: decode, compute_threads: compute, .. } = *config;
     let apart = usize::from(config.admin_listen.is_some()) + usize::from(config.metrics_listen.is_some());
@@ -33,7 +33,7 @@ pub(super) fn check(config: &Config) -> Result<(), AppError> {
     try_for(&options, OTHERS + apart + watching)
 }
 
-/// The same for what loads models and serves nothing: nothing but this loads them.
+/// The same for a command that loads models and serves nothing: it needs no thread of its own for loading.
 ///
 /// # Errors
 /// Those of [`check`].
@@ -41,7 +41,7 @@ pub(super) fn check_to_load(config: &Config) -> Result<(), AppError> {
     try_for(&[("compute_threads", config.compute_threads)], OTHERS - 1)
 }
 
-/// The same for a command that asks a model in its own process, by `http_threads`, and logs nothing.
+/// The same for a command that runs a model in its own process with `http_threads`, and logs nothing.
 ///
 /// # Errors
 /// As for a server.
@@ -51,7 +51,7 @@ pub fn check_to_ask_here(config: &Config) -> Result<(), AppError> {
     try_for(&options, OTHERS - 2 + READING)
 }
 
-/// The same for a command that asks a server, by so many threads.
+/// The same for a command that sends requests to a server with this many threads.
 ///
 /// # Errors
 /// As for a server.
@@ -64,7 +64,7 @@ fn named(counts: [usize; 3]) -> Vec<(&'static str, usize)> {
     OPTIONS.into_iter().zip(counts).collect()
 }
 
-/// Tries as many as these options say, and others.
+/// Tries as many threads as these options say, plus `others`.
 fn try_for(options: &[(&str, usize)], others: usize) -> Result<(), AppError> {
     let needed = options.iter().map(|(_, count)| count).sum::<usize>() + others;
     let spawn = |end: Receiver<()>| {
@@ -86,13 +86,13 @@ fn try_for(options: &[(&str, usize)], others: usize) -> Result<(), AppError> {
 /// The options that say how many threads a server starts.
 const OPTIONS: [&str; 3] = ["http_threads", "decode_threads", "compute_threads"];
 
-/// Why something with threads did not start: one that is refused after all could be started when it was tried, as others of the user have
-/// come since.
+/// Why something with threads did not start. Even if the trial succeeded, a thread may be refused later, as the user's other processes
+/// have started threads since.
 pub(super) fn not_started<E: Error + 'static>(what: &str) -> impl FnOnce(E) -> AppError {
     move |error| AppError::Failed(format!("cannot start {what}: {}", told(&error, &OPTIONS)))
 }
 
-/// Starts so many threads at once, and ends them; how many there were, and why not more.
+/// Starts this many threads at once, and ends them. Returns how many started, and why no more did.
 fn try_all(
     count: usize,
     spawn: impl Fn(Receiver<()>) -> io::Result<JoinHandle<()>>,

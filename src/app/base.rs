@@ -1,4 +1,4 @@
-//! What stands below the front, from the leaves up: the runtime, the models that were found, the queue, the devices.
+//! The parts below the front, built from the leaves up: the runtime, the models that were found, the queue, the devices.
 
 use super::{AppError, failed};
 use crate::{
@@ -25,31 +25,31 @@ use std::{
 
 /// Everything below the front: what `serve` and `check` share.
 pub struct Core {
-    /// Where work waits.
+    /// Jobs wait here.
     pub queue: Arc<Queue>,
     /// What can be served.
     pub catalog: Arc<Catalog>,
     /// What the process knows about itself.
     pub status: Arc<Status>,
-    /// Numbers.
+    /// The metrics.
     pub metrics: Arc<Metrics>,
-    /// What runs batches.
+    /// The devices, which run batches.
     pub devices: Arc<Devices>,
-    /// What decodes JPEGs on GPUs that are held.
+    /// The decoder of JPEGs on GPUs that are held.
     pub jpeg: Option<JpegOnGpu>,
-    /// What the model folder holds.
+    /// The models in the model folder.
     pub found: Vec<models::Found>,
-    /// Bytes of memory that are shared with processes of GPUs.
+    /// Bytes of memory shared with the processes of GPUs.
     pub shared_bytes: usize,
 }
 
 impl Core {
-    /// Scans the model folder, loads ONNX Runtime and starts the devices. No model is loaded yet; the log file of each that was found
-    /// is being made, if there are such files.
+    /// Scans the model folder, loads ONNX Runtime and starts the devices. No model is loaded yet. The log file of each model that was
+    /// found is created meanwhile, if there are such files.
     ///
     /// # Errors
-    /// If the backend cannot be had, or ONNX Runtime where a model is for it; if `stack_spill_folder` cannot be written; or if the
-    /// system refuses a thread.
+    /// If the backend is missing, or ONNX Runtime where a model needs it; if `stack_spill_folder` cannot be written; or if the system
+    /// refuses a thread.
     pub fn start(config: &Config, log: Option<&Logging>) -> Result<Core, AppError> {
         spill_folder(config).map_err(|why| {
             AppError::Failed(format!("stack_spill_folder {:?}: {why}", config.stack_spill_folder))
@@ -77,7 +77,7 @@ impl Core {
     }
 }
 
-/// How a server that has no model comes to one.
+/// How a server without models can get one.
 fn without_models(mode: RepositoryMode) -> &'static str {
     match mode {
         RepositoryMode::None => {
@@ -92,7 +92,7 @@ fn without_models(mode: RepositoryMode) -> &'static str {
     }
 }
 
-/// The same with these models, and with ONNX Runtime or why there is none.
+/// Like [`Core::start`], with these models, and with ONNX Runtime or why there is none.
 pub(super) fn start(
     config: &Config,
     Gpus { gpus, without }: Gpus,
@@ -133,7 +133,7 @@ pub(super) fn start(
     Ok(Core { queue, catalog, status, metrics, devices, jpeg, found, shared_bytes })
 }
 
-/// How large an image may be.
+/// The limits on the size of an image.
 pub(super) fn limits(config: &Config) -> Limits {
     Limits {
         side_max: config.image_side_max,
@@ -142,7 +142,7 @@ pub(super) fn limits(config: &Config) -> Limits {
     }
 }
 
-/// Whether stacks can be kept in the folder that the configuration names: the first that needs it would find out otherwise.
+/// Whether stacks can be stored in the configured folder: otherwise the first request that needs it would fail.
 pub(super) fn spill_folder(config: &Config) -> Result<(), String> {
     let folder = &config.stack_spill_folder;
     if folder.as_os_str().is_empty() || config.stack_spill_bytes_max == 0 {
@@ -152,7 +152,7 @@ pub(super) fn spill_folder(config: &Config) -> Result<(), String> {
     made.map_err(|error| format!("cannot make a temporary file there: {error}"))
 }
 
-/// The same of the folder that stands in where none is named: it may never be needed, so that a server without it starts all the same.
+/// Likewise for the default folder, where none is configured: it may never be needed, so a server starts without it.
 fn default_spill_folder(config: &Config, folder: &Path) -> Result<(), String> {
     if !config.stack_spill_folder.as_os_str().is_empty() || config.stack_spill_bytes_max == 0 {
         return Ok(());
@@ -165,7 +165,7 @@ fn default_spill_folder(config: &Config, folder: &Path) -> Result<(), String> {
     })
 }
 
-/// What `startup_models` names that was not found, and what is like it.
+/// The names in `startup_models` that were not found, with suggestions.
 pub(super) fn unknown(found: &[models::Found], config: &Config) -> Vec<String> {
     let Chosen::Only(names) = &config.startup_models else { return Vec::new() };
     let unknown = names.iter().filter(|name| found.iter().all(|found| found.name != **name));
@@ -180,7 +180,7 @@ pub(super) fn unknown(found: &[models::Found], config: &Config) -> Vec<String> {
 
 /// Keeps the models that are to be loaded at the start.
 fn choose(found: &mut Vec<models::Found>, config: &Config) -> Result<(), AppError> {
-    // One may have gone since the configuration was looked at.
+    // A model may have gone since the configuration was checked.
     if let Some(why) = unknown(found, config).into_iter().next() {
         return Err(AppError::Failed(format!("startup_models: {why}")));
     }
@@ -188,14 +188,14 @@ fn choose(found: &mut Vec<models::Found>, config: &Config) -> Result<(), AppErro
     Ok(())
 }
 
-/// The first model that ONNX Runtime is to run.
+/// The first model that needs ONNX Runtime.
 fn network(found: &[models::Found]) -> Option<&models::Found> {
     found.iter().find(|found| {
         found.source.as_ref().is_ok_and(|source| source.manifest.engine == models::Engine::Onnx)
     })
 }
 
-/// ONNX Runtime, or why there is none: that ends a server only where a model needs it.
+/// ONNX Runtime, or why there is none: its absence ends a server only where a model needs it.
 fn runtime(config: &Config, found: &[models::Found]) -> Result<Result<Runtime, String>, AppError> {
     let runtime = Runtime::load(&config.onnx_runtime);
     match (&runtime, network(found)) {
@@ -210,14 +210,14 @@ fn runtime(config: &Config, found: &[models::Found]) -> Result<Result<Runtime, S
     Ok(runtime)
 }
 
-/// Whether ONNX models that are there can run on one of the GPUs.
+/// Whether the ONNX models that were found can run on one of the GPUs.
 fn check_onnx(
     runtime: Result<&Runtime, &String>,
     gpus: &[Gpu],
     found: &[models::Found],
 ) -> Result<(), String> {
     let Some(model) = network(found) else { return Ok(()) };
-    // Without one, models say so themselves.
+    // Without it, models report that themselves.
     let Ok(runtime) = runtime else { return Ok(()) };
     let refused = gpus.iter().map(|gpu| runtime.check_gpu(gpu).err());
     let refused: Option<Vec<String>> = refused.collect();
@@ -229,17 +229,17 @@ fn check_onnx(
     }
 }
 
-/// Whether each GPU has a process of its own.
+/// Whether each GPU gets a process of its own.
 fn apart(config: &Config) -> bool {
     match config.isolation {
         config::Isolation::Thread => false,
         config::Isolation::Process => true,
-        // CUDA's runtime keeps its context for as long as its process lives; nvJPEG decodes in the server's.
+        // CUDA's runtime keeps its context for as long as its process lives; nvJPEG decodes in the server's process.
         config::Isolation::Auto => !config.idle_release_ms.is_zero() && !config.gpu_jpeg,
     }
 }
 
-/// Where the engines of so many GPUs run.
+/// Where the engines of this many GPUs run.
 fn isolation(config: &Config, gpus: usize, with_onnx: bool) -> Result<Isolation, AppError> {
     if !apart(config) || gpus == 0 {
         return Ok(Isolation::Thread);
@@ -253,7 +253,7 @@ fn isolation(config: &Config, gpus: usize, with_onnx: bool) -> Result<Isolation,
             );
             Ok(processes)
         }
-        // Nobody asked for them.
+        // Separate processes were not asked for explicitly.
         (Err(error), config::Isolation::Auto) => {
             tracing::warn!(
                 %error,
@@ -269,7 +269,7 @@ fn isolation(config: &Config, gpus: usize, with_onnx: bool) -> Result<Isolation,
     }
 }
 
-/// What decodes JPEGs on GPUs, if that is wanted and can be had.
+/// The decoder of JPEGs on GPUs, if it is wanted and available.
 fn jpeg(config: &Config, gpus: &[Gpu]) -> Option<JpegOnGpu> {
     let gpu = gpus.first().filter(|_| config.gpu_jpeg)?;
     JpegOnGpu::start(gpu.cuda)
@@ -296,7 +296,7 @@ fn sharing(config: &Config) -> devices::Sharing {
 #[derive(Default)]
 pub(super) struct Gpus {
     gpus: Vec<Gpu>,
-    /// Why there are no others, or none at all, and whether that is a fault.
+    /// Why there are no others, or none at all, and whether that counts as a fault.
     without: Vec<(String, bool)>,
 }
 
@@ -310,7 +310,7 @@ impl Gpus {
             cuda::keep_kernels_in(folder);
         }
         let found = match config.backend {
-            // Whoever looks after the server starts it again.
+            // A supervisor restarts the server if it fails.
             Backend::Gpu => cuda::probe(),
             _ => awaited(cuda::probe, std::thread::sleep),
         };
@@ -325,7 +325,7 @@ impl Gpus {
                 Err(AppError::Backend(format!("backend is gpu, but {reason}")))
             }
             Err(reason) => {
-                // Where it is not, nobody may have meant that there are any.
+                // Without a driver or a visible GPU, the machine may not be meant to have any.
                 let is_fault = !matches!(reason, NoGpu::NoDriver | NoGpu::NoneVisible(_));
                 match is_fault {
                     false => tracing::info!("backend auto: models run on the CPU: {reason}"),
@@ -339,12 +339,12 @@ impl Gpus {
     }
 }
 
-/// A driver that is not ready is asked again so often,
+/// How often a driver that is not ready is tried again.
 const DRIVER_TRIES: u32 = 30;
-/// after so long each time.
+/// The pause before each try.
 const DRIVER_PAUSE: Duration = Duration::from_secs(1);
 
-/// What `probe` finds, once the driver is ready, if that is soon: a server that starts with its machine would have no GPU for as long as it
+/// Probes until the driver is ready, if that is soon: otherwise a server that starts with its machine would have no GPU for as long as it
 /// lives.
 fn awaited(
     mut probe: impl FnMut() -> Result<Driver, NoGpu>,
@@ -389,7 +389,7 @@ mod tests {
             check(code, 30, (true, 31));
             check(code, 31, (false, 31));
         }
-        // Driver and library are of two versions.
+        // Driver and library have different versions.
         check(803, 1, (false, 1));
     }
 

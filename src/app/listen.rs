@@ -5,10 +5,10 @@ use socket2::SockRef;
 use std::{io, io::ErrorKind, net::SocketAddr};
 use tokio::net::TcpListener;
 
-/// Listens at the address that `option` names; says where that is: the port is the system's choice where 0 was asked for.
+/// Listens at the address that `option` names; returns the actual address, as the system chooses the port where 0 was asked for.
 ///
 /// # Errors
-/// If the system does not allow it, with what to do.
+/// If the system refuses, with advice.
 pub(super) async fn bind(address: SocketAddr, option: &str) -> Result<(TcpListener, SocketAddr), AppError> {
     let bound = TcpListener::bind(address).await.and_then(|listener| {
         let at = listener.local_addr()?;
@@ -35,7 +35,7 @@ pub(super) async fn bind_where(
     Ok((Some(listener), Some(at)))
 }
 
-/// Why an address that `option` names cannot be listened on, and what to do.
+/// Why an address that `option` names cannot be listened on, with advice.
 pub(super) fn taken(address: SocketAddr, option: &str, error: &io::Error) -> String {
     let hint = match error.kind() {
         ErrorKind::AddrInUse => format!("; give {option} another port, or end what listens there"),
@@ -44,11 +44,11 @@ pub(super) fn taken(address: SocketAddr, option: &str, error: &io::Error) -> Str
     format!("cannot listen on {address}: {error}{hint}")
 }
 
-/// Has the system send on its connections as fast as peers take it, whatever the machine's congestion control is: nothing is lost within
-/// a machine, and pacing there (`bbr`) takes time of its cores alone. A connection that has begun to be paced stays so: it is chosen
-/// here, not when one is accepted. `reno` is what any process may choose.
+/// Makes the system send on accepted connections as fast as peers take the data, whatever congestion control the machine uses. Nothing is
+/// lost within a machine, and pacing there (`bbr`) only costs CPU time. A connection that has started to be paced stays so; therefore
+/// this is set on the listener, not on each accepted connection. Any process may choose `reno`.
 fn unpaced(listener: &TcpListener) {
-    // Without it, replies go out as everybody's do.
+    // If it fails, replies are sent in the system's default way.
     let _ = SockRef::from(listener).set_tcp_congestion(b"reno");
 }
 

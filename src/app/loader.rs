@@ -1,4 +1,4 @@
-//! The thread that loads models: those of the start one after the other, then whatever it is told to.
+//! The thread that loads models: first those of the start one after the other, then by commands.
 
 use crate::{
     devices::Devices,
@@ -17,10 +17,10 @@ use std::{
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-/// How often those that leave are looked at, while there are some.
+/// How often the models that are leaving are checked, while there are some.
 const LEAVING_PAUSE: Duration = Duration::from_millis(50);
 
-/// The running thread. It waits for those of the devices as well, since the system may allow none that could at the end.
+/// The running thread. It also waits for the devices' threads, since at the end the system may refuse a new thread for that.
 pub(super) struct Loading {
     stop: CancellationToken,
     end: mpsc::Sender<()>,
@@ -43,7 +43,7 @@ impl Loading {
         let stopped = stop.clone();
         thread::Builder::new().name("ocelli-load".into()).spawn(move || {
             run(&devices, &found, &commands, (&folder, &logs), &|| stopped.is_cancelled());
-            // Who drops a server without a word leaves the devices to the end of the process.
+            // If a server is dropped without [`Loading::end`], its devices last until the process ends.
             if to_end.recv().is_ok() {
                 devices.join();
             }
@@ -52,14 +52,14 @@ impl Loading {
         Ok(Loading { stop, end, ended })
     }
 
-    /// Has it load no more of the models of the start.
+    /// Makes it load no more of the models of the start.
     pub(super) fn stop(&self) {
         self.stop.cancel();
     }
 
-    /// Comes back when it has ended, and the threads of the devices with it: it must be told to stop, and the queue be closed.
+    /// Waits until it has ended, and the devices' threads with it. It must have been told to stop, and the queue must be closed.
     pub(super) async fn end(self) {
-        // It has gone where it panicked.
+        // The thread is gone if it has panicked.
         let _ = self.end.send(());
         if self.ended.await.is_err() {
             tracing::error!("the thread that loads models panicked: devices end with the process");
@@ -67,7 +67,7 @@ impl Loading {
     }
 }
 
-/// Loads, and does what it is told until it is told to stop.
+/// Loads models, then follows commands until it is told to stop.
 fn run(
     devices: &Devices,
     found: &[Found],
@@ -87,7 +87,7 @@ fn run(
         match command {
             Ok(Command::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
             Err(mpsc::RecvTimeoutError::Timeout) => {}
-            // What has waited until now is done nowhere here.
+            // Commands that have waited until now are refused, not carried out.
             Ok(command) if stop() => answer(command.into_reply(), Err(InferError::Draining)),
             Ok(Command::Load { name, overrides, reply }) => {
                 let loaded = load(devices, folder, logs, &name, &overrides);
@@ -108,7 +108,7 @@ fn run(
     }
 }
 
-/// A file `NAME.onnx` that lay beside the folder `NAME` is listed until one of them is gone.
+/// A file `NAME.onnx` beside the folder `NAME` stays listed until one of the two is gone.
 fn forget_beside(devices: &Devices, folder: &Path, name: &str) {
     let beside = format!("{name}.onnx");
     let is_gone = || models::scan_one(folder, &beside, None).is_ok_and(|found| found.is_empty());
@@ -119,7 +119,7 @@ fn forget_beside(devices: &Devices, folder: &Path, name: &str) {
 
 fn answer(reply: Option<Reply>, result: Result<(), InferError>) {
     if let Some(reply) = reply {
-        // Whoever asked may have gone.
+        // The caller may have gone.
         let _ = reply.send(result);
     }
 }
@@ -149,7 +149,7 @@ fn load(
             applied.map_err(|why| InferError::BadRequest(format!("config of model {name:?}: {why}")))?;
         }
     }
-    // What a configuration says without a version is of the highest. It comes first: where it is refused, the others stay as they are.
+    // A configuration without a version applies to the highest. That version comes first: if it is refused, the others stay as they are.
     let highest = found.iter().rposition(|found| found.source.is_ok());
     if let Some(highest) = highest {
         found[..=highest].rotate_right(1);
@@ -161,9 +161,9 @@ fn load(
     reload(devices, logs, name, &found)
 }
 
-/// Loads a model from what a caller sent.
+/// Loads a model from files that a caller sent.
 fn bring(devices: &Devices, logs: &ModelLogs, name: &str, given: Given) -> Result<(), InferError> {
-    // What no model can be called is not listed either.
+    // A name that no model can have is not listed either.
     models::check_name(name).map_err(|reason| InferError::LoadFailed { name: name.to_owned(), reason })?;
     reload(devices, logs, name, &given.lay_out(name))
 }
@@ -172,7 +172,7 @@ fn reload(devices: &Devices, logs: &ModelLogs, name: &str, found: &[Found]) -> R
     logs.add_model(name);
     let loaded = devices.reload(name, found);
     loaded.map_err(|reason| match devices.ends() {
-        // Which says nothing of the model.
+        // This says nothing of the model.
         true => InferError::Draining,
         false => InferError::LoadFailed { name: name.to_owned(), reason },
     })
@@ -199,7 +199,7 @@ mod tests {
 
     const FITTER: &str = "engine = \"gauss-mle\"\n";
 
-    /// A loader on a folder with a fitter, and with a file that is none of a model beside it.
+    /// A loader on a folder with a fitter, and beside it a file that is no model's.
     struct Loader {
         core: Core,
         folder: TempDir,

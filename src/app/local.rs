@@ -1,5 +1,5 @@
-//! The server without its sockets: the same routes on the same queue and devices, for commands that run a model in-process.
-//! What it answers is what the server answers, since it is what the server runs.
+//! The server without its sockets: the same routes on the same queue and devices, for commands that run a model in-process. Its answers
+//! are those of the server, since it runs the same code.
 
 use super::{AppError, Core, allowed_threads::not_started, base};
 use crate::{
@@ -20,7 +20,7 @@ pub struct Local {
 }
 
 impl Local {
-    /// Loads a model of the model folder: this version, or the highest; with changes to its manifest.
+    /// Loads a model of the model folder, in this version or the highest, with changes to its manifest.
     ///
     /// Must be called inside a tokio runtime: requests run on it.
     ///
@@ -50,7 +50,7 @@ impl Local {
         let decode = DecodePool::new(config.decode_threads, config.decode_bytes_max, base::limits(config))
             .map_err(not_started("the decode pool"))?
             .with_gpu(core.jpeg.clone());
-        // Nobody hears what it says: models neither come nor go.
+        // The other end is dropped: models neither come nor go.
         let (control, _) = Control::new(config.models.clone());
         let parts = http::Parts {
             queue: Arc::clone(&core.queue),
@@ -66,7 +66,7 @@ impl Local {
         Ok(Local { core, model: loading.model, router })
     }
 
-    /// What answers requests.
+    /// The routes that answer requests.
     pub fn router(&self) -> Router {
         self.router.clone()
     }
@@ -83,7 +83,7 @@ impl Local {
     }
 }
 
-/// A model of the folder, or what there is instead.
+/// A model of the folder, or an error that says what there is instead.
 fn find(config: &Config, name: &str, version: Option<&str>) -> Result<Found, String> {
     let mut found = models::scan(&config.models)
         .map_err(|reason| format!("{reason}; the option models names the folder that holds them"))?;

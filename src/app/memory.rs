@@ -1,20 +1,20 @@
-//! Whether the memory that the process may have is more than requests may take, by the options.
+//! Whether the memory that the process may use exceeds what requests may take, by the options.
 
 use crate::{config::Config, telemetry::host};
 
-/// What there is for requests.
+/// The memory that there is.
 #[derive(Debug, Clone, Copy)]
 struct Room {
     /// Bytes that the process may have.
     limit: u64,
     /// Bytes above which the system slows it down, where there is such a limit.
     high: Option<u64>,
-    /// Bytes of it that are shared with processes of GPUs, used or not.
+    /// Bytes shared with the processes of GPUs, used or not.
     shared: u64,
 }
 
-/// Says at the start that it is not, with so many bytes that are shared with processes of GPUs: otherwise the system ends the process at
-/// its first busy hour, without a word in its log, or slows it down.
+/// Warns at the start if it does not; `shared` bytes are shared with the processes of GPUs. Otherwise, in its first busy hour, the system
+/// would kill the process, without a word in its log, or slow it down.
 pub(super) fn check(config: &Config, shared: u64) {
     let room = host::memory_limit().map(|limit| Room { limit, high: host::memory_high(), shared });
     if let Some(words) = room.and_then(|room| too_little(config, room)) {

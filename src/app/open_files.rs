@@ -1,19 +1,19 @@
-//! How many files the process may have open, sockets among them, and how many of them connections of the API and shared memory may take.
+//! How many files the process may have open, including sockets, and how many of them API connections and shared memory may take.
 
 use crate::config::Config;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs;
 
-/// The most that is left to everything but the API's connections: probes, scrapers, models, temporary files.
+/// The most that is reserved for everything but the API's connections: probes, scrapers, models, temporary files.
 const LEFT_MAX: u64 = 1024;
-/// The least of it, beside the files that are open before the first connection: what serves probes and watches the model folder, a few
-/// probes, and a model that is loaded.
+/// The least of that, besides the files that are open before the first connection: what serves probes and watches the model folder, a few
+/// probes, and a model that is being loaded.
 const LEFT_MIN: u64 = 12;
-/// The part that regions of shared memory may take, each of which is a file.
+/// Regions of shared memory, each of which is a file, may take one part in this many.
 const REGIONS_PART: u64 = 4;
 
-/// Raises the limit on open files to what the process may have, and tells that; none where there is no limit. A shell's and
-/// systemd's 1024 are for programs that use `select`.
+/// Raises the limit on open files to the most that the process may have, and returns it; `None` without a limit. The 1024 of a shell or
+/// of systemd is meant for programs that use `select`.
 pub(super) fn raise() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
@@ -25,7 +25,7 @@ pub(super) fn raise() -> Option<u64> {
     getrlimit(Resource::Nofile).current
 }
 
-/// The most regions of shared memory: as many as asked for, or as there may be open files.
+/// The most regions of shared memory: as many as configured, if the limit on open files allows it.
 pub(super) fn regions_max(config: &Config, limit: Option<u64>) -> usize {
     let wanted = config.shared_memory_regions_max;
     let Some(limit) = limit else { return wanted };
@@ -39,8 +39,8 @@ pub(super) fn regions_max(config: &Config, limit: Option<u64>) -> usize {
     max
 }
 
-/// The most connections that an address of the API may have: as many as asked for, or as there may be open files. With more, those
-/// that rest would leave none to the probes of a server that has nothing to do.
+/// The most connections of each API address: as many as configured, if the limit on open files allows it. Otherwise idle connections
+/// could leave the probes no file, though the server has nothing to do.
 pub(super) fn connections_max(config: &Config, limit: Option<u64>) -> usize {
     let wanted = config.connections_max;
     let addresses = config.listen.len() + usize::from(config.grpc_listen.is_some());
@@ -56,12 +56,12 @@ pub(super) fn connections_max(config: &Config, limit: Option<u64>) -> usize {
     max
 }
 
-/// Files that the process has open; none where the system does not tell.
+/// Files that the process has open; 0 where the system does not tell.
 fn open_now() -> u64 {
     fs::read_dir("/proc/self/fd").map_or(0, |files| files.count() as u64)
 }
 
-/// Connections that each of `addresses` listeners may have when `limit` files may be open, and so many are, or may be regions.
+/// Connections that each of `addresses` listeners may have if `limit` files may be open, of which `taken` are open or may become regions.
 fn share(limit: u64, taken: u64, addresses: usize) -> usize {
     let left = (limit / 2).min(LEFT_MAX).max(taken + LEFT_MIN);
     let each = limit.saturating_sub(left) / addresses.max(1) as u64;

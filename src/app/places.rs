@@ -1,5 +1,5 @@
-//! What a configuration names outside of itself, looked at before anything is started: folders, models, and addresses to listen on. What
-//! is not fit is told together, as mistakes in the configuration.
+//! Checks what a configuration refers to outside of itself before anything is started: folders, models, and addresses to listen on. All
+//! problems are reported together, as mistakes in the configuration.
 
 use super::{
     base::{spill_folder, unknown},
@@ -12,7 +12,7 @@ use crate::{
 use socket2::{Domain, Protocol, Socket, Type};
 use std::{fs, io, net::SocketAddr, path::Path};
 
-/// The options whose values cannot be used, and why, for a server that serves or for `ocelli check`.
+/// The options whose values cannot be used, and why, for a server (`serves`) or for `ocelli check`.
 pub fn unfit(config: &Config, serves: bool) -> Vec<(&'static str, String)> {
     let mut unfit = Vec::new();
     let mut note = |option, fits: Result<(), String>| {
@@ -26,7 +26,7 @@ pub fn unfit(config: &Config, serves: bool) -> Vec<(&'static str, String)> {
             .map(drop)
             .map_err(|error| format!("cannot read the folder: {error}; it is the one that holds the models")),
     );
-    // Looked for only where it matters: that may take long.
+    // Scanned only if needed: that may take long.
     if let Chosen::Only(_) = &config.startup_models
         && let Ok(found) = models::scan(&config.models)
     {
@@ -57,7 +57,7 @@ pub fn unfit(config: &Config, serves: bool) -> Vec<(&'static str, String)> {
     unfit
 }
 
-/// Whether log files change no model there: each line would have it loaded anew, which writes lines.
+/// Whether log files stay outside the model folder: otherwise each line would trigger a reload, which writes lines.
 fn unwatched(folder: &Path, config: &Config) -> Result<(), String> {
     let real = [folder, &config.models].map(fs::canonicalize);
     match (config.repository_mode, real) {
@@ -69,10 +69,10 @@ fn unwatched(folder: &Path, config: &Config) -> Result<(), String> {
     }
 }
 
-/// Whether an address can be listened on now. Nobody can connect to it meanwhile.
+/// Whether an address can be listened on now. Nobody can connect to it during the check.
 fn can_be_had(address: SocketAddr) -> io::Result<()> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    // As whoever listens does: what a server before this one has left there is no hindrance.
+    // As a real listener does: what an earlier server has left there is no obstacle.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())
 }

@@ -31,17 +31,17 @@ pub fn serve(config: Config) -> Result<(), AppError> {
     let starting = Starting::begin().map_err(failed("cannot listen for signals"))?;
     allowed_threads::check(&config)?;
     signals::survive_full_files().map_err(failed("cannot listen for signals"))?;
-    // Accepts connections and looks after the rest; the data path has threads of its own.
+    // Accepts connections and runs everything else except the data path, which has threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(failed("cannot start the runtime"))?;
-    // Lives to the end: what is left of the log is written as it is dropped.
+    // Kept to the end: the rest of the log is written when it is dropped.
     let logging = log(&config, traces(&config, &runtime)?)?;
     let result = runtime.block_on(async {
         let mut signals = Signals::new().map_err(failed("cannot listen for signals"))?;
         let app = App::start(config, Some(&logging)).await?;
-        // Nobody but probes was let in so far: who listens for others waits for this thread.
+        // Only probes were served so far: API connections are accepted on this thread, which was busy until now.
         drop(starting);
         app.log_addresses();
         let hopeless = tokio::select! {
@@ -73,23 +73,23 @@ pub fn serve(config: Config) -> Result<(), AppError> {
         tracing::info!("ended");
         Ok(())
     });
-    // A handler that is stuck would hold up the exit for ever, and so would a disk with log files.
+    // A stuck handler would hold up the exit for ever, and so would a stuck disk with log files.
     runtime.shutdown_background();
     let (tell, written) = mpsc::channel::<Infallible>();
     let write = move || drop((logging, tell));
-    // Without a thread for it, it is dropped here.
+    // If no thread can be started for it, it is dropped here.
     let _ = thread::Builder::new().name("ocelli-flush".into()).spawn(write);
     let _ = written.recv_timeout(LOG_TIME_MAX);
     result
 }
 
-/// How long what is left of the log may take to be written at the end.
+/// How long the rest of the log may take to be written at the end.
 const LOG_TIME_MAX: Duration = Duration::from_secs(3);
 
-/// A signal that comes again within this is the same one: supervisors signal the process and its group.
+/// A signal that is repeated within this time counts as the same one: supervisors signal the process and its group.
 const ECHO: Duration = Duration::from_millis(500);
 
-/// Spans are sent on this runtime, if there is a collector.
+/// The traces, if there is a collector. Spans are sent on this runtime.
 fn traces(config: &Config, runtime: &tokio::runtime::Runtime) -> Result<Option<Arc<Traces>>, AppError> {
     let _inside = runtime.enter();
     let endpoint = config.otlp_endpoint.as_deref();
@@ -116,13 +116,13 @@ pub struct Checked {
     pub result: Result<Loading, String>,
 }
 
-/// `ocelli check`: loads every model, runs a forward pass of each, and says how it went. Serves nothing.
+/// `ocelli check`: loads every model, runs forward passes of each, and returns the results. Serves nothing.
 ///
 /// # Errors
 /// As [`Core::start`].
 pub fn check(config: &Config) -> Result<Vec<Checked>, AppError> {
     allowed_threads::check_to_load(config)?;
-    // What a manifest asks for in vain is said there.
+    // Requests of a manifest that have no effect are logged.
     let logging = log(config, None)?;
     let core = Core::start(config, Some(&logging))?;
     core.devices.announce(&core.found);
@@ -141,7 +141,7 @@ pub fn check(config: &Config) -> Result<Vec<Checked>, AppError> {
     Ok(rows)
 }
 
-/// `ocelli devices`: looks at what there is. Nothing is loaded, nothing served.
+/// `ocelli devices`: looks at the devices. Nothing is loaded or served.
 pub fn find_devices(config: &Config) -> Found {
     if let Some(folder) = &config.kernel_cache_folder {
         cuda::keep_kernels_in(folder);

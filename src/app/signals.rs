@@ -1,4 +1,4 @@
-//! What the server makes of signals.
+//! How the server reacts to signals.
 
 use signal_hook::{consts::SIGXFSZ, flag};
 use std::{
@@ -13,8 +13,8 @@ use std::{
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The signals that end the server, by their names. A terminal sends the last two as it is closed, or at a key; `nohup` and the like say
-/// that they are not meant for us.
+/// The signals that end the server, with their names. A terminal sends the last two when it is closed, or at a key press; `nohup` and the
+/// like make the process ignore them.
 fn that_end() -> impl Iterator<Item = (&'static str, SignalKind)> {
     let of_terminals = [("SIGHUP", SignalKind::hangup()), ("SIGQUIT", SignalKind::quit())];
     [("SIGTERM", SignalKind::terminate()), ("SIGINT", SignalKind::interrupt())]
@@ -22,8 +22,8 @@ fn that_end() -> impl Iterator<Item = (&'static str, SignalKind)> {
         .chain(of_terminals.into_iter().filter(|(_, kind)| !is_ignored(*kind)))
 }
 
-/// While this lives, they end the process at once and well: a server that starts has nothing to finish, and may take long over a file or
-/// a library without a look at anything else.
+/// While this lives, these signals end the process at once, with success: a server that is starting has nothing to finish, and may spend
+/// long on a file or a library without checking anything else.
 pub(super) struct Starting(Arc<AtomicBool>);
 
 impl Starting {
@@ -53,7 +53,7 @@ impl Signals {
         Ok(Signals(signals.collect::<io::Result<_>>()?))
     }
 
-    /// The name of the next that comes.
+    /// The name of the next signal.
     pub(super) async fn next(&mut self) -> &'static str {
         poll_fn(|context| {
             let came = self.0.iter_mut().find_map(|(name, signal)| {
@@ -66,7 +66,7 @@ impl Signals {
     }
 }
 
-/// Whether a signal is ignored since we were started.
+/// Whether a signal has been ignored since the process was started.
 fn is_ignored(kind: SignalKind) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -74,8 +74,8 @@ fn is_ignored(kind: SignalKind) -> bool {
     (ignored >> (kind.as_raw_value() - 1)) & 1 == 1
 }
 
-/// From now on a file that would be longer than it may (`ulimit -f`) is an error for whoever writes it, as on a full disk, and not the
-/// end of the process.
+/// From now on, writing a file beyond the size limit (`ulimit -f`) is an error of the write, as on a full disk, and does not end the
+/// process.
 pub(super) fn survive_full_files() -> io::Result<()> {
     flag::register(SIGXFSZ, Arc::default()).map(drop)
 }

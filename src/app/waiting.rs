@@ -1,8 +1,8 @@
-//! Whether requests that are to wait for a GPU have the time for it, by the options.
+//! Whether requests that should wait for a GPU have enough time for it, by the options.
 
 use crate::config::{Backend, Config, WhileWaiting};
 
-/// Says at the start that they do not: otherwise all of them are late, for as long as the GPU is away and the CPU does not stand in yet.
+/// Warns at the start if they do not: all of them would be late while the GPU is away and the CPU does not stand in yet.
 pub(super) fn check(config: &Config) {
     if let Some(words) = too_short(config) {
         tracing::warn!("{words}");

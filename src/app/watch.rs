@@ -1,9 +1,9 @@
-//! The watcher of the model folder (`repository_mode = "watch"`): once a change has come to rest, what is new or different
-//! is loaded, and what is gone is unloaded.
+//! The watcher of the model folder (`repository_mode = "watch"`): once changes have settled, new and changed models are loaded, and those
+//! that are gone are unloaded.
 //!
-//! The system tells of changes, but not of all: not of those that another machine makes on a shared volume, nor of a folder or a
-//! link that another has taken the place of; nor of any where its means are used up. So the folder is looked at every few seconds as
-//! well, and watched anew where it is another.
+//! The system reports most changes, but not all: not those made by another machine on a shared volume, nor a folder or a link replaced by
+//! another; nor any once its watches are used up. So the folder is also scanned every few seconds, and watched anew if it has been
+//! replaced.
 
 use super::{AppError, allowed_threads::not_started};
 use crate::models::{
@@ -25,26 +25,26 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A change has come to rest when nothing has happened for so long,
+/// Changes have settled when nothing has happened for this long.
 const REST: Duration = Duration::from_millis(500);
-/// or when things have been happening for so long.
+/// They count as settled when things have been happening for this long.
 const UNREST_MAX: Duration = Duration::from_secs(10);
-/// How long changes may go unseen of which the system does not tell.
+/// How long changes that the system does not report may go unseen.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// After a look nothing is looked at for so many times as long as it took: a file that is written to without end, as logs are, must not
-/// cost a core where there are thousands of models.
+/// After a scan, there is none for this many times as long as it took: with thousands of models, a file that is written to without end,
+/// as logs are, must not occupy a core.
 const LOOK_REST: u32 = 20;
 
 /// The running watcher; it ends when this is dropped.
 pub(super) struct Watch {
-    /// None where the system has none to give.
+    /// `None` where the system provides none.
     _watcher: Option<Arc<Mutex<RecommendedWatcher>>>,
-    /// Keeps it looking without one.
+    /// Keeps the follower running if there is no watcher.
     _happened: mpsc::SyncSender<()>,
 }
 
 impl Watch {
-    /// Watches the folder of `control` from now on. `first` is how it looked when its models were last read.
+    /// Watches the folder of `control` from now on. `first`: the folder as its models were last read.
     pub(super) fn start(control: Arc<Control>, first: Look) -> Result<Watch, AppError> {
         Watch::start_with(control, first, Look::at, |happened| {
             notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
@@ -52,7 +52,7 @@ impl Watch {
                 if event.is_ok_and(|event| event.kind.is_access()) {
                     return;
                 }
-                // One that has not been heard yet says as much; and the other end is gone with the server.
+                // If the channel is full, the pending message says as much; if it is closed, the server is gone.
                 let _ = happened.try_send(());
             })
         })
@@ -99,7 +99,7 @@ impl Watch {
     }
 }
 
-/// The system tells of nothing there, or not of all: what its limits are called by which that is mostly so.
+/// Logs that the system does not report changes there, or not all, and the limits that usually cause this.
 fn not_watched(folder: &Path, error: &notify::Error) {
     let (folder, every) = (folder.display(), LOOK_EVERY);
     tracing::warn!(
@@ -114,24 +114,24 @@ struct Follower {
     control: Arc<Control>,
     happens: mpsc::Receiver<()>,
     seen: Look,
-    /// What was said of each model, as long as it has not begun: there is one of each at most, however long the loader takes.
+    /// The last command for each model that has not begun: at most one per model, however slow the loader is.
     said: HashMap<String, Said>,
-    /// The folder could not be read when it was last looked at.
+    /// The folder could not be read at the last scan.
     unread: bool,
     watcher: Weak<Mutex<RecommendedWatcher>>,
-    /// Which folder is watched, or was tried to be.
+    /// The identity of the folder that is watched, or that could not be watched.
     which: Option<(u64, u64)>,
     look_at: fn(&Path) -> Look,
-    /// How long nothing is looked at after the last look.
+    /// How long there is no scan after the last one.
     rest: Duration,
-    /// When that ended.
+    /// When the last scan ended.
     looked: Instant,
 }
 
 impl Follower {
-    /// Until the watcher is gone.
+    /// Runs until the watcher is gone.
     fn follow(mut self) {
-        // What happened between the first look and the watcher's start would be missed.
+        // Changes between the first scan and the watcher's start would be missed.
         let now = self.look();
         self.say(now);
         loop {
@@ -146,7 +146,7 @@ impl Follower {
         }
     }
 
-    /// Whether there is anything to do of which the system has told nothing.
+    /// Whether there are changes that the system has not reported.
     fn is_other(&mut self) -> bool {
         let folder = self.control.folder();
         let which = identity(folder);
@@ -155,19 +155,19 @@ impl Follower {
             && let Some(watcher) = self.watcher.upgrade()
         {
             let mut watcher = watcher.lock();
-            // What is gone may be watched no more already.
+            // The old folder may be unwatched already.
             let _ = watcher.unwatch(folder);
             if let Err(error) = watcher.watch(folder, RecursiveMode::Recursive) {
                 not_watched(folder, &error);
             }
-            // Tried and told once for each folder: looking finds what changes in any.
+            // Tried and logged once for each folder: scans find the changes in any case.
             self.which = which;
         }
         let now = self.look();
         (now.unread().is_some() && !self.unread) || !self.seen.changes(&now).is_empty()
     }
 
-    /// The folder when nothing happens any more, by what the system tells and by what it looks like.
+    /// The folder once it has settled, by the system's reports and by its contents.
     fn settled(&mut self) -> Look {
         let began = Instant::now();
         let mut last = self.look();
@@ -181,10 +181,10 @@ impl Follower {
         }
     }
 
-    /// The folder now, or once the last look has been rested from: what happens until then is seen with it.
+    /// The folder now, or once the pause after the last scan has passed; reports until then are covered by this scan.
     fn look(&mut self) -> Look {
         let rested = self.looked + self.rest;
-        // Nothing is left to be told once the watcher is gone.
+        // There is nothing to report once the watcher is gone.
         while self.happens.recv_timeout(rested.saturating_duration_since(Instant::now())).is_ok() {}
         let began = Instant::now();
         let now = (self.look_at)(self.control.folder()).after(&self.seen);
@@ -193,7 +193,7 @@ impl Follower {
         now
     }
 
-    /// Says what changed.
+    /// Sends commands for what changed.
     fn say(&mut self, mut now: Look) {
         let folder = self.control.folder().display();
         if let Some(error) = now.unread().filter(|_| !self.unread) {
@@ -221,7 +221,7 @@ impl Follower {
     }
 }
 
-/// Which folder this is: another may have its name by now.
+/// The identity of a folder: another folder may have its name by now.
 fn identity(folder: &Path) -> Option<(u64, u64)> {
     fs::metadata(folder).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }

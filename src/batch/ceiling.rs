@@ -1,8 +1,9 @@
-//! How large a batch of a model may be on a device whose memory was too small for one. Pure.
+//! How large a batch of a model may be on a device that had too little memory for a larger one. Pure.
 //!
-//! Out of memory halves the batch and makes half of it the ceiling. It rises by one size after [`GOOD_MIN`] good batches and
-//! [`RISE_AFTER`]; where it fell again after a rise, the time doubles, up to [`RISE_AFTER_MAX`]. It is forgotten when the largest size
-//! was good for that long, and not before: else the time would never grow where the largest alone is too large.
+//! Running out of memory makes half of the failed batch the ceiling. The ceiling rises by one size after [`GOOD_MIN`] good batches and
+//! [`RISE_AFTER`]. Where it fell again after a rise, that time doubles, up to [`RISE_AFTER_MAX`]. The ceiling is forgotten when the
+//! largest size was good for [`RISE_AFTER_MAX`], and not before: otherwise the time would never grow where only the largest size is too
+//! large.
 
 use super::Rules;
 use std::{
@@ -37,7 +38,7 @@ impl Ceiling {
     /// The ceiling after memory was too small for a batch larger than `items`.
     pub fn lowered(before: Option<Ceiling>, items: usize, now: Instant) -> Ceiling {
         let rise_after = match before {
-            // Batches that were begun before it fell say nothing new.
+            // Batches that were started before it fell say nothing new.
             Some(before) if before.items <= items => return before,
             Some(before) if before.rose => (2 * before.rise_after).min(RISE_AFTER_MAX),
             Some(before) => before.rise_after,
@@ -57,14 +58,14 @@ impl Ceiling {
         self
     }
 
-    /// Whether batches of the largest size have worked for so long that what was before says nothing any more.
+    /// Whether batches of the largest size have worked for so long that the earlier failures no longer matter.
     pub fn is_over(&self, rules: &Rules, now: Instant) -> bool {
         self.items >= rules.largest() && now.saturating_duration_since(self.since) >= RISE_AFTER_MAX
     }
 }
 
-/// What to try where a batch of `size` was too large: about half, and a size of the model's where batches are padded; `None`
-/// where nothing is smaller.
+/// The size to try where a batch of `size` was too large: about half, and one of the model's sizes where batches are padded. `None` where
+/// there is no smaller one.
 pub fn halved(rules: &Rules, pads: bool, size: usize) -> Option<usize> {
     if rules.whole || size <= 1 {
         return None;
@@ -74,7 +75,7 @@ pub fn halved(rules: &Rules, pads: bool, size: usize) -> Option<usize> {
     if pads { half } else { Some(half.unwrap_or(size / 2).max(1)) }
 }
 
-/// The sizes of batches up to a ceiling; the ceiling itself where none is so small.
+/// The batch sizes up to a ceiling; the ceiling itself where all sizes are larger.
 pub fn within<'a>(sizes: &'a [usize], ceiling: Option<&Ceiling>) -> Cow<'a, [usize]> {
     let Some(ceiling) = ceiling else {
         return Cow::Borrowed(sizes);

@@ -1,4 +1,4 @@
-//! One accepted job from push to answer, and its outputs on the way. Pure.
+//! One accepted job from push to answer, and the outputs that it has so far. Pure.
 
 use super::{
     Answer, Fallback, Job, JobKey, Part, Timing,
@@ -17,15 +17,15 @@ use std::{
 /// A job in the book.
 #[derive(Debug)]
 pub struct Entry {
-    /// As it was pushed. Inputs are kept until the answer, in case that a batch fails.
+    /// As it was pushed. Inputs are kept until the answer, in case a batch fails.
     pub job: Job,
     /// Its lane.
     pub shape: Arc<ItemShape>,
-    /// Of all inputs.
+    /// Bytes of all inputs.
     pub bytes: usize,
     /// Parts that are running.
     pub running: usize,
-    /// Nobody waits for it any more: answered or cancelled. It stays until its last running part ends.
+    /// It is answered or cancelled. It stays until its last running part ends.
     pub over: bool,
     /// Came back from a device that failed.
     pub failure: Option<Failure>,
@@ -33,7 +33,7 @@ pub struct Entry {
     pub alone: bool,
     pushed: Instant,
     taken: bool,
-    /// Of each input, where the last part ends.
+    /// For each input, where the last part ended.
     marks: Vec<Mark>,
     done: Pieces,
 }
@@ -41,30 +41,30 @@ pub struct Entry {
 /// How a device failed a job.
 #[derive(Debug)]
 pub struct Failure {
-    /// Which, the last time.
+    /// The device that failed it last.
     pub device: DeviceKey,
-    /// What the job avoids since.
+    /// The devices that the job avoids since.
     pub avoid: Avoid,
     /// Names of devices and what they said.
     pub text: Arc<str>,
-    /// It was for want of memory.
+    /// The device had too little memory.
     pub memory: bool,
-    /// The number of the last batch that had begun by then: what fails of those is the same failure.
+    /// The number of the last batch that had started by then: failures of batches up to it are the same failure.
     pub until: u64,
 }
 
-/// Who computed outputs, and how.
+/// Which device computed outputs, and how.
 #[derive(Debug, Clone, Copy)]
 pub struct By<'a> {
     /// The device's name.
     pub device: &'a Arc<str>,
-    /// Why it was this device, if it is not one that the model is meant for.
+    /// Why this device ran it, if it is not one that the model is meant for.
     pub fallback: Option<Fallback>,
     /// Items of the batch.
     pub batch_items: usize,
     /// Putting the batch together.
     pub stage: Duration,
-    /// Until the engine turned to it.
+    /// Waiting until the engine reached it.
     pub waited: Duration,
     /// Running the engine.
     pub compute: Duration,
@@ -88,13 +88,13 @@ impl Entry {
         }
     }
 
-    /// Its urgency when it comes back to the queue: it has been begun, so only its deadline ends its wait.
+    /// Its urgency when it comes back to the queue: it has started before, so only its deadline ends its wait.
     pub fn urgency(&self) -> Urgency {
         let Job { priority, deadline, arrived, .. } = self.job;
         Urgency { priority, deadline, arrived, patience: None }
     }
 
-    /// Those rows as part of a batch. All rows of a job are its inputs as they are, so that a model without a batch
+    /// These rows as part of a batch. If they are all rows of a job, the part has its inputs unchanged, so that a model without a batch
     /// axis gets them whole.
     pub fn part(&mut self, key: JobKey, range: Range<usize>, now: Instant) -> Part {
         if !self.taken {
@@ -112,10 +112,10 @@ impl Entry {
         Part { job: key, rows: range, inputs }
     }
 
-    /// Keeps the outputs of some rows; hands all of them over with the last.
+    /// Keeps the outputs of some rows; returns all outputs with the last of them.
     pub fn collect(&mut self, range: Range<usize>, outputs: Vec<Tensor>, by: By<'_>) -> Option<Pieces> {
         let done = &mut self.done;
-        // The others mostly wait behind this one, which is no queue.
+        // Only the first batch counts: the others mostly wait behind it, which is not time in the queue.
         if done.items == 0 {
             done.timing.queue += by.waited;
             done.timing.behind = by.waited;

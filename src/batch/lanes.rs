@@ -3,8 +3,8 @@
 //! A lane holds jobs whose items can stand in one batch: the same types and shapes without the batch axis. Lanes appear
 //! with their first job and go with their last, so that an odd shape holds up nobody else.
 //!
-//! Their order is that of [`Urgency`]. Jobs that a device failed avoid it: whoever asks for work says by [`Admits`] whom it may
-//! have, and the others are passed over.
+//! Jobs are ordered by [`Urgency`]. A job that failed on a device avoids it: the worker that asks for work says by [`Admits`] which jobs
+//! it may have, and the others are passed over.
 
 mod front;
 #[cfg(test)]
@@ -26,8 +26,8 @@ use std::{
     time::Instant,
 };
 
-/// Types and shapes of all inputs of an item, without the batch axis, and the setting they are run with: what a lane has in
-/// common.
+/// What the jobs of a lane have in common: types and shapes of all inputs of an item, without the batch axis, and the setting that they
+/// are run with.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ItemShape {
     inputs: Vec<(DataType, Vec<usize>)>,
@@ -50,13 +50,13 @@ impl ItemShape {
         self.setting.as_ref()
     }
 
-    /// Whether its jobs share no batch: whole frames are as many as a batch is to have.
+    /// Whether each of its jobs gets a batch of its own: a job of whole frames is already as large as a batch should be.
     fn is_for_one(&self) -> bool {
         self.setting.as_ref().is_some_and(|setting| setting.finder().is_some())
     }
 }
 
-/// Whether jobs that avoid these devices (or none) may be taken by whoever asks.
+/// Whether the worker that asks may take jobs that avoid these devices (`None`: that avoid none).
 pub type Admits<'a> = &'a dyn Fn(Option<Avoid>) -> bool;
 
 /// Rows of one job that wait.
@@ -69,7 +69,7 @@ struct Waiting {
     rows: Vec<Range<usize>>,
     /// Shares a batch with no other job.
     alone: bool,
-    /// What failed it.
+    /// The devices that it avoids since they failed it.
     avoid: Option<Avoid>,
     rank: Rank,
 }
@@ -85,13 +85,13 @@ impl Waiting {
 pub struct Back {
     /// Whose.
     pub job: JobKey,
-    /// Its place.
+    /// Where it stands in the order.
     pub urgency: Urgency,
     /// Which.
     pub rows: Range<usize>,
     /// Shares no batch from now on.
     pub alone: bool,
-    /// What failed it, if anything did.
+    /// The devices that it avoids since they failed it, if any did.
     pub avoid: Option<Avoid>,
 }
 
@@ -100,9 +100,9 @@ pub struct Back {
 pub struct Lane {
     jobs: HashMap<JobKey, Waiting>,
     order: BTreeSet<Rank>,
-    /// When the place of a job changes.
+    /// When the place of a job in the order changes.
     moves: BTreeSet<(Instant, JobKey)>,
-    /// When a job that did not run is over.
+    /// When a job that has not started by then ends without running.
     ends: BTreeSet<(Instant, JobKey)>,
     /// How many jobs there are of each priority.
     of_priority: BTreeMap<u8, usize>,
@@ -144,7 +144,7 @@ impl Lane {
         Some(waiting)
     }
 
-    /// Lets jobs climb to the level of their age, and stand back who has waited too long.
+    /// Moves jobs to the level of their age, and behind the others of their level once their patience has ended.
     fn age(&mut self, now: Instant) {
         while let Some(&(at, job)) = self.moves.first()
             && at <= now
@@ -165,9 +165,9 @@ impl Lane {
         }
     }
 
-    /// Those that may be taken, most urgent first.
+    /// Jobs that may be taken, most urgent first.
     fn admitted(&self, admits: Admits<'_>) -> impl Iterator<Item = (&Rank, &Waiting)> {
-        // Only those that came back avoid any device, and they stand first.
+        // Only jobs that came back from a failed batch avoid a device, and they stand first.
         let plain = admits(None);
         let order = self.order.iter().take_while(move |rank| plain || rank.level == LEVEL_AGAIN);
         order.map(|rank| (rank, &self.jobs[&rank.job])).filter(move |(_, waiting)| admits(waiting.avoid))
@@ -201,7 +201,7 @@ impl Lane {
         front
     }
 
-    /// Takes at most `items` rows, most urgent first; says who has none left waiting.
+    /// Takes at most `items` rows, most urgent first; marks the last piece of each job that has no rows left waiting.
     fn take(&mut self, items: usize, admits: Admits<'_>) -> Vec<Piece> {
         let mut left = items;
         let mut pieces = Vec::new();
@@ -228,7 +228,7 @@ impl Lane {
             }
             let alone = waiting.alone;
             if !waiting.rows.is_empty() {
-                // It has been begun.
+                // It has started, so its patience no longer counts.
                 waiting.urgency.patience = None;
                 self.insert(job, waiting);
             }
@@ -280,8 +280,8 @@ impl Lanes {
         self.jobs += 1;
     }
 
-    /// Lets rows that were taken wait again, ahead of all that never ran; says whether nothing of the job waited until
-    /// now.
+    /// Puts rows that were taken back at the head of the lane, before all jobs that never ran; returns whether no other rows of the job
+    /// were waiting.
     pub fn put_back(&mut self, shape: &Arc<ItemShape>, back: Back, now: Instant) -> bool {
         let Back { job, urgency, rows, alone, avoid } = back;
         let lane = self.lane(shape);
@@ -298,7 +298,7 @@ impl Lanes {
         (waiting.rank.level, waiting.rank.delayed) = (LEVEL_AGAIN, false);
         waiting.alone |= alone;
         waiting.avoid = avoid.or(waiting.avoid);
-        // It has been begun.
+        // It has started, so its patience no longer counts.
         waiting.urgency.patience = None;
         waiting.rows.push(rows);
         waiting.rows.sort_by_key(|rows| rows.start);
@@ -322,7 +322,7 @@ impl Lanes {
         found.is_some()
     }
 
-    /// Gives jobs the place that is theirs by now, and takes out those whose time is over.
+    /// Moves jobs to the place that is due to them by now, and removes those whose time is over.
     pub fn refresh(&mut self, now: Instant) -> Vec<JobKey> {
         let mut late = Vec::new();
         for lane in self.lanes.values_mut() {
@@ -347,7 +347,7 @@ impl Lanes {
         pieces
     }
 
-    /// Jobs of a priority of which something waits.
+    /// How many jobs of a priority have rows waiting.
     pub fn of_priority(&self, priority: u8) -> usize {
         self.lanes.values().filter_map(|lane| lane.of_priority.get(&priority)).sum()
     }
@@ -368,12 +368,12 @@ impl Lanes {
         self.lanes.iter()
     }
 
-    /// Jobs of which something waits.
+    /// Jobs that have rows waiting.
     pub fn jobs(&self) -> impl Iterator<Item = JobKey> {
         self.lanes.values().flat_map(|lane| lane.jobs.keys().copied())
     }
 
-    /// How many jobs have something waiting.
+    /// How many jobs have rows waiting.
     pub fn len(&self) -> usize {
         self.jobs
     }

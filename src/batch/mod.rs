@@ -2,15 +2,15 @@
 //! *batch* is what a device runs, made of parts of one or more jobs of one lane.
 //!
 //! - [`lanes`]: what waits, by model and item shape, most urgent first; `urgency` is their order. Pure.
-//! - [`policy`]: from what waits, the time and the limits to `Run`, `SleepUntil` or `Sleep`. Pure.
+//! - [`policy`]: decides from what waits, the time and the limits whether to `Run`, `SleepUntil` or `Sleep`. Pure.
 //! - `shares`: which model is next, by a fair share of device time. Pure.
-//! - `roster`: workers and their devices, there and away. Pure.
-//! - `ceiling`: how large a batch may be where memory was too small for one. Pure.
-//! - `steady`: the size that a device keeps to where changing it is dear. Pure.
+//! - `roster`: the workers and devices that are present, and the devices that are away. Pure.
+//! - `ceiling`: how large a batch may be on a device that had too little memory for a larger one. Pure.
+//! - `steady`: the batch size that a device keeps to where changing the size is expensive. Pure.
 //! - `rates`: measured speed: what a batch costs, when to retry, which deadlines are hopeless. Pure.
 //! - [`patience`]: how many jobs of a model may wait, and for how long. Pure.
-//! - `book`: the jobs from push to answer: bounds, splitting, retries, which device has what, who is answered when. Pure.
-//!   `entry` is one job of it, `rows` cuts and joins tensors.
+//! - `book`: the jobs from push to answer: bounds, splitting, retries, which device runs what, when a caller is answered. Pure. `entry`
+//!   is one job in it, `rows` cuts and joins tensors.
 //! - [`queue`]: the lock around the book, the threads that wait for work, the callers that wait for answers, and short batches that
 //!   callers run themselves.
 //! - `sim`: the real book, lanes and policy on a virtual clock, through thousands of seeds.
@@ -51,21 +51,21 @@ pub struct ModelKey(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobKey(pub u64);
 
-/// How a model's items may be put together.
+/// How a model's items may be batched.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rules {
     /// Sizes that batches may be padded to, ascending; the last is the largest batch. `[1]` for a model that does not batch.
     pub sizes: Vec<usize>,
-    /// Where they are. Costs are kept by size in any case.
+    /// Where batches are padded. Costs are recorded by size in any case.
     pub padding: Padding,
     /// The model has no batch axis: a job is one item, and its tensors go in and come out as they are, never cut.
     /// Otherwise the first axis of every input and output counts items, which is checked.
     pub whole: bool,
-    /// How long a batch that is not full may wait for company while a device is idle; at most an hour. Zero: never.
+    /// How long a batch that is not full may wait for company (more jobs) while a device is idle; at most an hour. Zero: never.
     pub wait_max: Duration,
     /// Share of device time against other models when all have work; 1.0 is the default.
     pub weight: f64,
-    /// How its jobs may wait.
+    /// How many of its jobs may wait, and for how long.
     pub queue: QueuePolicies,
 }
 
@@ -81,10 +81,10 @@ impl Rules {
 pub enum Padding {
     /// Nowhere: the engine runs items one by one.
     Never,
-    /// On GPUs, which search for kernels, set memory aside and record graphs for each size that they meet. A CPU takes batches as
-    /// they come: there, an item that nobody asked for costs as much as one that somebody did.
+    /// On GPUs only, which search for kernels, reserve memory and record graphs for each new batch size. A CPU runs batches unpadded:
+    /// there, a row of padding costs as much as a row that was asked for.
     OnGpus,
-    /// Everywhere: somebody chose the sizes.
+    /// On every device: the sizes were chosen in the configuration.
     Everywhere,
 }
 
@@ -98,7 +98,7 @@ impl Padding {
         }
     }
 
-    /// How much a batch of a device takes.
+    /// How much of what waits a batch of a device takes.
     fn takes(self, is_cpu: bool) -> Takes {
         match self {
             Padding::Never => Takes::All,
@@ -120,22 +120,22 @@ pub struct Job {
     pub setting: Option<Setting>,
     /// Rows along the batch axis, at least 1.
     pub items: usize,
-    /// Only what the model's task answers is wanted: outputs may come as what is left of them
+    /// Only what the model's task needs for its answer is wanted, so outputs may arrive reduced
     /// ([`Ends::reduction`](crate::engine::Ends::reduction)).
     pub reduced: bool,
     /// 0 is the most urgent.
     pub priority: u8,
-    /// When the answer is worth nothing any more.
+    /// After this the answer is worthless.
     pub deadline: Option<Instant>,
-    /// How long it may wait to be begun; `None`: until its deadline.
+    /// How long it may wait to be started; `None`: until its deadline.
     pub wait: Option<Wait>,
-    /// When the request had reached us, with its body.
+    /// When the request, including its body, had arrived.
     pub arrived: Instant,
 }
 
 #[cfg(test)]
 impl Job {
-    /// One of which nothing is asked but these tensors' answer, sometime.
+    /// A job with default options: nothing but the outputs for these tensors, without a deadline.
     pub(crate) fn plain(model: ModelKey, inputs: Vec<Tensor>, items: usize, arrived: Instant) -> Job {
         Job {
             model,
@@ -151,14 +151,14 @@ impl Job {
     }
 }
 
-/// What a job gets.
+/// The successful result of a job.
 #[derive(Debug)]
 pub struct Answer {
     /// In the order of the model's outputs, all items in the order they were sent.
     pub outputs: Vec<Tensor>,
     /// The device that ran it (the last one, if several did).
     pub device: Arc<str>,
-    /// Why it was this device, where it is not one that the model is meant for.
+    /// Why this device ran it, where it is not one that the model is meant for.
     pub fallback: Option<Fallback>,
     /// Items in the batch that it ran in (the largest, if several).
     pub batch_items: usize,
@@ -181,7 +181,7 @@ impl Fallback {
     /// All of them.
     pub const ALL: [Fallback; 3] = [Fallback::DeviceAway, Fallback::DeviceFailed, Fallback::OutOfMemory];
 
-    /// As it stands in replies and metrics.
+    /// Its name in replies and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Fallback::DeviceAway => "device_away",
@@ -191,12 +191,12 @@ impl Fallback {
     }
 }
 
-/// Where a job's time went. For a job split over batches: the wait of the first, and the sums of the rest.
+/// Where a job's time went. For a job split over batches, `queue` and `behind` are those of the first, and the others are sums.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Timing {
-    /// From push to being taken, and behind batches that the device had begun before.
+    /// From push until it is taken, plus the time behind batches that the device had started before.
     pub queue: Duration,
-    /// What of that was after it was taken.
+    /// The part of `queue` after it was taken.
     pub behind: Duration,
     /// Putting the batch together.
     pub stage: Duration,
@@ -209,9 +209,9 @@ pub struct Timing {
 pub struct Batch {
     /// The model to run.
     pub model: ModelKey,
-    /// What all of its jobs ask of the engine.
+    /// The setting that all of its jobs share.
     pub setting: Option<Setting>,
-    /// All of its jobs are whole in it and take what is left of their outputs, so that the engine may reduce them.
+    /// All rows of each of its jobs are in it, and each job accepts reduced outputs, so the engine may reduce them.
     pub reduced: bool,
     /// In the order of their rows in the batch.
     pub parts: Vec<Part>,
@@ -241,11 +241,11 @@ pub struct Ran {
     pub outputs: Vec<Tensor>,
     /// Putting the batch together.
     pub stage: Duration,
-    /// Then, until the engine turned to it: others were on their way.
+    /// After that, the wait until the engine reached it, behind batches already in flight.
     pub waited: Duration,
     /// Running the engine.
     pub compute: Duration,
 }
 
-/// A batch's end, handed to [`Running::finish`].
+/// The result of a batch, handed to [`Running::finish`].
 pub type RunResult = Result<Ran, EngineError>;

@@ -1,25 +1,25 @@
-//! How many jobs of a model may wait and for how long, by their priority, and what becomes of one that has waited too long:
-//! a model's own bounds beside those of the whole queue. Pure.
+//! How many jobs of a model may wait, and for how long, by priority, and what becomes of one that has waited too long: a model's own
+//! bounds, in addition to those of the whole queue. Pure.
 
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
 
-/// What becomes of a job that has waited for too long.
+/// What becomes of a job that has run out of patience.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Then {
     /// It is answered with an error, and not run.
     #[default]
     Refuse,
-    /// It stands behind all jobs of its level that have not waited for too long.
+    /// It stands behind all jobs of its level that have not run out of patience.
     Delay,
 }
 
-/// How long a job may wait to be begun.
+/// How long a job may wait to be started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wait {
-    /// From the queue's door on.
+    /// From acceptance into the queue.
     pub max: Duration,
     /// What becomes of it afterwards.
     pub then: Then,
@@ -32,7 +32,7 @@ impl Wait {
     }
 }
 
-/// The patience of one job: until when it waits to be begun. A job of which anything has run has none any more.
+/// The patience of one job: until when it may wait to be started. A job of which any part has run has none any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
     /// When it ends.
@@ -46,11 +46,11 @@ pub struct Patience {
 pub struct QueuePolicy {
     /// Jobs that may wait at once; `None`: as many as the queue takes.
     pub jobs_max: Option<usize>,
-    /// How long one may wait to be begun, at most an hour; `None`: as long as its deadline lets it.
+    /// How long one may wait to be started, at most an hour; `None`: as long as its deadline allows.
     pub wait_max: Option<Duration>,
     /// What becomes of one that has waited for so long.
     pub then: Then,
-    /// Whether a request may ask for less time.
+    /// Whether a request may ask for a shorter wait.
     pub may_shorten: bool,
 }
 
@@ -62,7 +62,7 @@ impl Default for QueuePolicy {
 }
 
 impl QueuePolicy {
-    /// How long a job may wait whose request asks for at most `wish`.
+    /// How long a job whose request asks for at most `wish` may wait.
     pub fn wait(&self, wish: Option<Duration>) -> Option<Wait> {
         let wish = wish.filter(|_| self.may_shorten);
         let max = self.wait_max.into_iter().chain(wish).min()?;
@@ -73,9 +73,9 @@ impl QueuePolicy {
 /// The policies of a model.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct QueuePolicies {
-    /// Of priorities without one of their own.
+    /// For priorities without a policy of their own.
     pub default: QueuePolicy,
-    /// Of some priorities.
+    /// By priority.
     pub of_priority: BTreeMap<u8, QueuePolicy>,
 }
 

@@ -1,20 +1,20 @@
-//! From what waits in a lane, the time and the limits to a decision. Pure: no clock, no lock.
+//! Decides what a free worker does, from what waits in a lane, the time and the limits. Pure: no clock, no lock.
 //!
-//! Work-conserving: what waits runs at once, up to the largest batch, padded to the smallest size that holds it. Only a
-//! model that asks for company with `wait_max` lets a batch that is not full wait, and no longer than until the arrival
-//! of its oldest job plus `wait_max`, nor so long that a deadline in it would be missed. What came back from a batch that failed
-//! has waited, or had company: it waits for none again.
+//! Work-conserving: what waits runs at once, up to the largest batch, padded to the smallest size that holds it. Only a model with a
+//! `wait_max` lets a batch that is not full wait for company: at most until the arrival of its oldest job plus `wait_max`, and never so
+//! long that one of its deadlines would be missed. Jobs that came back from a failed batch have waited already, or had company, so they
+//! do not wait again.
 //!
 //! On a CPU, where twice the items mostly take twice the time, a batch takes no more of what waits than pays ([`Takes::WhatPays`]): the
 //! first answers come sooner, and the last ones no later.
 //!
-//! Of several devices the fastest has the work that it can keep up with: a slower one leaves it what it would not end before
-//! it ([`help`]), and no longer than for the time that it would have taken itself.
+//! Where several devices serve a model, the fastest gets as much work as it can keep up with. A slower device leaves it the jobs that the
+//! slower one would not finish first ([`help`]), but no longer than the slower device would have taken to run them.
 
 use super::{Rules, lanes::Front, rates::Costs};
 use std::time::{Duration, Instant};
 
-/// What a free worker does about a lane.
+/// What a free worker does with a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     /// Run this many rows, padded to this size.
@@ -30,30 +30,31 @@ pub enum Next {
     Sleep,
 }
 
-/// How many of the items that wait a batch takes.
+/// How many of the waiting items a batch takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Takes {
     /// All.
     All,
     /// All, unless two smaller batches were measured to take less time than one that is padded.
     WithoutWaste,
-    /// As few as were measured to take hardly more time each than more of them would.
+    /// As few as possible, as long as larger batches were not measured to take notably less time per item.
     WhatPays,
 }
 
-/// Two smaller batches must be at least this much cheaper than one padded batch: beyond the noise of measurements.
+/// Two smaller batches together must take at most this part of the time of one padded batch: smaller gains are measurement noise.
 const SPLIT_GAIN: f64 = 0.9;
 
-/// An item may take so much longer in a smaller batch than in a larger one that it is still worth having its answer sooner.
+/// An item may take this many times as long in a smaller batch as in the best one, since its answer comes sooner.
 const DEARER_MAX: f64 = 1.02;
 
-/// Where an item takes so much longer, smaller batches than that are not looked at.
+/// The search for a smaller batch ends at a size at which an item takes more than this many times as long as in the best one.
 const DEAR: f64 = 1.1;
 
-/// What a batch costs beside what is measured of it: a worker and a caller that wake, and the lock between them.
+/// What a batch costs beyond its measured time: a worker and a caller wake, with a lock between them.
 const HAND_OVER_SECONDS: f64 = 30e-6;
 
-/// Decides about the start of a lane. `sizes` are those of the model's that may be run. Who waits for company takes all that came.
+/// Decides what to do with the front of a lane. `sizes` are those of the model's sizes that may be run. A model with a `wait_max` takes
+/// all that waits, whatever `takes` says.
 pub fn decide(
     rules: &Rules,
     sizes: &[usize],
@@ -83,17 +84,17 @@ pub fn decide(
     Next::Run { items, size: padded(sizes, items) }
 }
 
-/// What a device knows when a faster one serves the model as well.
+/// What a device compares when a faster one serves the model as well.
 #[derive(Clone, Copy)]
 pub struct Rival<'a> {
-    /// Seconds until a batch of a size that is taken now has ended here.
+    /// Seconds until a batch of the given size, if taken now, would end on this device.
     pub own: &'a dyn Fn(usize) -> f64,
-    /// Seconds until the faster device has done all that waits for it, if it gets all of it.
+    /// Seconds until the faster device has run all that waits for it, if it gets all of it.
     pub rival: f64,
 }
 
-/// How many of `items` to run here: those that end before the faster device could do all that waits. If none do, as many as fill a batch
-/// that takes no longer here than the first of them has waited: the faster device does not do what was expected of it.
+/// How many of `items` to run here: as many as end before the faster device could have run all that waits. If not even one would, as many
+/// as fill a batch that takes no longer here than the oldest of them has waited: the faster device is slower than expected then.
 pub fn help(sizes: &[usize], items: usize, front: &Front, rival: Rival<'_>, now: Instant) -> Next {
     let Rival { own, rival } = rival;
     let ends_first = |size: usize| own(size) < rival;
@@ -130,9 +131,9 @@ const LEAVE_SECONDS_MAX: f64 = 10.0;
 /// What waking a worker and sending an answer may take on a busy machine.
 const DEADLINE_MARGIN: Duration = Duration::from_millis(10);
 
-/// When to stop waiting for company: at the end of the window, or [`DEADLINE_MARGIN`] before a job has waited for too long, or
-/// that and two batch times before the first deadline (one for the batch that may be running). Half of the time until that is left
-/// for a batch of a size that was not measured.
+/// When to stop waiting for company. The earliest of: the end of the window; [`DEADLINE_MARGIN`] before a job's patience ends; that
+/// margin and two batch times before the first deadline (one for a batch that may be running). For a size that was not measured, the last
+/// is halfway between the oldest arrival and that deadline.
 fn company_until(rules: &Rules, sizes: &[usize], front: &Front, costs: &Costs) -> Instant {
     let begun = front.patience.map(|until| until.checked_sub(DEADLINE_MARGIN).unwrap_or(until));
     let end = begun.into_iter().fold(front.oldest + rules.wait_max, Instant::min);
@@ -147,8 +148,8 @@ fn company_until(rules: &Rules, sizes: &[usize], front: &Front, costs: &Costs) -
     end.min(start.unwrap_or_else(unmeasured))
 }
 
-/// How many of `items` to take: all of them, padded up, unless filling the next lower size and running the rest after it
-/// was measured lately to take less device time in all. Then the first jobs end sooner and the last ones no later.
+/// How many of `items` to take: all of them, padded up, unless by recent measurements filling the next lower size and running the rest
+/// after it takes less device time in total. Then the first jobs end sooner and the last ones no later.
 fn without_waste(sizes: &[usize], items: usize, costs: &Costs, now: Instant) -> usize {
     let upper = padded(sizes, items);
     let Some(&lower) = sizes.iter().rfind(|&&size| size < items) else {
@@ -165,16 +166,16 @@ fn without_waste(sizes: &[usize], items: usize, costs: &Costs, now: Instant) -> 
     if first + second <= SPLIT_GAIN * one { lower } else { items }
 }
 
-/// Nobody who comes while a batch of at most this length runs has to wait for long.
+/// A job that arrives while a batch of at most this length runs does not wait for long.
 const SHORT_SECONDS: f64 = 1e-3;
 
-/// Whether all of `items` are done so soon that a job which waits alone is not cut: its own answer would come no sooner.
+/// Whether all of `items` end so soon that a job which waits alone is not split: its own answer would come no sooner.
 fn is_short(sizes: &[usize], items: usize, costs: &Costs, now: Instant) -> bool {
     costs.undisturbed(padded(sizes, items), now).is_some_and(|seconds| seconds <= SHORT_SECONDS)
 }
 
-/// How many of `items` to run: as few as fill a size that takes hardly more time for each than the best. From the largest one down to
-/// where items become dear, a size that was not measured lately is run, to be measured.
+/// How many of `items` to run: the smallest size at which an item takes hardly more time than at the best. Looks from the largest filled
+/// size down to where items become dear. A size in that range without a recent measurement is run, to be measured.
 fn what_pays(sizes: &[usize], items: usize, costs: &Costs, now: Instant) -> usize {
     let each = |size| Some((costs.undisturbed(size, now)? + HAND_OVER_SECONDS) / size as f64);
     let mut filled = sizes.iter().copied().filter(|&size| size <= items).rev();
@@ -195,22 +196,23 @@ fn what_pays(sizes: &[usize], items: usize, costs: &Costs, now: Instant) -> usiz
     taken
 }
 
-/// The longest batch that is run by whoever pushes a job, with those that it waits for: what else that thread has to do waits for them.
+/// The longest time for inline batches: a thread that pushes a job runs its batch, and waits for those ahead of it, instead of its other
+/// work.
 const INLINE_SECONDS_MAX: f64 = 100e-6;
 
-/// Nor is one of a size of which one of the last few took longer than this: something holds them up, or they are not all alike.
+/// A size is not run inline either if one of its last few batches took longer than this: something delays them, or they vary.
 const HELD_UP_SECONDS_MAX: f64 = 1e-3;
 
-/// Jobs that come closer than this after one another's end are better left to a worker: those that come while it wakes are one batch,
-/// which mostly costs less for each than it takes to run them one by one.
+/// If jobs arrive less than this after a batch ends, a worker should run them: those that arrive while it wakes form one batch, which
+/// mostly costs less per job than running them one by one.
 const COMPANY_SECONDS: f64 = 60e-6;
 
-/// Whether jobs that come `gap` seconds apart may be run one by one, whatever a batch of them would gain.
+/// Whether jobs that arrive `gap` seconds apart may be run one by one, however much batching would gain.
 pub fn are_apart(gap: f64) -> bool {
     gap > COMPANY_SECONDS
 }
 
-/// Whether an item takes no longer in a batch of this size than in any larger one, of those that were measured lately.
+/// Whether no larger size, of those measured lately, takes less time per item than this one.
 pub fn gains_nothing(sizes: &[usize], size: usize, costs: &Costs, now: Instant) -> bool {
     let each = |size| Some(costs.undisturbed(size, now)? / size as f64);
     let Some(own) = each(size) else {
@@ -224,8 +226,9 @@ pub fn gains_nothing(sizes: &[usize], size: usize, costs: &Costs, now: Instant) 
     best.is_finite() && own <= best
 }
 
-/// Whether nobody is to be woken for a batch of this size, where jobs come `gap` seconds apart, and `running` such batches run: all of them
-/// are short, and it ends long before the next job comes, or a larger one with that would gain nothing.
+/// Whether a batch of this size runs inline, without waking a worker, where jobs arrive `gap` seconds apart and the worker has `running`
+/// batches. All of these together must be short. In addition, either none runs and this one ends well before the next job arrives, or a
+/// larger batch would gain nothing.
 pub fn is_inline(
     sizes: &[usize],
     size: usize,

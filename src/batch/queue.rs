@@ -1,9 +1,9 @@
-//! The lock around the book: callers that wait for answers, worker threads that wait for work.
+//! The lock around the book. Callers wait for answers, worker threads for work.
 //!
-//! Callers [`push`](Queue::push) and await their [`Ticket`]; dropping it takes the job out. Worker threads
-//! [`attach`](Queue::attach) and [`take`](Worker::take); a worker sleeps on a bell of its own, so that a push wakes
-//! exactly one worker that serves the model, and that one wakes others if work is left. Answers are put together, sent and
-//! their memory given back after the lock is released.
+//! Callers [`push`](Queue::push) and await their [`Ticket`]; dropping it removes the job. Worker threads [`attach`](Queue::attach) and
+//! [`take`](Worker::take). Each worker sleeps on a bell (condition variable) of its own, so that a push wakes exactly one worker that
+//! serves the model; that one wakes others if work is left. Answers are put together and sent, and their memory is given back, after the
+//! lock is released.
 
 mod inline;
 #[cfg(test)]
@@ -49,16 +49,17 @@ struct State {
     replies: HashMap<JobKey, oneshot::Sender<Reply>>,
     /// One per attached worker.
     bells: HashMap<WorkerKey, Arc<Condvar>>,
-    /// Workers that are to look at their own mail.
+    /// Workers whose [`Worker::take`] must return, so that they look at their own messages.
     woken: HashSet<WorkerKey>,
-    /// Workers that sleep, and were not rung for since.
+    /// Workers that sleep and have not been woken.
     parked: Vec<WorkerKey>,
-    /// What runs short batches of theirs meanwhile.
+    /// Workers' models that are lent for inline runs, and the batches that run so.
     inline: inline::All,
 }
 
 impl State {
-    /// Rings the sleeper that should have what waits of the model. One in whose name somebody runs a batch has its turn after that.
+    /// Picks the sleeping worker that should have the waiting work of the model. A worker on whose behalf a batch runs inline is passed
+    /// over: it has its turn afterwards.
     fn ring_for(&mut self, model: ModelKey) -> Option<Arc<Condvar>> {
         let free = self.inline.without(&self.parked);
         let worker = free[self.book.best_of(&free, model, Instant::now())?];
@@ -66,7 +67,7 @@ impl State {
         self.bells.get(&worker).cloned()
     }
 
-    /// Rings one sleeper for each model that has work waiting: whoever was rung for it may have taken other work.
+    /// Picks one sleeping worker for each model with waiting work: a worker that was woken for it may have taken other work.
     fn ring_for_each(&mut self) -> Vec<Arc<Condvar>> {
         if self.parked.is_empty() {
             return Vec::new();
@@ -75,7 +76,7 @@ impl State {
         models.into_iter().filter_map(|model| self.ring_for(model)).collect()
     }
 
-    /// Rings everybody.
+    /// Picks all sleeping workers.
     fn ring_all(&mut self) -> Vec<Arc<Condvar>> {
         let parked = self.parked.drain(..);
         parked.filter_map(|worker| self.bells.get(&worker).cloned()).collect()
@@ -96,7 +97,7 @@ impl Queue {
         Arc::new(Queue { state: Mutex::new(state) })
     }
 
-    /// Lets jobs for a model in. `name` is for messages. A key that is known already keeps its rules.
+    /// Accepts jobs for a model from now on. `name` is for messages. A model that is known already keeps its rules.
     pub fn register(&self, model: ModelKey, name: &str, rules: Rules) {
         self.state.lock().book.register(model, name, rules);
     }
@@ -106,21 +107,21 @@ impl Queue {
         self.state.lock().book.stand_by(model, device);
     }
 
-    /// Says how long a batch of a model took on a device apart from the queue, such as when it was proved there: what devices are
-    /// compared by before they have run any.
+    /// Records how long a batch of a model took on a device outside the queue, such as in its trial there. Devices that have run no
+    /// batches yet are compared by this.
     pub fn measured(&self, model: ModelKey, device: &Arc<str>, items: usize, took: Duration) {
         self.state.lock().book.measured(model, device, items, took, Instant::now());
     }
 
-    /// Says that a device was tried with no larger batches of a model than this, and gets none; `None`: with all.
+    /// Says that a device was tried with batches of a model of at most so many items, and gets no larger ones; `None`: no such limit.
     pub fn tried(&self, model: ModelKey, device: &Arc<str>, items: Option<usize>) {
         self.state.lock().book.tried(model, device, items);
     }
 
-    /// Says why a device's workers are about to leave, or have left, and when it should be back where that is known: jobs
-    /// that only it can run wait for it if they have the time, and are refused with the reason if not. Holds for each model until
-    /// the device serves it again, for all until it has [returned](Worker::returned), or until something else is said; to say
-    /// the same again changes nothing. Without a word of it a device is not expected back.
+    /// Says why a device's workers are about to leave, or have left, and when it should be back where that is known. Jobs that only it
+    /// can run wait for it if they have the time, and are refused with the reason if not. This holds for each model until the device
+    /// serves it again, for all models until it has [returned](Worker::returned), or until something else is said; saying the same again
+    /// changes nothing. A device of which nothing is said is not expected back.
     pub fn expect(&self, device: &Arc<str>, absence: Absence) {
         let mut state = self.state.lock();
         if state.book.expect(device, absence, Instant::now()) {
@@ -128,7 +129,7 @@ impl Queue {
         }
     }
 
-    /// The same, for whoever knows less than others: it holds where nothing was said of it since the device last served.
+    /// Like [`Queue::expect`], for callers that know less than others: it holds only if nothing was said since the device last served.
     pub fn suppose(&self, device: &Arc<str>, absence: Absence) {
         let mut state = self.state.lock();
         if state.book.suppose(device, absence, Instant::now()) {
@@ -136,8 +137,8 @@ impl Queue {
         }
     }
 
-    /// Lets no more jobs for a model in; what waits still runs. When the last of it has ended, or if no worker serves the
-    /// model, it is forgotten, and all workers get [`Taken::Woken`].
+    /// Accepts no more jobs for a model; what waits still runs. When the last of it has ended, or if no worker serves the model, it is
+    /// forgotten, and all workers get [`Taken::Woken`].
     pub fn retire(&self, model: ModelKey) {
         let mut state = self.state.lock();
         state.book.retire(model, Instant::now());
@@ -174,7 +175,7 @@ impl Queue {
         Ok(Ticket { job, pushed, patience, reply: receiver, queue: Some(Arc::clone(self)) })
     }
 
-    /// Whether a job of this model would be let in, if it could wait as long as it has to.
+    /// Whether a job of this model would be accepted, if it could wait without limit.
     ///
     /// # Errors
     /// [`InferError::Unserved`] where the model's devices are away and not expected back.
@@ -203,7 +204,7 @@ impl Queue {
         }
     }
 
-    /// From now on no job waits for company: the server is ending, and whoever is to come has come.
+    /// From now on no job waits for company: the server is ending, so no more will come.
     pub fn hurry(&self) {
         let mut state = self.state.lock();
         state.book.hurry();
@@ -214,15 +215,15 @@ impl Queue {
         }
     }
 
-    /// Lets no more jobs in. What there is still runs, without waiting for company; what no worker serves is answered
-    /// with an error. Workers get [`Taken::Closed`] when nothing is left for them.
+    /// Accepts no more jobs. Those that are in still run, without waiting for company; jobs that no worker serves are answered with an
+    /// error. Workers get [`Taken::Closed`] when nothing is left for them.
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.book.close(Instant::now());
         self.leave(state, None);
     }
 
-    /// Closes, and answers every job that waits or runs with `error`; says how many. For the end of a drain's patience.
+    /// Closes, and answers every job that waits or runs with `error`; returns how many. For when a drain takes too long.
     pub fn abort(&self, error: &InferError) -> usize {
         let mut state = self.state.lock();
         let count = state.book.abort(error, Instant::now());
@@ -230,12 +231,12 @@ impl Queue {
         count
     }
 
-    /// Whether a GPU serves a model now; where nobody does yet, whether there is a GPU that may.
+    /// Whether a GPU serves a model now; where no device does yet, whether there is a GPU at all.
     pub fn is_on_gpu(&self, model: ModelKey) -> bool {
         self.state.lock().book.is_on_gpu(model)
     }
 
-    /// What waits and runs.
+    /// The present load.
     pub fn load(&self) -> Load {
         self.state.lock().book.load(Instant::now())
     }
@@ -255,13 +256,13 @@ impl Queue {
         drop(reply);
     }
 
-    /// Whether a worker is about batches of which nobody waits for anything any more: all are answered, or have gone.
+    /// Whether a worker has batches, and nobody waits for an answer from any of them any more: all jobs are answered or cancelled.
     pub fn runs_unwanted(&self, worker: WorkerKey) -> bool {
         self.state.lock().book.runs_unwanted(worker)
     }
 
-    /// Takes back what a worker has and does not return, because it hangs: the jobs are run elsewhere or answered, and the
-    /// worker gets nothing more. What it makes of the batches later is thrown away.
+    /// Takes back what a worker has and does not return, because it hangs: the jobs run elsewhere or are answered, and the worker gets
+    /// nothing more. Results that it returns later are dropped.
     pub fn recall(&self, worker: WorkerKey, error: &str) -> Vec<Recalled> {
         let mut state = self.state.lock();
         let recalled = state.book.recall(worker, error, Instant::now());
@@ -269,7 +270,7 @@ impl Queue {
         recalled
     }
 
-    /// `counted` is called before the answers are sent, so that whoever has one finds it counted.
+    /// `counted` is called before the answers are sent, so that a caller with an answer finds it in the metrics.
     fn finish(
         &self,
         batch: &Batch,
@@ -289,13 +290,13 @@ impl Queue {
         aftermath
     }
 
-    /// Releases the lock, then does what came of the calls under it. `changed` is the only model that work was added for,
-    /// if that is known.
+    /// Releases the lock, then sends the answers and wakes the workers that the calls under it call for. `changed` is the only model that
+    /// gained work, if that is known.
     fn leave(&self, state: MutexGuard<'_, State>, changed: Option<ModelKey>) {
         Queue::release(state, changed).send();
     }
 
-    /// The same, but for the answers, which are to be sent.
+    /// Like [`Queue::leave`], but returns the answers, for the caller to send.
     fn release(mut state: MutexGuard<'_, State>, changed: Option<ModelKey>) -> Answers {
         let settled = state.book.settle();
         if !settled.forgotten.is_empty() {
@@ -320,7 +321,7 @@ impl Queue {
     }
 }
 
-/// What is to be said and given back without the lock.
+/// Answers to send and memory to release, both without the lock.
 #[must_use = "callers wait for it"]
 struct Answers {
     answers: Vec<(oneshot::Sender<Reply>, Result<Pieces, InferError>)>,
@@ -330,7 +331,7 @@ struct Answers {
 impl Answers {
     fn send(self) {
         for (sender, result) in self.answers {
-            // Whoever dropped the ticket meanwhile does not want it.
+            // A caller that dropped its ticket meanwhile does not want the answer.
             let _ = sender.send(result.and_then(Pieces::join));
         }
     }

@@ -5,39 +5,38 @@ use std::time::{Duration, Instant};
 
 /// Weight of a new measurement: heavy enough to follow a device that slows down within a few batches.
 const NEW_WEIGHT: f64 = 0.3;
-/// What a batch is taken to cost before any was measured; corrected as soon as it ends.
+/// The assumed cost of a batch before any was measured; corrected as soon as it ends.
 const SECONDS_UNMEASURED: f64 = 0.01;
 
 /// A device whose last batch of a model is longer ago than this is measured anew before it is compared with others.
 pub const STALE_AFTER: Duration = Duration::from_secs(60);
 
-/// A size is compared with others by the least of so many of its last measurements: one batch that something else held up says
-/// nothing about the size.
+/// Sizes are compared by the least of this many last measurements: one batch that was held up says nothing about the size.
 const COMPARED: usize = 4;
 
-/// A size whose last batch is longer ago than this is not avoided for what it took then: what is never run is never measured
+/// A size whose last batch is longer ago than this is no longer avoided for its cost then: a size that is never run is never measured
 /// again.
 const AVOIDED_FOR: Duration = Duration::from_secs(10);
 
-/// What batches of one size took.
+/// What batches of one size cost.
 #[derive(Debug)]
 struct Cost {
     size: usize,
     /// Exponentially weighted.
     mean: f64,
-    /// Each of the last; more than any batch takes where there were fewer.
+    /// The last measurements; infinity in place of those not yet made.
     last: [f64; COMPARED],
     at: Instant,
 }
 
 impl Cost {
-    /// What the quickest of the last ones took.
+    /// The least of the last measurements.
     fn least(&self) -> f64 {
         self.last.iter().copied().fold(f64::INFINITY, f64::min)
     }
 }
 
-/// Measured seconds of compute per padded batch size of one model on one device, of batches of one kind.
+/// Measured seconds of compute of one model on one device by padded batch size, for batches of one kind.
 #[derive(Debug, Default)]
 pub struct Costs {
     /// Ascending by size.
@@ -72,26 +71,26 @@ impl Costs {
         self.of(size).map(|cost| cost.mean)
     }
 
-    /// Seconds that a batch of this size takes if nothing holds it up; `None` if too few were measured, or none lately.
+    /// Seconds that a batch of this size takes if nothing holds it up; `None` if there are too few measurements or no recent one.
     pub fn undisturbed(&self, size: usize, now: Instant) -> Option<f64> {
         let cost = self.of(size)?;
         let lately = now.saturating_duration_since(cost.at) < AVOIDED_FOR;
         (lately && cost.last.iter().all(|seconds| seconds.is_finite())).then(|| cost.least())
     }
 
-    /// Seconds that the slowest of the last batches of this size took; `None` if too few were measured.
+    /// Seconds that the slowest of the last batches of this size took; `None` if there are too few measurements.
     pub fn longest(&self, size: usize) -> Option<f64> {
         let longest = self.of(size)?.last.iter().copied().fold(0.0, f64::max);
         longest.is_finite().then_some(longest)
     }
 
-    /// Seconds for a batch of this size, between those of the measured sizes around it if need be, or scaled from the nearest one.
+    /// Seconds for a batch of this size. Interpolated between the measured sizes around it if need be, or scaled from the nearest one.
     pub fn estimate(&self, size: usize) -> f64 {
         self.scaled(size, |cost| cost.mean)
     }
 
-    /// The same if nothing holds it up, as far as that was seen: what devices are compared by. One that was held up once would be
-    /// given less to do, and so less to be measured by.
+    /// Like [`Costs::estimate`], but if nothing holds the batch up, as far as was measured. Devices are compared by this: otherwise a
+    /// device that was held up once would get less work, and so fewer measurements to correct it.
     pub fn at_best(&self, size: usize) -> f64 {
         self.scaled(size, Cost::least)
     }
@@ -99,7 +98,7 @@ impl Costs {
     fn scaled(&self, size: usize, seconds: impl Fn(&Cost) -> f64) -> f64 {
         let (below, above) = self.by_size.split_at(self.by_size.partition_point(|cost| cost.size < size));
         match (below.last(), above.first()) {
-            // A part that does not grow with the size is in both.
+            // Both contain a part that does not grow with the size.
             (Some(below), Some(above)) => {
                 let part = (size - below.size) as f64 / (above.size - below.size) as f64;
                 seconds(below) + part * (seconds(above) - seconds(below))
@@ -109,7 +108,7 @@ impl Costs {
         }
     }
 
-    /// Whether something was measured not long ago.
+    /// Whether there is a recent measurement.
     pub fn is_fresh(&self, now: Instant) -> bool {
         self.by_size.iter().any(|cost| now.saturating_duration_since(cost.at) < STALE_AFTER)
     }
@@ -122,8 +121,8 @@ impl Costs {
         (items / largest) as f64 * self.estimate(largest) + last
     }
 
-    /// The fewest seconds in which one device could run so many items, in batches up to `size_max`, if nothing holds it up; `None` if
-    /// nothing was measured lately. A size above all measured ones is taken to cost no more than the largest of those.
+    /// The fewest seconds in which one device could run so many items, in batches up to `size_max`, if nothing holds it up; `None`
+    /// without a recent measurement. A size above all measured ones is taken to cost no more than the largest of those.
     pub fn fewest_seconds(&self, items: usize, size_max: usize, now: Instant) -> Option<f64> {
         let largest = self.by_size.last().filter(|_| self.is_fresh(now))?;
         let unmeasured = largest.least() / size_max.max(largest.size) as f64;
@@ -133,10 +132,10 @@ impl Costs {
     }
 }
 
-/// Jobs further apart than this are all the same far apart.
+/// Gaps between jobs longer than this count as this long.
 const GAP_SECONDS_MAX: f64 = 1e-3;
 
-/// How far apart a model's jobs come.
+/// How far apart a model's jobs arrive.
 #[derive(Debug)]
 pub struct Pace {
     last: Option<Instant>,
@@ -159,7 +158,7 @@ impl Pace {
         }
     }
 
-    /// Seconds from one to the next, at most a millisecond.
+    /// Mean seconds between arrivals, at most a millisecond.
     pub fn gap(&self) -> f64 {
         self.gap
     }
@@ -167,9 +166,9 @@ impl Pace {
 
 /// Time over which throughput is averaged.
 const WINDOW_SECONDS: f64 = 10.0;
-/// What `Retry-After` says before anything was measured.
+/// The `Retry-After` value before anything was measured.
 const RETRY_UNMEASURED: Duration = Duration::from_secs(1);
-/// The bounds of what it says after.
+/// The bounds of `Retry-After` from then on.
 const RETRY_RANGE: (f64, f64) = (1.0, 60.0);
 
 /// Items and bytes finished per second while there was something to do, exponentially weighted.
@@ -182,7 +181,7 @@ pub struct Throughput {
 }
 
 impl Throughput {
-    /// There is (or is not) something to do from now on.
+    /// From now on there is (or is not) work to do.
     pub fn busy(&mut self, busy: bool, now: Instant) {
         match (self.busy_since, busy) {
             (None, true) => self.busy_since = Some(now),
@@ -212,13 +211,13 @@ impl Throughput {
         }
     }
 
-    /// When so many items are done, from the measured rate, within 1 to 60 s.
+    /// When so many items will be done, from the measured rate, within 1 to 60 s.
     pub fn retry_items(&mut self, ahead: usize, now: Instant) -> Duration {
         self.advance(now);
         self.retry(ahead, self.items)
     }
 
-    /// When so many bytes are done, from the measured rate, within 1 to 60 s.
+    /// When so many bytes will be done, from the measured rate, within 1 to 60 s.
     pub fn retry_bytes(&mut self, ahead: usize, now: Instant) -> Duration {
         self.advance(now);
         self.retry(ahead, self.bytes)
@@ -232,7 +231,7 @@ impl Throughput {
     }
 }
 
-/// When to come back for what takes so many seconds: after 1 to 60 s.
+/// When a caller should retry if it takes this many seconds: after 1 to 60 s.
 pub fn retry_after(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds.clamp(RETRY_RANGE.0, RETRY_RANGE.1))
 }

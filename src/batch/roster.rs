@@ -1,7 +1,7 @@
-//! Who is there to run what: workers, the devices that they are on, and devices that are away. Pure.
+//! Which workers there are, on which devices, serving which models; and which devices are away. Pure.
 //!
-//! A *device* is known by its name from its first worker on, and never forgotten: its measured speed and its last fault are of
-//! use when it is back. A device *serves* a model while one of its workers does.
+//! A *device* is known by its name from its first worker on, and never forgotten: its measured speed and its last fault are still of use
+//! when it comes back. A device *serves* a model while one of its workers does.
 
 use super::ModelKey;
 use foldhash::{HashMap, HashSet};
@@ -18,7 +18,7 @@ pub const CPU: &str = "cpu";
 pub enum Avoid {
     /// The one that failed it.
     One(DeviceKey),
-    /// All but the machine's own processors: two have failed it, and a fault may take all that a process has.
+    /// All but the CPU: two devices have failed it, and one fault may affect all GPUs of a process.
     Gpus,
 }
 
@@ -52,13 +52,13 @@ pub struct Absence {
 #[derive(Debug)]
 struct Worker {
     device: DeviceKey,
-    /// As of its last pick; until then it may serve anything.
+    /// As of its last pick; `None` until then: it may serve anything.
     serves: Option<Served>,
-    /// Its batches: which, and when each should be done.
+    /// Its batches: their numbers, and when each should be done.
     running: Vec<(u64, Instant)>,
 }
 
-/// What a worker serves: as it was told, to see whether that is news, and to look a model up among many.
+/// What a worker serves: as a list, to see whether that has changed, and as a set, for quick look-ups.
 #[derive(Debug)]
 struct Served {
     told: Vec<ModelKey>,
@@ -74,7 +74,7 @@ impl Worker {
         self.serves.as_ref().is_some_and(|serves| serves.models.contains(&model))
     }
 
-    /// When it should be done with what it has, in seconds from now. What is overdue is taken to need as long again as it is late.
+    /// Seconds from now until it should be done with its batches. An overdue batch is taken to need as long again as it is late.
     fn busy_for(&self, now: Instant) -> f64 {
         let Some((_, due)) = self.running.last() else { return 0.0 };
         due.saturating_duration_since(now).max(now.saturating_duration_since(*due)).as_secs_f64()
@@ -85,7 +85,7 @@ impl Worker {
 struct Device {
     name: Arc<str>,
     absence: Option<Absence>,
-    /// What it has served since that was said: of these it is back.
+    /// Models that it has served since `absence` was set: for these it is back.
     served: Vec<ModelKey>,
     /// What its last fault was.
     fault: Option<Arc<str>>,
@@ -96,7 +96,7 @@ struct Device {
 pub struct Roster {
     workers: HashMap<WorkerKey, Worker>,
     devices: Vec<Device>,
-    /// The devices that serve each model, each once: asked for several times with each job, and seldom another.
+    /// The devices that serve each model, each once. Cached: it is read several times for each job, and seldom changes.
     serving: HashMap<ModelKey, Vec<DeviceKey>>,
     next_batch: u64,
 }
@@ -146,7 +146,7 @@ impl Roster {
         **self.name(device) == *CPU
     }
 
-    /// Says why a device goes, and when it should be back; true if that is news.
+    /// Says why a device leaves, and when it should be back; returns whether that has changed anything.
     pub fn set_absence(&mut self, device: &Arc<str>, absence: Absence) -> bool {
         let device = self.device(device);
         let device = &mut self.devices[device.0 as usize];
@@ -155,14 +155,14 @@ impl Roster {
         news
     }
 
-    /// Whether something of the kind was said since the device last served anything.
+    /// Whether an absence was announced since the device last served anything.
     pub fn is_absence_told(&mut self, device: &Arc<str>) -> bool {
         let device = self.device(device);
         let device = &self.devices[device.0 as usize];
         device.absence.is_some() && device.served.is_empty()
     }
 
-    /// A device is back with all that it will serve for now: of no model is it to come.
+    /// A device is back with all that it will serve for now: no other model is expected of it.
     pub fn end_absence(&mut self, device: DeviceKey) {
         let device = &mut self.devices[device.0 as usize];
         (device.absence, device.served) = (None, Vec::new());
@@ -173,7 +173,7 @@ impl Roster {
         self.devices[device.0 as usize].fault = Some(fault.into());
     }
 
-    /// Notes what a worker serves; true if that is news.
+    /// Records what a worker serves; returns whether that has changed.
     pub fn note_serves(&mut self, worker: WorkerKey, serves: &[ModelKey]) -> bool {
         let Some(worker) = self.workers.get_mut(&worker) else {
             return false;
@@ -186,7 +186,7 @@ impl Roster {
             if !serves.is_empty() {
                 let device = &mut self.devices[worker.device.0 as usize];
                 device.fault = None;
-                // One that is taken anew loads a model at a time: whoever waits for the others waits on.
+                // A device that comes back loads one model at a time: jobs for the models still to come keep waiting.
                 if device.absence.is_some() {
                     device.served.extend_from_slice(serves);
                 }
@@ -198,7 +198,7 @@ impl Roster {
         news
     }
 
-    /// Another worker serves a model, or one less.
+    /// The workers that serve a model have changed.
     fn note_serving(&mut self, model: ModelKey) {
         let workers = self.workers.values().filter(|worker| worker.serves(model));
         let mut devices: Vec<DeviceKey> = workers.map(|worker| worker.device).collect();
@@ -215,7 +215,7 @@ impl Roster {
         self.workers.values().any(|worker| worker.may_serve(model))
     }
 
-    /// Whether this worker serves a model, or might: before its first pick nobody knows.
+    /// Whether this worker serves a model, or might: before its first pick that is not known.
     pub fn may_serve(&self, worker: WorkerKey, model: ModelKey) -> bool {
         self.workers.get(&worker).is_some_and(|worker| worker.may_serve(model))
     }
@@ -255,7 +255,7 @@ impl Roster {
         }
     }
 
-    /// A worker begins a batch that should take so long; gives the batch's number.
+    /// A worker starts a batch that should take so long; returns the batch's number.
     pub fn begin(&mut self, worker: WorkerKey, seconds: f64, now: Instant) -> u64 {
         self.next_batch += 1;
         if let Some(worker) = self.workers.get_mut(&worker) {
@@ -266,12 +266,12 @@ impl Roster {
         self.next_batch
     }
 
-    /// The number of the batch that began last.
+    /// The number of the batch that started last.
     pub fn last_batch(&self) -> u64 {
         self.next_batch
     }
 
-    /// A worker's batch has ended: those behind it have their turn now, be it sooner or later than was expected.
+    /// A worker's batch has ended: the due times of those behind it shift, as it ended earlier or later than expected.
     pub fn end(&mut self, worker: WorkerKey, batch: u64, now: Instant) {
         let Some(worker) = self.workers.get_mut(&worker) else { return };
         let Some(at) = worker.running.iter().position(|(running, _)| *running == batch) else { return };
@@ -283,13 +283,13 @@ impl Roster {
         }
     }
 
-    /// When what a worker has is due, from now.
+    /// Time from now until a worker's last batch is due.
     pub fn due_in(&self, worker: WorkerKey, now: Instant) -> Duration {
         let due = self.workers.get(&worker).and_then(|worker| worker.running.last());
         due.map_or(Duration::ZERO, |(_, due)| due.saturating_duration_since(now))
     }
 
-    /// When a worker should be done with what it has, in seconds from now.
+    /// Seconds from now until a worker should be done with its batches.
     pub fn busy_for(&self, worker: WorkerKey, now: Instant) -> f64 {
         self.workers.get(&worker).map_or(0.0, |worker| worker.busy_for(now))
     }
@@ -299,7 +299,7 @@ impl Roster {
         self.workers.get(&worker).map_or(0, |worker| worker.running.len())
     }
 
-    /// When the first worker of a device that serves a model should be done with what it has, in seconds from now.
+    /// Seconds from now until the first worker of a device that serves a model should be done with its batches.
     pub fn ready_in(&self, device: DeviceKey, model: ModelKey, now: Instant) -> f64 {
         let workers = self.workers.values();
         let workers = workers.filter(|worker| worker.device == device && worker.serves(model));

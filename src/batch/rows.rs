@@ -4,7 +4,7 @@ use crate::engine::{DataType, Tensor};
 use bytes::BytesMut;
 use std::ops::Range;
 
-/// Checks that a tensor's bytes are what its shape and type say, and that its first axis (if asked for) has `rows`.
+/// Checks that a tensor's bytes match its shape and type, and that its first axis (if `rows` is given) has that length.
 ///
 /// # Errors
 /// What differs, in words.
@@ -29,14 +29,14 @@ pub fn check(tensor: &Tensor, rows: Option<usize>) -> Result<(), String> {
     }
 }
 
-/// Where the last [`cut`] of a tensor ended, so that the next need not count its strings from the first.
+/// Where the last [`cut`] of a tensor ended, so that the next one need not count its strings from the start.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Mark {
     row: usize,
     offset: usize,
 }
 
-/// These rows of a tensor that passed [`check`], sharing its memory. `mark` is of the same tensor, or new.
+/// These rows of a tensor that passed [`check`], sharing its memory. `mark` is one of the same tensor, or new.
 pub fn cut(tensor: &Tensor, rows: Range<usize>, mark: &mut Mark) -> Tensor {
     if tensor.datatype != DataType::Bytes {
         return tensor.rows(rows.start, rows.end);
@@ -57,7 +57,7 @@ pub fn cut(tensor: &Tensor, rows: Range<usize>, mark: &mut Mark) -> Tensor {
 /// Puts tensors together along the first axis, in the order given.
 ///
 /// # Errors
-/// If there is none, or if they differ in type or in another axis: a model whose output shape depends on its input.
+/// If there are no parts, or if they differ in type or in another axis: the model's output shape depends on its input.
 pub fn join(parts: &[&Tensor]) -> Result<Tensor, String> {
     let Some((first, rest)) = parts.split_first() else {
         return Err("nothing to put together".into());

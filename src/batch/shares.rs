@@ -1,38 +1,38 @@
 //! A fair share of device time for each model: start-time fair queueing over virtual seconds. Pure.
 //!
-//! A model's virtual time advances by the seconds that its batches take, or would take on the fastest of its devices, divided by
-//! its weight: by an estimate when a batch is taken, by the rest when it is measured. A free worker serves, of the models that it
-//! serves at all, the one that is furthest behind. Priorities and deadlines order the work *within* a model and say nothing here:
-//! an urgent job jumps the queue of its own model, at the expense of that model's share alone.
+//! A model's virtual time advances by the seconds that its batches take, or would take on the fastest of its devices, divided by its
+//! weight: by an estimate when a batch is taken, and by the difference when it is measured. A free worker serves, of the models that it
+//! can serve, the one that is furthest behind. Priorities and deadlines order the work *within* a model and have no effect here: an
+//! urgent job overtakes jobs of its own model only, at the expense of that model's share alone.
 //!
-//! A model that has work again after a pause starts where the furthest behind of the busy models stands (the start of its
-//! running batch, if it has one), so idle time is not saved up; after a pause of all, everybody starts at the latest
-//! time of all. Both are taken over the models that the asking worker serves: models that share no device are not
-//! compared. Of those that stand at one place, whoever had less before goes first: a request now and then waits for the
-//! batch that runs, and not for the next of a busy model as well. When devices come or go and models meet whose times have
-//! drifted apart, a model is held to owe at most two of the longest batches and a second.
+//! A model that has work again after a pause starts where the furthest behind of the busy models stands (the start of its running batch,
+//! if it has one), so idle time is not saved up. After a pause of all models, every one starts at the latest virtual time of all. Both
+//! are taken over the models that the asking worker serves: models that share no device are not compared. Of models at the same point,
+//! the one that had less before goes first: an occasional request waits for the batch that runs, but not for the next one of a busy model
+//! as well. When devices come or go, models meet whose times have drifted apart; a model then owes at most two of the longest batches and
+//! a second.
 
 use super::ModelKey;
 use foldhash::HashMap;
 use std::collections::BTreeSet;
 
-/// Seconds that a model may owe the others at most, beside two of the longest batches.
+/// Seconds that a model may owe the others at most, in addition to two of the longest batches.
 const DEBT_SECONDS: f64 = 1.0;
 
 #[derive(Debug)]
 struct Share {
     weight: f64,
-    /// Seconds of the model's fastest device that were had, divided by the weight.
+    /// Seconds used, as on the model's fastest device, divided by the weight.
     virtual_time: f64,
     /// The virtual time at which the last batch was taken.
     start: f64,
     /// The last batch, in virtual seconds.
     last: f64,
-    /// The shorter of the last two: one that was held up does not say what a model may owe.
+    /// The shorter of the last two: a batch that was held up does not count towards what a model may owe.
     cost: f64,
     /// Batches running.
     running: usize,
-    /// Has work again, and has not been placed among the others since.
+    /// It has work again, and has not been placed among the others since.
     fresh: bool,
 }
 
@@ -85,7 +85,7 @@ impl Shares {
         self.waiting.iter().copied()
     }
 
-    /// The models with work waiting among those served, each of which is named once, the one furthest behind first.
+    /// Those of the served models that have work waiting, the one furthest behind first. `serves` names each model once.
     pub fn order(&mut self, serves: &[ModelKey]) -> Vec<ModelKey> {
         if !serves.iter().any(|key| self.waiting.contains(key)) {
             return Vec::new();
@@ -130,7 +130,7 @@ impl Shares {
         }
     }
 
-    /// Puts the measured seconds of a batch in the place of what was charged for it.
+    /// Replaces what was charged for a batch by its measured seconds.
     pub fn correct(&mut self, model: ModelKey, estimate: f64, measured: f64) {
         if let Some(share) = self.models.get_mut(&model) {
             share.running = share.running.saturating_sub(1);

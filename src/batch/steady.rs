@@ -1,21 +1,21 @@
-//! The size of batches on a device where changing it is dear. Pure.
+//! The batch size on a device where changing it is expensive. Pure.
 //!
-//! ONNX Runtime's CUDA provider has cuDNN plan every convolution anew when a batch has another size than the one before: for ResNet-50
-//! on an H100 that takes 0.28 s, where a batch takes 3 ms. So a size is kept. It grows at once with what waits, and falls to the
-//! largest that was wanted of late when all of it was not for [`CALM`].
+//! ONNX Runtime's CUDA provider has cuDNN plan every convolution anew when a batch has another size than the one before: for ResNet-50 on
+//! an H100 that takes 0.28 s, where a batch takes 3 ms. So a size is kept. It grows at once when more waits. It falls, to the largest
+//! size that was wanted of late, once its full size has not been wanted for [`CALM`].
 
 use super::policy;
 use std::time::{Duration, Instant};
 
-/// How long less must have been wanted before the size falls: where each change takes 0.28 s, changes take about a twentieth of the
-/// time at most.
+/// How long less must have been wanted before the size falls: where each change takes 0.28 s, changes take at most about a twentieth of
+/// the time.
 pub const CALM: Duration = Duration::from_secs(10);
 
 /// The size that is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Steady {
     size: usize,
-    /// The largest that was wanted since the size itself was.
+    /// The largest size wanted since the kept size itself was.
     wanted: usize,
     since: Instant,
 }
@@ -26,11 +26,11 @@ impl Steady {
         self.size
     }
 
-    /// What is kept once a batch of so many items is begun, where `sizes` may be run.
+    /// What is kept once a batch of so many items starts, where `sizes` may be run.
     pub fn begin(kept: Option<Steady>, sizes: &[usize], items: usize, now: Instant) -> Steady {
         let size = policy::padded(sizes, items);
         let afresh = Steady { size, wanted: 0, since: now };
-        // What was kept may be too large for the memory that there is.
+        // The kept size may be too large for the memory that there is now.
         let Some(kept) = kept.filter(|kept| kept.size > size && kept.size <= policy::largest(sizes)) else {
             return afresh;
         };

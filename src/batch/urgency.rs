@@ -1,10 +1,9 @@
-//! Who goes first within a lane. Pure.
+//! The order of jobs within a lane. Pure.
 //!
-//! **Order.** By level, then deadline (none comes last), then arrival. A job starts at the level of its priority and
-//! climbs one level for every [`AGE_STEP`] since it arrived. Level 0 is the top for a job with a deadline, which ends
-//! its wait; one without climbs one level further, so it cannot wait for ever behind others that have one. One that has lost
-//! its patience and is not refused for it stands behind the others of its level. Jobs that come back from a failed batch stand
-//! ahead of all that never ran.
+//! **Order.** By level, then deadline (jobs without one come last), then arrival. A job starts at the level of its priority and climbs
+//! one level for every [`AGE_STEP`] since it arrived. Level 0 is the top for a job with a deadline, which ends its wait. A job without
+//! one climbs one level further, so it cannot wait for ever behind jobs with deadlines. A job that has run out of patience, and is not
+//! refused for it, stands behind the others of its level. Jobs that come back from a failed batch stand ahead of all that never ran.
 
 use super::{
     JobKey,
@@ -12,8 +11,8 @@ use super::{
 };
 use std::time::{Duration, Instant};
 
-/// A waiting job climbs one priority level for each of these. Long against the waits of a healthy queue, so that
-/// priorities hold; short against what a caller takes for forgotten.
+/// A waiting job climbs one priority level each time this passes. Long compared with the waits of a healthy queue, so that priorities
+/// hold; short compared with the time after which a caller thinks it is forgotten.
 pub const AGE_STEP: Duration = Duration::from_secs(5);
 
 /// The level of jobs that come back from a failed batch.
@@ -26,11 +25,11 @@ const LEVEL_OVERDUE: i16 = -1;
 pub struct Urgency {
     /// 0 is the most urgent.
     pub priority: u8,
-    /// When the answer is worth nothing any more.
+    /// After this the answer is worthless.
     pub deadline: Option<Instant>,
-    /// When the request reached us.
+    /// When the request arrived.
     pub arrived: Instant,
-    /// How long it waits to be begun.
+    /// How long it waits to be started.
     pub patience: Option<Patience>,
 }
 
@@ -40,7 +39,7 @@ impl Urgency {
         if self.deadline.is_some() { 0 } else { LEVEL_OVERDUE }
     }
 
-    /// Its level at a time, if it never ran.
+    /// Its level at a time, if it has never run.
     pub(super) fn level(&self, now: Instant) -> i16 {
         let waited = now.saturating_duration_since(self.arrived).as_nanos();
         let steps = (waited / AGE_STEP.as_nanos()).min(256) as i16;
@@ -53,18 +52,18 @@ impl Urgency {
         self.deadline.into_iter().chain(refused.map(|patience| patience.until)).min()
     }
 
-    /// When it goes behind the others of its level.
+    /// When it moves behind the others of its level.
     fn is_delayed_at(&self) -> Option<Instant> {
         self.patience.filter(|patience| patience.then == Then::Delay).map(|patience| patience.until)
     }
 
-    /// When its place changes next, if it stands there now.
+    /// When its place changes next, if `rank` is its place now.
     pub(super) fn moves_at(&self, rank: &Rank) -> Option<Instant> {
         let delayed = self.is_delayed_at().filter(|_| !rank.delayed);
         self.climbs_at(rank.level).into_iter().chain(delayed).min()
     }
 
-    /// Its place at a time, if it never ran.
+    /// Its place at a time, if it has never run.
     pub(super) fn moved(&self, now: Instant, job: JobKey) -> Rank {
         let delayed = self.is_delayed_at().is_some_and(|at| at <= now);
         Rank { delayed, ..self.rank(self.level(now), job) }

@@ -1,7 +1,7 @@
-//! Which models are served, where each is to be, and where it is: what devices that come and go are held against.
+//! Which models are served, where each is to be, and where it is. When devices come and go, their models are brought in line with this.
 //!
-//! - [`refused`]: which devices cannot have a model, and when that is tried again; [`claims`]: which no other model may have.
-//! - [`waiting`]: what is served nowhere yet; [`memory`]: what models need and hold of a GPU's memory.
+//! - [`refused`]: which devices cannot have a model, and when that is tried again. [`claims`]: GPUs that a model has for itself.
+//! - [`waiting`]: models that no device serves yet. [`memory`]: what models need and hold of a GPU's memory.
 
 mod claims;
 mod memory;
@@ -36,21 +36,21 @@ use std::{
 pub(super) use waiting::Away;
 use waiting::Waiting;
 
-/// A model that is served, and all that it takes to load it once more.
+/// A model that is served, with all that is needed to load it once more.
 pub(super) struct Served {
     /// The model.
     pub(super) model: Lent,
-    /// What lies on disk.
+    /// The model on disk.
     pub(super) source: Source,
-    /// Its files, as they were loaded.
+    /// Its files, as of loading.
     pub(super) files: Files,
-    /// Runs that its author asks for.
+    /// Warm-up runs that its author asks for.
     pub(super) asked: Vec<Asked>,
     placed: Placed,
 }
 
 impl Served {
-    /// A model, and where it is to be.
+    /// A model, and the devices that it is placed on.
     pub(super) fn new(
         model: &Lent,
         (source, files): (Source, Files),
@@ -61,34 +61,34 @@ impl Served {
     }
 }
 
-/// Whether a GPU can be counted on.
+/// Whether a GPU can be counted on to serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Presence {
-    /// It serves.
+    /// It is ours, and serves.
     Here,
     /// It was given back because nobody needed it, and is taken again on demand.
     Idle,
-    /// It is waited for, since then.
+    /// We wait for it, since this time.
     Awaited(Instant),
 }
 
 struct Entry {
     served: Arc<Served>,
     on: Vec<On>,
-    /// Devices that somebody loads it onto just now, with the numbers of the holds.
+    /// Devices that it is being loaded onto, with the numbers of the holds.
     coming: Vec<(usize, u64)>,
     /// Devices that cannot have it.
     refused: Refused,
-    /// It is unloaded, and stays for requests that have begun with it.
+    /// It is unloaded, and stays only for requests that have begun with it.
     leaves: bool,
 }
 
-/// Engines of a model on a device.
+/// A model's engines on a device.
 struct On {
     index: usize,
     hold: u64,
     health: Health,
-    /// What they hold, where that is told.
+    /// What they hold of its memory, where that is known.
     footprint: Option<Footprint>,
     paused: bool,
 }
@@ -98,7 +98,7 @@ impl Entry {
         self.on.iter().any(|on| on.index == index && on.hold == hold)
     }
 
-    /// Whether devices are to have it that do not: of one that leaves, what requests still wait for is enough.
+    /// Whether devices without it should load it. For a model that leaves, only if no device can run what requests still wait for.
     fn spreads(&self) -> bool {
         !self.leaves || self.on.iter().all(|on| on.paused || on.health.is_over())
     }
@@ -107,13 +107,13 @@ impl Entry {
 #[derive(Default)]
 struct State {
     entries: Vec<Entry>,
-    /// Models that are about to be loaded: name, bytes of the file, devices.
+    /// Models that are about to be loaded: name, bytes of the file, indices of devices.
     announced: Vec<(String, u64, Vec<usize>)>,
-    /// Models that are served nowhere yet.
+    /// Models that no device serves yet.
     waiting: Vec<Waiting>,
     /// GPUs that models have for themselves.
     claims: Claims,
-    /// By the index of a device; those that are not in it are the CPU.
+    /// By the index of the device. The CPU is not in it.
     presence: Vec<(usize, Presence)>,
 }
 
@@ -122,13 +122,13 @@ struct State {
 pub(super) struct Book {
     state: Mutex<State>,
     learned: Mutex<Learned>,
-    /// Bytes of a GPU that are for something else than models.
+    /// Bytes of each GPU that are reserved for something else than models.
     beside: u64,
 }
 
 impl Book {
-    /// Empty, but for what an earlier run left of what it measured. Each GPU is to have `beside` bytes for something else than
-    /// models.
+    /// A book without models, with the measurements that an earlier run left in the state folder. On each GPU, `beside` bytes are
+    /// reserved for something else than models.
     pub(super) fn new(state_folder: Option<&Path>, beside: u64) -> Book {
         Book { state: Mutex::default(), learned: Mutex::new(Learned::read(state_folder)), beside }
     }
@@ -138,18 +138,18 @@ impl Book {
         self.state.lock().announced.push((name(source), source.bytes, on));
     }
 
-    /// All that was announced is loaded, or could not be.
+    /// All announced models are loaded, or could not be.
     pub(super) fn forget_announced(&self) {
         self.state.lock().announced.clear();
     }
 
-    /// Whether any of what was announced may still be loaded.
+    /// Whether any announced model may still be loaded.
     pub(super) fn has_announced(&self) -> bool {
         !self.state.lock().announced.is_empty()
     }
 
-    /// Adds a model; it is on no device yet, and whoever adds it tells soon whether it can be on those of `coming`: their
-    /// indices, and the numbers of their holds.
+    /// Adds a model, which is on no device yet. `coming`: the devices that the caller loads it onto, by index and number of the hold; the
+    /// caller reports each result soon.
     pub(super) fn enter(&self, served: Served, coming: Vec<(usize, u64)>) -> Arc<Served> {
         let served = Arc::new(served);
         let (on, refused) = (Vec::new(), Refused::default());
@@ -161,7 +161,7 @@ impl Book {
         served
     }
 
-    /// Has a device serve a model, unless that is not served any more.
+    /// Records that a device serves a model, unless the model is no longer served.
     pub(super) fn put(
         &self,
         index: usize,
@@ -184,7 +184,7 @@ impl Book {
         entry.on.push(On { index, hold: hold.number, health, footprint, paused: false });
     }
 
-    /// A device cannot have a model now.
+    /// Records that a device cannot have a model now.
     pub(super) fn refuse(
         &self,
         index: usize,
@@ -197,12 +197,12 @@ impl Book {
         {
             entry.coming.retain(|coming| coming.0 != index);
             entry.refused.note(index, hold.number, refusal.to_string(), again, Instant::now());
-            // What an earlier hold had of it is gone.
+            // The memory that an earlier hold had for it is free.
             entry.served.model.statistics.holds(&hold.health.device, None);
         }
     }
 
-    /// Models that a device cannot have, as long as it is held or for now, and why.
+    /// Models that a device cannot have, for now or as long as it is held, and why.
     pub(super) fn refused(&self, index: usize, hold: &Hold) -> Vec<(String, String)> {
         let state = self.state.lock();
         let of = |entry: &Entry| {
@@ -217,8 +217,8 @@ impl Book {
         state.entries.iter().filter_map(of).chain(waiting).collect()
     }
 
-    /// Serves a model only to who has begun with it, until it is struck out; hands over what tells whether devices have anything of
-    /// it.
+    /// Serves a model only to requests that have begun with it, until it is struck out. The returned reference is dead once no device
+    /// holds any of it.
     pub(super) fn leave(&self, key: ModelKey) -> Weak<Arc<Model>> {
         let mut state = self.state.lock();
         let Some(entry) = state.entries.iter_mut().find(|entry| entry.served.model.key == key) else {
@@ -235,8 +235,7 @@ impl Book {
         self.state.lock().entries.retain(|entry| entry.served.model.key != key);
     }
 
-    /// A model that is to be served on a device, and is not; what somebody loads there is not meant, nor what was refused a
-    /// moment ago.
+    /// A model that should be served on a device and is not. Excludes models that are being loaded there, and those refused a moment ago.
     pub(super) fn missing(&self, index: usize, hold: &Hold, sharing: &Sharing) -> Option<Arc<Served>> {
         let (state, now) = (self.state.lock(), Instant::now());
         let missing = state.entries.iter().find(|entry| {
@@ -249,12 +248,12 @@ impl Book {
         missing.map(|entry| Arc::clone(&entry.served))
     }
 
-    /// Whether a model that is about to be loaded is to be on a device.
+    /// Whether a model that is about to be loaded should be on a device.
     pub(super) fn wanted_on(&self, index: usize, placed: &Placed, sharing: &Sharing) -> bool {
         self.state.lock().wanted(index, placed, None, sharing)
     }
 
-    /// Has a device begin or cease to take work for models, as others come and go. For the one that stands in.
+    /// Has a device start or stop taking work for models, as other devices come and go. For the device that stands in.
     pub(super) fn balance(&self, index: usize, hold: &Hold, sharing: &Sharing) {
         let mut state = self.state.lock();
         let wanted: Vec<bool> = state
@@ -271,7 +270,7 @@ impl Book {
         }
     }
 
-    /// Says whether a GPU can be counted on.
+    /// Records whether a GPU can be counted on.
     pub(super) fn set_presence(&self, index: usize, presence: Presence) {
         let mut state = self.state.lock();
         match state.presence.iter_mut().find(|(device, _)| *device == index) {
@@ -280,7 +279,7 @@ impl Book {
         }
     }
 
-    /// Whether any model is to be on a device.
+    /// Whether any model should be on a device.
     pub(super) fn needs(&self, index: usize) -> bool {
         let state = self.state.lock();
         state.entries.iter().any(|entry| entry.served.placed.has(index))
@@ -295,7 +294,7 @@ impl Book {
         !on.any(|on| on.index == index && !on.health.is_over())
     }
 
-    /// Whether models of a device have work now, and a number that grows with each request that they were sent.
+    /// Whether models of a device have work now, and a counter that grows with each request to them.
     pub(super) fn activity(&self, index: usize, queue: &Queue) -> (bool, u64) {
         let load = queue.load();
         let state = self.state.lock();
@@ -310,17 +309,17 @@ impl Book {
         activity
     }
 
-    /// A model is to have the GPUs among these devices for itself, if its manifest says so: from before it is loaded.
+    /// Reserves the GPUs among these devices for a model, if its manifest says so: from before it is loaded.
     pub(super) fn claim(&self, source: &Source, on: &[usize]) {
         self.state.lock().claims.set(source, on);
     }
 
-    /// A model could not be loaded: where no version of it is served, others may have its GPUs.
+    /// A model could not be loaded: if no version of it is served, other models may use its GPUs.
     pub(super) fn disclaim(&self, name: &str) {
         self.state.lock().let_go_of(name);
     }
 
-    /// Why a model cannot be on a device that others have.
+    /// Why a model cannot be on a device, because of other models there.
     pub(super) fn taken(&self, index: usize, device: &str, source: &Source) -> Option<String> {
         let state = self.state.lock();
         if let Some(owner) = state.claims.owner(index, &source.name) {
@@ -343,7 +342,7 @@ impl Book {
 }
 
 impl State {
-    /// Ends a model's claim, where no version of it is served or waits.
+    /// Ends a model's claim, if no version of it is served or waits.
     fn let_go_of(&mut self, name: &str) {
         let served = |entry: &Entry| entry.served.source.name == name && !entry.leaves;
         if !self.entries.iter().any(served) && self.waiting.iter().all(|waiting| waiting.name() != name) {
@@ -351,20 +350,21 @@ impl State {
         }
     }
 
-    /// Whether a model is to be served on a device now.
+    /// Whether a model should be served on a device now.
     fn wanted(&self, index: usize, placed: &Placed, entry: Option<&Entry>, sharing: &Sharing) -> bool {
         let presence = |index: usize| {
             self.presence.iter().find(|(device, _)| *device == index).map(|(_, presence)| *presence)
         };
         let meant = placed.has(index);
         if sharing.while_waiting == WhileWaiting::Cpu || presence(index).is_some() {
-            // Who only stands by is left out by the queue, while another device serves.
+            // A device that only stands by is passed over by the queue while another serves.
             return meant;
         }
-        // The CPU, and requests are to wait for GPUs: beside one that serves, or when there is no hope of any.
+        // The device is the CPU, and requests should wait for GPUs. So the CPU serves only beside a GPU that serves, or when no GPU is
+        // hoped for.
         let gpus: Vec<(usize, Presence)> =
             placed.on.iter().filter_map(|gpu| Some((*gpu, presence(*gpu)?))).collect();
-        // A GPU that is there and cannot have the model does not serve it.
+        // A GPU that is held and cannot have the model does not serve it.
         let serves = |(gpu, presence): &(usize, Presence)| {
             let on = |entry: &Entry| entry.on.iter().any(|on| on.index == *gpu && !on.health.is_over());
             *presence == Presence::Here && entry.is_none_or(on)
@@ -394,7 +394,7 @@ mod testing {
         Placed { on: on.to_vec(), stands_in: None, instead: false, notes: Vec::new() }
     }
 
-    /// A fitter of a gigabyte on disk, with this table `placement` in its manifest.
+    /// A fitter of a gigabyte on disk, with this `placement` table in its manifest.
     pub(super) fn source(name: &str, placement: &str) -> Source {
         let manifest = format!("engine = \"gauss-mle\"\n[placement]\n{placement}\n");
         Source { bytes: 1 << 30, ..testing::source(name, "1", &manifest) }

@@ -1,4 +1,4 @@
-//! A run at load that ends, where the engine lets it be ended: for a network whose loop never does, nobody would be served.
+//! A run at load that can be ended, where the engine allows it: otherwise a network with an endless loop would block the server.
 
 use super::meanwhile::meanwhile;
 use crate::engine::{Engine, EngineError};
@@ -7,16 +7,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A run of one batch that takes longer is ended: nobody waits so long for an answer.
+/// A run of one batch that takes longer is ended: no request waits so long for an answer.
 pub(super) const RUN_MAX: Duration = Duration::from_secs(600);
 
-/// How often it is looked whether to end it.
+/// How often to check whether to end it.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Has an engine run something, for `run_max` at most, and until `ending` says that nobody needs it any more.
+/// Lets an engine run something, for at most `run_max`, and until `ending` says that the result is no longer needed.
 ///
 /// # Errors
-/// As of `run`; [`EngineError::Device`] where it was ended.
+/// Those of `run`; [`EngineError::Device`] where it was ended.
 pub(super) fn bounded<R>(
     engine: &mut dyn Engine,
     run_max: Duration,
@@ -53,16 +53,16 @@ pub(super) mod testing {
     pub(crate) struct Endless {
         pub(crate) signature: Signature,
         pub(crate) told: Arc<Told>,
-        /// Hears of each that is begun.
+        /// Is sent a message for each batch that starts.
         pub(crate) begun: mpsc::Sender<()>,
     }
 
-    /// Of the batch under way: whether it is told to end.
+    /// Whether the running batch has been told to end; `None` where none runs.
     #[derive(Default)]
     pub(crate) struct Told(Mutex<Option<bool>>, Condvar);
 
     impl Told {
-        /// Whether a batch is under way that is not told to end.
+        /// Whether a batch runs that has not been told to end.
         pub(crate) fn goes_on(&self) -> bool {
             *self.0.lock() == Some(false)
         }

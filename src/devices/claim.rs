@@ -1,6 +1,6 @@
-//! Our claim to one GPU: when it is taken and when it is given up, by what others do there ([`lease`](super::lease)) and by
-//! how it is ([`health`](super::health)). Pure: what was seen and the time come in, and what to do comes out. The keeper of the
-//! GPU does it; `sim` does it to a machine that is none.
+//! Our claim to one GPU: when it is taken and when it is given up, by what others do there ([`lease`](super::lease)) and by its condition
+//! ([`health`](super::health)). Pure: observations and the time come in, decisions come out. The keeper of the GPU carries them out;
+//! `sim` does so on simulated machines.
 
 use super::{
     health::states::{Evidence, States},
@@ -9,29 +9,29 @@ use super::{
 use crate::status::{Cause, DeviceState};
 use std::time::{Duration, Instant};
 
-/// What it may take to take a GPU, for those who wait for it.
+/// An allowance for the time that it takes to take a GPU, for requests that wait for it.
 const TAKING: Duration = Duration::from_secs(2);
 
-/// What of a GPU's memory we want.
+/// What we need of a GPU's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Want {
     /// Bytes of the context and all models, measured or guessed.
     pub(super) required: u64,
     /// Bytes of the context and the smallest model, where all were measured.
     pub(super) least: Option<u64>,
-    /// Bytes that loading leaves free.
+    /// Bytes that must stay free after loading.
     pub(super) headroom: u64,
-    /// Bytes of the GPU.
+    /// All bytes of the GPU.
     pub(super) total: u64,
 }
 
 impl Want {
-    /// What must be free beside others.
+    /// Bytes that must be free to share the GPU with others.
     pub(super) fn needed(&self) -> u64 {
         lease::needed(self.required, self.headroom)
     }
 
-    /// What must be free in any case: with less, not even one model would be loaded.
+    /// Bytes that must be free in any case: with less, not even one model would be loaded.
     fn floor(&self) -> Option<u64> {
         self.least.map(|least| least.saturating_add(self.headroom))
     }
@@ -40,55 +40,55 @@ impl Want {
 /// What to do about a GPU that is not ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Leave it alone, and whoever waits behind us before us.
+    /// Leave it alone, and let others in the queue go first.
     Leave,
-    /// Wait; the place in the queue stays ours.
+    /// Wait, and keep our place in the queue.
     Stay,
-    /// Wait, with a place in the queue: it will be taken soon.
+    /// Wait, with a place in the queue: it can be taken soon.
     QueueUp,
-    /// Take it, when it is our turn.
+    /// Take it when it is our turn.
     Take,
 }
 
-/// A decision, and the numbers behind it for people.
+/// A decision, and the reasons for it, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Decision {
     /// What to do.
     pub(super) next: Next,
-    /// In a word or two.
+    /// The reason in a word or two.
     pub(super) verdict: &'static str,
-    /// Bytes that must be free by it.
+    /// Bytes that must be free, by this decision.
     pub(super) needed: u64,
 }
 
-/// What has a say in when a GPU is back, beside the claim to it.
+/// What determines when a GPU is back, besides the claim to it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Outlook {
     /// Requests may wait for it: it is taken on demand, or waited for while there is hope.
     pub(super) patient: bool,
-    /// A call hangs there, beside which it is not taken anew.
+    /// A call hangs there; the GPU is not taken anew until it ends.
     pub(super) hangs: bool,
 }
 
 /// Our claim to one GPU, held or not.
 #[derive(Debug, Clone)]
 pub(super) struct Claim {
-    /// Whether others leave it.
+    /// Whether others leave room for us.
     pub(super) lease: Lease,
     /// Whether it works.
     pub(super) states: States,
-    /// It was to be taken, now or when it is due, by what was known last.
+    /// By the last observation, it was to be taken, at once or when due.
     wanted: bool,
 }
 
 impl Claim {
-    /// To a GPU that is not ours yet.
+    /// A claim to a GPU that is not ours yet.
     pub(super) fn new(now: Instant) -> Claim {
         Claim { lease: Lease::new(now), states: States::default(), wanted: false }
     }
 
-    /// Whether to take it now, by the last look: `None` where nothing can be known of others. For a GPU that is not held, and
-    /// may be taken as far as its health goes.
+    /// Whether to take it now, by the last look. `seen` is `None` where nothing is known of other processes. For a GPU that is not held,
+    /// and that may be taken as far as its health goes.
     pub(super) fn decide(&mut self, now: Instant, seen: Option<&Seen>, want: &Want) -> Decision {
         let needed = want.needed();
         self.wanted = true;
@@ -121,7 +121,7 @@ impl Claim {
         }
     }
 
-    /// It is not ours, and nobody can say for how long.
+    /// The GPU is not ours, and nobody knows for how long.
     pub(super) fn waiting(&mut self, cause: Cause, reason: impl Into<String>) {
         self.wanted = false;
         self.states.waiting(cause, reason);
@@ -133,18 +133,18 @@ impl Claim {
         self.states.serving();
     }
 
-    /// It could not be had for want of memory, or was given up for that. `scatter` as [`Lease::failed`] has it.
+    /// It could not be taken for want of memory, or was given up for that. `scatter` is as in [`Lease::failed`].
     pub(super) fn short_of_memory(&mut self, now: Instant, reason: &str, scatter: f64) {
         self.states.refused(Cause::Memory, reason);
         self.lease.failed(now, scatter);
     }
 
-    /// When a GPU that is not held should serve again; none where nobody can say. The same at each call, as long as nothing
-    /// happens and it is not overdue: in the past where it is waited for as long as it takes.
+    /// When a GPU that is not held should serve again; `None` where nobody knows. Each call returns the same as long as nothing happens
+    /// and the GPU is not overdue. A time in the past means that requests wait for it as long as it takes.
     pub(super) fn back(&self, now: Instant, outlook: Outlook) -> Option<Instant> {
         let states = &self.states;
         match (states.state(), states.cause()) {
-            // One that is lost to this process is tried, and nobody should wait for that.
+            // A GPU that is lost to this process is still tried, but no request should wait for that.
             (DeviceState::Lost, _) | (_, Cause::Drain | Cause::Poisoned) => None,
             (DeviceState::Fenced, _) if !states.may_take(now) => {
                 states.retry_at().filter(|at| *at > now).map(|at| at + TAKING)
@@ -156,12 +156,12 @@ impl Claim {
         }
     }
 
-    /// Takes evidence in. True where it has to be given up now.
+    /// Takes in evidence. True if the GPU has to be given up now.
     pub(super) fn note(&mut self, now: Instant, evidence: &Evidence) -> bool {
         self.states.note(now, evidence)
     }
 
-    /// It is not ours any more. True if it was.
+    /// It is no longer ours. True if it was.
     pub(super) fn left(&mut self, now: Instant) -> bool {
         let held = self.lease.is_held();
         if held {

@@ -1,8 +1,9 @@
-//! Whether a network computes each row for itself, by numbers: a row is run in several companies, and has to come out the same.
+//! Whether a network computes each row independently, tested by numbers: a row is run beside different other rows (its *company*), and
+//! has to come out the same.
 //!
-//! Shapes do not tell it of a network that mixes its rows and keeps how many they are: a sum along the first axis, attention over it, a
-//! convolution for which it is a side of the picture. Served in batches, such a network would answer each caller with something
-//! of the others.
+//! Shapes do not reveal a network that mixes its rows and keeps their number: a sum along the first axis, attention over it, a
+//! convolution that takes it for a side of the picture. Served in batches, such a network would answer each caller with something of the
+//! others.
 
 use super::{
     bounded::{RUN_MAX, bounded},
@@ -13,38 +14,40 @@ use crate::{
     models::{Model, chance},
 };
 
-/// Numbers that differ by more than this part of the largest of their row are others. All companies are as large and run by the same
-/// kernels, so that little is left to rounding, but in networks that are quantized as they run: of these the scale is that of all rows.
+/// Numbers that differ by more than this part of the largest of their row count as different. All companies have the same size and run by
+/// the same kernels, so little is left to rounding, except in networks that are quantized as they run: there the scale is that of all
+/// rows.
 const TOLERANCE: f32 = 0.1;
 
-/// What an author says who knows better.
+/// How an author who knows better can say so.
 const SAID: &str = "(batch.axis = \"items\" says that they are)";
 
-/// Who is beside the row that is kept, whose own numbers are from 0 to 1 (or pixels).
+/// What is beside the kept row, whose own numbers are from 0 to 1 (or pixels).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Company {
     /// Rows like it.
     Alike,
-    /// Rows with other numbers than any of its own, on both sides, so that what is taken over all rows (a largest, a mean, a branch)
-    /// is another. They are larger below zero in the one, above it in the other: what is cut off at one side shows in the other.
+    /// Rows with numbers outside the kept row's range, on both sides, so that anything computed over all rows (a maximum, a mean, a
+    /// branch) changes. The larger ones are negative in `Below` and positive in `Above`: what is cut off on one side shows in the other.
     Below,
     Above,
 }
 
-/// What is in inputs of whole numbers beside those of fractions: they may count or point somewhere.
+/// What inputs of integers contain, beside inputs of fractions: they may be counts or indices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Integers {
-    /// Zeros and ones by chance: pointers that are all the same would join no rows.
+    /// Random zeros and ones: indices that are all the same would connect no rows.
     Chance,
-    /// What is refused most seldom.
+    /// The values that are least often refused.
     Zeros,
 }
 
-/// How that was seen, if a row depends on its company, or why nobody can see it: of what is another each time, or not finite, it is not
-/// known. Networks that are given no numbers with a fraction, or refuse what they are given, cannot be asked.
+/// Why rows are not known to be independent; `None` if none was seen to depend on its company. The reason is how the dependence showed,
+/// or that it cannot be tested: the outputs differ each time, or are not finite. Networks without inputs of fractions, and those that
+/// refuse the test inputs, cannot be asked: `None`.
 ///
 /// # Errors
-/// Of the device.
+/// Those of the device.
 pub(super) fn mixed<Busy>(
     engine: &mut dyn Engine,
     model: &Model,
@@ -70,7 +73,7 @@ pub(super) fn mixed<Busy>(
             match bounded(engine, RUN_MAX, ending, pass) {
                 Ok(outputs) => Ok(Some(outputs)),
                 Err(EngineError::Input(_)) => Ok(None),
-                // What numbers like this ask for, others may not.
+                // Such numbers may make it allocate more than others do.
                 Err(EngineError::OutOfMemory(_)) if company != Company::Alike => Ok(None),
                 Err(error) => Err(error),
             }
@@ -85,8 +88,8 @@ pub(super) fn mixed<Busy>(
     Ok(None)
 }
 
-/// What comes of one run after another, by the row that is kept and its company: as [`mixed`], and `None` where the network refuses rows
-/// that are alike.
+/// Compares runs with different kept rows and companies. The result is that of [`mixed`], or an outer `None` where the network refuses
+/// rows that are alike.
 fn compared(
     model: &Model,
     rows: usize,
@@ -94,7 +97,7 @@ fn compared(
 ) -> Result<Option<Option<String>>, EngineError> {
     let Some(before) = run(None, Company::Alike)? else { return Ok(None) };
     let name = |output: usize| &model.signature.outputs[output].name;
-    // The first row and the last keep their numbers: sums may run in one direction.
+    // First and last row, since sums may run in one direction.
     for (row, unlike) in [(0, Company::Below), (rows - 1, Company::Above)] {
         for company in [Company::Alike, unlike] {
             if company == unlike && model.quantizes {
@@ -106,7 +109,7 @@ fn compared(
                 // Not every network takes any number.
                 None => continue,
             };
-            // Zeros may have had a row each.
+            // The forward passes with zeros may have had one row each by chance.
             if let Some(why) = miscounted(&before, model, rows).or_else(|| miscounted(&after, model, rows)) {
                 return Ok(Some(Some(why)));
             }
@@ -134,7 +137,7 @@ fn compared(
     Ok(Some(None))
 }
 
-/// What shows that the first axis of an output does not count so many items.
+/// How it shows that the first axis of an output does not count so many items; `None` if it does.
 fn miscounted(outputs: &[Tensor], model: &Model, items: usize) -> Option<String> {
     let mut both = model.signature.outputs.iter().zip(outputs);
     let (spec, Tensor { shape, .. }) = both.find(|(_, output)| output.shape.first() != Some(&items))?;
@@ -144,7 +147,7 @@ fn miscounted(outputs: &[Tensor], model: &Model, items: usize) -> Option<String>
     ))
 }
 
-/// The first output of which this row is another.
+/// The first output in which this row differs.
 fn differs(before: &[Tensor], after: &[Tensor], row: usize) -> Option<usize> {
     before.iter().zip(after).position(|(before, after)| {
         let (before, after) = (of_row(before, row), of_row(after, row));
@@ -162,14 +165,14 @@ fn differs(before: &[Tensor], after: &[Tensor], row: usize) -> Option<usize> {
     })
 }
 
-/// Whether this row has numbers in which a difference would show, and none of them is finite.
+/// Whether this row has numbers in which a difference could show, but none of them is finite.
 fn is_blank(outputs: &[Tensor], row: usize) -> bool {
     let numbers: Vec<f32> =
         outputs.iter().filter_map(|output| fractions(&of_row(output, row))).flatten().collect();
     !numbers.is_empty() && !numbers.iter().any(|number| number.is_finite())
 }
 
-/// One row of an output that has some.
+/// One row of an output that has at least one.
 fn of_row(output: &Tensor, row: usize) -> Tensor {
     let rows = output.shape.first().copied().unwrap_or(1).max(1);
     let bytes = output.data.len() / rows;
@@ -180,7 +183,7 @@ fn of_row(output: &Tensor, row: usize) -> Tensor {
     }
 }
 
-/// Its numbers, if they may have a fraction.
+/// A tensor's numbers, if its type has fractions.
 fn fractions(tensor: &Tensor) -> Option<Vec<f32>> {
     is_float(tensor.datatype).then(|| tensor.to_f32()).flatten()
 }
@@ -189,12 +192,12 @@ fn is_float(datatype: DataType) -> bool {
     matches!(datatype, DataType::Fp32 | DataType::Fp64 | DataType::Fp16 | DataType::Bf16)
 }
 
-/// Whether any number will do for an input of this type: also of pixels.
+/// Whether an input of this type accepts any number; so do pixels.
 fn is_number(datatype: DataType, model: &Model) -> bool {
     is_float(datatype) || (datatype == DataType::Uint8 && model.image.is_some())
 }
 
-/// The seed of a row and whom it is like: of the kept one, its own in any company.
+/// The seed and the kind of a row. The kept row has the same ones in any company.
 fn seat(row: usize, rows: usize, kept: Option<usize>, company: Company) -> (u64, Company) {
     let turn = match company {
         _ if kept.is_none_or(|kept| kept == row) => return (row as u64, Company::Alike),
@@ -204,7 +207,7 @@ fn seat(row: usize, rows: usize, kept: Option<usize>, company: Company) -> (u64,
     ((row + turn * rows) as u64, company)
 }
 
-/// A row of an input, by its seed.
+/// A row of an input, generated from its seed.
 fn filled(
     datatype: DataType,
     shape: &[usize],
@@ -217,18 +220,18 @@ fn filled(
     let numbers = chance(datatype, elements * size, seed);
     match (is_number(datatype, model), integers, company) {
         (false, Integers::Zeros, _) => vec![0; numbers.len()],
-        // Those of chance are of one byte.
+        // Random integers are of one byte here.
         (false, Integers::Chance, _) => numbers.into_iter().map(|byte| byte & 1).collect(),
         (true, _, Company::Alike) => numbers,
         (true, _, company) => unlike(datatype, numbers, company == Company::Above),
     }
 }
 
-/// Numbers from 0 to 1 as some from 5 to 37 and some from 3 to 11, of the other sign, by turns; pixels as black and white. Each
-/// is on the other side than in the other company. Half precision holds their squares.
+/// Turns numbers from 0 to 1 alternately into numbers from 5 to 37 and numbers from 3 to 11 of the other sign; pixels become black or
+/// white. Each number's sign is the opposite one in the other company. Half precision holds their squares.
 fn unlike(datatype: DataType, numbers: Vec<u8>, above: bool) -> Vec<u8> {
     if datatype == DataType::Uint8 {
-        // Those of chance are less than 128.
+        // Random pixels are less than 128.
         let white_from = if above { 32 } else { 96 };
         return numbers.into_iter().map(|pixel| if pixel < white_from { 0 } else { u8::MAX }).collect();
     }
@@ -261,7 +264,7 @@ mod tests {
     };
     use std::time::Duration;
 
-    /// A batch of rows of two numbers, each with a whole number beside it.
+    /// A batch of rows of two numbers, each with an integer beside it.
     struct Batch {
         rows: Vec<[f32; 2]>,
         beside: Vec<i64>,

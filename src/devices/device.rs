@@ -1,7 +1,7 @@
-//! One device, and each hold on it: its workers, and how engines come to be on it.
+//! One device, and each period for which we hold it (a *hold*): its workers, and how engines get there.
 //!
-//! Engines of a GPU are made and tried on the thread of its first worker, to which its context is bound; those of the CPU where
-//! the caller is, so that loading stops nothing that serves.
+//! Engines of a GPU are made and tried on the thread of its first worker, to which its context is bound. Engines of the CPU are made on
+//! the caller's thread, so that loading does not interrupt serving.
 
 use super::{
     forward::{self, Asked, Proof},
@@ -38,7 +38,7 @@ pub const CPU: &str = crate::batch::roster::CPU;
 /// A model's engines on a device, one for each worker that is to serve it.
 pub(super) type Engines = Vec<Box<dyn Engine + Send>>;
 
-/// A device, ours or not.
+/// A device, whether we hold it or not.
 pub(super) struct Device {
     /// Its name.
     pub(super) id: Arc<str>,
@@ -46,9 +46,9 @@ pub(super) struct Device {
     pub(super) kind: Kind,
     /// The GPU, if it is one.
     pub(super) gpu: Option<Gpu>,
-    /// Memory that it copies from by itself, hold after hold.
+    /// Memory that the device copies from directly; kept from one hold to the next.
     host: HostMemory,
-    /// One call of it that takes longer has hung.
+    /// A call of the device that takes longer has hung.
     stuck_after: Option<Duration>,
     hold: Mutex<Option<Arc<Hold>>>,
     next: AtomicU64,
@@ -60,7 +60,7 @@ impl Device {
         Device::new(CPU.into(), Kind::Cpu, None, None)
     }
 
-    /// A GPU. One call of it that takes longer than `stuck_after` has hung.
+    /// A GPU. A call of it that takes longer than `stuck_after` has hung.
     pub(super) fn gpu(gpu: &Gpu, stuck_after: Option<Duration>) -> Device {
         Device::new(gpu.id.as_str().into(), Kind::gpu(gpu), Some(gpu.clone()), stuck_after)
     }
@@ -70,10 +70,10 @@ impl Device {
         Device { id, kind, gpu, host, stuck_after, hold, next }
     }
 
-    /// Takes it: starts its first worker, and opens its context there.
+    /// Takes the device: starts its first worker, and opens its context there.
     ///
     /// # Errors
-    /// Why it cannot be had now, with what is there of it still.
+    /// Why it cannot be had now, with what was started nevertheless.
     pub(super) fn take(&self, parts: &Parts) -> Result<Arc<Hold>, NotTaken> {
         let (device, queue) = (Arc::clone(&self.id), Arc::clone(&parts.queue));
         let health = Health::new(device, queue, self.gpu.is_some(), self.stuck_after);
@@ -85,14 +85,15 @@ impl Device {
             .map_err(|error| format!("cannot start the device's thread: {error}"))?;
         let opened = self.gpu.clone().map(|gpu| {
             let (host, isolation) = (self.host.clone(), parts.isolation.clone());
-            // The watch over calls that hang tells of it first: here it is only ended, since the keeper has nothing to end yet.
+            // The watch for calls that hang reports it first. This longer limit only ends the call, since the keeper has no hold to end
+            // yet.
             let patience = self.stuck_after.map(|after| 2 * after);
             let opened = first.call_device(move || isolation.open(&gpu, host, patience));
             opened.map_err(Refusal::Failed).and_then(|opened| opened.map_err(Refusal::from))
         });
         if let Some(Ok(executor)) = &opened {
             let executor = executor.clone();
-            // Where this fails, so does what comes next.
+            // If this fails, so does the next call.
             let _ = first.call_device(move || executor.bind());
         }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -116,45 +117,45 @@ impl Device {
         }
     }
 
-    /// What its batches are best put together in, if that is not plain memory.
+    /// The memory that its batches are best put together in, if that is not plain memory.
     pub(super) fn memory(&self, parts: &Parts) -> Option<Memory> {
         self.gpu.as_ref()?;
         Some(parts.isolation.memory().unwrap_or_else(|| Memory::Pinned(Arc::new(self.host.clone()))))
     }
 
-    /// The hold on it, while it is ours.
+    /// The present hold on it, while it is not over.
     pub(super) fn hold(&self) -> Option<Arc<Hold>> {
         self.hold.lock().clone().filter(|hold| !hold.health.is_over())
     }
 
-    /// Takes the hold away, for whoever ends it.
+    /// Removes the hold, for the caller to end it.
     pub(super) fn let_go(&self) -> Option<Arc<Hold>> {
         self.hold.lock().take()
     }
 }
 
-/// A device that is ours, and its workers.
+/// A device that we hold, and its workers.
 pub(super) struct Hold {
-    /// Which of the device's, from 1 on.
+    /// The number of this hold of the device, from 1.
     pub(super) number: u64,
     /// Whether it still works.
     pub(super) health: Health,
-    /// As its workers' threads are called, but for their numbers.
+    /// The name of its workers' threads, without their numbers.
     thread: String,
-    /// On whose thread engines of a GPU are made.
+    /// The worker on whose thread engines of a GPU are made.
     first: Arc<Worker>,
-    /// All of them; more for a model that has more instances than there are.
+    /// All workers; more are added for a model that has more instances than there are workers.
     workers: RwLock<Vec<Arc<Worker>>>,
-    /// Whoever has this adds some.
+    /// Locked while workers are added.
     growing: Mutex<()>,
-    /// Its context, lent to a decoder of images.
+    /// The offer of its context to the JPEG decoder.
     jpeg: Option<Offer>,
-    /// Kept to the end of all that is in it.
+    /// Dropped last, after all that is in it.
     executor: Option<Executor>,
 }
 
 impl Hold {
-    /// How many instances of a model it has.
+    /// How many instances a model has on a device.
     pub(super) fn instances(source: &Source) -> usize {
         source.manifest.placement.instances.max(1)
     }
@@ -163,14 +164,14 @@ impl Hold {
         self.workers.read().clone()
     }
 
-    /// Starts workers until there are so many.
+    /// Starts workers until there are `count`.
     fn grow(&self, count: usize, parts: &Parts) -> Result<(), Refusal> {
         let _turn = self.growing.lock();
         for index in self.workers().len()..count {
             let worker = start(parts, &self.health, &self.thread, index)
                 .map_err(|error| format!("cannot start another thread for the device: {error}"))?;
             if let Some(executor) = self.executor.clone() {
-                // Where this fails, so does what comes next.
+                // If this fails, so does the next call.
                 let _ = worker.call_device(move || executor.bind());
             }
             self.workers.write().push(worker);
@@ -199,13 +200,13 @@ impl Hold {
                 self.first.call(move || {
                     let mut made = Engines::new();
                     for recipe in &recipes {
-                        // A call that builds for minutes has not hung.
+                        // A call that builds for minutes has not hung, so it is not watched.
                         let _busy = (!recipe.builds()).then(|| health.busy());
                         match executor.make(recipe, &runtime) {
                             Ok(engine) => made.push(engine),
                             Err(error) => {
                                 health.note(&error);
-                                // While it counts as busy: this is calls of the device as well.
+                                // Dropped while the call counts as busy: this calls the device as well.
                                 made.clear();
                                 return Err(Refusal::from(error));
                             }
@@ -217,7 +218,7 @@ impl Hold {
         }
     }
 
-    /// Its free memory and all of it, bytes, where it has memory of its own.
+    /// Its free and total bytes of memory, where it has memory of its own.
     ///
     /// # Errors
     /// Where it is broken.
@@ -267,8 +268,8 @@ impl Hold {
         Ok((proved.into_iter().chain(left).collect(), whole))
     }
 
-    /// Runs an engine at every batch size: that of a GPU on the thread which will serve with it, where libraries make what they have
-    /// for a thread, such as graphs.
+    /// Runs an engine at every batch size. A GPU's engine runs on the thread that will serve with it, since libraries make things per
+    /// thread, such as graphs.
     fn prove_on(
         &self,
         worker: &Worker,
@@ -301,30 +302,30 @@ impl Hold {
         }
     }
 
-    /// Has the workers take no more work for a model, or take it again.
+    /// Has the workers stop, or resume, taking work for a model.
     pub(super) fn pause(&self, model: ModelKey, paused: bool) {
         self.workers().iter().for_each(|worker| worker.pause(model, paused));
     }
 
-    /// Waits until the queue knows what the first worker was given to serve.
+    /// Waits until the queue knows what the first worker serves.
     pub(super) fn settle(&self) {
-        // Where the thread has ended, it serves nothing.
+        // If the thread has ended, it serves nothing.
         let _ = self.first.call(|| ());
     }
 
-    /// Says that it has all models that it will have for now: requests wait for it to come back with no other.
+    /// Says that it has all models that it will have for now: requests no longer wait for it to come back with others.
     pub(super) fn complete(&self) {
-        // The first has one instance of each.
+        // The first worker has one instance of each model.
         self.first.complete();
     }
 
-    /// Drops engines that are not wanted after all, where they were made.
+    /// Drops engines that are not wanted after all, on the thread that made them.
     pub(super) fn drop_engines(&self, engines: Engines) {
-        // Where the thread has ended, they are dropped with the message.
+        // If the thread has ended, they are dropped with the message.
         let _ = self.first.call_device(move || drop(engines));
     }
 
-    /// Gives back to the driver what nothing holds, after engines that could not stay; where that fails, what comes next does.
+    /// Returns unused memory to the driver, after engines that could not stay. If this fails, so does the next call.
     pub(super) fn trim(&self) {
         let Some(executor) = &self.executor else { return };
         let (executor, health) = (executor.clone(), self.health.clone());
@@ -334,10 +335,10 @@ impl Hold {
         });
     }
 
-    /// Whether the device answers as it should: a small fit, whose result is known. Nothing to ask of the CPU.
+    /// Whether the device works: it runs a small fit with a known result. The CPU is not asked.
     ///
     /// # Errors
-    /// What it did instead; [`Refusal::Memory`] says nothing of how it is.
+    /// What happened instead. [`Refusal::Memory`] says nothing about the device's condition.
     pub(super) fn canary(&self) -> Result<(), Refusal> {
         let Some(executor) = &self.executor else { return Ok(()) };
         let (executor, health) = (executor.clone(), self.health.clone());
@@ -347,26 +348,26 @@ impl Hold {
         })?
     }
 
-    /// The number of the process that has it.
+    /// The id of the process that uses the device.
     pub(super) fn process(&self) -> u32 {
         self.executor.as_ref().and_then(Executor::process).unwrap_or_else(std::process::id)
     }
 
-    /// Takes note where a process of the device's own has ended, though nothing was asked of it.
+    /// Records it if a process of the device's own has ended by itself.
     pub(super) fn look(&self) {
         if let Some(reason) = self.executor.as_ref().and_then(Executor::ended) {
             self.health.note(&EngineError::Device(reason));
         }
     }
 
-    /// Ends a process of the device's own, and with it whatever hangs there.
+    /// Ends a process of the device's own, with any call that hangs there.
     pub(super) fn kill(&self, reason: &str) {
         if let Some(executor) = &self.executor {
             executor.kill(reason);
         }
     }
 
-    /// Has others do what hangs here: batches that were begun and do not come back.
+    /// Gives batches that were started here and do not return to other devices.
     pub(super) fn recall(&self, reason: &str, metrics: &Metrics) {
         for Recalled { model, items, aftermath } in
             self.workers().iter().flat_map(|worker| worker.recall(reason))
@@ -384,18 +385,18 @@ impl Hold {
         }
     }
 
-    /// Ends what nobody waits for any more, where it takes long.
+    /// Ends batches that nobody waits for any more, if they take long.
     pub(super) fn end_unwanted(&self, now: Instant) {
         self.workers().iter().for_each(|worker| worker.end_unwanted(now));
     }
 
-    /// Whether all of its workers have left, and a decoder of images with them.
+    /// Whether all of its workers have ended, and the JPEG decoder has left it.
     pub(super) fn has_ended(&self) -> bool {
         let left = self.jpeg.as_ref().is_none_or(Offer::has_left);
         left && self.workers().iter().all(|worker| worker.has_ended())
     }
 
-    /// Waits for the workers to end, and gives the device back.
+    /// Waits for the workers to end, and releases the device.
     pub(super) fn join(self) {
         drop(self.first);
         let workers = self.workers.into_inner();
@@ -409,7 +410,7 @@ impl Hold {
 pub(super) struct NotTaken {
     /// Why.
     pub(super) refusal: Refusal,
-    /// What there is of a hold on it, for whoever ends it.
+    /// What there is of a hold on it, for the caller to end.
     pub(super) left: Option<Arc<Hold>>,
 }
 
@@ -419,7 +420,7 @@ impl From<String> for NotTaken {
     }
 }
 
-/// One worker.
+/// Starts one worker.
 fn start(parts: &Parts, health: &Health, name: &str, index: usize) -> std::io::Result<Arc<Worker>> {
     Worker::start(Post {
         name: format!("ocelli-{name}-{index}"),
@@ -430,7 +431,7 @@ fn start(parts: &Parts, health: &Health, name: &str, index: usize) -> std::io::R
     .map(Arc::new)
 }
 
-/// Which engine a model has here: on the CPU with so many threads, or on a GPU as one of so many instances still to come.
+/// The engine that a model has here: on the CPU with `share` threads, or on a GPU as one of `share` instances still to come.
 fn recipe(source: &Source, parts: &Parts, on_gpu: bool, share: usize) -> Recipe {
     let manifest = &source.manifest;
     match (&manifest.engine, on_gpu) {

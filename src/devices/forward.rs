@@ -1,5 +1,5 @@
-//! Forward passes, with zeros and with what the model's author asks for: a model is served when one has worked at every batch size on
-//! its device, which also allocates what that size needs, and tells what it holds.
+//! Forward passes at load, with zeros and with the inputs that the model's author asks for. A model is served once passes have worked at
+//! every batch size on its device. They also allocate what each size needs, and show how much that is.
 
 use super::{
     bounded::{RUN_MAX, bounded},
@@ -21,22 +21,22 @@ use crate::{
 };
 use std::time::{Duration, Instant};
 
-/// What the forward passes told.
+/// The result of the forward passes.
 #[derive(Debug, Clone)]
 pub(super) struct Proof {
-    /// The last pass at the smallest size, everything being warm.
+    /// Time of the last pass at the smallest size, with everything warm.
     pub(super) canary: Duration,
-    /// Memory on a device of its own.
+    /// Memory held on a device with memory of its own.
     pub(super) footprint: Option<Footprint>,
-    /// Whether the first axis of its outputs counts its items, as that of its inputs does; else how that was seen. Where it is not
-    /// so, rows of one request would be answered to another: such a model may not be served in batches.
+    /// Whether the first axis of the model's outputs counts items, as that of its inputs does; if not, how that showed. A model whose
+    /// axis does not would answer one caller with rows of another, so it may not be served in batches.
     pub(super) counts: Result<(), String>,
-    /// Items of the largest batch that it was tried with, where that is not the largest of the model's.
+    /// The largest batch that it was tried with, in items, where that is not the model's largest.
     pub(super) largest: Option<usize>,
 }
 
-/// Why a model may not be served in batches, by what all of its devices told: its first axis does not count items, or none was tried
-/// with more than one, and its author has not `said` that it does.
+/// Why a model may not be served in batches, by the proofs of all its devices: its first axis does not count items, or no device was
+/// tried with more than one item, and its author has not `said` that it does.
 pub(super) fn not_counted<'a>(proofs: impl Iterator<Item = &'a Proof> + Clone, said: bool) -> Option<String> {
     let seen = proofs.clone().find_map(|proof| proof.counts.clone().err());
     seen.or_else(|| {
@@ -46,7 +46,7 @@ pub(super) fn not_counted<'a>(proofs: impl Iterator<Item = &'a Proof> + Clone, s
 }
 
 impl Proof {
-    /// With the proof of one more instance: the first tells what each takes, the last what is left beside all of them.
+    /// Adds the proof of one more instance: the first one tells what each takes, the last one what is left with all of them loaded.
     pub(super) fn and(self, last: Proof) -> Proof {
         let footprint = self.footprint.zip(last.footprint).map(|(first, Footprint { free, total, .. })| {
             Footprint { instances: first.instances + 1, free, total, ..first }
@@ -56,7 +56,7 @@ impl Proof {
     }
 }
 
-/// Runs that a model's author asks for.
+/// Warm-up runs that a model's author asks for.
 #[derive(Debug, Clone)]
 pub(super) struct Asked {
     name: String,
@@ -65,7 +65,7 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// All of a model.
+    /// All runs of a model.
     ///
     /// # Errors
     /// Files that cannot be read, or do not fit the model.
@@ -87,8 +87,8 @@ impl Asked {
     }
 }
 
-/// Runs an engine at every batch size (on the CPU as far as [`Trial`] goes), and as its author asks. Ends once `ending`
-/// says so, between two sizes or, where the engine can be interrupted, in a pass.
+/// Runs an engine at every batch size (on the CPU only as far as [`Trial`] goes), and as its author asks. Stops once `ending` says so,
+/// between two sizes or, where the engine can be interrupted, within a pass.
 ///
 /// # Errors
 /// What failed at which size.
@@ -101,14 +101,14 @@ pub(super) fn prove(
 ) -> Result<Proof, Refusal> {
     let mut proving = Proving { engine, model, gpu, ending };
     proving.call(|engine| {
-        // Where it was proved as a model of batches, and is none: what that made is not for what runs now, and does not count.
+        // It may have been proved for batches before, and turned out not to batch: what it allocated then must not count.
         engine.forget();
         engine.equip(&model.ends)
     })?;
     let weights = proving.engine.device_bytes();
     let Sizes { counts, buffers, largest } = proving.sizes(weights)?;
     if counts.is_err() {
-        // It is proved again without batches, and what it takes is counted then.
+        // It is proved again without batches, and its memory is measured then.
         return Ok(Proof { canary: Duration::ZERO, footprint: None, counts, largest });
     }
     let frames = proving.frames()?;
@@ -130,24 +130,25 @@ struct Proving<'a> {
     ending: &'a (dyn Fn() -> bool + Sync),
 }
 
-/// What forward passes at each size told.
+/// The result of forward passes at each size.
 struct Sizes {
     /// As [`Proof`] has it.
     counts: Result<(), String>,
-    /// What each size takes on a device of its own.
+    /// Memory for each size on a device of its own.
     buffers: Vec<Buffers>,
     /// As [`Proof`] has it.
     largest: Option<usize>,
 }
 
 impl<'a> Proving<'a> {
-    /// Whoever watches how long calls take. TensorRT builds for minutes, the first time of each shape: no such call has hung.
+    /// The watch for calls that hang, if the engine is under it. TensorRT builds for minutes at the first use of each shape, which is no
+    /// hang.
     fn watch(&self) -> Option<&'a Health> {
         let (_, health) = self.gpu.filter(|_| !self.model.manifest.gpu.provider.builds())?;
         Some(health)
     }
 
-    /// Has the engine do something, under the eyes of whoever watches its device.
+    /// Calls the engine, under the watch for calls that hang.
     fn call<T>(
         &mut self,
         what: impl FnOnce(&mut dyn Engine) -> Result<T, EngineError>,
@@ -171,7 +172,7 @@ impl<'a> Proving<'a> {
         self.call(|engine| forward(engine, model, size, ending))
     }
 
-    /// Passes at each size; the engine holds so many bytes for its weights.
+    /// Runs passes at each size. `weights`: bytes that the engine holds for its weights.
     fn sizes(&mut self, weights: u64) -> Result<Sizes, Refusal> {
         let model = self.model;
         let trial = Trial::of(model).filter(|_| self.gpu.is_none());
@@ -191,7 +192,7 @@ impl<'a> Proving<'a> {
                 break;
             }
             let mut refused = false;
-            // As many as may be on their way have memory of their own.
+            // Each batch in flight has memory of its own, so as many passes as may be in flight.
             for _ in 0..self.engine.depth() {
                 let passed = self.pass(size)?;
                 last = Some((size, passed.took));
@@ -216,7 +217,7 @@ impl<'a> Proving<'a> {
             let bytes = self.engine.device_bytes().saturating_sub(weights);
             sizes.buffers.push(Buffers { items: size, bytes, staging: self.engine.staging_bytes() });
             if refused {
-                // It would be at other sizes, too.
+                // It would be refused at other sizes, too.
                 break;
             }
         }
@@ -224,13 +225,13 @@ impl<'a> Proving<'a> {
         Ok(sizes)
     }
 
-    /// Whether items are computed each for itself, as far as zeros at each size do not tell.
+    /// Whether items are computed independently, as far as the passes with zeros cannot tell.
     fn counts(&mut self, axis: &Axis, largest: Option<usize>) -> Result<Result<(), String>, Refusal> {
-        // What its author says about batches is believed.
+        // What its author says about batches is trusted.
         if self.model.rules.whole || self.model.manifest.batch.is_said() {
             return Ok(Ok(()));
         }
-        // Where none was tried with more than one another device may see more.
+        // If this device was tried with one item only, another device may tell.
         if largest != Some(1) {
             let watch = self.watch();
             let busy = || watch.map(Health::busy);
@@ -239,7 +240,7 @@ impl<'a> Proving<'a> {
                 return Ok(Err(why));
             }
         }
-        // What was not seen is not believed.
+        // Without a pass, batching is not trusted.
         Ok(axis.first.as_ref().map(|_| ()).ok_or_else(|| {
             "no forward pass worked at load, so that nobody has seen whether the first axis counts items \
              (batch.axis = \"items\" says that it does)"
@@ -247,7 +248,7 @@ impl<'a> Proving<'a> {
         }))
     }
 
-    /// Bytes that whole frames take. Only GPUs are given them; elsewhere spots are found before the engine runs.
+    /// Bytes that batches of whole frames take. Only GPUs are given frames; elsewhere spots are found before the engine runs.
     fn frames(&mut self) -> Result<u64, Refusal> {
         let held = self.engine.device_bytes();
         if let (Some(fit), Some(_)) = (&self.model.fit, self.gpu) {
@@ -258,11 +259,11 @@ impl<'a> Proving<'a> {
         Ok(self.engine.device_bytes().saturating_sub(held))
     }
 
-    /// How long a pass at the smallest size takes, whose outputs the task must be able to read.
+    /// Time of a pass at the smallest size. Its outputs must be readable by the model's task.
     fn canary(&mut self) -> Result<Duration, Refusal> {
         let model = self.model;
         let passed = self.pass(model.rules.sizes.first().copied().unwrap_or(1))?;
-        // At a size that was guessed, shapes may be alike by chance.
+        // With a guessed extent, shapes may match by chance.
         if let (Ok(shapes), false) = (passed.shapes, guessed(&model.signature, model)) {
             let unread =
                 |why| format!("task {:?} cannot read what a forward pass gave: {why}", model.task.name());
@@ -271,29 +272,29 @@ impl<'a> Proving<'a> {
         Ok(passed.took)
     }
 
-    /// Bytes of a device of its own that are free, and all it has.
+    /// Free and total bytes of a device with memory of its own.
     fn memory(&mut self) -> Result<Option<(u64, u64)>, Refusal> {
         let Some((gpu, _)) = self.gpu else { return Ok(None) };
         let _busy = self.watch().map(Health::busy);
-        // Growing left free memory behind, which is not the driver's to keep.
+        // Memory freed while buffers grew is returned to the driver first, so that it counts as free.
         let memory = gpu.trim().and_then(|()| gpu.memory()).map_err(|error| self.noted(error))?;
         Ok(Some((memory.free, memory.total)))
     }
 }
 
-/// What a forward pass told.
+/// The result of a forward pass.
 struct Passed {
     took: Duration,
-    /// Those of the outputs, or why it was refused.
+    /// The shapes of its outputs, or why it was refused.
     shapes: Result<Vec<Vec<usize>>, EngineError>,
 }
 
-/// What forward passes at several sizes tell of the first axis: that it counts items, as far as zeros can tell. Then each output has a
-/// row for each item, and rows are of the same shape in company as alone. A file's names of its extents cannot say it:
-/// exporters give other names to the same axis, and the same name to others.
+/// What forward passes at several sizes tell of the first axis: whether it counts items, as far as zeros can tell. If so, each output has
+/// a row for each item, and rows have the same shape in any batch. The names that a file gives to its extents do not tell: exporters give
+/// different names to the same axis, and the same name to different ones.
 #[derive(Default)]
 struct Axis {
-    /// The first shapes that were seen, with their size.
+    /// The shapes of the first pass, with its size.
     first: Option<(usize, Vec<Vec<usize>>)>,
 }
 
@@ -301,7 +302,7 @@ impl Axis {
     /// Takes in a pass of so many items.
     ///
     /// # Errors
-    /// What shows that the axis counts something else.
+    /// How it shows that the axis counts something else.
     fn see(&mut self, signature: &Signature, items: usize, shapes: &[Vec<usize>]) -> Result<(), String> {
         let (before, known) = self.first.get_or_insert_with(|| (items, shapes.to_vec()));
         for ((spec, shape), known) in signature.outputs.iter().zip(shapes).zip(known) {
@@ -322,8 +323,8 @@ impl Axis {
     }
 }
 
-/// Whether zeros of these shapes fit in memory twice, as they are and put together, where so many bytes are free: the process would
-/// end where they do not.
+/// Whether zeros of these shapes fit into `free` bytes twice: as they are, and put together in a batch. Otherwise the allocation would
+/// end the process.
 fn there_is_room(shapes: &[(DataType, Vec<usize>)], free: Option<u64>) -> Result<(), String> {
     let bytes = |(datatype, shape): &(DataType, Vec<usize>)| {
         let each = datatype.size().unwrap_or(size_of::<u32>());
@@ -340,7 +341,7 @@ fn there_is_room(shapes: &[(DataType, Vec<usize>)], free: Option<u64>) -> Result
     }
 }
 
-/// One forward pass with zeros at a batch size: allocates what that size needs, and proves that the model runs.
+/// One forward pass with zeros at a batch size: allocates the memory for that size, and proves that the model runs.
 fn forward(
     engine: &mut dyn Engine,
     model: &Model,
@@ -352,7 +353,7 @@ fn forward(
     there_is_room(&shapes, host::free()).map_err(|why| {
         failed(&format!("a forward pass with zeros at batch size {size}"), EngineError::Input(why))
     })?;
-    // As a worker puts it together.
+    // As a worker would put it together.
     let assembler = Assembler::new(engine.memory());
     let zeros = zeros(shapes, model);
     let inputs = zeros.iter().map(|zeros| assembler.assemble(&[zeros], size, true, None)).collect();
@@ -364,7 +365,7 @@ fn forward(
             let shapes = Ok(outputs.into_iter().map(|output| output.shape).collect());
             Ok(Passed { took, shapes })
         }
-        // Of free extents and of strings we can only guess what they are; the model may rightly refuse the guess.
+        // Free extents and strings are guesses, which the model may rightly refuse.
         Err(error @ EngineError::Input(_)) if guessed(&model.signature, model) => {
             Ok(Passed { took: started.elapsed(), shapes: Err(error) })
         }
@@ -386,13 +387,14 @@ fn forward(
     }
 }
 
-/// One dark frame: has a fitter take the memory that whole frames need, however many, and proves that it looks for spots.
+/// Runs one dark frame: makes a fitter allocate the memory for whole frames, which does not depend on their number, and proves that it
+/// finds spots.
 fn look(engine: &mut dyn Engine, fit: &Settings) -> Result<(), EngineError> {
     let mut fit = fit.clone();
     let setting = fit.setting().map_err(EngineError::Input)?;
     let (height, width) = setting.camera().sensor().unwrap_or((GUESS, GUESS));
     let Ok(finder) = fit.finder(setting.camera(), width, height) else {
-        // Whoever sends frames is told why.
+        // Callers that send frames are told why.
         return Ok(());
     };
     let options = *finder.options();
@@ -412,7 +414,7 @@ fn look(engine: &mut dyn Engine, fit: &Settings) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// The same error, with what failed.
+/// The same error, naming what failed.
 fn failed(what: &str, error: EngineError) -> EngineError {
     let with = |reason: String| format!("{what} failed: {reason}");
     match error {
@@ -459,7 +461,7 @@ mod tests {
         for extents in [&[1, 1 << 40][..], &[1 << 40, 1 << 40]] {
             assert!(told(extents, Some(1 << 40)).is_err(), "{extents:?}");
         }
-        // Of which nobody knows how many there are, no number is told.
+        // Where free memory is unknown, no number is given.
         assert_eq!(told(&[1, 1000], None), Ok(()));
         let two = [(DataType::Fp64, vec![1 << 60]), (DataType::Fp64, vec![1 << 60])];
         assert!(there_is_room(&two, None).is_err_and(|why| why.contains("can count")));

@@ -1,4 +1,4 @@
-//! What devices a machine has, for people: looked at, not kept.
+//! What devices a machine has, for people to read: looked at, but not held.
 
 use super::{
     lease::{self, Contention},
@@ -15,34 +15,34 @@ use crate::engine::{
 };
 use std::path::Path;
 
-/// A GPU, and what was seen of it.
+/// A GPU and its condition.
 pub struct FoundGpu {
     /// Which it is.
     pub gpu: Gpu,
-    /// Its free bytes, or why it cannot be used.
+    /// Its free bytes of memory, or why it cannot be used.
     pub free: Result<u64, String>,
-    /// What others have there, as far as NVML tells.
+    /// What other processes use there, as far as NVML tells.
     pub others: Option<Others>,
     /// Share of its time in use, %, as far as NVML tells.
     pub utilization_percent: Option<u32>,
-    /// Why no network would run there.
+    /// Why no network can run there, if so.
     pub no_networks: Option<String>,
-    /// Why a server would leave it to others, whatever little its models need.
+    /// Why a server would leave it to others, however little its models need; `None` if it would not.
     pub contended: Option<Contention>,
 }
 
-/// What models could run on.
+/// The devices that models could run on.
 pub struct Found {
-    /// Threads that a model would have on the CPU.
+    /// Threads that a model would get on the CPU.
     pub threads: usize,
     /// The widest instructions that our kernels use there.
     pub instructions: String,
-    /// The newest CUDA that the driver knows, and its GPUs; or why there is none.
+    /// The newest CUDA version that the driver supports, and its GPUs; or why there are none.
     pub gpus: Result<(Version, Vec<FoundGpu>), String>,
 }
 
-/// Looks, by NVML (the system's, or this library), which disturbs nobody. Without it a GPU's free memory is known only to who takes
-/// it: that is done here, and undone. `runtime`: ONNX Runtime, or why there is none.
+/// Looks by NVML (`nvml`, or the system's library), which disturbs nobody. Without NVML, free memory is known only to a process that has
+/// taken the GPU, so each one is taken and released again. `runtime`: ONNX Runtime, or why there is none.
 pub fn find(threads: usize, nvml: Option<&Path>, runtime: &Result<Runtime, String>) -> Found {
     let gpus = cuda::probe().map_err(|reason| reason.to_string()).map(|driver| {
         let parts = driver.gpus.iter().map(|gpu| (&*gpu.id, &*gpu.pci));
@@ -72,7 +72,7 @@ fn look(gpu: Gpu, sample: Option<&Sample>, no_networks: Option<String>) -> Found
     FoundGpu { gpu, free, others, utilization_percent, no_networks, contended }
 }
 
-/// The free bytes of a GPU, for whoever has it for a moment.
+/// The free bytes of a GPU, found by taking it for a moment.
 fn taken(gpu: &Gpu) -> Result<u64, String> {
     let context = Context::open(gpu).map_err(|error| error.to_string())?;
     context.memory().map(|memory| memory.free).map_err(|error| error.to_string())

@@ -1,7 +1,7 @@
-//! Where batches end: a thread of a worker's own waits for what its engines have begun, oldest first, and answers it.
+//! Where batches end: a thread per worker waits for batches in flight, oldest first, and answers them.
 //!
-//! So one batch is computed and the next one staged while replies go out for a third. How many there may be is the engines'
-//! business; the channel here holds the worker back before there are more than any engine takes.
+//! So one batch can be computed and the next one staged while replies go out for a third. The engines decide how many may be in flight;
+//! the channel here holds the worker back at the most that any engine takes.
 
 use super::{
     health::{Health, Over},
@@ -24,33 +24,33 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Batches that may wait here beside the one that is waited for and the one that is just begun.
+/// Batches that may wait here, besides the one that is waited for and the one just started.
 const AHEAD: usize = 1;
 
-/// A batch that was begun.
+/// A batch that was started.
 pub(super) struct Outbound {
     /// Its jobs.
     pub(super) batch: Running,
     /// Its model.
     pub(super) model: Lent,
-    /// Putting it together.
+    /// Time of putting it together.
     pub(super) stage: Duration,
     /// When it was given to the engine.
     pub(super) begun: Instant,
-    /// Where its numbers go.
+    /// Where it is counted.
     pub(super) metrics: Arc<DeviceMetrics>,
-    /// Whether it was told to end, since nobody waits for it.
+    /// Whether it was told to end, because nobody waits for it.
     pub(super) told: Arc<AtomicBool>,
 }
 
 impl Outbound {
-    /// Answers it, where the engine turned to it at once.
+    /// Answers it, where the engine started computing at once.
     pub(super) fn land(self, result: Result<Vec<Tensor>, EngineError>, health: &Health) {
         let begun = self.begun;
         self.finish(result, begun, health);
     }
 
-    /// Answers it. `since`: when the engine turned to it.
+    /// Answers it. `since`: when the engine started computing it.
     pub(super) fn finish(self, result: Result<Vec<Tensor>, EngineError>, since: Instant, health: &Health) {
         let compute = since.elapsed();
         let told = self.told.swap(false, Ordering::Relaxed);
@@ -99,12 +99,12 @@ impl Outbound {
                     EngineError::OutOfMemory(_) => FailReason::OutOfMemory,
                     EngineError::Device(_) => FailReason::Device,
                 };
-                // First, so that nobody takes it on the same device again.
+                // Done first, so that no worker of this device takes the jobs again.
                 health.note(&error);
                 let text = error.to_string();
                 let Some(aftermath) = self.batch.finish(Err(error)) else { return late() };
                 let requests_run_again = aftermath.again;
-                // What was told to end ends so: its input is not at fault.
+                // A batch that was told to end fails by that: its input is not at fault.
                 if !told || reason != FailReason::Input {
                     tracing::warn!(model, device, items, error = text, requests_run_again, "a batch failed");
                     self.metrics.failed(reason, aftermath.again);
@@ -125,17 +125,17 @@ impl Outbound {
 
 enum Message {
     Flight(Box<Outbound>, Box<dyn Airborne>),
-    /// All before it have landed.
+    /// Asks for a message once all flights sent before have landed.
     Settled(mpsc::Sender<()>),
 }
 
-/// The way to the thread, from the worker that it belongs to.
+/// The worker's end of the channel to its landing thread.
 pub(super) struct Landing {
     name: String,
     health: Health,
-    /// From the first flight on: most engines of the CPU have none.
+    /// Started with the first flight: most engines of the CPU have none.
     thread: Option<(mpsc::SyncSender<Message>, JoinHandle<()>)>,
-    /// Something was sent since all had landed.
+    /// Flights may not have landed: one was sent since the last [`Landing::settle`].
     away: bool,
 }
 
@@ -145,14 +145,14 @@ impl Landing {
         Landing { name: format!("{worker}-land"), health, thread: None, away: false }
     }
 
-    /// Hands a batch over; waits where enough are on their way.
+    /// Hands a batch over; blocks while too many are in flight.
     pub(super) fn send(&mut self, out: Outbound, flight: Box<dyn Airborne>) {
         let message = Message::Flight(Box::new(out), flight);
         if self.thread.is_none() {
             self.thread = self.start();
         }
         self.away = true;
-        // Where the thread is gone, both are dropped: the flight waits, and the batch counts as failed.
+        // If the thread is gone, both are dropped: dropping the flight waits for it, and the batch counts as failed.
         if let Some((messages, _)) = &self.thread {
             let _ = messages.send(message);
         }
@@ -163,7 +163,7 @@ impl Landing {
         let health = self.health.clone();
         let thread = std::thread::Builder::new().name(self.name.clone());
         let land = move || {
-            // Without it nothing lands any more.
+            // Without this thread nothing would land any more, so the device is over.
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| land_all(&coming, &health))) {
                 health.end(Over::Failed(format!(
                     "the thread that lands batches panicked: {}",
@@ -181,7 +181,7 @@ impl Landing {
         }
     }
 
-    /// Waits until all have landed. False if none had been sent since the last time.
+    /// Waits until all have landed. False if none was sent since the last call.
     pub(super) fn settle(&mut self) -> bool {
         if !std::mem::take(&mut self.away) {
             return false;
@@ -190,7 +190,7 @@ impl Landing {
         if let Some((messages, _)) = &self.thread
             && messages.send(Message::Settled(tell)).is_ok()
         {
-            // An error says the same: nothing is on its way.
+            // An error means the same: nothing is in flight.
             let _ = told.recv();
         }
         true
@@ -208,7 +208,7 @@ impl Drop for Landing {
 }
 
 fn land_all(coming: &mpsc::Receiver<Message>, health: &Health) {
-    // An engine turns to a batch when it has it, and is done with the one before.
+    // An engine computes a batch once it has the batch and has finished the one before.
     let mut free: Option<Instant> = None;
     while let Ok(message) = coming.recv() {
         match message {
@@ -223,7 +223,7 @@ fn land_all(coming: &mpsc::Receiver<Message>, health: &Health) {
                 out.finish(result, since, health);
             }
             Message::Settled(tell) => {
-                // Whoever asked waits for it.
+                // The caller waits for it.
                 let _ = tell.send(());
             }
         }

@@ -1,4 +1,4 @@
-//! Has something done every so often while something else goes on, however long that takes.
+//! Does something at regular intervals while something else goes on, however long that takes.
 
 use std::{
     convert::Infallible,
@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-/// Acts, and does something else as well every so often until that ends.
+/// Runs `act`, and calls `also` at this interval until `act` ends.
 pub(super) fn meanwhile<T>(every: Duration, also: impl Fn() + Send, act: impl FnOnce() -> T) -> T {
     thread::scope(|scope| {
         let (_acts, ended) = mpsc::channel::<Infallible>();
@@ -16,7 +16,7 @@ pub(super) fn meanwhile<T>(every: Duration, also: impl Fn() + Send, act: impl Fn
                 also();
             }
         };
-        // Without a thread it acts all the same.
+        // If there is no thread for it, `act` runs all the same.
         let _ = thread::Builder::new().name("ocelli-turns".into()).spawn_scoped(scope, turns);
         act()
     })
@@ -35,7 +35,7 @@ mod tests {
             (heard, tells)
         });
         assert_eq!(heard.0, [Ok(()), Ok(())]);
-        // The thread has ended, and what it has to tell with.
+        // The thread has ended, and its end of the channel with it.
         assert!(heard.1.iter().all(|()| true));
     }
 }

@@ -1,19 +1,19 @@
 //! Devices: what runs batches.
 //!
-//! - [`supervisor`]: loads models onto devices, proves each by a forward pass, hands the engines to workers, publishes them.
-//! - `device`: one device and its workers; `place`: which of them a model is loaded on; `forward`: the passes that prove it,
-//!   with shapes of `warm`, sizes of `trial` and an end (`bounded`); `company`: that its rows have nothing to do with each other;
-//!   [`plan`]: whether it fits.
-//! - `parts`: what all of them are given; `refusal`: what a device cannot do, and whether it may another time.
-//! - `keeper`: who takes devices, gives them back and tries again; [`lease`]: when a shared GPU is taken; [`health`]: what
-//!   follows from what is seen of a device; `claim`: both together; `book`: what is to be served where. `sim`: claims and the real
-//!   queue on machines that are none, through many seeds.
-//! - `found`: what there is, for people; `meanwhile`: what is done every so often while a load or a pass goes on.
-//! - `worker`: one OS thread that owns engines, pulls batches for them, stages and begins them; `landing`: waits for what was
-//!   begun, and answers it.
+//! - [`supervisor`]: loads models onto devices, proves each by a forward pass, hands the engines to workers, publishes the models.
+//! - `device`: one device and its workers. `place`: which devices a model is loaded on. [`plan`]: whether it fits.
+//! - `forward`: the passes that prove a model, with shapes of `warm`, sizes of `trial` and a time limit (`bounded`). `company`: whether
+//!   it computes its rows independently.
+//! - `parts`: what all devices are given. `refusal`: what a device cannot do, and whether it may later.
+//! - `keeper`: takes devices, gives them back and tries again. [`lease`]: when a shared GPU is taken. [`health`]: what follows from
+//!   observations of a device. `claim`: both together. `book`: what is to be served where. `sim`: claims and the real queue on simulated
+//!   machines, through many seeds.
+//! - `found`: what devices there are, for people. `meanwhile`: does something regularly while a load or a pass goes on.
+//! - `worker`: an OS thread that owns engines, takes batches for them, stages and starts them. `landing`: waits for batches that were
+//!   started, and answers them.
 //! - [`probe`]: what can be known of GPUs from outside.
 //!
-//! A machine's CPU is one device, and so is each GPU; each has as many workers as a model may have instances on it.
+//! A machine's CPU is one device, and so is each GPU. Each has as many workers as the model with the most instances needs there.
 
 mod book;
 mod bounded;

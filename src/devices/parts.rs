@@ -1,4 +1,4 @@
-//! What devices are given: parts of the server, what to run on, and how GPUs are shared.
+//! What devices are given: parts of the server, what to run on, and how to share GPUs.
 
 use crate::{
     batch::Queue,
@@ -14,13 +14,13 @@ use crate::{
 };
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-/// What is said of a device on which nothing is served.
+/// The status text of a device on which no model is served.
 pub(super) const NO_MODEL: &str = "no model runs here";
 
-/// What devices need of the rest.
+/// The parts of the server that devices need.
 #[derive(Clone)]
 pub struct Parts {
-    /// ONNX Runtime, or why there is none: only its own models need it.
+    /// ONNX Runtime, or why there is none: only ONNX models need it.
     pub runtime: Result<Runtime, String>,
     /// Where work comes from.
     pub queue: Arc<Queue>,
@@ -28,21 +28,21 @@ pub struct Parts {
     pub catalog: Arc<Catalog>,
     /// Where device states are published.
     pub status: Arc<Status>,
-    /// Where numbers go.
+    /// Where devices report measurements.
     pub metrics: Arc<Metrics>,
-    /// Threads that share one operator on the CPU.
+    /// Threads that share the work of one operator on the CPU.
     pub compute_threads: usize,
-    /// Where the engines of GPUs run.
+    /// Where the engines of GPUs run: in this process or apart.
     pub isolation: Isolation,
-    /// The deadline of models whose manifest sets none.
+    /// The deadline for models whose manifest sets none.
     pub timeout: Duration,
-    /// Where what is built for a GPU is kept.
+    /// Where kernels and engines built for a GPU are kept.
     pub kernel_cache_folder: Option<PathBuf>,
-    /// What decodes JPEGs on GPUs that are ours.
+    /// The decoder of JPEGs on GPUs that we hold.
     pub jpeg: Option<JpegOnGpu>,
 }
 
-/// What to run on.
+/// The devices to run on.
 #[derive(Debug, Clone, Default)]
 pub struct Wanted {
     /// GPUs to take.
@@ -53,24 +53,24 @@ pub struct Wanted {
     pub sharing: Sharing,
 }
 
-/// How GPUs are shared with others, and looked after.
+/// How GPUs are shared with others, and when they count as hung or idle.
 #[derive(Debug, Clone)]
 pub struct Sharing {
-    /// What answers while a GPU is away.
+    /// What answers requests while a GPU is away.
     pub while_waiting: WhileWaiting,
     /// With `backend = "auto"`: how long requests wait for a GPU where the CPU does not answer meanwhile.
     pub auto_timeout: Duration,
-    /// With `backend = "gpu"`: how long all GPUs may be away before the server ends; none for ever.
+    /// With `backend = "gpu"`: how long all GPUs may be away before the server ends; `None`: for ever.
     pub gpu_timeout: Option<Duration>,
-    /// A GPU that nobody needed for so long is given back; none for never.
+    /// A GPU that no request needed for so long is given back; `None`: never.
     pub idle_release: Option<Duration>,
-    /// A call that takes longer has hung; none for never.
+    /// A call that takes longer has hung; `None`: never.
     pub stuck_timeout: Option<Duration>,
-    /// NVML, where it is not the system's.
+    /// The NVML library, where it is not the system's.
     pub nvml: Option<PathBuf>,
-    /// Where servers of one machine queue for its GPUs.
+    /// Where the servers of one machine queue for its GPUs.
     pub queue_folder: Option<PathBuf>,
-    /// Where it is kept what models need of a GPU.
+    /// Where measurements of what models need of a GPU are kept.
     pub state_folder: Option<PathBuf>,
 }
 

@@ -1,4 +1,4 @@
-//! Which devices a model is loaded on: what its manifest asks for, against what there is. Pure.
+//! Which devices a model is loaded on: what its manifest asks for, matched with what there is. Pure.
 
 use crate::{
     engine::cuda::Gpu,
@@ -30,18 +30,18 @@ impl Kind {
         Kind::Gpu { ordinal: gpu.ordinal, id: gpu.id.clone(), name: gpu.name.clone() }
     }
 
-    /// Whether it is among those of `placement.devices`, which are all where none are named.
+    /// Whether it is among `placement.devices`, which means all devices if empty.
     fn is_asked_for(&self, asked: &[String]) -> bool {
         asked.is_empty() || asked.iter().any(|word| self.is_meant_by(word))
     }
 
-    /// Whether a word of `placement.devices` means it.
+    /// Whether a word of `placement.devices` names it.
     fn is_meant_by(&self, word: &str) -> bool {
         match self {
             Kind::Cpu => word == "cpu",
             Kind::Gpu { ordinal, id, name } => {
                 let number = word.strip_prefix("gpu:").unwrap_or(word).parse() == Ok(*ordinal);
-                // As in `CUDA_VISIBLE_DEVICES`, the beginning of a UUID will do.
+                // As in `CUDA_VISIBLE_DEVICES`, the beginning of a UUID is enough.
                 let uuid = (word.starts_with("GPU-") || word.starts_with("MIG-")) && id.starts_with(word);
                 word == "gpu" || number || uuid || (word.contains('*') && matches(word, name))
             }
@@ -49,7 +49,7 @@ impl Kind {
     }
 }
 
-/// Whether a name is as a pattern has it, in which `*` stands for anything; letters count alike, large and small.
+/// Whether a name matches a pattern, in which `*` stands for anything; case does not matter.
 fn matches(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.to_lowercase(), name.to_lowercase());
     let Some((first, rest)) = pattern.split_once('*') else {
@@ -69,31 +69,31 @@ fn matches(pattern: &str, name: &str) -> bool {
     left.ends_with(last)
 }
 
-/// Where a model goes.
+/// Where a model is placed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Placed {
     /// Indices of devices, at least one.
     pub(super) on: Vec<usize>,
-    /// The device that serves only while none of these can.
+    /// The device that serves only while none of `on` can.
     pub(super) stands_in: Option<usize>,
-    /// What the manifest asks for is not there: these serve instead.
+    /// The devices that the manifest asks for are not there: those of `on` serve instead.
     pub(super) instead: bool,
-    /// What is not as its manifest has it, for the log.
+    /// What differs from the manifest, for the log.
     pub(super) notes: Vec<String>,
 }
 
 impl Placed {
-    /// Whether a device is to have the model, to serve it or to stand by.
+    /// Whether a device should have the model, to serve it or to stand by.
     pub(super) fn has(&self, index: usize) -> bool {
         self.on.contains(&index) || self.stands_in == Some(index)
     }
 }
 
-/// Places a model on some of `devices`. `taken` says of each why other models leave no place for it, and `no_onnx` why ONNX models
-/// cannot run there.
+/// Places a model on some of `devices`. For each of them, `taken` says why other models leave no place there, and `no_onnx` why ONNX
+/// models cannot run there.
 ///
 /// # Errors
-/// Why it can run on none.
+/// Why it can run on no device.
 pub(super) fn place(
     manifest: &Manifest,
     devices: &[Kind],
@@ -119,7 +119,7 @@ pub(super) fn place(
         Fallback::OtherGpu => other(&|kind| *kind != Kind::Cpu),
         Fallback::Never => None,
     };
-    // All GPUs have the same to say, mostly.
+    // Mostly all GPUs give the same reason.
     let mut whys: Vec<&str> = out.into_iter().filter_map(refused).collect();
     whys.dedup();
     let whys = whys.join("; ");
@@ -167,7 +167,7 @@ pub(super) fn place(
     Ok(Placed { on, stands_in, instead, notes })
 }
 
-/// Whether a GPU is among the devices that a model may run on, whoever has it now.
+/// Whether a GPU is among the devices that a model may run on, whoever holds it now.
 pub(super) fn may_use_gpu(manifest: &Manifest, devices: &[Kind], no_onnx: &[Option<String>]) -> bool {
     let runs = |no_onnx: &Option<String>| manifest.engine != Engine::Onnx || no_onnx.is_none();
     devices.iter().zip(no_onnx).any(|(kind, no_onnx)| {

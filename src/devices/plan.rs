@@ -1,4 +1,4 @@
-//! Whether a model fits on a device, from what was measured when it was loaded. Pure.
+//! Whether a model fits on a device, by measurements made when it was loaded. Pure.
 
 use crate::{engine::cuda::headroom_bytes, status::HeldModel};
 
@@ -7,26 +7,26 @@ use crate::{engine::cuda::headroom_bytes, status::HeldModel};
 pub struct Footprint {
     /// Instances loaded.
     pub instances: u64,
-    /// Bytes of one before its first batch.
+    /// Bytes of one instance before its first batch.
     pub weights: u64,
-    /// What one holds beside that, by the size of batches, ascending.
+    /// What one instance holds in addition, by batch size, ascending.
     pub buffers: Vec<Buffers>,
     /// More bytes that one instance holds while batches of whole frames run.
     pub frames: u64,
-    /// Free on the device with all of them loaded.
+    /// Free bytes on the device with all of them loaded.
     pub free: u64,
-    /// Of so many.
+    /// All bytes of the device.
     pub total: u64,
 }
 
-/// What one instance holds for batches of a size, beside the model.
+/// What one instance holds for batches of a size, in addition to the model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Buffers {
     /// Items of a batch.
     pub items: usize,
-    /// Bytes, with all batches of this size on their way, and what those of smaller sizes have left.
+    /// Bytes, with all batches of this size in flight, including what smaller sizes have left allocated.
     pub bytes: u64,
-    /// Of these, what batches are copied into and out of, where it is told; the rest is what the engine works in.
+    /// The part of these that batches are copied into and out of, where known; the rest is the engine's workspace.
     pub staging: Option<u64>,
 }
 
@@ -36,23 +36,23 @@ impl Footprint {
         self.weights + self.buffers.last().map_or(0, |last| last.bytes) + self.frames
     }
 
-    /// Bytes of all instances that are loaded, likewise.
+    /// Bytes of all loaded instances, with the largest batches.
     pub fn all(&self) -> u64 {
         self.instance().saturating_mul(self.instances)
     }
 
-    /// What is to be left free.
+    /// Bytes that must stay free.
     pub fn headroom(&self) -> u64 {
         headroom_bytes(self.total)
     }
 
-    /// Instances that would fit, those that are loaded included.
+    /// Instances that would fit, including those that are loaded.
     pub fn instances_max(&self) -> u64 {
         let more = self.free.saturating_sub(self.headroom()) / self.instance().max(1);
         self.instances + more
     }
 
-    /// The same, as it is shown.
+    /// This footprint, as the status shows it.
     pub fn of(&self, name: &str, version: &str) -> HeldModel {
         HeldModel {
             name: name.to_owned(),
@@ -65,10 +65,10 @@ impl Footprint {
         }
     }
 
-    /// Checks it against what the manifest allows (bytes of one instance) and against the headroom.
+    /// Checks it against the manifest's limit (bytes of one instance) and against the headroom.
     ///
     /// # Errors
-    /// The arithmetic of a refusal: for ever of what is not allowed, for now of what leaves too little free.
+    /// The arithmetic of a refusal: for ever where the limit is exceeded, for now where too little stays free.
     pub fn check(&self, bytes_max: Option<u64>) -> Result<(), NoRoom> {
         let Buffers { items, bytes: buffers, .. } = self.buffers.last().copied().unwrap_or_default();
         let weights = self.weights;
@@ -99,12 +99,12 @@ impl Footprint {
     }
 }
 
-/// What a model was measured to take on a kind of GPU, before it is loaded on one.
+/// What a model was measured to take on a kind of GPU, known before it is loaded on one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Need {
     /// Bytes of all of its instances with their largest batches.
     pub model: u64,
-    /// Bytes of what we hold beside it: the context, and the other models that were measured.
+    /// Bytes that we hold besides the model: the context, and the other measured models.
     pub beside: u64,
 }
 
@@ -113,12 +113,12 @@ pub struct Need {
 pub enum NoRoom {
     /// Others hold memory that would be enough.
     Now(String),
-    /// It would not fit if nobody else were there.
+    /// It would not fit even if nobody else were there.
     Ever(String),
 }
 
 impl Need {
-    /// Checks it against a GPU that is ours: with so much free beside what we hold already.
+    /// Checks it against a GPU that we hold, with `free` bytes besides what we hold already.
     ///
     /// # Errors
     /// The arithmetic of a refusal.
@@ -150,7 +150,7 @@ impl Need {
         Ok(())
     }
 
-    /// Checks one of `instances` against the manifest's limit, `bytes_max`.
+    /// Checks one of `instances` against the manifest's limit `bytes_max`.
     ///
     /// # Errors
     /// The arithmetic of a refusal.

@@ -1,42 +1,42 @@
-//! What a device cannot do now, or for good.
+//! What a device cannot do, now or ever.
 
 use crate::engine::{EngineError, child::NotOpened};
 
-/// What a device is asked to do, and cannot now.
+/// Why a device cannot do what it was asked now.
 #[derive(Debug, Clone)]
 pub(super) enum Refusal {
-    /// Too little memory is free; another time there may be more.
+    /// Too little memory is free; later there may be more.
     Memory(String),
-    /// It was loaded, and left too little memory free; another time there may be more.
+    /// The model was loaded, and left too little memory free; later there may be more.
     Room(String),
-    /// A model's files are not what they were when it was loaded, or cannot be read; another time they may be.
+    /// A model's files have changed since it was loaded, or cannot be read; later they may be right again.
     Files(String),
     /// It would not fit even if nobody else were there, or takes more than its manifest allows.
     TooLarge(String),
-    /// This process cannot take the GPU because of what it ran on one before; a new process can.
+    /// This process cannot take the GPU because of what it ran on a GPU before; a new process can.
     Poisoned(String),
     /// Anything else.
     Failed(String),
 }
 
-/// Whether what a hold on a device refused is tried there again.
+/// Whether something that a hold on a device refused is tried there again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Again {
-    /// Ever more rarely, as long as the device is held.
+    /// At growing intervals, as long as the device is held.
     Always,
-    /// Likewise, but only a few times: the failure may not come again, but each try costs others time.
+    /// Likewise, but only a few times: the failure may not recur, but each try costs others time.
     AFewTimes,
-    /// Not as long as the device is held: it will be no different.
+    /// Not while the device is held: the result would be the same.
     Never,
 }
 
 impl Refusal {
-    /// Whether it may be otherwise another time, on the same hold.
+    /// Whether a later try on the same hold may succeed.
     pub(super) fn may_pass(&self) -> bool {
         matches!(self, Refusal::Memory(_) | Refusal::Room(_) | Refusal::Files(_))
     }
 
-    /// Whether the same hold is asked again. Nobody gives the CPU back to take it anew, and what it serves does not wait while it
+    /// Whether it is tried again on the same hold. The CPU is never given back to be taken anew, and serves undisturbed while a model
     /// loads; engines of a GPU are made between its batches.
     pub(super) fn again(&self, on_gpu: bool) -> Again {
         match self {

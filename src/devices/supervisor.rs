@@ -1,8 +1,7 @@
 //! Loads models onto the devices that they may run on, proves each with a forward pass per batch size, hands the engines to
 //! workers and publishes the models.
 //!
-//! Loading happens on a thread of its own, so that models that are ready serve while others load. On several devices it
-//! happens at once.
+//! Loading happens on a thread of its own, so that models that are ready serve meanwhile. On several devices it happens at once.
 
 mod load;
 mod swap;
@@ -34,13 +33,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Where the CPU is in the list of devices, if it is there.
+/// The index of the CPU in the list of devices, if it is there.
 const CPU_INDEX: usize = 0;
 
-/// How often the log is told that a load goes on.
+/// How often the log says that a load still goes on.
 const STILL_EVERY: Duration = Duration::from_secs(60);
 
-/// The devices, and what loads models onto them.
+/// The devices, and the loading of models onto them.
 pub struct Devices {
     pub(super) parts: Parts,
     pub(super) sharing: Sharing,
@@ -48,16 +47,16 @@ pub struct Devices {
     pub(super) book: Book,
     next_key: AtomicU64,
     leaving: Mutex<Vec<swap::Leaving>>,
-    /// One model at a time is loaded or unloaded; a device that is taken anew loads what is served without it.
+    /// Held to load or unload a model, one at a time. A device that is taken anew loads the served models without it.
     turn: Mutex<()>,
     pub(super) keepers: Keepers,
 }
 
-/// A model that was loaded, for `ocelli check`.
+/// A model that was loaded; `ocelli check` prints it.
 pub struct Loading {
     /// The model, as it was published.
     pub model: Arc<Model>,
-    /// Where it is served, and where it could not be.
+    /// For each device, what loading took, or why it failed.
     pub on: Vec<(Arc<str>, Result<LoadedOn, String>)>,
 }
 
@@ -67,18 +66,17 @@ pub struct LoadedOn {
     pub load: Duration,
     /// One forward pass at the smallest size after warm-up.
     pub canary: Duration,
-    /// Items of the largest batch that it gets there, where that is not the model's largest.
+    /// The largest batch that it gets there, in items, where that is not the model's largest.
     pub largest: Option<usize>,
-    /// What it holds on a device of its own.
+    /// What it holds on a device with memory of its own.
     pub footprint: Option<Footprint>,
 }
 
-/// What is told of a load that does not come about since the server ends, at a level that few look at.
+/// The reason logged, at a low level, for a load that is abandoned because the server ends.
 const ENDS: &str = "the server ends while the model is loaded";
 
 impl Devices {
-    /// Takes the CPU, and begins to look after the GPUs: each is taken when it is free, and its state says why it is not ours
-    /// until then.
+    /// Takes the CPU, and starts to look after the GPUs: each is taken when it is free, and until then its state says why it is not ours.
     ///
     /// # Errors
     /// If no device can ever be had, or the system refuses a thread.
@@ -126,14 +124,14 @@ impl Devices {
         Ok(devices)
     }
 
-    /// Publishes that these models are about to be loaded; GPUs that they need are taken from now on.
+    /// Publishes that these models are about to be loaded; from now on, GPUs that they need are taken.
     pub fn announce(&self, found: &[Found]) {
         if found.iter().any(|found| found.source.is_ok())
             && let Some(cpu) = self.devices.iter().find(|device| device.kind == Kind::Cpu)
         {
             self.parts.status.set_device(&cpu.id, DeviceState::Warming, Cause::Taken, "loading models");
         }
-        // First who wants GPUs for itself: the first by name has them, and others go elsewhere.
+        // Models that want GPUs for themselves go first: the first one by name gets them, and others are placed elsewhere.
         let sources = || found.iter().filter_map(|found| found.source.as_ref().ok());
         for source in sources().filter(|source| source.manifest.placement.exclusive) {
             if let Ok(placed) = self.place(source) {
@@ -155,9 +153,9 @@ impl Devices {
         self.count();
     }
 
-    /// Loads what was announced, one after the other, and publishes each result in the catalog.
+    /// Loads the announced models one after the other, and publishes each result in the catalog.
     ///
-    /// `stop` is asked between models: a server that is told to end does not load the rest.
+    /// `stop` is checked between models: a server that is told to end does not load the rest.
     pub fn load_all(&self, found: &[Found], stop: &dyn Fn() -> bool) {
         self.keepers.decided();
         for found in found {
@@ -176,12 +174,12 @@ impl Devices {
         }
     }
 
-    /// Waits until it is known which GPUs can be had now.
+    /// Waits until it is known which GPUs can be had at present.
     pub fn decided(&self) {
         self.keepers.decided();
     }
 
-    /// Says a model's state where it is looked up, and where it is counted.
+    /// Publishes a model's state in the catalog and in the metrics.
     fn publish(&self, found: &Found, state: State) {
         let counted = match &state {
             State::Loading => ModelState::Loading,
@@ -204,8 +202,8 @@ impl Devices {
         self.parts.status.set_models(counts);
     }
 
-    /// Loads one model and publishes it, or the reason why it cannot be served. One whose devices are all away, or have no room
-    /// for it now, waits until one of them is back or has.
+    /// Loads one model and publishes it, or the reason why it cannot be served. If all its devices are away, or have no room for it now,
+    /// it waits until one of them is back or has room.
     ///
     /// # Errors
     /// The reason.
@@ -214,7 +212,7 @@ impl Devices {
         self.load_now(found)
     }
 
-    /// The same, for whoever has the turn.
+    /// Like [`Devices::load`], for a caller that holds `turn`.
     fn load_now(&self, found: &Found) -> Result<Loading, String> {
         match self.try_load(found) {
             Ok(loading) => {
@@ -230,7 +228,7 @@ impl Devices {
         }
     }
 
-    /// Loads one model and publishes nothing. One that is not as whoever asked for it expects it goes again.
+    /// Loads one model without publishing it. A model that does not meet the caller's expectation is unloaded again.
     fn try_load(&self, found: &Found) -> Result<Loading, NotLoaded> {
         let source = found.source.clone().map_err(NotLoaded::Failed)?;
         let expected = source.expected.clone();
@@ -246,19 +244,19 @@ impl Devices {
         })?;
         if let Err(why) = expected.check(&loading.model) {
             self.leave(loading.model);
-            // No request can have it.
+            // No request can use it yet.
             self.let_go();
             return Err(NotLoaded::Unexpected(why));
         }
         Ok(loading)
     }
 
-    /// Whether the server ends: loads end with it, which says nothing of their models.
+    /// Whether the server is ending: loads are abandoned then, which says nothing of their models.
     pub fn ends(&self) -> bool {
         self.parts.status.draining()
     }
 
-    /// Publishes what was loaded: from now on requests find it.
+    /// Publishes a loaded model: from now on requests find it.
     fn present(&self, found: &Found, loading: &Loading) {
         let (model, version) = (&found.name, &found.version);
         for (device, result) in &loading.on {

@@ -1,24 +1,24 @@
-//! How large batches the CPU is tried with where a model's author does not say it. Each size has its forward pass at load, and many a
-//! network takes seconds and gigabytes for one of 16: the server would not come up, or be ended for its memory, before anybody asks
-//! for such a batch, which on a CPU gains little. So sizes are tried as long as the next one promises to be short and to leave memory
-//! over. GPUs are tried with all: there a size that is too large is an error, and the memory is the model's.
+//! How large the batches are that the CPU is tried with, where a model's author does not say it. Each size gets a forward pass at load,
+//! and many networks take seconds and gigabytes for one of 16. The server would not come up, or be killed for its memory, before anybody
+//! asks for such a batch, which gains little on a CPU. So larger sizes are tried as long as the next one promises to be short and to
+//! leave memory free. GPUs are tried with all sizes: there a size that is too large is only an error, and the memory is the model's.
 
 use crate::{models::Model, telemetry::host};
 use std::time::Duration;
 
-/// The longest pass that is tried, about as long as others wait for it.
+/// The longest pass that is tried; other requests wait about as long for it.
 const PASS_MAX: Duration = Duration::from_secs(1);
-/// Part of what is free that a size may take beyond what those before it did: others are to be loaded, too.
+/// A size may take at most one part in so many of the free memory in addition to the sizes before it: other models are to be loaded, too.
 const FREE_PART: u64 = 4;
 
-/// What the passes up to now tell.
+/// The state of the passes up to now.
 pub(super) struct Trial {
     /// Resident bytes before the first of them.
     before: u64,
 }
 
 impl Trial {
-    /// Begins, where the CPU is tried with a model of which nobody said how large its batches may be.
+    /// Starts a trial on the CPU, for a model whose author has not said how large its batches may be.
     pub(super) fn of(model: &Model) -> Option<Trial> {
         let batch = &model.manifest.batch;
         let said = model.manifest.declared.is_none() && (batch.items_max.is_some() || batch.sizes.is_some());
@@ -26,7 +26,8 @@ impl Trial {
         Some(Trial { before })
     }
 
-    /// What has larger batches tried all the same: a bound that every configuration of Triton's has is none that its author chose.
+    /// How larger batches can be asked for all the same. A bound that every Triton configuration has does not count as the author's
+    /// choice.
     pub(super) fn otherwise(model: &Model) -> &'static str {
         match model.manifest.declared {
             Some(_) => "max_batch_size is a bound; items_max in [batch] of a model.toml has all tried",
@@ -34,18 +35,18 @@ impl Trial {
         }
     }
 
-    /// Whether batches of `next` items are tried after a pass of fewer that took so long; else why not.
+    /// Whether batches of `next` items are tried after a pass with fewer `items` that `took` so long; if not, why.
     pub(super) fn goes_on(&self, (items, took): (usize, Duration), next: usize) -> Result<(), String> {
         let Some((resident, free)) = host::resident().zip(host::free()) else { return Ok(()) };
         goes_on((items, took, resident.saturating_sub(self.before)), next, free)
     }
 }
 
-/// The same, of passes that took so many bytes in all, where so many are free.
+/// Likewise, where the passes took `bytes` in all and `free` bytes are left.
 fn goes_on((items, took, bytes): (usize, Duration, u64), next: usize, free: u64) -> Result<(), String> {
     let grows = next as f64 / items as f64;
     let (longer, more) = (took.mul_f64(grows), (bytes as f64 * (grows - 1.0)) as u64);
-    // Without a second size nobody knows whether the first axis counts items: that is worth some time, but not all memory.
+    // Only a second size shows whether the first axis counts items: that is worth some time, but not all memory.
     if items > 1 && longer > PASS_MAX {
         return Err(format!("one of {items} took {:.1} s", took.as_secs_f64()));
     }

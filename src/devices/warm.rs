@@ -1,11 +1,11 @@
-//! What a model is given where nobody says what: the shapes of its forward passes, and zeros in them.
+//! Default inputs for forward passes: their shapes, and zeros in them.
 
 use crate::{
     engine::{DataType, Dim, Signature, Tensor, TensorSpec},
     models::{ImageInput, Model},
 };
 
-/// Input types and shapes for a forward pass: the pixels of an image, [`GUESS`] for extents that nobody fixed.
+/// Input types and shapes for a forward pass: an image's pixels, and [`GUESS`] for free extents.
 pub(super) fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataType, Vec<usize>)> {
     signature
         .inputs
@@ -17,7 +17,7 @@ pub(super) fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> 
             let mut shape: Vec<usize> = input.shape.iter().map(fixed).collect();
             match (index, &model.image) {
                 (0, Some(image)) => {
-                    // As requests bring it: pixels, where the engine makes numbers of them.
+                    // As requests bring it: as pixels, where the engine converts them itself.
                     let form = image.form(1, GUESS as u32, GUESS as u32);
                     (datatype, shape) = (form.datatype, form.shape);
                 }
@@ -40,7 +40,7 @@ pub(super) fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> 
         .collect()
 }
 
-/// Zeros of these shapes. What stands behind an image has what it has behind each: networks divide and resize by it, and may refuse 0.
+/// Zeros of these shapes. Inputs that accompany an image have their usual values: networks divide and resize by them, and may refuse 0.
 pub(super) fn zeros(shapes: Vec<(DataType, Vec<usize>)>, model: &Model) -> Vec<Tensor> {
     let behind: Vec<Tensor> = model.image.iter().flat_map(behind).collect();
     let zeros = shapes.into_iter().enumerate().map(|(index, (datatype, shape))| {
@@ -55,15 +55,15 @@ pub(super) fn zeros(shapes: Vec<(DataType, Vec<usize>)>, model: &Model) -> Vec<T
     zeros.collect()
 }
 
-/// What stands behind an image of a size that was guessed.
+/// The inputs that accompany an image of a guessed size.
 fn behind(image: &ImageInput) -> impl Iterator<Item = Tensor> {
     image.behind(GUESS as u32, GUESS as u32)
 }
 
-/// An extent that most networks which take any extent will take.
+/// An extent that most networks with free extents accept.
 pub(super) const GUESS: usize = 64;
 
-/// Whether [`warm_shapes`] had to guess an extent, or what strings say: empty ones are no numbers where those are meant.
+/// Whether [`warm_shapes`] had to guess an extent, or the content of strings: empty ones are no numbers where numbers are meant.
 pub(super) fn guessed(signature: &Signature, model: &Model) -> bool {
     if model.fit.is_some() {
         return false;

@@ -1,9 +1,9 @@
-//! One worker: an OS thread that has its engines, pulls a batch when it may begin one, puts it together and begins it.
+//! One worker: an OS thread that owns its engines, takes a batch when it may start one, puts it together and starts it.
 //!
-//! The worker decides nothing: `batch::policy` says what to run. Engines arrive through a mailbox, ready to serve. What an
-//! engine has begun and not ended is waited for by [`landing`](super::landing), while this thread begins the next.
+//! The worker decides nothing: `batch::policy` says what to run. Engines arrive through a mailbox, ready to serve. Batches in flight are
+//! waited for by [`landing`](super::landing), while this thread starts the next one.
 //!
-//! - `seat`: a model at its place here, where whoever pushes a job may run a short batch in the worker's name.
+//! - `seat`: a model's engine on this worker, with which a thread that pushes a job may run a short batch on the worker's behalf.
 
 mod seat;
 #[cfg(test)]
@@ -37,35 +37,35 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// After how long a device that failed is tried again, at the least.
+/// The least time after which a device that failed is tried again.
 const BACK_AFTER: Duration = Duration::from_secs(1);
 
-/// How often whoever waits for a worker looks whether its device hangs.
+/// How often a caller that waits for a worker checks whether its device hangs.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// A batch of which nobody waits for anything any more is ended if it takes longer than this: what it has left is mostly less.
+/// A batch that nobody waits for is ended if it runs longer than this: shorter ones mostly have little left.
 const UNWANTED_AFTER: Duration = Duration::from_secs(1);
 
-/// What is said to whoever asks a thread that is gone.
+/// The error of calls to a thread that is gone.
 const ENDED: &str = "the device's thread has ended";
 
-/// A model as devices hold it: they share one `Arc` of it, so its count shows what requests hold even if a device hangs
+/// A model as devices hold it. They share one `Arc` of it, so its count shows what requests hold even if a device hangs
 /// ([`Devices::let_go`](super::Devices::let_go)).
 pub(super) type Lent = Arc<Arc<Model>>;
 
-/// What comes by mail: between two batches.
+/// Messages to a worker, read between two batches.
 enum Mail {
     /// A model, and the engine to serve it with from now on.
     Serve(Lent, Box<dyn Engine + Send>),
-    /// Takes no more work for a model, or takes it again; its engine stays.
+    /// Take no more work for a model, or take it again; its engine stays.
     Pause(ModelKey, bool),
-    /// The device has all models that it will have for now.
+    /// The device has all models that it will have for now. The sender is told when the queue knows it.
     Complete(mpsc::Sender<()>),
-    /// Something to be done on this thread.
+    /// Run this on the worker's thread.
     Do(Box<dyn FnOnce() + Send>),
 }
 
-/// What a worker is to be.
+/// What a worker is given.
 pub(super) struct Post {
     /// The thread's name.
     pub(super) name: String,
@@ -73,7 +73,7 @@ pub(super) struct Post {
     pub(super) health: Health,
     /// Where work comes from.
     pub(super) queue: Arc<Queue>,
-    /// Where numbers go.
+    /// Where it reports measurements.
     pub(super) metrics: Arc<Metrics>,
 }
 
@@ -87,13 +87,13 @@ pub(super) struct Worker {
     thread: JoinHandle<()>,
 }
 
-/// What ends a batch of each model, by its seat.
+/// What ends a running batch, by model.
 type Interrupts = Arc<Mutex<HashMap<ModelKey, Ending>>>;
 
 struct Ending {
     model: Arc<str>,
     interrupt: Arc<dyn Interrupt>,
-    /// Whether the batch that is under way was told to.
+    /// Whether the running batch was told to end.
     told: Arc<AtomicBool>,
 }
 
@@ -120,7 +120,7 @@ impl Worker {
         let interrupts = Arc::clone(&work.interrupts);
         let end = health.clone();
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            // Whoever keeps the device is to know that nobody works there any more.
+            // The keeper must learn that nobody works there any more.
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work.run())) {
                 end.end(Over::Failed(format!("a worker's thread panicked: {}", panic_words(&panic))));
             }
@@ -130,26 +130,26 @@ impl Worker {
 
     /// Has the worker serve a model from now on.
     pub(super) fn serve(&self, model: Lent, engine: Box<dyn Engine + Send>) {
-        // A worker that is gone has nothing to serve; the queue is closed by then, or the device is lost.
+        // A worker that is gone serves nothing; the queue is closed by then, or the device is lost.
         let _ = self.mail.send(Mail::Serve(model, engine));
         self.queue.wake();
     }
 
-    /// Has the worker take no more work for a model, or take it again.
+    /// Has the worker stop, or resume, taking work for a model.
     pub(super) fn pause(&self, model: ModelKey, paused: bool) {
         // A worker that is gone takes none.
         let _ = self.mail.send(Mail::Pause(model, paused));
         self.queue.wake();
     }
 
-    /// Takes back the batches that it has begun and does not return: others run their jobs. What the device reads and writes
-    /// for them stays with the thread, which gives it back when it does return, if ever; until then none of it is used again.
+    /// Takes back the batches that it has started and does not return: other workers run their jobs. The memory that the device reads and
+    /// writes for them stays with the thread until it returns, if ever; until then it is not reused.
     pub(super) fn recall(&self, reason: &str) -> Vec<Recalled> {
         self.queue.recall(self.place, reason)
     }
 
-    /// Says, between two batches, that the device has all models that it will have for now: nobody waits any longer for those
-    /// that it has not. When this returns, that is said, or the device is gone or hangs.
+    /// Says, between two batches, that the device has all models that it will have for now: no request waits for others any longer. On
+    /// return, the queue has been told, or the device is gone or hangs.
     pub(super) fn complete(&self) {
         let (told, reply) = mpsc::channel();
         let sent = self.mail.send(Mail::Complete(told));
@@ -159,8 +159,8 @@ impl Worker {
         }
     }
 
-    /// Does something on the worker's thread, between two batches, and waits for it as long as the device does not hang. What of
-    /// it may hang says so itself ([`Health::busy`]).
+    /// Runs something on the worker's thread, between two batches, and waits for it unless the device hangs. Parts of it that may hang
+    /// must mark themselves ([`Health::busy`]).
     ///
     /// # Errors
     /// If it panics, the thread has ended, or the device hangs.
@@ -171,8 +171,8 @@ impl Worker {
         self.wait(&self.post(work)?)?
     }
 
-    /// The same, for one call of the device. That hangs when it takes too long itself, however long it had to wait for what
-    /// came before it.
+    /// Like [`Worker::call`], for one call of the device. It counts as hung when it takes too long itself, however long it had to wait
+    /// for earlier work.
     ///
     /// # Errors
     /// As [`Worker::call`].
@@ -190,7 +190,7 @@ impl Worker {
         let (done, reply) = mpsc::channel();
         let work = Box::new(move || {
             let result = catch_unwind(AssertUnwindSafe(work));
-            // Whoever asked is waiting.
+            // The caller is waiting.
             let _ = done.send(result.map_err(|panic| format!("it panicked: {}", panic_words(&panic))));
         });
         let sent = self.mail.send(Mail::Do(work));
@@ -213,7 +213,7 @@ impl Worker {
         }
     }
 
-    /// Ends a long batch of which nobody waits for anything any more, where the engine can: what waits behind it may have its turn.
+    /// Ends a long batch that nobody waits for any more, where the engine can, so that the work behind it has its turn.
     pub(super) fn end_unwanted(&self, now: Instant) {
         let Some(time) = self.health.busy_for(now).filter(|time| *time >= UNWANTED_AFTER) else {
             return;
@@ -221,7 +221,7 @@ impl Worker {
         for Ending { model, interrupt, told } in self.interrupts.lock().values() {
             let unwanted = || {
                 let unwanted = self.queue.runs_unwanted(self.place);
-                // Before it ends by that.
+                // Set before the batch can end by the interrupt.
                 told.fetch_or(unwanted, Ordering::Relaxed);
                 unwanted
             };
@@ -250,7 +250,7 @@ impl Worker {
     }
 }
 
-/// Something that the device is about from when it begins.
+/// Work during which, from its start on, the device counts as busy.
 fn as_busy<R, W: FnOnce() -> R>(health: &Health, work: W) -> impl FnOnce() -> R + use<R, W> {
     let health = health.clone();
     move || {
@@ -266,12 +266,12 @@ struct Work {
     queue: Arc<Queue>,
     mailbox: mpsc::Receiver<Mail>,
     served: Vec<ModelKey>,
-    /// Before the engines: what is on its way lands before they go.
+    /// Dropped before the engines: batches in flight land before these go.
     landing: Landing,
     seats: HashMap<ModelKey, Arc<Seat>>,
-    /// Theirs, for others.
+    /// The interrupts of the seats' engines, for other threads.
     interrupts: Interrupts,
-    /// Memory was let go, and nothing came since.
+    /// Memory was released, and no work has come since.
     rested: bool,
 }
 
@@ -280,8 +280,8 @@ impl Work {
         loop {
             self.read();
             if let Some(over) = self.health.over() {
-                // Before this place at the queue is given up: jobs are to know whether to wait. Whoever keeps the device knows
-                // more, and has said it, or says it soon.
+                // Before this worker's place in the queue is given up: jobs must know whether to wait. The keeper knows more, and has
+                // said it, or will soon.
                 let (reason, after) = match over {
                     Over::Left => ("it was given back", Duration::ZERO),
                     Over::Failed(reason) => (reason.as_str(), BACK_AFTER),
@@ -293,19 +293,19 @@ impl Work {
             match self.place.take_within(&self.served, self.patience()) {
                 Taken::Batch(batch) => self.serve(batch),
                 Taken::Woken => {
-                    // First: what has come meanwhile may be retired already, which nobody says again.
+                    // Read first: a model that has just arrived may be retired already, which is not announced again.
                     self.read();
                     self.unload();
                 }
                 Taken::Idle => self.rest(Instant::now()),
-                // What was on its way may have failed, and be back.
+                // Batches in flight may have failed, and their jobs come back.
                 Taken::Closed if self.landing.settle() => {}
                 Taken::Closed => return,
             }
         }
     }
 
-    /// Does what has come by mail.
+    /// Handles the messages in the mailbox.
     fn read(&mut self) {
         while let Ok(mail) = self.mailbox.try_recv() {
             match mail {
@@ -317,10 +317,10 @@ impl Work {
         }
     }
 
-    /// Lets go of the models that are retired and have nothing left to run.
+    /// Drops models that are retired and have nothing left to run.
     fn unload(&mut self) {
         let Work { queue, place, served, seats, interrupts, health, .. } = self;
-        // What is on the device goes by calls that may hang, too.
+        // Freeing memory on the device makes calls that may hang, too.
         let _busy = health.busy();
         served.retain(|key| queue.knows(*key));
         interrupts.lock().retain(|key, _| queue.knows(*key));
@@ -334,7 +334,7 @@ impl Work {
     }
 
     fn accept(&mut self, model: Lent, engine: Box<dyn Engine + Send>) {
-        // Memory that a device copies from is its driver's to give.
+        // Memory that a device copies from is allocated by its driver, in calls that may hang.
         let _busy = self.health.busy();
         let metrics = self.metrics.model(&model.name).device(&self.health.device);
         let key = model.key;
@@ -352,7 +352,7 @@ impl Work {
         self.seats.insert(key, seat);
     }
 
-    /// Whoever pushes a job may run short batches of a model here while this thread sleeps, where it is one that may be lent.
+    /// Lets threads that push a job run short batches of a model here while this thread sleeps, if the engine allows it.
     fn lend(&self, seat: &Arc<Seat>) {
         if seat.is_lent {
             self.place.lend(seat.key, Some(Arc::clone(seat) as Arc<dyn Inline>));
@@ -369,16 +369,16 @@ impl Work {
     }
 
     fn complete(&self, told: &mpsc::Sender<()>) {
-        // Of a device that is over by now, whoever keeps it says when it comes back.
+        // If the device is over by now, its keeper says when it comes back.
         if !self.health.is_over() {
             self.place.returned(&self.served);
         }
-        // Whoever asked waits for it.
+        // The caller waits for it.
         let _ = told.send(());
     }
 
-    /// How long to wait for work before memory is let go; for ever where there is none to let go. What batches were put together in
-    /// is the host's, also where the device is the CPU.
+    /// How long to wait for work before memory is released; for ever where there is none to release. Buffers for putting batches together
+    /// are host memory, so this holds for the CPU as well.
     fn patience(&self) -> Option<Duration> {
         (!self.seats.is_empty() && !self.rested).then_some(REST_AFTER)
     }

@@ -1,4 +1,4 @@
-//! What the book lets in: bounds, deadlines that can be met, tensors that are what they say.
+//! Which jobs the book lets in: within the bounds, with deadlines that can be met, and with tensors that match their description.
 
 use super::{Book, Kind, Model};
 use crate::{
@@ -7,12 +7,12 @@ use crate::{
 };
 use std::{sync::Arc, time::Instant};
 
-/// A deadline is refused at the door only if the fewest seconds that the work ahead can take are so many times the
-/// time left: measurements are noisy, and a refusal in error is worse than a late answer.
+/// A deadline is refused on arrival only if the work ahead takes at least this many times the time left, even at its fastest:
+/// measurements are noisy, and a wrong refusal is worse than a late answer.
 const LATE_MARGIN: f64 = 1.5;
 
 impl Model {
-    /// The fewest seconds in which its devices could do so many items of a kind; `None` if none was measured lately.
+    /// The fewest seconds in which the model's devices could run so many items of a kind; `None` if none was measured lately.
     fn fewest_seconds(&self, kind: Kind, items: usize, now: Instant) -> Option<f64> {
         let largest = self.rules.largest();
         let devices = self.costs.iter().filter(|((_, of), _)| *of == kind);
@@ -22,13 +22,13 @@ impl Model {
 }
 
 impl Book {
-    /// Accepts a job, or says why not.
+    /// Accepts a job.
     ///
     /// # Errors
-    /// [`InferError::Draining`] once closed, [`InferError::ModelUnavailable`] once retired, [`InferError::TooLarge`] for
-    /// what could never fit, [`InferError::Full`] for what does not fit now, [`InferError::Unserved`] where the model's devices
-    /// are away and not expected back in time, [`InferError::Late`] for a deadline that has passed or
-    /// cannot be met, [`InferError::Internal`] for tensors that are not what they say.
+    /// [`InferError::Draining`] once closed, [`InferError::ModelUnavailable`] once retired, [`InferError::TooLarge`] for what could never
+    /// fit, [`InferError::Full`] for what does not fit now, [`InferError::Unserved`] where the model's devices are away and not expected
+    /// back in time, [`InferError::Late`] for a deadline that has passed or cannot be met, [`InferError::Internal`] for tensors that do
+    /// not match their shape and type.
     pub fn push(&mut self, job: Job, now: Instant) -> Result<JobKey, InferError> {
         if self.closed {
             return Err(InferError::Draining);
@@ -49,7 +49,7 @@ impl Book {
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
         let shape = Arc::new(ItemShape::of(&job.inputs, job.setting.as_ref(), whole));
         if let Err(error) = self.admit(&job, bytes, now) {
-            // Those that are late already give their place back first.
+            // Jobs whose time is over release their place first.
             let keys: Vec<_> = self.models.keys().copied().collect();
             keys.into_iter().for_each(|key| self.expire(key, now));
             self.admit(&job, bytes, now).map_err(|_| error)?;
@@ -74,7 +74,7 @@ impl Book {
         Ok(key)
     }
 
-    /// Bounds in items and bytes, and those of the model.
+    /// Checks the bounds in items and bytes, and those of the model.
     fn admit(&mut self, job: &Job, bytes: usize, now: Instant) -> Result<(), InferError> {
         let (limits, items) = (self.limits, job.items);
         let too_large = |what: &'static str, got: usize, limit: usize, option| InferError::TooLarge {
@@ -119,8 +119,8 @@ impl Book {
         }
     }
 
-    /// Refuses a deadline that has passed, or that the work ahead in its lane clearly makes impossible. Nothing ahead: never,
-    /// so that a wrong measurement is always put right by the next batch.
+    /// Refuses a deadline that has passed, or that the work ahead in its lane clearly makes impossible. With nothing ahead, never refuses
+    /// the latter, so that the next batch always corrects a wrong measurement.
     fn in_time(
         &self,
         job: &Job,
@@ -142,7 +142,7 @@ impl Book {
         let kind = Kind::of(job.setting.as_ref());
         let seconds = |items| model.fewest_seconds(kind, items, now);
         let hopeless = |seconds: f64| seconds > LATE_MARGIN * left.as_secs_f64();
-        // All items of the model are a quick upper bound; only then is it worth counting those ahead.
+        // Counting all items of the model gives a quick upper bound. Only if that is too much is it worth counting those ahead.
         if !seconds(model.items + job.items).is_some_and(hopeless) {
             return Ok(());
         }
@@ -158,8 +158,8 @@ impl Book {
     }
 }
 
-/// A job's tensors are what they say. What callers send was checked where it was read: this finds our own bugs before
-/// they can tear down a worker.
+/// Checks that a job's tensors match their shapes and types. What callers send was checked where it was read: this catches our own bugs
+/// before they can take down a worker.
 fn check(job: &Job, whole: bool) -> Result<(), InferError> {
     let rows = (!whole).then_some(job.items);
     let tensors = job.inputs.iter().try_for_each(|input| rows::check(input, rows));

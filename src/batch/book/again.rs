@@ -1,5 +1,5 @@
-//! What becomes of a batch that failed: its jobs go back to the head of their lane, alone, in smaller batches, or to another
-//! device, and are answered with the cause when that was of no use.
+//! What becomes of a batch that failed. Its jobs go back to the head of their lane, to run alone, in smaller batches, or on another
+//! device. They are answered with the cause when that has not helped.
 
 use super::{Aftermath, Book, Kind, Receipt};
 use crate::{
@@ -15,8 +15,8 @@ use crate::{
 use std::{sync::Arc, time::Instant};
 
 impl Book {
-    /// The engine refused the batch, or gave what nobody can be answered with: whoever was alone in it is, by this error; others run
-    /// alone once.
+    /// The engine refused the batch, or its outputs were unusable. A job that was alone in the batch is answered with this error; the
+    /// others run alone once.
     pub(super) fn run_alone(&mut self, batch: &Batch, error: &InferError, now: Instant) -> Aftermath {
         let first = batch.parts.first().map(|part| part.job);
         if batch.parts.iter().all(|part| Some(part.job) == first) {
@@ -34,11 +34,11 @@ impl Book {
         aftermath
     }
 
-    /// The device's memory is too small for the batch: the jobs run in smaller ones, of which the device gets no larger
-    /// ones for a while. Where nothing is smaller, the device has failed them.
+    /// The device's memory is too small for the batch: the jobs run in smaller ones, and the device gets no larger ones for a while.
+    /// Where no smaller batch is possible, the device has failed the jobs.
     ///
-    /// That ends: a batch is no larger than the ceiling when it is begun, so each that fails makes it fall, or was on its way when
-    /// it fell. How often a job was in such a one says nothing: a long one has many on their way at once.
+    /// The retries end: a batch is no larger than the ceiling when it starts, so each one that fails lowers the ceiling, or was in flight
+    /// when it was lowered. How often a job was in a failed batch is no measure: a long job has many batches in flight at once.
     pub(super) fn halve(&mut self, batch: &Batch, receipt: &Receipt, error: &str, now: Instant) -> Aftermath {
         let Some(model) = self.models.get_mut(&batch.model) else {
             return Aftermath::default();
@@ -66,9 +66,9 @@ impl Book {
         aftermath
     }
 
-    /// The device failed: whoever has time left goes back to the head of the lane and avoids it where another device serves the
-    /// model. That happens once, and a second time if a GPU fails what one has failed and there is a CPU: a fault may have taken both
-    /// GPUs together, and took neither from the CPU.
+    /// The device failed: jobs with time left go back to the head of the lane, and avoid the device where another one serves the model.
+    /// That happens once, and a second time if two GPUs have failed the job and there is a CPU: one fault may have taken both GPUs, but
+    /// not the CPU.
     pub(super) fn run_elsewhere(
         &mut self,
         batch: &Batch,
@@ -87,7 +87,7 @@ impl Book {
             let Some(entry) = self.jobs.get_mut(&part.job).filter(|entry| !entry.over) else {
                 continue;
             };
-            // Two parts of one job in one batch are one failure, and so are batches that were on their way together.
+            // Two parts of one job in one batch are one failure, and so are batches that were in flight at the same time.
             let same = |before: &Failure| before.avoid.is(device, is_cpu) && receipt.batch <= before.until;
             let mut ends = None;
             if new && !entry.failure.as_ref().is_some_and(same) {
@@ -115,7 +115,7 @@ impl Book {
         aftermath
     }
 
-    /// Answers a job of a failed batch whose deadline has passed.
+    /// Answers a job of a failed batch if its deadline has passed.
     fn ended_late(&mut self, job: JobKey, error: &str, now: Instant) -> bool {
         let entry = self.jobs.get(&job).filter(|entry| !entry.over);
         let late = entry.is_some_and(|entry| entry.job.deadline.is_some_and(|deadline| deadline <= now));

@@ -1,11 +1,11 @@
-//! Batches that whoever pushes a job runs at once, in the name of a worker that sleeps.
+//! Batches that the thread that pushes a job runs at once, on behalf of a sleeping worker.
 
 use super::{Book, Kind, Receipt, WorkerKey, run::Choice};
 use crate::batch::{Batch, ModelKey, policy};
 use std::{sync::Arc, time::Instant};
 
 impl Book {
-    /// Whether it may be worth asking for [`Book::inline`]: jobs of a model come far apart, or gain nothing from company.
+    /// Whether it may be worth asking for [`Book::inline`]: jobs of a model arrive far apart, or batching gains nothing.
     pub fn may_inline(&self, key: ModelKey, now: Instant) -> bool {
         self.models.get(&key).is_some_and(|model| {
             let sizes = &model.rules.sizes;
@@ -14,9 +14,9 @@ impl Book {
         })
     }
 
-    /// What a worker that sleeps would begin if it were woken for a model now, where that is all that waits of the model, and
-    /// [nobody is to be woken for it](policy::is_inline). Beside others that run so only where nothing waits for the worker: it has
-    /// its turn when they have ended.
+    /// The batch that a sleeping worker would start if it were woken for a model now, where that batch takes all that waits of the model
+    /// and [runs inline](policy::is_inline). If the worker already has batches running, only where no other model has work for it: such
+    /// work has its turn when they have ended.
     pub fn inline(
         &mut self,
         worker: WorkerKey,

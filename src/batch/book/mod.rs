@@ -1,15 +1,15 @@
-//! The book-keeping of the queue: which jobs there are, what of them waits, runs or is done, and what bounds them. Pure:
-//! `queue` puts a lock and the callers' channels around it, `sim` drives it on a virtual clock.
+//! The bookkeeping of the queue: which jobs exist, which of their rows wait, run or are done, and the bounds on them. Pure: `queue` puts
+//! a lock and the callers' channels around it, `sim` drives it on a virtual clock.
 //!
-//! A job enters with [`Book::push`]; its rows wait in a lane, leave it in the parts of one or more batches
-//! ([`Book::pick`]) and come back done or failed ([`Book::finish`]), or are taken back from a worker that does not return
-//! them ([`Book::recall`]). Exactly one [`Done`] comes out for each job that is not cancelled. Its share of the bounds is given
-//! back with it, or with its last running part if that ends later: until then its memory is in use.
+//! A job enters with [`Book::push`]. Its rows wait in a lane, leave it in the parts of one or more batches ([`Book::pick`]) and come back
+//! done or failed ([`Book::finish`]). Rows of a worker that does not return them are taken back ([`Book::recall`]). Exactly one [`Done`]
+//! comes out for each job that is not cancelled. The job's share of the bounds is released with it, or with its last running part if that
+//! ends later: until then its memory is in use.
 //!
-//! - `admit`: what is let in. `run`: batches, formed and taken back; `inline`: those that nobody is woken for. `again`: what becomes of
-//!   one that failed.
-//! - `serving`: which device may run which jobs, which should, and what becomes of a model that none serves.
-//! - `words`: what is said to the book and what it says.
+//! - `admit`: which jobs are let in. `run`: batches, formed and taken back. `inline`: batches for which no worker is woken.
+//! - `again`: what becomes of a batch that failed.
+//! - `serving`: which device may run which jobs, which should, and what becomes of a model that no device serves.
+//! - `words`: the types of its arguments and results.
 
 mod admit;
 mod again;
@@ -41,7 +41,7 @@ use std::{
 use words::Kind;
 pub use words::{Aftermath, Done, Load, ModelLoad, Pick, QueueLimits, Recalled, Receipt, Settled};
 
-/// More than anybody means by waiting for company; keeps sums of instants in range.
+/// Longer than any sensible wait for company; keeps sums of instants in range.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
 #[derive(Debug)]
@@ -50,21 +50,21 @@ struct Model {
     rules: Rules,
     lanes: Lanes,
     pace: Pace,
-    /// What batches of each kind took on each device.
+    /// What batches of each kind cost on each device.
     costs: HashMap<(DeviceKey, Kind), Costs>,
-    /// Of devices whose memory was too small for the largest batch.
+    /// Limits for devices that had too little memory for the largest batch.
     ceilings: HashMap<(DeviceKey, Kind), Ceiling>,
-    /// Items of the largest batch that devices were tried with, where that is not the largest of the rules.
+    /// The largest batch, in items, that a device was tried with, where that is not the largest of the rules.
     tried: HashMap<DeviceKey, usize>,
-    /// Workers that are given one size for a while, since a change of it is dear to them.
+    /// Workers whose batches keep one size for a while, since changing it is expensive for them.
     steady: HashSet<WorkerKey>,
     /// The sizes that their devices keep to.
     kept: HashMap<DeviceKey, Steady>,
     /// Names of devices that run it only while no other serves it.
     standby: Vec<Arc<str>>,
-    /// Devices that serve it, or did.
+    /// Devices that serve it now or served it before.
     homes: Vec<DeviceKey>,
-    /// Batches running, and the most that ever ran at once: how many devices share its work, at best.
+    /// Batches that run now, and the most that ever ran at once: how many devices share its work in the best case.
     running: usize,
     running_peak: usize,
     /// Items that wait or run.
@@ -78,7 +78,7 @@ pub struct Book {
     limits: QueueLimits,
     models: HashMap<ModelKey, Model>,
     jobs: HashMap<JobKey, Entry>,
-    /// What workers have and have not handed back, by number.
+    /// Batches that workers have and have not handed back, by number.
     running: BTreeMap<u64, (Arc<Batch>, Receipt)>,
     roster: Roster,
     shares: Shares,
@@ -113,7 +113,7 @@ impl Book {
         }
     }
 
-    /// Lets jobs for a model in. A key that is known already keeps its rules.
+    /// Accepts jobs for a model from now on. A model that is known already keeps its rules.
     pub fn register(&mut self, key: ModelKey, name: &str, rules: Rules) {
         if self.models.contains_key(&key) {
             return;
@@ -149,7 +149,7 @@ impl Book {
         );
     }
 
-    /// Lets no more jobs for a model in. What waits still runs, if a worker serves it; then the model is forgotten.
+    /// Accepts no more jobs for a model. What waits still runs, if a worker serves it; then the model is forgotten.
     pub fn retire(&mut self, key: ModelKey, now: Instant) {
         if let Some(model) = self.models.get_mut(&key) {
             model.retired = true;
@@ -170,7 +170,7 @@ impl Book {
         }
     }
 
-    /// Takes note of a batch of items that was run apart from the queue.
+    /// Records the time of a batch of items that was run outside the queue.
     pub fn measured(&mut self, key: ModelKey, device: &Arc<str>, items: usize, took: Duration, now: Instant) {
         let device = self.roster.device(device);
         if let Some(model) = self.models.get_mut(&key) {
@@ -179,7 +179,7 @@ impl Book {
         }
     }
 
-    /// Says that a device was tried with no larger batches of items than this, and gets none; `None`: with all.
+    /// Says that a device was tried with batches of at most so many items, and gets no larger ones; `None`: no such limit.
     pub fn tried(&mut self, key: ModelKey, device: &Arc<str>, items: Option<usize>) {
         let device = self.roster.device(device);
         if let Some(model) = self.models.get_mut(&key) {
@@ -190,7 +190,7 @@ impl Book {
         }
     }
 
-    /// Says whether a worker is to be given one size of a model's batches for a while; not, where nobody says it.
+    /// Says whether a worker's batches of a model keep one size for a while. The default is that they do not.
     pub fn keep_size(&mut self, worker: WorkerKey, key: ModelKey, keeps: bool) {
         let Some(device) = self.roster.device_of(worker) else { return };
         if let Some(model) = self.models.get_mut(&key) {
@@ -215,7 +215,7 @@ impl Book {
         self.strand(now);
     }
 
-    /// Nobody counts on a worker any more.
+    /// No work is planned for this worker any more.
     fn forget_worker(&mut self, worker: WorkerKey) {
         self.roster.detach(worker);
         for model in self.models.values_mut() {
@@ -228,7 +228,7 @@ impl Book {
         self.hurried = true;
     }
 
-    /// Lets no more jobs in; what there is still runs.
+    /// Accepts no more jobs; those that are in still run.
     pub fn close(&mut self, now: Instant) {
         self.closed = true;
         self.strand(now);
@@ -239,7 +239,7 @@ impl Book {
         self.closed
     }
 
-    /// Closes, and answers every job that waits or runs with `error`; says how many. Workers are sent home.
+    /// Closes, and answers every job that waits or runs with `error`; returns how many. Workers get [`Pick::Closed`].
     pub fn abort(&mut self, error: &InferError, now: Instant) -> usize {
         self.closed = true;
         self.aborted = true;
@@ -254,12 +254,12 @@ impl Book {
         count
     }
 
-    /// Nobody waits for this job any more. What waits of it goes at once; what runs is dropped when it is done.
+    /// The caller of this job has gone. Rows that wait are dropped at once; results of rows that run are dropped when they end.
     pub fn cancel(&mut self, job: JobKey, now: Instant) {
         self.end(job, None, now);
     }
 
-    /// Answers jobs whose time was over while they waited.
+    /// Answers the waiting jobs of a model whose time is over.
     pub fn expire(&mut self, key: ModelKey, now: Instant) {
         let Some(model) = self.models.get_mut(&key) else {
             return;
@@ -283,8 +283,8 @@ impl Book {
         }
     }
 
-    /// Ends a job, once: answers it (if anybody waits), takes what waits of it out of its lane, and gives back its bounds if
-    /// nothing of it runs.
+    /// Ends a job, once: answers it (if anybody waits), removes its waiting rows from their lane, and releases its bounds if none of its
+    /// rows run.
     fn end(&mut self, key: JobKey, result: Option<Result<Pieces, InferError>>, now: Instant) {
         let Some(entry) = self.jobs.get_mut(&key).filter(|entry| !entry.over) else {
             return;
@@ -302,7 +302,7 @@ impl Book {
         self.release(key, now);
     }
 
-    /// Gives back the bounds of a job that is over, when nothing of it runs any more.
+    /// Releases the bounds of a job that is over, once none of its rows run.
     fn release(&mut self, key: JobKey, now: Instant) {
         if self.jobs.get(&key).is_none_or(|entry| !entry.over || entry.running > 0) {
             return;
@@ -327,23 +327,23 @@ impl Book {
         }
     }
 
-    /// What came of the calls since the last time.
+    /// The effects of all calls since the last [`Book::settle`].
     pub fn settle(&mut self) -> Settled {
         std::mem::take(&mut self.settled)
     }
 
-    /// Whether nothing came of the calls since the last [`Book::settle`].
+    /// Whether the calls since the last [`Book::settle`] had no effects.
     pub fn is_settled(&self) -> bool {
         let Settled { done, inputs, forgotten, moved } = &self.settled;
         done.is_empty() && inputs.is_empty() && forgotten.is_empty() && !moved
     }
 
-    /// Models that something waits for.
+    /// Models with waiting work.
     pub fn waiting_models(&self) -> Vec<ModelKey> {
         self.shares.waiting().collect()
     }
 
-    /// Whether a GPU serves a model now; where nobody does yet, whether there is a GPU that may.
+    /// Whether a GPU serves a model now; where no device does yet, whether there is a GPU at all.
     pub fn is_on_gpu(&self, model: ModelKey) -> bool {
         let on_gpu = |devices: &[DeviceKey]| devices.iter().any(|device| !self.roster.is_cpu(*device));
         match self.roster.serving(model) {

@@ -22,18 +22,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A device whose work takes longer than this is given no more yet. It is enough to put the next batch together and to copy it; what is
-/// taken sooner is before all that comes meanwhile, however urgent.
+/// A device whose batches in flight take longer than this gets no more yet. It is enough time to put the next batch together and copy it.
+/// A batch that is taken sooner runs before anything that arrives meanwhile, however urgent.
 const AHEAD_MAX: Duration = Duration::from_millis(50);
 
-/// What a worker does about a model.
+/// What a worker does with a model.
 pub(super) enum Choice {
     Run {
         shape: Arc<ItemShape>,
         items: usize,
         size: usize,
     },
-    /// Ask again then, if it is given. `company`: that is because its jobs wait for others to come.
+    /// Ask again then, if there is a time. `company`: the reason is that its jobs wait for company.
     Wait {
         until: Option<Instant>,
         company: bool,
@@ -41,7 +41,7 @@ pub(super) enum Choice {
 }
 
 impl Model {
-    /// Sizes of batches of a kind that a device may be given.
+    /// Batch sizes of a kind that a device may be given.
     pub(super) fn sizes(&self, place: (DeviceKey, Kind)) -> Cow<'_, [usize]> {
         let mut sizes = ceiling::within(&self.rules.sizes, self.ceilings.get(&place));
         if let (Some(tried), Kind::Items) = (self.tried.get(&place.0), place.1) {
@@ -50,12 +50,12 @@ impl Model {
         sizes
     }
 
-    /// The size that a device keeps to once a batch of so many items is begun there.
+    /// The size that a device keeps to once a batch of so many items starts there.
     fn keep(&self, device: DeviceKey, sizes: &[usize], items: usize, now: Instant) -> Steady {
         Steady::begin(self.kept.get(&device).copied(), sizes, items, now)
     }
 
-    /// A batch of a kind worked on a device: the ceiling there, if it has changed.
+    /// Records a good batch of a kind on a device; returns the ceiling there, if it has changed.
     fn worked(&mut self, place: (DeviceKey, Kind), now: Instant) -> Option<usize> {
         let ceiling = self.ceilings.get_mut(&place)?;
         let (before, after) = (ceiling.items(), ceiling.worked(&self.rules, now));
@@ -68,7 +68,7 @@ impl Model {
 }
 
 impl Book {
-    /// Forms the next batch for a worker out of what waits for the models it serves.
+    /// Forms the next batch for a worker from the waiting work of the models that it serves.
     pub fn pick(&mut self, worker: WorkerKey, serves: &[ModelKey], now: Instant) -> Pick {
         self.serves(worker, serves, now);
         let Some(device) = self.roster.device_of(worker) else {
@@ -81,14 +81,15 @@ impl Book {
             return Pick::SleepUntil(now + wait);
         }
         let mut until: Option<Instant> = None;
-        // Whose turn it is, if its jobs wait for company.
+        // The model whose turn it is, if its jobs wait for company.
         let mut first: Option<(ModelKey, Instant)> = None;
         let open = self.open_to(worker, device);
         for key in self.shares.order(&open) {
             self.expire(key, now);
             match self.choose(worker, device, key, true, now) {
                 Choice::Run { shape, items, size } => {
-                    // Company comes while a device is idle: it would come too late behind a long batch of another model.
+                    // Waiting for company is for when a device is idle. Behind a long batch of another model, the window would have
+                    // passed.
                     let end = now + self.takes(device, key, &shape, size);
                     let mut next = (key, shape, [items, size]);
                     if let Some((first, _)) = first.filter(|(_, until)| end > *until)
@@ -115,9 +116,9 @@ impl Book {
         match until {
             _ if self.aborted => Pick::Closed,
             Some(until) => Pick::SleepUntil(until),
-            // What others run may fail and come back, and so may what is left to them.
+            // Batches of other workers may fail and come back, and so may work that is left to those workers.
             None if self.closed && idle() => {
-                // As may what it has begun itself: it asks again when that has ended, and serves until then.
+                // So may its own batches: it asks again when they have ended, and serves its models until then.
                 if self.roster.running(worker) == 0 {
                     self.note_serves(worker, &[]);
                     self.strand(now);
@@ -128,7 +129,7 @@ impl Book {
         }
     }
 
-    /// How long a batch should take.
+    /// How long a batch should take on a device.
     fn takes(&self, device: DeviceKey, key: ModelKey, shape: &ItemShape, size: usize) -> Duration {
         let place = (device, Kind::of(shape.setting()));
         let costs = self.models.get(&key).and_then(|model| model.costs.get(&place));
@@ -136,7 +137,7 @@ impl Book {
         Duration::try_from_secs_f64(seconds).unwrap_or_default()
     }
 
-    /// The lane of a model that a worker should run now. `company`: whether jobs may wait for it.
+    /// The lane of a model that a worker should run now. `company`: whether jobs may wait for more.
     pub(super) fn choose(
         &self,
         worker: WorkerKey,
@@ -152,7 +153,7 @@ impl Book {
         let pool = Pool::of(&self.roster, key, &model.standby);
         let admits: Admits<'_> = &|avoid| pool.admits(device, avoid);
         let keeps = model.steady.contains(&worker);
-        // Where one size is kept to, none is filled to spare the rest of another.
+        // Where one size is kept to, no smaller size is filled first to save padding.
         let takes = if keeps { Takes::All } else { model.rules.padding.takes(self.roster.is_cpu(device)) };
         let unmeasured = Costs::default();
         let ready_in = self.roster.busy_for(worker, now);
@@ -227,14 +228,14 @@ impl Book {
             model.kept.insert(device, kept);
         }
         let estimate = model.costs.entry(place).or_default().estimate(size);
-        // By what it would take on the fastest of its devices: to be let onto slower ones as well costs a model nothing of that one.
+        // Charged by the time on the fastest of its devices: using slower devices as well must not use up a model's share of that one.
         let fastest = pool.devices().iter().filter_map(|other| model.costs.get(&(*other, place.1)));
         let least = fastest.map(|costs| costs.estimate(size)).fold(estimate, f64::min);
         let worth = if estimate > 0.0 { least / estimate } else { 1.0 };
         self.shares.charge(key, worth * estimate);
         self.shares.set_waiting(key, waiting);
         let jobs = &mut self.jobs;
-        // What comes of a job in several batches is put together: all of it is to be of one form.
+        // The outputs of a job in several batches are joined, so all of them must have one form.
         let reduces = |piece: &Piece| {
             let job = jobs.get(&piece.job).map(|entry| &entry.job);
             job.is_some_and(|job| job.reduced && job.items == piece.rows.len())
@@ -261,14 +262,14 @@ impl Book {
         (batch, receipt)
     }
 
-    /// Whether a worker is about batches of which nobody waits for anything any more.
+    /// Whether a worker has batches, and nobody waits for an answer from any of them any more.
     pub fn runs_unwanted(&self, worker: WorkerKey) -> bool {
         let mut batches = self.running.values().filter(|(_, receipt)| receipt.worker == worker).peekable();
         let unwanted = |part: &Part| self.jobs.get(&part.job).is_none_or(|entry| entry.over);
         batches.peek().is_some() && batches.all(|(batch, _)| batch.parts.iter().all(unwanted))
     }
 
-    /// Takes a batch back, done or failed. None, and nothing comes of it, where it was recalled meanwhile.
+    /// Takes a batch back, done or failed. `None`, without effect, where it was recalled meanwhile.
     pub fn finish(
         &mut self,
         batch: &Batch,
@@ -276,10 +277,10 @@ impl Book {
         result: RunResult,
         now: Instant,
     ) -> Option<Aftermath> {
-        // Whoever finishes it holds it as well: its memory is not given back here.
+        // The worker that finishes it also holds the batch, so its memory is not released here.
         self.running.remove(&receipt.batch)?;
         let took = match &result {
-            // A batch is put together while a GPU runs the one before; a CPU does one after the other.
+            // A GPU runs one batch while the next is put together; a CPU does one after the other.
             Ok(ran) if self.roster.is_cpu(receipt.device) => ran.stage + ran.compute,
             Ok(ran) => ran.compute,
             Err(_) => now.saturating_duration_since(batch.taken),
@@ -287,11 +288,10 @@ impl Book {
         Some(self.take_back(batch, receipt, result, took.as_secs_f64(), now))
     }
 
-    /// Takes back what a worker has and does not return, as if its device had failed under it, and counts on that worker no
-    /// more. Whatever it makes of the batches later is worth nothing; what they hold is its own until then, and beyond the
-    /// bounds.
+    /// Takes back what a worker has and does not return, as if its device had failed, and plans no more work for that worker. Results
+    /// that it returns later are dropped. Until then it keeps the memory of those batches, outside the bounds.
     pub fn recall(&mut self, worker: WorkerKey, error: &str, now: Instant) -> Vec<Recalled> {
-        // First, so that what comes back goes to others.
+        // Done first, so that the returned work goes to others.
         self.forget_worker(worker);
         let of_worker = |_: &u64, (_, receipt): &mut (Arc<Batch>, Receipt)| receipt.worker == worker;
         let batches: Vec<_> = self.running.extract_if(.., of_worker).collect();
@@ -325,7 +325,7 @@ impl Book {
                 let size = policy::padded(&model.rules.sizes, batch.size);
                 let place = (receipt.device, Kind::of(batch.setting.as_ref()));
                 let takes = model.rules.padding.takes(self.roster.is_cpu(receipt.device));
-                // Sizes are compared by what a full batch takes.
+                // Sizes are compared by the time of a full batch.
                 let full = if takes == Takes::WhatPays { size as f64 / batch.size as f64 } else { 1.0 };
                 model.costs.entry(place).or_default().record(size, full * seconds, now);
                 ceiling = model.worked(place, now);
@@ -343,7 +343,7 @@ impl Book {
                         self.distribute(batch, receipt, &ran, whole, now);
                         Aftermath::default()
                     }
-                    // Whose rows are whose, nobody knows.
+                    // Which rows belong to whom cannot be known.
                     Err(error) => self.run_alone(batch, &InferError::Internal(error), now),
                 };
                 Aftermath { ceiling, ..aftermath }

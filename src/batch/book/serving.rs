@@ -1,7 +1,7 @@
 //! Which devices may run which jobs, which of them should, and what becomes of a model that no device serves.
 //!
-//! A job may run on every device that serves its model, but not on one that failed it while there is another, and on one
-//! that only stands by while there is no other.
+//! A job may run on every device that serves its model, with two exceptions: not on a device that failed it while there is another, and
+//! not on one that only stands by while there is any other.
 
 use super::{Book, Kind, Model, Pieces};
 use crate::{
@@ -30,12 +30,12 @@ impl<'a> Pool<'a> {
         Pool { roster, devices: roster.serving(key), standby }
     }
 
-    /// Each once.
+    /// Each device once.
     pub(super) fn devices(self) -> &'a [DeviceKey] {
         self.devices
     }
 
-    /// Whether a device may run jobs that avoid these.
+    /// Whether a device may run jobs that avoid these devices.
     pub(super) fn admits(self, device: DeviceKey, avoid: Option<Avoid>) -> bool {
         let avoided = |other| avoid.is_some_and(|avoid| avoid.is(other, self.roster.is_cpu(other)));
         let nobody_else = self.devices.iter().all(|other| avoided(*other));
@@ -52,8 +52,8 @@ impl<'a> Pool<'a> {
     }
 }
 
-/// How fast a device runs a batch; less is faster. GPUs that were not measured lately come first, so that they are, in the order of what
-/// was known of them, and a CPU that was not comes last.
+/// How fast a device runs a batch; less is faster. GPUs without a recent measurement come first, in the order of older measurements, so
+/// that they are measured. A CPU without one comes last.
 type Speed = (u8, f64);
 
 fn faster(one: Speed, other: Speed) -> bool {
@@ -67,7 +67,7 @@ impl Model {
         lanes.map(|(_, lane)| lane.items()).sum()
     }
 
-    /// Seconds that a device would take for them, as far as it was measured.
+    /// Seconds that a device would take for these rows, as far as it was measured.
     fn backlog(&self, device: DeviceKey, kind: Kind) -> f64 {
         let place = (device, kind);
         let sizes = self.sizes(place);
@@ -76,7 +76,7 @@ impl Model {
 }
 
 impl Book {
-    /// Models with waiting work that this worker may run at least in part.
+    /// Models with waiting work of which this worker may run at least a part.
     pub(super) fn open_to(&self, worker: WorkerKey, device: DeviceKey) -> Vec<ModelKey> {
         let open = |key: &ModelKey| {
             self.roster.may_serve(worker, *key)
@@ -97,8 +97,7 @@ impl Book {
         }
     }
 
-    /// Seconds in which the quickest of the faster devices should have done all that waits for it, if there is such a
-    /// device.
+    /// Seconds until the quickest of the faster devices should have run all that waits for it, if there is a faster device.
     pub(super) fn rival(
         &self,
         device: DeviceKey,
@@ -126,9 +125,8 @@ impl Book {
         seconds.sum()
     }
 
-    /// Who of these workers is best woken for what waits of a model, which is whoever should have done it first: its place among
-    /// them. Of work that came back from a device, and is not for that one, only those that may have it can be told: they wake
-    /// the others.
+    /// The index of the worker that is best woken for the waiting work of a model: the one that should finish it first. A worker cannot
+    /// be woken for work that avoids its device, so only those that may take the work are considered; they wake the others.
     pub fn best_of(&self, workers: &[WorkerKey], key: ModelKey, now: Instant) -> Option<usize> {
         let model = self.models.get(&key).filter(|model| !model.lanes.is_empty())?;
         let pool = Pool::of(&self.roster, key, &model.standby);
@@ -144,14 +142,14 @@ impl Book {
             };
             let kind = Kind::of(shape.setting());
             let size = policy::padded(&model.rules.sizes, model.waiting(kind));
-            // Whoever waits for more may have batches on their way.
+            // A worker that waits for more work may have batches in flight.
             let busy = self.roster.busy_for(*worker, now);
             let done = match self.speed(device, model, (kind, size), now) {
-                // It is measured by what it has.
+                // Its batches in flight will measure it, so it need not come first.
                 (0, _) if busy > 0.0 => (1, busy),
                 (class, seconds) => (class, busy + seconds),
             };
-            // Of equals the last: it fell asleep last, and has the warmest caches.
+            // Of equals the last one: it fell asleep last, and has the warmest caches.
             if best.is_none_or(|(_, first, best)| head < first || (head == first && !faster(best, done))) {
                 best = Some((index, head, done));
             }
@@ -159,7 +157,7 @@ impl Book {
         best.map(|(index, ..)| index)
     }
 
-    /// Notes what a worker serves; true if that is news.
+    /// Records what a worker serves; returns whether that has changed.
     pub(super) fn note_serves(&mut self, worker: WorkerKey, serves: &[ModelKey]) -> bool {
         let news = self.roster.note_serves(worker, serves);
         self.settled.moved |= news;
@@ -180,7 +178,7 @@ impl Book {
         }
     }
 
-    /// Says why a device's workers leave or have left, and when it should be back; true if that is news.
+    /// Says why a device's workers leave or have left, and when it should be back; returns whether that has changed anything.
     pub fn expect(&mut self, device: &Arc<str>, absence: Absence, now: Instant) -> bool {
         let news = self.roster.set_absence(device, absence);
         if news {
@@ -189,12 +187,12 @@ impl Book {
         news
     }
 
-    /// The same, where nothing was said of it since the device last served.
+    /// Like [`Book::expect`], but only if nothing was said since the device last served.
     pub fn suppose(&mut self, device: &Arc<str>, absence: Absence, now: Instant) -> bool {
         !self.roster.is_absence_told(device) && self.expect(device, absence, now)
     }
 
-    /// A worker has all that its device will serve for now: whoever waits for it to come back with anything else is told.
+    /// A worker has all that its device will serve for now: jobs that wait for the device to return with other models are answered.
     pub fn returned(&mut self, worker: WorkerKey, serves: &[ModelKey], now: Instant) {
         let Some(device) = self.roster.device_of(worker) else { return };
         self.note_serves(worker, serves);
@@ -202,7 +200,7 @@ impl Book {
         self.strand(now);
     }
 
-    /// Why a model that was served is not any more.
+    /// Why a model that was served before is not served now.
     pub(super) fn unserved(&self, key: ModelKey) -> Option<Absence> {
         let model = self.models.get(&key).filter(|model| !model.homes.is_empty())?;
         (!self.roster.may_be_served(key)).then(|| self.roster.absence(&model.homes, key))
@@ -216,8 +214,8 @@ impl Book {
         }
     }
 
-    /// Answers jobs that no worker will ever run, or not in time: of models that no worker serves, and that are retired,
-    /// or (once closed) of any, or whose devices will not be back before the jobs are late.
+    /// Answers jobs of unserved models that no worker will run, or not in time: those of retired models, of any model once closed, and
+    /// those whose devices will not be back before their deadline.
     pub(super) fn strand(&mut self, now: Instant) {
         let mut stranded: Vec<(JobKey, InferError)> = Vec::new();
         for (key, model) in self.models.iter().filter(|(_, model)| !model.lanes.is_empty()) {
@@ -231,7 +229,7 @@ impl Book {
                 let error = match &absence {
                     _ if over => Some(InferError::Device("no device serves the model any more".into())),
                     Some(absence) => out_of_sight(model, absence, deadline, now),
-                    // A device may come.
+                    // A device may still come.
                     None => None,
                 };
                 stranded.extend(error.map(|error| (job, error)));

@@ -1,4 +1,4 @@
-//! What the book promises, without a clock. Chains of events and their checks are in `sim`.
+//! What the book promises, without a clock. Sequences of events and their checks are in `sim`.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod dividing;
@@ -17,7 +17,7 @@ use crate::{
 const MODEL: ModelKey = ModelKey(1);
 const MS: Duration = Duration::from_millis(1);
 
-/// One model with sizes 1, 2 and 4, one worker, and a clock to be turned by hand.
+/// One model with sizes 1, 2 and 4, one worker, and a clock that is set by hand.
 struct Desk {
     book: Book,
     worker: WorkerKey,
@@ -97,12 +97,12 @@ impl Desk {
         self.book.finish(batch, receipt, result, self.now).expect("nobody recalled it")
     }
 
-    /// Takes a batch and gives back its rows as they are, padded.
+    /// Takes a batch, and returns its rows unchanged, padded.
     fn run(&mut self, ms: u64) -> Vec<(usize, usize)> {
         self.run_timed(|_| ms)
     }
 
-    /// The same, after as long as so many items take.
+    /// The same, after the time for its number of items.
     fn run_timed(&mut self, ms: impl Fn(usize) -> u64) -> Vec<(usize, usize)> {
         let taken = self.take();
         let shares = taken.0.parts.iter().map(|p| (p.rows.start, p.rows.end)).collect();
@@ -152,7 +152,7 @@ fn outputs_may_be_reduced_where_all_jobs_of_a_batch_want_no_more_and_are_whole_i
         (&[(1, true), (1, true)][..], vec![true]),
         (&[(1, true), (1, false)], vec![false]),
         (&[(2, true), (1, true), (1, true)], vec![true]),
-        // The second is split, and its first half is with the first.
+        // The second job is split: its first half runs with the first job.
         (&[(3, true), (2, true)], vec![false, false]),
     ] {
         for (items, reduced) in jobs {
@@ -182,7 +182,7 @@ fn jobs_of_different_settings_are_not_run_together() {
     assert_eq!((jobs(&second), second.setting.as_ref()), (vec![b], Some(&setting(1.5))));
 }
 
-/// What frames are fitted with in which spots are looked for.
+/// The fit of frames in which spots are searched for.
 fn finding() -> Setting {
     let model = FitModel::new(Psf::Xynb { sigma_px: [1.3; 2] }, [1.0; 2]).unwrap();
     Setting::new(model, Arc::new(Camera::ideal())).finding(FinderOptions {
@@ -308,7 +308,7 @@ fn nobody_gets_a_row_of_a_batch_whose_rows_are_not_its_items() {
         let taken = desk.take();
         desk.end(&taken, 1, Ok(bytes(rows, 7)));
         assert_eq!(desk.answers(), [], "{rows} rows for two items");
-        // Alone, there is no doubt whose a row is, if it is one.
+        // Alone, a single row's owner is not in doubt.
         let taken = desk.take();
         assert_eq!(taken.0.parts.len(), 1);
         desk.end(&taken, 1, Ok(bytes(rows, 7)));
@@ -419,7 +419,7 @@ fn a_batch_that_does_not_fit_again_is_tried_after_twice_the_time_though_it_is_th
         waits *= 2;
         desk.answers();
     }
-    // It is forgotten when the largest has worked for long.
+    // The ceiling is forgotten when the largest size has worked for long.
     desk.push(4, 1);
     desk.run(0);
     desk.pass(640_000);
@@ -444,7 +444,7 @@ fn want_of_memory_for_frames_makes_batches_of_rois_no_smaller() {
 fn a_long_job_with_many_batches_on_their_way_is_halved_as_often_as_a_short_one() {
     let mut desk = Desk::new(false);
     desk.book.limits = QueueLimits { items_max: 40, bytes_max: 40 };
-    // Short ones: of long ones there are not so many.
+    // Short batches: there are not so many long ones.
     desk.book.measured(MODEL, &"cpu".into(), 4, MS, desk.now);
     let key = desk.push(40, 0);
     for size in [4, 2] {
@@ -485,7 +485,7 @@ fn a_failed_job_avoids_the_device_that_failed_it_and_its_answer_says_so() {
     assert!(matches!(desk.book.pick(other, &[MODEL], desk.now), Pick::Sleep));
     desk.end(&taken, 1, Err(EngineError::Device("xid 79".into())));
     let second = desk.push(1, 9);
-    // The device that failed takes the one behind it, once it has been left alone for as long as it takes itself.
+    // The device that failed takes the job behind it, once it has left the job to others for as long as it would take itself.
     desk.pass(20);
     let behind = desk.take();
     assert_eq!(behind.0.parts[0].job, second);
@@ -591,7 +591,7 @@ fn what_a_device_failed_wakes_another_that_may_have_it_and_runs_there_at_once() 
     let Pick::Run(batch, receipt) = pick(&mut desk, first) else { panic!("it is full") };
     desk.book.cancel(companion, desk.now);
     desk.end(&(batch, receipt), 5, Err(EngineError::Device("it broke".into())));
-    // This waits for company, which both may have.
+    // This job waits for company; both workers may take it.
     let other = Tensor { datatype: DataType::Uint8, shape: vec![1, 2], data: vec![1, 2].into() };
     desk.book.push(Job::plain(MODEL, vec![other], 1, desk.now), desk.now).unwrap();
     for workers in [[first, second], [second, first]] {
@@ -610,7 +610,7 @@ fn a_full_queue_of_a_models_own_says_when_to_retry_by_its_own_work() {
     let queue = QueuePolicies { default: bounded(2), ..QueuePolicies::default() };
     let mut desk = Desk::of(false, queue);
     desk.book.measured(MODEL, &"cpu".into(), 4, 20_000 * MS, desk.now);
-    // What another model does in no time says nothing of it.
+    // Quick work of another model says nothing about this one.
     desk.book.throughput.busy(true, desk.now);
     desk.pass(10);
     desk.book.throughput.record(1000, 1000, desk.now);
@@ -662,7 +662,7 @@ fn jobs_of_a_model_whose_device_is_away_wait_only_if_it_is_back_in_time() {
     desk.worker = desk.book.attach(&"cpu".into());
     desk.run(1);
     assert_eq!(desk.answers(), [(late, Ok(vec![0]))]);
-    // Without a word of when, nobody waits.
+    // Without a time of return, no job waits.
     desk.book.detach(desk.worker, desk.now);
     assert!(matches!(desk.push_due(1, 60_000), Err(InferError::Unserved { .. })));
 }
@@ -768,10 +768,10 @@ fn what_whole_frames_took_says_nothing_of_rois() {
     desk.run(1000);
     desk.push(1, 0);
     desk.run(10);
-    // By what both took together, those before it make it late.
+    // If both were measured together, the jobs ahead would make it late.
     desk.push_due(2, 290).unwrap();
     desk.push_due(1, 300).unwrap();
-    // And of frames these say nothing: two take half a second at the least.
+    // This says nothing of frames: two take at least half a second.
     let mut push_frame = |ms| {
         let deadline = Some(desk.now + Duration::from_millis(ms));
         let job = Job { setting: Some(finding()), deadline, ..desk.job(1, 0) };
@@ -811,7 +811,7 @@ fn a_full_queue_says_when_to_retry_and_that_grows_with_the_backlog() {
         let mut desk = Desk::new(false);
         desk.push(4, 0);
         desk.run(1000 * rows);
-        // Nothing to do for an hour says nothing of its speed.
+        // An idle hour says nothing of its speed.
         desk.pass(3_600_000);
         desk.push(20, 0);
         let job = desk.job(1, 0);
@@ -857,7 +857,7 @@ fn a_queue_full_of_bytes_says_when_to_retry_by_their_number() {
     let taken = desk.take();
     desk.end(&taken, 1000, Ok(bytes(1, 0)));
     push(&mut desk, 40).unwrap();
-    // Ten bytes a second, where it is also one item a second.
+    // Ten bytes a second, at one item a second.
     let full = push(&mut desk, 1);
     let after = Duration::from_secs(4);
     assert!(matches!(full, Err(InferError::Full { retry_after, .. }) if retry_after == after), "{full:?}");
@@ -1057,7 +1057,7 @@ fn a_model_has_room_for_so_many_waiting_jobs_of_each_priority_as_its_policies_sa
     };
     assert_eq!([0, 0, 3].map(&mut push), [Ok(()), Ok(()), Ok(())]);
     assert_eq!([push(0), push(3), push(7)], [full(2), full(1), Ok(())]);
-    // Those that run do not wait.
+    // Running jobs do not wait.
     let batch = desk.take();
     assert!(desk.push_due(1, 1000).is_ok());
     drop(batch);

@@ -1,4 +1,4 @@
-//! The words that the book is spoken to in: bounds, what a worker is given, what came of it, and what there is.
+//! The types of the book's arguments and results: bounds, what a worker is given, what came of it, and the present load.
 
 use super::Pieces;
 use crate::{
@@ -23,11 +23,11 @@ pub struct QueueLimits {
     pub bytes_max: usize,
 }
 
-/// What a batch counts.
+/// What the items of a batch are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
     Items,
-    /// Whole frames, each of which is as much as thousands of the ROIs that the same model is sent.
+    /// Whole frames, each of which is as much work as thousands of the ROIs that the same model is sent.
     Frames,
 }
 
@@ -48,19 +48,19 @@ pub enum Pick {
     SleepUntil(Instant),
     /// Ask again when more arrives.
     Sleep,
-    /// There will never be anything again but what the worker has begun, which may fail and come back to it.
+    /// There will be no more work, except for batches of this worker that may fail and come back to it.
     Closed,
 }
 
-/// Who runs a batch, and what was charged for it.
+/// Which worker runs a batch, and what was charged for it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Receipt {
     pub(super) worker: WorkerKey,
     pub(super) device: DeviceKey,
-    /// Its number among those of the roster.
+    /// Its number in the roster.
     pub(super) batch: u64,
     pub(super) estimate: f64,
-    /// What a second of this device is worth to the model: 1 on the fastest that serves it.
+    /// What a second of this device is worth to the model: 1 on the fastest device that serves it.
     pub(super) worth: f64,
     /// The device only stands by for the model.
     pub(super) standby: bool,
@@ -73,14 +73,14 @@ impl Receipt {
     }
 }
 
-/// What became of a batch beside its answers: for metrics.
+/// What became of a batch apart from its answers: for metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Aftermath {
     /// Jobs that are run again.
     pub again: usize,
-    /// The batch was too large for the device's memory: what is run again is so in smaller ones.
+    /// The batch was too large for the device's memory: the jobs run again in smaller ones.
     pub halved: bool,
-    /// Rows of the largest batch that the device is given of the model from now on, where that has changed.
+    /// The largest batch of the model, in rows, that the device gets from now on, where that has changed.
     pub ceiling: Option<usize>,
 }
 
@@ -104,7 +104,7 @@ pub struct Done {
     pub result: Result<Pieces, InferError>,
 }
 
-/// What came of a call, to be dealt with outside the lock.
+/// The effects of calls, to be dealt with outside the lock.
 #[derive(Debug, Default)]
 pub struct Settled {
     /// Jobs to answer.
@@ -113,18 +113,18 @@ pub struct Settled {
     pub inputs: Vec<Vec<Tensor>>,
     /// Retired models that are empty now: workers may unload them.
     pub forgotten: Vec<ModelKey>,
-    /// A worker serves other models than before: what it leaves is others' to take.
+    /// A worker serves other models than before: others may take the work that it leaves.
     pub moved: bool,
 }
 
-/// What waits and runs, for metrics.
+/// The present load, for metrics.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Load {
     /// Items that wait or run.
     pub items: usize,
     /// Bytes of inputs that wait or run.
     pub bytes: usize,
-    /// Jobs of which something waits.
+    /// Jobs with rows waiting.
     pub waiting: usize,
     /// Batches that run.
     pub running: usize,
@@ -139,10 +139,10 @@ pub struct Load {
 pub struct ModelLoad {
     /// Which.
     pub key: ModelKey,
-    /// Its name, which other versions may have as well.
+    /// Its name; other versions of the model have it as well.
     pub name: Arc<str>,
     /// Items that wait or run.
     pub items: usize,
-    /// Jobs of which something waits.
+    /// Jobs with rows waiting.
     pub waiting: usize,
 }

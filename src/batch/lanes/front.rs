@@ -1,4 +1,4 @@
-//! The start of a lane.
+//! The front of a lane.
 
 use super::Waiting;
 use crate::batch::urgency::{LEVEL_AGAIN, Rank};
@@ -9,24 +9,24 @@ use std::time::Instant;
 pub struct Front {
     /// Rows, at most the number asked for.
     pub items: usize,
-    /// How many jobs these are of.
+    /// How many jobs they belong to.
     pub jobs: usize,
     /// The earliest arrival among them.
     pub oldest: Instant,
-    /// When the first of them was accepted.
+    /// The earliest acceptance among them.
     pub pushed: Instant,
-    /// It came back from a batch that failed.
+    /// The most urgent of them came back from a batch that failed.
     pub again: bool,
     /// The earliest deadline among them.
     pub deadline: Option<Instant>,
-    /// When the first of them will have waited for too long.
+    /// When the first of them runs out of patience.
     pub patience: Option<Instant>,
     /// No other job may join, however long one waits.
     pub shut: bool,
 }
 
 impl Front {
-    /// What the most urgent job makes of it.
+    /// A front of the most urgent job alone.
     pub(super) fn of(rank: &Rank, first: &Waiting) -> Front {
         let urgency = &first.urgency;
         Front {
@@ -41,7 +41,7 @@ impl Front {
         }
     }
 
-    /// The next job is in it too.
+    /// Adds the next job.
     pub(super) fn join(&mut self, next: &Waiting) {
         let urgency = &next.urgency;
         let patience = urgency.patience.map(|patience| patience.until);

@@ -1,4 +1,4 @@
-//! Short batches run by whoever pushes a job: a worker's thread that sleeps is not woken for them, and nobody by it.
+//! Short batches that the thread that pushes a job runs itself, without waking a sleeping worker's thread or being woken by it.
 
 use super::{Queue, Running, State};
 use crate::batch::{
@@ -13,13 +13,13 @@ use std::{
     time::Instant,
 };
 
-/// A model of a worker's, for others to run a short batch of while the worker sleeps.
+/// A worker's model, with which other threads may run a short batch while the worker sleeps.
 pub trait Inline: Send + Sync {
-    /// Runs it on this thread, and finishes it.
+    /// Runs the batch on this thread, and finishes it.
     fn run(&self, batch: Running);
 }
 
-/// What workers have lent, and what runs in their names.
+/// The models that workers have lent, and the batches that run on the workers' behalf.
 #[derive(Default)]
 pub(super) struct All {
     lent: HashMap<(WorkerKey, ModelKey), Arc<dyn Inline>>,
@@ -49,12 +49,12 @@ impl All {
         self.lent.retain(|(of, _), _| *of != worker);
     }
 
-    /// A batch has ended, whoever ran it.
+    /// A batch has ended, on whichever thread.
     pub(super) fn ended(&mut self, receipt: &Receipt) {
         self.running.retain(|running| running != receipt);
     }
 
-    /// Those of these workers that nothing runs for.
+    /// Those of these workers for which no batch runs inline.
     pub(super) fn without(&self, workers: &[WorkerKey]) -> Vec<WorkerKey> {
         let runs = |worker: &WorkerKey| self.running.iter().any(|running| running.worker() == *worker);
         workers.iter().filter(|worker| !runs(worker)).copied().collect()
@@ -69,7 +69,7 @@ pub(super) struct Taken {
 }
 
 impl State {
-    /// What waits of a model, where the worker that would be rung for it has lent the model and need not be.
+    /// The waiting work of a model as an inline batch, if the worker that would be woken for it has lent the model and need not be woken.
     pub(super) fn take_inline(&mut self, model: ModelKey, now: Instant) -> Option<Taken> {
         if self.inline.lent.is_empty() || self.parked.is_empty() || !self.book.may_inline(model, now) {
             return None;

@@ -1,4 +1,4 @@
-//! The caller's side: a future that is the answer, and that cancels when it is dropped.
+//! The caller's side: a future that yields the answer, and cancels the job when it is dropped.
 
 use super::{Queue, Reply};
 use crate::{
@@ -13,25 +13,25 @@ use std::{
 };
 use tokio::{sync::oneshot, time::Sleep};
 
-/// A job's answer to come. Dropping it takes the job out of the queue: what of it waits never runs.
+/// A pending answer. Dropping it removes the job from the queue: rows that still wait never run.
 #[derive(Debug)]
 #[must_use = "dropping a ticket cancels its job"]
 pub struct Ticket {
     pub(super) job: JobKey,
     pub(super) pushed: Instant,
-    /// The end of its patience, where it is refused then.
+    /// When it runs out of patience, if it is refused then.
     pub(super) patience: Option<Patience>,
     pub(super) reply: oneshot::Receiver<Reply>,
-    /// Until the answer is here.
+    /// `Some` until the answer has come.
     pub(super) queue: Option<Arc<Queue>>,
 }
 
-/// When a job that was not begun is refused. Whoever waits for it looks then: no device may be free to, nor there at all.
+/// When a job that has not started is refused. Its caller's future watches the time: no worker may be free to, or there at all.
 #[derive(Debug)]
 pub(super) struct Patience {
     pub(super) model: ModelKey,
     pub(super) until: Instant,
-    /// From the first look at the answer on.
+    /// Set at the first poll.
     pub(super) timer: Option<Pin<Box<Sleep>>>,
 }
 

@@ -1,4 +1,4 @@
-//! The worker's side: a place at the queue, and a batch that cannot be lost.
+//! The worker's side: its place in the queue, and a batch that cannot be lost.
 
 use super::{Inline, Queue, State};
 use crate::{
@@ -20,15 +20,15 @@ use std::{
 pub enum Taken {
     /// Run this.
     Batch(Running),
-    /// Look at your own mail, and come back.
+    /// Look at your own messages, and ask again.
     Woken,
-    /// Nothing came for as long as the worker had patience.
+    /// Nothing came within the worker's patience.
     Idle,
-    /// There will be no more work but what comes back of batches that the worker has begun: without any, go home.
+    /// There will be no more work, except for batches of this worker that may fail and come back. A worker without any may end.
     Closed,
 }
 
-/// A worker's place at the queue; dropping it says that the worker is gone.
+/// A worker's place in the queue; dropping it detaches the worker.
 #[derive(Debug)]
 pub struct Worker {
     pub(super) key: WorkerKey,
@@ -38,12 +38,12 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// What [`Queue::recall`] knows it by.
+    /// [`Queue::recall`] takes this key.
     pub fn key(&self) -> WorkerKey {
         self.key
     }
 
-    /// Says that this is all that its device will serve for now: jobs that wait for it to come back with anything else are
+    /// Says that these are all models that its device will serve for now: jobs that wait for the device to return with others are
     /// answered.
     pub fn returned(&self, serves: &[ModelKey]) {
         let mut state = self.queue.state.lock();
@@ -51,25 +51,25 @@ impl Worker {
         self.queue.leave(state, None);
     }
 
-    /// Says what it serves from now on, before it asks for any of that.
+    /// Says which models it serves from now on, before it asks for their work.
     pub fn serves(&self, serves: &[ModelKey]) {
         let mut state = self.queue.state.lock();
         state.book.serves(self.key, serves, Instant::now());
         self.queue.leave(state, None);
     }
 
-    /// Says whether it is given one size of a model's batches for a while, since a change of it is dear to its engine.
+    /// Says whether its batches of a model keep one size for a while, since changing the size is expensive for its engine.
     pub fn keep_size(&self, model: ModelKey, keeps: bool) {
         self.queue.state.lock().book.keep_size(self.key, model, keeps);
     }
 
-    /// Has whoever pushes a job of a model run it by this, where that is short and this worker sleeps; `None`: no more.
+    /// Lends a model: a thread that pushes a job runs it by `inline`, where the batch is short and this worker sleeps. `None` ends that.
     pub fn lend(&self, model: ModelKey, inline: Option<Arc<dyn Inline>>) {
-        // What was lent before is dropped without the lock.
+        // The one that was lent before is dropped without the lock.
         let _before = self.queue.state.lock().inline.set(self.key, model, inline);
     }
 
-    /// Waits for a batch of one of the models it serves. To be called from a thread that may block.
+    /// Waits for a batch of one of the models that the worker serves. To be called from a thread that may block.
     pub fn take(&self, serves: &[ModelKey]) -> Taken {
         self.take_within(serves, None)
     }
@@ -80,7 +80,7 @@ impl Worker {
         loop {
             let mut state = self.queue.state.lock();
             if state.woken.remove(&self.key) {
-                // Somebody else may have to do what this worker was rung for.
+                // Another worker may have to take the work that this one was woken for.
                 self.queue.leave(state, None);
                 return Taken::Woken;
             }
@@ -105,7 +105,7 @@ impl Worker {
             if state.book.is_settled() {
                 self.sleep(state, until.map(|until| until.saturating_duration_since(now)));
             } else {
-                // Late jobs are answered before anybody sleeps, and others woken for what this worker serves no more.
+                // Late jobs are answered before this worker sleeps, and others are woken for models that it no longer serves.
                 self.queue.leave(state, None);
             }
         }
@@ -148,8 +148,8 @@ impl Drop for Worker {
     }
 }
 
-/// A batch in a worker's hands. Dropping it unfinished (a panic, an early return) counts as a failure of the device, so
-/// that its jobs are run elsewhere or answered.
+/// A batch in a worker's hands. Dropping it unfinished (a panic, an early return) counts as a failure of the device, so that its jobs run
+/// elsewhere or are answered.
 #[derive(Debug)]
 #[must_use = "dropping a batch fails it"]
 pub struct Running {
@@ -161,13 +161,13 @@ pub struct Running {
 }
 
 impl Running {
-    /// Hands the batch back: answers the jobs that are complete, and lets those that failed run again where the kind of
-    /// error allows it. Says what else came of it; none where it was [recalled](Queue::recall), and others have its jobs.
+    /// Hands the batch back: answers the jobs that are complete, and lets those that failed run again where the kind of error allows it.
+    /// Returns what else came of it; `None` where it was [recalled](Queue::recall), and its jobs went to others.
     pub fn finish(self, result: RunResult) -> Option<Aftermath> {
         self.finish_counted(result, || ())
     }
 
-    /// The same; `counted` is called before the answers are sent, unless the batch was recalled.
+    /// Like [`Running::finish`]; `counted` is called before the answers are sent, unless the batch was recalled.
     pub fn finish_counted(mut self, result: RunResult, counted: impl FnOnce()) -> Option<Aftermath> {
         self.queue.finish(&self.batch, &self.receipt.take()?, result, counted)
     }

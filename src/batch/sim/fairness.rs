@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Runs one seed; gives the largest difference between two models as a part of what is allowed.
+/// Runs one seed; returns the largest difference between two models, as a part of the allowed one.
 ///
 /// Allowed between models a and b, in seconds of compute per weight: (workers + 1) × (longest batch of a / weight of
 /// a + longest batch of b / weight of b). One such sum is what start-time fair queueing promises on one server; each
@@ -33,7 +33,7 @@ pub(super) fn run(seed: u64) -> f64 {
                 queue: QueuePolicies::default(),
             };
             book.register(ModelKey(i), "model", rules);
-            // An urgent model gets no more of the device than any other.
+            // Priority must not change a model's share of the device.
             let priority = *random.of(&[0, 9]);
             (ModelKey(i), weight, random.between(1, 300), priority)
         })

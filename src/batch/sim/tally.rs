@@ -1,6 +1,6 @@
 //! What happened in all worlds together.
 
-/// What happened, to see that the worlds reach everything.
+/// Counts of what happened, to show that the worlds cover everything.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) jobs: usize,
@@ -25,7 +25,7 @@ pub(super) struct Tally {
     pub(super) aged: usize,
     pub(super) left: usize,
     pub(super) halved: usize,
-    /// Times that a larger batch was tried again, that it was too large again, and that all of it was forgotten.
+    /// How often a larger batch was tried again, how often it was too large again, and how often the limit was forgotten.
     pub(super) rose: usize,
     pub(super) relapsed: usize,
     pub(super) forgotten: usize,
@@ -34,15 +34,15 @@ pub(super) struct Tally {
     pub(super) refused_unserved: usize,
     pub(super) recalled: usize,
     pub(super) partly_back: usize,
-    /// Batches that were begun while others of the same worker were on their way.
+    /// Batches that were started while others of the same worker were in flight.
     pub(super) at_once: usize,
     /// Workers that waited for company beside a job that has a deadline.
     pub(super) company: usize,
     /// Jobs that were late though a worker woke for them, or had meant to.
     pub(super) overslept: usize,
-    /// Batches that whoever pushed a job ran.
+    /// Batches that were run by the thread that pushed a job.
     pub(super) inline: usize,
-    /// Those of them beside others of the same worker.
+    /// Those of them that ran beside others of the same worker.
     pub(super) inline_at_once: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What is true of every job, kept apart from the book in the plainest way, and the checks against it.
+//! The true state of every job, tracked separately from the book in the simplest way, and the checks against it.
 
 mod away;
 mod ceiling;
@@ -28,7 +28,7 @@ fn pads(rules: &Rules, device: &str) -> bool {
     rules.padding == Padding::Everywhere || device != CPU
 }
 
-/// What is left to try where a batch of `size` was too large; that size where nothing is.
+/// The next size to try where a batch of `size` was too large; `size` itself if there is no smaller one.
 fn half(rules: &Rules, device: &str, size: usize) -> usize {
     let smaller: Vec<usize> = rules.sizes.iter().copied().filter(|smaller| *smaller < size).collect();
     let listed = smaller.iter().rev().find(|smaller| 2 * **smaller <= size).or(smaller.first());
@@ -42,13 +42,13 @@ pub(super) struct Looked<'a> {
     pub(super) serves: &'a [ModelKey],
     /// Microseconds for which it may leave work to another device.
     pub(super) own: u64,
-    /// Batches that it has on their way, and may let come nearer to their end before it takes more.
+    /// Its number of batches in flight; it may let them get nearer to their end before it takes more.
     pub(super) busy: u64,
     /// It goes home.
     pub(super) home: bool,
 }
 
-/// All that is true.
+/// The true state of everything.
 #[derive(Debug)]
 pub(super) struct Truth {
     pub(super) jobs: Vec<TrueJob>,
@@ -57,9 +57,9 @@ pub(super) struct Truth {
     pub(super) closed: bool,
     /// What each attached worker serves, and on which device, once it has said so.
     pub(super) serving: HashMap<usize, (Arc<str>, Vec<ModelKey>)>,
-    /// Devices that served a model once.
+    /// Devices that have served a model.
     homes: HashSet<(ModelKey, Arc<str>)>,
-    /// Devices that are away, and may have come back with some of their models: when they should be, and which.
+    /// Devices that are away, or have come back with some of their models: when they should be back, and with which models they are.
     away: HashMap<Arc<str>, (Option<Instant>, HashSet<ModelKey>)>,
     /// Models for which the CPU only stands by.
     pub(super) standby: HashSet<ModelKey>,
@@ -110,7 +110,7 @@ impl Truth {
         assert!(load.items <= self.limits.items_max && load.bytes <= self.limits.bytes_max);
     }
 
-    /// A push gave the right answer.
+    /// Checks the result of a push.
     pub(super) fn pushed(
         &mut self,
         job: &Job,
@@ -191,7 +191,7 @@ impl Truth {
         }
     }
 
-    /// Whether a device may have a job: not if it failed it, nor if it only stands by, while there is a better one.
+    /// Whether a device may have a job: not if it failed the job, nor if it only stands by, while there is a better one.
     fn may_have(&self, device: &Arc<str>, job: &TrueJob) -> bool {
         let serving = self.serving.values().filter(|(_, serves)| serves.contains(&job.model));
         let all: Vec<&Arc<str>> = serving.map(|(device, _)| device).collect();
@@ -206,7 +206,7 @@ impl Truth {
         fit.contains(&device)
     }
 
-    /// Whether a device may leave a job to another one yet.
+    /// Whether a device may still leave a job to another one.
     fn may_leave(&self, device: &Arc<str>, job: &TrueJob, own: u64, now: Instant) -> bool {
         let mut others = self.serving.values();
         !job.again
@@ -218,7 +218,7 @@ impl Truth {
         self.serving.values().any(|(_, serves)| serves.contains(&model))
     }
 
-    /// A batch is one that may run now.
+    /// Checks that a batch may run now.
     pub(super) fn taken(&mut self, batch: &Batch, looked: Looked<'_>, now: Instant) {
         let Looked { device, serves, own, .. } = looked;
         let sizes = self.sizes(device, batch.model);
@@ -270,7 +270,7 @@ impl Truth {
         let shared = batch.parts.iter().any(|part| part.job != first);
         assert!(!(head.alone && shared), "alone means alone");
 
-        // Whoever still waits in the lane is no more urgent than anybody in the batch.
+        // Jobs still waiting in the lane must be no more urgent than any in the batch.
         let left = || self.jobs.iter().filter(|job| job.waits(now) && self.may_have(device, job));
         let in_lane = || left().filter(|job| job.same_lane(head));
         let joinable = in_lane().min_by_key(|job| job.rank(now));
@@ -294,8 +294,8 @@ impl Truth {
         self.tally.shared += usize::from(shared);
     }
 
-    /// A worker may sleep (or go home): nothing that it could run is ripe, or it has not waited for a faster device longer
-    /// than for this one, or what it has on its way may take until then.
+    /// Checks that a worker may sleep (or go home): nothing that it could run is due, or it has not left the work to a faster device for
+    /// longer than it may, or its batches in flight may take until then.
     pub(super) fn may_sleep(&mut self, looked: Looked<'_>, until: Option<Instant>, now: Instant) {
         let Looked { device, serves, own, busy, home } = looked;
         let busy = busy > 0 && until.is_some_and(|until| until <= now + Duration::from_micros(busy * own));
@@ -320,7 +320,7 @@ impl Truth {
         self.tally.slept += 1;
     }
 
-    /// The batch ended well. How large one may be there from now on, if that has changed.
+    /// The batch ended well. Returns the new size limit there, if it has changed.
     pub(super) fn ran(&mut self, batch: &Batch, device: &Arc<str>, now: Instant) -> Option<usize> {
         for part in &batch.parts {
             self.job_mut(part.job).rows[part.rows.clone()].fill(Row::Done);
@@ -343,7 +343,7 @@ impl Truth {
         self.tally.alone += usize::from(shared);
     }
 
-    /// The device's memory was too small. How large a batch may be there from now on, if that has changed.
+    /// The device's memory was too small. Returns the new size limit there, if it has changed.
     pub(super) fn too_large(&mut self, batch: &Batch, device: &Arc<str>, now: Instant) -> Option<usize> {
         if half(&self.models[&batch.model], device, batch.size) == batch.size {
             self.broke(batch, device, now);
@@ -368,7 +368,7 @@ impl Truth {
         let cpu_is_left = **device != *CPU && self.serving.values().any(on_cpu);
         for part in &batch.parts {
             let job = self.job_mut(part.job);
-            // What was on its way together with a batch that failed fails with it.
+            // Batches that were in flight together with one that failed are the same failure.
             let same = job.failures_before[part.rows.start] < job.device_failures && job.avoids(device);
             if before != Some(part.job) && !same {
                 job.device_failures += 1;
@@ -389,7 +389,7 @@ impl Truth {
         }
     }
 
-    /// An answer is the right one, and the first.
+    /// Checks that an answer is right, and the first.
     pub(super) fn answered(&mut self, done: Done, now: Instant) {
         let index = self.by_key[&done.job];
         let job = &self.jobs[index];
@@ -432,7 +432,7 @@ impl Truth {
         self.jobs[index].state = State::Answered;
     }
 
-    /// Everything has come to rest.
+    /// Checks the end state: nothing waits or runs.
     pub(super) fn check_rest(&self, load: &Load) {
         assert_eq!((load.items, load.bytes, load.waiting, load.running), (0, 0, 0, 0));
         for job in &self.jobs {

@@ -1,4 +1,4 @@
-//! One small world per seed: its events in the order of a virtual clock. `made` makes it; in `away`, workers go and come back.
+//! One small world per seed: its events in the order of a virtual clock. `made` creates it; in `away`, workers leave and come back.
 
 mod away;
 mod made;
@@ -34,16 +34,16 @@ enum Event {
         worker: usize,
         life: usize,
     },
-    /// Its call has not come back for too long.
+    /// A worker's call has not returned for too long.
     Recall {
         worker: usize,
         life: usize,
     },
-    /// Long after that it does.
+    /// That call returns, long afterwards.
     Late(usize),
     Vanish(usize),
     Return(usize),
-    /// One that has returned loads its next model.
+    /// A worker that has returned loads its next model.
     Load {
         worker: usize,
         absences: usize,
@@ -52,7 +52,7 @@ enum Event {
     Memory(usize),
     Retire(ModelKey),
     Close,
-    /// A window of waiting for company ends, or what a worker has comes near to its end.
+    /// The window of waiting for company ends, or a worker's batches are nearly done.
     Look,
 }
 
@@ -60,7 +60,7 @@ struct SimWorker {
     /// None while it is away.
     key: Option<WorkerKey>,
     serves: Vec<ModelKey>,
-    /// How many of these it has: one that returns loads them one after the other.
+    /// How many of these it has loaded: one that returns loads them one after the other.
     loaded: usize,
     /// How often it has gone.
     absences: usize,
@@ -68,7 +68,7 @@ struct SimWorker {
     device: Arc<str>,
     /// Rows of the largest batch that its memory holds.
     rows_max: usize,
-    /// Times slower than the cost says.
+    /// How many times slower than the model's cost it is.
     slow: u64,
     fails_percent: u64,
     /// Counts batches, so that each has a number of its own.
@@ -77,29 +77,29 @@ struct SimWorker {
     depth: usize,
     /// Oldest first.
     running: Vec<OnItsWay>,
-    /// When it looks again, unless that is over: it has one timer.
+    /// When it looks again, unless that time has passed: it has one timer.
     looks: u64,
     home: bool,
 }
 
-/// A batch that was begun, and when it ends if nothing befalls it.
+/// A batch in flight, and when it ends if nothing goes wrong.
 struct OnItsWay {
     life: usize,
     batch: Arc<Batch>,
     receipt: Receipt,
     ends: u64,
-    /// Whoever pushed its job runs it.
+    /// The thread that pushed its job runs it.
     inline: bool,
 }
 
 impl SimWorker {
-    /// One that does not hang takes its turn behind those before it, mostly.
+    /// When it ends: mostly after those before it, unless it hangs.
     fn ends(&self, now: u64, takes: u64, in_turn: bool) -> u64 {
         let before = self.running.last().filter(|_| in_turn);
         before.map_or(now, |before| before.ends.max(now)) + takes
     }
 
-    /// Takes one out that has ended.
+    /// Removes one that has ended.
     fn take(&mut self, life: usize) -> Option<OnItsWay> {
         let at = self.running.iter().position(|running| running.life == life)?;
         Some(self.running.remove(at))
@@ -115,14 +115,14 @@ struct World {
     book: Book,
     truth: Truth,
     workers: Vec<SimWorker>,
-    /// How many batches hang, and those that did: until they come back after all.
+    /// How many batches hang, in percent, and those that did, until they return after all.
     hangs_percent: u64,
     hung: Vec<(Arc<Batch>, Receipt)>,
     /// Microseconds per batch and per row.
     costs: HashMap<ModelKey, (u64, u64)>,
     to_come: usize,
     pace: u64,
-    /// Workers that vanish return.
+    /// Workers that vanish come back.
     comes_back: bool,
 }
 
@@ -135,7 +135,7 @@ pub(super) fn run(seed: u64) -> Tally {
         world.settle();
         world.serve();
         if world.truth.closed {
-            // The queue wakes everybody then, at every change.
+            // When closed, the queue wakes all workers at every change.
             world.serve();
         }
         let load = world.book.load(world.at());
@@ -143,7 +143,7 @@ pub(super) fn run(seed: u64) -> Tally {
     }
     let now = world.at();
     if !world.comes_back && !world.truth.closed {
-        // The last worker may be gone for good: what waits for it ends with the close.
+        // The last worker may be gone for good: closing ends the jobs that wait for it.
         world.truth.closed = true;
         world.book.close(now);
         world.settle();
@@ -272,7 +272,7 @@ impl World {
         }
     }
 
-    /// Whoever pushed a job may run a short batch of it in the name of a worker that sleeps.
+    /// The thread that pushed a job may run a short batch of it on behalf of a sleeping worker.
     fn inline(&mut self, model: ModelKey) {
         let index = self.random.below(self.workers.len());
         let now = self.at();
@@ -309,15 +309,15 @@ impl World {
             let now = self.at();
             let serves = worker.serves[..worker.loaded].to_vec();
             let device = Arc::clone(&worker.device);
-            // What it would take for the largest batch, or as long as it may be thought to, behind those before it.
+            // What it would take for the largest batch, or as long as it may be expected to, behind its batches in flight.
             let costs = serves.iter().map(|key| self.costs[key]);
             let cost = costs.map(|(base, per_row)| base + per_row).max().unwrap_or_default();
             let own = worker.slow * 20 * worker.depth as u64 * cost + 200_000;
-            // What is overdue is thought to need as long again.
+            // An overdue batch is expected to need as long again.
             let begun = worker.running.first().map_or(now, |way| way.batch.taken);
             let own = own + now.duration_since(begun).as_micros() as u64;
             self.truth.asks(index, &device, &serves);
-            // What makes another size dear may come and go while an engine serves.
+            // Whether another size is expensive may change while an engine serves.
             for model in &serves {
                 if *device != *CPU && self.random.percent(5) {
                     self.book.keep_size(key, *model, self.random.percent(50));
@@ -349,7 +349,7 @@ impl World {
                     let looked = Looked { device: &device, serves: &serves, own: 0, busy: 0, home: false };
                     self.truth.may_sleep(looked, None, now);
                 }
-                // It waits for what it has begun, and asks again.
+                // It waits for its batches in flight, and asks again.
                 Pick::Closed if !self.workers[index].running.is_empty() => assert!(self.truth.closed),
                 Pick::Closed => {
                     assert!(self.truth.closed);
@@ -387,7 +387,7 @@ impl World {
 
     fn finish(&mut self, worker: usize, life: usize) {
         let fails = self.random.percent(self.workers[worker].fails_percent);
-        // One that was lost ends nowhere.
+        // A batch that was lost does not end here.
         let Some(OnItsWay { batch, receipt, .. }) = self.workers[worker].take(life) else {
             return;
         };
@@ -417,7 +417,7 @@ impl World {
         }
     }
 
-    /// The engine: gives back what it got, and padding after it.
+    /// The engine: returns its input, followed by padding.
     fn echo(&self, batch: &Batch) -> RunResult {
         let whole = self.truth.models[&batch.model].whole;
         let inputs: Vec<&Tensor> = batch.parts.iter().map(|part| &part.inputs[0]).collect();
@@ -436,7 +436,7 @@ impl World {
         })
     }
 
-    /// Answers go out.
+    /// Sends the answers.
     fn settle(&mut self) {
         let now = self.at();
         for done in self.book.settle().done {

@@ -1,4 +1,4 @@
-//! What models need of a GPU's memory, by what was measured, and what they hold.
+//! What models need of a GPU's memory, by measurements, and what they hold.
 
 use super::{
     super::{
@@ -10,7 +10,7 @@ use super::{
 use crate::{models::Source, status::HeldModel};
 
 impl Book {
-    /// What models hold of a device of which so many bytes are free now, where that is known, by name and version.
+    /// What models hold of a device with `free` bytes free, where that is known, by name and version.
     pub(in crate::devices) fn held(&self, index: usize, hold: &Hold, free: Option<u64>) -> Vec<HeldModel> {
         let state = self.state.lock();
         let of = |entry: &Entry| {
@@ -24,8 +24,8 @@ impl Book {
         held
     }
 
-    /// Bytes that the models of a device need there, and what is beside them. A model measured to take more than the
-    /// whole device, `total`, does not count: it is not loaded.
+    /// Bytes that the models of a device need there, with the context and the bytes reserved beside them. A model measured to take more
+    /// than the whole device, `total`, does not count: it is not loaded.
     pub(in crate::devices) fn required(&self, index: usize, gpu: &str, total: u64) -> u64 {
         let state = self.state.lock();
         let served = state.entries.iter().filter(|entry| entry.served.placed.has(index));
@@ -47,7 +47,7 @@ impl Book {
         learned.required(gpu, models).saturating_add(self.beside)
     }
 
-    /// Takes note of what a model took on a GPU.
+    /// Records what a model took on a GPU.
     pub(in crate::devices) fn learn(&self, index: usize, gpu: &str, source: &Source, footprint: &Footprint) {
         let own = name(source);
         let others = self.names_on(index).into_iter().filter(|name| *name != own);
@@ -56,7 +56,7 @@ impl Book {
         learned.model(gpu, &own, footprint.all(), footprint.total.saturating_sub(beside));
     }
 
-    /// What a model needs on a device, where that was measured.
+    /// What a model needs on a device, if that was measured.
     pub(in crate::devices) fn need(&self, index: usize, gpu: &str, source: &Source) -> Option<Need> {
         let own = name(source);
         let others = self.names_on(index).into_iter().filter(|name| *name != own);
@@ -77,7 +77,7 @@ impl Book {
         names
     }
 
-    /// The least that any of a device's models needs there with its context, by what was measured: none where one was not.
+    /// The least that any of a device's models needs there with its context; `None` unless all were measured.
     pub(in crate::devices) fn least(&self, index: usize, gpu: &str) -> Option<u64> {
         let (state, learned) = (self.state.lock(), self.learned.lock());
         let served = state.entries.iter().filter(|entry| entry.served.placed.has(index));
@@ -89,7 +89,7 @@ impl Book {
         Some(least.saturating_add(learned.measured_context(gpu)))
     }
 
-    /// Takes note of what we hold on a GPU in all, by the driver's count. `ours`: others are not in it.
+    /// Records what we hold on a GPU in all, by the driver's count. `ours`: the count excludes other processes.
     pub(in crate::devices) fn learn_all(&self, index: usize, gpu: &str, held: u64, ours: bool) {
         let names = self.names_on(index);
         let mut learned = self.learned.lock();
@@ -103,11 +103,11 @@ impl Book {
     }
 }
 
-/// As what it takes is remembered: with all that decides on it.
+/// The key for a model's measurements: includes everything that determines how much it takes.
 pub(super) fn name(source: &Source) -> String {
     let Source { name, version, bytes, manifest, .. } = source;
     let (instances, items) = (manifest.placement.instances, manifest.batch.largest());
-    // A network's arena is held to its limit.
+    // The memory arena of a network keeps to its limit.
     let limit = manifest.placement.memory_bytes_max.map(|max| format!(", at most {max} bytes each"));
     let limit = limit.unwrap_or_default();
     format!("{name}/{version}, {bytes} bytes, {instances} instances, batches of {items}{limit}")

@@ -3,11 +3,11 @@
 use super::super::{lease::doubled, refusal::Again};
 use std::time::{Duration, Instant};
 
-/// The first pause before a model is tried again that had too little room,
+/// The first pause before a model that had too little room is tried again.
 const PAUSE: Duration = Duration::from_secs(5);
-/// and the longest.
+/// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(300);
-/// How often in a row a model that fails is tried again: for some five minutes. Each try has others wait for the device.
+/// How often in a row a failing model is tried again: for about five minutes. During each try, requests wait for the device.
 const AGAIN_MAX: u32 = 6;
 
 /// The refusals of one model.
@@ -19,16 +19,16 @@ struct One {
     index: usize,
     hold: u64,
     why: String,
-    /// Refusals of any kind, for the pause.
+    /// Refusals of any kind; determines the pause.
     tries: u32,
-    /// Of these, those at the end that were tried again [`Again::AFewTimes`].
+    /// The latest of these that were tried again by [`Again::AFewTimes`].
     failures: u32,
-    /// When it is tried again, if it is.
+    /// When it is tried again, if ever.
     again: Option<Instant>,
 }
 
 impl Refused {
-    /// A hold on a device cannot have it.
+    /// Records that a hold on a device cannot have the model.
     pub(super) fn note(&mut self, index: usize, hold: u64, why: String, again: Again, now: Instant) {
         let before = self.0.iter().find(|one| (one.index, one.hold) == (index, hold));
         let (tries, failures) = before.map_or((0, 0), |one| (one.tries, one.failures));
@@ -42,7 +42,7 @@ impl Refused {
         self.0.push(One { index, hold, why, tries: tries.saturating_add(1), failures, again });
     }
 
-    /// A device has it, or what it could not have is no matter any more.
+    /// The device has the model now, or its refusals no longer matter.
     pub(super) fn forget(&mut self, index: usize) {
         self.0.retain(|one| one.index != index);
     }
@@ -52,13 +52,13 @@ impl Refused {
         self.0.iter().find(|one| (one.index, one.hold) == (index, hold)).map(|one| one.why.as_str())
     }
 
-    /// The same, where it may pass.
+    /// Like [`Refused::why`], only if it is tried again.
     pub(super) fn why_for_now(&self, index: usize, hold: u64) -> Option<&str> {
         let one = self.0.iter().find(|one| (one.index, one.hold) == (index, hold))?;
         one.again.map(|_| one.why.as_str())
     }
 
-    /// Whether it is not to be tried there now.
+    /// Whether it must not be tried there now.
     pub(super) fn bars(&self, index: usize, hold: u64, now: Instant) -> bool {
         let mut here = self.0.iter().filter(|one| (one.index, one.hold) == (index, hold));
         here.any(|one| one.again.is_none_or(|again| now < again))

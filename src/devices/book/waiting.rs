@@ -1,4 +1,4 @@
-//! Models that are served nowhere yet: their devices are away, or have no room for them now.
+//! Models that no device serves yet: their devices are away, or have no room for them now.
 
 use super::{
     super::{
@@ -12,24 +12,24 @@ use super::{
 use crate::models::{Found, Source};
 use std::time::Instant;
 
-/// Why a model is served nowhere now, and where it may be another time.
+/// Why no device serves a model now, and where it may be served later.
 pub(in crate::devices) struct Away {
     /// In words.
     pub(in crate::devices) reason: String,
-    /// Where it is to be.
+    /// Where it is placed.
     pub(in crate::devices) placed: Placed,
-    /// Holds that could not have it: the index of the device, the number of the hold, why, and whether that may pass.
+    /// Holds that could not have it: the index of the device, the number of the hold, the reason, and whether that may pass.
     pub(in crate::devices) refused: Vec<(usize, u64, Refusal, bool)>,
     /// A device failed while it was loaded there.
     pub(in crate::devices) failed: bool,
 }
 
-/// A model that waits.
+/// A waiting model.
 pub(super) struct Waiting {
     found: Found,
     placed: Placed,
     refused: Refused,
-    /// How often in a row a device failed while it was loaded there.
+    /// How often in a row a device failed while loading it.
     faults: u32,
 }
 
@@ -43,7 +43,7 @@ impl Waiting {
         &self.found.name
     }
 
-    /// Whether a device is to have it.
+    /// Whether a device should have it.
     pub(super) fn is_for(&self, index: usize) -> bool {
         self.placed.has(index)
     }
@@ -55,7 +55,7 @@ impl Waiting {
 }
 
 impl State {
-    /// What lies on disk of those that wait for a device.
+    /// The sources of the models that wait for a device.
     pub(super) fn waiting_for(&self, index: usize) -> impl Iterator<Item = &Source> {
         let there = self.waiting.iter().filter(move |waiting| waiting.is_for(index));
         there.filter_map(|waiting| waiting.found.source.as_ref().ok())
@@ -63,8 +63,8 @@ impl State {
 }
 
 impl Book {
-    /// A model is served nowhere: it is loaded when a device of its own is back, or has room. Tells how often in a row a device
-    /// has failed while it was loaded.
+    /// Lets a model wait: it is loaded when a device of its own is back, or has room. Returns how often in a row a device has failed
+    /// while loading it.
     pub(in crate::devices) fn wait_for_device(&self, found: &Found, away: Away, now: Instant) -> u32 {
         let mut state = self.state.lock();
         let at = state.waiting.iter().position(|waiting| waiting.is(found));
@@ -86,7 +86,7 @@ impl Book {
         faults
     }
 
-    /// The waiting models to try now on a hold on a device, without those that had no room there a moment ago.
+    /// The waiting models to try now on a hold on a device, except those that had no room there a moment ago.
     pub(in crate::devices) fn who_waits(
         &self,
         index: usize,
@@ -108,12 +108,12 @@ impl Book {
         short.next().map(|why| Refusal::Memory(why.to_owned()))
     }
 
-    /// A model waits no more.
+    /// A model no longer waits.
     pub(in crate::devices) fn stop_waiting_for(&self, found: &Found) {
         self.state.lock().waiting.retain(|waiting| !waiting.is(found));
     }
 
-    /// Nobody wants a model any more that waits, but in these versions.
+    /// Ends the wait of all versions of a model except those for which `but` holds.
     pub(in crate::devices) fn stop_waiting(&self, name: &str, but: &dyn Fn(&str) -> bool) {
         let mut state = self.state.lock();
         state.waiting.retain(|waiting| waiting.name() != name || but(&waiting.found.version));
@@ -139,7 +139,7 @@ mod tests {
         Found { name: name.into(), version: "1".into(), source: Ok(source), only_named: false }
     }
 
-    /// For the second of three devices.
+    /// A model placed on the second of three devices.
     fn away(refused: Vec<(usize, u64, Refusal, bool)>, failed: bool) -> Away {
         let placed = Placed { on: vec![1], stands_in: None, instead: false, notes: Vec::new() };
         Away { reason: "it is not there".into(), placed, refused, failed }

@@ -1,9 +1,9 @@
-//! Whether a device works: what its workers know of it, and what follows from what is seen of it.
+//! Whether a device works: what its workers know of it, and what follows from observations of it.
 //!
-//! A device is taken, serves and is given back or lost, again and again. Each such time is a *hold*, and [`Health`] is what all
-//! who work in one know of it: once it is over, workers leave, and whoever keeps the device takes up what they left.
+//! A device is taken, serves and is given back or lost, again and again. Each such period is a *hold*. [`Health`] is the state that all
+//! workers of a hold share. Once the hold is over, workers leave, and the device's keeper recovers their unfinished work.
 //!
-//! - [`states`]: what evidence makes of a device; [`xid`]: what Xid errors say of it.
+//! - [`states`]: how evidence changes a device's state; [`xid`]: what Xid errors mean for it.
 
 pub mod states;
 pub mod xid;
@@ -19,22 +19,22 @@ use std::{
 /// Why a hold on a device is over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Over {
-    /// It was given back by whoever keeps it.
+    /// Its keeper gave it back.
     Left,
     /// The device failed, or is taken for broken.
     Failed(String),
 }
 
-/// What all workers of one hold on a device know of it.
+/// What all workers of one hold on a device share about it.
 #[derive(Clone)]
 pub(super) struct Health {
     /// The device's name.
     pub(super) device: Arc<str>,
-    /// False where an engine's fault says nothing about the device.
+    /// False if an engine's fault says nothing about the device.
     fallible: bool,
     over: Arc<OnceLock<Over>>,
     flights: Arc<Mutex<Flights>>,
-    /// What takes longer has hung.
+    /// A call that takes longer has hung.
     stuck_after: Option<Duration>,
     queue: Arc<Queue>,
 }
@@ -43,17 +43,17 @@ pub(super) struct Health {
 struct Flights {
     next: u64,
     began: BTreeMap<u64, Instant>,
-    /// When somebody last asked whether the device hangs.
+    /// When it was last checked whether the device hangs.
     asked: Option<Instant>,
 }
 
-/// Whether a device hangs is asked every 100 ms or so. Where nobody has asked for longer than this, the process stood still, or whoever
-/// asks was held up; what is more counts as no time that the device has taken.
+/// Whether a device hangs is checked about every 100 ms. If more than this passes between two checks, the process or the thread that
+/// checks was suspended; the excess does not count as time that a call has taken.
 const UNASKED_MAX: Duration = Duration::from_secs(2);
 
 impl Health {
-    /// Of a device that is well. `fallible`: an engine's fault may be the device's. `stuck_after`: one call of it that takes
-    /// longer has hung.
+    /// The health of a device that works. `fallible`: an engine's fault may be the device's. `stuck_after`: a call that takes longer has
+    /// hung.
     pub(super) fn new(
         device: Arc<str>,
         queue: Arc<Queue>,
@@ -63,32 +63,32 @@ impl Health {
         Health { device, fallible, over: Arc::default(), flights: Arc::default(), stuck_after, queue }
     }
 
-    /// Whether its workers are to leave.
+    /// Whether the hold is over, so that its workers must leave.
     pub(super) fn is_over(&self) -> bool {
         self.over.get().is_some()
     }
 
-    /// Why they are, once they are.
+    /// Why it is over, once it is.
     pub(super) fn over(&self) -> Option<&Over> {
         self.over.get()
     }
 
-    /// Ends the hold; the first who does says why.
+    /// Ends the hold; the first caller's reason counts.
     pub(super) fn end(&self, why: Over) {
         if self.over.set(why).is_ok() {
-            // Its workers leave; none of them may be left asleep.
+            // Its workers must leave, so none may be left asleep.
             self.queue.wake();
         }
     }
 
-    /// Takes note of what became of a batch: an error of the device ends the hold.
+    /// Takes in the error of a batch: an error of the device ends the hold.
     pub(super) fn note(&self, error: &EngineError) {
         if let (EngineError::Device(reason), true) = (error, self.fallible) {
             self.end(Over::Failed(reason.clone()));
         }
     }
 
-    /// Says that the device has been given something to do, until the guard is dropped.
+    /// Marks the device as busy until the guard is dropped.
     pub(super) fn busy(&self) -> Busy {
         let mut flights = self.flights.lock();
         let key = flights.next;
@@ -97,13 +97,13 @@ impl Health {
         Busy { key, flights: Arc::clone(&self.flights) }
     }
 
-    /// How long the device has been about what it has been about longest.
+    /// How long the oldest unfinished call of the device has taken.
     pub(super) fn busy_for(&self, now: Instant) -> Option<Duration> {
         let began = self.flights.lock().began.values().min().copied();
         began.map(|began| now.saturating_duration_since(began))
     }
 
-    /// The same, where that is so long that it must have hung.
+    /// Like [`Health::busy_for`], if that is so long that the call must have hung.
     pub(super) fn stuck_for(&self, now: Instant) -> Option<Duration> {
         let limit = self.stuck_after?;
         self.flights.lock().asked(now);
@@ -112,7 +112,7 @@ impl Health {
 }
 
 impl Flights {
-    /// Leaves out what the process stood still for.
+    /// Discounts time for which the process was suspended.
     fn asked(&mut self, now: Instant) {
         let unasked = self.asked.map_or(Duration::ZERO, |asked| now.saturating_duration_since(asked));
         self.asked = self.asked.max(Some(now));
@@ -123,12 +123,12 @@ impl Flights {
     }
 }
 
-/// That a call has not come back, in words.
+/// Says that a call has not returned.
 pub(super) fn hangs(time: Duration) -> String {
     format!("a call has not come back for {} s", time.as_secs())
 }
 
-/// Something that a device is about.
+/// A guard for a call that the device is busy with.
 pub(super) struct Busy {
     key: u64,
     flights: Arc<Mutex<Flights>>,
@@ -190,7 +190,7 @@ mod tests {
         let stuck = |seconds: u64| health.stuck_for(began + s(seconds)).is_some();
         assert!(!stuck(1));
         assert!(!stuck(3600), "it was stopped for an hour");
-        // A second before it and two seconds of it count.
+        // One second before the suspension and two seconds of it count.
         let later = (3601..3617).map(stuck).collect::<Vec<_>>();
         assert_eq!(later, vec![false; 16]);
         assert!(stuck(3618), "it hangs since");

@@ -1,7 +1,7 @@
 //! The life of a device as a state machine. Pure: evidence and the time come in; no clock, no lock, no driver.
 //!
-//! `waiting → warming → serving → suspect → fenced → warming` and so on, and `lost`. A device that is fenced or lost comes back
-//! only by being taken anew, and by a forward pass that worked, after a pause that grows while it keeps failing.
+//! `waiting → warming → serving → suspect → fenced → warming` and so on, and `lost`. A device that is fenced or lost comes back only by
+//! being taken anew, with a forward pass that works, after a pause that grows while it keeps failing.
 
 use super::{
     super::lease::doubled,
@@ -16,51 +16,52 @@ use std::{
 /// The first pause after a fault, and the longest.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// Faults are remembered for so long,
+/// How long faults are remembered.
 const MEMORY: Duration = Duration::from_secs(600);
-/// and of more than so many, the device is given up until it has had a long pause.
+/// After more faults than this within [`MEMORY`], the device gets a long pause.
 const FAULTS_MAX: usize = 5;
-/// The pause of what was given up, needs a reset, or is gone: looked at now and then.
+/// The pause of a device that fails too often, needs a reset, or is gone: it is looked at now and then.
 const LONG_PAUSE: Duration = Duration::from_secs(60);
-/// Suspicion ends when nothing has pointed at a fault for so long.
+/// Suspicion ends when there was no sign of a fault for this long.
 const CLEAN: Duration = Duration::from_secs(60);
-/// Too hot, or braked, for so long before it says something.
+/// How long clocks must be lowered before that counts as a sign of a fault.
 const HOT: Duration = Duration::from_secs(30);
 
-/// What to do about a GPU that only another process may have.
+/// What to do about a GPU that only another process can use.
 const POISONED: &str = "this process cannot use the GPU again after the fault: restart the server, or run it with isolation = \
                         \"process\", which needs no restart";
 
-/// Something that says how a device is.
+/// An observation of a device's condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Evidence {
     /// A call failed with an error after which its context cannot be trusted.
     Failed(String),
-    /// It could not be taken, by an error that only work has, though none was done: such work of this process has failed before.
+    /// It could not be taken, because of an error that only running work causes. None ran now, but earlier work of this process has
+    /// failed there.
     Poisoned(String),
-    /// A call has not come back for so long.
+    /// A call has not returned for so long.
     Stuck(Duration),
     /// An Xid error.
     Xid(u64),
-    /// An Xid error whose number is not told.
+    /// An Xid error without a known number.
     UnknownXid,
-    /// It does not answer on the bus, or is back there.
+    /// It does not answer on the bus (false), or is back there (true).
     OnBus(bool),
-    /// Memory errors that could not be put right, since the driver was loaded.
+    /// Uncorrected memory errors since the driver was loaded.
     Uncorrected(u64),
     /// Rows or pages wait for a reset to be replaced.
     RowsPending(bool),
-    /// No row is left to replace one by, or some are.
+    /// Whether a row could not be replaced, for want of spare rows.
     RowsFailed(bool),
-    /// What the driver advises, by its number in NVML: 0 is nothing.
+    /// The recovery action that the driver advises, by its number in NVML: 0 is none.
     Advice(u64),
-    /// Its clocks are lowered, for heat or by its power supply.
+    /// Whether its clocks are lowered, because of heat or by its power supply.
     Throttled(bool),
-    /// A forward pass with a known answer worked, or what it did instead.
+    /// A forward pass with a known answer worked, or what happened instead.
     Canary(Result<(), String>),
 }
 
-/// How a device is.
+/// A device's condition.
 #[derive(Debug, Clone)]
 pub struct States {
     state: DeviceState,
@@ -68,7 +69,7 @@ pub struct States {
     reason: String,
     /// When its last faults were.
     faults: VecDeque<Instant>,
-    /// Not taken before.
+    /// It is not taken before this time.
     not_before: Option<Instant>,
     on_bus: bool,
     uncorrected: Option<u64>,
@@ -103,17 +104,17 @@ impl Default for States {
 }
 
 impl States {
-    /// Where it stands.
+    /// The current state.
     pub fn state(&self) -> DeviceState {
         self.state
     }
 
-    /// What brought it there.
+    /// The cause of this state.
     pub fn cause(&self) -> Cause {
         self.cause
     }
 
-    /// The same in words.
+    /// The cause in words.
     pub fn reason(&self) -> &str {
         &self.reason
     }
@@ -127,30 +128,30 @@ impl States {
             && self.not_before.is_none_or(|until| until <= now)
     }
 
-    /// When it may be tried again at the earliest. None where that is now, or not before what keeps it away is gone.
+    /// When it may be tried again at the earliest. `None` if that is now, or only once what bars it is gone.
     pub fn retry_at(&self) -> Option<Instant> {
         self.not_before.filter(|_| !self.is_barred())
     }
 
-    /// Whether it is not taken for as long as this is seen of it, however long that is.
+    /// Whether it is not taken for as long as a condition lasts, however long that is.
     fn is_barred(&self) -> bool {
         self.advised || self.rows_failed
     }
 
-    /// Whether it must show now that it works.
+    /// Whether it must now prove that it works.
     pub fn canary_due(&self) -> bool {
         self.doubted_at.is_some()
     }
 
     /// It is not ours, and why.
     pub fn waiting(&mut self, cause: Cause, reason: impl Into<String>) {
-        // What is fenced or lost stays so until it is taken anew.
+        // A device that is fenced or lost stays so until it is taken anew.
         if !matches!(self.state, DeviceState::Fenced | DeviceState::Lost) {
             self.set(DeviceState::Waiting, cause, reason);
         }
     }
 
-    /// It is being taken. Where this process could not do so before, that is said until it can.
+    /// It is being taken. If this process could not take it before, the state keeps saying so until it can.
     pub fn taking(&mut self) {
         match self.cause {
             Cause::Poisoned => self.state = DeviceState::Warming,
@@ -164,7 +165,7 @@ impl States {
         self.set(DeviceState::Serving, Cause::Proved, "a forward pass works");
     }
 
-    /// Somebody wants it to be left alone, or does no more.
+    /// An operator wants it to be left alone, or no longer does.
     pub fn drained(&mut self, drained: bool) {
         match drained {
             true => {
@@ -178,12 +179,12 @@ impl States {
         }
     }
 
-    /// It could not be had for another reason than its health.
+    /// It could not be taken for another reason than its health.
     pub fn refused(&mut self, cause: Cause, reason: impl Into<String>) {
         self.set(DeviceState::Waiting, cause, reason);
     }
 
-    /// Takes evidence in. True where the device has to be given up now.
+    /// Takes in evidence. True if the device has to be given up now.
     pub fn note(&mut self, now: Instant, evidence: &Evidence) -> bool {
         match evidence {
             Evidence::Failed(reason) => self.fault(now, Cause::Fault, reason.clone()),
@@ -191,7 +192,7 @@ impl States {
             Evidence::Stuck(time) => self.fault(now, Cause::Stuck, super::hangs(*time)),
             Evidence::Canary(Err(reason)) => self.fault(now, Cause::Canary, reason.clone()),
             Evidence::Canary(Ok(())) => {
-                // Suspicion may have grown since; it stays until nothing has for a while.
+                // Suspicion may have grown meanwhile; it stays until there was no sign of a fault for a while.
                 self.doubted_at = None;
                 false
             }
@@ -252,7 +253,7 @@ impl States {
         }
     }
 
-    /// What time alone brings: suspicion that nothing confirmed ends.
+    /// Effects of time alone: unconfirmed suspicion ends.
     pub fn tick(&mut self, now: Instant) {
         let quiet = |since: &Instant| now.saturating_duration_since(*since) >= CLEAN;
         if self.state == DeviceState::Suspect
@@ -268,7 +269,7 @@ impl States {
         self.state.runs() || self.state == DeviceState::Warming
     }
 
-    /// It must show that it works. Never a reason to give it up.
+    /// It must prove that it works. Never a reason to give it up.
     fn doubt(&mut self, now: Instant, cause: Cause, reason: impl Into<String>) -> bool {
         if self.state.runs() {
             self.doubted_at = Some(now);
@@ -292,7 +293,7 @@ impl States {
         let mut reason = reason.into();
         let pause = if self.faults.len() > FAULTS_MAX {
             reason = format!("{reason}; {} faults in ten minutes: it has a long pause", self.faults.len());
-            // The oldest goes: as long as it keeps failing, there are so many within the time.
+            // Drops the oldest: as long as the device keeps failing, there are this many within the time.
             self.faults.pop_front();
             LONG_PAUSE
         } else {
@@ -305,7 +306,7 @@ impl States {
         self.fence(DeviceState::Fenced, now + LONG_PAUSE, cause, reason)
     }
 
-    /// It is not taken for as long as this is seen of it, which is no pause.
+    /// It is not taken for as long as this condition lasts, without a pause.
     fn bar(&mut self, now: Instant, cause: Cause, reason: String) -> bool {
         if self.runs() {
             return self.long_fault(now, cause, reason);
@@ -324,7 +325,7 @@ impl States {
         self.not_before = Some(self.not_before.map_or(until, |before| before.max(until)));
         self.doubted_at = None;
         let ours = self.runs();
-        // Who drained it has the last word, and what is lost is not merely fenced.
+        // A drain has the last word, and a lost device is not merely fenced.
         let stronger =
             self.cause == Cause::Drain || (self.state == DeviceState::Lost && state != DeviceState::Lost);
         if !stronger {
@@ -338,8 +339,7 @@ impl States {
     }
 }
 
-/// What the driver advises, in words, and what follows. What is about its traffic with other GPUs is none of ours: each of ours
-/// works alone.
+/// The driver's advice in words, and what follows. Advice about traffic between GPUs does not concern us: each of our GPUs works alone.
 fn advised(advice: u64) -> (&'static str, Follows) {
     match advice {
         0 => ("nothing", Follows::Nothing),
@@ -470,7 +470,7 @@ mod tests {
             states.note(now, &Evidence::Failed("again".into()));
             let at = states.retry_at().unwrap();
             pauses.push((at - now).as_secs());
-            // It takes a while to find out.
+            // Finding out takes a while.
             now = at + s(5);
             states.taking();
         }
@@ -609,7 +609,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is seen: who is given up no longer runs, nobody is given up twice, and none is tried in a hot loop.
+        /// Whatever the evidence: a device that is given up no longer runs, none is given up twice, and none is tried in a hot loop.
         #[test]
         fn a_device_is_given_up_once_and_never_tried_in_a_hot_loop(
             seen in prop::collection::vec((0u64..2000, evidence()), 1..200),

@@ -5,11 +5,11 @@
 pub enum Follows {
     /// An application was at fault, or nothing follows: the GPU goes on. If it was ours, its calls fail as well.
     Nothing,
-    /// Worth a look: the GPU goes on, and must show that it works.
+    /// The GPU goes on, but must prove that it works.
     Doubt,
-    /// No more work until it has been taken anew, and has shown that it works.
+    /// No more work until it has been taken anew, and has proved that it works.
     Fence,
-    /// It needs a reset by whoever runs the machine: looked at now and then.
+    /// It needs a reset by the machine's operator: it is looked at now and then.
     Reset,
     /// It is gone from the bus.
     Gone,
@@ -52,13 +52,13 @@ pub fn follows(xid: u64) -> Follows {
         | 89
         | 94
         | 96..=105 => Follows::Nothing,
-        // Notes of the driver: a row was remapped, clocks or firmware said something.
+        // Notices of the driver: a row was remapped, or a message about clocks or firmware.
         37 | 38 | 43 | 44 | 66 | 67 | 93 | 121 | 137 | 141 | 152 | 153 | 157 | 160 | 161 => Follows::Nothing,
-        // A row was remapped, or many single-bit errors were put right; or what the driver advises has changed, which is read of it.
+        // A row was remapped, or many single-bit errors were corrected; or the driver's advice has changed, which is read separately.
         63 | 92 | 154 => Follows::Doubt,
         // A double-bit error; the bridge between GPUs.
         48 | 74 | 144..=150 => Follows::Fence,
-        // Stuck, out of rows to remap, uncontained errors, a context or firmware that does not answer.
+        // A hang, no more spare rows, uncontained errors, a context or firmware that does not answer.
         46 | 62 | 64 | 95 | 109 | 110 | 119 | 120 | 136 | 140 | 143 | 151 | 155 | 156 | 158 => Follows::Reset,
         // What the catalogue does not name may be anything.
         _ => Follows::Doubt,

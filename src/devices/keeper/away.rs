@@ -1,21 +1,21 @@
-//! Since when there is no GPU to be had: what `gpu_timeout_ms` is held against. Pure: the time comes in.
+//! Since when no GPU can be had: `gpu_timeout_ms` is compared with this. Pure: the time comes in.
 //!
-//! It is not how long one GPU has been waited for: one that others have for days harms nobody while another serves.
+//! This is not how long a single GPU has been waited for: one that others use for days does no harm while another serves.
 
 use std::time::{Duration, Instant};
 
-/// How a GPU stands, as far as waiting for it goes.
+/// A GPU's standing, as far as waiting for it goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// It serves, or would: it was given back because nobody needed it, or somebody asked for it to be left alone.
+    /// It serves, or would: it was given back because nobody needed it, or an operator asked for it to be left alone.
     There,
     /// It is waited for.
     Awaited,
-    /// No model is to be on it.
+    /// No model should be on it.
     Unneeded,
 }
 
-/// How all GPUs stand, as their keepers said last.
+/// The standings of all GPUs, as last reported by their keepers.
 #[derive(Debug, Default)]
 pub(super) struct Away {
     /// By the index of the device.
@@ -24,7 +24,7 @@ pub(super) struct Away {
 }
 
 impl Away {
-    /// Says how a GPU stands. How long GPUs have been waited for and none was there, if that is so.
+    /// Records a GPU's standing. Returns how long GPUs have been waited for while none was there, if that is so.
     pub(super) fn note(&mut self, index: usize, standing: Standing, now: Instant) -> Option<Duration> {
         match self.standings.iter_mut().find(|(device, _)| *device == index) {
             Some((_, known)) => *known = standing,
@@ -35,7 +35,7 @@ impl Away {
             self.since = None;
             return None;
         }
-        // Keepers have clocks of their own, read before they came here.
+        // Each keeper reads the clock itself, before this call.
         Some(now.saturating_duration_since(*self.since.get_or_insert(now)))
     }
 }
@@ -44,7 +44,7 @@ impl Away {
 mod tests {
     use super::{Standing::*, *};
 
-    /// Runs through what keepers say, at these seconds; the last of it is to give `expected`, in seconds.
+    /// Applies what keepers report at these seconds; the last report must return `expected`, in seconds.
     fn check(said: &[(u64, usize, Standing)], expected: Option<u64>) {
         let (t0, mut away) = (Instant::now(), Away::default());
         let s = Duration::from_secs;
@@ -75,7 +75,7 @@ mod tests {
         check(&[(0, 1, Unneeded), (50, 2, Awaited), (60, 2, Awaited)], Some(10));
         // The last model of the one that served goes.
         check(&[(0, 1, Awaited), (0, 2, There), (50, 2, Unneeded), (60, 1, Awaited)], Some(10));
-        // Nobody waits for years, and then somebody does.
+        // No GPU is waited for during a long time, then one is.
         check(&[(0, 1, Awaited), (10, 1, Unneeded), (90, 1, Awaited), (91, 1, Awaited)], Some(1));
     }
 }

@@ -1,5 +1,5 @@
-//! The keeper of the CPU: it serves beside GPUs, or stands in for those that are away; and it is drained like any device. Where
-//! a thread of it has ended by itself, it is taken anew.
+//! The keeper of the CPU. The CPU serves beside GPUs, or stands in for those that are away, and it can be drained like any device. If one
+//! of its threads has ended by itself, the CPU is taken anew.
 
 use super::{
     super::{Devices, device::Hold, health::Over, parts::NO_MODEL},
@@ -19,7 +19,7 @@ pub(super) fn keep(devices: &Arc<Devices>, index: usize) {
         Keeper { devices, index, ending: Ending::default(), drained: false, failed: false, vain: None };
     let (id, mut goes_on) = (&*devices.devices[index].id, devices.keepers.pause());
     while goes_on {
-        // Where it panics, workers serve on: what it was about is begun anew.
+        // If a turn panics, workers keep serving; the next turn starts afresh.
         goes_on = match survive(id, || keeper.attend()) {
             Ok(()) => devices.keepers.pause(),
             Err(_) => devices.keepers.pause_for(PAUSE_AFTER_PANIC),
@@ -31,11 +31,11 @@ struct Keeper<'a> {
     devices: &'a Devices,
     index: usize,
     ending: Ending,
-    /// Somebody asked for it to be left alone.
+    /// An operator asked for it to be left alone.
     drained: bool,
     /// A thread of it has ended by itself.
     failed: bool,
-    /// Since it was taken anew it serves nothing: what is said of that.
+    /// The reason published, since it was taken anew, why it serves nothing; `None` once it serves something.
     vain: Option<String>,
 }
 
@@ -61,7 +61,7 @@ impl Keeper<'_> {
         match (asked, device.hold()) {
             (true, _) if !self.drained => {
                 tracing::info!(device = &*device.id, "{DRAINED}");
-                // Before its workers leave: jobs that only it can run are not to wait for somebody to resume it.
+                // Before its workers leave: jobs that only it can run must not wait for somebody to resume it.
                 devices.parts.queue.expect(&device.id, Absence { reason: DRAINED.into(), back: None });
                 if let Some(hold) = device.let_go() {
                     hold.health.end(Over::Left);
@@ -81,7 +81,7 @@ impl Keeper<'_> {
                     true => (Cause::Taken, "taking it anew, and loading models"),
                     false => (Cause::Resume, "resumed by request"),
                 };
-                // Callers first; they wait for it.
+                // The queue is told first: callers wait for it.
                 devices.parts.queue.expect(&device.id, Absence { reason: reason.into(), back: Some(now) });
                 status.set_device(&device.id, DeviceState::Warming, cause, reason);
                 match device.take(&devices.parts) {
@@ -117,7 +117,7 @@ impl Keeper<'_> {
         let reason = if refused.is_empty() { NO_MODEL.to_owned() } else { refused.join("; ") };
         if self.vain.as_ref() != Some(&reason) {
             let id = &devices.devices[index].id;
-            // Callers first: whoever has seen the state is answered by it.
+            // The queue is told first: a caller that has seen the state must be answered in line with it.
             let absence = Absence { reason: reason.as_str().into(), back: None };
             devices.parts.queue.expect(id, absence);
             devices.parts.status.set_device(id, DeviceState::Waiting, Cause::Empty, &reason);
@@ -126,7 +126,7 @@ impl Keeper<'_> {
     }
 }
 
-/// What is to run here, and does not yet, is loaded; what is not to run here now is not begun.
+/// Loads models that should run here and do not yet. Pauses those that should not run here now.
 fn serve(devices: &Devices, index: usize, hold: &Arc<Hold>) {
     if let Err(refusal) = devices.catch_up(index, hold) {
         tracing::warn!(device = &*hold.health.device, reason = %refusal, "a model is not served here");

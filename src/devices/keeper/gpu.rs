@@ -1,5 +1,5 @@
-//! The keeper of a GPU: looks, obeys, looks after what is ours and ends it. `taking` is how it becomes ours, `telling` what others
-//! hear of it.
+//! The keeper of a GPU: observes it, obeys operators, looks after it while it is ours, and ends the hold. `taking` is how it becomes
+//! ours, `telling` what is reported about it.
 
 mod taking;
 mod telling;
@@ -31,7 +31,7 @@ use std::{
 /// How long a hold that is over may take to end before the next look.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// A GPU that is in doubt and whose memory others have is asked again after so long.
+/// The time between canary runs of a suspected GPU while there is no memory for one.
 const CANARY_AGAIN: Duration = Duration::from_secs(5);
 
 /// Looks after one GPU.
@@ -49,12 +49,12 @@ pub(super) struct Keeper {
     /// The last sample, and when it was taken.
     sample: Option<(Instant, Sample)>,
     seen: Seen,
-    /// What it must show waits until then.
+    /// The next canary run waits until then.
     canary_after: Instant,
     began: Instant,
     waiting_since: SystemTime,
     drained: bool,
-    /// Requests that its models had met, when that last changed.
+    /// The number of requests its models had received when that last changed, and the time.
     activity: (u64, Instant),
     /// It was given back because nobody needed it.
     idle: bool,
@@ -109,7 +109,7 @@ impl Keeper {
             let goes_on = match turn {
                 Ok(()) => devices.keepers.pause(),
                 Err(reason) => {
-                    // Where this panics as well, that is told, and the next turn finds things as they are.
+                    // If this panics as well, that is logged, and the next turn starts from the state it finds.
                     let _ = survive(&id, || self.start_over(Instant::now(), reason));
                     devices.keepers.pause_for(PAUSE_AFTER_PANIC)
                 }
@@ -118,7 +118,7 @@ impl Keeper {
                 break;
             }
         }
-        // Its workers leave with the queue; whoever joins the devices has the hold then.
+        // Its workers leave with the queue; the thread that joins the devices owns the hold then.
         self.hold = None;
         self.ending.settle(SETTLE);
     }
@@ -135,7 +135,7 @@ impl Keeper {
         self.show(now);
     }
 
-    /// A turn ended somewhere in its middle: the GPU is given back, and taken again as one that failed.
+    /// A turn panicked somewhere in the middle: the GPU is given back, and taken again like one that failed.
     fn start_over(&mut self, now: Instant, reason: String) {
         self.claim.note(now, &Evidence::Failed(reason.clone()));
         self.hold = self.hold.take().or_else(|| self.devices.devices[self.index].let_go());
@@ -146,7 +146,7 @@ impl Keeper {
         self.show(now);
     }
 
-    /// Takes in what is seen and heard.
+    /// Takes in observations and events.
     fn look(&mut self, now: Instant) {
         let mut evidence = Vec::new();
         for happening in self.senses.happened(&self.gpu) {
@@ -189,7 +189,7 @@ impl Keeper {
         self.claim.states.tick(now);
     }
 
-    /// Does what somebody asked for.
+    /// Does what operators asked for.
     fn obey(&mut self, now: Instant) {
         let drained = self.devices.parts.status.is_drained(&self.gpu.id);
         if drained != std::mem::replace(&mut self.drained, drained) {
@@ -210,21 +210,21 @@ impl Keeper {
         }
     }
 
-    /// Ends the hold: its workers finish what they have begun, and leave.
+    /// Ends the hold: its workers finish what they have started, and leave.
     fn leave(&mut self, now: Instant, why: Over) {
         self.ticket = None;
         if let Some(hold) = self.hold.take() {
-            // Before its workers leave: jobs that only it can run are told whether to wait. What the claim says is why it goes.
+            // Before its workers leave: jobs that only it can run learn whether to wait. The claim's reason is why it leaves.
             self.expect(now);
             if let Over::Failed(reason) = &why {
-                // Whoever waits for something that hangs there need wait no more.
+                // Threads that wait for a call that hangs there need not wait any longer.
                 hold.kill(reason);
             }
             hold.health.end(why);
-            // Ours is the other one.
+            // `hold` keeps the remaining reference.
             drop(self.devices.devices[self.index].let_go());
             self.ending.push(hold);
-            // What is held from now on is others'.
+            // Memory that is held from now on belongs to others.
             self.ourselves = Ourselves::before(std::process::id());
             if self.claim.left(now) {
                 self.restart(now);
@@ -232,7 +232,7 @@ impl Keeper {
         }
     }
 
-    /// Waiting begins now.
+    /// The wait starts now.
     fn restart(&mut self, now: Instant) {
         self.idle = false;
         self.claim.lease.restart(now);
@@ -264,7 +264,7 @@ impl Keeper {
         }
         self.devices.try_waiting_on(self.index, &hold);
         let (busy, met) = self.devices.book.activity(self.index, &self.devices.parts.queue);
-        // What is being loaded needs it, too, however long that takes.
+        // A model that is being loaded needs it, too, however long that takes.
         if busy || met != self.activity.0 || self.devices.is_loading() {
             self.activity = (met, now);
         }
@@ -284,7 +284,7 @@ impl Keeper {
     }
 }
 
-/// What a sample says of a GPU's health.
+/// The evidence of health in a sample.
 fn read(sample: &Sample) -> Vec<Evidence> {
     let throttled = sample.throttled.map(|why| Evidence::Throttled(why.thermal || why.power_brake));
     let pending = match (sample.rows_pending, sample.pages_pending) {
@@ -311,7 +311,7 @@ mod tests {
         *,
     };
 
-    /// What is made of a sample beside that it is on the bus.
+    /// Checks the evidence of a sample, besides that the GPU is on the bus.
     fn check(change: impl Fn(&mut Sample), expected: &[Evidence]) {
         let mut sample = Sample::of(GpuId { uuid: "GPU-1".into(), pci: String::new(), name: "H100".into() });
         change(&mut sample);
@@ -336,7 +336,7 @@ mod tests {
             [(true, false, false), (false, true, false), (false, false, true)]
         {
             let why = Throttled { thermal, power_brake, power_cap };
-            // The limit of its power is common under load.
+            // A power cap is common under load.
             check(|sample| sample.throttled = Some(why), &[Evidence::Throttled(!power_cap)]);
         }
     }

@@ -1,10 +1,10 @@
-//! Who looks after a device: one thread for each. It looks, decides by [`lease`](super::lease) and
-//! [`health`](super::health), and holds the effects: takes the device (its context, every model that is to be on it, a forward
+//! Keepers look after devices, one thread for each. A keeper observes its device, decides by [`lease`](super::lease) and
+//! [`health`](super::health), and carries out the effects: takes the device (its context, every model that should be on it, a forward
 //! pass with a known answer), gives it back (workers, engines, buffers, and last the context), and tries again later.
 //!
-//! - [`senses`]: what is seen from outside.
+//! - [`senses`]: what is observed from outside.
 //! - [`gpu`]: the keeper of a GPU; [`cpu`]: that of the CPU, which stands in for GPUs that are away.
-//! - [`away`]: since when there is no GPU at all.
+//! - [`away`]: since when there has been no GPU at all.
 
 mod away;
 mod cpu;
@@ -23,13 +23,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Between two turns of a keeper.
+/// The pause between two turns of a keeper.
 const TICK: Duration = Duration::from_millis(100);
 
-/// The same after one that panicked.
+/// The pause after a turn that panicked.
 const PAUSE_AFTER_PANIC: Duration = Duration::from_secs(5);
 
-/// How long the start waits for the first word on each GPU.
+/// How long the start waits until it is known of each GPU whether it can be had.
 const DECIDED: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
@@ -73,13 +73,13 @@ impl Keepers {
         Ok(())
     }
 
-    /// It is known which models there are: GPUs that these need may be taken.
+    /// It is known which models there are: GPUs that they need may be taken.
     pub(super) fn begin(&self) {
         self.state.lock().begun = true;
         self.changed.notify_all();
     }
 
-    /// Waits for that.
+    /// Waits for [`Keepers::begin`].
     fn wait_to_begin(&self) {
         self.changed.wait_while(&mut self.state.lock(), |state| !state.begun && !state.ended);
     }
@@ -90,23 +90,23 @@ impl Keepers {
         self.changed.wait_while_for(&mut self.state.lock(), waits, DECIDED);
     }
 
-    /// Another one knows.
+    /// One more keeper has decided.
     fn decide(&self) {
         self.state.lock().undecided -= 1;
         self.changed.notify_all();
     }
 
-    /// Notes how a GPU stands; returns how long none has been there while some are waited for.
+    /// Records a GPU's standing; returns how long none has been there while some are waited for.
     fn away(&self, index: usize, standing: Standing, now: Instant) -> Option<Duration> {
         self.state.lock().away.note(index, standing, now)
     }
 
-    /// Whether the server ends.
+    /// Whether the server is ending.
     pub(super) fn have_ended(&self) -> bool {
         self.state.lock().ended
     }
 
-    /// Waits a turn; false when the server ends.
+    /// Waits for the next turn; false when the server ends.
     fn pause(&self) -> bool {
         self.pause_for(TICK)
     }
@@ -115,7 +115,7 @@ impl Keepers {
         self.changed.wait_while_for(&mut self.state.lock(), |state| !state.ended, time).timed_out()
     }
 
-    /// Ends them all.
+    /// Ends all keepers.
     pub(super) fn join(&self) {
         self.state.lock().ended = true;
         self.changed.notify_all();
@@ -128,10 +128,10 @@ impl Keepers {
     }
 }
 
-/// Has a keeper do something. A panic is told, and does not end its thread: nobody else looks after the device.
+/// Runs a keeper's turn. A panic is logged, and does not end its thread: nobody else looks after the device.
 ///
 /// # Errors
-/// Its words.
+/// The panic's message.
 fn survive(device: &str, turn: impl FnOnce()) -> Result<(), String> {
     catch_unwind(AssertUnwindSafe(turn)).map_err(|panic| {
         let reason = format!("the thread that keeps it panicked: {}", panic_words(&panic));
@@ -140,7 +140,7 @@ fn survive(device: &str, turn: impl FnOnce()) -> Result<(), String> {
     })
 }
 
-/// Holds that are over, until their workers have left and nobody else has them: then the context goes.
+/// Holds that are over, until their workers have left and nobody else holds them: then the context is closed.
 #[derive(Default)]
 struct Ending(Vec<Arc<Hold>>);
 
@@ -149,7 +149,7 @@ impl Ending {
         self.0.push(hold);
     }
 
-    /// Has others do what hangs there.
+    /// Gives work that hangs there to other devices.
     fn recall(&self, now: Instant, metrics: &Metrics) {
         for hold in &self.0 {
             if let Some(time) = hold.health.stuck_for(now) {
@@ -158,12 +158,12 @@ impl Ending {
         }
     }
 
-    /// Ends what nobody waits for there.
+    /// Ends batches there that nobody waits for.
     fn end_unwanted(&self, now: Instant) {
         self.0.iter().for_each(|hold| hold.end_unwanted(now));
     }
 
-    /// Whether a call hangs there. One of a process of its own ends with that.
+    /// Whether a call hangs there. A call in a process of its own ends with the process.
     fn hangs(&self, now: Instant) -> bool {
         self.0.iter().any(|hold| hold.health.stuck_for(now).is_some())
     }
@@ -183,7 +183,7 @@ impl Ending {
         self.0.is_empty()
     }
 
-    /// Waits for them for a while.
+    /// Waits for them, at most this long; true when all are gone.
     fn settle(&mut self, patience: Duration) -> bool {
         let end = Instant::now() + patience;
         while !self.is_done() {

@@ -1,5 +1,5 @@
-//! What the keepers of all GPUs look at together: NVML's readings, and Xid errors as they happen. Both come from threads of their
-//! own, so that a driver that hangs holds up nobody; where there is no NVML, nothing is seen, and that is said once.
+//! What the keepers of all GPUs observe together: NVML's readings, and Xid errors as they happen. Both come from threads of their own, so
+//! that a driver that hangs blocks nobody. Without NVML, nothing is observed, and that is logged once.
 
 use super::super::{
     health::xid,
@@ -19,19 +19,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Between two looks at all GPUs.
+/// The time between two looks at all GPUs.
 const PERIOD: Duration = Duration::from_millis(500);
-/// A look that is older says nothing of now.
+/// A look that is older says nothing of the present.
 pub(super) const AGE_MAX: Duration = Duration::from_secs(3);
-/// So long may the first look take before it counts as one that hangs.
+/// A first look that takes longer than this counts as one that never comes.
 const FIRST: Duration = Duration::from_secs(10);
 
-/// Of one GPU, what may wait for its keeper; older ones are dropped for newer ones.
+/// The most events of one GPU that wait for its keeper; older ones are dropped for newer ones.
 const HAPPENINGS_MAX: usize = 1000;
 
 type Happenings = Arc<Mutex<Inboxes>>;
 
-/// What happened to the GPUs that are kept, until their keepers take it. What happens to others on the machine is heard by nobody.
+/// Events of the GPUs that are kept, until their keepers take them. Events of other GPUs on the machine are ignored.
 struct Inboxes(Vec<Inbox>);
 
 struct Inbox {
@@ -41,18 +41,18 @@ struct Inbox {
 }
 
 impl Inboxes {
-    /// Empty ones, of GPUs by their UUIDs and places on the bus.
+    /// Empty inboxes for GPUs, by UUID and PCI address.
     fn of(gpus: Vec<(String, String)>) -> Inboxes {
         let inbox = |(uuid, pci)| Inbox { uuid, pci, happenings: VecDeque::new() };
         Inboxes(gpus.into_iter().map(inbox).collect())
     }
 
-    /// Whether somebody keeps a GPU, or a part of it.
+    /// Whether a keeper looks after a GPU, or a part of it.
     fn keep(&self, gpu: &GpuId) -> bool {
         self.0.iter().any(|inbox| gpu.is(&inbox.uuid, &inbox.pci))
     }
 
-    /// Something happened; of parts of a GPU (MIG), to each.
+    /// Adds an event; for a GPU of which parts (MIG) are kept, to each part.
     fn put(&mut self, gpu: &GpuId, happening: Happening) {
         for inbox in self.0.iter_mut().filter(|inbox| gpu.is(&inbox.uuid, &inbox.pci)) {
             if inbox.happenings.len() == HAPPENINGS_MAX {
@@ -62,22 +62,22 @@ impl Inboxes {
         }
     }
 
-    /// What has happened to a GPU since the last call, the oldest first.
+    /// The events of a GPU since the last call, oldest first.
     fn take(&mut self, uuid: &str) -> Vec<Happening> {
         let mine = self.0.iter_mut().filter(|inbox| inbox.uuid == uuid);
         mine.flat_map(|inbox| inbox.happenings.drain(..)).collect()
     }
 }
 
-/// An error that a GPU meets over and over, as under a process that goes on through it, is told once in so long.
+/// An error that a GPU repeats, as under a process that carries on through it, is logged at most once in this time.
 const TOLD_AGAIN: Duration = Duration::from_secs(60);
 
-/// What the log has of GPUs, and how much like it came since. What keeps a GPU hears of each all the same.
+/// The events that were logged, and how many like them were left out since. Keepers still get each event.
 #[derive(Default)]
 struct Told(HashMap<(String, Happening), (Instant, u64)>);
 
 impl Told {
-    /// How many of its like were passed over since the last that was told, if this one is to be.
+    /// If this event is to be logged: how many like it were left out since the last one.
     fn tell(&mut self, gpu: &str, happening: Happening, now: Instant) -> Option<u64> {
         match self.0.get_mut(&(gpu.to_owned(), happening)) {
             Some((at, passed_over)) if now.saturating_duration_since(*at) < TOLD_AGAIN => {
@@ -93,13 +93,13 @@ impl Told {
     }
 }
 
-/// What each GPU was said not to tell, by the names of readings: said once, whatever becomes of NVML.
+/// The readings that each GPU was reported not to give: logged once, whatever happens to NVML.
 #[derive(Default)]
 struct Silent(HashSet<(String, &'static str)>);
 
 impl Silent {
-    /// What a GPU does not tell that was not said yet, with why; none where there is nothing new. Of one that is lost, nothing is
-    /// to be expected.
+    /// The readings that a GPU does not give and that were not logged yet, with the reasons; `None` if there are none. A lost GPU is
+    /// passed over.
     fn news(&mut self, sample: &Sample) -> Option<String> {
         let missing = sample.missing.iter().filter(|_| !sample.lost);
         let news = missing.filter(|missing| self.0.insert((sample.gpu.uuid.clone(), missing.reading)));
@@ -108,24 +108,24 @@ impl Silent {
     }
 }
 
-/// The eyes and ears of the keepers.
+/// What the keepers observe with.
 pub(super) struct Senses {
     sampler: Option<Sampler>,
     happenings: Happenings,
 }
 
-/// What is known of a GPU from outside.
+/// What can be learnt of a GPU from outside.
 pub(super) enum Known {
-    /// Nobody tells: there is no NVML, or it does not know this GPU.
+    /// Nothing: there is no NVML, or it does not know this GPU.
     Nothing,
     /// NVML does not answer.
     Silence,
-    /// A look, and when it was.
+    /// A look, and its time.
     Look(Instant, Box<Sample>),
 }
 
 impl Senses {
-    /// Begins to look. `library`: NVML, where it is not the system's. `kept`: the GPUs that somebody asks for.
+    /// Starts to look. `library`: NVML, where it is not the system's. `kept`: the GPUs that have keepers.
     pub(super) fn start<'a>(library: Option<&Path>, kept: impl Iterator<Item = &'a Gpu>) -> Senses {
         let kept = kept.map(|gpu| (gpu.id.clone(), gpu.pci.clone())).collect();
         let happenings = Arc::new(Mutex::new(Inboxes::of(kept)));
@@ -142,12 +142,12 @@ impl Senses {
         Senses { sampler, happenings }
     }
 
-    /// What is known of a GPU. `since`: when the asker began to ask.
+    /// What is known of a GPU. `since`: when the caller started asking.
     pub(super) fn look(&self, gpu: &Gpu, since: Instant, now: Instant) -> Known {
         let Some(sampler) = &self.sampler else { return Known::Nothing };
         match sampler.last() {
             None if now.saturating_duration_since(since) < FIRST => Known::Silence,
-            // It has never answered: as good as not there.
+            // It has never answered, so it counts as absent.
             None => Known::Nothing,
             Some(look) if look.samples.is_empty() => Known::Nothing,
             Some(look) if now.saturating_duration_since(look.at) > AGE_MAX => Known::Silence,
@@ -158,20 +158,20 @@ impl Senses {
         }
     }
 
-    /// A look that is finished after this call, if one comes soon.
+    /// A look that finishes after this call, if one comes soon.
     pub(super) fn fresh(&self, gpu: &Gpu) -> Option<Sample> {
         let look = self.sampler.as_ref()?.fresh(AGE_MAX)?;
         look.samples.iter().find(|sample| sample.gpu.uuid == gpu.id).cloned()
     }
 
-    /// What has happened to a GPU since the last call.
+    /// The events of a GPU since the last call.
     pub(super) fn happened(&self, gpu: &Gpu) -> Vec<Happening> {
         self.happenings.lock().take(&gpu.id)
     }
 }
 
-/// Opens NVML at the first look, on the thread that looks. Where that fails, or a GPU of ours is not there, it is tried again now and
-/// then: a driver may come up after us.
+/// Opens NVML at the first look, on the thread that looks. If that fails, or a GPU of ours is missing, it is tried again now and then: a
+/// driver may start after us.
 struct Opening {
     library: Option<PathBuf>,
     happenings: Happenings,
@@ -191,7 +191,7 @@ const LOOKS_MIN: u32 = 10;
 const LOOKS_MAX: u32 = 600;
 
 impl Tries {
-    /// Whether to try at this look; what is tried at one counts as failed if there is another.
+    /// Whether to try at this look. If it is asked again, the previous try counts as failed.
     fn is_due(&mut self) -> bool {
         if self.looks_left > 0 {
             self.looks_left -= 1;
@@ -202,20 +202,20 @@ impl Tries {
         true
     }
 
-    /// Whether this is the first: of the others nothing is said unless they work.
+    /// Whether this is the first try: later ones are reported only if they succeed.
     fn is_first(&self) -> bool {
         self.failed == 1
     }
 }
 
 impl Opening {
-    /// Whether NVML knows all GPUs that are kept: while a driver comes up, it may not.
+    /// Whether NVML knows all GPUs that are kept: while a driver starts, it may not.
     fn has_all(&self, probe: &NvmlProbe) -> bool {
         let inboxes = self.happenings.lock();
         inboxes.0.iter().all(|inbox| probe.gpus().iter().any(|gpu| gpu.is(&inbox.uuid, &inbox.pci)))
     }
 
-    /// Opens it; `again`, where it was open until now.
+    /// Opens it; `again`: it was open until now.
     fn open(&self, again: bool) -> Option<(NvmlProbe, Option<Watch>)> {
         let library = self.library.as_deref();
         let failed = |error: &Unavailable| match self.tries.is_first() {
@@ -239,7 +239,7 @@ impl Opening {
             let device = &*gpu.uuid;
             let inboxes = || happenings.lock();
             if !inboxes().keep(gpu) {
-                // No keeper reacts, and whoever uses that GPU may cause many: debug only.
+                // No keeper reacts, and other users of that GPU may cause many: debug only.
                 tracing::debug!(
                     device,
                     ?happening,
@@ -247,7 +247,7 @@ impl Opening {
                 );
                 return;
             }
-            // Before its keeper hears of it, so that what follows stands behind it in the log.
+            // Before its keeper gets it, so that what follows comes later in the log.
             let since = told.lock().tell(device, happening, Instant::now());
             match (happening, since) {
                 (_, None) => tracing::debug!(device, ?happening, "the same again"),
@@ -285,7 +285,8 @@ impl Probe for Opening {
     fn sample(&mut self) -> Vec<Sample> {
         let has_all = self.opened.as_ref().is_some_and(|(probe, _)| self.has_all(probe));
         if !has_all && self.tries.is_due() {
-            // NVML looks for GPUs when it is opened first: what is open of it goes before that, or it would find the same ones.
+            // NVML searches for GPUs only when it is first opened. So all that is open of it is closed before, or it would find the same
+            // ones.
             let before = self.opened.take();
             let again = before.is_some();
             if let Some((probe, watch)) = before {
@@ -302,7 +303,7 @@ impl Probe for Opening {
         let samples = self.opened.as_mut().map(|(probe, _)| probe.sample()).unwrap_or_default();
         for sample in &samples {
             let device = &*sample.gpu.uuid;
-            // Of what others use, nobody asks.
+            // GPUs without a keeper are not reported.
             if self.happenings.lock().0.iter().any(|inbox| inbox.uuid == *device)
                 && let Some(readings) = self.silent.news(sample)
             {
@@ -313,7 +314,7 @@ impl Probe for Opening {
                         readings,
                         "NVML does not tell all of this GPU: these readings are left out"
                     ),
-                    // As where NVML has stopped working: it is taken without looking who else uses it.
+                    // As when NVML has stopped working: the GPU is taken without knowing who else uses it.
                     false => tracing::warn!(device, readings, "NVML does not tell who else uses this GPU"),
                 }
             }

@@ -1,5 +1,5 @@
-//! What models need of a GPU's memory, as loading and their largest batches really took it, remembered from run to run by the
-//! names of model and GPU. A file that cannot be read or written costs the memory of it, and nothing else.
+//! What models need of a GPU's memory, as measured at load and with their largest batches. It is remembered from run to run, by the names
+//! of model and GPU. If the file cannot be read or written, only this memory is lost.
 
 use std::{
     collections::BTreeMap,
@@ -11,36 +11,36 @@ use std::{
 
 /// The file's name in the folder for state.
 const FILE: &str = "gpu-memory.json";
-/// What a context takes where it has not been measured, bytes.
+/// Assumed bytes of a context, where it has not been measured.
 const CONTEXT_BYTES: u64 = 512 << 20;
-/// What a model takes for each byte of its file where it has not been measured,
+/// Assumed bytes of a model per byte of its file, where it has not been measured.
 const FILE_FACTOR: u64 = 3;
-/// and at least, bytes.
+/// The least of that assumption, bytes.
 const MODEL_BYTES_MIN: u64 = 64 << 20;
-/// The name that a context has among a GPU's models: no model can have it.
+/// The key of the context among a GPU's models: no model can have this name.
 const CONTEXT: &str = "";
 
-/// Bytes by the names of a GPU and of a model.
+/// Bytes, by the name of the GPU, then by that of the model.
 type Measured = BTreeMap<String, BTreeMap<String, u64>>;
 
-/// What was measured.
+/// The measurements.
 #[derive(Debug, Default)]
 pub struct Learned {
     measured: Measured,
-    /// Measurements above what counts, seen once: of two in a row, the lesser counts.
+    /// Measurements above the value in use, seen once: of two in a row, the smaller one is used.
     doubted: Measured,
     file: Option<PathBuf>,
 }
 
 impl Learned {
-    /// What an earlier run left in `folder`; nothing where there is none.
+    /// The measurements that an earlier run left in `folder`; none without such a file.
     pub fn read(folder: Option<&Path>) -> Learned {
         let file = folder.map(|folder| folder.join(FILE));
         let measured = file.as_deref().map(read).unwrap_or_default();
         Learned { measured, file, ..Learned::default() }
     }
 
-    /// What these models need on a GPU together: their names, and the bytes of their files.
+    /// What these models need together on a GPU, from their names and the bytes of their files.
     pub fn required<'a>(&self, gpu: &str, models: impl Iterator<Item = (&'a str, u64)>) -> u64 {
         let known = |name: &str| self.measured(gpu, name);
         let model = |(name, file): (&str, u64)| {
@@ -50,28 +50,28 @@ impl Learned {
         models.map(model).fold(context, u64::saturating_add)
     }
 
-    /// What is known of a model's need there, by measuring it.
+    /// What a model needs there, if it was measured.
     pub fn measured(&self, gpu: &str, model: &str) -> Option<u64> {
         self.measured.get(gpu).and_then(|models| models.get(model)).copied()
     }
 
-    /// What a context takes there, as far as that was measured.
+    /// What a context takes there; 0 if it was not measured.
     pub fn measured_context(&self, gpu: &str) -> u64 {
         self.measured(gpu, CONTEXT).unwrap_or(0)
     }
 
-    /// What the context and these models took there, as far as that was measured.
+    /// What the context and these models took there, as far as they were measured.
     pub fn beside(&self, gpu: &str, models: impl Iterator<Item = String>) -> u64 {
         let models = models.filter_map(|name| self.measured(gpu, &name));
         models.fold(self.measured_context(gpu), u64::saturating_add)
     }
 
-    /// Takes note of what a model took by one measurement, on a GPU of which our models could have `most` bytes.
+    /// Records one measurement of what a model took, on a GPU of which our models could have `most` bytes.
     ///
-    /// It is measured by what is free before and after, so that what others take meanwhile counts as the model's. Of two
-    /// measurements in a row the lesser counts, then: less than before at once, and more when it was more the time before as well.
-    /// What would keep the model off such a GPU for ever, so that it is never measured again, counts as half of what there is until
-    /// a second measurement says the same.
+    /// It is the difference in free memory, so memory that others take meanwhile counts as the model's. Therefore the smaller of two
+    /// measurements in a row is used: a lower one at once, and a higher one only if the one before was higher as well. A first value that
+    /// would keep the model off such a GPU for ever, and so prevent any further measurement, counts as half of `most` until a second
+    /// measurement confirms it.
     pub fn model(&mut self, gpu: &str, name: &str, bytes: u64, most: u64) {
         let known = self.measured(gpu, name);
         let before = self.doubted.get_mut(gpu).and_then(|models| models.remove(name));
@@ -103,7 +103,7 @@ impl Learned {
         }
     }
 
-    /// Takes note of what we hold there beside our models.
+    /// Records what we hold there besides our models.
     pub fn context(&mut self, gpu: &str, bytes: u64) {
         self.note(gpu, CONTEXT, bytes);
     }
@@ -117,7 +117,7 @@ impl Learned {
             && let Err(error) = write(file, &self.measured)
         {
             tracing::warn!(file = %file.display(), %error, "what models need of a GPU cannot be kept; it is measured anew");
-            // Said once, and not tried again: the next write would fail alike.
+            // Logged once, and not tried again: the next write would fail likewise.
             self.file = None;
         }
     }
@@ -138,12 +138,12 @@ fn read(file: &Path) -> Measured {
     })
 }
 
-/// In one step, so that nobody reads half of it.
+/// Replaces the file in one step, so that nobody reads half of it.
 fn write(file: &Path, measured: &Measured) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
-    // Servers in containers may share the folder and have the same number: the name is nobody else's. Whoever shares the file
-    // reads it, which a temporary file does not let them.
+    // Servers in containers may share the folder and have the same process id, so the name must be unique. Other users of the folder must
+    // be able to read the file, which the permissions of a temporary file prevent.
     let mut new = tempfile::Builder::new()
         .prefix(&format!("{FILE}."))
         .permissions(Permissions::from_mode(0o644))

@@ -1,13 +1,14 @@
-//! When to take a GPU that others use too. Pure, but for the two below: looks and the time come in, decisions come out; no clock, no
-//! lock, no NVML.
+//! When to take a GPU that others use too. Pure, except for the two modules below: observations and the time come in, decisions come out;
+//! no clock, no lock, no NVML.
 //!
-//! A GPU is *contended* when other processes compute on it **and** less than 1.5 times of what our models need is free (or less
-//! than that and what loading leaves free), or more than 90 % of its time is used. Whoever waits takes it when it is not. There is one loop for the three ways to fail: no memory
-//! is free; a context or an allocation failed although the look was good (another process was faster); memory ran out in the
-//! middle of a run. After each it is polled again, not before a pause that grows, and not before it has been calm for a time that
-//! grows, so that two polite processes do not hand it to and fro.
+//! A GPU is *contended* when other processes compute on it **and** either too little memory is free or more than 90 % of its time is
+//! used. Too little means less than 1.5 times what our models need, or less than their need and the headroom of loading. A server that
+//! waits takes the GPU when it is not contended. One loop handles the three ways to fail: no memory is free; a context or an allocation
+//! failed although the GPU looked free (another process was faster); memory ran out in the middle of a run. After each failure it is
+//! polled again after a growing pause, and taken only once it has been calm for a growing time, so that two polite processes do not hand
+//! it back and forth.
 //!
-//! - [`memory`]: what models need, as was measured before.
+//! - [`memory`]: what models need, as measured before.
 //! - [`turns`]: whose turn it is, among several servers on one machine.
 
 pub mod memory;
@@ -18,43 +19,43 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Times what the models need, that must be free beside others.
+/// The free memory that is needed beside others, as a multiple of what the models need.
 const MEMORY_FACTOR: f64 = 1.5;
-/// Use of its time, %, from which on a GPU that others compute on is theirs.
+/// Utilisation, %, above which a GPU that others compute on is left to them.
 const UTILIZATION_MAX: u32 = 90;
-/// After contention or a failure: calm for so long before it is taken,
+/// How long it must be calm after contention or a failure before it is taken.
 const CALM: Duration = Duration::from_secs(2);
-/// and at most for so long, after many failures.
+/// The longest that this grows to, after many failures.
 const CALM_MAX: Duration = Duration::from_secs(60);
-/// The first pause after a failure,
+/// The first pause after a failure.
 const PAUSE: Duration = Duration::from_millis(500);
-/// and the longest.
+/// The longest that this grows to.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Held for so long, failures before are forgotten.
+/// Once it was held for so long, earlier failures are forgotten.
 const SETTLED: Duration = Duration::from_secs(60);
 
-/// What a look at a GPU told of others.
+/// What a look at a GPU shows of others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Whether other processes compute on it.
     pub others: bool,
-    /// Bytes that are free; none where it is not told.
+    /// Free bytes; `None` if unknown.
     pub free: Option<u64>,
-    /// Share of its time in use, %; none where it is not told.
+    /// Share of its time in use, %; `None` if unknown.
     pub utilization: Option<u32>,
 }
 
 /// Why a GPU is left to others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Contention {
-    /// Others compute on it, and too little is free.
+    /// Others compute on it, and too little memory is free.
     Memory {
-        /// Bytes.
+        /// Free bytes.
         free: u64,
-        /// Bytes that must be.
+        /// Bytes that must be free.
         needed: u64,
     },
-    /// Others compute on it, and use its time.
+    /// Others compute on it, and use this much of its time, %.
     Utilization(u32),
 }
 
@@ -75,13 +76,13 @@ impl fmt::Display for Contention {
     }
 }
 
-/// What must be free to take a GPU beside others, for models that need `required` bytes and are loaded only where they leave
-/// `headroom`: 1.5 times of the first, and both together.
+/// The bytes that must be free to take a GPU beside others, for models that need `required` bytes and are loaded only if they leave
+/// `headroom` free: 1.5 times `required`, and at least the sum of both.
 pub fn needed(required: u64, headroom: u64) -> u64 {
     ((required as f64 * MEMORY_FACTOR) as u64).max(required.saturating_add(headroom))
 }
 
-/// Why a GPU is left to others, if it is: `needed` bytes of it must be free.
+/// Why a GPU is left to others, if it is; `needed` bytes of it must be free.
 pub fn contended(seen: &Seen, needed: u64) -> Option<Contention> {
     match seen {
         Seen { others: false, .. } => None,
@@ -93,16 +94,16 @@ pub fn contended(seen: &Seen, needed: u64) -> Option<Contention> {
     }
 }
 
-/// What to do about a GPU that is not ours.
+/// What to do about a GPU that we do not hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Take it now.
     Take,
     /// Others use it.
     Contended(Contention),
-    /// Others used it until a moment ago, or taking it failed: it has to stay calm until then.
+    /// Others used it until a moment ago, or taking it failed: it has to stay calm until this time.
     Calming(Instant),
-    /// Taking it failed: it is not looked at until then.
+    /// Taking it failed: it is not looked at until this time.
     Pausing(Instant),
 }
 
@@ -111,16 +112,16 @@ pub enum Step {
 pub struct Lease {
     held_since: Option<Instant>,
     waiting_since: Instant,
-    /// Since when it has been calm, after it was not.
+    /// Since when it has been calm again.
     calm_since: Option<Instant>,
-    /// It was contended, or failed, since it was last held.
+    /// It was contended, or taking it failed, since it was last held.
     troubled: bool,
     not_before: Option<Instant>,
     failures: u32,
 }
 
 impl Lease {
-    /// Of a GPU that is not ours yet.
+    /// A claim to a GPU that is not ours yet.
     pub fn new(now: Instant) -> Lease {
         Lease {
             held_since: None,
@@ -132,8 +133,8 @@ impl Lease {
         }
     }
 
-    /// What to do about a GPU that is not held. `seen`: the last look, `None` where nothing can be known of others;
-    /// `needed`: bytes that must be free.
+    /// What to do about a GPU that is not held. `seen`: the last look, `None` if nothing is known of others; `needed`: bytes that must be
+    /// free.
     pub fn look(&mut self, now: Instant, seen: Option<&Seen>, needed: u64) -> Step {
         if let Some(until) = self.not_before.filter(|until| now < *until) {
             return Step::Pausing(until);
@@ -159,7 +160,7 @@ impl Lease {
         self.not_before = None;
     }
 
-    /// It could not be had, or was lost for want of memory. `scatter`, from 0 to 1, differs from process to process.
+    /// It could not be taken, or was lost for want of memory. `scatter`, from 0 to 1, varies the pause from process to process.
     pub fn failed(&mut self, now: Instant, scatter: f64) {
         self.settle(now);
         self.wait(now);
@@ -188,7 +189,7 @@ impl Lease {
         }
     }
 
-    /// Waiting begins now: what went before does not count.
+    /// The wait starts now: time before does not count.
     pub fn restart(&mut self, now: Instant) {
         self.waiting_since = now;
     }
@@ -206,7 +207,7 @@ impl Lease {
         }
     }
 
-    /// When it is to be taken, as long as nobody contends for it. For a GPU that is not held.
+    /// When it should be taken, if nobody contends for it. For a GPU that is not held.
     pub fn due(&self, now: Instant) -> Instant {
         let pause = self.not_before.map_or(now, |until| until.max(now));
         match self.troubled {
@@ -221,7 +222,7 @@ impl Lease {
     }
 }
 
-/// A time doubled so often, up to a bound.
+/// A time doubled so many times, up to a bound.
 pub(super) fn doubled(first: Duration, times: u32, most: Duration) -> Duration {
     first.saturating_mul(1 << times.min(20)).min(most)
 }
@@ -293,7 +294,7 @@ mod tests {
             let step = lease.look(t0 + ms(500) * tick, Some(&seen(true, 80, utilization)), GIB);
             assert_ne!(step, Step::Take, "tick {tick}");
         }
-        // The last noise was at tick 196; four ticks are two seconds.
+        // The last contention was at tick 196; four ticks are two seconds.
         assert!(matches!(lease.look(t0 + ms(500) * 200, Some(&seen(true, 80, 60)), GIB), Step::Calming(_)));
         assert_eq!(lease.look(t0 + ms(500) * 201, Some(&seen(true, 80, 60)), GIB), Step::Take);
     }
@@ -337,8 +338,8 @@ mod tests {
         assert_eq!(lease.due(due), due + CALM, "others have come: it has to be calm anew");
     }
 
-    /// Two who want one GPU that has room for one, for ten minutes of looks. Returns who holds it at the end, and how often it was
-    /// taken. Who is first in a tick, who loses when both took it, and the scatter of each failure are drawn from `seed`.
+    /// Two processes want one GPU that has room for one, for ten minutes of looks. Returns who holds it at the end, and how often it was
+    /// taken. `seed` decides who is first in a tick, who loses when both took it, and the scatter of each failure.
     fn two_for_one_gpu(seed: u64) -> ([bool; 2], u32) {
         let mut random = Random::new(seed);
         let t0 = Instant::now();
@@ -348,7 +349,7 @@ mod tests {
         for tick in 0..1200_u32 {
             let now = t0 + ms(500) * tick;
             let order = if random.bits() & 1 == 0 { [0, 1] } else { [1, 0] };
-            // Both decide by the same moment's look, as samples are old.
+            // Both decide by a look at the same moment, as with old samples.
             let looks = order.map(|me| seen(holds[1 - me], if holds[1 - me] { 1 } else { 10 }, 0));
             for (me, look) in order.into_iter().zip(looks) {
                 if !holds[me] && leases[me].look(now, Some(&look), needed(4 * GIB, 0)) == Step::Take {

@@ -1,9 +1,9 @@
 //! Whose turn it is to take a GPU, among the servers of one machine that wait for it.
 //!
-//! Each that waits has a ticket: a file in a folder that all share, named after the GPU and the time at which waiting began, and
-//! locked by its owner (flock), so that the ticket of a process that died is known by its lock, and counts no more. The oldest
-//! is next; it is kept while the GPU is taken and models are loaded, and torn up when they serve. So only one process at a time
-//! takes a GPU, and the next one's look at it shows what is left. Where there can be no such folder, everybody's turn is now.
+//! Each server that waits has a ticket: a file in a shared folder, named after the GPU and the time at which waiting began, and locked by
+//! its owner (flock). The ticket of a process that died is therefore not locked, and does not count. The oldest ticket is next. It is
+//! kept while the GPU is taken and models are loaded, and removed when they serve. So only one process at a time takes a GPU, and the
+//! next one sees what is left of it. Without such a folder, every server may go at once.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -17,11 +17,11 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// Where tickets lie.
+/// The folder of tickets.
 #[derive(Debug, Clone)]
 pub struct Turns {
     folder: Option<PathBuf>,
-    /// That there is no place has been said: one is asked for again and again.
+    /// Whether the log says already that there is no folder: tickets are asked for again and again.
     refused: Arc<AtomicBool>,
 }
 
@@ -50,12 +50,12 @@ impl Turns {
         Turns { folder, refused: Arc::default() }
     }
 
-    /// Takes the place of one who has waited since then. None where there is no folder.
+    /// A ticket for a server that has waited since then. `None` without a folder.
     pub fn ticket(&self, gpu: &str, since: SystemTime) -> Option<Ticket> {
         let folder = self.folder.as_ref()?;
         let since = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let path = folder.join(format!("{gpu}.{since:020}.{}", std::process::id()));
-        // A folder in which nobody waits may go, as whatever keeps /tmp clean has it.
+        // A folder in which nobody waits may be removed, for instance by the clean-up of /tmp.
         let file = locked(&path).or_else(|error| match error.kind() {
             io::ErrorKind::NotFound => make(folder).and_then(|()| locked(&path)),
             _ => Err(error),
@@ -73,7 +73,7 @@ impl Turns {
         }
     }
 
-    /// How many are before the one with this ticket.
+    /// How many tickets are before this one.
     pub fn ahead(&self, ticket: &Ticket) -> usize {
         let Some(entries) = self.folder.as_ref().and_then(|folder| fs::read_dir(folder).ok()) else {
             return 0;
@@ -91,14 +91,14 @@ impl Turns {
 }
 
 impl Ticket {
-    /// Begins to take the GPU; false while another server does. Others are kept off until the ticket is dropped.
+    /// Starts to take the GPU; false while another server does. Others are kept off until the ticket is dropped.
     pub fn enter(&mut self) -> bool {
         if self.taking.is_some() {
             return true;
         }
         let folder = self.path.parent().unwrap_or(Path::new("."));
         let path = folder.join(format!("{}{TAKING}", self.gpu));
-        // The file of another user may be read only; that is enough to lock it.
+        // Another user's file may be read-only; that is enough to lock it.
         let made = OpenOptions::new().create_new(true).write(true).open(&path);
         let made = made.and_then(|file| for_all(&file).map(|()| file)).or_else(|_| open(&path));
         let locked = made.and_then(|file| match file.try_lock() {
@@ -111,26 +111,26 @@ impl Ticket {
                 self.taking = file;
                 self.taking.is_some()
             }
-            // A file system without locks: nobody is held up.
+            // A file system without locks: no server waits.
             Err(_) => true,
         }
     }
 }
 
-/// Ends the name of what is locked by whoever takes a GPU.
+/// Suffix of the file that is locked while a GPU is taken.
 const TAKING: &str = ".taking";
 
-/// Ends the name of a ticket that is not locked yet.
+/// Suffix of a ticket that is not locked yet.
 const NEW: &str = ".new";
 
 fn make(folder: &Path) -> io::Result<()> {
     if !folder.is_dir() {
         fs::create_dir_all(folder)?;
-        // For servers of all users; each may remove its own only.
+        // For servers of all users; each may remove only its own files.
         fs::set_permissions(folder, fs::Permissions::from_mode(0o1777))?;
     }
-    // Tries to make and lock a file there: not every file system has locks. Servers in containers may have the same
-    // process id, and one that is killed here leaves its file: the time keeps names apart.
+    // Tries to make and lock a file there: not every file system has locks. Servers in containers may have the same process id, and one
+    // that is killed here leaves its file, so the name contains the time.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let probe = folder.join(format!("probe.{}.{now}{NEW}", std::process::id()));
     let made = OpenOptions::new().write(true).create_new(true).open(&probe);
@@ -139,12 +139,12 @@ fn make(folder: &Path) -> io::Result<()> {
     locked.and(removed)
 }
 
-/// Has servers of all users see it, whatever this one's mask is: who cannot open a file cannot see that it is locked.
+/// Lets servers of all users see it, whatever this one's umask is: a server that cannot open a file cannot see that it is locked.
 fn for_all(file: &File) -> io::Result<()> {
     file.set_permissions(fs::Permissions::from_mode(0o644))
 }
 
-/// A file that is locked from the moment on at which others see it.
+/// A file that is already locked when others first see it.
 fn locked(path: &Path) -> io::Result<File> {
     let mut new = path.as_os_str().to_owned();
     new.push(NEW);
@@ -158,12 +158,12 @@ fn locked(path: &Path) -> io::Result<File> {
     placed.map(|()| file)
 }
 
-/// Opens a file that anybody may have put there: follows no link, and does not wait for the other end of a pipe.
+/// Opens a file that anybody may have put there: follows no link, and does not block on a pipe.
 fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)
 }
 
-/// Whether its owner lives. Tickets of the dead are removed where we may.
+/// Whether its owner lives. Tickets of dead processes are removed where permitted.
 fn is_alive(path: &Path) -> bool {
     let Ok(file) = open(path) else { return false };
     match file.try_lock() {
@@ -172,14 +172,14 @@ fn is_alive(path: &Path) -> bool {
             false
         }
         Err(TryLockError::WouldBlock) => true,
-        // A file system without locks: nobody is held up.
+        // A file system without locks: no server waits.
         Err(TryLockError::Error(_)) => false,
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        // Unlocked with the file; whoever finds it then removes it.
+        // If that fails, closing the file unlocks it all the same, and a server that finds it removes it.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!([&first, &second, &other].map(|ticket| turns.ahead(ticket)), [0, 1, 0]);
         drop(first);
         assert_eq!(turns.ahead(&second), 0);
-        // As a process that was killed leaves it: there, and not locked.
+        // As a killed process leaves it: present, and not locked.
         let dead = folder.path().join("queue").join(format!("GPU-1.{:020}.7", 1));
         File::create(&dead).unwrap();
         assert_eq!(turns.ahead(&second), 0);

@@ -1,7 +1,7 @@
 //! Xid errors as they happen.
 //!
-//! A thread of its own waits for them: NVML's sets of events belong to one thread. Of several errors on one GPU that nobody took yet,
-//! NVML tells the last only.
+//! They are awaited on a thread of their own, since an NVML event set belongs to one thread. If several errors of one GPU are pending,
+//! NVML reports only the last.
 
 use std::{
     io,
@@ -28,15 +28,15 @@ use crate::error::panic_words;
 /// What happened to a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Happening {
-    /// An error, by its number in NVIDIA's catalogue.
+    /// An error, by its Xid number in NVIDIA's catalogue.
     Xid(u64),
-    /// An error whose number the driver does not tell.
+    /// An error whose number the driver does not give.
     UnknownXid,
-    /// It does not answer any more.
+    /// It no longer answers.
     Lost,
 }
 
-/// Why nobody can wait for errors.
+/// Why errors cannot be watched.
 #[derive(Debug, thiserror::Error)]
 pub enum WatchError {
     /// There is no NVML.
@@ -47,21 +47,21 @@ pub enum WatchError {
     Thread(#[from] io::Error),
 }
 
-/// How long one wait takes, so that the end is noticed.
+/// The length of one wait: how soon the end is noticed.
 const WAIT_MS: u32 = 500;
-/// Between tries where waiting fails.
+/// The pause between tries while waiting fails.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Looks for GPUs that came back once in so many waits.
+/// After this many waits, lost GPUs are looked for again.
 const WAITS_BETWEEN_SEARCHES: u32 = 60;
 
-/// Waits for errors until it is dropped.
+/// Watches for errors until it is dropped.
 pub struct Watch {
     ended: Arc<AtomicBool>,
     thread: thread::JoinHandle<()>,
 }
 
 impl Watch {
-    /// Tells `tell` of what happens to any GPU, on the thread that waits. GPUs without such events are left out.
+    /// Calls `tell` for what happens to any GPU, on the watching thread. GPUs without such events are left out.
     ///
     /// # Errors
     ///
@@ -85,7 +85,7 @@ impl Watch {
         Ok(Watch { ended, thread: spawned })
     }
 
-    /// Ends it, and waits for its thread: for up to two of its waits, since it may hang in the driver.
+    /// Ends it, and waits for its thread, but no longer than two of its waits: it may hang in the driver.
     pub fn end(self) {
         self.ended.store(true, Ordering::Relaxed);
         let until = Instant::now() + 2 * Duration::from_millis(WAIT_MS.into());
@@ -109,7 +109,7 @@ fn watch(nvml: &Nvml, ended: &AtomicBool, tell: &impl Fn(&GpuId, Happening)) {
     let mut lost: Vec<bool> = vec![false; gpus.len()];
     let mut deaf: Vec<bool> = vec![false; gpus.len()];
     while !ended.load(Ordering::Relaxed) {
-        // A set with a lost GPU reports only that loss, so only GPUs that answer are in it.
+        // An event set with a lost GPU reports only that loss, so it contains only GPUs that answer.
         let Some(set) = listening(nvml, &gpus, &lost, &mut deaf) else {
             thread::park_timeout(PAUSE);
             find_lost(nvml, &gpus, &mut lost, tell);
@@ -123,7 +123,7 @@ fn watch(nvml: &Nvml, ended: &AtomicBool, tell: &impl Fn(&GpuId, Happening)) {
                 Ok(event) => {
                     let uuid = event.device.uuid().ok();
                     let gpu = gpus.iter().find(|gpu| uuid.as_ref() == Some(&gpu.uuid));
-                    // One that is lost by now does not say who it is: then its loss is what there is to tell.
+                    // A GPU that is lost by now does not say which it is. Its loss is reported instead.
                     let Some(gpu) = gpu else { break };
                     tell(
                         gpu,
@@ -150,7 +150,7 @@ fn watch(nvml: &Nvml, ended: &AtomicBool, tell: &impl Fn(&GpuId, Happening)) {
     }
 }
 
-/// A set that listens to all GPUs that are not lost; none where there is nothing to listen to. GPUs without such events become deaf.
+/// An event set for all GPUs that are not lost; `None` if that leaves none. GPUs without such events are marked deaf.
 fn listening<'a>(nvml: &'a Nvml, gpus: &[GpuId], lost: &[bool], deaf: &mut [bool]) -> Option<EventSet<'a>> {
     'anew: loop {
         let mut set = nvml.create_event_set().ok()?;
@@ -164,7 +164,7 @@ fn listening<'a>(nvml: &'a Nvml, gpus: &[GpuId], lost: &[bool], deaf: &mut [bool
                 Err(error) => {
                     tracing::debug!(gpu = gpu.uuid, error = %error.error, "this GPU tells no errors as they happen");
                     deaf[at] = true;
-                    // The set is gone with the error.
+                    // The error has used up the set.
                     continue 'anew;
                 }
             }
@@ -173,7 +173,7 @@ fn listening<'a>(nvml: &'a Nvml, gpus: &[GpuId], lost: &[bool], deaf: &mut [bool
     }
 }
 
-/// Asks every GPU whether it answers, and tells of those that do not any more.
+/// Asks every GPU whether it answers, and reports those that no longer do.
 fn find_lost(nvml: &Nvml, gpus: &[GpuId], lost: &mut [bool], tell: &impl Fn(&GpuId, Happening)) {
     for (gpu, lost) in gpus.iter().zip(lost) {
         let answer = nvml::device(nvml, gpu).and_then(|device| device.pci_info());

@@ -1,12 +1,12 @@
-//! What can be known of a machine's GPUs from outside: no CUDA context is made, and nobody's work is disturbed.
+//! What can be learnt of a machine's GPUs from outside: no CUDA context is made, and no other process is disturbed.
 //!
 //! - [`nvml`]: the readings of NVIDIA's management library.
-//! - [`scripted`]: readings that a test or a simulation gives.
-//! - [`sampler`]: a thread that looks again and again, so that a library which hangs holds up nobody else.
+//! - [`scripted`]: readings that a test or a simulation supplies.
+//! - [`sampler`]: a thread that samples regularly, so that a library that hangs blocks nobody else.
 //! - [`events`]: Xid errors as they happen, on a thread of their own.
-//! - [`others`]: which of a GPU's memory other processes hold.
+//! - [`others`]: how much of a GPU's memory other processes hold.
 //!
-//! Every reading may be missing, since no GPU has all of them: what is missing says so by its name, and is no error.
+//! Any reading may be missing, since no GPU has all of them. A missing one is listed by its name, and is no error.
 
 pub mod events;
 pub mod nvml;
@@ -14,29 +14,30 @@ pub mod others;
 pub mod sampler;
 pub mod scripted;
 
-/// What is missing where a GPU cannot even be asked for: all of it, for that look.
+/// The reading that is missing if a GPU cannot even be asked for: then all are, for that look.
 pub(super) const GPU: &str = "gpu";
 
 /// Looks at all GPUs of the machine.
 pub trait Probe: Send {
-    /// One sample for each GPU, and for each part of one that is looked at, always in the same order. May take as long as the driver takes.
+    /// One sample for each GPU, and for each MIG part that is looked at, always in the same order. Takes as long as the driver takes.
     fn sample(&mut self) -> Vec<Sample>;
 }
 
-/// Which GPU, by what does not change while the machine runs. Numbers do: NVML and CUDA count differently, and so do containers.
+/// A GPU's identity, by what does not change while the machine runs. Indices do change: NVML and CUDA count differently, and so do
+/// containers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GpuId {
-    /// `GPU-` (`MIG-` of a part of one) and 8-4-4-4-12 hexadecimal digits.
+    /// `GPU-` (`MIG-` for a part of one) and 8-4-4-4-12 hexadecimal digits.
     pub uuid: String,
     /// Such as `00000000:41:00.0`.
     pub pci: String,
-    /// As its maker calls it.
+    /// The maker's name for it.
     pub name: String,
 }
 
 impl GpuId {
-    /// Whether it is the GPU that CUDA knows by this UUID, at this place on the bus; a part of a GPU (MIG) goes by the place of
-    /// the whole, which NVML writes with more digits.
+    /// Whether it is the GPU that CUDA knows by this UUID and PCI address. A part of a GPU (MIG) also matches by the address of the
+    /// whole, which NVML writes with more digits.
     pub fn is(&self, uuid: &str, pci: &str) -> bool {
         let bus = || !pci.is_empty() && self.pci.to_lowercase().ends_with(pci);
         self.uuid == uuid || (uuid.starts_with("MIG-") && bus())
@@ -48,50 +49,50 @@ impl GpuId {
 pub struct Sample {
     /// Which it is.
     pub gpu: GpuId,
-    /// It does not answer any more: off the bus, or taken away. Then all readings are missing.
+    /// It no longer answers: off the bus, or taken away. Then all readings are missing.
     pub lost: bool,
     /// Memory of the GPU, or of the part.
     pub memory: Option<Memory>,
     /// Share of the last second or so in which a kernel ran, %.
     pub utilization_percent: Option<u32>,
-    /// Processes that compute on it, with ours among them. Empty where the driver tells none, as within a PID namespace.
+    /// Processes that compute on it, including ours. Empty where the driver lists none, as within a PID namespace.
     pub processes: Option<Vec<Process>>,
-    /// Of the chip, °C.
+    /// Temperature of the chip, °C.
     pub temperature_c: Option<u32>,
-    /// From which on clocks are lowered, °C.
+    /// Temperature from which on clocks are lowered, °C.
     pub slowdown_c: Option<u32>,
-    /// From which on it turns itself off, °C.
+    /// Temperature from which on it turns itself off, °C.
     pub shutdown_c: Option<u32>,
     /// Why clocks are lower than they could be.
     pub throttled: Option<Throttled>,
-    /// Draw, mW.
+    /// Power draw, mW.
     pub power_mw: Option<u32>,
-    /// The draw that the driver holds it to, mW.
+    /// Enforced limit of the draw, mW.
     pub power_limit_mw: Option<u32>,
-    /// Since the driver was loaded, mJ.
+    /// Energy since the driver was loaded, mJ.
     pub energy_mj: Option<u64>,
-    /// Memory errors that were put right, since the driver was loaded.
+    /// Corrected memory errors since the driver was loaded.
     pub ecc_corrected: Option<u64>,
-    /// Memory errors that were not.
+    /// Uncorrected memory errors since then.
     pub ecc_uncorrected: Option<u64>,
     /// Pages wait for a reset to be retired (before Ampere).
     pub pages_pending: Option<bool>,
     /// Rows wait for a reset to be remapped.
     pub rows_pending: Option<bool>,
-    /// No spare row was left to remap to.
+    /// A row could not be remapped, for want of spare rows.
     pub rows_failed: Option<bool>,
     /// Transfers over PCI Express that had to be repeated.
     pub pcie_replays: Option<u32>,
-    /// The GPU is parted into instances.
+    /// The GPU is partitioned (MIG).
     pub mig: Option<bool>,
-    /// What the driver advises to do; 0 is nothing.
+    /// The recovery action that the driver advises; 0 is none.
     pub recovery_action: Option<u64>,
     /// What could not be read, and why.
     pub missing: Vec<Missing>,
 }
 
 impl Sample {
-    /// Whether the GPU is there: not known of one that could not be asked for.
+    /// Whether the GPU is on the bus; `None` if it could not be asked for.
     pub(super) fn on_bus(&self) -> Option<bool> {
         let asked = self.lost || self.missing.iter().all(|missing| missing.reading != GPU);
         asked.then_some(!self.lost)
@@ -128,16 +129,16 @@ impl Sample {
 /// Bytes of a GPU's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
-    /// All there is.
+    /// All bytes.
     pub total: u64,
-    /// What nobody holds.
+    /// Free bytes.
     pub free: u64,
-    /// What the driver keeps for itself; no process is listed for it.
+    /// Bytes that the driver keeps for itself; no process is listed for them.
     pub reserved: u64,
 }
 
 impl Memory {
-    /// What processes hold together.
+    /// Bytes that all processes hold together.
     pub fn held(&self) -> u64 {
         self.total.saturating_sub(self.free).saturating_sub(self.reserved)
     }
@@ -146,13 +147,13 @@ impl Memory {
 /// A process on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process {
-    /// By the driver's numbers, which are the host's.
+    /// Its id by the driver's count, which is the host's.
     pub pid: u32,
-    /// Bytes; none where the driver does not tell.
+    /// Bytes that it holds; `None` if the driver does not say.
     pub memory: Option<u64>,
 }
 
-/// Why clocks are lower than they could be, as far as it says something about health.
+/// Why clocks are lower than they could be, as far as that concerns health.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Throttled {
     /// Too hot, by the driver's or the chip's own decision.
@@ -166,8 +167,8 @@ pub struct Throttled {
 /// A reading that a GPU or a driver does not give.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Missing {
-    /// As the field of [`Sample`] is called.
+    /// The name of the field of [`Sample`].
     pub reading: &'static str,
-    /// In the driver's words.
+    /// The reason in the driver's words.
     pub why: String,
 }

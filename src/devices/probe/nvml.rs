@@ -1,4 +1,4 @@
-//! Samples from NVML, which comes with the driver and is found at run time.
+//! Samples from NVML, which comes with the driver and is loaded at run time.
 
 use std::path::Path;
 
@@ -14,30 +14,30 @@ use nvml_wrapper::{
 
 use super::{GPU, GpuId, Memory, Missing, Probe, Process, Sample, Throttled};
 
-/// The library's name where a driver is installed; without the number it is part of developers' packages only.
+/// The library's name where a driver is installed; the name without the number exists only in developers' packages.
 pub const LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// Fields without a call of their own, by their numbers in `nvml.h`: rows that wait to be remapped, rows that could not be, and
-/// what the driver advises.
+/// Fields that have no function of their own, by their numbers in `nvml.h`: rows that wait to be remapped, rows that could not be, and
+/// the advised recovery action.
 const ROWS_PENDING: FieldId = FieldId(144);
 const ROWS_FAILED: FieldId = FieldId(145);
 const RECOVERY_ACTION: FieldId = FieldId(230);
 
-/// What the UUID of a part of a GPU (MIG) begins with.
+/// The prefix of the UUID of a part of a GPU (MIG).
 const PART: &str = "MIG-";
 
-/// Why NVML cannot be asked. The machine may have GPUs all the same.
+/// Why NVML cannot be used. The machine may have GPUs all the same.
 #[derive(Debug, thiserror::Error)]
 #[error("NVML ({library}) cannot be used: {why}; GPUs are then known by the CUDA driver alone")]
 pub struct Unavailable {
-    /// What was looked for.
+    /// The library that was tried.
     pub library: String,
     /// What went wrong.
     #[source]
     pub why: NvmlError,
 }
 
-/// Loads NVML from `library`, or from where the driver has put it.
+/// Loads NVML from `library`, or from the driver's place.
 ///
 /// # Errors
 ///
@@ -48,7 +48,7 @@ pub(super) fn open(library: Option<&Path>) -> Result<Nvml, Unavailable> {
     opened.map_err(|why| Unavailable { library: library.display().to_string(), why })
 }
 
-/// The GPUs that NVML has, in its order. One that does not even say which it is, is left out.
+/// The GPUs that NVML has, in its order. A GPU that does not even say which it is, is left out.
 pub(super) fn gpus(nvml: &Nvml) -> Vec<GpuId> {
     let identity = |index| -> Result<GpuId, NvmlError> {
         let device = nvml.device_by_index(index)?;
@@ -66,31 +66,31 @@ pub(super) fn gpus(nvml: &Nvml) -> Vec<GpuId> {
     known.collect()
 }
 
-/// Asks for a GPU by its place on the bus: then NVML calls it lost only where it is. By its UUID, NVML may where any other one is.
+/// Finds a GPU by its PCI address: then NVML reports it as lost only if it is. By UUID, NVML may do so when any other GPU is lost.
 pub(super) fn device<'a>(nvml: &'a Nvml, gpu: &GpuId) -> Result<Device<'a>, NvmlError> {
     nvml.device_by_pci_bus_id(gpu.pci.as_str())
 }
 
-/// Whether a GPU that was asked for is gone. Other errors are the call's own, and say nothing of the GPU.
+/// Whether a GPU that was asked for is gone. Other errors concern the call, and say nothing of the GPU.
 pub(super) fn is_gone(why: &NvmlError) -> bool {
     matches!(why, NvmlError::GpuLost | NvmlError::NotFound)
 }
 
-/// Asks NVML.
+/// Samples by NVML.
 pub struct NvmlProbe {
     nvml: Nvml,
     gpus: Vec<GpuId>,
-    /// What was read of each of them last that is not read at every look.
+    /// For each of them, the last readings of what is not read at every look.
     kept: Vec<Option<Kept>>,
-    /// Parts of them (MIG) that are looked at: each with the number of its GPU among `gpus`.
+    /// Parts (MIG) that are looked at, each with the index of its GPU in `gpus`.
     parts: Vec<(usize, GpuId)>,
 }
 
-/// What turns slowly is read at one look of so many. On an H200 each reading is a question to the GPU itself, and all of them at
-/// every look took a core 4 ms.
+/// Slowly changing values are read at one look in so many. On an H200 each reading queries the GPU itself, and all of them at every look
+/// kept a core busy for 4 ms.
 const LOOKS: u32 = 10;
 
-/// What turns slowly, for the looks that do not read it.
+/// Slowly changing values, for the looks that do not read them.
 #[derive(Clone)]
 struct Kept {
     sample: Sample,
@@ -98,7 +98,7 @@ struct Kept {
 }
 
 impl NvmlProbe {
-    /// Finds the machine's GPUs. `library` names another file than [`LIBRARY`].
+    /// Finds the machine's GPUs. `library` replaces [`LIBRARY`].
     ///
     /// # Errors
     ///
@@ -109,7 +109,7 @@ impl NvmlProbe {
         Ok(NvmlProbe { nvml, kept: vec![None; gpus.len()], gpus, parts: Vec::new() })
     }
 
-    /// Looks at these as well, by UUID and place on the bus as CUDA has them, as far as they are parts (MIG) of GPUs that are there.
+    /// Looks at these as well, if they are parts (MIG) of GPUs that are there. Each is given by CUDA's UUID and PCI address.
     pub fn with_parts<'a>(mut self, parts: impl Iterator<Item = (&'a str, &'a str)>) -> NvmlProbe {
         self.parts = parts
             .filter(|(uuid, _)| uuid.starts_with(PART))
@@ -149,8 +149,8 @@ impl Probe for NvmlProbe {
 }
 
 impl NvmlProbe {
-    /// One look at a part of a GPU. Its memory and processes are its own, and asked for by its own name; how busy a part is NVML does
-    /// not tell; all else is the whole's.
+    /// One look at a part of a GPU. Its memory and processes are its own, and read by its own UUID. NVML does not tell how busy a part
+    /// is; all other values are those of the whole.
     fn part(&self, whole: &Sample, part: &GpuId) -> Sample {
         let own = ["memory", "processes"];
         let missing = whole.missing.iter().filter(|missing| !own.contains(&missing.reading)).cloned();
@@ -169,19 +169,19 @@ impl NvmlProbe {
         let device = || self.nvml.device_by_uuid(part.uuid.as_str());
         look.memory(device().and_then(|device| device.memory_info()));
         look.sample.processes = look.read("processes", device().and_then(|device| processes(&device)));
-        // By its UUID, which is all that a part is asked for by, it may be called lost for any other GPU; the whole is not.
+        // A part is found by its UUID alone, so NVML may report it as lost because any other GPU is. The whole's answer is reliable.
         look.sample.lost = whole.lost;
         look.sample
     }
 }
 
-/// One look, as it goes from reading to reading.
+/// A look in progress.
 struct Look {
     sample: Sample,
 }
 
 impl Look {
-    /// The reading, or a note that it is missing.
+    /// The reading; if it failed, notes that it is missing.
     fn read<T>(&mut self, reading: &'static str, result: Result<T, NvmlError>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
@@ -199,11 +199,12 @@ impl Look {
             told.map(|memory| Memory { total: memory.total, free: memory.free, reserved: memory.reserved });
     }
 
-    /// What is decided by at once is read at every look: who is there, and whether the GPU fails. All else now and then.
+    /// Values that decisions depend on at once are read at every look: which processes are there, and whether the GPU fails. All others
+    /// are read now and then.
     fn at(mut self, device: &Device<'_>, kept: &mut Option<Kept>) -> Sample {
         self.memory(device.memory_info());
         if self.sample.lost {
-            // Every other call would fail alike, and some of them slowly. If it is there again, nothing is known of it.
+            // Every other call would fail likewise, some of them slowly. If the GPU comes back, the values kept are out of date.
             *kept = None;
             return self.sample;
         }
@@ -231,7 +232,7 @@ impl Look {
         self.sample
     }
 
-    /// What turns slowly, or never.
+    /// Values that change slowly, or never.
     fn slow(mut self, device: &Device<'_>) -> Sample {
         let threshold = |kind| device.temperature_threshold(kind);
         self.sample.slowdown_c = self.read("slowdown_c", threshold(TemperatureThreshold::Slowdown));
@@ -281,7 +282,7 @@ fn field(device: &Device<'_>, field: FieldId) -> Result<u64, NvmlError> {
     match sample.value? {
         SampleValue::U32(value) => Ok(u64::from(value)),
         SampleValue::U64(value) => Ok(value),
-        // Nothing that is counted has a sign or a fraction.
+        // No counter is signed or fractional.
         SampleValue::I64(_) | SampleValue::F64(_) => Err(NvmlError::Unknown),
     }
 }

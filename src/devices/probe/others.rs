@@ -1,35 +1,35 @@
-//! Which of a GPU's memory other processes hold.
+//! How much of a GPU's memory other processes hold.
 //!
-//! The driver numbers processes as the host does. In a namespace of its own a process does not know its number there, and may be
-//! shown no list at all. So ours is found by what changed while we took memory, and where that says nothing, memory alone is
-//! counted: what is held, less what we hold.
+//! The driver lists processes by their ids on the host. Within a PID namespace, a process does not know its id there, and may be shown no
+//! list at all. So our entry is found by what changed while we took memory. If that is inconclusive, only memory is compared: what is
+//! held, less what we hold.
 
 use super::{Process, Sample};
 
-/// What is known of ourselves on one GPU.
+/// What is known of our own process on one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ourselves {
-    /// Our number in the driver's list.
+    /// Our id in the driver's list.
     pub pid: Option<u32>,
     /// Bytes that we hold, by the driver's count.
     pub memory: u64,
-    /// Of these, what models held when that was seen.
+    /// The part of these that models held when that was measured.
     pub models: u64,
 }
 
-/// What others have on a GPU.
+/// What other processes have on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Others {
-    /// Who they are.
+    /// The other processes.
     Processes(Vec<Process>),
-    /// Who they are is not told; this is what they hold, bytes.
+    /// The processes are unknown; this is what they hold, bytes.
     Memory(u64),
     /// Neither processes nor memory can be read.
     Unknown,
 }
 
 impl Others {
-    /// Whether there are any. What nobody can tell counts as none: a GPU without readings is not contended for ever.
+    /// Whether there are any. Unknown counts as none: otherwise a GPU without readings would be contended for ever.
     pub fn any(&self) -> bool {
         match self {
             Others::Processes(processes) => !processes.is_empty(),
@@ -38,7 +38,7 @@ impl Others {
         }
     }
 
-    /// Bytes that they hold, as far as it is told.
+    /// Bytes that they hold, as far as known.
     pub fn memory(&self) -> Option<u64> {
         match self {
             Others::Processes(processes) => processes.iter().map(|process| process.memory).sum(),
@@ -48,19 +48,19 @@ impl Others {
     }
 }
 
-/// Less than a context takes: what a driver's own count may differ by.
+/// Less than a context takes: the driver's count may differ by as much.
 const SLACK: u64 = 64 << 20;
 
 impl Ourselves {
-    /// Before we have anything on a GPU. `pid` is our number, which the driver may not use.
+    /// The state before we have anything on a GPU. `pid` is our id, which the driver may not use.
     pub fn before(pid: u32) -> Ourselves {
         Ourselves { pid: Some(pid), memory: 0, models: 0 }
     }
 
-    /// What is known after we took memory, of which models have so many bytes, from a look just before and one just after.
+    /// The state after we took memory, of which models have `models` bytes, from a look just before and one just after.
     ///
-    /// We are the entry that came; if our own number is among the entries, it is that one. Where several came, or none did, our
-    /// number is not known.
+    /// We are the entry that is new; if our own id is in the list, it is that one. Otherwise, if several or none are new, our id in the
+    /// list is unknown.
     pub fn after(own: u32, models: u64, before: &Sample, after: &Sample) -> Ourselves {
         let held = |sample: &Sample| sample.memory.map_or(0, |memory| memory.held());
         let none = Vec::new();
@@ -80,25 +80,25 @@ impl Ourselves {
         }
     }
 
-    /// The same now that models hold so many bytes: where no sample tells what we hold, it is more or less by that.
+    /// The same with models that hold so many bytes now: where no sample tells what we hold, the estimate changes by the difference.
     pub fn with_models(self, models: u64) -> Ourselves {
         Ourselves { memory: (self.memory + models).saturating_sub(self.models), models, ..self }
     }
 
-    /// Whether a sample tells what we hold, apart from others.
+    /// Whether a sample tells what we hold, separately from others.
     pub fn is_told(&self, sample: &Sample) -> bool {
         let mut listed = sample.processes.iter().flatten();
         listed.any(|process| Some(process.pid) == self.pid && process.memory.is_some())
     }
 
-    /// What we hold by one sample, bytes; where it does not tell, what we held when the GPU was taken.
+    /// Bytes that we hold by this sample; if it does not tell, what we held when the GPU was taken.
     pub fn held(&self, sample: &Sample) -> u64 {
         let mut listed = sample.processes.iter().flatten();
         let ours = listed.find(|process| Some(process.pid) == self.pid);
         ours.and_then(|process| process.memory).unwrap_or(self.memory)
     }
 
-    /// What others have, by one sample.
+    /// What others have by this sample.
     pub fn others(&self, sample: &Sample) -> Others {
         let by_memory = || match sample.memory {
             Some(memory) => Others::Memory(memory.held().saturating_sub(self.held(sample))),
@@ -108,14 +108,14 @@ impl Ourselves {
             return by_memory();
         };
         let listed = self.pid.is_some_and(|own| processes.iter().any(|process| process.pid == own));
-        // We hold memory and are not in the list: it is not one that can be believed.
+        // We hold memory and are not in the list, so the list cannot be trusted.
         if self.memory > 0 && !listed {
             return by_memory();
         }
         let others =
             processes.iter().filter(|process| Some(process.pid) != self.pid).copied().collect::<Vec<_>>();
         match by_memory() {
-            // Memory is held that nobody in the list has, as where the list is another namespace's.
+            // Memory is held that nobody in the list has, as when the list is of another namespace.
             Others::Memory(bytes) if others.is_empty() && bytes > SLACK => Others::Memory(bytes),
             _ => Others::Processes(others),
         }
@@ -186,11 +186,11 @@ mod tests {
             let ourselves = Ourselves::after(OWN, GIB, &before, &after);
             assert_eq!(ourselves, Ourselves { pid: None, memory: 3 * GIB, models: GIB });
             assert_eq!(ourselves.others(&after), Others::Memory(5 * GIB));
-            // A model of two came, and one of one had been there.
+            // A model of two came; one of one had been there.
             let later = sample(10 * GIB, empty);
             assert_eq!(ourselves.with_models(3 * GIB).others(&later), Others::Memory(5 * GIB));
             assert_eq!(Ourselves::before(OWN).others(&before).memory(), Some(5 * GIB));
-            // As a driver's count may differ from ours.
+            // The driver's count may differ from ours by this much.
             assert!(!ourselves.others(&sample(3 * GIB + SLACK, empty)).any());
         }
     }

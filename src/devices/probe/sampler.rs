@@ -1,6 +1,6 @@
-//! A thread that samples again and again.
+//! A thread that samples regularly.
 //!
-//! A call into the driver may hang for as long as half a minute. Whoever wants to know gets the last samples and their age, at once.
+//! A call into the driver may hang for as long as half a minute. Callers get the last samples and their age, at once.
 
 use parking_lot::{Condvar, Mutex};
 use std::{
@@ -43,7 +43,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Looks now, and then every `period`, give or take a tenth: servers on one machine must not look in step.
+    /// Looks now, and then every `period`, varied by up to a tenth: servers on one machine must not look in step.
     ///
     /// # Errors
     ///
@@ -66,7 +66,7 @@ impl Sampler {
                         state.last = Some(Look { at: Instant::now(), samples: samples.into() });
                         theirs.changed.notify_all();
                     }
-                    // Told once: it may do so again with every look.
+                    // Logged once: it may panic again with every look.
                     Err(_) if panics => {}
                     Err(panic) => {
                         let reason = panic_words(&panic);
@@ -81,12 +81,12 @@ impl Sampler {
         Ok(Sampler { shared, thread: Some(thread) })
     }
 
-    /// The last look; none before the first has come back.
+    /// The last look; `None` before the first has finished.
     pub fn last(&self) -> Option<Look> {
         self.shared.state.lock().last.clone()
     }
 
-    /// Waits for a look that is finished after this call, `patience` at most.
+    /// Waits for a look that finishes after this call, for at most `patience`.
     pub fn fresh(&self, patience: Duration) -> Option<Look> {
         let mut state = self.shared.state.lock();
         let seen = state.looks;
@@ -110,10 +110,10 @@ impl Drop for Sampler {
     }
 }
 
-/// A number from 0 to 1 that differs from look to look and from process to process.
+/// A number from 0 to 1 that varies from look to look and from process to process.
 fn scattered(look: u64) -> f64 {
     let seed = look.wrapping_add(u64::from(std::process::id()) << 32);
-    // The top bits of a product with an odd number whose bits are well mixed.
+    // The top bits of the product with an odd number whose bits are well mixed.
     let mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
     mixed as f64 / f64::from(1u32 << 24)
 }

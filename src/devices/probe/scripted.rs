@@ -1,8 +1,8 @@
-//! Samples that were written beforehand, for tests and simulations.
+//! Samples given in advance, for tests and simulations.
 
 use super::{Probe, Sample};
 
-/// Gives one set of samples after the other, and the last again and again.
+/// Yields one set of samples after the other, then repeats the last.
 #[derive(Debug, Default)]
 pub struct Scripted {
     ticks: Vec<Vec<Sample>>,
@@ -10,7 +10,7 @@ pub struct Scripted {
 }
 
 impl Scripted {
-    /// A machine that looks like this, tick by tick.
+    /// A machine whose samples are these, look by look.
     pub fn new(ticks: Vec<Vec<Sample>>) -> Scripted {
         Scripted { ticks, next: 0 }
     }

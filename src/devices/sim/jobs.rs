@@ -1,4 +1,4 @@
-//! The jobs of one server: a real book, its workers, and a plain account of what each job is to get.
+//! The jobs of one server: a real book, its workers, and a simple record of what each job should get.
 
 use super::Tally;
 use crate::{
@@ -25,19 +25,19 @@ const MODEL: ModelKey = ModelKey(0);
 /// A worker, and what it runs.
 pub(super) struct Worker {
     key: WorkerKey,
-    /// Its device: a GPU's number, or none for the CPU.
+    /// The number of its GPU; `None` for the CPU.
     gpu: Option<usize>,
     running: Option<(Arc<Batch>, Receipt, Instant)>,
 }
 
 impl Worker {
-    /// Whether what it runs is done.
+    /// Whether its batch is done.
     pub(super) fn is_done(&self, now: Instant) -> bool {
         self.running.as_ref().is_some_and(|(.., done)| *done <= now)
     }
 }
 
-/// What is true of a job.
+/// What is true of a job, for comparison.
 struct True {
     input: Tensor,
     deadline: Option<Instant>,
@@ -84,7 +84,7 @@ impl Jobs {
         Worker { key: self.book.attach(&device(gpu)), gpu, running: None }
     }
 
-    /// A worker leaves with its device; what it has fails.
+    /// A worker leaves with its device; its batch fails.
     pub(super) fn detach(
         &mut self,
         worker: Worker,
@@ -113,7 +113,7 @@ impl Jobs {
         }
     }
 
-    /// Somebody asks.
+    /// Perhaps a job arrives.
     pub(super) fn arrive(&mut self, random: &mut Random, now: Instant) {
         if !random.percent(15) {
             return;
@@ -147,7 +147,7 @@ impl Jobs {
         self.settle(now, tally);
     }
 
-    /// A worker begins something, if it has nothing.
+    /// A worker starts a batch, if it has none.
     pub(super) fn pick(&mut self, worker: &mut Worker, millis: u64, now: Instant) {
         if worker.running.is_none()
             && let Pick::Run(batch, receipt) = self.book.pick(worker.key, &[MODEL], now)
@@ -156,7 +156,7 @@ impl Jobs {
         }
     }
 
-    /// What is done is handed back, as the device has it. True if something was done.
+    /// Hands back a batch that is done, with the result of its device. True if there was one.
     pub(super) fn finish(
         &mut self,
         worker: &mut Worker,
@@ -167,7 +167,7 @@ impl Jobs {
         let Some((batch, receipt, _)) = worker.running.take_if(|(.., done)| *done <= now) else {
             return false;
         };
-        // The smallest batch cannot be halved: what has no memory for it has failed.
+        // The smallest batch cannot be halved: if memory is too small for it, the device has failed.
         let failed = match &error {
             Some(EngineError::Device(_)) => true,
             Some(EngineError::OutOfMemory(_)) => batch.size == self.smallest,
@@ -189,7 +189,7 @@ impl Jobs {
             match done.result.and_then(Pieces::join) {
                 Ok(answer) => {
                     assert_eq!(answer.outputs[0].data, job.input.data, "somebody else's rows");
-                    // By the CPU, then.
+                    // Answered by the CPU, then.
                     tally.twice_failed += u64::from(job.failures >= 2);
                 }
                 Err(InferError::Late(_)) => {
@@ -210,7 +210,7 @@ impl Jobs {
     }
 }
 
-/// The engine: gives back what it got, and padding after it.
+/// The engine: returns its input, followed by padding.
 fn echo(batch: &Batch, now: Instant) -> Ran {
     let inputs: Vec<&Tensor> = batch.parts.iter().map(|part| &part.inputs[0]).collect();
     let mut output = rows::join(&inputs).unwrap();

@@ -1,30 +1,30 @@
-//! A machine with GPUs that are numbers: what servers hold of them, what others do there, and what befalls them.
+//! A machine with simulated GPUs: what servers hold of them, what other processes do there, and their faults.
 
 use super::super::health::states::Evidence;
 use crate::random::Random;
 
 const GIB: u64 = 1 << 30;
-/// What loading leaves free of each.
+/// Bytes that loading leaves free on each GPU.
 pub(super) const HEADROOM: u64 = GIB;
 
 /// A GPU.
 #[derive(Debug)]
 pub(super) struct Gpu {
     pub(super) total: u64,
-    /// What servers hold, by their numbers.
+    /// What servers hold, by the servers' numbers.
     pub(super) held: Vec<(usize, u64)>,
-    /// What other processes hold, who never wait for anybody.
+    /// What other processes hold; these never wait for anybody.
     pub(super) foreign: u64,
     pub(super) utilization: u32,
     /// Kernels fail.
     pub(super) sick: bool,
     pub(super) on_bus: bool,
-    /// What the driver has told, oldest first; never forgotten.
+    /// The driver's reports, oldest first; never removed.
     pub(super) events: Vec<Evidence>,
     /// Its readings of memory errors.
     pub(super) uncorrected: u64,
     pub(super) advice: u64,
-    /// Nobody is told who else is there.
+    /// Servers are not told of other processes.
     pub(super) blind: bool,
 }
 
@@ -61,7 +61,7 @@ impl Gpu {
         }
     }
 
-    /// The rule of sharing in plain words, for server `me`, which does not have it.
+    /// The rule of sharing, restated simply, for server `me`, which does not have the GPU.
     pub(super) fn has_room(&self, me: usize, required: u64) -> bool {
         let free = self.free();
         let enough = free >= required + HEADROOM;
@@ -94,7 +94,7 @@ impl Machine {
         Machine { gpus: (0..count).map(|_| gpu(*random.of(&[8, 16, 24]))).collect() }
     }
 
-    /// Something happens to some of them, now and then.
+    /// Changes some of them at random.
     pub(super) fn trouble(&mut self, random: &mut Random) {
         for gpu in &mut self.gpus {
             let mut now_and_then = |per_mille: u64| random.bits() % 1000 < per_mille;
@@ -122,7 +122,7 @@ impl Machine {
         }
     }
 
-    /// All is well from now on, and others take no more than they have.
+    /// No faults from now on, and other processes take no more than they have.
     pub(super) fn quiet(&mut self) {
         for gpu in &mut self.gpus {
             (gpu.sick, gpu.on_bus, gpu.advice, gpu.utilization) = (false, true, 0, 0);

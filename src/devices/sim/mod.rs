@@ -1,14 +1,14 @@
 //! Several servers on one machine on a virtual clock, through many seeds: for each GPU of each the real claim (lease and health
 //! together), and for each server the real book of jobs, which takes and batches them.
 //!
-//! The machine ([`machine`]) is made of numbers: memory, use, faults. What the keeper of a GPU does to a real one a [`server`] does
-//! to it in the same order, and a take lasts as long as it likes, while others do what they like. For two minutes everything goes
-//! wrong; then nothing does for a long time. What must be true at each step is checked beside it in plain arithmetic:
+//! The machine ([`machine`]) is numbers: memory, utilisation, faults. A [`server`] does to it what a GPU's keeper does to a real one, in
+//! the same order. A take lasts any time, while others act. For two minutes everything goes wrong; after that nothing does for a long
+//! time. What must hold at each step is checked separately, by simple arithmetic:
 //!
-//! - every job is answered once and rightly, and only two devices that failed under it make it fail;
-//! - memory is never held twice, and who has lost a GPU has nothing of it;
-//! - no GPU is taken that others need by the rule, that was tried or failed a moment ago, that is drained or off the bus;
-//! - when all is quiet, GPUs are with those who have room there, they stay where they are, and nothing waits.
+//! - every job is answered once and correctly, and fails only after two devices have failed under it;
+//! - memory is never held twice, and a server that has lost a GPU holds nothing of it;
+//! - no GPU is taken that others need by the rule, that was tried or failed a moment ago, or that is drained or off the bus;
+//! - when all is quiet, GPUs are with servers that have room there, they stay where they are, and nothing waits.
 //!
 //! A failing seed is printed; `OCELLI_SIM_SEED=n` runs that one alone.
 
@@ -27,17 +27,17 @@ use std::{
 };
 
 const SEEDS: u64 = 200;
-/// How long things go wrong,
+/// How long things go wrong.
 const TROUBLE: Duration = Duration::from_secs(120);
-/// in steps of about so long;
+/// The mean step during that time.
 const STEP_MS: u64 = 100;
-/// then none does for so long, longer than all pauses together, in longer steps.
+/// How long nothing goes wrong afterwards: longer than all pauses together.
 const QUIET: Duration = Duration::from_secs(1200);
 const QUIET_STEP_MS: u64 = 500;
-/// At the end of which nothing may have changed for so long.
+/// For how long nothing may have changed at the end.
 const STILL: Duration = Duration::from_secs(60);
 
-/// What happened, to see that the worlds reach everything.
+/// Counts of what happened, to show that the worlds cover everything.
 #[derive(Debug, Default)]
 struct Tally {
     taken: u64,
@@ -123,7 +123,7 @@ impl World {
             let index = (start + at) % servers.len();
             let (before, rest) = servers.split_at_mut(index);
             let (server, after) = rest.split_first_mut().unwrap();
-            // The oldest that others wait with for each GPU.
+            // The earliest start among the others that wait for each GPU.
             let first = |gpu: usize| {
                 let others = before.iter().chain(after.iter());
                 others.filter_map(|other| other.waits_since(gpu)).filter(|_| *queue).min()

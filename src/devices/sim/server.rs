@@ -1,4 +1,4 @@
-//! One server of the simulation: what its keepers do, in their order.
+//! One server of the simulation: what its keepers do, in the same order.
 
 use super::{
     super::{
@@ -14,28 +14,28 @@ use crate::{engine::EngineError, random::Random};
 use std::time::{Duration, Instant};
 
 const GIB: u64 = 1 << 30;
-/// Between two looks.
+/// Milliseconds between two looks.
 const LOOK_MS: u64 = 500;
-/// After want of memory it is not tried again before, at the least; nor after a fault.
+/// The least pause before a new try after want of memory, and after a fault.
 const PAUSE: Duration = Duration::from_millis(375);
 const FAULT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Where a GPU is.
 enum Place {
     Away,
-    /// Being taken, until then.
+    /// Being taken, until this time.
     Taking(Instant),
     Ours(Worker),
 }
 
-/// A GPU, as one server's keeper has it.
+/// A GPU, as one server's keeper sees it.
 struct Keeper {
     claim: Claim,
     place: Place,
     /// The last look, and when the next one is.
     sight: Option<Sight>,
     next_look: Instant,
-    /// How many of its events were heard.
+    /// How many of its events have been read.
     heard: usize,
     drained: bool,
     waiting_since: Instant,
@@ -90,7 +90,7 @@ impl Server {
         self.keepers[gpu].changed
     }
 
-    /// Since when it waits, with a place in the queue.
+    /// Since when it waits for a GPU, if it has a place in the queue.
     pub(super) fn waits_since(&self, gpu: usize) -> Option<Instant> {
         let keeper = &self.keepers[gpu];
         keeper.queued.then_some(keeper.waiting_since)
@@ -110,7 +110,7 @@ impl Server {
         now: Instant,
     ) {
         let keeper = &mut self.keepers[gpu];
-        // A keeper that takes a GPU hears of it when it has done so.
+        // A keeper that is taking a GPU learns of it only afterwards.
         if keeper.drained == drained || matches!(keeper.place, Place::Taking(_)) {
             return;
         }
@@ -132,8 +132,8 @@ impl Server {
         }
     }
 
-    /// A turn of all keepers and workers. `firsts`: since when the others wait that are in the queue for each GPU; `takings`:
-    /// whether one of them takes it just now.
+    /// One turn of all keepers and workers. `firsts`: for each GPU, since when others in its queue wait; `takings`: whether one of them
+    /// is taking it now.
     #[allow(clippy::too_many_arguments)] // a world of numbers
     pub(super) fn turn(
         &mut self,
@@ -196,7 +196,7 @@ impl Server {
         self.keepers[gpu].claim.states.tick(now);
     }
 
-    /// Looks after a GPU that is ours.
+    /// One turn for a GPU that this server holds.
     fn tend(
         &mut self,
         gpu: usize,
@@ -234,7 +234,7 @@ impl Server {
         jobs.pick(worker, random.between(10, 200), now);
     }
 
-    /// Takes a GPU that is not ours, if it may be had.
+    /// Takes a GPU that this server does not hold, if it may.
     #[allow(clippy::too_many_arguments)]
     fn wait(
         &mut self,
@@ -276,7 +276,7 @@ impl Server {
                     tally.turns += 1;
                     return;
                 }
-                // The rule again, in plain words.
+                // The rule, restated simply.
                 let polite = 2 * sight.free >= 3 * required && sight.utilization <= 90;
                 let room = sight.free >= required + HEADROOM;
                 assert!(!sight.others || (polite && room), "{index} takes from others: {sight:?}");
@@ -290,7 +290,7 @@ impl Server {
         }
     }
 
-    /// The context and the models came, or did not.
+    /// The take ends: context and models are there, or it has failed.
     fn end_take(
         &mut self,
         gpu: usize,

@@ -1,4 +1,5 @@
-//! Loads one model onto those of its devices that are there, and onto a device that is taken anew what is served without it.
+//! Loads one model onto those of its devices that are there. Loads onto a device that is taken anew the models that are served without
+//! it.
 
 use super::{
     super::{
@@ -39,27 +40,27 @@ impl Devices {
         place::place(&source.manifest, &kinds, &taken, &no_onnx)
     }
 
-    /// Whether a model may run on a GPU that the server has. It is the same each time, whoever has the GPU now.
+    /// Whether a model may run on a GPU that the server has. The answer does not depend on which process has the GPU now.
     pub fn may_use_gpu(&self, manifest: &Manifest) -> bool {
         let (kinds, no_onnx) = self.kinds();
         place::may_use_gpu(manifest, &kinds, &no_onnx)
     }
 
-    /// What its devices are, and why ONNX models cannot run on each.
+    /// The kinds of all devices, and for each why ONNX models cannot run there.
     fn kinds(&self) -> (Vec<Kind>, Vec<Option<String>>) {
         self.devices.iter().map(|device| (device.kind.clone(), self.no_onnx(device))).unzip()
     }
 
-    /// Why ONNX models cannot run on a device, where they cannot.
+    /// Why ONNX models cannot run on a device, if they cannot.
     pub(in super::super) fn no_onnx(&self, device: &Device) -> Option<String> {
         let (gpu, runtime) = (device.gpu.as_ref()?, self.parts.runtime.as_ref());
         runtime.map_err(Clone::clone).and_then(|runtime| runtime.check_gpu(gpu)).err()
     }
 
-    /// Loads one model wherever it is to be, and enters it in the book.
+    /// Loads one model onto all devices that should have it, and enters it in the book.
     ///
     /// # Errors
-    /// Why it is served nowhere.
+    /// Why no device serves it.
     pub(super) fn load_source(&self, source: Source) -> Result<Loading, NotLoaded> {
         let failed = NotLoaded::Failed;
         let placed = self.place(&source).map_err(failed)?;
@@ -133,7 +134,7 @@ impl Devices {
                 None => break (asked, model, proved),
                 why => alone = why,
             }
-            // Once more, as if the author had said so.
+            // Proves it once more, as if its author had said so.
             resolving.manifest.batch.no_axis = Some(true);
             let again = proved.into_iter().map(|proved| proved.map(|(engines, _, load)| (engines, load)));
             loaded = again.collect();
@@ -163,22 +164,22 @@ impl Devices {
         Ok(Loading { on: on.collect(), model: Arc::clone(&model) })
     }
 
-    /// What images for a model are decoded into: what the most demanding of its devices likes, which may be away.
+    /// What images for a model are decoded into: memory that suits the most demanding of its devices, which may be away.
     fn memory(&self, loaded: &[Made], placed: &Placed) -> Memory {
         let there = made(loaded).map(|engine| engine.memory()).find(Memory::is_pinned);
         let away = || placed.on.iter().find_map(|index| self.devices[*index].memory(&self.parts));
         there.or_else(away).unwrap_or_default()
     }
 
-    /// Makes a model's engines on a device that has room for them, and tells how long that took. What other files have become
-    /// meanwhile is not served: devices that have the model already go on with what these were.
+    /// Makes a model's engines on a device that has room for them, and measures how long that takes. If the files have changed since, the
+    /// engines are not served: devices that already have the model keep what the files were.
     fn load_here(&self, index: usize, hold: &Hold, source: &Source, files: &Files) -> Made {
         let started = Instant::now();
         files.check().map_err(Refusal::Files)?;
         self.check_room(index, hold, source)?;
         let loaded = hold.load(source, &self.parts).map_err(|refusal| fell_short(hold, refusal));
         if let Err(reason) = files.check() {
-            // Why it could not be loaded, or what was loaded instead.
+            // `loaded` is why it could not be loaded, or engines of other files.
             if let Ok(engines) = loaded {
                 give_back(hold, engines);
             }
@@ -187,7 +188,7 @@ impl Devices {
         loaded.map(|engines| (engines, started.elapsed()))
     }
 
-    /// Checks by what a model took before whether a device has room for it, which is cheaper than to try.
+    /// Checks by earlier measurements whether a device has room for a model, which is cheaper than to try.
     fn check_room(&self, index: usize, hold: &Hold, source: &Source) -> Result<(), Refusal> {
         let Some(gpu) = &self.devices[index].gpu else { return Ok(()) };
         let Some(need) = self.book.need(index, &gpu.name, source) else { return Ok(()) };
@@ -200,7 +201,7 @@ impl Devices {
         })
     }
 
-    /// Runs a model's engines at every batch size, takes note of what they hold, and hands them back if they may stay.
+    /// Runs a model's engines at every batch size, records what they hold, and returns them if they may stay.
     fn prove_here(
         &self,
         index: usize,
@@ -214,7 +215,7 @@ impl Devices {
         let proved = hold.prove(engines, model, asked, &|| status.draining());
         let (engines, proof) = proved.map_err(|refusal| fell_short(hold, refusal))?;
         if let (Some(gpu), Some(footprint)) = (&self.devices[index].gpu, &proof.footprint) {
-            // Of what cannot stay as well, so that it need not be tried to find that out.
+            // Recorded for engines that cannot stay as well, so that the next time it is known without a try.
             self.book.learn(index, &gpu.name, source, footprint);
             if let Err(no) = footprint.check(source.manifest.placement.memory_bytes_max) {
                 give_back(hold, engines);
@@ -227,7 +228,7 @@ impl Devices {
         Ok((engines, proof))
     }
 
-    /// Why a model's devices cannot take it.
+    /// Why no device of a model can take it.
     fn away(&self, placed: &Placed) -> String {
         let states = self.parts.status.devices();
         let ids: Vec<&str> = placed.on.iter().map(|index| &*self.devices[*index].id).collect();
@@ -236,7 +237,7 @@ impl Devices {
         format!("none of its devices is there now: {}", list.collect::<Vec<_>>().join(", "))
     }
 
-    /// Has a device serve a model from now on.
+    /// Lets a device serve a model from now on.
     fn put(
         &self,
         index: usize,
@@ -257,7 +258,7 @@ impl Devices {
         self.book.put(index, hold, served, engines, proof.footprint.clone());
         if device.gpu.is_none() && !hold.health.is_over() {
             let status = &self.parts.status;
-            // Callers first: whoever has seen the state is answered by it.
+            // The queue is told first: a caller that has seen the state must be answered in line with it.
             if !status.devices().iter().any(|state| *state.id == *device.id && state.state.runs()) {
                 hold.settle();
             }
@@ -266,12 +267,11 @@ impl Devices {
         LoadedOn { load, canary: proof.canary, largest: proof.largest, footprint: proof.footprint }
     }
 
-    /// Loads onto a device what is to be served there and is not yet. What it refuses is left out for a while, and the models that
-    /// are served there are left alone.
+    /// Loads onto a device the models that should be served there and are not yet. A model that it refuses is left out for a while; the
+    /// models that it serves are not affected.
     ///
     /// # Errors
-    /// Where it has too little memory for any model, one that waits for it included, or the hold is over: then it has to be given
-    /// back.
+    /// If it has too little memory for any model, including one that waits for it, or if the hold is over: then it has to be given back.
     pub(in super::super) fn catch_up(&self, index: usize, hold: &Arc<Hold>) -> Result<(), Refusal> {
         let mut short = None;
         while let Some(served) = self.book.missing(index, hold, &self.sharing) {
@@ -316,21 +316,21 @@ impl Devices {
     }
 }
 
-/// A model's engines on one device and how long it took to make them.
+/// A model's engines on one device, and how long it took to make them.
 type Made = Result<(Engines, Duration), Refusal>;
 
-/// All that were made.
+/// All engines that were made.
 fn made(loaded: &[Made]) -> impl Iterator<Item = &Box<dyn Engine + Send>> {
     loaded.iter().flatten().flat_map(|(engines, _)| engines)
 }
 
-/// Gives back what engines took that are not to serve.
+/// Frees what engines hold that will not serve.
 fn give_back(hold: &Hold, engines: Engines) {
     hold.drop_engines(engines);
     hold.trim();
 }
 
-/// Gives back what a model took that could not be loaded. Where too little memory was the reason, it tells how much there is.
+/// Frees what a model took that could not be loaded. If the reason was too little memory, says how much there is.
 fn fell_short(hold: &Hold, refusal: Refusal) -> Refusal {
     if hold.health.is_over() {
         return refusal;
@@ -349,7 +349,7 @@ fn fell_short(hold: &Hold, refusal: Refusal) -> Refusal {
 pub(super) enum NotLoaded {
     /// Its devices are away, or have no room for it now.
     Away(Box<Away>),
-    /// It is not as whoever asked for it expects it.
+    /// It does not meet the caller's expectation.
     Unexpected(String),
     /// Anything else.
     Failed(String),
@@ -365,7 +365,7 @@ impl NotLoaded {
     }
 }
 
-/// Does things at once, each on a thread of its own if there are several. A panic is passed on.
+/// Runs things at once, each on a thread of its own if there are several. A panic is passed on.
 fn side_by_side<T: Send, F: FnOnce() -> T + Send>(things: impl ExactSizeIterator<Item = F>) -> Vec<T> {
     if things.len() == 1 {
         return things.map(|thing| thing()).collect();
@@ -373,7 +373,7 @@ fn side_by_side<T: Send, F: FnOnce() -> T + Send>(things: impl ExactSizeIterator
     side_by_side_on(thread::Builder::new, things)
 }
 
-/// The same on threads like these. Those for which the system has none are done here.
+/// Like [`side_by_side`], on threads built by `like`. If the system refuses a thread, the work is done on this one.
 fn side_by_side_on<T: Send, F: FnOnce() -> T + Send>(
     like: impl Fn() -> thread::Builder,
     things: impl Iterator<Item = F>,
@@ -400,7 +400,7 @@ mod tests {
 
     #[test]
     fn what_the_system_has_no_thread_for_is_done_all_the_same() {
-        // No machine has so much room for a stack.
+        // No machine has room for a stack of this size.
         let refused = || thread::Builder::new().stack_size(1 << 60);
         let here = thread::current().id();
         let things = (0..3).map(|thing| move || (thing, thread::current().id()));

@@ -1,21 +1,21 @@
-//! Models that come and go while others serve: a new one is loaded and warmed beside the old one, takes its place in the
-//! catalog in one step, and the old one stays until the last request that has begun with it has ended.
+//! Models that come and go while others serve. A new version is loaded and warmed up beside the old one, and takes its place in the
+//! catalog in one step. The old one stays until the last request that has begun with it has ended.
 
 use super::{Devices, ENDS, load::NotLoaded};
 use crate::models::{Entry, Found, Model, State};
 use std::sync::{Arc, Weak};
 
-/// A model that is out of the catalog, and what devices have of it.
+/// A model that is out of the catalog, with what tells whether devices still hold it.
 pub(super) struct Leaving {
     model: Arc<Model>,
     lent: Weak<Arc<Model>>,
 }
 
 impl Devices {
-    /// Loads all versions of a model anew. What fails leaves the version that serves, if there is one, and is listed with
-    /// its reason; versions that are gone from the folder go. What is only named is listed with its reason, and fails nothing
-    /// beside versions that are there. The first that is not as whoever asks expects it fails, as what cannot be loaded does, and
-    /// those behind it are left as they are.
+    /// Loads all versions of a model anew. If one fails, the version that serves, if any, goes on, and the reason is listed; versions
+    /// that are gone from the folder are unloaded. A version that is only named, without files, is listed with its reason, and is no
+    /// failure beside versions that are there. The first version that does not meet the caller's expectation fails like one that cannot
+    /// be loaded, and those after it are left as they are.
     ///
     /// # Errors
     /// The reasons of all versions that failed.
@@ -25,7 +25,7 @@ impl Devices {
         let mut refused = false;
         let is_some_there = found.iter().any(|found| !found.only_named);
         let before = self.parts.catalog.list();
-        // All versions show as loading at once, also those that wait for their turn.
+        // All versions show as loading at once, including those that wait for their turn.
         for found in found.iter().filter(|found| self.serving(name, Some(&found.version)).is_empty()) {
             self.publish(found, State::Loading);
         }
@@ -71,7 +71,7 @@ impl Devices {
             }
             self.count();
         }
-        // Also without those that were put back.
+        // Counted again without those that were put back.
         self.count();
         if !reasons.is_empty() {
             return Err(reasons.join("; "));
@@ -82,12 +82,12 @@ impl Devices {
         Ok(())
     }
 
-    /// Has a version that was to be loaded stand as it stood.
+    /// Restores the state of a version that was to be loaded.
     fn put_back(&self, found: &Found, before: &[Entry]) {
         let (name, version) = (&found.name, &found.version);
         let same = |entry: &&Entry| (&*entry.name, &*entry.version) == (name.as_str(), version.as_str());
         match before.iter().find(same) {
-            // It served all the while.
+            // It has served all the time.
             Some(Entry { state: State::Ready(_), .. }) => {}
             Some(entry) => self.publish(found, entry.state.clone()),
             None => {
@@ -97,23 +97,23 @@ impl Devices {
         }
     }
 
-    /// Whether a model of this name serves, loads or is listed with why it does not.
+    /// Whether a model of this name serves, loads, or is listed with the reason why it does not.
     pub fn lists(&self, name: &str) -> bool {
         self.parts.catalog.has(name)
     }
 
-    /// Whether a model of this name is listed with why it does not serve, and in no other way.
+    /// Whether a model of this name is listed, but only with reasons why it does not serve.
     pub fn lists_none_that_serves(&self, name: &str) -> bool {
         let listed = self.parts.catalog.entries(name);
         !listed.is_empty() && listed.iter().all(|entry| matches!(entry.state, State::Unavailable(_)))
     }
 
-    /// Whether a model of this name is listed, or serves who has begun with it.
+    /// Whether a model of this name is listed, or still serves requests that have begun with it.
     pub fn knows(&self, name: &str) -> bool {
         self.lists(name) || self.leaving.lock().iter().any(|Leaving { model, .. }| &*model.name == name)
     }
 
-    /// Serves a model no more: whoever has begun with it is still answered. False if there is none of this name.
+    /// Unloads a model: requests that have begun with it are still answered. False if there is none of this name.
     pub fn unload(&self, name: &str) -> bool {
         let _turn = self.turn.lock();
         self.book.stop_waiting(name, &|_| false);
@@ -122,7 +122,7 @@ impl Devices {
         known
     }
 
-    /// Takes the versions of a model for which this holds out of the catalog.
+    /// Takes out of the catalog the versions of a model for which `goes` holds.
     fn remove(&self, name: &str, goes: &dyn Fn(&str) -> bool) {
         for model in self.serving(name, None) {
             if goes(&model.version) {
@@ -140,7 +140,7 @@ impl Devices {
         self.forget_counts(name, &self.leaving.lock());
     }
 
-    /// Forgets what was counted for a model that is gone: it is not in the catalog, and no version of it is on its way out.
+    /// Removes the metrics of a model that is gone: it is not in the catalog, and no version of it is leaving.
     fn forget_counts(&self, name: &str, leaving: &[Leaving]) {
         let leaves = leaving.iter().any(|Leaving { model, .. }| &*model.name == name);
         if !leaves && !self.parts.catalog.has(name) {
@@ -159,13 +159,14 @@ impl Devices {
         self.leaving.lock().push(Leaving { model, lent });
     }
 
-    /// Lets go of those that no request holds any more; true while there are others. To be called now and then.
+    /// Drops the leaving models that no request holds any more; true while some are left. To be called regularly.
     pub fn let_go(&self) -> bool {
         let mut leaving = self.leaving.lock();
         let mut gone = Vec::new();
         leaving.retain(|Leaving { model, lent }| {
-            // Nobody can find it in the catalog, so that this can only fall. Counted first: what devices let go of in between is
-            // counted once too often, not once too little. Theirs is one hold on it, though one that hangs may keep it for ever.
+            // It is out of the catalog, so this count can only fall. It is taken before that of `lent`: what devices drop in between is
+            // counted once too often, not once too little. The devices' share counts as one holder, which a device that hangs may keep
+            // for ever.
             let holders = Arc::strong_count(model);
             let held = holders > 1 + usize::from(lent.strong_count() > 0);
             if !held {

@@ -1,4 +1,4 @@
-//! What becomes of models and of the CPU while callers, keepers and the loader meet.
+//! How models and the CPU behave when callers, keepers and the loader interfere with each other.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use super::{
@@ -36,7 +36,7 @@ fn found(name: &str, source: Result<Source, String>) -> Found {
     Found { name: name.into(), version: "1".into(), source, only_named: false }
 }
 
-/// The same, if it is as this says.
+/// The same model, expected to look like this.
 fn with_look(found: Found, look: impl Fn(&Model) -> Result<(), String> + Send + Sync + 'static) -> Found {
     let source = found.source.map(|source| Source { expected: Expected::by(look), ..source });
     Found { source, ..found }
@@ -47,7 +47,7 @@ fn end(devices: &Devices) {
     devices.join();
 }
 
-/// Waits until something holds: the bound is for a test that would hang.
+/// Waits until something holds; the bound ends a test that would hang.
 fn until(what: &str, holds: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(120);
     while !holds() {
@@ -59,7 +59,7 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 #[test]
 fn a_model_that_was_unloaded_while_it_waited_for_a_device_is_not_loaded_after_all() {
     let devices = devices();
-    // None that there is: whoever keeps one loads what waits for it.
+    // On no existing device: a device's keeper would load what waits for it.
     let away = || Placed { on: vec![7], stands_in: None, instead: false, notes: Vec::new() };
     let now = Instant::now();
     let who_waits = || devices.book.who_waits(7, 1, &devices.sharing, now);
@@ -67,7 +67,7 @@ fn a_model_that_was_unloaded_while_it_waited_for_a_device_is_not_loaded_after_al
         let away = Away { reason: String::new(), placed: away(), refused: Vec::new(), failed: false };
         devices.book.wait_for_device(&found(name, Err("it cannot be read".into())), away, now);
     }
-    // Whoever loads what waits has looked, and then it is the other one's turn.
+    // Both have looked up what waits; then the other one has its turn.
     let waiting = who_waits();
     assert_eq!(waiting.len(), 2);
     devices.unload("goes");
@@ -115,7 +115,7 @@ fn of_a_model_that_is_not_as_its_load_said_nothing_is_left() {
     end(&devices);
 }
 
-/// An engine whose end says that it has begun, and hangs until the other end is dropped.
+/// An engine that reports its start, and hangs until the other end is dropped.
 struct Hanging(Signature, mpsc::Sender<()>, mpsc::Receiver<()>);
 
 impl Engine for Hanging {
@@ -143,7 +143,7 @@ fn what_a_device_that_hangs_has_of_a_model_does_not_keep_it_from_being_retired()
     devices.load_all(&models, &|| false);
     let request = devices.parts.catalog.ready().pop().unwrap();
     let hold = devices.devices[CPU_INDEX].hold().unwrap();
-    // Its worker, which has an engine of the model, comes back from nothing any more; then that is noticed.
+    // The worker, which has an engine of the model, does not return from its call; then that is noticed.
     let ((begin, begun), (release, hangs)) = (mpsc::channel(), mpsc::channel());
     let engine = Box::new(Hanging(request.signature.clone(), begin, hangs));
     let of_worker = Arc::clone(&hold);
@@ -179,7 +179,7 @@ fn what_was_counted_for_a_model_goes_with_the_last_request_that_has_begun_with_i
     drop(request);
     until("it is retired", || !devices.let_go());
     assert!(!is_shown("spots"));
-    // One that was never loaded is waited for by nobody.
+    // No request waits for a model that was never loaded.
     assert!(is_shown("broken") && devices.unload("broken"));
     assert!(!is_shown("broken"));
     assert!(metrics.models().is_empty());
@@ -230,7 +230,7 @@ fn a_version_that_is_only_named_is_listed_and_fails_no_load_of_others() {
     assert!(matches!(listed.state, State::Unavailable(reason) if reason == "there is no folder 2"));
     let nothing_else = || devices.reload("spots", &[only_named()]);
     assert_eq!((nothing_else(), ready()), (Err("there is no folder 2".to_owned()), vec!["1".to_owned()]));
-    // Where it is all that there would be, what serves stays as with any load that fails.
+    // Where only a named version is asked for, its failure leaves the serving one in place, as any failed load does.
     devices.reload("spots", &[of("2")]).unwrap();
     assert_eq!((nothing_else(), ready()), (Err("there is no folder 2".to_owned()), vec!["2".to_owned()]));
     end(&devices);

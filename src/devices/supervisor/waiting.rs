@@ -1,4 +1,4 @@
-//! Models that are served nowhere yet wait for a device of theirs to be back, or to have room, and are loaded then.
+//! Models that no device serves yet wait until a device of theirs is back, or has room, and are loaded then.
 
 use super::{
     super::{book::Away, device::Hold, health::Over, place::Placed, refusal::Refusal},
@@ -7,16 +7,16 @@ use super::{
 use crate::models::{Found, State};
 use std::{sync::Arc, time::Instant};
 
-/// A model under which devices failed more often than so, in a row, is taken for what makes them fail.
+/// A model is taken for the cause once devices have failed more often than this in a row while loading it.
 const FAULTS_MAX: u32 = 5;
 
 impl Devices {
-    /// Loads the models that a device which is ours may have now, or is to stand in for.
+    /// Loads the waiting models that a device that we hold may have now, or should stand in for.
     pub(in super::super) fn load_waiting_on(&self, index: usize, hold: &Hold) {
         self.load_of(&self.due(index, hold.number), index, hold.number);
     }
 
-    /// The same, unless somebody loads something just now: whoever looks after a GPU does not wait for that.
+    /// Like [`Devices::load_waiting_on`], unless something is being loaded now: a GPU's keeper must not wait for that.
     pub(in super::super) fn try_waiting_on(&self, index: usize, hold: &Hold) {
         if !self.is_loading() {
             self.load_waiting_on(index, hold);
@@ -27,7 +27,7 @@ impl Devices {
         self.book.who_waits(index, hold, &self.sharing, Instant::now())
     }
 
-    /// Of these, those that wait still: one that was unloaded meanwhile, or loaded anew from other files, does not.
+    /// Loads those of `found` that still wait. One may have been unloaded meanwhile, or loaded anew from other files.
     pub(super) fn load_of(&self, found: &[Found], index: usize, hold: u64) {
         for Found { name, version, .. } in found {
             let _turn = self.turn.lock();
@@ -40,10 +40,10 @@ impl Devices {
         }
     }
 
-    /// For a GPU that was just taken and has nothing: loads what waited for it.
+    /// For a GPU that was just taken and has no models: loads those that waited for it.
     ///
     /// # Errors
-    /// Where it has too little memory for any of that, or the hold is over: then it has to be given back.
+    /// If it has too little memory for any of them, or if the hold is over: then it has to be given back.
     pub(in super::super) fn begin_with_waiting(&self, index: usize, hold: &Arc<Hold>) -> Result<(), Refusal> {
         if !self.book.is_empty_on(index) {
             return Ok(());
@@ -55,7 +55,7 @@ impl Devices {
         }
     }
 
-    /// Checks whether a GPU is held for nothing: it has no model, and no room for any that waits for it.
+    /// Checks whether a GPU is held in vain: it has no model, and no room for any that waits for it.
     ///
     /// # Errors
     /// Why there is no room.
@@ -64,18 +64,18 @@ impl Devices {
         short.filter(|_| self.has_none(index)).map_or(Ok(()), Err)
     }
 
-    /// Whether a device is a GPU that has no model, and is not about to have one.
+    /// Whether a device is a GPU that has no model, and is not about to get one.
     pub(super) fn has_none(&self, index: usize) -> bool {
         self.devices[index].gpu.is_some() && self.book.is_empty_on(index) && !self.is_loading()
     }
 
-    /// Whether somebody loads a model just now, or is about to: what a device has then is not all that it will have.
+    /// Whether a model is being loaded, or about to be: what a device has then is not all that it will have.
     pub(in super::super) fn is_loading(&self) -> bool {
         self.book.has_announced() || self.turn.is_locked()
     }
 
-    /// What follows from none of these holds having taken a model. It waits where that may pass: where a GPU had too little
-    /// memory, and where a hold has ended.
+    /// What follows when none of these holds has taken a model. It waits if that may help: if a GPU had too little memory, or a hold has
+    /// ended.
     pub(super) fn nowhere(
         &self,
         placed: Placed,
@@ -85,8 +85,8 @@ impl Devices {
         let names: Vec<&str> = holds.iter().map(|(index, _)| &*self.devices[*index].id).collect();
         let reason = reasons(&names, &refusals);
         let of = |((index, hold), refusal): (&(usize, Arc<Hold>), Refusal)| {
-            // What the host lacks it lacks the next time as well, and trying takes it from others. Files that change while they
-            // are loaded are for whoever asked for the load.
+            // Memory that the host lacks it will lack again, and each try takes it from other models. Files that change while they are
+            // loaded are a matter for the caller that asked for the load.
             let lacks_room = matches!(refusal, Refusal::Memory(_) | Refusal::Room(_));
             let for_now = self.devices[*index].gpu.is_some() && lacks_room;
             (*index, hold.number, refusal, for_now)
@@ -104,7 +104,7 @@ impl Devices {
         }
     }
 
-    /// Publishes that a model is served nowhere, and has it wait if that may help. Tells why, and what becomes of it.
+    /// Publishes that no device serves a model, and lets it wait if that may help. Returns why, and what happens next.
     pub(super) fn not_loaded(&self, found: &Found, why: NotLoaded) -> String {
         let (name, version) = (&found.name, &found.version);
         let reason = match why {
@@ -124,7 +124,7 @@ impl Devices {
                             tracing::warn!(model = name, version, reason, "the model waits for a device");
                         }
                     }
-                    // A server that has no room for one of its models is as ready as it will be.
+                    // A server that has no room for one of its models counts as ready all the same.
                     let state = if beside_others { State::Unavailable(told.clone()) } else { State::Loading };
                     self.publish(found, state);
                     return told;
@@ -143,7 +143,7 @@ impl Devices {
     }
 }
 
-/// Why no device could: one reason as it is, several with their devices.
+/// Why no device could: a single reason as it is, several with their devices.
 fn reasons(devices: &[&str], reasons: &[Refusal]) -> String {
     match reasons {
         [only] => only.to_string(),

@@ -1,5 +1,5 @@
-//! A model at its place on a worker: its batches are put together and begun here, by the worker's thread, or by whoever pushes a job
-//! while that sleeps.
+//! A model's place on a worker: its batches are put together and started here, by the worker's thread, or by a thread that pushes a job
+//! while the worker sleeps.
 
 use super::{
     super::{
@@ -21,15 +21,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a model is idle before its engine lets go of memory that it can get again.
+/// How long a model is idle before its engine releases memory that it can allocate again.
 pub(super) const REST_AFTER: Duration = Duration::from_secs(30);
 
 /// A model, its engine, and the device that it is on.
 pub(super) struct Seat {
     pub(super) key: ModelKey,
-    /// Whether others may run batches of it.
+    /// Whether other threads may run batches of it.
     pub(super) is_lent: bool,
-    /// Whether the batch that is under way was told to end.
+    /// Whether the running batch was told to end.
     pub(super) told: Arc<AtomicBool>,
     health: Health,
     loaded: Mutex<Loaded>,
@@ -40,9 +40,9 @@ struct Loaded {
     engine: Box<dyn Engine + Send>,
     assembler: Assembler,
     metrics: Arc<DeviceMetrics>,
-    /// How the engine takes batches, as it was told last.
+    /// How the engine takes batches, as last reported.
     habits: Option<Habits>,
-    /// When it last ran, or was loaded, unless its memory was let go since.
+    /// When it last ran, or was loaded; `None` once its memory has been released since.
     ran: Option<Instant>,
 }
 
@@ -55,22 +55,22 @@ impl Seat {
     ) -> Seat {
         let assembler = Assembler::for_inputs(engine.memory(), model.signature.inputs.len());
         if let Some(slabs) = model.staging(DataType::Uint8) {
-            // Images that do not lie side by side are gathered, on a device as many batches as there may be at once.
+            // Images that are not contiguous are gathered into buffers; on a device, as many as there may be batches in flight.
             assembler.ready(slabs.slab_bytes(), engine.depth());
         }
-        // Of such a batch the number of its items says how long it takes.
+        // If so, the number of items alone determines how long a batch takes.
         let is_lent = engine.is_even() && model.signature.is_fixed(!model.rules.whole);
         let (key, ran) = (model.key, Some(Instant::now()));
         let loaded = Loaded { model, engine, assembler, metrics, habits: None, ran };
         Seat { key, is_lent, told: Arc::default(), health, loaded: Mutex::new(loaded) }
     }
 
-    /// Puts a batch together and begins it.
+    /// Puts a batch together and starts it.
     pub(super) fn begin(&self, batch: Running) -> (Outbound, Result<Flight, EngineError>) {
         let mut loaded = self.loaded.lock();
         let started = Instant::now();
         loaded.ran = Some(started);
-        // Memory that a device copies from is its driver's to give.
+        // Memory that a device copies from is allocated by its driver, in calls that may hang.
         let _busy = self.health.busy();
         let inputs = loaded.assemble(&batch);
         let (stage, begun) = (started.elapsed(), Instant::now());
@@ -87,14 +87,14 @@ impl Seat {
         (Outbound { batch, model, stage, begun, metrics, told }, flight)
     }
 
-    /// Tells the queue and the metrics how the engine takes batches, where that has changed: what a batch has shown is known before the
-    /// next one is formed, or one later where the engine is in another process, which says it with what the batch gives.
+    /// Reports how the engine takes batches to the queue and the metrics, if that has changed. What a batch has shown is known before the
+    /// next one is formed, or one batch later where the engine is in another process, which reports it with its results.
     pub(super) fn tell(&self, place: &batch::Worker) {
         self.loaded.lock().tell(place);
     }
 
-    /// Lets go of memory that it can get again, where it has run nothing for a while. Whether there is none left, nor will be before the
-    /// worker's thread has run something.
+    /// Releases memory that can be allocated again, if nothing has run for a while. Returns whether none is left, and none will be before
+    /// the worker's thread has run something.
     pub(super) fn rest(&self, now: Instant) -> bool {
         let mut loaded = self.loaded.lock();
         if loaded.ran.is_some_and(|ran| now.saturating_duration_since(ran) >= REST_AFTER) {
@@ -113,7 +113,7 @@ impl Inline for Seat {
             let (out, flight) = self.begin(batch);
             out.land(flight.and_then(Flight::land), &self.health);
         };
-        // As where the worker's thread panics; whoever pushed the job goes on.
+        // As when the worker's thread panics; the thread that pushed the job goes on.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
             let words = panic_words(&panic);
             self.health
@@ -136,7 +136,7 @@ impl Loaded {
     /// The inputs of a batch, each in one piece.
     fn assemble(&self, batch: &batch::Batch) -> Vec<Tensor> {
         let whole = self.model.rules.whole;
-        // Only the first input of a model can be images, or frames; there are models without any.
+        // Only the first input of a model can be images or frames; some models have none.
         let first = batch.parts.first().and_then(|part| part.inputs.first());
         let mut staging = first.and_then(|input| self.model.staging(input.datatype));
         let inputs = 0..self.model.signature.inputs.len();

@@ -1,4 +1,4 @@
-//! What a worker does with an engine that is a few lines.
+//! What a worker does with minimal engines.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use super::{
@@ -19,7 +19,7 @@ use std::{
     thread::{self, ThreadId},
 };
 
-/// An engine that always says the same, which breaks where batches are put together if it has no memory for them.
+/// An engine that always gives the same output, and that panics when a batch is put together if it has no memory for it.
 struct Constant {
     signature: Signature,
     memory: Option<Memory>,
@@ -39,7 +39,7 @@ impl Engine for Constant {
     }
 }
 
-/// An engine that tells at each batch how it takes them from then on, and how large that batch was.
+/// An engine that reports at each batch how it takes batches from then on, and how large that one was.
 struct Turning {
     signature: Signature,
     turns: Vec<Habits>,
@@ -130,7 +130,7 @@ fn a_long_batch_is_ended_once_nobody_waits_for_it_and_not_before() {
         worker.end_unwanted(later);
         runtime.block_on(behind).unwrap();
     }
-    // What was ended for want of somebody who waits is no failure; what the engine refuses is.
+    // A batch that was ended because nobody waits for it is no failure; one that the engine refuses is.
     let failed = |count: usize| {
         let line = "ocelli_failed_batches_total{device=\"cpu\",model=\"endless\",reason=\"input\"}";
         metrics.render().contains(&format!("{line} {count}"))
@@ -145,12 +145,12 @@ fn a_long_batch_is_ended_once_nobody_waits_for_it_and_not_before() {
     assert!(failed(1), "{}", metrics.render());
 }
 
-/// A worker of the CPU that has such an engine without inputs, and its queue.
+/// A worker of the CPU with such an engine, without inputs, and its queue.
 fn worker(breaks: bool) -> (Worker, Arc<Queue>, Health) {
     worker_with(Vec::new(), |_| (!breaks).then_some(Memory::Plain))
 }
 
-/// The same with these inputs, and memory of what is known of the device.
+/// The same with these inputs, and with memory chosen by the health of the device.
 fn worker_with(
     inputs: Vec<TensorSpec>,
     memory: impl FnOnce(&Health) -> Option<Memory>,
@@ -158,7 +158,7 @@ fn worker_with(
     worker_counted(inputs, memory, Arc::new(Metrics::new(&[], "0", "none")))
 }
 
-/// The same, counted there.
+/// The same, with these metrics.
 fn worker_counted(
     inputs: Vec<TensorSpec>,
     memory: impl FnOnce(&Health) -> Option<Memory>,
@@ -211,7 +211,7 @@ fn a_device_is_about_a_batch_from_when_it_is_put_together() {
     assert_eq!(health.over(), None);
 }
 
-/// An engine that says on which thread it runs, and that its batches all take as long, or not.
+/// An engine that reports on which thread it runs, and whether its batches all take equally long.
 struct Placed {
     signature: Signature,
     even: bool,
@@ -245,7 +245,7 @@ fn a_short_batch_is_run_by_whoever_pushes_it_while_the_worker_sleeps_if_all_take
         let (ran, runs) = mpsc::channel();
         worker.serve(Arc::new(Arc::new(model)), Box::new(Placed { signature, even, ran }));
         worker.complete();
-        // A job that comes while the worker is awake is the worker's.
+        // A job that arrives while the worker is awake goes to the worker.
         let (end, mut here) = (Instant::now() + Duration::from_secs(60), 0);
         for round in 0.. {
             (0..4).for_each(|_| queue.measured(ModelKey(2), &health.device, 1, Duration::from_micros(10)));
@@ -257,7 +257,7 @@ fn a_short_batch_is_run_by_whoever_pushes_it_while_the_worker_sleeps_if_all_take
                 break;
             }
             assert!(Instant::now() < end, "the worker is always awake");
-            // Those that come one upon the other are its too.
+            // Jobs in quick succession go to the worker, too.
             while pushed.elapsed() < Duration::from_millis(1) {
                 thread::yield_now();
             }
@@ -268,7 +268,7 @@ fn a_short_batch_is_run_by_whoever_pushes_it_while_the_worker_sleeps_if_all_take
     }
 }
 
-/// The queue of a CPU, and a model of pairs that it has.
+/// The queue of a CPU, and a model of pairs on it.
 fn of_pairs() -> (Arc<Queue>, Health, Lent, Signature) {
     let queue = Queue::new(QueueLimits { items_max: 10, bytes_max: 100_000 });
     let health = Health::new(batch::roster::CPU.into(), Arc::clone(&queue), false, None);
@@ -295,7 +295,7 @@ fn a_batch_that_panics_where_it_was_pushed_ends_the_hold_on_the_device_and_not_w
     seat.run(place.try_take(&[ModelKey(1)]).unwrap());
     let why = "a batch that was run in a worker's name panicked: no memory for anybody";
     assert_eq!(health.over(), Some(&Over::Failed(why.into())));
-    // It runs elsewhere, once there is something.
+    // It runs elsewhere, once another device is there.
     assert_eq!(queue.load().waiting, 1);
     drop(ticket);
 }
@@ -331,7 +331,7 @@ fn memory_is_let_go_each_time_that_nothing_comes_and_used_again_until_then() {
         assert_eq!(blocks.load(Ordering::SeqCst), rests);
         (0..2).for_each(|_| push_and_serve(&mut work));
         assert_eq!(blocks.load(Ordering::SeqCst), rests + 1);
-        // Whoever pushes a job may have run one meanwhile.
+        // A thread that pushes a job may have run one meanwhile.
         work.rest(Instant::now());
         push_and_serve(&mut work);
         assert_eq!(blocks.load(Ordering::SeqCst), rests + 1, "it is in use");
@@ -386,7 +386,7 @@ fn a_worker_that_leaves_does_not_outdo_what_its_keeper_has_said() {
 fn a_call_of_the_device_that_waits_for_its_turn_does_not_count_as_one_that_takes_long() {
     let (worker, queue, health) = worker(false);
     let (release, released) = mpsc::channel::<()>();
-    // What comes first takes its time in many calls, of which none is long.
+    // The work before it takes long, in many calls that are each short.
     let first = worker.post(move || released.recv().map(|()| Instant::now())).unwrap();
     let of_device = health.clone();
     let call = as_busy(&health, move || of_device.busy_for(Instant::now()).map(|busy| Instant::now() - busy));
@@ -397,7 +397,7 @@ fn a_call_of_the_device_that_waits_for_its_turn_does_not_count_as_one_that_takes
     let second_began = worker.wait(&second).unwrap().unwrap().unwrap();
     assert!(second_began >= first_ended);
     assert_eq!(worker.call_device(|| 7), Ok(7));
-    // It may look for what it can let go of by then.
+    // By then it may be checking whether it can release memory.
     let (ended, now) = (Instant::now(), Instant::now());
     assert!(health.busy_for(now).is_none_or(|busy| now - busy >= ended), "that call goes on");
     queue.close();

@@ -1,10 +1,10 @@
-//! Which device runs what waits, whose turn it is, and what is left for later.
+//! Which device runs what waits, which model's turn it is, and what is left for later.
 
 use super::*;
 
 const OTHER: ModelKey = ModelKey(2);
 
-/// A desk with a second model of single items beside, whose jobs wait for no company.
+/// A desk with a second model of single items, whose jobs do not wait for company.
 fn beside(wait_max: Duration) -> Desk {
     let mut desk = Desk::new(false);
     let rules = desk.book.models[&MODEL].rules.clone();
@@ -69,7 +69,7 @@ fn of_devices_that_are_as_fast_the_one_is_woken_that_has_nothing_on_its_way() {
         desk.end(&(batch, receipt), 100, Ok(bytes(1, 1)));
         desk.end(&(other, its), 100, Ok(bytes(1, 1)));
     }
-    // A little faster is no reason to wait behind a batch.
+    // Being a little faster is no reason to wait behind a batch.
     desk.book.measured(MODEL, &"gpu-0".into(), 1, Duration::from_millis(90), desk.now);
     desk.push(1, 1);
     assert_eq!(desk.book.best_of(&gpus, MODEL, desk.now), Some(0));
@@ -119,7 +119,7 @@ fn a_device_takes_no_long_batch_ahead_of_what_may_come() {
 
 #[test]
 fn who_waits_for_company_waits_for_no_long_batch_of_another_model_as_well() {
-    // So long is a batch of the other model, and whose batch is begun.
+    // The duration of the other model's batch, and the model whose batch is started.
     for (ms, first) in [(500, MODEL), (20, OTHER)] {
         let mut desk = beside(100 * MS);
         desk.book.measured(MODEL, &"cpu".into(), 1, MS, desk.now);
@@ -164,7 +164,7 @@ fn a_model_that_a_slower_device_has_as_well_keeps_its_share_of_the_faster_one() 
     let ran =
         Ran { outputs: vec![bytes(1, 1)], stage: Duration::ZERO, waited: Duration::ZERO, compute: 2000 * MS };
     desk.book.finish(&batch, &receipt, Ok(ran), desk.now).unwrap();
-    // It owes a batch or two of 10 ms, and no 2 s.
+    // It owes one or two batches of 10 ms, not 2 s.
     let had = turns(&mut desk, 40);
     assert!((18..=20).contains(&had), "{had} of 40");
 }
@@ -179,7 +179,7 @@ fn a_device_that_was_held_up_once_has_work_again_when_it_is_measured_anew() {
         let Pick::Run(batch, receipt) = picked else { panic!("gpu-{device}: {picked:?}") };
         desk.end(&(batch, receipt), ms, Ok(bytes(1, 1)));
     };
-    // Something else had the first one for a while.
+    // Other work occupied the first one for a while.
     run_on(&mut desk, 0, 5000);
     run_on(&mut desk, 1, 5);
     desk.pass(60_000);

@@ -1,11 +1,11 @@
-//! Devices that go, and come back with one model after the other.
+//! Devices that leave, and come back with one model after the other.
 
 use super::Truth;
 use crate::batch::ModelKey;
 use std::{collections::HashSet, sync::Arc, time::Instant};
 
 impl Truth {
-    /// A worker asks for what it serves.
+    /// A worker says what it serves, and asks for work.
     pub(in crate::batch::sim) fn asks(&mut self, worker: usize, device: &Arc<str>, serves: &[ModelKey]) {
         self.serving.insert(worker, (Arc::clone(device), serves.to_vec()));
         self.homes.extend(serves.iter().map(|model| (*model, Arc::clone(device))));
@@ -14,17 +14,17 @@ impl Truth {
         }
     }
 
-    /// It is said when a device should be back.
+    /// A device leaves, with the time at which it should be back.
     pub(in crate::batch::sim) fn leaves(&mut self, device: &Arc<str>, back: Option<Instant>) {
         self.away.insert(Arc::clone(device), (back, HashSet::new()));
     }
 
-    /// A device has all that it will have.
+    /// A device has all models that it will have.
     pub(in crate::batch::sim) fn returned(&mut self, device: &Arc<str>) {
         self.away.remove(device);
     }
 
-    /// A device has come back without this model yet.
+    /// A device has come back, so far without this model.
     pub(in crate::batch::sim) fn lacks(&mut self, model: ModelKey, now: Instant) {
         let waits =
             !self.is_served(model) && self.jobs.iter().any(|job| job.model == model && job.waits(now));

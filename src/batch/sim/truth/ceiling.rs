@@ -1,5 +1,5 @@
-//! How large a batch of a model may be on a device, written down once more: the largest that its memory did not refuse, and one size
-//! more now and then.
+//! How large a batch of a model may be on a device, restated: the largest that its memory did not refuse, and from time to time one size
+//! more.
 
 use super::{Truth, half};
 use crate::batch::{
@@ -8,14 +8,14 @@ use crate::batch::{
 };
 use std::{sync::Arc, time::Instant};
 
-/// Where the largest batch stands, since memory was too small for a larger one.
+/// The size limit since memory was too small for a larger batch.
 #[derive(Debug)]
 pub(super) struct Ceiling {
     items: usize,
-    /// When it came there, and how many batches have worked since.
+    /// When it reached this size, and how many batches have worked since.
     at: Instant,
     good: u32,
-    /// It came there from below, and how often it fell from where it had come like that.
+    /// Whether it rose to this size, and how often it fell again from a size that it had risen to.
     rose: bool,
     relapses: u32,
 }
@@ -33,12 +33,12 @@ impl Truth {
         sizes
     }
 
-    /// Memory was too small for a batch: where the largest stands from now on, if it has fallen.
+    /// Memory was too small for a batch: returns the new limit, if it has fallen.
     pub(super) fn falls(&mut self, batch: &Batch, device: &Arc<str>, now: Instant) -> Option<usize> {
         let items = half(&self.models[&batch.model], device, batch.size);
         let place = (Arc::clone(device), batch.model);
         let before = self.ceilings.get(&place);
-        // A batch that was begun before it fell says nothing new.
+        // A batch that was started before it fell says nothing new.
         if before.is_some_and(|before| before.items <= items) {
             return None;
         }
@@ -49,7 +49,7 @@ impl Truth {
         Some(items)
     }
 
-    /// A batch worked: where the largest stands from now on, if it has risen.
+    /// A batch worked: returns the new limit, if it has risen.
     pub(super) fn rises(&mut self, model: ModelKey, device: &Arc<str>, now: Instant) -> Option<usize> {
         let sizes = &self.models[&model].sizes;
         let place = (Arc::clone(device), model);
@@ -64,7 +64,7 @@ impl Truth {
                 Some(items)
             }
             Some(_) => None,
-            // The largest size there is has worked for so long that nothing is remembered.
+            // The largest size has worked for so long that the limit is forgotten.
             None => {
                 if now >= ceiling.at + RISE_AFTER_MAX {
                     self.ceilings.remove(&place);

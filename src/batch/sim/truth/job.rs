@@ -37,9 +37,9 @@ pub(in crate::batch::sim) struct TrueJob {
     pub(super) again: bool,
     pub(super) alone: bool,
     pub(super) device_failures: usize,
-    /// How many there had been when each row was taken.
+    /// The number of failures when each row was taken.
     pub(super) failures_before: Vec<usize>,
-    /// The device that failed it first, and whether it is for the CPU since: another GPU has.
+    /// The device that failed it first, and whether another GPU has failed it since, so that only the CPU may run it.
     pub(super) avoid: Option<Arc<str>>,
     pub(super) for_cpu: bool,
     /// Devices have failed it for good.
@@ -62,7 +62,7 @@ impl TrueJob {
         self.rows.contains(&Row::Running)
     }
 
-    /// The order that the lanes promise, written down once more.
+    /// The order that the lanes promise, restated.
     pub(super) fn rank(&self, now: Instant) -> (i64, bool, Option<Instant>, Instant, JobKey) {
         let steps = now.duration_since(self.arrived).as_micros() / AGE_STEP.as_micros();
         let top = if self.deadline.is_some() { 0 } else { -1 };
@@ -83,7 +83,7 @@ impl TrueJob {
     }
 }
 
-/// Rows that say whose they are and where they stand: 8 bytes each.
+/// Rows that contain their job and their position: 8 bytes each.
 pub(in crate::batch::sim) fn tagged(tag: usize, shape: Vec<usize>, rows: usize) -> Tensor {
     let numbers = (0..rows).map(|row| (tag as u64) << 16 | row as u64);
     Tensor {

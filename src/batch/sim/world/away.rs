@@ -1,11 +1,11 @@
-//! Workers that go, because they vanish or hang, and come back with one model after the other.
+//! Workers that leave, because they vanish or hang, and come back with one model after the other.
 
 use super::{Event, OnItsWay, SimWorker, World};
 use crate::{batch::roster::Absence, engine::EngineError};
 use std::{sync::Arc, time::Duration};
 
 impl World {
-    /// A worker that has returned has another model, or can have no more; with the last one, it says so.
+    /// A worker that has returned gets another model, or can get no more; with the last one, it says so.
     pub(super) fn load(&mut self, index: usize) {
         let now = self.at();
         let refused = self.random.percent(5);
@@ -56,7 +56,7 @@ impl World {
         }
     }
 
-    /// After how long a worker that leaves comes back, if it does; whoever keeps it may have said so.
+    /// After how long a worker that leaves comes back, if it does; the device's keeper may have announced it.
     fn announced(&mut self, device: &Arc<str>, reason: &str) -> Option<u64> {
         let back = self.comes_back.then(|| self.random.between(0, 5 * self.pace));
         if self.random.percent(50) {
@@ -69,7 +69,7 @@ impl World {
         back
     }
 
-    /// Somebody sees that a worker hangs: what it has goes to others, and another comes in its place when it has gone.
+    /// A worker is found to hang: its batches go to others, and another worker takes its place once it has gone.
     pub(super) fn recall(&mut self, worker: usize, life: usize) {
         let SimWorker { key, running, device, absences, .. } = &mut self.workers[worker];
         if running.iter().all(|running| running.life != life) {
@@ -96,7 +96,7 @@ impl World {
             self.plan(late, Event::Late(self.hung.len() - 1));
         }
         if let Some(back) = back {
-            // Not before the thread that hung is gone.
+            // Not before the hung thread is gone.
             self.plan(late + back, Event::Return(worker));
         }
     }

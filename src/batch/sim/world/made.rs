@@ -1,4 +1,4 @@
-//! What a seed makes of a world: models, workers, limits, and what is to happen.
+//! How a seed determines a world: models, workers, limits, and the events to come.
 
 use super::{
     super::{Random, truth::Truth},
@@ -55,7 +55,7 @@ impl World {
             let names = [CPU, "gpu-0", "gpu-1"];
             let device: Arc<str> = (*random.of(&names)).into();
             for model in &all {
-                // Never all of them: whoever only stands by is not what a model is meant for.
+                // Never all of them: a device that only stands by is not what a model is meant for.
                 if *device == *CPU && random.percent(50) {
                     book.stand_by(*model, &device);
                     truth.standby.insert(*model);
@@ -80,14 +80,15 @@ impl World {
         });
         let workers: Vec<SimWorker> = workers.collect();
         if workers.iter().all(|worker| worker.device == workers[0].device) && random.percent(40) {
-            // So short that nobody is woken for them. Not beside a faster device: a slow one leaves it the head of a lane for as long as
-            // it takes itself, which is no time, and what stands behind ever more urgent jobs until that has aged.
+            // So short that no worker is woken for them. Not beside a faster device: a slow one leaves it the head of a lane only for as
+            // long as the slow one would take itself, which is almost no time, and leaves it jobs behind ever more urgent ones until they
+            // have aged.
             for cost in costs.values_mut() {
-                // Some gain nothing from company.
+                // Some gain nothing from batching.
                 *cost = (random.between(0, 40) * u64::from(random.percent(60)), random.between(1, 20));
             }
         }
-        // Few live so long that batches grow again after there was too little memory, and that this is forgotten.
+        // Few worlds live so long that batches grow again after too little memory, and that the limit is forgotten.
         let is_long = random.percent(1);
         let paces: &[u64] =
             if is_long { &[100_000, 2_000_000, 10_000_000] } else { &[2_000, 20_000, 100_000, 400_000] };
@@ -111,7 +112,7 @@ impl World {
         world.plan(0, Event::Arrive);
         let span = world.pace * world.to_come as u64;
         if is_long || world.random.percent(25) {
-            // Early in a long life, so that there is time for what comes after it.
+            // Early in a long life, so that there is time for what follows.
             let until = if is_long { span / 4 } else { span };
             for _ in 0..4 {
                 let at = world.random.between(0, until);

@@ -1,4 +1,4 @@
-//! Whether a GPU may be had now, and taking it.
+//! Whether a GPU may be taken now, and taking it.
 
 use super::{
     super::super::{
@@ -19,7 +19,7 @@ use crate::{
 use std::{sync::Arc, time::Instant};
 
 impl Keeper {
-    /// Takes the GPU, if it may be had.
+    /// Takes the GPU, if it may be taken.
     pub(super) fn wait(&mut self, now: Instant) {
         let step = self.consider(now);
         if let Some(true) = step {
@@ -31,9 +31,9 @@ impl Keeper {
         self.patience(now);
     }
 
-    /// Whether to take it now; none where that is not known yet.
+    /// Whether to take it now; `None` if that is not known yet.
     fn consider(&mut self, now: Instant) -> Option<bool> {
-        // A place in the queue is for who may take it soon: whoever cannot keeps nobody else off.
+        // A place in the queue is only for a server that may take the GPU soon: one that cannot must not hold up others.
         let ticket = self.ticket.take();
         let ended = self.ending.is_done();
         if self.drained || !ended || !self.claim.states.may_take(now) {
@@ -75,7 +75,7 @@ impl Keeper {
         }
     }
 
-    /// What we want of its memory.
+    /// What we need of its memory.
     fn want(&self) -> Want {
         let Keeper { devices, index, gpu, .. } = self;
         Want {
@@ -86,7 +86,7 @@ impl Keeper {
         }
     }
 
-    /// What others do there.
+    /// What other processes do there.
     fn others(&self, sample: &Sample) -> lease::Seen {
         lease::Seen {
             others: self.ourselves.others(sample).any(),
@@ -101,7 +101,7 @@ impl Keeper {
         }
     }
 
-    /// Whether it is our turn, among the servers of this machine.
+    /// Whether it is our turn among the servers of this machine.
     fn turn(&mut self) -> bool {
         self.queue_up();
         let Some(ticket) = &mut self.ticket else { return true };
@@ -114,7 +114,7 @@ impl Keeper {
             1 => "another server has waited for it for longer".to_owned(),
             ahead => format!("{ahead} other servers have waited for it for longer"),
         };
-        // It is wanted all the same, and is to be had soon, or others have it then.
+        // We still want it: it can be had soon, or others will have it by then.
         self.claim.states.waiting(Cause::Turn, reason);
         false
     }
@@ -163,7 +163,7 @@ impl Keeper {
         }
     }
 
-    /// It could not be had, or had no room for a model.
+    /// It could not be taken, or had no room for a model.
     pub(super) fn refused(&mut self, now: Instant, refusal: &Refusal) {
         let (device, reason) = (&*self.gpu.id.clone(), refusal.to_string());
         let failed = self.hold.as_ref().and_then(|hold| match hold.health.over() {
@@ -174,7 +174,7 @@ impl Keeper {
         match (refusal, failed) {
             (Refusal::Memory(_), None) => {
                 tracing::warn!(device, reason, "the GPU has no room now; it is tried again");
-                // What is said when it leaves.
+                // The reason that is published when it leaves.
                 self.claim.states.refused(Cause::Memory, reason.as_str());
                 self.leave(now, Over::Left);
                 self.claim.short_of_memory(now, &reason, scatter(now));
@@ -182,7 +182,7 @@ impl Keeper {
             (Refusal::Poisoned(_), None) => {
                 let known = self.claim.states.cause() == Cause::Poisoned;
                 self.claim.note(now, &Evidence::Poisoned(reason.clone()));
-                // Once: from then on, it is waited for, which is told ever more rarely.
+                // An error only once. Later tries just wait, which is logged at growing intervals.
                 match known {
                     false => tracing::error!(
                         device,
@@ -193,7 +193,7 @@ impl Keeper {
                 }
                 self.leave(now, Over::Failed(reason));
             }
-            // Threads that were to take it went with the queue.
+            // Threads that should have taken it ended with the queue.
             (_, None) if self.devices.keepers.have_ended() && stuck.is_none() => {
                 tracing::debug!(device, reason, "the server ends while the GPU is taken");
                 self.leave(now, Over::Left);
@@ -210,7 +210,7 @@ impl Keeper {
     }
 }
 
-/// From 0 to 1; differs from process to process and from time to time.
+/// From 0 to 1; varies from process to process and from time to time.
 fn scatter(now: Instant) -> f64 {
     use std::hash::{BuildHasher, RandomState};
     (RandomState::new().hash_one(now) >> 40) as f64 / f64::from(1u32 << 24)

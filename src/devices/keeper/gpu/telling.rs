@@ -1,4 +1,4 @@
-//! What is said of a GPU: to the queue, to people, to the log.
+//! What is reported about a GPU: to the queue, to people, to the log.
 
 use super::{
     super::super::{
@@ -18,12 +18,12 @@ use crate::{
 };
 use std::time::{Duration, Instant};
 
-/// Between two lines of the log on one wait, at first; twice as long each time.
+/// The first interval between two log lines about one wait, which doubles each time, and the longest.
 const REPORT: Duration = Duration::from_secs(5);
 const REPORT_MAX: Duration = Duration::from_secs(300);
 
 impl Keeper {
-    /// Publishes where it stands.
+    /// Publishes its state.
     pub(super) fn show(&mut self, now: Instant) {
         let (state, cause, reason) =
             (self.claim.states.state(), self.claim.states.cause(), self.claim.states.reason());
@@ -32,7 +32,7 @@ impl Keeper {
             self.expect(now);
         }
         if status.set_device(&self.gpu.id, state, cause, reason) {
-            // What is taken out, and what serves when it was taken, has been told by whoever did it.
+            // Taking it out, and taking it so that it serves, have been logged where they happened.
             let told = matches!(state, DeviceState::Fenced | DeviceState::Lost)
                 || matches!(cause, Cause::Proved | Cause::Poisoned);
             if !told {
@@ -62,7 +62,7 @@ impl Keeper {
         status.see_device(&self.gpu.id, self.seen.clone());
     }
 
-    /// What models hold of it while it is ours.
+    /// What models hold of it, if it is ours.
     pub(super) fn models(&self) -> Vec<HeldModel> {
         let free = self.sample.as_ref().and_then(|(_, sample)| sample.memory).map(|memory| memory.free);
         let held = self.hold.as_ref().map(|hold| self.devices.book.held(self.index, hold, free));
@@ -78,9 +78,9 @@ impl Keeper {
         self.devices.parts.queue.expect(&self.devices.devices[self.index].id, absence);
     }
 
-    /// What waiting too long brings, and what is said of it meanwhile.
+    /// Reports a wait for the GPU, and gives up when it has lasted too long.
     pub(super) fn patience(&mut self, now: Instant) {
-        // One that fell ill while nobody needed it is not had on demand.
+        // A GPU that became faulty while nobody needed it cannot be taken on demand.
         let idle = self.idle && self.claim.states.state() == DeviceState::Waiting;
         let standing = match self.hold.is_some() || idle || self.drained {
             true => Standing::There,
@@ -111,7 +111,7 @@ impl Keeper {
         if let Some(limit) = self.devices.sharing.gpu_timeout
             && let Some(away) = away
             && away >= limit
-            // One that is being taken has its try.
+            // A GPU that is being taken gets its try.
             && self.devices.devices.iter().all(|device| device.hold().is_none())
         {
             let reason = format!(
@@ -124,7 +124,7 @@ impl Keeper {
     }
 }
 
-/// What a sample says to people.
+/// Fills in what a sample shows, for people.
 fn fill(seen: &mut Seen, sample: &Sample, ourselves: &Ourselves) {
     let others = ourselves.others(sample);
     seen.memory_free_bytes = sample.memory.map(|memory| memory.free);
