@@ -1,15 +1,16 @@
-//! The accept loop: HTTP/1.1 and HTTP/2 with prior knowledge on one port, each connection with its clocks, and an end
-//! that nobody can hold up.
+//! The accept loop. It serves HTTP/1.1 and HTTP/2 with prior knowledge on one port, gives each connection its timeouts ("clocks"), and
+//! shuts down in bounded time whatever clients do.
 //!
-//! Why our own: `axum` serves without a timer, so that half-sent requests stay for ever, and its graceful shutdown
-//! waits for them without a bound.
+//! Why our own: `axum` serves without a timer, so half-sent requests stay for ever, and its graceful shutdown waits for them without a
+//! bound.
 //!
-//! # The end
-//! 1. [`Stages::drain`]: still accepting; each answer says `Connection: close`, HTTP/2 connections with a request say GOAWAY.
-//! 2. [`Stages::close`]: whoever is in the backlog or in a handshake is taken, the listener is closed, connections end that are idle or,
-//!    half a second later, have sent no more than half a head; requests are answered.
-//! 3. [`Settings::close_timeout`] later, or at [`Stages::abort`]: what is left is dropped, and counted where a request is on it, or where
-//!    nobody has looked. Connections on a thread that is stuck end with the process.
+//! # Shutdown
+//! 1. [`Stages::drain`]: still accepting. HTTP/1 responses say `Connection: close`; HTTP/2 connections that have had a request get a
+//!    GOAWAY.
+//! 2. [`Stages::close`]: connections in the backlog or in a handshake are accepted, then the listener is closed. Idle connections end. So
+//!    do, half a second later, those that have sent no more than part of their first head. Requests are answered.
+//! 3. [`Settings::close_timeout`] later, or at [`Stages::abort`]: connections that are left are dropped. They are counted if a request is
+//!    on them or if their task has never run. Connections on a stuck thread end with the process.
 
 mod backlog;
 mod clocks;
@@ -46,16 +47,16 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// First pause after a failed accept, such as for want of file descriptors; it doubles up to [`BACKOFF_MAX`].
+/// First pause after a failed accept, for example when no file descriptor is free; it doubles up to [`BACKOFF_MAX`].
 const BACKOFF_MIN: Duration = Duration::from_millis(5);
 /// Longest pause after a failed accept.
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
-/// How long the tasks of connections that are dropped may take to end: those of a thread that is stuck never do.
+/// How long to wait for the tasks of dropped connections to end: those on a stuck thread never do.
 const CUT_TIME_MAX: Duration = Duration::from_millis(250);
 
-/// An idle connection makes room for another once nothing has come on it for so long: sooner, its next request may be under way.
+/// How long a connection must have been idle before it may be evicted. Sooner, its next request may be under way.
 const EVICT_IDLE_MIN: Duration = Duration::from_secs(1);
-/// How often somebody who waits for room has the connections looked at.
+/// While a new connection waits for room, how often to look for one to evict.
 const EVICT_PAUSE: Duration = Duration::from_millis(100);
 /// How long one that was evicted may take to end before another is evicted as well.
 const EVICT_TIME_MAX: Duration = Duration::from_secs(2);
@@ -63,16 +64,16 @@ const EVICT_TIME_MAX: Duration = Duration::from_secs(2);
 /// What a listener allows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// Connections at once. At the cap one more is accepted, for which the one goes that has been idle for longest, for a second at least;
-    /// where none is, it waits until one ends, and the backlog pushes back.
+    /// Connections at once. At the cap, one more is accepted, and the connection that has been idle for longest is evicted for it, if idle
+    /// for at least a second. If none is, the new one waits until a connection ends, and the backlog pushes back.
     pub connections_max: usize,
     /// How long a connection may stay in each of its states.
     pub clocks: Clocks,
-    /// From [`Stages::close`] until what is left is dropped.
+    /// Time from [`Stages::close`] until the connections that are left are dropped.
     pub close_timeout: Duration,
 }
 
-/// The stages of the end, shared by all listeners of a process. Clones are the same stages.
+/// The stages of the shutdown, shared by all listeners of a process. Clones share one state.
 #[derive(Debug, Clone, Default)]
 pub struct Stages {
     draining: CancellationToken,
@@ -98,7 +99,7 @@ impl Stages {
         self.aborting.cancel();
     }
 
-    /// Comes back when stage 2 begins.
+    /// Resolves when stage 2 begins.
     pub async fn closing(&self) {
         self.closing.cancelled().await;
     }
@@ -114,11 +115,11 @@ impl Stages {
 pub struct Connections {
     /// Open now.
     pub open: AtomicUsize,
-    /// Listeners where somebody waits for room now, since the cap is met.
+    /// Listeners at their cap with a new connection waiting for room.
     pub full: AtomicUsize,
     /// Accepted so far, and served.
     pub accepted: AtomicU64,
-    /// Who came while the cap was met.
+    /// Connections that arrived while the cap was reached.
     pub capped: AtomicU64,
     /// Accepts that failed.
     pub accept_errors: AtomicU64,
@@ -126,11 +127,11 @@ pub struct Connections {
     pub ended_idle: AtomicU64,
     /// Ended by the header clock.
     pub ended_header: AtomicU64,
-    /// Ended since it was idle and another waited for its place.
+    /// Evicted: idle while a new connection waited for room.
     pub ended_evicted: AtomicU64,
-    /// Ended because the client did not take its answer, and no other was under way.
+    /// Ended because the client did not read its responses.
     pub ended_stalled: AtomicU64,
-    /// Streams of HTTP/2 that were reset because the client did not take their answer.
+    /// HTTP/2 streams that were reset because the client did not read their response.
     pub streams_reset: AtomicU64,
     /// As [`Ended::connections_dropped`].
     pub dropped: AtomicU64,
@@ -139,7 +140,7 @@ pub struct Connections {
 /// How a listener ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
-    /// Connections that were cut at the deadline with a request on them, or before a thread that is stuck had looked at them.
+    /// Connections dropped at the deadline with a request on them, or before a stuck thread had run their task.
     pub connections_dropped: usize,
 }
 
@@ -153,12 +154,12 @@ pub struct Acceptor {
     pub stages: Stages,
     /// What it counts.
     pub connections: Arc<Connections>,
-    /// Where connections are served, each on the one that has the fewest; none: where [`Acceptor::run`] runs.
+    /// Runtimes that serve connections. Each connection goes to the one with the fewest. Empty: the runtime of [`Acceptor::run`].
     pub threads: Vec<Handle>,
 }
 
 impl Acceptor {
-    /// Serves until [`Stages::close`] and what follows it. `service` is an `axum::Router` or any service like it.
+    /// Serves until [`Stages::close`], and then through the rest of the shutdown. `service` is an `axum::Router` or any service like it.
     pub async fn run<S>(self, service: S) -> Ended
     where
         S: tower::Service<Request<Body>, Response = Response<Body>, Error = Infallible>
@@ -190,7 +191,7 @@ impl Acceptor {
             open.watches.insert(task, watch);
         };
         let counts = &shared.connections;
-        // Who has come and finds no room.
+        // The accepted connection that waits for room.
         let mut waits = None;
         loop {
             if open.tasks.len() < shared.settings.connections_max
@@ -212,7 +213,7 @@ impl Acceptor {
             match accepted {
                 Ok((stream, peer)) => {
                     backoff = BACKOFF_MIN;
-                    // The socket leaves this thread's event queue for the other's.
+                    // The socket leaves this thread's event queue; the serving thread puts it into its own.
                     let Ok(stream) = stream.into_std() else { continue };
                     if open.tasks.len() < shared.settings.connections_max {
                         serve(&mut open, stream, peer);
@@ -240,7 +241,7 @@ impl Acceptor {
             counts.full.fetch_sub(1, Ordering::Relaxed);
             serve(&mut open, stream, peer);
         }
-        // Done with before the listener is closed.
+        // The backlog is emptied before the listener is closed, which resets what is still in it.
         if let Ok(listener) = listener.into_std() {
             let take = |stream: std::net::TcpStream, peer| {
                 if stream.set_nonblocking(true).is_ok() {
@@ -276,14 +277,14 @@ struct Open {
 }
 
 impl Open {
-    /// Comes back when a connection has ended, with false if there is none.
+    /// Waits until a connection has ended; false if there is none.
     async fn one_ends(&mut self) -> bool {
         let Some(ended) = self.tasks.join_next_with_id().await else { return false };
         self.watches.remove(&ended.map_or_else(|error: JoinError| error.id(), |(task, ())| task));
         true
     }
 
-    /// Has the connection make room that has been idle for longest, if any has been for long enough.
+    /// Evicts the connection that has been idle for longest, if it has been for [`EVICT_IDLE_MIN`].
     fn evict_one(&self) {
         let now = Instant::now();
         let goes = |watch: &Watch| watch.evicted_since().is_some_and(|since| now < since + EVICT_TIME_MAX);

@@ -1,26 +1,26 @@
-//! What a caller says it takes: the headers of RFC 9110, 12.5, however many lines they have.
+//! What a client says it accepts: the headers of RFC 9110, 12.5, however many lines they have.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use std::cmp::Reverse;
 
-/// A form that a reply has.
+/// A form that a reply can have.
 pub(super) struct Offer<T> {
     pub(super) form: T,
     /// Its media type.
     pub(super) media: &'static str,
-    /// A parameter by name, and the value without which it is not meant; none, where it is not meant with any.
+    /// A parameter by name, and the value that selects this form; with `None`, only its absence does.
     pub(super) parameter: Option<(&'static str, Option<&'static str>)>,
-    /// Whether `*/*` and the like mean it as well.
+    /// Whether ranges such as `*/*` select it as well.
     pub(super) by_range: bool,
 }
 
 impl<T> Offer<T> {
-    /// What has to be named.
+    /// A form that has to be named.
     pub(super) const fn named(form: T, media: &'static str) -> Offer<T> {
         Offer { form, media, parameter: None, by_range: false }
     }
 
-    /// What ranges mean as well.
+    /// A form that ranges select as well.
     pub(super) const fn ranged(form: T, media: &'static str) -> Offer<T> {
         Offer { form, media, parameter: None, by_range: true }
     }
@@ -48,9 +48,9 @@ fn value<'a>(parameter: &'a str, name: &str) -> Option<&'a str> {
     its_name.eq_ignore_ascii_case(name).then(|| quoted.unwrap_or(value))
 }
 
-/// The best liked of the forms that a reply has, if any is accepted. The most specific member of `Accept` that means a form says
-/// its weight; of one weight, what is named more specifically comes first, then what is named earlier, then what is offered
-/// earlier. A member names one form: the first of those whose media type and parameter it has.
+/// The preferred one of the forms that a reply has, if any is accepted. A form's weight comes from the most specific member of `Accept`
+/// that selects it. Among equal weights, the more specifically named comes first, then the one named earlier, then the one offered earlier.
+/// A member names one form: the first whose media type and parameter it has.
 pub(super) fn best<T: Copy>(headers: &HeaderMap, offers: &[Offer<T>]) -> Option<T> {
     let members: Vec<_> = weighted(headers, header::ACCEPT).collect();
     let names: Vec<_> =
@@ -74,7 +74,7 @@ pub(super) fn best<T: Copy>(headers: &HeaderMap, offers: &[Offer<T>]) -> Option<
     best.map(|(_, _, form)| form)
 }
 
-/// How specific a range is that has this media type: 0 for all there are, 1 for those of its kind.
+/// How specific a range is that covers this media type: 0 for `*/*`, 1 for all subtypes of its type.
 fn range(media: &str, of: &str) -> Option<u8> {
     let kind = of.split('/').next().unwrap_or_default();
     let range = media.split(';').next().unwrap_or_default().trim();
@@ -93,13 +93,13 @@ pub(super) fn joined(headers: &HeaderMap, name: HeaderName) -> String {
     String::from_utf8_lossy(&lines.join(&b", "[..])).into_owned()
 }
 
-/// The members of such a header with their parameters, and the weight of each: 0 says what is not wanted.
+/// The members of such a header with their parameters, and the weight of each: 0 means not wanted.
 pub(super) fn weighted(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = (&str, f32)> {
     let lines = headers.get_all(name).into_iter().filter_map(|line| line.to_str().ok());
     lines.flat_map(|line| line.split(',')).map(|member| {
         let mut parameters = member.split(';').skip(1);
         let weight = parameters.find_map(|part| part.trim().strip_prefix(['q', 'Q'])?.strip_prefix('='));
-        // A weight that cannot be read is no wish.
+        // A weight that cannot be read counts as 0.
         (member.trim(), weight.map_or(1.0, |text| text.trim().parse().unwrap_or(0.0)))
     })
 }

@@ -1,9 +1,9 @@
-//! Who may come in: requests in flight, decided on the head alone; and bytes in flight, decided before a body is read whose length
-//! is known, and as it grows where it is not, or is not held as a whole.
+//! Admission control. The number of requests in flight is checked on a request's head alone. Bytes in flight are checked before a body is
+//! read if its length is known, and as it grows if its length is unknown or it is not held as a whole.
 //!
-//! A permit is shared by the request (its extensions, as `Arc<Permit>`) and the reply's body, and is given back when the
-//! last of both is gone: until then the request takes memory. Work on the body that was begun has it as well ([`charged`]). (A
-//! concurrency layer of the usual kind gives it back when the head of the reply is ready.)
+//! The request (its extensions, as `Arc<Permit>`) and the response's body share a permit, which is given back when both are gone: until
+//! then the request takes memory. Work on the body that was begun holds it as well ([`charged`]). (An ordinary concurrency layer gives it
+//! back as soon as the head of the response is ready.)
 
 mod held;
 mod permit;
@@ -21,16 +21,17 @@ use std::{
     time::Duration,
 };
 
-/// `Retry-After` stays within these, whatever was measured.
+/// Bounds of `Retry-After`, whatever was measured.
 const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 /// How much may be in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdmissionLimits {
-    /// Requests, from their head to the end of their reply; and as many calls that bring requests.
+    /// Requests, from their head to the end of their response. Calls that bring requests ([`Admission::open`]) are counted apart, up to the
+    /// same number.
     pub requests_in_flight_max: u64,
-    /// Bytes of their bodies, and of what is made of these.
+    /// Bytes of their bodies, and of what is made from these.
     pub bytes_in_flight_max: u64,
 }
 
@@ -74,7 +75,7 @@ impl Admission {
         })
     }
 
-    /// Lets a request in. What it takes is set aside as that becomes known.
+    /// Lets a request in. Its bytes are set aside as they become known.
     ///
     /// # Errors
     /// [`InferError::Full`], with `retry_after` from how long requests have been in flight lately.
@@ -82,8 +83,8 @@ impl Admission {
         self.permit(Kind::Request)
     }
 
-    /// Lets a call in that brings requests, one after the other, for as long as it likes: what has come of the next is charged to
-    /// it, and each is a request when it is there ([`Permit::split_off`]). However many of them are silent, other requests come in.
+    /// Lets in a call that brings requests, one after the other, for as long as it likes. What has arrived of the next request is charged
+    /// to the call; once complete, it is a request of its own ([`Permit::split_off`]). Silent calls, however many, keep no request out.
     ///
     /// # Errors
     /// As [`Admission::admit`].
@@ -107,7 +108,7 @@ impl Admission {
         }
     }
 
-    /// Lets a request in, which has the permit in its extensions then.
+    /// Lets a request in and puts its permit into its extensions.
     ///
     /// # Errors
     /// As [`Admission::admit`].
@@ -127,7 +128,7 @@ impl Admission {
         }
     }
 
-    /// Refuses what is more than the whole budget.
+    /// Refuses what exceeds the whole budget.
     fn has_ever(&self, what: &'static str, got: u64) -> Result<(), InferError> {
         let limit = self.limits.bytes_in_flight_max;
         if got > limit {
@@ -142,7 +143,7 @@ impl Admission {
     }
 
     fn full(&self, what: &'static str, limit: u64) -> InferError {
-        // With everything taken, the mean time in flight is about when half of it is free again.
+        // With everything taken, about half of it is free again after the mean time in flight.
         let held = Duration::from_micros(self.held_us.load(Ordering::Relaxed));
         InferError::Full { what, limit, retry_after: held.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX) }
     }
@@ -157,7 +158,7 @@ fn take(counter: &AtomicU64, count: u64, max: u64) -> bool {
         .is_ok()
 }
 
-/// What comes in.
+/// What is let in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Request,
@@ -199,7 +200,7 @@ mod tests {
         assert_eq!(admission.in_flight().refused_bytes, 0);
         beside.grow_to(10).unwrap();
         assert_eq!(admission.in_flight().bytes, 90);
-        // Also of other requests there is none, so that it will never be let in.
+        // It alone exceeds the budget, even without other requests: it will never be let in.
         let never = beside.grow_to(71).unwrap_err();
         assert!(matches!(never, InferError::TooLarge { got: 101, limit: 100, .. }), "{never}");
         assert!(never.to_string().contains("in_flight_bytes_max"), "{never}");
@@ -229,12 +230,12 @@ mod tests {
         let other = admission.admit().unwrap();
         let now = admission.in_flight();
         assert_eq!((now.requests, now.bytes), (2, 60));
-        // What was split off is not the call's any more: there is no room now, and not never.
+        // What was split off is not the call's any more: the refusal is for now, not for ever.
         let rest = other.beside(40).unwrap();
         let full = call.cover(50).unwrap_err();
         assert!(matches!(full, InferError::Full { limit: 100, .. }), "{full}");
         drop(rest);
-        // A third request is one too many, and what came for it is no longer there.
+        // A third request is one too many, and what was set aside for it is given back.
         call.cover(40).unwrap();
         let full = call.split_off().unwrap_err();
         assert!(matches!(full, InferError::Full { limit: 2, .. }), "{full}");

@@ -1,4 +1,4 @@
-//! What is around each route: what every request passes, and what those pass that cost memory and device time.
+//! What is around each route: what every request passes, and what requests pass that cost memory and device time.
 
 use super::{
     Front,
@@ -30,14 +30,14 @@ pub(super) fn layered(
     router.method_not_allowed_fallback(guard::method_not_allowed).layer(layer)
 }
 
-/// What every request passes. One layer, and a service of its own: each layer, and most of all one that is made of a function, takes
-/// boxes for every request.
+/// What every request passes. It is one layer with a service of its own: each layer, above all one made of a function, allocates boxes for
+/// every request.
 #[derive(Clone)]
 struct Around<S> {
     inner: S,
     front: Arc<Front>,
     head: HeadLimits,
-    /// Whether what is within costs memory and device time.
+    /// Whether the routes within cost memory and device time.
     admits: bool,
 }
 
@@ -93,12 +93,12 @@ async fn admitted<S>(admission: &Arc<Admission>, inner: S, mut request: Request)
 where
     S: Service<Request, Response = Response<Body>, Error = Infallible>,
 {
-    // Full means refused now, before anything is read: the caller can try elsewhere.
+    // A full server refuses now, before anything is read: the client can try elsewhere.
     let permit = match admission.enter(&mut request) {
         Ok(permit) => permit,
         Err(full) => return full.into_response(),
     };
-    // Not what only looks things up: Triton's asynchronous client asks for packed replies everywhere, and unpacks these only.
+    // Only here, not for look-ups: Triton's asynchronous client asks for packed replies everywhere, but unpacks only these.
     let wanted = coding::wanted(&request);
     let reply = match coding::unpack(request) {
         Ok(request) => within(inner, request).await,

@@ -1,9 +1,9 @@
-//! What paths may begin with (option `base_path`), for proxies that pass them on as they are.
+//! Takes off the prefix that paths may have (option `base_path`), for proxies that pass paths on as they are.
 //!
-//! It is taken off before anything looks at the path, so that routes, metrics and traces do not know of it. A path that does not begin
-//! with it stays as it is: probes and scrapers come to the server itself.
+//! It is taken off before anything looks at the path, so routes, metrics and traces do not know of it. A path without it stays as it is:
+//! probes and scrapers come to the server directly.
 //!
-//! The root is the base with a slash behind it, since what the page names is relative to that.
+//! The root is the base with a slash behind it, since addresses in the page are relative to that.
 
 use super::accept::Slashed;
 use axum::{Router, extract::Request};
@@ -11,11 +11,11 @@ use http::{Uri, uri::PathAndQuery};
 use std::sync::Arc;
 use tower::util::MapRequest;
 
-/// In the extensions of a request for the base without a slash behind it: the last name of the base.
+/// Extension of a request for the base without a slash behind it: the last name of the base.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Bare(pub(super) String);
 
-/// The same, below `base` as well.
+/// The same API, below `base` as well.
 pub(super) fn below(base: &Arc<str>, api: Router) -> Router {
     if base.is_empty() {
         return api;
@@ -25,7 +25,7 @@ pub(super) fn below(base: &Arc<str>, api: Router) -> Router {
         if let Some(shorter) = without(&base, request.uri()) {
             let alone = request.uri().path() == &*base;
             *request.uri_mut() = shorter;
-            // The slash behind the base is the root's own, which was taken off as that of any path.
+            // A slash behind the base is the root's own. If there was one, it was taken off as from any path.
             if alone && request.extensions_mut().remove::<Slashed>().is_none() {
                 let name = base.rsplit('/').next().unwrap_or_default();
                 request.extensions_mut().insert(Bare(name.to_owned()));
@@ -36,7 +36,7 @@ pub(super) fn below(base: &Arc<str>, api: Router) -> Router {
     Router::new().fallback_service(MapRequest::new(api, strip))
 }
 
-/// The address without the beginning of its path; `None` if it does not begin so.
+/// The address without the base; `None` if its path does not begin with it.
 fn without(base: &str, uri: &Uri) -> Option<Uri> {
     let whole = uri.path_and_query()?;
     let rest = whole.as_str().strip_prefix(base)?;

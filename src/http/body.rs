@@ -16,18 +16,19 @@ pub(crate) use limits::ahead_of;
 use std::{error::Error, sync::Arc, time::Duration};
 use tokio::time::{Instant, timeout_at};
 
-/// What is set aside before the first byte of a body of unknown length.
+/// Buffer space before the first byte of a body of unknown length.
 const START_BYTES: usize = 16 * 1024;
 
-/// The same at most for one of known length, so that words alone take no addresses either; a larger one has its room when so much has come.
+/// The most for a body of known length: an announcement alone takes no more address space. A larger body gets the rest of its buffer once
+/// this much has come.
 const ROOM_BYTES_MAX: usize = 16 << 20;
 
-/// Where a tensor in a body begins: engines read numbers in place only where they are aligned.
+/// Alignment of a tensor in a body: engines read numbers in place only where they are aligned.
 const ALIGN: usize = 64;
 
 /// Pieces that a body may come in, however small they are.
 const PIECES_FREE: u64 = 1 << 16;
-/// Bytes that pieces must have on average once there are more: each costs work of its own, most of all chunks of a byte.
+/// Bytes that pieces must have on average once there are more. Each costs work of its own, and chunks of one byte cost most.
 const PIECE_BYTES_MIN: u64 = 64;
 
 /// A body being read, frame by frame.
@@ -35,20 +36,20 @@ const PIECE_BYTES_MIN: u64 = 64;
 pub struct Reader {
     body: Body,
     limits: BodyLimits,
-    /// That the body is said to have.
+    /// The length that was announced for the body.
     length: Option<u64>,
     began: Instant,
-    /// When the last bytes were handed out, until more are asked for.
+    /// When the last bytes were handed out; cleared when more are asked for.
     handed_out: Option<Instant>,
-    /// For a body that is overdue: until when that may be because the process stood still.
+    /// For an overdue body: how long it may still be overdue because the process was suspended.
     meanwhile: Option<Instant>,
-    /// Of the time that was earned, what was more than may be silent at once.
+    /// Time that was earned beyond the longest silence, and is lost.
     forfeited: Duration,
     received: u64,
     pieces: u64,
-    /// What is charged for the body, and up to how much.
+    /// What the body is charged to, and up to how many bytes.
     permit: Option<(Arc<Permit>, u64)>,
-    /// The byte that is put at an aligned address.
+    /// Offset of the byte that is put at an aligned address.
     aligned: usize,
 }
 
@@ -71,35 +72,35 @@ impl Reader {
         }
     }
 
-    /// Puts the byte at `offset` at an address that is aligned for any type, if the body is gathered: a tensor behind
-    /// a JSON header of any length can then be read where it is.
+    /// Puts the byte at `offset` at an address that is aligned for any type, if the body is gathered. A tensor behind a JSON header of any
+    /// length can then be read in place.
     #[must_use]
     pub fn aligned_at(mut self, offset: usize) -> Reader {
         self.aligned = offset;
         self
     }
 
-    /// Charges the permit for the body: where its length is known and it is read in one piece, for up to a MiB of it before any is read;
-    /// as it grows, for [twice](ahead_of) what has come; and for no more than its true length at its end.
+    /// Charges the body to the permit. If its length is known and it is read in one piece, up to a MiB is charged before any is read. As it
+    /// grows, up to [twice](ahead_of) what has come is charged; at its end, no more than its true length.
     #[must_use]
     pub fn charged_to(self, permit: Arc<Permit>) -> Reader {
         self.charged_up_to(u64::MAX, permit)
     }
 
-    /// The same for a body that is not held as a whole, of which so many bytes are charged at most.
+    /// The same for a body that is not held as a whole: at most `bytes_max` bytes of it are charged.
     #[must_use]
     pub(crate) fn charged_up_to(mut self, bytes_max: u64, permit: Arc<Permit>) -> Reader {
         self.permit = Some((permit, bytes_max));
         self
     }
 
-    /// Other limits from now on, whose clocks and counts begin now: for a body that is one message after the other.
+    /// Sets other limits, whose clocks and counts begin now: for a body that is a sequence of messages.
     pub(crate) fn limited_by(&mut self, limits: BodyLimits) {
         (self.limits, self.began, self.received, self.pieces) = (limits, Instant::now(), 0, 0);
         (self.length, self.forfeited, self.meanwhile) = (None, Duration::ZERO, None);
     }
 
-    /// The instant by which more must have come. What was earned beyond the longest silence is lost, so that it cannot be saved up.
+    /// The instant by which more must have come. Time earned beyond the longest silence is lost, so that it cannot be saved up.
     fn due(&mut self, now: Instant) -> Instant {
         let deadline = self.began + self.limits.deadline;
         let Some(earned) = self.limits.earned(self.received, self.length) else { return deadline };
@@ -109,12 +110,12 @@ impl Reader {
         deadline.min(due).min(latest)
     }
 
-    /// What comes under these limits is said to have so many bytes.
+    /// Announces how many bytes come under the limits set last.
     pub(crate) fn expects(&mut self, bytes: u64) {
         self.length = Some(bytes);
     }
 
-    /// The length that the body is said to have, if any is; not more than the limit.
+    /// The announced length, if there is one; never more than the limit.
     ///
     /// # Errors
     /// [`InferError::TooLarge`], before any of it is read.
@@ -134,7 +135,7 @@ impl Reader {
     pub async fn next(&mut self) -> Result<Option<Bytes>, InferError> {
         let mut now = Instant::now();
         if let Some(since) = self.handed_out.take() {
-            // The caller may have had to wait for us meanwhile.
+            // Time in which nobody asks for more does not count: the client may have had to wait for us.
             self.began += now - since;
             self.meanwhile = self.meanwhile.map(|until| until + (now - since));
         }
@@ -144,7 +145,8 @@ impl Reader {
                 self.meanwhile = None;
             }
             let frame = match timeout_at(self.meanwhile.unwrap_or(due), self.body.frame()).await {
-                // More may have come while the process stood still. Once, until it is no more overdue: or a trickle would never be.
+                // More may have come while the process was suspended. Granted once until the body is on time again: else a trickle would
+                // never be too slow.
                 Err(_) if self.meanwhile.is_none() => {
                     now = Instant::now();
                     self.meanwhile = Some(now + MEANWHILE);
@@ -175,7 +177,7 @@ impl Reader {
                 }
                 if let Some((permit, most)) = &self.permit {
                     let bytes = ahead_of(self.received, self.length).min(*most);
-                    // Where the length is known, that is ahead already.
+                    // With a known length, `bytes` is ahead already.
                     if self.length.is_some() { permit.cover(bytes) } else { permit.cover_growing(bytes) }?;
                 }
                 self.handed_out = Some(Instant::now());
@@ -221,7 +223,7 @@ impl Reader {
             gathered(&[first, second])
         };
         while let Some(bytes) = self.next().await? {
-            // By now so much of it is there that the rest will come.
+            // So much has come by now that the rest can be expected.
             if let (Some(length), true) = (announced, whole.len() + bytes.len() > whole.capacity()) {
                 whole.reserve((length as usize).saturating_sub(whole.len()));
             }
@@ -436,7 +438,7 @@ mod tests {
         assert_eq!(reader.next().await, Ok(Some("two".into())));
     }
 
-    /// A body without an end, in pieces of so many bytes, each so long after the one before has been taken.
+    /// An endless body in pieces of `bytes`; each comes `every` after the one before was taken.
     fn trickle(bytes: usize, every: Duration) -> Body {
         Body::from_stream(stream::repeat(Bytes::from(vec![0; bytes])).then(move |piece| async move {
             tokio::time::sleep(every).await;
@@ -524,7 +526,7 @@ mod tests {
         }
     }
 
-    /// A body of 60 bytes of which none comes.
+    /// A body of 60 bytes, none of which comes.
     struct Stuck {
         may_be_read: bool,
     }

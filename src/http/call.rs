@@ -25,25 +25,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// One request's terms.
+/// A request's terms: its deadline, its priority, and what is set aside for it.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
-    /// When the request's head had been read; once its body is there, that time.
+    /// When the request's head had been read; once its body is there, when that was.
     pub(super) arrived: Instant,
     /// When its answer is worth nothing any more.
     pub(super) deadline: Instant,
     /// 0 is the most urgent.
     pub(super) priority: u8,
     timeout: Duration,
-    /// A header said how long it may take.
+    /// Whether a header set the timeout.
     timed: bool,
     /// How long it may wait in the queue, by the model's policy.
     wait: Option<Wait>,
-    /// A header said how urgent it is.
+    /// Whether a header set the priority.
     prioritised: bool,
     /// Where its stages are noted, if its trace may be sent.
     trace: Option<Arc<RequestTrace>>,
-    /// What is set aside for it, which work on its body keeps.
+    /// What is set aside for it. Work on its body holds this as well.
     pub(crate) permit: Option<Arc<Permit>>,
 }
 
@@ -86,24 +86,24 @@ impl Call {
         })
     }
 
-    /// The same for a request whose stages may be noted, and for which something is set aside.
+    /// The same, with the trace and the permit in the request's extensions, if there are any.
     pub(crate) fn traced(self, extensions: &Extensions) -> Call {
         Call { trace: extensions.get().cloned(), permit: extensions.get().cloned(), ..self }
     }
 
-    /// The same for one that came with a call: what is set aside for it is its own.
+    /// The same for a request that came with a call (a stream of requests): it has a permit of its own.
     pub(crate) fn charged_to(self, permit: Option<&Arc<Permit>>) -> Call {
         Call { permit: permit.cloned().or(self.permit), ..self }
     }
 
-    /// Sets aside what is sent back, until the request ends.
+    /// Sets aside memory for the reply's text, until the request ends.
     pub(super) fn says(&self, text: &[u8]) -> Result<(), InferError> {
         let bytes = text.len() as u64;
         let permit = counting(self.permit.as_ref(), bytes);
         permit.map_or(Ok(()), |permit| permit.more(bytes))
     }
 
-    /// Sets aside what outputs take, until the last of them is dropped.
+    /// Sets aside memory for outputs, until the last of them is dropped.
     fn held(&self, outputs: Vec<Tensor>) -> Result<Vec<Tensor>, InferError> {
         let bytes = outputs.iter().map(|output| output.data.len() as u64).sum();
         let Some(permit) = counting(self.permit.as_ref(), bytes) else {
@@ -114,7 +114,7 @@ impl Call {
         Ok(outputs.into_iter().map(keep).collect())
     }
 
-    /// Notes a stage of its trace that took so long and has just ended.
+    /// Notes a stage of its trace that has just ended, and how long it took.
     pub(crate) fn stage(&self, name: &'static str, took: Duration) {
         if let Some(trace) = &self.trace {
             trace.ended(name, took);
@@ -127,8 +127,8 @@ impl Call {
         self.stage("decode", took);
     }
 
-    /// Takes what a request's body asks for beside its headers: a time, as the model's queue policy hears it, and a priority (1
-    /// is the most urgent, 0 and what the model does not have are no wish) if no header gave one.
+    /// Takes what a request's body asks for beside its headers: a timeout, as the model's queue policy understands it, and a priority, if
+    /// no header gave one. Priority 1 is the most urgent; 0, and any that the model does not have, are ignored.
     pub(crate) fn asked(mut self, model: &Model, timeout: Option<Duration>, priority: Option<u64>) -> Call {
         let wish = priority.and_then(|wish| u8::try_from(wish.checked_sub(1)?).ok());
         if let (Some(wish), false) = (wish.filter(|wish| *wish < model.priorities), self.prioritised) {
@@ -136,7 +136,7 @@ impl Call {
         }
         let policy = model.rules.queue.of(self.priority);
         match policy.then {
-            // Who stands back for having waited is still answered.
+            // A request that is put back for having waited too long is still answered.
             Then::Delay => Call { wait: policy.wait(timeout), ..self },
             Then::Refuse => {
                 self.wait = policy.wait(None);
@@ -148,7 +148,7 @@ impl Call {
         }
     }
 
-    /// Takes a deadline, so long after `since`, that counts if it is earlier.
+    /// Sets the deadline to `timeout` after `since`, if that is earlier.
     pub(crate) fn no_later_than(mut self, timeout: Option<Duration>, since: Instant) -> Call {
         if let Some(timeout) = timeout.filter(|timeout| since + *timeout < self.deadline) {
             (self.timeout, self.deadline) = (timeout, since + timeout);
@@ -156,13 +156,13 @@ impl Call {
         self
     }
 
-    /// The same terms for a request whose body is there, and whose head was read then: what the caller has said counts from there.
+    /// The same terms for a request whose body is there and whose head was read at `head`: a timeout that the client set counts from there.
     pub(crate) fn since(self, head: Instant) -> Call {
         if self.timed { Call { deadline: head + self.timeout, ..self } } else { self }
     }
 
-    /// Reads the request's body. The time that the caller has given counts from the head, and ends that. Where it has given none, the
-    /// time for the answer begins when the body is there: how long that may take has limits of its own.
+    /// Reads the request's body. A timeout that the client set counts from the head, and ends the reading as well. Without one, the time
+    /// for the answer begins when the body is there: reading has limits of its own.
     pub(super) async fn body<T>(
         &mut self,
         read: impl Future<Output = Result<T, InferError>>,
@@ -183,13 +183,13 @@ impl Call {
         Ok(body)
     }
 
-    /// The same terms from now on, for the next part of a request that goes on for as long as it likes.
+    /// The same terms, starting now, for the next part of a request that goes on for as long as it likes.
     pub(super) fn again(&self) -> Call {
         let arrived = Instant::now();
         Call { arrived, deadline: arrived + self.timeout, ..self.clone() }
     }
 
-    /// The same terms where so much of the time has passed already.
+    /// The same terms, with `passed` of the time used up already.
     pub(super) fn sooner_by(self, passed: Duration) -> Call {
         Call { deadline: self.arrived + self.timeout.saturating_sub(passed), ..self }
     }
@@ -212,7 +212,7 @@ impl Call {
         self.told(tally, pushed)
     }
 
-    /// Queues an image, of which only what this task answers is wanted.
+    /// Queues an image of which only the answer to this task is wanted.
     pub(super) fn push_image(
         &self,
         front: &Front,
@@ -225,7 +225,7 @@ impl Call {
         self.told(tally, front.queue.push(Job { reduced, ..self.job(model, inputs, 1, None) }))
     }
 
-    /// Says when a request came to the queue, and whether it got in.
+    /// Notes when a request came to the queue, and whether it got in.
     fn told(&self, tally: &Tally, pushed: Result<Ticket, InferError>) -> Result<Ticket, InferError> {
         tally.queued(pushed.as_ref().map_or(self.arrived, Ticket::pushed));
         tally.part(&pushed);
@@ -288,13 +288,13 @@ impl Call {
         tokio::time::timeout_at(self.deadline.into(), work).await.unwrap_or_else(|_| Err(self.late()))
     }
 
-    /// What is told where the deadline has passed.
+    /// The error for a deadline that has passed.
     pub(super) fn late(&self) -> InferError {
         InferError::Late(format!("no answer within the deadline of {} ms", self.timeout.as_millis()))
     }
 }
 
-/// Under which reason a request that was not answered is counted.
+/// The reason under which an unanswered request is counted.
 pub(super) fn failure(error: &InferError) -> Failure {
     match error {
         InferError::Full { .. }
@@ -309,7 +309,7 @@ pub(super) fn failure(error: &InferError) -> Failure {
     }
 }
 
-/// The least parameter `timeout` that is heard where the queue's policy has no time that it could shorten: Triton hears none there, and
+/// The least parameter `timeout` that is heeded where the queue's policy has no time that it could shorten. Triton heeds none there, and
 /// clients that mean seconds send 30 microseconds.
 const TIMEOUT_MIN: Duration = Duration::from_millis(1);
 /// For the whole request, in milliseconds.
@@ -334,7 +334,7 @@ fn is_of_browsers(headers: &HeaderMap) -> bool {
 
 /// Which device answered.
 const DEVICE: HeaderName = HeaderName::from_static("ocelli-device");
-/// Why another device answered than one that the model is meant for.
+/// Why the device that answered is not one that the model is meant for.
 const FALLBACK: HeaderName = HeaderName::from_static("ocelli-fallback");
 /// Where the time went, by the W3C's Server Timing.
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
@@ -347,40 +347,40 @@ fn write_ms(text: &mut Vec<u8>, time: Duration) {
     text.extend_from_slice(&[b'.', digit(100), digit(10), digit(1)]);
 }
 
-/// Where the time of a request went: the longest of its items, stage by stage.
+/// Where a request's time went: for each stage, the longest time of its items.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Spent {
     /// Decode, resize, normalise; for tensors, reading them.
     pub(super) decode: Duration,
     /// The rest.
     pub(super) batch: Timing,
-    /// What ran it.
+    /// The device that ran it.
     pub(super) device: Option<Arc<str>>,
-    /// Why it was this device, where it is not one that the model is meant for.
+    /// Why it was this device, if the model is not meant for it.
     pub(super) fallback: Option<Fallback>,
 }
 
 impl Spent {
-    /// On one job, after so long a time of decoding.
+    /// For one job, whose decoding took `decode`.
     pub(super) fn on(decode: Duration, answer: &Answer) -> Spent {
         let device = Some(Arc::clone(&answer.device));
         Spent { decode, batch: answer.timing, device, fallback: answer.fallback }
     }
 
-    /// Another item of the same request.
+    /// Adds another item of the same request.
     pub(super) fn include(&mut self, other: &Spent) {
         self.decode = self.decode.max(other.decode);
         self.batch.queue = self.batch.queue.max(other.batch.queue);
         self.batch.stage = self.batch.stage.max(other.batch.stage);
         self.batch.compute = self.batch.compute.max(other.batch.compute);
-        // A device that stood in is told of, whichever item it was.
+        // A device that stood in is reported, whichever item it ran.
         let told = self.fallback.is_some() && other.fallback.is_none();
         if !told && other.device.is_some() {
             (self.device, self.fallback) = (other.device.clone(), other.fallback);
         }
     }
 
-    /// Counts the time that a reply took to be made of the answer.
+    /// Counts how long it took to make the reply from the answer.
     pub(crate) fn replied(&self, front: &Front, tally: &Tally, took: Duration) {
         if let Some(device) = &self.device {
             let device = front.metrics.model(&tally.model().name).device(device);
@@ -389,7 +389,7 @@ impl Spent {
         }
     }
 
-    /// Says so in a reply's headers; durations are in milliseconds.
+    /// Writes this to a reply's headers; durations are in milliseconds.
     pub(crate) fn tell(&self, headers: &mut HeaderMap) {
         let Timing { queue, stage, compute, .. } = self.batch;
         let mut text = Vec::with_capacity(96);
@@ -474,7 +474,7 @@ mod tests {
         }
     }
 
-    /// A body that is there so long after its head, and what was asked of the call before; both in milliseconds.
+    /// Reads a body that is there `after` ms after its head. Returns the result, and the call with the timeout of `header`.
     async fn read(header: Option<&'static str>, after: u32) -> (Result<(), InferError>, Call) {
         let headers: Vec<_> = header.map(|ms| ("timeout", ms)).into_iter().collect();
         let mut call = call(&model(""), &headers).unwrap();
@@ -493,7 +493,7 @@ mod tests {
         assert_eq!(body, Ok(()));
         let left = given.deadline.saturating_duration_since(Instant::now());
         assert!(left <= MS * 100, "{left:?}");
-        // 900 ms, of which none have passed.
+        // The model's 900 ms, none of which have passed.
         let (body, own) = read(None, 5000).await;
         assert_eq!(body, Ok(()));
         assert_eq!(own.deadline, own.arrived + MS * 900);
@@ -527,7 +527,7 @@ mod tests {
 
     #[test]
     fn what_a_parameter_timeout_does_is_for_the_policy_of_its_priority() {
-        // What is waited for at most, and until the answer.
+        // The longest wait in the queue, and the timeout for the answer.
         let check = |queue: &str, timeout: u32, expected: (Option<u32>, u32)| {
             let model = model(queue);
             let call = call(&model, &[]).unwrap().asked(&model, Some(MS * timeout), None);

@@ -16,7 +16,7 @@ use axum::{Json, extract::State};
 use serde_json::{Value, json};
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
-/// The protocol's extensions that are built, no more.
+/// The protocol's extensions that are implemented.
 const EXTENSIONS: [&str; 7] = [
     "classification",
     "model_repository",
@@ -53,7 +53,7 @@ pub(super) async fn models(State(front): State<Arc<Front>>) -> Json<Value> {
     Json(json!({ "models": entries, "repository_mode": front.repository_mode.name() }))
 }
 
-/// Where a version stands, and why, where there is more to say.
+/// The state of a version, and the reason if there is more to say.
 pub(super) fn stands<'e>(front: &Front, entry: &'e Entry) -> (&'static str, Cow<'e, str>) {
     match &entry.state {
         ModelState::Loading => ("LOADING", "".into()),
@@ -62,7 +62,7 @@ pub(super) fn stands<'e>(front: &Front, entry: &'e Entry) -> (&'static str, Cow<
     }
 }
 
-/// What there is to say of a version that is loaded: why no device serves it now, and what became of a later load.
+/// What else there is to say of a loaded version: why no device serves it now, and what became of a later load.
 fn said<'e>(front: &Front, entry: &'e Entry, model: &Model) -> Cow<'e, str> {
     match front.queue.check_served(model.key) {
         Err(InferError::Unserved { reason, .. }) if entry.note.is_empty() => reason.into(),
@@ -91,7 +91,7 @@ pub(super) async fn model(
     })))
 }
 
-/// In which types and shape pixels may be posted as tensors; null where they may not.
+/// The types and the shape in which pixels may be posted as tensors; null if they may not.
 fn pixels(model: &Model) -> Value {
     let forms = &model.takes[model.interface.signature.inputs.len()..];
     let Some(TensorSpec { shape, .. }) = forms.first() else { return Value::Null };
@@ -133,8 +133,8 @@ pub(crate) fn signature(model: &Model) -> Cow<'_, Signature> {
     }
 }
 
-/// The versions of a model that can be asked for: those that take requests. The model's own, where it was asked for by its version, and
-/// where none takes requests any more.
+/// The versions of a model that can be asked for: those that take requests. Only the model's own, if it was asked for by version or if none
+/// takes requests any more.
 pub(crate) fn versions(front: &Front, model: &Model, target: &Target) -> Vec<String> {
     let mut versions = front.catalog.ready_versions(&model.name);
     if target.version.is_some() || versions.is_empty() {
@@ -158,7 +158,7 @@ pub(super) async fn statistics(
     Ok(statistics_of(&front, &counted(&front, &target)?))
 }
 
-/// The versions whose statistics are meant: the one that is named, or all of the model that take requests.
+/// The versions whose statistics are asked for: the one that is named, or all of the model that take requests.
 pub(crate) fn counted(front: &Front, target: &Target) -> Result<Vec<Arc<Model>>, InferError> {
     let model = target.find(front)?;
     if target.version.is_some() {
@@ -174,7 +174,7 @@ fn statistics_of(front: &Front, models: &[Arc<Model>]) -> Json<Value> {
 
 /// The statistics of these versions, as Triton's clients read them.
 pub(crate) fn statistics_value(front: &Front, models: &[Arc<Model>]) -> Value {
-    // Memory on a GPU that was given back is nobody's.
+    // Memory on a GPU that was given back does not count.
     let devices = front.status.devices().into_iter();
     let ours: BTreeSet<String> =
         devices.filter(|device| device.state.runs()).map(|device| device.id).collect();

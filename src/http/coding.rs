@@ -1,10 +1,9 @@
-//! Content codings: bodies that come packed are unpacked on their way to whoever reads them, and replies are packed as the
-//! caller accepts them.
+//! Content codings: packed (compressed) bodies are unpacked on their way to their reader, and replies are packed as the client accepts
+//! them.
 //!
-//! Both work piece by piece, so that neither a small body that unpacks to a large one nor a reply of many megabytes takes more
-//! memory than a piece, what a decoder keeps (up to 8 MiB of zstd), and up to 8 MiB of packed pieces that wait beside it where little of them
-//! becomes much; the limits on bodies count what comes out. `Inference-Header-Content-Length` is about the unpacked
-//! body in both directions.
+//! Both work piece by piece. So neither a small body that unpacks to a large one nor a reply of many megabytes takes more memory than a
+//! piece, what a decoder keeps (up to 8 MiB of zstd), and up to 8 MiB of packed pieces that wait where little of them becomes much. Limits
+//! on bodies count what comes out. `Inference-Header-Content-Length` is about the unpacked body in both directions.
 
 mod ahead;
 mod pack;
@@ -35,16 +34,16 @@ pub(crate) enum Coding {
     Deflate,
 }
 
-/// All of them, the one we would rather write first.
+/// All of them, in the order in which we prefer to write them.
 const CODINGS: [Coding; 3] = [Coding::Zstd, Coding::Gzip, Coding::Deflate];
 
-/// What a body may be packed with, for messages and the header of a refusal.
+/// The codings that a body may have, for messages and the header of a refusal.
 const ACCEPTED: &str = "gzip, deflate, zstd";
 
-/// Replies below this are not worth it.
+/// Replies below this are not worth packing.
 const PACK_BYTES_MIN: u64 = 1024;
 
-/// Bytes that are packed or unpacked in one step, between which other tasks may run.
+/// Bytes that are packed or unpacked in one step. Other tasks may run between steps.
 const PIECE_BYTES: usize = 16 * 1024;
 
 impl fmt::Display for Coding {
@@ -68,7 +67,7 @@ impl Coding {
     }
 }
 
-/// The request for whoever reads its body unpacked. What that takes is charged to its permit, if it has one.
+/// Has the request's body unpacked as it is read. The memory for that is charged to its permit, if it has one.
 ///
 /// # Errors
 /// [`InferError::UnsupportedEncoding`] for a coding that is not known, before anything is read.
@@ -77,7 +76,7 @@ pub(super) fn unpack(request: Request) -> Result<Request, InferError> {
     let (mut parts, body) = request.into_parts();
     let permit = parts.extensions.get::<Arc<Permit>>();
     parts.headers.remove(header::CONTENT_ENCODING);
-    // It says how much comes, not how much there will be.
+    // It is the packed length, not the unpacked one.
     parts.headers.remove(header::CONTENT_LENGTH);
     let body =
         unpack::Unpacked::new(body, coding, permit.map(|permit| &**permit)).map_err(InferError::Internal)?;
@@ -85,7 +84,7 @@ pub(super) fn unpack(request: Request) -> Result<Request, InferError> {
     Ok(Request::from_parts(parts, Body::new(body)))
 }
 
-/// What the body is packed with. Nothing for `identity`.
+/// The coding of the body; none for `identity`.
 fn packed_with(headers: &HeaderMap) -> Result<Option<Coding>, InferError> {
     if !headers.contains_key(header::CONTENT_ENCODING) {
         return Ok(None);
@@ -100,7 +99,7 @@ fn packed_with(headers: &HeaderMap) -> Result<Option<Coding>, InferError> {
     }
 }
 
-/// Middleware of routes that take nothing packed: [`pack`] alone.
+/// Middleware of routes that take no packed bodies: [`pack`] alone.
 pub(super) async fn pack_layer(request: Request, next: Next) -> Response<Body> {
     let wanted = wanted(&request);
     pack(next.run(request).await, wanted)
@@ -111,10 +110,10 @@ pub(super) fn wanted(request: &Request) -> Option<Coding> {
     if request.method() == Method::HEAD { None } else { preferred(request.headers()) }
 }
 
-/// Packs a reply with the coding that is wanted, if it is large enough and not packed by its nature.
+/// Packs a reply with the coding that is wanted, if it is large enough and not compressed by its nature.
 pub(super) fn pack(reply: Response<Body>, wanted: Option<Coding>) -> Response<Body> {
     let worth = reply.body().size_hint().exact().is_none_or(|bytes| bytes >= PACK_BYTES_MIN);
-    // The body of an error is still to be filled in.
+    // The body of an error is filled in later.
     let refused = reply.extensions().get::<Problem>().is_some();
     if refused || !worth || !packs_well(reply.headers()) {
         return reply;
@@ -131,7 +130,7 @@ pub(super) fn pack(reply: Response<Body>, wanted: Option<Coding>) -> Response<Bo
     Response::from_parts(parts, body)
 }
 
-/// Whether packing makes it smaller: pictures and archives are packed already.
+/// Whether packing makes it smaller: pictures and archives are compressed already.
 fn packs_well(headers: &HeaderMap) -> bool {
     if headers.contains_key(header::CONTENT_ENCODING) {
         return false;
@@ -140,8 +139,8 @@ fn packs_well(headers: &HeaderMap) -> bool {
     !media.is_empty() && !media.starts_with(b"image/") && !media.starts_with(b"application/zip")
 }
 
-/// The coding with the highest weight in `Accept-Encoding`; of several, the one we would rather write. None if there is no such
-/// header, or nothing in it is ours, or the caller would rather have the reply as it is.
+/// The coding with the highest weight in `Accept-Encoding`; of several, the one we prefer to write. None if there is no such header, if it
+/// names none of ours, or if the client prefers the reply as it is.
 fn preferred(headers: &HeaderMap) -> Option<Coding> {
     let named: Vec<_> = accepted::weighted(headers, header::ACCEPT_ENCODING).collect();
     if named.is_empty() {

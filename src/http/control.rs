@@ -1,7 +1,7 @@
 //! Who may control the server: change what is loaded, drain devices, share memory.
 //!
-//! Whoever may do this decides what runs here: without `admin_token` only callers by a loopback address may, with it only those
-//! who know it.
+//! Whoever may do this decides what runs here. Without `admin_token`, only clients at a loopback address may; with it, only those that know
+//! it.
 
 use super::{Front, accept::Peer};
 use crate::{
@@ -43,7 +43,7 @@ fn may(
     }
 }
 
-/// What proxies add: of a request with one of these, nothing says where it is from.
+/// Headers that proxies add. A request with one of these may come from anywhere.
 const FORWARDED: [&str; 9] = [
     "forwarded",
     "via",
@@ -55,7 +55,7 @@ const FORWARDED: [&str; 9] = [
     "x-original-host",
     "k-proxy-request",
 ];
-/// What the names of others begin with.
+/// What the names of other such headers begin with.
 const FORWARDED_BY: [&str; 2] = ["x-forwarded-", "x-envoy-"];
 
 fn is_of_proxy(name: &HeaderName) -> bool {
@@ -79,8 +79,8 @@ fn is_known(token: Option<&Secret>, peer: Option<IpAddr>, headers: &HeaderMap) -
     }
 }
 
-/// Whether a caller's address is one that only this machine has. Others of 127.0.0.0/8 are what sidecars hand on requests from, whoever
-/// sent them (Istio's 127.0.0.6).
+/// Whether an address is one that only this machine has. Sidecars pass requests on from other addresses of 127.0.0.0/8, whoever sent them
+/// (Istio's 127.0.0.6).
 fn is_own(peer: IpAddr) -> bool {
     let peer = peer.to_canonical();
     peer == Ipv4Addr::LOCALHOST || peer == Ipv6Addr::LOCALHOST

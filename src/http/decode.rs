@@ -1,8 +1,8 @@
 //! The bounded CPU pool that turns posted bytes into staged images, away from the async threads.
 //!
-//! The pool's threads are its bound in work, the budget its bound in memory: a decode waits until the pixels that its
-//! header announces fit beside those of the decodes that run. It waits on its thread, so whoever has a share gives it back
-//! without waiting for anything: neither for the pool, nor for a caller who reads.
+//! The pool's threads bound its work, and the budget bounds its memory: a decode waits until the pixels that its header announces fit
+//! beside those of the decodes that run. It waits on its thread. So whoever holds a share must give it back without waiting for anything,
+//! neither for the pool nor for a client that reads.
 
 mod on_gpu;
 mod policy;
@@ -35,7 +35,7 @@ use waiting::{Counted, Waiting};
 /// One frame as the model takes it.
 #[derive(Debug)]
 pub struct Staged {
-    /// The model's inputs for one item: the first is pixels mostly, in a staging slot.
+    /// The model's inputs for one item. The first is mostly pixels, in a staging slot.
     pub inputs: Vec<Tensor>,
     /// How model pixels map to the posted image's.
     pub placement: Placement,
@@ -44,11 +44,11 @@ pub struct Staged {
 /// The frames of one posted file, and how long they took.
 #[derive(Debug)]
 pub struct Decoded {
-    /// In file order; more than one for multi-page files, of which each page may have an error of its own.
+    /// In file order. A multi-page file has several, and each page may have an error of its own.
     pub frames: Vec<Result<Staged, InferError>>,
     /// Decode and resize.
     pub took: Duration,
-    /// The memory of the frames, as long as no queue accounts for it: to be dropped once they are queued.
+    /// The memory of the frames until a queue accounts for it: to be dropped once they are queued.
     pub share: Share,
 }
 
@@ -56,14 +56,14 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// Threads that decode, and the memory they may use together.
 pub struct DecodePool {
-    /// Done in the order of coming. Whoever waits for one is a request, of which admission bounds the number.
+    /// Done in order of arrival. A request waits for each, and admission bounds the number of requests.
     jobs: Sender<Job>,
     threads: usize,
     limits: Limits,
     budget: Arc<Budget>,
-    /// What the threads are to do, with what they are doing.
+    /// Jobs that wait or run.
     in_pool: Arc<AtomicUsize>,
-    /// What helps them.
+    /// A GPU that helps the threads.
     jpeg: Option<JpegOnGpu>,
     gpu_jpegs: AtomicU64,
 }
@@ -92,7 +92,7 @@ impl DecodePool {
         Ok(DecodePool { jobs, threads, limits, budget, in_pool, jpeg: None, gpu_jpegs: AtomicU64::new(0) })
     }
 
-    /// The same, with a GPU that takes JPEGs which the threads have no time for.
+    /// The same, with a GPU for JPEGs that the threads have no time for.
     #[must_use]
     pub fn with_gpu(self, jpeg: Option<JpegOnGpu>) -> DecodePool {
         DecodePool { jpeg, ..self }
@@ -113,8 +113,8 @@ impl DecodePool {
         self.budget.used()
     }
 
-    /// Runs `work` on the pool. Dropping the future before a thread took it drops the work, with all that it owns; what was begun is
-    /// done to its end, and what it owns is there until then.
+    /// Runs `work` on the pool. If the future is dropped before a thread has taken the work, the work is dropped with all that it owns.
+    /// Work that has begun is done to its end, and keeps what it owns until then.
     ///
     /// # Errors
     /// If the work panicked: our bug, answered as such.
@@ -132,15 +132,15 @@ impl DecodePool {
                 let _ = reply.send(result);
             }
         };
-        // Without threads, which there are as long as the pool is, it would be dropped with `reply`.
+        // There are threads as long as there is the pool. Without them, the job would be dropped with `reply`.
         let _ = self.jobs.send(Box::new(job));
         answer.await.map_err(|_| InferError::Internal("a worker of the decode pool panicked".into()))
     }
 
-    /// The same for work that takes so much memory, once there is as much: `what` it is for is told where there never is.
+    /// The same for work that takes `bytes` of memory, once they are free; `what` names their use in the error if they never can be.
     ///
     /// # Errors
-    /// As there, and 413 for more than all of it.
+    /// As [`DecodePool::run`], and 413 for more than the whole budget.
     pub async fn run_within<T: Send + 'static>(
         &self,
         bytes: u64,
@@ -155,10 +155,10 @@ impl DecodePool {
         .await?
     }
 
-    /// Decodes one file and stages each of its frames for a model. `permit` is of the request that the file came with.
+    /// Decodes one file and stages each of its frames for a model. `permit` is that of the request that brought the file.
     ///
     /// # Errors
-    /// What is wrong with the file, or that it is over a limit.
+    /// The file is malformed or over a limit.
     pub async fn stage(
         &self,
         bytes: Bytes,
@@ -176,10 +176,10 @@ impl DecodePool {
         self.run(charged(permit, work)).await?
     }
 
-    /// The same for a file of one frame; none for a file of several, of which no pixel is decoded.
+    /// The same for a file of one frame; `None` for a file of several, of which no pixel is decoded.
     ///
     /// # Errors
-    /// As there.
+    /// As [`DecodePool::stage`].
     pub async fn stage_only(
         &self,
         bytes: Bytes,
@@ -210,13 +210,13 @@ fn stage(
         InferError::Internal(format!("an image came to the decoder for {:?}, which takes none", model.name))
     })?;
     let enough = |width, height| input.preprocess_for(width, height).enough(width, height);
-    // What the frames become is there beside them until they are queued.
+    // The staged form exists beside the frames until they are queued.
     let form = |(width, height, bits)| input.form(usize::from(bits / 8_u8), width, height);
     let staged = header.frames().map(|frame| form(frame).bytes as u64);
     let share = Budget::take(budget, header.decoded_bytes_for(&enough) + staged.sum::<u64>(), DECODING)?;
     let frames = image::decode_each(bytes, limits, &enough)?;
     let frames: Vec<_> = frames.into_iter().map(|frame| stage_frame(&frame?, input)).collect();
-    // Of a file of one frame it is the file's.
+    // The error of an only frame is that of the file.
     if let [Err(error)] = &frames[..] {
         return Err(error.clone());
     }
@@ -250,8 +250,8 @@ fn stage_frame(frame: &Frame, input: &ImageInput) -> Result<Staged, InferError> 
     Ok(Staged { inputs, placement })
 }
 
-/// A bound on bytes that are in use at once. Whoever does not fit yet waits on its own (pool) thread, in the order of
-/// coming, so that small images do not overtake a large one for ever.
+/// A bound on bytes in use at once. A job that does not fit yet waits on its own (pool) thread, in order of arrival, so that small images
+/// do not overtake a large one for ever.
 #[derive(Debug)]
 struct Budget {
     limit: u64,
@@ -261,7 +261,7 @@ struct Budget {
 #[derive(Debug, Default)]
 struct BudgetState {
     used: u64,
-    /// Who waits, in the order of coming. Only the first is woken: of many threads each would look in vain.
+    /// Jobs that wait, in order of arrival. Only the first is woken; the others would look in vain.
     waiting: VecDeque<Arc<Condvar>>,
 }
 
@@ -389,7 +389,8 @@ mod tests {
         assert_eq!(decoded.share.bytes, header.decoded_bytes() + staged.iter().sum::<u64>());
     }
 
-    /// Has so many threads wait for so much each, in this order, and gives all back that there is; who has a share calls `then`.
+    /// Has one thread for each size wait for so many bytes, in this order, then gives all back. Each thread that has its share calls
+    /// `then`.
     fn after_waiting(sizes: &[u64], then: impl Fn(usize) + Sync) {
         let budget = Arc::new(Budget::new(100));
         let all = Budget::take(&budget, 100, DECODING).expect("fits");
@@ -443,7 +444,7 @@ mod tests {
         let budget = Arc::new(Budget::new(100));
         let first = Budget::try_take(&budget, 80).expect("fits");
         assert!(Budget::try_take(&budget, 21).is_none());
-        // Somebody waits, and it is not their turn yet.
+        // A job waits whose turn has not come yet.
         budget.state.lock().waiting.push_back(Arc::default());
         assert!(Budget::try_take(&budget, 20).is_none());
         budget.state.lock().waiting.clear();

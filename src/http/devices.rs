@@ -1,4 +1,4 @@
-//! Devices: where each stands, and leaving one alone for a while.
+//! Devices: the state of each, and taking one out of use for a while.
 
 use super::{Front, accept::Peer, control, reject::Problem, wire::devices as wire};
 use axum::{
@@ -12,8 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long an order may take until its reply says where the device stands. Whoever keeps it looks ten times a second, but not while
-/// it loads a model there.
+/// How long the reply to an order waits for it to take effect. The device's keeper looks ten times a second, but not while it loads a model
+/// there.
 const HEEDED: Duration = Duration::from_secs(5);
 
 /// `GET /v2/devices`
@@ -22,7 +22,7 @@ pub(super) async fn list(State(front): State<Arc<Front>>) -> Json<Value> {
     Json(wire::devices(&status.devices(), status.no_gpu(), Instant::now()))
 }
 
-/// `POST /v2/devices/{id}/drain`: it finishes what it has begun, is given back, and is not taken until it is resumed.
+/// `POST /v2/devices/{id}/drain`: the device finishes what it has begun, is given back, and is not taken until it is resumed.
 pub(super) async fn drain(front: State<Arc<Front>>, id: Path<String>, request: Request) -> Response {
     set(&front, &id, request, true).await
 }
@@ -32,7 +32,7 @@ pub(super) async fn resume(front: State<Arc<Front>>, id: Path<String>, request: 
     set(&front, &id, request, false).await
 }
 
-/// The reply is the device as the order has left it; where that takes too long, as it still is.
+/// The reply shows the device after the order or, if that takes too long, as it still is.
 async fn set(front: &Front, id: &str, request: Request, drained: bool) -> Response {
     if let Err(error) = control::known(front, request.extensions().get::<Peer>(), request.headers()) {
         return error.into_response();

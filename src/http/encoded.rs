@@ -1,5 +1,5 @@
-//! Encoded images as tensors: a BYTES input, `[n]` or `[n, 1]`, to a model that takes images. Each element is a file, decoded
-//! as posted files are, and becomes one item. A file may be in base64, since JSON can hold no other.
+//! Encoded images as tensors: a BYTES input, `[n]` or `[n, 1]`, to a model that takes images. Each element is a file, which is decoded like
+//! posted files and becomes one item. A file may be in base64, since JSON cannot hold its bytes.
 
 use super::{
     Front,
@@ -26,18 +26,18 @@ use std::{sync::Arc, time::Duration};
 pub(super) fn sent<'a>(model: &Model, inputs: &'a [Input]) -> Option<&'a Tensor> {
     match inputs {
         [Input { name, tensor, .. }] if model.image.is_some() && tensor.datatype == DataType::Bytes => {
-            // Another name is refused as that of any tensor is.
+            // A wrong name is refused later, as for any tensor.
             model.interface.signature.inputs.first().filter(|spec| spec.name == *name).map(|_| tensor)
         }
         _ => None,
     }
 }
 
-/// What the model gives for the images of a tensor, in their order.
+/// The model's outputs for the images of a tensor, in their order.
 ///
 /// # Errors
-/// 400 for a tensor of another shape, for what is not one image of one frame, and for several where the model has no axis for
-/// them; what decoding and running say. One bad image fails the request: a tensor has no place for an error.
+/// 400 for a tensor of another shape, for an element that is not one image of one frame, and for several images where the model has no axis
+/// for them; errors of decoding and running. One bad image fails the request: a tensor has no place for an error.
 pub(super) async fn run(
     front: &Arc<Front>,
     tally: &Tally,
@@ -46,8 +46,8 @@ pub(super) async fn run(
 ) -> Result<(Vec<Tensor>, Spent), InferError> {
     let model = tally.model();
     let files = files(front, model, tensor, model.batching == Batching::Whole, call.permit.as_deref())?;
-    // Queued one by one, each as soon as it is decoded: those that waited for the others with their share of the memory for decoding
-    // would leave the others none.
+    // Each is queued as soon as it is decoded. An image that waited for the others would keep its share of the memory for decoding, and
+    // leave none for them.
     let answers = files.into_iter().enumerate().map(async |file| {
         let Image { inputs, took, share } = decode(front, model, call, file).await?;
         let ticket = call.push(front, tally, inputs, 1, None);
@@ -74,8 +74,8 @@ pub(super) async fn run(
     Ok((joined, spent))
 }
 
-/// What the model gives for each image as it comes, in their order. Each has the time that a request has, and a bad one is an
-/// error in its place.
+/// The model's outputs for each image as they come, in order. Each image has the time limit of a request, and a bad one is an error in its
+/// place.
 ///
 /// # Errors
 /// As [`run`], for the tensor as a whole.
@@ -90,7 +90,7 @@ pub(super) fn one_by_one(
     let decoding = (Arc::clone(&front), Arc::clone(tally), call.clone());
     let queued = stream::iter(files.into_iter().enumerate()).map(move |file| {
         let (front, tally, call) = decoding.clone();
-        // Not in its turn: one that is ahead would keep its share of the memory for decoding from those before it.
+        // Queued before its turn: an image that is ahead would otherwise keep its share of the memory for decoding from those before it.
         streamed::aside(async move {
             let Image { inputs, share, .. } = decode(&front, tally.model(), &call.again(), file).await?;
             let call = call.again();
@@ -110,11 +110,11 @@ pub(super) fn one_by_one(
 struct File {
     bytes: Bytes,
     is_base64: bool,
-    /// What is set aside for the bytes that base64 stands for.
+    /// What is set aside for the bytes that come out of base64.
     held: Option<Arc<Beside>>,
 }
 
-/// The files in a tensor. Room for what is in base64 is set aside beside the body, until the last of them was decoded.
+/// The files in a tensor. Room for what comes out of base64 is set aside beside the body, until the last of them was decoded.
 fn files(
     front: &Front,
     model: &Model,
@@ -197,7 +197,7 @@ async fn decode(
     }
 }
 
-/// Says which image it was.
+/// Adds to an error which image it is about.
 pub(super) fn of_image(index: usize, error: InferError) -> InferError {
     match error {
         InferError::TooLarge { what, got, limit, option } => {

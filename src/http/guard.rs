@@ -1,8 +1,8 @@
-//! What every request passes, outermost first: a name ([`identify`]), a net for panics ([`catch_panics`]), and the checks
-//! that the head alone allows ([`check_head`]). And what a path or method that no route takes gets.
+//! What every request passes, outermost first: a name ([`identify`]), a net for panics ([`catch_panics`]), and the checks that the head
+//! alone allows ([`check_head`]). Also the replies for paths and methods that no route takes.
 //!
-//! These are functions around whatever comes next, not layers of their own: a layer takes a box for its future and one for
-//! what is within it, for every request.
+//! These are functions around whatever comes next, not layers of their own: for every request, a layer allocates a box for its future and
+//! one for what is within it.
 
 use super::{
     accepted,
@@ -24,7 +24,7 @@ use std::{any::Any, panic::AssertUnwindSafe};
 /// The request id, in and out.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// What the head of a request may be.
+/// Limits on the head of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadLimits {
     /// Bytes of a body, as announced. Over it: 413 before the body is read.
@@ -40,7 +40,7 @@ pub fn identify(headers: &HeaderMap) -> RequestId {
     RequestId::from_header(headers.get(X_REQUEST_ID).map(HeaderValue::as_bytes))
 }
 
-/// Says a request's name in its reply: in its header, and in its body if it is an error, which is as its readers have it.
+/// Puts a request's name into its reply: into a header and, if the reply is an error, into its body, in the form that its readers expect.
 pub fn sign(reply: &mut Response<Body>, id: &RequestId, readers: Readers) {
     if let Some(problem) = reply.extensions().get::<Problem>() {
         *reply.body_mut() = Body::from(problem.to_body(id.as_str(), readers).to_string());
@@ -53,12 +53,12 @@ pub fn sign(reply: &mut Response<Body>, id: &RequestId, readers: Readers) {
 
 /// Turns a panic of `reply` into a 500: the connection and its other requests go on.
 pub async fn catch_panics(reply: impl Future<Output = Response<Body>>) -> Response<Body> {
-    // What it leaves behind is dropped with it.
+    // The state that a panic leaves behind is dropped with it.
     let caught = AssertUnwindSafe(reply).catch_unwind().await;
     caught.unwrap_or_else(|panic| panicked(&panic).into_response())
 }
 
-/// What a caller is told of a panic; the log is told what it said.
+/// The error for a panic. Only the log has the panic's own words.
 pub fn panicked(panic: &Box<dyn Any + Send>) -> InferError {
     tracing::error!(panic = panic_words(panic), "a request handler panicked");
     InferError::Internal(
@@ -115,7 +115,7 @@ pub fn check_head<B>(head: &http::Request<B>, limits: HeadLimits) -> Result<(), 
     }
 }
 
-/// The transfer codings of the body, if it has any but `chunked`: only that one is taken off.
+/// The transfer codings of the body, if it has any but `chunked`: no other is decoded.
 fn not_understood(headers: &HeaderMap) -> Option<String> {
     if !headers.contains_key(header::TRANSFER_ENCODING) {
         return None;
@@ -129,8 +129,7 @@ fn announced(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.trim().parse().ok()
 }
 
-/// For `Router::fallback`: no route has this path. What other servers of the same protocols have there is told apart from what
-/// nobody has.
+/// For `Router::fallback`: no route has this path. A path that other servers of the same protocols have gets a reason of its own.
 pub async fn not_found(uri: Uri) -> Problem {
     match elsewhere(uri.path()) {
         Some(why) => Problem::from(&InferError::NotOffered(why.to_owned())),

@@ -1,6 +1,5 @@
-//! Health and metrics: outside the layers of the API, so that they answer when everything else is refused, and again on
-//! the admin listener, whose thread shares with the data path only locks that are held for moments (of the queue, of the catalog,
-//! of where things stand).
+//! Health and metrics. They are outside the layers of the API, so they answer when everything else is refused. The admin listener has them
+//! again: its thread shares with the data path only locks that are held for moments (of the queue, of the catalog, of the status).
 
 use super::{Front, Route, coding, reject::Problem, scrape::Listener};
 use axum::{
@@ -24,7 +23,7 @@ pub(super) fn routes() -> Vec<Route> {
     ]
 }
 
-/// The same apart from the API.
+/// The same for a listener apart from the API.
 pub(super) fn routes_apart() -> Vec<Route> {
     let mut routes = routes();
     routes.retain(|(path, _)| *path != METRICS);
@@ -34,7 +33,7 @@ pub(super) fn routes_apart() -> Vec<Route> {
 
 const METRICS: &str = "/metrics";
 
-/// All metrics, as a listener has them. Text of which most repeats itself: scrapers and the page ask for it packed.
+/// All metrics, as a listener has them. Most of the text repeats itself: scrapers and the page ask for it packed.
 pub(super) fn metrics(listener: Listener) -> Route {
     let text = async move |State(front): State<Arc<Front>>| {
         ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], front.scrape(listener))
@@ -42,8 +41,8 @@ pub(super) fn metrics(listener: Listener) -> Route {
     (METRICS, get(text).layer(middleware::from_fn(coding::pack_layer)))
 }
 
-/// Alive means that the data path's runtime turns over, and that a device may serve: false only if a restart would help,
-/// whatever the load, the models or a drain. Answers both protocols' readers: Triton's look at the status, KServe's at the body.
+/// Alive means that the data path's runtime turns over and that a device may serve: false only if a restart would help, whatever the load,
+/// the models or a drain. Triton's clients read the status, KServe's the body.
 async fn live(State(front): State<Arc<Front>>) -> Response {
     match front.status.live(Instant::now()) {
         Ok(()) => Json(json!({ "live": true, "ready": front.status.ready().is_ok() })).into_response(),
@@ -51,8 +50,8 @@ async fn live(State(front): State<Arc<Front>>) -> Response {
     }
 }
 
-/// Ready means that no drain has begun, that of the models of the start, all of which were tried, one works, and that a device runs
-/// batches, or would for whoever needs it.
+/// Ready means that no drain has begun; that all models of the start were tried and one of them works; and that a device runs batches, or
+/// would if one were needed.
 async fn ready(State(front): State<Arc<Front>>) -> Response {
     match front.status.ready() {
         Ok(()) => Json(json!({ "live": true, "ready": true })).into_response(),
@@ -60,7 +59,7 @@ async fn ready(State(front): State<Arc<Front>>) -> Response {
     }
 }
 
-/// What a listener apart from the API answers while there is nothing to ask yet: alive, however long the start takes.
+/// The reply of a listener apart from the API during the start: alive, however long that takes.
 pub(crate) fn starting(path: &str) -> Response {
     match path {
         "/v2/health/live" => Json(json!({ "live": true, "ready": false })).into_response(),

@@ -43,8 +43,8 @@ pub(super) async fn infer(
     answer(&front, &target.find(&front)?, request).await
 }
 
-/// Puts a request's tensors into the model's order and form and checks each against its specification. Also counts the items, and
-/// sets aside what becomes of texts.
+/// Puts a request's tensors into the model's order and form, and checks each against its specification. Also counts the items, and sets
+/// aside memory for texts.
 pub(super) fn arrange(
     model: &Model,
     given: Vec<Input>,
@@ -71,7 +71,7 @@ pub(super) fn arrange(
         })
         .collect::<Result<Vec<_>, _>>()?;
     texts::cover(permit, &inputs)?;
-    // Pixels are an engine's business.
+    // Pixels are left to the engine.
     let inward = |inputs: Vec<Tensor>| match &inputs[..] {
         [only] if model.is_pixels(only) => inputs,
         _ => model.interface.inward(&inputs),
@@ -114,7 +114,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             let own = &signature.interface.signature.inputs;
             raw::read(body, own, &signature.takes[own.len()..], images.as_ref())
         }
-        // A fitter takes its inputs in several types, and looks at them itself.
+        // A fitter takes its inputs in several types, and checks them itself.
         length if signature.fit.is_some() => oip::read(&body, length, &[]),
         length => oip::read(&body, length, &signature.takes),
     };
@@ -140,7 +140,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let (encoded, spent) = ran.written(front, &call, named, write).await?;
     let mut response = Response::new(Body::new(encoded.body));
     let headers = response.headers_mut();
-    // Ours, and those of the layers around: none makes it grow.
+    // Room for our headers and those that the layers around add, so that the map never grows.
     headers.reserve(REPLY_HEADERS);
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(encoded.content_type));
     if let Some(length) = encoded.json_length {
@@ -150,30 +150,30 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     Ok(response)
 }
 
-/// What there is here of what a prediction's query asks for.
+/// What to use here instead of the options of a prediction's query.
 const INSTEAD_OF_OPTIONS: &str = "here the answer is the model's tensors; an output with the parameter \"classification\" is its best classes";
 
 /// Headers of a reply.
 const REPLY_HEADERS: usize = 10;
 
-/// Less than this is read from JSON or the like, taken apart, and written, where it is; a hand-over to the pool would take longer.
+/// Less than this is read from JSON or the like, taken apart and written in place: a hand-over to the pool would take longer.
 pub(crate) const INLINE_BYTES_MAX: usize = 4096;
 
-/// What an inference gave.
+/// The result of an inference.
 pub(crate) struct Ran {
     /// As in the request.
     id: Option<String>,
-    /// Where its time went.
+    /// Where the time went.
     spent: Spent,
-    /// Counts it, once its reply is written.
+    /// Counts the request once its reply is written.
     tally: Arc<Tally>,
-    /// Told beside the outputs.
+    /// Parameters of the reply, beside the outputs.
     parameters: Told,
     outputs: Vec<(String, Tensor)>,
     wanted: Vec<Wanted>,
 }
 
-/// Runs a request whatever it came by, all of whose data is there. `began` is when its tensors began to be read.
+/// Runs a request from any protocol, once all its data is there. `began` is when its tensors began to be read.
 pub(crate) async fn run(
     front: &Arc<Front>,
     model: &Arc<Model>,
@@ -205,7 +205,7 @@ async fn counted(
         let wanted = wanted(model, &asked, &names)?;
         return Ok(Ran { id, spent, tally: Arc::clone(tally), parameters, outputs, wanted });
     }
-    // Before the work, what may be asked for is known.
+    // Checked before the work: what may be asked for is known by now.
     let names = shown(model);
     let wanted = wanted(model, &asked, &names)?;
     let (outputs, spent) = if let Some(images) = encoded::sent(model, &request.inputs) {
@@ -223,14 +223,14 @@ async fn counted(
     Ok(Ran { id, spent, tally: Arc::clone(tally), parameters: Told::new(), outputs, wanted })
 }
 
-/// The outputs that requests may have.
+/// The outputs that requests may ask for.
 fn shown(model: &Model) -> Vec<&str> {
     model.interface.signature.outputs.iter().map(|spec| spec.name.as_str()).collect()
 }
 
 impl Ran {
-    /// Whether what is to be written, as text or into shared memory, or looked through for the best classes, takes longer than a
-    /// hand-over to the pool.
+    /// Whether the outputs take longer to write (as text or into shared memory), or to search for the best classes, than a hand-over to the
+    /// pool takes.
     fn is_long(&self) -> bool {
         let (mut text, mut shared) = (0, 0);
         for wanted in &self.wanted {
@@ -244,14 +244,14 @@ impl Ran {
         text >= INLINE_BYTES_MAX || shared_memory::is_long(shared)
     }
 
-    /// What was asked for.
+    /// The outputs that were asked for.
     fn outputs(&self) -> Result<Vec<Output>, InferError> {
         let model = self.tally.model();
         self.wanted.iter().map(|wanted| output(model, &self.outputs, wanted)).collect()
     }
 
-    /// What `write` makes of the reply, of which the outputs that have a place are put there (`named`); and where the time went. It is
-    /// counted then.
+    /// Puts outputs that have a place into their regions (`named`), and writes the reply with `write`. Returns the result and where the
+    /// time went. The request is counted then.
     pub(crate) async fn written<T: Send + 'static>(
         mut self,
         front: &Arc<Front>,
@@ -286,12 +286,12 @@ impl Ran {
 /// An output that is asked for.
 #[derive(Clone)]
 struct Wanted {
-    /// Its place among those that there are.
+    /// Its index among the model's outputs.
     index: usize,
     binary: bool,
-    /// How many of its best classes, instead of its values.
+    /// How many of its best classes to return instead of its values.
     classes: Option<u64>,
-    /// Where it is put instead of into the reply.
+    /// Where it goes instead of into the reply.
     place: Option<Place>,
 }
 
@@ -307,13 +307,13 @@ fn output(model: &Model, there: &[(String, Tensor)], wanted: &Wanted) -> Result<
     Ok(Output { name: name.clone(), tensor, binary: wanted.binary, place: wanted.place.clone() })
 }
 
-/// The outputs that are asked for; all if none is named.
+/// The outputs that are asked for; all of them if none is named.
 fn wanted(
     model: &Model,
     (outputs, binary_default): &(Vec<Requested>, bool),
     there: &[&str],
 ) -> Result<Vec<Wanted>, InferError> {
-    // Triton answers by name, whatever was asked for first.
+    // Triton orders its answers by name, whatever order was asked for.
     let in_order = |mut wanted: Vec<Wanted>| {
         if model.manifest.by_name {
             wanted.sort_by_key(|wanted| there[wanted.index]);
@@ -331,7 +331,7 @@ fn wanted(
                 let there = there.join(", ");
                 bad(format!("model {:?} has no output {:?}; it has {there}", model.name, asked.name))
             })?;
-            // 0 is what clients send who want no classes.
+            // Clients that want no classes send 0.
             let classes = asked.classification.filter(|k| *k > 0);
             Ok(Wanted { index, binary: asked.binary, classes, place: asked.place.clone() })
         })

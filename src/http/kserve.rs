@@ -28,10 +28,10 @@ use axum::{
 use serde_json::{Value, json};
 use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
-/// What stands behind a model's name in the path of a prediction.
+/// Suffix of a model's name in the path of a prediction.
 pub(super) const VERB: &str = ":predict";
 
-/// The templates of predictions, which share the routes of what readiness is asked at, and are counted apart from it.
+/// The templates of predictions. They share their routes with readiness, and are counted apart from it.
 pub(super) const PREDICTIONS: [&str; 2] =
     ["/v1/models/{model}:predict", "/v1/models/{model}/versions/{version}:predict"];
 
@@ -43,8 +43,8 @@ pub(super) async fn models(extract::State(front): extract::State<Arc<Front>>) ->
     Json(json!({ "models": names }))
 }
 
-/// `GET /v1/models/{model}[/versions/{version}]`. A model that is not ready is 503 here. Tells what KServe's clients read, and
-/// the state of each version as TensorFlow Serving's do.
+/// `GET /v1/models/{model}[/versions/{version}]`. A model that is not ready is 503 here. The reply has what KServe's clients read, and the
+/// state of each version as in TensorFlow Serving.
 pub(super) async fn ready(
     extract::State(front): extract::State<Arc<Front>>,
     target: Target,
@@ -91,7 +91,7 @@ pub(super) async fn call(
             let verb = last.split_once(':').map_or("", |(_, verb)| verb);
             let told =
                 format!("a model can be asked to predict, not {verb:?}: post to /v1/models/NAME{VERB}");
-            // What TensorFlow Serving and KServe know beside it.
+            // Verbs that TensorFlow Serving and KServe have as well.
             let known = matches!(verb, "explain" | "classify" | "regress");
             return Err(if known { InferError::NotOffered(told) } else { InferError::BadRequest(told) });
         }
@@ -100,7 +100,7 @@ pub(super) async fn call(
     answer(&front, &model, request).await
 }
 
-/// What there is here of what a prediction's query asks for.
+/// What to use here instead of the options of a prediction's query.
 const INSTEAD_OF_OPTIONS: &str =
     "here the body's \"parameters\" may have top_k, and nothing asks for another form of the answer";
 

@@ -1,7 +1,7 @@
-//! Replies that are made anew for whoever asks and grow with the models or with what is known of one: metrics, lists, metadata. They
-//! are no requests in flight, since a full server gives them, too; so they have a bound of their own.
+//! Bounds on replies that are made anew for each request and grow with the models or with what is known of one: metrics, lists, metadata.
+//! They are not requests in flight, since a full server gives them too, so they have bounds of their own.
 //!
-//! A caller of HTTP/2 may ask for hundreds over one connection and take none of them: each would be kept until `reply_stall_ms`.
+//! Over HTTP/2, a client may ask for hundreds on one connection and read none of them: each would be kept until `reply_stall_ms`.
 
 use super::{
     Front, Route, admission,
@@ -20,7 +20,7 @@ use axum::{
 use std::{sync::Arc, time::Duration};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// What tells of all models, of all devices or of all regions.
+/// Routes that describe all models, all devices or all regions.
 const OF_ALL: [&str; 7] = [
     "/metrics",
     "/v1/models",
@@ -30,10 +30,10 @@ const OF_ALL: [&str; 7] = [
     "/v2/systemsharedmemory/status",
     "/v2/devices",
 ];
-/// As many of those at once: few ask for them, one at a time, and the metrics of 400 models have 5 MB.
+/// How many of those at once: few clients ask for them, one at a time, and the metrics of 400 models have 5 MB.
 const OF_ALL_MAX: usize = 32;
 
-/// What tells of one model.
+/// Routes that describe one model.
 const OF_ONE: [&str; 6] = [
     "/v2/models/{model}",
     "/v2/models/{model}/config",
@@ -42,16 +42,16 @@ const OF_ONE: [&str; 6] = [
     "/v2/models/{model}/versions/{version}/config",
     "/v2/models/{model}/versions/{version}/stats",
 ];
-/// As many of those at once: every client asks as it begins, and the labels of 20,000 classes have 400 kB.
+/// How many of those at once: every client asks as it begins, and the labels of 20,000 classes have 400 kB.
 const OF_ONE_MAX: usize = 256;
 
 /// Documents that are packed at once: packing with gzip takes 350 kB each. Others go out as they are.
 const PACKED_MAX: usize = 32;
 
-/// They end within milliseconds, unless their callers do not take them.
+/// Listings end within milliseconds, unless their clients do not read them.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// A bound on what is under way of one kind. Clones have the same places.
+/// A bound on how many replies of one kind are under way. Clones share the places.
 #[derive(Clone)]
 pub(crate) struct Bound {
     places: Arc<Semaphore>,
@@ -65,7 +65,7 @@ impl Bound {
         Bound { places: Arc::new(Semaphore::new(max)), what, max }
     }
 
-    /// A place, until it is dropped.
+    /// Takes a place, until it is dropped.
     ///
     /// # Errors
     /// [`InferError::Full`].
@@ -75,14 +75,14 @@ impl Bound {
         Arc::clone(&self.places).try_acquire_owned().map_err(full)
     }
 
-    /// Places that nobody has.
+    /// Places that are free.
     #[cfg(test)]
     pub(crate) fn free(&self) -> usize {
         self.places.available_permits()
     }
 }
 
-/// The bounds of a listener's replies: those who ask on another take nothing from it.
+/// The bounds of one listener's replies: requests on another listener take nothing from them.
 pub(super) struct Listings {
     of_all: Bound,
     of_one: Bound,
@@ -91,7 +91,7 @@ pub(super) struct Listings {
 }
 
 impl Listings {
-    /// Nothing is under way yet. What is asked for in a body has these limits, and is short.
+    /// Nothing is under way yet. `body` limits the bodies of these requests, which are short.
     pub(super) fn new(body: BodyLimits) -> Listings {
         Listings {
             of_all: Bound::new("the number of lists and metrics under way", OF_ALL_MAX),
@@ -116,13 +116,13 @@ impl Listings {
         methods.route_layer(middleware::from_fn_with_state((bound.clone(), self.body), bounded))
     }
 
-    /// These routes, which give documents that are the same for all: packed where there is room for that, and never refused.
+    /// Routes for documents that are the same for all: packed while there is room for that, and never refused.
     pub(super) fn packed(&self, documents: Vec<Route>) -> Router<Arc<Front>> {
         router(documents).layer(middleware::from_fn_with_state(Arc::clone(&self.packing), packed))
     }
 }
 
-/// Lets a request in until the last byte of its reply is with the system, or refuses it.
+/// Lets a request in until the last byte of its reply has gone to the system, or refuses it.
 async fn bounded(
     State((bound, body)): State<(Bound, BodyLimits)>,
     request: Request,
@@ -133,7 +133,7 @@ async fn bounded(
     Ok(admission::hold_bytes(next.run(request).await, Arc::new(place)))
 }
 
-/// The request with its body, where it has one, as it comes: who sends it slowly keeps no place from others meanwhile.
+/// Reads a request's body, if it has one, before a place is taken: a slow sender keeps no place from others.
 async fn whole(request: Request, limits: BodyLimits) -> Result<Request, InferError> {
     if request.method() != Method::POST {
         return Ok(request);
@@ -202,7 +202,7 @@ mod tests {
             assert_eq!(get(&router, path).await.status(), status, "{path}");
         }
         assert_eq!(ask(&router, "PUT", "/metrics", "identity").await.status(), 405);
-        // A piece of it may wait for its caller when all of it has been handed on.
+        // A piece of the reply may wait for its client after all of it has been handed on.
         let mut last = held.pop().unwrap().into_body();
         let piece = last.frame().await.unwrap().unwrap().into_data().unwrap();
         drop(last);

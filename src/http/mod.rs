@@ -1,20 +1,20 @@
 //! The front: from a socket to a request with a permit, and from an answer or an error to a reply.
 //!
 //! - [`accept`]: connections, their clocks and their end; [`threads`]: where they are served.
-//! - `base`: what paths may begin with.
+//! - `base`: the prefix of paths.
 //! - `around`: what every request passes, in order.
 //! - [`guard`]: names a request, checks its head, catches panics.
 //! - [`admission`]: who may come in, decided on the headers.
 //! - `observe`: a span, a log line and counts for each request; `tally`: a request in its model's statistics, once.
-//! - `accepted`: what a caller says it takes; `query`: what queries say; `coding`: bodies that come packed, and replies that go so.
+//! - `accepted`: what a client says it accepts; `query`: what queries say; `coding`: compressed bodies and replies.
 //! - [`body`], [`multipart`], `posted`: bodies, with limits in bytes and in time, and the files in them.
-//! - `listing`: how many replies may be under way that grow with the models and are not admitted.
+//! - `listing`: bounds on replies that grow with the models and are not admitted.
 //! - [`decode`]: the bounded CPU pool between bytes and queue.
 //! - `encoded`: images in tensors; `streamed`: replies that come item by item.
-//! - `predict`, `localize`, `infer`, `kserve`, `catalog`, `repository`, `devices`, `health`: the handlers; `target`, `call`: what
-//!   they share.
-//! - `shared_memory`: tensors that callers on this machine hand over without the connection.
-//! - `page`: the page for people, and the documents; `control`: who may control the server; `origin`: whose pages may.
+//! - `predict`, `localize`, `infer`, `kserve`, `catalog`, `repository`, `devices`, `health`: the handlers; `target`, `call`: what they
+//!   share.
+//! - `shared_memory`: tensors that clients on this machine pass without the connection.
+//! - `page`: the page for people, and the documents; `control`: who may control the server; `origin`: which pages may.
 //! - [`wire`]: the JSON and binary forms. Pure.
 //! - [`reject`]: the table from error to reply; `scrape`: all metrics at one time.
 
@@ -87,7 +87,7 @@ use parking_lot::Mutex;
 use shared_memory::SharedMemory;
 use std::{sync::Arc, time::Duration};
 
-/// The contract, as it is served.
+/// The API's contract, as it is served.
 pub const OPENAPI: &str = include_str!("../../openapi.yaml");
 
 /// Longest path and query. Nothing that we route is near it.
@@ -116,8 +116,8 @@ pub struct Limits {
 
 /// How stacks are read under a configuration, by requests and by `ocelli predict` alike.
 pub fn stack_options(config: &Config) -> stack::Options {
-    // Without a temporary file each stack is charged for all of it: with more, none could ever be let in. The other half is for what
-    // spots are looked for in, and for other requests.
+    // Without a temporary file, a stack is charged for all that it may hold: with a higher limit, none could ever be let in. The other half
+    // is for the search for spots, and for other requests.
     let charged_max = usize::try_from(config.in_flight_bytes_max / 2).unwrap_or(usize::MAX);
     let limits = stack::Limits {
         side_max: config.image_side_max,
@@ -142,17 +142,17 @@ pub struct Front {
     pub catalog: Arc<Catalog>,
     /// What the process knows about itself.
     pub status: Arc<Status>,
-    /// Numbers.
+    /// Counters, gauges and histograms.
     pub metrics: Arc<Metrics>,
     /// Where images are decoded.
     pub decode: DecodePool,
-    /// Who may come in.
+    /// Admission control.
     pub admission: Arc<Admission>,
     /// The API listener's connections.
     pub connections: Arc<Connections>,
     /// What a request may bring.
     pub limits: Limits,
-    /// The way to whoever loads models.
+    /// Orders to load and unload models.
     pub control: Arc<Control>,
     /// Where spans go, if they go anywhere.
     pub traces: Option<Arc<Traces>>,
@@ -160,15 +160,15 @@ pub struct Front {
     pub(crate) shared_memory: SharedMemory,
     repository_mode: RepositoryMode,
     admin_token: Option<Secret>,
-    /// What lies there, loaded or not.
+    /// What lies in the model folder, loaded or not.
     folder: repository::Folder,
-    /// What paths may begin with; empty for nothing.
+    /// Prefix that paths may have; empty for none.
     base_path: Arc<str>,
     /// Where Triton's metrics are written beside our own.
     triton_metrics: TritonMetrics,
     /// Whether predictions of classifiers have TorchServe's form where a request asks for none.
     torchserve_answers: bool,
-    /// Unless it is switched off.
+    /// `None` if it is switched off.
     page: page::Page,
     host: Host,
     lines_lost: LinesLost,
@@ -183,13 +183,13 @@ pub struct Parts {
     pub catalog: Arc<Catalog>,
     /// What the process knows about itself.
     pub status: Arc<Status>,
-    /// Numbers.
+    /// Counters, gauges and histograms.
     pub metrics: Arc<Metrics>,
     /// Where images are decoded.
     pub decode: DecodePool,
     /// Lines of the log that were dropped.
     pub lines_lost: LinesLost,
-    /// The way to whoever loads models.
+    /// Orders to load and unload models.
     pub control: Arc<Control>,
     /// Where spans go, if they go anywhere.
     pub traces: Option<Arc<Traces>>,
@@ -317,7 +317,7 @@ fn control_routes() -> Vec<Route> {
     ]
 }
 
-/// What control begins with, and changes nothing, though it is a `POST`.
+/// What control begins with. It changes nothing, though it is a `POST`.
 fn index_routes() -> Vec<Route> {
     vec![("/v2/repository/index", post(repository::index))]
 }
@@ -339,7 +339,7 @@ pub fn paths() -> Vec<&'static str> {
     .collect()
 }
 
-/// What `base_path` cannot begin with: it is taken off first, and paths of ours that begin so would be others then.
+/// Checks that `base_path` does not begin as a path of ours: it is taken off first, so such a path would become another.
 ///
 /// # Errors
 /// The part that is ours already.
@@ -363,7 +363,7 @@ fn router(routes: Vec<Route>) -> Router<Arc<Front>> {
     routes.into_iter().fold(Router::new(), |router, (path, methods)| router.route(path, methods))
 }
 
-/// Control, and behind the check of whose page asks for it all that changes something.
+/// Control. All that changes something is behind the check of whose page asks for it.
 fn control(front: &Arc<Front>, listings: &Listings) -> Router<Arc<Front>> {
     listings
         .around(control_routes())
@@ -379,7 +379,7 @@ pub fn routes(front: Arc<Front>) -> Router {
         option: limits.option,
         uri_bytes_max: URI_BYTES_MAX,
     };
-    // Which model takes a stack is not known here: whoever reads a body knows its own limit.
+    // Which model takes a stack is not known here. Whoever reads a body applies its own limit.
     let longest = if stack_body.bytes_max > body.bytes_max { stack_body } else { body };
     let (head, of_others) = (head_of(longest), head_of(body));
     let inference = around::layered(router(inference_routes()), &front, head, true);

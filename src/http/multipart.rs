@@ -135,7 +135,7 @@ fn part(header: &[u8], bytes: Bytes, index: usize) -> Result<Part, InferError> {
         return Err(malformed("is not form-data"));
     }
     let name = parameter(parameters, "name").ok_or_else(|| malformed("has no name"))?;
-    // Some clients send a name that is not ASCII in this form only, which forms are not to have (RFC 7578, 4.2).
+    // Some clients send a name that is not ASCII only as `filename*`, which forms must not have (RFC 7578, 4.2).
     let file_name = parameter(parameters, "filename").or_else(|| parameter(parameters, "filename*"));
     let longest = name.len().max(file_name.as_ref().map_or(0, String::len));
     if longest > NAME_BYTES_MAX {
@@ -172,7 +172,7 @@ fn unquote(quoted: &str) -> Option<(String, &str)> {
     while let Some((at, character)) = characters.next() {
         match character {
             '"' => return Some((value, &quoted[at + 1..])),
-            // Browsers of old send Windows paths unescaped: only what must be escaped is taken as escaped.
+            // Old browsers send Windows paths unescaped: only what must be escaped is unescaped.
             '\\' if quoted[at + 1..].starts_with(['"', '\\']) => value.push(characters.next()?.1),
             other => value.push(other),
         }

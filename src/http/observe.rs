@@ -1,6 +1,6 @@
-//! Around each request: a span that carries its id and trace, one log line at its end, counts by route, and for a
-//! model's requests how they ended, whichever layer ended them. One whose caller goes away before its reply ends with 499, and one that
-//! is cut as the server ends with 503.
+//! Observes each request: a span that carries its id and trace, one log line at its end, counts by route, and for a model's requests their
+//! outcome, whichever layer ended them. A request whose client goes away before its reply ends with 499, and one that is cut off by the
+//! shutdown with 503.
 
 use super::{
     Front,
@@ -31,7 +31,7 @@ use std::{
 /// A reply's place in its trace, by W3C Trace Context.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// A request from its head to the head of its reply, or until its caller goes away: then it is dropped.
+/// A request from its head to the head of its reply. Dropped before that if its client goes away.
 pub(super) struct Observation {
     front: Arc<Front>,
     id: RequestId,
@@ -39,9 +39,9 @@ pub(super) struct Observation {
     method: Method,
     matched: Option<MatchedPath>,
     predicts: bool,
-    /// Whether the model that it is for takes stacks of camera frames there.
+    /// Whether its model takes stacks of camera frames on this route.
     stack: bool,
-    /// Of a request whose trace may be sent.
+    /// Empty unless the request's trace may be sent.
     path: String,
     begun: Begun,
     uncounted: Option<Uncounted>,
@@ -49,7 +49,7 @@ pub(super) struct Observation {
 }
 
 impl Observation {
-    /// The handler finds its trace in the extensions.
+    /// Puts the trace into the extensions, where the handler finds it.
     pub(super) fn begin(front: &Arc<Front>, id: &RequestId, request: &mut Request) -> Observation {
         let began = Instant::now();
         let matched = request.extensions().get::<MatchedPath>().cloned();
@@ -82,12 +82,12 @@ impl Observation {
         }
     }
 
-    /// What the handler's log lines stand in.
+    /// The span of the handler's log lines.
     pub(super) fn span(&self) -> tracing::Span {
         self.begun.span.clone()
     }
 
-    /// Counts the reply, logs it, and says its place in the trace.
+    /// Counts the reply, logs it, and adds its place in the trace.
     pub(super) fn end(mut self, reply: &mut Response<Body>) {
         if let Ok(place) = HeaderValue::from_bytes(&self.begun.place.header()) {
             reply.headers_mut().insert(TRACEPARENT, place);
@@ -100,7 +100,7 @@ impl Observation {
             }
         }
         self.ended = true;
-        // Whoever probes asks again and again: the log tells what changes instead.
+        // Probes come again and again: the log has the changes of state instead of their errors.
         let told = problem.filter(|problem| !problem.is_of_probe());
         self.tell(reply.status().as_u16(), told.map(|problem| &*problem.detail));
     }
@@ -118,7 +118,7 @@ impl Observation {
         }
         let _entered = begun.span.enter();
         let ms = took.as_secs_f64() * 1e3;
-        // Of this type it is a number in a span's event as well.
+        // With this type, it is a number in a span's event as well.
         let status = i64::from(status);
         match error {
             Some(error) if status >= 500 => tracing::warn!(%method, route, status, ms, error, "answered"),
@@ -127,13 +127,13 @@ impl Observation {
         }
     }
 
-    /// What it is counted under. A stack takes as long as its caller sends it, which would pass for slowness of ours.
+    /// The route that it is counted under. A stack takes as long as its client sends it, which would pass for slowness of ours.
     fn counted<'a>(&self, route: &'a str) -> &'a str {
         let stack = |of: &&str| self.stack && of.strip_suffix(STACK) == Some(route);
         STACKS.into_iter().find(stack).unwrap_or(route)
     }
 
-    /// What its span says, by OpenTelemetry's conventions for HTTP servers.
+    /// The name and attributes of its span, by OpenTelemetry's conventions for HTTP servers.
     fn span_end(&self, route: Option<&str>, status: u16) -> End {
         let known = known_method(self.method.as_str());
         let mut attributes = vec![
@@ -168,14 +168,14 @@ impl Drop for Observation {
     }
 }
 
-/// The template that a request is counted under. Probes of KServe come to the route of its predictions, and would pass for fast ones.
+/// The template that a request is counted under. KServe's probes use the route of its predictions, and would pass for fast ones.
 fn template(matched: &MatchedPath, predicts: bool) -> &str {
     let route = matched.as_str();
     let prediction = |of: &&str| predicts && of.strip_suffix(VERB) == Some(route);
     PREDICTIONS.into_iter().find(prediction).unwrap_or(route)
 }
 
-/// Whether supervisors and scrapers come here: every few seconds, and of no use in a trace.
+/// Whether supervisors and scrapers use this route: they come every few seconds, and are of no use in a trace.
 fn is_probe(route: &str) -> bool {
     route.starts_with("/v2/health/") || matches!(route, "/ping" | "/metrics")
 }
@@ -186,14 +186,14 @@ fn names_verb(path: &str) -> bool {
     percent_decode_str(last).decode_utf8().is_ok_and(|last| last.ends_with(VERB))
 }
 
-/// The metrics of the model that an inference request is for, if the catalog has it, and whether it is a stack's: a name that a
-/// caller made up must not become a label.
+/// The metrics of the model that an inference request is for, if the catalog has it, and whether the request is a stack. A name that a
+/// client made up must not become a label.
 fn inferred(front: &Front, route: &str, path: &str) -> Option<(Arc<ModelMetrics>, bool)> {
     let v1 = route.starts_with("/v1/models/") && names_verb(path);
     if !route.starts_with("/predictions/") && !route.ends_with("/infer") && !v1 {
         return None;
     }
-    // The model is the first that a template leaves open.
+    // The model is the first placeholder of a template.
     let (before, _) = route.split_once('{')?;
     let name = percent_decode_str(path.strip_prefix(before)?.split('/').next()?).decode_utf8().ok()?;
     let name = if v1 { name.strip_suffix(VERB).unwrap_or(&name) } else { &name };
@@ -201,7 +201,7 @@ fn inferred(front: &Front, route: &str, path: &str) -> Option<(Arc<ModelMetrics>
     front.catalog.has(name).then(|| (front.metrics.model(name), stack))
 }
 
-/// A request for a model that is not counted among outcomes yet. Dropped before it has its reply, it is [gone](Problem::gone).
+/// A request for a model whose outcome is not counted yet. Dropped before it has its reply, it is [gone](Problem::gone).
 pub(crate) struct Uncounted {
     front: Arc<Front>,
     model: Arc<ModelMetrics>,
@@ -233,7 +233,7 @@ impl Drop for Uncounted {
     }
 }
 
-/// How a streamed reply ended, set by whoever writes it; left unset, the caller went away.
+/// How a streamed reply ended, set by whoever writes it. If it is never set, the client went away.
 #[derive(Clone, Default)]
 pub(super) struct Ending(Arc<Mutex<Option<Uncounted>>>);
 
@@ -348,7 +348,7 @@ mod tests {
             let mut cut = Observation::begin(&front, &RequestId::new(), &mut Request::new(Body::empty()));
             cut.uncounted = Some(Uncounted::begin(&front, Arc::clone(&model)));
             drop(cut);
-            // A streamed reply of which the head has gone.
+            // A streamed reply whose head has gone out.
             Ending::default().begins(Uncounted::begin(&front, Arc::clone(&model)));
             assert_eq!(model.outcome(outcome).get(), 2, "{outcome:?}");
             // A second signal: the end is now.

@@ -1,10 +1,10 @@
 //! Whose page a browser acts for: pages of others must not control this server through a browser that can reach it.
 //!
-//! Browsers say which page a request comes from in `Origin`. Control is refused to every page but this server's own. Where
-//! nothing but the way to this machine opens it, that page must have been opened by an address or as `localhost` as well: a
-//! name can be pointed at this machine by whoever owns it. Where `admin_token` is set, a request that shows one
-//! (`Authorization: Bearer`) is left to the check of that; elsewhere nobody looks at it, and it says nothing. What a browser adds by
-//! itself, such as the password of a proxy (`Basic`), says nothing of the page either.
+//! Browsers say in `Origin` which page a request comes from. Control is refused to every page but this server's own. Where access to this
+//! machine alone allows control, that page must also have been opened by an address or as `localhost`: a name can be pointed at this
+//! machine by its owner. Where `admin_token` is set, a request that shows a token (`Authorization: Bearer`) is left to the check of that.
+//! Without `admin_token` nobody looks at a token, so it proves nothing. Nor does what a browser adds by itself, such as the password of a
+//! proxy (`Basic`).
 
 use super::{Front, control::bearer};
 use crate::error::InferError;
@@ -20,7 +20,7 @@ use std::{
     sync::Arc,
 };
 
-/// Middleware of what changes something.
+/// Middleware of routes that change something.
 pub(super) async fn check(State(front): State<Arc<Front>>, request: Request, next: Next) -> Response<Body> {
     match own_page(request.method(), request.uri(), request.headers(), front.admin_token.is_some()) {
         Ok(()) => next.run(request).await,
@@ -28,7 +28,7 @@ pub(super) async fn check(State(front): State<Arc<Front>>, request: Request, nex
     }
 }
 
-/// Refuses what a page of others would have a browser send. `token`: one is set, and is looked at where it is shown.
+/// Refuses what another server's page would have a browser send. `token`: one is set, and is checked where it is shown.
 pub(super) fn own_page(
     method: &Method,
     uri: &Uri,
@@ -61,7 +61,7 @@ fn authority(origin: &[u8]) -> Option<&[u8]> {
     Some(&origin[at + 3..])
 }
 
-/// Whether nobody else can say where a host is.
+/// Whether nobody else can decide where this host is.
 fn is_address(host: &str) -> bool {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     bare.is_some_and(|host| host.parse::<Ipv6Addr>().is_ok())
@@ -118,7 +118,7 @@ mod tests {
         check(&Method::POST, &rebound, false);
         let shown = [rebound[0].clone(), rebound[1].clone(), (AUTHORIZATION, "Bearer x")];
         check_with(&Method::POST, &shown, true, true);
-        // Where none is set, nobody looks at it.
+        // Without an admin token, the token that is shown is ignored.
         check_with(&Method::POST, &shown, false, false);
     }
 

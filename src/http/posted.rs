@@ -89,7 +89,7 @@ impl Charged {
         Charged { permit, held: None }
     }
 
-    /// Sets so many bytes aside, for files that are about to be decoded.
+    /// Sets `bytes` aside for files that are about to be decoded.
     pub(super) fn room(&mut self, bytes: u64) -> Result<(), InferError> {
         let permit = self.permit.as_ref();
         self.held = permit.map(|permit| permit.beside(bytes)).transpose()?.map(Arc::new);
@@ -127,10 +127,10 @@ impl Form {
         let essence = text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
         match essence.as_str() {
             "application/json" => Ok(Form::Json),
-            // What curl says of --data-binary when nobody tells it otherwise.
+            // The second is curl's own type for --data-binary.
             "application/octet-stream" | "application/x-www-form-urlencoded" => Ok(Form::Raw),
             "application/x-npy" => Ok(Form::Raw),
-            // What S3 says of files, and SageMaker of images.
+            // S3's type for files, and SageMaker's for images.
             "binary/octet-stream" | "application/x-image" => Ok(Form::Raw),
             image if image.starts_with("image/") => Ok(Form::Raw),
             _ => Err(unsupported()),

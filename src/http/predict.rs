@@ -1,9 +1,8 @@
 //! `POST /predictions/{model}`: images in, answers out.
 //!
-//! A raw body is one file, and a file of one frame gets a plain answer. Everything else (multipart, JSON instances,
-//! multi-page files) gets a list with an entry per frame, in order. One bad image is an error in its own entry; only
-//! when nothing could be answered is the first error the reply's own. TorchServe's form differs in one: there a multipart
-//! form of one file is that file as well.
+//! A raw body is one file, and a file of one frame gets a plain answer. Everything else (multipart, JSON instances, multi-page files) gets
+//! a list with an entry per frame, in order. One bad image is an error in its own entry; the first error becomes the whole reply only if
+//! nothing could be answered. TorchServe's form has one difference: a multipart form of one file counts as that file.
 
 mod asked;
 mod liked;
@@ -126,7 +125,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     Ok(replied("application/json", body, &spent))
 }
 
-/// The mask or picture of the only frame there is, as a file of its own.
+/// The mask or picture of the only frame, as a file of its own.
 async fn picture(
     front: &Arc<Front>,
     model: &Arc<Model>,
@@ -146,7 +145,7 @@ fn replied(media: &'static str, body: Vec<u8>, spent: &Spent) -> Response {
     reply
 }
 
-/// The same answers as they come, in order. Each frame has the time that a request has.
+/// The same answers as they come, in order. Each frame has the time limit of a request.
 fn one_by_one(
     front: &Arc<Front>,
     model: &Arc<Model>,
@@ -195,7 +194,7 @@ fn one_by_one(
     answers.buffered(ahead)
 }
 
-/// What came of a file: each of its frames, or what is wrong with it, with its place, where it has several; or why there is none.
+/// The frames of a file, each with its place if the file has several; or the error for the file as a whole.
 fn placed<T>(
     file: usize,
     frames: Result<Vec<Result<T, InferError>>, InferError>,
@@ -210,19 +209,19 @@ fn placed<T>(
     }
 }
 
-/// A file of a stream that was looked at before its turn.
+/// A file of a stream that was decoded before its turn, if it has one frame.
 enum Ahead {
-    /// Its only frame. Not queued in its turn: a file that is ahead would keep its share of the memory for decoding from those
-    /// before it.
+    /// Its only frame. It is queued before its turn: a file that is ahead would otherwise keep its share of the memory for decoding from
+    /// those before it.
     Queued(Frame),
-    /// It has several, which are decoded in their turn.
+    /// It has several frames, which are decoded in their turn.
     Several(Bytes),
 }
 
 /// A frame whose turn it is.
 enum Turn {
     Queued(Frame),
-    /// One of several, with how long all of them took and what holds them until the last one is queued.
+    /// One of several frames, with the time that all of them took, and their charge until the last one is queued.
     Waits(Staged, Duration, Arc<Option<Beside>>),
 }
 
@@ -233,7 +232,7 @@ struct Frame {
     took: Duration,
 }
 
-/// What the files of a stream are decoded for.
+/// What decoding the files of a stream needs.
 struct Decoding {
     front: Arc<Front>,
     model: Arc<Model>,
@@ -255,8 +254,8 @@ impl Decoding {
         self.queue(only?, took).map(Ahead::Queued)
     }
 
-    /// Decodes a file of several frames. They are queued one by one as the caller reads, and until then are the request's own,
-    /// not the decoder's: it could not lend their memory to anyone as long as the caller likes.
+    /// Decodes a file of several frames. They are queued one by one as the client reads. Until then they are charged to the request, not to
+    /// the decoder's memory: a slow client would keep that from others for as long as it likes.
     async fn in_turn(&self, file: Bytes) -> Result<Vec<Result<Turn, InferError>>, InferError> {
         let (began, of) = (self.call.again(), Arc::clone(&self.model));
         let decode = self.front.decode.stage(file, of, self.call.permit.as_ref());
@@ -270,7 +269,7 @@ impl Decoding {
         Ok(frames.into_iter().map(turn).collect())
     }
 
-    /// Queues a frame: from now on it has the time that a request has.
+    /// Queues a frame. From now on it has the time limit of a request.
     fn queue(&self, Staged { inputs, placement }: Staged, took: Duration) -> Result<Frame, InferError> {
         let (call, tally) = (self.call.again(), Arc::new(Tally::of(&self.model)));
         let ticket = call.push_image(&self.front, &tally, &self.asked.task, inputs)?;
@@ -278,7 +277,7 @@ impl Decoding {
     }
 }
 
-/// The answers for files, in their order, one for each frame. One that has none is an error in its place.
+/// The answers for files, in their order, one for each frame. A frame without an answer is an error in its place.
 ///
 /// # Errors
 /// The first error, if nothing could be answered.
@@ -331,7 +330,7 @@ async fn one_file(
     Ok(frames(front, model, call, asked, decoded).await)
 }
 
-/// Of a file that cannot be answered by one answer.
+/// The error for a file of several frames where there is room for one answer only.
 pub(super) fn several_frames(index: usize, what: &str, model: &Model) -> InferError {
     InferError::BadRequest(format!(
         "image {index} has several frames, which {what} has no place for; post it to /predictions/{}",
@@ -384,7 +383,7 @@ async fn entry(
     let model = tally.model();
     let answered = Instant::now();
     let spent = Spent::on(decode, &ran);
-    // What may take more memory than was decoded: masks, or a picture of the posted image's size, and whatever a network makes.
+    // Answers that may take more memory than the decoded image: masks, pictures of the posted image's size, and whatever a network makes.
     let room = match &asked.task {
         Task::Segment(_) => {
             let (width, height) = placement.source;

@@ -12,7 +12,7 @@ pub(super) type Pair<'a> = (Cow<'a, str>, Cow<'a, str>);
 /// Keys and values of a query, percent-decoded.
 ///
 /// # Errors
-/// Words for the caller: a key without a value or with two, and what is not UTF-8.
+/// A message for the client: a key without a value or with two, and what is not UTF-8.
 pub(super) fn pairs(query: &str) -> Result<Vec<Pair<'_>>, String> {
     let decode = |text| {
         percent_encoding::percent_decode_str(text)
@@ -33,18 +33,18 @@ pub(super) fn pairs(query: &str) -> Result<Vec<Pair<'_>>, String> {
     Ok(pairs)
 }
 
-/// The refusal of a key that is none of these.
+/// The message for a key that is not one of these.
 pub(super) fn unknown<'k>(key: &str, known: impl IntoIterator<Item = &'k str>) -> String {
     let known: Vec<&str> = known.into_iter().collect();
     let (hint, known) = (meant(key, &known), known.join(", "));
     format!("unknown key {key:?} in the query; there are {known}{hint}")
 }
 
-/// Refuses the options of predictions in the query of a request whose body says what is wanted, where they would not be heard. All
-/// else is let through as it is: clients and gateways have keys of their own there. `instead` says what says it here.
+/// Refuses the options of predictions in the query of a request whose body says what is wanted: they would be ignored there. All other keys
+/// pass, since clients and gateways have keys of their own. `instead` tells what to use here.
 ///
 /// # Errors
-/// Words for the caller, naming the key.
+/// A message for the client, naming the key.
 pub(super) fn has_no_options(query: &str, instead: &str) -> Result<(), String> {
     for pair in query.split('&') {
         let key = pair.split_once('=').map_or(pair, |(key, _)| key);

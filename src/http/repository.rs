@@ -1,4 +1,4 @@
-//! Triton's repository control: which models there are, and loading and unloading them while the server runs, for those who may
+//! Triton's repository control: which models there are, and loading and unloading them while the server runs, for clients that may
 //! (`control`).
 
 mod folder;
@@ -20,7 +20,7 @@ use bytes::Bytes;
 pub(super) use folder::Folder;
 use std::{collections::BTreeSet, sync::Arc};
 
-/// Bytes of a body that brings no files. Few: nothing is set aside for it, and anybody may send one.
+/// Bytes of a body without files. Few: nothing is set aside for it, and anybody may send one.
 pub(super) const BODY_BYTES_MAX: u64 = 64 << 10;
 
 /// `POST /v2/repository/index`: every version that is known, and the models of the folder that are not loaded.
@@ -70,7 +70,7 @@ pub(super) async fn load(
     load_as(&front, &target.model, load, Some(&permit)).await
 }
 
-/// Loads a model as a caller asks who may.
+/// Loads a model for a caller that may.
 pub(crate) async fn load_as(
     front: &Front,
     name: &str,
@@ -95,17 +95,17 @@ pub(super) async fn unload(
     unload_as(&front, &target.model, &read(&front, request).await?).await
 }
 
-/// Unloads a model as this body says, for a caller who may.
+/// Unloads a model as this body says, for a caller that may.
 pub(crate) async fn unload_as(front: &Front, name: &str, body: &[u8]) -> Result<(), InferError> {
     wire::unload(body)?;
     match front.control.unload(name).await {
-        // It is as the caller wants it: whoever cleans up need not know what there was.
+        // It is as the client wants it: a clean-up need not know what there was.
         Err(InferError::UnknownModel { .. }) => Ok(()),
         unloaded => unloaded,
     }
 }
 
-/// A body that brings no files.
+/// Reads a body without files.
 pub(super) async fn read(front: &Front, request: Request) -> Result<Bytes, InferError> {
     body::of(coding::unpack(request)?, front.limits.body.at_most(BODY_BYTES_MAX)).await
 }

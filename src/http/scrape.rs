@@ -16,7 +16,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-/// Where metrics are asked for.
+/// The listener on which metrics are asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Listener {
     /// Beside the API.
@@ -58,7 +58,7 @@ impl Front {
 
     /// Copies what others count into the gauges, just before a scrape reads them.
     fn gauge(&self) {
-        // Two scrapes at once would each add what has been counted since the last one.
+        // Two scrapes at once would each add what was counted since the last one.
         let _one_at_a_time = self.scrape.lock();
         let metrics = &self.metrics;
         let flight = self.admission.in_flight();
@@ -104,7 +104,7 @@ impl Front {
         let load = self.queue.load();
         metrics.queue_bytes.set(load.bytes as i64);
         metrics.queue_oldest_age_seconds.set(load.oldest.unwrap_or_default().as_secs_f64());
-        // The queue knows what may still run of a model that has left the catalog, and forgets it after that.
+        // The queue still lists a model that has left the catalog while some of it may run, and forgets it after that.
         let known = metrics.models().into_iter().map(|name| (name, 0));
         let mut items: BTreeMap<Arc<str>, usize> = known.collect();
         for of_version in load.models {

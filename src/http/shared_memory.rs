@@ -1,9 +1,9 @@
-//! Triton's system shared memory extension: a caller on this machine hands tensors over, and takes them, in memory that it has
+//! Triton's system shared memory extension: a client on this machine passes tensors in both directions through memory that it has
 //! registered, instead of through the connection.
 //!
-//! Off unless `shared_memory_regions_max` says how many regions there may be. Whoever names a region has the server read and
-//! write a file under `/dev/shm` with the server's own rights: so only who may control the server may register regions or use
-//! them, which is callers by a loopback address or, with `admin_token`, those who know it.
+//! Off unless `shared_memory_regions_max` says how many regions there may be. A client that names a region has the server read and write a
+//! file under `/dev/shm` with the server's own rights. So only clients that may control the server may register regions or use them: those
+//! at a loopback address or, with `admin_token`, those that know it.
 //!
 //! - `region`: one region, and why none is mapped.
 //! - `transfer`: tensors out of regions and into them.
@@ -52,14 +52,14 @@ type Regions = BTreeMap<String, Arc<Region>>;
 pub(crate) struct SharedMemory {
     regions_max: usize,
     regions: RwLock<Regions>,
-    /// What inputs are read into where the batch has no slot for them.
+    /// Memory that inputs are read into where the batch has no slot for them.
     blocks: Blocks,
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
 }
 
 impl SharedMemory {
-    /// No regions yet, and never more than so many; with 0 memory is not shared at all.
+    /// No regions yet, and never more than `regions_max`; with 0, memory is not shared at all.
     pub(super) fn new(regions_max: usize) -> SharedMemory {
         SharedMemory {
             regions_max,
@@ -118,7 +118,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Forgets a region, or all with an empty name. One that is not there is no error: to whoever ends, it is gone.
+    /// Forgets a region, or all with an empty name. A region that is not there is no error: the client wants it gone.
     pub(crate) fn unregister(&self, name: &str) {
         let mut regions = self.regions.write();
         if name.is_empty() {
@@ -142,8 +142,8 @@ impl SharedMemory {
     }
 }
 
-/// Whether a caller may look at regions and forget them. Where memory is not shared there are none, and so nothing to keep from
-/// anyone: clients ask, and forget all, before they begin, whatever they go on to do.
+/// Whether a client may look at regions and forget them. Where memory is not shared there are none, so nothing is kept from anyone: clients
+/// ask, and forget all, before they begin, whatever they go on to do.
 ///
 /// # Errors
 /// 403.
@@ -154,7 +154,7 @@ pub(crate) fn may_look(front: &Front, peer: Option<&Peer>, headers: &HeaderMap) 
 /// Whether a caller may register regions and use them.
 ///
 /// # Errors
-/// 403, and where memory is not shared at all.
+/// 403, also where memory is not shared at all.
 pub(crate) fn allowed(front: &Front, peer: Option<&Peer>, headers: &HeaderMap) -> Result<(), InferError> {
     if !front.shared_memory.is_on() {
         return Err(InferError::Forbidden(
@@ -217,8 +217,8 @@ pub(super) async fn unregister(
     Ok(())
 }
 
-/// `GET /v2/cudasharedmemory[/region/{region}]/status`: memory of GPUs is never shared, so there is none, whatever it is called.
-/// Clients that share memory ask before they begin.
+/// `GET /v2/cudasharedmemory[/region/{region}]/status`: GPU memory is never shared, so the list is empty for any name. Clients that share
+/// memory ask before they begin.
 pub(super) async fn cuda_status() -> Json<Value> {
     Json(json!([]))
 }

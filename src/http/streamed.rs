@@ -1,8 +1,8 @@
 //! Replies that come item by item, for requests of many: as lines of JSON (`application/x-ndjson`) or as events
 //! (`text/event-stream`), whichever `Accept` asks for.
 //!
-//! Answers come in order, each when its batch has finished. A caller who does not read is not worked for: only so many items
-//! are under way as fill two batches. One who goes away ends the work.
+//! Answers come in order, each when its batch has finished. If the client does not read, work stops: only as many items are under way as
+//! fill two batches. If it goes away, the work ends.
 
 use super::{
     Front,
@@ -32,7 +32,7 @@ use std::{convert::Infallible, sync::Arc};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument;
 
-/// How items are set apart.
+/// How items are separated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     /// A line each.
@@ -41,13 +41,13 @@ pub(super) enum Form {
     Events,
 }
 
-/// Items under way, at least.
+/// The bound on items under way is at least this.
 const AHEAD_MIN: usize = 8;
 /// Files that are decoded ahead.
 pub(super) const FILES_AHEAD: usize = 4;
 
 impl Form {
-    /// The forms by their names. No range means them: whoever takes anything takes JSON rather.
+    /// The forms by their names. Ranges do not select them: a client that takes anything gets JSON.
     pub(super) fn offers<T>(of: impl Fn(Form) -> T) -> [Offer<T>; 3] {
         [
             Offer::named(of(Form::Lines), "application/x-ndjson"),
@@ -56,8 +56,8 @@ impl Form {
         ]
     }
 
-    /// What the caller asks for, if it is one of these: not where a reply in one piece, which is of the types `whole`, is liked
-    /// better, or as much and named first.
+    /// The form that the client asks for. `None` if a reply in one piece, of the types `whole`, is preferred, or is wanted as much and
+    /// named first.
     pub(super) fn accepted(headers: &HeaderMap, whole: &[&'static str]) -> Option<Form> {
         let whole = whole.iter().map(|media| Offer::ranged(None, media));
         let offers: Vec<_> = whole.chain(Form::offers(Some)).collect();
@@ -72,13 +72,13 @@ impl Form {
     }
 }
 
-/// How many items may be under way: those of two batches, so that a device need not wait.
+/// How many items may be under way: two batches, so that a device need not wait.
 pub(super) fn ahead(model: &Model) -> usize {
     let largest = model.rules.largest();
     (2 * largest).max(AHEAD_MIN)
 }
 
-/// Does what must not wait for a caller who reads: to decode a file and to give its share of the memory back. Ends with the reply.
+/// Does work that must not wait until the client reads: decoding a file and giving back its share of the memory. It ends with the reply.
 pub(super) async fn aside<T: Send + 'static>(
     work: impl Future<Output = Result<T, InferError>> + Send + 'static,
 ) -> Result<T, InferError> {
@@ -86,7 +86,7 @@ pub(super) async fn aside<T: Send + 'static>(
     done.map_err(|error| InferError::Internal(format!("a part of a reply was not made: {error}")))?
 }
 
-/// An item in the queue before its turn in the reply, under terms of its own.
+/// An item that was queued before its turn in the reply, under terms of its own.
 pub(super) struct Queued {
     call: Call,
     tally: Arc<Tally>,
@@ -94,7 +94,7 @@ pub(super) struct Queued {
 }
 
 impl Queued {
-    /// What `push` queued under `call` for a request.
+    /// An item that was pushed under `call` for a request.
     pub(super) fn new(call: Call, tally: Arc<Tally>, ticket: Ticket) -> Queued {
         Queued { call, tally, ticket }
     }
@@ -109,7 +109,7 @@ impl Queued {
         &self.call
     }
 
-    /// The request that it is of.
+    /// The request that it belongs to.
     pub(super) fn tally(&self) -> &Arc<Tally> {
         &self.tally
     }
@@ -122,16 +122,16 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// The members that say what these outputs are, and what is told beside them.
+    /// Writes the members for these outputs, and what is told beside them.
     ///
     /// # Errors
-    /// As [`reply::members`], and where there is no room for as much text.
+    /// As [`reply::members`], and if there is no room for so much text.
     pub(super) fn of(
         permit: Option<&Arc<Permit>>,
         told: &Told,
         outputs: &[Output],
     ) -> Result<Text, InferError> {
-        // As it is, and as it becomes a line.
+        // Twice: the text itself, and the line that it becomes part of.
         let bytes_max = 2 * outputs.iter().map(Output::text_bytes_max).sum::<u64>();
         let mut held = counting(permit, bytes_max).map(|permit| permit.beside(bytes_max)).transpose()?;
         let json = reply::members(told, outputs)?;
@@ -148,8 +148,8 @@ impl From<Vec<u8>> for Text {
     }
 }
 
-/// A reply of these entries, with their `index` as progress; the last line or event says how many there were. What they take is set aside
-/// for the request.
+/// A reply of these entries, with their `index` as progress; the last line or event says how many there were. Their memory is charged to
+/// the request.
 pub(super) fn reply(
     form: Form,
     permit: Option<Arc<Permit>>,
@@ -165,8 +165,8 @@ pub(super) fn reply(
     written(form, Vec::new(), entries.map(move |entry| (entry.place(), entry.answer.and_then(&held))))
 }
 
-/// The same for the items of a request of tensors: each entry says with which of them it begins, also where it is an error, and
-/// every line or event has the request's `id`, as a reply in one piece has.
+/// The same for the items of a request of tensors. Each entry, even an error, says with which item it begins. Every line or event has the
+/// request's `id`, as a reply in one piece has.
 pub(super) fn parts(
     form: Form,
     id: Option<&str>,
@@ -177,7 +177,7 @@ pub(super) fn parts(
     written(form, id, entries)
 }
 
-/// Writes entries, each behind members of its own; all behind these ones. Members end with a comma.
+/// Writes entries. Each has the `common` members, then members of its own, then its text. Members end with a comma.
 fn written(
     form: Form,
     common: Vec<u8>,
@@ -204,7 +204,7 @@ fn written(
             }
             None => {
                 let [answered, failed] = counts;
-                // As of a reply in one piece, which is an error where it has nothing else.
+                // As with a reply in one piece, which is an error only if nothing was answered.
                 ended.ended(problem.filter(|_| answered == 0));
                 let done = format!("\"done\":{{\"answered\":{answered},\"failed\":{failed}}}}}");
                 (form.write("done", &[b"{", &common[..], done.as_bytes()]), None)
@@ -220,11 +220,11 @@ fn written(
     reply.extensions_mut().insert(ending);
     let media = match form {
         Form::Lines => "application/x-ndjson",
-        // Some take text without a charset for Latin-1.
+        // Some clients take text without a charset for Latin-1.
         Form::Events => "text/event-stream; charset=utf-8",
     };
     reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media));
-    // Proxies that gather a reply before they pass it on would take its point away.
+    // A proxy that buffers the whole reply before it passes it on would defeat its purpose.
     reply.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
     reply.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     reply

@@ -22,11 +22,11 @@ pub(crate) struct Tally {
 
 #[derive(Default)]
 struct Sum {
-    /// Until it is counted.
+    /// When its first job came to the queue; taken when it is counted.
     since: Option<Instant>,
-    /// Of its jobs, the longest time of each step: those of one request go side by side.
+    /// The longest time of each step among its jobs, which run side by side.
     steps: Steps,
-    /// Why it is no success, by the first of its parts that has failed.
+    /// Why it is no success: the reason of its first part that failed.
     failure: Option<Failure>,
 }
 
@@ -36,17 +36,17 @@ impl Tally {
         Tally { model: Arc::clone(model), sum: Mutex::default() }
     }
 
-    /// Whom it is for.
+    /// The model that it is for.
     pub(super) fn model(&self) -> &Arc<Model> {
         &self.model
     }
 
-    /// A job of it was queued, or refused by the queue, at this time.
+    /// One of its jobs was queued, or refused by the queue, at this time.
     pub(super) fn queued(&self, at: Instant) {
         self.sum.lock().since.get_or_insert(at);
     }
 
-    /// A job of it ran.
+    /// One of its jobs ran.
     pub(super) fn ran(&self, Timing { queue, stage, compute, .. }: Timing) {
         let steps = &mut self.sum.lock().steps;
         steps.queue = steps.queue.max(queue);
@@ -54,29 +54,29 @@ impl Tally {
         steps.infer = steps.infer.max(compute);
     }
 
-    /// A part of its reply took so long to be written.
+    /// Writing a part of its reply took so long.
     pub(crate) fn replied(&self, took: Duration) {
         self.sum.lock().steps.output += took;
     }
 
-    /// A part of it came to this.
+    /// A part of it had this result.
     pub(super) fn part<T>(&self, part: &Result<T, InferError>) {
         if let Err(error) = part {
             self.sum.lock().failure.get_or_insert(failure(error));
         }
     }
 
-    /// It is not over: who was refused for a full queue tries again, as another.
+    /// It is not over: a request that a full queue refused tries again, as a new one.
     pub(super) fn again(&self) {
         *self.sum.lock() = Sum::default();
     }
 
-    /// That was all of it.
+    /// All its parts are done: counts it.
     pub(super) fn over(&self) {
         self.count(None);
     }
 
-    /// All of it came to this.
+    /// The whole request had this result: counts it.
     pub(crate) fn ended<T>(&self, end: Result<T, InferError>) -> Result<T, InferError> {
         self.part(&end);
         self.over();

@@ -25,8 +25,8 @@ impl Target {
         Ok(model)
     }
 
-    /// The model, if it is ready: a device serves it, or is expected to, and no drain has begun. Who asks for one alone, as who balances
-    /// requests for it may, asks for the server.
+    /// The model, if it is ready: a device serves it, or is expected to, and no drain has begun. A client that asks for one model only,
+    /// such as a load balancer, means the server as well.
     pub(crate) fn find_ready(&self, front: &Front) -> Result<Arc<Model>, InferError> {
         let model = self.find(front)?;
         if front.status.draining() {
@@ -49,7 +49,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Target {
     }
 }
 
-/// What a path has in the place of `{wanted}`, percent-decoded; `None` where its route has no such place.
+/// The part of a path at `{wanted}`, percent-decoded; `None` where its route has no such place.
 pub(super) async fn segment<S: Send + Sync>(
     parts: &mut Parts,
     state: &S,

@@ -48,7 +48,7 @@ impl Threads {
         &self.handles
     }
 
-    /// Comes back when each thread has run a task since the call: none of them is stuck.
+    /// Resolves when each thread has run a task since the call: none of them is stuck.
     pub async fn pulse(handles: &[Handle]) {
         for task in handles.iter().map(|handle| handle.spawn(async {})).collect::<Vec<_>>() {
             // An error is the end of the process.
@@ -57,8 +57,8 @@ impl Threads {
     }
 }
 
-/// Starts a thread with a runtime of its own, which is made there: where the thread is refused, none has to be dropped among tasks
-/// of another, which would be a panic.
+/// Starts a thread with a runtime of its own, which is made on it. So if the system refuses the thread, no runtime has to be dropped within
+/// another's task, which would be a panic.
 ///
 /// # Errors
 /// If the system refuses the thread, or what a runtime needs.

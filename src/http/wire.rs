@@ -1,18 +1,18 @@
-//! The forms of requests and replies: bytes in, typed values out, and back. Pure functions.
+//! The formats of requests and replies: from bytes to typed values, and back. Pure functions.
 //!
 //! - [`predict`]: images in JSON.
 //! - [`answer`]: the reply to a prediction; `detection`: a box in it, with what the model gives beside.
 //! - [`request`]: an inference request of the Open Inference Protocol, JSON with or without binary tensors behind it.
-//! - [`raw`]: an inference request that is nothing but its input's data.
+//! - [`raw`]: an inference request whose body is only the data of its input.
 //! - [`binary`]: tensors as bytes; `base64_text`: bytes as text.
-//! - `depth`: how deep JSON may be. [`data`]: the numbers of a JSON tensor, straight into its bytes; `not_finite`: those that JSON lacks; `list`: lists of JSON,
-//!   element by element; `members`: objects of which a request has few.
+//! - `depth`: limits how deep JSON may be nested. [`data`]: parses the numbers of a JSON tensor straight into its bytes; `not_finite`:
+//!   those that JSON lacks; `list`: lists of JSON, element by element; `members`: objects and lists with a limited number of entries.
 //! - [`reply`]: the reply to an inference request; [`classification`]: an output's best classes instead of its values.
-//! - [`repository`]: which models there shall be.
+//! - [`repository`]: the bodies of repository control.
 //! - [`v1`]: predictions by KServe's first protocol.
-//! - [`shared_memory`]: where tensors lie that are not in the request.
+//! - [`shared_memory`]: the place of tensors that are not in the request.
 //! - [`statistics`], [`model_config`]: what Triton's clients ask about a model.
-//! - [`devices`]: where each device stands.
+//! - [`devices`]: the state of each device.
 
 pub mod answer;
 pub(super) mod base64_text;
@@ -52,15 +52,15 @@ pub(crate) const BINARY_OUTPUT: &str = "binary_data_output";
 pub enum Parameter {
     /// `true` or `false`.
     Bool(bool),
-    /// An integer within 64 bits, one of them for the sign.
+    /// A signed 64-bit integer.
     Integer(i64),
-    /// Any other number as it was written: what is no setting of ours may be of any size, such as an id.
+    /// Any other number as it was written. Parameters that are not ours, such as an id, may have any size.
     Number(String),
     /// A string.
     Text(String),
-    /// A short list of numbers as they were written, with commas between them: settings may have one for x and one for y.
+    /// A short list of numbers as they were written, separated by commas: some settings have one for x and one for y.
     Numbers(String),
-    /// What no parameter of ours is, in words: clients of other servers bring it, and nobody reads it.
+    /// A value that none of our parameters has, described in words. Clients of other servers send such parameters, and nobody reads them.
     Other(&'static str),
 }
 
@@ -78,14 +78,14 @@ impl From<f64> for Parameter {
 
 impl<'de> Deserialize<'de> for Parameter {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Parameter, D::Error> {
-        // As it lies there: a number that was read has other digits, where it has too many.
+        // The text itself: a parsed number has other digits if it had too many.
         let json = <&RawValue>::deserialize(deserializer)?.get();
         match json.as_bytes() {
             [b't', ..] => Ok(Parameter::Bool(true)),
             [b'f', ..] => Ok(Parameter::Bool(false)),
             [b'"', ..] => match serde_json::from_str(json) {
                 Ok(text) => Ok(Parameter::Text(text)),
-                // Its own words would say a place within the string.
+                // The parser's own message would give a position within the string.
                 Err(_) => Err(D::Error::custom("a string has an escape that stands for no character")),
             },
             [b'[', ..] => Ok(numbers(json).map_or(Parameter::Other("a list"), Parameter::Numbers)),
@@ -96,10 +96,10 @@ impl<'de> Deserialize<'de> for Parameter {
     }
 }
 
-/// Bytes of the longest list that is a setting's. Others may be of any length, and are not kept.
+/// Bytes of the longest list that a setting can have. Others may be of any length, and are not kept.
 const LIST_BYTES_MAX: usize = 256;
 
-/// What a short list holds, if that is numbers.
+/// The items of a short list, if they are numbers.
 fn numbers(json: &str) -> Option<String> {
     let items: Vec<&RawValue> =
         (json.len() <= LIST_BYTES_MAX).then(|| serde_json::from_str(json).ok()).flatten()?;
@@ -108,7 +108,7 @@ fn numbers(json: &str) -> Option<String> {
     (!items.is_empty() && items.iter().all(is_number)).then(|| items.join(","))
 }
 
-/// A whole number of 64 bits; what is none is told as it was written.
+/// A whole number of 64 bits. Errors repeat any other value as it was written.
 #[derive(Clone, Copy)]
 struct Whole(u64);
 
@@ -166,10 +166,10 @@ impl fmt::Display for Parameter {
     }
 }
 
-/// Characters of a parser's own words, which may repeat a text of any length that it did not expect.
+/// Characters of a parser's message, which may repeat an unexpected text of any length.
 const WORDS_MAX: usize = 300;
 
-/// Reads an object, as all JSON of a request is one. A list of its members' values, which serde takes for one as well, is none.
+/// Reads an object, as all JSON of a request is one. A list of its members' values, which serde accepts for an object, is refused.
 fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> serde_json::Result<T> {
     if !depth::is_bounded(json) {
         return Err(Error::custom(format!(
@@ -183,7 +183,7 @@ fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> serde_json::Result<T> {
     }
 }
 
-/// A 400 for JSON that cannot be read. Says where, and repeats little of the content.
+/// A 400 for JSON that cannot be read. It says where, and repeats little of the content.
 fn bad_json(what: &str, error: &serde_json::Error) -> InferError {
     let words = error.to_string();
     InferError::BadRequest(match words.char_indices().nth(WORDS_MAX) {
@@ -255,7 +255,7 @@ mod tests {
             );
             assert_eq!(count(value), Err(expected));
         }
-        // What came over gRPC.
+        // A value that came over gRPC.
         assert_eq!(Parameter::from(u64::MAX).to_string(), "18446744073709551615");
         assert_eq!(Parameter::from(0.1).to_string(), "0.1");
         let error =
@@ -306,7 +306,7 @@ mod tests {
             (&given, &|deep| format!(r#"{{"parameters":{{"x":{deep}}}}}"#), true),
             (&region, &|deep| format!(r#"{{"key":"/a","byte_size":1,"x":{deep}}}"#), false),
         ];
-        // Whether it is taken where it is no deeper, or refused for what it is.
+        // Whether a body of the allowed depth is accepted, or is refused for another reason.
         let told = "lists and objects are within each other more than 120 deep";
         for (read, body, passes) in bodies {
             let marked = body("…");
@@ -323,7 +323,7 @@ mod tests {
         }
     }
 
-    /// Pieces that requests are made of, so that chance gets past the first bracket.
+    /// Pieces of requests, so that random input gets past the first bracket.
     const PIECES: [&str; 24] = [
         "{",
         "}",

@@ -1,5 +1,5 @@
-//! Those who are in a listener's backlog when it is to close. Each has a connection, for all it knows, and may have sent its request:
-//! closing resets them, so they are taken first, and those whose handshake is under way are waited for.
+//! Empties a listener's backlog before it closes. To its client, a connection in the backlog is open, and it may have sent a request.
+//! Closing the listener would reset it, so these connections are accepted first, and handshakes under way are waited for.
 
 use super::is_about_one_client;
 use socket2::{SockFilter, SockRef};
@@ -11,8 +11,8 @@ use std::{
 };
 use tokio::time::Instant;
 
-/// How long handshakes may take from when nobody new is let in, and how long newcomers who cannot be turned away are served. It is also
-/// the time after which a peer that has lost a segment of its handshake sends it again (RFC 6298, section 2).
+/// How long to wait for handshakes once new clients are turned away, or, if they cannot be, how long new clients are still served. It is
+/// also the time after which a peer that has lost a segment of its handshake sends it again (RFC 6298, section 2).
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(1);
 /// Between two looks at the handshakes.
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
@@ -27,12 +27,12 @@ const AND: u16 = 0x54;
 const JUMP_IF_EQUAL: u16 = 0x15;
 const RETURN: u16 = 0x06;
 
-/// Hands on everybody who is in the backlog, until nobody is. `serve` says whether there is room for one more.
+/// Passes each connection in the backlog to `serve`, until none is left. `serve` returns whether there is room for one more.
 pub(super) async fn empty(listener: &TcpListener, mut serve: impl FnMut(TcpStream, SocketAddr) -> bool) {
     let turned_away = turn_newcomers_away(listener);
     match &turned_away {
         Ok(()) => (),
-        // Containers mostly lack the right to (CAP_NET_ADMIN), and whoever looks at readiness has long gone elsewhere.
+        // Containers mostly lack the right to (CAP_NET_ADMIN), and clients that check readiness have long gone elsewhere.
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
             tracing::debug!(%error, "a connection that comes while the listener closes may be reset");
         }
@@ -43,7 +43,7 @@ pub(super) async fn empty(listener: &TcpListener, mut serve: impl FnMut(TcpStrea
     let port = listener.local_addr().map(|address| address.port()).unwrap_or_default();
     let until = Instant::now() + HANDSHAKE_TIME_MAX;
     loop {
-        // Looked at first: whose handshake has ended by then is in the backlog.
+        // Looked up before accepting: a connection whose handshake has ended by now is in the backlog.
         let under_way = handshakes_under_way(port);
         loop {
             let (stream, peer) = match listener.accept() {
@@ -63,8 +63,8 @@ pub(super) async fn empty(listener: &TcpListener, mut serve: impl FnMut(TcpStrea
     }
 }
 
-/// From now on the kernel drops whatever asks for a new connection, as if it had not arrived; handshakes under way are finished.
-/// Who asked in vain asks again after a second, and is refused by then.
+/// From now on the kernel drops each segment that asks for a new connection, as if it had been lost. Handshakes under way are finished. A
+/// client that was ignored asks again after a second; by then the listener is closed and refuses it.
 fn turn_newcomers_away(listener: &TcpListener) -> io::Result<()> {
     SockRef::from(listener).attach_filter(&[
         SockFilter::new(LOAD_BYTE, 0, 0, FLAGS),
@@ -75,8 +75,8 @@ fn turn_newcomers_away(listener: &TcpListener) -> io::Result<()> {
     ])
 }
 
-/// Whether somebody has asked for a connection to this port and does not have it yet. One who has our answer has one, for all it knows,
-/// even if we do not know that yet: for a round trip, or as long as this machine has no core for it.
+/// Whether a handshake on this port is under way. A client that has our SYN-ACK sees an open connection even before its own ACK reaches us.
+/// That takes a round trip, or as long as this machine has no core free for it.
 fn handshakes_under_way(port: u16) -> bool {
     let tables = ["/proc/self/net/tcp", "/proc/self/net/tcp6"]
         .map(|table| fs::read_to_string(table).unwrap_or_default());
@@ -101,7 +101,7 @@ mod tests {
     async fn one_whose_handshake_is_under_way_is_waited_for() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
-        // What is not the first segment of a handshake is lost, so that the peer has our answer and we do not have its own.
+        // All but the first segment of a handshake is dropped: the peer has our answer, but its own never reaches us.
         let of_first = SockRef::from(&listener).attach_filter(&[
             SockFilter::new(LOAD_BYTE, 0, 0, FLAGS),
             SockFilter::new(JUMP_IF_EQUAL, 0, 1, SYN),
@@ -117,7 +117,7 @@ mod tests {
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
         assert!(handshakes_under_way(port));
-        // It is sent again, to a listener that lets it through from then on.
+        // The peer sends the lost segment again, and the filter that `empty` attaches lets it through.
         peer.write_all(b"hello").unwrap();
         let mut taken = Vec::new();
         empty(&listener, |stream, _| {

@@ -1,7 +1,7 @@
-//! What one connection is doing, and from that when it must be ended. Reads no clock: the time is passed in.
+//! Tracks what one connection is doing, and decides from that when it must end. Reads no clock: callers pass the time.
 //!
-//! hyper's own header timer also runs while a kept-alive connection is idle, so that a short one closes connections
-//! which a load balancer still means to use. Here the header clock starts with the first byte of a request.
+//! hyper's own header timer also runs while a kept-alive connection is idle, so a short one closes connections that a load balancer still
+//! means to use. Here the header clock starts with the first byte of a request.
 
 use parking_lot::Mutex;
 use std::{
@@ -11,16 +11,16 @@ use std::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// What has come is read in this time, also by a process that stood still for a while. Before that no time is over.
+/// How long to go on reading after a clock has run out: a process that was suspended must first read what arrived meanwhile.
 pub const MEANWHILE: Duration = Duration::from_millis(20);
 
-/// What a reset gives the other answers of its connection at least: it may have made room for them, of which the client has to hear first.
+/// Least time left to a connection's other responses after a reset. It may have made room for them, of which the client must learn first.
 const ROOM_TIME_MIN: Duration = Duration::from_secs(1);
 
-/// Answers that are reset one by one while none of any is taken; then the connection ends, with all that wait on it.
+/// Responses reset in a row while the client takes nothing of any; then the connection ends, with every response that still waits.
 const RESETS_MAX: u32 = 8;
 
-/// What opens an HTTP/2 connection.
+/// The client preface that opens an HTTP/2 connection.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// A client that reads slowly must take at least this much in each [`Clocks::write_stall`].
@@ -33,12 +33,12 @@ pub struct Clocks {
     pub idle: Duration,
     /// From the first byte of a request to the end of its header.
     pub header: Duration,
-    /// For a client that does not take its answer: how long 64 KiB of it (or its rest) may take.
+    /// For a client that does not read its response: how long it may need for 64 KiB of it, or for the rest if that is less.
     pub write_stall: Duration,
 }
 
 impl Clocks {
-    /// The longest that a connection may go unobserved: no state that begins in this time can be over by its end.
+    /// Longest time between two looks at a connection: a state that begins in between cannot have run out by the second.
     fn shortest(&self) -> Duration {
         self.idle.min(self.header).min(self.write_stall)
     }
@@ -49,20 +49,20 @@ impl Clocks {
 pub enum Reason {
     /// No request for [`Clocks::idle`].
     Idle,
-    /// A header longer under way than [`Clocks::header`].
+    /// A request's header took longer than [`Clocks::header`].
     Header,
-    /// An answer that the client does not take.
+    /// The client does not read a response.
     Stalled,
-    /// Idle, where another waited for its place.
+    /// Idle while a new connection waited for room.
     Evicted,
 }
 
 /// What to do with a connection now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Its time is over.
+    /// A clock has run out: the connection ends.
     End(Reason),
-    /// The time of this request's answer is over: its stream is reset, and the others go on.
+    /// This request's response has waited for too long: its stream is reset, and the others go on.
     Reset(u64),
     /// Look again then.
     LookAt(Instant),
@@ -79,14 +79,14 @@ pub enum Phase {
     Busy,
 }
 
-/// How far the task of a connection is.
+/// How far a connection's task has come.
 #[derive(Debug)]
 enum Task {
-    /// Nobody has looked at what has come.
+    /// It has not run yet, so nobody knows what the client has sent.
     Waits,
     Serves,
     Ended {
-        /// Before it was done.
+        /// It was dropped with a request on it.
         cut: bool,
     },
 }
@@ -101,9 +101,9 @@ struct State {
     requests: u64,
     /// Answers under way.
     answers: HashMap<u64, UnderWay>,
-    /// Answers that were reset since one of any was taken.
+    /// Responses reset since the client last took a piece of any.
     reset_in_turn: u32,
-    /// Since when the socket takes no more, and what it took since.
+    /// When the socket stopped taking bytes (or last had taken [`STALL_BYTES_MIN`]), and how many it has taken since.
     blocked: Option<(Instant, usize)>,
     end_seen: bool,
     body_left: bool,
@@ -117,15 +117,15 @@ impl State {
 
 #[derive(Debug, Default)]
 struct UnderWay {
-    /// Set while a piece of the answer waits for the client's window.
+    /// Since when a piece of the response has waited for the client's window.
     waits: Option<Instant>,
-    /// When some of the request's body was read last.
+    /// When part of the request's body was last read.
     body_read: Option<Instant>,
-    /// Ends the stream, with what it holds, where somebody heeds it.
+    /// Ends the stream and frees what it holds, if its task listens.
     reset: Option<CancellationToken>,
 }
 
-/// One connection, as its socket and its requests report it.
+/// What one connection is doing, as its socket and its requests report it.
 #[derive(Debug)]
 pub struct Watch {
     state: Mutex<State>,
@@ -164,7 +164,7 @@ impl Watch {
         self.state.lock().task = Task::Ended { cut: false };
     }
 
-    /// The connection's task is gone.
+    /// The connection's task was dropped.
     pub fn dropped(&self) {
         let mut state = self.state.lock();
         if !matches!(state.task, Task::Ended { .. }) {
@@ -173,7 +173,8 @@ impl Watch {
         }
     }
 
-    /// Whether a request is lost with the connection, now that its task ends or never will; or may be, where nobody has looked.
+    /// Whether a request is lost with a connection whose task has ended or is stuck. Also true if the task never ran: a request may have
+    /// come.
     pub fn is_cut(&self) -> bool {
         let state = self.state.lock();
         match state.task {
@@ -183,7 +184,7 @@ impl Watch {
         }
     }
 
-    /// Bytes came in; none means that the client has ended its side.
+    /// Bytes arrived; an empty slice means that the client has ended its side.
     pub fn read(&self, bytes: &[u8], now: Instant) {
         let mut state = self.state.lock();
         state.end_seen |= bytes.is_empty();
@@ -205,7 +206,7 @@ impl Watch {
         }
     }
 
-    /// The socket takes nothing now.
+    /// The socket takes no more bytes for now.
     pub fn write_blocked(&self, now: Instant) {
         self.state.lock().blocked.get_or_insert((now, 0));
     }
@@ -224,7 +225,7 @@ impl Watch {
     pub fn flushed(&self, now: Instant) {
         let mut state = self.state.lock();
         if state.blocked.take().is_some() {
-            // The client was busy with the answer; its time to ask again begins now.
+            // The client was busy with the response; its time to send another request begins now.
             state.phase = match state.phase {
                 Phase::Idle(_) => Phase::Idle(now),
                 Phase::Header(_) => Phase::Header(now),
@@ -233,7 +234,7 @@ impl Watch {
         }
     }
 
-    /// A header is complete. The number names the request in the calls below.
+    /// A request's header is complete. Returns the number that identifies the request in the calls below.
     pub fn request_begins(&self) -> u64 {
         let mut state = self.state.lock();
         state.requests += 1;
@@ -243,7 +244,7 @@ impl Watch {
         request
     }
 
-    /// Ends a request's stream when it is cancelled, which it is for one that has ended.
+    /// The token that ends a request's stream when cancelled. For a request that has ended, it is cancelled already.
     pub fn reset_of(&self, request: u64) -> CancellationToken {
         let mut state = self.state.lock();
         match state.answers.get_mut(&request) {
@@ -256,8 +257,8 @@ impl Watch {
         }
     }
 
-    /// Ends a request's stream; whether others are open. Those may have waited for what it held of the connection's window, and have
-    /// some time of `write_stall` again.
+    /// Ends a request's stream. Returns whether others are open. They may have waited for connection window that it held: each has at least
+    /// `ROOM_TIME_MIN` of `write_stall` left.
     pub fn reset(&self, request: u64, write_stall: Duration, now: Instant) -> bool {
         self.reset_of(request).cancel();
         self.request_ends(request, now);
@@ -270,24 +271,26 @@ impl Watch {
         !state.answers.is_empty()
     }
 
-    /// A piece of the answer waits for the client's window since `since`, or none does. Whatever waits for the socket is seen there.
+    /// Since when a piece of the response has waited for the client's window, if one does. [`Watch::write_blocked`] reports waits for the
+    /// socket.
     pub fn answer_waits(&self, request: u64, since: Option<Instant>) {
         let mut state = self.state.lock();
         let Some(answer) = state.answers.get_mut(&request) else { return };
-        // What it waited with has been taken, be it that the next piece waits by now.
+        // The piece that waited has been taken, even if the next one waits already.
         if std::mem::replace(&mut answer.waits, since).is_some() {
             state.reset_in_turn = 0;
         }
     }
 
-    /// Some of a request's body was read: who still sends may read what comes back afterwards, and has the body's own clock.
+    /// Part of a request's body was read. A client may send all of it before it reads the response: the stall clock starts no earlier than
+    /// this, and the body has a clock of its own.
     pub fn body_read(&self, request: u64, now: Instant) {
         if let Some(answer) = self.state.lock().answers.get_mut(&request) {
             answer.body_read = Some(now);
         }
     }
 
-    /// The answer has ended, or nobody wants it any more.
+    /// The response has ended or was abandoned.
     pub fn request_ends(&self, request: u64, now: Instant) {
         let mut state = self.state.lock();
         state.answers.remove(&request);
@@ -322,7 +325,7 @@ impl Watch {
         self.state.lock().answers.len()
     }
 
-    /// Whether a request's head has come of which the answer has not all gone to the socket.
+    /// Whether a request's head has arrived whose response has not all gone to the socket.
     pub fn has_request(&self) -> bool {
         self.state.lock().has_request()
     }
@@ -332,7 +335,7 @@ impl Watch {
         self.state.lock().phase
     }
 
-    /// Since when it has been idle, if it is, and has not been asked to go.
+    /// Since when it has been idle; `None` if it is not, or has been asked to close.
     pub fn idle_since(&self) -> Option<Instant> {
         match self.phase() {
             Phase::Idle(since) if self.evicted_at.get().is_none() => Some(since),
@@ -340,7 +343,7 @@ impl Watch {
         }
     }
 
-    /// Asks it to go, for another that waits for its place.
+    /// Asks the connection to close, to make room for a new one.
     pub fn evict(&self, now: Instant) {
         let _ = self.evicted_at.set(now);
         self.evicted.cancel();
@@ -351,7 +354,7 @@ impl Watch {
         self.evicted_at.get().copied().filter(|_| !self.has_request())
     }
 
-    /// Comes back when it is asked to go.
+    /// Resolves when the connection is asked to close.
     pub async fn evicted(&self) {
         self.evicted.cancelled().await;
     }
@@ -359,17 +362,17 @@ impl Watch {
     /// What to do, or when to look again.
     pub fn verdict(&self, clocks: &Clocks, now: Instant) -> Verdict {
         let state = self.state.lock();
-        // Who sent last then had no time to read before.
+        // A client that was still sending had no time to read.
         let after = |since: Instant, read: Option<Instant>| read.map_or(since, |read| read.max(since));
         let body_read = state.answers.values().filter_map(|answer| answer.body_read).max();
         let blocked =
             state.blocked.map(|(since, _)| (after(since, body_read), Verdict::End(Reason::Stalled)));
-        // Whoever takes none of several, one after the other, takes none.
+        // A client that takes none of several responses in a row takes none at all.
         let ended = (state.reset_in_turn >= RESETS_MAX).then_some(Verdict::End(Reason::Stalled));
         let not_taken = state.answers.iter().filter_map(|(&request, answer)| {
             Some((after(answer.waits?, answer.body_read), ended.unwrap_or(Verdict::Reset(request))))
         });
-        // A socket that takes nothing holds up all of them.
+        // A blocked socket holds up all responses.
         let stalled = blocked.into_iter().chain(not_taken).min_by_key(|(since, _)| *since);
         let (since, clock, verdict) = match (stalled, state.phase) {
             (Some((since, verdict)), _) => (since, clocks.write_stall, verdict),
@@ -510,7 +513,7 @@ mod tests {
             129,
             Reason::Stalled,
         );
-        // A window that another request's body does not open.
+        // Another request's body does not open this one's window.
         check_reset(
             |watch, zero| {
                 let (first, second) = (watch.request_begins(), watch.request_begins());

@@ -1,4 +1,4 @@
-//! One connection: served to its end, which is the client's, a clock's or a stage's.
+//! Serves one connection until its client, a clock or a stage of the shutdown ends it.
 
 use super::{
     Connections, Peer, Settings, Stages, Watch,
@@ -24,17 +24,17 @@ use std::{
 };
 use tokio::{io::AsyncReadExt, net::TcpStream, sync::Notify};
 
-/// After a reply that left a body unread: how long we read and throw away, so that the reply is not lost in a reset.
+/// After a response that left a body unread: how long we read and discard the rest, so that a reset does not destroy the response.
 const LINGER: Duration = Duration::from_secs(2);
-/// And how much.
+/// And how many bytes of it.
 const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// What is read from an HTTP/1 connection at once, and the longest header. An image of 224 × 224 in bytes (151 kB) comes in
-/// one piece, which is read where it lies. A frame of this size is still in the core's cache when it is put with the rest of its
-/// body; hyper's own bound (408 KiB) was 11 % slower with bodies of 602 kB.
+/// Bytes read from an HTTP/1 connection at once, and the longest header. An image of 224 × 224 in bytes (151 kB) comes in one piece, which
+/// is read in place. A frame of this size is still in the core's cache when it is joined with the rest of its body; hyper's own bound (408
+/// KiB) was 11 % slower with bodies of 602 kB.
 const READ_BYTES_MAX: usize = 256 * 1024;
 
-/// Sleeps; for ever without a time.
+/// Sleeps until `at`; for ever if there is none.
 async fn until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at.into()).await,
@@ -49,7 +49,7 @@ pub(super) struct Shared {
     pub(super) connections: Arc<Connections>,
 }
 
-/// A connection that is served, or will be; dropped when that ends, however it does.
+/// A connection that is being served, or will be. Dropping it reports the end, whatever the cause.
 pub(super) struct Served(pub(super) Arc<Watch>);
 
 impl Drop for Served {
@@ -86,13 +86,13 @@ impl Shared {
             let builder = builder(Streams(Arc::clone(&watch)));
             let connection = builder.serve_connection(TokioIo::new(io), service);
             let mut connection = pin!(connection);
-            // Behind the connection, so that it is dropped first: without that, no request is left to see.
+            // Declared after the connection, so dropped before it: once the connection is gone, none of its requests can be seen.
             let _served = served;
             let mut course = Course::new(self, Arc::clone(&watch), peer, Instant::now());
             let mut look = pin!(tokio::time::sleep(Duration::ZERO));
             let in_order = loop {
                 let then = tokio::select! {
-                    // What has come is read before a time counts as over: where cores are short, both are found at once.
+                    // Bytes are read before a clock counts as run out: on a busy machine, both are ready at once.
                     biased;
                     ended = connection.as_mut() => break ended.is_ok(),
                     () = look.as_mut() => {
@@ -125,8 +125,8 @@ impl Shared {
     }
 }
 
-/// Reads on, for a while, what a client sends that has not yet seen our refusal, or over HTTP/2 that we go: closing at once would reset
-/// the connection, and the reset would overtake the reply.
+/// Reads on for a while if the client may still be sending: it has not yet seen our refusal, or on HTTP/2 that we are closing. Closing at
+/// once would reset the connection, and the reset would overtake the response.
 async fn linger(mut stream: TcpStream) {
     let throw_away = async {
         let mut buffer = vec![0; 16 * 1024];
@@ -141,20 +141,20 @@ async fn linger(mut stream: TcpStream) {
     let _ = tokio::time::timeout(LINGER, throw_away).await;
 }
 
-/// Requests at once on one HTTP/2 connection, gRPC's streams among them. What a client lets go out only in part, up to 64 KiB of each, is
-/// in nobody's budget.
+/// Requests at once on one HTTP/2 connection, including gRPC streams. Up to 64 KiB of each response may wait for the client's window, and
+/// are in no budget.
 const STREAMS_MAX: u32 = 256;
-/// HTTP/2 requests that the client may cancel before we have looked at them, before the connection is ended.
+/// HTTP/2 requests that a client may cancel before we have looked at them; with more, the connection ends.
 const RESETS_PENDING_MAX: usize = 100;
-/// HTTP/2 streams that we may reset for the client's errors in the life of a connection.
+/// HTTP/2 streams that we may reset for the client's errors over the life of a connection.
 const RESETS_LOCAL_MAX: usize = 4096;
 /// Bytes of all header names and values of one HTTP/2 request.
 const HEADER_LIST_BYTES_MAX: u32 = 32 * 1024;
 /// How often a silent HTTP/2 connection is pinged, and how long the answer may take.
 const PING: Duration = Duration::from_secs(20);
 
-/// Runs the streams of an HTTP/2 connection. hyper asks an answer for nothing while its window is shut; here its stream can be ended
-/// all the same: h2 says RST_STREAM for one that is dropped before its end.
+/// Runs the streams of an HTTP/2 connection. hyper does not poll a response while its window is closed. Here its stream can be ended all
+/// the same: h2 sends RST_STREAM for a stream that is dropped before its end.
 #[derive(Clone)]
 struct Streams(Arc<Watch>);
 
@@ -163,7 +163,7 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, stream: F) {
-        // hyper comes here with each request as soon as that has begun.
+        // hyper calls this as soon as a request has begun, so the latest number is this request's.
         let reset = self.0.reset_of(self.0.requests());
         tokio::spawn(async move { reset.run_until_cancelled_owned(stream).await });
     }
@@ -175,7 +175,7 @@ fn builder(streams: Streams) -> auto::Builder<Streams> {
     builder
         .http1()
         .max_buf_size(READ_BYTES_MAX)
-        // Our own two clocks act instead: hyper's does before it has seen what came while the process stood still.
+        // Our own two clocks do this. hyper's timer acts before it has seen what arrived while the process was suspended.
         .header_read_timeout(None);
     builder
         .http2()
@@ -188,8 +188,8 @@ fn builder(streams: Streams) -> auto::Builder<Streams> {
         .max_header_list_size(HEADER_LIST_BYTES_MAX)
         // Images are larger than the standard 64 KiB window: one round trip less for most of them.
         .initial_stream_window_size(1024 * 1024)
-        // A stream of gRPC of which we read nothing for a while holds up none of the others. And half of this is what small frames (below
-        // 256 bytes) that nobody has read may take beside what is in them, before h2 ends a connection.
+        // A gRPC stream that we do not read for a while must not hold up the others. h2 also ends a connection once the overhead of unread
+        // small frames (below 256 bytes) exceeds half of this.
         .initial_connection_window_size(16 * 1024 * 1024);
     builder
 }

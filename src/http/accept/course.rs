@@ -1,4 +1,5 @@
-//! When a connection is told to go and when it is ended: by its clocks, by the stages of the end, and by who waits for its place.
+//! Decides when a connection is told to go away and when it is ended: by its clocks, by the stages of the shutdown, or by a new connection
+//! that waits for its place.
 
 use super::{MEANWHILE, Phase, Reason, Verdict, Watch, connection::Shared};
 use std::{
@@ -7,45 +8,45 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// When the listener closes: how long a connection that has not sent the head of its first request yet may still do so. It cannot know
-/// that we are closing.
+/// How long, after the listener closes, a connection may still take to send the head of its first request. It cannot know that we are
+/// closing.
 const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(500);
 
-/// How often an HTTP/2 connection that was told that we are closing is looked at, and ended where no request is on it. Its client has
-/// that long to say that it has heard, which hyper waits for; one that has gone never does.
+/// How often an HTTP/2 connection that was told that we are closing is checked, and ended if no request is on it. Its client has that long
+/// to acknowledge, which hyper waits for; a client that is gone never does.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What is to be done with a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Then {
     GoOn,
-    /// Answer what is on it, and nothing more.
+    /// Answer the requests that are on it, and no more.
     GoAway,
     /// Drop it, with all that is on it.
     End,
 }
 
-/// What has become of a connection, and when it is looked at next.
+/// A connection's way to its end, and when it is looked at next.
 pub(super) struct Course<'a> {
     shared: &'a Shared,
     watch: Arc<Watch>,
     peer: SocketAddr,
-    /// One that opens while we drain is served like before: told to go at its first request, its client would open another, again and
-    /// again for as long as that goes on, each time with a request that may be under way when it hears.
+    /// Opened during a drain, and served as usual. If it were told to go at its first request, its client would open another connection,
+    /// again and again while the drain lasts, each time with a request that may be under way when it learns.
     began_in_drain: bool,
     drain_seen: bool,
     close_seen: bool,
-    /// Whether it was told to go since nothing came on it.
+    /// Whether it was told to go because it was idle.
     idle_seen: bool,
-    /// Whether what ends it has been counted.
+    /// Whether the reason for its end has been counted.
     counted: bool,
-    /// Whether a time was over when it was last looked at.
+    /// Whether a clock had run out when it was last looked at.
     over: bool,
-    /// When its clocks are looked at.
+    /// When its clocks are looked at next.
     pub(super) look_at: Instant,
-    /// The head of its first request has come by then, or is not waited for.
+    /// Set when the listener closes: how long the head of its first request is waited for.
     pub(super) first_request_until: Option<Instant>,
-    /// What is on it then is all that it goes on for.
+    /// When it is ended if no request is on it.
     pub(super) farewell_until: Option<Instant>,
 }
 
@@ -82,7 +83,7 @@ impl<'a> Course<'a> {
         !self.idle_seen
     }
 
-    /// Its clocks.
+    /// Looks at its clocks.
     pub(super) fn looked_at(&mut self, now: Instant) -> Then {
         let clocks = &self.shared.settings.clocks;
         match self.watch.verdict(clocks, now) {
@@ -91,7 +92,7 @@ impl<'a> Course<'a> {
                 self.look_at = at;
                 Then::GoOn
             }
-            // Where the process stood still, times are over before what came meanwhile is seen.
+            // If the process was suspended, a clock runs out before what arrived meanwhile has been read: look again shortly.
             _ if !self.over => {
                 self.over = true;
                 self.look_at = now + MEANWHILE;
@@ -105,13 +106,13 @@ impl<'a> Course<'a> {
                 if self.watch.reset(request, clocks.write_stall, now) {
                     return Then::GoOn;
                 }
-                // Who takes none of several answers is told to go away.
+                // A client that read none of its open responses is told to go away.
                 self.count(Reason::Stalled);
                 self.says_farewell(now);
                 Then::GoAway
             }
             Verdict::End(Reason::Idle) if !self.idle_seen => {
-                // HTTP/2 says GOAWAY and may need a moment for it.
+                // HTTP/2 sends a GOAWAY and may need a moment for it.
                 self.idle_seen = true;
                 self.count(Reason::Idle);
                 self.look_at = now + clocks.header;
@@ -124,7 +125,7 @@ impl<'a> Course<'a> {
         }
     }
 
-    /// Another waits for its place.
+    /// A new connection waits for its place.
     pub(super) fn evicted(&mut self, now: Instant) -> Then {
         self.idle_seen = true;
         self.count(Reason::Evicted);
@@ -157,13 +158,13 @@ impl<'a> Course<'a> {
         Then::GoAway
     }
 
-    /// No first request is waited for any more.
+    /// The time for a first request is over.
     pub(super) fn first_request_due(&mut self, now: Instant) -> Then {
         self.first_request_until = None;
         if self.watch.is_http2() {
             self.says_farewell(now);
         }
-        // Half a head is no request yet: nothing is lost that cannot be sent elsewhere.
+        // Part of a head is no request yet: the client can send it elsewhere.
         if matches!(self.watch.phase(), Phase::Header(_)) { Then::End } else { Then::GoAway }
     }
 
@@ -176,13 +177,14 @@ impl<'a> Course<'a> {
         Then::GoOn
     }
 
-    /// Where nobody takes its answers, some may have gone whole to where they wait for the client: it has its time for those.
+    /// Starts a farewell. Without a close, the client does not read its responses. Some may have been handed over whole and wait for its
+    /// window, so it has `write_stall` for those.
     fn says_farewell(&mut self, now: Instant) {
         let time = if self.close_seen { FAREWELL } else { self.shared.settings.clocks.write_stall };
         self.farewell_until = Some(now + time);
     }
 
-    /// Counts what ends it, once; of an answer that is lost with it, the log tells.
+    /// Counts the reason for its end, once. A response that is lost with it is logged.
     fn count(&mut self, reason: Reason) {
         if std::mem::replace(&mut self.counted, true) {
             return;

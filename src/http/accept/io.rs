@@ -15,11 +15,11 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// How long a request may still be answered after its client has ended its side. hyper takes that end for the client's
-/// departure; it may as well be one that says it has no more to ask (`nc -N`), and nothing but a write can tell.
+/// How long a request may still be answered after its client has ended its sending side. hyper takes that as the client's departure. But
+/// the client may only have nothing more to send (`nc -N`), and nothing but a write can tell.
 const END_GRACE: Duration = Duration::from_secs(1);
 
-/// Where the socket is left when hyper is done with it.
+/// Where [`Io`] leaves the socket when hyper drops it.
 pub(super) type LeftAt = Arc<Mutex<Option<TcpStream>>>;
 
 pub(super) struct Io {
@@ -27,7 +27,7 @@ pub(super) struct Io {
     stream: Option<TcpStream>,
     watch: Arc<Watch>,
     left_at: LeftAt,
-    /// Runs when the client has ended its side while requests are open; until then, hyper is not told.
+    /// Runs once the client has ended its side while requests are open. hyper learns of that end only when it is over.
     end: Option<Pin<Box<Sleep>>>,
 }
 

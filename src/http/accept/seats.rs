@@ -1,4 +1,4 @@
-//! Which thread serves a connection: the one with the fewest, in turn where they are even.
+//! Chooses the thread that serves a connection: the one with the fewest, or the next in turn among equals.
 
 use super::Connections;
 use std::sync::{
@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 /// The threads and how many connections each has.
 pub(super) struct Seats {
     threads: Vec<(Handle, Arc<AtomicUsize>)>,
-    /// Looked at first.
+    /// Index of the thread that is looked at first.
     next: usize,
 }
 
@@ -23,7 +23,7 @@ impl Seats {
         Seats { threads: threads.into_iter().map(|thread| (thread, Arc::default())).collect(), next: 0 }
     }
 
-    /// A place for one more connection.
+    /// Takes a place for one more connection on the thread with the fewest.
     pub(super) fn take(&mut self, connections: Arc<Connections>) -> (Handle, Seat) {
         let count = self.threads.len();
         let index = (0..count)

@@ -1,4 +1,4 @@
-//! Around each request of a connection: reports its begin and end, and says `Connection: close` where it must be said.
+//! Wraps each request of a connection: reports its beginning and end, and adds `Connection: close` where needed.
 
 use super::{
     Stages,
@@ -24,17 +24,17 @@ use std::{
 use tokio::sync::Notify;
 use tower::ServiceExt;
 
-/// What of a reply goes to an HTTP/2 connection at once: it keeps what the client's window does not let out, and a reply counts as
-/// sent when its last piece is there. The clock for answers that are not taken asks for as much.
+/// Largest piece of a response that is handed to an HTTP/2 connection at once. The connection buffers what the client's window does not let
+/// out, and a response counts as sent once its last piece is there. The stall clock asks for as many bytes.
 const HTTP2_PIECE_BYTES_MAX: usize = STALL_BYTES_MIN;
 /// The same for HTTP/1, where one piece is one write: hyper writes what it has before it asks for more than 256 KiB.
 const HTTP1_PIECE_BYTES_MAX: usize = 1024 * 1024;
 
-/// A body that nobody read is read and thrown away up to this size, and so fast; beyond it the connection is closed.
+/// An unread body of up to this size is read and discarded, for at most [`UNREAD_WAIT`]. Beyond either, the connection is closed.
 const UNREAD_BYTES_MAX: u64 = 64 * 1024;
 const UNREAD_WAIT: Duration = Duration::from_secs(1);
 
-/// Beside a reply that wants no more of the body, so much of that is thrown away, and for so long.
+/// While a response goes out that needs no more of the body: how many bytes of the body are discarded, and for how long.
 const BESIDE_BYTES_MAX: usize = 1 << 30;
 const BESIDE_WAIT: Duration = Duration::from_secs(60);
 
@@ -47,7 +47,7 @@ pub(super) struct Observed<S> {
     pub(super) inner: S,
     pub(super) watch: Arc<Watch>,
     pub(super) stages: Stages,
-    /// Told when a request begins during a drain: an HTTP/2 connection says GOAWAY then.
+    /// Notified when a request begins during a drain: an HTTP/2 connection then sends a GOAWAY.
     pub(super) drained_request: Arc<Notify>,
     pub(super) peer: Peer,
 }
@@ -77,7 +77,7 @@ where
             parts.extensions.insert(Slashed);
         }
         parts.extensions.insert(self.peer);
-        // A client that waits for `100 Continue` would be told to send if we read.
+        // Reading would tell a client that waits for `100 Continue` to send.
         let waits_for_us = parts.headers.contains_key(header::EXPECT);
         let unread = Arc::default();
         let body = if incoming.is_end_stream() {
@@ -94,7 +94,7 @@ where
                 Unread::Nothing | Unread::Late => None,
             };
             if http1 {
-                // Who has been too slow already is not waited for.
+                // A client that was too slow already is not waited for.
                 let slow =
                     matches!(response.status(), StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT);
                 let body_left = match left {
@@ -120,7 +120,7 @@ where
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slashed;
 
-/// A path that ends in a slash is that without it, as other servers have it: scrapers ask for `/metrics/`. Whether it was one.
+/// Removes a slash at the end of the path, as other servers do: scrapers ask for `/metrics/`. Returns whether there was one.
 fn without_slash(uri: &mut Uri) -> bool {
     let shorter: Option<PathAndQuery> = match uri.path_and_query() {
         Some(whole) if whole.path().len() > 1 && whole.path().ends_with('/') => {
@@ -136,7 +136,7 @@ fn without_slash(uri: &mut Uri) -> bool {
     true
 }
 
-/// Reads what little is left of a body, so that the connection can be kept; false if it is much, or slow in coming.
+/// Reads and discards the rest of a body if it is short, so that the connection can be kept; false if it is long or slow.
 async fn throw_away(mut left: Incoming) -> bool {
     let little = left.size_hint().upper().is_some_and(|upper| upper <= UNREAD_BYTES_MAX);
     let to_the_end = async {
@@ -150,7 +150,7 @@ async fn throw_away(mut left: Incoming) -> bool {
     little && tokio::time::timeout(UNREAD_WAIT, to_the_end).await.unwrap_or(false)
 }
 
-/// A request that has not been answered completely, or of whose body some is still read; dropped when it has, or when its client is
+/// A request that has not been answered completely, or whose body is still being read. Dropped when both are done, or when the client is
 /// gone.
 struct UnderWay {
     request: u64,
@@ -165,17 +165,17 @@ impl Drop for UnderWay {
     }
 }
 
-/// What is left of a body that nobody has read to its end.
+/// The rest of a body that was not read to its end.
 #[derive(Default)]
 enum Unread {
     #[default]
     Nothing,
     Left(Incoming),
-    /// The reply has begun: nobody asks here any more.
+    /// The response has begun: nobody looks here any more.
     Late,
 }
 
-/// A request's body that is left behind, rather than lost, if it is dropped before its end.
+/// A request's body. Dropped before its end, it leaves the rest in `unread` or has it discarded beside the response.
 struct Upload {
     /// Present until dropped.
     incoming: Option<Incoming>,
@@ -198,14 +198,14 @@ impl Drop for Upload {
     }
 }
 
-/// Reads on, and throws away, what a client sends while a reply goes out that wants no more of it: many read nothing before they have
-/// sent everything. HTTP/2 has a word for it, a reset without an error, for which many forget the reply that stands before it: it is
-/// said to who sends more than this.
+/// Reads and discards what a client sends while a response goes out that needs no more of it: many clients read nothing before they have
+/// sent everything. HTTP/2 has a reset without an error for this. But many clients then forget the response that came before it, so only
+/// one that exceeds the bounds gets it.
 fn read_beside_the_reply(mut incoming: Incoming, under_way: &Arc<UnderWay>) {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return under_way.watch.body_left() };
     let UnderWay { request, ref watch, ref stages, http1 } = **under_way;
     let (reset, watch, stages) = (watch.reset_of(request), Arc::clone(watch), stages.clone());
-    // A connection of HTTP/1 is this request's until then; over HTTP/2 the request ends with its reply.
+    // On HTTP/1 the connection is this request's until then; on HTTP/2 the request ends with its response.
     let open = http1.then(|| Arc::clone(under_way));
     runtime.spawn(async move {
         let _open = open;
@@ -225,7 +225,7 @@ fn read_beside_the_reply(mut incoming: Incoming, under_way: &Arc<UnderWay>) {
             read = to_the_end => read,
             () = tokio::time::sleep(BESIDE_WAIT) => false,
             () = stages.closing.cancelled() => false,
-            // h2 says so only when nobody holds the stream any more.
+            // h2 sends the reset only once nobody holds the stream.
             () = reset.cancelled() => false,
         };
         if !read && http1 {
@@ -262,13 +262,14 @@ impl HttpBody for Upload {
     }
 }
 
-/// A reply's body, piece by piece. Until the last one has been asked for, the reply is under way, with all that it holds.
+/// A response's body, handed out piece by piece. The response is under way, with all that it holds, until its last piece has been asked
+/// for.
 pub struct Answer {
     body: Body,
-    /// What has come of the body's last frame and has not been handed on.
+    /// The part of the body's last frame that has not been handed on.
     rest: Bytes,
     piece_bytes_max: usize,
-    /// Bytes that were handed on since the clock for answers that are not taken began: less than that asks for do not begin it anew.
+    /// Bytes handed on since the stall clock started. It restarts only once they reach [`STALL_BYTES_MIN`].
     clocked: usize,
     under_way: Arc<UnderWay>,
 }
@@ -282,7 +283,7 @@ impl Answer {
         answer
     }
 
-    /// Elsewhere than where the client says how much may be sent, only the socket can be what an answer waits for, and says so itself.
+    /// Only HTTP/2 has a client's window. On HTTP/1 a response can wait only for the socket, which reports that itself.
     fn note(&self, waits: bool) {
         let UnderWay { request, watch, http1, .. } = &*self.under_way;
         if !http1 {
@@ -290,8 +291,8 @@ impl Answer {
         }
     }
 
-    /// Notes whether something waits for the client to make room for it, or the client for us. What was handed on before has been
-    /// taken: since now, if it was enough, however many pieces it was.
+    /// Notes whether a piece waits for the client to make room, or the client waits for us. Everything handed on before has been taken. If
+    /// that was enough, in however many pieces, the stall clock restarts now.
     fn waits(&mut self, waits: bool) {
         if !waits {
             self.clocked = STALL_BYTES_MIN;

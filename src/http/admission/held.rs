@@ -1,4 +1,4 @@
-//! The body of a reply, or bytes of it, which keep a permit.
+//! Response bodies, and bytes, that hold a permit.
 
 use axum::{
     body::{Body, Bytes},
@@ -11,18 +11,18 @@ use std::{
     task::{Context, Poll},
 };
 
-/// The reply, which keeps a permit until its body has ended.
+/// Makes a response hold a permit until its body has ended.
 pub(crate) fn hold<P: Send + Unpin + 'static>(reply: Response<Body>, permit: P) -> Response<Body> {
     reply.map(|body| Body::new(Held { body, permit, keep: |bytes: Bytes, _: &P| bytes }))
 }
 
-/// The reply, which keeps a permit until its body has ended and the last of what that gave is dropped: a reply of one piece has ended
-/// when that has been handed to the connection, which may keep it for long.
+/// Makes a response hold a permit until its body has ended and the last of the body's bytes is dropped. A body of one piece has ended once
+/// the piece is handed to the connection, which may keep it for long.
 pub(crate) fn hold_bytes<P: Send + Sync + 'static>(reply: Response<Body>, permit: Arc<P>) -> Response<Body> {
     reply.map(|body| Body::new(Held { body, permit, keep: keeping }))
 }
 
-/// The bytes, which keep a permit until the last of them is dropped.
+/// Makes bytes hold a permit until the last of them is dropped.
 pub(crate) fn keeping<P: Send + Sync + 'static>(bytes: Bytes, permit: &Arc<P>) -> Bytes {
     Bytes::from_owner(Keeping { bytes, _permit: Arc::clone(permit) })
 }
@@ -38,11 +38,11 @@ impl<P> AsRef<[u8]> for Keeping<P> {
     }
 }
 
-/// A reply's body that keeps its permit until it has ended.
+/// A response's body that holds its permit until it has ended.
 struct Held<P, K> {
     body: Body,
     permit: P,
-    /// What becomes of the bytes that it gives.
+    /// Applied to the bytes of each frame.
     keep: K,
 }
 

@@ -1,4 +1,4 @@
-//! What was let in: its place, and the bytes that are set aside for it, given back when it is dropped.
+//! A place in flight and the bytes that are set aside for it, given back when it is dropped.
 
 use super::{Admission, Kind, take};
 use crate::error::InferError;
@@ -10,11 +10,11 @@ use std::{
     time::Instant,
 };
 
-/// A body of unknown length is charged in steps of this.
+/// A body of unknown length is charged in steps of so many bytes.
 pub(super) const COVER_STEP_BYTES: u64 = 1024 * 1024;
 const BYTES_IN_FLIGHT: &str = "the budget for bytes in flight";
 
-/// What is set aside for one request: for its body, and beside it.
+/// All that is set aside for one request: for its body, and beside it.
 #[derive(Debug)]
 struct Account {
     admission: Arc<Admission>,
@@ -22,7 +22,7 @@ struct Account {
 }
 
 impl Account {
-    /// Sets so many bytes more aside, if there is room.
+    /// Sets `more` bytes aside, if there is room.
     fn take(&self, more: u64) -> bool {
         let taken = take(&self.admission.bytes, more, self.admission.limits.bytes_in_flight_max);
         self.held.fetch_add(if taken { more } else { 0 }, Ordering::AcqRel);
@@ -34,7 +34,7 @@ impl Account {
         self.admission.bytes.fetch_sub(bytes, Ordering::AcqRel);
     }
 
-    /// The refusal of so many bytes more: for now, or for ever where the request alone would hold more than there may be.
+    /// The error for `more` bytes that found no room: for ever if the request alone would exceed the budget, else for now.
     fn refuse(&self, more: u64) -> InferError {
         let alone = self.held.load(Ordering::Acquire).saturating_add(more);
         if let Err(never) = self.admission.has_ever("what the request holds at once in bytes", alone) {
@@ -50,33 +50,34 @@ impl Account {
 pub struct Permit {
     account: Arc<Account>,
     kind: Kind,
-    /// Of the body alone.
+    /// Without what is held by [`Beside`].
     bytes: AtomicU64,
     since: Instant,
 }
 
 impl Permit {
-    /// One that was counted, of which nothing is set aside yet.
+    /// A permit that was counted already, with nothing set aside yet.
     pub(super) fn new(admission: &Arc<Admission>, kind: Kind) -> Permit {
         let account = Account { admission: Arc::clone(admission), held: AtomicU64::new(0) };
         Permit { account: Arc::new(account), kind, bytes: AtomicU64::new(0), since: Instant::now() }
     }
 
-    /// The body turned out to have `bytes`: gives back what was set aside beyond them. Never takes more.
+    /// The body turned out to have `bytes`: gives back what was set aside beyond that. Never takes more.
     pub fn trim(&self, bytes: u64) {
         let before = self.bytes.fetch_min(bytes, Ordering::AcqRel);
         self.account.give_back(before.saturating_sub(bytes));
     }
 
-    /// Sets aside what is missing to `bytes`.
+    /// Sets aside what is missing up to `bytes`.
     ///
     /// # Errors
-    /// [`InferError::Full`], or [`InferError::TooLarge`] where there never is as much; what was set aside stays.
+    /// [`InferError::Full`], or [`InferError::TooLarge`] if the request alone would exceed the budget; what was set aside before stays.
     pub fn cover(&self, bytes: u64) -> Result<(), InferError> {
         self.set_aside(bytes, bytes)
     }
 
-    /// The same for a body that has come to `bytes` and grows, with something ahead so that not each frame asks.
+    /// The same for a body that has reached `bytes` and still grows. Takes a whole step ahead if there is room, so that not each frame
+    /// asks.
     ///
     /// # Errors
     /// As [`Permit::cover`].
@@ -84,7 +85,7 @@ impl Permit {
         self.set_aside(bytes, bytes.next_multiple_of(COVER_STEP_BYTES))
     }
 
-    /// Sets aside what is missing to so many bytes: to those that are wanted if there is room, else to those that are needed.
+    /// Sets aside what is missing up to `wanted` bytes if there is room, else up to `needed`.
     fn set_aside(&self, needed: u64, wanted: u64) -> Result<(), InferError> {
         let now = self.bytes();
         if needed <= now {
@@ -98,7 +99,7 @@ impl Permit {
         Ok(())
     }
 
-    /// The same where `bytes` is all that `what` takes.
+    /// The same where `bytes` is all that `what` takes; `what` names it in a refusal.
     ///
     /// # Errors
     /// As [`Permit::cover`].
@@ -107,12 +108,12 @@ impl Permit {
         self.cover(bytes)
     }
 
-    /// Sets aside more, until the request ends.
+    /// Sets aside `bytes` more, until the request ends.
     ///
     /// # Errors
     /// As [`Permit::cover`].
     pub fn more(&self, bytes: u64) -> Result<(), InferError> {
-        // Most requests need no more, and need not meet the others here.
+        // Most requests need no more, and skip the shared counter.
         if bytes > 0 && !self.account.take(bytes) {
             return Err(self.account.refuse(bytes));
         }
@@ -120,22 +121,22 @@ impl Permit {
         Ok(())
     }
 
-    /// For what the request may come to take beside its body, of which nothing is set aside yet.
+    /// An empty [`Beside`], for what the request may later take beside its body.
     pub fn nothing_beside(&self) -> Beside {
         Beside { account: Arc::clone(&self.account), bytes: 0 }
     }
 
-    /// Sets aside more for what the request takes beside its body, until that is dropped.
+    /// Sets aside `bytes` for what the request takes beside its body, until the [`Beside`] is dropped.
     ///
     /// # Errors
-    /// [`InferError::Full`], or [`InferError::TooLarge`] where there never is as much; nothing is set aside.
+    /// [`InferError::Full`], or [`InferError::TooLarge`] if the request alone would exceed the budget; nothing is set aside then.
     pub fn beside(&self, bytes: u64) -> Result<Beside, InferError> {
         let mut beside = self.nothing_beside();
         beside.grow_to(bytes)?;
         Ok(beside)
     }
 
-    /// Moves all that is set aside here to a request of its own: what came with a call that goes on.
+    /// Moves all that is set aside here to a new request: a message that arrived on a call that goes on.
     ///
     /// # Errors
     /// [`InferError::Full`] where there are too many requests; nothing is set aside here then either.
@@ -154,8 +155,8 @@ impl Permit {
     }
 }
 
-/// Work on what a request brought, which keeps what is set aside for that until it is done: it goes on where the request is over
-/// before. Given back before what comes of it is told.
+/// Wraps work on what a request brought, so that the work holds the permit until it is done: it goes on even if the request is over before.
+/// The permit is released before the result is delivered.
 pub fn charged<T, W: FnOnce() -> T>(permit: Option<&Arc<Permit>>, work: W) -> impl FnOnce() -> T + use<T, W> {
     let permit = permit.cloned();
     move || {
@@ -164,16 +165,16 @@ pub fn charged<T, W: FnOnce() -> T>(permit: Option<&Arc<Permit>>, work: W) -> im
     }
 }
 
-/// What is sent back in fewer bytes is not set aside for: a request takes as much in any case.
+/// A response of fewer bytes is not counted: a request takes as much in any case.
 const UNCOUNTED_BYTES: u64 = 16 * 1024;
 
-/// The permit that so many bytes of what is sent back are set aside with; none where they are too few to count.
+/// The permit to charge a response of `bytes` to; `None` if they are too few to count.
 pub fn counting(permit: Option<&Arc<Permit>>, bytes: u64) -> Option<&Arc<Permit>> {
     permit.filter(|_| bytes >= UNCOUNTED_BYTES)
 }
 
-/// Writes what is sent back, of at most so many bytes, which are set aside before that and until the request ends. `bytes` tells how many
-/// it took; the others are given back.
+/// Writes a response of at most `bytes_max` bytes. They are set aside before that, until the request ends. `bytes` tells how many the
+/// response took; the others are given back.
 ///
 /// # Errors
 /// As [`Permit::cover`], and those of `write`.
@@ -199,8 +200,8 @@ pub struct Beside {
 }
 
 impl Beside {
-    /// Sets aside so many bytes instead, or gives back what is more; whether there was room. Nobody is refused where there was none:
-    /// whoever asks has somewhere else to put it.
+    /// Sets aside `bytes` in place of what was, taking or giving back the difference. Returns whether there was room. Where there was none,
+    /// no refusal is counted: the caller can put the data elsewhere.
     pub fn set(&mut self, bytes: u64) -> bool {
         let less = self.bytes.saturating_sub(bytes);
         self.account.give_back(less);
@@ -211,7 +212,7 @@ impl Beside {
         fits
     }
 
-    /// Sets aside what is missing to so many bytes.
+    /// Sets aside what is missing up to `bytes`.
     ///
     /// # Errors
     /// As [`Permit::beside`]; what was set aside stays.

@@ -1,5 +1,5 @@
-//! What becomes of the texts of BYTES tensors, set aside before any is made. An empty one comes as three or four bytes, and takes
-//! many times as much where it is worked on.
+//! Sets aside memory for the texts of BYTES tensors, before any text is made. An empty text arrives as three or four bytes, and takes many
+//! times as much once it is worked on.
 
 use super::Permit;
 use crate::{
@@ -7,12 +7,12 @@ use crate::{
     error::InferError,
 };
 
-/// What one text takes beside the body, however short it is. Measured: a model that gives its texts back came to 157 bytes for each
-/// that is empty from binary data, 198 from JSON and 200 from rows. They are where it lies, our text, ONNX Runtime's copy of it with
-/// an end, its own of 32 bytes in the input and again in the output, and what is made of that.
+/// What one text takes beside the body, however short it is. Measured with a model that returns its texts, per empty text: 157 bytes from
+/// binary data, 198 from JSON and 200 from rows. They are its position, our text, ONNX Runtime's copy of it with an end, its own of 32
+/// bytes in the input and again in the output, and what is made of that.
 const TEXT_BYTES: u64 = 192;
-/// How many times its bytes and its length are there at once. Measured: 6 to 8 for texts of 100 bytes and more, of which the queue
-/// counts one.
+/// How many copies of a text's bytes and length exist at once. Measured: 6 to 8 for texts of 100 bytes and more, one of which the queue
+/// counts.
 const COPIES: u64 = 7;
 
 /// Sets aside what an engine makes of the texts in its inputs, until the request has ended.
@@ -25,7 +25,7 @@ pub(crate) fn cover(permit: Option<&Permit>, inputs: &[Tensor]) -> Result<(), In
     more(permit, bytes.sum())
 }
 
-/// The same for elements that are encoded images: they stay where they are in the body, and only where each lies is noted.
+/// The same for elements that are encoded images: they stay in the body, and only their positions are noted.
 ///
 /// # Errors
 /// As [`Permit::cover`].

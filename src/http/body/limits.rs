@@ -1,33 +1,33 @@
-//! How much of a body may come, how slowly, and what it counts as meanwhile.
+//! How large a body may be, how slowly it may come, and what it is charged for meanwhile.
 
 use crate::error::InferError;
 use std::time::Duration;
 
-/// Bytes of a body of known length that are charged at once. All of it would let whoever says that much is to come take the memory of
-/// others by words alone.
+/// Bytes of a body of known length that are charged at once. Charging the announced length would let a client take memory from others by an
+/// announcement alone.
 const AT_ONCE_BYTES: u64 = 1 << 20;
 
-/// What a body counts as of which so much has come: ahead of what is there, where it is known how much will be, so that one that
-/// finds no room is told so early.
+/// How many bytes a body is charged for once `received` bytes have come. With a known length, that is ahead of what is there, so that a
+/// body that will find no room is refused early.
 pub(crate) fn ahead_of(received: u64, length: Option<u64>) -> u64 {
     let ahead = |length: u64| received.saturating_mul(2).max(AT_ONCE_BYTES).min(length);
     length.map_or(0, ahead).max(received)
 }
 
-/// How much, and how slowly.
+/// How large a body may be, and how slowly it may come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BodyLimits {
     /// Bytes of the whole body.
     pub bytes_max: u64,
     /// For the whole body, from when it is asked for. Here and below, time in which nobody asks for more does not count.
     pub deadline: Duration,
-    /// Nothing is asked of the rate for so long.
+    /// For so long, no rate is demanded.
     pub grace: Duration,
     /// Bytes per second that must come after the grace, on average since its end. 0: any rate.
     pub rate_min: u64,
-    /// How long nothing may come at most, however much has come before.
+    /// The longest time in which nothing comes, however much has come before.
     pub silence_max: Duration,
-    /// The option that raises `bytes_max`; empty where none does.
+    /// The option that raises `bytes_max`; empty if none does.
     pub option: &'static str,
 }
 
@@ -48,7 +48,7 @@ impl BodyLimits {
         }
     }
 
-    /// Bytes per second that must come of a body of this length: if it is known, as many as bring all of it within the deadline.
+    /// Bytes per second that a body of this length must come at. If the length is known, fast enough to be whole within the deadline.
     pub(super) fn rate(&self, length: Option<u64>) -> u64 {
         if self.rate_min == 0 {
             return 0;
@@ -57,7 +57,7 @@ impl BodyLimits {
         self.rate_min.max(pace as u64)
     }
 
-    /// The time for which a body of this length of which so much has come is fast enough; `None` for ever.
+    /// How long after its beginning a body with `received` bytes is still fast enough; `None`: for ever.
     pub(super) fn earned(&self, received: u64, length: Option<u64>) -> Option<Duration> {
         match self.rate(length) {
             0 => None,

@@ -1,5 +1,5 @@
-//! A packed body that is read a little ahead of who unpacks it, where little of it becomes much: the end of a caller who has gone stands
-//! behind what he has sent, and nobody would come to it for minutes. And what has come by then may become more.
+//! Reads a packed body a little ahead of its unpacker, where little of it becomes much. If the client has gone, the end of its connection
+//! stands behind all that it has sent, and would go unnoticed for minutes. Reading ahead also raises how much may come out.
 
 use super::{super::admission::Beside, PIECE_BYTES};
 use crate::{error::InferError, image::stack::Came};
@@ -12,40 +12,40 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-/// What comes out before a piece is read ahead. Of what is packed a few times, no piece becomes as much.
+/// Bytes that come out before a piece is read ahead. At ordinary ratios, no piece becomes as much.
 const AFTER_BYTES: u64 = 4 << 20;
 
-/// What is read ahead at most: as much as a caller's socket and ours keep by default of what has not been read. Where the system lets them
-/// have more (`net.ipv4.tcp_rmem`, `tcp_wmem`), that a caller has gone is seen once all but so much of it is unpacked.
+/// The most that is read ahead: as much as the client's socket and ours buffer by default. Where the system lets them buffer more
+/// (`net.ipv4.tcp_rmem`, `tcp_wmem`), a client's departure is seen once all but that much is unpacked.
 const AHEAD_BYTES_MAX: u64 = 8 << 20;
 
 pub(super) struct Ahead {
     body: Body,
-    /// Of the body, whether it has been used or not.
+    /// Counts the body's bytes, whether they have been used or not.
     came: Came,
     waiting: VecDeque<Bytes>,
-    /// Of what waits.
+    /// Bytes of what waits.
     bytes: u64,
-    /// What is set aside for it.
+    /// What is set aside for them.
     held: Option<Beside>,
-    /// What has come out since a piece was read.
+    /// Bytes that have come out since a piece was read.
     out: u64,
     ended: bool,
 }
 
 impl Ahead {
-    /// What waits is set aside at `held`; without room for it, no more is read ahead.
+    /// Waiting bytes are charged to `held`; without room for them, no more is read ahead.
     pub(super) fn new(body: Body, held: Option<Beside>) -> Ahead {
         let (came, waiting) = (Came::default(), VecDeque::new());
         Ahead { body, came, waiting, bytes: 0, held, out: 0, ended: false }
     }
 
-    /// What counts the bytes that have come.
+    /// The count of bytes that have come.
     pub(super) fn came(&self) -> &Came {
         &self.came
     }
 
-    /// So many bytes more came out of what was taken.
+    /// Notes that `bytes` more came out of what was taken.
     pub(super) fn came_out(&mut self, bytes: u64) {
         self.out += bytes;
     }
@@ -53,7 +53,7 @@ impl Ahead {
     /// Reads a piece, if it is time for one and it is there.
     ///
     /// # Errors
-    /// What is wrong with the body: the rest of it does not come.
+    /// The body's error: the rest of it does not come.
     pub(super) fn read(&mut self, context: &mut Context<'_>) -> Result<(), Error> {
         if self.out < AFTER_BYTES || self.ended || self.bytes >= AHEAD_BYTES_MAX || !self.has_room() {
             return Ok(());
@@ -66,8 +66,9 @@ impl Ahead {
         Ok(())
     }
 
-    /// Reads on until so many bytes in all may come out, of what was used and the most that is read ahead: how far it was read when they
-    /// came out says nothing. Of the piece that was taken last, so much is `unused`.
+    /// Reads on until `unpacked` bytes in all may come out. For this, up to [`AHEAD_BYTES_MAX`] bytes beyond those used count, so that it
+    /// does not matter how far the body had been read when they came out. Of the piece that was taken last, `unused` bytes are still
+    /// unused.
     ///
     /// # Errors
     /// What comes is not enough, there is no room for it, or it does not come.
@@ -87,7 +88,7 @@ impl Ahead {
             if let Some(held) = &mut self.held {
                 held.grow_to(self.bytes).map_err(Error::new)?;
             }
-            // A body that is here already lets others run between its pieces.
+            // Lets other tasks run between the pieces of a body that is here already.
             ready!(tokio::task::coop::poll_proceed(context)).made_progress();
             if let Some(piece) = ready!(self.poll_body(context)).transpose()? {
                 self.keep(piece);
@@ -95,7 +96,7 @@ impl Ahead {
         }
     }
 
-    /// Keeps a piece for later. Small ones become one: each takes memory beside its bytes.
+    /// Keeps a piece for later. Small ones are joined, since each takes memory beside its bytes.
     fn keep(&mut self, piece: Bytes) {
         self.bytes += piece.len() as u64;
         match self.waiting.pop_back() {
@@ -128,7 +129,7 @@ impl Ahead {
         }))
     }
 
-    /// Sets aside what waits now, whether or not it has become more.
+    /// Sets aside what waits now, be it more or less than before. Returns whether there was room.
     fn has_room(&mut self) -> bool {
         let bytes = self.bytes;
         self.held.as_mut().is_none_or(|held| held.set(bytes))
@@ -144,7 +145,7 @@ mod tests {
     use std::{future::poll_fn, io};
 
     const MIB: u64 = 1 << 20;
-    /// What may become of what is read ahead at most.
+    /// How much may come out of the most that is read ahead.
     const MOST: u64 = 64 * MIB + 1032 * AHEAD_BYTES_MAX;
 
     fn zeros(bytes: u64, piece: usize) -> impl Stream<Item = io::Result<Bytes>> + Send + Unpin {
@@ -174,7 +175,7 @@ mod tests {
             assert!((AHEAD_BYTES_MAX..AHEAD_BYTES_MAX + piece as u64).contains(&(waits as u64)));
             assert!(ahead.waiting.len() <= 1024, "small pieces are joined: {}", ahead.waiting.len());
             assert!(admission.in_flight().bytes >= AHEAD_BYTES_MAX - piece as u64);
-            // What is used makes room for as much.
+            // Bytes that are used make room for as many.
             poll_fn(|context| ahead.poll_next(context)).await.unwrap().unwrap();
             assert_eq!(enough(&mut ahead, MOST + 1).await, Ok(()));
             drop(ahead);

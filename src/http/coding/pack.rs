@@ -1,5 +1,5 @@
-//! A body on its way out, packed piece by piece. What was packed is let go whenever the body pauses, so that a stream can be
-//! read as it comes.
+//! A body that is packed piece by piece on its way out. Whenever the body pauses, what was packed is flushed, so that a stream can be read
+//! as it comes.
 
 use super::{Coding, PIECE_BYTES};
 use axum::{Error, body::Body};
@@ -16,7 +16,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-/// Replies are packed fast rather than small: their callers wait.
+/// Replies are packed fast rather than small: clients wait for them.
 const ZSTD_LEVEL: i32 = 1;
 
 /// Packs into memory.
@@ -73,13 +73,13 @@ impl Packer {
 /// A body that is packed as it is read.
 pub(super) struct Packed {
     body: Body,
-    /// Until the end.
+    /// `None` once the body has ended.
     packer: Option<Packer>,
-    /// What is still to be packed of a frame.
+    /// The part of a frame that is still to be packed.
     left: Bytes,
-    /// The packer may hold back something.
+    /// Whether the packer may hold back some bytes.
     held_back: bool,
-    /// They go out behind the packer's last bytes.
+    /// Sent behind the packer's last bytes.
     trailers: Option<HeaderMap>,
 }
 
@@ -104,7 +104,7 @@ impl HttpBody for Packed {
                 return Poll::Ready(trailers.take().map(|trailers| Ok(Frame::trailers(trailers))));
             };
             if !left.is_empty() {
-                // A reply of many megabytes lets others run between its pieces.
+                // Lets other tasks run between the pieces of a large reply.
                 ready!(tokio::task::coop::poll_proceed(context)).made_progress();
                 let piece = left.split_to(left.len().min(PIECE_BYTES));
                 working.write(&piece).map_err(Error::new)?;

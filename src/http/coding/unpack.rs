@@ -1,5 +1,5 @@
-//! A body on its way in, unpacked piece by piece: however much a byte of it may stand for, no more than a piece comes out at
-//! once, and whoever reads counts what comes out. In all, it is no more than [`Came`] allows: what would be more waits for more of the body.
+//! A body that is unpacked piece by piece on its way in. However much a byte of it may stand for, no more than a piece comes out at once,
+//! and the reader counts what comes out. In all, no more comes out than [`Came`] allows: output beyond that waits for more of the body.
 
 use super::{
     super::admission::{Beside, Permit},
@@ -17,7 +17,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-/// A packed body is not what it says, or ends too early.
+/// A packed body is malformed, or ends too early.
 #[derive(Debug, thiserror::Error)]
 #[error("the body cannot be unpacked as {coding}: {cause}")]
 pub(crate) struct Malformed {
@@ -26,13 +26,13 @@ pub(crate) struct Malformed {
     cause: io::Error,
 }
 
-/// The base-2 logarithm of the largest window, by RFC 9659: a larger one would be the sender's way to take our memory.
+/// The base-2 logarithm of the largest window, by RFC 9659. With a larger one, a sender could take our memory.
 const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 
-/// The most that a decoder keeps of what has come out. Those of the others keep 32 KiB.
+/// The most output that this decoder keeps. The others keep 32 KiB.
 const ZSTD_WINDOW_BYTES_MAX: u64 = 1 << ZSTD_WINDOW_LOG_MAX;
 
-/// What has come and has not been unpacked yet. A reader of it is told to come back where more is to come.
+/// Bytes that have come and are not unpacked yet. While more are to come, an empty feed is `WouldBlock`.
 #[derive(Default)]
 struct Feed {
     bytes: Bytes,
@@ -97,7 +97,7 @@ impl Unpacker {
             Unpacker::Zstd(unpacker) => unpacker.read(&mut piece),
         }?;
         piece.truncate(n);
-        // One byte may come out at once, for each of a great many frames.
+        // A great many frames may give a single byte each: the piece must not keep a whole buffer.
         piece.shrink_to_fit();
         if n == 0 && !self.feed().bytes.is_empty() {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "there is more behind its end"));
@@ -106,7 +106,7 @@ impl Unpacker {
     }
 }
 
-/// Something packed that is unpacked as it comes, where the end of it is told.
+/// Unpacks bytes as they come, for callers that know where they end.
 pub(crate) struct Unpacking {
     coding: Coding,
     unpacker: Unpacker,
@@ -122,10 +122,10 @@ impl Unpacking {
         Ok(Unpacking { coding, unpacker })
     }
 
-    /// The next packed bytes; what comes out of them is handed on piece by piece.
+    /// Takes the next packed bytes, and hands on what comes out of them, piece by piece.
     ///
     /// # Errors
-    /// [`InferError::BadRequest`] for what is not packed so, and whatever taking a piece fails with.
+    /// [`InferError::BadRequest`] for malformed bytes, and any error of `take`.
     pub(crate) fn feed(
         &mut self,
         packed: Bytes,
@@ -135,7 +135,7 @@ impl Unpacking {
         self.hand_on(take)
     }
 
-    /// There is no more.
+    /// Marks the end of the packed bytes, and hands on the rest.
     ///
     /// # Errors
     /// As [`Unpacking::feed`], and if it ends too early.
@@ -167,9 +167,9 @@ pub(super) struct Unpacked {
     body: Ahead,
     coding: Coding,
     unpacker: Unpacker,
-    /// What has come out.
+    /// Bytes that have come out.
     bytes: u64,
-    /// What came out last, until there is enough of the body for it.
+    /// The piece that came out last, until enough of the body has come for it.
     piece: Option<Bytes>,
     /// What is set aside for the decoder's window, which takes memory as it is filled.
     window: Option<Beside>,
@@ -177,7 +177,7 @@ pub(super) struct Unpacked {
 }
 
 impl Unpacked {
-    /// Sets aside with the permit what the decoder takes, and what is read ahead.
+    /// Charges to the permit what the decoder keeps, and what is read ahead.
     ///
     /// # Errors
     /// If there is no memory for it.
@@ -188,12 +188,12 @@ impl Unpacked {
         Ok(Unpacked { body, coding, unpacker, bytes: 0, piece: None, window, over: false })
     }
 
-    /// What counts the bytes that have come, as they were packed.
+    /// The count of packed bytes that have come.
     pub(super) fn came(&self) -> Came {
         self.body.came().clone()
     }
 
-    /// So many bytes more have come out, of which the decoder keeps the last.
+    /// Notes that `bytes` more have come out, and charges for those that the decoder keeps.
     fn came_out(&mut self, bytes: usize) -> Result<(), InferError> {
         let before = self.bytes;
         self.bytes += bytes as u64;
@@ -210,11 +210,11 @@ impl Unpacked {
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
         let Unpacked { body, coding, unpacker, .. } = self;
         loop {
-            // A body that is here already lets others run between its pieces.
+            // Lets other tasks run between the pieces of a body that is here already.
             ready!(tokio::task::coop::poll_proceed(context)).made_progress();
             match unpacker.read() {
                 Ok(piece) if piece.is_empty() => {
-                    // The end of what was packed; the body's own end settles the connection.
+                    // The packed data has ended; the body's own end settles the connection.
                     match ready!(body.poll_next(context)?) {
                         None => return Poll::Ready(None),
                         Some(bytes) => unpacker.feed().bytes = bytes,
@@ -368,7 +368,7 @@ mod tests {
         }
     }
 
-    /// A packed body whose caller goes behind its pieces, and how much comes out before that is seen.
+    /// Unpacks a body whose client goes away after its pieces. Returns how much comes out before that is seen.
     async fn out_before_its_end(pieces: Vec<Bytes>, permit: &Permit) -> u64 {
         let gone = Err(io::Error::from(io::ErrorKind::ConnectionReset));
         let pieces = pieces.into_iter().map(Ok).chain([gone]);
@@ -393,7 +393,7 @@ mod tests {
         let out = out_before_its_end(pieces(), &permit).await;
         assert!(out <= 13 * MIB, "{out}");
         assert_eq!(admission.in_flight().bytes, 0, "what was read is no more");
-        // Nothing is read for which there is no room.
+        // Nothing is read ahead without room for it.
         other.cover(bytes_in_flight_max).unwrap();
         let out = out_before_its_end(pieces(), &permit).await;
         assert!(out >= 25 * MIB, "{out}");

@@ -1,4 +1,4 @@
-//! A JPEG on its way through a GPU's decoder: who goes there, and what comes back.
+//! The way of a JPEG through a GPU's decoder: which ones go there, and what comes back.
 
 use super::{
     Budget, DecodePool, Decoded, Staged,
@@ -17,7 +17,7 @@ use std::{sync::atomic::Ordering, time::Instant};
 use tokio::sync::oneshot;
 
 impl DecodePool {
-    /// The file's only frame, staged, if a GPU is to decode it and can; otherwise the pool is to.
+    /// The file's only frame, staged, if a GPU should decode it and can; otherwise the pool decodes it.
     pub(super) async fn on_gpu(&self, bytes: &Bytes, model: &Model) -> Option<Decoded> {
         let decoder = self.jpeg.as_ref()?;
         let load = Load {
@@ -31,7 +31,7 @@ impl DecodePool {
         }
         let started = Instant::now();
         let input = model.image.as_ref()?;
-        // What the pool would refuse, it is to refuse.
+        // What the pool would refuse is left to the pool.
         image::header(bytes, &self.limits).ok()?;
         let jpeg = plain_jpeg(bytes)?;
         let (width, height) = jpeg.seen();
@@ -45,10 +45,10 @@ impl DecodePool {
             bytes: bytes.clone(),
             jpeg,
             to,
-            // Whoever asked may have gone.
+            // The request may have been dropped.
             answer: Box::new(move |item| drop(reply.send(item))),
         });
-        // What hangs there is the pool's after all, while whoever asked still waits.
+        // If the GPU hangs, the pool decodes the file after all, while the request still waits.
         let item = tokio::time::timeout(HUNG, answer).await.ok()?.ok().flatten()?;
         self.gpu_jpegs.fetch_add(1, Ordering::Relaxed);
         let inputs = input.inputs(tensor(&item, form), (width, height));
@@ -57,7 +57,7 @@ impl DecodePool {
     }
 }
 
-/// What an image of this size becomes: pixels of bytes as the pool stages them, or what the network reads where that is bytes.
+/// What an image of this size becomes: pixels of bytes as the pool stages them, or the network's own input if that is bytes.
 fn item(input: &ImageInput, width: u32, height: u32) -> Preprocess {
     let to = input.preprocess_for(width, height);
     if input.pixels.is_none() {

@@ -5,9 +5,9 @@
 pub(super) struct Load {
     /// Threads of the pool.
     pub(super) threads: usize,
-    /// What they are to do, with what they are doing.
+    /// Jobs that wait for them or run on them.
     pub(super) in_pool: usize,
-    /// Files that the GPU is to decode, with those it is decoding; none where there is no GPU to do so.
+    /// Files that wait for the GPU or are being decoded there; `None` without a GPU for this.
     pub(super) on_gpu: Option<usize>,
     /// Files that it decodes at once.
     pub(super) batch: usize,
@@ -16,8 +16,8 @@ pub(super) struct Load {
 /// Batches that may wait for the GPU: one that is decoded and one that gathers meanwhile.
 const BATCHES_WAITING_MAX: usize = 2;
 
-/// The pool is the bottleneck when each of its threads has another image to do after the one it is at: a newcomer would wait for
-/// longer than an image takes. Then the GPU takes it, unless that has its hands full as well.
+/// The pool is the bottleneck when each of its threads has another image waiting behind its current one: a newcomer would wait for longer
+/// than an image takes. Then the GPU takes it, unless the GPU is full as well.
 pub(super) fn is_for_gpu(load: &Load) -> bool {
     let waits = load.in_pool >= 2 * load.threads;
     waits && load.on_gpu.is_some_and(|waiting| waiting < BATCHES_WAITING_MAX * load.batch)

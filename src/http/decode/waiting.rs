@@ -1,4 +1,4 @@
-//! Work that waits for a thread of the pool, for as long as somebody waits for what comes of it.
+//! Work that waits for a thread of the pool, only as long as somebody waits for its result.
 
 use parking_lot::Mutex;
 use std::sync::{
@@ -6,12 +6,12 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-/// Work that a thread is to take, kept by whoever waits for it. Dropped with this unless it was taken: the body that it owns may be
-/// large, and nothing is set aside for that any more once the request is over, however long the threads are busy.
+/// Work that a thread is to take, kept by the caller that waits for its result. It is dropped with this unless it was taken: it may own a
+/// large body, for which nothing is set aside once the request is over, however long the threads are busy.
 pub(super) struct Waiting<W>(Arc<Mutex<Option<W>>>);
 
 impl<W> Waiting<W> {
-    /// With it what a thread calls, which gives nothing once nobody waits.
+    /// Returns it with the function by which a thread takes the work; that gives `None` once nobody waits.
     pub(super) fn new(work: W) -> (Waiting<W>, impl FnOnce() -> Option<W>) {
         let work = Arc::new(Mutex::new(Some(work)));
         (Waiting(Arc::clone(&work)), move || work.lock().take())
@@ -26,7 +26,7 @@ impl<W> Drop for Waiting<W> {
     }
 }
 
-/// One more of something, as long as it is there.
+/// Counts one more of something as long as it lives.
 pub(super) struct Counted(Arc<AtomicUsize>);
 
 impl Counted {

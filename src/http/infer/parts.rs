@@ -1,4 +1,4 @@
-//! Answers to a request of tensors as they come, part by part.
+//! Answers to a request of tensors, sent part by part as they come.
 
 use super::{Wanted, arrange, output, run, shown, wanted};
 use crate::{
@@ -25,8 +25,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The answers for the items of a request as they come, in order: image by image, or a largest batch each. What is one run has
-/// one part.
+/// The answers for a request's items as they come, in order. A part is one image, or at most one largest batch. A request that is a single
+/// run has one part.
 pub(super) async fn in_parts(
     front: &Arc<Front>,
     model: &Arc<Model>,
@@ -40,7 +40,7 @@ pub(super) async fn in_parts(
             output.name
         )));
     }
-    // A raw request is all binary without asking for it.
+    // The `binary_default` of a raw request is true without having been asked for.
     let all_binary = request.outputs.is_empty() && flag(&request.parameters, BINARY_OUTPUT)? == Some(true);
     if all_binary || request.outputs.iter().any(|output| output.binary) {
         return Err(bad(
@@ -110,7 +110,7 @@ fn by_batches(
     tallied(tally, items.div_ceil(largest), batches.buffered(STREAMED_BATCHES))
 }
 
-/// Counts the request of which these parts come, `count` in number, with the last of them.
+/// Counts the request once the last of its `count` parts has come.
 fn tallied<T>(
     tally: Arc<Tally>,
     count: usize,
@@ -125,7 +125,7 @@ fn tallied<T>(
     })
 }
 
-/// The members that say what came of some items. All of it is text.
+/// The part of the reply for some items. All of it is text.
 async fn part(
     front: &Front,
     tally: &Tally,
@@ -146,10 +146,10 @@ async fn part(
     written
 }
 
-/// Batches of a stream that are under way.
+/// Batches of a streamed reply that are under way at once.
 const STREAMED_BATCHES: usize = 2;
 
-/// Bytes of outputs that are a part of a stream, where the model's file tells how many an item has: as text it is several times as much.
+/// Bytes of outputs in one part of a stream, if the model's file tells how many an item has. As text they are several times as many.
 const PART_BYTES: usize = 8 << 20;
 
 /// Items of a part.

@@ -1,5 +1,4 @@
-//! What a request for localizations asks for: changes of the model's settings, how the body is to be read, and the form
-//! of the reply.
+//! What a request for localizations asks for: changes to the model's settings, how to read the body, and the form of the reply.
 
 use crate::{
     error::InferError,
@@ -25,24 +24,24 @@ const ACCEPTED: &str = "application/x-ndjson, text/csv, text/csv; profile=thunde
                         application/x-hdf5, application/vnd.apache.arrow.stream, application/x-npy or image/png, or say \
                         format=... in the query";
 
-/// A request's wishes.
+/// What a request asks for.
 #[derive(Debug)]
 pub(super) struct Asked {
-    /// The model's, and what the request changes.
+    /// The model's, with the request's changes.
     pub(super) settings: Settings,
     /// What the frames of the stack are.
     pub(super) holds: Holds,
-    /// Whether planes in other files, which its own names, are left to other requests.
+    /// Whether planes in other files, which the posted file names, are left to other requests.
     pub(super) file_alone: bool,
     /// The number of the first frame.
     pub(super) first_frame: u32,
-    /// How the body is stored; `None`: its first bytes say.
+    /// How the body is stored; `None`: its first bytes tell.
     pub(super) stack: Option<StackFormat>,
-    /// What counts the bytes of the body, where they come packed.
+    /// The count of the body's bytes as they arrive, if the body is compressed.
     pub(super) came: Option<Came>,
     /// The form of the reply.
     pub(super) format: Format,
-    /// Details of it.
+    /// Details of that form.
     pub(super) options: Options,
 }
 
@@ -60,7 +59,7 @@ impl Asked {
         let (mut file_alone, mut first_frame) = (false, None);
         let (mut dtype, mut shape) = (None, None);
         let mut pairs = query::pairs(query)?;
-        // It says more of what another one says.
+        // `z_range_um` adds to `color_by`, which must be set before it.
         pairs.sort_by_key(|(key, _)| key == "z_range_um");
         settings::agree(&pairs).map_err(|(_, why)| why)?;
         for (key, value) in &pairs {
@@ -94,7 +93,7 @@ impl Asked {
                 .to_owned()
                 .into());
         }
-        // A preset is about columns of our own. Other formats have theirs, so that they pass over the model's, but not the request's.
+        // A preset selects among our own columns. Formats with fixed columns ignore the model's preset, but not the request's.
         if format.has_open_columns() || pairs.iter().any(|(key, _)| key == "preset") {
             options.columns = settings.columns();
         }
@@ -116,7 +115,7 @@ impl From<String> for Wrong {
     }
 }
 
-/// Whether planes are those of the file itself.
+/// Whether only the file's own planes are meant.
 fn is_here(planes: &str) -> Option<bool> {
     match planes {
         "all" => Some(false),
@@ -138,8 +137,8 @@ fn sample_type(value: &str) -> Result<SampleType, String> {
     }
 }
 
-/// How raw little-endian samples are laid out: by `dtype` and `shape` of the query, or the headers `Ocelli-Dtype` and
-/// `Ocelli-Shape`. Neither: the body says itself what it is.
+/// The layout of raw little-endian samples, from `dtype` and `shape` of the query or the headers `Ocelli-Dtype` and `Ocelli-Shape`. With
+/// neither, the body itself tells what it is.
 fn raw(
     headers: &HeaderMap,
     dtype: Option<SampleType>,
@@ -172,7 +171,7 @@ fn raw(
     Ok(Some(StackFormat::Raw(Raw { width: side(width)?, height: side(height)?, sample, frames })))
 }
 
-/// Which media types ask for what. Of a range, whoever takes all of it gets the first.
+/// Which media types ask for which format. A range gets the first offer that it covers.
 const OFFERS: [Offer<Format>; 11] = [
     Offer::ranged(Format::Ndjson, "application/x-ndjson"),
     Offer::named(Format::Ndjson, "application/ndjson"),
@@ -181,7 +180,7 @@ const OFFERS: [Offer<Format>; 11] = [
         parameter: Some(("profile", Some("thunderstorm"))),
         ..Offer::named(Format::ThunderStorm, "text/csv")
     },
-    // Another profile is none of ours.
+    // Any other profile is not one of ours.
     Offer { parameter: Some(("profile", None)), ..Offer::ranged(Format::Csv, "text/csv") },
     Offer::ranged(Format::Png, "image/png"),
     Offer::ranged(Format::Arrow, "application/vnd.apache.arrow.stream"),
@@ -191,7 +190,7 @@ const OFFERS: [Offer<Format>; 11] = [
     Offer::ranged(Format::Picasso, "application/zip"),
 ];
 
-/// The best liked of the forms that we have.
+/// The format that `Accept` prefers among ours.
 fn format(headers: &HeaderMap) -> Result<Format, Wrong> {
     if !headers.contains_key(header::ACCEPT) {
         return Ok(Format::Ndjson);
@@ -345,7 +344,7 @@ mod tests {
         };
         assert_eq!(columns("format=picasso", &manifest), Columns::All);
         assert_eq!(columns("format=csv", &manifest), Columns::GaussMle);
-        // Which the writer refuses, as it does where another caller asks for it.
+        // The writer refuses this combination.
         assert_eq!(columns("format=picasso&preset=gaussmle", &Settings::default()), Columns::GaussMle);
         assert_eq!(columns("format=picasso&preset=none", &manifest), Columns::All);
     }

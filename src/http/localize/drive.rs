@@ -1,4 +1,4 @@
-//! One stack from its first byte to the last of its localizations. Two sides work at once, [`Finding`] ahead of [`Telling`] by a
+//! The work on one stack, from its first byte to its last localization. Two sides work at once: [`Finding`] runs ahead of [`Telling`] by a
 //! bounded number of chunks.
 
 use super::{
@@ -24,18 +24,18 @@ use tokio::sync::mpsc;
 /// How far reading may be ahead of fitting, and fitting of telling.
 #[derive(Debug, Clone, Copy)]
 struct Ahead {
-    /// Chunks that may be fitted, or wait to be told, beside the one that is told.
+    /// Chunks that are being fitted or wait to be written, beside the one that is being written.
     chunks: usize,
-    /// Bytes that are taken from the connection while others are looked at.
+    /// Bytes taken from the connection while others are being searched.
     bytes: usize,
 }
 
 impl Ahead {
-    /// A GPU takes several batches at once, and each sooner than the next is read.
+    /// A GPU takes several batches at once, and is done with each sooner than the next is read.
     const OF_GPU: Ahead = Ahead { chunks: 8, bytes: 4 << 20 };
 
-    /// Cores slow down when what is on its way does not stay in their caches: with as much as for a GPU, two had 5 % fewer 7 x 7 ROIs. Each of the
-    /// model's instances has a batch of its own.
+    /// Cores slow down when the data in flight does not stay in their caches: with as much as for a GPU, two cores fitted 5 % fewer 7 x 7
+    /// ROIs. Each of the model's instances has a batch of its own.
     fn of_cpu(instances: usize) -> Ahead {
         Ahead { chunks: 3 + instances, bytes: 1 << 20 }
     }
@@ -44,11 +44,11 @@ impl Ahead {
 /// A chunk in the queue.
 pub(super) struct Pending {
     pub(super) fitting: Fitting,
-    /// Counts it, once its rows are written.
+    /// Counts the chunk once its rows are written.
     pub(super) tally: Arc<Tally>,
     pub(super) origins: Origins,
     pub(super) setting: Setting,
-    /// How long it was looked for; of several that came at once, the first has the time of all.
+    /// How long it took to find. Of several chunks found at once, the first has the time of all.
     pub(super) decode: Duration,
 }
 
@@ -72,7 +72,7 @@ impl Drive {
         }
     }
 
-    /// Does all of it. Ends early, without a word, when nobody listens any more.
+    /// Does all the work. Ends early, without a word, when the client has gone.
     pub(super) async fn run(self, posted: Posted, mut reply: Outgoing) {
         let Drive { finding, mut telling, ahead } = self;
         let (found, mut coming) = mpsc::channel::<Found>(ahead.chunks);
@@ -83,12 +83,12 @@ impl Drive {
             loop {
                 tokio::select! {
                     all = &mut finding, if found_all.is_none() => found_all = Some(all),
-                    // When it goes wrong, there is no use in finding more.
+                    // If telling fails, there is no use in finding more.
                     told = &mut telling => break told,
                 }
             }
         };
-        // What was found before an error has been told before it.
+        // What was found before an error has been written by now.
         if let Err(error) = told.and(found_all.unwrap_or(Ok(()))) {
             telling.fail(error, &mut reply).await;
         }

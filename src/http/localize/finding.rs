@@ -1,4 +1,4 @@
-//! The first side of a [`drive`](super::drive): bytes from the connection to chunks of ROIs in the queue.
+//! The first side of a [`drive`](super::drive): from the connection's bytes to chunks of ROIs in the queue.
 
 use super::{
     asked::Asked,
@@ -32,14 +32,13 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// Chunks that are handed over at once, and bytes of them after which no other is cut: waking a thread costs as much as looking
-/// at 100 kB.
+/// Chunks that are handed over at once, and bytes of them after which no more are cut. Waking a thread costs as much as searching 100 kB.
 const CHUNKS_AT_ONCE: usize = 4;
 const CUT_BYTES_AT_ONCE: usize = 4 << 20;
-/// Looks at what was taken from the connection after which more is taken with each than usual, how much with each, and at most: as much as
-/// a caller's socket and ours keep by default of what has not been read. Where little of a file becomes much, the end of a caller who
-/// has gone stands behind what he has sent, and nobody would come to it for minutes. Where the system lets sockets keep more
-/// (`net.ipv4.tcp_rmem`, `tcp_wmem`), it is seen once all but so much is looked at.
+/// A little of a file may become so much that it is looked at many times before more of the body is needed. A client that goes away
+/// meanwhile would go unnoticed for minutes: the end of its connection stands behind all that it has sent. So after this many looks, each
+/// further look lets another step be read ahead, up to a maximum: what the client's socket and ours buffer by default. Where sockets may
+/// buffer more (`net.ipv4.tcp_rmem`, `tcp_wmem`), the end is seen once all but that much has been looked at.
 const LOOKS_FREE: usize = 16;
 const AHEAD_STEP_BYTES: usize = 64 << 10;
 const AHEAD_BYTES_MAX: usize = 8 << 20;
@@ -56,8 +55,8 @@ pub(super) enum Posted {
     File(Bytes),
 }
 
-/// What was found, in this order: what the rows are written with, chunks, and at the end the number of frames and the size of a
-/// pixel, which some files say there.
+/// What was found, in this order: the writer for the rows, chunks, and at the end the number of frames and the size of a pixel, which some
+/// files state only there.
 pub(super) enum Found {
     Begin(Box<Writer>),
     Chunk(Pending),
@@ -72,12 +71,12 @@ pub(super) struct Finding {
     format: Format,
     options: Options,
     first_frame: u32,
-    /// On the pool while it works.
+    /// `None` while it works on the pool.
     stager: Option<Stager>,
     begun: bool,
-    /// What chunks take until they are in the queue.
+    /// Memory set aside for chunks until they are in the queue.
     held: Option<Beside>,
-    /// Work on frames of which no chunk has come yet.
+    /// Time spent on frames that have given no chunk yet.
     looked: Duration,
 }
 
@@ -106,7 +105,7 @@ impl Finding {
         }
     }
 
-    /// Reads the stack to its end; while it is looked at, takes so many bytes from the connection.
+    /// Reads the stack to its end. While some of it is looked at, takes up to `bytes_max` bytes from the connection.
     pub(super) async fn run(
         mut self,
         posted: Posted,
@@ -123,11 +122,11 @@ impl Finding {
             let mut cut = Cut { chunks: Vec::new(), bytes: 0, held: self.held.take() };
             let look = move || {
                 let began = Instant::now();
-                // Here, since what is fed may go to a file.
+                // Fed on the pool, since this may write to a file.
                 let step = fresh.to(&mut stager).and_then(|()| cut.fill(&mut stager, hurry));
                 (stager, cut, step, began.elapsed())
             };
-            // Its time is that of what comes of it, which the caller has no part in.
+            // The clock starts anew: it covers this look and the chunks found in it, not the time that the client takes to send.
             let call = self.call.again();
             let looking = self.front.decode.run(charged(self.call.permit.as_ref(), look));
             let (stager, cut, step, took) = call.in_time(supply.gather_while(looking)).await?;
@@ -160,8 +159,8 @@ impl Finding {
         tell(&found, Found::End(frames, pixel_nm)).await
     }
 
-    /// Charges for what of a stream waits to be read, where that may go to a file instead. A file that was posted has been charged for
-    /// with its body; and without a temporary file, all that may be held is as it comes.
+    /// Charges for bytes of a stream that wait to be read, if they may go to a file instead. A posted file was charged for with its body;
+    /// and without a temporary file, a stream is charged as it comes for all that it may hold.
     fn charge_for(&mut self, posted: &Posted) {
         let options = &self.front.limits.stack;
         if matches!(posted, Posted::Stream(_)) && options.spill_folder.is_some() {
@@ -171,7 +170,7 @@ impl Finding {
         }
     }
 
-    /// Notes the work since it was last noted, and how long it took.
+    /// Notes the work since the last call, and returns how long it took.
     fn noted(&mut self) -> Duration {
         let decode = std::mem::take(&mut self.looked);
         if decode > Duration::ZERO {
@@ -184,7 +183,7 @@ impl Finding {
         self.stager.as_mut().expect("it is back after each step")
     }
 
-    /// Makes the writer, once what the stack is is known.
+    /// Makes the writer, once it is known what the stack is.
     async fn begin(&mut self, found: &mpsc::Sender<Found>) -> Result<(), InferError> {
         if self.begun {
             return Ok(());
@@ -197,7 +196,7 @@ impl Finding {
         tell(found, Found::Begin(Box::new(writer))).await
     }
 
-    /// Queues a chunk that took so long to be cut, once few enough are there.
+    /// Queues a chunk that took `waited` to be cut, once few enough are in flight.
     async fn queue(
         &mut self,
         chunk: Chunk,
@@ -224,17 +223,17 @@ impl Finding {
     }
 }
 
-/// Chunks that were cut and are not in the queue.
+/// Chunks that were cut and are not in the queue yet.
 struct Cut {
     chunks: Vec<Chunk>,
-    /// Of all of them.
+    /// Bytes of all chunks.
     bytes: usize,
-    /// What is set aside for them. The stager asks for one itself.
+    /// What is set aside for them. The stager itself charges for one chunk.
     held: Option<Beside>,
 }
 
 impl Cut {
-    /// Cuts as many as are handed over at once, or as there is room for.
+    /// Cuts as many chunks as are handed over at once, or as there is room for.
     fn fill(&mut self, stager: &mut Stager, hurry: bool) -> Result<Step, InferError> {
         loop {
             match stager.step(hurry)? {
@@ -245,7 +244,7 @@ impl Cut {
                 step => return Ok(step),
             }
             let enough = self.chunks.len() == CHUNKS_AT_ONCE || self.bytes >= CUT_BYTES_AT_ONCE;
-            // Before there is another beside them.
+            // Charged before another chunk is cut.
             if enough || self.held.as_mut().is_some_and(|held| !held.set(self.bytes as u64)) {
                 return Ok(Step::Busy);
             }
@@ -279,13 +278,13 @@ impl Fed {
 struct Supply {
     posted: Posted,
     waiting: VecDeque<Bytes>,
-    /// Of all that waits.
+    /// Bytes of all that waits.
     bytes: usize,
-    /// From which on no more is taken, and what is handed out at once.
+    /// With so many bytes waiting, no more are taken; also the most that is handed out at once.
     bytes_max: usize,
-    /// Looks at what was handed out last, beside which more is taken.
+    /// Looks so far at what was handed out last.
     looks: usize,
-    /// What is set aside for that.
+    /// What is set aside for bytes beyond `bytes_max`.
     held: Option<Beside>,
     ended: bool,
     /// Why no more will come.
@@ -298,7 +297,7 @@ impl Supply {
         Supply { posted, waiting, bytes: 0, bytes_max, looks: 0, held, ended: false, failed: None }
     }
 
-    /// Whether there is still a caller.
+    /// Fails once the client has gone.
     fn is_attended(&self) -> Result<(), InferError> {
         if self.failed == Some(InferError::Cancelled) { Err(InferError::Cancelled) } else { Ok(()) }
     }
@@ -312,7 +311,7 @@ impl Supply {
         self.bytes < self.bytes_max.saturating_add(ahead.min(AHEAD_BYTES_MAX)) && self.set_aside()
     }
 
-    /// Sets aside what waits beyond what is handed out at once, or gives it back; whether there was room.
+    /// Sets aside what waits beyond `bytes_max`, or gives it back. Returns whether there was room.
     fn set_aside(&mut self) -> bool {
         let beyond = self.bytes.saturating_sub(self.bytes_max);
         self.held.as_mut().is_none_or(|held| held.set(beyond as u64))
@@ -332,8 +331,8 @@ impl Supply {
         }
     }
 
-    /// What has come, and whether there is no more. Waits only if nothing has come; with `briefly`, not for long, and may have
-    /// nothing to say then.
+    /// Hands out what has come, and tells whether it was the last. Waits only if nothing has come; with `briefly`, not for long, and gives
+    /// `None` if still nothing has.
     async fn more(&mut self, briefly: bool) -> Result<Option<Fed>, InferError> {
         if self.waiting.is_empty() {
             if self.failed.is_some() && briefly {
@@ -354,7 +353,7 @@ impl Supply {
                 };
                 self.take(next);
             }
-            // What is there already goes with it.
+            // Also takes what is there already.
             self.gather_while(std::future::ready(())).await;
         }
         let (mut pieces, mut bytes) = (Vec::new(), 0);
@@ -381,7 +380,7 @@ impl Supply {
     }
 }
 
-/// The next bytes, of a file so many. Nothing is lost when it is dropped before they are there.
+/// The next bytes; of a file, at most `at_most`. Nothing is lost if the future is dropped before they are there.
 async fn next(posted: &mut Posted, at_most: usize) -> Result<Option<Bytes>, InferError> {
     match posted {
         Posted::Stream(reader) => reader.next().await,
@@ -426,8 +425,8 @@ mod tests {
         assert_eq!(other.await, Ok(true));
     }
 
-    /// Looks many times at the first of 6 MiB that come, behind which the caller goes. How many looks there were before that is seen,
-    /// and how much waits then.
+    /// Looks many times at the first of 6 MiB, after which the client has gone. Returns how many looks there were before that was seen, and
+    /// how many bytes waited then.
     async fn looks_before_the_end(bytes_in_flight_max: u64, looks_max: usize) -> (usize, usize) {
         const PIECE: usize = 16 << 10;
         let gone = Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
@@ -440,7 +439,7 @@ mod tests {
         let mut looks = 0;
         while looks < looks_max && supply.is_attended().is_ok() {
             looks += 1;
-            // As long as much could be taken.
+            // Lasts long enough for much to be taken.
             let mut polls = 0;
             let look = std::future::poll_fn(|context| {
                 polls += 1;

@@ -1,14 +1,14 @@
 //! `POST /predictions/{model}` for a fitter: a stack of camera frames or of ROIs in, localizations out.
 //!
 //! - [`asked`]: what the query and the headers ask for.
-//! - [`tensors`]: the same by the Open Inference Protocol.
-//! - [`drive`]: the whole way, of which [`finding`] goes ahead (body to chunks, chunks to the queue) and [`telling`] follows (answers
-//!   to bytes), at once and in order.
-//! - [`outgoing`]: bytes to the connection, and where they wait for a caller who does not read yet.
-//! - [`share`]: what of all that is charged to the request.
+//! - [`tensors`]: the same task by the Open Inference Protocol.
+//! - [`drive`]: the work on one stack. [`finding`] goes ahead (body to chunks, chunks to the queue), [`telling`] follows (the model's
+//!   answers to bytes of the reply). Both run at once, and in order.
+//! - [`outgoing`]: passes bytes to the connection, and keeps those that the client does not read yet.
+//! - [`share`]: how much of all this is charged to the request.
 //!
-//! A raw body is read as it comes, so that a stack may be longer than memory; answers in a format that streams are sent
-//! while it still comes. Once something was sent, an error becomes the last member of the reply.
+//! A raw body is read as it comes, so a stack may be longer than memory. In a format that streams, results are sent while the body still
+//! comes. Once something was sent, an error becomes the last member of the reply.
 
 mod asked;
 mod drive;
@@ -39,16 +39,16 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
-/// Units, pixel origin and frame base of the reply, whatever its format can say of them.
+/// Header with units, pixel origin and frame base of the reply, whether or not its format can express them.
 const CONVENTIONS: HeaderName = HeaderName::from_static("ocelli-conventions");
 
-/// What became of the stack in numbers, behind the last byte of a whole reply, for clients that take trailers.
+/// Trailer with counts of what became of the stack, behind the last byte of a whole reply, for clients that read trailers.
 const COUNTS: HeaderName = HeaderName::from_static("ocelli-counts");
 
-/// What stands behind the template of a route where a stack is counted under it.
+/// Suffix of a route's template under which stacks are counted.
 pub(super) const STACK: &str = " (stack)";
 
-/// The templates of stacks, which are counted apart from the images that are posted to the same routes.
+/// The templates for stacks, which are counted apart from images posted to the same routes.
 pub(super) const STACKS: [&str; 2] =
     ["/predictions/{model} (stack)", "/predictions/{model}/{version} (stack)"];
 
@@ -89,7 +89,7 @@ pub(super) async fn predict(
     };
     let (reply, mut coming) = Outgoing::new(options.limits.memory_bytes_max, waiting);
     let drive = Drive::new(front, model, call, asked);
-    // The request's span goes with it: its lines have the request's id.
+    // The request's span goes with the task, so its log lines have the request's id.
     let driving = tracing::Instrument::instrument(drive.run(posted, reply), tracing::Span::current());
     let task = AbortOnDropHandle::new(tokio::spawn(driving));
 
@@ -119,7 +119,7 @@ pub(super) async fn predict(
     Ok(response)
 }
 
-/// The reply's body, of what comes after its beginning. Dropping it, as when the caller goes away, ends the task.
+/// The reply's body: all that comes after its beginning. Dropping it, for instance when the client goes away, ends the task.
 fn frames(
     coming: mpsc::Receiver<Event>,
     task: AbortOnDropHandle<()>,
@@ -144,7 +144,7 @@ fn frames(
                     ending.ended(None);
                     Ok(Frame::trailers(trailers))
                 }
-                // Too late for a reply that says so: one that is cut off is not taken for a whole one.
+                // Too late for an error reply. A body that is cut off is not taken for a whole one.
                 Event::Failed(error) => {
                     tracing::warn!(%error, "a reply is cut off");
                     ending.ended(Some(Problem::from(&error).kind));

@@ -1,5 +1,5 @@
-//! The way of a reply from the work to the connection. Many clients send all of a stack before they read anything: what
-//! they do not take waits here, so that the stack is read on, up to a bound.
+//! Passes a reply from the work to the connection. Many clients send all of a stack before they read anything. What they do not take yet
+//! waits here, up to a bound, so that the stack is read on.
 
 use super::share::Share;
 use crate::{
@@ -11,22 +11,22 @@ use bytes::{Bytes, BytesMut};
 use std::{collections::VecDeque, pin::pin, time::Duration};
 use tokio::sync::mpsc;
 
-/// Events that the connection may be behind before their bytes are put together.
+/// Events that the connection may be behind; after that, bytes are gathered into blocks.
 const EVENTS: usize = 16;
-/// The most bytes of an event. What waits is put together to as many.
+/// The most bytes of an event. Bytes that wait are gathered into blocks of this size.
 const BLOCK_BYTES: usize = 64 << 10;
 /// How long to wait for the connection before asking again whether more may wait.
 const FULL_PAUSE: Duration = Duration::from_millis(50);
 
-/// What the reply is told, in this order: it begins, its bytes; or, instead of beginning, that there is none.
+/// What is sent to the reply: that it begins, then its bytes and its end; or, instead of beginning, that there is none.
 pub(super) enum Event {
-    /// Units, origin and frame base; and where the time of what is there went.
+    /// Units, origin and frame base; and where the time went so far.
     Begin(String, Spent),
-    /// The next bytes, in pieces of which none is empty.
+    /// The next bytes, in pieces that are not empty.
     Bytes(Vec<Bytes>),
-    /// It breaks off behind what was sent: the last bytes, which say why, and of what kind that is.
+    /// The reply breaks off: its last bytes, which say why, and the kind of the error.
     Broken(Bytes, Kind),
-    /// There was all of it: its counts, and what all of it took where.
+    /// The reply is whole: trailers with its counts and where all the time went.
     End(HeaderMap),
     /// There will be no reply.
     Failed(InferError),
@@ -35,7 +35,7 @@ pub(super) enum Event {
 /// Where events go to.
 pub(super) struct Outgoing {
     events: mpsc::Sender<Event>,
-    /// In blocks, each of which goes by itself.
+    /// In blocks, each sent as one event.
     waiting: VecDeque<BytesMut>,
     waiting_bytes: usize,
     waiting_bytes_max: usize,
@@ -43,7 +43,7 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// One of which so many bytes may wait, if its share has room for them, and where its events come out.
+    /// Creates both ends. At most `waiting_bytes_max` bytes may wait, if the share has room for them.
     pub(super) fn new(waiting_bytes_max: usize, share: Share) -> (Outgoing, mpsc::Receiver<Event>) {
         let (events, coming) = mpsc::channel(EVENTS);
         let waiting = VecDeque::new();
@@ -55,7 +55,7 @@ impl Outgoing {
         !self.waiting.is_empty()
     }
 
-    /// Takes bytes; waits for the connection only when too many wait for it already.
+    /// Takes bytes. Waits for the connection only if too many bytes wait already.
     ///
     /// # Errors
     /// Nobody listens any more.
@@ -87,7 +87,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Lets bytes wait, behind those that wait already.
+    /// Queues bytes behind those that wait already.
     fn keep(&mut self, mut bytes: &[u8]) {
         self.waiting_bytes += bytes.len();
         while !bytes.is_empty() {
@@ -101,7 +101,7 @@ impl Outgoing {
         }
     }
 
-    /// Waits for something else, and passes on what waits meanwhile.
+    /// Waits for `work`, and passes on waiting bytes meanwhile.
     ///
     /// # Errors
     /// Nobody listens any more.
@@ -116,7 +116,7 @@ impl Outgoing {
         }
     }
 
-    /// Passes on a block of what waits, once there is room: never all of it, which the connection would hold then.
+    /// Passes on one waiting block, once there is room. Never all at once: the connection would then hold them.
     ///
     /// # Errors
     /// Nobody listens any more.
@@ -132,9 +132,9 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Tells the share what is held here. Whether there is room for it.
+    /// Tells the share how many bytes are held. Returns whether there is room for them.
     fn holds(&mut self) -> bool {
-        // As long as some waits, the events before it are as many as may be.
+        // While blocks wait, the channel before them is full.
         let on_their_way = if self.is_behind() { EVENTS * BLOCK_BYTES } else { 0 };
         self.share.holds(on_their_way + self.waiting_bytes)
     }

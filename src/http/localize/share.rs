@@ -1,5 +1,5 @@
-//! What a stack holds, charged to its request: its first bytes, as they come, and what is more than that while it holds more. A stack
-//! that is written in order, and whose caller reads, takes no more than that share however long it is.
+//! Charges a request for the memory that its stack holds: for the first bytes as they come, and for anything beyond them while it is held.
+//! A stack that is written in order, and whose client reads, takes only that first share however long it is.
 
 use crate::{
     http::admission::{Beside, Permit},
@@ -7,12 +7,12 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// Half of it is for what is taken from the connection ahead of the work (`drive::Ahead`), and a quarter each for what cannot be read
-/// yet and for rows that the caller does not take yet.
+/// What a stack is charged for as it comes. Half is for bytes taken from the connection ahead of the work (`drive::Ahead`), a quarter for
+/// bytes that cannot be read yet, and a quarter for rows that the client does not take yet.
 const STACK_BYTES: u64 = 8 << 20;
 
-/// Up to how many bytes a stack is charged for as it comes. Where it has no temporary file, that is all that it may ever hold: there is
-/// nowhere to put what has no room later.
+/// The most that a stack is charged for as it comes. Without a temporary file, that is all that it may ever hold: there is nowhere to put
+/// what finds no room later.
 pub(super) fn of_stack(options: &Options) -> u64 {
     let most = options.limits.memory_bytes_max as u64;
     if options.spill_folder.is_some() { most.min(STACK_BYTES) } else { most }
@@ -21,17 +21,17 @@ pub(super) fn of_stack(options: &Options) -> u64 {
 /// Memory of one kind that a stack holds.
 pub(super) struct Share {
     own_max: u64,
-    /// What the stack is charged for, and what this is beyond its part of that; nothing where nobody counts.
+    /// The stack's permit, and what is charged beyond this share's part of it; `None` where nothing is counted.
     charged: Option<(Arc<Permit>, Beside)>,
 }
 
 impl Share {
-    /// One of four such shares of what a stack is charged for as it comes.
+    /// A quarter of what a stack is charged for as it comes.
     pub(super) fn of_stream(permit: Option<&Arc<Permit>>, options: &Options) -> Share {
         Share::new(of_stack(options) / 4, permit)
     }
 
-    /// The same of a file that is held as a whole: nothing of what that is charged for is left for others.
+    /// The share for a file that is held as a whole: its charge is used up by the file itself.
     pub(super) fn beside_file(permit: Option<&Arc<Permit>>) -> Share {
         Share::new(0, permit)
     }
@@ -40,7 +40,7 @@ impl Share {
         Share { own_max, charged: permit.map(|permit| (Arc::clone(permit), permit.nothing_beside())) }
     }
 
-    /// So many bytes are held: charges for what is beyond its own, or gives that back. Whether there is room for them.
+    /// Reports that `bytes` are held: charges for those beyond the share's own part, or gives them back. Returns whether there is room.
     pub(super) fn holds(&mut self, bytes: usize) -> bool {
         let Some((permit, beyond)) = &mut self.charged else { return true };
         let own = self.own_max.min(permit.bytes());
@@ -48,8 +48,8 @@ impl Share {
     }
 }
 
-/// Charges for memory before it is taken, until who takes it is dropped: for that in which frames come out, and in which spots are looked
-/// for. Of that there is no share, since a short body may need much of it.
+/// Charges for memory before it is taken, until the closure is dropped: for frames that are unpacked, and for the search for spots. This
+/// memory has no share of the stack's charge, since a short body may need much of it.
 pub(super) fn of_work(permit: Option<&Permit>) -> Charge {
     let mut beside = permit.map(Permit::nothing_beside);
     Box::new(move |bytes| beside.as_mut().map_or(Ok(()), |beside| beside.grow_to(bytes as u64)))
@@ -98,7 +98,7 @@ mod tests {
         let charged = || admission.in_flight().bytes;
         let mut charge = of_work(Some(&permit));
         assert_eq!((charge(30), charge(70), charged()), (Ok(()), Ok(()), 70));
-        // For ever, and for now; neither takes anything.
+        // Refused for ever, and for now; neither takes anything.
         assert!(matches!(charge(101), Err(InferError::TooLarge { got: 101, limit: 100, .. })));
         let mut of_other = of_work(Some(&other));
         assert!(matches!(of_other(31), Err(InferError::Full { limit: 100, .. })));

@@ -1,4 +1,4 @@
-//! The second side of a [`drive`](super::drive): answers to the bytes of the reply.
+//! The second side of a [`drive`](super::drive): from the model's answers to the bytes of the reply.
 
 use super::{
     COUNTS,
@@ -24,17 +24,17 @@ use tokio::sync::mpsc;
 /// Writes what was found, in order.
 pub(super) struct Telling {
     front: Arc<Front>,
-    /// What is held for the reply beside what the request takes.
+    /// Memory set aside for the reply, beside what the request takes.
     held: Option<Beside>,
     /// Where the stages of its trace are noted.
     call: Call,
     format: Format,
-    /// On the pool while it works.
+    /// `None` while it works on the pool.
     writer: Option<Writer>,
     begun: bool,
-    /// Bytes that were appended for the last rows, for which there is room at once: the next are about as many.
+    /// Bytes that the last rows took. The next rows get as much room at once: they take about as many.
     room: usize,
-    /// On all that was answered so far.
+    /// Where the time went for all answers so far.
     spent: Spent,
 }
 
@@ -44,7 +44,7 @@ impl Telling {
         Telling { front, held: None, call, format, writer, begun: false, room: 0, spent }
     }
 
-    /// Tells all that comes. Ends without an error, too, when finding broke off.
+    /// Writes all that comes. Ends without an error when finding broke off, too.
     pub(super) async fn run(
         &mut self,
         coming: &mut mpsc::Receiver<Found>,
@@ -63,7 +63,7 @@ impl Telling {
         Ok(())
     }
 
-    /// Sets aside what the writer holds until the end: it may be far more than the stack that was posted.
+    /// Sets aside what the writer holds until the end, which may be far more than the posted stack.
     fn hold(&mut self, bytes: usize) -> Result<(), InferError> {
         match (&mut self.held, &self.call.permit) {
             (Some(held), _) => held.grow_to(bytes as u64)?,
@@ -86,7 +86,7 @@ impl Telling {
         let spent = Spent::on(decode, &answer);
         self.spent.include(&spent);
         let (begin, room, answered) = (!self.begun, self.room, Instant::now());
-        // What is held goes with the writer, and comes back with it.
+        // What is set aside travels with the writer.
         let held = self.held.take();
         let write = move || {
             let mut out = Pieces::with_room(room);
@@ -112,7 +112,7 @@ impl Telling {
             }
         }
         self.writer = Some(writer);
-        // Formats of text vary a little.
+        // Rows of text vary a little in length.
         self.room = out.appended() + out.appended() / 16;
         reply.bytes(out.into_vec()).await
     }
@@ -145,7 +145,7 @@ impl Telling {
         };
         let ended = self.front.decode.run(charged(self.call.permit.as_ref(), end)).await?;
         let (pieces, held) = ended.map_err(InferError::BadRequest)?;
-        // A caller who does not read yet has not got it.
+        // The pieces stay charged until the client has taken them.
         let pieces = match held.map(Arc::new) {
             Some(held) => pieces.into_iter().map(|piece| keeping(piece, &held)).collect(),
             None => pieces,
@@ -163,7 +163,7 @@ impl Telling {
         Ok(())
     }
 
-    /// Says what went wrong: as the reply, or as its last member.
+    /// Reports an error: as the reply, or as its last member.
     pub(super) async fn fail(self, error: InferError, reply: &mut Outgoing) {
         let told = match self.writer {
             Some(writer) if self.begun && self.format.streams() => {
@@ -173,7 +173,7 @@ impl Telling {
             }
             _ => Event::Failed(error),
         };
-        // Nobody listens: nobody is told.
+        // If the client has gone, nobody needs to be told.
         let _ = reply.send(told).await;
     }
 }

@@ -40,15 +40,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Parameters that clients of the protocol send beside, and that mean nothing to a fit or were read before.
+/// Parameters that clients of the protocol send as well. They mean nothing to a fit, or were read before.
 const PROTOCOL_KEYS: [&str; 6] =
     ["binary_data_output", "priority", "sequence_end", "sequence_id", "sequence_start", "timeout"];
 
 /// How far out a ROI may lie, px: positions are in single precision, which rounds by up to 0.004 px there.
 const CORNER_MAX: u32 = 1 << 16;
 
-/// What a fitter takes and gives, as metadata says it. `corners`, `frame` and `frames` are left out: metadata cannot say that
-/// an input is optional.
+/// A fitter's inputs and outputs, for metadata. `corners`, `frame` and `frames` are left out: metadata cannot mark an input as optional.
 pub(in crate::http) fn signature(settings: &Settings) -> Signature {
     let spec = |name: String, datatype, axes| TensorSpec { name, datatype, shape: vec![Dim::Free; axes] };
     let outputs = settings.schema(false).map(|schema| {
@@ -89,7 +88,7 @@ fn columns(table: Table, schema: &Schema) -> Vec<(String, Tensor)> {
     columns
 }
 
-/// What came of a request: tensors by name, what is told beside them, and where the time went.
+/// The result of a request: tensors by name, parameters beside them, and where the time went.
 pub(in crate::http) struct Fitted {
     pub(in crate::http) outputs: Vec<(String, Tensor)>,
     pub(in crate::http) parameters: Told,
@@ -116,7 +115,7 @@ pub(in crate::http) async fn fit(
             let setting = settings.setting_of(None).map_err(InferError::BadRequest)?;
             (rois.chunk(setting)?.into_iter().collect(), schema, None)
         }
-        // To a reader of stacks a file without frames is one that was cut.
+        // Answered here, because the stack reader takes a file without frames for one that was cut short.
         Given::Frames(frames) if frames.shape[0] == 0 => {
             settings.setting_of(None).map_err(InferError::BadRequest)?;
             (Vec::new(), settings.schema(true).map_err(InferError::BadRequest)?, None)
@@ -131,7 +130,7 @@ pub(in crate::http) async fn fit(
             found
         }
     };
-    // Where there is something, the queue says so.
+    // With chunks, the queue checks this.
     if chunks.is_empty() && call.is_late() {
         return Err(call.late());
     }
@@ -141,7 +140,7 @@ pub(in crate::http) async fn fit(
         let ticket = call.push(front, tally, inputs, items, Some(setting.clone()))?;
         queued.push((Queued::new(call.clone(), Arc::clone(tally), ticket), origins, setting));
     }
-    // The queue counts them from here on.
+    // From here on the queue accounts for the chunks.
     drop(held);
     let mut table = Table::new(&schema);
     for (queued, origins, setting) in queued {
@@ -150,22 +149,22 @@ pub(in crate::http) async fn fit(
         let more = origins.table(&ran.outputs, &schema, &setting).map_err(InferError::Internal)?;
         table.append(more);
     }
-    // Columns have no place for what is in no row.
+    // Spots that are in no row have no place in columns.
     let parameters = if searched { vec![(OVER_SPOTS_MAX, table.over_spots_max)] } else { Told::new() };
     Ok(Fitted { outputs: columns(table, &schema), parameters, spent })
 }
 
-/// What the query of a request changes of a model's settings, by the same keys as its parameters do.
+/// The changes that a request's query makes to a model's settings, by the same keys as its parameters.
 pub(in crate::http) struct Changes<'m> {
     settings: &'m Settings,
     said: Vec<(&'static str, String)>,
 }
 
 impl<'m> Changes<'m> {
-    /// What a query says to a model with these settings.
+    /// Reads a query for a model with these settings.
     ///
     /// # Errors
-    /// 400 naming the key that is none, or whose value cannot be.
+    /// 400 naming a key that is unknown or has an invalid value.
     pub(in crate::http) fn of(query: &str, settings: &'m Settings) -> Result<Changes<'m>, InferError> {
         let read = || {
             let each = query::pairs(query)?.into_iter().map(|(key, value)| {
@@ -181,7 +180,7 @@ impl<'m> Changes<'m> {
         Ok(Changes { settings, said: read().map_err(bad)? })
     }
 
-    /// Adds them to the parameters, which must not say otherwise.
+    /// Adds the changes to the parameters, which must not contradict them.
     ///
     /// # Errors
     /// 400 naming the key that has two values.
@@ -192,7 +191,7 @@ impl<'m> Changes<'m> {
         };
         for (key, value) in &self.said {
             match parameters.get(*key) {
-                // Ways to write one value are several: what comes of it counts.
+                // One value can be written in several ways: the resulting settings are compared.
                 Some(other) if with(key, &text_of(other)) != with(key, value) => {
                     return Err(bad(format!(
                         "{key} is {value:?} in the query and {other} in the parameters: say it once"
@@ -210,7 +209,7 @@ impl<'m> Changes<'m> {
 
 /// A parameter as the text of a setting.
 fn text_of(value: &Parameter) -> String {
-    // Some clients have no other numbers than those with a fraction, be it none.
+    // Some clients write every number with a fraction, even if it is zero.
     fn plain(written: &str) -> &str {
         written.trim_end_matches('0').strip_suffix('.').unwrap_or(written)
     }
@@ -222,7 +221,7 @@ fn text_of(value: &Parameter) -> String {
     }
 }
 
-/// A model's settings with what a request changes of them.
+/// A model's settings with a request's changes.
 fn changed(settings: &Settings, parameters: &Parameters, model: &str) -> Result<Settings, InferError> {
     let mut settings = settings.clone();
     let mut said = Vec::new();
@@ -247,8 +246,8 @@ fn changed(settings: &Settings, parameters: &Parameters, model: &str) -> Result<
     Ok(settings)
 }
 
-/// Looks for spots in posted frames, or leaves that to the engine. What that takes is charged to the permit, the chunks included,
-/// which may be many times the frames.
+/// Looks for spots in posted frames, or leaves that to the engine. All memory that it takes, chunks included, is charged to the permit; it
+/// may be many times the size of the frames.
 fn search(
     settings: Settings,
     frames: &Tensor,
@@ -348,7 +347,7 @@ impl Rois {
         if items == 0 {
             return Ok(None);
         }
-        // Of smaller ones, a body has so many that what is set aside for each would outgrow it.
+        // A body can hold so many smaller ROIs that what is set aside for each would outgrow it.
         if !SIDE.contains(&rois.shape[1]) {
             let (low, high) = (SIDE.start(), SIDE.end());
             let shape = &rois.shape;
@@ -368,10 +367,10 @@ impl Rois {
     }
 }
 
-/// Checks a tensor of pixels; says how many planes it has.
+/// Checks a tensor of pixels; returns its number of planes.
 fn pixels(name: &str, tensor: &Tensor) -> Result<usize, InferError> {
     match (tensor.datatype, &tensor.shape[..]) {
-        // A shape without elements may say any number of planes, which nothing that was sent bounds.
+        // A shape without elements may claim any number of planes, and nothing that was sent bounds it.
         (DataType::Uint16 | DataType::Fp32, [count, height, width])
             if *count > 0 && (*height == 0 || *width == 0) =>
         {

@@ -28,7 +28,7 @@ macro_rules! files {
     (@bytes $name:literal $path:literal) => { include_bytes!($path) };
 }
 
-/// Our own, and examples to try.
+/// Files of our own, and examples to try.
 const FILES: &[(&str, &[u8])] = files![
     "index.html",
     "docs.html",
@@ -65,7 +65,7 @@ const FILES: &[(&str, &[u8])] = files![
     "digits-3.png" from "../../../examples/images/digits-detector/3.png",
 ];
 
-/// What others made, as they published it but packed: see `vendor/README.md`.
+/// Files that others made, as they published them but packed: see `vendor/README.md`.
 const PACKED: &[(&str, &[u8])] = &[
     ("swagger-ui.css", include_bytes!("vendor/swagger-ui.css.gz")),
     ("swagger-ui-bundle.js", include_bytes!("vendor/swagger-ui-bundle.js.gz")),
@@ -81,9 +81,9 @@ pub(crate) struct Assets {
 pub(super) struct Asset {
     media: &'static str,
     bytes: Bytes,
-    /// With gzip.
+    /// Whether `bytes` are packed with gzip.
     packed: bool,
-    /// What that unpacks to, once somebody has asked for it so.
+    /// The unpacked bytes, once a client has asked for them.
     plain: OnceLock<Bytes>,
     tag: HeaderValue,
 }
@@ -137,7 +137,7 @@ impl Asset {
         self.tag.clone()
     }
 
-    /// Whether the caller says that it has this file as it is (RFC 9110, 13.1.2).
+    /// Whether the client says that it has this version of the file (RFC 9110, 13.1.2).
     pub(super) fn is_known_to(&self, headers: &HeaderMap) -> bool {
         let ours = self.tag.as_bytes();
         let known = |value: &HeaderValue| {
@@ -146,7 +146,7 @@ impl Asset {
         !self.is_document() && headers.get_all(header::IF_NONE_MATCH).iter().any(known)
     }
 
-    /// The file as the caller can read it.
+    /// The file in a coding that the client can read.
     pub(super) fn body(&self, headers: &HeaderMap) -> Result<Response<Body>, Problem> {
         let media = [(header::CONTENT_TYPE, self.media)];
         if !self.packed {
@@ -165,7 +165,7 @@ impl Asset {
         }
     }
 
-    /// The same for all who ask: it has megabytes, and HTTP/2 lets a caller ask for hundreds at once.
+    /// Unpacked once for all clients: it has megabytes, and HTTP/2 lets a client ask for hundreds at once.
     fn unpacked(&self) -> io::Result<Bytes> {
         if let Some(plain) = self.plain.get() {
             return Ok(plain.clone());

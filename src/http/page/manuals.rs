@@ -1,20 +1,20 @@
-//! The manuals of errors, options and metrics as pages below `/docs`. Each is made of the text that is in `docs/` as well, which
-//! is made of the code: there is one source. They need no scripts.
+//! The manuals of errors, options and metrics as pages below `/docs`. Each is made from the same text as its file in `docs/`, which comes
+//! from the code: there is one source. They need no scripts.
 
 use crate::{config::options_md, http::reject::manual::errors_md, telemetry::metrics::metrics_md};
 use pulldown_cmark::{CowStr, Event, HeadingLevel, Options, Parser, Tag, TagEnd, html};
 use std::fmt::Write;
 
-/// What is around each.
+/// The HTML around each manual.
 pub(super) const TEMPLATE: &str = include_str!("assets/manual.html");
 
-/// Their names, and the documents.
+/// The names and documents of all manuals.
 pub(super) fn manuals() -> [(&'static str, String); 3] {
     [("errors", errors_md()), ("options", options_md()), ("metrics", metrics_md())]
         .map(|(name, text)| (name, document(name, &text)))
 }
 
-/// A page of a text.
+/// Makes a page from a text.
 fn document(name: &str, text: &str) -> String {
     let mut events: Vec<Event<'_>> = Parser::new_ext(text, Options::ENABLE_TABLES).collect();
     let headings = identify(&mut events);
@@ -58,7 +58,7 @@ fn identify(events: &mut [Event<'_>]) -> Vec<Heading> {
         let known = |id: &str| headings.iter().any(|heading| heading.id == id);
         let mut id = anchor(&text);
         if known(&id) {
-            // As GitHub counts them.
+            // Numbered as on GitHub.
             id = (1..).map(|count| format!("{id}-{count}")).find(|id| !known(id)).unwrap_or(id);
         }
         if let Event::Start(Tag::Heading { id: slot, .. }) = &mut events[at] {
@@ -75,7 +75,7 @@ fn anchor(text: &str) -> String {
     kept.map(|letter| if letter == ' ' { '-' } else { letter.to_ascii_lowercase() }).collect()
 }
 
-/// Links lead to what is served, tables can be scrolled, and nothing that looks like markup is taken for it.
+/// Points links to what is served, lets tables scroll, and keeps text that looks like markup from being taken for it.
 fn fitted(events: Vec<Event<'_>>) -> Vec<Event<'_>> {
     let mut out = Vec::with_capacity(events.len());
     let mut plain = false;
@@ -112,7 +112,7 @@ fn fitted(events: Vec<Event<'_>>) -> Vec<Event<'_>> {
     out
 }
 
-/// Where a link of a text in `docs/` leads on a server, if what it leads to is served.
+/// Where a link in a text of `docs/` leads on a server, if its target is served.
 fn served(to: &str) -> Option<String> {
     if to.starts_with('#') {
         return Some(to.to_owned());

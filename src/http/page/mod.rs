@@ -1,4 +1,4 @@
-//! The page for people at `/`, at `/docs` a viewer of `openapi.yaml`, and below it the manuals: files of our own and a vendored
+//! The page for people at `/`, a viewer of `openapi.yaml` at `/docs`, and the manuals below it. They are files of our own and a vendored
 //! viewer, all part of the binary, so that all of it works without a network.
 //!
 //! The page talks to the same routes as any other client. Its live view polls `/metrics` and `/v2/devices` while somebody
@@ -26,8 +26,7 @@ use axum::{
 use serde_json::json;
 use std::{sync::Arc, time::Instant};
 
-/// Nothing comes from elsewhere, nothing runs that is not a file of ours, and nobody shows the page in a frame. Pictures may be
-/// made by the page itself.
+/// Nothing comes from elsewhere, only files of ours run, and nobody may show the page in a frame. The page itself may make pictures.
 const PAGE_POLICY: &str = "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; \
     form-action 'none'; frame-ancestors 'none'";
 
@@ -49,15 +48,15 @@ pub(super) fn routes() -> Vec<Route> {
     ]
 }
 
-/// The routes of a server that has a page; without one there is only what it says of itself at `/`.
+/// The routes of a server. Without a page, there is only `/`, where it tells its state.
 pub(super) fn routes_of(front: &Front) -> Vec<Route> {
     let mut routes = routes();
     routes.retain(|(path, _)| front.page.is_some() || *path == "/");
     routes
 }
 
-/// The page for those who ask for one, as browsers do. Others get what clients of KServe's first protocol look here for: that
-/// the server is alive, or why it is to be restarted.
+/// The page for clients that ask for one, as browsers do. Others get what clients of KServe's first protocol look for here: that the server
+/// is alive, or why it is to be restarted.
 async fn home(State(front): State<Arc<Front>>, request: Request) -> Response<Body> {
     let forms = [Offer::named(true, "text/html"), Offer::ranged(false, "application/json")];
     let wants_page = accepted::best(request.headers(), &forms) == Some(true);
@@ -94,8 +93,8 @@ fn file<'a>(front: &'a Front, name: &str) -> Option<&'a Asset> {
     front.page.as_ref()?.get(name)
 }
 
-/// Sends whoever asked for a document's path with a slash behind it to that without: its parts have addresses relative to that.
-/// So has the reply, whatever a proxy puts before the path.
+/// Redirects from a document's path with a slash at its end to the one without: its parts have addresses relative to that. The redirect is
+/// relative as well, whatever a proxy puts before the path.
 fn slashless(uri: &Uri) -> Response<Body> {
     let whole = uri.path_and_query().map_or("/", |whole| whole.as_str());
     let path = uri.path();
@@ -103,7 +102,7 @@ fn slashless(uri: &Uri) -> Response<Body> {
     moved(format!("../{}", &whole[begin..]))
 }
 
-/// Sends whoever asked for the page by `base_path` alone to that with a slash behind it, for the same reason.
+/// Redirects from `base_path` alone to the same with a slash at its end, for the same reason.
 fn slashed(Bare(name): &Bare, uri: &Uri) -> Response<Body> {
     let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
     moved(format!("./{name}/{query}"))
@@ -113,7 +112,7 @@ fn moved(to: String) -> Response<Body> {
     (StatusCode::PERMANENT_REDIRECT, [(header::LOCATION, to)]).into_response()
 }
 
-/// A file, or that the caller's copy of it is still good.
+/// The file, or the reply that the client's copy of it is still good.
 fn answer(asset: Option<&Asset>, request: &Request) -> Response<Body> {
     let (headers, uri) = (request.headers(), request.uri());
     let Some(asset) = asset else {
@@ -131,7 +130,7 @@ fn answer(asset: Option<&Asset>, request: &Request) -> Response<Body> {
             Err(problem) => return problem.into_response(),
         }
     };
-    // A document is fetched each time, and its parts are asked for with what is known of them: both are those of this server.
+    // A document is fetched each time, and its parts are revalidated: both are those of this server.
     let keep = if asset.is_document() { "no-store" } else { "no-cache" };
     for (name, value) in [
         (header::CACHE_CONTROL, keep),

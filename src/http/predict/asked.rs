@@ -1,4 +1,4 @@
-//! What a prediction request wants of the answer: what its query and its parameters say, for the model's task.
+//! What a prediction request asks for, by its query and its parameters, checked against the model's task.
 
 use super::liked::PictureForm;
 use crate::{
@@ -37,7 +37,7 @@ impl Options {
         Ok(options)
     }
 
-    /// In TorchServe's form where nothing else is asked for and the task has it.
+    /// Selects TorchServe's form if the task has it and the query asks for no other.
     pub(super) fn in_torchserves_form(mut self, task: &Task) -> Options {
         if matches!(task, Task::Classify(_)) {
             self.format.get_or_insert_with(|| "torchserve".to_owned());
@@ -46,7 +46,7 @@ impl Options {
     }
 }
 
-/// How many classes TorchServe's classifiers answer.
+/// How many classes TorchServe's classifiers return.
 const TORCHSERVE_CLASSES: usize = 5;
 
 /// What a request wants of the answer.
@@ -57,7 +57,7 @@ pub(in crate::http) struct Asked {
     pub(super) picture: Option<PictureForm>,
     /// `{label: probability}`, as TorchServe's classifiers answer.
     pub(super) torchserve: bool,
-    /// Of files of several pages, all; else they are refused.
+    /// Whether all pages of a file are answered; else a file of several is refused.
     pub(super) pages: bool,
 }
 
@@ -108,7 +108,7 @@ impl Asked {
         Ok(Asked { task, mask, picture: None, torchserve, pages: true })
     }
 
-    /// What a request wants that has no query, and a place for one answer to each of its files.
+    /// For a request without a query, with room for only one answer per file.
     pub(in crate::http) fn plain(parameters: &Parameters, model: &Model) -> Result<Asked, InferError> {
         Ok(Asked { pages: false, ..Asked::of(Options::default(), parameters, model)? })
     }

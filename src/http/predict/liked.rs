@@ -1,4 +1,4 @@
-//! In which form a prediction is answered: what `Accept` likes best of the forms that the reply has.
+//! Chooses the form of a prediction's reply: the one that `Accept` prefers among ours.
 
 use crate::{
     http::{
@@ -13,14 +13,14 @@ use axum::http::HeaderMap;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reply {
     Json,
-    /// `Accept: application/json; format=torchserve` asks for it, for those who cannot change an address.
+    /// Asked for by `Accept: application/json; format=torchserve`, for clients that cannot change an address.
     TorchServe,
     /// A mask or a picture as a file of its own.
     Picture(PictureForm),
     Streamed(Form),
 }
 
-/// The forms of such a file.
+/// The formats of such a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::http) enum PictureForm {
     Png,
@@ -36,7 +36,7 @@ impl PictureForm {
         }
     }
 
-    /// Those that a task's answer has, the usual one first.
+    /// The formats that a task's answer has, the usual one first.
     fn of(task: &Task) -> &'static [PictureForm] {
         match task {
             Task::Segment(_) => &[PictureForm::Png],
@@ -46,13 +46,12 @@ impl PictureForm {
     }
 }
 
-/// The best liked form of the reply, if one is accepted. Which it is can depend on how many images there are, which is known only
-/// when the body is read.
+/// The preferred form of the reply, if any is accepted. It can depend on the number of images, which is known only when the body is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Liked {
-    /// Where a picture can be the reply.
+    /// If a picture can be the reply.
     pub(super) pictured: Option<Reply>,
-    /// Where none can: of several images.
+    /// If none can: there are several images.
     pub(super) otherwise: Option<Reply>,
 }
 
@@ -65,7 +64,7 @@ impl Liked {
             by_range: false,
         };
         let mut offers = Vec::with_capacity(7);
-        // Before JSON, which has any parameters.
+        // Before JSON, which matches any parameters.
         offers.extend(matches!(task, Task::Classify(_)).then_some(torchserve));
         offers.push(Offer::ranged(Reply::Json, "application/json"));
         offers.extend(Form::offers(Reply::Streamed));

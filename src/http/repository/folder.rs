@@ -1,5 +1,5 @@
-//! What lies in the model folder, by name, for whoever asks which models there are. It is read on a thread of its own, by one at a time
-//! and for all who wait: anybody may ask, and a folder on another machine may not answer for long, or ever.
+//! Lists the model folder by name, for clients that ask which models there are. It is read on a thread of its own, once at a time and for
+//! all that wait: anybody may ask, and a folder on another machine may not answer for long, or ever.
 
 use crate::models::scan;
 use parking_lot::Mutex;
@@ -14,9 +14,9 @@ use std::{
 };
 use tokio::sync::watch;
 
-/// How long the folder has to answer. Who asks later than that, and it still has not, does not wait at all.
+/// How long the folder has to answer. Requests that come later than that do not wait at all while it has not.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
-/// What was read is told to others for so many times as long as reading it took: asking costs no more than a twentieth of a core,
+/// A result is used again for so many times as long as reading it took, so that asking costs no more than a twentieth of a core,
 const KEPT: u32 = 20;
 /// and for so long at most.
 const KEPT_MAX: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ const KEPT_MAX: Duration = Duration::from_secs(1);
 /// The names that may be models there, or why it cannot be read.
 type Names = Result<BTreeSet<String>, String>;
 
-/// How it is read.
+/// The function that reads the folder.
 type Read = Arc<dyn Fn(&Path) -> Names + Send + Sync>;
 
 /// The folder.
@@ -34,20 +34,20 @@ pub(crate) struct Folder {
     last: Mutex<Option<Reading>>,
 }
 
-/// One time that it was read, or is.
+/// One reading of the folder, under way or done.
 #[derive(Clone)]
 struct Reading {
     began: Instant,
-    /// What was read, once that is done. Its other end is with the thread that reads.
+    /// The result, once there is one. The other end is with the thread that reads.
     done: watch::Receiver<Option<Done>>,
-    /// Whether it was told already that it takes too long.
+    /// Whether it was logged already that it takes too long.
     told: Arc<AtomicBool>,
 }
 
 #[derive(Clone)]
 struct Done {
     names: Arc<BTreeSet<String>>,
-    /// It is told to nobody who asks from now on.
+    /// From then on, nobody gets this result.
     until: Instant,
 }
 
@@ -60,7 +60,7 @@ impl Folder {
         Folder { path: path.to_owned(), read, last: Mutex::default() }
     }
 
-    /// The names of what may be models there: none where it cannot be read, or not soon, since what is loaded is told all the same.
+    /// The names of what may be models there. Empty if the folder cannot be read, or not soon: what is loaded is listed all the same.
     pub(super) async fn names(&self) -> Arc<BTreeSet<String>> {
         let Reading { began, mut done, told } = self.reading();
         let due = tokio::time::Instant::from_std(began + ANSWERS_WITHIN);
@@ -96,10 +96,10 @@ impl Folder {
                 BTreeSet::new()
             });
             let until = Instant::now() + (began.elapsed() * KEPT).min(KEPT_MAX);
-            // Nobody may wait any more.
+            // Nobody may be waiting any more.
             let _ = tell.send(Some(Done { names: names.into(), until }));
         };
-        // Where the system refuses a thread, the other end is dropped with the work.
+        // If the system refuses a thread, the sender is dropped with the work.
         if let Err(error) = std::thread::Builder::new().name("ocelli-folder".into()).spawn(work) {
             tracing::warn!(%error, "no thread to read the model folder");
         }
@@ -108,7 +108,7 @@ impl Folder {
 }
 
 impl Reading {
-    /// Whether it is under way, or what it found may be told still.
+    /// Whether it is under way, or its result may still be used.
     fn is_current(&self) -> bool {
         match &*self.done.borrow() {
             Some(done) => Instant::now() < done.until,
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
     use std::{fs, sync::atomic::AtomicUsize};
 
-    /// A folder that does not answer, since to open a pipe is to wait for whoever writes there, and how often it was read.
+    /// A folder that does not answer, since opening a pipe waits for its writer; and how often it was read.
     fn hanging(place: &Path) -> (Folder, Arc<AtomicUsize>) {
         let path = place.join("pipe");
         rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
@@ -195,7 +195,7 @@ mod tests {
             assert!(folder.names().await.is_empty());
         }
         assert_eq!(began.elapsed(), waited, "nobody waits for it again");
-        // And once it does answer, that is told.
+        // Once it does answer, its names are listed.
         let mut done = folder.last.lock().clone().unwrap().done;
         fs::write(&folder.path, "one two").unwrap();
         let done = done.wait_for(Option::is_some).await.unwrap().clone().unwrap();

@@ -1,9 +1,9 @@
 //! One region: a name under `/dev/shm` that a caller registered, opened once, read and written by position.
 //!
-//! Nothing is mapped. Whoever shares memory may cut it short at any time, and touching a mapped page that is gone ends the
-//! process (SIGBUS), as it does where there is no memory left for a page. `pread` and `pwrite` come short or fail instead, which
-//! is an error of that one request. They cost what a copy costs, and a copy there must be: what is in a region may change while
-//! it is looked at, so that a check of it would say nothing. This one goes straight to where the batch is read from.
+//! Nothing is mapped. A client may cut its memory short at any time, and touching a mapped page that is gone ends the process (SIGBUS), as
+//! it does where there is no memory left for a page. `pread` and `pwrite` come short or fail instead, which is an error of that one
+//! request. They cost one copy, which is needed anyway: a region may change while it is looked at, so a check of it in place would prove
+//! nothing. The copy goes straight to where the batch is read from.
 
 use super::super::wire::shared_memory::{Place, Registration, check_name};
 use crate::{
@@ -45,7 +45,7 @@ impl Region {
         let Registration { key, offset, byte_size } = &registration;
         let file_name = file_name(key)?;
         let cannot = |why: &str| bad(format!("shared memory {key:?} cannot be registered: {why}"));
-        // Neither links nor a wait for the other end of a pipe.
+        // Follow no links, and do not wait for the other end of a pipe.
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
         let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(folder.join(file_name));
         let file = file.map_err(|error| match error.raw_os_error() {

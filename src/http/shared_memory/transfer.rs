@@ -28,23 +28,23 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-/// Up to so many bytes are copied where the request is, as a connection's would be: about 0.1 ms. More are for the pool.
+/// Up to so many bytes are copied on the request's thread, as a connection's would be: about 0.1 ms. More are copied on the pool.
 const INLINE_BYTES_MAX: u64 = 1 << 20;
 
-/// Memory for so many bytes is kept for the next request: to get it anew takes longer than to fill it. More would be kept from
-/// others.
+/// A buffer of up to so many bytes is kept for the next request: getting one anew takes longer than filling it. Larger ones would keep
+/// memory from others.
 const KEPT_BYTES_MAX: usize = 4 << 20;
 
-/// Whether so many bytes keep a thread for too long that has other requests as well.
+/// Whether copying so many bytes would keep a thread too long from its other requests.
 pub(crate) fn is_long(bytes: u64) -> bool {
     bytes > INLINE_BYTES_MAX
 }
 
-/// Whether who asks for an inference may use regions; `None` where nobody may.
+/// Whether the client of an inference may use regions; `None` where nobody may.
 pub(crate) struct Caller(Option<Result<(), InferError>>);
 
 impl Caller {
-    /// By what came with a request. A page of others may not have a browser use regions, no more than register them.
+    /// From what came with a request. A page of another server must not have a browser use regions, just as it must not register them.
     pub(crate) fn of(front: &Front, extensions: &Extensions, headers: &HeaderMap, uri: &Uri) -> Caller {
         Caller(front.shared_memory.is_on().then(|| {
             control::known(front, extensions.get::<Peer>(), headers)?;
@@ -55,11 +55,10 @@ impl Caller {
     }
 }
 
-/// The regions that a request names, as they were when it came: another that is registered under the name meanwhile is not meant.
+/// The regions that a request names, as they were when it came. A region registered later under the same name is not used.
 pub(crate) type Named = BTreeMap<String, Arc<Region>>;
 
-/// Brings the inputs that lie in regions, and looks whether there are the places where outputs are to be put, which [`deliver`]
-/// wants.
+/// Reads the inputs that lie in regions, and checks the places where outputs are to be put, for [`deliver`].
 ///
 /// # Errors
 /// 400 for regions that are not registered and places that are not in them, 403 for a caller who may not use regions, 413 and
@@ -116,7 +115,7 @@ fn named(front: &Front, caller: &Caller, request: &InferRequest) -> Result<Named
     Ok(named)
 }
 
-/// Charges the bytes of all inputs that lie in regions, and gives them.
+/// Charges the bytes of all inputs that lie in regions, and returns their number.
 fn charge(front: &Front, call: &Call, request: &InferRequest) -> Result<u64, InferError> {
     let inputs = request.inputs.iter().filter_map(|input| input.place.as_ref());
     let bytes = inputs.fold(0, |sum: u64, place| sum.saturating_add(place.bytes));
@@ -131,7 +130,7 @@ fn charge(front: &Front, call: &Call, request: &InferRequest) -> Result<u64, Inf
     Ok(bytes)
 }
 
-/// What [`fetch`] found where the place is.
+/// The region of a place, as [`fetch`] found it.
 fn region<'n>(named: &'n Named, place: &Place) -> Result<&'n Region, InferError> {
     let found = named.get(&place.region);
     found
@@ -164,7 +163,7 @@ fn filled<M: DerefMut<Target = [u8]>>(
     fill(&mut memory).map(|()| memory)
 }
 
-/// The next item of the batch that is being put together, if a tensor is one.
+/// The slot for the next item of the batch that is being put together, if the tensor is such an item.
 fn slot(model: &Model, tensor: &Tensor, bytes: usize) -> Option<Slot> {
     let staging = model.image.as_ref()?.staging(tensor.datatype)?;
     (model.is_pixels(tensor) && staging.slot_bytes() == bytes).then(|| staging.slot())

@@ -1,12 +1,12 @@
-//! Replies to `POST /predictions`: what a model says of one image, or of several.
+//! Replies to `POST /predictions`: a model's answer for one image, or for several.
 //!
-//! One image: `{"model", "version", "task", <answer>, "image": {"width", "height"}}`. Several:
-//! `{"model", "version", "task", "predictions": [{<answer>, "image"} | <problem>, …]}`, each with `"file"` and `"page"` first where
-//! it is one of several pages of a file.
+//! One image: `{"model", "version", "task", <answer>, "image": {"width", "height"}}`. Several images:
+//! `{"model", "version", "task", "predictions": [{<answer>, "image"} | <problem>, …]}`, with `"file"` and `"page"` first in each entry
+//! that is one of several pages of a file.
 //!
-//! `<answer>` is, by task: `"classes": [{"label", "index", "score"}]`, `"detections": [{"box": [x0, y0, x1, y1], …}]` in
-//! pixels of the posted image, with `"corners"`, `"keypoints"` or a `"mask"` where the model gives them, `"mask": {…}`, `"picture": {…}`,
-//! `"vector": […]`, or `"outputs": [{"name", "datatype", "shape", "data"}]`.
+//! By task, `<answer>` is `"classes": [{"label", "index", "score"}]`; `"detections": [{"box": [x0, y0, x1, y1], …}]` in pixels of the
+//! posted image, with `"corners"`, `"keypoints"` or a `"mask"` if the model gives them; `"mask": {…}`; `"picture": {…}`; `"vector": […]`;
+//! or `"outputs": [{"name", "datatype", "shape", "data"}]`.
 
 use super::{
     detection::Written,
@@ -23,22 +23,22 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 use std::{borrow::Cow, collections::HashSet, io::Write};
 
-/// How a mask is written.
+/// The form of a mask in a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MaskForm {
     /// A PNG whose palette indices are the classes, in base64.
     #[default]
     Png,
-    /// Run lengths per class, column by column, as COCO has them.
+    /// Run lengths per class, column by column, as in COCO.
     Rle,
 }
 
 impl MaskForm {
-    /// Memory that a mask and what is written of it take, in bytes for each of its pixels: where every pixel differs from the one
-    /// before.
+    /// The most memory that a mask and its written form take, in bytes per pixel of the mask: that of a mask whose every pixel differs from
+    /// the one before.
     pub fn bytes_per_pixel(self) -> u64 {
         match self {
-            // The classes, once more as the encoder takes them, filtered, packed, and twice as base64.
+            // The classes, a copy for the encoder, the filtered and the compressed data, and twice the size of base64.
             MaskForm::Png => 8,
             // The classes, two counts of four bytes in a buffer that has grown, and both as text.
             MaskForm::Rle => 24,
@@ -46,7 +46,7 @@ impl MaskForm {
     }
 }
 
-/// Whose answers they are.
+/// The model that answered.
 #[derive(Debug, Clone, Copy)]
 pub struct Of<'a> {
     /// The model's name.
@@ -57,12 +57,10 @@ pub struct Of<'a> {
     pub task: &'a str,
 }
 
-/// The members that say what a model says of one image, without braces around them. `size` is the width and height
-/// of the posted image, upright.
+/// The members for a model's answer to one image, without braces around them. `size` is the width and height of the posted image, upright.
 ///
 /// # Errors
-/// [`InferError::BadRequest`] for raw outputs that hold NaN or infinity, [`InferError::Internal`] for what
-/// cannot be written.
+/// [`InferError::BadRequest`] for raw outputs that hold NaN or infinity, [`InferError::Internal`] for what cannot be written.
 pub fn members(
     answer: &Answer,
     signature: &Signature,
@@ -114,7 +112,7 @@ pub fn members(
     Ok(json)
 }
 
-/// The reply about one image.
+/// The reply for one image.
 pub fn one(of: Of<'_>, members: &[u8]) -> Vec<u8> {
     let mut json = head(of);
     json.push(b',');
@@ -123,7 +121,7 @@ pub fn one(of: Of<'_>, members: &[u8]) -> Vec<u8> {
     json
 }
 
-/// Which of a request's files an image is of, and which of its pages; both are counted from 0.
+/// The file of a request that an image is from, and the page of that file; both count from 0.
 #[derive(Debug, Clone, Copy)]
 pub struct Page {
     /// The file.
@@ -132,24 +130,24 @@ pub struct Page {
     pub page: usize,
 }
 
-/// What a reply says of one of several images.
+/// The part of a reply for one of several images.
 #[derive(Debug)]
 pub struct Entry {
-    /// Where the image is from, if its file has several pages.
+    /// The origin of the image, if its file has several pages.
     pub page: Option<Page>,
-    /// The members of an object.
+    /// The members of the answer's object.
     pub answer: Result<Vec<u8>, InferError>,
 }
 
 impl Entry {
-    /// The members that say where the image is from, each with a comma behind it.
+    /// The members for the origin of the image, each followed by a comma.
     pub fn place(&self) -> Vec<u8> {
         let place = self.page.map(|Page { file, page }| format!("\"file\":{file},\"page\":{page},"));
         place.unwrap_or_default().into_bytes()
     }
 }
 
-/// The reply about several, in order; a failed one is its problem.
+/// The reply for several images, in order; a failed one is replaced by its problem.
 pub fn several(of: Of<'_>, entries: &[Entry]) -> Vec<u8> {
     let mut json = head(of);
     json.extend_from_slice(b",\"predictions\":[");
@@ -158,7 +156,7 @@ pub fn several(of: Of<'_>, entries: &[Entry]) -> Vec<u8> {
     json
 }
 
-/// Entries, each behind members of its own.
+/// Entries, each preceded by members of its own.
 fn list(entries: &[Entry], own: impl Fn(&Entry) -> Vec<u8>) -> Vec<u8> {
     let mut json = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
@@ -173,8 +171,9 @@ fn list(entries: &[Entry], own: impl Fn(&Entry) -> Vec<u8>) -> Vec<u8> {
     json
 }
 
-/// The members of an object from label to probability, as TorchServe's classifiers answer; a class without a label has its
-/// index. Of classes with one label the first is there, which is the best: of a name that is there twice, readers keep the last.
+/// The members of an object from label to probability, as in the answers of TorchServe's classifiers; a class without a label is named by
+/// its index. If several classes have the same label, only the first is written, which is the best: readers keep the last of repeated
+/// names.
 pub fn probabilities(classes: &[Class]) -> Vec<u8> {
     let mut json = Vec::with_capacity(256);
     let mut written = HashSet::with_capacity(classes.len());
@@ -193,13 +192,13 @@ pub fn probabilities(classes: &[Class]) -> Vec<u8> {
     json
 }
 
-/// The answers without anything around them: an object for one, else a list.
+/// The answers without anything around them: an object for one, otherwise a list.
 pub fn bare(entries: &[Entry], one: bool) -> Vec<u8> {
     let json = list(entries, |_| Vec::new());
     if one && entries.len() == 1 { json } else { [b"[", &json[..], b"]"].concat() }
 }
 
-/// The members that say what went wrong, without braces around them.
+/// The members for an error, without braces around them.
 pub fn problem(problem: &Problem) -> Vec<u8> {
     let json = problem.to_json(None).to_string();
     json.as_bytes()[1..json.len() - 1].to_vec()
@@ -239,7 +238,7 @@ fn write_mask(json: &mut Vec<u8>, mask: &Mask, form: MaskForm) -> Result<(), Inf
         }
         MaskForm::Rle => {
             write(json, &value);
-            // As text at once: there may be as many counts as pixels.
+            // Written as text directly: there may be as many counts as pixels.
             json.pop();
             json.extend_from_slice(b",\"rle\":[");
             for (index, run) in mask.runs().into_iter().enumerate() {

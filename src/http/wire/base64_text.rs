@@ -1,5 +1,5 @@
-//! Base64 as it stands in JSON: the standard alphabet, with or without its padding. Line breaks, spaces and tabs between its symbols
-//! are passed over, as Python's `b64decode` passes over what its `encodebytes` writes.
+//! Base64 in JSON: the standard alphabet, with or without padding. Line breaks, spaces and tabs between the symbols are skipped, as
+//! Python's `b64decode` skips what its `encodebytes` writes.
 
 use base64::{
     DecodeError, Engine,
@@ -8,19 +8,19 @@ use base64::{
 };
 
 const BASE64: GeneralPurpose = of(DecodePaddingMode::Indifferent);
-/// All but the end, where no padding can be.
+/// The decoder for all pieces but the last: they can have no padding.
 const WITHIN: GeneralPurpose = of(DecodePaddingMode::RequireNone);
 
-/// Symbols that are gathered at a time where white space is between them: whole groups of four.
+/// Symbols per piece of a text with white space: whole groups of four.
 const PIECE: usize = 4096;
-/// Symbols that are enough to know a file by.
+/// Enough symbols to recognise a file.
 const BEGINNING: usize = 32;
 
 const fn of(padding: DecodePaddingMode) -> GeneralPurpose {
     GeneralPurpose::new(&STANDARD, GeneralPurposeConfig::new().with_decode_padding_mode(padding))
 }
 
-/// What is no such text, where in it that stands, and what may be meant.
+/// Text that is not base64: the position of the error, and a hint what may be meant.
 #[derive(Debug, thiserror::Error)]
 #[error("{}{hint}", error.to_string().to_lowercase().trim_end_matches('.'))]
 pub(in crate::http) struct NotBase64 {
@@ -28,12 +28,12 @@ pub(in crate::http) struct NotBase64 {
     hint: &'static str,
 }
 
-/// The bytes. Takes no more memory than they do, white space or not.
+/// Decodes the bytes. Takes no more memory than they do, with or without white space.
 ///
 /// # Errors
 /// [`NotBase64`].
 pub(in crate::http) fn decode(text: &str) -> Result<Vec<u8>, NotBase64> {
-    // White space is looked for only in what cannot be read without: nearly no text has any.
+    // White space is looked for only if decoding fails: almost no text has any.
     let bytes = match BASE64.decode(text) {
         Err(_) if text.bytes().any(is_white) => spaced(text),
         plain => plain,
@@ -41,7 +41,7 @@ pub(in crate::http) fn decode(text: &str) -> Result<Vec<u8>, NotBase64> {
     bytes.map_err(|error| NotBase64 { hint: hint(text, &error), error })
 }
 
-/// What is nearly such a text.
+/// A hint for text that is almost base64.
 fn hint(text: &str, error: &DecodeError) -> &'static str {
     match error {
         DecodeError::InvalidByte(_, b':') if text.trim_start().starts_with("data:") => {
@@ -54,7 +54,7 @@ fn hint(text: &str, error: &DecodeError) -> &'static str {
     }
 }
 
-/// What a text begins with; nothing where it begins as no such text.
+/// The bytes that a text begins with; empty if its beginning is not base64.
 pub(in crate::http) fn beginning(text: &[u8]) -> Vec<u8> {
     let symbols: Vec<u8> = text.iter().copied().filter(|byte| !is_white(*byte)).take(BEGINNING).collect();
     BASE64.decode(symbols).unwrap_or_default()
@@ -78,7 +78,7 @@ fn spaced(text: &str) -> Result<Vec<u8>, DecodeError> {
     Ok(bytes)
 }
 
-/// An error of a piece that has so many symbols before it, as one of the text.
+/// Converts an error in a piece, which has `before` symbols before it, to an error in the whole text.
 fn within(text: &str, before: usize, error: &DecodeError) -> DecodeError {
     let place = |at: usize| {
         let mut symbols = text.bytes().enumerate().filter(|(_, byte)| !is_white(*byte));
@@ -90,7 +90,7 @@ fn within(text: &str, before: usize, error: &DecodeError) -> DecodeError {
             DecodeError::InvalidLastSymbol { offset: place(offset), symbol, symbol_value }
         }
         DecodeError::InvalidLength(symbols) => DecodeError::InvalidLength(before + symbols),
-        // Padding that something comes after.
+        // Padding that is followed by something.
         DecodeError::InvalidPadding => DecodeError::InvalidByte(text.find('=').unwrap_or(text.len()), b'='),
     }
 }
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
     use base64::prelude::BASE64_STANDARD;
 
-    /// The text in lines, as `encodebytes` (76 symbols, `\n`) and MIME (`\r\n`) have them.
+    /// The text in lines, as written by `encodebytes` (76 symbols, `\n`) and MIME (`\r\n`).
     fn lines(text: &str, symbols: usize, end: &str) -> String {
         let lines = text.as_bytes().chunks(symbols).map(|line| std::str::from_utf8(line).unwrap());
         lines.flat_map(|line| [line, end]).collect()
@@ -136,7 +136,7 @@ mod tests {
             ("YW!I".to_owned(), "symbol 33, offset 2"),
             ("Y W\n!I".to_owned(), "symbol 33, offset 4"),
             (format!("{long}YW?="), &*format!("symbol 63, offset {}", long.len() + 2)),
-            // Where a piece ends there is no end.
+            // The end of a piece is not the end of the text.
             (format!("{}YQ==\nYQ==", "YWJj".repeat(1023)), "symbol 61, offset 4094"),
             ("YQ==\nYQ==".to_owned(), "symbol 61, offset 2"),
             ("YW\u{a0}I=".to_owned(), "symbol 194, offset 2"),

@@ -1,4 +1,4 @@
-//! Tensors as bytes: little-endian numbers without padding; strings with their lengths in front.
+//! Tensors as bytes: little-endian numbers without padding; strings, each preceded by its length.
 
 use crate::{
     engine::{DataType, Tensor},
@@ -6,7 +6,7 @@ use crate::{
 };
 use axum::body::Bytes;
 
-/// Checks that a tensor of `got` bytes may be of this type and shape: that of strings is known only when they are there.
+/// Checks that `got` bytes can be a tensor of this type and shape. For strings, the size is known only once they have arrived.
 ///
 /// # Errors
 /// 400 saying what was expected and what came.
@@ -21,8 +21,8 @@ pub fn check_size(name: &str, datatype: DataType, shape: &[usize], got: u64) -> 
     }
 }
 
-/// A binary tensor whose bytes are those of its type and shape. Of flags, every byte other than 0 is true, as in Triton; engines
-/// know 0 and 1 alone.
+/// A binary tensor, checked to have the bytes of its type and shape. Any flag byte other than 0 is true, as in Triton, and becomes 1:
+/// engines know only 0 and 1.
 ///
 /// # Errors
 /// 400 saying what was expected and what came.
@@ -49,8 +49,8 @@ pub fn checked(name: &str, mut tensor: Tensor) -> Result<Tensor, InferError> {
     }
 }
 
-/// How many elements a [`DataType::Bytes`] tensor has; `None` if the lengths do not add up. Takes no memory: elements may be
-/// empty, and then what says where one lies is many times as large as the element.
+/// How many elements a [`DataType::Bytes`] tensor has; `None` if the lengths do not add up. Allocates nothing: elements may be empty, and a
+/// handle for each would take many times as much memory as the element.
 fn count(mut data: &[u8]) -> Option<usize> {
     let mut count = 0;
     while let Some((length, rest)) = data.split_first_chunk() {
@@ -60,7 +60,7 @@ fn count(mut data: &[u8]) -> Option<usize> {
     data.is_empty().then_some(count)
 }
 
-/// The bytes of the first `count` elements of a [`DataType::Bytes`] tensor; all that there are, if the lengths do not add up.
+/// The bytes of the first `count` elements of a [`DataType::Bytes`] tensor; of all elements, if the lengths do not add up.
 pub fn length_of(data: &[u8], count: usize) -> usize {
     let mut rest = data;
     for _ in 0..count {
@@ -71,7 +71,7 @@ pub fn length_of(data: &[u8], count: usize) -> usize {
     data.len() - rest.len()
 }
 
-/// The elements of a [`DataType::Bytes`] tensor, in its memory; `None` if the lengths do not add up.
+/// The elements of a [`DataType::Bytes`] tensor, as slices of its memory; `None` if the lengths do not add up.
 pub fn strings(data: &Bytes) -> Option<Vec<Bytes>> {
     let mut strings = Vec::new();
     let mut rest = data.clone();

@@ -1,7 +1,7 @@
 //! The classification extension: instead of an output's values, its best classes as text, `value:index` or
 //! `value:index:label`.
 //!
-//! The extension's text says that such an output is of type STRING; what its clients read is BYTES.
+//! The extension's text says that the type of such an output is STRING; clients expect BYTES.
 
 use crate::{
     engine::{DataType, Tensor},
@@ -10,11 +10,11 @@ use crate::{
 };
 use std::cmp::Ordering;
 
-/// The `k` best classes of each item, best first; equal values in the order of their index. With `batched`, the first
-/// axis counts items and stays. `labels` are asked for with the number of classes; those that have one are told with it.
+/// The `k` best classes of each item, best first; equal values in the order of their index. With `batched`, the first axis counts items and
+/// is kept. `labels` is called with the number of classes; classes that have a label are written with it.
 ///
 /// # Errors
-/// 400 for an output that has no numbers, or one that is none (NaN): nothing is better or worse than that.
+/// 400 for an output without numbers, or with NaN, which is neither better nor worse than anything.
 pub fn best<'a>(
     name: &str,
     tensor: &Tensor,
@@ -57,7 +57,7 @@ pub fn best<'a>(
     Ok(Tensor { datatype: DataType::Bytes, shape, data: text.into() })
 }
 
-/// What is asked of each item.
+/// What to write for each item.
 struct Asked<'a> {
     classes: usize,
     k: usize,
@@ -65,7 +65,7 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// The elements of a BYTES tensor.
+    /// Writes the elements of a BYTES tensor.
     fn of<const SIZE: usize, N: Value>(&self, data: &[u8], number: impl Fn([u8; SIZE]) -> N) -> Vec<u8> {
         let values: Vec<N> = data.as_chunks::<SIZE>().0.iter().map(|chunk| number(*chunk)).collect();
         let mut out = Vec::new();
@@ -91,7 +91,7 @@ impl Asked<'_> {
     }
 }
 
-/// A number that is ordered and told; none of them is NaN.
+/// A number that can be ordered and written; it is never NaN.
 trait Value {
     fn order(&self, other: &Self) -> Ordering;
     fn text(&self) -> String;
@@ -103,9 +103,9 @@ macro_rules! values {
         fn text(&self) -> String { self.to_string() }
     } )* };
     (real $($real:ty)*) => { $( impl Value for $real {
-        // Equal zeros, whatever their signs.
+        // Zeros are equal, whatever their signs.
         fn order(&self, other: &Self) -> Ordering { self.partial_cmp(other).unwrap_or(Ordering::Equal) }
-        // Six decimals, as C prints them.
+        // Six decimals, as in C's output.
         fn text(&self) -> String { format!("{self:.6}") }
     } )* };
 }

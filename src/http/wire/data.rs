@@ -1,9 +1,9 @@
-//! The `data` of a JSON tensor, straight into the tensor's bytes: no tree of values in between, and each number is
-//! rounded once, to its own type (those of half precision by way of FP64).
+//! Parses the `data` of a JSON tensor straight into the tensor's bytes. There is no tree of values in between, and each number is rounded
+//! once, to its own type (those of half precision by way of FP64).
 //!
-//! `data` has its elements in row-major order, flat or in lists within lists: which they are says the shape, and not how they are
-//! nested, as in Triton. NaN and the infinities come as strings ([`not_finite`]).
-//! FP16 and BF16 do not travel as JSON by the Open Inference Protocol; in rows ([`nested`]) they do.
+//! `data` has its elements in row-major order, flat or in nested lists. The shape alone says which elements they are, not the nesting, as
+//! in Triton. NaN and the infinities come as strings ([`not_finite`]). FP16 and BF16 cannot be sent as JSON in the Open Inference Protocol;
+//! in rows ([`nested`]) they can.
 
 use super::{clipped, members::Str, not_finite};
 use crate::{
@@ -13,13 +13,13 @@ use crate::{
 use serde_json::value::RawValue;
 use std::{fmt::Display, str::FromStr};
 
-/// Extents that a shape may have.
+/// How many extents a shape may have.
 const RANK_MAX: usize = 16;
 
 /// The number of elements of a shape.
 ///
 /// # Errors
-/// 400 for more than 16 extents, or more elements than can be counted.
+/// 400 for more than 16 extents, or for more elements than a `usize` can count.
 pub fn elements(name: &str, shape: &[usize]) -> Result<usize, InferError> {
     if shape.len() > RANK_MAX {
         return Err(InferError::BadRequest(format!(
@@ -39,7 +39,7 @@ pub fn elements(name: &str, shape: &[usize]) -> Result<usize, InferError> {
 /// Reads `data` as a tensor of this type and shape.
 ///
 /// # Errors
-/// 400 saying which element of which input, what was expected and what came.
+/// 400 saying which element of which input is wrong, what was expected and what came.
 pub fn tensor(
     name: &str,
     datatype: DataType,
@@ -49,7 +49,7 @@ pub fn tensor(
     read(name, datatype, shape, data, false)
 }
 
-/// The same where the shape was told by how `data` is nested, so that all of its lists must be as the first of their kind.
+/// The same, for a shape that was derived from the nesting of `data`: all lists must have the lengths of the first ones.
 ///
 /// # Errors
 /// As [`tensor`].
@@ -69,7 +69,7 @@ fn read(
     data: &RawValue,
     nested: bool,
 ) -> Result<Tensor, InferError> {
-    // By the protocol; the one of rows has no other form.
+    // The protocol demands this; the protocol with rows has no other form.
     if !nested && matches!(datatype, DataType::Fp16 | DataType::Bf16) {
         return Err(InferError::BadRequest(format!(
             "input {name:?} is {datatype}, which JSON does not carry; send it as a binary tensor (binary_data_size)"
@@ -77,7 +77,7 @@ fn read(
     }
     let expected = elements(name, &shape)?;
     let text = data.get();
-    // A number takes two characters or more of JSON ("1,"): a shape cannot make us set aside more than was sent.
+    // A number takes at least two characters of JSON ("1,"). So a false shape cannot make us reserve more memory than was sent.
     let room = expected.min(text.len() / 2 + 1) * datatype.size().unwrap_or(5);
     let lists = nested.then_some(&shape[..]);
     let mut scan = Scan { name, datatype, lists, text, at: 0, count: 0, bytes: Vec::with_capacity(room) };
@@ -96,7 +96,7 @@ fn read(
 struct Scan<'a> {
     name: &'a str,
     datatype: DataType,
-    /// How many members lists have at each depth, where they must.
+    /// The required length of lists at each depth, if nesting matters.
     lists: Option<&'a [usize]>,
     text: &'a str,
     at: usize,
@@ -111,7 +111,7 @@ impl<'a> Scan<'a> {
         self.text.as_bytes().get(self.at).copied()
     }
 
-    /// A list at this depth, and all in it. The request's JSON has a bound for that ([`super::depth`]).
+    /// Parses a list at this depth, with everything in it. [`super::depth`] limits the depth of a request's JSON.
     fn list(&mut self, depth: usize) -> Result<(), InferError> {
         if self.peek() != Some(b'[') {
             return Err(self.error("data is not a list"));
@@ -148,7 +148,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// The next number, word or string, as it stands in the text.
+    /// The next number, word or string, as it is written in the text.
     fn token(&mut self) -> Result<&'a str, InferError> {
         let text = self.text;
         let rest = &text.as_bytes()[self.at..];
@@ -187,7 +187,7 @@ impl<'a> Scan<'a> {
             DataType::Int16 => self.integer(token, i16::to_le_bytes, i16::MIN, i16::MAX)?,
             DataType::Int32 => self.integer(token, i32::to_le_bytes, i32::MIN, i32::MAX)?,
             DataType::Int64 => self.integer(token, i64::to_le_bytes, i64::MIN, i64::MAX)?,
-            // The words that Rust reads as numbers ("inf", "nan") are no JSON and cannot come here, but for those that were quoted.
+            // The words that Rust parses as numbers ("inf", "nan") are not JSON and cannot occur here, except those that were quoted.
             DataType::Fp32 => {
                 let number = token.parse::<f32>().ok().filter(|number| number.is_finite());
                 let number = number.or_else(|| not_finite::number(token).map(|number| number as f32));
@@ -227,7 +227,7 @@ impl<'a> Scan<'a> {
         min: N,
         max: N,
     ) -> Result<(), InferError> {
-        // Whoever keeps integers as floats writes 7.0.
+        // Clients that keep integers as floats write 7.0.
         let whole = token.split_once('.').filter(|(_, part)| part.bytes().all(|byte| byte == b'0'));
         match whole.map_or(token, |(whole, _)| whole).parse() {
             Ok(number) => self.bytes.extend_from_slice(&to_bytes(number)),

@@ -1,23 +1,23 @@
-//! How deep lists and objects of JSON are within each other. What reads JSON skips what nobody asked for at any depth, and keeps a
-//! note of each bracket that is open meanwhile: so this is looked at first, and of the whole text.
+//! Limits how deep lists and objects of JSON may be nested. A JSON parser skips ignored values at any depth, and meanwhile keeps a note of
+//! each open bracket. So the depth is checked first, for the whole text.
 
-/// The most that is read. Where values are read into each other, serde has a bound of its own, just above.
+/// The greatest depth that is read. For values that are parsed recursively, serde has a limit of its own, just above this.
 pub(super) const DEPTH_MAX: usize = 120;
 
-/// Bytes that are looked at together.
+/// How many bytes are examined together.
 const BLOCK: usize = 64;
 
-/// Of a text of at most so many bytes, what opens is counted first.
+/// In a text of at most this many bytes, the opening brackets are counted first.
 const SHORT_BYTES_MAX: usize = 4096;
 
-/// Whether a byte opens a list or an object, outside of strings: brackets and braces differ by one bit.
+/// Whether a byte outside of strings opens a list or an object: brackets and braces differ in one bit.
 fn opens(byte: u8) -> bool {
     byte | 0x20 == b'{'
 }
 
-/// Whether no list or object of a text is deeper than [`DEPTH_MAX`]. Of a text that is no JSON this holds up to where it is none.
+/// Whether no list or object of a text is deeper than [`DEPTH_MAX`]. Text that is not JSON is checked only up to where it stops being JSON.
 pub(super) fn is_bounded(json: &[u8]) -> bool {
-    // What stands before binary tensors is short, and mostly said by this.
+    // The JSON in front of binary tensors is short, and this mostly decides.
     if json.len() <= SHORT_BYTES_MAX && json.iter().filter(|byte| opens(**byte)).count() <= DEPTH_MAX {
         return true;
     }
@@ -26,7 +26,7 @@ pub(super) fn is_bounded(json: &[u8]) -> bool {
     blocks.iter().all(|block| place.passes(block) || place.walks(block)) && place.walks(rest)
 }
 
-/// Where in a text we are.
+/// The position in a text.
 struct Place {
     depth: usize,
     string: bool,
@@ -34,8 +34,8 @@ struct Place {
 }
 
 impl Place {
-    /// Goes over a block that cannot lead too deep, as nearly all do: numbers, or what is within a string. It is counted and not read,
-    /// many bytes at a time. `false` has gone nowhere.
+    /// Skips a block that cannot lead too deep, as almost all do: numbers, or the inside of a string. Bytes are only counted, many at a
+    /// time. Returns `false`, and skips nothing, if that is not certain.
     fn passes(&mut self, block: &[u8; BLOCK]) -> bool {
         let count = |is: fn(u8) -> bool| block.iter().map(|byte| u8::from(is(*byte))).sum::<u8>();
         let quotes = count(|byte| byte == b'"');
@@ -51,7 +51,7 @@ impl Place {
         true
     }
 
-    /// Goes over bytes one by one, as far as they are not too deep.
+    /// Walks over bytes one by one. Returns `false` where they are too deep.
     fn walks(&mut self, bytes: &[u8]) -> bool {
         bytes.iter().all(|byte| {
             match byte {
@@ -85,13 +85,13 @@ mod tests {
             let most = DEPTH_MAX / each;
             assert!(is_bounded(nested(open, close, most).as_bytes()), "{open}");
             assert!(!is_bounded(nested(open, close, most + 1).as_bytes()), "{open}");
-            // However many there are beside each other.
+            // However many lists are beside each other.
             let beside = vec![nested(open, close, most - 1); 1000].join(",");
             assert!(is_bounded(format!("[{beside}]").as_bytes()), "{open}");
         }
         let text = format!("[\"{}\", \"{}\"]", "[".repeat(1000), "\\\"{".repeat(1000));
         assert!(is_bounded(text.as_bytes()), "a text is none");
-        // What is escaped may begin the next block.
+        // An escaped character may begin the next block.
         let text = format!("[\"{}\\{}\",{}", "a".repeat(BLOCK - 3), "n".repeat(BLOCK), "[".repeat(DEPTH_MAX));
         assert!(!is_bounded(text.as_bytes()));
     }
@@ -99,7 +99,7 @@ mod tests {
     proptest! {
         #[test]
         fn blocks_are_counted_as_they_are_read(
-            // Mostly what blocks without a quote are made of, and more that opens than that closes.
+            // Mostly pieces of blocks without a quote, with more opening than closing brackets.
             picks in prop::collection::vec(prop_oneof![
                 3 => prop::sample::select(vec!["[", "{"]),
                 2 => prop::sample::select(vec!["]", "}"]),
@@ -109,7 +109,7 @@ mod tests {
             times in 1..40_usize,
         ) {
             let text = picks.concat().repeat(times);
-            // Without brackets that close nothing: whoever reads such a text stops there.
+            // Without brackets that close nothing: a parser stops at those.
             let start = || Place { depth: 0, string: false, escaped: false };
             let mut place = start();
             let json: Vec<u8> = text.bytes().filter(|byte| {

@@ -1,4 +1,4 @@
-//! A detection as it is written: its box and class, and what the model gives beside: corners of a box that is turned, keypoints, a mask.
+//! The written form of a detection: its box and class, and what the model gives beside: the corners of a rotated box, keypoints, a mask.
 
 use crate::tasks::{Detection, Instance, Keypoint};
 use serde::Serialize;

@@ -4,7 +4,7 @@ use crate::status::{Device, HeldModel, THROTTLES};
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// One device. What is not told is `null`.
+/// One device. Unknown values are `null`.
 pub fn device(device: &Device, now: Instant) -> Value {
     let seen = &device.seen;
     let processes = seen.processes.as_ref().map(|list| {
@@ -62,7 +62,7 @@ pub fn device(device: &Device, now: Instant) -> Value {
     })
 }
 
-/// All of them, and why there are no GPUs, or not all.
+/// All devices, and why there are no GPUs, or not all of them.
 pub fn devices(all: &[Device], no_gpu: &[String], now: Instant) -> Value {
     json!({ "devices": all.iter().map(|one| device(one, now)).collect::<Vec<_>>(), "no_gpu": no_gpu })
 }

@@ -1,4 +1,4 @@
-//! Lists of JSON, element by element: one of a million elements takes no more memory than its text.
+//! Lists in JSON, element by element: a list of a million elements takes no more memory than its text.
 
 use super::bad_json;
 use crate::error::InferError;
@@ -9,20 +9,20 @@ use serde::{
 use serde_json::value::RawValue;
 use std::fmt;
 
-/// How many elements a list has, and the first.
+/// The number of elements in a list, and the first element.
 ///
 /// # Errors
-/// 400 if `json`, which is `what`, is no list.
+/// 400 if `json`, which is called `what`, is not a list.
 pub(super) fn count<'a>(json: &'a str, what: &str) -> Result<(usize, Option<&'a RawValue>), InferError> {
     let mut first = None;
     let count = read(json, what, Taking { most: 1, take: &mut |_, element| first = Some(element) })?;
     Ok((count, first))
 }
 
-/// Does something with each element, up to an error; how many there were.
+/// Calls `take` for each element, up to an error; returns the number of elements.
 ///
 /// # Errors
-/// As [`count`], and the first of `take`.
+/// As [`count`], and the first error of `take`.
 pub(super) fn each<'a>(
     json: &'a str,
     what: &str,
@@ -42,7 +42,7 @@ fn read<'a>(json: &'a str, what: &str, taking: Taking<'_, 'a>) -> Result<usize, 
     serde_json::Deserializer::from_str(json).deserialize_seq(taking).map_err(|error| bad_json(what, &error))
 }
 
-/// Takes the first of a list's elements, and counts them all.
+/// Takes the first `most` elements of a list, and counts them all.
 struct Taking<'t, 'a> {
     most: usize,
     take: &'t mut dyn FnMut(usize, &'a RawValue),

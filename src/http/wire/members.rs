@@ -1,4 +1,4 @@
-//! Members of JSON objects, and lists, of which a request has few: what a caller writes of others costs no memory.
+//! Members of JSON objects, and elements of lists, of which a request has few. Anything else that a client writes costs no memory.
 
 use super::clipped;
 use serde::{
@@ -8,18 +8,18 @@ use serde::{
 use serde_json::value::RawValue;
 use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData};
 
-/// Members and elements of anything that is read whole, at most.
+/// The most members or elements of anything that is read as a whole.
 pub(super) const FEW_MAX: usize = 4096;
-/// The same of what stands in each element of such a list, as the parameters of an output do: of as many of both, nobody would be charged
-/// for what they take.
+/// The same for what stands within each element of such a list, such as the parameters of an output. If both could have 4096, their memory
+/// would be large, and charged to nobody.
 pub(super) const INNER_MAX: usize = 64;
 
-/// A text that is read where it stands, unless it has escapes.
+/// A text that is borrowed from the JSON, unless it has escapes.
 #[derive(Deserialize)]
 #[serde(transparent)]
 pub(super) struct Str<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
 
-/// The member of an object with this name, if `json` begins with an object that has it; of several the last.
+/// The member of an object with this name, if `json` begins with an object that has it; the last one, if it is repeated.
 pub(super) fn member<'a>(json: &'a str, name: &str) -> Option<&'a RawValue> {
     Named(name).deserialize(&mut serde_json::Deserializer::from_str(json)).ok()?
 }
@@ -54,7 +54,7 @@ impl<'de> Visitor<'de> for Named<'_> {
     }
 }
 
-/// All members of an object, which are so many at most.
+/// All members of an object, at most `MAX`.
 pub(super) fn members<'de, const MAX: usize, D, V>(from: D) -> Result<BTreeMap<Cow<'de, str>, V>, D::Error>
 where
     D: Deserializer<'de>,
@@ -85,7 +85,7 @@ where
     from.deserialize_map(Few::<MAX, V>(PhantomData))
 }
 
-/// The same of parameters, which may be left out.
+/// The same for parameters, which may be absent.
 pub(super) fn members_or_absent<'de, const MAX: usize, D, V>(from: D) -> Result<BTreeMap<String, V>, D::Error>
 where
     D: Deserializer<'de>,
@@ -94,7 +94,7 @@ where
     struct Few<const MAX: usize, V>(BTreeMap<String, V>);
     impl<'de, const MAX: usize, V: Deserialize<'de>> Deserialize<'de> for Few<MAX, V> {
         fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Few<MAX, V>, D::Error> {
-            // One that is null is not there.
+            // A member that is null counts as absent.
             let there = |(name, value): (Cow<'_, str>, Option<V>)| Some((name.into_owned(), value?));
             Ok(Few(members::<MAX, D, _>(from)?.into_iter().filter_map(there).collect()))
         }
@@ -135,7 +135,7 @@ pub(super) fn elements<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) 
     FewOf::deserialize(from).map(|FewOf(few)| few)
 }
 
-/// The same, which may be left out.
+/// The same for a list that may be absent.
 pub(super) fn elements_or_absent<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     from: D,
 ) -> Result<Vec<T>, D::Error> {

@@ -1,8 +1,8 @@
-//! A model as Triton's `ModelConfig` in JSON: the names of its definition's fields, numbers as numbers, and every member that is
-//! no message, since clients look at them without asking whether they are there.
+//! A model as Triton's `ModelConfig` in JSON, with the field names of its definition and with numbers as numbers. Every member that is not
+//! a message is present, because clients read them without checking.
 //!
-//! Only what is so for us is said. A model counts as batching (`max_batch_size` above 0) if its first axis is free; that
-//! axis is then left out of `dims`. So does one whose requests may have many items and run one by one, such as one of strings.
+//! Only what is true for our models is stated. A model counts as batching (`max_batch_size` above 0) if its first axis is free; that axis
+//! is then left out of `dims`. The same goes for a model whose requests may have many items and run one by one, such as one of strings.
 
 use crate::{
     batch::{QueuePolicy, Then},
@@ -12,11 +12,11 @@ use crate::{
 };
 use serde_json::{Map, Value, json};
 
-/// The configuration of a model whose tensors are these (a fitter's are not those of its engine).
+/// The configuration of a model with these tensors (a fitter's are not those of its engine).
 pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value {
     let fitter = model.fit.is_some();
     let batches = model.batching == Batching::Dynamic && !fitter;
-    // Requests may bring many items, which run as they came.
+    // Requests may have many items, which run as they arrived.
     let (rows, largest) = match model.alone_max {
         Some(items_max) => (true, items_max),
         None => (batches, model.rules.largest()),
@@ -87,7 +87,7 @@ pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value
             "preferred_batch_size": model.rules.sizes,
             "max_queue_delay_microseconds": model.rules.wait_max.as_micros() as u64,
             "preserve_ordering": false,
-            // The protocol counts from 1, and takes 0 for no wish.
+            // The protocol counts from 1; 0 means no preference.
             "priority_levels": model.priorities,
             "default_priority_level": u64::from(model.priority) + 1,
             "default_queue_policy": policy(&queue.default),
@@ -97,7 +97,7 @@ pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value
     config
 }
 
-/// The extents of an item.
+/// The extents of one item.
 fn item(spec: &TensorSpec, batches: bool) -> &[Dim] {
     &spec.shape[usize::from(batches).min(spec.shape.len())..]
 }
@@ -106,7 +106,7 @@ fn numbers(dims: &[Dim]) -> Vec<i64> {
     dims.iter().copied().map(Dim::number).collect()
 }
 
-/// The order of the axes of an input that is an image: as its author says, or as its images are made.
+/// The order of the axes of an image input: as the model's author states it, or as its images are prepared.
 fn format(model: &Model, declared: Option<&DeclaredTensor>, item: &[Dim]) -> &'static str {
     let made = || model.image.as_ref().map(|image| image.preprocess.layout);
     match declared.and_then(|declared| declared.format).or_else(made) {
@@ -135,7 +135,7 @@ fn versions(versions: &Versions) -> Value {
     }
 }
 
-/// Where its instances may run.
+/// Where the model's instances may run.
 fn instances(model: &Model) -> Value {
     let (kind, gpus) = triton::told_placement(&model.manifest.placement, model.may_use_gpu);
     json!({
@@ -150,7 +150,7 @@ fn instances(model: &Model) -> Value {
     })
 }
 
-/// How requests wait; 0 is no bound.
+/// How requests wait in the queue; 0 means no limit.
 fn policy(policy: &QueuePolicy) -> Value {
     json!({
         "timeout_action": match policy.then {
@@ -185,7 +185,7 @@ fn parameter((key, value): (&String, &String)) -> (String, Value) {
     (key.clone(), json!({ "string_value": value }))
 }
 
-/// A type's name in configurations.
+/// The name of a type in configurations.
 pub fn type_name(datatype: DataType) -> String {
     match datatype {
         DataType::Bytes => "TYPE_STRING".to_owned(),
@@ -207,7 +207,7 @@ mod tests {
     use prost_reflect::{DescriptorPool, MessageDescriptor};
     use std::{sync::Arc, time::Duration};
 
-    /// Every member of a message that is no message itself, and no choice, is there; and nothing else is.
+    /// Checks that every member of a message that is neither a message itself nor a oneof is present, and that nothing else is.
     fn check(of: &MessageDescriptor, value: &Value, path: &str) {
         let members = value.as_object().unwrap_or_else(|| panic!("{path} is {value}"));
         for name in members.keys() {
@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(told("", true), (gpu.into(), json!([])));
         assert_eq!(told(two, false), (cpu.into(), json!([])), "which takes none");
         assert_eq!(told(two, true), (gpu.into(), json!([2])));
-        // What is fixed is told as it is.
+        // A fixed placement is stated unchanged.
         assert_eq!(told(&format!("kind: KIND_GPU {two}"), false), (gpu.into(), json!([2])));
         assert_eq!(told("kind: KIND_CPU", true), (cpu.into(), json!([])));
     }

@@ -1,29 +1,31 @@
-//! What JSON has no numbers for: NaN and the infinities. Python's `json`, Triton and TensorFlow Serving write them as the bare words
-//! `NaN`, `Infinity` and `-Infinity`, which is no JSON; Protocol Buffers' JSON has them as strings.
+//! Numbers that JSON lacks: NaN and the infinities. Python's `json`, Triton and TensorFlow Serving write them as the bare words `NaN`,
+//! `Infinity` and `-Infinity`, which is not JSON; the JSON of Protocol Buffers has them as strings.
 
 use super::object;
 use serde::Deserialize;
 
 const WORDS: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
 
-/// Longer texts are not read a second time: that takes seconds and as much memory again, and numbers of that many go as binary data.
+/// Longer texts are not read a second time. That would take seconds and as much memory again, and clients send so many numbers as binary
+/// data.
 const BYTES_MAX: usize = 16 << 20;
 
-/// What becomes of them in a reply.
+/// How such numbers are written in a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NotFinite {
     /// Bare words, for clients of those servers.
     Words,
-    /// `null`, as KServe writes it, whose clients take JSON alone.
+    /// `null`, as KServe writes them: its clients accept only JSON.
     Null,
-    /// There is no reply.
+    /// Not at all: the reply is an error.
     Refused,
 }
 
-/// Reads an object in which, up to 16 MiB, bare words may stand for numbers; `room` is for its text with quotes around them.
+/// Reads an object in which bare words may stand for numbers, if its text has up to 16 MiB. `room` holds a copy of the text in which they
+/// are quoted.
 ///
 /// # Errors
-/// What is no JSON beside that.
+/// The text is not JSON, apart from such words.
 pub(super) fn read<'a, T: Deserialize<'a>>(json: &'a [u8], room: &'a mut Vec<u8>) -> serde_json::Result<T> {
     let error = match object(json) {
         Ok(read) => return Ok(read),
@@ -46,7 +48,7 @@ pub(super) fn number(token: &str) -> Option<f64> {
     }
 }
 
-/// Whether a string that begins with this, behind its first quote, stands for a number.
+/// Whether a string that begins with `text`, after its opening quote, stands for a number.
 pub(super) fn begins(text: &str) -> bool {
     WORDS.iter().any(|word| text.strip_prefix(word).is_some_and(|rest| rest.starts_with('"')))
 }
@@ -61,9 +63,9 @@ pub(super) fn word(number: f64) -> Option<&'static str> {
     }
 }
 
-/// The same text with quotes around bare words where they stand outside of strings; `None` if there are none.
+/// The text with quotes around bare words outside of strings; `None` if there are none.
 fn quoted(json: &[u8]) -> Option<Vec<u8>> {
-    // Most of what cannot be read has none, and is not copied.
+    // Most texts that cannot be read have none, and are not copied.
     let has = |word: &str| json.windows(word.len()).any(|there| there == word.as_bytes());
     WORDS.into_iter().find(|word| has(word))?;
     let (mut out, mut found, mut at) = (Vec::with_capacity(json.len() + 64), false, 0);

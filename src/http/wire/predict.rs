@@ -4,7 +4,7 @@
 //! {"instances": [{"b64": "…"}, {"data": "…"}, {"image_bytes": {"b64": "…"}, "key": "1"}, {"image": {"b64": "…"}}, "…"]}
 //! ```
 //!
-//! Members that we do not know, such as `key`, are ignored; `parameters` may stand beside `instances`.
+//! Unknown members, such as `key`, are ignored; `parameters` may stand beside `instances`.
 
 use super::{
     Parameters, bad_json, base64_text,
@@ -19,13 +19,13 @@ use serde::{
 use serde_json::value::RawValue;
 use std::{borrow::Cow, fmt};
 
-/// Asked for room for so many bytes beside the request's own, before they are written; what it refuses is not decoded.
+/// Called with the number of bytes that are needed beside the request's own, before they are written. If it refuses, nothing is decoded.
 pub type Room<'a> = &'a mut dyn FnMut(u64) -> Result<(), InferError>;
 
 /// Images in JSON, decoded from base64.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Instances {
-    /// One per instance, in order. An instance that is not base64 is an error of its own: the others go on.
+    /// One per instance, in order. An instance that is not base64 has an error of its own and does not affect the others.
     pub images: Vec<Result<Vec<u8>, InferError>>,
     /// `parameters`, if any.
     pub parameters: Parameters,
@@ -40,7 +40,7 @@ struct Wire<'a> {
     parameters: Parameters,
 }
 
-/// No more instances are kept than any setting of `parts_max` allows: the rest is only counted.
+/// The most instances that are kept, which is the most that `parts_max` can be set to: the rest are only counted.
 const INSTANCES_KEPT_MAX: usize = 100_000;
 
 #[derive(Default)]
@@ -76,7 +76,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Bounded<'a> {
     }
 }
 
-/// An image as text in base64: bare, or in an object; other members of that are passed over, unread.
+/// An image as base64 text: bare, or in an object whose other members are skipped.
 pub(super) struct Instance<'a>(Cow<'a, str>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Instance<'a> {
@@ -86,7 +86,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Instance<'a> {
 }
 
 impl<'a> Instance<'a> {
-    /// The same where an object may hold it by the name of the model's input, too.
+    /// The same, but an object may also hold the image under the name of the model's input.
     pub(super) fn named(json: &'a str, name: &str) -> serde_json::Result<Instance<'a>> {
         let [data, image_bytes, image] = WITHIN;
         let within = &[name, data, image_bytes, image];
@@ -95,14 +95,14 @@ impl<'a> Instance<'a> {
     }
 }
 
-/// The members that hold an image in the examples of TorchServe, TensorFlow Serving and KServe. Of several the first counts: what is
-/// called `image` beside another may as well be its file's name.
+/// The members that hold an image in the examples of TorchServe, TensorFlow Serving and KServe. If there are several, the first in this
+/// list counts: an `image` beside another one may be the name of its file.
 const WITHIN: [&str; 3] = ["data", "image_bytes", "image"];
 
 /// A text, or an object that holds it as `b64`.
 pub(super) struct Text<'a> {
     pub(super) text: Cow<'a, str>,
-    /// It stood in an object.
+    /// Whether the text was in an object.
     pub(super) wrapped: bool,
 }
 
@@ -115,7 +115,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
 /// Reads a text, or an object that holds one.
 #[derive(Clone, Copy)]
 struct Wrapped<'n> {
-    /// The members that may hold it beside `b64`, the first of them that is there; that may be such an object again.
+    /// The members that may hold the text beside `b64`; the first one in this list that is present counts. Its value may again be such an
+    /// object.
     within: &'n [&'n str],
 }
 
@@ -173,10 +174,10 @@ impl Instance<'_> {
         &self.0
     }
 
-    /// What it takes beside the request, once decoded.
+    /// Bytes that the image takes beside the request, once it is decoded.
     fn bytes(&self) -> u64 {
         let text = self.base64();
-        // Only what had escapes is there twice.
+        // Only text with escapes exists twice.
         let copied = if matches!(text, Cow::Owned(_)) { text.len() } else { 0 };
         (base64::decoded_len_estimate(text.len()) + copied) as u64
     }
@@ -185,7 +186,7 @@ impl Instance<'_> {
 /// Reads `{"instances": […]}` with 1 to `parts_max` instances.
 ///
 /// # Errors
-/// 400 for JSON of another form, 413 naming `parts_max`, and what `room` says.
+/// 400 for JSON of another form, 413 naming `parts_max`, and the error of `room`.
 pub fn instances(body: &[u8], parts_max: usize, room: Room<'_>) -> Result<Instances, InferError> {
     let wire: Wire<'_> =
         object(body).map_err(|error| bad_json("the JSON body {\"instances\": […]}", &error))?;
@@ -193,7 +194,7 @@ pub fn instances(body: &[u8], parts_max: usize, room: Room<'_>) -> Result<Instan
     Ok(Instances { images: decoded(kept, count, parts_max, room)?, parameters: wire.parameters })
 }
 
-/// The bytes of 1 to `parts_max` instances. There are `count`; no more need be kept than are allowed.
+/// The bytes of 1 to `parts_max` instances. There are `count` instances; `kept` may have fewer if `count` exceeds the limit.
 pub(super) fn decoded(
     kept: Vec<Instance<'_>>,
     count: usize,
@@ -216,7 +217,7 @@ pub(super) fn decoded(
     Ok(kept.into_iter().enumerate().map(decode).collect())
 }
 
-/// The bytes of an instance.
+/// Decodes one instance.
 pub(super) fn decode_base64(index: usize, text: &str) -> Result<Vec<u8>, InferError> {
     base64_text::decode(text)
         .map_err(|error| InferError::BadRequest(format!("instance {index} is not base64: {error}")))
@@ -227,7 +228,7 @@ mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
 
-    /// The same where there is room.
+    /// The same with unlimited room.
     fn instances(body: &[u8], parts_max: usize) -> Result<Instances, InferError> {
         super::instances(body, parts_max, &mut |_| Ok(()))
     }
@@ -244,7 +245,7 @@ mod tests {
         };
         assert_eq!(asked(br#"{"instances":["YWJj",{"b64":"YWJjYWJj"}]}"#, 9), (true, 9));
         assert_eq!(asked(br#"{"instances":["YWJj",{"b64":"YWJjYWJj"}]}"#, 8), (false, 9));
-        // What has escapes is copied before.
+        // Text with escapes is copied first.
         assert_eq!(asked(br#"{"instances":["YW\u004Aj"]}"#, 7), (true, 7));
     }
 

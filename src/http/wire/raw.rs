@@ -11,12 +11,13 @@ use crate::{
 };
 use axum::body::Bytes;
 
-/// Reads a raw request. At most one extent may be free, and is then
-/// whatever the body's length makes it, except that a free first extent is 1 if there is another. For BYTES the body
-/// is one element, such as an encoded image; and so it is for a model that takes images, which has `images` as their limits, if it
-/// begins as an image does. Numbers or pixels may, too: what is as long as one item, and no more of an image than that, is these.
-/// `pixels` are the other forms in which that model takes one: a body that is not of the input's own length, but of
-/// one item of such a form, is that item.
+/// Reads a raw request. At most one extent may be free; the length of the body determines it. A free first extent is 1 if there is another
+/// free one.
+///
+/// For BYTES, the body is one element, such as an encoded image. For a model that takes images, whose limits are `images`, a body that
+/// begins like an image is one element as well. Numbers or pixels may begin like that by chance: a body with the length of one item and no
+/// valid image header is taken as numbers or pixels. `pixels` are the other forms in which that model takes an image: a body that does not
+/// fit the input's own length, but that of one item in such a form, is that item.
 ///
 /// # Errors
 /// 400 if the model has several inputs, or the length does not fit.
@@ -82,8 +83,8 @@ pub fn read(
     one(spec, tensor.datatype, tensor.shape, tensor.data)
 }
 
-/// Shape and bytes of one image in a form of pixels (`[height, width, channels]`, or with a batch axis before these); `None` where
-/// images are not all of one size.
+/// Shape and bytes of one image in a form of pixels (`[height, width, channels]`, or with a batch axis before these); `None` if images do
+/// not all have the same size.
 fn item_bytes(form: &TensorSpec) -> Option<(Vec<usize>, usize)> {
     let extent = |(axis, dim): (usize, &Dim)| match dim {
         Dim::Fixed(n) => Some(*n),
@@ -94,7 +95,7 @@ fn item_bytes(form: &TensorSpec) -> Option<(Vec<usize>, usize)> {
     Some((shape, bytes))
 }
 
-/// Whether one item has so many bytes, in the input's own type or in another form.
+/// Whether one item has this many bytes, in the input's own type or in another form.
 fn is_item(inputs: &[TensorSpec], pixels: &[TensorSpec], bytes: usize) -> bool {
     let [spec] = inputs else { return false };
     let fixed = spec.shape.iter().map(|dim| if let Dim::Fixed(n) = dim { *n } else { 1 });
@@ -102,18 +103,18 @@ fn is_item(inputs: &[TensorSpec], pixels: &[TensorSpec], bytes: usize) -> bool {
     own == Some(bytes) || pixels.iter().any(|form| item(form, bytes).is_some())
 }
 
-/// Whether what begins as an image does has no header of one.
+/// Whether bytes that begin like an image have no valid image header.
 fn is_no_image(bytes: &[u8], limits: &Limits) -> bool {
     matches!(image::header(bytes, limits), Err(DecodeError::Corrupt { .. }))
 }
 
-/// Type and shape of one item of a form, if it has so many bytes.
+/// Type and shape of one item in a form, if it has this many bytes.
 fn item(form: &TensorSpec, bytes: usize) -> Option<(DataType, Vec<usize>)> {
     let (shape, expected) = item_bytes(form)?;
     (bytes == expected).then_some((form.datatype, shape))
 }
 
-/// The request of one input.
+/// A request with one input.
 fn one(
     spec: &TensorSpec,
     datatype: DataType,
@@ -189,12 +190,12 @@ mod tests {
         };
         assert_eq!(read(12, Fixed(2)), Ok((DataType::Uint8, vec![1, 2, 2, 3])));
         assert_eq!(read(24, Fixed(2)), Ok((DataType::Uint16, vec![1, 2, 2, 3])));
-        // As long as four images are in pixels: the input's own type goes first, and pixels are of one image.
+        // As long as four images in pixels: the input's own type takes precedence, and pixels are always one image.
         assert_eq!(read(48, Fixed(2)), Ok((DataType::Fp32, vec![1, 3, 2, 2])));
         let told =
             "the body has 36 bytes, expected a multiple of 48 for FP32, or 12 for UINT8, or 24 for UINT16";
         assert_eq!(read(36, Fixed(2)).unwrap_err().to_string(), told);
-        // How high an image is, its length alone does not say.
+        // The length alone does not say how high an image is.
         let told = "the body has 12 bytes, expected a multiple of 48 for FP32";
         assert_eq!(read(12, Free).unwrap_err().to_string(), told);
     }
@@ -217,7 +218,7 @@ mod tests {
                 [12, 24, 48].map(|bytes| read(begins, bytes)),
                 [DataType::Uint8, DataType::Uint16, DataType::Fp32]
             );
-            // Of no item's length: an image that is to be told what is wrong with it.
+            // Not the length of an item: a broken image, whose error the client should see.
             assert_eq!([13, 96].map(|bytes| read(begins, bytes)), [DataType::Bytes; 2]);
         }
         // A picture of 9 x 9 pixels, and one that is over the limit.

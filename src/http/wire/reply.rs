@@ -1,7 +1,7 @@
 //! The reply to an inference request: JSON with tensors in it or behind it.
 //!
-//! Numbers are written in the shortest form that reads back as the same value of their type. NaN and the infinities are the words that
-//! Triton has for them in a reply in one piece. Parts of one that comes item by item are JSON for whoever reads them, which has none.
+//! Numbers are written in the shortest form that reads back as the same value of their type. In a reply in one piece, NaN and the
+//! infinities are written as Triton's words. The parts of a reply that is sent item by item are strict JSON, which has no such numbers.
 
 use super::{
     binary::strings,
@@ -31,32 +31,32 @@ pub struct Output {
     pub name: String,
     /// Its value.
     pub tensor: Tensor,
-    /// Behind the JSON rather than in it.
+    /// Whether it is sent behind the JSON rather than in it.
     pub binary: bool,
-    /// Where it has been put instead of into the reply.
+    /// The shared memory that it has been put into instead of the reply.
     pub place: Option<Place>,
 }
 
 impl Output {
-    /// Bytes that it takes as text at most; none where it is none.
+    /// The most bytes that it takes as text; 0 if it is not text.
     pub fn text_bytes_max(&self) -> u64 {
         if self.binary || self.place.is_some() { 0 } else { text_bytes_max(&self.tensor) }
     }
 }
 
-/// Numbers that are told beside the outputs, by name.
+/// Numbers that are stated beside the outputs, by name.
 pub type Told = Vec<(&'static str, u64)>;
 
 /// A reply to write.
 #[derive(Debug, Clone, Default)]
 pub struct InferReply {
-    /// As in the request.
+    /// The id of the request.
     pub id: Option<String>,
     /// Which model answered.
     pub model_name: Arc<str>,
     /// Which version of it.
     pub model_version: Arc<str>,
-    /// What is told beside the outputs; left out if empty.
+    /// Numbers beside the outputs; left out if empty.
     pub parameters: Told,
     /// In the order of the request, or of the model.
     pub outputs: Vec<Output>,
@@ -71,7 +71,7 @@ pub struct Encoded {
     pub json_length: Option<usize>,
     /// Bytes of the JSON.
     pub text: usize,
-    /// The JSON, then the binary tensors in the memory in which they were made.
+    /// The JSON, then the binary tensors in their own memory.
     pub body: Chunks,
 }
 
@@ -102,7 +102,7 @@ pub fn write(reply: &InferReply) -> Result<Encoded, InferError> {
         string(&mut json, name);
         head(&mut json, tensor);
         if place.is_some() {
-            // Whoever asked knows where. Triton's C++ client takes any parameters of an output for those of binary data.
+            // The client that asked knows the place. Triton's C++ client takes any parameters of an output for those of binary data.
             json.push(b'}');
         } else if *binary {
             json.extend_from_slice(b",\"parameters\":{\"binary_data_size\":");
@@ -131,7 +131,7 @@ pub fn write(reply: &InferReply) -> Result<Encoded, InferError> {
     })
 }
 
-/// The member that repeats a request's id, with a comma behind it.
+/// The member that repeats a request's id, followed by a comma.
 pub fn id(id: &str) -> Vec<u8> {
     let mut json = b"\"id\":".to_vec();
     string(&mut json, id);
@@ -139,7 +139,7 @@ pub fn id(id: &str) -> Vec<u8> {
     json
 }
 
-/// The member that tells numbers beside the outputs, with a comma behind it; nothing for none.
+/// The member for numbers beside the outputs, followed by a comma; nothing if there are none.
 fn parameters(json: &mut Vec<u8>, told: &Told) {
     if told.is_empty() {
         return;
@@ -151,7 +151,7 @@ fn parameters(json: &mut Vec<u8>, told: &Told) {
     json.push(b',');
 }
 
-/// The members of an object that says what a part of a request's items gave. All of it is text.
+/// The members of an object with the results for some of a request's items. Everything is text.
 ///
 /// # Errors
 /// As [`write`], and 400 for NaN and infinities.
@@ -186,11 +186,11 @@ fn head(json: &mut Vec<u8>, tensor: &Tensor) {
     json.push(b']');
 }
 
-/// How to get what JSON does not carry. Replies that come item by item are text, and those of other addresses.
+/// How to get values that JSON cannot represent. Replies that are sent item by item, and those of other routes, are text only.
 const BINARY: &str =
     "ask /v2/models/…/infer for it with \"parameters\": {\"binary_data\": true}, in one reply";
 
-/// The tensor as FP32 where it is of half precision, which is exact: for replies that are never binary.
+/// The tensor, converted to FP32 if it has half precision, which is exact: for replies that are never binary.
 pub(super) fn single(tensor: &Tensor) -> Cow<'_, Tensor> {
     match tensor.datatype {
         DataType::Fp16 | DataType::Bf16 => {
@@ -201,7 +201,7 @@ pub(super) fn single(tensor: &Tensor) -> Cow<'_, Tensor> {
     }
 }
 
-/// Bytes that the elements of a tensor take as text at most, with what is between them.
+/// The most bytes that the elements of a tensor take as text, with separators.
 pub fn text_bytes_max(tensor: &Tensor) -> u64 {
     let each = match tensor.datatype {
         DataType::Bool | DataType::Uint16 => 6,
@@ -213,16 +213,16 @@ pub fn text_bytes_max(tensor: &Tensor) -> u64 {
         DataType::Uint64 | DataType::Int64 => 21,
         DataType::Fp16 | DataType::Bf16 | DataType::Fp32 => 17,
         DataType::Fp64 => 25,
-        // Each of them is escaped.
+        // Every byte is escaped.
         DataType::Bytes => return 6 * tensor.data.len() as u64,
     };
     each * tensor.elements() as u64
 }
 
-/// Makes room for so much text.
+/// Reserves memory for this much text.
 ///
 /// # Errors
-/// [`InferError::Full`] where there is not as much memory.
+/// [`InferError::Full`] if there is not enough memory.
 pub fn room(json: &mut Vec<u8>, bytes: u64) -> Result<(), InferError> {
     let reserved = usize::try_from(bytes).map(|bytes| json.try_reserve_exact(bytes));
     if let Ok(Ok(())) = reserved {
@@ -235,7 +235,7 @@ pub fn room(json: &mut Vec<u8>, bytes: u64) -> Result<(), InferError> {
     })
 }
 
-/// Writes the elements of a tensor, flat, with commas between them.
+/// Writes the elements of a tensor, flat, separated by commas.
 pub(super) fn numbers_of(
     json: &mut Vec<u8>,
     name: &str,
@@ -500,7 +500,7 @@ mod tests {
             let tensor = Tensor { datatype, shape: vec![count], data: data.into() };
             let mut json = Vec::new();
             numbers_of(&mut json, "y", &tensor, NotFinite::Words).unwrap();
-            // One comma more than there are.
+            // With one comma more than there are.
             assert!(json.len() as u64 <= text_bytes_max(&tensor), "{datatype}: {}", json.len());
         };
         let twice = |bytes: &[u8]| bytes.repeat(2);

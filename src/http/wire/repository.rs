@@ -1,4 +1,5 @@
-//! The bodies of repository control: all optional, and read strictly, since what is overlooked there would be believed.
+//! The bodies of repository control. They are optional, and parsed strictly, because a client would believe that an ignored member had an
+//! effect.
 
 use super::{bad_json, base64_text, clipped, members::Str, object};
 use crate::{
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, value::RawValue};
 use std::{borrow::Cow, collections::BTreeMap};
 
-/// What stands before a file's name.
+/// The prefix of a file's parameter name.
 const FILE: &str = "file:";
 
 #[derive(Default, Deserialize)]
@@ -32,25 +33,25 @@ pub struct Known {
     pub name: String,
     /// Its version; empty for a model that is not loaded.
     pub version: String,
-    /// As the protocol calls it.
+    /// The state, by its name in the protocol.
     pub state: &'static str,
-    /// Why it is not ready; or what is to be said of one that is.
+    /// Why it is not ready; or a remark about a model that is.
     pub reason: Cow<'static, str>,
 }
 
-/// Whether the index shall have only what takes requests.
+/// Whether the index should list only what accepts requests.
 ///
 /// # Errors
-/// 400 for what is no such body.
+/// 400 for an invalid body.
 pub fn only_ready(body: &[u8]) -> Result<bool, InferError> {
     let index: Index = parse(body)?;
     Ok(index.ready.unwrap_or(false))
 }
 
-/// Checks the body of an unload. No model depends on another here, so that `unload_dependents` asks for nothing.
+/// Checks the body of an unload. No model depends on another here, so `unload_dependents` has no effect.
 ///
 /// # Errors
-/// 400 for parameters that are not known.
+/// 400 for unknown parameters.
 pub fn unload(body: &[u8]) -> Result<(), InferError> {
     let control: Control<BTreeMap<Cow<'_, str>, &RawValue>> = parse(body)?;
     let parameters = control.parameters.unwrap_or_default();
@@ -66,7 +67,7 @@ pub fn unload(body: &[u8]) -> Result<(), InferError> {
     }
 }
 
-/// What a load brings, whatever it came by.
+/// The content of a load request, over HTTP or gRPC.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Load {
     config: Option<String>,
@@ -77,7 +78,7 @@ impl Load {
     /// Reads the body of a load over HTTP: files are in base64.
     ///
     /// # Errors
-    /// 400 for parameters that are not known, and files that are no base64.
+    /// 400 for unknown parameters, and for files that are not base64.
     pub fn of_body(body: &[u8]) -> Result<Load, InferError> {
         let control: Control<BTreeMap<Cow<'_, str>, &RawValue>> = parse(body)?;
         let mut load = Load::default();
@@ -98,14 +99,14 @@ impl Load {
     /// Takes a parameter that holds bytes.
     ///
     /// # Errors
-    /// 400 if it is no file.
+    /// 400 if it is not a file.
     pub fn file(&mut self, name: &str, bytes: Bytes) -> Result<(), InferError> {
         let path = name.strip_prefix(FILE).ok_or_else(|| unknown(name))?;
         self.files.push((path.to_owned(), bytes));
         Ok(())
     }
 
-    /// Takes a parameter that holds text, or something else.
+    /// Takes a parameter that holds text; `None` for any other type.
     ///
     /// # Errors
     /// 400 if it is not the configuration.
@@ -121,7 +122,7 @@ impl Load {
         Ok(())
     }
 
-    /// The same with each file's bytes as `keep` has them.
+    /// The same load with each file's bytes replaced by `keep`.
     #[must_use]
     pub fn kept(mut self, keep: impl Fn(Bytes) -> Bytes) -> Load {
         for (_, bytes) in &mut self.files {
@@ -130,13 +131,12 @@ impl Load {
         self
     }
 
-    /// What it asks for of the model `name`. With files the configuration is the whole one of the model that they are. Without,
-    /// it says what changes; `current` is that of the model that serves: members that repeat it are taken. Where none serves, what
-    /// is loaded shows whether they do.
+    /// The change that this load asks for in the model `name`. With files, the configuration is the whole configuration of the model in
+    /// those files. Without files, it states changes; `current` is the configuration of the model that serves, and members that repeat it
+    /// are accepted. If no model serves, such members are checked once the model is loaded.
     ///
     /// # Errors
-    /// 400 naming what cannot be changed, or is out of its range; for files without a configuration, and names of files that
-    /// cannot be.
+    /// 400 naming what cannot be changed or is out of its range; also for files without a configuration, and for invalid file names.
     pub fn change(self, name: &str, current: Option<&Value>) -> Result<Change, InferError> {
         let Load { config, files } = self;
         match config {
@@ -158,7 +158,7 @@ impl Load {
     }
 }
 
-/// The members of a configuration, by their names in its definition.
+/// The members of a configuration, by the names in its definition.
 fn members(config: &str) -> Result<Map<String, Value>, InferError> {
     let members = object(config.as_bytes()).map_err(|error| bad_json("the parameter config", &error))?;
     triton::as_defined(members).map_err(|why| bad(format!("config: {why}")))
@@ -288,7 +288,7 @@ mod tests {
         refuses(&json!({ "optimization": { "colour": 1 } }), "colour");
     }
 
-    /// What `/config` tells of a model after a load.
+    /// What `/config` states about a model after a load.
     fn told(manifest: &Manifest, overrides: &Overrides) -> Value {
         let mut signature = testing::signature(&[("y", &[-1, 3])]);
         signature.inputs = vec![testing::spec("x", DataType::Fp32, &[-1, 4])];
@@ -326,7 +326,7 @@ mod tests {
                 assert_ne!(changed, plain, "{change}");
                 assert_eq!(load(&changed, &change), changed, "{change} again");
                 assert_eq!(load(&changed, &changed), changed, "{change}, and /config back");
-                // After an unload there is nothing that it repeats yet.
+                // After an unload, there is no current configuration to repeat.
                 let back = config(&changed, None).unwrap();
                 let again = told(&manifest, &back);
                 assert_eq!(again, changed, "{change}, and /config back after an unload");
@@ -387,7 +387,7 @@ mod tests {
     fn files_come_with_the_configuration_of_their_model() {
         let files = vec![("1/model.onnx".to_owned(), Bytes::from_static(&[0, 1, 2, 3]))];
         let given = Ok(Change::Given(Given::new("{}".into(), files).unwrap()));
-        // With the line breaks of Python's `encodebytes`, too.
+        // Also with the line breaks of Python's `encodebytes`.
         for base64 in ["AAECAw==", r"AAEC\nAw==\n"] {
             let body = format!(r#"{{"parameters":{{"config":"{{}}","file:1/model.onnx":"{base64}"}}}}"#);
             assert_eq!(load(body.as_bytes(), None), given);
@@ -415,7 +415,7 @@ mod tests {
         let other = json!({ "input": [{ "name": "y" }] });
         let told = config(&other, Some(&current)).unwrap_err().to_string();
         assert!(told.contains("\"input\" cannot be changed"), "{told}");
-        // Whether it repeats something is known of a model that does not serve once it is loaded.
+        // Whether a change repeats the configuration of a model that does not serve is known only once that model is loaded.
         let misspelt = config(&json!({ "max_batchsize": 8 }), None).unwrap_err().to_string();
         assert!(misspelt.contains("\"max_batchsize\" cannot be changed"), "{misspelt}");
         let later = config(&other, None).unwrap();
@@ -466,7 +466,7 @@ mod tests {
         ] {
             refuses(&config, told);
         }
-        // What a fitter has, or a model of ONNX; and what each has, which is nothing.
+        // Members of a fitter, or of an ONNX model; and members that are empty for each of them.
         for (member, value) in [
             ("platform", json!("ocelli_gauss_mle")),
             ("backend", json!("")),
@@ -512,7 +512,7 @@ mod tests {
         let current = json!({ "input": [{ "name": "x", "data_type": "TYPE_FP32", "dims": [16], "format": "FORMAT_NONE",
             "optional": false }], "version_policy": { "latest": { "num_versions": 1 } }, "metric_tags": {},
             "model_transaction_policy": { "decoupled": false } });
-        // Large numbers are text, and defaults are left out.
+        // Large numbers are strings, and defaults are left out.
         let printed = json!({ "input": [{ "name": "x", "data_type": "TYPE_FP32", "dims": ["16"] }],
             "version_policy": { "latest": { "num_versions": 1 } }, "model_transaction_policy": {} });
         let versions = Some(Versions::Latest(1));

@@ -1,5 +1,5 @@
-//! What an inference request asks for, however it came: its inputs and outputs, and whether these fit the model. `json` reads it
-//! from the Open Inference Protocol's JSON.
+//! The content of an inference request, however it arrived: its inputs and outputs, and checks against the model. `json` reads it from the
+//! Open Inference Protocol's JSON.
 
 mod json;
 
@@ -15,18 +15,18 @@ use axum::body::Bytes;
 pub use json::{json_length, read};
 use std::{collections::HashSet, time::Duration};
 
-/// A request for inference, checked in itself; whether it fits the model is for whoever knows the model.
+/// A request for inference, checked by itself. Whether it fits the model is checked elsewhere, where the model is known.
 #[derive(Debug, Clone)]
 pub struct InferRequest {
-    /// Repeated in the reply.
+    /// The id, which is repeated in the reply.
     pub id: Option<String>,
-    /// `timeout`, `priority` and what is meant for the model.
+    /// `timeout`, `priority` and parameters for the model.
     pub parameters: Parameters,
     /// In the order sent. Names are unique.
     pub inputs: Vec<Input>,
-    /// What is asked for; empty means all.
+    /// The requested outputs; empty means all.
     pub outputs: Vec<Requested>,
-    /// Whether outputs that do not say so come back binary: `binary_data_output`, or a raw request.
+    /// Whether outputs without a setting of their own are sent as binary data: `binary_data_output`, or a raw request.
     pub binary_default: bool,
 }
 
@@ -35,22 +35,22 @@ pub struct InferRequest {
 pub struct Input {
     /// Its name; empty in a raw request.
     pub name: String,
-    /// Its type, shape and elements; binary data lies in the memory of the body.
+    /// Its type, shape and elements; binary data stays in the memory of the body.
     pub tensor: Tensor,
-    /// Where the elements are, if they did not come with the request and have not been fetched: the tensor has none then.
+    /// Where the elements are, if they are not in the request and have not been fetched yet. The tensor is then empty.
     pub place: Option<Place>,
 }
 
 impl Input {
-    /// One whose elements are there.
+    /// An input whose elements are present.
     pub fn whole(name: String, tensor: Tensor) -> Input {
         Input { name, tensor, place: None }
     }
 
-    /// One whose elements are in shared memory.
+    /// An input whose elements are in shared memory.
     ///
     /// # Errors
-    /// 400 if they are not as many bytes as such a tensor has.
+    /// 400 if the place does not have as many bytes as the tensor.
     pub(crate) fn placed(
         name: String,
         datatype: DataType,
@@ -63,21 +63,21 @@ impl Input {
     }
 }
 
-/// One output that is asked for.
+/// One requested output.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Requested {
     /// Its name.
     pub name: String,
-    /// Whether it comes back binary.
+    /// Whether it is sent as binary data.
     pub binary: bool,
-    /// The best classes instead of the values, and how many.
+    /// The number of best classes to send instead of the values.
     pub classification: Option<u64>,
     /// Where it is put instead of into the reply.
     pub place: Option<Place>,
 }
 
 impl Requested {
-    /// The outputs of these names and parameters. One that is named twice comes once, as Triton has it.
+    /// The outputs with these names and parameters. An output that is named twice is sent once, as in Triton.
     ///
     /// # Errors
     /// As [`Requested::of`].
@@ -96,10 +96,10 @@ impl Requested {
         Ok(outputs)
     }
 
-    /// By its parameters; `binary_default` is what the request asks for where they do not.
+    /// One output with its parameters; `binary_default` applies if they do not say whether it is binary.
     ///
     /// # Errors
-    /// 400 for a parameter that is not what it must be, and for shared memory together with another form.
+    /// 400 for an invalid parameter, and for shared memory together with another form.
     pub(crate) fn of(
         name: String,
         mut parameters: Parameters,
@@ -108,7 +108,7 @@ impl Requested {
         let binary = flag(&parameters, "binary_data")?;
         let classification = count(&parameters, "classification")?;
         let place = shared_memory::place(format_args!("output {name:?}"), &mut parameters)?;
-        // Clients say that they want neither.
+        // Clients may say explicitly that they want neither.
         if place.is_some() && (binary == Some(true) || classification.is_some_and(|classes| classes > 0)) {
             return Err(bad(format!(
                 "output {name:?} is asked for in shared memory, and as binary_data or classification: ask for one"
@@ -119,7 +119,7 @@ impl Requested {
 }
 
 impl InferRequest {
-    /// The parameter `timeout`, which is in microseconds; 0 is none.
+    /// The parameter `timeout`, in microseconds; 0 means none.
     ///
     /// # Errors
     /// 400 if it is not a count.
@@ -137,14 +137,14 @@ impl InferRequest {
     }
 }
 
-/// Bytes of an input's name, which errors repeat: far more than any model has.
+/// The longest name of an input, in bytes: far longer than in any model. Errors repeat names.
 const NAME_BYTES_MAX: usize = 4096;
 
-/// The datatype of an input by what is said before its data, all of which is checked: in itself, since errors repeat it, and against
-/// the inputs that the model has, where they are known.
+/// The datatype of an input. Checks everything that is stated before the data: by itself, because errors repeat it, and against the model's
+/// inputs, if they are known.
 ///
 /// # Errors
-/// 400 with the limit, or saying expected and got.
+/// 400 with the limit, or with what was expected and what came.
 pub(crate) fn datatype_of(
     name: &str,
     datatype: &str,
@@ -167,8 +167,8 @@ pub(crate) fn datatype_of(
             names.join(", ")
         )));
     };
-    // Before the data: that it is not of the type which was said is the smaller mistake.
-    // What BYTES are is for whoever knows whether the model takes encoded images.
+    // Checked before the data, because data of a type other than the stated one is the smaller mistake. BYTES are left to code that knows
+    // whether the model takes encoded images.
     let encoded = |spec: &TensorSpec| {
         spec.name == name && datatype == DataType::Bytes && spec.datatype != DataType::Bytes
     };
@@ -178,11 +178,11 @@ pub(crate) fn datatype_of(
     Ok(datatype)
 }
 
-/// Whether an input is of a type and shape that the model takes; `specs` has all of its inputs, some in several forms. One that
-/// is not among them is another's to refuse.
+/// Checks that the model takes an input of this type and shape. `specs` holds all inputs, some of them in several forms. An input that is
+/// not among them is refused elsewhere.
 ///
 /// # Errors
-/// 400 saying expected and got.
+/// 400 with what was expected and what came.
 pub fn fits(specs: &[TensorSpec], name: &str, datatype: DataType, shape: &[usize]) -> Result<(), InferError> {
     let forms = specs.iter().filter(|spec| spec.name == name);
     let Some(spec) = forms.clone().find(|spec| spec.datatype == datatype) else {

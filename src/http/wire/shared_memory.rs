@@ -1,33 +1,32 @@
-//! Triton's system shared memory extension: where in a region an input lies or an output is to be put, and what a caller says
-//! to register a region.
+//! Triton's system shared memory extension: where in a region an input lies or an output is to be put, and the registration of regions.
 
 use super::{Parameter, Parameters, Whole, bad_json, clipped, count, object};
 use crate::error::{InferError, bad};
 use serde::{Deserialize, Deserializer};
 use std::fmt;
 
-/// Which region a tensor lies in, or is to be put in.
+/// The region that a tensor lies in, or is to be put in.
 pub(crate) const REGION: &str = "shared_memory_region";
-/// Bytes of the region in front of the tensor; none if it is left out.
+/// Bytes of the region in front of the tensor; 0 if absent.
 const OFFSET: &str = "shared_memory_offset";
-/// Bytes of an input; the most that an output may have.
+/// Bytes of an input; the most bytes that an output may have.
 const BYTE_SIZE: &str = "shared_memory_byte_size";
 
-/// Bytes of a region. Whether the region has them is for whoever knows it.
+/// A range of bytes in a region. Whether the region has them is checked elsewhere, where the region is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// The region's name.
     pub region: String,
-    /// Bytes of the region in front of it.
+    /// Bytes of the region in front of the range.
     pub offset: u64,
-    /// At least 1.
+    /// Length of the range; at least 1.
     pub bytes: u64,
 }
 
-/// The place that the parameters of an input or an output (`of`) name, taken out of them.
+/// The place that the parameters of an input or an output (`of`) state. The parameters are removed.
 ///
 /// # Errors
-/// 400 for a region without a size, a size without a region, and what is no name or no count.
+/// 400 for a region without a size, a size without a region, and an invalid name or count.
 pub fn place(of: fmt::Arguments<'_>, parameters: &mut Parameters) -> Result<Option<Place>, InferError> {
     if ![REGION, OFFSET, BYTE_SIZE].iter().any(|name| parameters.contains_key(*name)) {
         return Ok(None);
@@ -48,13 +47,13 @@ pub fn place(of: fmt::Arguments<'_>, parameters: &mut Parameters) -> Result<Opti
     }
 }
 
-/// What a caller registers.
+/// The registration of a region.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 pub struct Registration {
-    /// The name that its processes open it by.
+    /// The name by which processes open the shared memory object.
     pub key: String,
-    /// Bytes of it in front of the region.
+    /// Bytes of the object in front of the region.
     #[serde(default, deserialize_with = "or_none")]
     pub offset: u64,
     /// Bytes of the region.
@@ -66,7 +65,7 @@ fn whole<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     Whole::deserialize(from).map(|Whole(count)| count)
 }
 
-/// A count that may be left out, or null.
+/// A count that may be absent, or null.
 fn or_none<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     Option::deserialize(from).map(|count| count.map_or(0, |Whole(count)| count))
 }
@@ -74,18 +73,18 @@ fn or_none<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
 /// Reads a registration.
 ///
 /// # Errors
-/// 400 saying which member is missing or is not what it must be.
+/// 400 saying which member is missing or invalid.
 pub fn registration(body: &[u8]) -> Result<Registration, InferError> {
     object(body).map_err(|error| bad_json("the registration", &error))
 }
 
-/// A region's name is of the caller's making, and is repeated to whoever asks.
+/// The longest name of a region, in bytes: clients choose it, and it is repeated to others.
 const NAME_BYTES_MAX: usize = 256;
 
 /// Checks a region's name.
 ///
 /// # Errors
-/// 400 for an empty one and a long one.
+/// 400 for an empty or too long name, and for one with a slash or a control character.
 pub fn check_name(name: &str) -> Result<(), InferError> {
     match name.len() {
         0 => Err(bad("the region has no name")),
@@ -93,7 +92,7 @@ pub fn check_name(name: &str) -> Result<(), InferError> {
             "the region's name {:?}… has {bytes} bytes, more than the limit of {NAME_BYTES_MAX}",
             clipped(name)
         ))),
-        // A proxy may take it for more of a path than it is.
+        // A proxy may take such a name for more of a path than it is.
         _ if name.contains(['/', '\\']) || name.contains(char::is_control) => {
             Err(bad(format!("the region's name {:?} has a slash or a control character", clipped(name))))
         }

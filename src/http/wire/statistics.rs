@@ -1,10 +1,10 @@
-//! A model's statistics as Triton's clients read them: every member is always there, since `perf_analyzer` looks at none
-//! before it uses it.
+//! A model's statistics in the form that Triton's clients read. Every member is always present, because `perf_analyzer` uses them without
+//! checking.
 
 use crate::telemetry::statistics::{Held, Snapshot, Sum};
 use serde_json::{Value, json};
 
-/// One entry of `model_stats`. `held` is what there is of it on GPUs now; what it takes of the host is not measured.
+/// One entry of `model_stats`. `held` is what the model holds on GPUs now; its host memory is not measured.
 pub fn entry(name: &str, version: &str, counts: &Snapshot, held: &[Held]) -> Value {
     let sum = |Sum { count, ns }: Sum| json!({ "count": count, "ns": ns });
     let batches: Vec<Value> = counts
@@ -34,7 +34,7 @@ pub fn entry(name: &str, version: &str, counts: &Snapshot, held: &[Held]) -> Val
             "compute_input": sum(counts.input),
             "compute_infer": sum(counts.infer),
             "compute_output": sum(counts.output),
-            // Answers are not kept.
+            // Answers are not cached.
             "cache_hit": sum(Sum::default()),
             "cache_miss": sum(Sum::default()),
         },

@@ -59,7 +59,7 @@ struct WireOutput {
     parameters: Parameters,
 }
 
-/// The length of the JSON that the head announces: `None` means that the body is JSON, 0 that it is one raw tensor.
+/// The length of the JSON as stated in the head: `None` means that the body is JSON, 0 that it is one raw tensor.
 ///
 /// # Errors
 /// 400 if it is not a number.
@@ -77,7 +77,7 @@ pub fn json_length(headers: &HeaderMap) -> Result<Option<usize>, InferError> {
 /// Reads a request whose JSON is `json_length` bytes long, or the whole body. For a length of 0 see [`raw`](crate::http::wire::raw).
 ///
 /// # Errors
-/// 400 saying which member of which input, what was expected and what came.
+/// 400 saying which member of which input is wrong, what was expected and what came.
 pub fn read(
     body: &Bytes,
     json_length: Option<usize>,
@@ -119,7 +119,7 @@ pub fn read(
     Ok(InferRequest { id: wire.id, parameters: wire.parameters, inputs, outputs, binary_default })
 }
 
-/// A name that is there more than once.
+/// A name that occurs more than once.
 fn repeated<'a>(mut names: impl ExactSizeIterator<Item = &'a str>) -> Option<&'a str> {
     if names.len() < 2 {
         return None;
@@ -128,10 +128,10 @@ fn repeated<'a>(mut names: impl ExactSizeIterator<Item = &'a str>) -> Option<&'a
     names.find(|name| !seen.insert(*name))
 }
 
-/// One input; takes its binary data, if it has some, from the front of `behind`.
+/// One input; takes its binary data, if it has any, from the front of `behind`.
 fn input(wire: WireInput<'_>, behind: &mut Bytes, specs: &[TensorSpec]) -> Result<Input, InferError> {
     let WireInput { name, shape, datatype, mut parameters, data } = wire;
-    // Where `usize` has fewer bits, so has the memory.
+    // On platforms where `usize` is smaller, so is the memory.
     let shape: Vec<usize> = shape.into_iter().map(|Whole(extent)| extent as usize).collect();
     let datatype = datatype_of(&name, &datatype, &shape, specs)?;
     let place = shared_memory::place(format_args!("input {name:?}"), &mut parameters)?;

@@ -1,4 +1,4 @@
-//! A request: rows or columns, to tensors or images.
+//! Reads a request: from rows or columns to tensors or images.
 
 use super::{
     super::{
@@ -19,17 +19,17 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::{borrow::Cow, collections::BTreeMap};
 
-/// What is asked for.
+/// The content of a request.
 #[derive(Debug)]
 pub enum Asked {
-    /// Answers for images.
+    /// Images to answer.
     Images {
-        /// In order; what is not base64 is an error of its own.
+        /// The images, in order; one that is not base64 has an error of its own.
         files: Vec<Result<Bytes, InferError>>,
         /// `parameters` of the request.
         parameters: Parameters,
     },
-    /// What the model gives for tensors.
+    /// Tensors to run through the model.
     Tensors(Vec<Input>),
 }
 
@@ -44,22 +44,22 @@ struct Wire<'a> {
     parameters: Parameters,
 }
 
-/// What a model takes.
+/// The inputs that a model takes.
 #[derive(Debug, Clone, Copy)]
 pub struct Taken<'a> {
     /// Its inputs.
     pub inputs: &'a [TensorSpec],
-    /// The forms in which its only input may be pixels; empty if it may not.
+    /// The forms in which its only input may be pixels; empty if it may not be.
     pub pixels: &'a [TensorSpec],
     /// Whether it takes encoded images.
     pub images: bool,
 }
 
-/// Reads a request for a model that takes such inputs. Members that are not known, such as `signature_name`, are ignored.
+/// Reads a request for a model that takes such inputs. Unknown members, such as `signature_name`, are ignored.
 ///
 /// # Errors
-/// 400 saying what was expected, and for an option of images beside numbers; 413 for more than `images_max` images; what `room`
-/// says, which is asked for theirs.
+/// 400 saying what was expected, and for an option for images beside numbers; 413 for more than `images_max` images; the error of `room`,
+/// which is called for the memory of images.
 pub fn read(
     body: &[u8],
     taken: Taken<'_>,
@@ -91,11 +91,11 @@ pub fn read(
     Ok((form, Asked::Tensors(inputs)))
 }
 
-/// What TorchServe's clients call a tensor whose model has no other.
+/// TorchServe's clients use this name for a tensor whose model gives it no other.
 const DATA: &str = "data";
 
-/// Whether the innermost first element is a number, or a word that stands for one, also where it is within an object, as what
-/// the input is given.
+/// Whether the innermost first element is a number, or a word that stands for one. It may also be within an object, as the value for the
+/// input.
 fn holds_numbers(given: &RawValue, input: Option<&TensorSpec>) -> bool {
     let first = given.get().trim_start_matches(|c: char| c == '[' || c.is_ascii_whitespace());
     match (first.as_bytes().first(), input) {
@@ -108,12 +108,12 @@ fn holds_numbers(given: &RawValue, input: Option<&TensorSpec>) -> bool {
     }
 }
 
-/// The list under [`DATA`], where there is one.
+/// The list under [`DATA`], if there is one.
 fn listed_data(object: &str) -> Option<&RawValue> {
     member(object, DATA).filter(|data| data.get().starts_with('['))
 }
 
-/// Images where they stand: what is read of them is their text, and what is written their bytes.
+/// Reads images where they stand: only their text is read, and only their bytes are stored.
 fn images(
     form: Form,
     given: &RawValue,
@@ -122,7 +122,7 @@ fn images(
     room: Room<'_>,
 ) -> Result<Vec<Result<Bytes, InferError>>, InferError> {
     let name = specs.first().map_or("", |spec| &spec.name);
-    // Of one input, its name may be left out; of one image, its list.
+    // With one input, its name may be omitted; with one image, its list.
     let (list, one) = match form {
         Form::Rows => (given, false),
         Form::Columns => {
@@ -146,7 +146,7 @@ fn images(
     Ok(images.into_iter().map(|image| image.map(Bytes::from)).collect())
 }
 
-/// An image, which may be named by the input.
+/// An image, which may be held under the input's name.
 fn image<'a>(index: usize, row: &'a RawValue, name: &str) -> Result<Instance<'a>, InferError> {
     Instance::named(row.get(), name).map_err(|error| bad_json(&format!("instance {index}"), &error))
 }
@@ -163,7 +163,7 @@ fn row_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, InferEr
     list::each(given.get(), "instances", |index, row| {
         let members: BTreeMap<Cow<'_, str>, &RawValue> = all(row)
             .map_err(|_| bad(format!("instance {index} must be an object with a member for each input")))?;
-        // Else the rows of one input would go with others of another.
+        // Otherwise rows of one input would be combined with other rows of another input.
         if index > 0 && !members.keys().eq(columns.keys()) {
             return Err(bad(format!("instance {index} has other members than instance 0")));
         }
@@ -196,12 +196,12 @@ fn column_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, Infe
     columns.into_iter().map(column).collect()
 }
 
-/// All members of a value that is an object.
+/// All members of an object.
 fn all(value: &RawValue) -> serde_json::Result<BTreeMap<Cow<'_, str>, &RawValue>> {
     members::<FEW_MAX, _, _>(&mut serde_json::Deserializer::from_str(value.get()))
 }
 
-/// Whether a value says by names which input is what: an object does, unless it is an element of a text.
+/// Whether a value names its inputs. An object does, unless it is an element of a text input.
 fn names(value: &RawValue, only: &TensorSpec) -> bool {
     member(value.get(), &only.name).is_some()
         || listed_data(value.get()).is_some()
@@ -231,15 +231,15 @@ fn input(spec: &TensorSpec, pixels: &[TensorSpec], value: &RawValue) -> Result<I
     Ok(Input::whole(spec.name.clone(), tensor))
 }
 
-/// Whether numbers of this shape, which is not the input's own, are pixels: of 8 bits, since more cannot be told from these.
+/// Whether numbers of this shape, which is not the input's own, are pixels of 8 bits: numbers alone do not show more bits.
 fn are_pixels(own: &TensorSpec, pixels: &[TensorSpec], shape: &[usize]) -> bool {
     !own.takes(shape) && pixels.iter().any(|form| form.datatype == DataType::Uint8 && form.takes(shape))
 }
 
-/// How deep lists may be within each other: as deep as a shape may be long.
+/// How deep lists may be nested: as deep as a shape may have extents.
 const DEPTH_MAX: usize = 16;
 
-/// The shape that the first elements of nested lists say; whether the others agree is found when they are read.
+/// The shape of nested lists by their first elements; whether the others agree is checked when they are read.
 fn shape(name: &str, value: &RawValue) -> Result<Vec<usize>, InferError> {
     let mut shape = Vec::new();
     let mut inner = value.get();
@@ -262,14 +262,14 @@ fn shape(name: &str, value: &RawValue) -> Result<Vec<usize>, InferError> {
     }
 }
 
-/// Texts, or bytes in base64, in lists that say their shape.
+/// Texts, or bytes in base64, in lists whose nesting states their shape.
 fn text(spec: &TensorSpec, value: &RawValue) -> Result<Tensor, InferError> {
     let what = format!("input {:?}", spec.name);
     let shape = shape(&spec.name, value)?;
     let (mut bytes, mut index) = (Vec::new(), 0);
     each_of(&shape, value, &what, &mut |element| {
         let text = element.get();
-        // serde would take a list of one text for the object.
+        // serde would accept a list of one text for the object.
         let read = if text.starts_with('[') { "null" } else { text };
         let Text { text, wrapped } = serde_json::from_str(read).map_err(|error| bad_json(&what, &error))?;
         let element = match wrapped {
@@ -282,7 +282,7 @@ fn text(spec: &TensorSpec, value: &RawValue) -> Result<Tensor, InferError> {
     Ok(Tensor { datatype: DataType::Bytes, shape, data: bytes.into() })
 }
 
-/// Does something with each element of lists within each other, which must have this shape.
+/// Calls a function for each element of nested lists, which must have this shape.
 fn each_of(
     shape: &[usize],
     value: &RawValue,
@@ -303,7 +303,7 @@ mod tests {
     use crate::engine::Dim::{Fixed, Free};
     use std::slice;
 
-    /// The same where there is room.
+    /// The same with unlimited room.
     fn read(body: &[u8], taken: Taken<'_>, images_max: usize) -> Result<(Form, Asked), InferError> {
         super::read(body, taken, images_max, &mut |_| Ok(()))
     }
@@ -368,7 +368,7 @@ mod tests {
         }
         let got = of(r#"{"instances":[{"data":["a","b"]}]}"#, slice::from_ref(&texts), false);
         assert_eq!(got, Ok(vec![Bytes::from("\u{1}\0\0\0a\u{1}\0\0\0b")]));
-        // A text in base64 stays one.
+        // A base64 text stays one.
         let got = of(r#"{"instances":[{"data":"YWI="}]}"#, slice::from_ref(&numbers), true);
         assert_eq!(got, Ok(vec![Bytes::from("ab")]));
         let error =
@@ -464,7 +464,7 @@ mod tests {
             let files: Vec<_> = files.into_iter().map(Result::unwrap).collect();
             assert_eq!((got, &files[..]), (form, &[Bytes::from("ab"), Bytes::from("c")][..]), "{body}");
         }
-        // The form of KServe's examples, whatever the input is called.
+        // The form in KServe's examples, whatever the input's name is.
         let body = br#"{"instances":[{"image":{"b64":"YWI="}},{"image":"Yw"},{"image":"a.png","x":"Yw"}]}"#;
         let x = [spec_of("x", DataType::Fp32)];
         let Ok((_, Asked::Images { files, .. })) = read(body, taken(&x, true), 4) else { panic!() };
@@ -506,7 +506,7 @@ mod tests {
         }
         let planes = format!(r#"{{"instances":[[{channel},{channel},{channel}]]}}"#);
         assert_eq!(tensor(&planes, &own).unwrap().datatype, DataType::Fp32);
-        // Where the network itself has the channels last, nothing tells the two apart.
+        // If the network itself has the channels last, nothing distinguishes the two.
         let last = [form(DataType::Fp32, [-1, 2, 2, 3])];
         assert_eq!(
             tensor(&format!(r#"{{"instances":[[{row},{row}]]}}"#), &last).unwrap().datatype,
@@ -536,7 +536,7 @@ mod tests {
             let error = tensors(body, &specs).unwrap_err().to_string();
             assert!(error.contains(told), "{body}: {error}");
         }
-        // Of one input, its name may be left out, but not be another.
+        // With one input, its name may be omitted, but must not be another name.
         for (body, told) in [
             (r#"{"instances":[{"z":[1,2]}]}"#, "the model has no input \"z\"; it has a"),
             (r#"{"inputs":{"z":[[1,2]]}}"#, "the model has no input \"z\"; it has a"),

@@ -1,4 +1,4 @@
-//! A reply: values as lists within lists, or answers for images.
+//! Writes a reply: values as nested lists, or answers for images.
 
 use super::{
     super::{
@@ -14,7 +14,7 @@ use crate::{
 };
 use std::borrow::Cow;
 
-/// The reply for images: their answers, each the members of an object.
+/// The reply for images. Each answer is the members of an object.
 pub fn answers(form: Form, answers: &[Vec<u8>]) -> Vec<u8> {
     let mut json = begin(form);
     json.push(b'[');
@@ -27,12 +27,12 @@ pub fn answers(form: Form, answers: &[Vec<u8>]) -> Vec<u8> {
     json
 }
 
-/// Bytes that these take as text at most: each element may be a list of its own.
+/// The most bytes that these outputs take as text: each element may be a list of its own.
 pub fn text_bytes_max(outputs: &[Tensor]) -> u64 {
     outputs.iter().map(|output| reply::text_bytes_max(output) + 3 * output.elements() as u64).sum()
 }
 
-/// The reply for tensors: a value for each row, or for each output if `rows` is none. Of several outputs, objects.
+/// The reply for tensors: a value for each row, or for each output if `rows` is `None`. With several outputs, values are objects.
 ///
 /// # Errors
 /// [`InferError::Internal`] for an output of strings whose lengths do not add up.
@@ -72,7 +72,7 @@ fn begin(form: Form) -> Vec<u8> {
     }
 }
 
-/// All outputs, or a row of each.
+/// All outputs, or one row of each.
 fn value(json: &mut Vec<u8>, named: &[(&str, Tensor)]) -> Result<(), InferError> {
     if let [(name, tensor)] = named {
         return nested(json, name, tensor);
@@ -87,7 +87,7 @@ fn value(json: &mut Vec<u8>, named: &[(&str, Tensor)]) -> Result<(), InferError>
     Ok(())
 }
 
-/// What lies at each place of the first axis, without that axis. In one pass: where a text begins is known from those before it.
+/// The values at each position of the first axis, without that axis. In one pass, because the start of a text follows from those before it.
 fn inner(tensor: &Tensor) -> impl Iterator<Item = Tensor> {
     let shape = tensor.shape[1..].to_vec();
     let (each, mut data) = (shape.iter().product(), tensor.data.clone());
@@ -100,7 +100,7 @@ fn inner(tensor: &Tensor) -> impl Iterator<Item = Tensor> {
     })
 }
 
-/// A tensor as lists within lists.
+/// Writes a tensor as nested lists.
 fn nested(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Result<(), InferError> {
     match tensor.shape.len() {
         0 => numbers_of(json, name, tensor, NotFinite::Null),
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_great_many_texts_take_no_more_time_than_their_bytes() {
-        // Looked for from the first one each, these are minutes: whoever waits for this test sees it.
+        // Searching each text from the first one takes minutes: a quadratic algorithm shows in this test's duration.
         let count = 200_000;
         let data: Vec<u8> = [1, 0, 0, 0, b'a'].repeat(count);
         for shape in [vec![count], vec![count, 1], vec![1, count, 1]] {
