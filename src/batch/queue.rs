@@ -164,7 +164,14 @@ impl Queue {
         let mut state = self.state.lock();
         let (model, wait) = (job.model, job.wait);
         let pushed = Instant::now();
-        let job = state.book.push(job, pushed)?;
+        let job = match state.book.push(job, pushed) {
+            Ok(job) => job,
+            Err(error) => {
+                // Jobs that have expired meanwhile are answered now, and the memory of this one is released outside the lock.
+                self.leave(state, None);
+                return Err(error);
+            }
+        };
         state.replies.insert(job, sender);
         match state.take_inline(model, pushed) {
             Some(inline) => self.run_inline(state, inline),

@@ -21,6 +21,14 @@ impl Model {
     }
 }
 
+/// How a job that may be queued is queued.
+struct Admitted {
+    shape: Arc<ItemShape>,
+    /// Of its inputs.
+    bytes: usize,
+    urgency: Urgency,
+}
+
 impl Book {
     /// Accepts a job.
     ///
@@ -30,6 +38,29 @@ impl Book {
     /// back in time, [`InferError::Late`] for a deadline that has passed or cannot be met, [`InferError::Internal`] for tensors that do
     /// not match their shape and type.
     pub fn push(&mut self, job: Job, now: Instant) -> Result<JobKey, InferError> {
+        let Admitted { shape, bytes, urgency } = match self.check(&job, now) {
+            Ok(admitted) => admitted,
+            Err(error) => {
+                // Released with the inputs of jobs that are done, outside the lock around the book.
+                self.settled.inputs.push(job.inputs);
+                return Err(error);
+            }
+        };
+        let key = JobKey(self.new_key());
+        let model = self.models.get_mut(&job.model).expect("a job of no model is not admitted");
+        model.pace.note(now);
+        model.lanes.push(&shape, key, urgency, job.items, now);
+        model.items += job.items;
+        self.items += job.items;
+        self.bytes += bytes;
+        self.shares.set_waiting(job.model, true);
+        self.jobs.insert(key, Entry::new(job, shape, bytes, now));
+        self.throughput.busy(true, now);
+        Ok(key)
+    }
+
+    /// Checks whether a job may be queued. If there is no room, jobs whose time is over are answered first.
+    fn check(&mut self, job: &Job, now: Instant) -> Result<Admitted, InferError> {
         if self.closed {
             return Err(InferError::Draining);
         }
@@ -45,33 +76,22 @@ impl Book {
         };
         self.in_sight(job.model, job.deadline, now)?;
         let whole = model.rules.whole;
-        check(&job, whole)?;
+        check(job, whole)?;
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
         let shape = Arc::new(ItemShape::of(&job.inputs, job.setting.as_ref(), whole));
-        if let Err(error) = self.admit(&job, bytes, now) {
+        if let Err(error) = self.admit(job, bytes, now) {
             // Jobs whose time is over release their place first.
             let keys: Vec<_> = self.models.keys().copied().collect();
             keys.into_iter().for_each(|key| self.expire(key, now));
-            self.admit(&job, bytes, now).map_err(|_| error)?;
+            self.admit(job, bytes, now).map_err(|_| error)?;
         } else if job.deadline.is_some() || job.wait.is_some() {
             self.expire(job.model, now);
         }
-        let Job { priority, deadline, arrived, .. } = job;
         let patience = job.wait.map(|wait| wait.from(now));
-        let urgency = Urgency { priority, deadline, arrived, patience };
-        self.in_time(&job, &shape, urgency, now)?;
-
-        let key = JobKey(self.new_key());
-        let model = self.models.get_mut(&job.model).expect("looked up above");
-        model.pace.note(now);
-        model.lanes.push(&shape, key, urgency, job.items, now);
-        model.items += job.items;
-        self.items += job.items;
-        self.bytes += bytes;
-        self.shares.set_waiting(job.model, true);
-        self.jobs.insert(key, Entry::new(job, shape, bytes, now));
-        self.throughput.busy(true, now);
-        Ok(key)
+        let urgency =
+            Urgency { priority: job.priority, deadline: job.deadline, arrived: job.arrived, patience };
+        self.in_time(job, &shape, urgency, now)?;
+        Ok(Admitted { shape, bytes, urgency })
     }
 
     /// Checks the bounds in items and bytes, and those of the model.

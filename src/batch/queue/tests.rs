@@ -175,6 +175,21 @@ fn dropping_a_ticket_takes_its_job_out_and_gives_back_its_bounds() {
 }
 
 #[test]
+fn who_is_refused_leaves_nobody_waiting_whose_time_was_over() {
+    let queue = queue(Duration::ZERO);
+    let _held = queue.push(job(A, 50, 0)).unwrap();
+    let deadline = Instant::now() + Duration::from_millis(5);
+    let late = queue.push(Job { deadline: Some(deadline), ..job(B, 1, 0) }).unwrap();
+    while Instant::now() < deadline {
+        thread::yield_now();
+    }
+    assert!(matches!(queue.push(job(A, 51, 0)), Err(InferError::Full { .. })));
+    let answer = late.now_or_never().expect("it is answered at once");
+    assert!(matches!(answer, Err(InferError::Late(_))), "{answer:?}");
+    assert!(queue.state.lock().book.is_settled(), "and what was refused is not kept");
+}
+
+#[test]
 fn what_a_hung_worker_has_is_run_elsewhere_at_once_and_its_late_results_are_thrown_away() {
     let queue = queue(Duration::ZERO);
     let (hangs, other) = (queue.attach(&device("gpu-0")), queue.attach(&device("cpu")));
