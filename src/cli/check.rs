@@ -11,7 +11,7 @@ use std::sync::Arc;
 const HEADER: [&str; 11] =
     ["MODEL", "VERSION", "TASK", "INPUT", "BATCH", "DEVICE", "LOAD", "CANARY", "MEMORY", "FITS", "VERDICT"];
 
-/// The table of what was checked, a row for each model and device, and whether every model can be served.
+/// The table of results, a row for each model and device, and whether every model can be served.
 pub(super) fn report(rows: &[Checked]) -> (String, bool) {
     if rows.is_empty() {
         return ("no models found\n".into(), false);
@@ -21,7 +21,7 @@ pub(super) fn report(rows: &[Checked]) -> (String, bool) {
     (table(&lines), rows.iter().all(|row| row.result.is_ok()))
 }
 
-/// A line for each device that a model was to be loaded on.
+/// A line for each device on which a model was to be loaded.
 fn lines_of(checked: &Checked) -> Vec<Vec<String>> {
     let dash = || "-".to_owned();
     let loading = match &checked.result {

@@ -1,4 +1,4 @@
-//! Asks a server, or the same routes in this process.
+//! Sends requests to a server, or to the same routes in this process.
 
 use super::{Exit, target::Target};
 use crate::{
@@ -26,22 +26,22 @@ use tokio::{
 };
 use tower::ServiceExt;
 
-/// How long a connection may take to come about.
+/// How long connecting may take.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// What a server that knows a model says of it, at most, in bytes.
+/// Size of a server's description of a model, at most.
 const METADATA_BYTES_MAX: usize = 16 << 20;
 
 /// Where requests go. Cloning is cheap.
 #[derive(Clone)]
 pub(super) enum Server {
-    /// By HTTP/1.1 over connections that are kept.
+    /// To a server, by HTTP/1.1 over persistent connections.
     There {
         /// Makes the connections.
         client: Box<Client<HttpConnector, Body>>,
         /// Its host and port.
         authority: Arc<str>,
     },
-    /// The routes themselves.
+    /// To the routes in this process.
     Here(Router),
 }
 
@@ -55,12 +55,12 @@ impl Server {
         Server::There { client: Box::new(client), authority: target.authority().into() }
     }
 
-    /// A model of this process.
+    /// The routes of a model in this process.
     pub(super) fn here(local: &Local) -> Server {
         Server::Here(local.router())
     }
 
-    /// Whose words follow; nothing where it is this process.
+    /// A prefix that names the server in messages; empty for this process.
     pub(super) fn says(&self) -> String {
         match self {
             Server::There { authority, .. } => format!("http://{authority}: "),
@@ -68,10 +68,10 @@ impl Server {
         }
     }
 
-    /// Sends a request whose address is a path with its query.
+    /// Sends a request whose URI is a path with its query.
     ///
     /// # Errors
-    /// Words, if no reply came.
+    /// A message, if no reply came.
     pub(super) async fn send(&self, mut request: Request<Body>) -> Result<Response<Body>, String> {
         let authority = match self {
             Server::There { authority, .. } => authority,
@@ -97,10 +97,10 @@ impl Server {
         }
     }
 
-    /// What the server says of a model.
+    /// The server's description of a model.
     ///
     /// # Errors
-    /// That it cannot be reached, or what it says instead.
+    /// That the server cannot be reached, or its refusal.
     pub(super) async fn model(&self, name: &Name) -> Result<Described, Unknown> {
         let request = Request::get(name.path("/v2/models")).body(Body::empty()).expect("paths are encoded");
         let reply = self.send(request).await.map_err(Unknown::Unreachable)?;
@@ -127,33 +127,33 @@ impl Server {
     }
 }
 
-/// Why nothing is known of a model.
+/// Why there is no description of a model.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unknown {
     /// No server answers.
     #[error("no server answers: {0}")]
     Unreachable(String),
-    /// It answers that it cannot.
+    /// The server refuses.
     #[error("{why}")]
     Refused {
-        /// What it says.
+        /// The server's reason.
         why: String,
-        /// Its reply's status.
+        /// The status of its reply.
         status: u16,
-        /// When it wants to be asked again.
+        /// The wait before another attempt that it asks for.
         after: Option<Duration>,
     },
 }
 
 impl Unknown {
-    /// The same with other words.
+    /// The same error with other words.
     pub(super) fn because(mut self, words: impl FnOnce(&str) -> String) -> Unknown {
         let (Unknown::Unreachable(why) | Unknown::Refused { why, .. }) = &mut self;
         *why = words(why);
         self
     }
 
-    /// What [`Patience`] wants to know: the status, if a reply came, and the wait that it asks for.
+    /// What [`Patience`] needs: the status, if a reply came, and the wait that it asks for.
     pub(super) fn told(&self) -> (Option<u16>, Option<Duration>) {
         match self {
             Unknown::Unreachable(_) => (None, None),
@@ -162,7 +162,7 @@ impl Unknown {
     }
 }
 
-/// What a server says of a model.
+/// A server's description of a model.
 #[derive(Debug, Clone, serde::Deserialize)]
 pub(super) struct Described {
     /// `classify`, `detect`, ...
@@ -178,9 +178,9 @@ pub(super) struct Described {
 pub(super) struct InputSpec {
     /// Its name.
     pub(super) name: String,
-    /// As the Open Inference Protocol names types.
+    /// By its name in the Open Inference Protocol.
     pub(super) datatype: String,
-    /// -1 is any.
+    /// -1 stands for any extent.
     pub(super) shape: Vec<i64>,
 }
 
@@ -192,7 +192,7 @@ pub(super) struct Name {
 }
 
 impl Name {
-    /// From what was written on the command line.
+    /// From the command line.
     pub(super) fn parse(text: &str) -> Name {
         match text.split_once('/') {
             Some((name, version)) => Name { name: name.into(), version: Some(version.into()) },
@@ -200,7 +200,7 @@ impl Name {
         }
     }
 
-    /// The path of the model by the Open Inference Protocol below `/v2/models`, by `/predictions` below that.
+    /// The path of the model below `below`: `/v2/models` (Open Inference Protocol) or `/predictions`.
     pub(super) fn path(&self, below: &str) -> String {
         let encoded = |text: &str| percent_encoding::utf8_percent_encode(text, QUERY).to_string();
         let name = encoded(&self.name);
@@ -212,7 +212,7 @@ impl Name {
     }
 }
 
-/// What is written as it is in paths and queries.
+/// The characters that stay unescaped in paths and queries.
 const QUERY: &percent_encoding::AsciiSet =
     &percent_encoding::NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b',');
 
@@ -233,21 +233,21 @@ pub(super) fn told(body: &[u8]) -> Option<String> {
     value["error"].as_str().map(str::to_owned)
 }
 
-/// When to ask again after a failure, and when no more. Pure.
+/// Decides whether and when to retry after a failure. Pure.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience {
-    /// How often.
+    /// How often to retry.
     pub(super) retries: u32,
-    /// A server that asks for a longer wait is given up.
+    /// If a server asks for a longer wait, the command gives up.
     pub(super) wait_max: Duration,
 }
 
-/// The first wait where the server does not say; doubled each time.
+/// The first wait if the server does not name one; doubled each time.
 const BACKOFF: Duration = Duration::from_millis(250);
 
 impl Patience {
-    /// How long to wait after the attempt of this number, from 0; `None` to give up. `status` is none where no reply
-    /// came. Inference changes nothing on the server, so that asking again is safe.
+    /// How long to wait after attempt `tried`, counted from 0; `None` to give up. `status` is `None` if no reply came. Retrying is
+    /// safe, because inference changes nothing on the server.
     pub(super) fn wait(
         &self,
         tried: u32,
@@ -261,7 +261,7 @@ impl Patience {
         Some(retry_after.unwrap_or(own)).filter(|wait| *wait <= self.wait_max)
     }
 
-    /// Why it is given up.
+    /// The message when giving up.
     pub(super) fn given_up(&self, why: &dyn std::fmt::Display, after: Option<Duration>) -> String {
         match after.filter(|after| *after > self.wait_max) {
             Some(after) => format!("{why}; it asks to wait {} s, more than --wait-ms-max", after.as_secs()),
@@ -270,25 +270,25 @@ impl Patience {
     }
 }
 
-/// The wait that a reply asks for: whole seconds. (A date, which `Retry-After` may be as well, is not read.)
+/// The wait that a reply asks for, in whole seconds. (`Retry-After` may also be a date, which is ignored.)
 pub(super) fn retry_after(reply: &Response<Body>) -> Option<Duration> {
     let text = reply.headers().get(header::RETRY_AFTER)?.to_str().ok()?;
     text.trim().parse().ok().map(Duration::from_secs)
 }
 
-/// A runtime on which servers are asked.
+/// A runtime for requests to servers.
 pub(super) fn runtime() -> Result<Runtime, AppError> {
     check_to_ask(cores())?;
     of_threads(cores())
 }
 
-/// A runtime on which a model of this process is asked, and answers.
+/// A runtime for requests to a model in this process, and for answering them.
 pub(super) fn runtime_here(config: &Config) -> Result<Runtime, AppError> {
     check_to_ask_here(config)?;
     of_threads(config.http_threads)
 }
 
-/// Panics where the system refuses a thread, or hangs: whether it does is to be looked at before.
+/// Panics or hangs if the system refuses a thread: the caller must check that beforehand.
 fn of_threads(count: usize) -> Result<Runtime, AppError> {
     runtime::Builder::new_multi_thread()
         .worker_threads(count)
@@ -298,9 +298,10 @@ fn of_threads(count: usize) -> Result<Runtime, AppError> {
         .map_err(|error| AppError::Failed(format!("cannot start the runtime: {error}")))
 }
 
-/// Runs work until it ends or a signal comes. That drops the work: its connections are closed, and its files that are not whole go.
+/// Runs work until it ends or a signal arrives. A signal drops the work: its connections are closed, and its incomplete files
+/// removed.
 pub(super) fn until_signal(runtime: &Runtime, work: impl Future<Output = Exit>) -> Exit {
-    // Work may be waiting for a pipe that nobody reads.
+    // The work may be blocked on a pipe that nobody reads.
     runtime.spawn(async {
         let exit = signalled().await;
         tokio::time::sleep(DROPPED_MAX).await;
@@ -315,7 +316,7 @@ pub(super) fn until_signal(runtime: &Runtime, work: impl Future<Output = Exit>) 
     })
 }
 
-/// How long work that is dropped may take to end.
+/// How long dropped work may take to end.
 const DROPPED_MAX: Duration = Duration::from_secs(1);
 
 async fn signalled() -> Exit {
@@ -330,7 +331,7 @@ async fn signalled() -> Exit {
     }
 }
 
-/// Seconds since then, for summaries.
+/// Seconds since an instant, for summaries.
 pub(super) fn seconds(since: Instant) -> f64 {
     since.elapsed().as_secs_f64()
 }

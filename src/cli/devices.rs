@@ -1,4 +1,5 @@
-//! `ocelli devices`: what models could run on here, and why not where not; or what a running server says of its devices.
+//! `ocelli devices`: the devices of this machine that models can run on, and why others cannot be used; or those that a
+//! running server reports.
 
 use super::{
     Exit, Streams, health, held, options,
@@ -15,7 +16,7 @@ use crate::{
 use clap::{Arg, ArgAction, ArgMatches};
 use serde_json::Value;
 
-/// What the command takes beside the options.
+/// The command's arguments beside the options.
 pub(super) fn arguments() -> [Arg; 2] {
     [
         Arg::new("url").long("url").value_name("http://HOST[:PORT]").help(
@@ -37,7 +38,7 @@ impl Streams<'_> {
                 let found = here(&found);
                 if none || !matches.get_flag("measure") {
                     return match streams.print(&found) {
-                        // As a server that is started like this.
+                        // The exit code of a server that is started with these options.
                         Exit::Ok if none => {
                             streams.complain(&"backend is gpu, but there is none", Exit::Unavailable)
                         }
@@ -60,7 +61,7 @@ impl Streams<'_> {
     }
 }
 
-/// What models hold on this machine's GPUs, and which cannot be there.
+/// The memory that models hold on this machine's GPUs, and which models cannot be loaded there.
 fn measured(config: &Config) -> Result<String, AppError> {
     let (mut held, mut reasons) = (Vec::new(), String::new());
     for checked in app::check(config)? {
@@ -217,7 +218,7 @@ fn there(devices: &[Value], no_gpu: &Value) -> String {
     table(&lines) + &no_gpu.chain(reasons).collect::<String>() + &held
 }
 
-/// What a server tells of a model on one of its devices.
+/// A server's report on a model on one of its devices.
 fn held_model(told: &Value) -> HeldModel {
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let batch = |batch: &Value| {

@@ -18,32 +18,33 @@ use std::{
 };
 use tokio::{net::TcpStream, runtime, sync::oneshot, time::timeout};
 
-/// From resolving the name to the last byte.
+/// The time limit, from resolving the name to the last byte.
 pub(super) const TIME_MAX: Duration = Duration::from_secs(3);
 
-/// An answer longer than this is none that was asked for.
+/// A longer answer does not come from these routes.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// Characters of a reply's reason that are shown.
+/// Characters shown of a reply's reason, at most.
 const REASON_MAX: usize = 300;
 
-/// Status code and body of `GET /v2/health/{probe}`; or why there is none.
+/// Status code and body of `GET /v2/health/{probe}`; or why there is no answer.
 pub(super) fn ask(target: &Target, probe: &str, time_max: Duration) -> Result<(u16, String), String> {
     get(target, &format!("/v2/health/{probe}"), time_max)
 }
 
-/// Status code and body of a GET; or why there is none. It has a runtime of its own, on this thread.
+/// Status code and body of a GET; or why there is no answer. It runs on its own runtime, on this thread.
 pub(super) fn get(target: &Target, path: &str, time_max: Duration) -> Result<(u16, String), String> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot start the runtime: {error}"))?;
-    // One clock for all of it, however the bytes trickle.
+    // One time limit for everything, however slowly the bytes arrive.
     let answer = runtime.block_on(async { timeout(time_max, answer(target, path)).await });
-    // Resolving a name cannot be cancelled.
+    // Does not wait for name resolution, which cannot be cancelled.
     runtime.shutdown_background();
     answer.unwrap_or_else(|_| Err(format!("no answer within {} ms", time_max.as_millis())))
 }
 
-/// Where the host is. Asking for a name may take long: a thread does, if the system allows one, which tokio takes for granted.
+/// The addresses of the host. Resolving a name may take long, so a thread does it. The thread is created here, because tokio
+/// takes for granted that the system allows one.
 async fn addresses(target: &Target) -> io::Result<Vec<SocketAddr>> {
     if let Ok(ip) = target.host.parse::<IpAddr>() {
         return Ok(vec![(ip, target.port).into()]);
@@ -51,7 +52,7 @@ async fn addresses(target: &Target) -> io::Result<Vec<SocketAddr>> {
     let (tell, told) = oneshot::channel();
     let host = (target.host.clone(), target.port);
     let asked = thread::Builder::new().name("ocelli-name".into()).spawn(move || {
-        // Who asks may have given up.
+        // The receiver may have given up.
         let _ = tell.send(host.to_socket_addrs().map(Iterator::collect));
     });
     asked.map_err(|error| io::Error::other(format!("no thread to ask for its address: {error}")))?;
@@ -97,7 +98,7 @@ pub(super) fn report(target: &Target, probe: &str, answer: &Result<(u16, String)
     }
 }
 
-/// What the body says: its `error`, where it is one of ours, else its beginning. Always one line.
+/// The reason in the body: its `error`, if it is a reply of Ocelli's, otherwise its beginning. Always one line.
 fn reason(body: &str) -> String {
     let json = serde_json::from_str::<serde_json::Value>(body).ok();
     let error = json.as_ref().and_then(|json| json.get("error")?.as_str());
@@ -198,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_server_that_does_not_answer_is_given_up() {
-        // Connections are taken by the system; nobody reads them.
+        // The system accepts connections; nobody reads from them.
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let target =
             Target { host: "127.0.0.1".into(), port: listener.local_addr().expect("an address").port() };
@@ -213,10 +214,10 @@ mod tests {
             let port = listener.local_addr().expect("an address").port();
             let served = thread::spawn(move || {
                 let (mut stream, _) = listener.accept().expect("a caller");
-                // An answer to what was not asked yet is none.
+                // The request must be read first: an answer before it would not count.
                 assert!(stream.read(&mut [0; 4096]).expect("a request") > 0);
                 stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").expect("a reader");
-                // Until the caller has had enough.
+                // Until the caller closes the connection.
                 while stream.write_all(&[b'x'; 4096]).is_ok() {}
             });
             let host = "127.0.0.1".into();

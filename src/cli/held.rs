@@ -1,10 +1,10 @@
-//! What models hold on GPUs, and how many instances fit, as the commands print it.
+//! Formats the memory that models hold on GPUs, and how many instances fit, for the commands' output.
 
 use super::table::{mib, table};
 use crate::status::HeldModel;
 
-/// What one instance holds: the model itself, and its batches at the smallest and the largest size; of that, what they are copied
-/// into and out of. Beside it, batches of whole frames.
+/// The memory of one instance: the model itself, and its batches at the smallest and the largest size, with the part of that for
+/// copying batches in and out. Batches of whole frames are listed separately.
 pub(super) fn memory(held: &HeldModel) -> String {
     let batch = |(items, bytes, staging): &(usize, u64, Option<u64>)| {
         let staging = staging.map_or(String::new(), |bytes| format!(" ({} staging)", mib(bytes)));
@@ -21,12 +21,12 @@ pub(super) fn memory(held: &HeldModel) -> String {
     format!("{} + {}{frames}", mib(held.weights_bytes), batches.join(", "))
 }
 
-/// Instances loaded, of those that fit.
+/// Instances loaded, out of those that fit.
 pub(super) fn fits(held: &HeldModel) -> String {
     format!("{} of {}", held.instances, held.instances_max)
 }
 
-/// What each model holds on each GPU, a row for each size of its batches; nothing without any.
+/// The memory of each model on each GPU, a row for each batch size; empty if there is none.
 pub(super) fn rows(held: &[(String, HeldModel)]) -> String {
     if held.is_empty() {
         return String::new();

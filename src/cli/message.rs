@@ -1,4 +1,4 @@
-//! Requests for a model, made of files or of tensors: what `predict`, `bench` and `tune` send.
+//! Builds requests for a model from files or tensors, for `predict`, `bench` and `tune`.
 
 use super::client::{Described, Name};
 use crate::image::stack::{Array, SampleType};
@@ -10,7 +10,7 @@ use bytes::Bytes;
 use serde_json::json;
 use std::path::Path;
 
-/// A request that may be sent again.
+/// A request that can be sent repeatedly.
 #[derive(Debug, Clone)]
 pub(super) struct Message {
     pub(super) method: &'static str,
@@ -20,10 +20,10 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// The request, to be sent once.
+    /// An HTTP request to send once.
     ///
     /// # Errors
-    /// Words, if it is none.
+    /// A message, if it is not a valid request.
     pub(super) fn request(&self) -> Result<Request<Body>, String> {
         let mut request = Request::builder().method(self.method).uri(&self.path);
         for (name, value) in &self.headers {
@@ -33,38 +33,39 @@ impl Message {
     }
 }
 
-/// How much of a request or reply is JSON, where tensors follow as binary data.
+/// The header for the length of a request's or reply's JSON, if tensors follow as binary data.
 pub(super) const HEADER_LENGTH: &str = "inference-header-content-length";
 
-/// What a model is asked with.
+/// The kind of a request to a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Pictures, to `/predictions`.
     Images,
-    /// Tensors as binary, by the Open Inference Protocol.
+    /// Tensors as binary data, by the Open Inference Protocol.
     Tensors,
 }
 
-/// Whom to ask, and with what.
+/// Which model to ask, and with what.
 pub(super) struct Ask<'a> {
     pub(super) model: &'a Name,
     pub(super) described: &'a Described,
     pub(super) kind: Kind,
-    /// With its question mark; empty for none.
+    /// The query with its question mark; empty for none.
     pub(super) query: &'a str,
 }
 
 impl Ask<'_> {
-    /// A file: a picture or a stack as it is, or the tensor of a `.npy` file, or a request as JSON and what is binary behind it.
+    /// A request from a file: a picture or a stack as it is, the tensor of a `.npy` file, or a request in JSON with any binary
+    /// data after it.
     ///
     /// # Errors
-    /// Words, as those of an [`array`] and of a [`head_length`].
+    /// A message, as from [`array`] and [`head_length`].
     pub(super) fn file(&self, path: &Path, bytes: Vec<u8>) -> Result<Message, String> {
         if self.kind == Kind::Images {
             return Ok(self.picture(bytes));
         }
         let named = path.extension().is_some_and(|of| of.eq_ignore_ascii_case("json"));
-        // Pipes have no name that says it, and no array begins so.
+        // A pipe has no extension. No `.npy` file begins with a brace.
         if named || bytes.trim_ascii_start().starts_with(b"{") {
             let length = head_length(&bytes)?;
             return Ok(self.tensors(length, bytes));
@@ -72,19 +73,19 @@ impl Ask<'_> {
         array(self.described, &bytes).map(|(head, data)| self.binary(&head, data))
     }
 
-    /// A picture or a stack, whatever is in it.
+    /// A picture or a stack, whatever its content.
     pub(super) fn picture(&self, bytes: Vec<u8>) -> Message {
         let headers = vec![(header::CONTENT_TYPE.as_str(), "application/octet-stream".to_owned())];
         let path = self.model.path("/predictions") + self.query;
         Message { method: "POST", path, headers, body: bytes.into() }
     }
 
-    /// Tensors by the binary extension of the protocol: a head in JSON, and data.
+    /// Tensors by the protocol's binary extension: a head in JSON, then data.
     pub(super) fn binary(&self, head: &str, data: &[u8]) -> Message {
         self.tensors(Some(head.len()), [head.as_bytes(), data].concat())
     }
 
-    /// A request whose head is so long, or all of it.
+    /// A request with a head of this length; without a length, it is all JSON.
     fn tensors(&self, head_length: Option<usize>, bytes: Vec<u8>) -> Message {
         let headers = head_length.map(|length| (HEADER_LENGTH, length.to_string())).into_iter().collect();
         let path = self.model.path("/v2/models") + "/infer" + self.query;
@@ -92,10 +93,10 @@ impl Ask<'_> {
     }
 }
 
-/// A `.npy` file as the model's only input, by the binary extension of the protocol: head and data. Outputs come as text.
+/// A `.npy` file as the model's only input, by the protocol's binary extension: head and data. Outputs come as text.
 ///
 /// # Errors
-/// Words, if the model has several inputs or the file is not one that it could take.
+/// A message, if the model has several inputs or the file cannot be one of them.
 fn array<'a>(described: &Described, file: &'a [u8]) -> Result<(String, &'a [u8]), String> {
     let [input] = &described.inputs[..] else {
         let names: Vec<&str> = described.inputs.iter().map(|input| &*input.name).collect();
@@ -112,19 +113,20 @@ fn array<'a>(described: &Described, file: &'a [u8]) -> Result<(String, &'a [u8])
     Ok((head.to_string(), &file[begins..]))
 }
 
-/// How much of a request is JSON, where inputs are binary: `binary_data_size` of each says how much of what follows is its own.
+/// The length of a request's JSON, if inputs are binary. `binary_data_size` of each input gives its share of the bytes after the
+/// JSON.
 ///
 /// # Errors
-/// Words, if they do not say so of what does follow.
+/// A message, if these sizes do not add up to the bytes that follow.
 fn head_length(request: &[u8]) -> Result<Option<usize>, String> {
     let mut heads = serde_json::Deserializer::from_slice(request).into_iter::<Head>();
-    // What is no request is for the server to say.
+    // An invalid request is sent as it is: the server reports what is wrong.
     let Some(Ok(head)) = heads.next() else { return Ok(None) };
     let end = heads.byte_offset();
     let mut sizes = head.inputs.iter().filter_map(|input| input.parameters.as_ref()?.binary_data_size);
     let Some(first) = sizes.next() else { return Ok(None) };
     let binary = sizes.fold(first, u64::saturating_add);
-    // Blanks behind the JSON are its own.
+    // Blanks after the JSON belong to it.
     let blank = |length: &usize| request.get(end..*length).is_some_and(|rest| rest.trim_ascii().is_empty());
     let length = usize::try_from(binary).ok().and_then(|binary| request.len().checked_sub(binary));
     length.filter(blank).map(Some).ok_or_else(|| {
@@ -135,7 +137,7 @@ fn head_length(request: &[u8]) -> Result<Option<usize>, String> {
     })
 }
 
-/// What a request says of where its inputs are.
+/// The part of a request that tells where its inputs are.
 #[derive(serde::Deserialize)]
 struct Head {
     inputs: Vec<Input>,
@@ -173,7 +175,7 @@ mod tests {
     use super::*;
     use crate::cli::client::InputSpec;
 
-    /// What is sent of a file of that name for a model of tensors.
+    /// The message for a file of this name, for a model of tensors.
     fn sent(name: &str, bytes: &[u8]) -> Result<Message, String> {
         let input = InputSpec { name: "x".into(), datatype: "FP32".into(), shape: vec![-1] };
         let described = Described { task: "tensors".into(), images: false, inputs: vec![input] };
@@ -191,7 +193,7 @@ mod tests {
         }
         let told = sent("/dev/stdin", b"1 2 3").expect_err("neither");
         assert!(told.contains("it does not begin as .npy files do"), "{told}");
-        // What a name says is JSON is for the server to read.
+        // A file named as JSON is sent as it is; the server reads it.
         assert!(sent("request.json", b"1 2 3").is_ok());
     }
 
@@ -207,7 +209,7 @@ mod tests {
             input("a", "4"),
             input("b", "4")
         );
-        // Data that is blank, too.
+        // Also if the data consists of blanks.
         for (blanks, data) in [("", "abcdefgh"), ("\n", "abcdefgh"), ("", "        "), (" \n", "{}{}{}{}")] {
             let message = sent("x.json", format!("{json}{blanks}{data}").as_bytes()).expect("a request");
             let length = (json.len() + blanks.len()).to_string();

@@ -1,14 +1,14 @@
 //! The command line: `serve`, `check`, `devices`, `predict`, `bench`, `tune`, `health`, `config`, `completions`.
 //!
 //! - `options`: the table of options as flags.
-//! - `check`: the table of models; `devices`: that of devices; `held`: what models hold there; `table`: how all look.
-//! - `bench`: what a server bears; `tune`: the batches that suit a model.
-//! - `predict`: files through a model, on a server or here; `client`: how servers are asked; `message`: what with.
-//! - `output`: files that are written, which have their names once they are whole.
-//! - `health`: asks a running server how it is, for containers without other tools; `target`: which server is asked.
+//! - `check`: the table of models; `devices`: the table of devices; `held`: memory of models there; `table`: formats tables.
+//! - `bench`: the load that a server sustains; `tune`: the batches that suit a model.
+//! - `predict`: runs files through a model, on a server or here; `client`: sends requests; `message`: builds them.
+//! - `output`: files that are written, which get their names only once they are complete.
+//! - `health`: asks for a server's health, for containers without other tools; `target`: which server is asked.
 //! - `show`: prints the options in effect.
-//! - `worker`: what a server starts to run a GPU in a process of its own; not for people.
-//! - `reference`: holds `docs/cli.md` equal to all this.
+//! - `worker`: the process that a server starts to run a GPU; not for users.
+//! - `reference`: checks that `docs/cli.md` matches all this.
 
 mod bench;
 mod check;
@@ -47,26 +47,26 @@ use std::{
     process::ExitCode,
 };
 
-/// How a run ended, as `sysexits.h` numbers it where it has a number.
+/// Exit codes, by `sysexits.h` where it has a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Exit {
     Ok = 0,
-    /// Anything that has no code of its own; `health`: not healthy.
+    /// Anything without a code of its own; `health`: not healthy.
     Failure = 1,
-    /// The command line is not one of ours.
+    /// Wrong usage of the command line.
     Usage = 64,
-    /// A file to work on is not there.
+    /// An input file does not exist.
     NoInput = 66,
     /// Nothing to run the models on: no backend, or no server at the address.
     Unavailable = 69,
-    /// A bug of ours.
+    /// A bug in Ocelli.
     Internal = 70,
     /// Work was dropped at shutdown.
     Dropped = 75,
     /// Mistakes in the configuration.
     Config = 78,
-    /// Ended by SIGINT (Ctrl-C); as shells number it.
+    /// Ended by SIGINT (Ctrl-C); the shells' number.
     Interrupted = 130,
     /// Ended by SIGTERM.
     Terminated = 143,
@@ -83,8 +83,8 @@ impl From<&AppError> for Exit {
 }
 
 impl Exit {
-    /// Where a signal ended the work, has it end the process, too: a shell's loop goes on after a code, whatever number it is. Does
-    /// nothing where the system lets no signal end it: as the first process of a container.
+    /// If a signal ended the work, lets it end the process too: after an exit code, whatever its number, a shell's loop would go
+    /// on. Does nothing if no signal can end the process, as for the first process in a container.
     fn by_signal(self) {
         let signal = match self {
             Exit::Interrupted => SIGINT,
@@ -92,7 +92,7 @@ impl Exit {
             _ => return,
         };
         if std::process::id() != 1 {
-            // It does not come back where a signal can be sent at all.
+            // Does not return if the signal can end the process.
             let _ = emulate_default_handler(signal);
         }
     }
@@ -107,7 +107,7 @@ pub fn command() -> Command {
     shown().subcommand(worker::command())
 }
 
-/// What of it is for people. Flags are made from the table of options.
+/// The part of it that is shown to users. Flags are generated from the table of options.
 fn shown() -> Command {
     let version = match COMMIT {
         "" => VERSION.to_string(),
@@ -116,7 +116,7 @@ fn shown() -> Command {
     let with_options = |name: &'static str, about: &'static str| {
         Command::new(name).about(about).args(options::arguments()).after_long_help(options::PRECEDENCE)
     };
-    // They take the options as well, but are about something else.
+    // These commands accept all options as well, but list only the common ones in their help.
     let beside_options = |name: &'static str, about: &'static str| {
         let shown = options::arguments().into_iter().map(options::hidden_unless_common);
         Command::new(name).about(about).args(shown).after_help(options::ELSEWHERE)
@@ -189,15 +189,15 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         out: &mut io::stdout(),
         err: &mut io::stderr(),
     };
-    // The panic has been printed by then.
+    // The panic message has been printed by then.
     let exit = catch_unwind(AssertUnwindSafe(|| streams.run(arguments))).unwrap_or(Exit::Internal);
-    // A reader that has gone is told elsewhere.
+    // A closed reader is handled elsewhere.
     let _ = io::stdout().flush();
     exit.by_signal();
     ExitCode::from(exit as u8)
 }
 
-/// Where a run writes to. (The log is another matter: it is the process's.)
+/// Where a run writes its output. (Except for the log, which belongs to the process.)
 struct Streams<'a> {
     out: &'a mut dyn Write,
     err: &'a mut dyn Write,
@@ -241,7 +241,7 @@ impl Streams<'_> {
         }
     }
 
-    /// Help and the version are asked for; the rest is wrong usage.
+    /// Prints help or the version, which are no errors; anything else is wrong usage.
     fn usage(&mut self, error: &clap::Error) -> Exit {
         let text = match self.colour {
             true => error.render().ansi().to_string(),
@@ -250,7 +250,7 @@ impl Streams<'_> {
         match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => self.print(&text),
             _ => {
-                // Where the standard error is closed, the exit code still says it.
+                // If standard error is closed, the exit code still reports it.
                 let _ = self.err.write_all(text.as_bytes());
                 Exit::Usage
             }
@@ -264,7 +264,7 @@ impl Streams<'_> {
         }
     }
 
-    /// The same where what the configuration names must be there.
+    /// The same, and also checks that what the configuration names exists.
     fn with_places(
         &mut self,
         matches: &ArgMatches,
@@ -321,7 +321,7 @@ impl Streams<'_> {
         }
     }
 
-    /// Prints to the standard output. A reader that has gone (`ocelli config | head`) is no failure of ours.
+    /// Prints to standard output. A reader that has closed the pipe (`ocelli config | head`) is no failure.
     fn print(&mut self, text: &str) -> Exit {
         let written = self.out.write_all(text.as_bytes());
         match written.and_then(|()| self.out.flush()) {
@@ -344,7 +344,7 @@ mod tests {
     use super::*;
     use crate::app::Undone;
 
-    /// What a run prints to the standard output and the standard error.
+    /// Runs, and returns what is printed to standard output and standard error.
     fn run(arguments: &[&str]) -> (Exit, String, String) {
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let mut streams = Streams { out: &mut out, err: &mut err, colour: false };
@@ -383,7 +383,7 @@ mod tests {
 
     #[test]
     fn a_server_that_is_not_there_has_its_exit_code_whoever_asks_for_it() {
-        // Nobody listens at a port that only a system may have, unlike one that was free a moment ago.
+        // Nobody listens on a privileged port; one that was free a moment ago may be taken by now.
         let url = "http://127.0.0.1:1";
         check(&["devices", "--url", url], Exit::Unavailable);
         check(&["bench", url, "digits"], Exit::Unavailable);
@@ -402,7 +402,7 @@ mod tests {
 
     #[test]
     fn a_trial_may_take_parts_of_a_second_and_what_is_no_number_is_told_the_range() {
-        // What it is then told is that there is no such input.
+        // The reported mistake is the missing input.
         check(&["tune", "digits", "--seconds", "0.5", "--input", "/nowhere"], Exit::NoInput);
         let (exit, _, err) = run(&["tune", "digits", "--seconds", "soon"]);
         assert!(exit == Exit::Usage && err.contains("a number from 0.01 to 3600000"), "{err}");
@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn a_server_that_never_answers_is_not_waited_for_without_end() {
-        // Connections to it are made by the system, and nobody reads.
+        // The system accepts connections to it, and nobody reads from them.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("http://{}", silent.local_addr().expect("it has one"));
         check(&["bench", &url, "digits", "--timeout-ms", "20"], Exit::Unavailable);

@@ -1,5 +1,5 @@
-//! The table of options as flags. What their values mean is the configuration's business, so that mistakes in flags
-//! are reported together with those of the file and the environment.
+//! The table of options as flags. Their values are checked by the configuration, so that mistakes in flags are reported
+//! together with those of the file and the environment.
 
 use crate::config::{Kind, OPTIONS, Sources, Spec};
 use clap::{
@@ -12,18 +12,18 @@ use std::{
     path::PathBuf,
 };
 
-/// What wins over what.
+/// The precedence of sources.
 pub(super) const PRECEDENCE: &str = "Flags win over OCELLI_* variables, variables over the file, the file over the \
     defaults. `ocelli config` prints what is in effect. Sizes take units, such as 256MiB.";
 
-/// Where the options are told that a command takes and does not show.
+/// Points to the options that a command accepts but does not list.
 pub(super) const ELSEWHERE: &str =
     "Every option of `ocelli serve` is taken here as well: `ocelli serve --help` lists them.";
 
-/// What commands are asked for that load models without serving them.
+/// The options most wanted for commands that load models without serving them.
 const COMMON: [&str; 4] = ["config", "models", "backend", "onnx_runtime"];
 
-/// Leaves an argument out of a command's help unless it is often wanted there.
+/// Hides an argument from a command's help unless it is often wanted there.
 pub(super) fn hidden_unless_common(argument: Arg) -> Arg {
     let common = COMMON.contains(&argument.get_id().as_str());
     argument.hide(!common)
@@ -66,7 +66,7 @@ fn flag(spec: &'static Spec) -> Arg {
     }
 }
 
-/// Offers these words to completions, and takes any: the configuration checks it with everything else.
+/// Offers these words for completion but accepts any: the configuration checks the value with everything else.
 #[derive(Clone)]
 struct Words(&'static [&'static str]);
 
@@ -82,14 +82,14 @@ impl TypedValueParser for Words {
     }
 }
 
-/// The process's sources with the flags that were given.
+/// The process's sources, with the given flags.
 pub(super) fn sources(matches: &ArgMatches) -> Sources {
     let flags =
         OPTIONS.iter().filter_map(|spec| Some((spec.name, matches.get_one::<OsString>(spec.name)?.clone())));
     Sources::of_process(matches.get_one("config").cloned(), flags.collect())
 }
 
-/// What is wrong with a command for a running server that has one of its options as well.
+/// The mistake in a command that asks a running server but also sets an option of the server's.
 pub(super) fn beside_url(matches: &ArgMatches) -> Option<String> {
     let sources = sources(matches);
     let (option, _) = sources.flags.first()?;

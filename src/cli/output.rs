@@ -1,4 +1,4 @@
-//! Files that commands write: they have their names once they are whole.
+//! Files that commands write. They get their names only once they are complete.
 
 use std::{
     fs::{self, File, OpenOptions, Permissions},
@@ -8,24 +8,24 @@ use std::{
 };
 use tempfile::NamedTempFile;
 
-/// What is written to a path.
+/// An output for a path.
 pub(super) enum Output {
-    /// A file beside it, which takes its place at the end, and goes with whoever drops it before.
+    /// A temporary file beside the path, which replaces it at the end. Dropping this earlier removes it.
     Beside(NamedTempFile, PathBuf),
-    /// A pipe or a device, which is written as it is.
+    /// A pipe or a device, which is written directly.
     Itself(File),
 }
 
 impl Output {
-    /// Begins to write. What is at the path now stays until the end.
+    /// Begins to write. A file that exists at the path stays until the end.
     pub(super) fn create(path: &Path) -> io::Result<Output> {
-        // Of a link, what it leads to.
+        // For a link, its target is replaced.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let permissions = match fs::metadata(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Permissions::from_mode(0o666),
             Err(error) => return Err(error),
             Ok(there) => {
-                // What must not be written is not replaced either.
+                // A file that must not be written must not be replaced either.
                 let file = OpenOptions::new().write(true).open(&path)?;
                 if !there.is_file() {
                     return Ok(Output::Itself(file));
@@ -43,11 +43,11 @@ impl Output {
         Ok(Output::Beside(beside, path))
     }
 
-    /// Gives it its name.
+    /// Gives the file its name.
     pub(super) fn finish(self) -> io::Result<()> {
         match self {
             Output::Beside(beside, path) => {
-                // Some file systems say only now that there is no room.
+                // Some file systems report only here that there is no space.
                 beside.as_file().sync_data()?;
                 beside.persist(path).map(drop).map_err(|error| error.error)
             }
@@ -55,7 +55,7 @@ impl Output {
         }
     }
 
-    /// Leaves what has come so far, which is not all, as `NAME.part`; where that is, if it is a file.
+    /// Keeps the incomplete content as `NAME.part`; returns that path, if it is a file.
     pub(super) fn leave(self) -> Option<PathBuf> {
         let Output::Beside(beside, path) = self else { return None };
         let mut name = path.into_os_string();
@@ -80,7 +80,7 @@ impl Write for Output {
     }
 }
 
-/// Writes a file of which everything is there.
+/// Writes a file whose content is complete.
 pub(super) fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut output = Output::create(path)?;
     output.write_all(content)?;

@@ -1,11 +1,11 @@
-//! Holds `docs/cli.md` equal to the command line: every command that is shown has its section, and in it the table of its arguments.
+//! Checks that `docs/cli.md` matches the command line: every listed command has a section with the table of its arguments.
 
 use super::command;
 use crate::{blessed, config::OPTIONS};
 use clap::{Arg, Command};
 use std::{fmt::Write, fs};
 
-/// The arguments of a command that are its own: options have a page to themselves.
+/// A command's own arguments; the options have a page of their own.
 fn table(command: &Command) -> String {
     let own = |arg: &&Arg| {
         let id = arg.get_id().as_str();
@@ -30,12 +30,12 @@ fn table(command: &Command) -> String {
     text
 }
 
-/// The page with the tables as they should be.
+/// The page with up-to-date tables.
 fn renewed(page: &str) -> String {
     let command = command();
     let mut out = String::new();
     let mut rest = page;
-    // What servers start by themselves is not for readers.
+    // Hidden commands, which only servers start, are left out.
     for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
         let name = sub.get_name();
         let heading = format!("\n## `ocelli {name}`\n");

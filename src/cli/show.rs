@@ -1,16 +1,16 @@
-//! Prints the options in effect as a configuration file, each with where it comes from.
+//! Prints the options in effect as a configuration file, each with its origin.
 
 use crate::config::{Kind, Setting};
 use std::fmt::Write;
 
-/// A file that sets what is in effect: `name = value  # origin`.
+/// A file that sets the options in effect: `name = value  # origin`.
 pub(super) fn settings(settings: &[Setting]) -> String {
     let lines: Vec<_> = settings.iter().map(assignment).collect();
     let width = lines.iter().map(|line| line.chars().count()).max();
     let width = width.unwrap_or(0).min(60);
     let mut out = String::new();
     for (line, setting) in lines.iter().zip(settings) {
-        // A path may hold anything; a comment ends with its line.
+        // A path may contain a line break, which would end the comment.
         let origin = setting.origin.to_string().replace(char::is_control, "?");
         let _ = writeln!(out, "{line:width$}  # {origin}");
     }
@@ -20,13 +20,13 @@ pub(super) fn settings(settings: &[Setting]) -> String {
 fn assignment(setting: &Setting) -> String {
     let text = &setting.text;
     if setting.spec.kind == Kind::Secret {
-        // What is printed may be passed on.
+        // The output may be passed on, so secrets are not shown.
         let state = if text.is_empty() { "is not set" } else { "is set, and not shown" };
         return format!("# {} {state}", setting.spec.name);
     }
     match setting.spec.kind {
         Kind::Count { .. } | Kind::Millis { .. } | Kind::Threads { .. } => {
-            // Read back and written again: `+5` and `007` are numbers to us but not to TOML.
+            // Parsed and written again: the options accept `+5` and `007` as numbers, but TOML does not.
             let number = text.parse::<u64>().map_or(text.clone(), |n| n.to_string());
             format!("{} = {number}", setting.spec.name)
         }

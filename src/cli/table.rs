@@ -1,8 +1,9 @@
-//! Tables of text.
+//! Text tables.
 
 use crate::words::printable;
 
-/// Lines of cells, each column as wide as its widest cell. Names come from outside: what would drive a terminal in them is escaped.
+/// Lines of cells, each column as wide as its widest cell. Names come from outside, so characters that would control a terminal are
+/// escaped.
 pub(super) fn table(lines: &[Vec<String>]) -> String {
     let escaped = |line: &Vec<String>| line.iter().map(|cell| printable(cell)).collect();
     let lines: Vec<Vec<String>> = lines.iter().map(escaped).collect();
@@ -21,7 +22,7 @@ pub(super) fn table(lines: &[Vec<String>]) -> String {
     text
 }
 
-/// Bytes as MiB, to one digit.
+/// Bytes as MiB, with one decimal.
 pub(super) fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }

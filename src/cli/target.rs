@@ -1,4 +1,4 @@
-//! Which server a command asks, and where it is when nobody says.
+//! The server that a command asks, and its default address.
 
 use crate::config::Config;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,13 +11,13 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// From `http://HOST[:PORT][/]`; or what is wrong with it.
+    /// Parses `http://HOST[:PORT][/]`; the error says what is wrong.
     pub(super) fn parse(url: &str) -> Result<Target, String> {
         let refused =
             || format!("the address {url:?} is not http://HOST[:PORT], such as http://127.0.0.1:8000");
         let authority = url.strip_prefix("http://").ok_or_else(refused)?;
         let authority = authority.strip_suffix('/').unwrap_or(authority);
-        // A colon after the last bracket begins the port; those in brackets belong to an IPv6 address.
+        // A colon after the last bracket begins the port; colons in brackets belong to an IPv6 address.
         let colon =
             authority.rfind(':').filter(|colon| authority.rfind(']').is_none_or(|bracket| bracket < *colon));
         let (host, port) = match colon {
@@ -40,7 +40,7 @@ impl Target {
         Ok(Target { host: inner.unwrap_or(host).into(), port })
     }
 
-    /// As a `Host` header has it.
+    /// As in a `Host` header.
     pub(super) fn authority(&self) -> String {
         let Target { host, port } = self;
         match host.contains(':') {
@@ -50,7 +50,7 @@ impl Target {
     }
 }
 
-/// Where the server of this configuration can be asked from the same machine: its admin listener, or its API.
+/// The URL of a server with this configuration, from the same machine: its admin listener, otherwise its API.
 pub(super) fn default_url(config: &Config) -> Result<String, String> {
     let listen = config.admin_listen.or(config.listen.first().copied()).ok_or("listen is empty")?;
     if listen.port() == 0 {

@@ -1,4 +1,4 @@
-//! What must hold between options: each alone may be fine and both together not.
+//! Rules between options: two values may each be allowed and yet contradict each other.
 
 use super::{
     Config, Isolation, Setting,
@@ -12,7 +12,7 @@ struct Rule {
     /// The two, as the table names them.
     between: [&'static str; 2],
     holds: fn(&Config) -> bool,
-    /// What must be, and why.
+    /// The text of the rule, with its reason.
     must: fn(&Config) -> String,
 }
 
@@ -72,7 +72,7 @@ const RULES: &[Rule] = &[
     },
 ];
 
-/// Options of what is listened on, and what may be done with each beside giving it another address.
+/// A listener's option, its addresses, and what else a user may do than set another address.
 type Listener = (&'static str, fn(&Config) -> &[SocketAddr], &'static str);
 
 const LISTENERS: [Listener; 4] = [
@@ -86,7 +86,7 @@ const LISTENERS: [Listener; 4] = [
     ("grpc_listen", |config| config.grpc_listen.as_slice(), " (or be empty, for none)"),
 ];
 
-/// The options, two that differ or one twice, that ask for what only one socket can have; and what must be.
+/// Pairs of options whose addresses cannot both be listened on, with the rule that is broken. A pair may be one option twice.
 fn clashes(config: &Config) -> Vec<([&'static str; 2], String)> {
     let mut clashes = Vec::new();
     for (index, (name, addresses, or)) in LISTENERS.iter().enumerate() {
@@ -103,7 +103,7 @@ fn clashes(config: &Config) -> Vec<([&'static str; 2], String)> {
     clashes
 }
 
-/// Why a socket cannot have an address beside those of others.
+/// Why `address` cannot be listened on beside the others.
 fn clash(others: &[SocketAddr], address: SocketAddr) -> Option<String> {
     let other = others.iter().find(|other| !apart(**other, address))?;
     Some(match *other == address {
@@ -112,12 +112,12 @@ fn clash(others: &[SocketAddr], address: SocketAddr) -> Option<String> {
     })
 }
 
-/// Whether both can be listened on. Port 0 becomes a free one; an unspecified address takes the port on all of them, and `[::]` on
-/// those of IPv4 as well, which an address of IPv6 can stand for.
+/// Whether both addresses can be listened on. Port 0 becomes a free port. An unspecified address takes its port on all addresses,
+/// and `[::]` on those of IPv4 as well. An IPv4-mapped IPv6 address counts as its IPv4 address.
 fn apart(a: SocketAddr, b: SocketAddr) -> bool {
     let plain = |address: SocketAddr| match address.ip().to_canonical() {
         IpAddr::V4(ip) => SocketAddr::new(ip.into(), address.port()),
-        // As it is: with the interface that it is of.
+        // Kept unchanged, with its scope (interface).
         IpAddr::V6(_) => address,
     };
     let (a, b) = (plain(a), plain(b));
@@ -126,13 +126,12 @@ fn apart(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() == 0 || a.port() != b.port() || !(a == b || takes(a, b) || takes(b, a))
 }
 
-/// One image of the largest size at 4 bytes a pixel.
+/// Size of the largest decoded image, at 4 bytes per pixel.
 fn decoded_bytes(config: &Config) -> u64 {
     config.image_pixels_max.saturating_mul(4)
 }
 
-/// Adds a mistake for each rule that does not hold. Rules about an option that is `broken` by itself wait until that
-/// one is mended.
+/// Adds a mistake for each rule that does not hold. Rules about an option whose own value is `broken` are skipped.
 pub(super) fn check(config: &Config, settings: &[Setting], broken: &[&str], mistakes: &mut Vec<Mistake>) {
     let rules = RULES.iter().filter(|rule| !(rule.holds)(config));
     let rules = rules.map(|rule| (rule.between, (rule.must)(config)));
@@ -147,7 +146,8 @@ pub(super) fn check(config: &Config, settings: &[Setting], broken: &[&str], mist
                 .expect("rules name options of the table")
         };
         let [a, b] = between.map(find);
-        // Blame what somebody set, and of two settings the one that is easier to change.
+        // Blame the option whose origin is stronger: one that is set rather than a default, and of two that are set the one that
+        // is easier to change.
         let (blamed, other) = if b.origin > a.origin { (b, a) } else { (a, b) };
         let from = match &other.origin {
             Origin::Default => "the default".to_string(),

@@ -1,4 +1,4 @@
-//! From checked values to the types of the fields that hold them.
+//! Converts checked values to the types of the fields of [`Config`](super::Config).
 
 use super::{
     kind::Value,
@@ -6,7 +6,8 @@ use super::{
 };
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-/// From a checked value to a field's type. The table pairs kinds with types; [`Config::default`] runs through all.
+/// Conversion of a checked value to a field's type. The table pairs kinds with types; [`Config::default`] exercises
+/// every pair.
 pub(super) trait FromValue {
     fn from_value(value: Value) -> Self;
 }

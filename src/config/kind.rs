@@ -1,4 +1,4 @@
-//! The kinds of values that options take: what is allowed, how text becomes a value, how a value is written.
+//! The kinds of option values: what is allowed, how text is parsed, how a value is written.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use tracing_subscriber::EnvFilter;
@@ -11,9 +11,9 @@ pub enum Kind {
         /// Whether the empty text is allowed.
         off: bool,
     },
-    /// One or more addresses as above, with commas between them.
+    /// One or more addresses as above, separated by commas.
     Addresses,
-    /// A path; with `empty`, an empty text is allowed and means what the option's text says.
+    /// A path; with `empty`, an empty text is allowed, and the option's description says what it means.
     Path {
         /// Whether the empty text is allowed.
         empty: bool,
@@ -46,21 +46,21 @@ pub enum Kind {
         /// The most allowed.
         max: u64,
     },
-    /// Names with commas between them, `*` for all there are, or empty for none.
+    /// Names separated by commas, `*` for all, or empty for none.
     Names,
     /// An address such as `http://HOST:PORT/PATH`, without TLS; empty for none.
     Url,
-    /// The path that an address begins with, such as `/vision`; empty for none.
+    /// A prefix for the paths of URLs, such as `/vision`; empty for none.
     BasePath,
     /// A number from 0 to 1.
     Ratio,
-    /// A text that is shown nowhere; empty for none.
+    /// A text that is never shown; empty for none.
     Secret,
-    /// A log filter as `tracing_subscriber::EnvFilter` writes it.
+    /// A log filter in the syntax of `tracing_subscriber::EnvFilter`.
     Filter,
 }
 
-/// Shorter ones can be guessed; longer ones are a mistake.
+/// A shorter secret could be guessed; one beyond the maximum is a mistake.
 const SECRET_BYTES_MIN: usize = 16;
 const SECRET_BYTES_MAX: usize = 256;
 
@@ -119,7 +119,7 @@ impl Kind {
         }
     }
 
-    /// What stands for the value in usage lines.
+    /// The placeholder for the value in usage lines.
     pub fn placeholder(&self) -> &'static str {
         match self {
             Kind::Address { .. } => "ADDRESS",
@@ -142,7 +142,8 @@ impl Kind {
         matches!(self, Kind::Count { .. } | Kind::Millis { .. } | Kind::Threads { .. } | Kind::Ratio)
     }
 
-    /// Whether a value can be repeated where it may be passed on: not a token, nor an address that may have a password in it.
+    /// Whether output that may be passed on can contain the value. A token, or a URL that may contain a password, must not be
+    /// shown.
     pub(crate) fn may_be_shown(&self, text: &str) -> bool {
         match self {
             Kind::Secret => false,
@@ -151,8 +152,7 @@ impl Kind {
         }
     }
 
-    /// The value that `text` stands for, with `cores` for a thread count of 0; or what is wrong, such as
-    /// "must be one of auto, cpu, gpu".
+    /// Parses `text`; a thread count of 0 becomes `cores`. The error says what is wrong, such as "must be one of auto, cpu, gpu".
     pub(crate) fn parse(&self, text: &str, cores: usize) -> Result<Value, String> {
         let refused = || format!("must be {}", self.allowed());
         let within = |number: u64, min: u64, max: u64| {
@@ -191,7 +191,7 @@ impl Kind {
                 text_if(visible && fits)
             }
             Kind::Path { empty } => {
-                // A NUL ends a path early for the operating system: such text is never what was meant.
+                // For the operating system a NUL ends the path, so a text with one is never what the user meant.
                 if (text.is_empty() && !empty) || text.contains('\0') {
                     return Err(refused());
                 }
@@ -218,12 +218,12 @@ impl Kind {
     }
 }
 
-/// Whether all of an address is heard: of a fragment, a query or a user nothing would be, and of a port that is none the usual one
-/// would take the place.
+/// Whether every part of a URL takes effect. A fragment, a query or a user would be ignored, and an invalid port replaced by the
+/// default one.
 fn is_plain_http(text: &str) -> bool {
     let Ok(uri) = text.parse::<http::Uri>() else { return false };
     let Some(authority) = uri.authority().map(http::uri::Authority::as_str) else { return false };
-    // Those in brackets belong to an IPv6 address.
+    // Colons in brackets belong to an IPv6 address.
     let port =
         authority[authority.rfind(']').map_or(0, |end| end + 1)..].split_once(':').map(|(_, port)| port);
     let digits = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
@@ -268,13 +268,14 @@ pub fn bytes_text(bytes: u64) -> String {
     }
 }
 
-/// The parts of a log filter. `EnvFilter` itself would read a blank at the beginning of one as part of a name.
+/// The directives of a log filter, trimmed: `EnvFilter` would read a leading blank as part of a name.
 fn directives(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|part| !part.is_empty())
 }
 
-/// What is wrong with a log filter. `EnvFilter` itself takes any text for a target, so that `inof` or `info ocelli=debug` would be
-/// filters that show nothing: a lone word that looks like a level, and what no target has in its name, are refused here.
+/// What is wrong with a log filter. `EnvFilter` accepts any text as a target, so `inof` or `info ocelli=debug` would be filters
+/// that show nothing. Therefore a lone word that resembles a level, and characters that no target's name contains, are refused
+/// here.
 fn filter_mistake(text: &str) -> Option<String> {
     const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
     if directives(text).next().is_none() {

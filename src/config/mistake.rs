@@ -1,18 +1,18 @@
-//! Where values come from, and the mistakes in them, collected so that all can be reported at once.
+//! The origins of values, and mistakes in them, which are collected so that all can be reported at once.
 
 use crate::words::printable;
 use std::{fmt, path::PathBuf};
 
-/// Where a value comes from. Later variants win over earlier ones.
+/// Where a value comes from. Later variants take precedence over earlier ones.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
-    /// Nobody set it.
+    /// Not set.
     Default,
     /// The configuration file.
     File {
-        /// As it was given.
+        /// The path as given.
         path: PathBuf,
-        /// Counted from 1; 0 for the file as a whole.
+        /// Line number from 1; 0 for the file as a whole.
         line: usize,
     },
     /// An environment variable.
@@ -32,12 +32,12 @@ impl fmt::Display for Origin {
     }
 }
 
-/// One thing that is wrong.
+/// One mistake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mistake {
-    /// Where it stands.
+    /// Where the mistake is.
     pub origin: Origin,
-    /// What stands there, such as `queue_items_max = "lots"`; empty where the origin says it all.
+    /// The text in question, such as `queue_items_max = "lots"`; empty if the origin is enough.
     pub found: String,
     /// What is wrong, what is allowed, what to do.
     pub reason: String,
@@ -53,7 +53,7 @@ impl fmt::Display for Mistake {
     }
 }
 
-/// Every mistake in the configuration, in the order file, environment, flags, then those between options, then those of what
+/// Every mistake in the configuration, in this order: file, environment, flags, contradictions between options, things that
 /// options name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {

@@ -1,14 +1,14 @@
-//! Options: file, environment and flags in, one checked and immutable [`Config`] out.
+//! Options: reads file, environment and flags into one checked and immutable [`Config`].
 //!
-//! Flags win over the environment, the environment over the file, the file over the defaults. Every source is checked
-//! even where another one wins, and all mistakes are reported together ([`ConfigError`]).
+//! Flags take precedence over the environment, the environment over the file, and the file over the defaults. A value is
+//! checked even if another source overrides it, and all mistakes are reported together ([`ConfigError`]).
 //!
-//! - `table`: every option, its type and what there is to say about it.
-//! - `fields`: from values to the fields of [`Config`].
-//! - `kind`: what values are allowed and how text becomes a value.
-//! - `sources`: the file, the environment and the flags.
-//! - `mistake`: where values come from and what is wrong with them.
-//! - `across`: what must hold between options.
+//! - `table`: every option with its type and description.
+//! - `fields`: converts values to the fields of [`Config`].
+//! - `kind`: which values are allowed and how text is parsed.
+//! - `sources`: reads the file, the environment and the flags.
+//! - `mistake`: the origins of values, and mistakes in them.
+//! - `across`: rules between options.
 //! - `render`: the table as `deploy/ocelli.toml` and `docs/options.md`.
 
 mod across;
@@ -37,19 +37,19 @@ use std::{
     thread::available_parallelism,
 };
 
-/// The library that is loaded where nothing names one: the system's.
+/// The library that is loaded if no setting names one: the system's.
 const ONNX_RUNTIME_SYSTEM: &str = "libonnxruntime.so";
 
 /// What a [`Config`] is made of.
 #[derive(Debug, Clone)]
 pub struct Sources {
-    /// The file that a flag named; wins over `OCELLI_CONFIG`.
+    /// The file that a flag names; it takes precedence over `OCELLI_CONFIG`.
     pub file: Option<PathBuf>,
     /// The environment.
     pub environment: Vec<(OsString, OsString)>,
-    /// Names of options, as in the table, and the values that flags gave them.
+    /// Options by their names in the table, with their values from flags.
     pub flags: Vec<(&'static str, OsString)>,
-    /// What a thread count of 0 stands for; at least 1.
+    /// The meaning of a thread count of 0; at least 1.
     pub cores: usize,
 }
 
@@ -65,14 +65,14 @@ impl Sources {
     }
 }
 
-/// One option as it is in effect.
+/// The value of an option that is in effect.
 #[derive(Debug, Clone)]
 pub struct Setting {
     /// The option.
     pub spec: &'static Spec,
     /// Its value as it was written.
     pub text: String,
-    /// Who wrote it.
+    /// Where it comes from.
     pub origin: Origin,
 }
 
@@ -93,10 +93,11 @@ pub fn load(sources: &Sources) -> Result<Loaded, ConfigError> {
     load_with(sources, |_| Vec::new())
 }
 
-/// The same, and what is to be said beside of options whose values are allowed: by their names, why they cannot be used.
+/// As [`load`], with a further check: `unfit` returns options whose values are allowed but cannot be used, by name, with
+/// the reason.
 ///
 /// # Errors
-/// All of it, together.
+/// All mistakes, together.
 pub fn load_with(
     sources: &Sources,
     unfit: impl FnOnce(&Config) -> Vec<(&'static str, String)>,
@@ -112,7 +113,7 @@ pub fn load_with(
 
     let (mut settings, mut values) = defaults(sources.cores);
     let mut broken = Vec::new();
-    // From the weakest source to the strongest: the last one wins.
+    // From the weakest source to the strongest: later values override earlier ones.
     for Given { option, text, origin } in given {
         let spec = &OPTIONS[option];
         let read = text.and_then(|text| match spec.kind.parse(&text, sources.cores) {
@@ -136,7 +137,7 @@ pub fn load_with(
     }
     onnx_runtime(sources, &mut settings, &mut values);
     let config = Config::from_values(values);
-    // In the order of the sources, whichever step found them.
+    // Syntax and value mistakes were found in separate steps; order them by source.
     mistakes.sort_by(|a, b| a.origin.cmp(&b.origin));
     across::check(&config, &settings, &broken, &mut mistakes);
     for (option, reason) in unfit(&config).into_iter().filter(|(option, _)| !broken.contains(option)) {
@@ -158,7 +159,7 @@ impl Default for Config {
     }
 }
 
-/// Cores that this process may use.
+/// Number of cores that this process may use.
 pub(crate) fn cores() -> usize {
     available_parallelism().map_or(1, usize::from)
 }
@@ -174,13 +175,13 @@ fn defaults(cores: usize) -> (Vec<Setting>, Vec<Value>) {
         .unzip()
 }
 
-/// Where nothing names the library: `ORT_DYLIB_PATH`, as other programs have it, or the system's.
+/// If the option is not set, the library is `ORT_DYLIB_PATH`, which other programs use too, or else the system's.
 fn onnx_runtime(sources: &Sources, settings: &mut [Setting], values: &mut [Value]) {
     let option = OPTIONS.iter().position(|spec| spec.name == "onnx_runtime").expect("the table has it");
     if !settings[option].text.is_empty() {
         if let Value::Path(path) = &mut values[option] {
             let here = Path::new(".").join(&*path);
-            // A bare name the system looks for in its own folders alone.
+            // The system searches only its own folders for a bare name.
             if path.parent() == Some(Path::new("")) && here.is_file() {
                 *path = here;
             }

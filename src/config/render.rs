@@ -1,5 +1,5 @@
-//! The table of options as `deploy/ocelli.toml` and as `docs/options.md`. Tests hold both files equal to this;
-//! `OCELLI_BLESS=1 cargo test --lib config` rewrites them.
+//! Renders the table of options as `deploy/ocelli.toml` and as `docs/options.md`. Tests check that both files equal
+//! this output; `OCELLI_BLESS=1 cargo test --lib config` rewrites them.
 
 use super::table::{OPTIONS, Spec};
 use std::fmt::Write;
@@ -7,7 +7,7 @@ use std::fmt::Write;
 /// Columns of comments in the file.
 const WIDTH: usize = 100;
 
-/// A configuration file with every option at its default, each with what there is to say about it.
+/// A configuration file with every option at its default, each with its description.
 pub fn toml_defaults() -> String {
     let mut out = String::from(
         "# Every option of ocelli at its default. Flags win over OCELLI_* variables, those over this file.\n\

@@ -1,5 +1,5 @@
-//! Reads the three sources into texts with their origins. Says what is unknown or not text; what the texts mean is
-//! [`Kind::parse`](super::Kind)'s business.
+//! Reads the three sources into texts with their origins. Reports what is unknown or not text;
+//! [`Kind::parse`](super::Kind) interprets the texts.
 
 use super::{
     mistake::{Mistake, Origin},
@@ -9,23 +9,23 @@ use crate::words::{meant, printable};
 use std::{ffi::OsString, path::Path};
 use toml::de::{DeTable, DeValue};
 
-/// Variables that begin like ours without being options: `OCELLI_CONFIG` names the file, `OCELLI_COMMIT` is read by
-/// the build, `OCELLI_BLESS` and `OCELLI_CRDS` by the tests, and `OCELLI_IMAGE` by `deploy/compose.yaml`.
+/// Variables with the prefix that are not options: `OCELLI_CONFIG` names the file, `OCELLI_COMMIT` is read by the
+/// build, `OCELLI_BLESS` and `OCELLI_CRDS` by the tests, and `OCELLI_IMAGE` by `deploy/compose.yaml`.
 const OTHER_VARIABLES: [&str; 5] =
     ["OCELLI_CONFIG", "OCELLI_COMMIT", "OCELLI_BLESS", "OCELLI_CRDS", "OCELLI_IMAGE"];
 
-/// A file larger than this is not a configuration.
+/// A larger file is not a configuration.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What is given for an option.
+/// A value given for an option.
 pub(super) struct Given {
-    /// Its place in [`OPTIONS`].
+    /// Its index in [`OPTIONS`].
     pub(super) option: usize,
     pub(super) text: Result<String, Refused>,
     pub(super) origin: Origin,
 }
 
-/// Why it cannot be taken.
+/// Why a value is refused.
 pub(super) struct Refused {
     /// As a mistake shows it.
     pub(super) found: String,
@@ -43,7 +43,7 @@ pub(super) fn file(path: &Path, given: &mut Vec<Given>, mistakes: &mut Vec<Mista
         Err(reason) => return refuse(0, String::new(), reason),
     };
     let line = |offset: usize| 1 + text[..offset.min(text.len())].matches('\n').count();
-    // Goes on after a mistake in the syntax, so that all can be reported.
+    // Parsing continues after a syntax error, so that all mistakes can be reported.
     let (table, errors) = DeTable::parse_recoverable(&text);
     let broken: Vec<usize> =
         errors.iter().map(|error| error.span().map_or(0, |span| line(span.start))).collect();
@@ -55,7 +55,7 @@ pub(super) fn file(path: &Path, given: &mut Vec<Given>, mistakes: &mut Vec<Mista
     entries.sort_by_key(|(key, _)| key.span().start);
     for (key, value) in entries {
         let line = line(key.span().start);
-        // What the parser made of a line that it could not read is not what was meant.
+        // The parser's recovery of a line with a syntax error is not what the author meant.
         if broken.contains(&line) {
             continue;
         }
@@ -97,7 +97,7 @@ fn toml_text(spec: &Spec, value: &DeValue<'_>) -> Result<String, String> {
         DeValue::Integer(integer) if number || bytes => {
             match i64::from_str_radix(integer.as_str(), integer.radix()) {
                 Ok(number) => Ok(number.to_string()),
-                // Larger than any range: let the kind say so.
+                // Larger than any range: the kind reports that.
                 Err(_) => Ok(integer.as_str().to_string()),
             }
         }
@@ -115,7 +115,7 @@ fn toml_text(spec: &Spec, value: &DeValue<'_>) -> Result<String, String> {
     }
 }
 
-/// Reads the environment. Everything beginning with `OCELLI_` must be known.
+/// Reads the environment. Every variable that begins with `OCELLI_` must be known.
 pub(super) fn environment(
     variables: &[(OsString, OsString)],
     given: &mut Vec<Given>,
@@ -129,7 +129,7 @@ pub(super) fn environment(
             !OTHER_VARIABLES.contains(&name.as_ref()) && !is_service_link(name, &value.to_string_lossy())
         })
         .collect();
-    // The order of an environment is nobody's intent; the table's is.
+    // The order of an environment is arbitrary; use the table's.
     ours.sort_by_key(|(name, _)| {
         let option = OPTIONS.iter().position(|spec| spec.variable() == *name);
         (option.unwrap_or(OPTIONS.len()), name.clone())
@@ -159,9 +159,9 @@ pub(super) fn flags(flags: &[(&'static str, OsString)], given: &mut Vec<Given>) 
     }
 }
 
-/// What a mistake repeats of a value, unless that may be secret: then the option's name.
+/// The text that a mistake quotes; if the value may be secret, only the option's name.
 pub(super) fn found(spec: &Spec, value: &str, shown: String) -> String {
-    // Not even a wrong one is shown.
+    // Not even a wrong secret is shown.
     if spec.kind.may_be_shown(value) { shown } else { spec.name.to_owned() }
 }
 
@@ -172,9 +172,9 @@ fn text(option: usize, value: &OsString) -> Result<String, Refused> {
     })
 }
 
-/// Whether this is one of the variables that Kubernetes puts into every container for a Service whose name begins
-/// with `ocelli` (`OCELLI_SERVICE_HOST`, `OCELLI_PORT=tcp://…`, `OCELLI_PORT_8000_TCP_ADDR`). They are nobody's
-/// mistake.
+/// Whether this is one of the variables that Kubernetes puts into every container for a Service whose name begins with
+/// `ocelli` (`OCELLI_SERVICE_HOST`, `OCELLI_PORT=tcp://…`, `OCELLI_PORT_8000_TCP_ADDR`). They are no mistake of the
+/// user's.
 fn is_service_link(name: &str, value: &str) -> bool {
     const PROTOCOLS: [&str; 3] = ["TCP", "UDP", "SCTP"];
     if name.ends_with("_SERVICE_HOST") || name.contains("_SERVICE_PORT_") || name.ends_with("_SERVICE_PORT") {

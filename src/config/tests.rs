@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-/// What the sources are to hold: the file's text, variables, flags.
+/// The content of the sources: the file's text, variables, flags.
 struct Given<'a> {
     file: &'a str,
     variables: &'a [(&'a str, &'a str)],
@@ -268,14 +268,14 @@ fn options_that_do_not_go_together_are_refused() {
     }
 }
 
-/// What the address of one listener says of two that are both at `listen`, and whether two sockets say the same.
+/// Checks two addresses that are both in `listen`, and that two real sockets agree.
 fn both_at_listen(a: &str, b: &str, together: bool) {
     let file = format!("listen = \"{a},{b}\"\nadmin_listen = \"\"\n");
     match read(&Given { file: &file, ..NOTHING }) {
         Ok(_) => assert!(together, "{a} and {b} are let through"),
         Err(error) => assert!(!together, "{error}"),
     }
-    // Where the machine has both at all: IPv6 may be off. The port is one that was free a moment ago.
+    // Only if the machine has both addresses: IPv6 may be off. The port was free a moment ago.
     let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port();
     let bound = |text: &str| {
         let mut address: SocketAddr = text.parse().expect("an address");
@@ -355,7 +355,7 @@ fn onnx_runtime_comes_from_ort_dylib_path_where_nothing_else_names_it() {
         ("/own.so".into(), "OCELLI_ONNX_RUNTIME".into())
     );
     assert_eq!(library("", &[("ORT_DYLIB_PATH", "")]).0, "libonnxruntime.so");
-    // A bare name that is a file in the working folder, which is the repository's here.
+    // A bare name of a file in the working folder, which is the repository's here.
     assert_eq!(library("onnx_runtime = \"Cargo.toml\"", &[]).0, "./Cargo.toml");
     assert_eq!(library("onnx_runtime = \"libother.so\"", &[]).0, "libother.so");
 }

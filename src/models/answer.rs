@@ -1,4 +1,4 @@
-//! Answers of a model, and what its author should know of them.
+//! Turns a model's outputs into answers, and warns the model's author of labels or boxes that look wrong.
 
 use super::Model;
 use crate::{
@@ -8,13 +8,14 @@ use crate::{
 };
 use std::sync::atomic::Ordering;
 
-/// Answers that are looked at for boxes which are parts of the input's size: outputs of those without boxes are read twice.
+/// How many answers are checked for boxes that are fractions of the input's size. The bound matters because outputs of answers
+/// without boxes are read twice.
 const LOOKS_MAX: usize = 100;
 
 impl Model {
-    /// The answer for one item by a task, the model's own or one that a request has changed. The log says once where a class has no
-    /// label although the model has labels: nothing else tells that they are shifted or too few. Likewise of boxes that are a pixel
-    /// large, or of which nothing is left.
+    /// The answer for one item. `task` is the model's own or one that a request has changed. If the model has labels and a class
+    /// has none, the log says so once: nothing else shows that the labels are shifted or too few. The log likewise says once if
+    /// boxes are a pixel large, or if none of a box is left.
     ///
     /// # Errors
     /// As [`Task::answer`].
@@ -34,7 +35,7 @@ impl Model {
         Ok(answer)
     }
 
-    /// What to say of the first boxes ever, if they seem to be parts of the input's size that are read as pixels of it.
+    /// The warning for the model's first boxes, if they seem to be fractions of the input's size that are read as its pixels.
     fn first_in_parts(
         &self,
         task: &Task,
@@ -52,7 +53,7 @@ impl Model {
         )
     }
 
-    /// What to say of the first class that has no label, ever.
+    /// The warning for the model's first class without a label.
     fn first_nameless(&self, answer: &Answer) -> Option<String> {
         if self.labels.is_empty() || self.nameless.load(Ordering::Relaxed) {
             return None;
@@ -88,7 +89,7 @@ mod tests {
     };
     use std::{sync::Arc, time::Duration};
 
-    /// What is said of two answers alike.
+    /// What is said of two equal answers.
     fn check(manifest: &str, labels: &str, shape: [i64; 3], output: Tensor, expected: Option<&str>) {
         let mut source = source("m", "1", manifest);
         source.labels = Arc::new(Labels::parse(labels).unwrap());
@@ -100,7 +101,7 @@ mod tests {
             model.task.answer(std::slice::from_ref(&output), &model.signature, &model.labels, None).unwrap();
         assert_eq!(model.first_nameless(&answer).as_deref(), expected);
         assert_eq!(model.first_nameless(&answer), None);
-        // As it is with answers to requests.
+        // Answers to requests set the flag as well.
         model.nameless.store(false, Ordering::Relaxed);
         model.answer(&model.task, &[output], None).unwrap();
         assert_eq!(model.nameless.load(Ordering::Relaxed), expected.is_some());
@@ -129,7 +130,7 @@ mod tests {
         let [parts, pixels] = [[0.1, 0.2, 0.5, 1.1, 0.9, 3.0], [0.1, 0.2, 50.0, 60.0, 0.9, 3.0]];
         let none = [0.0, 0.0, 1.0, 1.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.9, 0.0];
         check("", [&none, &parts], true);
-        // Of a centre and a size: as corners it has no area.
+        // A centre and a size: read as corners, this box has no area.
         check("", [&none, &[0.6, 0.5, 0.2, 0.3, 0.9, 3.0]], true);
         check("", [&none, &pixels], false);
         check("", [&none, &[parts, pixels].concat()], false);
@@ -144,7 +145,7 @@ mod tests {
         of("a\nb", 1.0, None);
         let first = "class 2 has no name among 2 labels: is detect.first_class, the number that the first label has, right?";
         of("a\nb", 2.0, Some(first));
-        // Without labels none are missed.
+        // A model without labels misses none.
         of("", 2.0, None);
         let mask = integers(&[1, 2, 2], &[0, 1, 255, 1]);
         let segment = |labels: &str, expected| {

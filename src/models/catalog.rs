@@ -1,19 +1,19 @@
-//! What is being served, by name and version. Names are looked up here and never become a path.
+//! The models being served, by name and version. A name from a request is only looked up here; it never becomes a path.
 //!
-//! Readers take a snapshot: the map inside is immutable, and a change puts another one in its place.
+//! Readers take a snapshot: the map inside is immutable, and a change replaces it as a whole.
 
 use super::Model;
 use crate::{error::InferError, words::nearest};
 use parking_lot::RwLock;
 use std::{collections::BTreeMap, sync::Arc};
 
-/// How many near names an answer has.
+/// How many similar names an error suggests.
 const NEAREST_MAX: usize = 3;
 
-/// A shorter part of a name could be of many.
+/// Fewer bytes than this could be a part of many names.
 const PART_BYTES_MIN: usize = 4;
 
-/// Where a version of a model stands.
+/// The state of a version of a model.
 #[derive(Clone)]
 pub enum State {
     /// Found, not loaded yet.
@@ -25,7 +25,7 @@ pub enum State {
 }
 
 impl State {
-    /// The model, where it takes requests.
+    /// The model, if it takes requests.
     pub fn model(&self) -> Option<&Arc<Model>> {
         match self {
             State::Ready(model) => Some(model),
@@ -39,11 +39,11 @@ impl State {
 pub struct Entry {
     /// Its name.
     pub name: Arc<str>,
-    /// Its version; empty where a mistake concerns no version in particular.
+    /// Its version; empty if a mistake concerns no version in particular.
     pub version: Arc<str>,
-    /// Where it stands.
+    /// Its state.
     pub state: State,
-    /// What else there is to say: why the last load failed, where an older one goes on serving. May be empty.
+    /// A further remark, such as why the last load failed while an older one goes on serving. May be empty.
     pub note: Arc<str>,
 }
 
@@ -54,18 +54,18 @@ struct Version {
     note: Arc<str>,
 }
 
-/// The versions of one model, rising.
+/// The versions of one model, ascending.
 type Versions = Vec<Version>;
 type Map = BTreeMap<Arc<str>, Versions>;
 
-/// All models. Clones are the same catalog.
+/// All models. Clones share one catalog.
 #[derive(Clone, Default)]
 pub struct Catalog {
     map: Arc<RwLock<Arc<Map>>>,
 }
 
 impl Catalog {
-    /// Nothing yet.
+    /// An empty catalog.
     pub fn new() -> Catalog {
         Catalog::default()
     }
@@ -91,7 +91,7 @@ impl Catalog {
         });
     }
 
-    /// Says something about a version, until its state is set again.
+    /// Attaches a remark to a version, until its state is set again.
     pub fn note(&self, name: &str, version: &str, note: &str) {
         self.change(|map| {
             let versions = map.get_mut(name).map(Vec::as_mut_slice).unwrap_or_default();
@@ -101,7 +101,7 @@ impl Catalog {
         });
     }
 
-    /// Forgets a version; its model stays alive for whoever still holds it.
+    /// Removes a version. Its model lives on while somebody still holds it.
     pub fn remove(&self, name: &str, version: &str) {
         self.change(|map| {
             if let Some(versions) = map.get_mut(name) {
@@ -116,8 +116,8 @@ impl Catalog {
     /// The model to run: this version, or the highest that is ready.
     ///
     /// # Errors
-    /// [`InferError::UnknownModel`] with the nearest names (or the versions that there are), and
-    /// [`InferError::ModelUnavailable`] with the reason of the version asked for, or of the highest.
+    /// [`InferError::UnknownModel`] with the nearest names (or the existing versions), and
+    /// [`InferError::ModelUnavailable`] with the reason for the version asked for, or for the highest.
     pub fn get(&self, name: &str, version: Option<&str>) -> Result<Arc<Model>, InferError> {
         let map = self.map();
         let versions = map
@@ -165,30 +165,30 @@ impl Catalog {
         self.map().contains_key(name)
     }
 
-    /// Whether a version of it that takes requests fits what is in stacks of camera frames.
+    /// Whether a ready version of this model is a fitter, which takes stacks of camera frames.
     pub fn takes_stacks(&self, name: &str) -> bool {
         let fits = |of: &Version| of.state.model().is_some_and(|model| model.fit.is_some());
         self.map().get(name).into_iter().flatten().any(fits)
     }
 
-    /// All versions of all models, by name and rising version.
+    /// All versions of all models, by name and ascending version.
     pub fn list(&self) -> Vec<Entry> {
         self.map().iter().flat_map(entries).collect()
     }
 
-    /// All versions of one model, rising.
+    /// All versions of one model, ascending.
     pub fn entries(&self, name: &str) -> Vec<Entry> {
         self.map().get_key_value(name).into_iter().flat_map(entries).collect()
     }
 
-    /// The versions of a model that take requests, rising.
+    /// The versions of a model that take requests, ascending.
     pub fn ready_versions(&self, name: &str) -> Vec<Arc<str>> {
         let map = self.map();
         let ready = map.get(name).into_iter().flatten().filter(|of| of.state.model().is_some());
         ready.map(|of| Arc::clone(&of.version)).collect()
     }
 
-    /// The models that take requests, by name and rising version.
+    /// The models that take requests, by name and ascending version.
     pub fn ready(&self) -> Vec<Arc<Model>> {
         self.map().values().flatten().filter_map(|of| of.state.model().cloned()).collect()
     }
@@ -208,7 +208,7 @@ fn order(a: &str, b: &str) -> std::cmp::Ordering {
     (a.len(), a).cmp(&(b.len(), b))
 }
 
-/// The names most like this one, or else those that it is a part of.
+/// The names most similar to this one; if there are none, the names that contain it.
 fn near(name: &str, map: &Map) -> Vec<String> {
     let near = nearest(name, map.keys(), NEAREST_MAX);
     if !near.is_empty() || name.len() < PART_BYTES_MIN {

@@ -1,7 +1,8 @@
-//! What changed in the model folder between two looks: by the names, places, sizes, times and inodes of files, not by their content.
+//! Detects changes in the model folder between two snapshots ("looks"). It compares names, places, sizes, times and inodes of files, not
+//! their content.
 //!
-//! What cannot be read has not changed: a file system that does not answer for a moment is no reason to unload anything. Nor is one that
-//! is gone: where it was mounted there is a folder without a file, on another.
+//! What cannot be read counts as unchanged: a file system that does not answer for a moment is no reason to unload anything. Nor is one
+//! that is no longer mounted: its mount point is then an empty folder on another file system.
 
 use super::scan::{self, candidate};
 use std::{
@@ -12,18 +13,18 @@ use std::{
     time::SystemTime,
 };
 
-/// Folders within folders that are looked into: `NAME/VERSION/`, and what lies there in folders of its own, as external data may.
+/// How deep nested folders are read: `NAME/VERSION/`, and folders within that, which may hold external data.
 const DEPTH_MAX: usize = 4;
 
-/// A file as a look sees it.
+/// A file as a snapshot sees it.
 #[derive(Debug, Clone, PartialEq)]
 struct Seen {
     name: String,
-    /// Where it lies when links have been followed: one that leads elsewhere shows other files, of whatever size and time.
+    /// Its path with links resolved: a link that is redirected shows other files, whatever their size and time.
     place: PathBuf,
     bytes: u64,
     modified: Option<SystemTime>,
-    /// Its inode, and when that changed: a network trained again is as long as before, and who copies files may keep their times.
+    /// Its inode and change time: a retrained network has the same length as before, and a copy may keep the modification time.
     inode: (u64, i64, i64),
 }
 
@@ -35,18 +36,18 @@ impl Seen {
     }
 }
 
-/// One look at a model folder.
+/// A snapshot of a model folder.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Look {
-    /// For each name that a model may have, its files; none where they cannot all be read.
+    /// The files of each possible model, by name; `None` if they cannot all be read.
     models: BTreeMap<String, Option<Vec<Seen>>>,
-    /// Why the folder itself cannot be read.
+    /// Why the folder itself cannot be read, if so.
     unread: Option<String>,
-    /// The file system that it lies on.
+    /// The file system that the folder lies on.
     volume: Option<u64>,
 }
 
-/// What a folder asks for.
+/// What a difference between two snapshots asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// A model is new or different.
@@ -56,7 +57,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// Whose change it is.
+    /// The model's name.
     pub fn name(&self) -> &str {
         let (Change::Load(name) | Change::Unload(name)) = self;
         name
@@ -64,10 +65,10 @@ impl Change {
 }
 
 impl Look {
-    /// Looks now.
+    /// Takes a snapshot now.
     pub fn at(folder: &Path) -> Look {
         let mut look = Look::default();
-        // Not there is not empty either: it may be about to be mounted, or put in another's place.
+        // A missing folder does not count as empty: it may be about to be mounted or moved into place.
         let entries = scan::entries(folder).unwrap_or_else(|error| {
             look.unread = Some(error);
             Vec::new()
@@ -81,13 +82,13 @@ impl Look {
                 *files = None;
             }
         }
-        // A folder without files is no model yet.
+        // A folder without files is not yet a model.
         look.models.retain(|_, files| files.as_ref().is_none_or(|files| !files.is_empty()));
         look.volume = fs::metadata(folder).ok().map(|metadata| metadata.dev());
         look
     }
 
-    /// This look, as one of a folder that cannot be read where all models of the look before are gone with the file system they were on.
+    /// This snapshot; marked as unreadable if all models of the snapshot before are gone together with their file system.
     #[must_use]
     pub fn after(mut self, before: &Look) -> Look {
         let is_bare = self.models.is_empty() && !before.models.is_empty();
@@ -98,7 +99,7 @@ impl Look {
         self
     }
 
-    /// This look, with what it could not read taken from the look before.
+    /// This snapshot, with what it could not read taken from the one before.
     #[must_use]
     pub fn filled_from(mut self, mut before: Look) -> Look {
         if self.unread.is_some() {
@@ -110,7 +111,7 @@ impl Look {
         self
     }
 
-    /// This look, with one model as the look before has it: what changed of it is still to be found.
+    /// This snapshot, with one model as the snapshot before has it, so that the next comparison finds its change again.
     #[must_use]
     pub fn with_one_from(mut self, name: &str, before: &Look) -> Look {
         match before.models.get(name) {
@@ -120,12 +121,12 @@ impl Look {
         self
     }
 
-    /// Why nothing of it can be read, where that is so.
+    /// Why the folder cannot be read, if so.
     pub fn unread(&self) -> Option<&str> {
         self.unread.as_deref()
     }
 
-    /// What to do about what changed from this look to a later one.
+    /// The changes from this snapshot to a later one.
     pub fn changes(&self, later: &Look) -> Vec<Change> {
         if later.unread.is_some() {
             return Vec::new();
@@ -138,14 +139,14 @@ impl Look {
     }
 }
 
-/// What is in a folder by name; nothing where that is gone by now.
+/// The entries of a folder, sorted by name; none if the folder is gone by now.
 fn entries(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let Some(found) = there(fs::read_dir(folder))? else { return Ok(Vec::new()) };
     let mut entries = Vec::new();
     for entry in found {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        // Mounted volumes have such names for what they are about to show.
+        // Mounted volumes use hidden names for content that they are about to show.
         if !name.starts_with('.') {
             entries.push((name, entry.path()));
         }
@@ -156,7 +157,7 @@ fn entries(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
 
 fn collect(name: &str, path: &Path, depth: usize, files: &mut Vec<Seen>) -> io::Result<()> {
     let Some(metadata) = there(fs::metadata(path))? else {
-        // Not gone if it is a link, which leads nowhere: whoever loads it says so.
+        // A dangling link does not count as gone: loading it reports the reason.
         let link = there(fs::symlink_metadata(path))?;
         files.extend(link.map(|link| Seen::of(name, path.to_owned(), &link)));
         return Ok(());
@@ -172,7 +173,7 @@ fn collect(name: &str, path: &Path, depth: usize, files: &mut Vec<Seen>) -> io::
     Ok(())
 }
 
-/// What there is; none where nothing is, which is no failure.
+/// Turns "not found" into `None`, which is no failure.
 fn there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     match found {
         Ok(found) => Ok(Some(found)),
@@ -259,14 +260,14 @@ mod tests {
         let later = bare.clone().after(&first);
         assert!(later.unread().is_some_and(|why| why.contains("mounted")), "{later:?}");
         assert_eq!(first.changes(&later), []);
-        // Mounted again, nothing has changed; and what is put there instead counts.
+        // Mounted again, nothing has changed. Other files in its place do count.
         assert_eq!(later.filled_from(first.clone()).changes(&Look::at(folder.path()).after(&first)), []);
         fs::rename(folder.path().join("one.onnx"), folder.path().join("two.onnx")).unwrap();
         let other = Look { volume: bare.volume, ..Look::at(folder.path()) }.after(&first);
         assert_eq!(first.changes(&other), [gone(), vec![Change::Load("two".to_owned())]].concat());
         fs::remove_file(folder.path().join("two.onnx")).unwrap();
         assert_eq!(first.changes(&Look::at(folder.path()).after(&first)), gone());
-        // Where there was no model, none is missed.
+        // A folder that had no models misses none.
         let empty = Look::at(folder.path());
         assert_eq!(bare.after(&empty).unread(), None);
     }
@@ -301,7 +302,7 @@ mod tests {
         let first = Look::at(&models);
         assert_eq!(first.models.len(), 2);
 
-        // A link to itself can be read by nobody, not even by one who may read everything.
+        // Nobody can read a link to itself, not even root.
         let aside = folder.path().join("aside");
         fs::rename(models.join("one"), &aside).unwrap();
         std::os::unix::fs::symlink("one", models.join("one")).unwrap();
@@ -309,7 +310,7 @@ mod tests {
         assert_eq!(first.changes(&second), []);
         fs::remove_file(models.join("one")).unwrap();
         fs::rename(&aside, models.join("one")).unwrap();
-        // Against that look alone it is new; against what was seen before it, the same.
+        // Compared with that snapshot alone it is new; compared with the one before, it is the same.
         assert_eq!(second.clone().filled_from(first.clone()).changes(&Look::at(&models)), []);
         assert_eq!(second.changes(&Look::at(&models)), [Change::Load("one".to_owned())]);
 

@@ -1,5 +1,5 @@
-//! Asking for models to be loaded and unloaded while the server runs: what callers and the watcher of the folder say, and
-//! what the thread that loads models hears.
+//! The command queue for loading and unloading models while the server runs. Callers and the watcher of the model folder send;
+//! the loading thread receives.
 
 use super::{
     Given, Manifest,
@@ -25,25 +25,26 @@ use std::{
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-/// What callers ask for and has not begun. Each is a request that waits, or the little that is left of one whose caller has gone.
+/// Callers' commands that have not begun, at most. Each is a waiting request, or the small remainder of one whose caller has
+/// gone.
 const WAITING_MAX: usize = 1000;
 
-/// The end of a [`Command`].
+/// Where the result of a [`Command`] goes.
 pub type Reply = oneshot::Sender<Result<(), InferError>>;
 
-/// What the loading thread is told.
+/// A command to the loading thread.
 #[derive(Debug)]
 pub enum Command {
-    /// Load all versions of a model anew, as they lie in the folder now.
+    /// Load all versions of a model again, as they lie in the folder now.
     Load {
         /// Its name.
         name: String,
         /// What to change in its manifest.
         overrides: Box<Overrides>,
-        /// Who waits; nobody where the folder changed by itself.
+        /// Who waits; `None` if a change in the folder caused the load.
         reply: Option<Reply>,
     },
-    /// Load a model from what a caller sent, in the place of what lies in the folder.
+    /// Load a model that a caller sent, in place of the folder's.
     Bring {
         /// Its name.
         name: String,
@@ -52,7 +53,7 @@ pub enum Command {
         /// Who waits.
         reply: Reply,
     },
-    /// Serve a model no more.
+    /// Stop serving a model.
     Unload {
         /// Its name.
         name: String,
@@ -63,16 +64,16 @@ pub enum Command {
     Stop,
 }
 
-/// What a caller may change in a manifest for as long as the model stays loaded. What is open stays as the manifest says.
+/// What a caller may change in a manifest while the model stays loaded. A `None` or an empty field leaves what the manifest says.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Overrides {
-    /// Items of the largest batch, 1 to 1024.
+    /// Items in the largest batch, 1 to 1024.
     pub items_max: Option<usize>,
-    /// Sizes that batches are padded to beside those that there are anyway, in the place of those that were preferred until now.
+    /// Preferred batch sizes, in place of those preferred until now. Batches are padded to these and to the usual sizes.
     pub sizes: Option<Vec<usize>>,
-    /// Whether it says that requests are put together.
+    /// Whether the caller asks for dynamic batching.
     pub merges: bool,
-    /// How long a batch may wait for company, at most 10 s.
+    /// How long a batch may wait for further requests, at most 10 s.
     pub wait_max: Option<Duration>,
     /// Instances per device, 1 to 64.
     pub instances: Option<usize>,
@@ -80,37 +81,38 @@ pub struct Overrides {
     pub queue: Option<Queueing>,
     /// Which versions are served.
     pub versions: Option<Versions>,
-    /// What is said of `optimization`, member by member, as it is told again.
+    /// The members of `optimization`, in the form in which the configuration is reported.
     pub optimization: Map<String, Value>,
-    /// What is asked for and has no effect here, by name, for the log.
+    /// Members that have no effect here, by name, for the log.
     pub notes: Vec<String>,
-    /// Which kind its devices are of, as configurations call it. This can only be repeated.
+    /// The kind of its devices (`KIND_…`). A caller can repeat it, not change it.
     pub kind: Option<String>,
-    /// The numbers of its GPUs. Likewise.
+    /// The numbers of its GPUs. These, too, can only be repeated.
     pub gpus: Option<BTreeSet<i32>>,
-    /// What else is said of a model that does not serve, by its name in configurations. Likewise: once it is loaded, see
-    /// [`check_repeated`](Overrides::check_repeated).
+    /// Other members, by their names in configurations, for a model that is not being served. They can only be repeated too;
+    /// [`check_repeated`](Overrides::check_repeated) compares them once the model is loaded.
     pub repeated: Map<String, Value>,
 }
 
-/// What a load asks for.
+/// The two kinds of load.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// The folder's model, with changes.
+    /// The model in the folder, with changes to its manifest.
     Overrides(Box<Overrides>),
-    /// A model that came with it.
+    /// A model sent with the load.
     Given(Given),
 }
 
 impl Overrides {
-    /// Changes a manifest, as it lies in the folder: what is said there already changes nothing. `may_use_gpu` is the model's
-    /// [member](super::Model::may_use_gpu).
+    /// Applies the changes to a manifest as it lies in the folder. Repeating what the manifest says changes nothing.
+    /// `may_use_gpu` is the model's [field](super::Model::may_use_gpu).
     ///
     /// # Errors
-    /// What does not go with the rest of the manifest, by its name in configurations. The manifest may then have been changed in
-    /// part.
+    /// The member that contradicts the rest of the manifest, by its name in configurations. Part of the manifest may have been
+    /// changed by then.
     pub fn apply(&self, manifest: &mut Manifest, may_use_gpu: bool) -> Result<(), String> {
-        // What is repeated says nothing of the manifest alone, and which versions there are was decided before there was one.
+        // Not here: `repeated`, which the manifest alone cannot confirm, and `versions`, which the scan that read this manifest
+        // has applied.
         let Overrides { items_max, sizes, wait_max, instances, queue, kind, gpus, optimization, .. } = self;
         let batch = &mut manifest.batch;
         batch.merges |= self.merges;
@@ -118,17 +120,17 @@ impl Overrides {
             batch.items_max = Some(largest);
             batch.sizes = None;
         }
-        // Protocol Buffers' JSON has an empty list where nothing is preferred.
+        // In Protocol Buffers' JSON, an empty list means that no size is preferred.
         if manifest.declared.is_some() && sizes.as_ref().is_some_and(Vec::is_empty) {
             batch.sizes = None;
         }
         if let Some(preferred) = sizes.as_ref().filter(|preferred| !preferred.is_empty()) {
             let largest = batch.largest();
             let now = batch.sizes.clone().unwrap_or_else(|| powers_of_two(largest));
-            // A configuration of Triton's has no others than the usual ones and those that it prefers.
+            // A Triton configuration has the usual sizes and the preferred ones, no others.
             let usual = if manifest.declared.is_some() { powers_of_two(largest) } else { now.clone() };
             let sizes = triton::preferring(usual, preferred, largest)?;
-            // Whoever sends a configuration back names those that there are.
+            // A caller that sends a reported configuration back names all current sizes.
             if *preferred != now {
                 batch.sizes = Some(sizes);
             }
@@ -145,7 +147,7 @@ impl Overrides {
             let now: Vec<String> = kinds.iter().map(|kind| format!("{kind:?}")).collect();
             return Err(differs("kind", &kind, &now.join(" or ")));
         }
-        // As they are told, or as the folder has them.
+        // A caller may repeat the GPUs as reported, or as the folder has them.
         let (told, now) = (triton::told_placement(placement, may_use_gpu).1, triton::gpus(placement));
         let other = |gpus: &&BTreeSet<i32>| {
             [&told, &now].into_iter().all(|same| **gpus != same.iter().copied().collect())
@@ -158,7 +160,7 @@ impl Overrides {
             (manifest.queue, manifest.priority) = queue.over(&manifest.queue, manifest.priority)?;
         }
         manifest.kept.optimization.extend(optimization.clone());
-        // What a `model.toml` asks for is more than can be said here.
+        // A `model.toml` can ask for more (`Always`) than this configuration can express; keep that.
         let cuda_graph = &mut manifest.gpu.cuda_graph;
         match triton::cuda_graph(optimization) {
             Some(CudaGraph::Auto) if *cuda_graph == CudaGraph::Always => {}
@@ -167,10 +169,10 @@ impl Overrides {
         Ok(())
     }
 
-    /// Whether what can only be repeated is so of the model that was loaded, which has this configuration.
+    /// Checks that members which can only be repeated agree with `config`, the configuration of the model that was loaded.
     ///
     /// # Errors
-    /// What is not, by its name.
+    /// The first member that differs, by name.
     pub fn check_repeated(&self, config: &Value) -> Result<(), String> {
         let other = |(member, said): &(&String, &Value)| !triton::says_as(member, said, &config[*member]);
         let Some((member, _)) = self.repeated.iter().find(other) else { return Ok(()) };
@@ -187,7 +189,7 @@ impl Overrides {
     }
 }
 
-/// A way to the loading thread. It ends when told to, or when all of these are gone.
+/// The sending end of the command queue. The loading thread ends on [`Command::Stop`], or when this is dropped.
 #[derive(Debug)]
 pub struct Control {
     sender: Mutex<mpsc::Sender<Queued>>,
@@ -195,14 +197,14 @@ pub struct Control {
     folder: PathBuf,
 }
 
-/// The end of it: what is to be done, one after the other. What whoever asked for it has given up on is passed over.
+/// The receiving end: commands in order. Commands whose callers have given up are skipped.
 #[derive(Debug)]
 pub struct Commands(mpsc::Receiver<Queued>);
 
-/// A command, for as long as it has not begun and somebody waits for it.
+/// A command until it begins; `None` afterwards, or once its caller has given up.
 type Waiting = Arc<Mutex<Option<Command>>>;
 
-/// A command whose turn comes. Dropped with this, however many wait for it.
+/// A queued command. Dropping this drops the command, whoever still waits for it.
 #[derive(Debug)]
 struct Queued {
     command: Waiting,
@@ -221,33 +223,34 @@ impl Drop for Queued {
     }
 }
 
-/// What was said and nobody waits for.
+/// A command that nobody waits for.
 #[derive(Debug)]
 pub struct Said(Waiting);
 
 impl Said {
-    /// Whether it has begun, or never will.
+    /// Whether the command has begun, or never will.
     pub fn is_over(&self) -> bool {
         self.0.lock().is_none()
     }
 }
 
-/// Whoever waits for a command, which goes with this unless it has begun: a model that was sent takes memory.
+/// A caller's wait for a command. Dropping it drops the command unless that has begun, because a model that was sent takes
+/// memory.
 struct Waits(Waiting);
 
 impl Drop for Waits {
     fn drop(&mut self) {
         let left = self.0.lock().take();
-        // Not under the lock: files may take a while to go.
+        // Dropped outside the lock: removing files may take a while.
         drop(left);
     }
 }
 
 impl Commands {
-    /// The next.
+    /// The next command.
     ///
     /// # Errors
-    /// Where none comes any more.
+    /// If no command can come any more.
     pub fn recv(&self) -> Result<Command, RecvError> {
         loop {
             if let Some(command) = self.0.recv()?.take() {
@@ -256,10 +259,10 @@ impl Commands {
         }
     }
 
-    /// The next, if one comes within this time.
+    /// The next command, if one comes within `timeout`.
     ///
     /// # Errors
-    /// Where none comes, or none any more.
+    /// If none comes in time, or none can come any more.
     pub fn recv_timeout(&self, timeout: Duration) -> Result<Command, RecvTimeoutError> {
         loop {
             if let Some(command) = self.0.recv_timeout(timeout)?.take() {
@@ -270,7 +273,7 @@ impl Commands {
 }
 
 impl Command {
-    /// Who waits for it.
+    /// The sender for its result, if somebody waits.
     pub fn into_reply(self) -> Option<Reply> {
         match self {
             Command::Load { reply, .. } | Command::Unload { reply, .. } => reply,
@@ -281,14 +284,14 @@ impl Command {
 }
 
 impl Control {
-    /// A way, and its end. `folder` is where the models lie.
+    /// Both ends of the queue. `folder` is the model folder.
     pub fn new(folder: PathBuf) -> (Control, Commands) {
         let (sender, commands) = mpsc::channel();
         let places = Arc::new(Semaphore::new(WAITING_MAX));
         (Control { sender: Mutex::new(sender), places, folder }, Commands(commands))
     }
 
-    /// Says something and does not wait. Of this there is no bound here: who says much looks at what has begun.
+    /// Queues a command and does not wait for its result. There is no bound here: callers limit themselves by [`Said::is_over`].
     pub fn say(&self, command: Command) -> Said {
         Said(self.queue(command, None))
     }
@@ -296,12 +299,12 @@ impl Control {
     fn queue(&self, command: Command, place: Option<OwnedSemaphorePermit>) -> Waiting {
         let command = Arc::new(Mutex::new(Some(command)));
         let queued = Queued { command: Arc::clone(&command), _place: place };
-        // A thread that has ended loads nothing; whoever waits for a reply is told by its absence.
+        // If the thread has ended, nothing is loaded; a caller sees that its reply is gone.
         let _ = self.sender.lock().send(queued);
         command
     }
 
-    /// Loads a model as it is asked for. Dropping the future stops it unless it has begun.
+    /// Applies a change to a model. Dropping the future cancels it unless it has begun.
     ///
     /// # Errors
     /// As [`load`](Control::load).
@@ -315,7 +318,7 @@ impl Control {
         }
     }
 
-    /// Loads a model anew. Dropping the future stops it unless it has begun.
+    /// Loads a model again. Dropping the future cancels it unless it has begun.
     ///
     /// # Errors
     /// [`InferError::UnknownModel`], [`InferError::LoadFailed`], [`InferError::Draining`], [`InferError::Full`].
@@ -324,7 +327,7 @@ impl Control {
         self.ask(|reply| Command::Load { name, overrides, reply: Some(reply) }).await
     }
 
-    /// Serves a model no more; requests that have begun are still answered. Dropping the future stops it unless it has begun.
+    /// Stops serving a model; requests that have begun are still answered. Dropping the future cancels it unless it has begun.
     ///
     /// # Errors
     /// [`InferError::UnknownModel`], [`InferError::Draining`], [`InferError::Full`].
@@ -346,7 +349,7 @@ impl Control {
         answer.await.unwrap_or(Err(draining))
     }
 
-    /// What lies in the folder.
+    /// The model folder.
     pub fn folder(&self) -> &std::path::Path {
         &self.folder
     }
@@ -405,7 +408,7 @@ mod tests {
             Overrides { items_max, sizes, ..Overrides::default() }.apply(&mut manifest, false)?;
             Ok::<_, String>(manifest.batch.sizes)
         };
-        // Of a configuration of Triton's, a list that is named takes the place of its own.
+        // In a Triton configuration, a list that is given replaces its own.
         let described = "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 3, 6 ] }";
         let mut manifest = triton::read(described, "m").expect("fine").manifest;
         Overrides { sizes: Some(vec![5]), ..Overrides::default() }.apply(&mut manifest, false).expect("fine");
@@ -432,7 +435,7 @@ mod tests {
         assert_eq!(check("", Some("KIND_AUTO"), Some(&[])), Ok(()));
         assert_eq!(check(two, Some("KIND_GPU"), Some(&[10, 2, 0])), Ok(()));
         assert_eq!(check("[placement]\ndevices = \"cpu\"", Some("KIND_CPU"), None), Ok(()));
-        // Where the placement is automatic, what it comes to.
+        // For an automatic placement, what it resolves to.
         assert_eq!(check("", Some("KIND_GPU"), Some(&[])), Ok(()));
         assert_eq!(check_on(false, "", Some("KIND_CPU"), Some(&[])), Ok(()));
         assert_eq!(check_on(false, "", Some("KIND_AUTO"), None), Ok(()));
@@ -493,7 +496,7 @@ mod tests {
         assert!(matches!(&next, Command::Unload { name, .. } if name == "third"), "{next:?}");
         let _ = next.into_reply().expect("it waits").send(Ok(()));
         assert_eq!(third.await, Ok(()));
-        // Also where the thread ends meanwhile.
+        // Also if the thread ends meanwhile.
         let mut last = bring("last");
         assert!(futures_util::poll!(&mut last).is_pending());
         drop(commands);

@@ -1,53 +1,52 @@
-//! What an author says that a model takes and gives, held against what its file says; and the shapes that requests have where
-//! the author gave them another form than the model has inside.
+//! The inputs and outputs that an author declares, checked against the model file. If the author gives requests other shapes
+//! than the model has inside, this also converts between the two.
 
 use crate::{
     engine::{DataType, Dim, Signature, Tensor, TensorSpec},
     image::Layout,
 };
 
-/// An author's word on inputs and outputs. A list that is empty says nothing.
+/// The inputs and outputs that an author declares. An empty list declares nothing.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Declared {
-    /// Items of the largest batch; `None` for a model without a batch axis, whose shapes are whole. Shapes of a model that
-    /// has one leave it out.
+    /// Items in the largest batch; `None` for a model without a batch axis. Declared shapes leave the batch axis out.
     pub items_max: Option<usize>,
     /// All inputs.
     pub inputs: Vec<DeclaredTensor>,
-    /// The outputs that requests may have; others stay inside.
+    /// The outputs that requests may ask for; others are not shown.
     pub outputs: Vec<DeclaredTensor>,
 }
 
-/// One input or output of them.
+/// A declared input or output.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeclaredTensor {
     /// As in the model file.
     pub name: String,
     /// Element type.
     pub datatype: DataType,
-    /// As requests have it.
+    /// The shape that requests use.
     pub dims: Vec<Dim>,
-    /// As the model has it, where that differs.
+    /// The model's own shape, if it differs.
     pub reshape: Option<Vec<Dim>>,
-    /// The order of an image's axes, for clients that make one; it changes nothing here.
+    /// The axis order of an image, for clients that prepare one; it has no effect here.
     pub format: Option<Layout>,
-    /// The file in the model's folder that has the labels of an output's classes.
+    /// The file in the model's folder with the labels of an output's classes.
     pub labels: Option<String>,
     /// A request may leave it out.
     pub optional: bool,
 }
 
 impl DeclaredTensor {
-    /// As the model has it.
+    /// The model's own shape, without the batch axis.
     fn inside(&self) -> &[Dim] {
         self.reshape.as_deref().unwrap_or(&self.dims)
     }
 }
 
-/// Checks that the file says of every input how many axes it has.
+/// Checks that the file gives every input a number of axes.
 ///
 /// # Errors
-/// The first of which it does not.
+/// The first input without one.
 pub(super) fn shaped(file: &Signature) -> Result<(), String> {
     let unshaped = file.inputs.iter().find(|input| file.unshaped.contains(&input.name));
     unshaped.map_or(Ok(()), |input| {
@@ -59,21 +58,21 @@ pub(super) fn shaped(file: &Signature) -> Result<(), String> {
     })
 }
 
-/// What requests see of a model: the names, types and shapes that they use, and how these become the model's own.
+/// A model as requests see it: the names, types and shapes that they use, and their conversion to the model's own.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Interface {
-    /// What requests bring and get.
+    /// The inputs and outputs of requests.
     pub signature: Signature,
-    /// For each input of the model: which of the interface's it is.
+    /// For each input of the model, its index in the interface.
     inputs: Vec<usize>,
-    /// For each output of the interface: which of the model's it is.
+    /// For each output of the interface, its index in the model.
     outputs: Vec<usize>,
     /// The model's own shapes.
     inside: Signature,
 }
 
 impl Interface {
-    /// Requests see the model as it is.
+    /// An interface that shows the model as it is.
     pub fn plain(signature: &Signature) -> Interface {
         Interface {
             inputs: (0..signature.inputs.len()).collect(),
@@ -83,20 +82,20 @@ impl Interface {
         }
     }
 
-    /// From a request's inputs, one for each of the interface's and of its shape, to the model's.
+    /// Converts a request's inputs to the model's. `given` has one tensor per input of the interface, in its shape.
     pub fn inward(&self, given: &[Tensor]) -> Vec<Tensor> {
         let own = self.inputs.iter().zip(&self.inside.inputs);
         own.map(|(at, spec)| reshape(&given[*at], &self.signature.inputs[*at].shape, &spec.shape)).collect()
     }
 
-    /// From the model's outputs to the interface's.
+    /// Converts the model's outputs to the interface's.
     pub fn outward(&self, outputs: &[Tensor]) -> Vec<Tensor> {
         let shown = self.outputs.iter().zip(&self.signature.outputs);
         shown.map(|(at, spec)| reshape(&outputs[*at], &self.inside.outputs[*at].shape, &spec.shape)).collect()
     }
 }
 
-/// The same elements under another shape: extents that are free keep their order.
+/// The same elements under another shape; free extents keep their order.
 fn reshape(tensor: &Tensor, from: &[Dim], to: &[Dim]) -> Tensor {
     let mut tensor = tensor.clone();
     if from != to {
@@ -106,7 +105,7 @@ fn reshape(tensor: &Tensor, from: &[Dim], to: &[Dim]) -> Tensor {
             .iter()
             .map(|dim| if let Dim::Fixed(n) = dim { *n } else { free.next().unwrap_or(1) })
             .collect();
-        // A model whose output is not what its file says is told as it is.
+        // If a model's output contradicts its file, it is returned in the shape that it has.
         if shape.iter().product::<usize>() == tensor.elements() {
             tensor.shape = shape;
         }
@@ -115,11 +114,11 @@ fn reshape(tensor: &Tensor, from: &[Dim], to: &[Dim]) -> Tensor {
 }
 
 impl Declared {
-    /// Holds it against what the file says: what the model is inside, with extents that the author fixed, and what requests
-    /// see of it.
+    /// Checks the declaration against the file. Returns the model's own signature, with the extents that the author fixed,
+    /// and the interface that requests see.
     ///
     /// # Errors
-    /// Every input and output that differs, as declared and as it is.
+    /// Every input and output that differs, as declared and as in the file.
     pub fn hold(&self, file: &Signature) -> Result<(Signature, Interface), String> {
         let mut wrong = Vec::new();
         let mut inside = file.clone();
@@ -152,13 +151,14 @@ impl Declared {
         Ok((inside, interface))
     }
 
-    /// The inputs that requests need not bring, and that the file has a value for: they are none here.
+    /// Optional inputs for which the file has a default value. The interface leaves them out.
     pub fn left_out<'a>(&'a self, file: &'a Signature) -> impl Iterator<Item = &'a str> {
         let names = self.inputs.iter().filter(|own| own.optional).map(|own| own.name.as_str());
         names.filter(|name| file.defaulted.iter().any(|of| of == name))
     }
 
-    /// Gives what the file has without a shape as many axes as are declared, but what may as well be a single number.
+    /// Gives tensors that have no shape in the file as many free axes as are declared, except those that may be a single
+    /// number.
     fn shape(&self, file: &mut Signature) {
         let declared = self.inputs.iter().chain(&self.outputs);
         for spec in file.inputs.iter_mut().chain(&mut file.outputs) {
@@ -172,12 +172,12 @@ impl Declared {
         }
     }
 
-    /// Triton has no word for a shape without axes: what the file has as a single number is declared with axes of one.
+    /// Triton cannot express a shape without axes, so a single number in the file is declared with axes of extent 1.
     fn may_be_single(&self, own: &DeclaredTensor) -> bool {
         self.items_max.is_none() && own.inside().iter().all(|dim| *dim == Dim::Fixed(1))
     }
 
-    /// One of the two lists: narrows what the file leaves open, and gives what requests see.
+    /// Checks the inputs or the outputs: narrows what the file leaves open, and returns what requests see.
     fn side(
         &self,
         what: &str,
@@ -186,7 +186,7 @@ impl Declared {
         wrong: &mut Vec<String>,
     ) -> Vec<TensorSpec> {
         if declared.is_empty() {
-            // As Triton's backend completes a configuration.
+            // Triton's backend completes a configuration in this order.
             let mut by_name = file.to_vec();
             by_name.sort_by(|a, b| a.name.cmp(&b.name));
             return by_name;
@@ -212,7 +212,7 @@ impl Declared {
                 && spec.shape.len() == inner.len()
                 && spec.shape.iter().zip(&inner).enumerate().all(|(axis, (file, declared))| {
                     let batch = axis == 0 && self.items_max.is_some();
-                    // A batch axis that is fixed at one takes batches of one.
+                    // A batch axis fixed at 1 takes batches of 1.
                     *file == Dim::Free || file == declared || (batch && one && *file == Dim::Fixed(1))
                 });
             if !fits {
@@ -366,7 +366,7 @@ mod tests {
         assert_eq!(interface.signature, file(&[3, 8], &[10]));
         assert_eq!(interface.inward(&[tensor(&[3, 8])])[0].shape, [1, 3, 8]);
         assert_eq!(interface.outward(&[tensor(&[1, 10])])[0].shape, [10]);
-        // What a model gives against its own file is told as it is.
+        // An output that contradicts the file is returned as it is.
         assert_eq!(interface.outward(&[tensor(&[2, 10])])[0].shape, [2, 10]);
     }
 
@@ -400,7 +400,7 @@ mod tests {
         let shapes = |of: &Signature| [of.inputs[0].shape.clone(), of.outputs[0].shape.clone()];
         assert_eq!(shapes(&held(None, &[Free, Fixed(4)])), [vec![Free, Fixed(4)], vec![Fixed(2)]]);
         assert_eq!(shapes(&held(Some(8), &[Fixed(1)])), [vec![Free, Fixed(1)], vec![Free, Fixed(2)]]);
-        // Triton gives such a model a single number.
+        // Triton passes such a model a single number.
         assert_eq!(shapes(&held(None, &[Fixed(1), Fixed(1)]))[0], []);
         for told in [shaped(&unshaped), Declared::default().hold(&unshaped).map(|_| ())] {
             assert!(told.unwrap_err().starts_with("input \"x\" has no shape in the file"));
@@ -418,7 +418,7 @@ mod tests {
         let (inside, interface) = declared.hold(&file).unwrap();
         assert_eq!((&inside, &interface.signature), (&file, &file));
         assert_eq!(declared.left_out(&file).collect::<Vec<_>>(), ["w"]);
-        // Of what the file does not know, and of what every request must bring, nothing is left out.
+        // Inputs that the file does not have, and required inputs, are never left out.
         let none = Signature { defaulted: Vec::new(), ..file.clone() };
         let told = declared.hold(&none).unwrap_err();
         assert!(told.contains("input \"w\" (FP32 [1]) is declared, but the file has \"x\""), "{told}");

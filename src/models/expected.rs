@@ -1,24 +1,25 @@
-//! What whoever asks for a load says of the model: it can be seen only once that is loaded, which may be much later.
+//! A condition that the caller of a load sets on the model. It can be checked only once the model is loaded, which may
+//! be much later.
 
 use super::Model;
 use std::{fmt, sync::Arc};
 
 type Look = dyn Fn(&Model) -> Result<(), String> + Send + Sync;
 
-/// How a model is to be; anyhow, by default.
+/// A condition on a model; the default accepts any.
 #[derive(Clone, Default)]
 pub struct Expected(Option<Arc<Look>>);
 
 impl Expected {
-    /// As this says, which gives the reason where it is not.
+    /// The condition that `look` checks; its error is the reason why a model does not meet it.
     pub fn by(look: impl Fn(&Model) -> Result<(), String> + Send + Sync + 'static) -> Expected {
         Expected(Some(Arc::new(look)))
     }
 
-    /// Whether a model is so.
+    /// Checks a model.
     ///
     /// # Errors
-    /// What is not.
+    /// Why the model does not meet the condition.
     pub fn check(&self, model: &Model) -> Result<(), String> {
         self.0.as_ref().map_or(Ok(()), |look| look(model))
     }

@@ -1,5 +1,5 @@
-//! The files of a model as they were when it was loaded: a device that comes back later loads them again, and is not to serve
-//! something else under the same name.
+//! A record of a model's files as they were when it was loaded. A device that comes back later loads them again, and must not
+//! serve different content under the same name.
 
 use super::{Engine, Source};
 use crate::engine::{onnx::external::external_files, regular_file};
@@ -12,23 +12,23 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Bytes that are read at once.
+/// Size of the chunks that files are read in.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// What an engine is made from, as it was at some moment.
+/// The files that an engine is made from, as they were at one moment.
 #[derive(Debug)]
 pub struct Files(Vec<One>);
 
 #[derive(Debug)]
 struct One {
     path: PathBuf,
-    /// As messages have it.
+    /// For messages.
     name: String,
     stamp: Stamp,
     content: u64,
 }
 
-/// A file whose stamp is the same has the same content.
+/// A file with an unchanged stamp counts as having the same content.
 #[derive(Debug, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -49,13 +49,13 @@ impl Stamp {
 }
 
 impl Files {
-    /// Those of a model, as they are now. They are read once.
+    /// The files of a model as they are now. Each is read once.
     ///
     /// # Errors
-    /// What cannot be read.
+    /// The file that cannot be read.
     pub fn of(source: &Source) -> Result<Files, String> {
         if let Engine::GaussMle(_) = source.manifest.engine {
-            // Its settings are in the manifest, which is kept.
+            // A fitter's settings are in the manifest, which is kept in memory.
             return Ok(Files(Vec::new()));
         }
         let path = &source.path;
@@ -72,9 +72,9 @@ impl Files {
         .map(Files)
     }
 
-    /// The folder below `folder` where what is built of a model is kept: one for each content of its files, since TensorRT's
-    /// engines go by the names of a file and of what is in it, and have its weights in them. None where nothing is built, or the
-    /// files cannot be read, which whoever loads them says.
+    /// The folder below `folder` for engines built from a model. Each content of the files has its own: TensorRT finds its
+    /// engines by the names of a file and of what is in it, and the engines contain the weights. `None` if nothing is built, or
+    /// if the files cannot be read; loading then reports that.
     pub fn built(source: &Source, folder: &Path) -> Option<PathBuf> {
         if !source.manifest.gpu.provider.builds() {
             return None;
@@ -88,11 +88,11 @@ impl Files {
         Some(folder.join("tensorrt").join(format!("{:016x}", hasher.finish())))
     }
 
-    /// Checks that they are the same still. Who touched a file, or put a copy in its place, has changed nothing: such a file is
-    /// read.
+    /// Checks that the files have not changed. A file with another stamp is read and compared, so that touching it or replacing
+    /// it with a copy does not count as a change.
     ///
     /// # Errors
-    /// Which is not, and what to do.
+    /// The file that has changed, and what to do.
     pub fn check(&self) -> Result<(), String> {
         for One { path, name, stamp, content } in &self.0 {
             let now = std::fs::metadata(path).map_err(|error| cannot_read(name, &error))?;
@@ -117,11 +117,11 @@ fn cannot_read(name: &str, error: &io::Error) -> String {
 
 fn look(path: &Path) -> io::Result<(Stamp, u64)> {
     let mut file = regular_file::open(path)?;
-    // Before its content: what is written meanwhile has another.
+    // The stamp is taken before the content is read, so that a write in between changes it.
     let stamp = Stamp::of(&file.metadata()?);
     let (mut hasher, mut chunk) = (FixedState::default().build_hasher(), vec![0; CHUNK_BYTES]);
     loop {
-        // Whole chunks, so that the same bytes give the same.
+        // Chunks are filled completely, so that equal content gives an equal hash.
         let read = fill(&mut file, &mut chunk)?;
         if read == 0 {
             return Ok((stamp, hasher.finish()));
@@ -130,7 +130,7 @@ fn look(path: &Path) -> io::Result<(Stamp, u64)> {
     }
 }
 
-/// Reads as much as fits, less only at the end.
+/// Reads until `chunk` is full or the file ends.
 fn fill(file: &mut File, chunk: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < chunk.len() {
@@ -184,7 +184,7 @@ mod tests {
     fn what_is_built_of_a_model_is_kept_apart_from_what_is_built_of_other_weights() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        // Files of one name, as those of two versions are.
+        // Files with the same name, as two versions have.
         for (version, weights) in [("1", 7), ("2", 8), ("3", 7)] {
             fs::create_dir(path(version)).unwrap();
             fs::write(path(version).join("model.onnx"), model("w.data")).unwrap();

@@ -1,5 +1,5 @@
-//! A model that a caller sends with its load: its files, and a configuration of Triton's in JSON. They are kept in a folder
-//! of their own for as long as the model may be loaded onto another device, and then removed.
+//! A model that a caller sends with its load request: its files, and a Triton configuration in JSON. The files are kept in a folder
+//! of their own while the model may still be loaded onto another device, and then removed.
 
 use super::scan::{self, Found};
 use crate::words::clipped;
@@ -14,20 +14,21 @@ use std::{
 };
 use tempfile::TempDir;
 
-/// Files of one model.
+/// Files of one model, at most.
 const FILES_MAX: usize = 64;
 /// The folder of data for warm-up runs.
 const WARMUP: &str = "warmup";
-/// How the names of folders begin.
+/// The prefix of the folders' names.
 const PREFIX: &str = "ocelli-model-";
-/// A folder that is younger may be one of which its server has no lock yet.
+/// A folder is only removed once it is older than this: the server of a younger one may not yet hold its lock.
 const LEFT_BEHIND: Duration = Duration::from_secs(60);
 
-/// The folder of one model, which is removed with this. Where the server was killed, [the next one](remove_left_behind) removes it.
+/// The folder of one model. Dropping this removes the folder. If the server was killed, [the next server](remove_left_behind)
+/// removes it.
 #[derive(Debug)]
 pub struct Kept {
     folder: TempDir,
-    /// That its server is there.
+    /// Held while the folder's server runs.
     _lock: File,
 }
 
@@ -48,7 +49,7 @@ fn remove_left_behind_in(parent: &Path, now: SystemTime) {
     for entry in entries.flatten() {
         let folder = entry.path();
         let ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
-        // Whoever can lock it has no server beside it.
+        // If the lock is free, the folder's server has ended.
         if ours && left(&folder, now).is_some_and(|lock| lock.try_lock().is_ok()) {
             let removed = fs::remove_dir_all(&folder);
             let folder = folder.display();
@@ -62,8 +63,8 @@ fn remove_left_behind_in(parent: &Path, now: SystemTime) {
     }
 }
 
-/// A folder of this user's that has been there for a while. Others may have the parent as well, and put anything there under such a
-/// name, at any moment: what it is is asked of what was opened, and nothing that one would wait for is.
+/// Opens a folder if it belongs to this user and is old enough. Other users may share the parent and put anything there under such
+/// a name at any moment. So the checks ask the opened file, and the open cannot block.
 fn left(folder: &Path, now: SystemTime) -> Option<File> {
     let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let folder = File::options().read(true).custom_flags(flags).open(folder).ok()?;
@@ -73,14 +74,14 @@ fn left(folder: &Path, now: SystemTime) -> Option<File> {
     (mine && age > LEFT_BEHIND).then_some(folder)
 }
 
-/// What came.
+/// A model as it was sent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Given {
     config: String,
     files: Vec<(Place, Bytes)>,
 }
 
-/// Where a file stands in the folder: names that were checked, so that no path leads elsewhere.
+/// A file's place in the folder. Its names are checked, so that no path leads out of the folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Place {
     folder: Option<String>,
@@ -88,7 +89,7 @@ struct Place {
 }
 
 impl Given {
-    /// The files by what stands behind `file:` in their parameters: `VERSION/NAME`, `warmup/NAME` or `NAME`.
+    /// Takes the files by the path after `file:` in their parameters: `VERSION/NAME`, `warmup/NAME` or `NAME`.
     ///
     /// # Errors
     /// What is wrong with their names or their number.
@@ -107,12 +108,13 @@ impl Given {
         Ok(Given { config, files: placed })
     }
 
-    /// Bytes of all files.
+    /// Size of all files in bytes.
     pub fn bytes(&self) -> usize {
         self.files.iter().map(|(_, bytes)| bytes.len()).sum()
     }
 
-    /// Writes the files, and looks at them as at a folder of models: every version of the model `name`, or why there is none.
+    /// Writes the files to a folder, and scans it as the model folder is scanned. Returns every version of the model `name`, or why
+    /// there is none.
     pub fn lay_out(self, name: &str) -> Vec<Found> {
         self.lay_out_in(&std::env::temp_dir(), name)
     }
@@ -132,11 +134,11 @@ impl Given {
 
 /// Writes files into a folder of their own.
 fn keep(files: Vec<(Place, Bytes)>, parent: &Path) -> io::Result<Kept> {
-    // Nobody else's, whatever the mask is.
+    // Only for this user, whatever the umask is.
     let mine = fs::Permissions::from_mode(0o700);
     let kept = tempfile::Builder::new().prefix(PREFIX).permissions(mine).tempdir_in(parent)?;
     let lock = File::open(kept.path())?;
-    // Where it cannot be had, nobody else can have it either, and nobody removes the folder.
+    // If locking fails here, it fails for other servers too, and none of them removes the folder.
     let _ = lock.lock();
     for (Place { folder, name }, bytes) in files {
         let folder = folder.map_or_else(|| kept.path().to_owned(), |folder| kept.path().join(folder));
@@ -175,7 +177,7 @@ mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
 
-    /// The least that is an ONNX file: the version of its format.
+    /// The smallest ONNX file: just the version of its format.
     const ONNX: &[u8] = b"\x08\x08";
 
     fn given(config: &str, files: &[(&str, &'static [u8])]) -> Result<Given, String> {

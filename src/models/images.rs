@@ -1,4 +1,4 @@
-//! How an image becomes a model's input, once that is known: its size, its tensor, and the memory that it is put in.
+//! The resolved conversion of an image to a model's input: its size, its tensor, and the memory that it is written to.
 
 use crate::{
     engine::{DataType, Dim, PixelInput, Tensor, TensorSpec, staging::Staging},
@@ -6,25 +6,25 @@ use crate::{
 };
 use std::collections::BTreeMap;
 
-/// How an image becomes a model's input, or its inputs.
+/// How an image becomes a model's input or inputs.
 pub struct ImageInput {
-    /// Resize, colour, normalisation. A side that is each image's own stands as 1: ask
+    /// Resize, colour, normalisation. A side that each image sets itself is 1 here: use
     /// [`preprocess_for`](ImageInput::preprocess_for).
     pub preprocess: Preprocess,
-    /// How engines make numbers of its pixels; `None` where the model takes those as they are.
+    /// How engines convert pixels to numbers; `None` if the model takes pixels as they are.
     pub pixels: Option<PixelInput>,
-    /// `None` where images keep their own size: their memory is allocated one by one.
+    /// `None` if images keep their own size: each then gets memory of its own.
     pub(super) staging: Option<Slabs>,
     pub(super) own_width: bool,
     pub(super) own_height: bool,
     /// Whether the first axis of its tensor counts images.
     pub(super) batch_axis: bool,
     pub(super) channel_axis: bool,
-    /// What the model takes behind it.
+    /// The inputs after the image's.
     pub(super) others: Vec<Other>,
 }
 
-/// The word for a value, of all that there are.
+/// The word for a value, from a table of all words.
 fn word<T: PartialEq>(all: &[(&'static str, T)], value: &T) -> &'static str {
     all.iter().find(|(_, known)| known == value).map_or("", |(word, _)| word)
 }
@@ -37,46 +37,46 @@ pub(super) fn layout_word(layout: Layout) -> &'static str {
     }
 }
 
-/// What a model takes beside an image.
+/// A further input of a model that takes images.
 pub(super) enum Other {
-    /// The size which boxes are to come in, of this type.
+    /// The size in whose pixels boxes are to come, as this type.
     Size(DataType),
     /// The same for each image.
     Constant(Tensor),
 }
 
-/// Memory that images are written to: one slot per image, one slab per largest batch. It is taken when it is asked for.
+/// Memory that images are written to: a slot holds one image, a slab the largest batch. It is allocated on demand.
 pub(super) struct Slabs {
-    /// For images of 8 bits, and for those that the model takes as they are.
+    /// For 8-bit images, and for images that the model takes as they are.
     pub(super) low: Staging,
-    /// For pixels of 16 bits.
+    /// For 16-bit pixels.
     pub(super) high: Staging,
 }
 
-/// Slabs that are there when a model is served: of three batches on their way, and the one that images are put in.
+/// Slabs that a model has while it is served: for three batches in flight, and for the one that images are being written to.
 pub(super) const SLABS_READY: usize = 4;
 
-/// What an image is staged as.
+/// The form in which an image is staged.
 pub struct Form<'a> {
     /// Element type.
     pub datatype: DataType,
     /// Of one image; with a batch axis, `shape[0]` is 1 and counts items.
     pub shape: Vec<usize>,
-    /// Bytes that it takes.
+    /// Its size.
     pub bytes: usize,
-    /// Where it is written to, if it shares memory with others.
+    /// The memory that it is written to, if it shares memory with other images.
     pub staging: Option<&'a Staging>,
 }
 
 impl ImageInput {
-    /// Width and height of the input in pixels; `None` where images keep their own.
+    /// Width and height of the input in pixels; `None` if images keep their own.
     pub fn size(&self) -> Option<[u32; 2]> {
         let own = self.own_width || self.own_height;
         (!own).then_some([self.preprocess.width, self.preprocess.height])
     }
 
-    /// How images become it, as a line of a manifest that can stand in place of its `[input]`: what its author says, `constants`
-    /// among that, and what is so without a word.
+    /// The conversion as a line of a manifest that can replace its `[input]`: the author's settings, including `constants`, and the
+    /// defaults in effect.
     pub fn told(&self, constants: &BTreeMap<String, f64>) -> String {
         let Preprocess { width, height, resize, filter, color, background, pad, scale, mean, std, .. } =
             &self.preprocess;
@@ -102,7 +102,7 @@ impl ImageInput {
             .chain(sides)
             .chain(filter)
             .chain(std::iter::once(format!("color = {:?}", word(&Color::ALL, color))))
-            // A word on it would say that there is an axis of channels.
+            // Naming a layout would say that there is a channel axis.
             .chain(self.channel_axis.then(|| format!("layout = {layout:?}")))
             .chain([
                 format!("scale = {scale}"),
@@ -115,8 +115,7 @@ impl ImageInput {
         format!("input = {{ {} }}", keys.join(", "))
     }
 
-    /// What to do with an image of `width` × `height` pixels. An image whose size does not fit is refused when this is
-    /// applied.
+    /// The preprocessing for an image of `width` × `height` pixels. An image whose size does not fit is refused when this is applied.
     pub fn preprocess_for(&self, width: u32, height: u32) -> Preprocess {
         let mut preprocess = self.preprocess.clone();
         if self.own_width {
@@ -128,8 +127,8 @@ impl ImageInput {
         preprocess
     }
 
-    /// What an image of `width` × `height` pixels with samples of 1 or 2 bytes is staged as: pixels of as many, or what the
-    /// network reads where that is bytes.
+    /// The form in which an image of `width` × `height` pixels is staged. If the network reads bytes, that is its input; otherwise it
+    /// is pixels of `bytes_each` (1 or 2) bytes per sample.
     pub fn form(&self, bytes_each: usize, width: u32, height: u32) -> Form<'_> {
         let preprocess = self.preprocess_for(width, height);
         let (datatype, shape, bytes) = match &self.pixels {
@@ -143,7 +142,7 @@ impl ImageInput {
         Form { datatype, shape, bytes, staging: self.staging(datatype) }
     }
 
-    /// The memory in which tensors of such images lie side by side.
+    /// The shared memory for staged images of this type.
     pub fn staging(&self, datatype: DataType) -> Option<&Staging> {
         let slabs = self.staging.as_ref()?;
         match datatype {
@@ -153,7 +152,7 @@ impl ImageInput {
         }
     }
 
-    /// The forms in which requests bring pixels, for an input that they see as `own`.
+    /// The forms in which requests may send pixels for the input that they see as `own`.
     pub(super) fn pixel_specs(&self, own: &TensorSpec) -> Vec<TensorSpec> {
         let Some(pixels) = &self.pixels else { return Vec::new() };
         let [width, height] = [self.preprocess.width, self.preprocess.height];
@@ -172,13 +171,13 @@ impl ImageInput {
         PixelInput::DATATYPES.map(spec).to_vec()
     }
 
-    /// The model's inputs for an image of `width` × `height` pixels that was staged. Where boxes are to come in a size, it is that of
-    /// the model's input: from there a placement leads to the posted image, however it was resized.
+    /// The model's inputs for a staged image of `width` × `height` pixels. An input for the size of boxes gets that of the model's
+    /// input: a placement maps boxes from there to the posted image, however that was resized.
     pub fn inputs(&self, staged: Tensor, (width, height): (u32, u32)) -> Vec<Tensor> {
         std::iter::once(staged).chain(self.behind(width, height)).collect()
     }
 
-    /// The tensors behind that of an image of `width` × `height` pixels; with a batch axis, `shape[0]` is 1 and counts items.
+    /// The tensors after the image's, for an image of `width` × `height` pixels; with a batch axis, `shape[0]` is 1 and counts items.
     pub fn behind(&self, width: u32, height: u32) -> impl Iterator<Item = Tensor> {
         let to = self.preprocess_for(width, height);
         self.others.iter().filter_map(move |other| match other {
@@ -198,7 +197,7 @@ impl ImageInput {
         let mut shape = if self.channel_axis {
             extents.to_vec()
         } else {
-            // Grey without an axis for it: channels come first then, see `input`.
+            // Grey without a channel axis: the layout is channels first then, see `input`.
             extents[1..].to_vec()
         };
         if self.batch_axis {
@@ -208,7 +207,7 @@ impl ImageInput {
     }
 }
 
-/// A width and a height in a type; `None` for one that models take no sizes in.
+/// A width and a height as bytes of a type; `None` for types that no model takes sizes in.
 pub(super) fn size_bytes(datatype: DataType, [width, height]: [u32; 2]) -> Option<Vec<u8>> {
     Some(match datatype {
         DataType::Int64 => [width, height].map(|n| i64::from(n).to_le_bytes()).concat(),

@@ -1,4 +1,4 @@
-//! From `[input]`, the task and the signature to how an image becomes the model's input.
+//! Resolves how an image becomes the model's input, from `[input]`, the task and the signature.
 
 use super::{
     ImageInput,
@@ -17,8 +17,8 @@ use std::path::Path;
 /// ImageNet's mean and standard deviation of red, green and blue, for values from 0 to 1.
 const IMAGENET: [[f32; 3]; 2] = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]];
 
-/// How an image becomes the model's input; staging is left to whoever knows the largest batch. What the extents leave open, the names
-/// of axes in the model's `file` may tell.
+/// Resolves how an image becomes the model's input. The caller, which knows the largest batch, adds the staging memory. What the
+/// extents leave open may follow from the names of axes in the model's `file`.
 ///
 /// # Errors
 /// A model that takes more than one image, and settings that contradict its input.
@@ -41,7 +41,7 @@ pub(super) fn resolve(
     let channels = channels(spec, &axes, input, task)?;
     let sides =
         [side(spec, "width", axes.width, input.width)?, side(spec, "height", axes.height, input.height)?];
-    // A side of its own per image stands as 1 until there is an image.
+    // A side that each image sets itself is 1 until there is an image.
     let [width, height] = sides.map(|side| side.unwrap_or(1));
     let color = match (input.color, channels) {
         (Some(color), channels) if color.channels() == channels => color,
@@ -98,7 +98,7 @@ pub(super) fn resolve(
     })
 }
 
-/// The input that an image becomes, and those behind it: constants, and the one that takes the size which boxes are to come in.
+/// The input that an image becomes, and those after it: constants, and the one for the size in whose pixels boxes are to come.
 fn inputs<'a>(
     input: &Input,
     task: &Task,
@@ -142,7 +142,7 @@ fn inputs<'a>(
     }
 }
 
-/// The tensor of an input that holds the same number everywhere, for one image.
+/// A tensor for one image, for an input that holds the same number everywhere.
 fn constant(spec: &TensorSpec, number: f64, batch_axis: bool) -> Result<Tensor, String> {
     let extents = spec.shape.iter().enumerate().map(|(axis, extent)| match extent {
         Dim::Free if axis == 0 && batch_axis => Some(1),
@@ -172,12 +172,13 @@ fn constant(spec: &TensorSpec, number: f64, batch_axis: bool) -> Result<Tensor, 
     }
 }
 
-/// Whether an input of this name takes what an image was resized by, as PaddleDetection's do: 1, for boxes in pixels of the input.
+/// Whether an input of this name takes the factor by which an image was resized, as in PaddleDetection's models. With a factor of 1,
+/// boxes come in pixels of the input.
 fn is_factor(name: &str) -> bool {
     name.to_ascii_lowercase().contains("scale")
 }
 
-/// The type of an input that takes sizes.
+/// The type of an input for sizes.
 fn size_type(size: &TensorSpec, batch_axis: bool) -> Result<DataType, String> {
     let shape: Vec<usize> = batch_axis.then_some(1).into_iter().chain([2]).collect();
     if size.takes(&shape) && size_bytes(size.datatype, [0; 2]).is_some() {
@@ -191,7 +192,7 @@ fn size_type(size: &TensorSpec, batch_axis: bool) -> Result<DataType, String> {
     ))
 }
 
-/// Whether an image could become the first input, or at least more were to be said for that.
+/// Whether an image could become the first input, with further settings if need be.
 pub fn may_be_image(signature: &Signature) -> bool {
     signature.inputs.first().is_some_and(|spec| {
         let axes = || Axes::find(spec, signature.batching(), &Input::default(), Path::new(""));
@@ -199,15 +200,15 @@ pub fn may_be_image(signature: &Signature) -> bool {
     })
 }
 
-/// What the axes of an input are.
+/// The meaning of an input's axes.
 struct Axes {
     batch_axis: bool,
     channel_axis: bool,
     layout: Layout,
-    /// Whether anything tells the layout: else it is one that there may be.
+    /// Whether something determines the layout; otherwise `layout` is one of the possible ones.
     told: bool,
     channels: Option<usize>,
-    /// Whether the axis of the channels is called so.
+    /// Whether the file names the channel axis.
     named: bool,
     width: Dim,
     height: Dim,
@@ -227,8 +228,8 @@ impl Axes {
         let is_image = |dim| matches!(dim, Dim::Fixed(1 | 3));
         let (batch_axis, [a, b, c]) = match *spec.shape {
             [n, a, b, c] if n.takes(1) => (true, [a, b, c]),
-            // Grey images in a batch, without an axis for the channel. An axis of channels at the end, or a word on where they
-            // are, says that there is one, and that the first is a side.
+            // Grey images in a batch, without a channel axis. If the last extent is 1 or 3, or the manifest sets a layout, there is a
+            // channel axis instead, and the first axis is a side.
             [n, height, width] if n == Dim::Free && batches && input.layout.is_none() && !is_image(width) => {
                 return Ok(Axes {
                     batch_axis: true,
@@ -244,7 +245,7 @@ impl Axes {
             [a, b, c] => (false, [a, b, c]),
             _ => return Err(wrong()),
         };
-        // Open axes alone have names.
+        // Only open axes have names.
         let axis = if [a, c].contains(&Dim::Free) { channel_axis(file, &spec.name) } else { None };
         let named = match axis.and_then(|axis| axis.checked_sub(usize::from(batch_axis))) {
             Some(0) => Some(Layout::Nchw),
@@ -282,12 +283,12 @@ impl Axes {
     }
 }
 
-/// How many channels there are, where nothing else is left open either.
+/// The number of channels, if nothing else is left open either.
 ///
 /// # Errors
-/// All that is, at once, with an example.
+/// Everything that is left open, in one message with an example.
 fn channels(spec: &TensorSpec, axes: &Axes, input: &Input, task: &Task) -> Result<usize, String> {
-    // A network whose axis of channels is open was exported with all axes open, not made for any number of them.
+    // A network with an open channel axis was exported with all axes open, not made for any number of channels.
     let usual = axes.named.then_some(3);
     let channels = axes.channels.or(input.color.map(Color::channels)).or(usual);
     let any_size = input.resize == Some(ResizeRule::None);
@@ -322,7 +323,7 @@ fn channels(spec: &TensorSpec, axes: &Axes, input: &Input, task: &Task) -> Resul
     ))
 }
 
-/// Width or height: the model's, or the manifest's where the model leaves it open; `None` for each image's own.
+/// Width or height: the model's, or the manifest's if the model leaves it open; `None` if each image keeps its own.
 fn side(spec: &TensorSpec, key: &str, dim: Dim, set: Option<u32>) -> Result<Option<u32>, String> {
     match (dim, set) {
         (Dim::Fixed(n), None) => {
@@ -381,7 +382,7 @@ fn resize(input: &Input, task: &Task, width: u32, height: u32) -> Result<Resize,
     })
 }
 
-/// ImageNet's mean and deviation in the order of the channels.
+/// ImageNet's mean and standard deviation in the order of the channels.
 fn imagenet(color: Color) -> [[f32; 3]; 2] {
     let mut both = IMAGENET;
     if color == Color::Bgr {
@@ -390,7 +391,7 @@ fn imagenet(color: Color) -> [[f32; 3]; 2] {
     both
 }
 
-/// The values set, one for all channels or one for each.
+/// The values that the manifest sets, one for all channels or one for each; `usual` if it sets none.
 fn per_channel(key: &str, set: Option<&[f32]>, usual: [f32; 3], channels: usize) -> Result<[f32; 3], String> {
     match set {
         None => Ok(usual),
@@ -628,7 +629,7 @@ mod tests {
         let check = |manifest: &str, shape: &[i64], expected: &str| {
             let error = run(manifest, DataType::Fp32, shape).unwrap_err();
             assert!(error.contains(expected), "{error}");
-            // What is told is enough, where it is told to be added.
+            // Adding the lines that the message names is enough.
             let lines = expected.rsplit_once(": add ").unwrap().1;
             let settled = match lines.strip_prefix("the line ") {
                 Some(line) => format!("{}\n{manifest}", line.split_once(" to model.toml").unwrap().0),
@@ -689,7 +690,7 @@ mod tests {
         };
         assert_eq!(shape("", &optimum), (Color::Rgb, vec![1, 3, 24, 32]));
         assert_eq!(shape("", &["batch", "height", "width", "channels"]), (Color::Rgb, vec![1, 24, 32, 3]));
-        // What the manifest says counts.
+        // The manifest takes precedence.
         assert_eq!(shape("color = \"gray\"", &optimum), (Color::Gray, vec![1, 1, 24, 32]));
         let other = run(&format!("{sides}layout = \"nhwc\""), &optimum).map(|_| ()).unwrap_err();
         assert!(other.contains("leaves open color: "), "{other}");

@@ -1,27 +1,27 @@
 //! `model.toml`: what a model's author says about it. Every key has a default, so an empty file is a manifest.
 //!
 //! ```toml
-//! engine = "onnx"              # what runs the model: onnx | gauss-mle (a fitter, which has tables of its own: below)
+//! engine = "onnx"              # what runs the model: onnx | gauss-mle (a fitter, with its own tables: see below)
 //! task = "tensors"             # classify | detect | segment | image | embed | tensors
 //! labels = "labels.txt"        # class names, one per line, a file in the model's folder; default: none
-//! priority = 1                 # of its requests unless they say otherwise: 0 (most urgent) to 9
-//! timeout_ms = 30000           # deadline of its requests unless they say otherwise: 1 to 3600000
+//! priority = 1                 # default of its requests: 0 (most urgent) to 9
+//! timeout_ms = 30000           # default deadline of its requests: 1 to 3600000
 //!
 //! [input]                      # how an image becomes the input; with task = "tensors", images are taken only if this is there
 //! resize = "shorter"           # shorter (then the centre is cut out) | stretch | letterbox | none (images keep their size, which must be the input's where that is fixed)
 //!                              # default: shorter for classify, embed, tensors; letterbox for detect; stretch for segment, image
 //! size = 256                   # shorter: pixels of the shorter side; default: the input's longer side * 256 / 224
-//! width = 224                  # of the input, where the model leaves it open; likewise height
+//! width = 224                  # of the input, if the model leaves it open; likewise height
 //! height = 224
 //! filter = "bilinear"          # nearest | box | bilinear | bicubic | lanczos3, all antialiased
 //! color = "rgb"                # rgb | bgr | gray; default: rgb for 3 channels, gray for 1
-//! layout = "nchw"              # nchw | nhwc; default: the axis of 1 or 3 has the channels
+//! layout = "nchw"              # nchw | nhwc; default: the axis with extent 1 or 3 is the channel axis
 //! scale = 0.00392156862745098  # value = (pixel * scale - mean) / std; default: 1/255; 1 for UINT8 inputs, which take neither
 //! mean = [0.485, 0.456, 0.406] # one number or three; default: ImageNet's, but 0 for gray, detect, image and tensors
 //! std = [0.229, 0.224, 0.225]  # likewise; default 1 where mean is 0
 //! pad = 114                    # letterbox: value of the padding, 0 to 255
 //! background = [255, 255, 255] # behind transparent pixels: one number or red, green, blue
-//! constants = { pixel_mask = 1 }  # further inputs that are the same for each image, by their names, and what fills them; default: none
+//! constants = { pixel_mask = 1 }  # further inputs that are the same for each image: names and the number that fills each; default: none
 //!
 //! [classify]
 //! output = "logits"            # default: the only output
@@ -33,26 +33,26 @@
 //! format = "yolo"              # yolo | boxes | end2end; default: yolo for a model of one output, or where output names one (of [N, K, 6] with K open or up to 1000, none), else boxes
 //! output = "output0"           # yolo, end2end; default: the only output
 //! orientation = "channels_first"  # yolo: channels_first ([1, 4 + C, A]) | channels_last; default: found from the labels
-//! objectness = false           # yolo: whether the fifth channel is one; default: found from the labels, where channels are last
+//! objectness = false           # yolo: whether the fifth channel is an objectness; default: found from the labels if channels are last
 //! columns = ["box", "score", "class"]  # end2end: what the numbers of a row are, in their order: box (four), score, class; image (the picture's
 //!                              # number), skip (one that is not read), at the end rest (any that follow); default: these three
 //! boxes = "boxes"              # boxes: names of the outputs; default: torchvision's or TensorFlow's names
 //! scores = "scores"            # the same as boxes: the fifth number of each box
 //! classes = "labels"           # an output of class numbers; without one scores are [1, N, C], or there is one class
 //! count = "num_detections"
-//! size_input = "orig_target_sizes"  # the second input, if it takes a width and a height, in pixels of which boxes come; default: none
-//! activation = "none"          # boxes: softmax | sigmoid | none (the model gives scores); default: none, but to be said for outputs named logits
-//! background = "first"         # boxes, scores [N, K, C]: the column that is no class, first | last; labels count the others; default: all are
+//! size_input = "orig_target_sizes"  # the second input, if it takes the width and height in whose pixels boxes come; default: none
+//! activation = "none"          # boxes: softmax | sigmoid | none (outputs are scores); default: none; must be set for outputs named logits
+//! background = "first"         # boxes, scores [N, K, C]: column that is no class, first | last; labels count the others; default: none
 //! first_class = 0              # boxes, end2end: class number of the first label; default: 1 for an output named detection_classes, else 0
 //! box_format = "xyxy"          # xyxy | yxyx | cxcywh | xywh; default: cxcywh for yolo, yxyx for detection_boxes, else xyxy
-//! normalized = false           # coordinates are parts of the input's size; default: only for detection_boxes
+//! normalized = false           # coordinates are fractions of the input's size; default: only for detection_boxes
 //! keypoints = 17               # how many follow each box, or a list of their names; boxes: in an output named keypoints; default: none
-//! masks = "output1"            # the output with masks: a mask for each box (boxes), or prototypes of which factors follow each box
-//! mask_area = "box"            # boxes: input | box, what a mask covers; default: input, where masks are of its size; else to be said
+//! masks = "output1"            # the output with masks: a mask for each box (boxes), or prototypes whose factors follow each box
+//! mask_area = "box"            # boxes: input | box, what a mask covers; default: input if masks have its size; otherwise it must be set
 //! mask_threshold = 0.5         # a pixel is in a mask above it; default: 0 for prototypes, whose sums are logits, else 0.5
 //! angle = false                # yolo, end2end: an angle in radians follows each box and turns it (OBB)
 //! score_min = 0.25             # 0 to 1
-//! iou_max = 0.5                # 0 to 1; 1 turns suppression off, so by default for end2end
+//! iou_max = 0.5                # 0 to 1; 1 turns suppression off, which is the default for end2end
 //! detections_max = 300         # 1 to 1000
 //!
 //! [segment]
@@ -62,7 +62,7 @@
 //!
 //! [image]
 //! output = "out"               # default: the only output
-//! layout = "nchw"              # nchw | nhwc; default: the axis of 1, 3 or 4 has the channels
+//! layout = "nchw"              # nchw | nhwc; default: the axis with extent 1, 3 or 4 is the channel axis
 //! color = "rgb"                # rgb | bgr: the order of the network's channels
 //! range = [0.0, 1.0]           # the values that become black and white, or "auto": the least and the greatest of each picture;
 //!                              # default: 0 and 1 for floating point, 255 for UINT8, 65535 for UINT16
@@ -75,38 +75,38 @@
 //! normalize = false            # divide by the Euclidean norm
 //!
 //! [batch]
-//! axis = "items"               # what the first axis counts where it is free: items | none, each request is one run
+//! axis = "items"               # what the first axis counts if it is free: items | none (each request is one run)
 //! items_max = 16               # 1 to 1024; always 1 for models without a free batch axis; default: 16, on the CPU as far as is tried at load
 //! sizes = [1, 2, 4, 8, 16]     # batches are padded to these; default: on GPUs, to powers of two up to items_max
-//! wait_ms_max = 0              # how long a batch waits for company while a device is idle: 0 to 10000
+//! wait_ms_max = 0              # how long a batch waits for further requests while a device is idle: 0 to 10000
 //! weight = 1.0                 # share of device time against other models: 0.01 to 100
 //!
 //! [queue]                      # how its requests wait
-//! priorities = 10              # levels that they may ask for, 1 to 255: 0 (most urgent) and up; whoever asks for another has the model's
-//! requests_max = 100           # of each priority that wait at once: 1 to 1000000; default: no bound but that of the whole queue
-//! wait_ms_max = 250            # how long one may wait to be begun: 0.001 to 3600000; default: until its deadline
-//! late = "refuse"              # what becomes of it then: refuse | delay (it goes behind all others of its priority)
-//! shorten = true               # whether a request's parameter timeout is heard
+//! priorities = 10              # number of levels, 1 to 255: 0 is the most urgent; a request for any other gets the model's priority
+//! requests_max = 100           # waiting at once, per priority: 1 to 1000000; default: no bound but that of the whole queue
+//! wait_ms_max = 250            # how long a request may wait to be started: 0.001 to 3600000; default: until its deadline
+//! late = "refuse"              # what happens to it then: refuse | delay (it goes behind all others of its priority)
+//! shorten = true               # whether a request's parameter timeout is honoured
 //!
-//! [queue.priority.0]           # the same for one priority, but priorities; what is left out is as in [queue]
+//! [queue.priority.0]           # the same keys, except priorities, for one priority; what is left out is as in [queue]
 //! requests_max = 10
 //!
 //! [placement]
 //! devices = "all"              # all, cpu, gpu, a GPU's number ("0" or "gpu:0") or UUID ("GPU-8f2c..."), a pattern of its name ("*A100*"), or a list of these
 //! instances = 1                # per device: 1 to 64
 //! memory_bytes_max = 2000000000   # default: no limit
-//! fallback = "cpu"             # what serves while none of these devices can: cpu | other-gpu | never
+//! fallback = "cpu"             # what serves while none of these devices is available: cpu | other-gpu | never
 //! exclusive = false            # whether no other model may be on its GPUs
 //!
 //! [gpu]                        # how a model runs on GPUs
-//! provider = "cuda"            # cuda | tensorrt (where its libraries are), which may take half precision: fp16 = true
+//! provider = "cuda"            # cuda | tensorrt (if its libraries are installed), which may use half precision: fp16 = true
 //! cuda_graph = "auto"          # record each batch size once, and replay it: false | auto (where that is known to work) | true
 //! tf32 = false                 # multiply single precision with 10 bits of mantissa
 //! conv_search = "heuristic"    # heuristic | exhaustive (slow to load)
-//! channels_last = false        # convolutions as tensor cores read them
+//! channels_last = false        # run convolutions in the layout that tensor cores read
 //! ```
 //!
-//! A fitter of Gaussian spots needs no model file. Its tables, of which requests may change every key:
+//! A fitter of Gaussian spots needs no model file. These are its tables; requests may change every key in them:
 //!
 //! ```fit
 //! engine = "gauss-mle"
@@ -126,20 +126,20 @@
 //!
 //! [camera]                     # photo-electrons = (value - offset) * gain
 //! pixel_nm = 100               # default: what the file says, else unknown, and positions are in pixels; one number, or x and y
-//! offset = 0                   # a number, or a .npy file in the model's folder that holds one per pixel of the sensor
+//! offset = 0                   # a number, or a .npy file in the model's folder with one number per pixel of the sensor
 //! gain = 1.0                   # photo-electrons per count; likewise
 //! read_noise = 0.0             # photo-electrons rms; likewise
 //! excess_noise = 1.0           # by how much multiplication raises the variance of photo-electrons (F^2): 2 of an EMCCD; 1 to 4
-//! # corner_px = [0, 0]         # column and row of the maps in which frames begin that are a part of the sensor; default: frames are all of it
+//! # corner_px = [0, 0]         # column and row of the maps where frames of a part of the sensor begin; default: frames are all of it
 //!
 //! [detect]                     # which spots of a frame are cut out and fitted
 //! method = "contrast"          # contrast (difference of Gaussians) | net-gradient (Picasso's)
-//! noise_min = 5.0              # contrast: multiples of its noise where there is no spot; or instead
-//! # photons_min = 300          # contrast: that of a spot of so many photons
-//! # gradient_min = 400         # net-gradient: in photo-electrons
-//! radius_px = 2                # contrast: a spot is the highest pixel within so many rows and columns: 1 to 16
+//! noise_min = 5.0              # contrast: threshold in multiples of the contrast's noise where there is no spot; or instead
+//! # photons_min = 300          # contrast: threshold as the contrast of a spot of this many photons
+//! # gradient_min = 400         # net-gradient: threshold in photo-electrons
+//! radius_px = 2                # contrast: a spot is the highest pixel within this many rows and columns: 1 to 16
 //! border = "shift"             # boxes that would leave the frame: shift (are moved inwards) | drop; net-gradient finds no spot whose box, with one pixel around it, would
-//! spots_max = 10000            # of a frame; of more, the strongest are kept: 1 to 65536
+//! spots_max = 10000            # per frame; of more, the strongest are kept: 1 to 65536
 //! ```
 
 mod fit;
@@ -166,7 +166,7 @@ use std::{
 };
 use toml::de::DeTable;
 
-/// What a model's author says about it, checked as far as that is possible without the model.
+/// A model's manifest, checked as far as that is possible without the model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Manifest {
     /// What runs the model.
@@ -179,13 +179,13 @@ pub struct Manifest {
     pub file: Option<String>,
     /// File name of the labels in the model's folder.
     pub labels: Option<String>,
-    /// Of requests that do not say; 0 is the most urgent, `queue.priorities - 1` the least.
+    /// Default priority of requests: 0 is the most urgent, `queue.priorities - 1` the least.
     pub priority: u8,
-    /// Deadline of requests that do not say.
+    /// Default deadline of requests.
     pub timeout: Option<Duration>,
     /// How images become the input; `None` if images are not taken.
     pub input: Option<Input>,
-    /// How items are put together.
+    /// How items are batched.
     pub batch: BatchLimits,
     /// How requests wait.
     pub queue: Waiting,
@@ -193,34 +193,33 @@ pub struct Manifest {
     pub placement: Placing,
     /// How ONNX Runtime runs it on GPUs.
     pub gpu: OnGpu,
-    /// What the author says about inputs and outputs; a `model.toml` says nothing about them.
+    /// Declared inputs and outputs; a `model.toml` declares none.
     pub declared: Option<Declared>,
-    /// Whether replies, and what nobody declares, have inputs and outputs in the order of their names, as Triton's backend for ONNX has:
-    /// those of a `config.pbtxt` do.
+    /// Whether replies and undeclared inputs and outputs are ordered by name, as in Triton's ONNX backend. True for a `config.pbtxt`.
     pub by_name: bool,
-    /// Runs before the first request, beside those that every model gets; a `model.toml` asks for none.
+    /// Further warm-up runs, beside those that every model gets; a `model.toml` asks for none.
     pub warmups: Vec<Warmup>,
-    /// What is said for others to read; a `model.toml` says nothing of the kind.
+    /// Settings that only have to be reported again; a `model.toml` has none.
     pub kept: Kept,
 }
 
-/// Words and their values that change nothing here, and are told again to whoever asks for the configuration.
+/// Settings that are kept only so that the reported configuration includes them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// Of what runs the model elsewhere.
+    /// Parameters of the backend in Triton.
     pub parameters: BTreeMap<String, String>,
-    /// Labels of metrics elsewhere.
+    /// Labels of Triton's metrics.
     pub metric_tags: BTreeMap<String, String>,
-    /// How it is to be made fast elsewhere, and on GPUs here; empty where nothing is said of that.
+    /// How the model is optimised, in Triton and on GPUs here; empty if the configuration does not say.
     pub optimization: Map<String, Value>,
 }
 
-/// Which versions are served; a `model.toml` says nothing about them.
+/// Which versions are served; a `model.toml` cannot choose.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Versions {
-    /// So many of the highest.
+    /// This many of the highest.
     Latest(usize),
-    /// All that there are.
+    /// All versions.
     All,
     /// These.
     Specific(BTreeSet<String>),
@@ -235,7 +234,7 @@ pub enum Engine {
     GaussMle(Box<Fit>),
 }
 
-/// `[input]`: what is open is filled in from the task and the model.
+/// `[input]`: what is `None` is filled in from the task and the model.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Input {
     /// How the size is reached.
@@ -260,7 +259,7 @@ pub struct Input {
     pub std: Option<Vec<f32>>,
     /// Value of letterbox padding.
     pub pad: Option<u8>,
-    /// Behind transparent pixels.
+    /// The colour behind transparent pixels.
     pub background: Option<[u8; 3]>,
     /// What fills inputs that are the same for each image, by their names.
     pub constants: BTreeMap<String, f64>,
@@ -275,7 +274,7 @@ pub enum ResizeRule {
     Stretch,
     /// As large as fits, padded.
     Letterbox,
-    /// Not at all: where the input's size is fixed, images of another size are refused.
+    /// Not at all: if the input's size is fixed, images of another size are refused.
     None,
 }
 
@@ -286,24 +285,24 @@ pub struct BatchLimits {
     pub items_max: Option<usize>,
     /// Ascending, if set.
     pub sizes: Option<Vec<usize>>,
-    /// Whether its first axis counts no items, although it is free, so that each request is one run; open where the author has not said.
+    /// `Some(true)` if the first axis, although free, counts no items, so that each request is one run; `None` if the author has not said.
     pub no_axis: Option<bool>,
-    /// How long a batch may wait for company while a device is idle.
+    /// How long a batch may wait for further requests while a device is idle.
     pub wait_max: Duration,
     /// Share of device time.
     pub weight: f64,
-    /// Whether sizes are those of batches that requests are put together to. Those of a `config.pbtxt` without `dynamic_batching` are not:
-    /// Triton runs each request alone then.
+    /// Whether sizes are those of batches made from several requests. Those of a `config.pbtxt` without `dynamic_batching` are not: Triton
+    /// then runs each request alone.
     pub merges: bool,
 }
 
 impl BatchLimits {
-    /// Whether the author says whether, or how far, requests may be put together.
+    /// Whether the author says anything about batching requests together.
     pub fn is_said(&self) -> bool {
         self.no_axis.is_some() || (self.merges && self.has_sizes())
     }
 
-    /// Whether the author says how many items a request may have, and nothing of requests that are put together.
+    /// Whether the author says how many items a request may have, but nothing about batching requests together.
     pub fn is_of_requests(&self) -> bool {
         !self.merges && self.has_sizes()
     }
@@ -312,7 +311,7 @@ impl BatchLimits {
         self.items_max.is_some() || self.sizes.is_some()
     }
 
-    /// Items of the largest batch, for models that take any.
+    /// Items in the largest batch, for models that take any number.
     pub fn largest(&self) -> usize {
         let listed = self.sizes.as_ref().and_then(|sizes| sizes.last().copied());
         listed.or(self.items_max).unwrap_or(BATCH_ITEMS_MAX)
@@ -328,20 +327,20 @@ pub struct Placing {
     pub instances: usize,
     /// Memory of one instance.
     pub memory_bytes_max: Option<u64>,
-    /// What serves while none of the devices can, if set.
+    /// What serves while none of the devices is available, if set.
     pub fallback: Option<Fallback>,
     /// Whether no other model may be on the GPUs among its devices.
     pub exclusive: bool,
 }
 
 impl Placing {
-    /// Whether the CPU may have no part in it.
+    /// Whether the model must not run on the CPU.
     pub fn forbids_cpu(&self) -> bool {
         self.fallback == Some(Fallback::Never)
     }
 }
 
-/// `placement.fallback`: what serves a model while none of its devices can.
+/// `placement.fallback`: what serves a model while none of its devices is available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fallback {
     /// The machine's own processors.
@@ -353,7 +352,7 @@ pub enum Fallback {
 }
 
 impl Fallback {
-    /// With their names in manifests.
+    /// All variants, with their names in manifests.
     pub const ALL: [(&str, Fallback); 3] =
         [("cpu", Fallback::Cpu), ("other-gpu", Fallback::OtherGpu), ("never", Fallback::Never)];
 }
@@ -370,15 +369,15 @@ impl fmt::Display for ManifestError {
 
 impl std::error::Error for ManifestError {}
 
-/// Items of the largest batch where the manifest does not say.
+/// Items in the largest batch if the manifest does not say.
 pub const BATCH_ITEMS_MAX: usize = 16;
-/// Items of the largest batch, at most, whatever the manifest says.
+/// The largest number of items in a batch that a manifest may set.
 pub const ITEMS_MAX: usize = 1024;
 /// Instances per device, at most.
 pub const INSTANCES_MAX: usize = 64;
-/// The longest that a batch may wait for company.
+/// The longest time that a batch may wait for further requests.
 pub const COMPANY_WAIT_MAX: Duration = Duration::from_secs(10);
-/// The least urgent priority of a model that does not say how many it has.
+/// The least urgent priority of a model that does not set the number of priorities.
 pub const PRIORITY_MAX: u8 = 9;
 impl Default for Manifest {
     fn default() -> Manifest {
@@ -399,7 +398,7 @@ impl Manifest {
             mistakes.note_syntax(error);
         }
         if !errors.is_empty() {
-            // What could be recovered may have lost keys: their absence is not the author's mistake.
+            // After a syntax error, the recovered part may lack keys; the author must not be blamed for that.
             return Err(ManifestError(mistakes.into_messages()));
         }
         let manifest = read::manifest(&Table::root(&root, &mistakes));
@@ -576,7 +575,7 @@ mod tests {
     fn unknown_keys_and_tables_are_errors() {
         check("tsak = \"embed\"", &["line 1: unknown key \"tsak\"; nearest: task"]);
         check("\n\n[wings]\n", &["line 3: unknown key \"wings\""]);
-        // In the wrong table, also where the right one is read later.
+        // Keys in the wrong table, also if the right one is read later.
         let top = "resize = \"stretch\"\n[input]\nlabels = \"labels.txt\"\ndevices = [0]\nscore_min = 1\noutput = \"y\"\n";
         check(
             &format!("task = \"detect\"\n{top}"),

@@ -14,7 +14,7 @@ const BYTES_MAX: u64 = 8 * PIXELS_MAX + 65_536;
 /// Reads a map.
 ///
 /// # Errors
-/// A file that cannot be read, is too large, is no `.npy`, or holds anything but one plane.
+/// A file that cannot be read, is too large, is not `.npy`, or does not hold exactly one plane.
 pub(super) fn read(path: &Path) -> Result<SensorMap, String> {
     let cannot = |error| format!("cannot read it: {error}");
     let mut bytes = Vec::new();
@@ -34,7 +34,7 @@ pub(super) fn read(path: &Path) -> Result<SensorMap, String> {
     let options = Options { limits, spill_folder: None, file_alone: false };
     let mut reader = StackReader::new(Some(Format::Npy), options);
     let said = |error| match error {
-        // What would be done to frames is told of those.
+        // The error's own advice is about frames.
         StackError::Unsupported { format, what, .. } => format!(
             "{format} with {what} is not supported; save it as numpy.ascontiguousarray(map, 'float32') of shape [height, width]"
         ),

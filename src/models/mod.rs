@@ -1,22 +1,21 @@
 //! The model folder: what can be served, and what a request needs to know of a model.
 //!
 //! - [`manifest`]: `model.toml`, read by `strict`.
-//! - [`scan`]: from a folder to [`Source`]s; one bad model never hides the others.
+//! - [`scan`]: reads a folder into [`Source`]s; one bad model never hides the others.
 //! - [`catalog`]: the models that are being served, by name and version.
-//! - [`triton`]: `config.pbtxt`, which stands for a manifest in repositories made for Triton.
-//! - [`declared`]: what an author says of inputs and outputs, held against the file; what requests see of a model.
-//! - [`warmup`]: runs that an author asks for before the first request.
+//! - [`triton`]: `config.pbtxt`, which replaces the manifest in repositories made for Triton.
+//! - [`declared`]: inputs and outputs that an author declares, checked against the file; a model as requests see it.
+//! - [`warmup`]: runs that an author configures before the first request.
 //! - [`given`]: a model that a caller sends.
-//! - [`control`]: asking for models to be loaded and unloaded while the server runs; [`changes`]: what changed in the folder.
-//! - `expected`: what whoever asks for a load says of the model.
+//! - [`control`]: commands to load and unload models while the server runs; [`changes`]: changes in the folder.
+//! - `expected`: a condition that the caller of a load sets on the model.
 //! - [`files`]: the files of a model as they were when it was loaded.
-//! - `input`: from manifest and signature to how an image becomes the model's input; `images`: what that is.
-//! - `resolve`: from manifest and signature to a [`Model`].
-//! - `answer`: answers of a model, and what its author should know of them.
-//! - `map`: what a camera's pixels differ in, from a file.
+//! - `input`: resolves how an image becomes the model's input; `images`: the result.
+//! - `resolve`: makes a [`Model`] from manifest and signature.
+//! - `answer`: answers of a model, and warnings about them for its author.
+//! - `map`: a property of a camera per pixel, from a file.
 //!
-//! A [`Source`] is what lies on disk; a [`Model`] is what it became once an engine had told its signature. Loading
-//! itself is the caller's.
+//! A [`Source`] is a model on disk. It becomes a [`Model`] once an engine has reported its signature. The caller does the loading.
 
 mod answer;
 pub mod catalog;
@@ -85,87 +84,88 @@ pub struct Source {
     pub manifest: Manifest,
     /// Class names; empty if the manifest names no file.
     pub labels: Arc<Labels>,
-    /// Those of each output whose author says a file for it.
+    /// Class names of each output for which the author names a file.
     pub output_labels: BTreeMap<String, Arc<Labels>>,
-    /// Size of the model file and of the external data that it names.
+    /// Size of the model file together with the external data that it names.
     pub bytes: u64,
-    /// What its author asks for and does not get, for the log.
+    /// Settings that have no effect here, and other remarks, for the log.
     pub notes: Vec<String>,
-    /// The folder, where it is one of ours that goes with the last who holds this.
+    /// The server's own folder, if a caller sent the files. It is removed with the last owner of this.
     pub kept: Option<Arc<Kept>>,
-    /// What whoever asked for the load says of the model, which is seen once it is loaded, however late that is.
+    /// The condition that the caller of the load set. It is checked once the model is loaded, however late that is.
     pub expected: Expected,
 }
 
 /// One loaded version of one model: what requests and workers need to know of it.
 pub struct Model {
-    /// How queue and workers call it.
+    /// Its key in the queue and in workers.
     pub key: ModelKey,
     /// Its name.
     pub name: Arc<str>,
     /// Its version.
     pub version: Arc<str>,
-    /// What it takes and gives: what engines see of it.
+    /// Inputs and outputs as engines see them.
     pub signature: Signature,
-    /// What requests see of it.
+    /// Inputs and outputs as requests see them.
     pub interface: Interface,
-    /// Every form in which a request may bring its inputs: the interface's own, and pixels for an image.
+    /// Every form in which a request may send its inputs: the interface's own, and pixels for an image.
     pub takes: Vec<TensorSpec>,
-    /// How it treats its first axis: what the signature says, and `Whole` where the task or the image knows better (a
-    /// detector whose free first axis counts boxes, a free height).
+    /// How it treats its first axis: as the signature says, or `Whole` if the task or the image shows otherwise (a free first axis may
+    /// count a detector's boxes, or be a height).
     pub batching: Batching,
-    /// Of a model that runs request by request though its first axis counts items (one of strings; one of a `config.pbtxt` without
-    /// `dynamic_batching` whose items do not run each for itself): how many a request should have, for clients that ask.
+    /// The most items that a request should have, for clients that ask. Set for a model that runs request by request although its
+    /// first axis counts items: one with strings, or one with a `config.pbtxt` without `dynamic_batching` whose items influence each
+    /// other.
     pub alone_max: Option<usize>,
-    /// What its engines do beside running its network.
+    /// What its engines do before and after running its network.
     pub ends: Ends,
     /// What its outputs mean.
     pub task: Task,
     /// Class names.
     pub labels: Arc<Labels>,
-    /// Those of single outputs, where the author says which output has which: ask [`labels_of`](Model::labels_of).
+    /// Class names of single outputs, if the author names them per output: use [`labels_of`](Model::labels_of).
     output_labels: BTreeMap<String, Arc<Labels>>,
     /// How an image becomes its input; `None` if it does not take images.
     pub image: Option<ImageInput>,
-    /// What a fitter does for requests that do not say; `None` for other engines.
+    /// A fitter's defaults for requests; `None` for other engines.
     pub fit: Option<Settings>,
-    /// Where a fitter's frames are gathered for devices that copy by themselves.
+    /// Where a fitter's frames are gathered, in pinned memory, for devices that copy by themselves.
     pub frames: Option<FrameMemory>,
-    /// How its items are put together.
+    /// How its items are batched.
     pub rules: Rules,
-    /// Whether its network finds scales for whole numbers as it runs, which are those of all rows; not looked for where its author has
-    /// said how it may be batched.
+    /// Whether its network is quantized dynamically, with scales taken over all rows of a batch. Not examined if its author has said
+    /// how it may be batched.
     pub quantizes: bool,
-    /// Of requests that do not say.
+    /// Default priority of its requests.
     pub priority: u8,
-    /// Levels of priority that requests may ask for.
+    /// Number of priority levels.
     pub priorities: u8,
-    /// Deadline of requests that do not say.
+    /// Default deadline of its requests.
     pub timeout: Duration,
     /// Instances per device.
     pub instances: usize,
-    /// Whether the server has a GPU that can run it and that its placement allows, be it there now or not. Whoever loads it knows.
+    /// Whether the server has a GPU that can run it and that its placement allows, whether or not that GPU is available now. The
+    /// loader sets this.
     pub may_use_gpu: bool,
-    /// What its author says about it, with what a load changed.
+    /// Its manifest, with the changes of a load.
     pub manifest: Manifest,
-    /// What became of its requests.
+    /// Statistics of its requests.
     pub statistics: Statistics,
-    /// Whether the log has said of a class that it has no label.
+    /// Whether the log has reported a class without a label.
     nameless: AtomicBool,
-    /// How often the log has looked whether boxes may be parts of the input's size.
+    /// How often answers were checked for boxes that may be fractions of the input's size.
     looks: AtomicUsize,
 }
 
 impl Model {
-    /// Checks that the task can read outputs of these shapes, as a forward pass gave them: where the file leaves some open, that is
-    /// known only then.
+    /// Checks that the task can read outputs of these shapes, which come from a forward pass: the file may leave extents open.
     ///
     /// # Errors
-    /// As [`Model::resolve`], of outputs.
+    /// As [`Model::resolve`] for outputs.
     pub fn check_outputs(&self, shapes: &[Vec<usize>]) -> Result<(), String> {
         let mut seen = self.signature.clone();
         for (spec, shape) in seen.outputs.iter_mut().zip(shapes) {
-            // A shape without elements, such as that of no boxes, need not be like that of some.
+            // A shape without elements, such as for no boxes, need not resemble that for some boxes.
             if shape.contains(&0) {
                 continue;
             }
@@ -175,35 +175,36 @@ impl Model {
                 *first = items;
             }
             if let (Task::Classify(_), [_], false) = (&self.task, &spec.shape[..], self.rules.whole) {
-                // A number for each item: not one for each class.
+                // One number per item, not one per class.
                 spec.shape.push(Dim::Fixed(1));
             }
         }
         resolved(&self.task, &seen, &self.labels, self.image.as_ref()).map(|_| ())
     }
 
-    /// The memory in which first inputs of a type lie as batches are read, if they were put there.
+    /// The staging memory of first inputs of this type, if there is any. Batches are read from there.
     pub fn staging(&self, datatype: DataType) -> Option<&Staging> {
         let images = self.image.as_ref().and_then(|image| image.staging(datatype));
         images.or_else(|| self.frames.as_ref()?.of(datatype))
     }
 
-    /// Takes the memory that images of 8 bits and frames of 16 are put in, where devices must know it: requests are not to wait for
-    /// that. What comes in another form has its own when the first of it comes.
+    /// Allocates the memory for 8-bit images and 16-bit frames if devices must register it, so that no request waits for that. Memory
+    /// for other forms is allocated with the first of their kind.
     pub fn ready(&self) {
         let frames = self.frames.as_ref().and_then(|frames| frames.of(DataType::Uint16));
         let staging = self.staging(DataType::Uint8).into_iter().chain(frames);
         staging.for_each(|staging| staging.ready(SLABS_READY));
     }
 
-    /// Gives back the memory that images and frames are put in, where nobody uses it, but for what was taken at first.
+    /// Frees unused memory for images and frames, except for what [`ready`](Model::ready) allocated.
     pub fn rest(&self) {
         let staging = PixelInput::DATATYPES.into_iter().chain([DataType::Fp32]);
         staging.filter_map(|datatype| self.staging(datatype)).for_each(|staging| staging.clear(SLABS_READY));
     }
 
-    /// The names of an output's classes: its own where the author says it output by output, however many they are, else the
-    /// model's, if they are as many as its classes: they are not for each output.
+    /// The class names of an output. If the author names labels per output, these are the output's own, however many there are.
+    /// Otherwise they are the model's, but only if their number is that of the output's classes: the model's labels do not belong to
+    /// every output.
     pub fn labels_of(&self, output: &str, classes: Option<usize>) -> Option<&Labels> {
         match self.manifest.declared {
             Some(_) => self.output_labels.get(output).map(|labels| &**labels),
@@ -211,7 +212,7 @@ impl Model {
         }
     }
 
-    /// Whether a tensor that a request brought is of pixels, which the engine makes numbers of.
+    /// Whether a request's tensor holds pixels, which the engine converts to numbers.
     pub fn is_pixels(&self, tensor: &Tensor) -> bool {
         self.ends.pixels.is_some() && PixelInput::DATATYPES.contains(&tensor.datatype)
     }

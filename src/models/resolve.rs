@@ -1,5 +1,5 @@
-//! From a manifest and what a file takes and gives to a [`Model`]: what the author leaves open is filled in, and what does not fit
-//! is refused with what to change.
+//! Makes a [`Model`] from a manifest and the signature of its file. Fills in what the author leaves open, and refuses what does not
+//! fit, with advice on what to change.
 
 use super::{
     Declared, Engine, ImageInput, Interface, Manifest, Model, Source, declared, images::Slabs, input,
@@ -28,11 +28,11 @@ use std::{
 };
 
 impl Model {
-    /// Checks a manifest against what the model takes and gives, and fills in what it leaves open. Images are decoded into
-    /// `memory`, as its engines like it.
+    /// Checks a manifest against the model's signature, and fills in what it leaves open. Images are decoded into memory of the kind
+    /// `memory`, which suits the model's engines.
     ///
     /// # Errors
-    /// Why the model cannot be served like this, and what to change.
+    /// Why the model cannot be served with this manifest, and what to change.
     pub fn resolve(
         key: ModelKey,
         source: &Source,
@@ -77,10 +77,10 @@ impl Model {
                 "a picture becomes its input by: {by}"
             );
         }
-        // The first axis may be one of the image: a side, or a channel.
+        // The first axis may be a side or the channels of an image.
         let side = image.as_ref().is_some_and(|image| !image.batch_axis);
         let declared_whole = manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
-        // What its author says about batches is believed.
+        // If the author says how to batch, the network's operators are not examined.
         let operators = if manifest.batch.is_said() { None } else { operators::of(&source.path) };
         let alone = || {
             sorts_out_boxes(source, &signature, operators.as_ref())
@@ -88,7 +88,7 @@ impl Model {
         };
         let whole = side || declared_whole;
         let alone = !whole && manifest.batch.no_axis.unwrap_or_else(alone);
-        // Then its first axis counts items all the same.
+        // In that case the first axis still counts the items of a request.
         let as_requests = alone && manifest.batch.is_of_requests();
         let no_axis = whole || (alone && !as_requests);
         let can_batch = !no_axis && task.can_batch(&signature);
@@ -153,7 +153,7 @@ impl Model {
     }
 }
 
-/// A task for a model whose image is this, if it takes any.
+/// The task, resolved for a model with this image input, if any.
 pub(super) fn resolved(
     task: &Task,
     signature: &Signature,
@@ -164,8 +164,8 @@ pub(super) fn resolved(
     task.clone().resolve(signature, labels, image.and_then(ImageInput::size), batch_axis)
 }
 
-/// A classifier whose network makes probabilities is not to do that once more: it is left out where the manifest says nothing, and
-/// told where it asks for it.
+/// If a classifier's network already ends in probabilities, they must not be computed twice. The activation is omitted if the manifest
+/// does not name one; if it does, the log warns.
 fn settle_activation(task: &mut Task, source: &Source) {
     let Task::Classify(classify) = task else { return };
     let ending = classify.output.as_deref().and_then(|output| ending(&source.path, output));
@@ -181,8 +181,8 @@ fn settle_activation(task: &mut Task, source: &Source) {
     }
 }
 
-/// What to say of a segmenter of one channel that is compared with 0.5 because nobody says with what, although nothing tells that it
-/// gives probabilities.
+/// The warning for a segmenter of one channel that is compared with 0.5 only by default, although nothing shows that it gives
+/// probabilities.
 fn unsaid_threshold(task: &Task, signature: &Signature, source: &Source) -> Option<String> {
     let Task::Segment(segment) = task else { return None };
     let output = segment.compared_unsaid(signature)?;
@@ -194,8 +194,8 @@ fn unsaid_threshold(task: &Task, signature: &Signature, source: &Source) -> Opti
     })
 }
 
-/// Whether a network of which nobody says how it may be batched sorts out boxes itself: many exports do so for as many pictures as they
-/// were traced with, and give nothing for the others, which passes with zeros do not show.
+/// Whether a network suppresses boxes itself while its author says nothing about batching. Many exports suppress only for as many
+/// pictures as they were traced with and return nothing for the others; forward passes with zeros do not reveal that.
 fn sorts_out_boxes(source: &Source, signature: &Signature, operators: Option<&Operators>) -> bool {
     let Source { name, version, .. } = source;
     let found = signature.batching() == Batching::Dynamic && operators.is_some_and(operators::suppresses);
@@ -210,7 +210,8 @@ fn sorts_out_boxes(source: &Source, signature: &Signature, operators: Option<&Op
     found
 }
 
-/// Whether a network takes scales over all rows that it is given, while its author says nothing of requests that are put together.
+/// Whether a network computes quantization scales over all rows of a batch, while its author says nothing about batching requests
+/// together.
 fn quantizes_requests(source: &Source, operators: Option<&Operators>) -> bool {
     let found = source.manifest.batch.is_of_requests() && operators.is_some_and(operators::quantizes);
     if found {
@@ -224,8 +225,8 @@ fn quantizes_requests(source: &Source, operators: Option<&Operators>) -> bool {
     found
 }
 
-/// How it treats its first axis, where that may count items at all; and of one that takes requests whole although it does (for its
-/// strings, or since they are to be `alone`), how many rows one may have.
+/// How the model treats its first axis, which counts items only if `can_batch`. If it takes requests whole although that axis counts
+/// items (because of strings, or because of `alone`), also the most rows of a request.
 fn batching(
     manifest: &Manifest,
     signature: &Signature,
@@ -240,7 +241,7 @@ fn batching(
     (Batching::Whole, Some(items_max.unwrap_or_else(|| manifest.batch.largest())))
 }
 
-/// Where its images are decoded into, so many of them side by side.
+/// The memory that images are decoded into, with `slots` images side by side.
 fn slabs(image: &ImageInput, slots: usize, memory: &Memory) -> Result<Slabs, String> {
     let low = match &image.pixels {
         Some(_) => image.preprocess.pixels_shape().into_iter().product(),
@@ -250,16 +251,16 @@ fn slabs(image: &ImageInput, slots: usize, memory: &Memory) -> Result<Slabs, Str
     Ok(Slabs { low: slab(low)?, high: slab(2 * low)? })
 }
 
-/// What a fitter does for requests that do not say.
+/// A fitter's defaults for requests.
 fn fit(manifest: &Manifest) -> Result<Option<Settings>, String> {
     let Engine::GaussMle(fit) = &manifest.engine else { return Ok(None) };
     let mut settings = fit.settings.clone();
-    // Makes the camera, which all requests that do not change it share.
+    // Builds the camera once; all requests that do not change it share it.
     settings.setting()?;
     Ok(Some(settings))
 }
 
-/// Whether it takes or gives strings: their rows are of different lengths, so that such a model is run request by request.
+/// Whether the model has inputs or outputs of strings. Their rows differ in length, so such a model runs request by request.
 fn has_strings(signature: &Signature) -> bool {
     signature.inputs.iter().chain(&signature.outputs).any(|spec| spec.datatype == DataType::Bytes)
 }
@@ -273,7 +274,7 @@ fn rules(
 ) -> Result<Rules, String> {
     let asked = &manifest.batch;
     let largest = match &asked.sizes {
-        // Declared sizes are those of requests, which such a model takes as they come.
+        // The declared size limits requests here, and such a model takes requests unbatched.
         _ if manifest.declared.is_some() && (alone_max.is_some() || has_strings(signature)) => None,
         Some(sizes) => sizes.last().copied(),
         None => asked.items_max,
@@ -316,7 +317,7 @@ fn rules(
     })
 }
 
-/// Names a tensor whose first axis is not free, so that whoever exports the model knows where to look.
+/// Names a tensor whose first axis is not free, to show where the export has to change.
 fn first_fixed(signature: &Signature) -> String {
     signature
         .inputs
@@ -398,7 +399,7 @@ mod tests {
         assert_eq!((found, best.activation), (none, ScoreActivation::None));
         assert_eq!(activation("Sigmoid", "", &[-1, 1]).0, none);
         assert_eq!(activation("Relu", "", &[-1, 10]).0, None);
-        // What the manifest says counts.
+        // The manifest takes precedence.
         let softmax = "[classify]\nactivation = \"softmax\"";
         assert_eq!(activation("Softmax", softmax, &[-1, 10]).0, Some(Activation::Softmax));
     }
@@ -485,9 +486,9 @@ mod tests {
         let labels = "the labels file has 2 labels, output \"y\" has 10 classes";
         assert_eq!(check("classify", "a\nb", &[-1, -1], &[2, 10]), labels);
         assert_eq!(check("segment", "a\nb", &[-1, -1, 8, 8], &[1, 10, 8, 8]), labels);
-        // Of one channel without an axis of its own, the first axis is the batch.
+        // If a single channel has no axis of its own, the first axis is the batch.
         assert_eq!(check("segment", "a\nb", &[-1, -1, -1], &[1, 4, 4]), "");
-        // Nothing was found, which tells nothing.
+        // An output without elements shows nothing.
         assert_eq!(check("classify", "a\nb", &[-1, -1], &[1, 0]), "");
     }
 
@@ -568,7 +569,7 @@ mod tests {
         };
         assert_eq!(run(None, DataType::Fp32), (vec![1], true));
         assert_eq!(run(Some(6), DataType::Fp32), (vec![1, 2, 4, 6], false));
-        // Strings are run request by request, however many one may hold.
+        // Requests with strings run one by one, however many items one may hold.
         assert_eq!(run(Some(6), DataType::Bytes), (vec![1], true));
     }
 

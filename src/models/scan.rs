@@ -1,4 +1,4 @@
-//! From a folder to what can be served from it. Reads files, changes nothing.
+//! Scans the model folder for what can be served. It only reads files.
 //!
 //! ```text
 //! models/NAME/model.toml           manifest; optional
@@ -10,8 +10,8 @@
 //! models/NAME.onnx                 version 1, served as tensors
 //! ```
 //!
-//! Names that begin with a dot are passed over (mounted volumes have such folders), as is `lost+found`, and so are other files beside the
-//! models. Whatever looks like a model and cannot be one is listed with its reason; so is what may be one and cannot be looked at.
+//! Names that begin with a dot are skipped (mounted volumes have such folders), and so are `lost+found` and unrelated files. Whatever
+//! looks like a model but cannot be one is listed with the reason. So is whatever may be a model but cannot be read.
 
 mod disk;
 mod instead;
@@ -36,13 +36,13 @@ use std::{
     sync::Arc,
 };
 
-/// The version of a model that has no folder per version.
+/// The version of a model without version folders.
 const FLAT_VERSION: &str = "1";
 const MODEL_FILE: &str = "model.onnx";
 const MANIFEST_FILE: &str = "model.toml";
-/// Manifests beyond this are a mistake.
+/// A larger manifest is refused as a mistake.
 const MANIFEST_BYTES_MAX: u64 = 1 << 20;
-/// Labels beyond this are a mistake: 100 times the largest public list of classes.
+/// A larger file of labels is refused as a mistake: this is 100 times the largest public list of classes.
 const LABELS_BYTES_MAX: u64 = 16 << 20;
 
 /// One version of one model, or why it cannot be served.
@@ -50,15 +50,15 @@ const LABELS_BYTES_MAX: u64 = 16 << 20;
 pub struct Found {
     /// The folder's name, or the stem of a bare file.
     pub name: String,
-    /// Digits; empty where the mistake concerns no version in particular.
+    /// Digits; empty if the mistake concerns no version in particular.
     pub version: String,
     /// What lies on disk, or the reason.
     pub source: Result<Source, String>,
-    /// Whether it is not there, and only a version policy names it: the others are served as if it did not.
+    /// Whether a version policy names this version but it does not exist. The other versions are served regardless.
     pub only_named: bool,
 }
 
-/// Everything in a model folder, by name and rising version.
+/// Everything in a model folder, by name and ascending version.
 ///
 /// # Errors
 /// If the folder itself cannot be read.
@@ -66,13 +66,13 @@ pub fn scan(folder: &Path) -> Result<Vec<Found>, String> {
     Ok(found_of(folder, entries(folder)?, None))
 }
 
-/// One model of it, with other versions than it says itself where `versions` are given. No other is looked into.
+/// One model of a folder. `versions`, if given, replaces the model's own version policy. No other model is read.
 ///
 /// # Errors
 /// As [`scan`].
 pub fn scan_one(folder: &Path, name: &str, versions: Option<&Versions>) -> Result<Vec<Found>, String> {
     let mut there = entries(folder)?;
-    // A file `NAME.onnx` and a folder `NAME` are held against each other.
+    // A file `NAME.onnx` and a folder `NAME` must be seen together: only one of them can be served.
     let is_bare = |file: &str, stem: &str| file.strip_suffix(".onnx") == Some(stem);
     there.retain(|(other, _)| other == name || is_bare(other, name) || is_bare(name, other));
     let mut found = found_of(folder, there, versions);
@@ -80,7 +80,7 @@ pub fn scan_one(folder: &Path, name: &str, versions: Option<&Versions>) -> Resul
     Ok(found)
 }
 
-/// The names of what may be models there, without a look into any of them.
+/// The names of possible models in a folder; none of them is read.
 ///
 /// # Errors
 /// As [`scan`].
@@ -89,7 +89,7 @@ pub fn names(folder: &Path) -> Result<BTreeSet<String>, String> {
     Ok(there.filter_map(|(name, path)| candidate(&name, &path).map(|(model, _)| model)).collect())
 }
 
-/// What these entries of a model folder are.
+/// The models among these entries of a model folder.
 fn found_of(folder: &Path, entries: Vec<(String, PathBuf)>, versions: Option<&Versions>) -> Vec<Found> {
     let mut found = Vec::new();
     let mut bare = Vec::new();
@@ -143,7 +143,7 @@ fn scan_model(name: &str, folder: &Path, instead: Option<&Versions>) -> Vec<Foun
     scan_as(name, folder, &describe, None)
 }
 
-/// All versions of a model that a caller sent: its files are in a folder of their own, and its configuration came as JSON.
+/// All versions of a model that a caller sent: its files are in a folder of the server's, and its configuration came as JSON.
 pub(super) fn scan_given(name: &str, kept: &Arc<Kept>, config: &str) -> Vec<Found> {
     let folder = kept.path();
     let describe = || {
@@ -153,7 +153,7 @@ pub(super) fn scan_given(name: &str, kept: &Arc<Kept>, config: &str) -> Vec<Foun
     scan_as(name, folder, &describe, Some(kept))
 }
 
-/// All versions in a folder, of which something is said.
+/// All versions in a folder that `describe` describes.
 fn scan_as(
     name: &str,
     folder: &Path,
@@ -184,7 +184,7 @@ fn scan_as(
     described.notes.extend([notes_on_name(name), misplaced::in_folder(name, &inside, &model_file)].concat());
     inside.retain(|(version, path)| is_number(version) && may_be_folder(path));
     if described.tritons {
-        // Triton passes them over, and serves the others.
+        // As in Triton, these are skipped and the others served.
         for (version, _) in inside.extract_if(.., |(version, _)| is_padded(version)) {
             let passed_over = format!("the folder {version} is passed over: a version has no leading zeros");
             described.notes.push(passed_over);
@@ -226,14 +226,14 @@ fn scan_as(
     if found.is_empty() {
         let but = instead(folder, &model_file).map(|there| format!(", but {there}")).unwrap_or_default();
         let missing = format!("it holds neither {model_file} nor VERSION/{model_file}{but}");
-        // What was passed over may be what is missed.
+        // What was skipped may be what the author misses.
         found.push(failed("", [vec![missing], described.notes].concat().join("; ")));
     }
     found
 }
 
-/// The versions in a folder of which nobody can say what is in it. No file is looked for: what it is called, and whether it is one of
-/// ours, only that would say.
+/// The versions in a folder whose description cannot be read. Model files are not looked for: only the description would give their name
+/// and engine.
 fn undescribed(inside: &[(String, PathBuf)]) -> Vec<&str> {
     let numbers = inside.iter().filter(|(version, path)| is_number(version) && may_be_folder(path));
     let mut versions: Vec<&str> = numbers.map(|(version, _)| version.as_str()).collect();
@@ -246,7 +246,8 @@ fn undescribed(inside: &[(String, PathBuf)]) -> Vec<&str> {
     versions
 }
 
-/// The versions that are to be served: the one without a folder, with its file, and the others with theirs. And those that cannot be.
+/// The versions to serve: the one without a folder with its file, the others with their folders. Second, the versions that cannot be
+/// served.
 fn versions_of(
     folders: Vec<(String, PathBuf)>,
     flat: Option<&Path>,
@@ -280,7 +281,7 @@ fn file_of(folder: &Path, version: &str, path: &Path, model_file: &str) -> Resul
     look(path)?;
     match look(&file)? {
         Some(metadata) if metadata.is_file() => Ok(file),
-        // As in Triton, a network may have a folder of its own, with its external data.
+        // As in Triton, a network with external data may have a folder of its own.
         Some(_) if file.join(MODEL_FILE).is_file() => Ok(file.join(MODEL_FILE)),
         _ => {
             let but = instead(path, model_file).map(|there| format!(", but {there}")).unwrap_or_default();
@@ -290,7 +291,7 @@ fn file_of(folder: &Path, version: &str, path: &Path, model_file: &str) -> Resul
     }
 }
 
-/// What is to be said of a name that models may have, and had better not.
+/// Warnings about a name that is allowed but inconvenient.
 fn notes_on_name(name: &str) -> Vec<String> {
     let taken = "GET /v2/models/stats answers with the statistics of all models, not with what this one takes: give it another name";
     (name == "stats").then(|| taken.to_owned()).into_iter().collect()
@@ -305,7 +306,7 @@ fn is_padded(version: &str) -> bool {
     is_number(version) && version.starts_with('0') && version != "0"
 }
 
-/// Leaves those versions that are to be served; gives those that are asked for and are not there.
+/// Keeps the versions to serve in `there`; returns those that are asked for but do not exist.
 fn choose(versions: &Versions, there: &mut Vec<(String, PathBuf)>) -> Vec<String> {
     match versions {
         Versions::All => Vec::new(),
@@ -322,19 +323,19 @@ fn choose(versions: &Versions, there: &mut Vec<(String, PathBuf)>) -> Vec<String
     }
 }
 
-/// What is said about the model in a folder.
+/// The description of the model in a folder.
 #[derive(Clone, Default)]
 struct Described {
     manifest: Manifest,
     labels: Arc<Labels>,
     output_labels: BTreeMap<String, Arc<Labels>>,
     notes: Vec<String>,
-    /// Whether that is a configuration of Triton's.
+    /// Whether the description is a Triton configuration.
     tritons: bool,
 }
 
 impl Described {
-    /// By a configuration of Triton's, with the labels that it names.
+    /// From a Triton configuration, with the labels that it names.
     fn of(folder: &Path, config: triton::Described) -> Result<Described, String> {
         let triton::Described { manifest, mut notes } = config;
         let mut output_labels = BTreeMap::new();
@@ -358,7 +359,7 @@ impl Described {
         Ok(Described { labels, output_labels, manifest, notes, tritons: true })
     }
 
-    /// What it says of a model's version whose file this is.
+    /// The source of one version, whose model file is `path`.
     fn source(self, [name, version]: [&str; 2], folder: &Path, path: PathBuf) -> Result<Source, String> {
         let Described { manifest, labels, output_labels, notes, tritons: _ } = self;
         let bytes = match manifest.engine {
@@ -406,7 +407,7 @@ fn describe(name: &str, folder: &Path) -> Result<Described, String> {
         (false, true) => {
             let of_file = |reason| format!("{CONFIG_FILE}: {reason}");
             let bytes = read_bytes(&folder.join(CONFIG_FILE), MANIFEST_BYTES_MAX).map_err(of_file)?;
-            // Comments are in whatever encoding their author's editor has; names in another one find nothing.
+            // Comments may be in any encoding. Names in another encoding match nothing anyway.
             let config = triton::read(&String::from_utf8_lossy(&bytes), name).map_err(of_file)?;
             let mut described = Described::of(folder, config)?;
             described.notes.iter_mut().for_each(|note| note.insert_str(0, &format!("{CONFIG_FILE}: ")));
@@ -433,7 +434,7 @@ fn describe(name: &str, folder: &Path) -> Result<Described, String> {
     Ok(Described { manifest, labels, output_labels: BTreeMap::new(), notes: Vec::new(), tritons: false })
 }
 
-/// Checks a name that a model is to have: it goes into URLs, metrics and log files as it is.
+/// Checks a model's name, which is used unchanged in URLs, metrics and log files.
 ///
 /// # Errors
 /// What is allowed.

@@ -1,5 +1,5 @@
-//! TOML tables read strictly: every mistake is noted with its line and key, and reading goes on, so that a file's
-//! mistakes are reported together.
+//! Reads TOML tables strictly. Every mistake is recorded with its line and key, and reading goes on, so that all
+//! mistakes of a file are reported together.
 
 use crate::words::meant;
 use std::{
@@ -18,9 +18,10 @@ use toml::{
 pub(super) struct Mistakes<'t> {
     text: &'t str,
     found: RefCell<Vec<(usize, String)>>,
-    /// Keys that were asked for, each with its table: those that there may be.
+    /// Keys that the reader asked for, each with its table: the allowed keys.
     asked: RefCell<Vec<(String, &'static str)>>,
-    /// Keys that nobody asked for. What was meant is said at the end: they may be those of a table that is read later.
+    /// Keys that the reader did not ask for. Suggestions are made at the end, because such a key may belong to a table
+    /// that is read later.
     unknown: RefCell<Vec<Unknown>>,
 }
 
@@ -40,14 +41,14 @@ impl<'t> Mistakes<'t> {
         Mistakes { text, found: RefCell::default(), asked: RefCell::default(), unknown: RefCell::default() }
     }
 
-    /// Notes a mistake at a place of the text.
+    /// Records a mistake at a place in the text.
     pub(super) fn note(&self, span: &Range<usize>, message: impl Display) {
         let before = self.text.as_bytes().get(..span.start).unwrap_or_default();
         let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
         self.found.borrow_mut().push((span.start, format!("line {line}: {message}")));
     }
 
-    /// Notes what the parser found; a key that is there twice by its name.
+    /// Records a parser error; a duplicate key by its name.
     pub(super) fn note_syntax(&self, error: &toml::de::Error) {
         let (span, message) = (error.span().unwrap_or_default(), error.message());
         match self.text.get(span.clone()).filter(|_| message == "duplicate key") {
@@ -56,7 +57,7 @@ impl<'t> Mistakes<'t> {
         }
     }
 
-    /// All of them, in the order of the file.
+    /// All mistakes, in the order of the file.
     pub(super) fn into_messages(self) -> Vec<String> {
         for unknown in self.unknown.take() {
             let Unknown { span, table, key } = &unknown;
@@ -70,7 +71,8 @@ impl<'t> Mistakes<'t> {
 }
 
 impl Mistakes<'_> {
-    /// What an unknown key may be: the same in the tables that have it, or one of its own table with a name like it.
+    /// What an unknown key may mean: the same key in the tables that have it, or a key of its own table with a similar
+    /// name.
     fn meant(&self, table: &str, key: &str) -> String {
         let asked = self.asked.borrow();
         let places: BTreeSet<String> = asked
@@ -88,7 +90,7 @@ impl Mistakes<'_> {
     }
 }
 
-/// A table being read. Keys that were asked for are the keys that are allowed; [`Table::finish`] refuses the rest.
+/// A table being read. The keys that the reader asks for are the allowed ones; [`Table::finish`] refuses the rest.
 pub(super) struct Table<'a, 't> {
     /// Dotted, empty for the root.
     path: String,
@@ -114,22 +116,22 @@ impl<'a, 't> Table<'a, 't> {
 
     fn entry(&self, key: &'static str) -> Option<&'a Spanned<DeValue<'t>>> {
         self.mistakes.asked.borrow_mut().push((self.path.clone(), key));
-        // Keys of this map carry their place in the file, so a lookup by text walks it; tables are short.
+        // The keys of this map carry their place in the file, so a lookup by text has to scan it. Tables are short.
         self.table?.iter().find(|(name, _)| name.get_ref() == key).map(|(_, value)| value)
     }
 
-    /// Notes a mistake about this table.
+    /// Records a mistake about this table.
     pub(super) fn mistake(&self, message: impl Display) {
         self.mistakes.note(&self.span, message);
     }
 
-    /// Notes a mistake about the value of a key, at its line.
+    /// Records a mistake about the value of a key, at its line.
     pub(super) fn mistake_at(&self, key: &'static str, message: impl Display) {
         let span = self.entry(key).map_or_else(|| self.span.clone(), Spanned::span);
         self.mistakes.note(&span, format_args!("{} {message}", self.name(key)));
     }
 
-    /// A table inside; empty if it is not given.
+    /// A table within this one; empty if it is not given.
     pub(super) fn table(&self, key: &'static str) -> Table<'a, 't> {
         let entry = self.entry(key);
         let table = entry.and_then(|value| match value.get_ref() {
@@ -147,7 +149,7 @@ impl<'a, 't> Table<'a, 't> {
         }
     }
 
-    /// All tables inside, by their names: whatever they are called.
+    /// All tables within this one, whatever their names.
     pub(super) fn tables(&self) -> Vec<(String, Table<'a, 't>)> {
         let entries = self.table.into_iter().flat_map(|table| table.iter());
         let tables = entries.filter_map(|(name, value)| {
@@ -167,7 +169,7 @@ impl<'a, 't> Table<'a, 't> {
         self.mistakes.note(&at.span(), format_args!("{} is {got}, allowed: {allowed}", self.name(key)));
     }
 
-    /// What is read of the value of a key; where that is nothing, a mistake that says what is allowed.
+    /// Reads the value of a key with `read`; if that returns `None`, records a mistake that says what is allowed.
     fn read<T>(
         &self,
         key: &'static str,
@@ -191,7 +193,7 @@ impl<'a, 't> Table<'a, 't> {
         self.read(key, read, "text that is not empty")
     }
 
-    /// A text, a number, or a list of these, as the text that a caller would write for it: lists with commas.
+    /// A string, a number, or a list of these, as the text that a request would contain: lists are separated by commas.
     pub(super) fn text(&self, key: &'static str) -> Option<String> {
         fn text(value: &DeValue<'_>) -> Option<String> {
             match value {
@@ -206,7 +208,7 @@ impl<'a, 't> Table<'a, 't> {
         self.read(key, text, "text, a finite number, or a list of such numbers")
     }
 
-    /// One of some words, as what it stands for.
+    /// One of several words, as the value that it stands for.
     pub(super) fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Option<T> {
         let value = self.entry(key)?;
         if let DeValue::String(text) = value.get_ref()
@@ -238,7 +240,7 @@ impl<'a, 't> Table<'a, 't> {
         self.read(key, read, format_args!("{} to {}", range.start(), range.end()))
     }
 
-    /// Numbers in a range, with names that are not ours.
+    /// Numbers in a range, by names that the author chooses.
     pub(super) fn numbers(
         &self,
         key: &'static str,
@@ -261,7 +263,7 @@ impl<'a, 't> Table<'a, 't> {
         self.read(key, DeValue::as_bool, "true, false")
     }
 
-    /// What stands for a word, for `true`, or for `false`.
+    /// A word, `true` or `false`, as the value that it stands for.
     pub(super) fn word_or_flag<T>(
         &self,
         key: &'static str,
@@ -276,7 +278,7 @@ impl<'a, 't> Table<'a, 't> {
         self.read(key, read, format_args!("{word}, true, false"))
     }
 
-    /// A word, or two numbers in a range that differ; none stands for the word.
+    /// A word, or two different numbers in a range; the inner `None` stands for the word.
     pub(super) fn word_or_pair(
         &self,
         key: &'static str,
@@ -354,7 +356,7 @@ impl<'a, 't> Table<'a, 't> {
         self.read(key, read, allowed)
     }
 
-    /// A number of things, or a list with a name for each of them: how many, and the names.
+    /// A count, or a list of names: the count, and the names.
     pub(super) fn count_or_names(
         &self,
         key: &'static str,
@@ -377,7 +379,7 @@ impl<'a, 't> Table<'a, 't> {
         self.read(key, read, format_args!("a whole number from {from} to {to}, or a list of as many names"))
     }
 
-    /// Notes every key that nobody asked for.
+    /// Records every key that the reader did not ask for.
     pub(super) fn finish(&self) {
         let asked = self.mistakes.asked.borrow();
         for key in self.table.into_iter().flat_map(|table| table.keys()) {
@@ -392,7 +394,7 @@ impl<'a, 't> Table<'a, 't> {
 
 fn integer<T: FromStr>(value: &DeValue<'_>) -> Option<T> {
     match value {
-        // Underscores are gone already, and what the radix is written as.
+        // The parser has removed underscores and the prefix of the radix.
         DeValue::Integer(integer) => {
             let number = i128::from_str_radix(integer.as_str(), integer.radix()).ok()?;
             number.to_string().parse().ok()
@@ -411,7 +413,7 @@ fn number(value: &DeValue<'_>) -> Option<f64> {
     number.is_finite().then_some(number)
 }
 
-/// A value as it may be quoted back, cut where it is long.
+/// A value to quote in messages, shortened if it is long.
 fn show(value: &DeValue<'_>) -> String {
     let text = match value {
         DeValue::String(text) => format!("{text:?}"),

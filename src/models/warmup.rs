@@ -1,4 +1,4 @@
-//! Runs that a model's author asks for before the first request: with zeros, with chance, or with the data of a file.
+//! Warm-up runs that a model's author configures: with zeros, with random numbers, or with the data of a file.
 
 use super::{Model, scan};
 use crate::{
@@ -8,25 +8,25 @@ use crate::{
 use bytes::Bytes;
 use std::{io::Read, path::Path};
 
-/// The folder in a model's folder that such files are in.
+/// The folder of these files in a model's folder.
 const FOLDER: &str = "warmup";
-/// Data beyond this is a mistake.
+/// More data is refused as a mistake.
 const BYTES_MAX: usize = 1 << 30;
 
-/// One of them.
+/// A warm-up.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Warmup {
     /// For messages.
     pub name: String,
     /// Items; each of them gets the same data. `None` for a model without a batch axis.
     pub items: Option<usize>,
-    /// How often it is run.
+    /// How often to run it.
     pub runs: usize,
     /// One for each input that requests bring.
     pub inputs: Vec<WarmupInput>,
 }
 
-/// One input of it.
+/// An input of a warm-up.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WarmupInput {
     /// The input's name.
@@ -44,7 +44,8 @@ pub struct WarmupInput {
 pub enum Fill {
     /// Zeros; empty strings.
     Zeros,
-    /// Numbers by chance, from 0 to 1 or, for integers, to 127; empty strings. The same in every run of the server.
+    /// Random numbers, from 0 to 1 or, for integers, to 127; empty strings. They are the same each time the server
+    /// starts.
     Chance,
     /// The bytes of this file.
     File(String),
@@ -54,7 +55,7 @@ impl Warmup {
     /// The model's inputs for one run; files are read from the model's folder.
     ///
     /// # Errors
-    /// Inputs that are not the model's, and files that cannot be read or are not of the right size.
+    /// Inputs that do not match the model's, and files that cannot be read or have the wrong size.
     pub fn tensors(&self, model: &Model, folder: &Path) -> Result<Vec<Tensor>, String> {
         self.given(model, folder)
             .map(|given| model.interface.inward(&given))
@@ -93,10 +94,10 @@ impl Warmup {
 }
 
 impl WarmupInput {
-    /// The bytes of one item, of which there will be so many.
+    /// The bytes of one item. `items` copies of it, together, must not exceed the limit.
     fn data(&self, folder: &Path, items: usize) -> Result<Vec<u8>, String> {
         let elements = self.dims.iter().try_fold(1_usize, |product, extent| product.checked_mul(*extent));
-        // An empty string is its length.
+        // An empty string consists of its length, 4 bytes.
         let bytes = elements.and_then(|elements| elements.checked_mul(self.datatype.size().unwrap_or(4)));
         let limit = BYTES_MAX / items.max(1);
         let too_large =
@@ -109,7 +110,7 @@ impl WarmupInput {
                 let told = |why| format!("file {FOLDER}/{name}: {why}");
                 let path = scan::inside(&folder.join(FOLDER), name).map_err(told)?;
                 let mut data = Vec::new();
-                // One byte more than allowed tells a file that is too large.
+                // Reading one byte more than allowed detects a file that is too large.
                 regular_file::open(&path)
                     .and_then(|file| file.take(limit as u64 + 1).read_to_end(&mut data))
                     .map_err(|error| told(format!("cannot read it: {error}")))?;
@@ -132,9 +133,9 @@ impl WarmupInput {
     }
 }
 
-/// Numbers in [0, 1), and whole ones up to 127: no pattern, and the same for the same seed.
+/// Pseudo-random numbers in [0, 1), or integers up to 127; the same seed gives the same numbers.
 pub fn chance(datatype: DataType, bytes: usize, seed: u64) -> Vec<u8> {
-    // Seeds that follow each other are apart: its own steps are others.
+    // The multiplication spreads successive seeds; the generator itself advances by another step.
     let mut random = Random::new(seed.wrapping_mul(0xd134_2543_de82_ef95));
     let Some(size) = datatype.size() else { return vec![0; bytes] };
     let mut data = Vec::with_capacity(bytes);

@@ -1,6 +1,6 @@
-//! A file a day: `NAME.DAY`, and `NAME`, a link to the one that is written to.
+//! Daily log files: `NAME.DAY`, and the link `NAME` to the current one.
 //!
-//! Made, written, removed and closed by one thread, which may stand still where a disk does.
+//! One thread creates, writes, removes and closes them. A disk that hangs blocks only that thread.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Days that are kept, a file each.
+/// Daily files that are kept.
 const FILES_MAX: usize = 14;
 
 /// The files of one name.
@@ -27,23 +27,23 @@ struct Open {
     /// Device and inode.
     identity: (u64, u64),
     day: String,
-    /// The last line is there in part only.
+    /// Whether the last line was written only in part.
     torn: bool,
 }
 
 impl Daily {
-    /// Those that this link leads to. Makes none yet.
+    /// The files behind this link. Creates none yet.
     pub(super) fn new(link: &Path) -> Daily {
         let name = link.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Daily { folder: link.parent().unwrap_or(Path::new("")).to_owned(), name, open: None }
     }
 
-    /// Writes lines, or none, to the file of this day (`YYYY-MM-DD`), which is made where it is not there, also where somebody has
-    /// removed or moved it, with its folder. With a new one, the oldest are removed. Gives back why they went to the file of a day
-    /// before, or to one that was moved, or why no link leads to that of this day.
+    /// Writes lines, possibly none, to the file of `day` (`YYYY-MM-DD`). If the file is missing, removed or moved, it is created
+    /// again, with its folder if need be, and the oldest files are removed. `Ok(Some(error))` means that the lines were written, but
+    /// to an earlier day's or a moved file, or that the link could not be set; the error is the reason.
     ///
     /// # Errors
-    /// Nothing, or not all of it, was written.
+    /// If the lines were not written, or only in part.
     pub(super) fn write(&mut self, lines: &str, day: &str, kept: &mut Kept) -> io::Result<Option<io::Error>> {
         let mut amiss = None;
         if !self.open.as_ref().is_some_and(|open| open.day == day && self.is_led_to(open)) {
@@ -54,7 +54,7 @@ impl Daily {
                     amiss = self.link(day).err();
                 }
                 Err(error) => {
-                    // What is written to a file without a name, nobody reads.
+                    // Nobody reads what is written to a deleted file.
                     self.open = self.open.take().filter(Open::has_a_name);
                     amiss = Some(error);
                 }
@@ -65,7 +65,7 @@ impl Daily {
         Ok(amiss)
     }
 
-    /// Whether the link leads to what is open.
+    /// Whether the link leads to the open file.
     fn is_led_to(&self, open: &Open) -> bool {
         fs::metadata(self.folder.join(&self.name)).is_ok_and(|there| identity(&there) == open.identity)
     }
@@ -81,16 +81,16 @@ impl Daily {
     }
 
     fn link(&self, day: &str) -> io::Result<()> {
-        // By its name alone: the folder may be moved, or have another name for whoever reads.
+        // A relative link: the folder may be moved, or have another path for readers.
         let (to, link) = (format!("{}.{day}", self.name), self.folder.join(&self.name));
         if fs::read_link(&link).is_ok_and(|now| now == Path::new(&to)) {
             return Ok(());
         }
         let beside = self.folder.join(format!(".{}.link", self.name));
-        // What an end in the middle of this left behind.
+        // A leftover, if the process once ended in the middle of this.
         let _ = fs::remove_file(&beside);
         symlink(&to, &beside)?;
-        // At once: there is always one for whoever reads.
+        // Renamed atomically, so that readers always find a link.
         fs::rename(&beside, &link).inspect_err(|_| _ = fs::remove_file(&beside))
     }
 }
@@ -105,7 +105,7 @@ fn identity(metadata: &fs::Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// Writes lines; on a line of their own also where only a part of those before them could be written.
+/// Writes lines. If an earlier write was cut short, begins a new line first.
 fn append(to: &mut impl Write, torn: &mut bool, lines: &str) -> io::Result<()> {
     if *torn {
         to.write_all(b"\n")?;
@@ -124,7 +124,8 @@ fn append(to: &mut impl Write, torn: &mut bool, lines: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// The days of which there are files in a folder, by name. Read once a day: for each of thousands of models it would take minutes.
+/// The days with files in a folder, by the files' name. The folder is read once a day: once per model would take minutes with
+/// thousands of models.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     read_on: String,
@@ -132,8 +133,8 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// Removes the oldest files of a name, but for those that are kept: by the days in their names, whatever the clock said when they
-    /// were made. Once a day for each name.
+    /// Removes the oldest files of a name beyond those that are kept. Age is the day in the file's name, not the file's time. Runs
+    /// once a day per name.
     fn remove_oldest(&mut self, folder: &Path, name: &str, today: &str) {
         if self.read_on != today {
             *self = Kept { read_on: today.to_owned(), days: days(folder) };
@@ -243,7 +244,7 @@ mod tests {
         for day in 1..=16 {
             fs::write(logs.path(&format!("m.log.2026-11-{day:02}")), "").expect("a file");
         }
-        // Again on a day that has a file removes none of those that are kept.
+        // A second time on a day that has a file removes no kept file.
         for _ in 0..2 {
             logs.write("line\n", "2026-11-16").expect("written");
             logs.daily.open = None;
@@ -335,7 +336,7 @@ mod tests {
 
     #[test]
     fn a_line_behind_one_that_was_written_in_part_begins_anew() {
-        /// A disk with room for so many bytes.
+        /// A disk with room for this many bytes.
         struct Disk(Vec<u8>, usize);
         impl Write for Disk {
             fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

@@ -1,20 +1,20 @@
-//! How busy the machine is: its processors and its memory, as Linux tells them.
+//! The load of the machine, processors and memory, as Linux reports it.
 
 use parking_lot::Mutex;
 use std::{fs, path::Path};
 
-/// The machine at one time.
+/// The machine's load at one moment.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Load {
-    /// Part of all processors' time that was not idle since the last look, 0 to 1.
+    /// Fraction of all processors' time that was not idle since the last look, 0 to 1.
     pub utilization: f64,
     /// Bytes of memory.
     pub memory_bytes: u64,
-    /// Bytes of it that cannot be had without swapping.
+    /// Bytes of memory that are not available without swapping.
     pub memory_used_bytes: u64,
 }
 
-/// Looks at the machine, and keeps what the next look is compared with.
+/// Reads the machine's load. It keeps the last counters, to which the next ones are compared.
 #[derive(Debug, Default)]
 pub struct Host {
     last: Mutex<Ticks>,
@@ -28,7 +28,7 @@ struct Ticks {
 }
 
 impl Host {
-    /// The load now; `None` where the system does not tell. The first look has the mean since the machine started.
+    /// The load now; `None` if the system does not tell. The first look returns the mean since the machine started.
     pub fn look(&self) -> Option<Load> {
         let now = ticks(&fs::read_to_string("/proc/stat").ok()?)?;
         let (memory_bytes, available) = memory(&fs::read_to_string("/proc/meminfo").ok()?)?;
@@ -39,16 +39,16 @@ impl Host {
     }
 }
 
-/// Bytes of memory that this process may have: the least that its control groups leave to it, or all of the machine. `None` where the
+/// Bytes of memory that this process may use: the smallest limit of its control groups, at most the machine's memory. `None` if the
 /// system does not tell.
 pub fn memory_limit() -> Option<u64> {
     let (machine, _) = memory(&fs::read_to_string("/proc/meminfo").ok()?)?;
-    // Without a limit, version 1 says a number beyond any machine.
+    // Without a limit, version 1 of control groups reports a number beyond any machine.
     Some(least(limit_files(&groups())).map_or(machine, |limit| limit.min(machine)))
 }
 
-/// Bytes of memory above which the system slows this process down and takes memory from it: the least of `memory.high` of its control
-/// groups. `None` where there is no such limit.
+/// Bytes of memory above which the system throttles this process and reclaims memory from it: the smallest `memory.high` of its
+/// control groups. `None` if there is no such limit.
 pub fn memory_high() -> Option<u64> {
     least(high_files(&groups()))
 }
@@ -57,24 +57,24 @@ fn groups() -> String {
     fs::read_to_string("/proc/self/cgroup").unwrap_or_default()
 }
 
-/// The least of the limits in these files; those that say `max` or are not there have none.
+/// The smallest limit in these files. Files that say `max` or do not exist set none.
 fn least(files: Vec<String>) -> Option<u64> {
     files.into_iter().filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok()).min()
 }
 
-/// Bytes of memory that this process has now; `None` where the system does not tell.
+/// Resident memory of this process in bytes; `None` if the system does not tell.
 pub fn resident() -> Option<u64> {
     bytes(&fs::read_to_string("/proc/self/status").ok()?, "VmRSS:")
 }
 
-/// Bytes of memory that this process could have beside that.
+/// Bytes of memory that this process could use in addition.
 pub fn free() -> Option<u64> {
     let (_, available) = memory(&fs::read_to_string("/proc/meminfo").ok()?)?;
     Some(memory_limit()?.saturating_sub(resident()?).min(available))
 }
 
-/// Where limits of the control groups stand that `/proc/self/cgroup` names, from each up to the root: in a container, the root is
-/// the container's own (cgroups(7)).
+/// The files with the memory limits of the control groups in `/proc/self/cgroup`, from each group up to the root. In a container, the
+/// root is the container's own (cgroups(7)).
 fn limit_files(groups: &str) -> Vec<String> {
     let mut files = Vec::new();
     for line in groups.lines() {
@@ -96,13 +96,13 @@ fn limit_files(groups: &str) -> Vec<String> {
     files
 }
 
-/// The same for `memory.high`, which is of version 2 alone.
+/// The same for `memory.high`, which only version 2 has.
 fn high_files(groups: &str) -> Vec<String> {
     let high = |file: String| file.strip_suffix("memory.max").map(|folder| format!("{folder}memory.high"));
     limit_files(groups).into_iter().filter_map(high).collect()
 }
 
-/// The first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal; what follows is part of user.
+/// The first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal. The further columns are included in user.
 fn ticks(stat: &str) -> Option<Ticks> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let numbers: Vec<u64> = line.split_whitespace().take(8).map_while(|text| text.parse().ok()).collect();
@@ -118,7 +118,7 @@ fn utilization(last: Ticks, now: Ticks) -> f64 {
     }
 }
 
-/// Bytes in all, and bytes that a new process could have.
+/// Total bytes, and bytes that a new process could use.
 fn memory(meminfo: &str) -> Option<(u64, u64)> {
     Some((bytes(meminfo, "MemTotal:")?, bytes(meminfo, "MemAvailable:")?))
 }

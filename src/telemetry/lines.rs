@@ -1,7 +1,7 @@
-//! How an event becomes a line. Values may come from callers: nothing in them may end a line or drive a terminal.
+//! Formats events as lines. Values may come from callers, so nothing in them may end a line or control a terminal.
 //!
-//! JSON lines are `{"timestamp","level","target","message","fields":{…},"spans":[{"name","fields":{…}},…]}`, spans
-//! from the outermost in, `fields` and `spans` left out where they are empty.
+//! JSON lines are `{"timestamp","level","target","message","fields":{…},"spans":[{"name","fields":{…}},…]}`, spans from the
+//! outermost in. Empty `fields` and `spans` are left out.
 
 use crate::words::{causes, is_unsafe};
 use serde_json::{Map, Value, json};
@@ -27,7 +27,7 @@ use tracing_subscriber::{
     registry::{LookupSpan, Scope},
 };
 
-/// Whether a text is of ASCII's visible characters and blanks alone, none of which is unsafe: most are, and this is soon seen.
+/// Whether a text consists only of visible ASCII characters and blanks, none of which is unsafe. A fast path: most texts do.
 fn is_plain(text: &str) -> bool {
     text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
 }
@@ -51,7 +51,7 @@ impl<W: fmt::Write> fmt::Write for Escape<W> {
     }
 }
 
-/// Fields as `name=value`, for people. The message stands without its name.
+/// Fields as `name=value`, for people. The message has no name.
 pub(super) struct HumanFields;
 
 impl<'w> FormatFields<'w> for HumanFields {
@@ -70,7 +70,7 @@ struct HumanVisit<'w> {
 
 impl HumanVisit<'_> {
     fn write(&mut self, field: &Field, value: fmt::Arguments<'_>) {
-        // Those are what the `log` crate's events carry about where they are; the target says it already.
+        // Fields of the `log` crate's events that repeat their location; the target already shows it.
         if self.result.is_err() || field.name().starts_with("log.") {
             return;
         }
@@ -93,7 +93,7 @@ impl Visit for HumanVisit<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
             "message" => self.write(field, format_args!("{value}")),
-            // As below, without a look at each character.
+            // As below, without examining each character.
             _ if is_plain(value) && !value.contains(['"', '\\']) => {
                 self.write(field, format_args!("\"{value}\""));
             }
@@ -110,7 +110,7 @@ impl Visit for HumanVisit<'_> {
     }
 }
 
-/// Fields as JSON values, each once. Every request has some, and most are never written.
+/// Fields as JSON values, each once. Every request has some, but most are never written.
 #[derive(Debug, Default)]
 pub(super) struct JsonFields(Vec<(&'static str, Value)>);
 
@@ -191,7 +191,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for KeepFields {
     }
 }
 
-/// Now, as `YYYY-MM-DDTHH:MM:SS.ffffffZ`.
+/// The current time, as `YYYY-MM-DDTHH:MM:SS.ffffffZ`.
 pub(super) fn timestamp() -> String {
     let mut timestamp = String::new();
     // Writing into a string does not fail.
@@ -199,7 +199,7 @@ pub(super) fn timestamp() -> String {
     timestamp
 }
 
-/// An event as a JSON line, with its end.
+/// An event as a JSON line, with its line break.
 pub(super) fn json_line<S: Subscriber + for<'a> LookupSpan<'a>>(
     event: &Event<'_>,
     mut fields: JsonFields,
@@ -229,7 +229,7 @@ pub(super) fn json_line<S: Subscriber + for<'a> LookupSpan<'a>>(
     let text = Value::Object(line).to_string();
     let mut escaped = String::with_capacity(text.len() + 1);
     for c in text.chars() {
-        // What JSON leaves as it is but a viewer may not. All of them are in the basic plane.
+        // JSON does not require these to be escaped, but a viewer may act on them. All are in the basic multilingual plane.
         match is_unsafe(c) {
             true => {
                 let _ = write!(escaped, "\\u{:04x}", u32::from(c));
@@ -253,7 +253,7 @@ where
         let mut fields = JsonFields::default();
         event.record(&mut fields);
         let line = json_line(event, fields, &context);
-        // There is nobody left to tell when the log itself cannot be written.
+        // If the log itself cannot be written, there is nowhere to report that.
         let _ = self.0.make_writer().write_all(line.as_bytes());
     }
 }

@@ -1,7 +1,7 @@
-//! Sets up the log: lines on the standard error, for people or as JSON, and one file per model.
+//! Sets up the log: lines on standard error, for people or as JSON, and one file per model.
 //!
-//! Lines are handed to a thread of their own, so that a slow terminal, pipe or disk never holds up a request; what it
-//! cannot keep up with, or cannot write, is dropped and counted ([`LinesLost`]).
+//! A separate thread writes the lines, so that a slow terminal, pipe or disk never holds up a request. Lines that it cannot write, or
+//! not fast enough, are dropped and counted ([`LinesLost`]).
 
 use super::{
     lines::{HumanFields, JsonLines, KeepFields},
@@ -39,7 +39,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// What suits the standard error: for people with colours on a terminal, JSON elsewhere.
+    /// What suits standard error: for people, with colours, on a terminal; JSON elsewhere.
     pub fn auto() -> Format {
         match io::stderr().is_terminal() {
             true => Format::human(),
@@ -47,13 +47,13 @@ impl Format {
         }
     }
 
-    /// For people, with colours on a terminal that has them and is to show them.
+    /// For people; with colours if standard error is a terminal that supports and wants them.
     pub fn human() -> Format {
         Format::Human { colour: io::stderr().is_terminal() && colours(|name| std::env::var_os(name)) }
     }
 }
 
-/// Whether a terminal is to be sent colours: unless `NO_COLOR` is set and not empty, or `TERM` says that it has none.
+/// Whether to send colours to a terminal: not if `NO_COLOR` is set and not empty, nor if `TERM` says that the terminal has none.
 pub fn colours(variable: impl Fn(&str) -> Option<OsString>) -> bool {
     let refused = variable("NO_COLOR").is_some_and(|value| !value.is_empty());
     !refused && variable("TERM").is_none_or(|term| term != "dumb")
@@ -62,7 +62,7 @@ pub fn colours(variable: impl Fn(&str) -> Option<OsString>) -> bool {
 /// Why the log could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// The filter is not one.
+    /// The filter is invalid.
     #[error("log_filter {filter:?} is not a log filter: {reason}")]
     Filter {
         /// What was given.
@@ -79,12 +79,12 @@ pub enum LogError {
         #[source]
         error: io::Error,
     },
-    /// It is set up already.
+    /// The log is already set up.
     #[error("the log is set up already")]
     Twice,
 }
 
-/// The log, while this lives. Dropping it writes what is left: keep it to the end of `main`, and end by returning.
+/// Guard of the log. Dropping it writes the remaining lines: keep it until the end of `main`, and end the process by returning.
 #[derive(Debug)]
 pub struct Logging {
     files: Option<Arc<ModelFiles>>,
@@ -95,17 +95,17 @@ pub struct Logging {
 }
 
 impl Logging {
-    /// Adds files for models that come later, for as long as there is a log.
+    /// A handle that adds files for models while the log exists.
     pub fn models(&self) -> ModelLogs {
         ModelLogs { files: self.files.as_ref().map(Arc::downgrade) }
     }
 
-    /// The traces that it was set up with.
+    /// The traces that the log was set up with.
     pub fn traces(&self) -> Option<Arc<Traces>> {
         self.traces.clone()
     }
 
-    /// Counts the lines that are lost, for as long as there is somebody who asks.
+    /// A handle that counts lost lines, also after the log has ended.
     pub fn lines_lost(&self) -> LinesLost {
         LinesLost {
             console: Some((self.lost.clone(), self.failed.clone())),
@@ -114,22 +114,22 @@ impl Logging {
     }
 }
 
-/// Adds log files for models. Keeps no log open; the default is of no log.
+/// Adds log files for models. It does not keep the log open; the default belongs to no log.
 #[derive(Debug, Clone, Default)]
 pub struct ModelLogs {
     files: Option<Weak<ModelFiles>>,
 }
 
 impl ModelLogs {
-    /// A model has a file from now on; nothing where there is no folder for them. Events with a field `model` of that name,
-    /// or in a span with one, go there as well. Does not wait for a disk.
+    /// Gives a model a log file from now on, if there is a folder for them. Events with a field `model` of that name, or within a span
+    /// that has one, go there as well. Does not wait for the disk.
     pub fn add_model(&self, name: &str) {
         if let Some(files) = self.files.as_ref().and_then(Weak::upgrade) {
             files.add(name);
         }
     }
 
-    /// Closes the files of models that are not known any more.
+    /// Closes the files of models that are no longer known.
     pub fn keep(&self, known: &dyn Fn(&str) -> bool) {
         if let Some(files) = self.files.as_ref().and_then(Weak::upgrade) {
             files.keep(known);
@@ -142,18 +142,18 @@ impl ModelLogs {
 struct Failed(Arc<AtomicUsize>);
 
 impl Failed {
-    /// So far.
+    /// The number so far.
     fn count(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// A writer of lines, each in one call, whose failures count.
+    /// Wraps a writer that gets each line in one call, and counts its failures.
     fn counting<W>(&self, writer: W) -> Counting<W> {
         Counting { writer, failed: self.clone() }
     }
 }
 
-/// A writer that counts the lines that it could not write: the thread that has it says nothing of them.
+/// Counts the lines that could not be written: the thread that owns the writer ignores errors.
 struct Counting<W> {
     writer: W,
     failed: Failed,
@@ -175,11 +175,11 @@ impl<W: Write> Write for Counting<W> {
     }
 }
 
-/// What lines are lost of: the log of all, and those of models.
+/// The logs for which lost lines are counted: standard error, and the models' files.
 pub const LOGS: [&str; 2] = ["stderr", "files"];
 
-/// Counts the lines that were dropped because their reader or disk was too slow, full or gone. Keeps no log open. The default is of no
-/// log, and stays at 0.
+/// Counts the lines that were dropped because their reader or disk was too slow, full or gone. It does not keep the log open. The
+/// default belongs to no log and stays at 0.
 #[derive(Debug, Clone, Default)]
 pub struct LinesLost {
     console: Option<(ErrorCounter, Failed)>,
@@ -187,7 +187,7 @@ pub struct LinesLost {
 }
 
 impl LinesLost {
-    /// So far, of each of the [`LOGS`].
+    /// The counts so far, for each of the [`LOGS`].
     pub fn counts(&self) -> [u64; 2] {
         let console = self.console.as_ref().map_or(0, |(slow, failed)| slow.dropped_lines() + failed.count());
         let files = self.files.as_ref().and_then(Weak::upgrade).map_or(0, |files| files.lines_lost());
@@ -203,11 +203,11 @@ impl Drop for Logging {
     }
 }
 
-/// Sets up the process's log on the standard error. `filter` is as `EnvFilter` reads it, `folder` is for the models'
-/// files. With traces, requests are sent to their collector as well, whatever the filter says.
+/// Sets up the process's log on standard error. `filter` has the syntax of `EnvFilter`; `folder` is for the models' files. With
+/// traces, requests are also sent to their collector, whatever the filter says.
 ///
 /// # Errors
-/// The filter is not one, the folder cannot be made, or there is a log already.
+/// The filter is invalid, the folder cannot be created, or there is a log already.
 pub fn init(
     format: Format,
     filter: &str,
@@ -219,7 +219,7 @@ pub fn init(
     Ok(logging)
 }
 
-/// The library that watches folders, by the target of its log.
+/// The log target of the library that watches folders.
 const WATCHES_FOLDERS: &str = "notify";
 
 fn subscriber(
@@ -251,7 +251,7 @@ fn subscriber(
             .boxed(),
         Format::Json => JsonLines(writer).boxed(),
     };
-    // What keeps the fields comes before the layers that read them, where there are any.
+    // The layer that keeps fields must precede those that read them. It is left out if none does.
     let keep = (format == Format::Json || files.is_some()).then_some(KeepFields);
     let lines = Layer::and_then(keep, console).and_then(files.clone().map(ToModelFiles)).with_filter(filter);
     let subscriber =
@@ -259,12 +259,12 @@ fn subscriber(
     Ok((subscriber, Logging { files, traces, lost, failed, _console: guard }))
 }
 
-/// What a filter lets through, as `EnvFilter` reads it. That keeps books of spans behind a lock of the whole process, which each
-/// request would take a dozen times: it is there where the filter speaks of spans, and of targets alone otherwise.
+/// A filter with the meaning that it has for `EnvFilter`. `EnvFilter` itself tracks spans behind a process-wide lock, which each
+/// request would take a dozen times. So it is used only if the filter mentions spans; otherwise the cheaper [`Targets`] is.
 fn parsed<S: Subscriber>(filter: &str) -> Result<Box<dyn Filter<S> + Send + Sync>, String> {
     let quiet = format!("{WATCHES_FOLDERS}=error");
     let mut parts: Vec<_> = filter.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
-    // Unless it is asked for: for each folder that goes, what watches folders says that it cannot watch it any more.
+    // Quiet by default: the watching library warns about each folder that is removed, because it can no longer watch it.
     let lower: Vec<_> = parts.iter().map(|part| part.to_ascii_lowercase()).collect();
     let of_all = lower.iter().any(|part| ["warn", "info", "debug", "trace"].contains(&&**part));
     if of_all && !lower.iter().any(|part| part.starts_with(WATCHES_FOLDERS)) {
@@ -301,7 +301,7 @@ mod tests {
         }
     }
 
-    /// What the console shows of the events that `act` makes.
+    /// What the console shows for the events of `act`.
     fn log(format: Format, filter: &str, folder: Option<&Path>, act: impl FnOnce(&Logging)) -> String {
         let console = Console::default();
         let (subscriber, logging) = subscriber(format, filter, folder, None, console.clone()).expect("a log");
@@ -431,7 +431,7 @@ mod tests {
         assert!(error.starts_with("log_filter \"ocelli=loud\" is not"), "{error}");
     }
 
-    /// What `EnvFilter` itself lets through is the truth.
+    /// `EnvFilter` is the reference.
     #[test]
     fn a_filter_of_targets_alone_is_read_as_one_with_spans_is() {
         macro_rules! events {
@@ -546,7 +546,7 @@ mod tests {
         assert_eq!(messages("boxes.log"), ["event wins", "named later"]);
     }
 
-    /// A disk that is full.
+    /// A full disk.
     struct Full;
 
     impl Write for Full {
@@ -567,7 +567,7 @@ mod tests {
             info!("one");
             info!("another");
         });
-        // With it ends the thread that writes.
+        // This ends the writing thread.
         drop(logging);
         assert_eq!(lost.counts(), [2, 0]);
     }

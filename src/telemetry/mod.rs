@@ -1,15 +1,15 @@
 //! Logs, metrics and traces.
 //!
-//! - [`request`]: the ids by which a request is found again, its own and its trace's.
+//! - [`request`]: the ids of a request, its own and its trace's.
 //! - [`logging`]: log lines on the standard error and one file per model.
 //! - [`metrics`]: every metric, one struct.
-//! - [`statistics`]: what became of a model's requests, for Triton's clients; [`triton`]: the same as its metrics.
+//! - [`statistics`]: statistics of a model's requests, for Triton's clients; [`triton`]: the same as Triton's metrics.
 //! - [`traces`]: spans of requests and batches, for a collector.
-//! - [`host`]: how busy the machine is; [`thread_limits`]: what to do where it refuses a thread.
-//! - `lines`: how an event becomes a line, for people and as JSON, whatever its values hold.
-//! - `model_files`: which events go to which model's file; `daily`: a file a day.
+//! - [`host`]: the load of the machine; [`thread_limits`]: advice if the system refuses a thread.
+//! - `lines`: formats events as lines, for people and as JSON, safely for any values.
+//! - `model_files`: which events go to which model's file; `daily`: daily files.
 
-/// Reasons that are counted apart: an enum, and their names, in the order in which they are told.
+/// Reasons that are counted separately: an enum, and their names in the order of output.
 macro_rules! reasons {
     ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $label:literal,)+ }) => {
         $(#[$about])*
@@ -17,7 +17,7 @@ macro_rules! reasons {
         pub enum $name { $($(#[$doc])* $variant,)+ }
 
         impl $name {
-            /// All of them.
+            /// All variants, in order.
             pub const ALL: [$name; [$($label),+].len()] = [$($name::$variant),+];
             /// Their names.
             pub const LABELS: [&str; [$($label),+].len()] = [$($label),+];

@@ -1,8 +1,8 @@
-//! One log file per model: events that carry a `model` field, or happen in a span that does, go to that model's file
-//! as JSON lines, beside the log of all.
+//! One log file per model: events that carry a `model` field, or happen in a span that does, go to that model's file as JSON lines, in
+//! addition to the common log.
 //!
-//! Only models that were added have a file: a name that a caller made up and that got into an event opens nothing. One thread
-//! writes all files: a disk that is slow for one of them is so for the others.
+//! Only models that were added have a file: a name that a caller made up does not open one, even if it gets into an event. One thread
+//! writes all files, because a disk that is slow for one of them is slow for the others.
 
 use super::{
     daily::{Daily, Kept},
@@ -24,27 +24,27 @@ use std::{
 use tracing::{Event, Subscriber};
 use tracing_subscriber::{Layer, layer::Context, registry::LookupSpan};
 
-/// Lines of all files that may wait to be written: those beyond them are lost, and counted.
+/// Lines that may wait to be written, over all files. Further lines are lost and counted.
 const LINES_MAX: usize = 8192;
-/// How long the end waits for what is left to be written: a disk that hangs does not hold it up.
+/// How long shutdown waits for the remaining lines to be written: a disk that hangs must not block it.
 const CLOSE_WAIT: Duration = Duration::from_secs(1);
-/// Between two warnings that lines cannot be written.
+/// Time between two warnings that lines cannot be written.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// What the thread that writes is told.
+/// An order to the writing thread.
 enum Order {
-    /// A line for the file that this path leads to, which is the link to the current day's; an empty one has it made.
+    /// Write a line to the file behind this path, the link to the current day's file. An empty line only creates it.
     Line(Arc<Path>, String),
-    /// To close the files of which nobody else has the path any more.
+    /// Close the files whose paths nobody else holds any more.
     Close,
 }
 
-/// Locked for moments: whoever logs wants it, whatever else they hold.
+/// Locked only for moments: every thread that logs needs it, possibly while it holds other locks.
 #[derive(Debug, Default)]
 struct Open {
-    /// By model. Two names that differ only in what a file name cannot hold share a file.
+    /// Paths by model. Two names that differ only in characters that a file name cannot contain share a file.
     files: BTreeMap<String, Arc<Path>>,
-    /// Until the end.
+    /// `None` after the log has been closed.
     orders: Option<SyncSender<Order>>,
 }
 
@@ -54,12 +54,12 @@ pub(super) struct ModelFiles {
     folder: PathBuf,
     open: RwLock<Open>,
     lost: Arc<AtomicU64>,
-    /// Disconnected when the last line has been written.
+    /// Disconnected once the last line has been written.
     written: Mutex<Receiver<Infallible>>,
 }
 
 impl ModelFiles {
-    /// Makes the folder, and sees that files can be made there.
+    /// Creates the folder, and checks that files can be created there.
     pub(super) fn new(folder: &Path) -> io::Result<ModelFiles> {
         std::fs::create_dir_all(folder)?;
         tempfile::tempfile_in(folder)?;
@@ -76,7 +76,7 @@ impl ModelFiles {
         })
     }
 
-    /// A model has a file from now on, which is made soon.
+    /// Gives a model a file from now on. The writing thread creates it soon.
     pub(super) fn add(&self, model: &str) {
         let path = self.folder.join(file_name(model));
         let mut open = self.open.write();
@@ -85,13 +85,13 @@ impl ModelFiles {
             None => path.into(),
         };
         open.files.insert(model.into(), Arc::clone(&file));
-        // The first line makes it as well.
+        // May fail if the queue is full: the first line creates the file as well.
         open.order(Order::Line(file, String::new()));
     }
 
-    /// Has the files of models that are not known any more closed.
+    /// Orders the files of models that are no longer known to be closed.
     pub(super) fn keep(&self, known: &dyn Fn(&str) -> bool) {
-        // Asked without the lock.
+        // `known` is called without the lock.
         let mut gone: Vec<String> = self.open.read().files.keys().cloned().collect();
         gone.retain(|model| !known(model));
         if gone.is_empty() {
@@ -101,7 +101,7 @@ impl ModelFiles {
         for model in gone {
             open.files.remove(&model);
         }
-        // Where too many lines wait, with those that go next.
+        // If the queue is full, they are closed with the next order of this kind.
         open.order(Order::Close);
     }
 
@@ -110,29 +110,29 @@ impl ModelFiles {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Hands a line to the thread that writes.
+    /// Hands a line to the writing thread.
     fn send(&self, file: Arc<Path>, line: String) {
         if !self.open.read().order(Order::Line(file, line)) {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Writes what is left and closes the files.
+    /// Writes the remaining lines and closes the files.
     pub(super) fn close(&self) {
         mem::take(&mut *self.open.write());
-        // Where the disk hangs, the end of the process closes them.
+        // If the disk hangs, the end of the process closes the files.
         let _ = self.written.lock().recv_timeout(CLOSE_WAIT);
     }
 }
 
 impl Open {
-    /// Whether it will be done, or is not to be done any more.
+    /// False if the queue is full. After the end, orders are ignored and this is true.
     fn order(&self, order: Order) -> bool {
         self.orders.as_ref().is_none_or(|orders| orders.try_send(order).is_ok())
     }
 }
 
-/// Does as it is told until nobody tells it anything any more, and then drops `_end`, behind the files: closing one may take as long as
+/// The writing thread. It runs until the orders end. It drops `_end` only after the files, because closing a file may take as long as
 /// writing it.
 fn write(orders: &Receiver<Order>, lost: &AtomicU64, _end: Sender<Infallible>) {
     let mut files: HashMap<Arc<Path>, Daily> = HashMap::new();
@@ -159,7 +159,7 @@ fn write(orders: &Receiver<Order>, lost: &AtomicU64, _end: Sender<Infallible>) {
         };
         if warned.is_none_or(|warned| warned.elapsed() >= WARN_EVERY) {
             warned = Some(Instant::now());
-            // It names no model: it would go to the file that cannot be written.
+            // No field `model`: the event would go to the very file that cannot be written.
             tracing::warn!(
                 file = %path.display(),
                 %error,
@@ -169,8 +169,8 @@ fn write(orders: &Receiver<Order>, lost: &AtomicU64, _end: Sender<Infallible>) {
     }
 }
 
-/// `MODEL.log`, with everything but `A-Z a-z 0-9 _ -` and single inner dots as `_`. A name is never `..` and never
-/// begins another's: days are told apart behind `.log.`, so `.log` is not allowed within.
+/// `MODEL.log`, with everything but `A-Z a-z 0-9 _ -` and single inner dots as `_`. A name is never `..` and never begins another's:
+/// the day follows after `.log.`, so `.log` is not allowed within a name.
 fn file_name(model: &str) -> String {
     let safe: String = model
         .chars()
@@ -197,7 +197,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for ToModelFiles {
         event.record(&mut fields);
         let model = match fields.text("model") {
             Some(model) => Some(model.to_string()),
-            // The innermost span that names one.
+            // The innermost span that names a model.
             None => context.event_scope(event).and_then(|mut scope| {
                 scope.find_map(|span| {
                     let extensions = span.extensions();
@@ -221,7 +221,7 @@ mod tests {
         Arc::clone(&files.open.read().files[model])
     }
 
-    /// Whoever opens this model's file of today to write waits for a reader, which this gives back.
+    /// Makes opening this model's file of today block until the returned reader runs.
     fn hanging(folder: &Path, model: &str) -> impl FnOnce() + use<> {
         let pipe = folder.join(format!("{model}.log.{}", &timestamp()[..10]));
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
@@ -229,7 +229,7 @@ mod tests {
         move || drop(fs::File::open(pipe).expect("the pipe"))
     }
 
-    /// Files as they are without the thread that writes, and what it would be told.
+    /// Files without a writing thread, and the orders that it would get.
     fn told_only(folder: &Path) -> (ModelFiles, Receiver<Order>) {
         let files = ModelFiles::new(folder).expect("a folder");
         let (orders, to_do) = mpsc::sync_channel(LINES_MAX);
@@ -237,7 +237,7 @@ mod tests {
         (files, to_do)
     }
 
-    /// Only there: closing one may take as long as writing it.
+    /// Only by that thread: closing a file may take as long as writing it.
     #[test]
     fn the_file_of_a_model_that_is_not_known_any_more_is_closed_by_the_thread_that_writes() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(open("stays.log"), 0);
     }
 
-    /// What is told, and how many lines are lost, where so many are written to a file.
+    /// The warning, and the number of lost lines, when `count` lines are written to a file.
     fn told_and_lost(files: &ModelFiles, model: &str, count: usize) -> (String, u64) {
         let ((orders, to_do), (end, _)) = (mpsc::sync_channel(count), mpsc::channel());
         for _ in 0..count {
@@ -286,7 +286,7 @@ mod tests {
         files.add("m");
         files.close();
         let today = folder.path().join(fs::read_link(&link).expect("a link"));
-        // A disk that is full.
+        // A full disk.
         fs::remove_file(&today).expect("the file");
         std::os::unix::fs::symlink("/dev/full", &today).expect("a link");
         let files = ModelFiles::new(folder.path()).expect("a folder");
@@ -327,10 +327,10 @@ mod tests {
     fn no_more_lines_wait_than_may_and_those_beyond_are_counted() {
         let folder = tempfile::tempdir().expect("a folder");
         let files = ModelFiles::new(folder.path()).expect("a folder");
-        // The thread that writes stands still.
+        // The writing thread is blocked.
         let release = hanging(folder.path(), "m");
         files.add("m");
-        // What has the file made may be in its hands, or one of those that wait.
+        // The order that creates the file may already be taken, or still be waiting.
         for _ in 0..LINES_MAX + 10 {
             files.send(file(&files, "m"), "line\n".to_owned());
         }

@@ -1,16 +1,17 @@
-//! The ids by which a request is found again in logs, replies and traces. Pure: headers in, headers out.
+//! The ids by which a request can be found in logs, replies and traces. Pure functions from headers to headers.
 
 use std::{fmt, str::FromStr, sync::Arc};
 use uuid::Uuid;
 
-/// A request's id: the caller's `x-request-id` where it is harmless, else one of ours.
+/// A request's id: the caller's `x-request-id` if it is harmless, otherwise a generated one.
 ///
-/// Harmless is 1 to 128 characters of `A-Z a-z 0-9 . _ -`: it goes into log lines, headers and file names of others.
+/// Harmless means 1 to 128 characters of `A-Z a-z 0-9 . _ -`: the id goes into log lines, headers and other programs' file
+/// names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RequestId(Arc<str>);
 
 impl RequestId {
-    /// The longest that is taken from a caller, in characters.
+    /// The longest id that is accepted from a caller, in characters.
     pub const LENGTH_MAX: usize = 128;
 
     /// The caller's id, or a new one if there is none or it is not harmless.
@@ -31,7 +32,7 @@ impl RequestId {
         RequestId(Uuid::now_v7().to_string().into())
     }
 
-    /// As it stands in the header.
+    /// As in the header.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -46,7 +47,7 @@ impl fmt::Display for RequestId {
 /// A place in a trace, as W3C Trace Context's `traceparent` header carries it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceContext {
-    /// The trace that all of a user's action belongs to; not all zero.
+    /// The trace that everything in a user's action belongs to; not all zero.
     pub trace_id: [u8; 16],
     /// The span that this is about; not all zero.
     pub span_id: [u8; 8],
@@ -54,26 +55,26 @@ pub struct TraceContext {
     pub flags: u8,
 }
 
-/// Why a `traceparent` was not taken. The specification has such a header ignored and a trace of our own begun.
+/// Why a `traceparent` was rejected. The specification requires that such a header is ignored and a new trace begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("traceparent is not version-traceid-parentid-flags in lower-case hex, or one of its ids is zero")]
 pub struct BadTraceParent;
 
 impl TraceContext {
-    /// The beginning of a trace of our own, not marked as recorded.
+    /// The root of a new trace, not marked as recorded.
     pub fn root() -> TraceContext {
         let id = Uuid::now_v7();
-        // A span's id need be unique in its trace only.
+        // A span id only has to be unique within its trace.
         TraceContext { trace_id: *id.as_bytes(), span_id: lower_half(id), flags: 0 }
     }
 
-    /// Our span under the caller's: the same trace and flags, a new span.
+    /// A new span under this one, with the same trace and flags.
     pub fn child(&self) -> TraceContext {
         TraceContext { span_id: new_span_id(), ..*self }
     }
 
-    /// Our span for a request with this header: a child of the caller's, or a root. The second value is the
-    /// caller's span, if there was one.
+    /// The server's span for a request with this header: a child of the caller's span, or a root. The second value is the
+    /// caller's span, if there is one.
     pub fn from_header(value: Option<&[u8]>) -> (TraceContext, Option<TraceContext>) {
         let caller = value
             .and_then(|value| str::from_utf8(value).ok())
@@ -84,7 +85,7 @@ impl TraceContext {
         }
     }
 
-    /// The header's value. Of the flags only the one that version 00 defines is passed on.
+    /// The header's value. Only the flag that version 00 defines is passed on.
     pub fn header(&self) -> [u8; 55] {
         let mut text = *b"00-tttttttttttttttttttttttttttttttt-ssssssssssssssss-ff";
         hex(&self.trace_id, &mut text[3..35]);
@@ -106,7 +107,7 @@ pub(super) fn new_span_id() -> [u8; 8] {
     lower_half(Uuid::now_v7())
 }
 
-/// Of a UUID of version 7: a variant of two bits, then a counter that starts at random each millisecond, then 32 random bits.
+/// The lower half of a version 7 UUID: two bits of variant, a counter that starts at random each millisecond, 32 random bits.
 fn lower_half(id: Uuid) -> [u8; 8] {
     id.as_u64_pair().1.to_be_bytes()
 }
@@ -114,8 +115,8 @@ fn lower_half(id: Uuid) -> [u8; 8] {
 impl FromStr for TraceContext {
     type Err = BadTraceParent;
 
-    /// Reads `00-<32 hex>-<16 hex>-<2 hex>`. Later versions may carry more behind another dash, which is left out,
-    /// as the specification asks; version `ff` does not exist.
+    /// Reads `00-<32 hex>-<16 hex>-<2 hex>`. Later versions may have further fields after another dash; these are ignored, as
+    /// the specification asks; version `ff` does not exist.
     fn from_str(text: &str) -> Result<TraceContext, BadTraceParent> {
         let mut parts = text.splitn(5, '-');
         let mut part = || parts.next().ok_or(BadTraceParent);

@@ -1,9 +1,9 @@
-//! What became of the requests for one loaded version of a model, since it was loaded: what Triton's clients ask for as
-//! *statistics*, and what `telemetry::triton` writes as metrics.
+//! Statistics of the requests for one loaded version of a model, since it was loaded. Triton's clients ask for them as
+//! *statistics*; `telemetry::triton` exports them as metrics.
 //!
-//! A *request* is one inference request, however many batches it takes and however its reply comes; or one image or frame of a
-//! prediction, or one piece of a stack. Counting one is a few atomic additions; only a batch takes a lock, which nobody else holds
-//! for longer than a look.
+//! A *request* is one inference request, however many batches it takes and in whatever form its reply is sent; or one image or
+//! frame of a prediction, or one piece of a stack. Counting a request takes a few atomic additions. Only counting a batch takes a
+//! lock, which readers hold only briefly.
 
 use parking_lot::Mutex;
 use std::{
@@ -16,9 +16,9 @@ use std::{
 };
 
 reasons! {
-    /// Why a request failed, as Triton's metrics tell it.
+    /// Why a request failed, as in Triton's metrics.
     Failure {
-        /// Refused for a full queue, a deadline or a drain.
+        /// Refused because of a full queue, a deadline or a drain.
         Rejected = "REJECTED",
         /// The caller went away.
         Cancelled = "CANCELED",
@@ -29,12 +29,12 @@ reasons! {
     }
 }
 
-/// How often something happened, and how long it took in all.
+/// How often something happened, and its total time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sum {
     /// How often.
     pub count: u64,
-    /// How long in all, in nanoseconds.
+    /// Total time in nanoseconds.
     pub ns: u64,
 }
 
@@ -59,12 +59,12 @@ fn ns(took: Duration) -> u64 {
     u64::try_from(took.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Where the time of a request went.
+/// How the time of a request divides.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Steps {
     /// Waiting for a device.
     pub queue: Duration,
-    /// Putting its batch together.
+    /// Assembling its batch.
     pub input: Duration,
     /// Running it.
     pub infer: Duration,
@@ -77,11 +77,11 @@ pub struct Steps {
 pub struct Batches {
     /// Batches that ran.
     pub count: u64,
-    /// Nanoseconds of putting them together.
+    /// Nanoseconds spent assembling them.
     pub input_ns: u64,
-    /// Nanoseconds of running them.
+    /// Nanoseconds spent running them.
     pub infer_ns: u64,
-    /// Nanoseconds of handing out what they gave.
+    /// Nanoseconds spent handing out their results.
     pub output_ns: u64,
 }
 
@@ -101,29 +101,29 @@ pub struct Statistics {
     held: Mutex<BTreeMap<Arc<str>, Held>>,
 }
 
-/// What a version holds on a GPU.
+/// The memory that a version holds on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
     /// The GPU's number in this process.
     pub ordinal: usize,
-    /// As measured when it was loaded there: all of its instances with their largest batches.
+    /// Measured when it was loaded there: all of its instances with their largest batches.
     pub bytes: u64,
 }
 
-/// All counts at one time.
+/// All counts at one moment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Snapshot {
-    /// Requests that were answered, from the queue's entrance to the end of the reply.
+    /// Requests that were answered; time from entering the queue to the end of the reply.
     pub success: Sum,
-    /// Requests that were not, by [`Failure`].
+    /// Requests that failed, by [`Failure`].
     pub failures: [Sum; Failure::ALL.len()],
-    /// Waiting for a device, of those that were answered.
+    /// Time spent waiting for a device, of the requests that were answered.
     pub queue: Sum,
-    /// Putting their batches together.
+    /// Time spent assembling their batches.
     pub input: Sum,
-    /// Running their batches.
+    /// Time spent running their batches.
     pub infer: Sum,
-    /// Writing their replies.
+    /// Time spent writing their replies.
     pub output: Sum,
     /// Items that were run.
     pub items: u64,
@@ -146,7 +146,7 @@ impl Snapshot {
 }
 
 impl Statistics {
-    /// A request was answered `total` after it was queued; the steps say where that time went.
+    /// Counts a request that was answered `total` after it was queued; the steps divide that time.
     pub fn answered(&self, total: Duration, Steps { queue, input, infer, output }: Steps) {
         self.success.add(total);
         self.queue.add(queue);
@@ -155,12 +155,12 @@ impl Statistics {
         self.output.add(output);
     }
 
-    /// A request was not answered.
+    /// Counts a request that failed.
     pub fn failed(&self, why: Failure, total: Duration) {
         self.failures[why as usize].add(total);
     }
 
-    /// A batch of `items` items ran.
+    /// Counts a batch of `items` items that ran.
     pub fn ran(&self, items: usize, input: Duration, infer: Duration) {
         self.items.fetch_add(items as u64, Ordering::Relaxed);
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -172,17 +172,17 @@ impl Statistics {
         batch.infer_ns += ns(infer);
     }
 
-    /// Handing out what a batch of `items` items gave took so long.
+    /// Records how long it took to hand out the results of a batch of `items` items.
     pub fn handed_out(&self, items: usize, took: Duration) {
         self.batches.lock().entry(items).or_default().output_ns += ns(took);
     }
 
-    /// Loading the model took so long.
+    /// Records how long it took to load the model.
     pub fn loaded(&self, took: Duration) {
         self.load_ns.store(ns(took), Ordering::Relaxed);
     }
 
-    /// It was loaded onto a GPU, or could not be, as `held` is.
+    /// Records what the version holds on a GPU after a load; `None` if the load failed.
     pub fn holds(&self, device: &Arc<str>, held: Option<Held>) {
         let mut all = self.held.lock();
         match held {
@@ -191,7 +191,7 @@ impl Statistics {
         };
     }
 
-    /// What it holds on GPUs, by their names; on those that were given back since, what it held.
+    /// What the version holds on GPUs, by device name; for GPUs that it has released since, what it held.
     pub fn held(&self) -> BTreeMap<Arc<str>, Held> {
         self.held.lock().clone()
     }

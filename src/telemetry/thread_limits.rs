@@ -1,9 +1,9 @@
-//! What to do where the system refuses a thread.
+//! Advice for when the system refuses to create a thread.
 
 use rustix::process::{Resource, getrlimit};
 use std::{error::Error, io};
 
-/// What to do where it refuses one that is there by these options.
+/// What to do if it refuses a thread whose number these options set.
 pub fn advice(options: &[&str]) -> String {
     let user = match getrlimit(Resource::Nproc).current {
         Some(limit) => format!("{limit} now, and all processes of the user count"),
@@ -19,13 +19,13 @@ pub fn advice(options: &[&str]) -> String {
     )
 }
 
-/// Whether the system has refused a thread: it calls that a resource that is not there now.
+/// Whether the system has refused a thread: it reports that as a resource that is temporarily unavailable.
 fn is_refusal(error: &(dyn Error + 'static)) -> bool {
     let refused = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
     error.downcast_ref().is_some_and(refused) || error.source().is_some_and(is_refusal)
 }
 
-/// The error, and the advice where the system has refused a thread.
+/// The error, with the advice if the system has refused a thread.
 pub fn told(error: &(dyn Error + 'static), options: &[&str]) -> String {
     if is_refusal(error) { format!("{error}; {}", advice(options)) } else { error.to_string() }
 }

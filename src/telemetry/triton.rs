@@ -1,7 +1,9 @@
-//! Triton's metrics beside our own, for dashboards, autoscalers and `perf_analyzer` that look for its names.
+//! Triton's metrics, in addition to the server's own, for dashboards, autoscalers and `perf_analyzer`, which look for
+//! Triton's names.
 //!
-//! Written by hand: names, labels and their order, and numbers without an exponent are what readers of these metrics were
-//! made for. What is about GPUs is left out on a machine without one, and what a GPU does not tell.
+//! The text is written by hand, because readers of these metrics expect these names, this order of labels, and numbers
+//! without an exponent. GPU metrics are left out on a machine without a GPU, and so are readings that a GPU does not
+//! report.
 
 use super::{
     host::Load,
@@ -16,26 +18,26 @@ pub struct Version<'a> {
     pub model: &'a str,
     /// Its version.
     pub version: &'a str,
-    /// What became of its requests.
+    /// Statistics of its requests.
     pub counts: Snapshot,
-    /// Requests of which something waits.
+    /// Requests with at least a part still waiting.
     pub pending: usize,
 }
 
-/// A GPU; what is not told has no line.
+/// A GPU. A reading that is `None` has no line.
 #[derive(Debug, Clone, Copy)]
 pub struct Gpu<'a> {
     /// Its UUID.
     pub uuid: &'a str,
-    /// Part of its time in use, 0 to 1.
+    /// Fraction of time in use, 0 to 1.
     pub utilization: Option<f64>,
     /// Bytes of memory.
     pub memory_bytes: Option<u64>,
-    /// Bytes of it that are not free.
+    /// Bytes of memory that are not free.
     pub memory_used_bytes: Option<u64>,
     /// Watts.
     pub power_w: Option<f64>,
-    /// Watts that it is held to.
+    /// Power limit in watts.
     pub power_limit_w: Option<f64>,
     /// Joules since the driver was loaded.
     pub energy_j: Option<f64>,
@@ -50,15 +52,15 @@ pub(super) struct Row {
     pub(super) help: &'static str,
 }
 
-/// What it is of, and what it says of that. A number is written as it is up to 2^53.
+/// What a metric describes, and the function for its value. Numbers up to 2^53 are written exactly.
 #[derive(Debug, Clone, Copy)]
 enum Of {
     Version(fn(&Version<'_>) -> f64),
     /// A version's failures, by reason.
     Failures,
-    /// Left out where the machine does not tell.
+    /// Left out if the machine does not report its load.
     Host(fn(&Load) -> f64),
-    /// Left out where there is none; what one does not tell has no line.
+    /// Left out without a GPU. A reading that a GPU does not report has no line.
     Gpu(fn(&Gpu<'_>) -> Option<f64>),
 }
 
@@ -82,7 +84,7 @@ const fn gauge(name: &'static str, of: Of, help: &'static str) -> Row {
     Row { name, kind: "gauge", of, help }
 }
 
-/// All of them, in the order in which they are written.
+/// All metrics, in the order in which they are written.
 pub(super) const ROWS: [Row; 20] = [
     counter(
         "nv_inference_request_success",
@@ -207,7 +209,7 @@ pub fn write(out: &mut String, versions: &[Version<'_>], host: Option<Load>, gpu
     }
 }
 
-/// Names of models hold nothing that a label would have to escape. `Display` writes numbers without an exponent.
+/// Names of models contain nothing that a label would have to escape. `Display` writes numbers without an exponent.
 fn line(out: &mut String, name: &str, labels: std::fmt::Arguments<'_>, value: f64) {
     let _ = writeln!(out, "{name}{labels} {value}");
 }

@@ -20,7 +20,7 @@ pub(in crate::cli) fn command() -> Command {
     let list = |name: &'static str| Arg::new(name).long(name).value_delimiter(',');
     Command::new("bench")
         .about("Measure a server: latency over load, from rate to rate until it is too much")
-        // A group of arguments of which one is required is shown before all others, wherever they stand.
+        // clap shows a required group before all other arguments, whatever their order.
         .override_usage("ocelli bench [OPTIONS] <URL> <MODEL|--live>")
         .group(ArgGroup::new("loop").args(["rate", "concurrency"]))
         .group(ArgGroup::new("asked").args(["model", "live"]).required(true))
@@ -85,12 +85,12 @@ pub(in crate::cli) fn number(
     }
 }
 
-/// What is asked for.
+/// The parsed arguments.
 pub(super) struct Wanted {
     pub(super) target: Target,
-    /// `None`: whether the server is live.
+    /// `None`: ask only whether the server is live.
     pub(super) model: Option<Name>,
-    /// `None`: a sweep from a rate that is still to be found.
+    /// `None`: a sweep from a starting rate that is still to be determined.
     pub(super) plan: Option<Plan>,
     pub(super) step: f64,
     pub(super) arrivals: Arrivals,
@@ -107,10 +107,10 @@ pub(super) struct Wanted {
     pub(super) picture: Option<PathBuf>,
 }
 
-/// What the arguments ask for.
+/// Interprets the arguments.
 ///
 /// # Errors
-/// Words for whoever wrote them.
+/// A message for the user.
 pub(super) fn wanted(matches: &ArgMatches) -> Result<Wanted, String> {
     let text = |name: &str| matches.get_one::<String>(name);
     let real = |name: &str| *matches.get_one::<f64>(name).expect("clap has a default");
@@ -194,7 +194,7 @@ mod tests {
             &["ftp://x", "m"],
             &[url, "m", "--rate", "0"],
             &[url, "m", "--shape", "x"],
-            // Nothing that is given is of no effect.
+            // An argument that would have no effect is refused.
             &[url, "m", "--concurrency", "1", "--arrivals", "constant"],
             &[url, "m", "--concurrency", "1", "--in-flight-max", "8"],
             &[url, "m", "--concurrency", "1", "--rate-from", "8"],

@@ -1,4 +1,4 @@
-//! What is sent: files that were given, or pictures and tensors made up from what the model says of its inputs.
+//! The requests to send: from files, or with generated pictures and tensors that fit the model's inputs.
 
 use super::super::{
     client::InputSpec,
@@ -12,17 +12,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Different pictures that are made up: caches must not serve one for another.
+/// Number of different generated pictures, so that a cache does not answer all requests with the first.
 const PICTURES: u64 = 8;
-/// Sides of a picture where the model says nothing of them, in pixels.
+/// Side of a generated picture in pixels, if the model does not determine it.
 const SIDE: u32 = 224;
-/// What all messages together may take, in bytes.
+/// Size of all messages together, at most.
 const BYTES_MAX: u64 = 1 << 30;
 
-/// The files that a path stands for: itself, or those of a folder in the order of their names.
+/// The files of a path: itself, or those in a folder, in the order of their names.
 ///
 /// # Errors
-/// Words, if there is none.
+/// A message, if there is none.
 pub(in crate::cli) fn paths(path: &Path) -> Result<Vec<PathBuf>, String> {
     if !path.exists() {
         return Err(format!("there is no file {}", path.display()));
@@ -39,23 +39,23 @@ pub(in crate::cli) fn paths(path: &Path) -> Result<Vec<PathBuf>, String> {
     if paths.is_empty() { Err(format!("the folder {} holds no file", path.display())) } else { Ok(paths) }
 }
 
-/// Where the messages come from.
+/// The source of the messages.
 pub(in crate::cli) struct Source<'a> {
     pub(in crate::cli) ask: Ask<'a>,
-    /// Shapes of inputs, by name, where the model leaves them open.
+    /// Shapes of inputs, by name, for those that the model leaves open.
     pub(in crate::cli) shapes: BTreeMap<String, Vec<usize>>,
-    /// Items along an open first axis; one without it.
+    /// Items along an open first axis; `None` means one.
     pub(in crate::cli) items: Option<usize>,
     pub(in crate::cli) seed: u64,
-    /// How whoever asks says that tensors are to be sent; nothing where that cannot be said.
+    /// How a user chooses tensors, for messages; `None` if the command has no such option.
     pub(in crate::cli) by_tensors: Option<&'static str>,
 }
 
 impl Source<'_> {
-    /// The bytes of files, each as a message: pictures or stacks as they are, `.npy` and `.json` for a model of tensors.
+    /// A message for each file: pictures or stacks unchanged, `.npy` and `.json` for a model of tensors.
     ///
     /// # Errors
-    /// Words, if one cannot be read.
+    /// A message, if a file cannot be read.
     pub(in crate::cli) fn files(&self, paths: &[PathBuf]) -> Result<Vec<Message>, String> {
         let mut left = BYTES_MAX;
         let mut messages = Vec::new();
@@ -70,10 +70,10 @@ impl Source<'_> {
         Ok(messages)
     }
 
-    /// Made-up messages.
+    /// Generated messages.
     ///
     /// # Errors
-    /// Words, if the model says too little of its inputs.
+    /// A message, if the model leaves too much of its inputs open.
     pub(in crate::cli) fn made_up(&self) -> Result<Vec<Message>, String> {
         let mut random = Random::new(self.seed);
         match self.ask.kind {
@@ -152,7 +152,7 @@ impl Source<'_> {
     }
 }
 
-/// Width and height of what an input takes, whichever axis has the channels.
+/// Width and height of an image input, whichever axis has the channels.
 fn sides(input: &InputSpec) -> (u32, u32) {
     let (height, width) = match input.shape[..] {
         [_, 1 | 3, height, width] => (height, width),
@@ -163,7 +163,7 @@ fn sides(input: &InputSpec) -> (u32, u32) {
     (side(width), side(height))
 }
 
-/// A PNG with smooth ground and some noise, as photographs have.
+/// A PNG with a smooth background and some noise, like a photograph.
 fn picture(random: &mut Random, width: u32, height: u32) -> Result<Vec<u8>, String> {
     let phases = [random.unit(), random.unit(), random.unit()];
     let mut pixels = Vec::with_capacity(width as usize * height as usize * 3);
@@ -185,15 +185,15 @@ fn picture(random: &mut Random, width: u32, height: u32) -> Result<Vec<u8>, Stri
     Ok(file)
 }
 
-/// How many numbers a shape has.
+/// Number of elements of a shape.
 fn numbers(shape: &[usize]) -> Result<usize, String> {
     let numbers = shape.iter().try_fold(1_usize, |product, side| product.checked_mul(*side));
     let bounded = numbers.filter(|numbers| *numbers as u64 <= BYTES_MAX / 8);
     bounded.ok_or_else(|| format!("the shape {shape:?} is too large"))
 }
 
-/// Spots near the middle of ROIs, as a camera with offset 100 and gain 2 counts their photons: what a fitter meets, since fits of
-/// anything else take longer.
+/// ROIs with a spot near the centre, as a camera with offset 100 and gain 2 would record it. This is a fitter's usual input; fits
+/// of anything else take longer.
 fn rois(random: &mut Random, count: usize, height: usize, width: usize) -> Result<Vec<u8>, String> {
     const SIGMA_PX: f64 = 1.3;
     const BACKGROUND: f64 = 10.0;
@@ -207,7 +207,7 @@ fn rois(random: &mut Random, count: usize, height: usize, width: usize) -> Resul
                 let spot = (-square / (2.0 * SIGMA_PX * SIGMA_PX)).exp()
                     / (std::f64::consts::TAU * SIGMA_PX * SIGMA_PX);
                 let expected = BACKGROUND + photons * spot;
-                // At so many photons, the sum of a few numbers stands for Poisson's distribution.
+                // With this many photons, a normal distribution approximates Poisson's.
                 let noise = random.normal();
                 let counted = (expected + expected.sqrt() * noise).max(0.0);
                 bytes.extend(((100.0 + 2.0 * counted) as f32).to_le_bytes());
@@ -282,7 +282,7 @@ mod tests {
             made_up(&described("FP32", shape), kind, shapes, Some(2))
         };
         assert!(asked(&[-1, 3], Kind::Tensors, &[]).is_ok());
-        // `ocelli tune` has no such option.
+        // As for `ocelli tune`, which has no such option.
         let images = Described { images: true, ..described("FP32", &[-1, 3, 8, 8]) };
         let ask = Ask { model: &Name::parse("m"), described: &images, kind: Kind::Images, query: "" };
         let tune = Source { ask, shapes: BTreeMap::new(), items: Some(2), seed: 1, by_tensors: None };

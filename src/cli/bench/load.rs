@@ -1,9 +1,9 @@
-//! Sends requests and waits for their ends: in an open loop at times that do not depend on the answers, as independent callers do;
-//! in a closed loop by so many callers, each of which waits for its answer.
+//! Generates load and waits for every request to end. In an open loop, requests are sent at times that do not depend on the answers,
+//! as independent callers do. In a closed loop, a fixed number of callers each wait for their answer before they send again.
 //!
-//! In an open loop the latency of a request counts from when it should have been sent. A server that stalls delays all that
-//! should have been sent meanwhile, and each of them says so: none is left out (no "coordinated omission"). Requests are spawned by
-//! a thread of their own that sleeps until each is due; the runtime's timer has a grain of a millisecond.
+//! In an open loop the latency of a request counts from when it was due. If a server stalls, every request that was due meanwhile
+//! shows the delay, so there is no "coordinated omission". A separate thread sleeps until each request is due and spawns it, because
+//! the runtime's timer has a resolution of a millisecond.
 
 use super::{
     super::{
@@ -27,35 +27,35 @@ use tokio::{runtime::Handle, sync::Semaphore, task::JoinSet, time::Instant};
 /// When requests of an open loop are due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cli) enum Arrivals {
-    /// At equal distances.
+    /// At equal intervals.
     Constant,
-    /// As independent callers come, by a Poisson process of this seed.
+    /// As from independent callers: a Poisson process with this seed.
     Poisson(u64),
 }
 
-/// How long is measured.
+/// How long to measure.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::cli) struct Span {
-    /// What is sent before counts for nothing.
+    /// Requests in this time before the measurement do not count.
     pub(in crate::cli) warm_up: Duration,
     pub(in crate::cli) measured: Duration,
 }
 
-/// A reply that came whole.
+/// A complete reply.
 #[derive(Debug, Default)]
 pub(in crate::cli) struct Reply {
     pub(in crate::cli) status: u16,
     /// The header `Server-Timing`.
     timing: String,
-    /// What it says where it is no success.
+    /// The error that it gives, if it is not a success.
     why: String,
 }
 
 impl Reply {
-    /// Whether it is an answer.
+    /// Checks that it is a success.
     ///
     /// # Errors
-    /// Its status and what it says, if it is none.
+    /// Its status and error, if it is not.
     pub(in crate::cli) fn answers(&self) -> Result<(), String> {
         match self.status {
             200..300 => Ok(()),
@@ -64,20 +64,20 @@ impl Reply {
     }
 }
 
-/// What is kept of a refusal to find out why, in bytes.
+/// Bytes of a refusal that are kept, to find its reason.
 const SAYS_BYTES_MAX: usize = 64 << 10;
 
-/// What sends.
+/// Sends the requests of a measurement.
 #[derive(Clone)]
 pub(in crate::cli) struct Load {
     pub(in crate::cli) server: Server,
-    /// Sent in turn; at least one.
+    /// Sent in rotation; at least one.
     pub(in crate::cli) messages: Arc<[Message]>,
-    /// How long an answer may take.
+    /// How long a reply may take.
     pub(in crate::cli) time_max: Duration,
-    /// Up to which latency an answer is good.
+    /// The highest latency of a good answer.
     pub(in crate::cli) bound: Duration,
-    /// Requests under way at once; beyond, they are sent late, which counts as latency.
+    /// Requests in flight at once. Beyond that, requests are sent late, which counts as latency.
     pub(in crate::cli) in_flight_max: usize,
 }
 
@@ -89,13 +89,13 @@ impl Load {
         let sent =
             tokio::task::spawn_blocking(move || load.send_all(rate, arrivals, span, &shared, &handle)).await;
         let Ok(places) = sent else { unreachable!("the sending thread does not panic") };
-        // All places are free again once the last has ended.
+        // All permits are available again once the last request has ended.
         let _all = places.acquire_many(self.in_flight_max as u32).await;
         let tally = tally.lock();
         tally.point(rate, span.measured.as_secs_f64())
     }
 
-    /// On a thread that may sleep.
+    /// Sends all requests. Runs on a thread that may block.
     fn send_all(
         &self,
         rate: f64,
@@ -126,9 +126,9 @@ impl Load {
         places
     }
 
-    /// Measures a closed loop of so many callers. Returns when all have ended. What ends after the span was begun within it, and has a
-    /// latency or is a failure all the same: a server that hangs must not look well for what it answered before. Where nothing ends
-    /// in the span, rates are over the time that all took.
+    /// Measures a closed loop of this many callers. Returns when all requests have ended. A request that still runs when the span
+    /// ends has begun within it, so its latency or failure counts: a server that hangs must not look good for what it answered
+    /// before. If no request ends in the span, rates are over the time that all of them took.
     pub(in crate::cli) async fn closed(&self, callers: usize, span: Span) -> Point {
         let tally = Arc::new(Mutex::new(Tally::new(self.bound)));
         let end = span.warm_up + span.measured;
@@ -139,7 +139,7 @@ impl Load {
             tasks.spawn(async move {
                 loop {
                     let ended = load.once(turn.fetch_add(1, Ordering::Relaxed), Instant::now()).await;
-                    // By its end, so that a second of load is a second of answers.
+                    // Assigned by its end, so that a second of load is a second of answers.
                     let at = began.elapsed();
                     if at >= end {
                         return (at, ended);
@@ -181,7 +181,7 @@ impl Load {
     /// Sends a message and reads all of its reply.
     ///
     /// # Errors
-    /// Words, if it broke off.
+    /// A message, if no complete reply came.
     pub(in crate::cli) async fn ask(&self, message: &Message) -> Result<Reply, String> {
         let reply = self.server.send(message.request()?).await?;
         let (status, success) = (reply.status().as_u16(), reply.status().is_success());
@@ -215,7 +215,7 @@ impl Due {
         Due { rate, random, turn: 0, at: 0.0 }
     }
 
-    /// After the beginning.
+    /// The next time, from the beginning.
     fn next(&mut self) -> Duration {
         let at = match &mut self.random {
             None => self.turn as f64 / self.rate,
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!([(); 3].map(|()| due.next().as_millis()), [0, 4, 8]);
         let mut due = Due::new(1000.0, Arrivals::Poisson(7));
         let last = (0..100_000).map(|_| due.next()).last().expect("some").as_secs_f64();
-        // Within five standard deviations of a sum of so many gaps.
+        // Within five standard deviations of a sum of this many gaps.
         assert!((last - 100.0).abs() < 5.0 * 100.0 / 100_000_f64.sqrt(), "{last}");
     }
 
@@ -260,7 +260,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_stall_is_the_latency_of_all_that_was_due_meanwhile() {
-        // The first request stalls the only place until all others are due: only counting from when they were due shows it.
+        // The first request occupies the only permit until all others are due. Only latencies from the due times show that.
         let first = Arc::new(AtomicUsize::new(0));
         let answer = move || {
             let first = Arc::clone(&first);
@@ -274,7 +274,7 @@ mod tests {
         let point =
             load(Router::new().route("/", get(answer)), 1).open(100.0, Arrivals::Constant, span).await;
         assert_eq!((point.answered, point.failed), (20, 0));
-        // The last was due 190 ms after the beginning, and waited for the rest of the stall.
+        // The last request was due 190 ms after the beginning, and waited for the rest of the stall.
         assert!(point.p50 >= 190.0, "{point:?}");
     }
 
@@ -301,11 +301,11 @@ mod tests {
         let span = Span { warm_up: Duration::from_millis(1), measured: Duration::from_millis(1) };
         let point = load(Router::new().route("/", get(answer)), 1).closed(1, span).await;
         assert_eq!((point.answered, point.failed), (1, 0));
-        // A rate is over the time that it took, not over a thousandth of a second.
+        // The rate is over the time that the requests took, not over a thousandth of a second.
         assert!(point.p50 >= 30.0 && point.answered_per_second < 40.0, "{point:?}");
     }
 
-    /// A server of so many quick answers, after which each takes `then`.
+    /// A server that gives this many quick answers; each further one takes `then`.
     fn tiring(quick: usize, then: Duration) -> Router {
         let asked = Arc::new(AtomicUsize::new(0));
         let answer = move || {
@@ -315,7 +315,7 @@ mod tests {
         Router::new().route("/", get(answer))
     }
 
-    /// It begins between two quick answers.
+    /// The span begins between two quick answers.
     const SPAN: Span = Span { warm_up: Duration::from_millis(995), measured: Duration::from_secs(5) };
 
     #[tokio::test(start_paused = true)]

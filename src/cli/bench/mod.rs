@@ -1,8 +1,8 @@
-//! `ocelli bench`: what a server bears.
+//! `ocelli bench`: measures the load that a server sustains.
 //!
-//! - `arguments`: the flags. `input`: what is sent; `random`: what of it is made up.
-//! - `load`: sends, in an open or a closed loop. `tally`: what became of it. `sweep`: which load is next.
-//! - `picture`: the curve of latencies.
+//! - `arguments`: the flags. `input`: the requests to send, read or generated.
+//! - `load`: sends them, in an open or a closed loop. `tally`: the results. `sweep`: which load is next.
+//! - `picture`: the curves of latency.
 
 mod arguments;
 mod input;
@@ -50,8 +50,8 @@ impl Streams<'_> {
     }
 
     async fn measure(&mut self, wanted: &Wanted) -> Exit {
-        // Before minutes are spent on measuring what cannot be written then. What is begun goes again at once, since an interrupt
-        // would leave it.
+        // Checks that the files can be written before spending minutes on a measurement. They are removed again at once, because an
+        // interrupt would leave them behind.
         for path in [&wanted.json, &wanted.picture].into_iter().flatten().filter(|path| !is_stdout(path)) {
             if let Err(error) = Output::create(path) {
                 return self.complain(&cannot_write(path, &error), Exit::Failure);
@@ -61,7 +61,7 @@ impl Streams<'_> {
             Ok(load) => load,
             Err((reason, exit)) => return self.complain(&reason, exit),
         };
-        // Nothing is measured of a request that cannot be answered.
+        // A request that cannot be answered is not measured.
         let says = load.server.says();
         let late =
             |_| Err(format!("{says}no reply within {} ms (--timeout-ms)", wanted.time_max.as_millis()));
@@ -99,7 +99,7 @@ impl Streams<'_> {
         if io::stderr().is_terminal() {
             let _ = write!(self.err, "\r{:40}\r", "");
         }
-        // As they came, before they are put in order.
+        // In the order of measurement, before sorting.
         if let Some(told) = failed(&points) {
             let _ = writeln!(self.err, "ocelli: {told}");
         }
@@ -126,7 +126,7 @@ impl Streams<'_> {
         ];
         let mut text = table(&lines(plan, points, wanted.bound_ms));
         text += &format!("{of} {}\n", borne(plan, points, wanted.bound_ms));
-        // First, so that what took minutes to measure is not lost with a file that cannot be written.
+        // Printed first, so that the result of minutes is not lost if a file cannot be written.
         let instead = files.iter().find(|(path, _)| path.as_deref().is_some_and(is_stdout));
         let mut exit = self.print(instead.map_or(&text, |(_, json)| json));
         for (path, text) in files {
@@ -139,7 +139,7 @@ impl Streams<'_> {
     }
 }
 
-/// Whether a name stands for the standard output, as elsewhere.
+/// Whether a name means standard output, as elsewhere.
 fn is_stdout(path: &Path) -> bool {
     path == Path::new("-")
 }
@@ -148,7 +148,8 @@ fn cannot_write(path: &Path, error: &io::Error) -> String {
     format!("cannot write {}: {error}", path.display())
 }
 
-/// The highest load that was borne. What failed of it is within what a verdict allows, and in no percentile: it is told beside them.
+/// The highest load that the server sustained. Its failures are within the limit of a verdict and in no percentile, so they are
+/// reported separately.
 fn borne(plan: &Plan, points: &[Point], bound_ms: f64) -> String {
     let Some(best) = sweep::best(points, bound_ms) else {
         return format!("bears none of these loads within {bound_ms} ms");
@@ -167,14 +168,14 @@ fn borne(plan: &Plan, points: &[Point], bound_ms: f64) -> String {
     }
 }
 
-/// What failed, by its status or words.
+/// The failures, by status or description.
 fn failures(point: &Point) -> String {
     let failed = point.statuses.iter().filter(|(status, _)| !status.starts_with('2'));
     let failed: Vec<String> = failed.map(|(status, count)| format!("{count} x {status}")).collect();
     if failed.is_empty() { "0".into() } else { failed.join(", ") }
 }
 
-/// What is sent where, or why not and how the command ends.
+/// The load to send; or why there is none, with the exit code.
 async fn load_of(wanted: &Wanted) -> Result<Load, (String, Exit)> {
     let server = Server::there(&wanted.target);
     let files = wanted.input.as_deref().map(paths).transpose().map_err(|reason| (reason, Exit::NoInput))?;
@@ -228,7 +229,7 @@ async fn load_of(wanted: &Wanted) -> Result<Load, (String, Exit)> {
     })
 }
 
-/// How was measured, for whoever looks at the picture later.
+/// How the measurement was made, for later readers of the picture.
 fn how(wanted: &Wanted, plan: &Plan) -> String {
     let who = match (plan, wanted.arrivals) {
         (Plan::Callers(_), _) => "callers that wait for their answers",
@@ -249,7 +250,7 @@ fn axis(plan: &Plan) -> &'static str {
     }
 }
 
-/// The stages of the server that have a column of their own.
+/// The server's stages that have a column.
 const STAGES: [&str; 4] = ["decode", "queue", "stage", "compute"];
 
 /// The table: latencies and the medians of the server's stages in milliseconds.

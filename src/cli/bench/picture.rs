@@ -1,13 +1,13 @@
-//! The latency over the load as a picture: SVG, as text. Pure.
+//! Draws latency over load as SVG text. Pure functions.
 
 use super::tally::Point;
 use std::fmt::Write;
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 440.0;
-/// Around the curves: left, top, right, bottom.
+/// Margins around the curves: left, top, right, bottom.
 const MARGIN: [f64; 4] = [70.0, 70.0, 90.0, 60.0];
-/// More lines across than these, and only whole decades have a name.
+/// With more horizontal lines than this, only whole decades are labelled.
 const NAMED_MAX: usize = 10;
 
 /// A percentile: its name, its colour and its value.
@@ -21,19 +21,19 @@ const CURVES: [Curve; 4] = [
     ("p99.9", "#762a83", |point| point.p99_9),
 ];
 
-/// 1, 2 and 5 of each decade from the last that is not above `low` to the first that is not below `high`.
+/// 1, 2 and 5 of each decade, from the last value not above `low` to the first not below `high`.
 fn ticks(low: f64, high: f64) -> Vec<f64> {
     let decades = low.log10().floor() as i32..=high.log10().ceil() as i32;
     let all: Vec<f64> =
         decades.flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(power))).collect();
     let first = all.iter().rposition(|ms| *ms <= low).unwrap_or(0);
-    // At least one step, where all is the same.
+    // At least one step, even if all values are equal.
     let last = all.iter().position(|ms| *ms >= high && *ms > all[first]).unwrap_or(all.len() - 1);
     all[first..=last].to_vec()
 }
 
-/// Draws the measurements over their load. `what` is a title and a line that says how was measured, `axis` says what the load is,
-/// and `bound_ms` is a line across.
+/// Draws the measurements over their load. `what` is a title and a line on how they were made, `axis` names the load, and
+/// `bound_ms` is drawn as a horizontal line.
 pub(super) fn draw(what: [&str; 2], axis: &str, points: &[Point], bound_ms: f64) -> String {
     let mut drawn: Vec<&Point> = points.iter().filter(|point| point.answered > 0).collect();
     drawn.sort_by(|a, b| a.load.total_cmp(&b.load));
@@ -41,7 +41,7 @@ pub(super) fn draw(what: [&str; 2], axis: &str, points: &[Point], bound_ms: f64)
         drawn.iter().flat_map(|point| CURVES.map(|(_, _, value)| value(point))).filter(|ms| *ms > 0.0);
     let (low, high) =
         latencies.chain([bound_ms]).fold((f64::MAX, 0.0_f64), |(low, high), ms| (low.min(ms), high.max(ms)));
-    // In equal factors: latencies under load span several decades.
+    // Logarithmic: latencies under load span several decades.
     let ticks = ticks(low, high);
     let (lowest, low, high) = (ticks[0], ticks[0].log10(), ticks[ticks.len() - 1].log10());
     let load_max = drawn.iter().map(|point| point.load).fold(0.0, f64::max).max(1.0);
@@ -85,7 +85,7 @@ pub(super) fn draw(what: [&str; 2], axis: &str, points: &[Point], bound_ms: f64)
             text((left - 8.0, y(*ms) + 4.0), "end", "black", &format!("{ms} ms"));
         }
     }
-    // Some would lie on each other: loads grow by factors, and are close where the bound breaks.
+    // Skips labels that would overlap: loads grow by factors, and are close together near the bound.
     let mut last = f64::MIN;
     for point in &drawn {
         if x(point.load) - last >= 40.0 {
@@ -95,7 +95,7 @@ pub(super) fn draw(what: [&str; 2], axis: &str, points: &[Point], bound_ms: f64)
     }
     text(((left + WIDTH - right) / 2.0, HEIGHT - 16.0), "middle", "black", axis);
     text((left + 6.0, y(bound_ms) - 5.0), "start", "#444444", &format!("bound: {bound_ms} ms"));
-    // Each name at the end of its curve, from below, and none on another.
+    // Each name is at the end of its curve; placed from below, so that none overlaps another.
     let mut below = f64::MAX;
     for (name, colour, value) in CURVES {
         let end = drawn.last().map_or(top, |point| y(value(point).max(lowest)));
@@ -158,7 +158,7 @@ mod tests {
             .split(' ')
             .map(|place| place.split(',').map(|number| number.parse().expect("a number")).collect())
             .collect();
-        // To the right, and up: towards 0.
+        // To the right and upwards (towards 0).
         assert!(places[0][0] < places[1][0] && places[0][1] > places[1][1], "{places:?}");
         let inside =
             |place: &Vec<f64>| (0.0..=WIDTH).contains(&place[0]) && (0.0..=HEIGHT).contains(&place[1]);

@@ -1,21 +1,22 @@
-//! Which loads are measured, one after the other. Pure.
+//! Chooses the loads to measure, one after the other. Pure functions.
 
 use super::tally::Point;
 
-/// What is measured.
+/// The loads to measure.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Plan {
-    /// These rates, in requests per second, whatever comes of them.
+    /// These rates, in requests per second, whatever the results.
     Rates(Vec<f64>),
-    /// From this rate on, each so many times the last, until one is not borne; then some between that and the last that was.
+    /// Rates from `from`, each `step` times the last, until the server does not sustain one; then some between that and the
+    /// last sustained one.
     Sweep { from: f64, step: f64 },
-    /// So many callers at once, each number in turn.
+    /// These numbers of concurrent callers, in turn.
     Callers(Vec<usize>),
 }
 
-/// A sweep ends here, whatever the server bears.
+/// A sweep ends after this many measurements, whatever the server sustains.
 const POINTS_MAX: usize = 30;
-/// Rates between the highest that was borne and the lowest that was not.
+/// Further rates between the highest sustained one and the lowest one that was not.
 const CLOSER: usize = 2;
 
 impl Plan {
@@ -35,7 +36,7 @@ impl Plan {
         }
     }
 
-    /// What the load counts.
+    /// The unit of the load.
     pub(super) fn unit(&self) -> &'static str {
         match self {
             Plan::Rates(_) | Plan::Sweep { .. } => "rate",
@@ -44,14 +45,14 @@ impl Plan {
     }
 }
 
-/// The load in the middle, as factors go, of the highest that was borne and the lowest that was not.
+/// The geometric mean of the highest load that was sustained and the lowest that was not.
 fn between(done: &[Point], bound_ms: f64) -> Option<f64> {
     let borne = best(done, bound_ms)?.load;
     let broken = done.iter().filter(|point| point.verdict(bound_ms).is_err()).map(|point| point.load);
     Some((borne * broken.fold(f64::MAX, f64::min)).sqrt())
 }
 
-/// The highest load that was borne, and none below it was not.
+/// The highest sustained load such that every lower load was sustained too.
 pub(super) fn best(done: &[Point], bound_ms: f64) -> Option<&Point> {
     let mut rising: Vec<&Point> = done.iter().collect();
     rising.sort_by(|a, b| a.load.total_cmp(&b.load));
@@ -66,7 +67,7 @@ mod tests {
     };
     use std::time::Duration;
 
-    /// A measurement whose requests all took so long.
+    /// A measurement whose requests all took `ms`.
     fn point(load: f64, ms: u64) -> Point {
         let mut tally = Tally::new(Duration::from_secs(1));
         let (latency, late) = (Duration::from_millis(ms), Duration::ZERO);

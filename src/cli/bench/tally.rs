@@ -1,11 +1,11 @@
-//! What became of the requests of one measurement: latencies of which none is left out, failures by kind, and where the
-//! server says that its time went. Pure.
+//! Collects the results of one measurement: every latency, failures by kind, and the times that the server reports for
+//! its stages. Pure functions.
 
 use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
 use std::{collections::BTreeMap, time::Duration};
 
-/// From a microsecond to ten minutes, to three digits.
+/// From a microsecond to ten minutes, to three significant digits.
 fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 600_000_000, 3).expect("the bounds are in order")
 }
@@ -21,13 +21,13 @@ fn ms(histogram: &Histogram<u64>, quantile: f64) -> f64 {
 /// How a request ended.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::cli) struct Ended {
-    /// A status, or words where there was none.
+    /// A status, or a description if there was none.
     pub(in crate::cli) status: Result<u16, &'static str>,
-    /// Of a failure, what the server says or what broke; perhaps nothing.
+    /// For a failure, the server's error or what broke; may be empty.
     pub(in crate::cli) why: String,
-    /// From when it should have been sent to the last byte of its reply.
+    /// From when it was due to the last byte of its reply.
     pub(in crate::cli) latency: Duration,
-    /// From when it should have been sent to when it was.
+    /// From when it was due to when it was sent.
     pub(in crate::cli) late: Duration,
     /// The header `Server-Timing`.
     pub(in crate::cli) timing: String,
@@ -43,14 +43,14 @@ pub(in crate::cli) struct Tally {
     answered: u64,
     failed: u64,
     first_failure: Option<String>,
-    /// Of the answers those that rates are of.
+    /// The answers that count for rates.
     in_span: u64,
-    /// Of these those within the bound.
+    /// Those of them within the bound.
     in_time: u64,
 }
 
 impl Tally {
-    /// Nothing yet; answers count as good up to this latency.
+    /// An empty tally; answers count as good up to a latency of `bound`.
     pub(in crate::cli) fn new(bound: Duration) -> Tally {
         Tally {
             bound,
@@ -66,7 +66,7 @@ impl Tally {
         }
     }
 
-    /// Takes another. Percentiles are of answers only: a refusal is quick and says nothing of them.
+    /// Adds a request. Percentiles cover answers only: a refusal is quick and says nothing about them.
     pub(in crate::cli) fn add(&mut self, ended: &Ended) {
         if self.take(ended) {
             self.in_span += 1;
@@ -74,12 +74,12 @@ impl Tally {
         }
     }
 
-    /// Takes one that ended after the span that is measured: it has a status and a latency, and is no part of a rate.
+    /// Adds a request that ended after the measured span: its status and latency count, but it is not part of a rate.
     pub(super) fn add_after(&mut self, ended: &Ended) {
         self.take(ended);
     }
 
-    /// Whether it is an answer.
+    /// Counts a request, and returns whether it was answered.
     fn take(&mut self, ended: &Ended) -> bool {
         let name = ended.status.map_or_else(str::to_owned, |status| status.to_string());
         *self.statuses.entry(name).or_default() += 1;
@@ -97,12 +97,12 @@ impl Tally {
         true
     }
 
-    /// Requests that were taken.
+    /// Number of requests counted.
     pub(super) fn count(&self) -> u64 {
         self.answered + self.failed
     }
 
-    /// What it comes to over so many seconds, at this rate or number of callers.
+    /// The result over this many seconds, at this rate or number of callers.
     pub(in crate::cli) fn point(&self, load: f64, seconds: f64) -> Point {
         let [p50, p95, p99, p99_9] = [0.5, 0.95, 0.99, 0.999].map(|quantile| ms(&self.latency, quantile));
         let stages =
@@ -127,7 +127,7 @@ impl Tally {
     }
 }
 
-/// How many requests of these measurements failed and why the first did, where some did.
+/// How many requests of these measurements failed, and why the first one did; `None` if none failed.
 pub(in crate::cli) fn failed(points: &[Point]) -> Option<String> {
     let first = points.iter().find_map(|point| point.first_failure.as_deref())?;
     let failed: u64 = points.iter().map(|point| point.failed).sum();
@@ -135,7 +135,7 @@ pub(in crate::cli) fn failed(points: &[Point]) -> Option<String> {
     Some(format!("{failed} of {} requests failed, the first with {first}", answered + failed))
 }
 
-/// A failure: its status, or what it is called, and what is said of it.
+/// A failure in words: its status or description, and its reason.
 pub(super) fn words(status: Result<u16, &'static str>, why: &str) -> String {
     let what = status.map_or_else(str::to_owned, |status| format!("status {status}"));
     if why.is_empty() { what } else { format!("{what}: {why}") }
@@ -153,34 +153,34 @@ fn stages(timing: &str) -> impl Iterator<Item = (String, Duration)> {
 /// One measurement. Times are in milliseconds.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::cli) struct Point {
-    /// Requests per second that should be sent, or callers at once.
+    /// Requests per second to be sent, or concurrent callers.
     pub(in crate::cli) load: f64,
     pub(in crate::cli) seconds: f64,
     pub(in crate::cli) answered: u64,
     pub(in crate::cli) failed: u64,
-    /// What the first of these was.
+    /// The first failure.
     pub(in crate::cli) first_failure: Option<String>,
-    /// Of answers within the seconds: in a closed loop, others come after them.
+    /// Counts answers within the measured seconds only: in a closed loop, others come later.
     pub(in crate::cli) answered_per_second: f64,
-    /// Of these, those within the bound on latency.
+    /// Those of them within the latency bound.
     pub(in crate::cli) goodput_per_second: f64,
     pub(in crate::cli) p50: f64,
     pub(in crate::cli) p95: f64,
     pub(in crate::cli) p99: f64,
     pub(in crate::cli) p99_9: f64,
     pub(in crate::cli) max: f64,
-    /// How late requests were sent: of this client, not of the server.
+    /// How late requests were sent: a property of this client, not of the server.
     pub(in crate::cli) late_p99: f64,
-    /// Median and 99th percentile of what the server says of each stage.
+    /// Median and 99th percentile of the time that the server reports for each stage.
     pub(in crate::cli) stages: BTreeMap<String, (f64, f64)>,
     pub(in crate::cli) statuses: BTreeMap<String, u64>,
 }
 
-/// Requests that may fail before a load counts as too high.
+/// The fraction of requests that may fail before a load counts as too high.
 const FAILED_MAX: f64 = 0.01;
 
 impl Point {
-    /// Whether the load is borne: why not, where it is not.
+    /// Whether the server sustained the load; the error says why it did not.
     pub(in crate::cli) fn verdict(&self, bound_ms: f64) -> Result<(), String> {
         let all = self.answered + self.failed;
         let failed = self.failed as f64 / all.max(1) as f64;
@@ -195,7 +195,7 @@ impl Point {
         }
     }
 
-    /// As a member of the report.
+    /// The measurement as a part of the report.
     pub(super) fn json(&self, load: &str, bound_ms: f64) -> Value {
         let stage =
             |(name, (p50, p99)): (&String, &(f64, f64))| (name.clone(), json!({ "p50": p50, "p99": p99 }));

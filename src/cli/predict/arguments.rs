@@ -61,29 +61,29 @@ pub(in crate::cli) fn arguments() -> Vec<Arg> {
     ]
 }
 
-/// All that answers can be written as. Which of them, the kind of model decides.
+/// All forms in which answers can be written. Which of them apply depends on the kind of model.
 fn formats() -> impl Iterator<Item = &'static str> {
     ["table", "json", "tiff"].into_iter().chain(Format::ALL.map(Format::name))
 }
 
-/// What is asked for.
+/// The parsed arguments.
 pub(in crate::cli) struct Wanted {
     pub(super) model: Name,
     pub(super) files: Vec<PathBuf>,
     pub(super) format: Option<String>,
     pub(super) output: Option<PathBuf>,
     pub(super) set: Vec<(String, String)>,
-    /// `dtype` and `shape`, as the query has them.
+    /// `dtype` and `shape` for the query.
     pub(super) raw: Vec<(String, String)>,
     pub(super) concurrency: usize,
     pub(super) patience: Patience,
     pub(super) time_max: Duration,
 }
 
-/// What the arguments ask for.
+/// Interprets the arguments.
 ///
 /// # Errors
-/// Words for whoever wrote them.
+/// A message for the user.
 pub(super) fn wanted(matches: &ArgMatches) -> Result<Wanted, String> {
     let text = |name| matches.get_one::<String>(name).cloned();
     let ms = |name| Duration::from_millis(*matches.get_one::<u64>(name).expect("clap has a default"));
@@ -112,10 +112,10 @@ pub(super) fn wanted(matches: &ArgMatches) -> Result<Wanted, String> {
     })
 }
 
-/// What the extension of a file says is to be written to it: one of `known`.
+/// The one of `known` that a file's extension names.
 ///
 /// # Errors
-/// Words with all that are known, if it is none of them, and `others` that somebody else looked for.
+/// A message that lists the known extensions and `others`, which the caller has already tried.
 pub(super) fn by_extension<T: Copy>(path: &Path, known: &[(&str, T)], others: &[&str]) -> Result<T, String> {
     let extension = path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
     let found = known.iter().find(|(name, _)| extension.as_deref() == Some(*name));
@@ -129,7 +129,7 @@ pub(super) fn by_extension<T: Copy>(path: &Path, known: &[(&str, T)], others: &[
     })
 }
 
-/// `WxH[xN][:TYPE]` as the query's `dtype` and `shape`, which has the width last.
+/// `WxH[xN][:TYPE]` as the query's `dtype` and `shape`; the shape has the width last.
 fn raw(text: &str) -> Result<Vec<(String, String)>, String> {
     let refused = || {
         format!(
@@ -143,7 +143,7 @@ fn raw(text: &str) -> Result<Vec<(String, String)>, String> {
         return Err(refused());
     }
     let shape = sides.iter().rev().map(u64::to_string).collect::<Vec<_>>();
-    // Frames come first, then rows: the order from the slowest to the fastest.
+    // Frames first, then rows: from the slowest to the fastest axis.
     Ok(vec![("dtype".into(), dtype.into()), ("shape".into(), shape.join(","))])
 }
 

@@ -1,4 +1,4 @@
-//! A file to a request, sent until there is a reply or patience ends.
+//! Sends a file as a request, with retries until there is a reply or patience ends.
 
 use super::super::{
     client::{Described, Name, Patience, Server, query, retry_after, told},
@@ -9,7 +9,7 @@ use axum::{body::Body, http::Request};
 use bytes::Bytes;
 use std::{path::Path, time::Duration};
 
-/// What is asked of every file.
+/// What to ask for every file.
 pub(super) struct Asking {
     pub(super) server: Server,
     pub(super) model: Name,
@@ -17,7 +17,7 @@ pub(super) struct Asking {
     pub(super) patience: Patience,
     /// How long a reply may take.
     pub(super) time_max: Duration,
-    /// Keys of the query.
+    /// Keys and values of the query.
     pub(super) set: Vec<(String, String)>,
 }
 
@@ -28,31 +28,32 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    /// What the server says of a refusal.
+    /// The server's reason for a refusal.
     pub(super) fn refusal(body: &[u8]) -> String {
         told(body).unwrap_or_else(|| "the server refused it without a word".into())
     }
 }
 
-/// A reply, or why it is none that could be written.
+/// A reply, or why it cannot be written.
 type Answer = Result<Reply, String>;
 
-/// Of a reply with outputs that are no text.
+/// The error for a reply whose outputs are not text.
 const BINARY: &str = "its outputs would come as binary data, which is not written: leave binary_data and binary_data_output out of \
     the request";
 
 impl Asking {
-    /// Posts a picture, or the tensor of a `.npy` file, or a request. `accept`: what is to be answered, if not JSON.
+    /// Posts a picture, the tensor of a `.npy` file, or a request. `accept`: the media type to answer with, if not
+    /// JSON.
     ///
     /// # Errors
-    /// Words, if the file cannot be sent or no reply came.
+    /// A message, if the file cannot be sent or no reply came.
     pub(super) async fn file(&self, path: &Path, accept: Option<&str>) -> Result<Reply, String> {
         let name = path.to_owned();
         let read = tokio::task::spawn_blocking(move || std::fs::read(name)).await;
         let bytes =
             read.map_err(|error| error.to_string())?.map_err(|error| format!("cannot be read: {error}"))?;
         let kind = if self.described.images { Kind::Images } else { Kind::Tensors };
-        // The server may be set to another form of predictions than that which rows are made of.
+        // The server may be configured for a form of predictions other than the one that rows are made from.
         let own =
             (kind == Kind::Images && accept.is_none() && !self.sets_format()).then_some(("format", "ocelli"));
         let query = query(self.set.iter().map(|(key, value)| (&**key, &**value)).chain(own));
@@ -63,7 +64,7 @@ impl Asking {
         loop {
             let asked = tokio::time::timeout(self.time_max, self.once(message.request()?)).await;
             let Ok(asked) = asked else {
-                // Not asked again: what took so long would take as long, and longer than whoever asks wants to wait.
+                // No retry: it would take as long again, which is longer than the user wants to wait.
                 return Err(format!("no reply within {} ms", self.time_max.as_millis()));
             };
             let (answered, status, after) = match asked {
@@ -78,7 +79,7 @@ impl Asking {
         }
     }
 
-    /// The status of a reply, when it wants to be asked again, and what it is.
+    /// The status of a reply, the wait before a retry that it asks for, and the reply itself.
     async fn once(&self, request: Request<Body>) -> Result<(u16, Option<Duration>, Answer), String> {
         let reply = self.server.send(request).await?;
         let (status, after) = (reply.status(), retry_after(&reply));
@@ -90,7 +91,7 @@ impl Asking {
         Ok((status.as_u16(), after, Ok(Reply { ok: status.is_success(), body })))
     }
 
-    /// Whether whoever asks wants replies in a form of their own choice.
+    /// Whether the user chose the form of replies.
     pub(super) fn sets_format(&self) -> bool {
         self.set.iter().any(|(key, _)| key == "format")
     }

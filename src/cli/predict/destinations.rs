@@ -1,4 +1,4 @@
-//! Which file each answer is written to, where each has one of its own: the one that `-o` names, or one in the folder.
+//! Chooses the file for each answer that is a file of its own: the one that `-o` names, or one in that folder.
 
 use super::files;
 use std::{
@@ -11,19 +11,20 @@ use std::{
 pub(super) enum Place {
     /// The file of the only answer.
     File,
-    /// A folder for all.
+    /// A folder for all answers.
     Folder {
-        /// It is to be made.
+        /// The folder has to be created.
         is_new: bool,
     },
 }
 
-/// What `-o` names for the answers of so many files, which are `what`. `says_form`: whether its extension is one of an answer.
+/// What `-o` names for the answers of this many files; `what` names the kind of files in messages. `says_form`: whether its
+/// extension is that of an answer.
 ///
 /// # Errors
-/// Words, if it is one file for several answers.
+/// A message, if it is one file for several answers.
 pub(super) fn place(files: usize, output: &Path, says_form: bool, what: &str) -> Result<Place, String> {
-    // What is not there yet is a folder where several files need one, or where it is written like one.
+    // A path that does not exist is a folder if several files need one, or if it ends in a slash.
     let like_folder = output.as_os_str().as_encoded_bytes().ends_with(b"/");
     let is_new = fs::symlink_metadata(output).is_err() && (files > 1 || like_folder);
     match output.is_dir() || is_new {
@@ -37,10 +38,11 @@ pub(super) fn place(files: usize, output: &Path, says_form: bool, what: &str) ->
     }
 }
 
-/// A file in the folder for each of those found, which are `what`: of the same name with another extension.
+/// A file in the folder for each file found, with the same name and another extension; `what` names the kind of files in
+/// messages.
 ///
 /// # Errors
-/// Words, if two of them are the same, or one that is asked about.
+/// A message, if two of them are the same, or if one would overwrite an input.
 pub(super) fn within(
     folder: &Path,
     found: &[PathBuf],
@@ -50,7 +52,7 @@ pub(super) fn within(
     let mut files: Vec<PathBuf> = Vec::new();
     for path in found {
         let mut file = folder.join(path.file_stem().unwrap_or_default()).into_os_string();
-        // Behind the stem, whatever dots it has, and in whatever bytes.
+        // Appended to the stem, which may contain dots and need not be UTF-8.
         file.push(format!(".{extension}"));
         let file = PathBuf::from(file);
         if files.contains(&file) {
@@ -64,10 +66,10 @@ pub(super) fn within(
     Ok(files)
 }
 
-/// Makes the folder.
+/// Creates the folder.
 ///
 /// # Errors
-/// Words, if the system does not.
+/// A message, if that fails.
 pub(super) fn make(folder: &Path) -> Result<(), String> {
     fs::create_dir(folder).map_err(|error| format!("cannot make the folder {}: {error}", folder.display()))
 }

@@ -1,4 +1,4 @@
-//! Which files are meant: names as they are, folders with what is in them, patterns.
+//! Finds the input files: names as they are, the content of folders, patterns.
 
 use std::{
     fs,
@@ -6,8 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What files a model takes, by their extensions. Only folders are looked through for them: a file that is named is
-/// taken whatever it is called.
+/// The files that a model takes, by extension. The extension only matters within folders: a file that is named is taken whatever its
+/// name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Takes {
     /// Pictures.
@@ -36,29 +36,29 @@ impl Takes {
 /// What `-` stands for.
 const STDIN: &str = "/dev/stdin";
 
-/// Folders below folders are looked through down to here.
+/// How deep nested folders are searched.
 const DEPTH_MAX: usize = 16;
 
-/// `*` and `?` mean no dot that begins a name.
+/// `*` and `?` do not match a leading dot, as in shells.
 const AS_SHELLS_DO: glob::MatchOptions = glob::MatchOptions {
     case_sensitive: true,
     require_literal_separator: false,
     require_literal_leading_dot: true,
 };
 
-/// Where a name leads to.
+/// The path that a name stands for.
 fn place(name: &Path) -> &Path {
     if name == Path::new("-") { Path::new(STDIN) } else { name }
 }
 
-/// The first name of what was named before and is empty after its first reader: the standard input, a pipe.
+/// The first repeated name of something that can be read only once: standard input or a pipe.
 pub(super) fn repeated(given: &[PathBuf]) -> Option<&Path> {
     let mut seen = Vec::new();
     let repeated = given.iter().find(|name| {
         let there = fs::metadata(place(name)).ok();
         let again = there.as_ref().is_none_or(|there| there.is_file() || there.is_dir());
         let which = there.map(|there| (there.dev(), there.ino()));
-        // Whatever the standard input is: a command means the same in every shell's line.
+        // `-` counts whatever standard input is, so that a command means the same everywhere.
         let once = !again || name.as_path() == Path::new("-");
         once && (seen.contains(&which) || {
             seen.push(which);
@@ -68,15 +68,15 @@ pub(super) fn repeated(given: &[PathBuf]) -> Option<&Path> {
     repeated.map(PathBuf::as_path)
 }
 
-/// The files that `given` means, folders and patterns in the order of their names.
+/// The files that `given` stands for. Those of folders and patterns are in the order of their names.
 ///
 /// # Errors
-/// What is not there, or means no file.
+/// What does not exist, or matches no file.
 pub(super) fn find(given: &[PathBuf], takes: Takes) -> Result<Vec<PathBuf>, String> {
     let mut found = Vec::new();
     for name in given {
         let path = place(name);
-        // A name that is no text is none.
+        // A name that is not UTF-8 is not a pattern.
         let pattern = name.to_str().filter(|name| name.contains(['*', '?', '[']));
         if path.is_dir() {
             let before = found.len();
@@ -103,14 +103,14 @@ pub(super) fn find(given: &[PathBuf], takes: Takes) -> Result<Vec<PathBuf>, Stri
     Ok(found)
 }
 
-/// Whether what is written to `output` would be written over one of these files.
+/// Whether writing to `output` would overwrite one of these files.
 pub(super) fn same(files: &[PathBuf], output: &Path) -> bool {
     let real = |path: &Path| path.canonicalize().ok().filter(|path| path.is_file());
     real(output).is_some_and(|output| files.iter().any(|file| real(file).as_ref() == Some(&output)))
 }
 
-/// The files in a folder, of which `above` are those that it was found in. What systems hide is passed over, such as what macOS leaves
-/// beside each file (`._NAME`); so is a link that leads up again.
+/// The files in a folder; `above` are the folders that contain it. Hidden names are skipped, such as the `._NAME` that macOS leaves
+/// beside each file, and so are links to a folder above.
 fn walk(
     folder: &Path,
     takes: Takes,
@@ -136,7 +136,7 @@ fn walk(
         if path.is_dir() {
             walk(&path, takes, above, found)?;
         } else if takes.takes(&path) && path.is_file() {
-            // A pipe would be waited for; it is read where it is named.
+            // Only regular files: a pipe would block. It is read if it is named.
             found.push(path);
         }
     }

@@ -1,4 +1,4 @@
-//! Where localizations go: a file for each stack, the standard output for one, or nothing but their counts.
+//! Where localizations go: a file for each stack, standard output for a single one, or only their counts.
 
 use super::{
     BYTES_BAR, Exit, PIPE_BAR, Streams, Wanted,
@@ -23,13 +23,13 @@ use std::{
     time::Instant,
 };
 
-/// What is asked for.
+/// The chosen destination.
 enum Into {
     /// Only the counts.
     Nothing,
     /// The standard output.
     Output(Format),
-    /// A file each.
+    /// A file for each stack.
     Files(Vec<PathBuf>, Format),
 }
 
@@ -53,7 +53,7 @@ impl Streams<'_> {
                     }
                     _ => Exit::Ok,
                 },
-                // `| head` is no failure of ours.
+                // A reader that has closed the pipe (`| head`) is no failure.
                 Err(Broken::Unwritten(error)) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
                 Err(Broken::Unwritten(error)) => self.complain(&cannot_write(wanted, &error), Exit::Failure),
                 Err(broken) => {
@@ -139,7 +139,7 @@ fn into(found: &[PathBuf], wanted: &Wanted) -> Result<Into, String> {
     Ok(Into::Files(files, format))
 }
 
-/// Whether the query has what we say in it ourselves: the server would say that it is there twice.
+/// Refuses keys of the query that this command sets itself: the server would refuse a duplicate.
 fn already_said(wanted: &Wanted) -> Result<(), String> {
     for (key, value) in &wanted.set {
         if key == "format" {
@@ -154,8 +154,8 @@ fn already_said(wanted: &Wanted) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether the YAML that Picasso wants beside its HDF5 takes no other file's place: raw movies have one of the same name that says
-/// how they were taken.
+/// Checks that the YAML file that Picasso needs beside its HDF5 does not replace an unrelated file: raw movies have a YAML file of
+/// the same name with their acquisition settings.
 fn yaml_is_ours(file: &Path, format: Format) -> Result<(), String> {
     if format != Format::Hdf5 || is_special(file) {
         return Ok(());
@@ -165,7 +165,7 @@ fn yaml_is_ours(file: &Path, format: Format) -> Result<(), String> {
         return Err(format!("-o {}: {told}", file.display()));
     }
     let yaml = file.with_extension("yaml");
-    // A link that leads nowhere is there, too.
+    // A dangling link counts as an existing file.
     if fs::symlink_metadata(&yaml).is_ok() && !file.exists() {
         return Err(format!(
             "{} would be written over, and is of something else, since there is no {}: move it, or name another \
@@ -177,14 +177,14 @@ fn yaml_is_ours(file: &Path, format: Format) -> Result<(), String> {
     Ok(())
 }
 
-/// A pipe or a device.
+/// Whether a path is a pipe or a device.
 fn is_special(file: &Path) -> bool {
     fs::metadata(file).is_ok_and(|there| !there.is_file())
 }
 
-/// What the names of files in each format end with.
+/// The file extensions of each format.
 fn extensions() -> Vec<(&'static str, Format)> {
-    // ThunderSTORM's are files of CSV, too.
+    // ThunderSTORM's files are CSV as well.
     let own = Format::ALL.into_iter().filter(|format| *format != Format::ThunderStorm);
     let own = own.map(|format| (format.file_extension(), format));
     let others =
@@ -192,8 +192,8 @@ fn extensions() -> Vec<(&'static str, Format)> {
     own.chain(others).collect()
 }
 
-/// Writes a stack's localizations to a file. What ends with a mistake of the stack has its name all the same: what was found before
-/// is good. What has no end since the server has gone does not.
+/// Writes a stack's localizations to a file. If the reply ends with a mistake in the stack, the file still gets its name, because
+/// the results before it are valid. If the reply breaks off because the server has gone, it does not.
 async fn to_file(
     asking: &Asking,
     path: &Path,
@@ -204,7 +204,7 @@ async fn to_file(
 ) -> Result<Ended, String> {
     let cannot = |error: io::Error| format!("cannot write {}: {error}", file.display());
     if format == Format::Hdf5 && !is_special(file) {
-        // Picasso wants a YAML file beside its HDF5, and the server gives both in one archive.
+        // Picasso needs a YAML file beside its HDF5; the server sends both in one archive.
         let mut archive = Vec::new();
         let ended = asking.stack(path, Format::Picasso, &wanted.raw, &mut archive, bar).await;
         let ended = ended.map_err(Broken::why)?;
@@ -257,7 +257,7 @@ fn row(name: &str, ended: &Ended) -> Vec<String> {
     [name.to_owned()].into_iter().chain(counts).collect()
 }
 
-/// What came of a stack, in a line.
+/// The result of a stack, in one line.
 fn summary(ended: &Ended, file: &Path, took: f64) -> String {
     let count = |name: &str| ended.counts.get(name).copied();
     let mut text = match (count("localizations"), count("frames")) {
@@ -268,7 +268,7 @@ fn summary(ended: &Ended, file: &Path, took: f64) -> String {
                 file.display()
             )
         }
-        // Trailers do not pass everything that stands between.
+        // Some proxies drop trailers, so there may be no counts.
         _ => format!("written to {}, in {took:.2} s", file.display()),
     };
     for name in Status::ALL.map(Status::name).into_iter().chain([OVER_SPOTS_MAX]) {

@@ -1,10 +1,10 @@
-//! `ocelli predict`: files through a model, on a server or in this process. Both ways answer alike, since both are the
-//! server's own routes.
+//! `ocelli predict`: runs files through a model, on a server or in this process. Both give the same answers, because
+//! both use the server's routes.
 //!
-//! - `arguments`: the flags; `files`: which files are meant.
-//! - `ask`: a file to a request; `rows`: replies to text.
-//! - `pictures`: pictures that are answered; `destinations`: the files of answers that have one each.
-//! - `stacks`: stacks, which are sent while they are read; `localize`: where their localizations go.
+//! - `arguments`: the flags; `files`: finds the input files.
+//! - `ask`: sends a file as a request; `rows`: formats replies as text.
+//! - `pictures`: answers that are pictures; `destinations`: the file of each such answer.
+//! - `stacks`: sends stacks while they are read; `localize`: where their localizations go.
 
 mod arguments;
 mod ask;
@@ -56,7 +56,7 @@ impl Streams<'_> {
                 match runtime() {
                     Ok(runtime) => {
                         let exit = until_signal(&runtime, self.predict_on(Server::there(&target), wanted));
-                        // A pipe that is still read is not waited for.
+                        // Does not wait for a pipe that is still being read.
                         runtime.shutdown_background();
                         exit
                     }
@@ -127,7 +127,7 @@ impl Streams<'_> {
         }
     }
 
-    /// What the server says of the model, asked as patiently as about the files: a replica may be about to start.
+    /// The server's description of the model, with the same retries as for files: a replica may be about to start.
     async fn described(&mut self, server: &Server, wanted: &Wanted) -> Result<Described, Unknown> {
         let Wanted { patience, time_max, .. } = wanted;
         let mut tried = 0;
@@ -153,7 +153,7 @@ impl Streams<'_> {
         }
     }
 
-    /// The answers of all files, in the order of the files.
+    /// Writes the answers for all files, in the order of the files.
     async fn answers(&mut self, asking: &Asking, found: Vec<PathBuf>, form: Form, wanted: &Wanted) -> Exit {
         let mut file = match wanted.output.as_deref().map(Output::create).transpose() {
             Ok(file) => file,
@@ -198,7 +198,7 @@ impl Streams<'_> {
         }
     }
 
-    /// Writes to the file that was asked for, or to the standard output; the exit code where nobody takes more.
+    /// Writes to the chosen file or to standard output. The error is the exit code if no more can be written.
     fn write(&mut self, file: &mut Option<Output>, text: &str, wanted: &Wanted) -> Result<(), Exit> {
         let written = match file {
             Some(file) => file.write_all(text.as_bytes()),
@@ -206,7 +206,7 @@ impl Streams<'_> {
         };
         match written {
             Ok(()) => Ok(()),
-            // A reader that has gone (`| head`) is no failure of ours.
+            // A reader that has closed the pipe (`| head`) is no failure.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Exit::Ok),
             Err(error) => Err(self.complain(&cannot_write(wanted, &error), Exit::Failure)),
         }
@@ -219,13 +219,13 @@ fn cannot_write(wanted: &Wanted, error: &io::Error) -> String {
     format!("cannot write to {place}: {error}")
 }
 
-/// How far it is, in files and in bytes.
+/// Progress in files and in bytes.
 const FILES_BAR: &str = "{wide_bar} {pos}/{len} files {msg} {eta}";
 const BYTES_BAR: &str = "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
-/// The same where nobody knows how many there are.
+/// Progress if the total is unknown.
 const PIPE_BAR: &str = "{bytes} {bytes_per_sec}";
 
-/// A bar on a terminal, and nothing elsewhere.
+/// A progress bar on a terminal; hidden elsewhere.
 fn bar(length: u64, template: &str) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -1,4 +1,4 @@
-//! Pictures that a model answers, as files of their own: masks, and what networks of pictures give.
+//! Answers that are pictures, written as files: masks, and the output of networks that return images.
 
 use super::{
     Exit, FILES_BAR, Streams, Wanted,
@@ -15,24 +15,23 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A form of them.
+/// A format of pictures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Picture {
-    /// Of 8 or 16 bits.
+    /// With 8 or 16 bits.
     Png,
-    /// Of 32-bit floating point numbers.
+    /// With 32-bit floating point numbers.
     Tiff,
 }
 
-/// Their names, and what files of them end with.
+/// Names and file extensions of these formats.
 const NAMES: [(&str, Picture); 3] = [("png", Picture::Png), ("tiff", Picture::Tiff), ("tif", Picture::Tiff)];
 
 impl Picture {
-    /// The form that is asked for of a model of a task, by its name, or by what the file that is written to ends in; none where answers are
-    /// to be text.
+    /// The picture format that the user asks for, by name or by the output file's extension; `None` if answers are to be text.
     ///
     /// # Errors
-    /// Words, if the task has no pictures of that form.
+    /// A message, if the task has no pictures in that format.
     pub(super) fn of(
         task: &str,
         format: Option<&str>,
@@ -46,12 +45,12 @@ impl Picture {
             (None, _) | (_, "image") | (Some(Picture::Png), "segment") => Ok(named),
             (Some(Picture::Tiff), "segment") => Err("masks are written as png, and not as tiff".to_owned()),
             (Some(Picture::Tiff), _) => Err(format!("models of the task {task} answer no pictures")),
-            // Localizations alone are drawn as one; what others can be written as is told.
+            // Only localizations are drawn as a PNG. For other tasks, the caller reports the possible forms.
             (Some(Picture::Png), _) => Ok(None),
         }
     }
 
-    /// The forms that a task has, by name.
+    /// The names of the formats that a task has.
     pub(super) fn names(task: &str) -> &'static [&'static str] {
         match task {
             "image" => &["png", "tiff"],
@@ -76,7 +75,7 @@ impl Picture {
 }
 
 impl Streams<'_> {
-    /// Writes the picture that is answered for each file.
+    /// Writes the picture in the answer for each file.
     pub(super) async fn pictures(
         &mut self,
         asking: &Asking,
@@ -116,7 +115,7 @@ impl Streams<'_> {
         exit
     }
 
-    /// Writes one, to its file or to the standard output; to a file, with a line that says so.
+    /// Writes a picture to its file, and prints a line that says so; or writes it to standard output.
     fn picture(
         &mut self,
         path: &Path,
@@ -133,14 +132,14 @@ impl Streams<'_> {
             None => self.out.write_all(body).and_then(|()| self.out.flush()),
         };
         match written {
-            // A reader that has gone (`| head`) is no failure of ours.
+            // A reader that has closed the pipe (`| head`) is no failure.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(cannot_write(wanted, &error)),
             _ => Ok(()),
         }
     }
 }
 
-/// Why there is no picture. To a program the server says that it can answer several images otherwise.
+/// Why there is no picture. The server's own message on several images is meant for programs, and names other ways to get them.
 fn refusal(body: &[u8], picture: Picture) -> String {
     let problem = serde_json::from_slice::<Value>(body).unwrap_or_default();
     if problem["status"] != 406 {
@@ -152,7 +151,7 @@ fn refusal(body: &[u8], picture: Picture) -> String {
     )
 }
 
-/// The file of each picture; none for the standard output.
+/// The file of each picture; `None` for standard output.
 fn into(found: &[PathBuf], picture: Picture, wanted: &Wanted) -> Result<Option<Vec<PathBuf>>, String> {
     let Some(output) = &wanted.output else {
         return match found.len() {

@@ -1,4 +1,4 @@
-//! Replies to rows of text: as a table for people, as CSV, or as lines of JSON. Pure.
+//! Formats replies as rows of text: a table for people, CSV, or lines of JSON. Pure functions.
 
 use super::{super::table::table, arguments::by_extension, pictures::Picture};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use std::{borrow::Cow, path::Path};
 /// How answers are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// Aligned columns, once all is known.
+    /// Aligned columns, written once all answers are known.
     Table,
     /// A line for each file as it is answered: the server's reply with the file's name.
     Json,
@@ -15,7 +15,7 @@ pub(super) enum Form {
     Csv,
 }
 
-/// What the names of files in these forms end with.
+/// The file extensions of these forms.
 const EXTENSIONS: [(&str, Form); 5] = [
     ("csv", Form::Csv),
     ("json", Form::Json),
@@ -25,10 +25,10 @@ const EXTENSIONS: [(&str, Form); 5] = [
 ];
 
 impl Form {
-    /// The form of that name; without one, that of the file that is written to.
+    /// The form with this name; without a name, that of the output file.
     ///
     /// # Errors
-    /// Words, if it is none of ours, with the pictures that the task has as well.
+    /// A message that lists the forms and the task's picture formats, if it is none of them.
     pub(super) fn of(task: &str, format: Option<&str>, output: Option<&Path>) -> Result<Form, String> {
         let pictures = Picture::names(task);
         match (format, output) {
@@ -49,23 +49,23 @@ impl Form {
 pub(super) struct Sheet {
     form: Form,
     columns: &'static [&'static str],
-    /// Rows of the table; of CSV those before the header is known.
+    /// Rows of the table; for CSV, rows from before the header was known.
     rows: Vec<Vec<String>>,
-    /// Values in a vector, once the first is there.
+    /// Values in a vector; set by the first one.
     width: Option<usize>,
     begun: bool,
-    /// Whether replies may be in another form than our own.
+    /// Whether replies may be in a form other than the server's own.
     any: bool,
 }
 
-/// What replies have an answer in.
+/// The members of replies that contain an answer.
 const MEMBERS: &str = "classes, detections, mask, picture, vector and outputs";
 
 /// Numbers of a vector or tensor that a table shows.
 const SHOWN: usize = 4;
 
 impl Sheet {
-    /// For a task.
+    /// A sheet for a task.
     pub(super) fn new(form: Form, task: &str) -> Sheet {
         let columns: &[&str] = match task {
             "classify" => &["label", "index", "score"],
@@ -79,13 +79,14 @@ impl Sheet {
         Sheet { form, columns, rows: Vec::new(), width: None, begun: false, any: false }
     }
 
-    /// The same for replies in a form that was asked for: as lines of JSON they are what they are. No row is made of them.
+    /// The same for replies in a form that the user chose. As lines of JSON they are written unchanged; no row is made of
+    /// them.
     pub(super) fn in_any_form(mut self, any: bool) -> Sheet {
         self.any = any && self.form == Form::Json;
         self
     }
 
-    /// What a file's reply adds to the output, and the mistakes of its frames.
+    /// The text that a file's reply adds to the output, and the errors of its frames.
     pub(super) fn add(&mut self, file: &str, reply: &[u8]) -> (String, Vec<String>) {
         let Ok(told) = serde_json::from_slice::<Value>(reply) else {
             let why = "the reply is not JSON".to_owned();
@@ -120,7 +121,7 @@ impl Sheet {
         }
     }
 
-    /// What a file adds that has no answer: `reply` is what the server says, if it says something.
+    /// The text for a file without an answer. `reply` is the server's reply, if any.
     pub(super) fn fail(
         &mut self,
         file: &str,
@@ -131,7 +132,7 @@ impl Sheet {
         if self.form != Form::Json {
             return self.failed(file, frame, why);
         }
-        // Whoever stands between may say anything.
+        // A proxy may have sent anything.
         let told = reply.and_then(|reply| Some((reply, serde_json::from_slice::<Value>(reply).ok()?)));
         match told.filter(|(_, told)| told.is_object()) {
             Some((reply, told)) => line(file, &in_one_line(reply, &told)),
@@ -150,12 +151,12 @@ impl Sheet {
         vec![file.to_owned(), frame.map(|frame| frame.to_string()).unwrap_or_default()]
     }
 
-    /// The rows of an answer; none where it is none.
+    /// The rows of an answer; `None` if it is not one.
     fn answer(&mut self, file: &str, frame: Option<usize>, answer: &Value) -> Option<String> {
         let mut text = String::new();
         let mut found = self.cells(answer)?;
         if found.is_empty() {
-            // Nothing was found, which is not the same as that nobody looked.
+            // An empty row: nothing was found, unlike for a file that was not examined.
             found.push(vec![String::new(); self.columns.len()]);
         }
         for cells in found {
@@ -165,7 +166,7 @@ impl Sheet {
             }
             row.extend(cells);
             if self.form == Form::Csv {
-                // No error.
+                // The column of errors is empty.
                 row.push(String::new());
             }
             text += &self.put(row);
@@ -173,7 +174,7 @@ impl Sheet {
         Some(text)
     }
 
-    /// The cells of an answer's rows, behind those that say where it is from; none for what has no member of any task.
+    /// The cells of an answer's rows, after those for its origin; `None` if it has no member of any task.
     fn cells(&self, answer: &Value) -> Option<Vec<Vec<String>>> {
         let list = |member: &Value| member.as_array().cloned().unwrap_or_default();
         let keys = |value: &Value, keys: &[&str]| -> Vec<String> {
@@ -232,7 +233,7 @@ impl Sheet {
         text
     }
 
-    /// The header of CSV, and what waited for it.
+    /// The CSV header, and the rows that waited for it.
     fn begin(&mut self) -> String {
         let mut text = String::new();
         if !std::mem::replace(&mut self.begun, true) {
@@ -254,13 +255,13 @@ impl Sheet {
         text
     }
 
-    /// What is still to be written.
+    /// The text that remains to be written.
     pub(super) fn end(mut self) -> String {
         match self.form {
             Form::Json => String::new(),
             Form::Csv => self.begin(),
             Form::Table => {
-                // Those that failed are told beside the table.
+                // Failures are reported separately from the table.
                 self.rows.retain(|row| row.len() == 2 + self.columns.len());
                 let framed = self.rows.iter().any(|row| !row[1].is_empty());
                 let header = ["file", "frame"].iter().chain(self.columns).map(|name| name.to_uppercase());
@@ -275,7 +276,7 @@ impl Sheet {
     }
 }
 
-/// A reply that is `told`, as it came where it is one line.
+/// A reply, unchanged if it is one line, otherwise from its parsed form `told`.
 fn in_one_line<'a>(reply: &'a [u8], told: &Value) -> Cow<'a, str> {
     let reply = reply.trim_ascii();
     if reply.contains(&b'\n') || reply.contains(&b'\r') {
@@ -301,7 +302,7 @@ fn cell(value: &Value) -> String {
     }
 }
 
-/// The first numbers, and how many there are.
+/// The first numbers, and their total count.
 fn shortened(values: &[Value]) -> String {
     let mut shown: Vec<String> = values.iter().take(SHOWN).map(cell).collect();
     if values.len() > SHOWN {

@@ -1,4 +1,4 @@
-//! Stacks to localizations: a file is sent as it is read, the reply is written as it comes.
+//! Localizes stacks: a file is sent while it is read, and the reply is written as it arrives.
 
 use super::{
     super::client::{query, retry_after, told},
@@ -23,32 +23,32 @@ use std::{
     path::Path,
 };
 
-/// Bytes of a file that are read at once, at most.
+/// Bytes read from a file at once, at most.
 const PIECE_BYTES: usize = 1 << 20;
-/// What is kept of a reply's end, to see whether it ends with a mistake.
+/// Bytes kept from a reply's end, to see whether it ends with an error.
 const TAIL_BYTES: usize = 4096;
 
-/// What became of a stack.
+/// The result of a stack.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
-    /// Frames, localizations, those of each status, by name.
+    /// Counts by name: frames, localizations, and localizations of each status.
     pub(super) counts: BTreeMap<String, u64>,
 }
 
-/// Why there are no localizations, or not all.
+/// Why localizations are missing, all or some.
 pub(super) enum Broken {
     /// Nothing was written.
     Refused(String),
-    /// What was written ends with the mistake.
+    /// The output ends with the error.
     Midway(String),
-    /// What was written has no end.
+    /// The output is cut off.
     Off(String),
-    /// It cannot be written.
+    /// Writing the output failed.
     Unwritten(std::io::Error),
 }
 
 impl Broken {
-    /// The mistake.
+    /// The error in words.
     pub(super) fn why(self) -> String {
         match self {
             Broken::Refused(why) | Broken::Midway(why) | Broken::Off(why) => why,
@@ -58,7 +58,7 @@ impl Broken {
 }
 
 impl Asking {
-    /// Posts a stack and writes what comes of it to `out`, from the first byte of a good reply on.
+    /// Posts a stack and writes its localizations to `out`. Nothing is written before a successful reply begins.
     pub(super) async fn stack(
         &self,
         path: &Path,
@@ -90,13 +90,13 @@ impl Asking {
             return Err(Broken::Midway(why));
         }
         if counts.is_empty() && format == Format::Ndjson {
-            // Whoever stands between may have dropped the trailers.
+            // A proxy may have dropped the trailers.
             counts = of_tail(last_line(&tail));
         }
         Ok(Ended { counts })
     }
 
-    /// The head of a good reply.
+    /// Posts a stack, with retries, until a successful reply begins.
     async fn begun(
         &self,
         path: &Path,
@@ -113,9 +113,9 @@ impl Asking {
             let metadata = file.metadata().map_err(failed)?;
             let mut request = Request::post(&address)
                 .header(header::CONTENT_TYPE, "application/octet-stream")
-                // So that the counts are told behind the last byte.
+                // Asks for the counts as trailers.
                 .header(header::TE, "trailers");
-            // Of a pipe, nobody knows it before its end.
+            // The length of a pipe is unknown until its end.
             if metadata.is_file() {
                 request = request.header(header::CONTENT_LENGTH, metadata.len());
             }
@@ -143,11 +143,11 @@ impl Asking {
     }
 }
 
-/// A file piece by piece, read away from the threads that send.
+/// The pieces of a file, read on a blocking thread rather than on those that send.
 fn pieces(file: File, bar: ProgressBar) -> impl Stream<Item = std::io::Result<Bytes>> {
     stream::try_unfold((file, bar), |(mut file, bar)| async move {
         let read = tokio::task::spawn_blocking(move || {
-            // Of a pipe, what is there.
+            // From a pipe, a read returns what is available.
             let mut piece = vec![0; PIECE_BYTES];
             let length = file.read(&mut piece)?;
             piece.truncate(length);
@@ -163,10 +163,10 @@ fn last_line(tail: &[u8]) -> &[u8] {
     tail.trim_ascii_end().rsplit(|byte| *byte == b'\n').next().unwrap_or_default()
 }
 
-/// The end of an Arrow stream: a message of no length.
+/// The end of an Arrow stream: a message of length 0.
 const ARROW_END: &[u8] = &[0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
 
-/// What the end of a reply that broke off says.
+/// The error at the end of a reply that broke off.
 fn mistake(format: Format, tail: &[u8]) -> Option<String> {
     match format {
         Format::Ndjson => told(last_line(tail)),
@@ -175,24 +175,24 @@ fn mistake(format: Format, tail: &[u8]) -> Option<String> {
             Some(String::from_utf8_lossy(why).into_owned())
         }
         Format::Arrow if tail.ends_with(ARROW_END) => None,
-        // A message that is announced and missing, in whose place the words are.
+        // A message is announced but missing; the error text is in its place.
         Format::Arrow => {
             let announced = tail.windows(4).rposition(|bytes| bytes == &ARROW_END[..4]);
             let words = announced.and_then(|at| std::str::from_utf8(tail.get(at + 8..)?).ok());
             Some(words.unwrap_or("the reply has no end").to_owned())
         }
-        // Nothing is sent of these before all is there.
+        // These formats are sent only once they are complete.
         Format::Picasso | Format::Hdf5 | Format::Npy | Format::Png => None,
     }
 }
 
-/// `name=number` with commas between them.
+/// Parses `name=number` pairs separated by commas.
 fn parse(text: &str) -> BTreeMap<String, u64> {
     let pairs = text.split(',').filter_map(|pair| pair.trim().split_once('='));
     pairs.filter_map(|(name, number)| Some((name.to_owned(), number.parse().ok()?))).collect()
 }
 
-/// The same of the last line of NDJSON.
+/// The same counts from the last line of NDJSON.
 fn of_tail(last: &[u8]) -> BTreeMap<String, u64> {
     let value: serde_json::Value = serde_json::from_slice(last).unwrap_or_default();
     let names = ["frames", "localizations", OVER_SPOTS_MAX].map(|name| (name, &value[name]));
@@ -201,7 +201,7 @@ fn of_tail(last: &[u8]) -> BTreeMap<String, u64> {
     all.filter_map(|(name, number)| Some((name.to_owned(), number.as_u64()?))).collect()
 }
 
-/// The files of an archive that packs nothing, as Picasso's comes: names and contents.
+/// The names and contents of the files in an uncompressed ZIP archive, the form of the Picasso reply.
 ///
 /// # Errors
 /// If it is another kind of archive.
@@ -209,7 +209,7 @@ pub(super) fn unpack(archive: &[u8]) -> Result<Vec<(String, &[u8])>, String> {
     let broken = || "the archive of HDF5 and YAML is not one".to_owned();
     let mut files = Vec::new();
     let mut rest = archive;
-    // PKWARE's APPNOTE, 4.3.7: the sizes stand in the head of each file, which are stored as they are.
+    // PKWARE's APPNOTE, 4.3.7: the header of each file has its size; the files are stored uncompressed.
     while let Some(head) = rest.strip_prefix(b"PK\x03\x04") {
         let number = |at: usize, bytes: usize| {
             let field = head.get(at..at + bytes).ok_or_else(broken)?;

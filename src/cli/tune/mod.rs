@@ -1,7 +1,7 @@
-//! `ocelli tune`: tries a model with other batches, instances and threads in this process, and prints the best within a bound on
-//! the latency as tables of its manifest. Each trial loads the model anew.
+//! `ocelli tune`: tries a model in this process with different batches, instances and threads, and prints the best setup within
+//! a latency bound as tables for its manifest. Each trial loads the model again.
 //!
-//! - `plan`: what is tried, and what is best.
+//! - `plan`: which setups are tried, and which is best.
 
 mod plan;
 
@@ -70,22 +70,22 @@ pub(super) fn arguments() -> Vec<Arg> {
     ]
 }
 
-/// What is asked for.
+/// The parsed arguments.
 struct Wanted {
     model: Name,
     bound_ms: f64,
     seconds: f64,
     callers: Vec<usize>,
-    /// Files to ask with.
+    /// Files to send.
     input: Option<Vec<PathBuf>>,
     shapes: BTreeMap<String, Vec<usize>>,
     items: Option<usize>,
 }
 
-/// ROIs of a request, where nothing is said: about those of one frame of a camera with many spots.
+/// ROIs per request by default: about as many as in one camera frame with many spots.
 const ROIS_OF_A_REQUEST: usize = 1000;
 
-/// How long an answer may take.
+/// How long a reply may take.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 impl Streams<'_> {
@@ -124,7 +124,7 @@ impl Streams<'_> {
     }
 
     fn trials(&mut self, config: &Config, mut wanted: Wanted) -> Result<Exit, AppError> {
-        // As it is, the model says whether it has an axis for batches, and what a fitter fits.
+        // Loads the model unchanged first, to learn whether it has a batch axis, and the box size of a fitter.
         let runtime = runtime_here(config)?;
         let model = (&*wanted.model.name, wanted.model.version.as_deref());
         let local = {
@@ -164,14 +164,14 @@ impl Streams<'_> {
             for setup in setups {
                 let points = match trial(config, &wanted, setup) {
                     Ok(points) => points,
-                    // Larger batches may have no memory, or be refused by the model: the others still count.
+                    // Larger batches may run out of memory, or be refused by the model: the other trials still count.
                     Err(error) if done.iter().any(|trial: &Trial| trial.best.is_some()) => {
                         let _ = writeln!(self.err, "ocelli: {setup} cannot be tried: {error}");
                         Vec::new()
                     }
                     Err(error) => return Err(error),
                 };
-                // Also of what is within what a verdict allows.
+                // Reported even if the failures are within the limit of a verdict.
                 if let Some(told) = failed(&points) {
                     let _ = writeln!(self.err, "ocelli: {setup}: {told}");
                 }
@@ -199,7 +199,7 @@ impl Streams<'_> {
     }
 }
 
-/// Measures a setup with more and more callers.
+/// Measures a setup with increasing numbers of callers.
 fn trial(config: &Config, wanted: &Wanted, setup: Setup) -> Result<Vec<Point>, AppError> {
     let config = Config { compute_threads: setup.threads, ..config.clone() };
     let change = |manifest: &mut Manifest| {

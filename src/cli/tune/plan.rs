@@ -1,12 +1,12 @@
-//! What is tried, in which order, and what is best. Pure.
+//! Which setups are tried, in which order, and which is best. Pure functions.
 
 use super::super::bench::Point;
 use std::fmt::{self, Write};
 
-/// What a trial sets.
+/// The settings of a trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Setup {
-    /// Of the manifest: `batch.items_max`.
+    /// `batch.items_max` of the manifest.
     pub(super) items_max: usize,
     /// `batch.wait_ms_max`.
     pub(super) wait_ms_max: u64,
@@ -26,20 +26,20 @@ impl fmt::Display for Setup {
     }
 }
 
-/// What became of a trial.
+/// The result of a trial.
 #[derive(Debug, Clone)]
 pub(super) struct Trial {
     pub(super) setup: Setup,
-    /// The most that was borne within the bound: callers, answers per second, and the 99th percentile in milliseconds.
+    /// The highest throughput within the bound: callers, answers per second, and the 99th percentile in milliseconds.
     pub(super) best: Option<(f64, f64, f64)>,
-    /// Requests that failed, of all numbers of callers.
+    /// Requests that failed, over all numbers of callers.
     pub(super) failed: u64,
-    /// It could not be measured at all.
+    /// Whether it could not be measured at all.
     pub(super) untried: bool,
 }
 
 impl Trial {
-    /// From what was measured of a setup, by the number of callers.
+    /// From the measurements of a setup, one for each number of callers.
     pub(super) fn of(setup: Setup, points: &[Point], bound_ms: f64) -> Trial {
         let borne = points.iter().filter(|point| point.verdict(bound_ms).is_ok());
         let best = borne.max_by(|a, b| a.answered_per_second.total_cmp(&b.answered_per_second));
@@ -53,31 +53,32 @@ impl Trial {
     }
 }
 
-/// What is tried of each, one after the other.
+/// The batch sizes that are tried, in this order.
 pub(super) const ITEMS: &[usize] = &[1, 2, 4, 8, 16, 32, 64];
-/// Of a fitter, whose items are ROIs.
+/// The same for a fitter, whose items are ROIs.
 pub(super) const ROIS: &[usize] = &[1000, 3000, 10_000, 30_000, 100_000];
 const WAITS_MS: [u64; 3] = [1, 2, 5];
-/// Gains below this are noise.
+/// Smaller gains count as noise.
 const GAIN_MIN: f64 = 1.03;
 
-/// The search: batch sizes first, then how long they wait, then instances and threads, each with the best of those before.
+/// The search: batch sizes first, then how long batches wait, then instances and threads. Each step starts from the best
+/// setup so far.
 #[derive(Debug)]
 pub(super) struct Search {
     threads: usize,
-    /// Sizes of batches; none for a model without an axis for them.
+    /// Batch sizes; empty for a model without a batch axis.
     sizes: &'static [usize],
     /// Items of a request.
     items: usize,
 }
 
 impl Search {
-    /// On so many threads at most, with batches of these sizes and requests of so many items.
+    /// A search with at most `threads` threads, with these batch sizes and requests of `items` items.
     pub(super) fn new(threads: usize, sizes: &'static [usize], items: usize) -> Search {
         Search { threads, sizes, items }
     }
 
-    /// The trials of a step, beside those that are done; `None` after the last step.
+    /// The trials of a step that have not been done yet; `None` after the last step.
     pub(super) fn step(&self, step: usize, done: &[Trial]) -> Option<Vec<Setup>> {
         let items_max = self.sizes.first().copied().unwrap_or(1);
         let first = Setup { items_max, wait_ms_max: 0, instances: 1, threads: self.threads };
@@ -86,7 +87,7 @@ impl Search {
         let setups: Vec<Setup> = match step {
             0 if self.sizes.is_empty() => vec![first],
             0 => self.sizes.iter().map(|items_max| Setup { items_max: *items_max, ..first }).collect(),
-            // There is no company to wait for.
+            // A single request fills the batch: there is nothing to wait for.
             1 if best.items_max <= self.items => Vec::new(),
             1 => WAITS_MS.map(|wait_ms_max| Setup { wait_ms_max, ..best }).to_vec(),
             2 => [(2, self.threads), (1, half), (2, half)]
@@ -103,19 +104,19 @@ impl Search {
         Some(new)
     }
 
-    /// The most trials that there can be.
+    /// The largest possible number of trials.
     pub(super) fn trials_max(&self) -> usize {
         if self.sizes.is_empty() { 4 } else { self.sizes.len() + WAITS_MS.len() + 3 }
     }
 }
 
-/// The best: of two that are about as good, the one that was tried first, which asks for less.
+/// The best trial. Of two that are about equal, it is the one tried first, which needs fewer resources.
 pub(super) fn best(done: &[Trial]) -> Option<&Trial> {
     let borne = done.iter().filter(|trial| trial.best.is_some());
     borne.reduce(|best, trial| if trial.rate() > best.rate() * GAIN_MIN { trial } else { best })
 }
 
-/// The best as a manifest's tables.
+/// A trial's setup as tables of a manifest.
 pub(super) fn manifest(trial: &Trial, default_threads: usize) -> String {
     let Setup { items_max, wait_ms_max, instances, threads } = trial.setup;
     let mut text = String::new();
@@ -137,7 +138,7 @@ mod tests {
     use super::*;
     use crate::models::Manifest;
 
-    /// Runs the search against a device that is as good as `rate` says.
+    /// Runs the search against a device whose throughput is `rate`.
     fn search(sizes: &'static [usize], rate: impl Fn(Setup) -> Option<f64>) -> Vec<Trial> {
         let search = Search::new(4, sizes, sizes.first().copied().unwrap_or(1));
         let mut done = Vec::new();

@@ -1,4 +1,4 @@
-//! The manifest of a fitter: `[fit]`, `[camera]` and `[detect]`, by the keys that requests have as well.
+//! A fitter's part of the manifest: `[fit]`, `[camera]` and `[detect]`, with the same keys as requests.
 
 use super::{Engine, Kept, Manifest, PRIORITY_MAX, Versions, Waiting, file_name, read};
 use crate::{
@@ -10,17 +10,18 @@ use crate::{
     },
 };
 
-/// ROIs of the largest batch where the manifest does not say.
+/// ROIs in the largest batch if the manifest does not say.
 const BATCH_ITEMS: usize = 10_000;
-/// And the most that it may say.
+/// The largest number of ROIs that the manifest may set.
 const BATCH_ITEMS_MAX: usize = 1_000_000;
 
-/// What `engine = "gauss-mle"` says beside what all manifests do.
+/// Settings of a manifest with `engine = "gauss-mle"`, beside those that all manifests have.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Fit {
-    /// The defaults of requests; maps are still to be read.
+    /// The defaults for requests; the maps have not been read yet.
     pub settings: Settings,
-    /// Keys of the camera that have a value for each pixel, and the files in the model's folder that hold them.
+    /// Keys of `[camera]` that have a value for each pixel, with the files in the model's folder that hold these
+    /// values.
     pub maps: Vec<(&'static str, String)>,
 }
 
@@ -51,7 +52,7 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
         }
         table.finish();
     }
-    // Maps have their mistakes told when they are read.
+    // Mistakes in maps are reported when the maps are read.
     if let Err(why) = fit.settings.clone().setting() {
         let (key, what) = why.split_once(": ").unwrap_or((&why, ""));
         let of = KEYS.iter().find(|(_, known)| *known == key);
@@ -143,7 +144,7 @@ mod tests {
                 "line 4: detect.noise_min is of the method contrast, but method is \"net-gradient\": leave one of them out"
             ]
         );
-        // What is of another method is for those who ask for that.
+        // Keys of another method apply to requests that choose that method.
         assert!(fit("[detect]\nradius_px = 3\ngradient_min = 300\n").is_ok());
         let mistakes = fit("[detect]\nnoise_min = 5\nphotons_min = 200\n").unwrap_err();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! `[queue]`: how many requests of a model may wait, for how long, and what becomes of those that have waited for too long.
+//! `[queue]`: how many requests of a model may wait, for how long, and what happens to those that have waited for too long.
 
 use super::PRIORITY_MAX;
 use crate::{
@@ -7,15 +7,15 @@ use crate::{
 };
 use std::time::Duration;
 
-/// Requests of one priority that a model may let wait.
+/// Waiting requests of one priority, at most.
 const REQUESTS_MAX: usize = 1_000_000;
-/// The longest that a request may be let wait.
+/// The longest time that a request may be allowed to wait.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(3600);
 
-/// What it says.
+/// How requests of a model wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
-    /// Levels of priority that requests may ask for, at least 1.
+    /// Number of priority levels, at least 1.
     pub priorities: u8,
     /// Bounds on number and time.
     pub policies: QueuePolicies,
@@ -32,7 +32,7 @@ pub(super) fn read(table: &Table<'_, '_>) -> Waiting {
     let default = policy(table, QueuePolicy::default());
     let mut policies = QueuePolicies { default, ..QueuePolicies::default() };
     for (name, own) in table.table("priority").tables() {
-        // Each has one name: of `1` and `01` one would win.
+        // Each level has one spelling: of `1` and `01`, one would silently win.
         let named = |priority: &u8| *priority < priorities && priority.to_string() == name;
         match name.parse().ok().filter(named) {
             Some(priority) => {
@@ -49,7 +49,7 @@ pub(super) fn read(table: &Table<'_, '_>) -> Waiting {
     Waiting { priorities, policies }
 }
 
-/// The policy of a table; what it leaves out is as in `otherwise`.
+/// The policy in a table; what the table leaves out is taken from `otherwise`.
 fn policy(table: &Table<'_, '_>, otherwise: QueuePolicy) -> QueuePolicy {
     let wait_ms = table.number("wait_ms_max", 0.001..=WAIT_MAX.as_secs_f64() * 1000.0);
     QueuePolicy {
@@ -82,7 +82,7 @@ mod tests {
         let policies = QueuePolicies { default: all, of_priority: [(0, first)].into() };
         assert_eq!(waiting, Waiting { priorities: 3, policies });
         assert_eq!(Manifest::parse("").unwrap().queue, Waiting::default());
-        // The usual priority is none of a model that has one only.
+        // The usual priority does not exist in a model with one level.
         assert_eq!(Manifest::parse("[queue]\npriorities = 1").unwrap().priority, 0);
     }
 

@@ -125,7 +125,7 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
     manifest
 }
 
-/// What requests get that do not say: priority, which is one of so many, and deadline.
+/// The defaults for requests: a priority, below `priorities`, and a deadline.
 pub(super) fn urgency(root: &Table<'_, '_>, priorities: u8) -> (u8, Option<Duration>) {
     let least = priorities - 1;
     let priority = root.integer("priority", 0..=least).unwrap_or(least.min(1));
@@ -173,13 +173,13 @@ fn read_classify(table: &Table<'_, '_>) -> Classify {
     }
 }
 
-/// Points of a face with all its contours are 478.
+/// A face with all its contours has 478 points.
 const KEYPOINTS_MAX: usize = 1000;
 
 fn read_detect(table: &Table<'_, '_>) -> Detect {
     let default = Detect::default();
     let format = table.choice("format", &Format::ALL);
-    // What the model has sorted out is sorted out again only where the manifest says so.
+    // Such a model suppresses boxes itself; the server suppresses again only if the manifest says so.
     let columns = table.words("columns", Columns::ALLOWED, Columns::is_one);
     let iou_max = if format == Some(Format::End2end) || columns.is_some() { 1.0 } else { default.iou_max };
     let columns = columns.and_then(|words| {
@@ -240,13 +240,13 @@ fn read_segment(table: &Table<'_, '_>) -> Segment {
     }
 }
 
-/// `[image]`, for images that become the input like this.
+/// `[image]`, for a model whose input images are resized by `resize`.
 fn read_image(table: &Table<'_, '_>, resize: Option<ResizeRule>) -> Image {
     let depth = table.integer("depth", 8..=16);
     if let Some(other) = depth.filter(|depth| ![8, 16].contains(depth)) {
         table.mistake_at("depth", format_args!("is {other}, allowed: 8, 16"));
     }
-    // A network that takes images as they are is mostly asked for what it makes of their size.
+    // If a network takes images at their own size, callers mostly want its output at the network's size.
     let usual = if resize == Some(ResizeRule::None) { Size::Output } else { Size::Source };
     let range = table.word_or_pair("range", "auto", -1e30..=1e30);
     Image {
@@ -260,7 +260,7 @@ fn read_image(table: &Table<'_, '_>, resize: Option<ResizeRule>) -> Image {
     }
 }
 
-/// `[batch]`, of at most `items_max` items.
+/// `[batch]`, with at most `items_max` items.
 pub(super) fn batch(table: &Table<'_, '_>, items_max: usize) -> BatchLimits {
     let no_axis = table.choice("axis", &[("items", false), ("none", true)]);
     let range = 1..=items_max;

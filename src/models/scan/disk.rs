@@ -1,4 +1,4 @@
-//! What lies on disk: the names in a folder, what is behind them, and the files that are read.
+//! Access to the disk: the entries of a folder, their kinds, and reading files.
 
 use super::{instead::other_format, misplaced};
 use crate::engine::{
@@ -18,7 +18,7 @@ pub(in crate::models) fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>
     for entry in fs::read_dir(folder).map_err(cannot)? {
         let entry = entry.map_err(cannot)?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        // The second is where a file system keeps what a check of it finds, at the top of a volume.
+        // `lost+found` lies at the top of a volume; file system checks put recovered files there.
         if !name.starts_with('.') && name != "lost+found" {
             entries.push((name, entry.path()));
         }
@@ -27,17 +27,17 @@ pub(in crate::models) fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>
     Ok(entries)
 }
 
-/// What something in a model folder is by its name and kind, whatever is in it.
+/// What an entry of a model folder is, judged by its name and kind, not its content.
 pub(in crate::models) enum Candidate {
     /// A model's folder.
     Folder,
     /// A model without a folder.
     File,
-    /// What may be meant as a model and cannot be one, and why.
+    /// Possibly meant as a model, but it cannot be one; with the reason.
     Mistake(String),
 }
 
-/// What an entry of a model folder is, with the name of its model; nothing for what is beside the models.
+/// What an entry of a model folder is, with the name of its model; `None` for unrelated files.
 pub(in crate::models) fn candidate(entry: &str, path: &Path) -> Option<(String, Candidate)> {
     let there = look(path);
     let (name, kind) = if matches!(&there, Ok(Some(metadata)) if metadata.is_dir()) {
@@ -55,10 +55,10 @@ pub(in crate::models) fn candidate(entry: &str, path: &Path) -> Option<(String, 
     Some((name.to_owned(), kind))
 }
 
-/// What is at a path, if there is anything.
+/// The metadata of what is at a path, if there is anything.
 ///
 /// # Errors
-/// Why nobody can say: a link that leads nowhere or to itself, a folder that may not be looked into.
+/// Why that cannot be determined: a dangling or circular link, or a folder without permission.
 pub(super) fn look(path: &Path) -> Result<Option<fs::Metadata>, String> {
     let error = match fs::metadata(path) {
         Ok(metadata) => return Ok(Some(metadata)),
@@ -73,12 +73,12 @@ pub(super) fn look(path: &Path) -> Result<Option<fs::Metadata>, String> {
     }
 }
 
-/// Whether a folder is there, or what nobody can say is none.
+/// Whether a path is a folder, or may be one because it cannot be determined.
 pub(super) fn may_be_folder(path: &Path) -> bool {
     look(path).map_or(true, |there| there.is_some_and(|metadata| metadata.is_dir()))
 }
 
-/// The path of a file in a folder, which a link may not leave.
+/// The path of a file in a folder. Links must not lead out of the folder.
 pub(in crate::models) fn inside(folder: &Path, name: &str) -> Result<PathBuf, String> {
     let resolve = |path: &Path| path.canonicalize().map_err(|error| format!("cannot read it: {error}"));
     let path = resolve(&folder.join(name))?;
@@ -99,7 +99,7 @@ pub(super) fn read_bytes(path: &Path, bytes_max: u64) -> Result<Vec<u8>, String>
     let cannot = |error| format!("cannot read it: {error}");
     let file = regular_file::open(path).map_err(cannot)?;
     let mut bytes = Vec::new();
-    // One byte more than allowed tells a file that is too large, whatever its metadata said.
+    // Reading one byte more than allowed detects a file that is too large, whatever its metadata said.
     file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(cannot)?;
     if bytes.len() as u64 > bytes_max {
         return Err(format!("it is larger than the limit of {bytes_max} bytes"));
@@ -120,7 +120,7 @@ pub(super) fn file_bytes(path: &Path) -> Result<u64, String> {
     Ok(metadata.len())
 }
 
-/// Size of a model file and of the external data that it names, which must be there and in its folder.
+/// Size of a model file together with the external data that it names, which must exist in its folder.
 pub(super) fn model_bytes(path: &Path) -> Result<u64, String> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let mut bytes = file_bytes(path)?;

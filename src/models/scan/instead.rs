@@ -1,4 +1,4 @@
-//! What lies where a model file is missing, or in place of one, and what to do about it.
+//! Explains what lies where a model file is missing, or in place of one, and what to do about it.
 
 use super::disk::entries;
 use crate::engine::regular_file;
@@ -7,10 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Names told at most.
+/// Most names that a message lists.
 const TOLD_MAX: usize = 3;
 
-/// Files of others, by the ends of their names.
+/// Formats of other frameworks, by file extension.
 const OTHERS: [(&[&str], &str); 5] = [
     (&[".pt", ".pth"], "PyTorch's: docs/pytorch.md says how it is exported"),
     (&[".safetensors"], "weights without their network: docs/pytorch.md says how both are exported"),
@@ -19,7 +19,7 @@ const OTHERS: [(&[&str], &str); 5] = [
     (&[".ort"], "in ONNX Runtime's own format: serve the ONNX file that it was made from"),
 ];
 
-/// What is in a folder that has no `model_file` where one should be, if any of it may be what is meant.
+/// What a folder without `model_file` holds instead, if any of it may be what the author means.
 pub(super) fn instead(folder: &Path, model_file: &str) -> Option<String> {
     let inside = entries(folder).ok()?;
     let here = networks(&inside, "");
@@ -27,7 +27,7 @@ pub(super) fn instead(folder: &Path, model_file: &str) -> Option<String> {
         let which = if here.len() > 1 { "the one that is to be served" } else { "it" };
         return Some(format!("there is {}: call {which} {model_file}", told(&here)));
     }
-    // Versions are looked into by themselves.
+    // Version folders are examined on their own.
     let folders = inside.iter().filter(|(name, path)| !super::is_number(name) && path.is_dir());
     let below: Vec<String> = folders
         .flat_map(|(name, path)| networks(&entries(path).unwrap_or_default(), &format!("{name}/")))
@@ -52,7 +52,7 @@ pub(super) fn instead(folder: &Path, model_file: &str) -> Option<String> {
     })
 }
 
-/// ONNX files of these, by what they are called from where we began.
+/// The ONNX files among these entries, by their paths from the folder where the search began.
 fn networks(inside: &[(String, PathBuf)], folder: &str) -> Vec<String> {
     let named = |name: &str| name.to_ascii_lowercase().ends_with(".onnx");
     let files = inside.iter().filter(|(name, path)| named(name) && path.is_file());
@@ -67,7 +67,7 @@ fn told(names: &[String]) -> String {
     }
 }
 
-/// What a file is that is not ONNX, where its first bytes tell.
+/// The format of a file that is not ONNX, if its first bytes tell.
 pub(super) fn other_format(path: &Path) -> Option<&'static str> {
     let mut head = Vec::new();
     regular_file::open(path).ok()?.take(32).read_to_end(&mut head).ok()?;

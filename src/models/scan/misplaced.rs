@@ -1,9 +1,9 @@
-//! Files that would say what a model is, and lie where nothing reads them or are called so that nothing does.
+//! Finds files that would describe a model but are never read, because of their place or their name.
 
 use super::{CONFIG_FILE, MANIFEST_FILE, disk::entries, is_number};
 use std::path::{Path, PathBuf};
 
-/// Which of the files that describe a model is meant by this name, in whatever letters.
+/// Which of the files that describe a model this name means, ignoring case.
 fn meant(name: &str) -> Option<&'static str> {
     [MANIFEST_FILE, CONFIG_FILE].into_iter().find(|file| file.eq_ignore_ascii_case(name))
 }
@@ -17,7 +17,7 @@ pub(super) fn at_top(name: &str) -> Option<String> {
     ))
 }
 
-/// What of a model's own folder is called almost right: the files that describe it, the folders of versions, with this file, and the folder
+/// Names in a model's own folder that are almost right: files that describe it, version folders with this model file, and the folder
 /// itself.
 pub(super) fn in_folder(name: &str, inside: &[(String, PathBuf)], model_file: &str) -> Vec<String> {
     let has = |file: &str| inside.iter().any(|(other, _)| other == file);
@@ -32,14 +32,14 @@ pub(super) fn in_folder(name: &str, inside: &[(String, PathBuf)], model_file: &s
         format!("the folder {name} is passed over, with its {model_file}: a version's folder is called by its number, as 1")
     });
     let almost = inside.iter().filter_map(|(name, path)| {
-        // A file system may take both names for the same.
+        // A case-insensitive file system takes both names for the same file.
         let file = meant(name).filter(|file| file != name && !path.with_file_name(file).exists())?;
         Some(format!("{name} is passed over: such a file is called {file}, in small letters"))
     });
     almost.chain(named).chain(itself).collect()
 }
 
-/// What lies in the folder of a version.
+/// Such files in the folder of a version.
 pub(super) fn in_version(folder: &Path, version: &str) -> Vec<String> {
     let names = entries(&folder.join(version)).unwrap_or_default().into_iter().map(|(name, _)| name);
     let there = names.filter_map(|name| {
@@ -51,7 +51,7 @@ pub(super) fn in_version(folder: &Path, version: &str) -> Vec<String> {
     there.collect()
 }
 
-/// What lies beside a model that has no folder.
+/// Such files beside a model that has no folder.
 pub(super) fn beside(path: &Path) -> Vec<String> {
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     let there = [("toml", MANIFEST_FILE), ("pbtxt", CONFIG_FILE)].into_iter();

@@ -5,7 +5,7 @@ use super::*;
 use crate::engine::onnx::external;
 use tempfile::TempDir;
 
-/// The least that is an ONNX file: the version of its format.
+/// The smallest ONNX file: just the version of its format.
 const ONNX: &str = "\u{8}\u{8}";
 
 /// A folder with these files; a name that ends in `/` is a folder.
@@ -19,7 +19,7 @@ fn folder(files: &[(&str, &str)]) -> TempDir {
     folder
 }
 
-/// Name, version and, for what cannot be served, a part of the reason.
+/// Checks name, version and, for what cannot be served, a part of the reason.
 fn check(files: &[(&str, &str)], expected: &[(&str, &str, &str)]) {
     let folder = folder(files);
     check_folder(folder.path(), expected);
@@ -178,7 +178,7 @@ fn pipes_are_refused_without_waiting_for_whoever_writes_there() {
         check_folder(&path, &[("a", "1", why), ("b", "1", why), ("c", "1", "c.onnx is not a file")]);
         tell.send(()).unwrap();
     });
-    // The bound is for a test that would hang.
+    // The limit is only for a test that would hang.
     told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
 }
 
@@ -316,7 +316,7 @@ fn a_repository_of_tritons_may_have_folders_with_leading_zeros_which_are_passed_
     let notes = scan(folder(&files).path()).unwrap().remove(1).source.unwrap().notes;
     let told = "the folder 003 is passed over: a version has no leading zeros";
     assert_eq!(notes, [told]);
-    // It is told where nothing else is there, too.
+    // Reported as well if nothing else is there.
     check(&files[2..], &[("m", "", told)]);
 }
 
@@ -576,7 +576,7 @@ fn a_folder_that_cannot_be_read_is_an_error() {
     assert!(error.starts_with("cannot read the folder /nonexistent/models"), "{error}");
 }
 
-/// Links, in place of what they are named.
+/// Creates links with these names and targets.
 fn link(folder: &TempDir, links: &[(&str, &str)]) {
     for (to, at) in links {
         std::os::unix::fs::symlink(to, folder.path().join(at)).unwrap();

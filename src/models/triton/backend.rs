@@ -1,5 +1,5 @@
-//! Which of Triton's backends a `config.pbtxt` is for, and what it says to that of ONNX Runtime: its parameters, and which of the
-//! runtime's providers run a model. One parameter is ours as well. The rest has no effect, and is told by name and value.
+//! Reads which of Triton's backends a `config.pbtxt` is for, and its settings for the ONNX Runtime backend: parameters and
+//! execution providers. One parameter is supported. The rest has no effect and is reported by name and value.
 
 use super::{map::Told, verdict};
 use crate::{
@@ -11,13 +11,13 @@ use crate::{
     words::clipped,
 };
 
-/// What runs ONNX files, by both of its names.
+/// Triton's two names for what runs ONNX files: the platform, and the backend.
 pub(super) const PLATFORM: &str = "onnxruntime_onnx";
 pub(super) const BACKEND: &str = "onnxruntime";
-/// How algorithms of convolutions are found, by the number that ONNX Runtime has for it.
+/// The parameter for the search of convolution algorithms; its values are ONNX Runtime's numbers.
 const CONV_SEARCH: &str = "cudnn_conv_algo_search";
 
-/// Why a model is none that we run, where it says so.
+/// The reason for refusing a model whose platform or backend is not ONNX Runtime.
 pub(super) fn run_by_others(config: &ModelConfig) -> Option<String> {
     let ensemble = config.platform == "ensemble";
     if ensemble && matches!(config.scheduling_choice, Some(SchedulingChoice::EnsembleScheduling(_))) {
@@ -40,7 +40,7 @@ pub(super) fn run_by_others(config: &ModelConfig) -> Option<String> {
     (!others.is_empty()).then(|| format!("{}{instead}", others.join("; ")))
 }
 
-/// What is asked for by `parameters`.
+/// The convolution search that `parameters` ask for. Notes all other parameters.
 pub(super) fn conv_search(told: &mut Told, config: &ModelConfig) -> ConvSearch {
     let mut search = ConvSearch::default();
     for (key, value) in &config.parameters {
@@ -60,8 +60,8 @@ pub(super) fn conv_search(told: &mut Told, config: &ModelConfig) -> ConvSearch {
     search
 }
 
-/// Tells of providers that do not run the model, and of what is said to those that do. TensorRT is not taken from here: where its
-/// libraries are missing the model would not be loaded, and it builds for minutes where they are not.
+/// Notes providers that do not run the model, and parameters for those that do. TensorRT is not enabled from here: without its
+/// libraries the model would not load, and with them it builds for minutes.
 pub(super) fn accelerators(told: &mut Told, optimization: Option<&ModelOptimizationPolicy>) {
     let Some(all) = optimization.and_then(|optimization| optimization.execution_accelerators.as_ref()) else {
         return;

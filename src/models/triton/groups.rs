@@ -1,4 +1,4 @@
-//! `instance_group`: where the instances of a model run, and what is told of that.
+//! `instance_group`: where the instances of a model run, and how that is reported.
 
 use super::map::Told;
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     protocol::inference::{ModelInstanceGroup, model_instance_group::Kind},
 };
 
-/// Where instances run: the devices of all groups, and the instances of the largest.
+/// Where instances run: on the devices of all groups, each with the number of instances of the largest group.
 pub(super) fn placement(told: &mut Told, groups: &[ModelInstanceGroup]) -> Placing {
     let mut placing = Placing {
         devices: Vec::new(),
@@ -58,13 +58,13 @@ pub(super) fn placement(told: &mut Told, groups: &[ModelInstanceGroup]) -> Placi
 
 /// Instances per device.
 pub(super) fn instances(told: &mut Told, at: &str, group: &ModelInstanceGroup) -> usize {
-    // 0 is what is not given.
+    // 0 means not given.
     let count = if group.count == 0 { 1 } else { group.count };
     told.within(&format!("{at}.count"), count, 1, INSTANCES_MAX)
 }
 
-/// What `instance_group` may call the devices of a placement: first what is told of it. As in Triton that is never `KIND_AUTO`, which
-/// clients do not know, and which JSON of gRPC leaves out: it is what that comes to here.
+/// The kinds that `instance_group` may name for a placement. The first is the one that is reported. As in Triton, it is never
+/// `KIND_AUTO`, which clients do not know and gRPC's JSON omits, but what that resolves to here.
 pub fn kinds(placing: &Placing, may_use_gpu: bool) -> &'static [&'static str] {
     let devices = &placing.devices;
     let on_cpu = devices.iter().filter(|device| *device == "cpu").count();
@@ -79,7 +79,7 @@ pub fn kinds(placing: &Placing, may_use_gpu: bool) -> &'static [&'static str] {
     }
 }
 
-/// The kind and the numbers of GPUs that are told of a placement. `KIND_CPU` takes none, though its author names some beside the CPU.
+/// The kind and the GPU numbers that are reported for a placement. `KIND_CPU` has none, even if the author names GPUs beside the CPU.
 pub fn told_placement(placing: &Placing, may_use_gpu: bool) -> (&'static str, Vec<i32>) {
     match kinds(placing, may_use_gpu)[0] {
         "KIND_CPU" => ("KIND_CPU", Vec::new()),
@@ -87,7 +87,7 @@ pub fn told_placement(placing: &Placing, may_use_gpu: bool) -> (&'static str, Ve
     }
 }
 
-/// The numbers of its GPUs. Those that are meant by name have none here.
+/// The numbers of a placement's GPUs. GPUs given by UUID or by a pattern are not included.
 pub fn gpus(placing: &Placing) -> Vec<i32> {
     let number = |device: &String| device.strip_prefix("gpu:").unwrap_or(device).parse().ok();
     placing.devices.iter().filter_map(number).collect()

@@ -1,4 +1,4 @@
-//! From a `config.pbtxt`'s message to a manifest: each field that is read, with its range and its default.
+//! Maps the message of a `config.pbtxt` to a manifest: each field that is read, with its range and its default.
 
 use super::{Described, backend, groups, queue};
 use crate::{
@@ -21,10 +21,10 @@ use crate::{
 };
 use std::time::Duration;
 
-/// Runs of one warm-up, at most: a model that is still warming up serves nobody.
+/// Runs of one warm-up, at most: a model serves no requests while it warms up.
 const WARMUP_RUNS_MAX: u32 = 10_000;
 
-/// The mistakes found on the way, and what is to be told.
+/// Mistakes, for which a configuration is refused, and notes, for the log.
 #[derive(Default)]
 pub(super) struct Told {
     wrong: Vec<String>,
@@ -36,7 +36,7 @@ impl Told {
         self.wrong.push(what);
     }
 
-    /// A number, if it is from `min` to `max`.
+    /// `number` if it is from `min` to `max`; otherwise records a mistake and returns `min`.
     pub(super) fn within(&mut self, at: &str, number: i32, min: usize, max: usize) -> usize {
         let within = usize::try_from(number).ok().filter(|number| (min..=max).contains(number));
         within.unwrap_or_else(|| {
@@ -49,12 +49,13 @@ impl Told {
         self.notes
     }
 
-    /// All mistakes, if there are some.
+    /// All mistakes, if there are any.
     pub(super) fn into_wrong(self) -> Option<String> {
         (!self.wrong.is_empty()).then(|| self.wrong.join("; "))
     }
 
-    /// The same for somebody who is there to hear it: nothing is done otherwise than was said.
+    /// Mistakes and notes together. For a caller that waits for the answer: it gets an error rather than something other
+    /// than it asked for.
     pub(super) fn into_all(mut self) -> Option<String> {
         self.wrong.append(&mut self.notes);
         self.into_wrong()
@@ -64,7 +65,7 @@ impl Told {
         self.notes.push(what);
     }
 
-    /// A wait, which is the longest there is if it is longer: Triton knows no limit.
+    /// A wait, cut to `max` with a note: Triton has no limit.
     pub(super) fn capped(&mut self, at: &str, micros: u64, max: Duration) -> Duration {
         let wait = Duration::from_micros(micros);
         if wait > max {
@@ -74,7 +75,8 @@ impl Told {
     }
 }
 
-/// What a message comes to for the model in the folder `name`. `says_size` is whether it says a largest batch, be it 0.
+/// The manifest for a message, for the model in the folder `name`. `says_size` tells whether `max_batch_size` is given,
+/// even as 0.
 pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Result<Described, String> {
     let mut told = Told::default();
     if !config.name.is_empty() && config.name != name {
@@ -86,12 +88,12 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
     let items_max = items_max(&mut told, config);
     let file = file(&mut told, "default_model_filename", &config.default_model_filename);
     let declared = declared(&mut told, config, (items_max, says_size));
-    // The model's are those of the first output that has some.
+    // The model's labels are those of the first output that has any.
     let mut outputs = declared.iter().flat_map(|declared| &declared.outputs);
     let labels = outputs.find_map(|output| output.labels.clone());
     let (mut batch, queue, priority) = batching(&mut told, config, items_max);
     if declared.as_ref().is_some_and(|declared| declared.items_max.is_none()) {
-        // That has been told, and would be again of a wait that is left.
+        // `batching` has noted that nothing is waited for. A wait left here would be reported a second time.
         batch.wait_max = Duration::ZERO;
     }
     let warmups = warmups(&mut told, config, items_max);
@@ -129,7 +131,7 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
     if wrong.is_empty() { Ok(Described { manifest, notes }) } else { Err(wrong.join("; ")) }
 }
 
-/// Items of the largest batch: ours, where the author's is larger, since requests of more are cut into several.
+/// Items in the largest batch, cut to [`ITEMS_MAX`] with a note: larger requests are split into several batches.
 fn items_max(told: &mut Told, config: &ModelConfig) -> usize {
     let (asked, most) = (config.max_batch_size, i32::try_from(ITEMS_MAX).unwrap_or(i32::MAX));
     if asked > most {
@@ -141,7 +143,7 @@ fn items_max(told: &mut Told, config: &ModelConfig) -> usize {
     })
 }
 
-/// A size that the author's largest batch allows, as far as ours does.
+/// Cuts a size to `items_max` if the author's own largest batch allows it.
 fn lowered(size: i64, config: &ModelConfig, items_max: usize) -> i64 {
     if size <= config.max_batch_size.into() { size.min(items_max as i64) } else { size }
 }
@@ -157,7 +159,7 @@ fn file(told: &mut Told, field: &str, name: &str) -> Option<String> {
     Some(name.to_owned())
 }
 
-/// What is said about inputs and outputs; `None` if nothing is, not even whether there is a batch axis.
+/// The declared inputs and outputs; `None` if the configuration says nothing of them, nor whether there is a batch axis.
 fn declared(
     told: &mut Told,
     config: &ModelConfig,
@@ -251,7 +253,7 @@ fn dims(told: &mut Told, at: &str, dims: &[i64]) -> Vec<Dim> {
     dims.iter().map(&mut dim).collect()
 }
 
-/// How items are put together, how requests wait, and the priority of those that do not say.
+/// How items are batched, how requests wait, and their default priority.
 fn batching(told: &mut Told, config: &ModelConfig, items_max: usize) -> (BatchLimits, Waiting, Option<u8>) {
     let mut limits = BatchLimits {
         items_max: (items_max > 0).then_some(items_max),
@@ -281,14 +283,13 @@ fn batching(told: &mut Told, config: &ModelConfig, items_max: usize) -> (BatchLi
     (limits, queue, priority)
 }
 
-/// How long a batch may wait for company.
+/// How long a batch may wait for further requests.
 pub(super) fn wait_max(told: &mut Told, dynamic: &ModelDynamicBatching) -> Duration {
     let micros = dynamic.max_queue_delay_microseconds;
     told.capped("dynamic_batching.max_queue_delay_microseconds", micros, COMPANY_WAIT_MAX)
 }
 
-/// Batches are padded to the sizes that are preferred, and to those that there are without (powers of two), so that none is
-/// padded by much.
+/// Batches are padded to the preferred sizes and to the usual ones (powers of two), so that none is padded by much.
 pub(super) fn sizes(
     told: &mut Told,
     mut sizes: Vec<usize>,
@@ -308,7 +309,7 @@ pub(super) fn sizes(
     sizes
 }
 
-/// Versions that a policy may name: each is listed, be it there or not.
+/// Versions that a policy may name, at most: each is listed, whether or not it exists.
 const VERSIONS_MAX: usize = 1000;
 
 /// Without a policy the highest version is served.

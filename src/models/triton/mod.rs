@@ -1,5 +1,5 @@
-//! Triton's `config.pbtxt`: a model repository of Triton's is served as it is. What such a file says becomes a
-//! [`Manifest`], so that nothing else knows where a model came from.
+//! Triton's `config.pbtxt`, so that Triton model repositories are served as they are. The file becomes a [`Manifest`], so that other
+//! code does not need to know where a model came from.
 //!
 //! ```text
 //! models/NAME/config.pbtxt         what is served, and how; instead of model.toml
@@ -8,13 +8,13 @@
 //! models/NAME/warmup/FILE          input_data_file of a model_warmup
 //! ```
 //!
-//! - `text`: from text to the message, with the line of every mistake.
-//! - `verdict`: each field there is: read, warned about or refused.
-//! - `map`: from the message to a manifest; `queue`: what of it says how requests wait; `groups`: where
-//!   instances run; `backend`: what is said to what runs it, and who that is.
-//! - `overrides`: what a load changes of it; `names`: of members in JSON, which have two.
+//! - `text`: parses the text into the message, with the line of a mistake.
+//! - `verdict`: whether each field is read, noted in the log or refused.
+//! - `map`: maps the message to a manifest; `queue`: how requests wait; `groups`: where instances run; `backend`: Triton's backend and
+//!   its settings.
+//! - `overrides`: changes that a load makes to a configuration; `names`: the two names of members in JSON.
 //!
-//! The same configuration also comes as JSON, with the files of a model that a caller sends.
+//! A caller that sends a model's files sends the same configuration as JSON.
 
 mod backend;
 mod groups;
@@ -37,12 +37,12 @@ use serde_json::{Map, Value};
 /// The name of the file.
 pub(super) const CONFIG_FILE: &str = "config.pbtxt";
 
-/// What a `config.pbtxt` comes to.
+/// The result of reading a `config.pbtxt`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Described {
-    /// The manifest that says the same.
+    /// The equivalent manifest.
     pub manifest: Manifest,
-    /// What it asks for and does not get, by name.
+    /// Settings that have no effect here, by name.
     pub notes: Vec<String>,
 }
 
@@ -63,10 +63,10 @@ pub(super) fn read_json(json: &str, name: &str) -> Result<Described, String> {
     described(&message(text::definition(), as_defined(members)?)?, name)
 }
 
-/// A configuration in JSON with its members' names as in the definition, whichever of both each has.
+/// Renames the members of a configuration in JSON to the names in the definition. Each may have either of its two names.
 ///
 /// # Errors
-/// A member that is there by both.
+/// A member that is present by both names.
 pub fn as_defined(config: Map<String, Value>) -> Result<Map<String, Value>, String> {
     names::as_defined(&text::definition(), config)
 }
@@ -74,15 +74,15 @@ pub fn as_defined(config: Map<String, Value>) -> Result<Map<String, Value>, Stri
 /// The member that says how a model is run.
 pub const OPTIMIZATION: &str = "optimization";
 
-/// Whether CUDA graphs are asked for by an `optimization` as it is told again; nothing if it says nothing of CUDA.
+/// Whether an `optimization`, in its reported form, asks for CUDA graphs; `None` if it does not say.
 pub fn cuda_graph(optimization: &Map<String, Value>) -> Option<CudaGraph> {
     let graphs = optimization.get("cuda")?.get("graphs")?.as_bool()?;
-    // Triton, too, goes on without those that cannot be recorded.
+    // Triton, too, continues without graphs that cannot be recorded.
     Some(if graphs { CudaGraph::Auto } else { CudaGraph::Never })
 }
 
-/// The `optimization` of a configuration, as Triton tells it: every member that is no message, and numbers as numbers. Empty if there is
-/// none.
+/// The `optimization` of a configuration, as Triton reports it: with every member that is not a message, and numbers as numbers. Empty
+/// if there is none.
 fn said_of_optimization(config: &DynamicMessage) -> Result<Map<String, Value>, String> {
     let said = config.get_field_by_name(OPTIMIZATION).filter(|_| config.has_field_by_name(OPTIMIZATION));
     let Some(said) = said.as_deref().and_then(prost_reflect::Value::as_message) else {
@@ -99,14 +99,14 @@ fn said_of_optimization(config: &DynamicMessage) -> Result<Map<String, Value>, S
     }
 }
 
-/// Whether two values of a member of a configuration say the same, however each is written: numbers may be text, and what has its
-/// default need not be there.
+/// Whether two values of a configuration's member mean the same. Numbers may be written as strings, and members with their default may
+/// be omitted.
 pub fn says_as(member: &str, one: &Value, other: &Value) -> bool {
     let read = |value: &Value| alone(member, value).ok()?.transcode_to::<ModelConfig>().ok();
     one == other || read(one).is_some_and(|one| read(other) == Some(one))
 }
 
-/// The sizes that batches are padded to, with those that somebody prefers beside them.
+/// The sizes that batches are padded to: `sizes` together with `preferred`.
 ///
 /// # Errors
 /// Every size that is larger than the largest batch.
@@ -121,7 +121,7 @@ pub(super) fn preferring(
     told.into_wrong().map_or(Ok(sizes), Err)
 }
 
-/// A configuration of which nothing is said but this member.
+/// A configuration with only this member.
 fn alone(member: &str, value: &Value) -> Result<DynamicMessage, String> {
     message(text::definition(), Map::from_iter([(member.to_owned(), value.clone())]))
         .map_err(|why| format!("{member} is {}: {why}", clipped(&value.to_string())))
@@ -133,7 +133,7 @@ fn message(definition: MessageDescriptor, members: Map<String, Value>) -> Result
 
 fn described(message: &DynamicMessage, name: &str) -> Result<Described, String> {
     let config = message.transcode_to().map_err(|error| error.to_string())?;
-    // What it says beside is for whatever runs it.
+    // Checked first: the other fields are meant for the backend that runs the model.
     if let Some(why) = backend::run_by_others(&config) {
         return Err(why);
     }

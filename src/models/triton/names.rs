@@ -1,14 +1,14 @@
-//! Names of members in a configuration's JSON. Protocol Buffers allow two for each: as in the definition (`max_batch_size`) and in
-//! lowerCamelCase (`maxBatchSize`), which Go's and Java's libraries write. Here all are the definition's.
+//! Names of members in a configuration's JSON. Protocol Buffers allow two for each: as in the definition (`max_batch_size`), and in
+//! lowerCamelCase (`maxBatchSize`), which the Go and Java libraries write. The server uses those of the definition.
 
 use prost_reflect::{FieldDescriptor, MessageDescriptor};
 use serde_json::{Map, Value};
 
-/// The same with every member of a message named as in its definition. Keys of maps stay as they are, and so does what is no member, for
-/// whoever refuses it.
+/// Renames every member of a message as in its definition. Keys of maps stay unchanged, and so do unknown members, which later code
+/// refuses.
 ///
 /// # Errors
-/// A member that is there by both of its names.
+/// A member that is present by both of its names.
 pub(super) fn as_defined(
     definition: &MessageDescriptor,
     members: Map<String, Value>,

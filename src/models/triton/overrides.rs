@@ -1,4 +1,4 @@
-//! What a load says of a configuration: members that are changed, and others, which may only repeat what is so.
+//! Reads the configuration in a load request: some members change the model, the others may only repeat its current values.
 
 use super::{
     OPTIMIZATION, alone,
@@ -20,11 +20,11 @@ use serde_json::{Map, Value};
 
 const RESPONSE_CACHE: &str = "response_cache";
 
-/// Reads a configuration, [named as defined](super::as_defined), as changes of the model `name`. `current` is that of the model that
-/// serves: members that repeat it are taken. Where none serves, what is loaded shows whether they do.
+/// Reads a configuration, [named as defined](super::as_defined), as changes to the model `name`. `current` is the configuration of
+/// the model being served: members that repeat it are accepted. If none is being served, they are compared once the model is loaded.
 ///
 /// # Errors
-/// What is no member, or not of its type; what cannot be changed, or is out of its range.
+/// A member that does not exist, has the wrong type, cannot be changed, or is out of range.
 pub fn overrides(
     config: Map<String, Value>,
     name: &str,
@@ -35,10 +35,10 @@ pub fn overrides(
     for (member, value) in config {
         let has = current.and_then(|current| current.get(&member));
         let same = has.is_some_and(|has| says_as(&member, &value, has));
-        // A model that does not batch: there is nothing to change.
+        // 0 repeats that the model does not batch: there is nothing to change.
         let none = member == MAX_BATCH_SIZE && value == 0 && (same || current.is_none());
         match member.as_str() {
-            // Said even where it is so already: it may be so because of an earlier load, and this one begins with the folder.
+            // Applied even if the value is current: an earlier load may have set it, and this load starts from the folder.
             MAX_BATCH_SIZE | "dynamic_batching" | "instance_group" | "version_policy" if !none => {
                 alone(&member, &value)?;
                 changed.insert(member, value);
@@ -61,7 +61,7 @@ pub fn overrides(
                     && other != "name"
                     && definition().get_field_by_name(other).is_some() =>
             {
-                // What no model can have is not looked for in this one, which would have to be loaded first.
+                // A value that no model can have is refused here, without loading the model to compare.
                 verdict::judge(&alone(other, &value)?)?;
                 overrides.repeated.insert(member, value);
             }
@@ -78,7 +78,7 @@ pub fn overrides(
     Ok(overrides)
 }
 
-/// Takes the members that are changed. What one of them asks for in vain is refused.
+/// Applies the changed members. A setting that would have no effect is refused.
 fn change(overrides: &mut Overrides, changed: Map<String, Value>) -> Result<(), String> {
     let message = message(definition(), changed.clone())?;
     let config: ModelConfig = message.transcode_to().map_err(|error| error.to_string())?;
@@ -87,7 +87,7 @@ fn change(overrides: &mut Overrides, changed: Map<String, Value>) -> Result<(), 
         told.wrong(format!("{vain}: leave it out"));
     }
     let changed = Value::Object(changed);
-    // The message does not tell what is not there from what is 0.
+    // The message cannot distinguish a missing member from one that is 0; the JSON can.
     let said = |path: &str| changed.pointer(path).is_some_and(|value| !value.is_null());
     if said("/max_batch_size") {
         overrides.items_max = Some(told.within(MAX_BATCH_SIZE, config.max_batch_size, 1, ITEMS_MAX));

@@ -1,4 +1,4 @@
-//! `dynamic_batching` of a `config.pbtxt`, as far as it says how requests wait: levels of priority, and the policies of their
+//! The part of `dynamic_batching` in a `config.pbtxt` that says how requests wait: priority levels and the policies of their
 //! queues.
 
 use super::map::Told;
@@ -10,17 +10,17 @@ use crate::{
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// What somebody says of how requests wait. What is open stays as it is.
+/// A change to how requests wait. What is `None` stays unchanged.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Queueing {
     levels: Option<u64>,
     usual: Option<u64>,
     default: SaidPolicy,
-    /// By level; none of any if it is empty.
+    /// By level; an empty map removes the policies of all levels.
     of_priority: Option<BTreeMap<u64, SaidPolicy>>,
 }
 
-/// What of it is about one queue.
+/// The change to one queue's policy.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct SaidPolicy {
     timeout_action: Option<i32>,
@@ -30,7 +30,7 @@ struct SaidPolicy {
 }
 
 impl SaidPolicy {
-    /// Of a message, and the JSON that it was read from, which alone tells what is not there from what is 0.
+    /// From a message and the JSON that it was read from: only the JSON distinguishes a missing member from one that is 0.
     fn of(policy: ModelQueuePolicy, json: Option<&Value>) -> SaidPolicy {
         let said = |member: &str| json.is_some_and(|json| !json[member].is_null());
         SaidPolicy {
@@ -55,7 +55,7 @@ impl SaidPolicy {
 }
 
 impl Queueing {
-    /// Of a message, and the members that it was read from.
+    /// From a message and the JSON that it was read from.
     pub(super) fn of(dynamic: &ModelDynamicBatching, json: &Value) -> Queueing {
         let said = |member: &str| json.get(member).filter(|value| !value.is_null());
         let of_priority = said("priority_queue_policy").map(|levels| {
@@ -77,10 +77,10 @@ impl Queueing {
         }
     }
 
-    /// How requests wait, and the priority of those that do not say, where it was so until now.
+    /// Applies the change to `now` and `priority`. Returns how requests wait, and their default priority.
     ///
     /// # Errors
-    /// Everything that is out of its range, or does not go with the rest.
+    /// Everything that is out of range or contradicts the rest.
     pub fn over(&self, now: &Waiting, priority: u8) -> Result<(Waiting, u8), String> {
         let policies = &now.policies;
         let own = |(priority, own): (&u8, &QueuePolicy)| (u64::from(*priority) + 1, message(own));
@@ -108,7 +108,7 @@ impl Queueing {
     }
 }
 
-/// A policy as the message that says it.
+/// A policy as a message.
 fn message(policy: &QueuePolicy) -> ModelQueuePolicy {
     let action = match policy.then {
         Then::Refuse => TimeoutAction::Reject,
@@ -122,7 +122,7 @@ fn message(policy: &QueuePolicy) -> ModelQueuePolicy {
     }
 }
 
-/// How requests wait, and the priority of those that do not say where levels are given: they begin with 1, our priorities
+/// How requests wait, and their default priority if levels are given. Triton's levels begin with 1, this server's priorities
 /// with 0.
 pub(super) fn waiting(told: &mut Told, dynamic: &ModelDynamicBatching) -> (Waiting, Option<u8>) {
     let mut waiting = Waiting::default();
@@ -222,14 +222,14 @@ mod tests {
         let got = changed(json!({ "default_queue_policy": { "max_queue_size": 1, "timeout_action": null } }));
         let default = QueuePolicy { jobs_max: Some(1), ..default };
         assert_eq!(got, QueuePolicies { default, ..now.policies.clone() });
-        // What is said to be 0 is said.
+        // An explicit 0 counts as given.
         let got = changed(json!({ "default_queue_policy": { "default_timeout_microseconds": 0 } }));
         assert_eq!((got.default.wait_max, got.default.jobs_max), (None, Some(5)));
         let got = changed(json!({ "priority_queue_policy": { "1": { "max_queue_size": 3 } } }));
         let first = QueuePolicy { jobs_max: Some(3), ..own };
         assert_eq!(got.of_priority, [(0, first), (1, own)].into());
         assert!(changed(json!({ "priority_queue_policy": {} })).of_priority.is_empty());
-        // Levels that there are no more take theirs with them.
+        // Removing levels removes their policies.
         let got = changed(json!({ "priority_levels": 1, "default_priority_level": 1 }));
         assert_eq!(got.of_priority, [(0, own)].into());
     }

@@ -17,12 +17,12 @@ use proptest::prelude::*;
 use prost_reflect::{Kind, MessageDescriptor};
 use std::time::Duration;
 
-/// What a text comes to, for the folder `m`.
+/// Reads a text for the folder `m`.
 fn check(text: &str) -> Described {
     read(text, "m").unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-/// Every part of the reason why a text is refused.
+/// Checks that a text is refused, and that the reason contains every expected part.
 fn refused(text: &str, expected: &[&str]) {
     let error = read(text, "m").expect_err(text);
     for expected in expected {
@@ -30,7 +30,7 @@ fn refused(text: &str, expected: &[&str]) {
     }
 }
 
-/// A whole file as people write them.
+/// A complete, realistic file.
 const WHOLE: &str = r#"
 # A comment.
 name: "m"
@@ -127,7 +127,7 @@ fn the_format_is_read_as_loosely_as_it_is_written() {
 fn an_empty_file_serves_the_highest_version_as_it_is() {
     let Described { manifest, notes } = check("");
     let mut highest = Manifest { versions: Versions::Latest(1), by_name: true, ..Manifest::default() };
-    // A largest batch that a load may say is that of requests, as in a file that says one and has no dynamic_batching.
+    // A largest batch set by a load applies to requests, as in a file that sets one without dynamic_batching.
     highest.batch.merges = false;
     assert_eq!((manifest, notes), (highest, vec![]));
 }
@@ -137,7 +137,7 @@ fn a_batch_size_of_0_is_a_model_without_a_batch_axis() {
     let declared =
         check("input { name: \"x\" data_type: TYPE_INT8 dims: [ -1, 2 ] }").manifest.declared.unwrap();
     assert_eq!((declared.items_max, &declared.inputs[0].dims[..]), (None, &[Dim::Free, Dim::Fixed(2)][..]));
-    // Also where nothing else is said, which leaves the axis to the file.
+    // Also without any other setting, which leaves the axis to the file.
     let of_json = |json: &str| read_json(json, "m").unwrap().manifest.declared;
     assert_eq!(check("max_batch_size: 0").manifest.declared, Some(Declared::default()));
     assert_eq!(of_json(r#"{"max_batch_size": 0}"#), Some(Declared::default()));
@@ -353,7 +353,7 @@ fn what_would_change_the_answers_is_refused_by_name() {
     ] {
         refused(text, &[names]);
     }
-    // A flag that was set to its default asks for nothing.
+    // A flag set to its default asks for nothing.
     assert_eq!(
         check("model_transaction_policy { decoupled: false } response_cache { enable: false }").notes,
         [""; 0]
@@ -431,7 +431,7 @@ fn a_wait_that_is_longer_than_any_here_is_the_longest_there_is() {
 fn a_wait_that_waits_for_nothing_is_told_once() {
     let Described { manifest, notes } =
         check("max_batch_size: 0 dynamic_batching { max_queue_delay_microseconds: 100 }");
-    // What is left would be told by whoever holds it against the file.
+    // A remaining wait would be reported again when the model is resolved.
     assert_eq!((notes.len(), manifest.batch.wait_max), (1, Duration::ZERO), "{notes:?}");
 }
 
@@ -587,7 +587,7 @@ fn every_field_of_the_definition_has_a_verdict() {
     assert_eq!(seen, verdict::paths().count(), "a verdict on what does not exist");
 }
 
-/// Pieces that such files are made of, so that chance gets past the first bracket.
+/// Pieces of such files, so that random input gets past the first bracket.
 const PIECES: [&str; 30] = [
     "name: \"m\"",
     "max_batch_size:",

@@ -1,4 +1,4 @@
-//! From the text of a `config.pbtxt` to its message: Protocol Buffers' text format, read by a library.
+//! Parses the text of a `config.pbtxt` into its message. A library reads the Protocol Buffers text format.
 
 use crate::{protocol, words::meant};
 use miette::Diagnostic;
@@ -10,14 +10,14 @@ use prost_reflect::{
 };
 use std::sync::LazyLock;
 
-/// Messages within messages. A configuration has some five; the library reads each by calling itself, and a stack has an end.
+/// Depth of nested messages, at most. A configuration needs about five. The library parses recursively, and the stack is limited.
 const DEPTH_MAX: usize = 64;
 
-/// The field of which 0 says something where it is written.
+/// The field for which an explicit 0 differs from a missing value.
 pub(super) const MAX_BATCH_SIZE: &str = "max_batch_size";
 
-/// The definition of what a `config.pbtxt` may say. It is Triton's, but for one thing: a `max_batch_size` of 0 that is written is told
-/// apart from one that is not.
+/// The definition of a `config.pbtxt`. It is Triton's with one difference: an explicit `max_batch_size` of 0 is distinguished from a
+/// missing one.
 pub(super) fn definition() -> MessageDescriptor {
     static DEFINITION: LazyLock<MessageDescriptor> = LazyLock::new(|| {
         const BUILT: &str = "the build wrote the definitions";
@@ -25,7 +25,7 @@ pub(super) fn definition() -> MessageDescriptor {
         let mut messages = files.file.iter_mut().flat_map(|file| &mut file.message_type);
         let config = messages.find(|message| message.name() == "ModelConfig").expect(BUILT);
         let field = config.field.iter_mut().find(|field| field.name() == MAX_BATCH_SIZE).expect(BUILT);
-        // As `optional` in the definition would: in a choice of its own, behind all others.
+        // What `optional` in the definition would do: a oneof of its own, after all others.
         field.proto3_optional = Some(true);
         field.oneof_index = i32::try_from(config.oneof_decl.len()).ok();
         let name = Some(format!("_{MAX_BATCH_SIZE}"));
@@ -39,23 +39,23 @@ pub(super) fn definition() -> MessageDescriptor {
 /// Reads the text.
 ///
 /// # Errors
-/// The first mistake with its line: syntax, a field or word that does not exist, a value outside its type; before any of these, messages
-/// that are nested too deeply.
+/// The first mistake with its line: a syntax error, a field or word that does not exist, a value outside its type. Messages that are
+/// nested too deeply are reported before any of these.
 pub(super) fn parse(text: &str) -> Result<DynamicMessage, String> {
-    // What some editors begin a file with is no part of its text.
+    // Some editors begin a file with a byte order mark.
     let text = with_colons(text.trim_start_matches('\u{feff}'))?;
     DynamicMessage::parse_text_format(definition(), &text).map_err(|error| told(&text, &error))
 }
 
-/// Puts a colon between a name and a list, as in `input [ { ... } ]`: most files leave it out, which the format allows for
-/// lists of messages and the library does not know. Lines stay what they are.
+/// Inserts a colon between a name and a list, as in `input [ { ... } ]`. Most files leave it out, which the format allows for lists of
+/// messages but the library does not accept. Line numbers do not change.
 ///
 /// # Errors
-/// More messages within messages than [`DEPTH_MAX`].
+/// Messages nested deeper than [`DEPTH_MAX`].
 fn with_colons(text: &str) -> Result<String, String> {
     let mut out = String::with_capacity(text.len() + 16);
     let mut depth = 0_usize;
-    // The quote of the string that we are in; the end of the last word, if only blanks and comments followed.
+    // `quote`: the quote of the current string. `word`: the end of the last word, if only blanks and comments followed.
     let (mut quote, mut escaped, mut comment, mut word) = (None, false, false, None);
     for character in text.chars() {
         if comment {
@@ -97,13 +97,13 @@ fn with_colons(text: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// The line that is next behind a text.
+/// The number of the line on which the text after `before` continues.
 fn line_of(before: &[u8]) -> usize {
     before.iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
 fn told(text: &str, error: &ParseError) -> String {
-    // Without a place it is the end of the text.
+    // An error without a position is at the end of the text.
     let at = error.labels().and_then(|mut labels| labels.next()).map_or(text.len(), |label| label.offset());
     let before = text.as_bytes().get(..at).unwrap_or(text.as_bytes());
     let line = line_of(before);
@@ -115,7 +115,7 @@ fn told(text: &str, error: &ParseError) -> String {
     )
 }
 
-/// What a field or a word that there is not may have been meant to be. The library says which it is, and of what, in words alone.
+/// Suggests what an unknown field or word may mean. The library names it, and where it belongs, only in its message.
 fn likely(message: &str) -> String {
     let mut quoted = message.split('\'').skip(1).step_by(2);
     let (Some(name), Some(of)) = (quoted.next(), quoted.next()) else { return String::new() };
@@ -123,7 +123,7 @@ fn likely(message: &str) -> String {
     match (pool.get_message_by_name(of), pool.get_enum_by_name(of)) {
         (Some(of), _) => meant(name, of.fields().map(|field| field.name().to_owned())),
         (None, Some(of)) => {
-            // All words of a kind begin alike (`TYPE_`), which would make any two of them much alike.
+            // All words of a kind share a prefix (`TYPE_`), which would make any two of them similar.
             let rest = |word: &str| word.split_once('_').map_or(word, |(_, rest)| rest).to_owned();
             let words = of.values().map(|value| value.name().to_owned());
             meant(name, words.filter(|word| !meant(&rest(name), [rest(word)]).is_empty()))
@@ -161,7 +161,7 @@ mod tests {
             let other = told(&format!("{any}{open} "), DEPTH_MAX, close);
             assert!(!other.contains("nested"), "{other}");
         }
-        // What is side by side is not within, and what is in a string opens nothing.
+        // Adjacent messages do not nest, and braces in a string do not open any.
         let many = "parameters { key: \"{{<\" value { string_value: '<{' } }\n".repeat(DEPTH_MAX);
         assert!(parse(&many).is_ok());
     }

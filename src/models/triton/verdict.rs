@@ -1,15 +1,15 @@
-//! What becomes of each field of a `config.pbtxt`: nothing is ignored in silence.
+//! Decides what happens to each field of a `config.pbtxt`. No field is ignored silently.
 
 use prost_reflect::{DynamicMessage, FieldDescriptor, MapKey, ReflectMessage, Value};
 
-/// What a field that is set leads to.
+/// What happens if a field is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It is read.
     Read,
-    /// It changes nothing here, for this reason: the model is served, and the log says so.
+    /// It has no effect here, for this reason. The model is served, and the log says so.
     Noted(&'static str),
-    /// The model cannot be served as its author means it, for this reason.
+    /// The model cannot be served as its author intends, for this reason.
     Refused(&'static str),
 }
 
@@ -19,11 +19,11 @@ const BUFFERS: &str = "the server has its own memory for batches";
 const RATES: &str = "instances are not rationed: devices take work when they are free";
 const TENSORRT: &str = "only TensorRT has such tensors";
 
-/// Why ensembles are refused, with the ways without.
+/// Why ensembles are refused, and the alternatives.
 pub(super) const ENSEMBLES: &str = "ensembles are not supported: serve the models of their steps alone, each asked by its name; none \
                                     is needed that decodes pictures, since a model with [input] in a model.toml takes them as BYTES";
 
-/// By path; a message's verdict holds for everything in it, unless the message is read.
+/// Verdicts by path. A message's verdict holds for everything in it, except if the message is read.
 const TABLE: &[(&str, Verdict)] = &[
     ("name", Read),
     ("platform", Read),
@@ -66,7 +66,7 @@ const TABLE: &[(&str, Verdict)] = &[
     ("optimization.cuda.busy_wait_events", Noted("a thread that waits for a GPU sleeps")),
     ("optimization.cuda.graph_spec", Noted("graphs are of the sizes that batches are padded to")),
     ("optimization.cuda.output_copy_stream", Noted("outputs always have a stream of their own")),
-    // `backend` tells what of them has no effect, and of the parameters below.
+    // For these and for the parameters below, `backend` reports what has no effect.
     ("optimization.execution_accelerators", Read),
     ("optimization.execution_accelerators.gpu_execution_accelerator", Read),
     ("optimization.execution_accelerators.gpu_execution_accelerator.name", Read),
@@ -100,7 +100,7 @@ const TABLE: &[(&str, Verdict)] = &[
     ("sequence_batching", Refused("models with a state between requests are not supported")),
     ("ensemble_scheduling", Refused(ENSEMBLES)),
     ("instance_group", Read),
-    // Names of instances show nowhere.
+    // Names of instances appear nowhere.
     ("instance_group.name", Read),
     ("instance_group.kind", Read),
     ("instance_group.count", Read),
@@ -137,15 +137,15 @@ const TABLE: &[(&str, Verdict)] = &[
     ("model_metrics", Noted("histograms have the same buckets for all models")),
 ];
 
-/// The verdict on a path; every field of the definition has one, which a test holds.
+/// The verdict on a path. A test ensures that every field of the definition has one.
 pub(super) fn of(path: &str) -> Option<Verdict> {
     TABLE.iter().find(|(of, _)| *of == path).map(|(_, verdict)| *verdict)
 }
 
-/// What is to be told about the fields that are set, in their order.
+/// Notes about the fields that are set, in their order.
 ///
 /// # Errors
-/// Everything for which the model cannot be served.
+/// Every reason why the model cannot be served.
 pub(super) fn judge(message: &DynamicMessage) -> Result<Vec<String>, String> {
     let mut found = Found::default();
     found.message(message, "", "");
@@ -159,9 +159,9 @@ struct Found {
 }
 
 impl Found {
-    /// `path` is the table's, `shown` the one with places in lists and keys of maps.
+    /// `path` is the path in the table; `shown` also has positions in lists and keys of maps.
     fn message(&mut self, message: &DynamicMessage, path: &str, shown: &str) {
-        // Fields that have their default are not among them: they ask for nothing.
+        // Fields with their default are not among these; they ask for nothing.
         for (field, value) in message.fields() {
             self.field(&field, value, &below(path, field.name()), &below(shown, field.name()));
         }
@@ -170,7 +170,7 @@ impl Found {
     fn field(&mut self, field: &FieldDescriptor, value: &Value, path: &str, shown: &str) {
         let verdict = of(path).unwrap_or(Refused("this version does not know what to do with it"));
         match value {
-            // Each entry of a map of words is told by its own name.
+            // Each entry of a map of strings is reported by its own key.
             Value::Map(entries) => {
                 for (key, value) in entries {
                     let shown = format!("{shown}[{}]", key_text(key));
@@ -200,7 +200,7 @@ fn below(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }
 
-/// An element of a list by its name, where it has one, else by its place.
+/// An element of a list, by its name if it has one, otherwise by its position.
 fn named(shown: &str, index: usize, value: &Value) -> String {
     let name = value.as_message().and_then(|message| {
         message.descriptor().get_field_by_name("name")?;

@@ -1,9 +1,11 @@
-//! The bounds that options set, beside the gauges that they bound: whoever watches a gauge need not know the options.
+//! Limits set by options, exported beside the gauges that they limit, so that a dashboard needs no knowledge of the
+//! options.
 
 use super::register::Register;
 use prometheus::IntGauge;
 
-/// A bound in units of the gauge that has its name without `_max`, where its own words name no other.
+/// The limits. Each is in the units of the gauge with the same name without `_max`, unless its own description names
+/// another.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Bounds {
     /// `requests_in_flight_max`.

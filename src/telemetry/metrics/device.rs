@@ -1,4 +1,4 @@
-//! What is seen of devices: copied in just before a scrape.
+//! Metrics of devices, copied in just before a scrape.
 
 use super::register::Register;
 use prometheus::{
@@ -7,36 +7,36 @@ use prometheus::{
 };
 use std::collections::BTreeMap;
 
-/// What is seen of a device; what is not told has no sample, but for counters, which stay where they came to.
+/// Readings of a device. A reading that is missing has no sample, except that counters keep their last value.
 #[derive(Debug, Clone, Default)]
 pub struct Readings {
     /// Bytes by kind: `total`, `free`, `own`, `others`, `needed`.
     pub memory_bytes: Vec<(&'static str, Option<u64>)>,
-    /// Other processes that compute there.
+    /// Other processes that compute on it.
     pub others: Option<usize>,
-    /// Share of its time in use, 0 to 1.
+    /// Fraction of time in use, 0 to 1.
     pub utilization: Option<f64>,
     /// °C.
     pub temperature_c: Option<u32>,
-    /// Whether its clocks are lowered now, by what lowers them.
+    /// Whether its clocks are lowered now, by reason.
     pub throttled: Vec<(&'static str, Option<bool>)>,
     /// Watts.
     pub power_w: Option<f64>,
     /// Joules since the driver was loaded.
     pub energy_j: Option<f64>,
-    /// Memory errors that were put right, since the driver was loaded.
+    /// Corrected memory errors since the driver was loaded.
     pub ecc_corrected: Option<u64>,
-    /// Memory errors that could not be put right, since the driver was loaded.
+    /// Uncorrectable memory errors since the driver was loaded.
     pub ecc_uncorrected: Option<u64>,
-    /// Transfers over PCI Express that had to be repeated, since the driver was loaded.
+    /// PCI Express transfers that had to be repeated, since the driver was loaded.
     pub pcie_replays: Option<u64>,
     /// Xid errors, by number.
     pub xids: BTreeMap<u64, u64>,
-    /// Seconds that it was waited for, in all.
+    /// Total seconds spent waiting for it.
     pub waited_s: f64,
 }
 
-/// The families of metrics on devices.
+/// The metric families of devices.
 #[derive(Debug)]
 pub struct DeviceFamilies {
     state: IntGaugeVec,
@@ -128,20 +128,20 @@ impl DeviceFamilies {
         }
     }
 
-    /// Says which of its possible `states` a device is in now.
+    /// Sets which of its possible `states` a device is in now.
     pub fn set_state(&self, device: &str, states: &[&str], now: &str) {
         for state in states {
             self.state.with_label_values(&[device, state]).set(i64::from(*state == now));
         }
     }
 
-    /// Says how often a device came to a state in all.
+    /// Sets how often a device has entered a state in total.
     pub fn set_transitions(&self, [device, state, reason]: [&str; 3], count: u64) {
         let counter = self.transitions.with_label_values(&[device, state, reason]);
         counter.inc_by(count.saturating_sub(counter.get()));
     }
 
-    /// Says what is seen of a device now.
+    /// Sets the current readings of a device.
     pub fn set(&self, device: &str, seen: &Readings) {
         let label = &[device];
         for (kind, bytes) in &seen.memory_bytes {
@@ -191,8 +191,8 @@ impl DeviceFamilies {
     }
 }
 
-/// Brings a counter to what something else has counted. Where that has begun anew, as a GPU does when it is reset, so does the counter:
-/// whoever scrapes it knows what that means.
+/// Sets a counter to an external count. If that has restarted, as after a GPU reset, the counter restarts too: scrapers handle counter
+/// resets.
 fn follow(counter: &IntCounter, count: u64) {
     if count < counter.get() {
         counter.reset();
@@ -200,8 +200,8 @@ fn follow(counter: &IntCounter, count: u64) {
     counter.inc_by(count - counter.get());
 }
 
-/// Takes a sample back.
+/// Removes a sample.
 fn forget<M: MetricVecBuilder>(gauges: &MetricVec<M>, labels: &[&str]) {
-    // Fails only for what was never set.
+    // Fails only if the sample was never set.
     let _ = gauges.remove_label_values(labels);
 }

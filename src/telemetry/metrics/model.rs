@@ -1,8 +1,8 @@
-//! What is counted for a model, and for a model on a device: children resolved once, so that counting a job is a few
-//! atomic additions.
+//! Metrics of a model, and of a model on a device. Their children are resolved once, so that counting a job takes a few atomic
+//! additions.
 //!
-//! Each model has metrics of its own, which the registry collects by way of [`Models`]. Of one that is gone nothing is left there,
-//! and whoever still has them counts for nobody.
+//! Each model has its own metrics, which the registry collects through [`Models`]. A model that is removed leaves nothing there;
+//! whatever still counts for it is no longer exported.
 
 use super::{FailReason, register::LITERALS};
 use parking_lot::{Mutex, RwLock};
@@ -22,15 +22,15 @@ reasons! {
     Outcome {
         /// Answered.
         Ok = "ok",
-        /// Malformed, or of a type that no route takes.
+        /// Malformed, or of a type that no route accepts.
         BadRequest = "bad_request",
-        /// Not an image that we can decode.
+        /// Not an image that the server can decode.
         Decode = "decode",
         /// Over a limit.
         TooLarge = "too_large",
         /// A queue or the admission budget was full.
         Full = "full",
-        /// The server was going away.
+        /// The server was shutting down.
         Draining = "draining",
         /// The deadline passed, or could not be met.
         Late = "late",
@@ -42,7 +42,7 @@ reasons! {
         Device = "device",
         /// The server's disk had no room for it.
         Storage = "storage",
-        /// Our own fault.
+        /// The server's own fault.
         Internal = "internal",
         /// The model cannot be served now.
         Unavailable = "unavailable",
@@ -52,29 +52,29 @@ reasons! {
 }
 
 reasons! {
-    /// Where a version of a model stands.
+    /// The state of a version of a model.
     ModelState {
         /// Loaded and warm.
         Ready = "ready",
-        /// On the way.
+        /// Being loaded.
         Loading = "loading",
         /// Refused.
         Unavailable = "unavailable",
     }
 }
 
-/// From 50 µs to a minute in steps of 2 to 2.5: a stage may be a memory copy or a large model on a small CPU, behind others.
+/// From 50 µs to a minute in factors of 2 to 2.5: a stage may be a memory copy, or a large model on a small CPU behind other batches.
 pub(super) const DURATION_BUCKETS: [f64; 19] = [
     0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
     5.0, 10.0, 25.0, 60.0,
 ];
 
-/// As batches grow.
+/// Buckets for numbers of items in a batch.
 pub(super) fn batch_buckets() -> Vec<f64> {
     exponential_buckets(1.0, 2.0, 11).expect("1 to 1024, doubling")
 }
 
-/// The metrics of one model, all with its name as their label `model`.
+/// The metrics of one model, all with its name as the label `model`.
 #[derive(Debug, Clone)]
 pub(super) struct Families {
     stages: HistogramVec,
@@ -187,10 +187,10 @@ impl Families {
     }
 }
 
-/// The metrics of all models that there are, as the registry collects them. Clones are the same.
+/// The metrics of all known models, as the registry collects them. Clones share the same metrics.
 #[derive(Debug, Clone)]
 pub(super) struct Models {
-    /// Those of no model, by which all are described.
+    /// Metrics of no model; they provide the descriptions of all.
     pub(super) example: Families,
     known: Arc<RwLock<BTreeMap<String, Arc<ModelMetrics>>>>,
 }
@@ -200,7 +200,7 @@ impl Models {
         Models { example: Families::of(""), known: Arc::default() }
     }
 
-    /// A model's metrics, made at zero where it is new.
+    /// A model's metrics, created at zero if the model is new.
     pub(super) fn add(&self, name: &str) -> Arc<ModelMetrics> {
         let mut known = self.known.write();
         Arc::clone(known.entry(name.to_owned()).or_insert_with(|| Arc::new(ModelMetrics::new(name))))
@@ -211,7 +211,7 @@ impl Models {
         self.known.read().get(name).cloned()
     }
 
-    /// Forgets a model.
+    /// Removes a model.
     pub(super) fn remove(&self, name: &str) {
         self.known.write().remove(name);
     }
@@ -228,31 +228,31 @@ impl Collector for Models {
         self.example.each().into_iter().flat_map(Collector::desc).collect()
     }
 
-    /// The registry puts together what has one name.
+    /// The registry merges families with the same name.
     fn collect(&self) -> Vec<MetricFamily> {
-        // Whoever counts for a model needs the map, which of thousands takes long to tell.
+        // Clones the map's values first: collecting thousands of models takes long, and counting needs the map's lock.
         let known: Vec<_> = self.known.read().values().cloned().collect();
         known.iter().flat_map(|model| model.families.each().map(Collector::collect)).flatten().collect()
     }
 }
 
-/// What is counted for a model.
+/// The metrics of a model.
 #[derive(Debug)]
 pub struct ModelMetrics {
     families: Families,
     outcomes: [IntCounter; Outcome::ALL.len()],
     devices: Mutex<BTreeMap<String, Arc<DeviceMetrics>>>,
 
-    /// Requests that have not ended: no metric, but told at the end of a drain.
+    /// Requests that have not ended. Not a metric; logged at the end of a drain.
     pub requests_open: AtomicUsize,
     /// Items that wait or run.
     pub queue_items: IntGauge,
-    /// Bytes to pixels to model input, per image. It happens before a device is chosen.
+    /// Time from bytes to pixels to model input, per image. A device is chosen only afterwards.
     pub decode_seconds: Histogram,
 }
 
 impl ModelMetrics {
-    /// All of it at zero, collected by nobody.
+    /// All metrics at zero, not yet collected.
     pub(super) fn new(name: &str) -> ModelMetrics {
         let families = Families::of(name);
         ModelMetrics {
@@ -265,12 +265,12 @@ impl ModelMetrics {
         }
     }
 
-    /// Counts a request that ended so.
+    /// The counter of requests that ended with `outcome`.
     pub fn outcome(&self, outcome: Outcome) -> &IntCounter {
         &self.outcomes[outcome as usize]
     }
 
-    /// What is counted for this model on a device. Keep it where batches are run: looking it up takes a lock.
+    /// The metrics of this model on a device. Keep the result where batches run: looking it up takes a lock.
     pub fn device(&self, device: &str) -> Arc<DeviceMetrics> {
         let mut devices = self.devices.lock();
         if let Some(known) = devices.get(device) {
@@ -281,7 +281,7 @@ impl ModelMetrics {
         new
     }
 
-    /// Says where a version stands now.
+    /// Sets the state of a version.
     pub fn set_state(&self, version: &str, now: ModelState) {
         for state in ModelState::ALL {
             self.families.state.with_label_values(&[version, state.name()]).set(i64::from(state == now));
@@ -289,28 +289,28 @@ impl ModelMetrics {
         match now {
             ModelState::Ready => self.set_load_failed(version, false),
             ModelState::Unavailable => self.set_load_failed(version, true),
-            // It is not known yet.
+            // The outcome of the load is not known yet.
             ModelState::Loading => {}
         }
     }
 
-    /// Says what became of the last load of a version.
+    /// Sets whether the last load of a version failed.
     pub fn set_load_failed(&self, version: &str, failed: bool) {
         self.families.load_failed.with_label_values(&[version]).set(i64::from(failed));
     }
 
-    /// Forgets a version that is gone from the catalog.
+    /// Removes a version that is gone from the catalog.
     pub fn remove_version(&self, version: &str) {
         for state in ModelState::ALL {
-            // Fails only for what was never set.
+            // Fails only if it was never set.
             let _ = self.families.state.remove_label_values(&[version, state.name()]);
         }
         let _ = self.families.load_failed.remove_label_values(&[version]);
     }
 }
 
-/// A histogram that is there from its first value on. Those of all models on all devices would be most of what a scrape reads, and many
-/// run on few of their devices.
+/// A histogram that is created with its first value. Histograms of every model on every device would make up most of a scrape, and many
+/// models run on few of their devices.
 #[derive(Debug)]
 pub struct Late {
     of: HistogramVec,
@@ -324,13 +324,13 @@ impl Late {
         Late { of: of.clone(), labels, made: OnceLock::new() }
     }
 
-    /// One more value.
+    /// Records a value.
     pub fn observe(&self, value: f64) {
         self.made.get_or_init(|| self.of.with_label_values(&self.labels)).observe(value);
     }
 }
 
-/// What is counted for a model on a device.
+/// The metrics of a model on a device.
 #[derive(Debug)]
 pub struct DeviceMetrics {
     batch_items: Late,
@@ -342,15 +342,17 @@ pub struct DeviceMetrics {
     ceiling: IntGaugeVec,
     device: String,
 
-    /// Memory for batch sizes that could not be recorded any more.
+    /// Times that memory was allocated for a batch size that was not recorded, because the CUDA graphs of the model's copy were used
+    /// up.
     pub unrecorded: IntCounter,
-    /// From push until a device turns to it, per job: being taken, and behind batches begun before its first.
+    /// Time from push until a device starts on the job, per job: until it is taken, and then behind batches that began before its first
+    /// one.
     pub queue_seconds: Histogram,
-    /// Putting the batch together, per batch.
+    /// Time to assemble the batch, per batch.
     pub stage_seconds: Late,
-    /// Running the engine, per batch.
+    /// Time to run the engine, per batch.
     pub compute_seconds: Late,
-    /// From the result to the end of the reply, per job.
+    /// Time from the result to the end of the reply, per job.
     pub reply_seconds: Late,
 }
 
@@ -367,7 +369,7 @@ impl DeviceMetrics {
             ceiling: families.ceiling.clone(),
             device: device.to_owned(),
             unrecorded: families.unrecorded.with_label_values(&[device]),
-            // There from the start: autoscalers look at it, and take nothing for something that is wrong.
+            // Created from the start: autoscalers read it and take a missing metric for a fault.
             queue_seconds: families.stages.with_label_values(&[device, "queue"]),
             stage_seconds: stage("stage"),
             compute_seconds: stage("compute"),
@@ -375,22 +377,22 @@ impl DeviceMetrics {
         }
     }
 
-    /// Counts a batch that failed, and the jobs of it that are run again.
+    /// Counts a batch that failed, and those of its jobs that run again.
     pub fn failed(&self, reason: FailReason, again: usize) {
         self.failed[reason as usize].inc();
         self.again[reason as usize].inc_by(again as u64);
     }
 
-    /// Counts a job that was answered here instead of elsewhere; `reason` is one of few.
+    /// Counts a job that this device answered in place of another; `reason` is one of a few values.
     pub fn fell_back(&self, reason: &'static str) {
         self.fallbacks.with_label_values(&[&self.device, reason]).inc();
     }
 
-    /// Says how many items the largest batch may have from now on, where that is fewer than a full one has.
+    /// Sets how many items the largest batch may have from now on; `None` for a full batch.
     pub fn set_ceiling(&self, items: Option<usize>) {
         match items {
             Some(items) => self.ceiling.with_label_values(&[&self.device]).set(items as i64),
-            // Fails only where none was set.
+            // Fails only if none was set.
             None => {
                 let _ = self.ceiling.remove_label_values(&[&self.device]);
             }

@@ -1,14 +1,14 @@
-//! What is counted for a route. Routes are known when the router is built; everything else is `other`.
+//! Metrics of routes. Routes are known when the router is built; everything else counts as `other`.
 
 use super::{model::DURATION_BUCKETS, register::Register};
 use parking_lot::RwLock;
 use prometheus::{Histogram, IntCounter, IntCounterVec};
 use std::{collections::BTreeMap, time::Duration};
 
-/// Methods that are told apart; a caller may invent others.
+/// Methods that are counted separately; a caller may invent others.
 const METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
 
-/// A method that is told apart; `None` for what a caller may have made up.
+/// A method that is counted separately; `None` for others, which a caller may have invented.
 pub fn known_method(method: &str) -> Option<&'static str> {
     METHODS.into_iter().find(|known| *known == method)
 }
@@ -50,22 +50,23 @@ impl Routes {
     }
 }
 
-/// What is counted for a route.
+/// The metrics of a route.
 #[derive(Debug)]
 pub struct RouteMetrics {
     template: String,
     duration: Histogram,
     requests: IntCounterVec,
-    /// By method and code, as they turn up: a handful per route, and looked through in order.
+    /// By method and code, in order of first occurrence. There are a handful per route, searched linearly.
     counters: RwLock<Vec<(&'static str, u16, IntCounter)>>,
 }
 
 impl RouteMetrics {
-    /// Counts a request that was answered with `code` after `duration`, or given up by its caller. `method` may be anything a caller sends.
+    /// Counts a request that was answered with `code` after `duration`, or abandoned by its caller. `method` may be anything that a caller
+    /// sends.
     pub fn request(&self, method: &str, code: u16, duration: Duration) {
         self.duration.observe(duration.as_secs_f64());
         let method = known_method(method).unwrap_or("OTHER");
-        // 0 stands for whatever is not a status code.
+        // 0 stands for anything that is not a status code.
         let code = if (100..600).contains(&code) { code } else { 0 };
         let count = |counters: &[(&'static str, u16, IntCounter)]| {
             let found = counters.iter().find(|(m, c, _)| *m == method && *c == code);

@@ -1,5 +1,5 @@
-//! The way of spans to the collector: the client that posts them, and what becomes of those that do not arrive, which is counted. Says
-//! once that the collector does not take them, and once that it does again.
+//! Delivers spans to the collector: the HTTP client that posts them, and the counts of spans that are lost. The log says once that the
+//! collector does not take them, and once that it does again.
 
 use crate::words::clipped;
 use bytes::Bytes;
@@ -26,16 +26,16 @@ use std::{
 };
 use tokio::runtime::Handle;
 
-/// What a collector says, at most, in bytes.
+/// Size of a collector's reply, at most.
 const REPLY_BYTES_MAX: usize = 64 << 10;
 
-/// Why spans are lost: too many wait; the collector does not take them, whatever is tried; it takes a part of what is sent.
+/// Why spans are lost: too many wait; the collector refuses them even after retries; or it takes only a part of what is sent.
 pub const SPANS_LOST: [&str; 3] = ["queue", "collector", "rejected"];
 const QUEUE: usize = 0;
 const COLLECTOR: usize = 1;
 const REJECTED: usize = 2;
 
-/// Spans on their way, counted.
+/// Counts the spans on their way to the collector.
 #[derive(Debug)]
 pub(super) struct Delivery {
     waiting: AtomicUsize,
@@ -47,11 +47,11 @@ pub(super) struct Delivery {
     failing: AtomicBool,
 }
 
-/// What came of the last request to the collector.
+/// The result of the last request to the collector.
 #[derive(Debug, Default)]
 struct Attempt {
     error: String,
-    /// Spans that it left out of those that it took.
+    /// Spans that it rejected from a batch that it took.
     rejected: u64,
 }
 
@@ -67,7 +67,7 @@ impl Delivery {
         }
     }
 
-    /// Gives a span a place in the queue. False where there is none: it is lost.
+    /// Takes a place in the queue for a span. False if the queue is full: the span is lost.
     pub(super) fn has_place(&self) -> bool {
         let place = |waiting: usize| (waiting < self.waiting_max).then_some(waiting + 1);
         let has = self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, place).is_ok();
@@ -77,12 +77,13 @@ impl Delivery {
         has
     }
 
-    /// So far, by the reasons of [`SPANS_LOST`].
+    /// The spans lost so far, by the reasons of [`SPANS_LOST`].
     pub(super) fn lost(&self) -> [u64; SPANS_LOST.len()] {
         self.lost.each_ref().map(|lost| lost.load(Ordering::Relaxed))
     }
 
-    /// So many leave the queue, which is told if it was full: not where spans end, in the midst of what makes events of lines.
+    /// Spans leave the queue. The warning that the queue was full is logged here, not where a span ends: that runs within the layer
+    /// that turns log lines into span events.
     fn leaves(&self, spans: usize) {
         self.waiting.fetch_sub(spans, Ordering::Relaxed);
         let lost = self.lost[QUEUE].load(Ordering::Relaxed);
@@ -108,7 +109,7 @@ impl Delivery {
         };
     }
 
-    /// All that is tried for so many spans is over.
+    /// Counts a batch after its last attempt.
     fn ended(&self, spans: u64, taken: bool) {
         let Attempt { error, rejected } = std::mem::take(&mut *self.last.lock());
         let (reason, lost) = if taken { (REJECTED, rejected.min(spans)) } else { (COLLECTOR, spans) };
@@ -128,7 +129,7 @@ impl Delivery {
     }
 }
 
-/// A collector's reply, as far as it is read (`ExportTraceServiceResponse` of OTLP).
+/// The fields that are read of a collector's reply (OTLP's `ExportTraceServiceResponse`).
 #[derive(Clone, PartialEq, Message)]
 struct Reply {
     #[prost(message, optional, tag = "1")]
@@ -143,7 +144,7 @@ struct Partial {
     error: String,
 }
 
-/// The library's exporter, which tries again what may pass, with what became of each batch.
+/// The library's exporter, which retries temporary failures, with a count of each batch's result.
 #[derive(Debug)]
 pub(super) struct Exporter {
     pub(super) inner: opentelemetry_otlp::SpanExporter,
@@ -176,7 +177,7 @@ impl SpanExporter for Exporter {
     }
 }
 
-/// Posts on a runtime, from threads that are in none.
+/// Posts on a Tokio runtime, for threads outside of one.
 #[derive(Debug)]
 pub(super) struct Client {
     handle: Handle,
@@ -236,7 +237,7 @@ mod tests {
         let (refused, taken) = (|| reply(503, Vec::new()), || reply(200, Vec::new()));
         let delivery = Delivery::new(0);
         for (attempts, is_taken, lost, told) in [
-            // One that is refused and then taken is not lost.
+            // A span that is refused and then taken is not lost.
             (vec![refused(), taken()], true, [0, 0, 0], ""),
             (vec![refused(), refused()], false, [0, 5, 0], "503"),
             (vec![refused()], false, [0, 10, 0], ""),

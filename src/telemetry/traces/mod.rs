@@ -1,12 +1,12 @@
-//! Traces: what became of a request, as OpenTelemetry's spans, sent to a collector by OTLP over HTTP.
+//! Traces: requests as OpenTelemetry spans, sent to a collector by OTLP over HTTP.
 //!
-//! A request is a span of `tracing`, which the log's lines stand in; `tracing-opentelemetry` makes OpenTelemetry's span of
-//! it, with the lines as its events. Its stages run on other threads and are known when they are over, by instants that are taken
-//! anyway: their spans are made from these at the end of the request, with their true times. (A span of `tracing` begins and ends
-//! where the code runs that enters it, which would be the wrong places and times for them.)
+//! A request is a `tracing` span that contains its log lines; `tracing-opentelemetry` turns it into an OpenTelemetry span with the
+//! lines as events. The stages of a request run on other threads and are only known once they are over, by instants that are recorded
+//! anyway. Their spans are made from these at the end of the request, with the true times. (A `tracing` span begins and ends where
+//! code enters it, which would be the wrong places and times.)
 //!
-//! - [`Traces`]: the sampling, and the way to the collector. `request`: one request, from its head to its last stage.
-//! - `export`: the client that sends them, and what of them is lost.
+//! - [`Traces`]: sampling, and delivery to the collector. `request`: one request, from its head to its last stage.
+//! - `export`: the client that sends spans, and counts of those that are lost.
 
 mod export;
 mod request;
@@ -42,37 +42,37 @@ use tokio::runtime::Handle;
 use tracing::{Level, Metadata, Subscriber};
 use tracing_subscriber::{Layer, filter::filter_fn, registry::LookupSpan};
 
-/// Spans of one request: of a long stack, the first ones.
+/// Stages of one request that become spans: of a long stack, the first ones.
 const STAGES_MAX: usize = 256;
-/// Batches of which it is known that they were sent.
+/// The number of sent batches that are remembered.
 const BATCHES_KNOWN: usize = 1024;
-/// Spans that may wait for the collector, where the environment has no other number (OpenTelemetry's default).
+/// Spans that may wait for the collector, unless the environment sets another number (OpenTelemetry's default).
 const WAITING_MAX: usize = 2048;
-/// How long the collector may take.
+/// How long the collector may take to reply.
 const EXPORT_MAX: Duration = Duration::from_secs(5);
-/// The target of the spans that are sent, by which the layer knows them.
+/// The target of spans that are sent; the layer recognises them by it.
 const TARGET: &str = "ocelli::traced";
-/// That of the spans of requests that only the log is told of.
+/// The target of the spans of requests that only go to the log.
 const LOGGED: &str = "ocelli::request";
 
-/// The way to the collector.
+/// Sampling, and delivery to the collector.
 #[derive(Debug)]
 pub struct Traces {
     provider: SdkTracerProvider,
     collector: ToCollector,
     scope: InstrumentationScope,
-    /// Makes ids of batches differ from those of other processes.
+    /// Makes the ids of batches differ from those of other processes.
     seed: [u8; 16],
     began: Instant,
-    /// Batches that were sent, the oldest first.
+    /// Batches that were sent, oldest first.
     batches: Mutex<VecDeque<SpanId>>,
 }
 
 impl Traces {
-    /// Sends this part of the traces to the collector at `endpoint`, on the runtime that this is called on.
+    /// Sends the fraction `ratio` of the traces to the collector at `endpoint`, on the runtime that this is called on.
     ///
     /// # Errors
-    /// If the address is not one.
+    /// If `endpoint` is not a valid address.
     pub fn start(endpoint: &str, ratio: f64, version: &'static str) -> Result<Arc<Traces>, String> {
         let uri: http::Uri =
             endpoint.parse().map_err(|error| format!("otlp_endpoint {endpoint:?}: {error}"))?;
@@ -81,7 +81,7 @@ impl Traces {
             _ => endpoint.to_owned(),
         };
         let failed = |error: ExporterBuildError| format!("otlp_endpoint {endpoint:?}: {error}");
-        // As the library reads it.
+        // Read in the same way as by the library.
         let waiting_max =
             std::env::var("OTEL_BSP_MAX_QUEUE_SIZE").ok().and_then(|number| number.parse().ok());
         let waiting_max = waiting_max.unwrap_or(WAITING_MAX);
@@ -122,9 +122,9 @@ impl Traces {
         }))
     }
 
-    /// What makes spans of requests: to be put beside the layers of the log, and not below their filter.
+    /// The layer that makes spans of requests. Add it beside the layers of the log, not below their filter.
     pub fn layer<S: Subscriber + for<'a> LookupSpan<'a> + Send + Sync>(&self) -> impl Layer<S> + use<S> {
-        // A line says by itself that something failed; the status of a request is its reply's.
+        // A log line reports a failure on its own; the status of a request's span follows from its reply.
         tracing_opentelemetry::layer()
             .with_tracer(self.provider.tracer_with_scope(self.scope.clone()))
             .with_location(false)
@@ -144,7 +144,7 @@ impl Traces {
         self.collector.delivery.lost()
     }
 
-    /// Sends what waits, for no longer than this. To be called from a thread that may block.
+    /// Sends the waiting spans, for at most `time_max`. Call it from a thread that may block.
     pub fn end(&self, time_max: Duration) {
         if let Err(error) = self.provider.shutdown_with_timeout(time_max) {
             tracing::warn!(%error, "traces were lost at the end");
@@ -170,8 +170,8 @@ impl Traces {
     }
 }
 
-/// What the environment says of the process, whose values are percent-encoded by the specification and are not decoded by the library.
-/// One that decodes to no text stays as it is.
+/// The resource attributes from the environment. By the specification their values are percent-encoded, but the library does not
+/// decode them. A value that does not decode to UTF-8 stays unchanged.
 fn decoded(resource: &Resource) -> Vec<KeyValue> {
     let decode = |(key, value): (&Key, &Value)| {
         let value = value.as_str();
@@ -181,8 +181,8 @@ fn decoded(resource: &Resource) -> Vec<KeyValue> {
     resource.iter().map(decode).collect()
 }
 
-/// What of the code's spans and lines is sent: requests, and what their lines say at the levels that a service runs with,
-/// whatever the log is made to show.
+/// Which spans and log lines are sent: requests, and their lines at the levels that a service normally runs with (INFO and more
+/// severe), whatever the log's filter shows.
 fn is_sent(metadata: &Metadata<'_>) -> bool {
     match metadata.is_span() {
         true => metadata.target() == TARGET,
@@ -190,13 +190,13 @@ fn is_sent(metadata: &Metadata<'_>) -> bool {
     }
 }
 
-/// Whether this is a request's span. The log has it whatever its filter shows, since lines at every level name the request and its
-/// model; it is of the level that the fewest filters leave out.
+/// Whether this is a request's span. The log keeps it whatever its filter shows, because lines of every level name the request and its
+/// model. Its level is the one that the fewest filters leave out.
 pub(super) fn is_request(metadata: &Metadata<'_>) -> bool {
     metadata.is_span() && matches!(metadata.target(), TARGET | LOGGED)
 }
 
-/// A span that is made from known times.
+/// A span made from recorded times.
 struct Span {
     context: SpanContext,
     parent: SpanId,
@@ -205,7 +205,7 @@ struct Span {
     attributes: Vec<KeyValue>,
 }
 
-/// Requests on their way to the collector: of those outside of the sampled part only what failed.
+/// Passes requests to the collector: all that are sampled, and of the others those that failed.
 #[derive(Debug, Clone)]
 struct ToCollector {
     processor: Arc<BatchSpanProcessor>,
@@ -242,16 +242,16 @@ impl SpanProcessor for ToCollector {
     }
 }
 
-/// A span of the same trace, marked as one that is sent.
+/// The context of a span of the same trace, marked as sampled.
 fn sampled(of: &SpanContext, span: SpanId) -> SpanContext {
     SpanContext::new(of.trace_id(), span, TraceFlags::SAMPLED, false, of.trace_state().clone())
 }
 
-/// The part of the traces that is sent: by the bytes of their ids that are random in all kinds of ids, so that whoever has
-/// the same ratio decides alike. The rest is recorded: how a request ends decides, too.
+/// The sampler. It decides by the bytes that are random in every kind of trace id, so that all services with the same ratio decide
+/// alike. The rest is recorded but not sampled, because a request that fails is sent anyway.
 #[derive(Debug, Clone, Copy)]
 struct Part {
-    /// Traces whose last four bytes are below are sent.
+    /// Traces are sent if the last four bytes of their id are below this.
     below: u64,
 }
 
@@ -285,7 +285,7 @@ impl ShouldSample for Part {
     }
 }
 
-/// The ids that requests have without a collector, too.
+/// Generates the same kind of ids that requests have without a collector.
 #[derive(Debug)]
 struct OwnIds;
 
@@ -318,7 +318,7 @@ mod tests {
         for (ratio, expected) in [(0.0, 0..=0), (1.0, 20_000..=20_000), (0.25, 4600..=5400)] {
             let part = Part::of(ratio);
             let sampled = (0..20_000).filter(|_| part.has(OwnIds.new_trace_id())).count();
-            // More than five standard deviations to each side.
+            // The range allows more than five standard deviations on each side.
             assert!(expected.contains(&sampled), "{ratio}: {sampled}");
         }
     }

@@ -1,4 +1,4 @@
-//! One request's trace: its span from the head to the last of what works for it, and the spans of its stages.
+//! One request's trace: its span, from its head to the end of the last work for it, and the spans of its stages.
 
 use super::{BATCHES_KNOWN, LOGGED, STAGES_MAX, Span, TARGET, Traces, sampled};
 use crate::telemetry::request::{RequestId, TraceContext, new_span_id};
@@ -16,25 +16,25 @@ use std::{
 use tracing::field::Empty;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-/// The longest `tracestate` that is passed on, as the specification has it.
+/// The longest `tracestate` that is passed on, by the specification.
 const STATE_BYTES_MAX: usize = 512;
-/// The most members that it may have.
+/// The most members of a `tracestate`.
 const STATE_MEMBERS_MAX: usize = 32;
 
-/// What became of a job, from the queue to its outputs.
+/// The times of a job that ran, from the queue to its outputs.
 #[derive(Debug, Clone)]
 pub struct Ran {
-    /// When it came into the queue.
+    /// When it entered the queue.
     pub pushed: Instant,
-    /// When it was taken out: the same for all jobs of a batch.
+    /// When it left the queue: the same instant for all jobs of a batch.
     pub taken: Instant,
-    /// Putting the batch together.
+    /// Time to assemble the batch.
     pub stage: Duration,
-    /// Then, behind batches that the device had begun before.
+    /// Time behind batches that the device had begun before.
     pub behind: Duration,
-    /// Running it.
+    /// Time to run it.
     pub compute: Duration,
-    /// What ran it.
+    /// The device that ran it.
     pub device: Arc<str>,
     /// The model.
     pub model: Arc<str>,
@@ -55,29 +55,29 @@ impl Ran {
 /// How a request ended.
 #[derive(Debug, Clone)]
 pub struct End {
-    /// What it was, such as `POST /predictions/{model}`: never what a caller chose.
+    /// A name such as `POST /predictions/{model}`: never text that a caller chose.
     pub name: String,
-    /// Whether that was a failure of ours.
+    /// Whether the server failed.
     pub failed: bool,
-    /// More of it, in the words of OpenTelemetry's conventions.
+    /// Further attributes, by OpenTelemetry's semantic conventions.
     pub attributes: Vec<(&'static str, Value)>,
 }
 
-/// A request whose head is there.
+/// A request whose head has arrived.
 #[derive(Debug)]
 pub struct Begun {
-    /// What the log's lines about it stand in, with its id and trace.
+    /// The span of its log lines, with its id and trace.
     pub span: tracing::Span,
-    /// Its place in the trace, for the reply's `traceparent`.
+    /// Its position in the trace, for the reply's `traceparent`.
     pub place: TraceContext,
-    /// Where its stages are noted, if its trace may be sent.
+    /// Where its stages are recorded, if its trace may be sent.
     pub trace: Option<Arc<RequestTrace>>,
 }
 
 impl Begun {
-    /// Under the caller's span, if the head names one; else in a trace of its own.
+    /// Begins a span under the caller's, if the head names one; otherwise in a new trace.
     pub fn new(traces: Option<&Arc<Traces>>, id: &RequestId, headers: &HeaderMap) -> Begun {
-        // Of two, neither is known to be the caller's.
+        // With two headers it is unknown which is the caller's, so neither is used.
         let mut parents = headers.get_all("traceparent").iter().map(HeaderValue::as_bytes);
         let parent = parents.next().filter(|_| parents.next().is_none());
         let (place, caller) = TraceContext::from_header(parent);
@@ -95,8 +95,7 @@ impl Begun {
     }
 }
 
-/// What the caller's trace carries along. Several headers are one list; a list that is longer than it may be is left out whole, as one
-/// that cannot be read.
+/// The caller's `tracestate`. Several headers form one list. A list that is too long or cannot be read is dropped as a whole.
 fn state_of(headers: &HeaderMap) -> Option<TraceState> {
     let lines = headers.get_all("tracestate").iter().map(|line| str::from_utf8(line.as_bytes()));
     let whole = lines.collect::<Result<Vec<&str>, _>>().ok()?.join(",");
@@ -123,20 +122,20 @@ enum Stage {
     Ran(Ran),
 }
 
-/// One request, from its head to the last of whatever still works for it; then its spans are sent, if they are.
+/// One request, from its head to the end of the last work for it. Dropping this sends its spans, if they are to be sent.
 #[derive(Debug)]
 pub struct RequestTrace {
     traces: Arc<Traces>,
     span: tracing::Span,
-    /// The same span as OpenTelemetry has it.
+    /// The same span in OpenTelemetry's form.
     context: Context,
-    /// The same moment by both clocks, after the beginning of the span.
+    /// One moment by both clocks, just after the span begins.
     anchor: (SystemTime, Instant),
     seen: Mutex<Seen>,
 }
 
 impl RequestTrace {
-    /// None if the layer that would send it is not there.
+    /// `None` if the layer that would send it is not installed.
     fn begin(
         traces: &Arc<Traces>,
         span: &tracing::Span,
@@ -155,7 +154,8 @@ impl RequestTrace {
         let trace = RequestTrace {
             traces: Arc::clone(traces),
             span: span.clone(),
-            // In this order the times that are made of instants are never later than the true ones, and the end is behind them.
+            // In this order, times computed from instants are never later than the true ones, so that they precede the end of the
+            // span.
             anchor: (SystemTime::now(), Instant::now()),
             seen: Mutex::default(),
             context,
@@ -170,29 +170,29 @@ impl RequestTrace {
         }
     }
 
-    /// A stage that took so long and has just ended.
+    /// Records a stage that took `took` and has just ended.
     pub fn ended(&self, name: &'static str, took: Duration) {
         let now = Instant::now();
         self.note(Stage::Named(name, now.checked_sub(took).unwrap_or(now), now));
     }
 
-    /// A job that was run.
+    /// Records a job that ran.
     pub fn ran(&self, ran: Ran) {
         self.note(Stage::Ran(ran));
     }
 
-    /// The head of the reply is known. What follows, such as a streamed body, still counts.
+    /// Records the head of the reply. Work after that, such as a streamed body, still belongs to the request.
     pub fn replied(&self, end: End) {
         self.seen.lock().end = Some(end);
     }
 
-    /// The time of day of an instant; of one before the request, that of its beginning.
+    /// The wall-clock time of an instant; for an instant before the request, the time at which it began.
     fn time(&self, at: Instant) -> SystemTime {
         let (time, instant) = self.anchor;
         time + at.saturating_duration_since(instant)
     }
 
-    /// Sends a stage.
+    /// Sends the span of a stage.
     fn stage(&self, name: &'static str, from: Instant, to: Instant, attributes: Vec<KeyValue>) {
         let request = self.context.span();
         let span = SpanId::from_bytes(new_span_id());
@@ -205,10 +205,10 @@ impl RequestTrace {
         });
     }
 
-    /// Sends the span of a batch, once however many of its requests are sent.
+    /// Sends the span of a batch, only once however many of its requests are sent.
     fn batch(&self, ran: &Ran) -> SpanContext {
         let traces = &self.traces;
-        // All of its jobs were taken at the same instant.
+        // All jobs of a batch have the same `taken`, so they compute the same id.
         let key = |salt: u8| {
             let mut hasher = DefaultHasher::new();
             let taken = ran.taken.saturating_duration_since(traces.began);
@@ -249,7 +249,7 @@ impl Drop for RequestTrace {
     fn drop(&mut self) {
         let Seen { stages, end } = std::mem::take(self.seen.get_mut());
         let request = self.context.span();
-        // What went wrong is sent, whatever the ratio.
+        // Failures are sent whatever the ratio.
         if !request.span_context().is_sampled() && end.as_ref().is_none_or(|end| !end.failed) {
             return;
         }
@@ -282,7 +282,7 @@ impl Drop for RequestTrace {
             }
             None => request.set_status(Status::error("the caller went away")),
         }
-        // It ends where it was left last.
+        // `tracing-opentelemetry` ends a span at the time when it was last exited.
         self.span.in_scope(|| ());
     }
 }
