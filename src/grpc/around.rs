@@ -1,5 +1,6 @@
-//! What every call passes: a name that goes into logs and replies, a span, a count by call and code, which is that of a cancelled one
-//! where the caller goes away, and that of one that drained where the server's end cut it; a net for panics; and for inference, admission on the head, before anything of the body is read.
+//! Middleware around every call: a name for logs and replies, a span, a count by call and code, and a guard against panics. If the client
+//! goes away, the code is that of a cancelled call; if the server's shutdown cuts the call, that of draining. Inference calls are
+//! admitted on their head, before any of the body is read.
 
 use super::{
     INFER, LOAD, REFLECTION, REFLECTION_ALPHA, SMALL_BYTES_MAX, STREAM,
@@ -32,14 +33,14 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
 use tonic::{Code, Status};
 use tracing::{Instrument, Span};
 
-/// When a call's head had been read.
+/// When a call's head was read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Arrived(pub(super) Instant);
 
-/// A call from its head to the head of its reply, or until its caller goes away: then it is dropped.
+/// A call from its head to the head of its reply. If the client goes away before that, the call is dropped.
 struct Call {
     front: Arc<Front>,
-    /// By its template.
+    /// The path template.
     name: String,
     id: RequestId,
     began: Instant,
@@ -51,7 +52,7 @@ struct Call {
 
 impl Call {
     fn end(mut self, code: Code, message: &str) {
-        // Nobody has this reply: what went away while its message came is told as what goes away later.
+        // Nobody receives this reply: a client that goes away while its message arrives is reported like one that goes away later.
         if code != Code::Ok && self.lost.is_noted() {
             return;
         }
@@ -59,13 +60,13 @@ impl Call {
         self.tell(code, message);
     }
 
-    /// Counts and logs how it ended.
+    /// Counts the call and logs how it ended.
     fn tell(&self, code: Code, message: &str) {
         let Call { front, name: call, id, began, span, trace, .. } = self;
         let took = began.elapsed();
         front.metrics.route(call).request("POST", status::http(code), took);
         if let Some(trace) = trace {
-            // By OpenTelemetry's conventions: `package.Service/Method`.
+            // By OpenTelemetry's conventions, the name is `package.Service/Method`.
             let name = call.trim_start_matches('/');
             let (service, method) = name.split_once('/').unwrap_or((name, ""));
             let attributes = vec![
@@ -113,7 +114,7 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
         return reply;
     }
     let call = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
-    // Probes come every few seconds, and are of no use in a trace.
+    // Health probes come every few seconds, and are of no use in a trace.
     let traces = front.traces.as_ref().filter(|_| matches!(&*call, INFER | STREAM));
     let Begun { span, place, trace } = Begun::new(traces, &id, request.headers());
     if let Some(trace) = &trace {
@@ -141,7 +142,7 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
             headers.insert(name, value);
         }
     }
-    // A call that failed after its head, such as a stream, tells its own clients only.
+    // A call that fails after its head, such as a stream, reports that only to its client.
     let (code, message) = reply
         .extensions()
         .get::<Status>()
@@ -156,13 +157,13 @@ fn code_of(headers: &HeaderMap) -> Code {
 
 fn is_grpc(request: &Request) -> bool {
     let content_type = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
-    // Not gRPC-Web, whose replies are others.
+    // gRPC-Web does not count, because its replies differ.
     let is_named = |rest: &[u8]| matches!(rest, [] | [b'+' | b';', ..]);
     let grpc = content_type.and_then(|named| named.strip_prefix(b"application/grpc")).is_some_and(is_named);
     grpc && request.version() == Version::HTTP_2
 }
 
-/// For whoever comes to the wrong port, or asks as no client of gRPC does (gRPC over HTTP/2, "Requests").
+/// The problem for clients that use the wrong port, or send what no gRPC client sends (gRPC over HTTP/2, "Requests").
 fn not_grpc(request: &Request) -> Option<Problem> {
     if !is_grpc(request) {
         let got = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
@@ -174,7 +175,7 @@ fn not_grpc(request: &Request) -> Option<Problem> {
     (request.method() != Method::POST).then(|| Problem::method_not_allowed(request.method().as_str()))
 }
 
-/// Lets an inference or a model in, or refuses it before its body is read; other calls are small, and cost nothing.
+/// Admits an inference or a load, or refuses it before its body is read. Other calls are small and need no permit.
 async fn admitted(front: &Arc<Front>, call: &str, request: Request, next: Next, lost: Lost) -> Response {
     let limits = front.limits.body;
     let messages = match call {
@@ -187,7 +188,7 @@ async fn admitted(front: &Arc<Front>, call: &str, request: Request, next: Next, 
             return next.run(request.map(|body| incoming::limited(body, limits, messages, None, lost))).await;
         }
     };
-    // Messages are charged as their lengths become known.
+    // The permit is charged for messages as their lengths become known.
     let permit = match messages {
         Messages::One => front.admission.admit(),
         Messages::Many => front.admission.open(),
@@ -240,7 +241,7 @@ mod tests {
         assert!(front.metrics.render().contains(INFER));
     }
 
-    /// What was counted of calls of [`INFER`].
+    /// Whether a call of [`INFER`] was counted under this code.
     fn counted(front: &Front, code: u16) -> bool {
         let line =
             format!("ocelli_http_requests_total{{code=\"{code}\",method=\"POST\",route=\"{INFER}\"}} 1");
@@ -249,7 +250,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_call_whose_message_is_lost_on_its_way_is_told_as_its_callers_doing_or_the_ends() {
-        // As tonic does, which takes it for the end.
+        // Like tonic, which takes the error for the end of the messages.
         async fn misses(body: Body) -> Response {
             assert!(axum::body::to_bytes(body, 1000).await.is_err());
             Status::internal("Missing request message.").into_http()
@@ -277,14 +278,14 @@ mod tests {
         for (code, times) in [(499, 1), (503, 2)] {
             let request = http::Request::post(INFER).version(Version::HTTP_2);
             let request = request.header(header::CONTENT_TYPE, "application/grpc");
-            // It has begun, and is dropped.
+            // The call has begun, and is dropped here.
             let call = calls.clone().oneshot(request.body(Body::empty()).unwrap());
             assert!(call.now_or_never().is_none());
             let text = front.metrics.render();
             let times = format!("ocelli_http_request_duration_seconds_count{{route=\"{INFER}\"}} {times}");
             assert!(counted(&front, code) && text.contains(&times), "{code}: {text}");
             assert_eq!(front.admission.in_flight().requests, 0);
-            // That of the second is the server.
+            // The server is what ends the second call.
             front.status.cut_from(Instant::now());
         }
     }

@@ -1,4 +1,4 @@
-//! What a call says that loads or unloads a model.
+//! The parameters of calls that load or unload a model.
 
 use super::status;
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
 use std::collections::BTreeMap;
 use tonic::Status;
 
-/// The model that a call is about. In KServe's definition its name stands where Triton's has that of the repository.
+/// The model that a call is about. KServe's definition has the model's name in the field that is the repository's in Triton's definition.
 pub(super) fn model_of(repository: String, model: String) -> Result<String, Status> {
     if model.is_empty() {
         return Ok(repository);
@@ -17,7 +17,7 @@ pub(super) fn model_of(repository: String, model: String) -> Result<String, Stat
     one_repository(&repository).map(|()| model)
 }
 
-/// There is no other repository than the one without a name.
+/// The only repository is the one without a name.
 pub(super) fn one_repository(name: &str) -> Result<(), Status> {
     if name.is_empty() {
         return Ok(());
@@ -41,7 +41,7 @@ pub(super) fn load(parameters: BTreeMap<String, ModelRepositoryParameter>) -> Re
     Ok(load)
 }
 
-/// The parameters of an unload, as HTTP has them in a body.
+/// The parameters of an unload, as the body that HTTP uses.
 pub(super) fn unload_body(parameters: BTreeMap<String, ModelRepositoryParameter>) -> Vec<u8> {
     use model_repository_parameter::ParameterChoice;
     let value = |parameter: ModelRepositoryParameter| match parameter.parameter_choice {

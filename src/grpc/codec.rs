@@ -1,5 +1,5 @@
-//! Messages that may be large, as they are decoded: how much memory one takes is found out from its bytes and charged to the call
-//! first, since an entry of two bytes becomes hundreds, and what came packed has any length.
+//! Decodes messages that may be large. The memory that a message needs is computed from its bytes and charged to the call first, because an
+//! entry of two bytes becomes hundreds, and a packed message may have any length.
 
 use super::status;
 use crate::{
@@ -19,31 +19,31 @@ use tonic::{
 };
 use tonic_prost::{ProstCodec, ProstEncoder};
 
-/// Inputs, outputs, raw contents and parameters of one message, all together: with a few hundred bytes each, no more than a
-/// megabyte or two that nobody is charged for.
+/// How many inputs, outputs, raw contents and parameters one message may have in all. With a few hundred bytes each, they take no more than
+/// a megabyte or two, which is not charged.
 const ENTRIES_MAX: u64 = 4096;
 
-/// A vector that grows has at most twice the room that it needs.
+/// A vector that grows has at most twice the capacity that it needs.
 const GROWN: u64 = 2;
 
-/// What a message becomes.
+/// What a message takes in memory once it is decoded.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
     entries: u64,
-    /// Of the elements of typed tensors and of shapes.
+    /// Bytes of the elements of typed tensors and of shapes.
     bytes: u64,
 }
 
-/// A message whose memory can be told from its bytes.
+/// A message whose memory can be computed from its bytes.
 pub(super) trait Countable: Message + Default + 'static {
-    /// Counts a field; `None` where the bytes are no such message. It is decoded no further than that, either.
+    /// Counts a field; `None` if the bytes are not such a message. Decoding stops at the same place.
     fn count(tag: u32, field: Field<'_>, tally: &mut Tally) -> Option<()>;
 }
 
-/// A field's bytes, where it has a length.
+/// The bytes of a field that has a length.
 type Field<'a> = Option<&'a [u8]>;
 
-/// Hands on each field of a message.
+/// Calls `count` for each field of a message.
 fn each(mut message: &[u8], mut count: impl FnMut(u32, Field<'_>) -> Option<()>) -> Option<()> {
     while !message.is_empty() {
         let (tag, kind) = decode_key(&mut message).ok()?;
@@ -60,15 +60,15 @@ fn each(mut message: &[u8], mut count: impl FnMut(u32, Field<'_>) -> Option<()>)
     Some(())
 }
 
-/// How numbers are written that come one behind the other.
+/// How consecutive numbers are encoded.
 #[derive(Clone, Copy)]
 enum Written {
-    /// Each ends with the first byte below 128.
+    /// Each number ends with the first byte below 128.
     Varint,
     Fixed(usize),
 }
 
-/// Bytes of memory for a field of numbers, one or many, of `size` each.
+/// Bytes of memory for a field with one or many numbers of `size` bytes each.
 fn numbers(field: Field<'_>, written: Written, size: u64) -> u64 {
     let count = match (field, written) {
         (None, _) => 1,
@@ -115,7 +115,7 @@ impl Countable for ModelInferRequest {
     }
 }
 
-/// The memory of elements of typed contents.
+/// Bytes of memory for elements of typed contents.
 fn elements(tag: u32, field: Field<'_>) -> u64 {
     match tag {
         1 => numbers(field, Written::Varint, 1),
@@ -123,7 +123,7 @@ fn elements(tag: u32, field: Field<'_>) -> u64 {
         3 | 5 => numbers(field, Written::Varint, 8),
         6 => numbers(field, Written::Fixed(4), 4),
         7 => numbers(field, Written::Fixed(8), 8),
-        // Where a text lies; its bytes stay in the message.
+        // A handle for each text; the text itself stays in the message.
         8 => GROWN * size_of::<Bytes>() as u64,
         _ => 0,
     }
@@ -136,7 +136,7 @@ impl Countable for RepositoryModelLoadRequest {
     }
 }
 
-/// Bytes that a decoded message takes: those that it was, and its elements.
+/// Bytes of memory of a decoded message: its encoded length, and its elements.
 pub(super) fn held(message: &ModelInferRequest) -> u64 {
     fn room<T>(values: &Vec<T>) -> usize {
         values.capacity() * size_of::<T>()
@@ -169,9 +169,9 @@ pub(super) fn held(message: &ModelInferRequest) -> u64 {
     (message.encoded_len() + elements) as u64
 }
 
-/// Writes messages as ever, and reads those of one call.
+/// Encodes messages as usual, and decodes those of one call with a charge.
 pub(super) struct Counted<E, D> {
-    /// The call's.
+    /// The permit of the call.
     permit: Option<Arc<Permit>>,
     messages: PhantomData<(E, D)>,
 }
@@ -200,7 +200,7 @@ impl<E: Message + 'static, D: Countable> Codec for Counted<E, D> {
 impl<E: Message + 'static, D: Countable> Counted<E, D> {
     fn read(&self, message: Bytes) -> Result<D, Status> {
         let mut tally = Tally::default();
-        // Where it breaks off, decoding does, and says why.
+        // If counting breaks off, decoding fails at the same place and says why.
         let _ = each(&message, |tag, field| D::count(tag, field, &mut tally));
         let Tally { entries, bytes } = tally;
         if entries > ENTRIES_MAX {
@@ -210,7 +210,8 @@ impl<E: Message + 'static, D: Countable> Counted<E, D> {
             ))));
         }
         if let Some(permit) = &self.permit {
-            // Unpacked by now, if it came packed; how long its caller lets us wait for the end of the call is nothing we know.
+            // A packed message is unpacked by now. It is charged here, not at the end of the call: how long the client delays that end is
+            // unknown.
             let bytes = message.len() as u64 + bytes;
             permit.cover_all("the decoded message in bytes", bytes)?;
         }
@@ -246,7 +247,7 @@ mod tests {
         tally
     }
 
-    /// What becomes of a message in a call that may take so many bytes, and how many it holds then.
+    /// The result of reading a message in a call that may take `bytes_max` bytes, and how many bytes the call holds then.
     fn read<D: Countable>(message: Vec<u8>, bytes_max: u64) -> (Result<D, Status>, u64) {
         let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: bytes_max };
         let permit = Arc::new(Admission::new(limits).admit().unwrap());
@@ -261,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_message_of_a_great_many_entries_is_refused_before_they_are_made() {
-        // Two bytes each: an input, an output, a raw content, a parameter; and those of an input and of an output.
+        // Entries of two bytes each: an input, an output, a raw content, a parameter; and a parameter of an input and one of an output.
         for entry in
             [&[0x2a, 0][..], &[0x32, 0], &[0x3a, 0], &[0x22, 0], &[0x2a, 2, 0x22, 0], &[0x32, 2, 0x12, 0]]
         {
@@ -362,7 +363,7 @@ mod tests {
             let entries = sent.inputs.iter().map(|input| 1 + input.parameters.len() as u64).sum::<u64>();
             prop_assert_eq!(told.entries, entries);
             let got = ModelInferRequest::decode(bytes.clone()).unwrap();
-            // The first few elements of a vector take room for four.
+            // A vector allocates room for four elements at first.
             let first = inputs as u64 * 4 * (8 + 8 + 8 + 32);
             prop_assert!(held(&got) <= bytes.len() as u64 + told.bytes + first, "{} {:?}", held(&got), told);
         }

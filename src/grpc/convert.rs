@@ -1,4 +1,4 @@
-//! Tensors in messages, there and back. Raw contents stay in the memory in which they came.
+//! Conversion of tensors from and to messages. Raw contents stay in the memory in which they arrived.
 
 use crate::{
     engine::{
@@ -23,11 +23,11 @@ use crate::{
 use bytes::Bytes;
 use std::collections::BTreeMap;
 
-/// What clients of streams ask for, and have whether they do or not: it is no parameter of the model's.
+/// A parameter that clients of streams set. They get what it asks for in any case, and it is not a parameter of the model.
 const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
 
-/// Whether reading a request takes longer than a hand-over to another thread. Raw numbers are taken as they are; typed ones are
-/// converted one by one, and texts counted.
+/// Whether reading a request takes longer than handing it to another thread. Raw numbers are taken as they are; typed ones are converted
+/// one by one, and texts are counted.
 pub(super) fn is_long(message: &ModelInferRequest) -> bool {
     let typed = |contents: &InferTensorContents| {
         let texts: usize = contents.bytes_contents.iter().map(|text| 4 + text.len()).sum();
@@ -43,7 +43,7 @@ pub(super) fn is_long(message: &ModelInferRequest) -> bool {
     typed + raw >= INLINE_BYTES_MAX
 }
 
-/// A request as HTTP's are read, whatever it came as. `specs` are the model's inputs, where they are known.
+/// The request in the form that `http` uses, whatever encoding it arrived in. `specs` are the model's inputs, if they are known.
 pub(super) fn request(message: ModelInferRequest, specs: &[TensorSpec]) -> Result<InferRequest, InferError> {
     let mut parameters = parameters("the request", message.parameters)?;
     parameters.remove(EMPTY_FINAL);
@@ -75,7 +75,7 @@ pub(super) fn request(message: ModelInferRequest, specs: &[TensorSpec]) -> Resul
     Ok(InferRequest { id, parameters, inputs, outputs, binary_default })
 }
 
-/// One input; takes the next of the raw contents, unless it lies in shared memory.
+/// One input. It takes the next of the raw contents, unless it lies in shared memory.
 fn input(
     tensor: InferInputTensor,
     raw: &mut impl Iterator<Item = Bytes>,
@@ -121,7 +121,7 @@ fn input(
     Ok(Input::whole(name, tensor))
 }
 
-/// The field of typed contents that has a type's values; FP16 and BF16 have none.
+/// The field of typed contents for a type's values; FP16 and BF16 have none.
 fn field_of(datatype: DataType) -> Option<&'static str> {
     Some(match datatype {
         DataType::Bool => "bool_contents",
@@ -136,7 +136,7 @@ fn field_of(datatype: DataType) -> Option<&'static str> {
     })
 }
 
-/// Refuses values in a field that is not their type's: nobody would read them.
+/// Refuses values in a field for another type, which would be ignored.
 fn in_place(name: &str, datatype: DataType, contents: &InferTensorContents) -> Result<(), InferError> {
     let Some(own) = field_of(datatype) else { return Ok(()) };
     let there = [
@@ -157,7 +157,7 @@ fn in_place(name: &str, datatype: DataType, contents: &InferTensorContents) -> R
     }
 }
 
-/// Typed contents as a tensor's bytes.
+/// Converts typed contents to a tensor's bytes.
 fn bytes(name: &str, datatype: DataType, contents: InferTensorContents) -> Result<Bytes, InferError> {
     in_place(name, datatype, &contents)?;
     let InferTensorContents {
@@ -224,14 +224,13 @@ fn parameters(of: &str, given: BTreeMap<String, InferParameter>) -> Result<Param
     given.into_iter().map(value).collect()
 }
 
-/// Whether a request brings its numbers in contents of their types.
+/// Whether a request has its numbers in typed contents.
 pub(super) fn is_typed(message: &ModelInferRequest) -> bool {
     message.raw_input_contents.is_empty() && message.inputs.iter().any(|input| input.contents.is_some())
 }
 
-/// The reply to a request: raw contents, or typed ones where none of the outputs was asked for as binary or in shared
-/// memory. Whoever asks by typed contents has both: servers of the Open Inference Protocol answer these with the same, and Triton
-/// with raw ones.
+/// The reply to a request: raw contents, or typed ones if no output was requested as binary or in shared memory. A client that sends typed
+/// contents gets both: servers of the Open Inference Protocol answer such a request with typed contents, Triton with raw ones.
 pub(super) fn reply(
     InferReply { id, model_name, model_version, parameters, outputs }: InferReply,
     typed: bool,
@@ -262,14 +261,14 @@ pub(super) fn reply(
             name,
         });
         if raw {
-            // One for each output, since clients count them: an empty one for what was put elsewhere.
+            // One for each output, because clients count them; an empty one for an output that was put into shared memory.
             reply.raw_output_contents.push(if place.is_some() { Bytes::new() } else { tensor.data });
         }
     }
     Ok(reply)
 }
 
-/// A tensor's bytes as typed contents.
+/// Converts a tensor's bytes to typed contents.
 fn contents(name: &str, tensor: &Tensor) -> Result<InferTensorContents, InferError> {
     fn each<const SIZE: usize, T>(data: &[u8], one: impl Fn([u8; SIZE]) -> T) -> Vec<T> {
         data.as_chunks::<SIZE>().0.iter().map(|chunk| one(*chunk)).collect()
@@ -364,7 +363,7 @@ mod tests {
     fn every_type_comes_back_from_its_own_contents() {
         for datatype in DataType::ALL {
             let data = match datatype.size() {
-                // Bytes that are numbers of any type, and 0 and 1.
+                // Bytes that are numbers of any type: 0 and 1.
                 Some(size) => Bytes::from([vec![0; size], [vec![1], vec![0; size - 1]].concat()].concat()),
                 None => Bytes::from_static(b"\x01\0\0\0a\0\0\0\0"),
             };
@@ -395,11 +394,11 @@ mod tests {
             told.contains("2 values in fp64_contents") && told.contains("put them in fp32_contents"),
             "{told}"
         );
-        // Beside its own, too: nobody would read them.
+        // The same beside values in the right field: they would be ignored.
         let both = InferTensorContents { fp32_contents: vec![1.0, 2.0], ..doubles };
         assert!(sent(DataType::Fp32, both).unwrap_err().to_string().contains("fp64_contents"));
         for datatype in DataType::ALL {
-            // What a tensor becomes as typed contents is where it is looked for.
+            // Typed contents are written to the field from which they are read.
             let zeros = contents("x", &Tensor::zeros(datatype, &[2]));
             match datatype.size() {
                 Some(size) if field_of(datatype).is_some() => {
@@ -425,7 +424,7 @@ mod tests {
 
     #[test]
     fn a_great_many_outputs_take_no_more_time_than_their_bytes() {
-        // Compared each with each, these are minutes: whoever waits for this test sees it.
+        // Comparing each with each takes minutes: a quadratic algorithm shows in this test's duration.
         let output = |name: String| InferRequestedOutputTensor { name, ..Default::default() };
         let mut asked = message(&[1]);
         asked.outputs = (0..100_000).map(|i| output(format!("output{i:09}"))).collect();

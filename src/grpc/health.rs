@@ -1,4 +1,4 @@
-//! gRPC's own health checks: ready means what `/v2/health/ready` means. Named services are the inference service's.
+//! gRPC's own health checks: ready means the same as `/v2/health/ready`. The named service is the inference service.
 
 use crate::{
     http::{Front, accept::Stages},
@@ -11,7 +11,7 @@ use futures_util::{Stream, StreamExt, stream};
 use std::{pin::Pin, sync::Arc, time::Duration};
 use tonic::{Request, Response, Status};
 
-/// How often a watcher looks.
+/// How often a watcher checks the status.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const SERVICES: [&str; 2] = ["", "inference.GRPCInferenceService"];
 
@@ -59,7 +59,7 @@ impl health_server::Health for Health {
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
 
-    /// Tells the status, and each change of it, until the listener closes.
+    /// Sends the status, and each change of it, until the listener closes.
     async fn watch(
         &self,
         request: Request<HealthCheckRequest>,

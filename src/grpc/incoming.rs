@@ -1,6 +1,6 @@
-//! The bytes of a call, within the limits of `http`'s bodies: each message is charged to the call's permit when its length is
-//! known, which is before it has come, and one that is too large is refused there. One that comes packed is unpacked here, so that
-//! it is charged as it grows. What a message takes when it is decoded is charged by `codec`.
+//! The bytes of a call, within the same limits as HTTP bodies. Each message is charged to the call's permit as soon as its length is known,
+//! which is before it has arrived; a message that is too large is refused at that point. A packed message is unpacked here, so that it is
+//! charged as it grows. The memory for decoding a message is charged by `codec`.
 
 use super::status;
 use crate::{
@@ -21,20 +21,20 @@ use std::sync::{
 };
 use tonic::Status;
 
-/// What stands in front of each message: whether it is compressed, and its length, big-endian.
+/// The prefix of each message: whether it is compressed, and its length, big-endian.
 const PREFIX_BYTES: usize = 5;
 
-/// Bytes of a piece of what was unpacked.
+/// Bytes of the pieces in which unpacked data are kept.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Whether messages keep coming for as long as the caller likes.
+/// Whether a call has one message, or any number of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Messages {
     One,
     Many,
 }
 
-/// What a call packs its messages with, of what is taken.
+/// The compression of a call's messages, if it is a supported one.
 pub(super) fn packed_with(headers: &HeaderMap) -> Option<Coding> {
     match headers.get("grpc-encoding")?.as_bytes() {
         b"gzip" => Some(Coding::Gzip),
@@ -43,15 +43,15 @@ pub(super) fn packed_with(headers: &HeaderMap) -> Option<Coding> {
     }
 }
 
-/// Who pays for messages, and what they are packed with.
+/// The permit that messages are charged to, and their compression.
 #[derive(Clone)]
 pub(super) struct Charge {
     pub(super) permit: Arc<Permit>,
     pub(super) coding: Option<Coding>,
 }
 
-/// Whether a call's body was lost before it ended. The call itself does not say so: tonic takes that for the end of the messages, and
-/// misses one. Clones are the same.
+/// Whether a call's body was lost before it ended. The call itself does not show it: tonic takes the loss for the end of the messages, and
+/// reports that a message is missing. Clones share the state.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Lost(Arc<AtomicBool>);
 
@@ -65,8 +65,8 @@ impl Lost {
     }
 }
 
-/// The body of a call, which ends with an error where it leaves its limits. Without a charge it is charged to nobody, is handed on
-/// as packed as it comes, and is to be small.
+/// The body of a call, which ends with an error if it exceeds its limits. Without a charge, it is charged to nobody and handed on as packed
+/// as it arrives, so it must be small.
 pub(super) fn limited(
     body: Body,
     limits: BodyLimits,
@@ -74,7 +74,7 @@ pub(super) fn limited(
     charge: Option<Charge>,
     lost: Lost,
 ) -> Body {
-    // A caller may be silent between two messages for as long as it likes, and within none.
+    // A client may be silent between two messages for as long as it likes, but not within a message.
     let between = BodyLimits {
         bytes_max: u64::MAX,
         deadline: STACK_DEADLINE,
@@ -84,7 +84,7 @@ pub(super) fn limited(
     };
     let within = BodyLimits { bytes_max: u64::MAX, ..limits };
     let reader = match messages {
-        // Trimmed to what came at the end.
+        // The charge is trimmed at the end to what arrived.
         Messages::One => {
             let bytes_max = limits.bytes_max.saturating_add(PREFIX_BYTES as u64);
             let reader = Reader::new(body, BodyLimits { bytes_max, ..limits });
@@ -113,7 +113,7 @@ pub(super) fn limited(
         }
         let (pieces, seen) = framing.see(&mut came);
         if framing.is_packed() {
-            // A thousand times as much may have come out of it: the thread's other connections are to go on.
+            // A thousand times as many bytes may have been unpacked: let the thread's other connections go on.
             tokio::task::yield_now().await;
         }
         if messages == Messages::Many {
@@ -134,22 +134,22 @@ pub(super) fn limited(
         let pieces = pieces.into_iter().map(Ok::<_, Status>);
         stream::iter(pieces.chain(failed.map(Err)))
     });
-    // tonic asks on behind an end in the midst of a message.
+    // tonic polls again after a body that ended in the middle of a message.
     Body::from_stream(pieces.flatten().fuse())
 }
 
-/// Where in a message the bytes are.
+/// The position in the current message.
 struct Framing {
     limits: BodyLimits,
     charge: Option<Charge>,
     prefix: Vec<u8>,
-    /// Of the message that is coming.
+    /// Bytes of the current message that have not arrived.
     left: u64,
-    /// What that takes in all, as it comes.
+    /// Bytes of the current message as sent, with its prefix.
     whole: u64,
-    /// What has come of it, if it is packed.
+    /// The part of the current message that has been unpacked, if it is packed.
     unpacked: Option<Unpacked>,
-    /// Messages whose first byte has come.
+    /// Messages whose first byte has arrived.
     begun: u64,
 }
 
@@ -159,19 +159,19 @@ impl Framing {
         Framing { limits, charge, prefix, left: 0, whole: 0, unpacked: None, begun: 0 }
     }
 
-    /// Whether messages may come packed.
+    /// Whether messages may be packed.
     fn is_packed(&self) -> bool {
         self.charge.as_ref().is_some_and(|charge| charge.coding.is_some())
     }
 
-    /// Whether no message is half there.
+    /// Whether no message is incomplete.
     fn is_between(&self) -> bool {
         self.left == 0 && self.prefix.is_empty()
     }
 
-    /// Takes of the bytes that came what is to be read next: all, as they came, or up to the end of a message that comes packed, which
-    /// is read as if it did not. So at most one of these is there at a time, and the permit covers the largest message that has not been
-    /// handed over. What is whole in front of one that is refused is read all the same, however they were cut.
+    /// Takes from the bytes that arrived what is to be read next: all of them unchanged, or those up to the end of a packed message, which
+    /// is handed on unpacked. So at most one unpacked message exists at a time, and the permit covers the largest message that has not been
+    /// handed over. Complete messages in front of one that is refused are still read, however the bytes were split.
     fn see(&mut self, came: &mut Bytes) -> (Vec<Bytes>, Result<(), InferError>) {
         let mut seen = Seen { bytes: came.clone(), at: 0, plain: 0, whole: 0, read: Vec::new() };
         let result = self.look(&mut seen);
@@ -183,7 +183,7 @@ impl Framing {
 
     fn look(&mut self, seen: &mut Seen) -> Result<(), InferError> {
         if self.left > 0 && self.unpacked.is_none() {
-            // What was set aside for it may have gone with one that came before it, in the same piece.
+            // The charge for this message may have been split off with an earlier message in the same piece.
             self.cover()?;
         }
         while let Some(byte) = seen.bytes.get(seen.at).copied() {
@@ -215,7 +215,7 @@ impl Framing {
         Ok(())
     }
 
-    /// The next byte of a prefix; says so when it begins one of a packed message.
+    /// Takes the next byte of a prefix; calls `packed` if it begins a packed message.
     fn begin(&mut self, byte: u8, packed: impl FnOnce()) -> Result<(), InferError> {
         if self.prefix.is_empty() {
             self.begun += 1;
@@ -233,7 +233,7 @@ impl Framing {
         let (got, limit) = (self.left, self.limits.bytes_max);
         let (what, option) = match &self.charge {
             Some(_) => ("the message in bytes", self.limits.option),
-            // No option is for these.
+            // No option raises this limit.
             None => ("the message of a call that brings no data, in bytes,", ""),
         };
         if got > limit {
@@ -242,28 +242,28 @@ impl Framing {
         if self.unpacked.is_none() { self.cover() } else { Ok(()) }
     }
 
-    /// Charges for the message that is coming, as a body of its length.
+    /// Charges for the current message like for a body of its length.
     fn cover(&self) -> Result<(), InferError> {
         let Some(charge) = &self.charge else { return Ok(()) };
         charge.permit.cover(ahead_of(self.whole - self.left, Some(self.whole)))
     }
 }
 
-/// Bytes that came.
+/// Bytes that arrived, and what has been done with them.
 struct Seen {
     bytes: Bytes,
-    /// Up to where they have been seen.
+    /// How far they have been examined.
     at: usize,
-    /// Where those begin that are handed on as they came.
+    /// Where the bytes begin that are handed on unchanged.
     plain: usize,
-    /// The end of the last message of which nothing is missing.
+    /// The end of the last complete message.
     whole: usize,
-    /// What is to be read of them.
+    /// The pieces that are handed on.
     read: Vec<Bytes>,
 }
 
 impl Seen {
-    /// Hands on what came as it is to be read.
+    /// Hands on the bytes before `end` unchanged.
     fn read_to(&mut self, end: usize) {
         if self.plain < end {
             self.read.push(self.bytes.slice(self.plain..end));
@@ -272,7 +272,7 @@ impl Seen {
     }
 }
 
-/// A message that comes packed, as it would have come otherwise.
+/// A packed message, unpacked to the form that it would have had otherwise.
 struct Unpacked {
     unpacking: Unpacking,
     pieces: Vec<BytesMut>,
@@ -289,7 +289,7 @@ impl Unpacked {
         unpacking.feed(packed, |piece| keep(piece, pieces, bytes, limits, permit))
     }
 
-    /// The whole of it, behind a prefix of its own.
+    /// The whole message, with a prefix of its own.
     fn end(mut self, limits: BodyLimits, permit: &Permit) -> Result<impl Iterator<Item = Bytes>, InferError> {
         let Unpacked { unpacking, pieces, bytes } = &mut self;
         unpacking.end(|piece| keep(piece, pieces, bytes, limits, permit))?;
@@ -304,7 +304,7 @@ impl Unpacked {
     }
 }
 
-/// Charges for what has come out of a packed message with this piece, and keeps it.
+/// Charges for all that has been unpacked of a message, including this piece, and keeps the piece.
 fn keep(
     piece: &[u8],
     pieces: &mut Vec<BytesMut>,
@@ -322,7 +322,7 @@ fn keep(
             option,
         });
     }
-    // Once here, and once where it is gathered to be decoded.
+    // Twice: the bytes exist here, and again where they are gathered for decoding.
     permit.cover_growing(2 * got)?;
     match pieces.last_mut() {
         Some(last) if last.capacity() - last.len() >= piece.len() => last.extend_from_slice(piece),
@@ -391,7 +391,7 @@ mod tests {
         seen.map(|()| read)
     }
 
-    /// What is to be read of these bytes.
+    /// All that is handed on of these bytes.
     fn all_of(framing: &mut Framing, sent: &[u8]) -> Vec<Bytes> {
         let (mut came, mut read) = (Bytes::copy_from_slice(sent), Vec::new());
         while !came.is_empty() {
@@ -409,7 +409,7 @@ mod tests {
             let read = seen(&mut framing, &mut came).unwrap();
             assert_eq!(read.concat(), message(bytes));
             assert!(permit.bytes() >= u64::from(bytes) && permit.bytes() <= 2 << 20, "{}", permit.bytes());
-            // It has been handed over.
+            // The message has been handed over.
             permit.trim(0);
         }
         assert_eq!((seen(&mut framing, &mut came).unwrap().concat(), came.len()), (message(3), 0));
@@ -434,7 +434,7 @@ mod tests {
                 }
                 let read = read.concat();
                 assert!(read.starts_with(&message(700)), "in pieces of {size}");
-                // At most a part of the prefix, which came apart.
+                // At most a part of the prefix, which arrived separately.
                 assert!(read.len() < 705 + PREFIX_BYTES, "in pieces of {size}: {}", read.len());
                 assert!(matches!(error, Some(InferError::TooLarge { got: 801, .. })), "{error:?}");
             }
@@ -504,7 +504,7 @@ mod tests {
         assert!(matches!(&error, InferError::BadRequest(told) if told.contains("gzip")), "{error}");
     }
 
-    /// What becomes of a body that sends this and then nothing, within an hour.
+    /// The error of a body that sends these bytes and then nothing, if it comes within an hour.
     async fn stops_after(sent: Vec<u8>, messages: Messages) -> Option<String> {
         let framing = framing(700, 10_000);
         let sent =

@@ -1,4 +1,4 @@
-//! One inference: by itself, or as a message of a stream.
+//! One inference: as a call of its own, or as a message of a stream.
 
 use super::{around::Arrived, codec, convert, status};
 use crate::{
@@ -27,18 +27,18 @@ use std::{
 };
 use tonic::{Extensions, Status, metadata::MetadataMap};
 
-/// An empty version asks for the highest that can be served.
+/// The target of a call; an empty version asks for the highest one that can be served.
 pub(super) fn target(model: String, version: String) -> Target {
     Target { model, version: (!version.is_empty()).then_some(version) }
 }
 
-/// What a call says beside its message.
+/// What a call states beside its message.
 pub(super) struct Head {
     headers: HeaderMap,
     extensions: Extensions,
     pub(super) arrived: Instant,
     timeout: Option<Duration>,
-    /// Whether a message of a stream that fails ends it by a status, as the caller has asked.
+    /// Whether a failed message ends the stream with a status, as the client requested.
     fails_by_status: bool,
 }
 
@@ -57,7 +57,7 @@ impl Head {
     }
 }
 
-/// The deadline that gRPC's clients send: up to eight digits and a unit.
+/// The deadline that gRPC clients send: up to eight digits and a unit.
 fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, InferError> {
     let Some(value) = headers.get("grpc-timeout") else { return Ok(None) };
     let read = || {
@@ -78,7 +78,7 @@ fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, InferError> {
     })
 }
 
-/// One inference: the reply, and what is told beside it.
+/// One inference: the reply, and its headers.
 pub(super) async fn infer(
     front: &Arc<Front>,
     head: &Head,
@@ -87,7 +87,7 @@ pub(super) async fn infer(
     permit: Option<Arc<Permit>>,
 ) -> Result<(ModelInferResponse, HeaderMap), InferError> {
     let target = target(message.model_name.clone(), message.model_version.clone());
-    // Only a name of the catalog becomes a label.
+    // Only names in the catalogue become labels.
     let counted = front.catalog.has(&target.model).then(|| Uncounted::of(front, &target.model));
     let ended = async {
         let model = target.find(front)?;
@@ -95,14 +95,14 @@ pub(super) async fn infer(
             .traced(&head.extensions)
             .charged_to(permit.as_ref())
             .since(arrived)
-            // That is for the whole call.
+            // The timeout is for the whole call.
             .no_later_than(head.timeout, head.arrived);
         let began = Instant::now();
         let (long, typed, of) = (convert::is_long(&message), convert::is_typed(&message), Arc::clone(&model));
-        // A fitter takes its inputs in several types, and looks at them itself.
+        // A fitter accepts its inputs in several types, and checks them itself.
         let read = move || convert::request(message, if of.fit.is_some() { &[] } else { &of.takes });
         let request = if long { front.decode.run(read).await?? } else { read()? };
-        // Browsers do not speak gRPC, but one that did would say whose page it shows.
+        // Browsers do not speak gRPC, but one that did would state the origin of its page.
         let caller = Caller::of(front, &head.extensions, &head.headers, &Uri::default());
         let (request, named) = shared_memory::fetch(front, &model, &caller, &call, request).await?;
         let call = call.asked(&model, request.timeout()?, request.priority()?);
@@ -110,7 +110,7 @@ pub(super) async fn infer(
         let ran = infer::run(front, &model, &call, request, began).await?;
         let write = move |reply: InferReply, permit: Option<&Arc<Permit>>| {
             let reply = convert::reply(reply, typed)?;
-            // Once more, as the bytes that are sent.
+            // The encoded bytes that are sent exist as well as the reply.
             let bytes = reply.encoded_len();
             written(permit, bytes as u64, || Ok(reply), |_| bytes)
         };
@@ -126,8 +126,8 @@ pub(super) async fn infer(
     ended
 }
 
-/// The permit of a message of a stream: it takes memory as a request does, of which all was set aside when it was decoded. The
-/// stream itself holds nothing then, however long it goes on.
+/// The permit of one message of a stream. It takes over all the memory that was charged when the message was decoded. The stream itself
+/// then holds nothing, however long it goes on.
 pub(super) fn permit_of(
     call: Option<&Arc<Permit>>,
     message: &ModelInferRequest,
@@ -138,10 +138,11 @@ pub(super) fn permit_of(
     Ok(Some(Arc::new(permit)))
 }
 
-/// By this key of a stream's metadata Triton's callers ask for the status of what failed, which is the end of the stream.
+/// The key of a stream's metadata with which Triton's clients ask for a status when a message fails, which ends the stream.
 const ERROR_BY_STATUS: &str = "triton_grpc_error";
 
-/// One message of a stream: what failed is told in its place, and the stream goes on, unless its caller wants it to end with that.
+/// Answers one message of a stream. A failure is reported in place of the answer and the stream goes on, unless the client wants it to end
+/// with a status.
 pub(super) async fn stream_answer(
     front: Arc<Front>,
     head: Arc<Head>,
@@ -163,10 +164,10 @@ pub(super) async fn stream_answer(
     })
 }
 
-/// The answer to a message of a stream. One that failed, be it by a panic, is this one with the reason beside it.
+/// The answer to a message of a stream. If the message fails, even by a panic, `failed` with the reason takes its place.
 ///
 /// # Errors
-/// That one, and why.
+/// That replacement, and the error.
 async fn in_its_place(
     answer: impl Future<Output = Result<(ModelInferResponse, HeaderMap), InferError>>,
     failed: ModelInferResponse,
@@ -175,7 +176,7 @@ async fn in_its_place(
     let told = |reply, error_message| ModelStreamInferResponse { error_message, infer_response: Some(reply) };
     match caught.unwrap_or_else(|panic| Err(panicked(&panic))) {
         Ok((mut reply, _)) => {
-            // Every request has one answer, so each is the last. Triton says so whether or not it is asked to.
+            // Every request has one answer, so each answer is the last. Triton marks it whether or not the client asks.
             let last = infer_parameter::ParameterChoice::BoolParam(true);
             let last = InferParameter { parameter_choice: Some(last) };
             reply.parameters.insert("triton_final_response".to_owned(), last);

@@ -1,4 +1,4 @@
-//! The calls whose messages may be large. Each is what the generated service does for it, with a codec that charges what it decodes.
+//! The calls whose messages may be large. Each does the same as the generated service, but with a codec that charges for what it decodes.
 
 use super::{
     INFER, LOAD, STREAM,
@@ -26,7 +26,7 @@ struct Large {
     bytes_max: usize,
 }
 
-/// Their routes, for messages of at most so many bytes.
+/// The routes of these calls, for messages of at most `bytes_max` bytes.
 pub(super) fn routes(service: Arc<Service>, bytes_max: usize) -> Router {
     Router::new()
         .route(INFER, any(infer))
@@ -38,7 +38,7 @@ pub(super) fn routes(service: Arc<Service>, bytes_max: usize) -> Router {
 impl Large {
     fn grpc<E: Message + 'static, D: Countable>(&self, request: &Request) -> Grpc<Counted<E, D>> {
         let permit = request.extensions().get::<Arc<Permit>>().cloned();
-        // `incoming` has unpacked them: this lets the header pass that says what with.
+        // `incoming` has unpacked the messages. This only lets the header pass that names their compression.
         Grpc::new(Counted::charged_to(permit))
             .accept_compressed(CompressionEncoding::Gzip)
             .accept_compressed(CompressionEncoding::Deflate)
@@ -54,7 +54,7 @@ async fn infer(State(large): State<Large>, request: Request) -> Response {
 }
 
 async fn load(State(large): State<Large>, request: Request) -> Response {
-    // The call asks as well; by then, the files that it brings have been read.
+    // The call checks this again, but only after the files in its message have been read.
     if let Err(refused) = large.service.may_control(request.extensions(), request.headers()) {
         return refused.into_http();
     }

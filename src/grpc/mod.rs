@@ -1,13 +1,13 @@
-//! gRPC: the service of `http`, for clients of the Open Inference Protocol and of Triton that speak it. Connections,
-//! admission, deadlines, queue and metrics are those of `http`; here are only the messages and the codes of errors.
+//! gRPC: the service of `http` for clients of the Open Inference Protocol and of Triton that use gRPC. Connections, admission, deadlines,
+//! queues and metrics are those of `http`; this module adds only the messages and the error codes.
 //!
-//! - `around`: what every call passes: name, span, admission, counts; `unadmitted`: how many may be open that are not admitted.
+//! - `around`: middleware for every call: name, span, admission, counts; `unadmitted`: limits for open calls that are not admitted.
 //! - `incoming`: the bytes of a call, within their limits.
-//! - `large`: the calls whose messages may be large; `codec`: what such a message takes in memory, told before it is decoded.
-//! - `service`: the calls; `inference`: those that run a model; `change`: what those say that load and unload models;
-//!   `convert`: tensors in messages, there and back.
-//! - `health`: gRPC's own health checks; `reflection`: questions about the calls.
-//! - `status`: the table from error to code.
+//! - `large`: the calls whose messages may be large; `codec`: the memory that such a message needs, computed before it is decoded.
+//! - `service`: the calls; `inference`: those that run a model; `change`: parameters of those that load and unload models; `convert`:
+//!   tensors from and to messages.
+//! - `health`: gRPC's own health checks; `reflection`: descriptions of the calls.
+//! - `status`: the table from errors to codes.
 
 mod around;
 mod change;
@@ -62,13 +62,13 @@ const CALLS: [&str; 21] = [
     "/inference.GRPCInferenceService/SystemSharedMemoryStatus",
     "/inference.GRPCInferenceService/SystemSharedMemoryUnregister",
 ];
-/// The server's health, and each change of it.
+/// Sends the server's health, and each change of it.
 const WATCH: &str = "/grpc.health.v1.Health/Watch";
-/// Questions about the calls, one after the other.
+/// Descriptions of the calls, one request after another.
 const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
-/// The same from before it was finished, with the same messages: Python's library asks nothing else.
+/// An earlier version of the same, with the same messages: Python's library uses only this one.
 const REFLECTION_ALPHA: &str = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
-/// Answers that grow with the models, or with what is known of one.
+/// Calls whose answers grow with the number of models, or with what is known about one.
 const DESCRIPTIONS: [&str; 5] = [
     "/inference.GRPCInferenceService/ModelConfig",
     "/inference.GRPCInferenceService/ModelMetadata",
@@ -78,31 +78,31 @@ const DESCRIPTIONS: [&str; 5] = [
 ];
 /// One inference.
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
-/// A load, which may bring a model's files.
+/// A load, whose message may include a model's files.
 const LOAD: &str = "/inference.GRPCInferenceService/RepositoryModelLoad";
-/// Inferences one after the other.
+/// A stream of inferences.
 const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
-/// Bytes of a message that brings no data, packed or not: nothing is set aside for it, so it must not be more than a header may be.
+/// The largest message of a call without data, packed or not. Nothing is charged for it, so it must be no larger than a header may be.
 const SMALL_BYTES_MAX: usize = 64 * 1024;
 
-/// The calls, for the metrics.
+/// The paths of all calls, for the metrics.
 pub fn paths() -> Vec<&'static str> {
     CALLS.to_vec()
 }
 
-/// What the gRPC listener serves until `stages` close it.
+/// The routes of the gRPC listener, which serves until `stages` close it.
 pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
     let body_bytes_max = usize::try_from(front.limits.body.bytes_max).unwrap_or(usize::MAX);
     let service = Arc::new(service::Service::new(front, stages));
-    // What is sent back is numbers: whoever wants them packed asks a proxy.
+    // Replies hold numbers and are not compressed: a client that wants compression can use a proxy.
     let small = GrpcInferenceServiceServer::from_arc(Arc::clone(&service))
         .accept_compressed(CompressionEncoding::Gzip)
         .accept_compressed(CompressionEncoding::Deflate)
         .max_decoding_message_size(SMALL_BYTES_MAX)
         .max_encoding_message_size(usize::MAX);
     let large = large::routes(service, body_bytes_max);
-    // Whoever has a channel that packs asks for these by it as well.
+    // Clients whose channel compresses use it for these calls as well.
     let health = HealthServer::new(health::Health::new(front, stages))
         .accept_compressed(CompressionEncoding::Gzip)
         .accept_compressed(CompressionEncoding::Deflate);
@@ -135,7 +135,7 @@ pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
         .layer(middleware::from_fn_with_state(Arc::clone(front), around::around))
 }
 
-/// What a path that is no call of ours gets.
+/// The reply for a path that is not a call.
 async fn unimplemented(request: Request) -> Response {
     let path = clipped(request.uri().path());
     Status::new(

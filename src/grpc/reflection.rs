@@ -1,4 +1,5 @@
-//! Questions about the calls, as tools such as `grpcurl` ask them. What there is not is an answer, after which the next is heard.
+//! Descriptions of the calls, as tools such as `grpcurl` ask for them. An unknown name is a normal answer, after which the next request is
+//! read.
 
 use crate::{protocol, words::clipped};
 use futures_util::{Stream, StreamExt};
@@ -56,7 +57,7 @@ fn answer(definitions: &DescriptorPool, asked: ServerReflectionRequest) -> Serve
         Some(MessageRequest::FileContainingExtension(asked)) => {
             Err(unknown("extension of", &asked.containing_type))
         }
-        // There are none, which some clients take for an error where it is told as one.
+        // There are no extensions. Some clients would fail if this were reported as an error.
         Some(MessageRequest::AllExtensionNumbersOfType(name)) => {
             let none = ExtensionNumberResponse { base_type_name: name.clone(), ..Default::default() };
             Ok(MessageResponse::AllExtensionNumbersResponse(none))
@@ -88,7 +89,7 @@ fn encoded(file: &FileDescriptor) -> MessageResponse {
     MessageResponse::FileDescriptorResponse(FileDescriptorResponse { file_descriptor_proto })
 }
 
-/// The file that defines a service, a message or an enumeration of this full name, or a part of one.
+/// The file that defines a service, a message or an enumeration with this full name, or a part of one.
 fn file_of(definitions: &DescriptorPool, name: &str) -> Option<FileDescriptor> {
     let (of, own) = name.rsplit_once('.').unwrap_or(("", name));
     let service = definitions.services().find(|service| {

@@ -1,4 +1,4 @@
-//! The calls of the inference service. Each is a look at, or a run of, what the handlers of `http` look at and run.
+//! The calls of the inference service. Each reads or runs the same things as the handlers of `http`.
 
 use super::{
     change::{load, model_of, one_repository, unload_body},
@@ -31,7 +31,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::{Extensions, Request, Response, Status, Streaming, metadata::MetadataMap};
 use tracing::Instrument;
 
-/// Messages of one stream that are worked on at once; further ones wait in the connection.
+/// How many messages of one stream are worked on at once; further ones wait in the connection.
 const STREAM_MESSAGES_MAX: usize = 64;
 
 /// The service.
@@ -51,12 +51,12 @@ impl Service {
         target(name, version).find(&self.front).map_err(Status::from)
     }
 
-    /// Whether a caller may load and unload: by the rules of HTTP.
+    /// Whether a caller may load and unload models, by the rules of HTTP.
     pub(super) fn may_control(&self, extensions: &Extensions, headers: &HeaderMap) -> Result<(), Status> {
         control::allowed(&self.front, extensions.get::<Peer>(), headers).map_err(Status::from)
     }
 
-    /// Whether a caller may do with shared memory what a rule of HTTP is for.
+    /// Whether an HTTP rule for shared memory allows the caller's request.
     fn may<M>(
         &self,
         rule: fn(&Front, Option<&Peer>, &HeaderMap) -> Result<(), InferError>,
@@ -65,7 +65,7 @@ impl Service {
         rule(&self.front, request.extensions().get(), request.metadata().as_ref()).map_err(Status::from)
     }
 
-    /// What HTTP says in JSON, as the message of this name: the same names, so that the two cannot differ.
+    /// Converts HTTP's JSON to the message of this name. Both use the same names, so that they cannot differ.
     fn message<M: prost::Message + Default>(
         &self,
         name: &str,
@@ -95,7 +95,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         Ok(Response::new(ServerReadyResponse { ready: self.front.status.ready().is_ok() }))
     }
 
-    /// A model that does not exist is not ready, as Triton has it.
+    /// A model that does not exist is not ready, as in Triton.
     async fn model_ready(
         &self,
         request: Request<ModelReadyRequest>,
@@ -149,7 +149,8 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         let answer = async {
             let head = Head::of(metadata, &extensions)?;
             if let Some(permit) = extensions.get::<Arc<Permit>>() {
-                // What came is what was set aside at its end: more, if it was packed or has elements of its own.
+                // The end of the call trimmed the permit to the bytes that arrived. The message takes more if it was packed or has typed
+                // elements.
                 permit.cover(codec::held(&message))?;
             }
             infer(&self.front, &head, head.arrived, message, None).await
@@ -161,7 +162,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
     type ModelStreamInferStream =
         Pin<Box<dyn Stream<Item = Result<ModelStreamInferResponse, Status>> + Send>>;
 
-    /// Answers in the order of the requests, which are worked on side by side.
+    /// Answers in the order of the requests, which are worked on concurrently.
     async fn model_stream_infer(
         &self,
         request: Request<Streaming<ModelInferRequest>>,
@@ -169,14 +170,14 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         let (metadata, extensions, messages) = request.into_parts();
         let head = Arc::new(Head::of(metadata, &extensions)?);
         let (front, stages, closed) = (Arc::clone(&self.front), self.stages.clone(), self.stages.clone());
-        // The call is over for `around` when its head is sent; what follows is logged under its id all the same.
+        // For `around`, the call is over once its head is sent; what follows is still logged under the call's id.
         let span = tracing::Span::current();
         let call = extensions.get::<Arc<Permit>>().cloned();
         let mut ended = false;
         let answers = messages
-            // What was accepted is answered; what would come after that goes elsewhere.
+            // Accepted messages are answered; clients send later ones elsewhere.
             .take_until(async move { stages.closing().await })
-            // An error is the end of a call; behind one that broke off there would be no end of them.
+            // An error ends a call. After a message that broke off, the stream would return errors without end.
             .take_while(move |message| {
                 let goes_on = !std::mem::replace(&mut ended, message.is_err());
                 std::future::ready(goes_on)
@@ -184,10 +185,11 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
             .map(move |message| {
                 let (front, head) = (Arc::clone(&front), Arc::clone(&head));
                 let span = span.clone();
-                // Before the next one is decoded, at the cost of the call as this one was.
+                // The message's permit is split off the call's before the next message is decoded, which is charged to the call in turn.
                 let message = message.map(|message| (permit_of(call.as_ref(), &message), message));
                 async move {
-                    // Its work goes on whether or not the caller reads, so that it keeps from nobody what it is done with.
+                    // Runs as a task of its own, whether or not the client reads, so that a slow client does not keep resources that the
+                    // message is done with from others.
                     let (permit, message) = message?;
                     let kept = permit.as_ref().ok().cloned().flatten();
                     let answer = stream_answer(front, head, message, permit).instrument(span);
@@ -197,7 +199,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
                 }
             })
             .buffered(STREAM_MESSAGES_MAX)
-            // An answer is in flight until there is room for it on its way to the caller.
+            // An answer counts as in flight until there is room for it on its way to the client.
             .map(|answer| answer.map(|(answer, _permit)| answer));
         let end = stream::once(async move {
             let draining = || status::of(&InferError::Draining);
@@ -254,7 +256,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         self.may_control(request.extensions(), request.metadata().as_ref())?;
         let permit = request.extensions().get::<Arc<Permit>>().cloned();
         if let Some(permit) = &permit {
-            // As for an inference: the end of the call has set aside what came, which is less if it was packed.
+            // As for an inference: the end of the call trimmed the permit to the bytes that arrived, which are fewer if they were packed.
             let bytes = request.get_ref().encoded_len() as u64;
             permit.cover(bytes)?;
         }
@@ -317,7 +319,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         Ok(Response::new(SystemSharedMemoryUnregisterResponse {}))
     }
 
-    /// A GPU's memory is never shared, so there is none.
+    /// GPU memory is never shared, so the list is empty.
     async fn cuda_shared_memory_status(
         &self,
         _: Request<CudaSharedMemoryStatusRequest>,

@@ -1,4 +1,4 @@
-//! The only table from error to gRPC code; what happened is told in the same words as over HTTP.
+//! The only table from errors to gRPC codes. The messages are the same as over HTTP.
 
 use crate::{
     error::{InferError, seconds_up},
@@ -7,7 +7,7 @@ use crate::{
 use axum::http::{HeaderMap, HeaderValue, header};
 use tonic::{Code, Status, metadata::MetadataMap};
 
-/// The code of an error, as Triton's clients know them.
+/// The code for an error, as Triton's clients expect it.
 fn code(error: &InferError) -> Code {
     match error {
         InferError::BadRequest(_)
@@ -33,13 +33,13 @@ fn code(error: &InferError) -> Code {
     }
 }
 
-/// The reply to a call that failed; says when to come back, where that is known.
+/// The reply to a failed call. It says when to retry, if that is known.
 pub(super) fn of(error: &InferError) -> Status {
     let mut headers = HeaderMap::new();
     if let Some(retry_after) = Problem::from(error).retry_after {
         let seconds = seconds_up(retry_after);
         headers.insert(header::RETRY_AFTER, seconds.into());
-        // What gRPC's own clients look at where retries are switched on; in milliseconds.
+        // gRPC's own clients read this value, in milliseconds, if retries are enabled.
         headers.insert("grpc-retry-pushback-ms", HeaderValue::from(seconds.saturating_mul(1000)));
     }
     Status::with_metadata(code(error), words(error), MetadataMap::from_headers(headers))
@@ -51,15 +51,15 @@ impl From<InferError> for Status {
     }
 }
 
-/// Bytes of a message as it travels, in a header: clients end a call whose headers are over 8 KiB without telling what they say.
+/// Bytes of a message as it is sent, in a header. Clients end a call whose headers exceed 8 KiB without showing the message.
 const WORDS_BYTES_MAX: usize = 6000;
 
-/// What happened, cut off where it is longer than a header may be.
+/// The error's message, cut to what a header can hold.
 fn words(error: &InferError) -> String {
     let words = error.to_string();
     let mut left = WORDS_BYTES_MAX;
     let over = words.char_indices().find(|(_, character)| {
-        // The rest is percent-encoded.
+        // All other characters are percent-encoded.
         let plain = matches!(character, ' '..='~') && *character != '%';
         let bytes = if plain { 1 } else { 3 * character.len_utf8() };
         left.checked_sub(bytes).map(|rest| left = rest).is_none()
@@ -70,7 +70,7 @@ fn words(error: &InferError) -> String {
     }
 }
 
-/// The status of HTTP that says the same as a code: under these, metrics count calls.
+/// The HTTP status that corresponds to a code; metrics count calls by it.
 pub(super) fn http(code: Code) -> u16 {
     match code {
         Code::Ok => 200,

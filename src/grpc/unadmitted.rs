@@ -1,6 +1,6 @@
-//! Calls that are no requests in flight, since a full server answers them, too, and so have bounds of their own: those that stay open and
-//! ask for nothing, which are watchers of the server's health and questions about its calls; and those whose answers grow with the models,
-//! of which a caller who takes nothing keeps each.
+//! Limits for calls that are not counted as requests in flight. A full server answers them too, so they have limits of their own. There are
+//! two kinds. Calls that stay open without asking for work: watchers of the server's health, and reflection. And calls whose answers grow
+//! with the models: a client that does not read keeps each answer in memory.
 
 use super::status;
 use crate::http::{admission, listing::Bound};
@@ -14,33 +14,33 @@ use bytes::Bytes;
 use futures_util::stream;
 use std::future::ready;
 
-/// As many watchers and questions as may be open. A replica's watchers are its balancers and its operators' tools.
+/// How many health watchers and reflection calls may be open. The watchers of a replica are its load balancers and its operators' tools.
 const OPEN_MAX: usize = 1024;
-/// As many descriptions of models as may be under way: every client asks for one as it begins.
+/// How many descriptions of models may be in flight: every client asks for one when it starts.
 const DESCRIBED_MAX: usize = 256;
 
-/// For calls that stay open.
+/// The limit for calls that stay open.
 pub(super) fn open() -> Bound {
     Bound::new("the number of open calls of Health/Watch and reflection", OPEN_MAX)
 }
 
-/// For calls whose answers grow with the models.
+/// The limit for calls whose answers grow with the models.
 pub(super) fn described() -> Bound {
     Bound::new("the number of answers under way that describe models", DESCRIBED_MAX)
 }
 
-/// The same for calls of one message, which is read first: one that trickles in has no place meanwhile.
+/// Like [`bounded`] for calls of one message, which is read first: a message that arrives slowly does not take a place meanwhile.
 pub(super) async fn bounded_once_read(bound: State<Bound>, request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
     let body = match to_bytes(body, usize::MAX).await {
         Ok(message) => Body::from(message),
-        // The call tells it.
+        // The call reports the error.
         Err(error) => Body::from_stream(stream::once(ready(Err::<Bytes, _>(error)))),
     };
     bounded(bound, Request::from_parts(head, body), next).await
 }
 
-/// Lets a call in until its reply has ended, or refuses it.
+/// Admits a call until its reply has ended, or refuses it.
 pub(super) async fn bounded(State(bound): State<Bound>, request: Request, next: Next) -> Response {
     match bound.enter() {
         Ok(place) => admission::hold(next.run(request).await, place),

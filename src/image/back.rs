@@ -1,4 +1,4 @@
-//! From a picture that a model made back to the posted image: the way into the model's input, backwards.
+//! Maps a picture that a model made back to the posted image: the inverse of preparing the model's input.
 
 use super::{
     Filter, Placement, Region,
@@ -7,9 +7,10 @@ use super::{
 use fast_image_resize::{Resizer, pixels};
 
 impl Placement {
-    /// What a picture of `size` over a model's input of `input` pixels shows of the posted image, at that one's size: padding is cut off
-    /// before it could be blended in, the rest is resized bilinearly (antialiased where it becomes smaller), and where the image was cut off
-    /// the edge goes on. The channels of a pixel, 1, 3 or 4, lie side by side.
+    /// Brings a model's output picture of `size` pixels, which covers the model's input of `input` pixels, back to the posted image, at the
+    /// posted image's size.
+    /// Padding is cut off first, so that it is not blended in. The rest is resized bilinearly (antialiased where it shrinks). Where the
+    /// image was cropped, the edge pixels are repeated. The channels of a pixel (1, 3 or 4) are interleaved.
     ///
     /// # Errors
     /// What the resizer says.
@@ -42,16 +43,16 @@ impl Placement {
     }
 }
 
-/// How a line of the posted image lies in one of the picture.
+/// Where one axis of the posted image lies in the picture.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Axis {
-    /// The first pixel that shows anything of the image, and how many do.
+    /// The first pixel of the picture that shows anything of the image, and how many do.
     from: u32,
     pixels: u32,
-    /// What of these is resized, which begins and ends where pixels of the image do.
+    /// The span of these pixels that is resized. It begins and ends at pixel boundaries of the image.
     start: f64,
     length: f64,
-    /// The pixels of the image that this becomes, out of `source`.
+    /// The pixels of the image that this span becomes, out of `source`.
     first: u32,
     count: u32,
     source: u32,
@@ -90,14 +91,14 @@ impl Axis {
         Axis { from, pixels, start, length, first, count: last - first, source }
     }
 
-    /// Whether nothing is to be done to what was cut out.
+    /// Whether the part that was cut out needs no resize.
     fn is_whole(&self) -> bool {
         let same = self.pixels == self.source && self.count == self.source;
         same && self.start == 0.0 && (self.length - f64::from(self.pixels)).abs() < 1e-6
     }
 }
 
-/// The part of a picture of this width that shows anything of the image.
+/// Cuts out the part of a picture that shows anything of the image.
 fn cut(values: Vec<f32>, size: [u32; 2], channels: usize, across: &Axis, down: &Axis) -> Vec<f32> {
     if size == [across.pixels, down.pixels] {
         return values;
@@ -109,7 +110,7 @@ fn cut(values: Vec<f32>, size: [u32; 2], channels: usize, across: &Axis, down: &
     (down.from..down.from + down.pixels).flat_map(row).copied().collect()
 }
 
-/// The same with its edges going on to where the image ends.
+/// Repeats the edge pixels out to the edges of the image.
 fn extended(values: Vec<f32>, channels: usize, across: &Axis, down: &Axis) -> Vec<f32> {
     if across.count == across.source && down.count == down.source {
         return values;

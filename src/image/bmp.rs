@@ -4,7 +4,7 @@ use super::{DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orie
 use image::{ColorType, ImageDecoder, ImageError, codecs::bmp::BmpDecoder, error::UnsupportedErrorKind};
 use std::io::Cursor;
 
-/// What to do about a kind that is not read.
+/// What the caller can do instead about a kind of bitmap that is not read.
 const INSTEAD: &str = "write it with 24 bits per pixel and no compression, or as PNG";
 
 type Opened<'a> = BmpDecoder<Cursor<&'a [u8]>>;
@@ -25,10 +25,11 @@ fn from_image(error: ImageError) -> DecodeError {
     }
 }
 
-/// The number for bit fields of which one is alpha, as Windows CE has it.
+/// The compression number for bit fields that include alpha, as in Windows CE.
 const ALPHA_BIT_FIELDS: u32 = 6;
 
-/// Kinds that the decoder does not tell from damage: by the size of their header, and one by its compression.
+/// Refuses kinds of bitmap that the decoder cannot tell from damage: they are known by the size of their header and, one of them, by its
+/// compression number.
 fn check_kind(bytes: &[u8]) -> Result<(), DecodeError> {
     if let Some(&[size, 0, 0, 0]) = bytes.get(14..18)
         && size >= 40

@@ -1,4 +1,4 @@
-//! Why bytes did not become frames, in words for whoever posted them.
+//! Why bytes could not be decoded into frames, worded for the client that posted them.
 
 use super::{foreign, format::Format};
 use crate::error::InferError;
@@ -7,16 +7,16 @@ use std::fmt::Write as _;
 /// How many of the first bytes an error shows.
 pub(super) const SHOWN_BYTES: usize = 12;
 
-/// Why bytes did not become frames.
+/// Why bytes could not be decoded into frames.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DecodeError {
-    /// None of the formats begins like this, nor anything else that we know.
+    /// The bytes begin like none of the supported formats, nor like any other format that we know.
     #[error("not an image: tried {}, but the body {}", formats(), begins(first))]
     Unknown {
         /// The first bytes, at most twelve.
         first: Vec<u8>,
     },
-    /// Something else that we know by its first bytes.
+    /// Another format that we know by its first bytes.
     #[error("not a supported image: the body is {what}; {instead}")]
     Foreign {
         /// What it is.
@@ -57,7 +57,7 @@ pub enum DecodeError {
 }
 
 impl DecodeError {
-    /// Of bytes that are in none of the formats.
+    /// The error for bytes that are in none of the supported formats.
     pub(super) fn of_no_image(bytes: &[u8]) -> DecodeError {
         let unknown = || DecodeError::Unknown { first: bytes[..bytes.len().min(SHOWN_BYTES)].to_vec() };
         foreign::known(bytes).unwrap_or_else(unknown)
@@ -89,7 +89,7 @@ fn formats() -> String {
     Format::ALL.map(Format::name).join(", ")
 }
 
-/// What a body or file whose first bytes are these does: `begins with 4d 4d 00 2a`, or `is empty`.
+/// Describes how a body or file with these first bytes begins: `begins with 4d 4d 00 2a`, or `is empty`.
 pub(super) fn begins(first: &[u8]) -> String {
     if first.is_empty() {
         return "is empty".to_owned();

@@ -1,10 +1,10 @@
-//! What is posted for an image and is none that is decoded: images of other formats, documents, archives, and images in base64. Known
-//! by its first bytes, for the words of an error and for nothing else.
+//! Recognises bodies that are posted as images but are not in a supported format: images of other formats, documents, archives, and images
+//! in base64. They are recognised by their first bytes, and only to word the error.
 
 use super::{error::DecodeError, format::Format};
 use base64::{Engine, prelude::BASE64_STANDARD_NO_PAD};
 
-/// Images of other formats: where in a file stands what, and what it is then.
+/// Images of other formats: the offset of their magic bytes, the bytes, and the name of the format.
 const IMAGES: [(usize, &[u8], &str); 7] = [
     (0, b"\0\0\0\x0cJXL ", "a JPEG XL image"),
     (0, b"\xff\x0a", "a JPEG XL image"),
@@ -22,7 +22,7 @@ const BRANDS: [(&[&[u8; 4]], &str); 3] = [
     (&[b"mif1", b"msf1"], "a HEIF image"),
 ];
 
-/// What is no image: how it begins, what it is, and what to do.
+/// Files that are not images: how they begin, what they are, and what the client should do.
 const OTHERS: [(&[u8], &str, &str); 4] = [
     (b"%PDF", "a PDF document", "post its pages as images, such as PNG or JPEG"),
     (
@@ -38,16 +38,16 @@ const OTHERS: [(&[u8], &str, &str); 4] = [
     (b"\x1f\x8b", "packed by gzip", "unpack it, or send it with the header Content-Encoding: gzip"),
 ];
 
-/// How far SVG's element is looked for behind what may precede it.
+/// How many bytes are searched for the `<svg` element, which other text may precede.
 const SVG_BYTES: usize = 1024;
 
-/// How far the comma of a data URL is looked for.
+/// How many bytes are searched for the comma of a data URL.
 const URL_BYTES: usize = 128;
 
-/// Symbols of base64 by which a file is known: whole groups of four.
+/// How many base64 symbols are decoded to recognise a file: whole groups of four.
 const BASE64_SYMBOLS: usize = 32;
 
-/// What to say of bytes that are no image which is decoded, if they are something else that is known.
+/// The error for bytes that are not a supported image, if they are something else that we know.
 pub(super) fn known(bytes: &[u8]) -> Option<DecodeError> {
     let (what, instead) = if let Some(what) = other_image(bytes) {
         (what.to_owned(), format!("convert it to {}", formats()))
@@ -66,7 +66,7 @@ pub(super) fn known(bytes: &[u8]) -> Option<DecodeError> {
     Some(DecodeError::Foreign { what, instead })
 }
 
-/// Those to convert to, in words.
+/// The formats to convert to, in words.
 fn formats() -> String {
     let [before @ .., last] = Format::ALL.map(Format::name);
     format!("{} or {last}", before.join(", "))
@@ -91,7 +91,7 @@ fn other_image(bytes: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// By the main brand, or one of those behind it that the file is compatible with.
+/// The kind of image by the main brand, or by one of the compatible brands after it.
 fn of_brands(brands: &[u8]) -> Option<&'static str> {
     let (brands, _) = brands.as_chunks::<4>();
     let of_kind = |kind: &[&[u8; 4]]| brands.iter().any(|brand| kind.contains(&brand));
@@ -101,7 +101,7 @@ fn of_brands(brands: &[u8]) -> Option<&'static str> {
 fn is_svg(bytes: &[u8]) -> bool {
     let head = &bytes[..bytes.len().min(SVG_BYTES)];
     let text = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head).trim_ascii_start();
-    // One may stand anywhere in HTML.
+    // An `<svg` element may stand anywhere in HTML.
     let begins =
         [&b"<svg"[..], b"<?xml", b"<!--", b"<!DOCTYPE svg"].into_iter().any(|tag| text.starts_with(tag));
     begins && !text.windows(5).any(|tag| tag == b"<html") && text.windows(4).any(|tag| tag == b"<svg")
@@ -113,7 +113,7 @@ fn is_data_url(bytes: &[u8]) -> bool {
     head.starts_with(b"data:") && head.windows(8).any(|end| end == b";base64,")
 }
 
-/// The format of an image that is written in base64.
+/// The format of an image that was posted in base64.
 fn in_base64(bytes: &[u8]) -> Option<Format> {
     let symbols = bytes.iter().copied().filter(|byte| !byte.is_ascii_whitespace());
     let symbols: Vec<u8> = symbols.take(BASE64_SYMBOLS).collect();
@@ -160,7 +160,7 @@ mod tests {
         ] {
             check(bytes, what, "convert it to JPEG, PNG, WebP, BMP, GIF or TIFF");
         }
-        // Of the brands of another box, and in the text of a sentence, is nothing said.
+        // Nothing is said about brands in another box, nor about the words of a sentence.
         unknown(b"\0\0\0\x10ftypisom\0\0\0\0....heic");
         unknown(b"P1 is the first of them");
     }

@@ -1,4 +1,4 @@
-//! Which image format some bytes are in, by their first bytes alone: names and content types are not believed.
+//! Recognises an image's format by its first bytes alone: file names and content types are not trusted.
 
 use std::fmt;
 
@@ -35,7 +35,7 @@ impl Format {
             Format::Jpeg => begins(b"\xff\xd8\xff"),
             Format::Png => begins(b"\x89PNG\r\n\x1a\n"),
             Format::WebP => begins(b"RIFF") && bytes.get(8..12) == Some(b"WEBP"),
-            // Two letters are little evidence, so the reserved bytes must be zero as well, or a header of a known size follow.
+            // Two letters are little evidence, so the reserved bytes must also be zero, or a header of a known size must follow.
             Format::Bmp => begins(b"BM") && (bytes.get(6..10) == Some(&[0; 4]) || has_bmp_header(bytes)),
             Format::Gif => begins(b"GIF87a") || begins(b"GIF89a"),
             Format::Tiff => [b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"].into_iter().any(|magic| begins(magic)),
@@ -67,8 +67,7 @@ impl Format {
     }
 }
 
-/// Whether a bitmap's second header has one of the sizes that there are, by which its kinds are told apart: OS/2's (12, 16, 64) and
-/// Windows'.
+/// Whether the second header has one of the known sizes, which tell the kinds of bitmap apart: those of OS/2 (12, 16, 64) and of Windows.
 fn has_bmp_header(bytes: &[u8]) -> bool {
     let size = bytes.get(14..18).and_then(|size| size.try_into().ok()).map(u32::from_le_bytes);
     matches!(size, Some(12 | 16 | 40 | 52 | 56 | 64 | 108 | 124))

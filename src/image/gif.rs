@@ -1,7 +1,7 @@
 //! GIF: the first frame, on a transparent canvas of the size of the logical screen.
 //!
-//! The blocks are walked here first, to the trailer: the decoder stops after the first frame and would not see that the
-//! rest is missing, nor how large that frame is before it allocates.
+//! The blocks are walked here first, up to the trailer. The decoder stops after the first frame, so it would not notice that the rest is
+//! missing; and it would not check how large that frame is before it allocates.
 
 use super::{DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, Samples};
 use image::{ImageDecoder, codecs::gif::GifDecoder};
@@ -16,7 +16,7 @@ fn table_bytes(flags: u8) -> usize {
     if flags & 0x80 == 0 { 0 } else { 3 << ((flags & 7) + 1) }
 }
 
-/// What the blocks say.
+/// What walking the blocks found.
 struct Blocks {
     screen: (u32, u32),
     /// Size of the first frame.

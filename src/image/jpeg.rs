@@ -1,6 +1,7 @@
-//! JPEG by libjpeg-turbo, strict: its warnings (truncation, bad codes, stray bytes) are errors, but for zeros before the end.
+//! JPEG by libjpeg-turbo, strict: its warnings (truncation, bad codes, stray bytes) are errors, except for padding zeros before the end
+//! marker.
 //!
-//! The markers are read here first: size, precision and orientation are known, and checked, before the library is called.
+//! The markers are read here first, so that size, precision and orientation are known and checked before the library is called.
 
 mod scale;
 
@@ -11,10 +12,10 @@ use turbojpeg::{Colorspace, Decompressor, Image, PixelFormat, ScalingFactor};
 /// More scans than any encoder writes; each costs a pass over all coefficients.
 const SCANS_MAX: u32 = 100;
 
-/// The marker for the end.
+/// The end-of-image marker.
 const END: [u8; 2] = [0xff, 0xd9];
 
-/// How the library's warning ends that there was something between the last code and that marker.
+/// How the library's warning ends when there are bytes between the last code and the end marker.
 const STRAY_BEFORE_END: &str = " extraneous bytes before marker 0xd9";
 
 /// What the markers before the first scan say.
@@ -24,9 +25,9 @@ pub(super) struct Markers {
     pub(super) components: u8,
     precision: u8,
     sampling: Sampling,
-    /// What is decoded comes in several scans: progressive, or a component after the other.
+    /// Whether several scans hold the image: progressive, or one scan per component.
     pub(super) scans: bool,
-    /// Decoded at its full size, whatever is enough.
+    /// A lossless JPEG is always decoded at full size.
     lossless: bool,
     orientation: Orientation,
 }
@@ -55,7 +56,7 @@ pub(super) fn markers(bytes: &[u8]) -> Result<Markers, DecodeError> {
                 continue;
             }
             0xd9 => return Err(corrupt("it ends before the first scan")),
-            // Frames of its own, after the same first marker.
+            // JPEG-LS has frame headers of its own after the same start marker.
             0xf7 => return Err(unsupported("JPEG-LS compression")),
             0xc5..=0xc7 | 0xcd..=0xcf | 0xde => return Err(unsupported("hierarchical frames")),
             _ => {}
@@ -88,7 +89,7 @@ pub(super) fn markers(bytes: &[u8]) -> Result<Markers, DecodeError> {
             }
             0xe1 => {
                 if let Some(exif) = segment.strip_prefix(b"Exif\0\0") {
-                    // Of several the first counts, as for other readers.
+                    // If there are several EXIF blocks, the first counts, as in other readers.
                     orientation.get_or_insert_with(|| Orientation::from_exif(exif));
                 }
             }
@@ -146,7 +147,7 @@ pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeErro
         header.work_bytes += pixels * 4;
     }
     if let Some(zeros) = zeros_before_end(bytes) {
-        // Perhaps a copy without them.
+        // Decoding may need a copy of the file without these zeros.
         header.work_bytes += (zeros + END.len()) as u64;
     }
     Ok(header)
@@ -182,8 +183,8 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits, enough: Enough<'_>) -> Resul
     };
     let decompressed = decompress(bytes);
     match (decompressed, zeros_before_end(bytes)) {
-        // Zeros that a writer padded with are no damage, where the file is whole without them. The library warns of the same
-        // where zeros stand in the place of codes that were lost, and tells its first warning only.
+        // Zeros that a writer padded with are no damage if the file decodes without them. The library gives the same warning where zeros
+        // have replaced lost codes, and it reports only its first warning; so the file is decoded again without the zeros.
         (Err(error), Some(zeros)) if words(&error).ends_with(STRAY_BEFORE_END) => {
             decompress(&[&bytes[..zeros], &END].concat()).map_err(|_| error)
         }
@@ -219,7 +220,7 @@ fn rgb_from_inverted_cmyk(pixels: &[u8]) -> Vec<u8> {
         .collect()
 }
 
-/// Where zeros begin that stand right before the marker for the end, if there are any.
+/// Where the zeros directly before the end marker begin, if there are any.
 fn zeros_before_end(bytes: &[u8]) -> Option<usize> {
     let before = bytes.strip_suffix(&END)?;
     let zeros = before.iter().rev().take_while(|byte| **byte == 0).count();

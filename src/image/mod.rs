@@ -1,14 +1,14 @@
-//! Bytes to frames to model input. Pure: no clock, no thread, no network, and no file but one (see [`stack`]).
+//! From bytes to frames to model input. Pure: no clock, no thread, no network, and no file except one (see [`stack`]).
 //!
-//! - [`format`]: which of the formats some bytes are in; `foreign`: what those are that are in none of them.
-//! - [`header`] and [`decode`]: sizes are checked against [`Limits`] by what the headers say, before pixels are allocated;
-//!   then one strict decoder per format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`) makes [`Frame`]s, upright as a
-//!   person sees them (`orient`). A truncated file is refused, whatever the format.
-//! - [`plain_jpeg`]: which JPEGs a decoder in hardware may be given instead.
-//! - [`preprocess`]: from a frame to a model's input (resize, crop, colour; normalisation now, by `normalize`, or later), written straight into the
-//!   caller's memory, and a [`Placement`] that leads from there back to the pixels that were posted.
-//! - `back`: the way from a picture that a model made to the posted image's pixels.
-//! - [`stack`]: camera frames for measuring, not for looking: of any number, as they come in, their values as they are.
+//! - [`format`]: recognises the format of an image; `foreign`: recognises bytes that are in none of the supported formats.
+//! - [`header`] and [`decode`]: check the sizes that the headers state against [`Limits`] before any pixels are allocated. Then one strict
+//!   decoder per format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`) makes [`Frame`]s, turned upright (`orient`). A truncated file is
+//!   refused, whatever its format.
+//! - [`plain_jpeg`]: selects the JPEGs that a hardware decoder may be given instead.
+//! - [`preprocess`]: turns a frame into a model's input (resize, crop, colour, and normalisation by `normalize`, now or later), written
+//!   straight into the caller's memory. It returns a [`Placement`], which maps back to the pixels of the posted image.
+//! - `back`: maps a picture that a model made back to the pixels of the posted image.
+//! - [`stack`]: camera frames for measurement rather than viewing: any number of them, read as they arrive, with their values unchanged.
 
 mod back;
 mod bmp;
@@ -43,7 +43,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// What a decoder may allocate for metadata (palettes, profiles, tags), in bytes. Orientation needs a few hundred.
 const METADATA_BYTES_MAX: usize = 1 << 20;
 
-/// How large an image may be; checked against headers, so that a lie costs nothing.
+/// How large an image may be. The limits are checked against the headers, so a false size in a header costs nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Width and height of a frame, in pixels.
@@ -93,7 +93,7 @@ impl Limits {
         Ok(())
     }
 
-    /// For formats of which one frame is read.
+    /// Checks the size for formats of which only one frame is read.
     fn check_one(&self, width: u32, height: u32) -> Result<(), DecodeError> {
         self.check_frames(1)?;
         self.check_side(width, height)?;
@@ -101,8 +101,8 @@ impl Limits {
     }
 }
 
-/// Which size is enough for whoever asked: from the size of the posted image to the size that it will be resized to, or
-/// `None` when every pixel is wanted. [`Preprocess::enough`] is one.
+/// The size that is enough for the caller: maps the size of the posted image to the size that it will be resized to, or to `None` if every
+/// pixel is wanted. [`Preprocess::enough`] is one such function.
 pub type Enough<'a> = &'a dyn Fn(u32, u32) -> Option<(u32, u32)>;
 
 /// What an image says about itself.
@@ -118,16 +118,16 @@ pub struct Header {
     pub channels: u8,
     /// Bits per decoded sample of the first frame: 8 or 16.
     pub bits: u8,
-    /// The same of the frames after it: width, height and bits.
+    /// Width, height and bits of the later frames.
     later: Vec<(u32, u32, u8)>,
-    /// Frames beside these that cannot be decoded.
+    /// The number of further frames that cannot be decoded.
     refused: usize,
     orientation: Orientation,
-    /// By what it may be decoded at a fraction of its size, if it may.
+    /// The component sampling from which a reduced scale is chosen, if the image may be decoded at a fraction of its size.
     scales: Option<jpeg::Sampling>,
     /// Bytes of all decoded frames at their full size.
     frame_bytes: u64,
-    /// Bytes that the decoder holds beside them, at most.
+    /// The most bytes that the decoder holds beside the frames.
     work_bytes: u64,
 }
 
@@ -157,12 +157,12 @@ impl Header {
         }
     }
 
-    /// Whether there is one frame, and no other beside it that cannot be decoded.
+    /// Whether there is exactly one frame, counting those that cannot be decoded.
     pub fn is_single(&self) -> bool {
         self.later.is_empty() && self.refused == 0
     }
 
-    /// Width, height and bits of each frame that can be decoded by what the headers say, as they are for the first.
+    /// Width, height and bits of each frame that the headers say can be decoded, in the same terms as for the first.
     pub fn frames(&self) -> impl ExactSizeIterator<Item = (u32, u32, u8)> {
         (0..1 + self.later.len()).map(|index| match index {
             0 => (self.width, self.height, self.bits),
@@ -170,13 +170,13 @@ impl Header {
         })
     }
 
-    /// Memory that decoding at full size takes, in bytes: the frames, a second copy where they are turned, and what the
-    /// decoder works with. For a budget that the caller keeps; metadata and rows (about 1 MiB) are not counted.
+    /// Memory that decoding at full size takes, in bytes: the frames, a second copy where they are turned, and the decoder's working
+    /// memory. The caller charges this to a budget; metadata and rows (about 1 MiB) are not counted.
     pub fn decoded_bytes(&self) -> u64 {
         self.decoded_bytes_for(&|_, _| None)
     }
 
-    /// As [`decoded_bytes`](Header::decoded_bytes), for a decode that may be scaled because `enough` asks for less.
+    /// Like [`decoded_bytes`](Header::decoded_bytes), for a decode that may be scaled because `enough` asks for less.
     pub fn decoded_bytes_for(&self, enough: Enough<'_>) -> u64 {
         let mut bytes = self.frame_bytes;
         if let Some(sampling) = self.scales {
@@ -208,7 +208,7 @@ impl Samples {
         }
     }
 
-    /// Bytes of each.
+    /// Bytes of each sample.
     pub fn bytes_each(&self) -> usize {
         match self {
             Samples::U8(_) => 1,
@@ -248,8 +248,8 @@ pub struct Frame {
     pub samples: Samples,
     /// Width and height of the posted image after orientation: larger than the frame's when a JPEG was decoded scaled.
     pub source: (u32, u32),
-    /// Where the posted image lies in the frame. A scaled JPEG's last column and row are only partly covered when its
-    /// size is not a multiple of the scale; everything else covers the whole frame.
+    /// Where the posted image lies in the frame. The image covers the last column and row of a scaled JPEG only in part if its size is not
+    /// a multiple of the scale. In every other case it covers the whole frame.
     pub covered: Region,
 }
 
@@ -278,7 +278,7 @@ impl Frame {
     }
 }
 
-/// What `bytes` says about itself, checked against `limits`. No pixel is decoded.
+/// What `bytes` state about the image, checked against `limits`. No pixel is decoded.
 ///
 /// # Errors
 /// [`DecodeError`]: unknown format, a kind that is not supported, damage that shows in the headers, or over a limit.
@@ -294,11 +294,11 @@ pub fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
     })
 }
 
-/// Decodes all frames of an image, upright: the pages of a TIFF, of which each may have an error of its own, one frame of
-/// everything else.
+/// Decodes all frames of an image, upright: the pages of a TIFF, each of which may have an error of its own, and one frame of any other
+/// format.
 ///
-/// `enough` lets a JPEG be decoded at a fraction of its size, by the smallest of the scales that leave at least twice
-/// what it asks for along both axes, of colours too; it is given and gives sizes after orientation.
+/// With `enough`, a JPEG may be decoded at a fraction of its size: at the smallest scale that leaves at least twice the size that `enough`
+/// asks for along both axes, of colours too. `enough` takes and returns sizes after orientation.
 ///
 /// # Errors
 /// As [`header`], and [`DecodeError::Corrupt`] for truncated or damaged pixel data.
@@ -311,7 +311,7 @@ pub fn decode_each(
     guarded(format, || decode_as(format, bytes, limits, enough))
 }
 
-/// The same where all frames are wanted: the first error of one is that of the whole.
+/// Like [`decode_each`], for callers that want all frames: the first frame's error is the error of the whole image.
 ///
 /// # Errors
 /// As [`decode_each`].
@@ -336,8 +336,8 @@ fn decode_as(
     Ok(vec![Ok(frame?)])
 }
 
-/// A decoder's panic on hostile bytes costs one image, not the thread. The tests call the decoders without this, so that
-/// a panic is found there.
+/// A decoder's panic on hostile bytes costs one image, not the thread. The tests call the decoders without this guard, so that they find
+/// such panics.
 fn guarded<T>(format: Format, work: impl FnOnce() -> Result<T, DecodeError>) -> Result<T, DecodeError> {
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|_| Err(DecodeError::corrupt(format, "the decoder gave up on it")))

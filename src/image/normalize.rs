@@ -1,5 +1,5 @@
-//! Pixels to a model's numbers: channel order, layout, scale, mean, deviation and element type in one pass. Or only to where they
-//! belong in the model's input, for whoever makes numbers of them later.
+//! From pixels to a model's numbers: channel order, layout, scale, mean, standard deviation and element type in one pass. Or only the
+//! placing of pixels in the model's input, for a later stage to turn into numbers.
 
 use super::preprocess::{Color, DataType, Layout, Preprocess, Window};
 use bytemuck::Pod;
@@ -8,7 +8,7 @@ use half::f16;
 /// 16-bit samples per 8-bit step: 65535 / 255.
 const STEPS: f32 = 257.0;
 
-/// Samples, `channels` (1 or 3, RGB) interleaved.
+/// Samples of `channels` interleaved channels (1, or 3 for RGB).
 #[derive(Debug, Clone, Copy)]
 pub enum Pixels<'a> {
     /// 0 to 255.
@@ -27,15 +27,15 @@ impl Pixels<'_> {
     }
 }
 
-/// Where pixels lie that are to be written.
+/// The pixels that are to be written, and where they belong.
 pub(super) struct Given<'a> {
-    /// As large as the window.
+    /// As many as the window holds.
     pub(super) pixels: Pixels<'a>,
     /// 1 or 3.
     pub(super) channels: usize,
-    /// Of the model's input.
+    /// The part of the model's input that they fill.
     pub(super) window: Window,
-    /// Around it, 0 to 255.
+    /// The value around the window, 0 to 255.
     pub(super) pad: u8,
 }
 
@@ -46,7 +46,7 @@ pub(super) fn write(to: &Preprocess, given: &Given<'_>, out: &mut [u8], spare: &
     numbers(to, given, 1, out, spare);
 }
 
-/// The same with pixels as they are: 8 or 16 bits, grey or red, green, blue, channels last.
+/// Like `write`, but keeps pixels as they are: 8 or 16 bits, grey or red, green, blue, channels last.
 pub(super) fn place(to: &Preprocess, given: &Given<'_>, out: &mut [u8], spare: &mut Vec<u32>) {
     let to = Preprocess { color: to.color.of_pixels(), layout: Layout::Nhwc, ..to.clone() };
     let &Given { pixels, channels, window, pad } = given;
@@ -112,7 +112,7 @@ fn fill<T: Copy>(
     let outs = out.chunks_exact_mut(item.max(1)).enumerate();
     match pixels {
         Pixels::U8(pixels) => {
-            // 256 values are few, so each is computed once, by the formula itself.
+            // There are only 256 values, so each is computed once, by the formula itself.
             let tables: [[T; 256]; 3] =
                 std::array::from_fn(|channel| std::array::from_fn(|value| number(channel, value as f32)));
             let number = |channel: usize, v: u8| tables[channel][usize::from(v)];

@@ -5,10 +5,10 @@ use super::{Region, Samples, stack::Encoding};
 /// Transposing is done in squares of this many pixels a side, so that reads and writes both stay in cache.
 const SQUARE: usize = 32;
 
-/// EXIF's tag of the orientation.
+/// The EXIF tag for the orientation.
 const ORIENTATION: u64 = 0x0112;
 
-/// One of the eight ways in which a camera may have been held, EXIF's numbers 1 to 8.
+/// One of the eight ways in which a camera may have been held: the EXIF numbers 1 to 8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Orientation(u8);
 
@@ -24,9 +24,9 @@ impl Orientation {
         }
     }
 
-    /// From an EXIF block (which begins with its TIFF header); upright when it says nothing.
+    /// From an EXIF block, which begins with its TIFF header; upright if the block does not say.
     pub(super) fn from_exif(block: &[u8]) -> Orientation {
-        // Some writers of other formats keep the prefix that it has in a JPEG.
+        // Some writers of other formats keep the prefix that the block has in a JPEG.
         let block = block.strip_prefix(b"Exif\0\0").unwrap_or(block);
         number_of(block).map_or(Orientation::UPRIGHT, Orientation::new)
     }
@@ -41,12 +41,12 @@ impl Orientation {
         self.0 >= 5
     }
 
-    /// A stored size as a person sees it, and the other way round.
+    /// Maps a stored size to the size as a person sees it, and back.
     pub(super) fn size(self, width: u32, height: u32) -> (u32, u32) {
         if self.swaps() { (height, width) } else { (width, height) }
     }
 
-    /// Whether the stored image is mirrored left to right, top to bottom: (before any transposition).
+    /// Whether the stored image is mirrored left to right, and top to bottom (before any transposition).
     fn mirrors(self) -> (bool, bool) {
         match self.0 {
             2 | 8 => (true, false),
@@ -134,7 +134,7 @@ impl Orientation {
     }
 }
 
-/// The orientation in the first directory of an EXIF block: one number, of 16 bits by the standard and of 32 by some writers.
+/// The orientation in the first directory of an EXIF block: one number, which has 16 bits by the standard and 32 bits with some writers.
 fn number_of(block: &[u8]) -> Option<u64> {
     let encoding = Encoding::begins(block).filter(|encoding| !encoding.big)?;
     let number = |at: u64, bytes: u64| {

@@ -1,22 +1,22 @@
-//! Which JPEGs a decoder in hardware may be given: the commonest kind, whole. Anything else goes to the strict decoder of this
-//! module's neighbour, which decodes it or says what is wrong.
+//! Selects the JPEGs that a hardware decoder may be given: complete files of the commonest kind. Any other file goes to the strict decoder
+//! in `jpeg`, which decodes it or says what is wrong.
 //!
-//! Taken are files of 8 bits, baseline, of three components as YCbCr that are sampled 4:4:4, 4:4:0, 4:2:2 or 4:2:0, in one scan that ends with
-//! the marker for the end and has as many restarts as it says. So a file that is cut off, progressive, grey, CMYK or of 12 bits
-//! is none of them. Codes within the scan are not read: what is wrong in there, a decoder may notice or not.
+//! A file qualifies if it is baseline with 8 bits, has three YCbCr components sampled 4:4:4, 4:4:0, 4:2:2 or 4:2:0, and has one scan that
+//! ends with the end marker and has as many restarts as the file states. This excludes files that are cut off, progressive, grey, CMYK or
+//! of 12 bits. Codes within the scan are not read: a decoder may or may not notice damage there.
 
 use super::Orientation;
 
 /// A JPEG of the commonest kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlainJpeg {
-    /// As stored, pixels.
+    /// Width as stored, in pixels.
     pub width: u32,
-    /// As stored, pixels.
+    /// Height as stored, in pixels.
     pub height: u32,
-    /// EXIF's number for how it is to be turned, 1 to 8.
+    /// EXIF's number for the orientation, 1 to 8.
     pub orientation: u8,
-    /// Where its scan begins.
+    /// The offset at which the scan begins.
     scan: usize,
     /// Restarts that the scan must have.
     restarts: u64,
@@ -28,7 +28,7 @@ impl PlainJpeg {
         Orientation::new(u64::from(self.orientation)).size(self.width, self.height)
     }
 
-    /// Whether its scan is there to the end. Reads all of the file.
+    /// Whether the scan is complete. Reads all of the file.
     pub fn is_whole(&self, bytes: &[u8]) -> bool {
         bytes.get(self.scan..).and_then(restarts_of_scan) == Some(self.restarts)
     }
@@ -44,7 +44,7 @@ struct Segments {
     restart_units: u32,
 }
 
-/// What the file is, if it is of that kind by all that comes before its scan.
+/// Checks the file up to its scan: what it is, if it is of the kind above.
 pub fn plain_jpeg(bytes: &[u8]) -> Option<PlainJpeg> {
     let mut rest = bytes.strip_prefix(&[0xff, 0xd8])?;
     let mut segments = Segments { size: None, unit: (8, 8), orientation: None, restart_units: 0 };
@@ -60,7 +60,7 @@ pub fn plain_jpeg(bytes: &[u8]) -> Option<PlainJpeg> {
                 _ => return None,
             },
             0xc0 => segments.frame(content)?,
-            // Any other kind of frame, arithmetic codes, a height that comes later.
+            // Any other kind of frame, arithmetic coding, or a height that comes later.
             0xc1..=0xc3 | 0xc5..=0xcf | 0xdc | 0xde | 0xdf => return None,
             0xdd => segments.restart_units = u32::from(u16::from_be_bytes(content.try_into().ok()?)),
             0xe1 => {
@@ -68,7 +68,7 @@ pub fn plain_jpeg(bytes: &[u8]) -> Option<PlainJpeg> {
                     segments.orientation.get_or_insert_with(|| Orientation::from_exif(exif));
                 }
             }
-            // Adobe's: its last byte tells how colours are stored; 1 is YCbCr.
+            // Adobe's segment: its last byte says how colours are stored; 1 is YCbCr.
             0xee if content.starts_with(b"Adobe") && content.get(11) != Some(&1) => return None,
             0xc4 | 0xdb | 0xe0..=0xef | 0xfe => {}
             _ => return None,
@@ -109,13 +109,13 @@ impl Segments {
     }
 }
 
-/// How many restarts a scan has, in their order; none if it does not end with the marker for the end.
+/// The number of restarts in a scan, which must come in order; `None` if the scan does not end with the end marker.
 fn restarts_of_scan(mut codes: &[u8]) -> Option<u64> {
     let mut restarts = 0;
     loop {
         let at = codes.iter().position(|byte| *byte == 0xff)?;
         match *codes.get(at + 1)? {
-            // A code that looks like a marker.
+            // A stuffed 0xff, which is part of the codes.
             0x00 => {}
             restart @ 0xd0..=0xd7 if u64::from(restart - 0xd0) == restarts % 8 => restarts += 1,
             0xd9 => return Some(restarts),
@@ -129,7 +129,7 @@ fn restarts_of_scan(mut codes: &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// A file with this frame header and scan, and these segments before.
+    /// A file with these segments, this frame header and this scan.
     fn file(frame: (u8, &[u8]), before: &[&[u8]], scan: &[u8]) -> Vec<u8> {
         let segment = |marker: u8, content: &[u8]| {
             let length = (content.len() as u16 + 2).to_be_bytes();

@@ -4,10 +4,10 @@ use super::{DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orie
 use png::{BitDepth, ColorType, Decoder, DecodingError, Reader, Transformations};
 use std::io::Cursor;
 
-/// Bytes of the largest pixel, 16-bit RGBA: for rows that the decoder holds.
+/// Bytes of the largest pixel, 16-bit RGBA: bounds the rows that the decoder holds.
 const PIXEL_BYTES_MAX: usize = 8;
 
-/// How the decoder begins to write a kind of chunk.
+/// How the decoder's debug output for a chunk type begins.
 const CHUNK_TYPE: &str = "ChunkType { type: ";
 
 type Opened<'a> = Reader<Cursor<&'a [u8]>>;
@@ -16,7 +16,7 @@ fn corrupt(error: impl ToString) -> DecodeError {
     DecodeError::corrupt(Format::Png, error)
 }
 
-/// An error of the decoder's. It writes kinds of chunks as for who debugs it: `ChunkType { type: IDAT, critical: …, … }`.
+/// Wraps an error of the decoder, which writes chunk types in debug form: `ChunkType { type: IDAT, critical: …, … }`.
 #[expect(clippy::needless_pass_by_value, reason = "`map_err` hands errors over")]
 fn from_png(error: DecodingError) -> DecodeError {
     let words = error.to_string();
@@ -28,7 +28,7 @@ fn from_png(error: DecodingError) -> DecodeError {
     corrupt(named.as_deref().unwrap_or(&words).trim_end_matches('.'))
 }
 
-/// Everything up to the pixels, checked.
+/// Reads and checks everything before the pixels.
 fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), DecodeError> {
     let mut decoder = Decoder::new(Cursor::new(bytes));
     let info = decoder.read_header_info().map_err(from_png)?;
@@ -57,7 +57,7 @@ fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), De
     Ok((reader, header))
 }
 
-/// Whether the file goes on to its last chunk. The decoder stops after the last row that it needs.
+/// Whether the file continues to its last chunk: the decoder stops after the last row that it needs.
 fn check_complete(bytes: &[u8]) -> Result<(), DecodeError> {
     let mut rest = bytes.get(8..).unwrap_or_default();
     loop {

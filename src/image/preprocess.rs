@@ -1,8 +1,8 @@
-//! From a frame to a model's input: colour, resize, crop or padding, normalisation; as torchvision and Pillow do it.
+//! From a frame to a model's input: colour, resize, crop or padding, normalisation, with the same results as torchvision and Pillow.
 //!
-//! Resizing is antialiased and happens at the frame's own precision (8 or 16 bits); only the pixels that survive the crop
-//! are computed. The last pass writes straight into the caller's memory: pixels ([`Preprocess::place`]), of which
-//! [`Preprocess::normalize`] makes numbers later, or numbers at once ([`Preprocess::apply`]).
+//! Resizing is antialiased and happens at the frame's own precision (8 or 16 bits); only the pixels that survive the crop are computed. The
+//! last pass writes straight into the caller's memory: numbers ([`Preprocess::apply`]), or pixels ([`Preprocess::place`]) that
+//! [`Preprocess::normalize`] turns into numbers later.
 
 mod geometry;
 mod pixels;
@@ -26,10 +26,10 @@ pub use super::normalize::Pixels;
 /// Sides of a model's input are at most this, in pixels.
 const SIDE_MAX: u32 = 1 << 15;
 
-/// A scratch buffer that has grown beyond this many bytes is given back after use.
+/// A scratch buffer that has grown beyond this many bytes is freed after use.
 const KEPT_BYTES_MAX: usize = 16 << 20;
 
-/// How an image is made as large as the model's input.
+/// How an image is brought to the size of the model's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Resize {
     /// The shorter side becomes this long and the longer one keeps the aspect ratio (rounded down); then the centre is cut
@@ -39,7 +39,7 @@ pub enum Resize {
     Stretch,
     /// As large as fits with the aspect ratio kept, centred, with [`Preprocess::pad`] around it.
     Letterbox,
-    /// Not at all: an image of another size is refused.
+    /// No resize: an image of another size is refused.
     Exact,
 }
 
@@ -60,7 +60,7 @@ pub enum Filter {
 }
 
 impl Filter {
-    /// With their names in manifests.
+    /// All filters, with their names in manifests.
     pub const ALL: [(&str, Filter); 5] = [
         ("nearest", Filter::Nearest),
         ("box", Filter::Box),
@@ -82,10 +82,10 @@ pub enum Color {
 }
 
 impl Color {
-    /// With their names in manifests.
+    /// All colour orders, with their names in manifests.
     pub const ALL: [(&str, Color); 3] = [("rgb", Color::Rgb), ("bgr", Color::Bgr), ("gray", Color::Gray)];
 
-    /// How many there are.
+    /// The number of channels.
     pub fn channels(self) -> usize {
         match self {
             Color::Rgb | Color::Bgr => 3,
@@ -93,7 +93,7 @@ impl Color {
         }
     }
 
-    /// The channels of its pixels, before they are numbers.
+    /// The channels of the placed pixels, before they become numbers.
     pub(super) fn of_pixels(self) -> Color {
         match self {
             Color::Rgb | Color::Bgr => Color::Rgb,
@@ -141,13 +141,13 @@ impl DataType {
         }
     }
 
-    /// The type with this protocol name; `None` for what images cannot become.
+    /// The type with this protocol name; `None` for a type that images cannot become.
     pub fn from_name(name: &str) -> Option<DataType> {
         [DataType::Fp32, DataType::Fp16, DataType::Uint8].into_iter().find(|datatype| datatype.name() == name)
     }
 }
 
-/// What turns a frame into one item of a model's input: `(pixel × scale − mean) / std` for pixels from 0 to 255
+/// How a frame is turned into one item of a model's input: `(pixel × scale − mean) / std` for pixels from 0 to 255
 /// (16-bit samples are divided by 257, without rounding).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Preprocess {
@@ -161,14 +161,14 @@ pub struct Preprocess {
     pub filter: Filter,
     /// Channels and their order.
     pub color: Color,
-    /// What shines through where the image is transparent: red, green, blue.
+    /// The background that shows through where the image is transparent: red, green, blue.
     pub background: [u8; 3],
     /// The pixel value around a letterboxed image, all channels.
     pub pad: u8,
     /// Multiplies pixels, usually 1/255.
     #[serde(with = "crate::bits")]
     pub scale: f32,
-    /// Subtracted after scaling; in the order of the input's channels, of which grey has only the first.
+    /// Subtracted after scaling; in the order of the input's channels (grey uses only the first).
     #[serde(with = "crate::bits")]
     pub mean: [f32; 3],
     /// Divides what remains; in the order of the input's channels.
@@ -181,7 +181,7 @@ pub struct Preprocess {
 }
 
 impl Preprocess {
-    /// A stretched RGB image of this size, pixels from 0 to 1, `FP32`, channels first.
+    /// Stretches an RGB image to this size, with pixels from 0 to 1, `FP32`, channels first.
     pub fn new(width: u32, height: u32) -> Preprocess {
         Preprocess {
             width,
@@ -199,10 +199,10 @@ impl Preprocess {
         }
     }
 
-    /// Whether this can be carried out. The other methods rely on it.
+    /// Checks whether this can be carried out. The other methods rely on it.
     ///
     /// # Errors
-    /// What is wrong, with its value and what would be right.
+    /// What is wrong, with the value and what would be right.
     pub fn check(&self) -> Result<(), String> {
         for (name, side) in [("width", self.width), ("height", self.height)] {
             if !(1..=SIDE_MAX).contains(&side) {
@@ -248,8 +248,8 @@ impl Preprocess {
         self.shape().into_iter().product::<usize>() * self.datatype.size()
     }
 
-    /// The size that an image of `width` × `height` is resized to, for [`decode`](super::decode): less detail than that
-    /// is not needed. `None` where every pixel counts: a box takes whole pixels, and of a few larger ones not those that it covers.
+    /// The size that an image of `width` × `height` is resized to, for [`decode`](super::decode): more detail than that is not needed.
+    /// `None` where every pixel counts: [`Filter::Box`] takes whole source pixels, and a few larger ones do not cover the same area.
     pub fn enough(&self, width: u32, height: u32) -> Option<(u32, u32)> {
         match (self.resize, self.filter) {
             (Resize::Exact, _) | (_, Filter::Nearest | Filter::Box) => None,
@@ -274,7 +274,7 @@ impl Preprocess {
                 let ratio = (f64::from(self.width) / f64::from(width))
                     .min(f64::from(self.height) / f64::from(height));
                 let side = |side: u32, limit: u32| {
-                    // Half to even, as Python does it.
+                    // Rounds half to even, as Python does.
                     let side = (f64::from(side) * ratio).round_ties_even() as u32;
                     side.clamp(1, limit)
                 };
@@ -310,14 +310,14 @@ impl Preprocess {
         self.write(frame, scratch, out, normalize::write)
     }
 
-    /// Writes the pixels that `frame` becomes, of its own 8 or 16 bits: grey, or red, green and blue, channels last. With
-    /// [`Preprocess::normalize`] that is what [`Preprocess::apply`] does, to the bit.
+    /// Writes the pixels that `frame` becomes, with the frame's own 8 or 16 bits: grey, or red, green and blue, channels last. Followed by
+    /// [`Preprocess::normalize`], this gives the same bits as [`Preprocess::apply`].
     ///
     /// # Errors
     /// As [`Preprocess::apply`].
     ///
     /// # Panics
-    /// If `out` has not a sample for each of [`pixels_shape`](Preprocess::pixels_shape).
+    /// If `out` does not have one sample for each of [`pixels_shape`](Preprocess::pixels_shape).
     pub fn place(
         &self,
         frame: &Frame,
@@ -329,10 +329,10 @@ impl Preprocess {
         self.write(frame, scratch, out, normalize::place)
     }
 
-    /// Makes numbers of the pixels of several items.
+    /// Turns the pixels of several items into numbers.
     ///
     /// # Panics
-    /// If there are not as many pixels as items have, or `out` is not [`out_bytes`](Preprocess::out_bytes) long for each.
+    /// If the number of pixels is not that of `items` items, or if `out` is not [`out_bytes`](Preprocess::out_bytes) long for each.
     pub fn normalize(&self, pixels: Pixels<'_>, items: usize, out: &mut [u8]) {
         let samples = self.pixels_shape().into_iter().product::<usize>();
         assert_eq!(pixels.len(), items * samples, "samples of {items} items");
@@ -407,8 +407,8 @@ impl Preprocess {
     }
 }
 
-/// Where something `inner` long begins when it is centred in `outer`. What is too much is cut with Python's `round`, to
-/// even numbers; what is missing is padded with the smaller half first: so does torchvision.
+/// Where something `inner` long begins when it is centred in `outer`. As in torchvision, an excess is cropped with Python's `round` (half
+/// to even), and a deficit is padded with the smaller half first.
 fn centred(outer: u32, inner: u32) -> i64 {
     let difference = i64::from(inner) - i64::from(outer);
     if difference <= 0 {
@@ -418,20 +418,20 @@ fn centred(outer: u32, inner: u32) -> i64 {
     -(half + (difference & half & 1))
 }
 
-/// What one thread reuses from image to image. Buffers that a large image has blown up are given back.
+/// Buffers that one thread reuses from image to image. Those that a large image has enlarged are freed.
 #[derive(Default)]
 pub struct Scratch {
     resizer: Resizer,
     u8s: Buffers<u8>,
     u16s: Buffers<u16>,
-    /// For output that is not aligned.
+    /// Used if the output is not aligned for its elements.
     elements: Vec<u32>,
 }
 
 #[derive(Default)]
 struct Buffers<T> {
     flat: Vec<T>,
-    /// Between the two passes of a resize, where there is something.
+    /// The result of the first pass of a resize, where there are two.
     between: Vec<T>,
     resized: Vec<T>,
 }

@@ -1,4 +1,4 @@
-//! Every format, from bytes to frames: what is right, what is refused, and that nothing panics.
+//! Every format, from bytes to frames: correct results, refusals, and that nothing panics.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -65,7 +65,7 @@ fn exactly(bytes: &[u8], channels: u8, expected: &[u8]) {
     assert_eq!(u8s(&frame), expected);
 }
 
-/// Soft colours, of which a JPEG loses little.
+/// Soft colours, which a JPEG hardly changes.
 fn soft(x: u32, y: u32) -> [u8; 3] {
     [60 + 6 * x as u8, 100 + 5 * y as u8, 200 - 3 * (x + y) as u8]
 }
@@ -85,7 +85,7 @@ fn a_jpeg_comes_back_nearly_as_it_was() {
     assert!(largest_difference(u8s(&frame), &gray) <= 4);
 }
 
-/// A PNG with such a chunk behind its signature and header.
+/// A PNG with an EXIF chunk behind its signature and header.
 fn with_exif(png: &[u8], exif: &[u8]) -> Vec<u8> {
     let chunk = [b"eXIf", exif].concat();
     let mut sum = flate2::Crc::new();
@@ -133,14 +133,14 @@ fn every_orientation_is_applied_to_header_and_pixels() {
             [(1, 1), (w - 2, 1), (1, h - 2), (w - 2, h - 2)].map(|(x, y)| corner(x, y)).iter().collect();
         assert_eq!(corners, seen, "{orientation}");
     }
-    // Of two blocks the first counts.
+    // Of two EXIF blocks, the first counts.
     let jpeg = corpus::jpeg(&pixels(rgb), WIDTH, PixelFormat::RGB, false);
     for [first, second] in [[6, 1], [1, 6]] {
         let twice = corpus::turned(&corpus::turned(&jpeg, second), first);
         assert_eq!(frame(&twice).width, if first == 6 { HEIGHT } else { WIDTH });
         assert_eq!(crate::image::plain_jpeg(&twice).unwrap().orientation, first);
     }
-    // The same block as it is in a PNG, and as those write it who take it over from a JPEG.
+    // The same block as in a PNG, and as written by software that copies it from a JPEG.
     let exif = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0";
     let plain = |_: &mut png::Encoder<'_, &mut Vec<u8>>| {};
     let depth = BitDepth::Eight;
@@ -329,7 +329,7 @@ fn what_is_no_image_is_refused_with_what_was_tried() {
     assert!(header(b"", &LIMITS).unwrap_err().to_string().ends_with("is empty"));
 }
 
-/// What both the header and the pixels are refused with.
+/// The error for both the header and the pixels.
 fn refused(bytes: &[u8]) -> String {
     let error = decode(bytes, &LIMITS, &whole).unwrap_err().to_string();
     assert_eq!(header(bytes, &LIMITS).unwrap_err().to_string(), error);
@@ -366,7 +366,7 @@ fn kinds_of_jpeg_and_bmp_that_are_not_read_are_named() {
             "{error}"
         );
     }
-    // What is reserved in the first header may be anything.
+    // The reserved bytes in the first header may have any value.
     exactly(&bmp(&|bytes| bytes[6..10].copy_from_slice(b"abcd")), 3, &pixels(rgb));
 }
 
@@ -375,7 +375,7 @@ fn a_damaged_chunk_of_a_png_is_told_in_words() {
     let plain = |_: &mut png::Encoder<'_, &mut Vec<u8>>| {};
     let mut bytes = corpus::png((WIDTH, HEIGHT), ColorType::Rgb, BitDepth::Eight, &pixels(rgb), plain);
     let at = bytes.windows(4).position(|w| w == b"IEND").unwrap();
-    // The checksum before it.
+    // The checksum in front of it.
     bytes[at - 5] ^= 1;
     let error = decode(&bytes, &LIMITS, &whole).unwrap_err().to_string();
     assert!(error.contains("CRC error: ") && error.ends_with(" while decoding IDAT chunk"), "{error}");
@@ -400,13 +400,13 @@ fn zeros_before_the_end_of_a_jpeg_are_passed_over_where_it_is_whole_without() {
         };
         refused(&ending(&[7; 12]));
         refused(&ending(&[[7; 12], [0; 12]].concat()));
-        // Zeros in the place of codes that were lost, and some more.
+        // Zeros in the place of lost codes, and some more.
         let lost = body.len() - 200;
         refused(&[&body[..lost], &[0; 1200], &[0xff, 0xd9]].concat());
     }
 }
 
-/// All frames by the decoder itself, whose panics are not caught.
+/// All frames from the decoder itself, whose panics are not caught.
 fn decoded_as(
     format: Format,
     bytes: &[u8],
@@ -485,10 +485,10 @@ fn too_large(bytes: &[u8], limits: &Limits, named: &str, value: u64) {
 fn images_that_claim_too_much_are_refused_by_their_headers() {
     let limits = Limits { side_max: 30_000, ..LIMITS };
     let square = 20_000u64 * 20_000;
-    // The size stands in the header; of the pixels next to nothing is there, so nothing can have been read.
+    // The size is in the header. There is next to nothing of the pixels, so none can have been read.
     let mut png = corpus::png((8, 8), ColorType::Grayscale, BitDepth::One, &[0; 8], |_| {});
     png[16..24].copy_from_slice(&[0, 0, 0x4e, 0x20, 0, 0, 0x4e, 0x20]);
-    // The header's checksum: its absence would be an error of its own.
+    // The header's checksum; a wrong one would be an error of its own.
     let mut sum = !0u32;
     for byte in &png[12..29] {
         sum ^= u32::from(*byte);
@@ -549,7 +549,7 @@ fn streams_inside_a_container_may_not_be_larger_than_it_says() {
     assert!(error.contains("a JPEG stream in it has 16383 x 16383 px instead of 20 x 12"), "{error}");
 }
 
-/// Each page would have the stream read from its beginning: as often as a file may have pages.
+/// Each page would read the stream from its beginning: as often as a file may have pages.
 #[test]
 fn pages_may_not_share_a_jpeg_stream() {
     let one = corpus::fixture("jpeg.tif");
@@ -614,7 +614,7 @@ fn a_jpeg_of_several_scans_takes_memory_for_all_coefficients() {
     let mut baseline = jpeg(false);
     let (one, all) = (bytes(&baseline), bytes(&jpeg(true)));
     assert_eq!(all, one + u64::from(WIDTH * HEIGHT) * 3 * 2);
-    // Its first scan with one component of the three: the others come in scans of their own.
+    // The first scan has one of the three components: the others have scans of their own.
     let scan = baseline.windows(2).rposition(|w| w == [0xff, 0xda]).unwrap();
     assert_eq!(baseline[scan + 4], 3);
     baseline[scan + 4] = 1;
@@ -650,7 +650,7 @@ fn a_lossless_jpeg_is_charged_at_its_full_size() {
     };
     let [whole, scaled] = bytes(&file);
     assert!(scaled < whole / 8, "{scaled} of {whole}");
-    // Its frame header as that of a lossless one, which is not scaled.
+    // The frame header of a lossless JPEG, which is not scaled.
     let frame = file.windows(2).position(|w| w == [0xff, 0xc0]).unwrap();
     file[frame + 1] = 0xc3;
     assert_eq!(bytes(&file), [whole, whole]);
@@ -694,7 +694,7 @@ fn a_jpeg_is_decoded_at_the_smallest_scale_that_is_twice_what_is_wanted() {
         let header = header(&bytes, &LIMITS).unwrap();
         assert_eq!(header.decoded_bytes_for(&|_, _| Some(wanted)), u64::from(size.0) * u64::from(size.1) * 3);
     }
-    // `enough` speaks of the image as it is seen.
+    // `enough` gets the image's size as seen.
     let turned = corpus::turned(&bytes, 6);
     let frame = decode(&turned, &LIMITS, &|w, h| {
         assert_eq!((w, h), (301, 405));
@@ -709,7 +709,7 @@ fn a_jpeg_is_decoded_at_the_smallest_scale_that_is_twice_what_is_wanted() {
 #[test]
 fn pages_that_share_a_list_of_strips_do_not_have_more_of_them_than_a_file_may() {
     const STRIPS: u32 = 8192;
-    // One byte is the strip of each row of each page.
+    // The strip of each row of each page is the same byte.
     let list = |value: u32| (0..STRIPS).flat_map(move |_| value.to_le_bytes());
     let pages = |count: u32| {
         let (offsets, counts, strip) = (8, 8 + 4 * STRIPS, 8 + 8 * STRIPS);

@@ -1,13 +1,13 @@
 //! TIFF: one or many pages, strips or tiles, 8 and 16 bits (1 to 4 for grey and palettes), classic and BigTIFF.
 //!
-//! All directories are walked and checked before any pixel is read. Reduced copies and masks (by the subfile type) are no
-//! pages, unless there is nothing else.
+//! All directories are walked and checked before any pixel is read. Reduced copies and masks (by the subfile type) are not pages, unless
+//! there is nothing else.
 //!
 //! - `source`: the file as the decoder reads it.
-//! - `chunks`: strips and tiles, before any is read; `streams`: those that are JPEG.
+//! - `chunks`: checks strips and tiles before any is read; `streams`: checks those that are JPEG.
 //! - `tiles`: tiles that are read one by one.
-//! - `samples`: what the decoder gives becomes grey or RGB.
-//! - `words`: what is wrong with a file, for whoever posted it.
+//! - `samples`: converts the decoder's output to grey or RGB.
+//! - `words`: what is wrong with a file, worded for the client that posted it.
 
 mod chunks;
 mod samples;
@@ -29,15 +29,15 @@ use tiff::{
 };
 use words::{corrupt, from_tiff, of_page, unsupported};
 
-/// What one tag's values may take: enough for 262,144 strips or tiles.
+/// How many bytes the values of one tag may take: enough for 262,144 strips or tiles.
 const TAG_BYTES_MAX: usize = 8 << 20;
 
-/// More samples per pixel than any kind that is decoded.
+/// More samples per pixel than any supported kind has.
 const SAMPLES_MAX: u16 = 8;
 
 /// Bits of the subfile type: a reduced copy, a transparency mask.
 const NO_PAGE: u32 = 0b101;
-/// What said the first of these before there were bits.
+/// The older tag's value for a reduced copy.
 const OLD_REDUCED: u32 = 2;
 
 /// The value of the colour interpretation for grey.
@@ -45,23 +45,23 @@ const BLACK_IS_ZERO: u32 = 1;
 
 /// The value of the compression tag for LZW.
 const COMPRESSION_LZW: u16 = 5;
-/// And for WebP streams.
+/// The value of the compression tag for WebP streams.
 const COMPRESSION_WEBP: u16 = 50001;
 
 /// The tag of MetaMorph's stacks: an entry for each plane.
 const META_MORPH_PLANES: Tag = Tag::Unknown(33629);
 
-/// Every page, in order, with its place in the chain of directories; or what is wrong with one that will not be decoded.
+/// Every page, in order, with its place in the chain of directories; or the error of a page that cannot be decoded.
 struct Pages {
     pages: Vec<(usize, Result<Page, DecodeError>)>,
     changes: Changes,
 }
 
-/// Opens the first directory. That one the decoder reads under its own limit for tags, of which a lie takes only address
-/// space: nothing is touched beyond what the file has.
+/// Opens the first directory. The decoder reads that directory under its own default limit for tags. A false count in it only takes address
+/// space: no memory is touched beyond what the file has.
 fn open<'a>(source: Source<'a>, bytes: &[u8]) -> Result<Decoder<Source<'a>>, DecodeError> {
     let mut memory = tiff::decoder::Limits::default();
-    // Pixels go into memory of ours; what the decoder counts against this are the values of tags.
+    // Pixels go into memory of our own; the decoder counts only the values of tags against this limit.
     memory.decoding_buffer_size = TAG_BYTES_MAX;
     memory.ifd_value_size = TAG_BYTES_MAX;
     memory.intermediate_buffer_size = bytes.len();
@@ -69,7 +69,7 @@ fn open<'a>(source: Source<'a>, bytes: &[u8]) -> Result<Decoder<Source<'a>>, Dec
     Ok(decoder.with_limits(memory))
 }
 
-/// Walks the directories. What is wrong with one of several pages is its own; a limit is the file's.
+/// Walks the directories. If there are several pages, an error in one concerns that page alone; exceeding a limit fails the whole file.
 fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
     let mut decoder = open(Source::new(bytes, Changes::default()), bytes)?;
     let mut pages = Vec::new();
@@ -87,7 +87,7 @@ fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
     };
     let (mut any, mut reached) = (false, Ok(()));
     for index in 0.. {
-        // Copies and masks are bounded too: a page may have several.
+        // Copies and masks are bounded too; there may be several for each page.
         limits.check_frames(index / 8)?;
         match reached.and_then(|()| is_copy(&mut decoder)) {
             Ok(true) if index == 0 => check_picture(&mut decoder)?,
@@ -100,7 +100,7 @@ fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
         if !decoder.more_images() {
             break;
         }
-        // Of a chain that is broken there is no more, and of a page that cannot be looked at there is the next.
+        // If the chain is broken, there are no more pages; if one page cannot be inspected, the next one still can.
         reached = decoder.next_image().map_err(from_tiff);
     }
     if !any {
@@ -113,7 +113,7 @@ fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
     Ok(Pages { pages, changes: found.finish()? })
 }
 
-/// Raw photos have a thumbnail in front, and the picture in a directory of its own below that.
+/// Raw photos have a thumbnail in front, and the picture itself in a directory below that.
 fn check_picture(decoder: &mut Decoder<Source<'_>>) -> Result<(), DecodeError> {
     if decoder.image_ifd().directory().contains(Tag::SubIfd) {
         return Err(DecodeError::unsupported(
@@ -125,8 +125,8 @@ fn check_picture(decoder: &mut Decoder<Source<'_>>) -> Result<(), DecodeError> {
     Ok(())
 }
 
-/// Whether the only page is all that there is: some writers put many images behind one directory, and say so in its description or,
-/// as MetaMorph does, by a tag with an entry for each.
+/// Checks that the only page is the whole file. Some writers put many images behind one directory, and say so in its description or, like
+/// MetaMorph, by a tag with an entry for each.
 fn check_alone(
     bytes: &[u8],
     decoder: &mut Decoder<Source<'_>>,
@@ -151,7 +151,7 @@ fn check_alone(
     Ok(())
 }
 
-/// Whether the current directory is of a reduced copy or a mask.
+/// Whether the current directory describes a reduced copy or a mask.
 fn is_copy(decoder: &mut Decoder<Source<'_>>) -> Result<bool, DecodeError> {
     let kind = find::<u32>(decoder, Tag::NewSubfileType)?.unwrap_or(0);
     let old = find::<u32>(decoder, Tag::SubfileType)?;
@@ -167,8 +167,8 @@ fn find_all<T: TryFrom<u64>>(decoder: &mut Decoder<Source<'_>>, tag: Tag) -> Res
     Ok(values.unwrap_or_default())
 }
 
-/// What samples are, so many of so many bits for a pixel, of which the first that is no colour says what it is. A palette's colours are
-/// still to be read.
+/// The kind of samples, from their number and bits per pixel; `extra` says what the first non-colour sample is. The colours of a palette
+/// are read later.
 fn kind(photometric: u16, count: u16, bits: u8, extra: Option<u16>) -> Result<Kind, DecodeError> {
     if count > SAMPLES_MAX {
         return Err(unsupported(format!("{count} samples per pixel")));
@@ -178,7 +178,7 @@ fn kind(photometric: u16, count: u16, bits: u8, extra: Option<u16>) -> Result<Ki
         (0 | 1, 1, 1 | 2 | 4 | 8 | 16) => Ok(Kind::Gray),
         (1, 2, 8 | 16) if alpha => Ok(Kind::GrayAlpha),
         (2, 3, 8 | 16) => Ok(Kind::Rgb),
-        // A fourth sample that says nothing of itself is taken as alpha, as other readers do.
+        // A fourth sample of unstated meaning is taken as alpha, as in other readers.
         (2, 4, 8 | 16) if extra.is_none() => Ok(Kind::Rgba),
         (2, 4.., 8 | 16) if alpha => Ok(Kind::Rgba),
         (2, 4.., 8 | 16) => Ok(Kind::Rgb),
@@ -192,7 +192,7 @@ fn kind(photometric: u16, count: u16, bits: u8, extra: Option<u16>) -> Result<Ki
     }
 }
 
-/// The colours that samples of so many bits stand for.
+/// The colours of a palette for samples of `bits` bits.
 fn palette(decoder: &mut Decoder<Source<'_>>, bits: u8) -> Result<Vec<u16>, DecodeError> {
     let map: Vec<u16> = find_all(decoder, Tag::ColorMap)?;
     let (numbers, wanted) = (map.len(), 3 << bits);
@@ -202,7 +202,7 @@ fn palette(decoder: &mut Decoder<Source<'_>>, bits: u8) -> Result<Vec<u16>, Deco
     Ok(map)
 }
 
-/// Reads the current directory.
+/// Reads the current directory as a page.
 fn page(
     bytes: &[u8],
     decoder: &mut Decoder<Source<'_>>,
@@ -275,7 +275,7 @@ pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeErro
         return Err(bad.unwrap_or_else(|| corrupt("it has no pages")));
     };
     let seen = |page: &Page| page.orientation.size(page.width, page.height);
-    // Each page is turned by itself, which is counted as work.
+    // Each page is turned by itself, which is counted as working memory.
     let (channels, bits) = (first.kind.channels(), first.decoded_bits());
     let mut header = Header::single(Format::Tiff, seen(first), channels, bits, Orientation::UPRIGHT);
     let later = good[1..].iter().map(|page| (seen(page), page.decoded_bits()));
@@ -310,7 +310,7 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Vec<Result<Frame, 
     Ok(frames.collect())
 }
 
-/// Reads the current page as the file has it, all planes.
+/// Reads the current page as it is stored, all planes.
 fn read(decoder: &mut Decoder<Source<'_>>, page: &Page) -> Result<super::Samples, DecodeError> {
     let layout = decoder.image_buffer_layout().map_err(from_tiff)?;
     let told = page.told();

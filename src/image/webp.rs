@@ -1,7 +1,7 @@
 //! WebP (a RIFF container): lossy and lossless, with and without alpha. Of an animation, the first frame.
 //!
-//! The chunks are walked here first: the decoder allocates by what the image data says of its own size, so that is
-//! compared with the size of the whole before the decoder sees it; and it allocates for prefix codes, which `groups` tells.
+//! The chunks are walked here first. The decoder allocates by the size that the image data state, so that size is compared with the size of
+//! the whole before the decoder sees it. The decoder also allocates for prefix codes; `groups` says how much.
 
 mod groups;
 
@@ -12,10 +12,10 @@ use std::{borrow::Cow, io::Cursor};
 /// Bytes of an animation frame's own header, before its chunks.
 const ANIMATION_FRAME_HEADER: usize = 16;
 
-/// In the flags of a container: there is alpha, and there are frames.
+/// Flags of a container: it has alpha; it has animation frames.
 const ALPHA: u8 = 0x10;
 const ANIMATED: u8 = 0x02;
-/// Where in the file these flags stand.
+/// The offset of these flags in the file.
 const FLAGS_AT: usize = 20;
 
 type Opened<'a> = WebPDecoder<Cursor<Cow<'a, [u8]>>>;
@@ -24,7 +24,7 @@ fn corrupt(error: impl ToString) -> DecodeError {
     DecodeError::corrupt(Format::WebP, error)
 }
 
-/// The chunks of `rest`, name and content; an error where one goes beyond the end.
+/// The chunks of `rest`: name and content; an error if one goes beyond the end.
 fn chunks(mut rest: &[u8]) -> impl Iterator<Item = Result<([u8; 4], &[u8]), DecodeError>> {
     std::iter::from_fn(move || {
         let [n0, n1, n2, n3, l0, l1, l2, l3, content @ ..] = rest else {
@@ -43,7 +43,7 @@ fn chunks(mut rest: &[u8]) -> impl Iterator<Item = Result<([u8; 4], &[u8]), Deco
     })
 }
 
-/// The size in the bit stream of a `VP8 ` or `VP8L` chunk; none for others.
+/// The size in the bit stream of a `VP8 ` or `VP8L` chunk; `None` for others.
 fn stream_size(name: &[u8; 4], chunk: &[u8]) -> Option<(u32, u32)> {
     match (name, chunk) {
         (b"VP8 ", [_, _, _, 0x9d, 0x01, 0x2a, w0, w1, h0, h1, ..]) => {
@@ -66,7 +66,7 @@ fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), De
         }
         _ => return Err(corrupt("it is too short")),
     };
-    // What lies behind the container is not part of the image.
+    // Bytes behind the container are not part of the image.
     let container = without_false_alpha(&bytes[..12 + body.len()]);
     let copied = if let Cow::Owned(copy) = &container { copy.len() as u64 } else { 0 };
     let mut decoder = WebPDecoder::new(Cursor::new(container)).map_err(corrupt)?;
@@ -95,14 +95,14 @@ fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), De
 
     let channels = if decoder.has_alpha() { 4 } else { 3 };
     let mut header = Header::single(Format::WebP, (width, height), channels, 8, orientation);
-    // Planes or RGBA of the whole image, and for an animation the frame beside the canvas.
+    // Planes or RGBA of the whole image; for an animation, the frame beside the canvas.
     header.work_bytes = u64::from(width) * u64::from(height) * 8;
     decoder.set_memory_limit(METADATA_BYTES_MAX + header.work_bytes as usize);
     header.work_bytes += copied;
     Ok((decoder, header))
 }
 
-/// The container as the decoder takes it: the flag for alpha is a hint, and there may be none beside lossy pixels.
+/// The container as the decoder accepts it: the alpha flag is only a hint, and lossy pixels may lack the alpha.
 fn without_false_alpha(container: &[u8]) -> Cow<'_, [u8]> {
     let body = &container[12..];
     let has = |name| first(body, name).is_some();
@@ -123,8 +123,9 @@ pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeErro
     Ok(header)
 }
 
-/// Bytes of the prefix codes of the stream that has most of them, among those of which a decoder takes one, for the picture or for its
-/// alpha: the first of each kind, in the container or in its first frame. What is broken is the decoder's to tell, before it takes any for that.
+/// Bytes that the prefix codes of a stream take. A decoder takes one stream, for the picture or for its alpha: the first of each kind, in
+/// the container or in its first frame. The largest of these counts. A broken stream counts 0, because the decoder reports the damage
+/// before it allocates for that stream.
 fn tables_bytes(body: &[u8], size: (u32, u32)) -> u64 {
     let frame = first(body, b"ANMF").unwrap_or_default();
     let (frame_header, inner) = frame.split_at(ANIMATION_FRAME_HEADER.min(frame.len()));
@@ -135,7 +136,7 @@ fn tables_bytes(body: &[u8], size: (u32, u32)) -> u64 {
     let mut bytes = Vec::new();
     for chunks in [body, inner] {
         bytes.extend(first(chunks, b"VP8L").map(groups::of_chunk));
-        // A frame's alpha is of its size; a decoder that takes it for the container's has that size.
+        // A frame's alpha has the frame's size; a decoder that takes it for the container's alpha uses the container's size.
         let alpha = first(chunks, b"ALPH");
         let sizes = [size, (side(6), side(9))];
         bytes.extend(alpha.iter().flat_map(|chunk| sizes.map(|size| groups::of_alpha(chunk, size))));
@@ -143,7 +144,7 @@ fn tables_bytes(body: &[u8], size: (u32, u32)) -> u64 {
     bytes.into_iter().map(|bytes| bytes.unwrap_or(0)).max().unwrap_or_default()
 }
 
-/// The first chunk of a name.
+/// The first chunk with a name.
 fn first<'a>(chunks: &'a [u8], wanted: &[u8; 4]) -> Option<&'a [u8]> {
     self::chunks(chunks).map_while(Result::ok).find(|(name, _)| name == wanted).map(|(_, chunk)| chunk)
 }

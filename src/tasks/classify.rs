@@ -1,4 +1,4 @@
-//! Classify: one score per class to the best classes.
+//! Classify: from one score per class to the best classes.
 
 use super::{Labels, Output, Outputs, choose, is_one, wrong_shape};
 use crate::engine::{
@@ -8,19 +8,19 @@ use crate::engine::{
 };
 use std::sync::Arc;
 
-/// What turns a model's scores into the scores of an answer.
+/// How a model's scores become the scores of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// Scores are logits of classes that exclude each other.
     Softmax,
-    /// Scores are logits of classes that do not.
+    /// Scores are logits of classes that do not exclude each other.
     Sigmoid,
-    /// Scores are given as they should be answered.
+    /// Scores are answered as the model gives them.
     None,
 }
 
 impl Activation {
-    /// From what a model gives to scores, in place.
+    /// Turns the model's numbers into scores, in place.
     pub(super) fn apply(self, scores: &mut [f32]) {
         match self {
             Activation::Softmax => softmax(scores),
@@ -33,9 +33,9 @@ impl Activation {
 /// Settings of a classifier.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Classify {
-    /// The output to read, `[1, C]` or `[C]`; the only one when open.
+    /// The output to read, `[1, C]` or `[C]`. If not set: the only output.
     pub output: Option<String>,
-    /// What turns scores into answers; open: softmax, of a single score sigmoid.
+    /// How scores become those of the answer. If not set: softmax, or sigmoid for a single score.
     pub activation: Option<Activation>,
     /// How many classes to answer, at least 1.
     pub top_k: usize,
@@ -50,11 +50,11 @@ impl Default for Classify {
 /// One class of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Class {
-    /// The class's place in the output.
+    /// The position of the class in the output.
     pub index: usize,
     /// Its name, if the model has labels.
     pub label: Option<Arc<str>>,
-    /// After the activation.
+    /// The score after the activation.
     pub score: f32,
 }
 
@@ -84,7 +84,7 @@ impl Classify {
     pub(super) fn best(&self, signature: &Signature) -> Option<Best> {
         let output =
             signature.outputs.iter().position(|output| Some(&output.name) == self.output.as_ref())?;
-        // Of a single score nothing is left out.
+        // A single score is never reduced.
         let activation = match self.activation.unwrap_or(Activation::Softmax) {
             Activation::Softmax => ScoreActivation::Softmax,
             Activation::Sigmoid => ScoreActivation::Sigmoid,
@@ -94,8 +94,8 @@ impl Classify {
         numbers.then_some(Best { output, activation, top: self.top_k })
     }
 
-    /// The best classes in what an engine has left of the output, which are those wanted and perhaps some more; `None` where it is
-    /// the output.
+    /// The best classes, if an engine has reduced the output: it leaves at least the classes that are wanted. `None` if the output is not
+    /// reduced.
     fn left(&self, output: &Output<'_>, signature: &Signature, labels: &Labels) -> Option<Vec<Class>> {
         let tensor = output.tensor;
         let wide = matches!(tensor.shape[..], [1, left, SCORED_WORDS] if left >= self.top_k);
@@ -136,7 +136,7 @@ impl Classify {
             .collect())
     }
 
-    /// What becomes of so many scores.
+    /// The activation for this many scores.
     fn activation_of(&self, output: &str, classes: usize) -> Result<Activation, String> {
         match self.activation {
             None if classes == 1 => Ok(Activation::Sigmoid),
@@ -150,17 +150,17 @@ impl Classify {
     }
 }
 
-/// Whether labels name both what a single score is against and what it is for.
+/// Whether the labels name both classes of a single score: the one that it speaks against, and the one that it speaks for.
 fn is_yes_or_no(classes: usize, labels: &Labels) -> bool {
     classes == 1 && labels.len() == 2
 }
 
-/// The score of the first of two classes, by that of the second before its activation.
+/// The score of the first of two classes, computed from the score of the second before its activation.
 fn opposite(output: &Output<'_>, activation: Activation, score: f32) -> Result<f32, String> {
     match activation {
-        // 1 / (1 + e^x), without the digits that 1 - p loses.
+        // 1 / (1 + e^x), which keeps the digits that 1 - p would lose.
         Activation::Softmax | Activation::Sigmoid => Ok(-score),
-        // As far as rounding goes.
+        // A probability, allowing for rounding.
         Activation::None if (-1e-3..=1.001).contains(&score) => Ok(1.0 - score),
         Activation::None => Err(format!(
             "the score in output {:?} is {score}, expected a probability, 0 to 1: set classify.activation = \"sigmoid\" if \
@@ -170,7 +170,7 @@ fn opposite(output: &Output<'_>, activation: Activation, score: f32) -> Result<f
     }
 }
 
-/// Makes scores what is answered.
+/// Turns the model's numbers into the scores of the answer.
 fn activate(activation: Activation, output: &Output<'_>, scores: &mut [f32]) -> Result<(), String> {
     activation.apply(scores);
     match scores.iter().position(|score| !score.is_finite()) {
@@ -182,7 +182,7 @@ fn activate(activation: Activation, output: &Output<'_>, scores: &mut [f32]) -> 
     }
 }
 
-/// The number of classes, where the shape tells. A shape of unknown rank (none) is looked at again on each answer.
+/// The number of classes, if the shape tells. A shape of unknown rank (empty) is checked again on each answer.
 fn classes(name: &str, shape: &[Dim]) -> Result<Option<usize>, String> {
     let axes = match shape {
         [] => return Ok(None),
@@ -332,7 +332,7 @@ mod tests {
         assert!(resolve(&[-1, -1]).is_ok());
     }
 
-    /// What a model of one score answers: the label and the score of each class, best first.
+    /// The answer of a model with one score: label and score of each class, best first.
     fn single(
         activation: Option<Activation>,
         labels: &str,
@@ -366,7 +366,7 @@ mod tests {
         check(single(None, "", 2.0), &[(None, p)]);
         check(single(Some(Activation::Sigmoid), "spam", 2.0), &[(Some("spam"), p)]);
         check(single(Some(Activation::None), "spam", 0.25), &[(Some("spam"), 0.25)]);
-        // Two names: what it is not, and what it is.
+        // Two names: the negative class, then the positive one.
         check(single(None, "ham\nspam", 2.0), &[(Some("spam"), p), (Some("ham"), 1.0 - p)]);
         check(single(None, "ham\nspam", -2.0), &[(Some("ham"), p), (Some("spam"), 1.0 - p)]);
         check(

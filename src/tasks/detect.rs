@@ -1,8 +1,8 @@
 //! Detect: model outputs to boxes in the posted image.
 //!
-//! This file has what [`settings`] become once the model is known, and the way from candidates to a [`detection`];
-//! `yolo`, `boxes` (with `scores`) and `end2end` (with `columns`) read candidates out of the three families of outputs, `left` those that
-//! an engine has found already. `beside` knows what else is said of a box: `keypoints`, masks (`instance`), or how it is turned.
+//! This file holds the [`settings`] once they are resolved against the model, and turns candidates into a [`detection`]. The candidates are
+//! read from the three families of outputs by `yolo`, `boxes` (with `scores`) and `end2end` (with `columns`), and by `left` if an engine
+//! has found them already. `beside` handles what else a model says about a box: `keypoints`, masks (`instance`), or its rotation.
 
 mod beside;
 mod boxes;
@@ -31,20 +31,20 @@ pub use columns::Columns;
 pub use detection::{Detection, Instance, Keypoint};
 pub use settings::{Background, BoxFormat, Detect, Format, Keypoints, MaskArea, Orientation};
 
-/// Numbers of a row that holds box, score and class.
+/// Numbers in a row of box, score and class.
 const COLUMNS: usize = 6;
-/// Numbers of one that is sorted out and holds more.
+/// Numbers in a row that the model has sorted out and that holds one more.
 const MORE_COLUMNS: usize = 7;
 
-/// A box as a model gives it, before it is known to lie in the image.
+/// A box as the model gives it, before it is known to lie in the image.
 struct Raw {
     numbers: [f32; 4],
     score: f32,
-    /// `None`: what the model gives for it is no class, a mistake if the box is one.
+    /// `None` if the model's number is not a class number. That is an error if the box is valid.
     class: Option<usize>,
-    /// Its place among the anchors, rows or boxes of the output.
+    /// Its position among the anchors, rows or boxes of the output.
     row: usize,
-    /// Its keypoints, factors of prototypes, or angle.
+    /// Its keypoints, prototype factors, or angle.
     beside: Vec<f32>,
 }
 
@@ -85,8 +85,8 @@ impl Detect {
         Ok(self)
     }
 
-    /// YOLO's, unless its shape is one that boxes which are sorted out have, too. Of no shape nothing is told yet: it is read as YOLO's,
-    /// and asked again once one was seen.
+    /// The format of a single output: YOLO's, unless the shape may also hold rows that the model has sorted out, which is an error. `None`
+    /// if the file does not give the shape: the output is then read as YOLO's, and resolved again once a shape has been seen.
     fn of_one_output(&self, output: &TensorSpec) -> Result<Option<Format>, String> {
         if self.orientation.is_some() || self.objectness.is_some() {
             return Ok(Some(Format::Yolo));
@@ -106,7 +106,7 @@ impl Detect {
                 output.name,
                 show(&output.shape)
             )),
-            // Of a box, score, class and angle; or of the picture's number, box, class and score.
+            // Rows may hold box, score, class and angle; or the number of the picture, box, class and score.
             [.., rows, Dim::Fixed(MORE_COLUMNS)] if few(rows) && follows == Follows::Nothing => Err(format!(
                 "output {:?} of shape {} can be read both ways, as YOLO's anchors (detect.format = \"yolo\") and as rows of \
                  {MORE_COLUMNS} numbers that the model has sorted out: set detect.format, and detect.columns where a row says of which \
@@ -118,13 +118,13 @@ impl Detect {
         }
     }
 
-    /// Whether the output that holds the boxes has an axis more than the boxes need, and is told apart by it.
+    /// Whether the output that holds the boxes has one axis more than boxes need, so that it can be told apart as the batch axis.
     pub(super) fn can_batch(&self, signature: &Signature) -> bool {
         let holder = match self.format {
             Some(Format::Boxes) => &self.boxes,
             _ => &self.output,
         };
-        // Where rows say of which picture they are, they speak of the whole batch.
+        // Rows that say which picture they belong to describe the whole batch.
         let of_all = self.columns.as_ref().is_some_and(Columns::has_image);
         !of_all
             && signature
@@ -134,7 +134,7 @@ impl Detect {
                 .all(|output| output.shape.len() != 2)
     }
 
-    /// Boxes of the score asked for that lie in the image, the best first.
+    /// The boxes that lie in the image and reach the minimum score, the best first.
     pub(super) fn answer(
         &self,
         outputs: &Outputs<'_>,
@@ -146,13 +146,13 @@ impl Detect {
             Some(candidates) => (candidates, Vec::new()),
             None => {
                 let mut raw = self.read(outputs, labels)?;
-                // What has no area neither is answered nor suppresses anything, nor has to have a class: rows are filled up so.
+                // A box without area is not answered, suppresses nothing and needs no class: models fill up rows with such boxes.
                 raw.retain(|raw| has_area(&self.corners(raw.numbers, size)));
                 (self.candidates(&raw, size)?, raw)
             }
         };
         let kept = self.thin_out(candidates, placement);
-        // NaN is at least no score.
+        // Only infinite scores can be left: NaN is not `>=` the minimum score.
         if let Some(Candidate { score, .. }) = kept.iter().find(|kept| !kept.score.is_finite()) {
             let output = self.scores.as_deref().or(self.output.as_deref()).unwrap_or_default();
             return Err(format!("output {output:?} has a box of score {score}, expected a finite number"));
@@ -187,8 +187,8 @@ impl Detect {
         Ok(found)
     }
 
-    /// Whether boxes are read as pixels of the input that seem to be parts of its size: all numbers of those of the score asked for are
-    /// about 1 at most. `None` where there are none, or nothing can be told.
+    /// Whether boxes are read as pixels of the input but seem to be fractions of its size: all numbers of the boxes that reach the minimum
+    /// score are about 1 at most. `None` if there are no boxes, or if nothing can be concluded.
     pub(super) fn seem_parts(
         &self,
         outputs: &Outputs<'_>,
@@ -196,25 +196,25 @@ impl Detect {
         placement: Option<&Placement>,
     ) -> Option<bool> {
         const SIDE_MIN: u32 = 32;
-        // Parts of a box may lie beside the image.
+        // A box may extend beyond the image.
         const PART_MAX: f32 = 1.5;
         self.size(placement).filter(|size| size.iter().all(|side| *side >= SIDE_MIN))?;
         let mut boxes: Vec<[f32; 4]> = match self.left(outputs).ok()? {
             Some(candidates) => candidates.iter().map(|candidate| candidate.corners).collect(),
             None => self.read(outputs, labels).ok()?.iter().map(|raw| raw.numbers).collect(),
         };
-        // Rows that fill up tell nothing.
+        // Filler rows tell nothing.
         boxes.retain(|numbers| *numbers != [0.0; 4]);
         let is_part = |number: &f32| number.abs() <= PART_MAX;
         (!boxes.is_empty()).then(|| self.normalized != Some(true) && boxes.iter().flatten().all(is_part))
     }
 
-    /// Width and height of the input. Where images keep their size, it is the posted image.
+    /// Width and height of the input. If images keep their size, those of the posted image.
     fn size(&self, placement: Option<&Placement>) -> Option<[u32; 2]> {
         self.input.or(placement.map(|p| [p.source.0, p.source.1]))
     }
 
-    /// The boxes of the score asked for, as the model gives them.
+    /// The boxes that reach the minimum score, as the model gives them.
     fn read(&self, outputs: &Outputs<'_>, labels: &Labels) -> Result<Vec<Raw>, String> {
         match self.format {
             Some(Format::Boxes) => self.read_boxes(outputs),
@@ -223,7 +223,7 @@ impl Detect {
         }
     }
 
-    /// The same in pixels of the input, which has this width and height.
+    /// Converts the boxes to pixels of an input of this size.
     fn candidates(&self, raw: &[Raw], size: Option<[u32; 2]>) -> Result<Vec<Candidate>, String> {
         if self.normalized == Some(true) && size.is_none() {
             return Err("boxes are parts of the input's size, which is not known without an image".to_owned());
@@ -247,20 +247,20 @@ impl Detect {
         raw.iter().enumerate().map(candidate).collect()
     }
 
-    /// Those that lie in the image and that no better one of their class covers, the best first.
+    /// The candidates that lie in the image and that no better one of their class covers, the best first.
     fn thin_out(&self, mut candidates: Vec<Candidate>, placement: Option<&Placement>) -> Vec<Candidate> {
-        // Nor does what lies in padding.
+        // Boxes in the padding are not answered and do not suppress others.
         candidates.retain(|candidate| self.place(candidate.corners, placement).is_some());
         suppress(candidates, self.iou_max, self.detections_max)
     }
 
-    /// The class of a class number, if it is one.
+    /// The class for a class number, if it is valid.
     fn class(&self, number: f32) -> Option<usize> {
         let index = number - self.first_class.unwrap_or(0) as f32;
         (index >= 0.0 && index.fract() == 0.0 && index < 1e6).then_some(index as usize)
     }
 
-    /// The mistake of a box whose class number is none.
+    /// The error for a box whose class number is invalid.
     fn no_class(&self, index: usize) -> String {
         let output = self.classes.as_deref().or(self.output.as_deref()).unwrap_or_default();
         format!(
@@ -270,7 +270,7 @@ impl Detect {
         )
     }
 
-    /// From the model's four numbers to corners in pixels of its input.
+    /// Converts the model's four numbers to corners in pixels of its input.
     fn corners(&self, [a, b, c, d]: [f32; 4], size: Option<[u32; 2]>) -> [f32; 4] {
         let corners = match self.box_format.unwrap_or(BoxFormat::Xyxy) {
             BoxFormat::Xyxy => [a, b, c, d],
@@ -288,7 +288,7 @@ impl Detect {
         }
     }
 
-    /// From pixels of the input to pixels of the posted image, clamped to it; `None` if nothing is left.
+    /// Converts pixels of the input to pixels of the posted image, clamped to it; `None` if nothing is left.
     fn place(&self, [x0, y0, x1, y1]: [f32; 4], placement: Option<&Placement>) -> Option<[f32; 4]> {
         let (x0, y0, x1, y1) = match (placement, self.input) {
             (Some(placement), _) => {
@@ -306,7 +306,7 @@ impl Detect {
     }
 }
 
-/// Whether a box of these corners has anything in it.
+/// Whether a box has any area.
 fn has_area([x0, y0, x1, y1]: &[f32; 4]) -> bool {
     x0 < x1 && y0 < y1
 }
@@ -327,10 +327,10 @@ mod testing {
     use super::{super::testing::signature, *};
     use crate::engine::Tensor;
 
-    /// What a check looks at: corners, class, score.
+    /// The parts of a detection that tests compare: corners, class, score.
     pub(super) type Seen = ([f32; 4], usize, f32);
 
-    /// Outputs with their names and the shapes in the model file; the answer, or the mistake.
+    /// Runs a detector on outputs with their names and their shapes in the model file; returns the answer or the error.
     pub(super) fn detections(
         task: Detect,
         outputs: &[(&str, &[i64], Tensor)],
@@ -352,7 +352,7 @@ mod testing {
         Ok(found)
     }
 
-    /// The same of boxes alone.
+    /// The same for the boxes alone.
     pub(super) fn run(
         task: Detect,
         outputs: &[(&str, &[i64], Tensor)],

@@ -1,4 +1,4 @@
-//! What kernels make of outputs, as they are for the device, against the tasks.
+//! Compares the results of kernels on a device with those of the tasks.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -47,7 +47,7 @@ fn number_type(tensor: &Tensor) -> NumberType {
     }
 }
 
-/// Aligned for any type.
+/// Memory that is aligned for any type.
 struct Aligned(Vec<u64>, usize);
 
 impl Aligned {
@@ -71,7 +71,7 @@ impl Aligned {
 fn check_classify(scores: &[f32], activation: Activation, top: usize) -> f32 {
     let mut worst = 0f32;
     if scores.len() == 1 && activation == Activation::Softmax {
-        // Which the task refuses.
+        // The task refuses this.
         return worst;
     }
     let tensor = floats(&[1, scores.len()], scores);
@@ -96,7 +96,7 @@ fn check_classify(scores: &[f32], activation: Activation, top: usize) -> f32 {
         assert!(!fault, "{scores:?}");
         assert_eq!(expected.len(), top.min(scores.len()));
         if top <= scores.len() {
-            // What an engine would leave of the output is answered as the kernel found it.
+            // If an engine leaves the kernel's result of the output, the answer is that result.
             let data = Bytes::copy_from_slice(bytemuck::cast_slice(best));
             let left = Tensor { datatype: DataType::Uint32, shape: vec![1, top, 2], data };
             let answer = task.answer(&[left], &signature, &Labels::default(), None).unwrap();
@@ -111,7 +111,7 @@ fn check_classify(scores: &[f32], activation: Activation, top: usize) -> f32 {
                 continue;
             };
             worst = worst.max((score - expected.score).abs());
-            // Where rounding makes two equal, either may come first.
+            // If rounding makes two scores equal, either may come first.
             if *class as usize != expected.index {
                 let tie = (score - expected.score).abs() < 1e-6 && activation != ScoreActivation::None;
                 assert!(tie, "{place}: {class} {score}, {expected:?}");

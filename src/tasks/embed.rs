@@ -3,30 +3,30 @@
 use super::{Outputs, choose, is_one, wrong_shape};
 use crate::engine::{Dim, Signature, show};
 
-/// What becomes of tokens `[N, T, F]` and maps `[N, F, H, W]` or `[N, H, W, F]`, which have features in several places.
+/// How an output with features in several places becomes one vector: tokens `[N, T, F]`, and maps `[N, F, H, W]` or `[N, H, W, F]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pool {
     /// All numbers are the vector.
     None,
-    /// The features of the first token, which many transformers have for the whole image.
+    /// The features of the first token, which many transformers use for the whole image.
     First,
     /// The mean over all places.
     Mean,
 }
 
 impl Pool {
-    /// With their names in manifests.
+    /// All kinds, with their names in manifests.
     pub const ALL: [(&str, Pool); 3] = [("none", Pool::None), ("first", Pool::First), ("mean", Pool::Mean)];
 }
 
 /// Settings of an embedding model.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Embed {
-    /// The output to read; the only one when open.
+    /// The output to read. If not set: the only output.
     pub output: Option<String>,
-    /// Open: all numbers.
+    /// If not set: all numbers.
     pub pool: Option<Pool>,
-    /// Divide by the Euclidean norm, so that a dot product is a cosine. A vector of zeros stays one.
+    /// Whether to divide by the Euclidean norm, so that a dot product is a cosine. A vector of zeros stays as it is.
     pub normalize: bool,
 }
 
@@ -40,7 +40,7 @@ impl Embed {
         Ok(self)
     }
 
-    /// What to say of an output of several places whose numbers all are the vector without a word of its author's.
+    /// A hint about an output with several places, all of whose numbers become the vector because no setting says otherwise.
     pub(super) fn unread(&self, signature: &Signature) -> Option<String> {
         let output = signature.outputs.iter().find(|output| Some(&output.name) == self.output.as_ref())?;
         let extents = output.shape.iter().skip(1).filter(|extent| **extent != Dim::Fixed(1)).count();
@@ -54,12 +54,12 @@ impl Embed {
         })
     }
 
-    /// How its numbers are pooled, if they are.
+    /// How the numbers are pooled, if they are.
     fn pooled(&self, name: &str, shape: &[Dim]) -> Result<Option<(Pool, Features)>, String> {
         let Some(pool @ (Pool::First | Pool::Mean)) = self.pool else { return Ok(None) };
         let features = match *shape {
             [one, _, _] if is_one(one) => Features::Last,
-            // Of a square of places the extents tell where the features are.
+            // If the places form a square, the extents tell where the features are.
             [one, a, b, c] if is_one(one) && pool == Pool::Mean => match a == b && b != c {
                 true => Features::Last,
                 false => Features::First,
@@ -76,7 +76,7 @@ impl Embed {
         Ok(Some((pool, features)))
     }
 
-    /// The output's elements in row-major order, or what pooling leaves of them.
+    /// The output's elements in row-major order, or the result of pooling them.
     pub(super) fn answer(&self, outputs: &Outputs<'_>) -> Result<Vec<f32>, String> {
         let output = outputs.get(self.output.as_deref())?;
         let mut vector = output.numbers()?;
@@ -101,16 +101,16 @@ impl Embed {
     }
 }
 
-/// Where an output of several places has its features.
+/// Where an output with several places has its features.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Features {
-    /// A plane for each.
+    /// A plane for each feature.
     First,
-    /// Side by side at each place.
+    /// Interleaved at each place.
     Last,
 }
 
-/// One number for each feature, of those of so many places; none of none.
+/// One number for each feature, from those of this many places; empty without places.
 fn pooled(numbers: &[f32], pool: Pool, features: Features, places: usize) -> Vec<f32> {
     let count = numbers.len().checked_div(places).unwrap_or(0);
     let (of_feature, of_place) = match features {
@@ -165,13 +165,13 @@ mod tests {
         assert_eq!(of_tokens(mean), (vec![3.0, 30.0], false));
         assert_eq!(of_tokens(Some(Pool::None)), (tokens.to_vec(), false));
         assert_eq!(of_tokens(None), (tokens.to_vec(), true));
-        // Maps of three features over 2 x 2, before and behind.
+        // Maps of three features over 2 x 2 places: features first, then features last.
         let planes = [1.0, 2.0, 3.0, 4.0, 10.0, 20.0, 30.0, 40.0, 0.0, 0.0, 0.0, 4.0];
         let map = (vec![2.5, 25.0, 1.0], false);
         assert_eq!(check(mean, &[-1, 3, 2, 2], &[1, 3, 2, 2], &planes).unwrap(), map);
         let beside: Vec<f32> = (0..12).map(|at| planes[at % 3 * 4 + at / 3]).collect();
         assert_eq!(check(mean, &[-1, 2, 2, 3], &[1, 2, 2, 3], &beside).unwrap(), map);
-        // One vector, which has no places.
+        // A single vector has no places.
         assert!(!check(None, &[-1, 2, 1, 1], &[1, 2, 1, 1], &[1.0, 2.0]).unwrap().1);
         let error = check(first, &[-1, 2], &[1, 2], &[1.0, 2.0]).unwrap_err();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Image: an output that is a picture, as of super-resolution, restoration, style transfer, colouring, depth and mattes.
+//! Image: an output that is a picture, for super-resolution, restoration, style transfer, colouring, depth and mattes.
 
 use super::{
     Outputs, Picture, choose,
@@ -13,40 +13,40 @@ use crate::{
 /// Settings of an image-to-image model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Image {
-    /// The output to read; the only one when open.
+    /// The output to read. If not set: the only output.
     ///
-    /// `[1, C, H, W]` or `[1, H, W, C]` (without the 1 for models that do not batch) with 1, 3 or 4 channels, or `[1, H, W]` or
-    /// `[H, W]` of one.
+    /// `[1, C, H, W]` or `[1, H, W, C]` with 1, 3 or 4 channels (without the 1 for models that do not batch), or `[1, H, W]` or `[H, W]`
+    /// with one channel.
     pub output: Option<String>,
-    /// Where the channels are; open: the axis of 1, 3 or 4.
+    /// Where the channels are. If not set: the axis of extent 1, 3 or 4.
     pub layout: Option<Layout>,
-    /// Which values are black and white; open: those of the output's type, where that tells.
+    /// Which values are black and white. If not set: those of the output's type, if that tells.
     pub range: Option<Range>,
-    /// Whether the network gives blue first.
+    /// Whether the network's channels are blue, green, red.
     pub bgr: bool,
     /// Bits of a channel in a PNG: 8 or 16.
     pub depth: u8,
-    /// How large the picture is to be.
+    /// The size of the answered picture.
     pub size: Size,
     /// Width and height of the model's image input in pixels, set by resolving; `None` where images keep their size.
     pub input: Option<[u32; 2]>,
 }
 
-/// The values that become black and white.
+/// Which values become black and white.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Range {
-    /// These, which differ.
+    /// The given values, which differ.
     Of([f32; 2]),
-    /// The least and the greatest of each picture.
+    /// The smallest and the largest value of each picture.
     Auto,
 }
 
-/// How large a picture is to be.
+/// The size of the answered picture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Size {
-    /// As the posted image, and with the same things in the same places.
+    /// That of the posted image, with the same things in the same places.
     Source,
-    /// As the network gives it.
+    /// That of the network's output.
     Output,
 }
 
@@ -80,37 +80,37 @@ impl Image {
             Some(range) => range,
             None => usual_range(output)?,
         });
-        // Where the file leaves open what could tell, it is asked again once a shape was seen.
+        // If the file leaves this open, resolving is repeated once a shape has been seen.
         if let Some(planes) = self.planes_of_file(output, signature, batch_axis)? {
             self.fits(&output.name, &output.shape, planes)?;
-            // Settled for every size that an answer may have.
+            // The layout is settled for every size that an answer may have.
             self.layout = Some(planes.layout);
         }
         self.output = Some(output.name.clone());
         Ok(self)
     }
 
-    /// Memory that the answer and what is written of it take at once, in bytes; 0 for outputs that are none.
+    /// The most memory that the answer and its written form take at one time, in bytes; 0 for outputs that hold no picture.
     pub fn bytes(&self, outputs: &[Tensor], signature: &Signature, placement: &Placement) -> u64 {
         let Ok(outputs) = Outputs::new(outputs, signature) else { return 0 };
         let Ok(output) = outputs.get(self.output.as_deref()) else { return 0 };
         let Ok(Some(planes)) = self.planes(output.name, &output.shape()) else { return 0 };
         let given = output.tensor.elements() as u64;
-        // As `f32`, as the encoder takes them, filtered, packed, and twice as base64.
+        // The numbers as `f32`; then the encoder's input, filtered, compressed, and twice as base64.
         let each = 4 + 6 * u64::from(self.depth / 8);
         match self.size {
             Size::Output => given * each,
             Size::Source => {
                 let [width, height] = [placement.source.0, placement.source.1].map(u64::from);
                 let channels = extent(planes.channels) as u64;
-                // Channels are put side by side, and rows are resized before columns.
+                // Channels are interleaved, and rows are resized before columns.
                 let between = width * extent(planes.height) as u64 * channels;
                 given * 8 + between * 4 + width * height * channels * each
             }
         }
     }
 
-    /// The picture, where it is to lie; as the network gives it without a placement.
+    /// The picture in the place of the posted image; without a placement, as the network gives it.
     pub(super) fn answer(
         &self,
         outputs: &Outputs<'_>,
@@ -133,7 +133,7 @@ impl Image {
         }
         let mut size = [width, height];
         if let (Size::Source, Some(placement)) = (self.size, placement) {
-            // An image that keeps its size is the input.
+            // An image that keeps its size has the size of the input.
             let input = self.input.unwrap_or(placement.source.into());
             values = placement.bring_back(values, size, channels, input)?;
             size = placement.source.into();
@@ -142,7 +142,7 @@ impl Image {
         Ok(Picture::new(size, channels as u8, values, range, self.depth))
     }
 
-    /// Which axes are what, by the model file; none where it does not tell.
+    /// The meaning of the axes, from the model file; `None` if it does not tell.
     fn planes_of_file(
         &self,
         output: &TensorSpec,
@@ -152,7 +152,7 @@ impl Image {
         let batches = batch_axis && signature.batching() != Batching::Whole;
         match output.shape[..] {
             [] => return Ok(None),
-            // A number for each item, or a vector: not rows of a picture.
+            // One number for each item, or a vector: these are not rows of a picture.
             [_, _] if batches => return Err(wrong_shape(&output.name, &output.shape, SHAPE)),
             _ => {}
         }
@@ -163,7 +163,7 @@ impl Image {
         }
     }
 
-    /// Which axes are what; none where extents are open that would tell.
+    /// The meaning of the axes; `None` if open extents leave it undecided.
     fn planes(&self, name: &str, shape: &[Dim]) -> Result<Option<Planes>, String> {
         if let [height, width] = *shape {
             return Ok(Some(Planes::only(height, width)));
@@ -181,7 +181,7 @@ impl Image {
         Ok(Some(Planes::of(axes, layout)))
     }
 
-    /// Whether there are as many channels as a picture has, and as the settings are for.
+    /// Checks that there are as many channels as a picture can have, and as the settings require.
     fn fits(&self, name: &str, shape: &[Dim], planes: Planes) -> Result<(), String> {
         match planes.channels {
             Dim::Fixed(1) if self.bgr => Err(format!(
@@ -194,7 +194,7 @@ impl Image {
     }
 }
 
-/// Which values of an output's type are black and white.
+/// The usual black and white of an output's type.
 fn usual_range(output: &TensorSpec) -> Result<Range, String> {
     match output.datatype {
         DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64 | DataType::Bool => {
@@ -210,7 +210,7 @@ fn usual_range(output: &TensorSpec) -> Result<Range, String> {
     }
 }
 
-/// The channels of each pixel side by side.
+/// The values with the channels of each pixel interleaved.
 fn interleaved(values: Vec<f32>, channels: usize, layout: Layout) -> Vec<f32> {
     if layout == Layout::Nhwc || channels == 1 {
         return values;
@@ -239,7 +239,7 @@ mod tests {
         task.answer(&Outputs::new(&tensors, &signature)?, placement)
     }
 
-    /// What resolving says of an output of this shape, beside a batch.
+    /// The result of resolving for an output of this shape, with a batch axis.
     fn layout(shape: &[i64]) -> Result<Option<Layout>, String> {
         let signature = signature(&[("out", shape)]);
         Image::default().resolve(&signature, None, true).map(|task| task.layout)
@@ -253,10 +253,10 @@ mod tests {
             (&[-1, -1, -1, 4], &nhwc),
             (&[1, 1, 512, 512], &nchw),
             (&[-1, 64, 64, 3], &nhwc),
-            // A plane for each item, as wide as there may be channels.
+            // A plane for each item, even if it is only as wide as there may be channels.
             (&[-1, 64, 64], &nchw),
             (&[-1, 64, 3], &nchw),
-            // Told by what a pass gives.
+            // Decided by the output of a pass.
             (&[-1, -1, -1, -1], &Ok(None)),
             (&[-1, -1, 64, 64], &Ok(None)),
             (&[], &Ok(None)),
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(two, format!("output \"out\" has shape [?, 2, 64, 64], expected {SHAPE}"));
         let both = layout(&[-1, 3, 64, 4]).unwrap_err();
         assert_eq!(both, "output \"out\" of shape [?, 3, 64, 4] can be read both ways: set image.layout");
-        // Scores of classes, and more axes than a picture has.
+        // Scores of classes, and shapes with more axes than a picture has.
         for shape in [&[-1, 1000][..], &[-1], &[-1, 3, 8, 64, 64], &[2, 3, 64, 64]] {
             assert!(
                 layout(shape).unwrap_err().contains("expected [1, channels, height, width]"),
@@ -358,7 +358,7 @@ mod tests {
         let error = answer(Image::default(), &floats(&[1, 5, 8, 8], &[0.0; 320]), None).unwrap_err();
         assert!(error.starts_with("output \"out\" has shape [1, 5, 8, 8], expected"), "{error}");
         assert!(answer(Image::default(), &floats(&[1, 3, 0, 8], &[]), None).is_err());
-        // Numbers of any kind are a picture.
+        // Any numbers are accepted in a picture.
         assert!(answer(Image::default(), &floats(&[1, 1, 1, 2], &[f32::NAN, f32::INFINITY]), None).is_ok());
     }
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 pub struct Labels(Vec<Arc<str>>);
 
 impl Labels {
-    /// One label per line; surrounding blanks, a byte order mark and empty lines at the end do not count. A text without any
-    /// has no labels.
+    /// One label per line. Surrounding blanks, a byte order mark and empty lines at the end are ignored. A text that holds nothing else has
+    /// no labels.
     ///
     /// # Errors
     /// An empty line between labels, which would shift every later class.
@@ -25,7 +25,7 @@ impl Labels {
         Ok(Labels(labels))
     }
 
-    /// These, by class index.
+    /// The given names, by class index.
     pub fn of(names: impl IntoIterator<Item = impl Into<Arc<str>>>) -> Labels {
         Labels(names.into_iter().map(Into::into).collect())
     }

@@ -1,4 +1,4 @@
-//! A class per pixel, and what can be sent of it: PNG bytes, run lengths, pixel counts.
+//! A class per pixel, and its forms in answers: PNG bytes, run lengths, pixel counts.
 
 use super::{Labels, picture::encode};
 use std::sync::Arc;
@@ -73,8 +73,8 @@ impl Mask {
         }
     }
 
-    /// A PNG whose palette indices are the classes, for people to look at: 0 is black, neighbours differ strongly.
-    /// Grey with 16 bits when a class above 255 occurs, since palettes end there.
+    /// A PNG whose palette indices are the classes, for viewing: class 0 is black, neighbouring classes differ strongly. Grey with 16 bits
+    /// if a class above 255 occurs, since palettes end there.
     ///
     /// # Errors
     /// If the encoder refuses the size (a side of zero).
@@ -85,7 +85,7 @@ impl Mask {
         self.encode(png::ColorType::Indexed, png::BitDepth::Eight, &self.low())
     }
 
-    /// The classes as bytes, where all of them fit.
+    /// The classes as bytes, if all of them fit.
     fn low(&self) -> Vec<u8> {
         self.classes.iter().map(|class| *class as u8).collect()
     }
@@ -143,8 +143,8 @@ impl Mask {
     }
 }
 
-/// A colour per class: the bits of the class, three at a time, become the high bits of red, green and blue. The map
-/// that PASCAL VOC's annotations made common.
+/// A colour per class: the bits of the class, three at a time, become the high bits of red, green and blue. This is the colour map that
+/// PASCAL VOC's annotations made common.
 fn tint(class: u8) -> [u8; 3] {
     let mut color = [0; 3];
     let mut rest = class;

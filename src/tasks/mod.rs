@@ -1,11 +1,11 @@
-//! Engine outputs to answers. Pure: no clock, no lock, no file.
+//! From engine outputs to answers. Pure: no clock, no lock, no file.
 //!
-//! A [`Task`] is made from a manifest, [resolved](Task::resolve) once against the model's [`Signature`], and then
-//! turns the outputs of one item into an [`Answer`]. How answers are written on the wire is not known here.
+//! A [`Task`] is made from a manifest, [resolved](Task::resolve) once against the model's [`Signature`], and then turns the outputs of one
+//! item into an [`Answer`]. This module does not know how answers are written on the wire.
 //!
-//! - [`classify`]: scores to the best classes.
-//! - [`detect`]: YOLO-style, boxes/scores/classes and end-to-end outputs to boxes in the posted image, and what is said of each
-//!   beside; [`nms`] thins them out, those that are turned as a [`quad`].
+//! - [`classify`]: from scores to the best classes.
+//! - [`detect`]: from YOLO-style, boxes/scores/classes and end-to-end outputs to boxes in the posted image, and what a model says about
+//!   each box; [`nms`] suppresses overlapping boxes, rotated ones as a [`quad`].
 //! - [`segment`]: class maps to a [`mask`] of the posted image's size, with its PNG and run-length renderings.
 //! - [`image`]: an output that is a [`picture`], with its PNG and TIFF renderings.
 //! - `planes`: where rows, columns and channels lie in an output that is a map of the image.
@@ -54,17 +54,17 @@ pub enum Task {
     Detect(Box<Detect>),
     /// A class per pixel.
     Segment(Segment),
-    /// Another picture: larger, without noise, of depths.
+    /// Another picture: larger, denoised, or of depths.
     Image(Image),
     /// A vector.
     Embed(Embed),
-    /// Whatever the model gives.
+    /// The outputs as the model gives them.
     Tensors,
-    /// Spots, fitted: tables of them are made in [`localize`].
+    /// Fitted spots; [`localize`] makes their tables.
     Localize,
 }
 
-/// What a caller gets for one item.
+/// The result for one item.
 #[derive(Debug, Clone)]
 pub enum Answer {
     /// The best classes, best first.
@@ -95,11 +95,11 @@ impl Task {
         }
     }
 
-    /// Checks the settings against the model and fills in what they leave open, such as output names. What is resolved may be so again,
-    /// against outputs whose shapes were seen: numbers have no part in it.
+    /// Checks the settings against the model and fills in what they leave open, such as output names. A resolved task may be resolved
+    /// again, against outputs whose shapes have been seen; their values do not matter.
     ///
-    /// `input` is the width and height of the model's image input in pixels; `None` where images are not taken, or keep
-    /// their own size. `batch_axis` says whether the image input has one.
+    /// `input` is the width and height of the model's image input in pixels; `None` if the model takes no images, or images keep their own
+    /// size. `batch_axis` says whether the image input has a batch axis.
     ///
     /// # Errors
     /// Outputs that are missing, ambiguous, or of a shape that cannot hold such an answer; labels that do not fit.
@@ -121,8 +121,8 @@ impl Task {
         })
     }
 
-    /// Whether the outputs that the task reads can have a batch axis, for a resolved task. Detectors that give boxes as
-    /// `[N, 4]` cannot: their free first axis counts boxes, although it looks like a batch axis.
+    /// Whether the outputs that a resolved task reads can have a batch axis. Detectors that give boxes as `[N, 4]` cannot: their free first
+    /// axis counts boxes, although it looks like a batch axis.
     pub fn can_batch(&self, signature: &Signature) -> bool {
         match self {
             Task::Detect(task) => task.can_batch(signature),
@@ -130,11 +130,12 @@ impl Task {
         }
     }
 
-    /// What of the outputs a resolved task needs, where that is much less than they are. [`Task::answer`] takes what is left as well.
+    /// The part of the outputs that a resolved task needs, if that is much smaller than the outputs. [`Task::answer`] accepts this part as
+    /// well.
     ///
-    /// A classifier's best classes, a mask's classes, and of YOLO's boxes those of the score asked for; boxes in outputs of their own
-    /// are few. What overlaps is sorted out here, where it is known where in the model's input the posted image lay: a box beside the
-    /// image is none, and must cover none before that is seen.
+    /// That is a classifier's best classes, a mask's classes, and the YOLO boxes that reach the minimum score; separate outputs for boxes
+    /// hold few boxes. Overlapping boxes are suppressed here, because the placement of the posted image in the input is known here: a box
+    /// outside the image is dropped, and must not suppress another one before.
     pub fn reduction(&self, signature: &Signature) -> Option<Reduction> {
         match self {
             Task::Classify(task) => task.best(signature).map(Reduction::Classify),
@@ -144,7 +145,7 @@ impl Task {
         }
     }
 
-    /// What to say of outputs that a resolved task has a key for, and that are left unread, or as they are, without it.
+    /// Hints about outputs that a resolved task could read with a further setting, and now ignores or takes unchanged.
     pub fn unread(&self, signature: &Signature) -> Vec<String> {
         match self {
             Task::Detect(task) => task.unread(signature),
@@ -153,8 +154,8 @@ impl Task {
         }
     }
 
-    /// Whether boxes in what [`answer`](Task::answer) takes are read as pixels and seem to be parts of the input's size. `None` where
-    /// there are no boxes to tell it.
+    /// Whether the boxes that [`answer`](Task::answer) takes are read as pixels but seem to be fractions of the input's size. `None` if
+    /// there are no boxes to tell.
     pub fn seem_parts(
         &self,
         outputs: &[Tensor],
@@ -168,7 +169,7 @@ impl Task {
         }
     }
 
-    /// Whether what an engine leaves of the outputs for `model`'s task is enough for this one, which a request has changed.
+    /// Whether what an engine leaves of the outputs for `model`'s task is enough for this task, which a request has changed.
     pub fn is_left_by(&self, model: &Task) -> bool {
         match (self, model) {
             (Task::Classify(asked), Task::Classify(left)) => asked.top_k <= left.top_k,
@@ -178,13 +179,13 @@ impl Task {
 
     /// The answer for one item.
     ///
-    /// `outputs` are in the order of the signature's outputs and belong to one item: a batch axis is still there and
-    /// is 1; models without a batch axis give their outputs whole. `placement` says where the model's input lay in
-    /// the posted image; without one, coordinates stay in pixels of the model's input.
+    /// `outputs` are in the order of the signature's outputs and belong to one item: a batch axis is still there and is 1; models without a
+    /// batch axis give their outputs whole. `placement` says where the posted image lies in the model's input; without one, coordinates
+    /// stay in pixels of the model's input.
     ///
     /// # Errors
-    /// Outputs of another shape than the task needs (names the output, what it is and what was expected), and
-    /// numbers that are not finite, but in a picture.
+    /// Outputs whose shape does not fit the task (with the output's name, its shape and the expected one), and numbers that are not finite,
+    /// except in a picture.
     pub fn answer(
         &self,
         outputs: &[Tensor],
@@ -204,7 +205,7 @@ impl Task {
     }
 }
 
-/// One item's outputs under their names.
+/// One item's outputs and their names.
 struct Outputs<'a> {
     tensors: &'a [Tensor],
     signature: &'a Signature,
@@ -222,7 +223,7 @@ impl<'a> Outputs<'a> {
         Ok(Outputs { tensors, signature })
     }
 
-    /// The output that a setting names; the only one where the setting is open.
+    /// The output that a setting names; the only one if the setting is open.
     fn get(&self, name: Option<&str>) -> Result<Output<'a>, String> {
         let index = match name {
             Some(name) => self.signature.outputs.iter().position(|o| o.name == name),
@@ -243,7 +244,7 @@ struct Output<'a> {
 }
 
 impl Output<'_> {
-    /// The elements as `f32`, whatever they are.
+    /// The elements as `f32`, whatever their values.
     fn values(&self) -> Result<Vec<f32>, String> {
         let numbers = self
             .tensor
@@ -261,12 +262,12 @@ impl Output<'_> {
         Ok(numbers)
     }
 
-    /// The same; none of them is NaN.
+    /// The elements as `f32`, none of which is NaN.
     fn numbers(&self) -> Result<Vec<f32>, String> {
         self.first_numbers(usize::MAX)
     }
 
-    /// So many of them, or all where there are no more; behind them may be anything.
+    /// The first `count` elements, or all if there are fewer; later ones are not checked.
     fn first_numbers(&self, count: usize) -> Result<Vec<f32>, String> {
         let mut numbers = self.values()?;
         numbers.truncate(count);
@@ -285,7 +286,7 @@ impl Output<'_> {
     }
 }
 
-/// The mistake of an output whose shape cannot hold the answer.
+/// The error for an output whose shape cannot hold the answer.
 fn wrong_shape(name: &str, shape: &[Dim], expected: &str) -> String {
     format!("output {name:?} has shape {}, expected {expected}", show(shape))
 }
@@ -316,7 +317,7 @@ fn choose<'a>(signature: &'a Signature, name: Option<&str>, key: &str) -> Result
     chosen.and_then(numeric)
 }
 
-/// The output, unless it is of strings.
+/// The output, unless its type is strings.
 fn numeric(output: &TensorSpec) -> Result<&TensorSpec, String> {
     match output.datatype {
         DataType::Bytes => Err(format!("output {:?} is {}, expected numbers", output.name, output.datatype)),

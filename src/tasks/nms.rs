@@ -2,8 +2,8 @@
 
 use super::quad::{self, Quad};
 
-/// Candidates that are looked at: the best ones, if a model gives more. Others cut here too; it bounds the work per
-/// image at this many times the number of detections answered.
+/// The best candidates are examined, at most this many. Other implementations have the same limit. It bounds the work per image to this
+/// many times the number of detections in the answer.
 pub const CANDIDATES_MAX: usize = 30_000;
 
 /// A box that may become a detection.
@@ -15,16 +15,17 @@ pub struct Candidate {
     pub score: f32,
     /// Class index.
     pub class: usize,
-    /// The corners of one that is turned; `corners` are then those of the upright box around it.
+    /// The corners of a rotated box; `corners` are then those of the upright box around it.
     pub quad: Option<Quad>,
-    /// Which of all that were found it is.
+    /// Its index among all boxes that were found.
     pub from: usize,
 }
 
-/// The candidates that stay, highest score first, equal scores in the order they came (0 is above -0, as on GPUs); at most `detections_max`.
+/// The candidates that are kept, highest score first, equal scores in the order they came (0 is above -0, as on GPUs); at most
+/// `detections_max`.
 ///
-/// A candidate goes when it overlaps a better one of its own class by more than `iou_max` (intersection over union);
-/// at 1 all stay.
+/// A candidate is suppressed if it overlaps a better one of its own class by more than `iou_max` (intersection over union); at 1 all are
+/// kept.
 pub fn suppress(mut candidates: Vec<Candidate>, iou_max: f32, detections_max: usize) -> Vec<Candidate> {
     // The sort is stable, so ties keep their order.
     candidates.sort_by(|a, b| b.score.total_cmp(&a.score));
@@ -45,7 +46,7 @@ pub fn suppress(mut candidates: Vec<Candidate>, iou_max: f32, detections_max: us
     kept
 }
 
-/// Intersection over union; of boxes that are turned, their own.
+/// Intersection over union; for rotated boxes, that of the rotated boxes themselves.
 fn overlap(a: &Candidate, b: &Candidate) -> f32 {
     let upright = iou(&a.corners, &b.corners);
     match (&a.quad, &b.quad) {
@@ -94,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_box_goes_when_a_better_one_that_stays_covers_it() {
-        // b goes because of a; c stays, since b is gone.
+        // b is suppressed by a; c is kept, since b is gone.
         assert_eq!(scores(&suppress(row(), 0.3, 10)), [0.9, 0.7]);
         assert_eq!(scores(&suppress(row(), 0.34, 10)), [0.9, 0.8, 0.7]);
         assert_eq!(scores(&suppress(row(), 1.0, 2)), [0.9, 0.8]);

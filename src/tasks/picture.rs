@@ -1,4 +1,4 @@
-//! A picture that a network made, and what can be sent of it: PNG bytes, or its values as a TIFF.
+//! A picture that a network made, and its forms in answers: PNG bytes, or its values as a TIFF.
 
 use super::image::Range;
 use std::io::Cursor;
@@ -14,19 +14,19 @@ pub struct Picture {
     pub width: u32,
     /// Rows.
     pub height: u32,
-    /// 1 is grey, 3 are red, green and blue, 4 the same and alpha.
+    /// 1 for grey, 3 for red, green and blue, 4 for these and alpha.
     pub channels: u8,
-    /// Bits of a channel of its PNG: 8 or 16.
+    /// Bits per channel in its PNG: 8 or 16.
     pub depth: u8,
-    /// The values that are black and white there.
+    /// The values that are black and white in the PNG.
     pub range: [f32; 2],
-    /// Row by row, the channels of a pixel side by side.
+    /// Row by row, with the channels of a pixel interleaved.
     pub values: Vec<f32>,
 }
 
 impl Picture {
-    /// Of values that are as many as the extents say, which may be any numbers. Of an automatic range the least and the greatest that are
-    /// finite are black and white.
+    /// From as many values as the extents say; any numbers are accepted. For an automatic range, the smallest and the largest finite value
+    /// are black and white.
     pub(super) fn new(
         [width, height]: [u32; 2],
         channels: u8,
@@ -45,7 +45,7 @@ impl Picture {
         Picture { width, height, channels, depth, range, values }
     }
 
-    /// A PNG of as many bits as [`depth`](Picture::depth) says. What is beyond black or white is black or white, and so is NaN black.
+    /// A PNG with [`depth`](Picture::depth) bits per channel. Values beyond black or white become black or white; NaN becomes black.
     ///
     /// # Errors
     /// If the encoder refuses the size.
@@ -56,7 +56,7 @@ impl Picture {
             _ => png::ColorType::Rgba,
         };
         let [black, white] = self.range.map(f64::from);
-        // From 0 to 1; a range without extent gives NaN and infinities, of which a cast makes black and white.
+        // From 0 to 1. An empty range gives NaN and infinities, which the cast turns into black and white.
         let part = |value: f32| ((f64::from(value) - black) / (white - black)).clamp(0.0, 1.0);
         let (depth, data): (_, Vec<u8>) = if self.depth == 16 {
             let sample = |value: &f32| ((part(*value) * 65535.0).round() as u16).to_be_bytes();
@@ -69,7 +69,7 @@ impl Picture {
             .map_err(|error| format!("cannot write a picture {error}"))
     }
 
-    /// An uncompressed TIFF of 32-bit floating point numbers: the values as they are.
+    /// An uncompressed TIFF of 32-bit floating-point numbers: the values unchanged.
     ///
     /// # Errors
     /// If the encoder refuses the size: 4 GiB and more.
@@ -93,10 +93,10 @@ impl Picture {
     }
 }
 
-/// A PNG, quickly made, with what is told the encoder beside.
+/// A PNG that is encoded fast; `beside` sets further options of the encoder.
 ///
 /// # Errors
-/// What the encoder says, behind the size that it is about.
+/// The encoder's error, with the size in front.
 pub(super) fn encode(
     [width, height]: [u32; 2],
     color: png::ColorType,
@@ -108,7 +108,7 @@ pub(super) fn encode(
     let mut encoder = png::Encoder::new(&mut bytes, width, height);
     encoder.set_color(color);
     encoder.set_depth(depth);
-    // Masks are flat: this makes them small enough. Of pictures little can be saved.
+    // Masks are flat, so this makes them small enough. Pictures compress little anyway.
     encoder.set_compression(png::Compression::Fast);
     let failed = |error: png::EncodingError| format!("of {width} x {height} pixels as PNG: {error}");
     beside(&mut encoder).map_err(failed)?;
@@ -131,7 +131,7 @@ mod tests {
         Picture::new([width, 1], channels, values.to_vec(), range, depth)
     }
 
-    /// What a PNG of these values has: its colour type, and its bytes.
+    /// The content of a PNG of these values: its colour type, and its bytes.
     fn samples(picture: &Picture) -> (png::ColorType, Vec<u8>) {
         let bytes = picture.to_png().unwrap();
         let mut reader = png::Decoder::new(Cursor::new(bytes)).read_info().unwrap();
@@ -148,7 +148,7 @@ mod tests {
             [-0.5, 0.0, 0.4 / 255.0, 0.6 / 255.0, 1.0, 7.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
         let grey = picture(1, Range::Of([0.0, 1.0]), 8, &values);
         assert_eq!(samples(&grey), (png::ColorType::Grayscale, vec![0, 0, 0, 1, 255, 255, 0, 255, 0]));
-        // What is nearer than the least may be white, as depths are shown.
+        // Smaller values may be white, as depth maps are often shown.
         let turned = picture(1, Range::Of([1.0, 0.0]), 8, &values);
         assert_eq!(samples(&turned).1, [255, 255, 255, 254, 0, 0, 0, 0, 255]);
         let bytes = picture(3, Range::Of([0.0, 255.0]), 8, &[0.0, 1.0, 254.0, 255.0, 127.4, 127.6]);
@@ -170,7 +170,7 @@ mod tests {
         check(&[-10.0, 0.0, 10.0, 30.0], [-10.0, 30.0], &[0, 64, 128, 255]);
         check(&[f32::NAN, 2.0, f32::INFINITY, 4.0], [2.0, 4.0], &[0, 0, 255, 255]);
         check(&[f32::MIN, f32::MAX, 0.0], [f32::MIN, f32::MAX], &[0, 255, 128]);
-        // Of one value all is black, and of none.
+        // A picture of equal values is all black, and so is one without finite values.
         check(&[3.0, 3.0], [3.0, 3.0], &[0, 0]);
         check(&[f32::NAN, f32::NAN], [0.0, 0.0], &[0, 0]);
     }

@@ -6,7 +6,7 @@ use crate::{
     image::Layout,
 };
 
-/// What the axes of an output are.
+/// The meaning of an output's axes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Planes {
     pub(super) layout: Layout,
@@ -16,7 +16,7 @@ pub(super) struct Planes {
 }
 
 impl Planes {
-    /// Three axes, read so.
+    /// Three axes in the given layout.
     pub(super) fn of([a, b, c]: [Dim; 3], layout: Layout) -> Planes {
         let (channels, height, width) = match layout {
             Layout::Nchw => (a, b, c),
@@ -30,10 +30,11 @@ impl Planes {
         Planes { layout: Layout::Nchw, channels: Dim::Fixed(1), height, width }
     }
 
-    /// The only channel of an output `[N, H, W]`: beside a batch, three axes leave none for channels. None where the output is not so.
+    /// The planes of an output `[N, H, W]` with a single channel: with a batch axis, three axes leave none for channels. `None` for any
+    /// other output.
     ///
     /// # Errors
-    /// A first axis that may be the batch or a height, unless `layout` tells; `key` is the setting that does.
+    /// A first axis that may be either the batch or the height, unless `layout` is set; `key` is the setting for it.
     pub(super) fn only_beside_a_batch(
         output: &TensorSpec,
         signature: &Signature,
@@ -59,7 +60,7 @@ impl Planes {
     }
 }
 
-/// The axes of one item, without that of the batch.
+/// The axes of one item, without the batch axis.
 pub(super) fn of_item(shape: &[Dim]) -> Option<[Dim; 3]> {
     match *shape {
         [batch, a, b, c] if is_one(batch) => Some([a, b, c]),
@@ -68,12 +69,12 @@ pub(super) fn of_item(shape: &[Dim]) -> Option<[Dim; 3]> {
     }
 }
 
-/// The mistake of an output that nothing tells how to read; `key` is the setting that does.
+/// The error for an output that can be read in two ways; `key` is the setting that decides.
 pub(super) fn both_ways(name: &str, shape: &[Dim], key: &str) -> String {
     format!("output {name:?} of shape {} can be read both ways: set {key}", show(shape))
 }
 
-/// An extent of a tensor that is there.
+/// An extent of an actual tensor.
 pub(super) fn extent(dim: Dim) -> usize {
     match dim {
         Dim::Fixed(n) => n,

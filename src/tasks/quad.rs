@@ -1,10 +1,10 @@
-//! Boxes that are turned: four corners in the plane.
+//! Rotated boxes: four corners in the plane.
 
 /// Corners in order around a convex shape, each `[x, y]`.
 pub type Quad = [[f32; 2]; 4];
 
-/// The corners of a box of this centre and size, turned by `angle` radians from x towards y (clockwise in pictures): what is right and
-/// below before it turns, then left and below, left and above, right and above.
+/// The corners of a box with this centre and size, rotated by `angle` radians from x towards y (clockwise in pictures). In the unrotated
+/// box their order is: right and below, left and below, left and above, right and above.
 pub fn turned([x, y, width, height]: [f32; 4], angle: f32) -> Quad {
     let (sin, cos) = angle.sin_cos();
     let along = [width / 2.0 * cos, width / 2.0 * sin];
@@ -13,7 +13,7 @@ pub fn turned([x, y, width, height]: [f32; 4], angle: f32) -> Quad {
         .map(|[a, b]| [x + a * along[0] + b * across[0], y + a * along[1] + b * across[1]])
 }
 
-/// The upright box around it: left, top, right, bottom.
+/// The upright box around a quad: left, top, right, bottom.
 pub fn hull(quad: &Quad) -> [f32; 4] {
     let least = |axis: usize| quad.iter().map(|corner| corner[axis]).fold(f32::INFINITY, f32::min);
     let most = |axis: usize| quad.iter().map(|corner| corner[axis]).fold(f32::NEG_INFINITY, f32::max);
@@ -30,7 +30,7 @@ pub fn iou(a: &Quad, b: &Quad) -> f32 {
 
 /// The area of a shape whose corners are in order, by the shoelace formula.
 fn area<T: Copy + Into<f64>>(corners: &[[T; 2]]) -> f64 {
-    // About one of its corners: far from the origin little would be left of the digits.
+    // Relative to one of the corners: far from the origin few digits would be left.
     let Some(origin) = corners.first().map(|corner| corner.map(Into::into)) else {
         return 0.0;
     };
@@ -44,7 +44,7 @@ fn cross(a: [f64; 2], b: [f64; 2]) -> f64 {
     a[0] * b[1] - a[1] * b[0]
 }
 
-/// What of `a` lies in `b`: cut along each side of `b` in turn (Sutherland and Hodgman).
+/// The part of `a` that lies in `b`: `a` is clipped along each side of `b` in turn (Sutherland and Hodgman).
 fn shared(a: &Quad, b: &Quad) -> Vec<[f64; 2]> {
     let mut shape: Vec<[f64; 2]> = a.iter().map(|corner| corner.map(f64::from)).collect();
     let sides = b.map(|corner| corner.map(f64::from));
@@ -115,7 +115,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against points of a grid, which boxes hold by their own axes.
+        /// Compares with points of a grid, tested against each box in the box's own axes.
         #[test]
         fn overlap_is_what_points_of_a_grid_tell(a in any_box(), b in any_box()) {
             let (mut both, mut either) = (0_u32, 0_u32);

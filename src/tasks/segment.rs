@@ -13,16 +13,16 @@ use crate::{
 /// Settings of a segmentation model.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Segment {
-    /// The output to read; the only one when open.
+    /// The output to read. If not set: the only output.
     ///
-    /// Scores per class are `[1, C, H, W]` or `[1, H, W, C]` (without the 1 for models that do not batch): the class
-    /// of the highest one counts. One channel of scores is compared with the threshold; in models that batch it needs no
-    /// axis of its own. Integers without a channel axis, `[1, H, W]`, are classes already.
+    /// Scores per class are `[1, C, H, W]` or `[1, H, W, C]` (without the 1 for models that do not batch): the class with the highest score
+    /// counts. One channel of scores is compared with the threshold; in models that batch it needs no axis of its own. Integers without a
+    /// channel axis, `[1, H, W]`, are classes already.
     pub output: Option<String>,
-    /// Where the class axis is; open: found from the number of labels, else from which extents can be those of an image.
+    /// Where the class axis is. If not set: found from the number of labels; else from which extents can be those of an image.
     pub layout: Option<Layout>,
-    /// For one channel of scores: class 1 from here on, class 0 below. 0.5 is for probabilities, and for who does not say; for logits
-    /// it is 0.
+    /// For one channel of scores: class 1 from this value on, class 0 below. If not set: 0.5, which is right for probabilities; for logits
+    /// it should be 0.
     pub threshold: Option<f32>,
     /// Whether the output is one channel of scores, set by resolving.
     pub one_channel: bool,
@@ -30,23 +30,23 @@ pub struct Segment {
     pub input: Option<[u32; 2]>,
 }
 
-/// Of probabilities.
+/// The threshold for probabilities.
 const THRESHOLD: f32 = 0.5;
 
 const SHAPE: &str =
     "[1, classes, height, width], [1, height, width, classes], or integers of [1, height, width]";
 
-/// An output of transformers' that has masks, of which another says how much of each class is in them.
+/// An output of transformers' models that holds masks; another output says how much of each class is in them.
 const QUERIES: &str = "masks_queries_logits";
 
 /// How an output is read.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Reading {
-    /// Planes of scores.
+    /// Scores, a plane per class.
     First { classes: Dim, height: Dim, width: Dim },
-    /// Interleaved scores.
+    /// Scores, interleaved.
     Last { height: Dim, width: Dim, classes: Dim },
-    /// Classes.
+    /// Class numbers.
     Given { height: Dim, width: Dim },
 }
 
@@ -68,7 +68,7 @@ impl Segment {
         }
         let output = choose(signature, self.output.as_deref(), "segment.output")?;
         self.input = input;
-        // Where the file leaves open what could tell, it is asked again once a shape was seen.
+        // If the file leaves this open, resolving is repeated once a shape has been seen.
         let untold = match output.shape[..] {
             [] => true,
             [_, Dim::Free, _, Dim::Free] => input.is_some() && self.layout.is_none(),
@@ -97,7 +97,7 @@ impl Segment {
                     _ => why,
                 })?;
             }
-            // Settled for every size that an answer may have.
+            // The layout is settled for every size that an answer may have.
             self.layout = match reading {
                 Reading::First { .. } => Some(Layout::Nchw),
                 Reading::Last { .. } => Some(Layout::Nhwc),
@@ -108,7 +108,7 @@ impl Segment {
         Ok(self)
     }
 
-    /// How an engine may find the classes, where the output is of scores whose axes are known.
+    /// How an engine may find the classes, if the output holds scores whose axes are known.
     pub(super) fn class_map(&self, signature: &Signature) -> Option<ClassMap> {
         let output =
             signature.outputs.iter().position(|output| Some(&output.name) == self.output.as_ref())?;
@@ -117,7 +117,7 @@ impl Segment {
         scores.then_some(ClassMap { output, last, threshold: self.threshold() })
     }
 
-    /// The output, where it is compared with a threshold that nobody has said.
+    /// The output, if it is compared with a threshold that is not set.
     pub fn compared_unsaid<'a>(&self, signature: &'a Signature) -> Option<&'a str> {
         let is_unsaid = self.one_channel && self.threshold.is_none();
         let output = signature.outputs.iter().find(|output| Some(&output.name) == self.output.as_ref())?;
@@ -128,7 +128,7 @@ impl Segment {
         self.threshold.unwrap_or(THRESHOLD)
     }
 
-    /// The mask at the posted image's size; at the output's own without a placement.
+    /// The mask at the posted image's size; without a placement, at the output's own size.
     pub(super) fn answer(
         &self,
         outputs: &Outputs<'_>,
@@ -137,7 +137,7 @@ impl Segment {
     ) -> Result<Mask, String> {
         let output = outputs.get(self.output.as_deref())?;
         let shape = output.shape();
-        // An image that keeps its size is the input.
+        // An image that keeps its size has the size of the input.
         let input = self.input.or(placement.map(|placement| placement.source.into()));
         let (classes, [width, height]) =
             match self.reading(output.name, output.tensor.datatype, &shape, labels, input)? {
@@ -165,7 +165,8 @@ impl Segment {
         Ok(Mask::new(source_width, source_height, mapped, labels))
     }
 
-    /// From scores to the class of each pixel: the best, the first of equals; one channel against the threshold.
+    /// From scores to the class of each pixel: the best class, the first if several are equal; a single channel is compared with the
+    /// threshold.
     fn best(&self, output: &Output<'_>, classes: usize, planes: bool) -> Result<Vec<u16>, String> {
         if classes == 0 || classes > usize::from(u16::MAX) + 1 {
             return Err(wrong_shape(output.name, &output.shape(), "1 to 65536 classes"));
@@ -204,7 +205,7 @@ impl Segment {
         }
     }
 
-    /// Which axes are what, by the model file: beside a batch, three axes leave none for classes.
+    /// The meaning of the axes, from the model file. With a batch axis, three axes leave none for classes.
     fn reading_of_file(
         &self,
         output: &TensorSpec,
@@ -221,7 +222,7 @@ impl Segment {
         self.reading(&output.name, output.datatype, &output.shape, labels, self.input)
     }
 
-    /// Which axes are what, for a model whose input has this width and height.
+    /// The meaning of the axes, for a model whose input has this width and height.
     fn reading(
         &self,
         name: &str,
@@ -242,7 +243,7 @@ impl Segment {
             .ok_or_else(|| both_ways(name, shape, "segment.layout"))?;
         let [classes, height, width] = if last { [c, a, b] } else { [a, b, c] };
         Ok(match last {
-            // One channel of integers is classes, not scores.
+            // A single channel of integers is classes, not scores.
             _ if integers && classes == Dim::Fixed(1) => Reading::Given { height, width },
             true => Reading::Last { height, width, classes },
             false => Reading::First { classes, height, width },
@@ -250,8 +251,8 @@ impl Segment {
     }
 }
 
-/// Whether the channels of a map of these extents come behind its rows and columns, or before them; nothing where both may be. What is
-/// said comes before what so many labels tell, and that before what the input's size does.
+/// Whether the channels of a map with these extents come after its rows and columns, or before them; `None` if both are possible. The
+/// layout setting decides first, then the number of labels, then the input's size.
 fn channels_last(
     [a, b, c]: [Dim; 3],
     layout: Option<Layout>,
@@ -269,7 +270,7 @@ fn channels_last(
         (Dim::Fixed(1), _) => false,
         (_, Dim::Fixed(1)) => true,
         _ if of_image(b, c) != of_image(a, b) => of_image(a, b),
-        // Where neither is the image, nor both: a square beside another extent.
+        // If the size of the image does not decide: a square beside a different extent is the image.
         _ if b == c && a != b => false,
         _ if a == b && b != c => true,
         (Dim::Fixed(_), Dim::Free) => false,
@@ -278,13 +279,13 @@ fn channels_last(
     })
 }
 
-/// Whether numbers of this type are classes, unless they have an axis for scores.
+/// Whether numbers of this type are classes, unless there is an axis for scores.
 fn is_integers(datatype: DataType) -> bool {
     !matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64)
 }
 
-/// Whether a map of these extents is of an image of this width and height: in its proportions, or a whole number of times smaller
-/// with both sides rounded alike.
+/// Whether a map with these extents can show an image of this width and height: it has the same proportions, or is a whole number of times
+/// smaller with both sides rounded alike.
 fn is_of_image([width, height]: [u32; 2], rows: Dim, columns: Dim) -> bool {
     let (Dim::Fixed(rows), Dim::Fixed(columns)) = (rows, columns) else { return false };
     let [width, height] = [width as usize, height as usize];
@@ -294,7 +295,7 @@ fn is_of_image([width, height]: [u32; 2], rows: Dim, columns: Dim) -> bool {
     rows.checked_mul(width) == columns.checked_mul(height) || (1..=width.min(height)).any(smaller)
 }
 
-/// Classes that the model gives as numbers.
+/// The class numbers that the model gives.
 fn given(output: &Output<'_>) -> Result<Vec<u16>, String> {
     output
         .numbers()?
@@ -309,8 +310,8 @@ fn given(output: &Output<'_>) -> Result<Vec<u16>, String> {
         .collect()
 }
 
-/// For each pixel of the posted image along one axis, the element of the output under its centre, all of which the model has seen.
-/// `to_input` leads to pixels of the model's input.
+/// For each pixel of the posted image along one axis, the element of the output under the pixel's centre. The model must have seen all of
+/// the image. `to_input` maps to pixels of the model's input.
 fn nearest(source: u32, input: u32, output: usize, to_input: impl Fn(f32) -> f32) -> Vec<usize> {
     let ratio = output as f32 / input as f32;
     (0..source).map(|pixel| ((to_input(pixel as f32 + 0.5) * ratio) as usize).min(output - 1)).collect()
@@ -383,13 +384,13 @@ mod tests {
         check([512, 512], &[-1, 150, 128, 128], nchw);
         check([512, 512], &[-1, 128, 128, 150], nhwc);
         check([512, 512], &[-1, 2, 512, 512], nchw);
-        // A batch that is fixed, a side that is rounded up, and one that is rounded down.
+        // A fixed batch axis, a side that is rounded up, and one that is rounded down.
         check([1024, 512], &[1, 150, 64, 128], nchw);
         check([1025, 513], &[1, 65, 129, 150], nhwc);
         check([1025, 513], &[1, 150, 64, 128], nchw);
-        // Not in the image's proportions, but a square.
+        // Not the image's proportions, but a square.
         check([640, 480], &[1, 150, 100, 100], nchw);
-        // Of which neither reading is of the image, or both are.
+        // Neither reading matches the image, or both do.
         check([512, 512], &[1, 19, 100, 120], None);
         check([1024, 512], &[1, 32, 64, 128], None);
         check([64, 64], &[1, 64, 64, 64], None);
@@ -422,7 +423,7 @@ mod tests {
     fn one_channel_of_a_model_that_batches_needs_no_axis_of_its_own() {
         let labels = Labels::parse("background\nspot").unwrap();
         let tensors = [floats(&[1, 3, 2], &[0.2, 0.5, 0.7, 0.49, 0.1, 0.9])];
-        // As wide as there are classes, and the image input has its batch axis fixed, too.
+        // As wide as there are classes; and the image input has a fixed batch axis, too.
         for (input, output) in [([-1, 3, 8, 8], [-1, 3, 2]), ([1, 3, 8, 8], [1, 3, 2])] {
             let mut signature = signature(&[("map", &output)]);
             signature.inputs = vec![spec("images", DataType::Fp32, &input)];
@@ -430,12 +431,12 @@ mod tests {
             let mask = task.answer(&Outputs::new(&tensors, &signature).unwrap(), &labels, None).unwrap();
             assert_eq!((mask.width, mask.height, &mask.classes[..]), (2, 3, &[0, 1, 1, 0, 0, 1][..]));
         }
-        // Another output says that the model does not batch: then the first axis may be the height.
+        // Another output shows that the model does not batch: then the first axis may be the height.
         let signature = signature(&[("map", &[-1, 3, 2]), ("other", &[5])]);
         let task = Segment { output: Some("map".to_owned()), ..Segment::default() };
         let error = task.clone().resolve(&signature, &labels, None, true).unwrap_err();
         assert!(error.contains("of shape [?, 3, 2]") && error.contains("add a channel axis"), "{error}");
-        // So it is where the image has no batch axis.
+        // It is the height if the image has no batch axis.
         let planes = [floats(&[1, 3, 2], &[1.0, 2.0, 2.0, 1.0, 1.0, 1.0]), floats(&[5], &[0.0; 5])];
         let task = task.resolve(&signature, &labels, None, false).unwrap();
         let mask = task.answer(&Outputs::new(&planes, &signature).unwrap(), &labels, None).unwrap();
@@ -470,7 +471,7 @@ mod tests {
         let signature = signature(&[("map", &[-1, 2, -1, -1])]);
         let task = Segment::default().resolve(&signature, &labels, None, true).unwrap();
         let placement = Preprocess { resize: Resize::Exact, ..Preprocess::new(4, 2) }.placement(4, 2);
-        // Two classes over 1 × 2: as many columns as classes, which the model file has settled.
+        // Two classes over 1 × 2: as many columns as classes; the model file has settled the layout.
         let tensors = [floats(&[1, 2, 1, 2], &[1.0, 0.0, 0.0, 1.0])];
         let outputs = Outputs::new(&tensors, &signature).unwrap();
         let mask = task.answer(&outputs, &labels, Some(&placement)).unwrap();

@@ -20,7 +20,7 @@ const fn of(padding: DecodePaddingMode) -> GeneralPurpose {
     GeneralPurpose::new(&STANDARD, GeneralPurposeConfig::new().with_decode_padding_mode(padding))
 }
 
-/// Text that is not base64: the position of the error, and a hint what may be meant.
+/// Text that is not base64: the position of the error, and a hint at what may be meant.
 #[derive(Debug, thiserror::Error)]
 #[error("{}{hint}", error.to_string().to_lowercase().trim_end_matches('.'))]
 pub(in crate::http) struct NotBase64 {

@@ -19,7 +19,7 @@ const RANK_MAX: usize = 16;
 /// The number of elements of a shape.
 ///
 /// # Errors
-/// 400 for more than 16 extents, or for more elements than a `usize` can count.
+/// 400 for more than 16 extents, or for more elements than can be counted.
 pub fn elements(name: &str, shape: &[usize]) -> Result<usize, InferError> {
     if shape.len() > RANK_MAX {
         return Err(InferError::BadRequest(format!(

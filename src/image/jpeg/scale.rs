@@ -1,18 +1,18 @@
-//! At which scale a JPEG is decoded: the smallest that leaves enough of its brightness and of its colours.
+//! The scale at which a JPEG is decoded: the smallest that leaves enough detail in both brightness and colour.
 
 use crate::image::{Enough, Orientation};
 
 /// DCT scales in eighths, smallest first: those for which libjpeg-turbo has fast inverse transforms.
 const EIGHTHS: [u32; 4] = [1, 2, 4, 8];
 
-/// How many times the wanted size a scaled image must be, so that what is lost is far below one grey level.
+/// A scaled image must be at least this many times the wanted size, so that the loss is far below one grey level.
 const OVERSAMPLING: u32 = 2;
 
-/// Of how many pixels a side is at least, the last of which the image covers in part: resizing takes that for a whole one, which
-/// shows where there are few.
+/// The fewest pixels a scaled side may have if the image covers its last pixel only in part. Resizing treats that pixel as a whole one,
+/// which shows where there are few.
 const PARTLY_COVERED_MIN: u32 = 16;
 
-/// How often each component is sampled along x and y, relative to each other; zeros for components that there are not.
+/// How often each component is sampled along x and y, relative to the others; zeros for components that do not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(in crate::image) struct Sampling([(u32, u32); 4]);
 
@@ -44,7 +44,7 @@ impl Sampling {
                 && is_covered(size.1, eighths)
                 && self.0.iter().filter(|of| of.0 > 0 && of.1 > 0).all(|&of| {
                     let own = own_eighths(of, most, eighths);
-                    // At its full size nothing of it is lost, however little there is.
+                    // At full size nothing of the component is lost, however small it is.
                     own == 8
                         || is_large(size.0, own, (of.0, most.0), wanted.0)
                             && is_large(size.1, own, (of.1, most.1), wanted.1)
@@ -54,9 +54,9 @@ impl Sampling {
     }
 }
 
-/// The scale of a component that is sampled less often: twice the image's as long as it does not become larger than the image so,
-/// along neither side, which is what the library does. So chroma of half the samples along both sides is none the worse for it, and
-/// chroma of half along one is.
+/// The scale of a subsampled component. It is twice the image's, and doubled again, as long as the component does not become larger than
+/// the image along either side: the library does the same. So chroma with half the samples along both sides loses nothing by scaling, and
+/// chroma with half along one side does.
 fn own_eighths(of: (u32, u32), most: (u32, u32), eighths: u32) -> u32 {
     let mut own = eighths;
     while own < 8
@@ -68,13 +68,13 @@ fn own_eighths(of: (u32, u32), most: (u32, u32), eighths: u32) -> u32 {
     own
 }
 
-/// Whether a component has the samples that are needed along a side of the image.
+/// Whether a component keeps enough samples along a side of the image.
 fn is_large(side: u32, eighths: u32, (of, most): (u32, u32), wanted: u32) -> bool {
     let samples = (u64::from(side) * u64::from(of * eighths)).div_ceil(u64::from(8 * most));
     samples >= u64::from(wanted) * u64::from(OVERSAMPLING)
 }
 
-/// Whether the image covers the last pixel of a side, as far as that matters.
+/// Whether the image covers the last pixel of a scaled side, or the side is long enough for that not to matter.
 fn is_covered(side: u32, eighths: u32) -> bool {
     let scaled = scaled(side, eighths);
     scaled >= PARTLY_COVERED_MIN || u64::from(side) * u64::from(eighths) == 8 * u64::from(scaled)
@@ -89,7 +89,7 @@ pub(in crate::image) fn scaled(side: u32, eighths: u32) -> u32 {
 mod tests {
     use super::*;
 
-    /// The scale at which colours of so many samples a side, of brightness of 4 x 4, are as many as wanted of 4096 x 4096 pixels.
+    /// The scale for an image of 4096 x 4096 pixels whose brightness is sampled 4 x 4 and whose colours are sampled as `chroma`.
     fn eighths(chroma: (u8, u8), wanted: (u32, u32)) -> u32 {
         let chroma = chroma.0 << 4 | chroma.1;
         let sampling = Sampling::of(&[1, 0x44, 0, 2, chroma, 1, 3, chroma, 1]);
@@ -99,20 +99,20 @@ mod tests {
     #[test]
     fn of_colours_as_much_is_left_as_of_brightness() {
         let both = |chroma| [256, 128, 64].map(|wanted| eighths(chroma, (wanted, wanted)));
-        // 4:4:4 and 4:2:0: 512 pixels of all are twice 256.
+        // 4:4:4 and 4:2:0: 512 samples of each component are twice 256.
         assert_eq!(both((4, 4)), [1, 1, 1]);
         assert_eq!(both((2, 2)), [1, 1, 1]);
         assert_eq!(both((1, 1)), [1, 1, 1]);
-        // 4:2:2 and 4:4:0: of colours only half as many.
+        // 4:2:2 and 4:4:0: half as many samples of colour.
         assert_eq!(both((2, 4)), [2, 1, 1]);
         assert_eq!(both((4, 2)), [2, 1, 1]);
-        // 4:1:1: a quarter; and 4:1:0, of which the library makes half.
+        // 4:1:1: a quarter as many; and 4:1:0, for which the library makes half as many.
         assert_eq!(both((1, 4)), [4, 2, 1]);
         assert_eq!(both((1, 2)), [2, 1, 1]);
-        // The side that lacks nothing may be wanted larger.
+        // The side that is fully sampled may be wanted larger.
         assert_eq!(eighths((2, 4), (128, 256)), 1);
         assert_eq!(eighths((2, 4), (256, 128)), 2);
-        // At half the size 4:2:0 has all the colours that there are.
+        // At half the size, 4:2:0 keeps all its colour samples.
         assert_eq!(eighths((2, 2), (1024, 1024)), 4);
         assert_eq!(eighths((2, 4), (1024, 1024)), 8);
     }

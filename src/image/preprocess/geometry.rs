@@ -1,4 +1,4 @@
-//! Which part of a model's input an image fills, and which part of the frame goes there.
+//! The part of a model's input that an image fills, and the part of the frame that goes there.
 
 use super::{Placement, Preprocess, Resize};
 use crate::{error::InferError, image::Region};
@@ -16,18 +16,18 @@ pub struct Window {
     pub height: usize,
 }
 
-/// What is resized to what.
+/// The source and the target of a resize.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Geometry {
     /// The part of the input that is filled.
     pub window: Window,
-    /// What fills it, in pixels of the frame: fractions matter, as does the neighbourhood beyond its edges, which the
-    /// resizer sees too. So the result is that of resizing everything and then cutting.
+    /// The part of the frame that fills it, in pixels of the frame. Fractions matter. The resizer also sees the neighbourhood beyond the
+    /// edges of this part, so that the result is the same as resizing everything and then cropping.
     pub from: Region,
 }
 
 impl Preprocess {
-    /// Whether an image of this size is taken at all.
+    /// Checks whether an image of this size is accepted at all.
     ///
     /// # Errors
     /// [`InferError::BadRequest`] when the image must have the input's size and has another.
@@ -35,7 +35,7 @@ impl Preprocess {
         if self.resize != Resize::Exact {
             return Ok(());
         }
-        // A side that is as it should be may be one that the model leaves open.
+        // A side that already matches may be one that the model leaves open, so only the other side is named.
         let exactly = match (width == self.width, height == self.height) {
             (true, true) => return Ok(()),
             (false, true) => format!("a width of exactly {}", self.width),
@@ -47,7 +47,7 @@ impl Preprocess {
         )))
     }
 
-    /// For a frame of `size` in which the posted image lies at `covered`.
+    /// The geometry for a frame of `size` in which the posted image lies at `covered`.
     pub fn geometry(&self, size: (u32, u32), covered: Region, placement: &Placement) -> Geometry {
         let window = self.window(placement);
         let axis =

@@ -1,11 +1,11 @@
-//! Pixels of 8 and 16 bits: what is behind transparency, and colour as grey.
+//! Pixels of 8 and 16 bits: transparency over a background, and conversion of colour to grey.
 
 use bytemuck::Pod;
 use fast_image_resize::{PixelTrait, pixels};
 
 /// Puts the background behind transparent pixels, and turns colour into grey where grey is wanted.
 ///
-/// Gives one or three channels; `buffer` is used where something had to change.
+/// Returns one or three channels; `buffer` is used if anything had to change.
 pub(super) fn flatten<'a, T: Sample>(
     samples: &'a [T],
     channels: u8,
@@ -56,9 +56,9 @@ pub(super) fn flatten<'a, T: Sample>(
 /// A sample of 8 or 16 bits.
 pub(in crate::image) trait Sample: Pod + Default + PartialEq + Into<u32> {
     const WHITE: u32;
-    /// A pixel of one channel, as the library for resizing has it.
+    /// A pixel of one channel, as the resizing library represents it.
     type Gray: PixelTrait;
-    /// And one of three.
+    /// A pixel of three channels.
     type Color: PixelTrait;
     fn from_u8(value: u8) -> Self;
     /// From a number that fits.

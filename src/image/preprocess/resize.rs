@@ -1,9 +1,9 @@
 //! The resize itself, by `fast_image_resize`.
 //!
-//! Version 6.1.0 of it sizes the picture between its two passes by the last pixel's weights, of which zeros at the end are left
-//! out. Cubic and sinc weights are zero at whole distances: where a picture is enlarged, cut, and the last pixel lies right on
-//! one of the source, the pixel before needs more than that, and rows are read beyond their end. So with these filters each axis
-//! is resized by a call of its own, which has no picture between passes.
+//! Version 6.1.0 of that library sizes the intermediate picture between its two passes by the weights of the last pixel, without their
+//! trailing zeros. Cubic and sinc weights are zero at whole distances. If a picture is enlarged and cropped, and its last pixel lies
+//! exactly on a source pixel, the pixel before it needs more than that size, and rows are read beyond their end. So with these filters each
+//! axis is resized by a call of its own, which has no intermediate picture.
 
 use super::{Filter, pixels::Sample};
 use crate::image::Region;
@@ -36,7 +36,7 @@ pub(super) fn resize<T: Sample>(
     };
     let ([width, height], channels) = (size, picture.channels);
     let (wide, high) = (f64::from(width), f64::from(height));
-    // In the library's order, since the second pass sees what the first has rounded: of 8 bits, columns first.
+    // The passes run in the library's order, because the second one sees what the first has rounded: with 8 bits, columns first.
     if size_of::<T>() == 1 {
         let (from, left, across) = reached(region.left, region.width, wide, picture.width, lobes);
         let columns = Region { left: from, width: f64::from(across), ..*region };
@@ -55,8 +55,8 @@ pub(super) fn resize<T: Sample>(
     }
 }
 
-/// The pixels of a line that any weight may reach which makes `to` pixels of `length` from `start`: the first, where `start` is
-/// among them, and how many.
+/// The pixels of a line that any weight can reach when `length` pixels from `start` become `to` pixels. Returns the first of them, the
+/// position of `start` relative to it, and how many there are.
 fn reached(start: f64, length: f64, to: f64, side: u32, lobes: f64) -> (f64, f64, u32) {
     let reach = lobes * (length / to).max(1.0) + 1.0;
     let first = (start - reach).floor().max(0.0);
@@ -79,7 +79,7 @@ fn pass<T: Sample>(
     }
 }
 
-/// Of pixels that are known here: where the library has to ask for their type, its code for all of them is compiled in.
+/// One pass with the pixel type known at compile time: if the library had to ask for the type, its code for all types would be compiled in.
 pub(in crate::image) fn pass_of<T: Pod + Default, P: PixelTrait>(
     resizer: &mut Resizer,
     picture: &Picture<'_, T>,
@@ -94,7 +94,7 @@ pub(in crate::image) fn pass_of<T: Pod + Default, P: PixelTrait>(
     let from = from.map_err(|error| error.to_string())?;
     let to = TypedImage::<P>::from_buffer(width, height, bytemuck::cast_slice_mut(into));
     let mut to = to.map_err(|error| error.to_string())?;
-    // Each channel for itself, alpha like any other.
+    // Each channel is resized by itself, and alpha like any other.
     let options = ResizeOptions::new().resize_alg(filter.algorithm()).use_alpha(false).crop(
         region.left,
         region.top,
@@ -115,7 +115,7 @@ impl Filter {
         })
     }
 
-    /// How far the weights reach, in pixels, where they are zero at whole distances within.
+    /// How far the weights reach, in pixels, for filters whose weights are zero at whole distances within that reach.
     fn lobes(self) -> Option<f64> {
         match self {
             Filter::Nearest | Filter::Box | Filter::Bilinear => None,

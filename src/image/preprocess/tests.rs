@@ -1,5 +1,5 @@
-//! Resizing against a plain reference and against Pillow, crops and padding against torchvision's rules, numbers against
-//! the formula, and scaled decoding against full decoding.
+//! Compares resizing with a plain reference and with Pillow, crops and padding with torchvision's rules, numbers with the formula, and
+//! scaled decoding with full decoding.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -16,7 +16,7 @@ use crate::{
 use half::f16;
 use turbojpeg::{PixelFormat, Subsamp};
 
-/// Pixels as they are, rounded.
+/// Pixels unchanged, rounded.
 fn plain(width: u32, height: u32, resize: Resize, filter: Filter) -> Preprocess {
     Preprocess {
         resize,
@@ -56,7 +56,7 @@ fn wide(bytes: &[u8]) -> Vec<f64> {
     bytes.iter().map(|v| f64::from(*v)).collect()
 }
 
-/// The kernels by their definitions, and how far they reach.
+/// The kernels by their definitions.
 fn kernel(filter: Filter, x: f64) -> f64 {
     // The half-open box decides about pixels whose centre lies on its edge.
     if filter == Filter::Box {
@@ -76,7 +76,7 @@ fn kernel(filter: Filter, x: f64) -> f64 {
     }
 }
 
-/// One line resized to `length`, everything in double precision.
+/// Resizes one line to `length` in double precision.
 fn resize_line(line: &[f64], length: usize, filter: Filter) -> Vec<f64> {
     let scale = line.len() as f64 / length as f64;
     let wide = scale.max(1.0);
@@ -89,7 +89,7 @@ fn resize_line(line: &[f64], length: usize, filter: Filter) -> Vec<f64> {
     (0..length).map(out).collect()
 }
 
-/// The whole image resized, channel by channel, columns then rows; what overshoots `most` is cut after each.
+/// Resizes the whole image, channel by channel, columns then rows. Values are clamped to `most` after each pass.
 fn reference(
     samples: &[f64],
     (width, height, channels): (usize, usize, usize),
@@ -128,7 +128,7 @@ fn resizing_agrees_with_a_plain_reference() {
             let expected = reference(&wide(&photo), (157, 83, 3), size, (filter, 255.0));
             let (largest, mean) = differences(&wide(&apply(&to, &image)), &expected);
             println!("{filter:?} {width} × {height}: largest {largest:.3}, mean {mean:.3}");
-            // Rounding after each of the two passes, which the lobes of the wider kernels make more of.
+            // Values are rounded after each of the two passes, which the lobes of the wider kernels amplify.
             let tolerance = match filter {
                 Filter::Box | Filter::Bilinear => 1.01,
                 _ => 1.5,
@@ -158,7 +158,7 @@ fn resizing_agrees_with_pillow() {
             let to = plain(width, height, Resize::Stretch, filter);
             let (largest, mean) = differences(&wide(&apply(&to, &image)), &wide(&pillow));
             println!("{name} {width} × {height}: largest {largest}, mean {mean:.4}");
-            // Where the wide kernel overshoots, what is cut between the passes depends on which comes first.
+            // Where the wide kernel overshoots, the clamping between the passes depends on their order.
             let tolerance = if filter == Filter::Lanczos3 { 2.0 } else { 1.0 };
             assert!(largest <= tolerance && mean < 0.1, "{name}");
         }
@@ -216,11 +216,11 @@ fn cutting_first_changes_nothing_but_the_work() {
 
 #[test]
 fn the_centre_is_cut_as_torchvision_cuts_it() {
-    // Python rounds halves to even: int(round(0.5)) is 0, of 1.5 it is 2, of 2.5 it is 2.
+    // Python rounds halves to even: int(round(0.5)) is 0, int(round(1.5)) is 2, int(round(2.5)) is 2.
     for (inner, expected) in [(5, 0), (6, 0), (7, -1), (8, -2), (9, -2), (10, -2), (11, -3), (12, -4)] {
         assert_eq!(centred(5, inner), expected, "{inner} in 5");
     }
-    // Missing pixels: (crop - size) // 2 come first.
+    // Missing pixels: (crop - size) // 2 of them come first.
     for (inner, expected) in [(4, 0), (3, 1), (2, 1), (1, 2)] {
         assert_eq!(centred(5, inner), expected, "{inner} in 5");
     }
@@ -269,7 +269,7 @@ fn a_letterboxed_image_stands_in_the_middle_and_boxes_find_their_way_back() {
     assert_eq!(placement.to_source(-3.0, 0.0), (0.0, 0.0));
     assert_eq!(placement.to_source(99.0, 16.0), (40.0, 20.0));
     assert_eq!(placement.source, (40, 20));
-    // Half a pixel goes to the even one, as with those who train YOLO.
+    // Half a pixel is rounded to even, as in the code that trains YOLO.
     let to = plain(640, 640, Resize::Letterbox, Filter::Bilinear);
     for (height, resized, top) in [(721, 360, 140), (723, 362, 139), (725, 362, 139), (719, 360, 140)] {
         let placement = to.placement(1280, height);
@@ -290,7 +290,7 @@ fn a_letterboxed_image_stands_in_the_middle_and_boxes_find_their_way_back() {
         largest = largest.max((back.0 - point.0).abs()).max((back.1 - point.1).abs());
     }
     println!("largest error of a round trip: {largest} px");
-    // Far outside of a crop, the input's coordinates are large and their floats coarse.
+    // Far outside a crop, the input's coordinates are large and their floats coarse.
     assert!(largest < 0.05);
 }
 
@@ -419,7 +419,7 @@ fn colour_and_alpha_become_what_the_model_takes() {
         let wide = frame(1, 1, image.channels, Samples::U16(wide));
         assert_eq!(apply(to, &wide), expected, "{wide:?}");
     }
-    // As Pillow weighs them.
+    // Weighted as in Pillow.
     let image = frame(20, 12, 3, Samples::U8(pixels(corpus::rgb)));
     let luma = decode(&corpus::fixture("luma.png"), &LIMITS, &whole).unwrap().remove(0);
     let to = Preprocess { color: Color::Gray, ..plain(20, 12, Resize::Exact, Filter::Bilinear) };
@@ -445,7 +445,7 @@ fn scaled_decoding_gives_nearly_what_full_decoding_gives() {
     }
 }
 
-/// Red and blue in waves of six or seven pixels of the output, of which less is stored than of brightness.
+/// Red and blue in waves of six or seven pixels of the output; fewer samples are stored of them than of brightness.
 #[test]
 fn colours_are_not_scaled_to_less_than_is_needed_and_a_box_has_all_pixels() {
     let (width, height) = (1203u32, 905u32);
@@ -478,7 +478,7 @@ fn colours_are_not_scaled_to_less_than_is_needed_and_a_box_has_all_pixels() {
     }
 }
 
-/// Of few rows the last, of which the image covers an eighth, would count as a whole one.
+/// With few rows, the last one, of which the image covers an eighth, would count as a whole row.
 #[test]
 fn strips_of_few_pixels_across_are_not_scaled_to_where_a_part_of_a_pixel_shows() {
     let to = plain(224, 224, Resize::Letterbox, Filter::Bilinear);
@@ -505,7 +505,7 @@ fn an_image_of_another_size_is_refused_where_the_size_must_be_exact() {
     assert!(matches!(error, InferError::BadRequest(_)));
     assert_eq!(error.to_string(), "the image is 2 × 1 pixels, but the model takes exactly 4 × 4");
     assert_eq!(to.enough(2, 1), None);
-    // Of one side, as it may be the only one that the model fixes.
+    // Names one side only, because it may be the only one that the model fixes.
     let told = |size| to.takes(size).unwrap_err().to_string();
     assert_eq!(told((2, 4)), "the image is 2 × 4 pixels, but the model takes a width of exactly 4");
     assert_eq!(told((4, 2)), "the image is 4 × 2 pixels, but the model takes a height of exactly 4");
@@ -535,7 +535,8 @@ fn the_strangest_sizes_are_resized_without_a_panic() {
     }
 }
 
-/// Once read beyond the end of rows: the last pixel of the cut lies right on one of the source, the one before needs more.
+/// A regression: rows were read beyond their end where the last pixel of the cut lies exactly on a source pixel and the one before needs
+/// more.
 #[test]
 fn an_enlarged_cut_whose_last_pixel_lies_on_one_of_the_source_is_that_of_the_whole() {
     for (width, height, cut) in [(3, 75, (2, 39)), (75, 3, (39, 2))] {

@@ -1,4 +1,4 @@
-//! Frames that lie one after another: `.npy`, raw samples, and the TIFFs that say so.
+//! Frames stored one after another: `.npy`, raw samples, and the TIFFs that say so.
 
 use super::{
     Format, StackError, Step,
@@ -7,11 +7,11 @@ use super::{
     store::{Presence, Store},
 };
 
-/// Small frames (ROIs) come out together up to so many bytes: a call for each would cost more than its samples, and what fits
-/// into a core's cache is read from there again.
+/// Small frames (ROIs) are returned together, up to this many bytes. A call for each would cost more than its samples, and a block that
+/// fits into a core's cache is read from the cache again.
 const BLOCK_BYTES: u64 = 256 << 10;
 
-/// Frames that lie one after another.
+/// Frames stored one after another.
 #[derive(Debug, Clone)]
 pub(super) struct Contiguous {
     pub(super) format: Format,
@@ -19,17 +19,17 @@ pub(super) struct Contiguous {
     pub(super) order: Order,
     /// Offset of frame 0.
     pub(super) start: u64,
-    /// Unless they go on to the end.
+    /// The number of frames; `None` if they go on to the end.
     pub(super) frames: Option<u64>,
     /// The frame that is read next.
     pub(super) next: u64,
-    /// Whether the file ends with its frames, so that more bytes are a mistake.
+    /// Whether the file ends with its frames, so that further bytes are an error.
     pub(super) ends_with_frames: bool,
     pub(super) frames_max: u64,
 }
 
 impl Contiguous {
-    /// As many of the next frames as are there, at least one and at most `at_most`.
+    /// The next frames that have arrived, at least one and at most `at_most`.
     pub(super) fn next(
         &mut self,
         store: &Store,
@@ -48,7 +48,7 @@ impl Contiguous {
                 );
                 return Err(StackError::corrupt(self.format, self.next, reason));
             }
-            // A surplus may still come.
+            // Surplus bytes may still arrive.
             let ends = finished || !self.ends_with_frames;
             return Ok(if ends { Step::End } else { Step::Wait { until: offset + 1 } });
         }
@@ -64,7 +64,7 @@ impl Contiguous {
             return Ok(Step::Wait { until: offset + frame_bytes });
         }
         if frames > 1 && store.presence(offset, frames * frame_bytes) == Presence::Gone {
-            // One of them is damaged; those before it are not.
+            // One of the frames is damaged; those before it are still returned.
             frames = 1;
         }
         let page = Page::contiguous(self.format, self.layout, self.order, self.next, frames as u32, offset);

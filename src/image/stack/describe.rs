@@ -1,15 +1,16 @@
-//! What a TIFF's first directory says beside its pixels: the descriptions that ImageJ, tifffile and Micro-Manager write,
-//! OME-XML, MetaMorph's count of planes, and the resolution.
+//! What a TIFF's first directory says about the stack, apart from its pixels: the descriptions that ImageJ, tifffile and Micro-Manager
+//! write, OME-XML, MetaMorph's count of planes, and the resolution.
 
 use super::ome::{self, Ome};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 
-/// Printers end well below this; finer resolutions are taken for measured ones, whoever wrote them. A pixel of 10 µm.
+/// The largest pixel that is believed to be measured: 10 µm. The resolution of printers ends well below that; a finer resolution is taken
+/// as measured, whoever wrote it.
 const RESOLUTION_PIXEL_NM_MAX: f64 = 10_000.0;
 
-/// How many frames there are, and of what.
+/// How many frames, slices and channels a stack has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dimensions {
     /// Points in time.
@@ -27,14 +28,14 @@ impl Dimensions {
     }
 }
 
-/// What was read of all that describes a stack.
+/// Everything that was read to describe a stack.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Description {
     pub(super) ome: Option<Ome>,
     image_j: Option<ImageJ>,
-    /// Planes that tifffile says it wrote, and the length of their last two sides.
+    /// The shape that tifffile states for what it wrote: counts of planes, then the sides of a plane.
     shape: Option<Vec<u64>>,
-    /// Planes of a MetaMorph stack, which has one directory for all.
+    /// The planes of a MetaMorph stack, which has one directory for all of them.
     pub(super) meta_morph: Option<u64>,
     /// `PixelSizeUm` of Micro-Manager's frame metadata.
     micro_manager_nm: Option<f64>,
@@ -49,12 +50,12 @@ struct ImageJ {
     images: u64,
     dimensions: Dimensions,
     unit_nm: Option<f64>,
-    /// Signed samples, stored with 32768 added.
+    /// Whether samples are signed, stored with 32768 added.
     raised: bool,
 }
 
 impl Description {
-    /// Takes one `ImageDescription`; what it is shows in how it begins.
+    /// Takes one `ImageDescription`. Its kind shows in how it begins.
     pub(super) fn take_text(&mut self, bytes: &[u8]) {
         let text = text(bytes);
         let text = text.trim_matches(['\0', ' ', '\n', '\r']);
@@ -67,9 +68,9 @@ impl Description {
         }
     }
 
-    /// Takes what Micro-Manager says of a frame, in JSON.
+    /// Takes the JSON that Micro-Manager writes about a frame.
     pub(super) fn take_micro_manager(&mut self, bytes: &[u8]) {
-        /// The only member that is read of many.
+        /// The one member that is read, of many.
         #[derive(Deserialize)]
         struct Told {
             #[serde(rename = "PixelSizeUm", default)]
@@ -88,12 +89,12 @@ impl Description {
         self.image_j.as_ref().is_some_and(|image_j| image_j.raised)
     }
 
-    /// How many planes of this size follow each other from the first, by the word of a writer that puts them so.
+    /// How many planes of this size follow each other, counted from the first, if the writer of the description is one that stores them so.
     pub(super) fn contiguous_frames(&self, width: u32, height: u32) -> Option<u64> {
         self.contiguous((width, height, 1))
     }
 
-    /// The same of planes with so many samples for each pixel, side by side or a plane of each.
+    /// The same for planes with this many samples per pixel, either interleaved or in a plane each.
     fn contiguous(&self, (width, height, samples): (u32, u32, u16)) -> Option<u64> {
         if let Some(image_j) = &self.image_j {
             return Some(image_j.images);
@@ -113,7 +114,7 @@ impl Description {
         planes.iter().try_fold(1u64, |product, side| product.checked_mul(*side))
     }
 
-    /// Planes that are announced, and of what they are.
+    /// The number of planes that is announced, and what they are.
     pub(super) fn frames(&self, width: u32, height: u32) -> (Option<u64>, Option<Dimensions>) {
         let ome = self.ome.as_ref().filter(|ome| ome.images <= 1).and_then(|ome| ome.dimensions);
         let image_j = self.image_j.as_ref().map(|image_j| image_j.dimensions);
@@ -123,9 +124,9 @@ impl Description {
         (frames, ome.or(image_j))
     }
 
-    /// Width and height of a pixel in nanometres, from the best that there is: `PhysicalSizeX` and `PhysicalSizeY` of OME-XML, the
-    /// resolution tags in the unit of ImageJ's description, Micro-Manager's word, and the resolution tags in inches or centimetres, where
-    /// they are finer than any printer.
+    /// Width and height of a pixel in nanometres, from the best source that there is. In order: `PhysicalSizeX` and `PhysicalSizeY` of
+    /// OME-XML; the resolution tags in the unit of ImageJ's description; Micro-Manager's pixel size; the resolution tags in inches or
+    /// centimetres. Resolution tags count only if they are finer than any printer's.
     pub(super) fn pixel_nm(&self) -> Option<[f64; 2]> {
         let ome = self.ome.as_ref().and_then(|ome| ome.pixel_nm);
         let image_j = || self.resolution(self.image_j.as_ref()?.unit_nm?);
@@ -138,7 +139,7 @@ impl Description {
         ome.or_else(image_j).or_else(micro_manager).or_else(plain).map(Into::into)
     }
 
-    /// Width and height of a pixel where the resolution counts pixels per `unit` nanometres; `None` for a printer's.
+    /// Width and height of a pixel if the resolution counts pixels per `unit` nanometres; `None` for the resolution of a printer.
     fn resolution(&self, unit: f64) -> Option<(f64, f64)> {
         let size = |resolution: Option<f64>| {
             resolution.map(|resolution| unit / resolution).filter(|size| size.is_finite() && *size > 0.0)
@@ -149,8 +150,8 @@ impl Description {
     }
 }
 
-/// How many planes of this width, height and number of samples lie one after another, by the word of one `ImageDescription` or MetaMorph's
-/// count; 1 where neither says anything of that.
+/// How many planes of this width, height and number of samples lie one after another, as stated by one `ImageDescription` or by MetaMorph's
+/// count; 1 if neither says anything about that.
 pub(in crate::image) fn planes_of(described: &[u8], meta_morph: Option<u64>, size: (u32, u32, u16)) -> u64 {
     let mut description = Description { meta_morph, ..Description::default() };
     description.take_text(described);
@@ -164,7 +165,7 @@ impl ImageJ {
             lines.filter(|(key, _)| key.trim() == name).map(|(_, value)| value.trim()).next_back()
         };
         let number = |name: &str| value(name).and_then(|value| value.parse::<f64>().ok());
-        // Written as integers, and by some as 100.0; the conversion saturates.
+        // Most writers use integers, some write 100.0; the conversion saturates.
         let count = |name: &str| number(name).map(|count| count as u64).filter(|count| *count > 0);
         let images = count("images").unwrap_or(1);
         let (slices, channels) = (count("slices"), count("channels"));
@@ -179,7 +180,7 @@ impl ImageJ {
     }
 }
 
-/// The longest list of extents that is read.
+/// The longest list of extents that is parsed.
 const SHAPE_BYTES_MAX: usize = 1024;
 
 /// The `shape` of the JSON that tifffile writes.
@@ -190,7 +191,7 @@ fn shape(text: &str) -> Option<Vec<u64>> {
         shape: &'a RawValue,
     }
     let Told { shape } = serde_json::from_str(text).ok()?;
-    // Of some axes: a longer one says nothing of frames.
+    // A shape has a few axes; a longer list says nothing about frames.
     let shape = Some(shape.get()).filter(|shape| shape.len() <= SHAPE_BYTES_MAX)?;
     serde_json::from_str(shape).ok()
 }
@@ -203,9 +204,9 @@ fn text(bytes: &[u8]) -> Cow<'_, str> {
     }
 }
 
-/// Nanometres in a unit of length, by the names that microscopes and their programs write.
+/// Nanometres per unit of length, by the names that microscopes and their software write.
 pub(super) fn nanometres(unit: &str) -> Option<f64> {
-    // Java writes what it cannot say in ASCII by its code.
+    // Java writes non-ASCII characters as escapes.
     let unit = unit.trim().replace("\\u00B5", "µ").replace("\\u00b5", "µ");
     Some(match unit.as_str() {
         "pm" => 1e-3,

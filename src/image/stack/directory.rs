@@ -1,20 +1,20 @@
-//! One directory of a TIFF: its entries, and where their values lie.
+//! One directory of a TIFF: its entries, and where the values of the entries lie.
 
 use super::samples::Order;
 
 /// More entries than any writer puts into a directory.
 pub(super) const ENTRIES_MAX: u64 = 4096;
 
-/// How numbers are written in a TIFF.
+/// How a TIFF encodes numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(in crate::image) struct Encoding {
     pub(super) order: Order,
-    /// BigTIFF: offsets and counts have 8 bytes.
+    /// BigTIFF: offsets and counts take 8 bytes.
     pub(in crate::image) big: bool,
 }
 
 impl Encoding {
-    /// The encoding that a file's first bytes state.
+    /// The encoding that the first bytes of a file state.
     pub(in crate::image) fn begins(bytes: &[u8]) -> Option<Encoding> {
         let (order, big) = match bytes.get(..4)? {
             b"II*\0" => (Order::Little, false),
@@ -35,17 +35,17 @@ impl Encoding {
         }
     }
 
-    /// Bytes of the header, which ends with the offset of the first directory.
+    /// Bytes of the header, whose last field is the offset of the first directory.
     pub(super) fn header_bytes(self) -> u64 {
         if self.big { 16 } else { 8 }
     }
 
-    /// Bytes of an offset, which is also the room for values in an entry.
+    /// Bytes of an offset, which is also the room that an entry has for values.
     pub(in crate::image) fn offset_bytes(self) -> usize {
         if self.big { 8 } else { 4 }
     }
 
-    /// Bytes of the number of entries that a directory begins with.
+    /// Bytes of the number of entries at the start of a directory.
     pub(in crate::image) fn count_bytes(self) -> u64 {
         if self.big { 8 } else { 2 }
     }
@@ -60,16 +60,16 @@ impl Encoding {
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) tag: u16,
-    /// The type of its values, by its number.
+    /// The TIFF number for the type of the values.
     kind: u16,
     pub(super) count: u64,
-    /// Values, or where they are: the first `room` bytes.
+    /// The values themselves or their offset, in the first `room` bytes.
     value: [u8; 8],
     room: usize,
 }
 
 impl Entry {
-    /// Bytes of one value; 0 for types that nobody knows.
+    /// Bytes of one value; 0 for an unknown type.
     pub(super) fn value_bytes(&self) -> u64 {
         match self.kind {
             1 | 2 | 6 | 7 => 1,
@@ -85,17 +85,17 @@ impl Entry {
         self.value_bytes().saturating_mul(self.count)
     }
 
-    /// Where the values lie, unless they are in the entry itself.
+    /// Where the values lie, unless the entry itself holds them.
     pub(super) fn offset(&self, encoding: Encoding) -> Option<u64> {
         (self.bytes() > self.room as u64).then(|| encoding.number(&self.value[..self.room]))
     }
 
-    /// Values that are in the entry itself.
+    /// The values that the entry itself holds.
     pub(super) fn inline(&self) -> &[u8] {
         &self.value[..(self.room as u64).min(self.bytes()) as usize]
     }
 
-    /// Whether its values are integers without sign.
+    /// Whether the values are unsigned integers.
     pub(super) fn is_unsigned(&self) -> bool {
         matches!(self.kind, 1 | 3 | 4 | 13 | 16 | 18)
     }
@@ -105,18 +105,18 @@ impl Entry {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Directory {
     pub(super) entries: Vec<Entry>,
-    /// Offset of the next one; 0 for none.
+    /// Offset of the next directory; 0 if there is none.
     pub(super) next: u64,
     encoding: Encoding,
 }
 
 impl Directory {
-    /// Reads the entries, and the offset of the next directory after them; what is missing there is left out.
+    /// Reads the entries, and the offset of the next directory behind them; an incomplete entry is left out.
     pub(super) fn read(encoding: Encoding, bytes: &[u8]) -> Directory {
         let offset = encoding.offset_bytes();
         let (entries, next) = bytes.split_at(bytes.len().saturating_sub(offset));
         let entry = |entry: &[u8]| {
-            // An entry has the length that the table was cut to.
+            // Every slice has the full length of an entry, because the table was cut into such slices.
             let (tag, rest) = entry.split_at(2);
             let (kind, rest) = rest.split_at(2);
             let (count, inline) = rest.split_at(offset);
@@ -138,7 +138,7 @@ impl Directory {
         self.entries.iter().find(|entry| entry.tag == tag)
     }
 
-    /// The one number of a tag; `Err` says why it is none.
+    /// The single number of a tag; `Err` says why the tag does not hold one.
     pub(super) fn number(&self, tag: u16, name: &str) -> Result<Option<u64>, String> {
         let Some(entry) = self.find(tag) else { return Ok(None) };
         let value = entry.inline().get(..entry.value_bytes() as usize);

@@ -1,4 +1,4 @@
-//! Why a stack, or the rest of one, did not become frames, in words for whoever posted it.
+//! Why a stack, or the rest of one, could not be decoded into frames, worded for the client that posted it.
 
 use super::Format;
 use crate::{
@@ -7,13 +7,13 @@ use crate::{
 };
 use std::{io, sync::Arc, time::Duration};
 
-/// Why a stack, or the rest of one, did not become frames. Frames that came before stay good; they count from 0.
+/// Why a stack, or the rest of one, could not be decoded into frames. Earlier frames stay good. Frames count from 0.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StackError {
     /// Neither a TIFF nor a `.npy`.
     #[error("not a stack: it {}", unknown(first))]
     Unknown {
-        /// The first bytes, at most twelve; none where there are none.
+        /// The first bytes, at most twelve; empty for an empty body.
         first: Vec<u8>,
     },
     /// A kind of stack that we know but do not read.
@@ -45,10 +45,10 @@ pub enum StackError {
         frame: u64,
         /// How many bytes are missing to read it.
         missing: u64,
-        /// Whether more may be missing, which the lost part would say.
+        /// Whether more may be missing: only the lost part would say how much.
         at_least: bool,
     },
-    /// A frame is not like those before it.
+    /// A frame differs from the first one in size or type.
     #[error(
         "frame {frame} is {found}, but the first frame is {first} (frames count from 0); a stack has frames of one size and type"
     )]
@@ -65,7 +65,7 @@ pub enum StackError {
     Empty {
         /// Its format.
         format: &'static str,
-        /// What says so.
+        /// What shows that it is empty.
         what: String,
     },
     /// Over a limit.
@@ -80,27 +80,27 @@ pub enum StackError {
         /// The option that raises the limit; empty where none does.
         option: &'static str,
     },
-    /// The temporary file that holds what memory may not failed: not the caller's fault.
+    /// The temporary file for bytes that do not fit into memory failed. This is not the client's fault.
     #[error("cannot keep {bytes} bytes of the stack in a temporary file")]
     Spill {
-        /// How many it would have held.
+        /// How many bytes it would have held.
         bytes: u64,
-        /// Why it does not.
+        /// Why it does not hold them.
         #[source]
         cause: Arc<io::Error>,
     },
-    /// Whoever was asked had no memory for its frames.
+    /// There was no memory for the frames.
     #[error("{0}")]
     NoRoom(InferError),
-    /// The temporary files of other stacks leave no room: not the caller's fault, and not for long.
+    /// The temporary files of other stacks leave no room. This is not the client's fault, and it passes.
     #[error("the temporary files of all stacks hold {limit} bytes, which is all that they may")]
     SpillFull {
-        /// What they may hold together.
+        /// How many bytes they may hold together.
         limit: u64,
     },
 }
 
-/// When a stack of others may have ended: they take seconds to minutes.
+/// When another stack may have ended: stacks take seconds to minutes.
 const SPILL_RETRY_AFTER: Duration = Duration::from_secs(10);
 
 impl StackError {
@@ -126,7 +126,7 @@ impl StackError {
     }
 }
 
-/// What is wrong with a stack of no format that we know, and what to do.
+/// What is wrong with a stack in an unknown format, and what the client should do.
 fn unknown(first: &[u8]) -> String {
     let begins = begins(first);
     if first.is_empty() {
@@ -147,7 +147,7 @@ impl From<StackError> for InferError {
                 InferError::TooLarge { what: what.into(), got, limit, option }
             }
             StackError::NoRoom(refusal) => refusal,
-            // The kind alone: the system's words name a folder of ours.
+            // The client sees only the kind of error: the system's message names a folder of the server.
             StackError::Spill { ref cause, .. } => InferError::NoStorage(format!(
                 "{error}: {}; the server's option stack_spill_folder names the folder, and its log has more",
                 cause.kind()

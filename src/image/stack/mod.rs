@@ -1,35 +1,38 @@
-//! Stacks of camera frames, read as their bytes come in: TIFF, `.npy`, and raw samples.
+//! Stacks of camera frames, read as their bytes arrive: TIFF, `.npy`, and raw samples.
 //!
-//! [`StackReader`] takes bytes and gives frames, in memory that does not grow with the stack:
+//! [`StackReader`] takes bytes and returns frames, in memory that does not grow with the stack:
 //!
 //! ```text
 //! push(bytes) → store (what may still be needed) → contiguous or tiff (where the next frame lies) → page (its samples)
 //! ```
 //!
-//! `reader` drives these. A `store` has what memory may not hold in a file (`spill`). `tiff` follows the chain of directories: a
-//! `directory` has `tags`, of which those that describe the stack (`wanted`) are read by `describe` and `ome`; `page` unpacks strips and
-//! tiles (`packing`) as far as `swelling` lets it. `npy` has the header of such an array, `samples` the types of both, and `error` why a
-//! stack did not become frames.
+//! - `reader` drives the other modules.
+//! - `store` keeps bytes that may still be needed, and puts those that do not fit into memory into a temporary file (`spill`).
+//! - `tiff` follows the chain of directories. A `directory` has `tags`; those that describe the stack (`wanted`) are read by `describe` and
+//!   `ome`.
+//! - `page` unpacks strips and tiles (`packing`) as far as `swelling` allows.
+//! - `npy` reads the header of a `.npy` file, `samples` has the sample types of all formats, and `error` says why a stack could not be
+//!   decoded.
 //!
 //! # What is read
 //!
-//! - **TIFF and BigTIFF** of either byte order, grey, in strips or tiles; integers of 8 to 64 bits and floats of 16 to 64;
-//!   uncompressed, LZW, deflate, PackBits and zstd, with either predictor. Values are taken as they are stored: colour
-//!   maps, white-is-zero and orientations only say how to show them. Descriptions by OME-XML, ImageJ, Micro-Manager and tifffile are
-//!   read for the pixel size and for how many frames there are. Reduced copies and masks are no frames.
+//! - **TIFF and BigTIFF** of either byte order, grey, in strips or tiles; integers of 8 to 64 bits and floats of 16 to 64; uncompressed,
+//!   LZW, deflate, PackBits and zstd, with either predictor. Values are taken as they are stored: colour maps, white-is-zero and
+//!   orientations only say how to show them. Descriptions by OME-XML, ImageJ, Micro-Manager and tifffile are read for the pixel size and
+//!   the number of frames. Reduced copies and masks are not frames.
 //! - **`.npy`** 1.0 to 3.0, `[t, h, w]` or `[h, w]` in C order (ROIs are `[n, b, b]`), integers and floats of up to 8 bytes.
 //! - **Raw** little-endian samples, whose size the caller states.
 //!
 //! # What streams
 //!
-//! A frame comes out with its last byte where the file is written in order: `.npy`, raw samples, ImageJ, `imwrite` of
-//! tifffile for whole stacks (with its own, ImageJ's or OME's description), Micro-Manager, libtiff and whoever writes one page
-//! after another. What comes before the place that says what it is has to be kept: pages whose directories are all at
-//! the end, or whose pixels run backwards. They are kept in memory up to [`Limits::memory_bytes_max`], beyond that in a
-//! temporary file up to [`Limits::spill_bytes_max`].
+//! A frame is returned as soon as its last byte arrives if the file is written in order: `.npy`, raw samples, ImageJ, `imwrite` of tifffile
+//! for whole stacks (with its own, ImageJ's or OME's description), Micro-Manager, libtiff, and any writer that writes one page after
+//! another. Other files have pixels before the directories that describe them: pages whose directories are all at the end, or whose pixels
+//! run backwards. Such pixels are kept in memory up to [`Limits::memory_bytes_max`], and beyond that in a temporary file up to
+//! [`Limits::spill_bytes_max`].
 //!
-//! Bytes are given up when they were read. A file whose pages share pixels is refused for that, and so is one whose
-//! directories run in a circle: work is bounded by the size of the file, and where pages are packed by what `swelling` lets come out of it.
+//! Bytes are released once they have been read. A file whose pages share pixels is therefore refused, and so is one whose directories form
+//! a cycle. This bounds the work by the size of the file; for compressed pages, `swelling` bounds what they may unpack to.
 
 mod contiguous;
 mod describe;
@@ -75,7 +78,7 @@ pub enum Format {
     Raw(Raw),
 }
 
-/// What raw samples do not say of themselves.
+/// What the caller must state about raw samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Raw {
     /// Columns of a frame.
@@ -84,12 +87,12 @@ pub struct Raw {
     pub height: u32,
     /// Type of the samples.
     pub sample: SampleType,
-    /// Where it is stated, how many frames there have to be; else they go on to the end.
+    /// How many frames there must be; if `None`, the frames go on to the end of the body.
     pub frames: Option<u64>,
 }
 
 impl Format {
-    /// The format that a stack which begins with `bytes` has. Eight bytes are enough to know.
+    /// The format of a stack that begins with `bytes`. Eight bytes are enough to tell.
     pub fn sniff(bytes: &[u8]) -> Option<Format> {
         if Encoding::begins(bytes).is_some() {
             Some(Format::Tiff)
@@ -110,7 +113,7 @@ impl Format {
     }
 }
 
-/// How large a stack may be, and what reading it may take.
+/// How large a stack may be, and how much reading it may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Width and height of a frame, in pixels.
@@ -119,9 +122,9 @@ pub struct Limits {
     pub frame_pixels_max: u64,
     /// Frames of one stack.
     pub frames_max: u64,
-    /// Memory for bytes that wait for what says what they are, in bytes; the frame that is read comes on top.
+    /// Memory for bytes that must wait until it is known what they are, in bytes. The frame that is being read comes on top.
     pub memory_bytes_max: usize,
-    /// What may go to the temporary file of one stack when memory is full, in bytes.
+    /// How many bytes the temporary file of one stack may hold once memory is full.
     pub spill_bytes_max: u64,
 }
 
@@ -159,23 +162,23 @@ impl Limits {
 /// How to read a stack.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What it may take.
+    /// What reading may use.
     pub limits: Limits,
-    /// Where a temporary file may be made; without one, stacks that do not stream have to fit into memory.
+    /// Where a temporary file may be made. Without a folder, stacks that do not stream must fit into memory.
     pub spill_folder: Option<Arc<SpillFolder>>,
-    /// Takes the frames of this file alone where its OME-XML says that others hold some; otherwise that is an error.
+    /// What to do if the OME-XML of this file says that other files hold some of the frames: take the frames of this file alone, or fail.
     pub file_alone: bool,
 }
 
-/// Told how many bytes of memory a stack holds that cannot be read yet, whenever that changes; says whether it may hold as many.
-/// What it may not hold goes to the temporary file.
+/// Called with the number of bytes of memory that a stack holds because they cannot be read yet, whenever that number changes. Returns
+/// whether the stack may hold that many; any that it may not hold go to the temporary file.
 pub type MayHold = Box<dyn FnMut(usize) -> bool + Send>;
 
-/// Asked for the memory in which frames come out before any of it is taken: for so many bytes in all, which stay until the reader is
-/// dropped. Where it says no, the stack ends with its reason.
+/// Called before memory for decoded frames is allocated, with the total number of bytes. They stay allocated until the reader is dropped.
+/// If it returns an error, the stack ends with that error.
 pub type Charge = Box<dyn FnMut(usize) -> Result<(), InferError> + Send>;
 
-/// What a stack says of itself.
+/// What a stack says about itself.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StackInfo {
     /// Columns of each frame.
@@ -186,14 +189,14 @@ pub struct StackInfo {
     pub sample: SampleType,
     /// How many frames are announced. A Micro-Manager acquisition that was stopped holds fewer.
     pub frames: Option<u64>,
-    /// What they are, where that is said. Frames come in the order of the file.
+    /// What the frames are, if the stack says so. Frames are returned in the order of the file.
     pub dimensions: Option<Dimensions>,
-    /// Width and height of a pixel in the specimen, nm, where they are said. Some writers say it at the end of the file, so that it is
-    /// known then.
+    /// Width and height of a pixel in the specimen in nm, if the stack says so. Some writers put it at the end of the file, so that it is
+    /// known only then.
     pub pixel_nm: Option<[f64; 2]>,
 }
 
-/// Frames in the reader's memory, which is used again for the next ones.
+/// Frames in the reader's memory, which is reused for the next ones.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Frames<'a> {
     /// The number of the first, from 0.
@@ -208,23 +211,23 @@ pub struct Frames<'a> {
     pub samples: Samples<'a>,
 }
 
-/// What came of [trying](StackReader::try_frames) for frames.
+/// The outcome of [trying](StackReader::try_frames) for frames.
 #[derive(Debug)]
 pub enum Tried<'a> {
     /// The next ones.
     Frames(Frames<'a>),
-    /// More bytes are needed, or all frames came out.
+    /// More bytes are needed, or all frames have been returned.
     Nothing,
-    /// Others should have their turn before it goes on.
+    /// More work is left; other stacks should have their turn first.
     Busy,
 }
 
-/// What a source of pages can say.
+/// What a source of pages can answer.
 enum Step<T> {
     Ready(T),
-    /// There is more to be read before the next is known.
+    /// More must be read before the next page is known, and this call has done its share of work.
     Busy,
-    /// Nothing before the stack has so many bytes.
+    /// Nothing can be returned before the stack has this many bytes.
     Wait {
         until: u64,
     },
@@ -232,7 +235,7 @@ enum Step<T> {
 }
 
 impl<T> Step<T> {
-    /// The same for another type; what was ready is lost.
+    /// The same step for another type; a ready value is dropped.
     fn nothing<U>(self) -> Step<U> {
         match self {
             Step::Wait { until } => Step::Wait { until },

@@ -3,16 +3,16 @@
 use super::samples::{Order, SampleType};
 use crate::words::clipped;
 
-/// How each begins.
+/// The first bytes of every `.npy` file.
 pub(super) const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// No array of numbers has a longer header, in bytes.
+/// The longest header that is read, in bytes; no array of numbers has a longer one.
 const HEADER_BYTES_MAX: u64 = 64 << 10;
 
-/// What an array is.
+/// What the header says about an array.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Header {
-    /// Or what they are instead of integers or floats that we read.
+    /// The type of the samples, or the name of a type that we do not read.
     pub(super) sample: Result<SampleType, String>,
     pub(super) order: Order,
     pub(super) shape: Vec<u64>,
@@ -20,7 +20,7 @@ pub(super) struct Header {
     pub(super) fortran_order: bool,
 }
 
-/// Bytes before the array, as soon as the first bytes say so; `Err` for a version that nobody knows or a header without end.
+/// The length of everything before the array, as soon as the first bytes tell; `Err` for an unknown version or a header that is too long.
 pub(super) fn header_bytes(begin: &[u8]) -> Result<Option<u64>, String> {
     let Some([major, minor]) = begin.get(6..8) else { return Ok(None) };
     let (prefix, len) = match (major, minor) {
@@ -40,7 +40,7 @@ pub(super) fn header_bytes(begin: &[u8]) -> Result<Option<u64>, String> {
     Ok(Some(prefix + len))
 }
 
-/// Reads what [`header_bytes`] measured. The reason where it is not an array of numbers.
+/// Parses a header of the length that [`header_bytes`] returned. `Err` says why it does not describe an array of numbers.
 pub(super) fn header(bytes: &[u8]) -> Result<Header, String> {
     let start = if bytes.get(6) == Some(&1) { 10 } else { 12 };
     let text = bytes.get(start..).and_then(|text| std::str::from_utf8(text).ok());
@@ -80,12 +80,12 @@ pub(super) fn header(bytes: &[u8]) -> Result<Header, String> {
     Ok(Header { sample, order, shape, fortran_order })
 }
 
-/// A whole file, as tensors need it: in C order, and of numbers whose lowest byte comes first.
+/// A whole file that can be taken as a tensor: in C order, and with little-endian numbers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Array {
-    /// What its numbers are.
+    /// Type of the numbers.
     pub sample: SampleType,
-    /// Outermost first.
+    /// Extents, outermost first.
     pub shape: Vec<u64>,
     /// Bytes before the numbers.
     pub begins: usize,
@@ -95,7 +95,7 @@ impl Array {
     /// Reads the header of a file.
     ///
     /// # Errors
-    /// A malformed file, or an array that NumPy writes and we do not read.
+    /// A malformed file, or a kind of array that NumPy writes and we do not read.
     pub fn of(file: &[u8]) -> Result<Array, String> {
         if !file.starts_with(MAGIC) {
             return Err("it does not begin as .npy files do".to_owned());

@@ -1,4 +1,4 @@
-//! What OME-XML says of the file that it stands in: pixel size, how many planes, and whether they are all here.
+//! What OME-XML says about the file that holds it: pixel size, how many planes there are, and whether this file has all of them.
 
 use super::describe::{Dimensions, nanometres};
 use crate::words::clipped;
@@ -7,7 +7,7 @@ use quick_xml::{
     events::{BytesStart, Event},
 };
 
-/// What is used of a document.
+/// The parts of a document that are used.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Ome {
     /// Width and height of a pixel of the first image.
@@ -16,7 +16,7 @@ pub(super) struct Ome {
     pub(super) dimensions: Option<Dimensions>,
     /// Images (positions, series).
     pub(super) images: u64,
-    /// Another file that planes or the document itself lie in, by the beginning of its name.
+    /// The beginning of the name of another file, if planes or the document itself lie in one.
     pub(super) other_file: Option<String>,
 }
 
@@ -26,11 +26,11 @@ pub(super) fn is_ome(text: &str) -> bool {
     start.trim_start().starts_with('<') && (start.contains("<OME") || start.contains(":OME"))
 }
 
-/// Reads a document as far as it goes: one that breaks off still says what it said.
+/// Reads a document as far as it goes: one that breaks off still counts up to there.
 pub(super) fn read(text: &str) -> Ome {
     let mut reader = Reader::from_str(text);
     let mut ome = Ome::default();
-    // The file of the first plane, and the name that this document goes by.
+    // The file of the first plane; all planes of a single file have the same.
     let mut own: Option<String> = None;
     loop {
         let element = match reader.read_event() {
@@ -50,7 +50,7 @@ pub(super) fn read(text: &str) -> Ome {
                     Dimensions { frames: count("SizeT"), slices: count("SizeZ"), channels: count("SizeC") };
                 ome.dimensions = Some(dimensions);
             }
-            // A plane's file; all of a single file have the same.
+            // The file of a plane.
             "UUID" => {
                 let Some(name) = attribute(&element, "FileName") else { continue };
                 match &own {
@@ -60,7 +60,7 @@ pub(super) fn read(text: &str) -> Ome {
                     _ => own = Some(name),
                 }
             }
-            // The document is elsewhere, and with it the word on where the planes are.
+            // The full document is in another file, and so is the information on where the planes are.
             "BinaryOnly" => {
                 let name = attribute(&element, "MetadataFile").unwrap_or_default();
                 ome.other_file = Some(clipped(&name).to_owned());

@@ -1,5 +1,4 @@
-//! How the bytes of a strip or tile are packed: compression and prediction, undone into memory of a known size, so that
-//! nothing can swell.
+//! Compression and prediction of a strip or tile. Both are undone into memory of a known size, so that no input can expand without bound.
 
 use flate2::{Decompress, FlushDecompress, Status};
 use std::io;
@@ -17,7 +16,7 @@ pub(super) enum Compression {
 }
 
 impl Compression {
-    /// By the number in a TIFF; for others that are known, their name.
+    /// The compression with this number in a TIFF; for known kinds that are not read, `Err` has their name.
     pub(super) fn from_tiff(number: u64) -> Result<Compression, String> {
         let name = match number {
             1 => return Ok(Compression::None),
@@ -40,7 +39,7 @@ impl Compression {
     }
 }
 
-/// Unpacks `packed` into all of `into`; what `packed` holds beyond is left. The reason where it is too little or damaged.
+/// Unpacks `packed` until all of `into` is filled; anything left in `packed` is ignored. `Err` says why, if it is too short or damaged.
 pub(super) fn unpack(compression: Compression, packed: &[u8], into: &mut [u8]) -> Result<(), String> {
     let written = match compression {
         Compression::None => {
@@ -87,13 +86,13 @@ fn inflate(packed: &[u8], into: &mut [u8]) -> Result<usize, String> {
         match step {
             Ok(Status::Ok) if now_written < into.len() && (now_read, now_written) != (read, written) => {}
             Ok(_) => return Ok(now_written),
-            // Also where all bytes are there: the checksum is behind the last one.
+            // Also an error if all bytes are there: the checksum follows the last one.
             Err(error) => return Err(format!("its deflate data are damaged ({error})")),
         }
     }
 }
 
-/// Stops when `into` is full, as the others do, even if the frame goes on: it touches no memory beyond what it has
+/// Stops when `into` is full, like the other decompressors, even if the frame goes on. The decoder touches only memory that it has already
 /// written.
 fn unzstd(packed: &[u8], into: &mut [u8]) -> io::Result<usize> {
     let mut stream = zstd::stream::raw::Decoder::new()?;
@@ -107,7 +106,7 @@ fn unzstd(packed: &[u8], into: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-/// Runs: a byte n < 128 before n + 1 bytes as they are, n > 128 before one that is repeated 257 - n times.
+/// Run-length coding: a byte n < 128 is followed by n + 1 literal bytes; n > 128 by one byte that is repeated 257 - n times.
 fn pack_bits(mut packed: &[u8], into: &mut [u8]) -> usize {
     let mut written = 0;
     while let [head, rest @ ..] = packed {
@@ -137,17 +136,18 @@ fn pack_bits(mut packed: &[u8], into: &mut [u8]) -> usize {
     written
 }
 
-/// What was done to the samples of a row before they were packed.
+/// The transform of a row's samples before compression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Predictor {
     None,
     /// Each sample is the difference from the one to its left.
     Horizontal,
-    /// As before, byte by byte, after all first bytes of a row were put before all second ones, and so on.
+    /// As before, but byte by byte, after the bytes of a row were reordered: all first bytes of its samples, then all second ones, and so
+    /// on.
     FloatingPoint,
 }
 
-/// Undoes [`Predictor::Horizontal`] for samples of `size` bytes in the machine's order.
+/// Undoes [`Predictor::Horizontal`] for samples of `size` bytes in native byte order.
 pub(super) fn add_up(bytes: &mut [u8], row_samples: usize, size: usize) {
     for row in bytes.chunks_mut(row_samples * size) {
         match size {
@@ -174,7 +174,7 @@ fn add_up_row<const N: usize>(row: &mut [u8], add: impl Fn([u8; N], [u8; N]) -> 
     }
 }
 
-/// Undoes [`Predictor::FloatingPoint`]; the samples come out in the machine's order, whatever the file's.
+/// Undoes [`Predictor::FloatingPoint`]. The samples come out in native byte order, whatever the file's order.
 pub(super) fn gather_floats(bytes: &mut [u8], row_samples: usize, size: usize) {
     let mut planes = vec![0; row_samples * size];
     for row in bytes.chunks_exact_mut(row_samples * size) {
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn what_is_packed_beyond_the_last_row_is_left_whatever_packed_it() {
         let rows: Vec<u8> = (0..200_000_u32).map(|i| (i.wrapping_mul(i) >> 7) as u8).collect();
-        // Padded as libtiff pads a last strip; one byte; far more than anybody would wait for or hold.
+        // Padded as libtiff pads a last strip; by one byte; by far more than anybody would wait for or hold.
         for padding in [0, 1, 50_000, 1 << 26] {
             let mut padded = rows.clone();
             padded.resize(rows.len() + padding, 0);
@@ -214,10 +214,10 @@ mod tests {
         let rows: Vec<u8> = (0..200_000_u32).map(|i| (i.wrapping_mul(i) >> 5) as u8).collect();
         let mut deflate = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::default());
         deflate.write_all(&rows).expect("packed");
-        // Behind the last byte, a block of none as well.
+        // An empty block follows the last byte.
         deflate.flush().expect("packed");
         let deflated = deflate.finish().expect("packed");
-        // As libtiff writes it, which does not say first how much there is.
+        // As libtiff writes it, without stating the size first.
         let mut zstd = zstd::stream::Encoder::new(Vec::new(), 1).expect("an encoder");
         zstd.include_checksum(true).expect("a checksum");
         zstd.write_all(&rows).expect("packed");
@@ -226,7 +226,7 @@ mod tests {
             let mut into = vec![0; rows.len()];
             assert_eq!(unpack(compression, &packed, &mut into), Ok(()), "{compression:?}");
             assert!(into == rows);
-            // A part of them: what follows is not looked at.
+            // Only part of the rows is asked for: what follows is ignored.
             assert_eq!(unpack(compression, &packed, &mut into[..500]), Ok(()), "{compression:?}");
             let last = packed.len() - 1;
             if compression == Compression::Deflate {

@@ -1,4 +1,4 @@
-//! Frames as a stack stores them, strip by strip or tile by tile, and how their samples come from there.
+//! Frames as a stack stores them, strip by strip or tile by tile, and how their samples are decoded from there.
 
 use super::{
     Charge, Format, StackError,
@@ -8,7 +8,7 @@ use super::{
     swelling::Unpacked,
 };
 
-/// Of a strip's packed data, no more is read than twice the size of its samples and these many bytes.
+/// At most this many bytes of a strip's packed data are read, plus twice the size of its samples.
 const PACKED_SLACK_BYTES: u64 = 64 << 10;
 
 /// What all frames of a stack share.
@@ -44,7 +44,7 @@ pub(super) struct Page {
     pub(super) compression: Compression,
     pub(super) predictor: Predictor,
     pub(super) tiled: bool,
-    /// Width and height of a strip or tile in pixels; the last strip may be lower, tiles may stand over.
+    /// Width and height of a strip or tile in pixels. The last strip may have fewer rows; tiles may extend beyond the frame.
     pub(super) chunk: (u32, u32),
     /// Offset and bytes of each strip or tile, row by row.
     pub(super) chunks: Vec<(u64, u64)>,
@@ -75,7 +75,7 @@ impl Page {
         }
     }
 
-    /// Where all samples lie one after another, as they are, the offset of the first.
+    /// The offset of the first sample, if all samples lie one after another, neither packed nor predicted.
     pub(super) fn contiguous_at(&self) -> Option<u64> {
         let plain = self.compression == Compression::None && self.predictor == Predictor::None && !self.tiled;
         match self.chunks[..] {
@@ -84,7 +84,7 @@ impl Page {
         }
     }
 
-    /// Strips that follow each other become one.
+    /// Merges strips that follow each other into one.
     pub(super) fn join_strips(&mut self) {
         if self.compression != Compression::None || self.predictor != Predictor::None || self.tiled {
             return;
@@ -109,7 +109,7 @@ impl Page {
         self.layout.width as usize * self.rows() as usize
     }
 
-    /// Strips or tiles beside each other.
+    /// The number of strips or tiles beside each other.
     fn across(&self) -> usize {
         self.layout.width.div_ceil(self.chunk.0.max(1)) as usize
     }
@@ -118,7 +118,7 @@ impl Page {
         (index / self.across()) as u32 * self.chunk.1
     }
 
-    /// Rows that the data of a strip or tile have.
+    /// Rows in the data of a strip or tile.
     fn chunk_rows(&self, index: usize) -> u32 {
         if self.tiled { self.chunk.1 } else { self.chunk.1.min(self.rows() - self.top(index)) }
     }
@@ -128,7 +128,7 @@ impl Page {
         u64::from(self.chunk.0) * u64::from(self.chunk_rows(index)) * self.layout.sample.bytes() as u64
     }
 
-    /// Bytes that are read for a strip or tile: what a wrong byte count says beyond is not waited for.
+    /// Bytes that are read for a strip or tile. Bytes that a wrong byte count adds are not waited for.
     fn read_bytes(&self, index: usize) -> u64 {
         let unpacked = self.unpacked_bytes(index);
         let stated = self.chunks[index].1;
@@ -139,36 +139,36 @@ impl Page {
     }
 }
 
-/// The memory in which frames come out, used again for each, or [gathered](Canvas::gather).
+/// The memory that holds decoded frames. It is reused for each frame, unless frames are [gathered](Canvas::gather).
 #[derive(Default)]
 pub(super) struct Canvas {
     u16s: Vec<u16>,
     f32s: Vec<f32>,
-    /// Samples that are gathered at once, if any are.
+    /// The number of samples to make room for when frames are gathered, if they are.
     gathers: Option<usize>,
-    /// Samples of pages that are filled; any behind them belong to a page that is being filled.
+    /// Samples of finished pages. Any samples behind them belong to a page that is being filled.
     done: usize,
     raw: Vec<u8>,
     packed: Vec<u8>,
     charge: Option<Charge>,
-    /// Bytes that were asked for.
+    /// Bytes that were charged so far.
     charged: usize,
 }
 
 impl Canvas {
-    /// Bytes that it takes.
+    /// Bytes of memory that it uses.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
         2 * self.u16s.capacity() + 4 * self.f32s.capacity() + self.raw.capacity() + self.packed.capacity()
     }
 
-    /// Has somebody asked before it takes memory.
+    /// Sets the function that is called before memory is allocated.
     pub(super) fn charging(&mut self, charge: Charge) {
         self.charge = Some(charge);
     }
 
-    /// Asks for the memory that it takes with a strip or tile of a page, of so many bytes as it is stored: a few kB that are packed may
-    /// need a thousand times as many, and keep them while the next strip is waited for.
+    /// Charges the memory that decoding a strip or tile of `len` stored bytes will need. A few packed kB may need a thousand times as many
+    /// bytes, and keep them while the next strip is awaited.
     fn charge_for(&mut self, page: &Page, index: usize, len: u64) -> Result<(), StackError> {
         let Some(charge) = &mut self.charge else { return Ok(()) };
         let kept = if self.gathers.is_some() { self.done } else { 0 };
@@ -187,7 +187,7 @@ impl Canvas {
         Ok(())
     }
 
-    /// The samples of the page that was filled last: the last of all that are here.
+    /// The samples of the page that was filled last: they are the last in the canvas.
     pub(super) fn samples(&self, page: &Page) -> Samples<'_> {
         let count = page.samples();
         if page.layout.sample.is_u16() {
@@ -197,16 +197,16 @@ impl Canvas {
         }
     }
 
-    /// Keeps the page that was filled last, and all that follow, one behind the other, until they are
-    /// [taken](Canvas::take), which is to be when there are `room` samples: what is to lie together is copied once.
+    /// Keeps the page that was filled last and all later ones, one behind the other, until they are [taken](Canvas::take); that is expected
+    /// at `room` samples. Samples that must lie together are therefore copied only once.
     pub(super) fn gather(&mut self, room: usize) {
         self.gathers = Some(room);
     }
 
-    /// What was gathered, of whole pages; none of it is here afterwards.
+    /// Returns the gathered samples of whole pages and removes them from the canvas.
     pub(super) fn take(&mut self) -> Values {
         let done = std::mem::take(&mut self.done);
-        // All pages of a stack are of one type.
+        // All pages of a stack have the same sample type.
         if self.f32s.is_empty() {
             let unfinished = self.u16s.split_off(done);
             Values::U16(std::mem::replace(&mut self.u16s, unfinished))
@@ -216,7 +216,8 @@ impl Canvas {
         }
     }
 
-    /// Makes room for a page, behind those that are kept. Unless it is to be [appended](Page::append), its samples are there.
+    /// Makes room for a page behind those that are kept. Its samples exist afterwards, with any values, unless the page will be
+    /// [appended](Page::append).
     fn prepare(&mut self, page: &Page) {
         let start = if self.gathers.is_some() { self.done } else { 0 };
         let len = start + page.samples();
@@ -231,13 +232,13 @@ impl Canvas {
         }
     }
 
-    /// Notes that a page is filled, which was [prepared](Canvas::prepare) for.
+    /// Notes that a page is filled that was [prepared](Canvas::prepare) for.
     fn filled(&mut self, page: &Page) {
         self.done = if page.layout.sample.is_u16() { self.u16s.len() } else { self.f32s.len() };
     }
 }
 
-/// A page on its way into a [`Canvas`].
+/// A page that is being decoded into a [`Canvas`].
 pub(super) struct Filling {
     pub(super) page: Page,
     next: usize,
@@ -248,13 +249,14 @@ impl Filling {
         Filling { page, next: 0 }
     }
 
-    /// The end of the bytes that are still wanted.
+    /// The end of the bytes that are still needed.
     pub(super) fn until(&self) -> u64 {
         let end = |index: usize| self.page.chunks[index].0.saturating_add(self.page.read_bytes(index));
         (self.next..self.page.chunks.len()).map(end).max().unwrap_or(0)
     }
 
-    /// Goes on with what is there and may be unpacked by now; `finished` says that no more comes. Whether all is done.
+    /// Decodes what has arrived, as far as it may be unpacked by now; `finished` says that no more will arrive. Returns whether the page is
+    /// complete.
     pub(super) fn fill(
         &mut self,
         store: &mut Store,
@@ -307,17 +309,17 @@ impl Filling {
 }
 
 impl Page {
-    /// Whether its samples are stored one after another, as numbers that stay what they are.
+    /// Whether its samples lie one after another and need no conversion of type.
     fn is_as_it_comes(&self) -> bool {
         self.contiguous_at().is_some() && self.layout.sample.is_as_stored()
     }
 
-    /// Whether its strips need no way round: samples that stay as they are.
+    /// Whether strips can be decoded straight into the canvas: there are no tiles, and samples need no conversion of type.
     fn is_straight(&self) -> bool {
         !self.tiled && self.layout.sample.is_as_stored()
     }
 
-    /// All of one that [is as it comes](Page::is_as_it_comes), behind what the canvas has.
+    /// Appends all samples of a page that [is as it comes](Page::is_as_it_comes) to the canvas.
     fn append(&self, store: &Store, canvas: &mut Canvas) -> Result<(), StackError> {
         let (offset, len) = (self.chunks[0].0, self.read_bytes(0));
         match (self.layout.sample.is_u16(), self.order) {
@@ -328,7 +330,7 @@ impl Page {
         }
     }
 
-    /// One strip or tile, all of whose bytes are there. The outer error is the store's, the inner the file's.
+    /// Decodes one strip or tile, all of whose bytes are there. The outer error is the store's, the inner one the file's.
     fn decode(
         &self,
         index: usize,
@@ -337,7 +339,7 @@ impl Page {
         canvas: &mut Canvas,
     ) -> Result<Result<(), String>, StackError> {
         let Canvas { u16s, f32s, raw, packed, .. } = canvas;
-        // Before the samples of this page, which are the last.
+        // Samples in front of those of this page, which are the last.
         let kept = (if self.layout.sample.is_u16() { u16s.len() } else { f32s.len() }) - self.samples();
         let (width, sample) = (self.layout.width as usize, self.layout.sample);
         let (chunk_width, size) = (self.chunk.0 as usize, sample.bytes());
@@ -351,7 +353,7 @@ impl Page {
         } else if straight {
             &mut bytemuck::cast_slice_mut::<f32, u8>(f32s)[first..first + bytes]
         } else {
-            // No more than was asked for.
+            // No more than was charged.
             raw.reserve_exact(bytes.saturating_sub(raw.len()));
             raw.resize(bytes, 0);
             &mut raw[..]
@@ -377,7 +379,7 @@ impl Page {
         }
         let rows = (self.chunk_rows(index) as usize).min(self.rows() as usize - top);
         let columns = chunk_width.min(width - left);
-        // Rows that are whole follow each other in both places.
+        // Rows of full width follow each other in both places.
         let (runs, run) =
             if columns == width && columns == chunk_width { (1, rows * width) } else { (rows, columns) };
         for row in 0..runs {

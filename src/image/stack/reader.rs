@@ -1,4 +1,4 @@
-//! The reader itself: bytes in at one end, frames out at the other.
+//! The reader itself: bytes go in at one end, frames come out at the other.
 
 use super::{
     Charge, Format, Frames, MayHold, Options, StackError, StackInfo, Step, Tried,
@@ -15,23 +15,23 @@ use super::{
 use bytes::Bytes;
 use std::fmt;
 
-/// Bytes by which formats are known.
+/// How many first bytes tell the format.
 const MAGIC_BYTES: u64 = 8;
 
 /// Where frames come from.
 enum Source {
-    /// Its format is still to be told by the first bytes.
+    /// The first bytes, which tell the format, have not arrived.
     Unknown,
-    /// Its header is still to be read.
+    /// The header has not been read.
     Npy,
     Contiguous(Contiguous),
     Tiff(Box<Chain>),
     Done,
 }
 
-/// Reads a stack as it comes in: [`push`](StackReader::push) bytes, take frames until there are none, and again; then
-/// [`finish`](StackReader::finish), and take the last ones. All three compute and may touch a file, so they belong on a
-/// thread that may block.
+/// Reads a stack as it arrives. [`push`](StackReader::push) bytes, take frames until there are none, and repeat. Then call
+/// [`finish`](StackReader::finish), and take the last frames. All three compute and may touch a file, so they belong on a thread that may
+/// block.
 pub struct StackReader {
     options: Options,
     format: Option<Format>,
@@ -40,9 +40,9 @@ pub struct StackReader {
     canvas: Canvas,
     filling: Option<Filling>,
     unpacked: Unpacked,
-    /// Whether somebody else counts what has come.
+    /// Whether the caller counts the bytes that arrived, because the body was packed.
     comes_packed: bool,
-    /// The page that came out last, while it is in the canvas.
+    /// The page that was returned last, as long as the canvas holds it.
     last: Option<Page>,
     info: Option<StackInfo>,
     finished: bool,
@@ -60,7 +60,7 @@ impl fmt::Debug for StackReader {
 }
 
 impl StackReader {
-    /// A reader for a stack of the given format, or of the one that its first bytes show (never [`Format::Raw`]).
+    /// A reader for a stack of the given format, or of the format that its first bytes show (never [`Format::Raw`]).
     pub fn new(format: Option<Format>, options: Options) -> StackReader {
         let spill = Spill::new(options.spill_folder.clone(), options.limits.spill_bytes_max);
         StackReader {
@@ -82,32 +82,32 @@ impl StackReader {
         }
     }
 
-    /// Has somebody say how much memory it may hold, below the limit, where it has a temporary file.
+    /// Sets the function that says how much memory the reader may hold, below the limit, if it has a temporary file.
     #[must_use]
     pub fn within(mut self, may_hold: MayHold) -> StackReader {
         self.store.within(may_hold);
         self
     }
 
-    /// Has somebody asked for the memory in which frames come out, before it is taken.
+    /// Sets the function that is called before memory for frames is allocated.
     #[must_use]
     pub fn charging(mut self, charge: Charge) -> StackReader {
         self.canvas.charging(charge);
         self
     }
 
-    /// For a stack that comes packed itself, and is unpacked before its bytes are pushed: has somebody else count what has come.
+    /// For a body that was packed as a whole and is unpacked before its bytes are pushed: `came` counts the bytes that arrived.
     #[must_use]
     pub fn packed(mut self, came: Came) -> StackReader {
         (self.unpacked.came, self.comes_packed) = (came, true);
         self
     }
 
-    /// Takes the next bytes of the stack. They are not copied: a part of them is held for as long as it is needed.
+    /// Takes the next bytes of the stack. They are not copied: parts of them are held as long as they are needed.
     ///
     /// # Errors
-    /// [`StackError::TooLarge`] and [`StackError::Spill`] when they cannot be kept. What is wrong with the stack itself
-    /// is said by [`next_frames`](StackReader::next_frames), after the frames before it.
+    /// [`StackError::TooLarge`] and [`StackError::Spill`] if the bytes cannot be kept. Errors in the stack itself are returned by
+    /// [`next_frames`](StackReader::next_frames), after the frames before them.
     #[expect(clippy::needless_pass_by_value, reason = "parts are held beyond the call")]
     pub fn push(&mut self, bytes: Bytes) -> Result<(), StackError> {
         debug_assert!(!self.finished, "bytes after the end");
@@ -126,7 +126,7 @@ impl StackReader {
         pushed.inspect_err(|error| self.failed = Some(error.clone()))
     }
 
-    /// Says that no more bytes will come.
+    /// Says that no more bytes will arrive.
     pub fn finish(&mut self) {
         self.finished = true;
     }
@@ -139,20 +139,21 @@ impl StackReader {
         self.next_frames(1)
     }
 
-    /// The next frames, at most `at_most`: one, or several at once of those that are small and lie one after another.
-    /// `None` when more bytes are needed or, after [`finish`](StackReader::finish), when all frames came out.
+    /// The next frames, at most `at_most`: one, or several at once if they are small and lie one after another. `None` if more bytes are
+    /// needed or, after [`finish`](StackReader::finish), if all frames have been returned.
     ///
     /// # Errors
-    /// What is wrong with the stack from here on; the same again when called again.
+    /// What is wrong with the rest of the stack; the same again if called again.
     pub fn next_frames(&mut self, at_most: usize) -> Result<Option<Frames<'_>>, StackError> {
         while self.go_on(at_most)? {}
         Ok(self.last_frames())
     }
 
-    /// The same as far as one call should go: a few megabytes may have hundreds of thousands of directories before the next frame.
+    /// Like [`next_frames`](StackReader::next_frames), but limits the work of one call: a few megabytes may hold hundreds of thousands of
+    /// directories before the next frame.
     ///
     /// # Errors
-    /// As there.
+    /// As [`next_frames`](StackReader::next_frames).
     pub fn try_frames(&mut self, at_most: usize) -> Result<Tried<'_>, StackError> {
         if self.go_on(at_most)? {
             return Ok(Tried::Busy);
@@ -160,7 +161,7 @@ impl StackReader {
         Ok(self.last_frames().map_or(Tried::Nothing, Tried::Frames))
     }
 
-    /// Goes on to the next frames, which are the last then if there are any. Whether it is still on the way.
+    /// Advances to the next frames; if there are any, they are then the last ones. Returns whether work remains before the next frames.
     fn go_on(&mut self, at_most: usize) -> Result<bool, StackError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -178,7 +179,7 @@ impl StackReader {
         Ok(busy)
     }
 
-    /// The frames that came out last, unless more were asked for since.
+    /// The frames that were returned last, unless more have been asked for since.
     pub fn last_frames(&self) -> Option<Frames<'_>> {
         let page = self.last.as_ref()?;
         Some(Frames {
@@ -190,19 +191,19 @@ impl StackReader {
         })
     }
 
-    /// Keeps the frames that came last and all that come from here on, until they are [taken](StackReader::take): one behind the
-    /// other, so that what is to lie together is copied once. There is room for so many samples at once.
+    /// Keeps the last frames and all later ones, one behind the other, until they are [taken](StackReader::take). Samples that must lie
+    /// together are therefore copied only once. Room for `room` samples is reserved at once.
     pub fn gather(&mut self, room: usize) {
         self.canvas.gather(room);
     }
 
-    /// The frames that came out since they are [gathered](StackReader::gather), or were taken last.
+    /// The frames since [`gather`](StackReader::gather) was called, or since the last call of this.
     pub fn take(&mut self) -> Values {
         self.last = None;
         self.canvas.take()
     }
 
-    /// What the stack says of itself: known with the first frame at the latest, the pixel size sometimes with the end.
+    /// What the stack says about itself: known with the first frame at the latest; the pixel size sometimes only at the end.
     pub fn info(&self) -> Option<StackInfo> {
         match &self.source {
             Source::Tiff(chain) => chain.info(),
@@ -210,18 +211,18 @@ impl StackReader {
         }
     }
 
-    /// Frames that came out so far.
+    /// Frames that were returned so far.
     pub fn frames(&self) -> u64 {
         self.frames
     }
 
-    /// The most memory that was held so far, in bytes: what waits, and the frame.
+    /// The most memory that was held so far, in bytes: bytes that wait, and the frame.
     #[cfg(test)]
     pub(crate) fn memory_bytes_peak(&self) -> usize {
         self.memory_peak
     }
 
-    /// Bytes that went to a temporary file so far.
+    /// Bytes that were written to a temporary file so far.
     pub fn spilled_bytes(&self) -> u64 {
         self.store.spilled()
     }
@@ -297,7 +298,7 @@ impl StackReader {
         }
     }
 
-    /// Finds out where frames come from.
+    /// Finds the source of the frames.
     fn open(&mut self) -> Result<Step<()>, StackError> {
         if let Some(Format::Raw(raw)) = self.format {
             let layout = Layout { width: raw.width, height: raw.height, sample: raw.sample };
@@ -374,7 +375,7 @@ impl StackReader {
         limits.check_side("frame height in pixels", u64::from(height))?;
         limits.check_frame(format, width, height)?;
         let many = frames.unwrap_or(0);
-        // The end has to be a number of bytes as well.
+        // The end offset must fit into a `u64` as well.
         let end = layout.frame_bytes().checked_mul(many).and_then(|bytes| bytes.checked_add(start));
         if many > limits.frames_max || end.is_none() {
             return Err(StackError::too_many(many, limits.frames_max));

@@ -1,27 +1,27 @@
-//! What samples are stored as, and how they become the two types that frames have.
+//! The types that samples are stored as, and their conversion to the two types that frames have.
 
 use half::f16;
 
-/// What one sample of a stack is stored as.
+/// The type that a stack stores its samples as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SampleType {
-    /// 8 bits without sign.
+    /// 8 bits, unsigned.
     U8,
-    /// 8 bits with sign.
+    /// 8 bits, signed.
     I8,
-    /// 16 bits without sign.
+    /// 16 bits, unsigned.
     U16,
-    /// 16 bits with sign.
+    /// 16 bits, signed.
     I16,
-    /// 16 bits that ImageJ stores with 32768 added to signed values, which is taken off again.
+    /// Signed samples of 16 bits, which ImageJ stores with 32768 added; reading subtracts it again.
     I16Raised,
-    /// 32 bits without sign.
+    /// 32 bits, unsigned.
     U32,
-    /// 32 bits with sign.
+    /// 32 bits, signed.
     I32,
-    /// 64 bits without sign.
+    /// 64 bits, unsigned.
     U64,
-    /// 64 bits with sign.
+    /// 64 bits, signed.
     I64,
     /// Floating point of 16 bits.
     F16,
@@ -34,14 +34,14 @@ pub enum SampleType {
 /// The samples of one or more frames, row-major.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Samples<'a> {
-    /// 0 to 65535, from samples of 8 or 16 bits without sign.
+    /// 0 to 65535, from unsigned samples of 8 or 16 bits.
     U16(&'a [u16]),
-    /// From samples of all other types: exact for those of 16 bits or fewer and of `f32`, rounded to the nearest for
-    /// integers beyond 2²⁴ and for `f64`. NaN and infinities pass.
+    /// From samples of all other types. Exact for types of up to 16 bits and for `f32`; rounded to the nearest for integers beyond 2²⁴ and
+    /// for `f64`. NaN and infinities are kept.
     F32(&'a [f32]),
 }
 
-/// [`Samples`] apart from their reader.
+/// [`Samples`] that own their memory.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Values {
     /// As [`Samples::U16`].
@@ -51,7 +51,7 @@ pub enum Values {
 }
 
 impl Samples<'_> {
-    /// None of their type, and room for so many.
+    /// An empty vector of the same type, with capacity for `count` samples.
     pub fn room(self, count: usize) -> Values {
         match self {
             Samples::U16(_) => Values::U16(Vec::with_capacity(count)),
@@ -61,10 +61,10 @@ impl Samples<'_> {
 }
 
 impl Values {
-    /// Appends some of the same type.
+    /// Appends samples of the same type.
     ///
     /// # Panics
-    /// If they are of the other: all of a stack are of one.
+    /// If they are of the other type: all samples of a stack have the same one.
     pub fn extend(&mut self, samples: Samples<'_>) {
         match (self, samples) {
             (Values::U16(values), Samples::U16(more)) => values.extend_from_slice(more),
@@ -73,7 +73,7 @@ impl Values {
         }
     }
 
-    /// A look at all of them.
+    /// A view of all samples.
     pub fn samples(&self) -> Samples<'_> {
         match self {
             Values::U16(values) => Samples::U16(values),
@@ -88,7 +88,7 @@ impl Default for Values {
     }
 }
 
-/// Which bytes of a number come first.
+/// The byte order of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Order {
     #[default]
@@ -96,11 +96,11 @@ pub(super) enum Order {
     Big,
 }
 
-/// Stored samples with their bytes in the machine's order, on their way into a frame: converts `$from` to `$to`.
+/// Converts stored samples of type `$from`, in native byte order, to frame samples.
 macro_rules! convert {
     ($from:ty, $bytes:expr, $into:expr, $convert:expr) => {
         for (value, into) in $bytes.chunks_exact(size_of::<$from>()).zip($into) {
-            // A chunk has the size that it was cut to.
+            // Every chunk has this size.
             let mut raw = [0; size_of::<$from>()];
             raw.copy_from_slice(value);
             *into = $convert(<$from>::from_ne_bytes(raw));
@@ -119,7 +119,7 @@ impl SampleType {
         }
     }
 
-    /// Such as `u16`.
+    /// The name of the type, such as `u16`.
     pub fn name(self) -> &'static str {
         match self {
             SampleType::U8 => "u8",
@@ -137,22 +137,22 @@ impl SampleType {
         }
     }
 
-    /// As it is where ImageJ's description says that signed samples were stored without sign.
+    /// The type of samples that ImageJ's description says are signed but stored unsigned.
     pub(super) fn raised(self) -> SampleType {
         if self == SampleType::U16 { SampleType::I16Raised } else { self }
     }
 
-    /// Whether frames have them as [`Samples::U16`].
+    /// Whether frames have such samples as [`Samples::U16`].
     pub fn is_u16(self) -> bool {
         matches!(self, SampleType::U8 | SampleType::U16)
     }
 
-    /// Whether frames have them as they are stored.
+    /// Whether frames have such samples unchanged.
     pub(super) fn is_as_stored(self) -> bool {
         matches!(self, SampleType::U16 | SampleType::F32)
     }
 
-    /// For types that become `u16`; `bytes` are in the machine's order.
+    /// Converts samples of types that become `u16`; `bytes` are in native byte order.
     pub(super) fn to_u16(self, bytes: &[u8], into: &mut [u16]) {
         match self {
             SampleType::U8 => {
@@ -164,7 +164,7 @@ impl SampleType {
         }
     }
 
-    /// For types that become `f32`; `bytes` are in the machine's order.
+    /// Converts samples of types that become `f32`; `bytes` are in native byte order.
     pub(super) fn to_f32(self, bytes: &[u8], into: &mut [f32]) {
         match self {
             SampleType::U8 => convert!(u8, bytes, into, f32::from),
@@ -183,7 +183,7 @@ impl SampleType {
     }
 }
 
-/// Turns samples of `size` bytes from `order` into the machine's.
+/// Converts samples of `size` bytes from `order` to native byte order.
 pub(super) fn to_native(order: Order, size: usize, bytes: &mut [u8]) {
     let native = if cfg!(target_endian = "little") { Order::Little } else { Order::Big };
     if order == native {

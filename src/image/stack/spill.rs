@@ -1,6 +1,6 @@
-//! A temporary file for what memory may not hold: the one effect of `image`.
+//! A temporary file for bytes that do not fit into memory: the only side effect of `image`.
 //!
-//! It has no name (it is unlinked as it is made), so that nothing is left behind, however the process ends.
+//! The file has no name (it is unlinked as soon as it is made), so nothing is left behind, however the process ends.
 
 use super::StackError;
 use std::{
@@ -14,7 +14,7 @@ use std::{
     },
 };
 
-/// Where the temporary files of all stacks are made, and what they hold.
+/// The folder for the temporary files of all stacks, and how many bytes they hold.
 #[derive(Debug)]
 pub struct SpillFolder {
     path: PathBuf,
@@ -23,12 +23,12 @@ pub struct SpillFolder {
 }
 
 impl SpillFolder {
-    /// Files in `path` that hold at most `bytes_max` together.
+    /// Temporary files in `path`, which may hold at most `bytes_max` together.
     pub fn new(path: PathBuf, bytes_max: u64) -> SpillFolder {
         SpillFolder { path, bytes: AtomicU64::new(0), bytes_max }
     }
 
-    /// What they hold now, in bytes.
+    /// How many bytes the files hold now.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -44,7 +44,7 @@ impl SpillFolder {
     }
 }
 
-/// Bytes at the offsets that they have in the stack; a sparse file, made when the first are written.
+/// Bytes at the same offsets as in the stack: a sparse file, made when the first bytes are written.
 pub(super) struct Spill {
     folder: Option<Arc<SpillFolder>>,
     file: Option<File>,
@@ -53,17 +53,17 @@ pub(super) struct Spill {
 }
 
 impl Spill {
-    /// With no folder, nothing can be spilled.
+    /// Without a folder, nothing can be spilled.
     pub(super) fn new(folder: Option<Arc<SpillFolder>>, bytes_max: u64) -> Spill {
         Spill { folder, file: None, bytes: 0, bytes_max }
     }
 
-    /// Whether there is somewhere to write to.
+    /// Whether there is a folder to write to.
     pub(super) fn possible(&self) -> bool {
         self.folder.is_some()
     }
 
-    /// Bytes written so far; none are given back before the end.
+    /// Bytes written so far; none are freed before the stack ends.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -90,7 +90,7 @@ impl Spill {
         Ok(())
     }
 
-    /// Reads bytes that were written.
+    /// Reads bytes that were written before.
     pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StackError> {
         match &self.file {
             Some(file) => file.read_exact_at(into, offset).map_err(|error| self.failed(self.bytes, error)),
@@ -98,7 +98,7 @@ impl Spill {
         }
     }
 
-    /// For the caller, who need not know where the folder is, and for whoever looks after the server.
+    /// Logs the failure with the folder, for the operator; the error for the client does not name the folder.
     fn failed(&self, bytes: u64, error: io::Error) -> StackError {
         let folder = self.folder.as_ref().map(|folder| folder.path.display().to_string());
         tracing::error!(
@@ -114,7 +114,7 @@ impl Spill {
 impl Drop for Spill {
     fn drop(&mut self) {
         if let Some(folder) = &self.folder {
-            // The file first: nobody is to find the disk full that is told of room.
+            // Close the file first: once the budget shows room, another stack must not find the disk full.
             drop(self.file.take());
             folder.put_back(self.bytes);
         }

@@ -1,8 +1,8 @@
 //! The bytes of a stack that may still be needed, by their offset in it.
 //!
-//! Bytes come in at the end ([`Store::push`]) and go when whoever reads them says that they have done their duty
-//! ([`Store::release`]), which may be before they come. The rest is kept: in memory up to a limit, beyond it in a
-//! [`Spill`]. What was pushed is not copied, except pieces that are small or hold much more memory than they need.
+//! Bytes are added at the end ([`Store::push`]) and go when the reader no longer needs them ([`Store::release`]), which may be before they
+//! arrive. The rest is kept: in memory up to a limit, and beyond it in a [`Spill`]. Pushed bytes are not copied, except for pieces that are
+//! small or that hold much more memory than they need.
 
 use super::{MayHold, StackError, spill::Spill};
 use bytes::{Buf, Bytes, BytesMut};
@@ -11,41 +11,41 @@ use std::collections::BTreeMap;
 /// Smaller pushes are gathered into pieces of up to four times this size, in bytes.
 const SMALL_BYTES: usize = 16 << 10;
 
-/// What a piece costs beside its bytes.
+/// The overhead of a piece beside its bytes.
 const PIECE_BYTES: usize = 96;
 
-/// Between released bytes, fewer than these are taken for padding when there are very many such places, in bytes.
+/// If there are very many pieces, pieces between released ranges are taken for padding if they have fewer bytes than this.
 const PADDING_BYTES: u64 = 16;
 
-/// Ranges that are released before they come. More than these are not remembered, which costs memory only.
+/// How many ranges are remembered that were released before they arrived. Forgetting more of them only costs memory.
 const DOOMED_MAX: usize = 4096;
 
-/// Fewer are not worth a write to the temporary file and a look at all pieces, where somebody else has no room for them.
+/// If the caller's budget has no room, fewer bytes than these are not worth a write to the temporary file and a pass over all pieces.
 const SPILL_BYTES_MIN: usize = 64 << 10;
 
-/// Bytes that are copied at once where they do not lie together in memory: a multiple of every number's.
+/// How many bytes are copied at once if they are not contiguous in memory: a multiple of the size of every number type.
 const APART_BYTES: usize = 16 << 10;
 
 /// Whether a range can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Presence {
     Here,
-    /// It ends after the bytes that came so far.
+    /// It ends beyond the bytes that have arrived so far.
     NotYet,
-    /// Some of it was released.
+    /// Some of it has been released.
     Gone,
 }
 
 enum Place {
     Shared(Bytes),
     Own(BytesMut),
-    /// So many bytes in the spill.
+    /// This many bytes in the spill.
     File(u64),
 }
 
 struct Piece {
     place: Place,
-    /// Memory that it keeps from being freed, in bytes.
+    /// Bytes of memory that the piece keeps from being freed.
     holds: usize,
 }
 
@@ -58,9 +58,9 @@ impl Piece {
         }
     }
 
-    /// Itself from `from` to `to`, copied where it would hold more than twice its size.
+    /// The part from `from` to `to`, copied if it would otherwise hold more than twice its size.
     fn cut(self, from: u64, to: u64) -> Piece {
-        // Pieces in memory are no longer than memory.
+        // A piece in memory is no longer than memory, so the casts are exact.
         let (start, len) = (from as usize, (to - from) as usize);
         let small = |bytes: &[u8]| Piece { place: Place::Own(BytesMut::from(bytes)), holds: bytes.len() };
         let sparse = len * 2 < self.holds;
@@ -82,13 +82,13 @@ impl Piece {
 
 /// The bytes of a stack that may still be needed.
 pub(super) struct Store {
-    /// By the offset of their first byte; they do not overlap.
+    /// Keyed by the offset of their first byte; they do not overlap.
     pieces: BTreeMap<u64, Piece>,
-    /// Released before they came: from first byte to end.
+    /// Ranges that were released before they arrived: first byte to end.
     doomed: BTreeMap<u64, u64>,
     end: u64,
     held: usize,
-    /// Memory that is held of the stack elsewhere, in bytes.
+    /// Memory that is held elsewhere for this stack, in bytes.
     beside: usize,
     memory_bytes_max: usize,
     may_hold: MayHold,
@@ -109,18 +109,18 @@ impl Store {
         }
     }
 
-    /// Has somebody say how much memory it may hold, below the limit.
+    /// Sets the function that says how much memory the store may hold, below the limit.
     pub(super) fn within(&mut self, may_hold: MayHold) {
         self.may_hold = may_hold;
     }
 
-    /// Tells what is held now, and whether it may be.
+    /// Reports how much is held now; returns whether it may be.
     pub(super) fn tell(&mut self) -> bool {
         let held = self.held();
         (self.may_hold)(held)
     }
 
-    /// Bytes that came so far.
+    /// The number of bytes that have arrived so far.
     pub(super) fn end(&self) -> u64 {
         self.end
     }
@@ -130,7 +130,7 @@ impl Store {
         self.held + self.beside + (self.pieces.len() + self.doomed.len()) * PIECE_BYTES
     }
 
-    /// Counts what is held of the stack elsewhere, in bytes, from now on.
+    /// From now on, counts these bytes as held elsewhere for this stack.
     pub(super) fn hold_beside(&mut self, bytes: usize) {
         self.beside = bytes;
     }
@@ -140,7 +140,7 @@ impl Store {
         self.spill.bytes()
     }
 
-    /// The next bytes of the stack.
+    /// Adds the next bytes of the stack.
     pub(super) fn push(&mut self, bytes: &Bytes) -> Result<(), StackError> {
         let end = self.end + bytes.len() as u64;
         let mut at = self.end;
@@ -186,7 +186,7 @@ impl Store {
         })
     }
 
-    /// Keeps a part of `bytes`, whose first byte is at the end of the store; `range` is in the stack.
+    /// Keeps the part `range` of `bytes`, whose first byte is at the end of the store; `range` counts in offsets of the stack.
     fn keep(&mut self, at: u64, bytes: &Bytes, range: std::ops::Range<u64>) {
         let start = (range.start - self.end) as usize;
         let part = bytes.slice(start..start + (range.end - range.start) as usize);
@@ -224,7 +224,7 @@ impl Store {
         Some(piece)
     }
 
-    /// Drops pieces of a few bytes that stand alone: alignment, of which a long stack has some beside each frame.
+    /// Drops isolated pieces of a few bytes: alignment padding, of which a long stack has some beside each frame.
     fn drop_padding(&mut self) -> Result<(), StackError> {
         let before = self.pieces.len();
         let mut last_end = None;
@@ -253,7 +253,7 @@ impl Store {
         })
     }
 
-    /// Moves pieces to the temporary file, oldest first, until no more than so many bytes are held.
+    /// Moves pieces to the temporary file, oldest first, until at most `bytes` bytes are held.
     fn spill_to(&mut self, bytes: usize) -> Result<(), StackError> {
         for (at, piece) in &mut self.pieces {
             if self.held <= bytes {
@@ -272,7 +272,7 @@ impl Store {
         Ok(())
     }
 
-    /// Spilled neighbours become one piece, so that their number stays small.
+    /// Merges adjacent spilled pieces into one, so that their number stays small.
     fn merge_spilled(&mut self) {
         let mut merged: BTreeMap<u64, Piece> = BTreeMap::new();
         for (at, piece) in std::mem::take(&mut self.pieces) {
@@ -314,7 +314,7 @@ impl Store {
         if at < end { Presence::Gone } else { Presence::Here }
     }
 
-    /// Copies bytes that are [`Presence::Here`].
+    /// Copies bytes that are [`Presence::Here`] to `into`.
     pub(super) fn copy(&self, start: u64, into: &mut [u8]) -> Result<(), StackError> {
         let end = start + into.len() as u64;
         for (from, piece) in self.over(start, end) {
@@ -331,8 +331,7 @@ impl Store {
         Ok(())
     }
 
-    /// Appends the numbers that the `len` bytes at `start` are, which are [`Presence::Here`]: without filling their place with
-    /// zeros first.
+    /// Appends the numbers in the `len` bytes at `start`, which are [`Presence::Here`], without zeroing their place first.
     pub(super) fn append<T, const N: usize>(
         &self,
         start: u64,
@@ -351,7 +350,7 @@ impl Store {
             at += if bytes.len() >= N {
                 add(bytes)
             } else {
-                // In the file, or two pieces have parts of the next number.
+                // The bytes are in the file, or the next number is split between two pieces.
                 let mut apart = [0; APART_BYTES];
                 let bytes = &mut apart[..(end - at).min(APART_BYTES as u64) as usize];
                 self.copy(at, bytes)?;
@@ -361,7 +360,7 @@ impl Store {
         Ok(())
     }
 
-    /// What lies together from here on and is in memory; nothing where it is in the file.
+    /// The contiguous bytes from `start` on that are in memory; empty if they are in the file.
     fn in_memory(&self, start: u64, end: u64) -> &[u8] {
         let Some((from, piece)) = self.pieces.range(..=start).next_back() else { return &[] };
         let inside = (start - from) as usize..(end - from).min(piece.len()) as usize;
@@ -372,7 +371,7 @@ impl Store {
         }
     }
 
-    /// Bytes that are [`Presence::Here`], in `scratch` unless they lie together already.
+    /// Borrows bytes that are [`Presence::Here`], copied to `scratch` unless they are contiguous already.
     pub(super) fn view<'a>(
         &'a self,
         start: u64,
@@ -396,7 +395,7 @@ impl Store {
         Ok(scratch)
     }
 
-    /// Gives up the `len` bytes at `start`, those that have come and those that will.
+    /// Releases the `len` bytes at `start`, both those that have arrived and those that will.
     pub(super) fn release(&mut self, start: u64, len: u64) {
         let end = start.saturating_add(len);
         if start >= end {
@@ -426,7 +425,7 @@ impl Store {
 }
 
 impl Piece {
-    /// The parts before `from` and after `to`, of `len` bytes in all.
+    /// The parts before `from` and after `to` of a piece of `len` bytes.
     fn split(self, from: u64, to: u64, len: u64) -> (Piece, Piece) {
         let share = |place| Piece { place, holds: self.holds };
         let bytes = match self.place {

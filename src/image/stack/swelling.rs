@@ -1,8 +1,8 @@
-//! How much may be unpacked: of a body that comes packed, of the strips of a TIFF, and of packed strips in a packed body.
+//! How much may be unpacked: from a packed body, from the strips of a TIFF, and from packed strips in a packed body.
 //!
-//! A stack is read for as long as frames come out, so that only what somebody has sent can bound the work on it. What would be more than what
-//! has come may become waits for more of the body, and is refused where no more comes: what is answered depends on the body alone, not on
-//! how the network cut it.
+//! A stack is read for as long as frames come out, so only the number of bytes that the client has sent can bound the work. Unpacking that
+//! would exceed this bound waits for more of the body, and is refused if no more will arrive. So the answer depends on the body alone, not
+//! on how the network split it.
 
 use super::StackError;
 use std::sync::{
@@ -10,18 +10,18 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-/// What may be unpacked however little has come: some frames of a camera.
+/// What may be unpacked however little has arrived: some frames of a camera.
 const FREE_BYTES: u64 = 64 << 20;
 
-/// How many times as much as has come may be unpacked beyond that. What cameras see becomes 2 to 4 times as large, and a simulation
-/// without noise some hundreds of times. What deflate packs never becomes more than 1032 times as large, so that it always passes, frames
-/// of one number too; zstd packs those 30,000 times, and a few megabytes were hours of work.
+/// How many times the bytes that have arrived may be unpacked beyond that. Camera images unpack to 2 to 4 times their size, and a
+/// simulation without noise to some hundreds of times. Deflate never expands data more than 1032 times, so deflated data always pass, even
+/// frames that hold one number throughout. Zstd expands such frames 30,000 times, so that a few megabytes would be hours of work.
 const TIMES: u64 = 1032;
 
 const UNPACKED: &str =
     "what the body unpacks to in bytes (at most 64 MiB and 1032 times what has come of it; send it unpacked)";
 
-/// Whether so much may be unpacked of what has come.
+/// Checks whether `unpacked` bytes may be unpacked of a body of which `came` bytes have arrived.
 fn check(came: u64, unpacked: u64) -> Result<(), StackError> {
     let limit = came.saturating_mul(TIMES).saturating_add(FREE_BYTES);
     if unpacked <= limit {
@@ -30,31 +30,31 @@ fn check(came: u64, unpacked: u64) -> Result<(), StackError> {
     Err(StackError::TooLarge { what: UNPACKED, got: unpacked, limit, option: "" })
 }
 
-/// Counts the bytes of a body as they come, for all who unpack something of it. Clones count together.
+/// Counts the bytes of a body as they arrive, for everything that unpacks some of it. Clones share one count.
 #[derive(Debug, Clone, Default)]
 pub struct Came(Arc<AtomicU64>);
 
 impl Came {
-    /// So many more came.
+    /// Adds bytes that arrived.
     pub fn more(&self, bytes: usize) {
         self.0.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// How many have come.
+    /// How many bytes have arrived.
     pub fn bytes(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Whether so many bytes in all may be unpacked of it, were no more than `at_most` of it there.
+    /// Checks whether `unpacked` bytes in all may be unpacked of the body, counting at most `at_most` of the bytes that have arrived.
     ///
     /// # Errors
-    /// [`StackError::TooLarge`], which holds once no more is to come.
+    /// [`StackError::TooLarge`]. It is final only if no more of the body will arrive.
     pub fn may_become(&self, unpacked: u64, at_most: u64) -> Result<(), StackError> {
         check(self.bytes().min(at_most), unpacked)
     }
 }
 
-/// What of a stack's bytes was packed, unpacked.
+/// How many bytes were unpacked from the packed parts of a stack.
 #[derive(Debug, Default)]
 pub(super) struct Unpacked {
     pub(super) came: Came,
@@ -62,7 +62,8 @@ pub(super) struct Unpacked {
 }
 
 impl Unpacked {
-    /// So many bytes more are about to be unpacked, if they may be by now. Where no more is to come, it is an error that they may not.
+    /// Claims `bytes` more bytes that are about to be unpacked. Returns whether they may be by now; if `finished`, it is an error that they
+    /// may not.
     pub(super) fn more(&mut self, bytes: u64, finished: bool) -> Result<bool, StackError> {
         let unpacked = self.bytes.saturating_add(bytes);
         match self.came.may_become(unpacked, u64::MAX) {

@@ -9,7 +9,7 @@ use super::{
 };
 
 pub(super) const SUBFILE_TYPE: u16 = 254;
-/// What said the same before that.
+/// The older tag for the same.
 pub(super) const OLD_SUBFILE_TYPE: u16 = 255;
 pub(super) const WIDTH: u16 = 256;
 pub(super) const HEIGHT: u16 = 257;
@@ -32,9 +32,9 @@ pub(super) const TILE_OFFSETS: u16 = 324;
 pub(super) const TILE_BYTES: u16 = 325;
 pub(super) const SUB_DIRECTORIES: u16 = 330;
 pub(super) const SAMPLE_FORMAT: u16 = 339;
-/// How many planes a page has, by SGI; tiles have some of them, too.
+/// The number of planes in a page (an SGI extension); tiles may span several of them, too.
 pub(super) const IMAGE_DEPTH: u16 = 32997;
-/// Six numbers on each plane of a stack that has but one directory, as MetaMorph writes it.
+/// MetaMorph's tag for a stack that has only one directory: six numbers on each plane.
 pub(super) const META_MORPH_PLANES: u16 = 33629;
 pub(super) const MICRO_MANAGER: u16 = 51123;
 
@@ -43,14 +43,14 @@ const NO_FRAME: u64 = 0b101;
 /// The old subfile type of a reduced copy.
 const OLD_REDUCED: u64 = 2;
 
-/// Whether a directory says that it is a reduced copy of another page, or a mask for one; `Err` as for its other numbers.
+/// Whether a directory says that it is a reduced copy of another page, or a mask for one; `Err` if the number is malformed.
 pub(super) fn is_copy(directory: &Directory) -> Result<bool, String> {
     let kind = directory.number(SUBFILE_TYPE, "subfile type")?.unwrap_or(0);
     let old = directory.number(OLD_SUBFILE_TYPE, "old subfile type")?;
     Ok(kind & NO_FRAME != 0 || old == Some(OLD_REDUCED))
 }
 
-/// What a directory's numbers say; strips and tiles are still without their places.
+/// The page that a directory's numbers describe, without the positions of its strips or tiles.
 pub(super) fn page(
     directory: &Directory,
     encoding: Encoding,
@@ -73,7 +73,7 @@ pub(super) fn page(
             "save the stack as grey, one sample per pixel, uncompressed or with LZW, deflate or zstd";
         StackError::unsupported(Format::Tiff, format!("{what} in frame {}", frame), instead)
     };
-    // White-is-zero and palettes are ways to show samples, which count as they are.
+    // White-is-zero and palettes only say how to show samples; the stored samples count.
     if samples != 1 || !matches!(photometric, 0 | 1 | 3) {
         return Err(unsupported(format!(
             "{samples} samples per pixel under colour interpretation {photometric}"
@@ -106,7 +106,7 @@ pub(super) fn page(
     };
     let compression = Compression::from_tiff(number(COMPRESSION, "compression")?.unwrap_or(1));
     let predictor = match number(PREDICTOR, "predictor")?.unwrap_or(1) {
-        // It says nothing where nothing is compressed.
+        // The predictor has no meaning without compression.
         _ if compression == Ok(Compression::None) => Predictor::None,
         1 => Predictor::None,
         2 => Predictor::Horizontal,

@@ -1,4 +1,4 @@
-//! Every kind of stack, from bytes to frames: what is right, what is refused, what it takes, and that nothing panics.
+//! Every kind of stack, from bytes to frames: correct results, refusals, memory use, and that nothing panics.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -32,7 +32,7 @@ const FRAMES: u64 = 5;
 const HEIGHT: u64 = 6;
 const WIDTH: u64 = 18;
 
-/// Samples of one frame, as numbers that hold all types.
+/// Samples of one frame, in a type that holds all sample types.
 type Plane = Vec<f64>;
 
 /// A stack as `make_stacks.py` describes it.
@@ -78,10 +78,10 @@ fn options() -> Options {
     Options { limits: LIMITS, spill_folder: None, file_alone: false }
 }
 
-/// What came of a stack.
+/// The result of reading a stack.
 struct Outcome {
     planes: Vec<Plane>,
-    /// Bytes that had been pushed when each frame came out.
+    /// How many bytes had been pushed when each frame came out.
     at: Vec<usize>,
     end: Result<(), StackError>,
     info: Option<StackInfo>,
@@ -146,7 +146,7 @@ fn read(bytes: &Bytes) -> Outcome {
     read_with(None, options(), bytes, 1, || usize::MAX)
 }
 
-/// The words of the error that a stack ends with.
+/// The message of the error that a stack ends with.
 fn refusal(bytes: impl Into<Bytes>) -> String {
     read(&bytes.into()).end.unwrap_err().to_string()
 }
@@ -158,7 +158,7 @@ fn assert_says(text: &str, parts: &[&str]) {
     }
 }
 
-/// Fixtures of frames that all come out, with their type.
+/// Fixtures whose frames can all be read, with their sample type.
 fn good() -> Vec<(&'static str, SampleType)> {
     use SampleType::*;
     vec![
@@ -331,7 +331,7 @@ fn descriptions_say_how_many_frames_there_will_be() {
     assert_eq!(dimensions, Some(Dimensions { frames: 5, slices: 1, channels: 1 }));
 }
 
-/// Where each frame's last byte is, by how the file is laid out: the frame comes out with it.
+/// The layout of the file says where the last byte of each frame is: the frame comes out with that byte.
 #[test]
 fn frames_come_out_with_their_last_byte_where_the_file_is_in_order() {
     let frame = (2 * WIDTH * HEIGHT) as usize;
@@ -355,7 +355,7 @@ fn frames_come_out_with_their_last_byte_where_the_file_is_in_order() {
     {
         let bytes = fixture(name);
         let outcome = read_with(None, options(), &bytes, 1, || 1);
-        // Each a frame later than the one before, and the first when little more than a frame is there.
+        // Each comes out a frame later than the one before, and the first when little more than a frame has arrived.
         assert!(outcome.at[0] < bytes.len() / 2, "{name}: {:?} of {}", outcome.at, bytes.len());
         assert!(outcome.at.windows(2).all(|pair| pair[0] < pair[1]), "{name}: {:?}", outcome.at);
     }
@@ -366,7 +366,7 @@ fn long_frame(index: u64, pixels: usize) -> Vec<u16> {
     (0..pixels as u64).map(|pixel| (index * 7919 + pixel * 31) as u16).collect()
 }
 
-/// Makes long stacks in every order that streams: `Some` bytes are the next, `None` the end.
+/// Long stacks in every layout that streams.
 fn long_stacks(frames: u64, side: u64) -> Vec<(&'static str, Option<Format>, Vec<u8>)> {
     let pixels = (side * side) as usize;
     let frame_bytes = 2 * side * side;
@@ -397,7 +397,7 @@ fn long_stacks(frames: u64, side: u64) -> Vec<(&'static str, Option<Format>, Vec
         behind.directory(&fields);
     }
 
-    // One directory for all, as ImageJ writes what is larger than 4 GiB.
+    // One directory for all frames, as ImageJ writes stacks of more than 4 GiB.
     let mut one = Builder::new(LITTLE);
     let text = format!("ImageJ=1.54f\nimages={frames}\n");
     let mut fields = one.page(side, side, 0, frame_bytes);
@@ -425,7 +425,7 @@ fn long_stacks(frames: u64, side: u64) -> Vec<(&'static str, Option<Format>, Vec
     ]
 }
 
-/// The first directory, the pixels of all frames, then the other directories, of which each frame's is said to be that of
+/// The first directory, the pixels of all frames, then the other directories. The directory of a frame points to the pixels of frame
 /// `place_of`.
 fn with_room(encoding: Encoding, frames: u64, side: u64, place_of: impl Fn(u64) -> u64) -> Builder {
     let mut builder = Builder::new(encoding);
@@ -455,7 +455,7 @@ fn frames_in_the_room_before_the_second_directory_are_held_against_the_others() 
         assert_eq!(outcome.planes.len(), 5);
         assert!(outcome.at.windows(2).all(|pair| pair[1] - pair[0] == 72), "{:?}", outcome.at);
     }
-    // In another order, or with fewer directories than frames.
+    // The frames in another order, or fewer directories than frames.
     let swapped = |index| if index == 0 { 0 } else { 5 - index };
     let text = refusal(with_room(LITTLE, 5, 6, swapped).bytes);
     assert_says(&text, &["frame 1", "begin at byte", "by the room after those of the first page"]);
@@ -491,7 +491,7 @@ fn memory_does_not_grow_with_the_stack() {
     }
     let (short, long) = peaks.split_at(peaks.len() / 2);
     for ((name, short), (_, long)) in short.iter().zip(long) {
-        // Two frames of bytes and one of samples, as buffers grow; padding, where there is some, costs its places.
+        // Two frames of bytes and one of samples, because buffers grow. Padding, if there is any, costs memory for its pieces.
         let padding = if *name == "behind" { 3000 * 110 } else { 0 };
         assert!(*long <= *short + 4096 + padding, "{name}: {short} bytes for 100 frames, {long} for 3000");
     }
@@ -550,7 +550,7 @@ fn files_that_are_not_in_order_are_kept_in_memory_and_beyond_it_in_a_file() {
             }
             assert_eq!(outcome.planes.len() as u64, FRAMES);
 
-            // As where stack_spill_bytes_max is 0, whatever folder is named.
+            // As if stack_spill_bytes_max is 0, whatever folder is set.
             let nowhere = Options { spill_folder: None, ..spilling.clone() };
             let told = read_with(None, nowhere, &bytes, 1, || piece).end.unwrap_err().to_string();
             assert_says(&told, &["out of order", "stack_memory_bytes_max", "stack_spill_bytes_max"]);
@@ -563,7 +563,7 @@ fn files_that_are_not_in_order_are_kept_in_memory_and_beyond_it_in_a_file() {
         let outcome = read(&bytes);
         assert!(outcome.end.is_ok() && outcome.spilled == 0, "{name}");
 
-        // Where there is no file, all of the memory is for them.
+        // Without a temporary file, all of the memory may hold frames.
         let limits = Limits { memory_bytes_max: bytes.len() + bytes.len() / 10, ..LIMITS };
         let fits = Options { limits, spill_folder: None, file_alone: false };
         let end = read_with(None, fits, &bytes, 1, || 40_000).end;
@@ -582,7 +582,7 @@ fn what_somebody_else_has_no_room_for_goes_to_the_file_and_what_is_held_is_told(
         let forward = (0..FRAMES).map(|index| if order { index } else { FRAMES - 1 - index });
         let bytes = backward(FRAMES, 32, forward);
         assert_eq!(read_with(None, options(), &bytes, 1, || 5000).spilled, 0, "it fits into memory");
-        // Held now, and at most.
+        // Bytes held now, and the most that were held.
         let told = Arc::new(Mutex::new((0, 0)));
         let teller = Arc::clone(&told);
         let may_hold = move |bytes: usize| {
@@ -704,7 +704,7 @@ fn raw_samples_have_the_size_that_was_stated() {
 
 #[test]
 fn a_stack_of_image_j_may_be_larger_than_4_gib() {
-    // Of 1 MiB each.
+    // Frames of 1 MiB each.
     const FRAMES: u64 = 4200;
     let text = format!("ImageJ=1.54f\nimages={FRAMES}\n");
     let mut builder = Builder::new(LITTLE);
@@ -787,20 +787,20 @@ fn the_lists_of_a_page_are_not_read_again_with_every_piece_that_comes() {
     let start = builder.put(&vec![7; 2 * ROWS as usize]);
     let mut fields = builder.page(1, 1, start, 2);
     fields[1] = builder.longs(tags::HEIGHT, &[ROWS]);
-    // Between the list of offsets and that of sizes, so that the one is there long before the other.
+    // This text lies between the list of offsets and the list of sizes, so that the first arrives long before the second.
     fields.insert(4, Builder::text(tags::DESCRIPTION, &"x".repeat(2 << 20)));
     fields[3] = builder.longs(tags::STRIP_OFFSETS, &(0..ROWS).map(|row| start + 2 * row).collect::<Vec<_>>());
     fields[5] = builder.longs(tags::STRIP_BYTES, &vec![2; ROWS as usize]);
     fields.push(builder.short(tags::STRIP_ROWS, 1));
     builder.directory(&fields);
     let limits = Limits { side_max: ROWS as u32, memory_bytes_max: 64 << 20, ..LIMITS };
-    // Read with each piece, these are minutes: whoever waits for this test sees it.
+    // Reading the lists with each piece takes minutes: quadratic work shows in this test's duration.
     let outcome = read_with(None, Options { limits, ..options() }, &builder.bytes.into(), 1, || 64);
     assert!(outcome.end.is_ok(), "{:?}", outcome.end);
     assert_eq!(outcome.planes, [vec![f64::from(0x0707); ROWS as usize]]);
 }
 
-/// A page whose fields were changed.
+/// A page with changed fields.
 fn page(change: impl FnOnce(&Builder, &mut Vec<builder::Field>)) -> Bytes {
     let mut builder = Builder::new(LITTLE);
     let samples = builder.samples(&[1, 2, 3, 4]);
@@ -820,7 +820,7 @@ fn directories_that_lie_are_refused_with_what_they_say() {
     assert_says(&text, &["truncated", "frame 0", "39999"]);
     let text = end(&|builder, fields| fields[3] = builder.longs(tags::STRIP_OFFSETS, &[70]));
     assert_says(&text, &["shares bytes with another part"]);
-    // Too few bytes, and more than there are: the pixels are all there, so the latter is forgiven.
+    // Too few bytes; then more than there are, which is accepted because all pixels are there.
     let text = end(&|builder, fields| fields[4] = builder.longs(tags::STRIP_BYTES, &[7]));
     assert_says(&text, &["strip 0 of 1", "has 7 bytes instead of 8"]);
     let many = page(|builder, fields| fields[4] = builder.longs(tags::STRIP_BYTES, &[4_000_000_000]));
@@ -852,7 +852,7 @@ fn directories_that_lie_are_refused_with_what_they_say() {
         fields.extend([builder.longs(tags::TILE_OFFSETS, &[8]), builder.longs(tags::TILE_BYTES, &[8])]);
     });
     assert_says(&text, &["tiles are 0 x 16 px"]);
-    // Entries without number.
+    // A directory with far too many entries.
     let mut builder = Builder::new(BIG_LITTLE);
     builder.point(16);
     builder.put(&u64::MAX.to_le_bytes());
@@ -873,7 +873,7 @@ fn pages_that_share_their_pixels_are_refused() {
     assert_says(&outcome.end.unwrap_err().to_string(), &["frame 1", "shares bytes"]);
 }
 
-/// What zlib makes of it.
+/// The bytes compressed by zlib.
 fn deflated(bytes: &[u8]) -> Vec<u8> {
     use std::io::Write;
     let mut encoder = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::best());
@@ -893,7 +893,7 @@ fn a_strip_that_swells_is_cut_at_its_size() {
     assert_eq!(outcome.planes, [[0.0; 4]]);
     assert!(outcome.memory_peak < 2 * bomb.len() + 4096, "{}", outcome.memory_peak);
 
-    // And one that is too small for its strip.
+    // And packed data that are too few for their strip.
     let mut builder = Builder::new(LITTLE);
     let start = builder.put(&bomb[..100]);
     let mut fields = builder.page(1000, 1000, start, 100);
@@ -907,7 +907,7 @@ fn what_a_strip_is_said_to_have_beyond_all_reason_is_not_waited_for() {
     let mut builder = Builder::new(LITTLE);
     let packed = deflated(&builder.samples(&[1, 2, 3, 4]));
     let start = builder.put(&packed);
-    // More than is read for it, and then the directory: what it states would go on behind that.
+    // More bytes than are read for the strip, and then the directory: a strip of the stated length would extend beyond that.
     builder.put(&[0; 128 << 10]);
     let mut fields = builder.page(2, 2, start, 1 << 30);
     fields.push(builder.short(tags::COMPRESSION, 8));
@@ -922,7 +922,7 @@ fn image_j_says_of_all_pages_that_their_samples_have_a_sign() {
     let mut builder = Builder::new(LITTLE);
     for value in [1, 2] {
         let packed = deflated(&builder.samples(&[0, 32768, 32768 + value, 65535]));
-        // As ImageJ has it: the directory, the description, the pixels.
+        // In ImageJ's order: the directory, the description, the pixels.
         let text = "ImageJ=1.54f\nimages=2\nc0=-32768.0\nc1=1.0\n";
         let table = LITTLE.count_bytes() + 7 * LITTLE.entry_bytes() + LITTLE.offset_bytes() as u64;
         let start = builder.bytes.len() as u64 + table + text.len() as u64;
@@ -980,8 +980,8 @@ fn a_description_after_the_pixels_is_still_read() {
     }
 }
 
-/// A stack as MetaMorph writes it: one directory, of the first plane, and a tag with as many values as there are planes, which
-/// follow each other.
+/// A stack as MetaMorph writes it: one directory, for the first plane, and a tag with as many values as there are planes, which follow each
+/// other.
 fn meta_morph(planes: u64, change: impl FnOnce(&Builder, &mut Vec<builder::Field>)) -> Vec<u8> {
     let mut builder = Builder::new(LITTLE);
     let samples: Vec<u16> = (0..5 * 4).collect();
@@ -1010,14 +1010,14 @@ fn planes_that_metamorph_counts_follow_the_first() {
         fields.push(builder.short(tags::STRIP_ROWS, 1));
     });
     assert_eq!(read(&strips.into()).planes.len(), 5);
-    // One plane is any TIFF's.
+    // A count of one plane fits any TIFF.
     let one = read(&meta_morph(1, |_, _| ()).into());
     assert!(one.end.is_ok() && one.planes.len() == 1);
 }
 
 #[test]
 fn planes_that_metamorph_counts_and_that_are_not_there_are_missed() {
-    // More than lie before the directory, and more than there are behind it.
+    // More planes than lie before the directory, and more than follow it.
     assert_says(&refusal(meta_morph(6, |_, _| ())), &["frame 5", "shares bytes"]);
     let mut builder = Builder::new(LITTLE);
     let mut fields = builder.page(2, 2, 0, 8);
@@ -1142,7 +1142,7 @@ fn damage_never_panics_and_takes_no_more_than_its_limits() {
         for round in 0..rounds {
             let mut damaged = bytes.to_vec();
             for _ in 0..1 + random.below(4) {
-                // Headers and directories are where damage is interesting; they stand at the ends.
+                // Damage to headers and directories is the most interesting; they are at the ends of the file.
                 let near = match random.below(3) {
                     0 => damaged.len(),
                     _ => damaged.len().min(400),

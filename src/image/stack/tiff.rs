@@ -1,13 +1,13 @@
-//! The chain of a TIFF's directories, followed as the file comes in, one page after another.
+//! The chain of a TIFF's directories, followed as the file arrives, one page after another.
 //!
-//! Each directory is read once and given up, so that a chain that runs in a circle meets bytes that are gone. Descriptions
-//! that stand before the first pixels are read before the first frame; those that stand later, after the last one.
+//! Each directory is read once and released, so a chain that forms a cycle meets bytes that are gone. Descriptions that lie before the
+//! first pixels are read before the first frame is returned; later ones, after the last frame.
 //!
-//! Where a description, or the room before the second directory, says that frames follow the first one's, they come out with
-//! their bytes. The directories that come later are held against that.
+//! A description, or the room before the second directory, may say that more frames follow the first one directly. Such frames are returned
+//! as their bytes arrive. The directories that come later are checked against that.
 //!
-//! Reduced copies and masks are no frames, wherever they stand. Of those before the first frame the directories are kept, as a
-//! file that has nothing else marks what are its frames.
+//! Reduced copies and masks are not frames, wherever they lie. The directories of those before the first frame are kept, because a file
+//! that has nothing else marks its frames that way.
 //!
 //! - `chunks`: where a page's strips or tiles lie.
 
@@ -23,17 +23,17 @@ use super::{
     wanted::Wanted,
 };
 
-/// What of directories and their lists is read after which a call ends, whatever it found, in bytes.
+/// How many bytes of directories and their lists are read before a call ends, whatever it found.
 const WORK_BYTES: u64 = 1 << 20;
 
-/// To look at one place in the file takes as much work as so many bytes, however few there are.
+/// Looking at one place in the file counts as this many bytes of work, however few bytes there are.
 const PLACE_BYTES: u64 = 64;
 
-/// Reduced copies and masks of a file, and for each of its frames: more than any pyramid has.
+/// How many reduced copies and masks a file may have, and how many more for each of its frames: more than any pyramid has.
 const COPIES_MAX: u64 = 1000;
 const COPIES_PER_FRAME_MAX: u64 = 32;
 
-/// A file that begins with so many reduced copies of nothing has no frames without that mark.
+/// A file that begins with this many reduced copies and has no frame before them is taken to mark its frames that way.
 const COPIES_FIRST_MAX: u64 = 8;
 
 /// What to read next.
@@ -42,11 +42,11 @@ enum At {
     Directory(u64),
     /// The lists of a directory's strips or tiles.
     Page(Directory),
-    /// What describes the stack and stands before the pixels of its first page.
+    /// What describes the stack and lies before the pixels of its first page.
     First(Page, Directory),
-    /// Frames that follow each other, then the directory at an offset.
+    /// Frames that follow each other directly, then the directory at an offset.
     Contiguous(Contiguous, u64),
-    /// What describes the stack and stands elsewhere.
+    /// What describes the stack and lies elsewhere.
     Descriptions,
     End,
 }
@@ -56,38 +56,38 @@ pub(super) struct Chain {
     encoding: Encoding,
     at: At,
     limits: Limits,
-    /// Whether planes that lie in other files do not matter.
+    /// Whether to ignore planes that lie in other files.
     file_alone: bool,
     /// The frame that the next directory describes.
     frame: u64,
     /// Directories of reduced copies and masks so far.
     copies: u64,
-    /// Whether they are the frames.
+    /// Whether the copies are the frames.
     all_copies: bool,
-    /// What all pages are.
+    /// The layout that all pages share.
     layout: Option<Layout>,
-    /// What the first directory says beside.
+    /// The other values of the first directory that are used.
     wanted: Wanted,
-    /// Where the first frame's samples lie, if they lie one after another: others may follow them.
+    /// Where the first frame's samples lie, if they are contiguous: other frames may follow them.
     first_at: Option<u64>,
-    /// Frames before this one lie as the first page's description said, or the room after it.
+    /// Frames before this one lie where the first page's description, or the room after that page, said.
     announced: u64,
-    /// Whether it was the room: then every frame has a directory.
+    /// Whether the room said so: then every frame has a directory.
     by_room: bool,
-    /// Offset of the first directory, and once the first frame is known, of its directory.
+    /// Offset of the first directory; once the first frame is known, of that frame's directory.
     begin: u64,
-    /// Whether signed samples were stored without sign.
+    /// Whether signed samples are stored as unsigned ones.
     raised: bool,
-    /// The end of the bytes that it waits for.
+    /// The end of the bytes that must arrive first.
     until: u64,
-    /// Work since it last was busy, in bytes.
+    /// Work since the last `Step::Busy`, in bytes.
     work: u64,
-    /// Where the last list of byte counts was, and the list: tifffile writes one for all pages that are alike.
+    /// The offset of the last list of byte counts, and the list: tifffile writes one list for all pages that are alike.
     counts: (u64, Vec<u64>),
 }
 
 impl Chain {
-    /// For a file that begins like this.
+    /// For a file with this encoding.
     pub(super) fn new(encoding: Encoding, limits: Limits, file_alone: bool) -> Chain {
         Chain {
             encoding,
@@ -114,7 +114,7 @@ impl Chain {
         StackError::corrupt(Format::Tiff, self.frame, reason)
     }
 
-    /// What is known of the stack once the first page is.
+    /// What is known about the stack, once the first page is known.
     pub(super) fn info(&self) -> Option<StackInfo> {
         let Layout { width, height, sample } = self.layout?;
         let (frames, dimensions) = self.wanted.description.frames(width, height);
@@ -128,19 +128,19 @@ impl Chain {
         })
     }
 
-    /// Whether it is among frames that follow each other, so that what is missing is known.
+    /// Whether the next frame is one of those that follow each other directly, so that the number of missing bytes is known.
     pub(super) fn is_contiguous(&self) -> bool {
         matches!(self.at, At::Contiguous(..))
     }
 
-    /// The next page, or several that follow each other.
+    /// The next page, or several frames that follow each other directly.
     pub(super) fn next(
         &mut self,
         store: &mut Store,
         at_most: usize,
         finished: bool,
     ) -> Result<Step<Page>, StackError> {
-        // To look again before would be to read the long lists of a page with every piece that comes.
+        // Retrying earlier would read the long lists of a page again with every piece that arrives.
         if store.end() < self.until && !finished {
             return Ok(Step::Wait { until: self.until });
         }
@@ -161,7 +161,7 @@ impl Chain {
         }
     }
 
-    /// From one place in the file to the next, with what it gave or what it waits for.
+    /// Moves from one place in the file to the next. Returns that place, and the result or the wait if there is one.
     fn step(
         &mut self,
         at: At,
@@ -215,7 +215,7 @@ impl Chain {
         })
     }
 
-    /// Bytes of the file, once they are there.
+    /// Bytes of the file, once they have arrived.
     fn fetch(
         &mut self,
         store: &Store,
@@ -302,7 +302,7 @@ impl Chain {
         Ok(Step::Ready(At::Page(directory)))
     }
 
-    /// What follows from the first page: it, or all frames that its description says follow it.
+    /// Handles the first page: returns it, or starts on all frames that its description says follow it.
     fn place_first(
         &mut self,
         store: &mut Store,
@@ -335,7 +335,7 @@ impl Chain {
         })
     }
 
-    /// What follows from a later page: it, or nothing where its frame came out before.
+    /// Handles a later page: returns it, or nothing if its frame has been returned already.
     fn place(
         &mut self,
         store: &mut Store,
@@ -359,7 +359,7 @@ impl Chain {
             self.frame += 1;
             return Ok((next, Some(Step::Ready(page))));
         }
-        // It came out when its bytes did. Its directory is a check on the first page's word.
+        // The frame was returned when its bytes arrived. Its directory only checks what the first page said.
         let told = self.first_at.unwrap_or(0) + self.frame * page.layout.frame_bytes();
         if page.contiguous_at() != Some(told) {
             return Err(self.corrupt(format!(
@@ -376,8 +376,8 @@ impl Chain {
         Ok((next, None))
     }
 
-    /// How many frames fill the room between the first page's pixels and the next directory, which OME-TIFFs of tifffile leave
-    /// for all of them. None where anything else lies there, or may: a description at the end says too late what.
+    /// How many frames fill the room between the first page's pixels and the next directory; tifffile's OME-TIFFs leave that room for all
+    /// frames. `None` if anything else lies there, or may lie there: a description at the end of the file would say too late what it is.
     fn room(&self, page: &Page, directory: &Directory) -> Option<u64> {
         let start = page.contiguous_at()?;
         let room = directory.next.checked_sub(start)?;
@@ -385,15 +385,15 @@ impl Chain {
             (room / page.layout.frame_bytes().max(1), room % page.layout.frame_bytes().max(1));
         let between = |offset: u64| (start..directory.next).contains(&offset);
         let mut values = directory.entries.iter().filter_map(|entry| entry.offset(self.encoding));
-        // Directories begin at even bytes.
+        // Directories begin at even offsets, so one byte may be left over.
         let filled = frames > 1 && rest <= 1;
         let alone =
             self.begin < start && !values.any(between) && directory.find(tags::SUB_DIRECTORIES).is_none();
         (filled && alone).then_some(frames)
     }
 
-    /// The frames that follow the first one's, where something says that there are some and nothing speaks against it: they
-    /// lie before the next directory, or there is none.
+    /// The frames that follow the first one directly, if something says that there are some and they end before the next directory, or
+    /// there is none.
     fn following(&mut self, frames: Option<u64>, next: u64) -> Result<Option<Contiguous>, StackError> {
         let (Some(layout), Some(start), Some(frames @ 2..)) = (self.layout, self.first_at, frames) else {
             return Ok(None);
@@ -418,8 +418,8 @@ impl Chain {
         }))
     }
 
-    /// When nothing more can be learned: a description that stood late may still say that frames follow the only one, and must not say
-    /// that samples which came out without a sign have one.
+    /// Called when all descriptions have been read. A late description may still say that frames follow the only one. It must not say that
+    /// samples are signed which have been returned as unsigned.
     fn after_descriptions(&mut self) -> Result<At, StackError> {
         let signs = |layout: Layout| layout.sample.raised() != layout.sample;
         if self.wanted.description.is_raised() && !self.raised && self.layout.is_some_and(signs) {
@@ -437,7 +437,7 @@ impl Chain {
         Ok(following.map_or(At::End, |contiguous| At::Contiguous(contiguous, 0)))
     }
 
-    /// Gives up the values of all entries but those that are wanted.
+    /// Releases the values of all entries except those that are wanted.
     fn release_values(&self, store: &mut Store, directory: &Directory) {
         for entry in &directory.entries {
             if let (false, Some(offset)) = (self.wanted.holds(entry.tag), entry.offset(self.encoding)) {

@@ -1,4 +1,4 @@
-//! The values of a TIFF's first directory that describe the stack: read once they are there, wherever they stand.
+//! The values of a TIFF's first directory that describe the stack. They are read as soon as they have arrived, wherever they lie.
 
 use super::{
     Format, StackError, Step,
@@ -8,16 +8,16 @@ use super::{
     tags::{DESCRIPTION, META_MORPH_PLANES, MICRO_MANAGER, RESOLUTION_UNIT, X_RESOLUTION, Y_RESOLUTION},
 };
 
-/// What is read of a description; one that goes on is cut.
+/// How many bytes of a description are read; a longer one is cut.
 const DESCRIPTION_BYTES_MAX: u64 = 16 << 20;
 
-/// More values than any writer describes a stack with: those behind them are not read.
+/// More values than any writer uses to describe a stack; further ones are not read.
 const VALUES_MAX: usize = 16;
 
-/// What is still to be read, and what was.
+/// The values that are still to be read, and the description from those that were.
 pub(super) struct Wanted {
     encoding: Encoding,
-    /// With where their values lie, 0 for those that are in the entry itself.
+    /// Entries with the offset of their values; 0 for values that the entry itself holds.
     entries: Vec<(Entry, u64)>,
     pub(super) description: Description,
 }
@@ -27,14 +27,14 @@ impl Wanted {
         Wanted { encoding, entries: Vec::new(), description: Description::default() }
     }
 
-    /// Whether values of this tag are still to be read.
+    /// Whether values of this tag still have to be read.
     pub(super) fn holds(&self, tag: u16) -> bool {
         self.entries.iter().any(|(entry, _)| entry.tag == tag)
     }
 
-    /// Notes what describes the stack in the first directory.
+    /// Notes the entries of the first directory that describe the stack.
     pub(super) fn note(&mut self, directory: &Directory) {
-        // One plane is any TIFF's; the values themselves are not needed.
+        // A count of one plane fits any TIFF. The values themselves are not needed.
         let planes = directory.find(META_MORPH_PLANES).map(|entry| entry.count);
         self.description.meta_morph = planes.filter(|planes| *planes > 1);
         let describes = |entry: &&Entry| {
@@ -46,7 +46,7 @@ impl Wanted {
         }
     }
 
-    /// Reads the wanted values that lie before `before`; those that are not there when all has come are done without.
+    /// Reads the wanted values that lie before `before`. Values that are missing when the whole file has arrived are ignored.
     pub(super) fn read(
         &mut self,
         store: &mut Store,
@@ -63,7 +63,7 @@ impl Wanted {
                     Presence::NotYet if !finished => {
                         return Ok(Step::Wait { until: offset.saturating_add(len) });
                     }
-                    // Without it the pixels are still what they are.
+                    // The pixels are valid without it.
                     Presence::NotYet | Presence::Gone => Vec::new(),
                     Presence::Here => {
                         let mut bytes = vec![0; len as usize];

@@ -1,4 +1,4 @@
-//! Strips and tiles, by what a page's directory says of them and, of JPEG streams, what their first bytes do.
+//! Checks strips and tiles, by what a page's directory says about them and, for JPEG streams, by their first bytes.
 
 use super::{
     COMPRESSION_WEBP, find, find_all,
@@ -12,27 +12,27 @@ use tiff::{decoder::Decoder, tags::Tag};
 /// The value of the compression tag for JPEG streams.
 const COMPRESSION_JPEG: u16 = 7;
 
-/// Strips and tiles with the lowest bit first, apart from each other, beyond which no writer goes.
+/// How many separate strips and tiles may have the lowest bit first; no writer goes beyond that.
 const REVERSED_MAX: usize = 1 << 18;
 
-/// Strips or tiles of all pages. Each has a decompressor of its own, which takes a microsecond however little there is in it: pages that
-/// share one list of them would keep a thread for a minute.
+/// How many strips or tiles all pages may have. Each has a decompressor of its own, which takes a microsecond however little it holds:
+/// pages that share one list of strips would keep a thread busy for a minute.
 const CHUNKS_MAX: usize = 1 << 20;
 
-/// Tiles may hold so many times as many pixels as pictures may: those of a picture that is nowhere smaller than one of them do not hold
-/// more, and a small picture in one tile of 256 x 256 is nothing unusual, thousands of them neither.
+/// How many times the allowed pixels of a picture its tiles may hold. If a picture is nowhere smaller than one of its tiles, they do not
+/// hold more than this. A small picture in one tile of 256 x 256 is nothing unusual, and neither are thousands of them.
 const PADDED_MAX: u64 = 4;
 
-/// What is gathered from all pages.
+/// Totals over all pages.
 #[derive(Default)]
 pub(super) struct Found {
     /// Pixels of the pages so far.
     pixels: u64,
-    /// Pixels that are decoded for them: those of whole tiles, and what JPEG streams have below the last row.
+    /// Pixels that are decoded for them: those of whole tiles, and the rows of JPEG streams below the picture.
     decoded: u64,
-    /// Where JPEG streams are: from, and up to.
+    /// The byte ranges of JPEG streams: from, and up to.
     jpeg: Vec<[u64; 2]>,
-    /// Bytes of JPEG streams. Pages that share one would have it read for each of them.
+    /// Bytes of JPEG streams. If pages share a stream, it is read again, and counted, for each of them.
     jpeg_bytes: u64,
     /// Strips or tiles of the pages so far.
     chunks: usize,
@@ -47,7 +47,7 @@ impl Found {
         limits.check_pixels(self.pixels)
     }
 
-    /// Counts pixels that are decoded.
+    /// Counts pixels that will be decoded.
     fn decode(&mut self, pixels: u64, limits: &Limits) -> Result<(), DecodeError> {
         self.decoded = self.decoded.saturating_add(pixels);
         let limit = limits.pixels_max.saturating_mul(PADDED_MAX);
@@ -63,8 +63,8 @@ impl Found {
         Ok(())
     }
 
-    /// What is found once all pages are: JPEG streams must be read as they were here. What pages before them or after them have
-    /// changed, such as a strip over the same bytes with the lowest bit first, may have another size in it.
+    /// Checks JPEG streams once all pages have been read: the decoder must read them as they were read here. Changes to their bytes for
+    /// another page, such as a strip over the same bytes with the lowest bit first, might give a stream another size.
     pub(super) fn finish(mut self) -> Result<Changes, DecodeError> {
         self.changes.sort();
         if self.jpeg.iter().any(|range| self.changes.meet(*range)) {
@@ -73,7 +73,7 @@ impl Found {
         Ok(self.changes)
     }
 
-    /// Whether all of it is no more than a file of so many bytes can be in earnest. It is the file that is refused otherwise, not a page.
+    /// Checks whether the totals are plausible for a file of this size. If not, the whole file is refused, not one page.
     pub(super) fn check(&self, file_bytes: usize) -> Result<(), DecodeError> {
         if self.chunks > CHUNKS_MAX {
             return Err(corrupt(format!("more than {CHUNKS_MAX} strips or tiles in all of its pages")));
@@ -88,20 +88,22 @@ impl Found {
     }
 }
 
-/// What a directory says of its strips or tiles.
+/// What a directory says about its strips or tiles.
 #[derive(Clone, Copy)]
 pub(super) struct Chunks {
     pub(super) tiled: bool,
     pub(super) compression: u16,
-    /// Samples of a pixel in each.
+    /// Samples per pixel in each strip or tile.
     pub(super) interleaved: u16,
-    /// Width and rows of the picture.
+    /// Width and height of the picture.
     pub(super) size: [u32; 2],
 }
 
-/// Strips or tiles must lie inside the file; JPEG streams must have the size of the strip or tile that they are for, and as many
-/// samples in a pixel, and must not be larger than the file, all of them together. Notes those whose bytes are in the other order.
-/// What decoding the largest of the streams takes is the answer, in bytes.
+/// Checks the strips or tiles of a page. They must lie inside the file. JPEG streams must have the size of their strip or tile and the
+/// right number of samples per pixel, and all of them together must not be larger than the file. Notes strips and tiles whose bytes have
+/// the lowest bit first.
+///
+/// Returns the bytes that decoding the largest of the JPEG streams takes.
 pub(super) fn check(
     bytes: &[u8],
     decoder: &mut Decoder<Source<'_>>,
@@ -121,7 +123,7 @@ pub(super) fn check(
     found.check(bytes.len())?;
     let jpeg = compression == COMPRESSION_JPEG;
     let reversed = match find::<u16>(decoder, Tag::FillOrder)?.unwrap_or(1) {
-        // Streams that have an order of their own.
+        // These streams define their own bit order.
         _ if jpeg || compression == COMPRESSION_WEBP => false,
         1 => false,
         2 => true,
@@ -130,7 +132,7 @@ pub(super) fn check(
     let (width, rows) = decoder.chunk_dimensions();
     let [across, down] = [size[0].div_ceil(width.max(1)), size[1].div_ceil(rows.max(1)).max(1)];
     let pixels = if tiled {
-        // So many along each side, each of them whole.
+        // Every tile counts as a whole.
         let all = |count: u32, side: u32| u64::from(count) * u64::from(side);
         all(across, width).saturating_mul(all(down, rows))
     } else {
@@ -152,12 +154,12 @@ pub(super) fn check(
         if !jpeg {
             continue;
         }
-        // These streams are read whole and by their own word on their size.
+        // These streams are read whole, and the size that they state themselves counts.
         found.jpeg_bytes += count;
         found.jpeg.push([offset, offset + count]);
         found.check(bytes.len())?;
         let stream = stream(chunk, &tables, interleaved)?;
-        // The decoder would take the pixels of one row for those of others. The last strip may be cut, or whole.
+        // The decoder would mix up the pixels of different rows. The last strip may be cut or whole.
         let left = if tiled { rows } else { size[1] - index % down * rows };
         let needed = rows.min(left);
         if stream.width != width || !(needed..=rows).contains(&stream.height) {
@@ -166,7 +168,7 @@ pub(super) fn check(
                 stream.width, stream.height
             )));
         }
-        // Tiles may be larger than the picture, and these are decoded whole.
+        // Tiles may be larger than the picture, and JPEG tiles are decoded whole.
         limits.check_side(stream.width, stream.height)?;
         limits.check_pixels(u64::from(stream.width) * u64::from(stream.height))?;
         found.decode(u64::from(stream.width) * u64::from(stream.height - needed), limits)?;

@@ -1,4 +1,4 @@
-//! What a TIFF page holds, and its conversion into grey or RGB: palettes, packed bits, planes, inks, luma and chroma.
+//! The kinds of samples in a TIFF page, and their conversion to grey or RGB: palettes, packed bits, planes, inks, luma and chroma.
 
 use super::super::{Orientation, Samples, preprocess::Sample};
 
@@ -9,15 +9,15 @@ pub(super) enum Kind {
     Gray,
     /// Grey, then alpha.
     GrayAlpha,
-    /// Three samples, and perhaps others that mean nothing here.
+    /// Three samples, and perhaps others that are ignored.
     Rgb,
-    /// RGB, then alpha, and perhaps others.
+    /// RGB, then alpha, and perhaps others that are ignored.
     Rgba,
-    /// Indices into all reds, then all greens, then all blues, 16 bits each.
+    /// Indices into a colour map: all reds, then all greens, then all blues, 16 bits each.
     Palette(Vec<u16>),
-    /// Inks, 0 is none.
+    /// Inks; 0 is no ink.
     Cmyk,
-    /// Full-range BT.601, as JPEG has it.
+    /// Full-range BT.601, as in JPEG.
     YCbCr,
 }
 
@@ -32,7 +32,7 @@ impl Kind {
         }
     }
 
-    /// Samples per pixel that are read; those behind them are left out.
+    /// Samples per pixel that are used; those behind them are dropped.
     pub(super) fn samples(&self) -> u16 {
         match self {
             Kind::Palette(_) => 1,
@@ -55,9 +55,9 @@ pub(super) struct Page {
     pub(super) planar: bool,
     /// Whether colours are stored multiplied with alpha.
     pub(super) premultiplied: bool,
-    /// Width and height of its tiles, where they are read one by one.
+    /// Width and height of its tiles, if they are read one by one.
     pub(super) tiles: Option<[u32; 2]>,
-    /// Bytes that decoding the largest of its JPEG streams takes, 0 where there are none.
+    /// Bytes that decoding the largest of its JPEG streams takes; 0 if there are none.
     pub(super) stream_bytes: u64,
     /// How its pixels are to be turned.
     pub(super) orientation: Orientation,
@@ -75,13 +75,13 @@ impl Page {
         pixels * u64::from(self.kind.channels()) * u64::from(self.decoded_bits() / 8)
     }
 
-    /// Bytes of a row of one plane (where there are no planes: of all samples) that is so many pixels wide, padded to whole bytes.
+    /// Bytes of a row of `width` pixels in one plane (if there are no planes, of all samples), padded to whole bytes.
     pub(super) fn row_bytes(&self, width: u32) -> u64 {
         let interleaved = if self.planar { 1 } else { u64::from(self.count) };
         (u64::from(width) * interleaved * u64::from(self.bits)).div_ceil(8)
     }
 
-    /// Bytes as the decoder gives them for a picture of this size: all rows, all samples of the file.
+    /// Bytes as the decoder returns them for a picture of this size: all rows, all samples of the file.
     pub(super) fn bytes_of(&self, (width, height): (u32, u32)) -> u64 {
         let planes = if self.planar { u64::from(self.count) } else { 1 };
         self.row_bytes(width) * u64::from(height) * planes
@@ -98,7 +98,7 @@ impl Page {
         self.row_bytes(width) * u64::from(height)
     }
 
-    /// Width and height that the decoder is told: of pages that are read tile by tile, those of all tiles.
+    /// The width and height that the decoder is told: for pages that are read tile by tile, those of all tiles together.
     pub(super) fn told(&self) -> (u32, u32) {
         match self.tiles {
             Some([width, height]) => {
@@ -109,7 +109,7 @@ impl Page {
         }
     }
 
-    /// Turns what the decoder gave into grey or RGB.
+    /// Converts the decoder's output to grey or RGB.
     pub(super) fn convert(&self, raw: Samples) -> Samples {
         match raw {
             Samples::U8(raw) => Samples::U8(self.convert_u8(raw)),
@@ -117,7 +117,7 @@ impl Page {
         }
     }
 
-    /// The samples that are read, side by side.
+    /// The samples that are used, interleaved.
     fn arrange<T: Copy>(&self, raw: Vec<T>) -> Vec<T> {
         let (count, read) = (usize::from(self.count), usize::from(self.kind.samples()));
         if self.planar {
@@ -146,7 +146,7 @@ impl Page {
         }
     }
 
-    /// One byte per sample, from rows of packed bits that begin at whole bytes.
+    /// Unpacks to one byte per sample, from rows of packed bits that begin at whole bytes.
     fn unpack(&self, raw: &[u8]) -> Vec<u8> {
         let (width, bits) = (self.width as usize, usize::from(self.bits));
         let row_bytes = (width * bits).div_ceil(8).max(1);
@@ -187,7 +187,7 @@ impl Page {
     }
 }
 
-/// Divides colours by alpha, the last of `C` channels.
+/// Undoes premultiplication: divides colours by alpha, the last of `C` channels.
 fn unmultiply<T: Sample, const C: usize>(mut samples: Vec<T>) -> Vec<T> {
     let (pixels, _) = samples.as_chunks_mut::<C>();
     for pixel in pixels {

@@ -1,37 +1,36 @@
-//! The bytes of a TIFF as its decoder reads them: with a budget, and changed where it does not understand them.
+//! The bytes of a TIFF as its decoder reads them: with a read budget, and changed where the decoder does not understand them.
 //!
-//! The decoder refuses palettes, whose samples are stored exactly as grey ones are. So the number that says "palette" is
-//! replaced as it is read, and the indices come out. It is the same with colours that have other samples beside them: the
-//! decoder drops these before it adds up what was predicted from them, and of grey it gives all that there are. Sizes are
-//! replaced where tiles are to be read whole.
+//! The decoder refuses palettes, whose samples are stored exactly as grey ones are. So the number that says "palette" is replaced as it is
+//! read, and the decoder returns the indices. The same is done for colours with extra samples: the decoder drops extra samples before it
+//! undoes the prediction that depends on them, but of grey it returns all samples. Sizes are replaced where tiles have to be read whole.
 //!
-//! Nor does it know of bytes whose first bit is the lowest: strips and tiles of these are turned as they are read, packed or
-//! not, as libtiff does it.
+//! Nor does the decoder know bytes whose first bit is the lowest. The bytes of such strips and tiles, compressed or not, are bit-reversed
+//! as they are read, as in libtiff.
 
 use crate::image::stack::Encoding;
 use std::io::{Error, Read, Result, Seek, SeekFrom};
 use tiff::tags::Tag;
 
-/// Bytes that may be read, as a multiple of the file, beside [`READ_BYTES_BASE`]: many strips over the same bytes, each
-/// inflated again, would cost far more time than the file's size explains.
+/// How many bytes may be read, as a multiple of the file, beside [`READ_BYTES_BASE`]. Many strips over the same bytes, each inflated again,
+/// would cost far more time than the size of the file explains.
 const READ_FILES_MAX: u64 = 16;
-/// As above; the decompressors read ahead of each strip.
+/// Bytes that may be read beside that multiple: the decompressors read ahead of each strip.
 const READ_BYTES_BASE: u64 = 256 << 20;
 
-/// The type of tags whose values have 32 bits.
+/// The tag type for values of 32 bits.
 const LONG: u16 = 4;
 
-/// What is read otherwise than it is in the file.
+/// Where the decoder reads something other than what the file holds.
 #[derive(Default)]
 pub(super) struct Changes {
-    /// Bytes that are read instead of what stands there.
+    /// Bytes that are read instead of those in the file.
     patches: Vec<(u64, u8)>,
-    /// Strips and tiles whose bytes begin with the lowest bit: from, and up to.
+    /// Strips and tiles whose bytes have the lowest bit first: from, and up to.
     pub(super) reversed: Vec<[u64; 2]>,
 }
 
 impl Changes {
-    /// Has these bytes read with the lowest bit first. Pages may share strips, which then come in the same order again.
+    /// Marks bytes to be read with the lowest bit first. Pages may share strips, which then come in the same order again.
     pub(super) fn reverse(&mut self, [from, to]: [u64; 2]) {
         match self.reversed.last_mut() {
             Some(last) if (last[0]..=last[1]).contains(&from) => last[1] = last[1].max(to),
@@ -39,8 +38,8 @@ impl Changes {
         }
     }
 
-    /// Puts them in order, after the last. No range begins before the one in front of it ends then, so that they are found by where
-    /// they end.
+    /// Sorts the changes; call it after the last one. Then no range begins before the one in front of it ends, so that ranges can be found
+    /// by their ends.
     pub(super) fn sort(&mut self) {
         self.patches.sort_unstable();
         self.reversed.sort_unstable();
@@ -53,7 +52,7 @@ impl Changes {
         });
     }
 
-    /// Whether any of these bytes is read otherwise than it is, once they are in order.
+    /// Whether any of these bytes is changed. Call it after [`Changes::sort`].
     pub(super) fn meet(&self, [from, to]: [u64; 2]) -> bool {
         let reversed = self.reversed.partition_point(|[_, end]| *end <= from);
         let patched = self.patches.partition_point(|&(at, _)| at < from);
@@ -61,8 +60,8 @@ impl Changes {
             || self.patches.get(patched).is_some_and(|&(at, _)| at < to)
     }
 
-    /// Has the value of a tag, which is one number in the directory at `directory`, read as another one. So is its type, as a
-    /// short one might not hold it; every entry has room for 32 bits.
+    /// Replaces the value of a tag, which is one number in the directory at `directory`. Its type is replaced as well, because a short type
+    /// might not hold the new value; every entry has room for 32 bits.
     pub(super) fn replace(&mut self, bytes: &[u8], directory: u64, tag: Tag, value: u32) -> Option<()> {
         let (entry, value_at) = entry_of(bytes, directory, tag)?;
         let (kind, value) = if bytes.starts_with(b"II") {
@@ -76,7 +75,7 @@ impl Changes {
     }
 }
 
-/// A reader over the file.
+/// A reader of the file with its changes.
 pub(super) struct Source<'a> {
     bytes: &'a [u8],
     position: u64,
@@ -134,21 +133,21 @@ impl Seek for Source<'_> {
     }
 }
 
-/// Where in the file the entry of a tag stands, for the directory at `directory`, and where in the entry its value does.
+/// The offset in the file of a tag's entry, for the directory at `directory`, and the offset of the value in the entry.
 fn entry_of(bytes: &[u8], directory: u64, tag: Tag) -> Option<(usize, usize)> {
     let encoding = Encoding::begins(bytes)?;
     let number = |at: usize, size: usize| Some(encoding.number(bytes.get(at..at.checked_add(size)?)?));
     let (count_bytes, entry_bytes) = (encoding.count_bytes() as usize, encoding.entry_bytes() as usize);
-    // Tag, type and count stand before it.
+    // Tag, type and count come before the value.
     let value_at = 4 + encoding.offset_bytes();
     let start = usize::try_from(directory).ok()?;
     let entries = usize::try_from(number(start, count_bytes)?).ok()?;
     let mut found = None;
-    // Tags are 16 bits, so more entries are not needed to find one.
+    // Tags have 16 bits, so more entries are not needed to find one.
     for index in 0..entries.min(1 << 16) {
         let entry = start + count_bytes + index * entry_bytes;
         if number(entry, 2)? == u64::from(tag.to_u16()) {
-            // Where a tag is given twice, the decoder takes the last.
+            // If a tag occurs twice, the decoder takes the last.
             found = Some((entry, value_at));
         }
     }

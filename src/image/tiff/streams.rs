@@ -1,8 +1,8 @@
-//! JPEG streams in strips and tiles, and the tables that those of a page share.
+//! Checks JPEG streams in strips and tiles, and the tables that the streams of a page share.
 //!
-//! The decoder puts the tables in front of each stream, believes the first frame header of both, and passes over what it does not
-//! know. So what is believed here must be what it believes: tables hold nothing but tables, and nothing in a stream can be read in
-//! two ways before its first scan.
+//! The decoder puts the tables in front of each stream, believes the first frame header in either, and skips what it does not know. The
+//! checks here must read a stream exactly as the decoder does. So tables may hold nothing but tables, and nothing before the first scan of
+//! a stream may be ambiguous.
 
 use super::{
     source::Source,
@@ -14,21 +14,21 @@ use tiff::{
     tags::Tag,
 };
 
-/// Bytes of tables: all that a stream can use take less than 3,000. They are read again for each strip or tile.
+/// Bytes of tables: all that a stream can use takes less than 3,000. They are read again for each strip or tile.
 const TABLES_BYTES_MAX: u64 = 8192;
 
-/// What a JPEG stream begins with.
+/// The marker that begins a JPEG stream.
 const START: [u8; 2] = [0xff, 0xd8];
-/// And what ends it.
+/// The marker that ends it.
 const END: [u8; 2] = [0xff, 0xd9];
 
-/// Sides of the blocks that a stream is made of are no longer: 8 samples, of a component that is sampled four times as often as another.
+/// The longest side of the blocks in a stream: 8 samples of a component that is sampled a quarter as often as another.
 const BLOCK_SIDE_MAX: u64 = 32;
 
-/// The segment of Adobe's, by which the decoder may give four samples where there are fewer.
+/// Adobe's segment. With it the decoder may return four samples where there are fewer.
 const ADOBE: u8 = 0xee;
 
-/// Whatever all streams of a page begin with.
+/// The tables that all streams of a page begin with.
 #[derive(Default)]
 pub(super) struct Tables {
     bytes: u64,
@@ -36,7 +36,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Those of the current directory, or none.
+    /// The tables of the current directory, or none.
     pub(super) fn of(decoder: &mut Decoder<Source<'_>>) -> Result<Tables, DecodeError> {
         let bytes = decoder.image_ifd().directory().get(Tag::JPEGTables).map_or(0, Entry::count);
         if bytes > TABLES_BYTES_MAX {
@@ -51,10 +51,10 @@ impl Tables {
         let mut adobe = false;
         loop {
             match next_marker(&mut rest).ok_or_else(cut)? {
-                // Two bytes are cut off at the end, whatever they are.
+                // The decoder cuts off the last two bytes, whatever they are.
                 (0xd9, _) if rest.is_empty() => return Ok(Tables { bytes, adobe }),
                 (0xd9, _) => return Err(cut()),
-                // Codes, quantization, restarts, applications' own, comments.
+                // Huffman codes, quantization, restart intervals, application segments, comments.
                 (marker @ (0xc4 | 0xdb | 0xdd | 0xe0..=0xef | 0xfe), _) => adobe |= marker == ADOBE,
                 (marker, _) => {
                     return Err(corrupt(format!(
@@ -66,18 +66,18 @@ impl Tables {
     }
 }
 
-/// A stream, by what stands before its first scan.
+/// What a stream says about itself before its first scan.
 pub(super) struct Stream {
     pub(super) width: u32,
     pub(super) height: u32,
-    /// What decoding it takes until its samples have been copied, in bytes.
+    /// Bytes that decoding takes until the samples have been copied.
     pub(super) work_bytes: u64,
 }
 
-/// Checks a stream that is to have so many samples in a pixel.
+/// Checks a stream that must have `interleaved` samples per pixel.
 pub(super) fn stream(chunk: &[u8], tables: &Tables, interleaved: u16) -> Result<Stream, DecodeError> {
     let markers = jpeg::markers(chunk)?;
-    // The decoder would make up what is missing. Bytes behind the end are not counted as damage.
+    // The decoder would invent missing data. Bytes behind the end marker are not counted as damage.
     if !chunk.windows(2).rev().any(|pair| pair == END) {
         return Err(corrupt("a JPEG stream in it has no end"));
     }
@@ -94,20 +94,20 @@ pub(super) fn stream(chunk: &[u8], tables: &Tables, interleaved: u16) -> Result<
             }
         }
     }
-    // The decoder would take the samples of one pixel for those of others.
+    // The decoder would mix up the samples of different pixels.
     let components = u16::from(markers.components);
     if components != interleaved {
         return Err(corrupt(format!(
             "a JPEG stream in it has {components} samples per pixel instead of {interleaved}"
         )));
     }
-    // Of these it gives the first component only.
+    // Of two components the decoder returns only the first.
     if components == 2 {
         return Err(unsupported("JPEG streams of grey and alpha"));
     }
     let (width, height) = (u64::from(markers.width), u64::from(markers.height));
     let samples = if adobe { components.max(4) } else { components };
-    // As they are gathered, the bytes take room for up to twice as many.
+    // The bytes are gathered in a buffer that may grow to twice their size.
     let mut work_bytes = width * height * u64::from(samples) + 2 * (chunk.len() as u64 + tables.bytes);
     if markers.scans {
         // All coefficients are held, 16 bits each, until the last scan.
@@ -117,9 +117,9 @@ pub(super) fn stream(chunk: &[u8], tables: &Tables, interleaved: u16) -> Result<
     Ok(Stream { width: markers.width, height: markers.height, work_bytes })
 }
 
-/// The next marker and its segment, if it has one, where they cannot be taken for anything else. The decoder reads a length behind
-/// markers that have none but the end, takes a zero as it does the bytes that may fill up before a marker, and a byte too many of an
-/// APP0 of four.
+/// The next marker and its segment, if it has one; `None` if the decoder might read them differently. The decoder reads a length after
+/// every marker except the end marker, even after markers that have none; takes a zero for a fill byte before a marker; and reads one byte
+/// too many of an APP0 segment of four bytes.
 fn next_marker<'a>(rest: &mut &'a [u8]) -> Option<(u8, &'a [u8])> {
     let marked = rest.strip_prefix(&[0xff])?;
     let filled = marked.iter().take_while(|byte| **byte == 0xff).count();

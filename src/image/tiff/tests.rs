@@ -1,4 +1,4 @@
-//! TIFFs put together tag by tag: kinds that no fixture has.
+//! TIFFs put together tag by tag: kinds for which there is no fixture.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -30,7 +30,7 @@ const SAMPLE_FORMAT: u16 = 339;
 const TABLES: u16 = 347;
 const SUBSAMPLING: u16 = 530;
 
-/// A directory without where its pixels are, and the strips or tiles that it is for.
+/// A directory without the positions of its pixels, and its strips or tiles.
 #[derive(Clone)]
 struct Page {
     tags: Vec<(u16, Vec<u32>)>,
@@ -38,7 +38,7 @@ struct Page {
 }
 
 impl Page {
-    /// One of this size with `samples` of `bits` for each pixel, in one strip (or, with tiles said, in those).
+    /// A page of this size with `samples` of `bits` for each pixel, in one strip (or in tiles, if tags for them are added).
     fn new([width, height]: [u32; 2], bits: u32, samples: u32, chunks: Vec<Vec<u8>>) -> Page {
         let tags = vec![(256, vec![width]), (257, vec![height]), (258, vec![bits; samples as usize])];
         Page { tags, chunks }.with(SAMPLES, &[samples]).with(ROWS, &[height])
@@ -71,7 +71,7 @@ fn file(pages: &[Page]) -> Vec<u8> {
         bytes.resize(bytes.len().next_multiple_of(2), 0);
         let mut table = (tags.len() as u16).to_le_bytes().to_vec();
         for (tag, values) in &tags {
-            // SHORT where that is enough, as LONG is not for every tag.
+            // SHORT if the values fit, because LONG is not valid for every tag.
             let large = values.iter().any(|value| *value > 0xffff);
             let (kind, size) = if *tag == TABLES { (7u16, 1) } else { [(3, 2), (4, 4)][usize::from(large)] };
             table.extend(tag.to_le_bytes());
@@ -116,13 +116,13 @@ fn sample(x: u32, y: u32, channel: u32) -> u8 {
     (x * 3 + y * 7 + channel * 50) as u8
 }
 
-/// The pixels of a picture, of some of its channels.
+/// The pixels of a picture, with some of its channels.
 fn picture([width, height]: [u32; 2], channels: &[u32]) -> Vec<u8> {
     let places = (0..height).flat_map(|y| (0..width).map(move |x| (x, y)));
     places.flat_map(|(x, y)| channels.iter().map(move |c| sample(x, y, *c))).collect()
 }
 
-/// Its tiles, of some of its channels.
+/// The tiles of a picture, with some of its channels.
 fn in_tiles([width, height]: [u32; 2], channels: &[u32], [across, down]: [u32; 2]) -> Vec<Vec<u8>> {
     let mut tiles = Vec::new();
     for top in (0..height).step_by(down as usize) {
@@ -144,7 +144,7 @@ fn packed_by_lzw(chunks: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     chunks.into_iter().map(|chunk| encoder().encode(&chunk).unwrap()).collect()
 }
 
-/// One file of each kind, for tests of what becomes of any file.
+/// One file of each kind, for tests that apply to any file.
 pub(in crate::image) fn kinds() -> [(&'static str, Vec<u8>); 4] {
     let size = [WIDTH, HEIGHT];
     let colors = |samples, chunks| Page::new(size, 8, samples, chunks).with(PHOTOMETRIC, &[2]);
@@ -197,13 +197,13 @@ fn tiles_packed_by_lzw_are_read_whatever_their_last_codes_are() {
             assert_eq!(colors, (3, picture(size, &[0, 1, 2])), "{name}");
             let planes = tiled(size, 8, 3, planes_in_tiles(size, 3, tile), tile).with(PLANAR, &[2]);
             assert_eq!(u8s(planes), colors, "{name}");
-            // A sample of 16 bits stands where two of 8 would.
+            // A 16-bit sample in the place of two 8-bit samples.
             let wide = tiled(size, 16, 1, in_tiles(size, &[0, 1], tile), tile);
             let Samples::U16(found) = frames(&[wide]).remove(0).samples else { panic!("8 bits") };
             assert_eq!(bytemuck::cast_slice::<u16, u8>(&found), picture(size, &[0, 1]), "{name}");
         }
     }
-    // Rows of packed bits, and a palette, whose indices they are: its interpretation is read otherwise as well as its size.
+    // Rows of packed bits, and a palette with these bits as indices: both its interpretation and its size are replaced as it is read.
     let size = [37, 21];
     let bits = |width: u32| (0..32).flat_map(move |y| (0..width / 8).map(move |x| sample(x, y, 0))).collect();
     let plain = Page::new([64, 32], 1, 1, vec![bits(64)]).with(PHOTOMETRIC, &[1]);
@@ -239,13 +239,13 @@ fn jpeg_streams_have_the_samples_of_their_place() {
         let error = refused(page(samples, interpretation, vec![stream.clone()]));
         assert!(error.contains(words), "{error}");
     }
-    // Cut off; what lies behind an end is nobody's.
+    // Streams that are cut off; bytes behind the end are ignored.
     for length in [gray.len() - 1, gray.len() - 9] {
         let error = refused(page(1, 1, vec![gray[..length].to_vec()]));
         assert!(error.contains("a JPEG stream in it has no end"), "{error}");
     }
     decode(&page(1, 1, vec![[&gray[..], &[0; 5]].concat()]), &LIMITS, &whole).unwrap();
-    // In planes, each stream has one.
+    // In a planar page, each stream has one component.
     let planes = |stream: &Vec<u8>| {
         let page = Page::new(size, 8, 3, vec![stream.clone(); 3]).with(COMPRESSION, &[7]);
         file(&[page.with(PHOTOMETRIC, &[2]).with(PLANAR, &[2])])
@@ -253,7 +253,7 @@ fn jpeg_streams_have_the_samples_of_their_place() {
     decode(&planes(&gray), &LIMITS, &whole).unwrap();
     let error = refused(planes(&colors));
     assert!(error.contains("has 3 samples per pixel instead of 1"), "{error}");
-    // Two by the header of the frame: what comes behind it is not looked at.
+    // Two components by the frame header; what follows it is not checked.
     let mut two = colors;
     let at = two.windows(2).position(|bytes| bytes == [0xff, 0xc0]).unwrap();
     two[at + 9] = 2;
@@ -272,7 +272,7 @@ fn jpeg_streams_have_the_size_of_their_place() {
     };
     let strips = |sizes: &[[u32; 2]]| file(&[page(sizes).with(ROWS, &[16])]);
     let tiles = |sizes: &[[u32; 2]]| file(&[page(sizes).with(TILE[0], &[32]).with(TILE[1], &[32])]);
-    // Of the last strip, what is below the picture may be there.
+    // The last strip may include the rows below the picture.
     let cut = decode(&strips(&[[32, 16], [32, 16], [32, 8]]), &LIMITS, &whole).unwrap();
     let whole_strips = decode(&strips(&[[32, 16]; 3]), &LIMITS, &whole).unwrap();
     let Samples::U8(samples) = &cut[0].samples else { panic!("16 bits") };
@@ -289,11 +289,11 @@ fn jpeg_streams_have_the_size_of_their_place() {
     refused(strips(&[[32, 16], [32, 15], [32, 8]]), "32 x 15 px instead of 32 x 16");
     refused(strips(&[[32, 16], [32, 16], [32, 7]]), "32 x 7 px instead of 32 x 8");
     refused(strips(&[[32, 16], [32, 16], [32, 17]]), "32 x 17 px instead of 32 x 8");
-    // Fewer and longer rows of as many pixels in all.
+    // Fewer and longer rows, with the same number of pixels in all.
     refused(strips(&[[16, 32], [32, 16], [32, 8]]), "16 x 32 px instead of 32 x 16");
     refused(tiles(&[[32, 32], [32, 8]]), "32 x 8 px instead of 32 x 32");
     refused(tiles(&[[16, 32], [32, 32]]), "16 x 32 px instead of 32 x 32");
-    // They are decoded whole, however small the picture is.
+    // Streams are decoded whole, however small the picture is.
     let side = LIMITS.side_max + 8;
     let large = page(&[[side, 16]; 3]).with(TILE[0], &[side]).with(TILE[1], &[16]);
     let error = header(&file(&[large]), &LIMITS).unwrap_err();
@@ -320,7 +320,7 @@ fn compressions_that_are_not_read_are_named() {
 fn an_error_of_one_of_several_pages_says_which() {
     let page = || Page::new(SIZE, 8, 1, vec![picture(SIZE, &[0])]).with(PHOTOMETRIC, &[1]);
     let signed = || page().with(SAMPLE_FORMAT, &[2]);
-    // One that is found only when its pixels are read.
+    // A page whose error shows only when its pixels are read.
     let damaged =
         || Page::new(SIZE, 8, 1, vec![vec![0xff; 9]]).with(PHOTOMETRIC, &[1]).with(COMPRESSION, &[8]);
     for (pages, words) in [
@@ -344,7 +344,7 @@ fn a_page_that_cannot_be_decoded_is_an_error_beside_the_others() {
     let page = |size| Page::new(size, 8, 1, vec![picture(size, &[0])]).with(PHOTOMETRIC, &[1]);
     let damaged = page(SIZE).with(COMPRESSION, &[8]);
     let signed = page(SIZE).with(SAMPLE_FORMAT, &[2]);
-    // What the decoder does not even look at.
+    // A page that the decoder cannot even inspect.
     let odd = page([9, 5]).with(PLANAR, &[7]);
     let check = |bytes: &[u8], expected: &[Result<[u32; 2], &str>]| {
         let frames = decode_each(bytes, &LIMITS, &whole).unwrap();
@@ -365,13 +365,13 @@ fn a_page_that_cannot_be_decoded_is_an_error_beside_the_others() {
     let pages = [signed, page([8, 6]), odd, damaged, page([9, 5])];
     let each = [Err("in page 0 "), Ok([8, 6]), Err("page 2 "), Err("page 3 "), Ok([9, 5])];
     check(&file(&pages), &each);
-    // The link to the third leads beyond the end: one error for all that there may be.
+    // The link to the third page leads beyond the end: one error for all pages that may follow.
     let mut broken = file(&[page([8, 6]), page([9, 5])]);
     let link = broken.len() - 4;
     broken[link..].copy_from_slice(&0x00ff_ffffu32.to_le_bytes());
     check(&broken, &[Ok([8, 6]), Ok([9, 5]), Err("page 2 ")]);
     assert!(header(&file(&pages[1..2]), &LIMITS).unwrap().is_single());
-    // Limits are the file's.
+    // Exceeding a limit fails the whole file.
     let large = file(&[page(SIZE), page([LIMITS.side_max + 1, 1])]);
     let error = decode_each(&large, &LIMITS, &whole).unwrap_err();
     assert!(matches!(error, DecodeError::TooLarge { got: 1001, .. }), "{error}");
@@ -454,12 +454,12 @@ fn bits_in_the_other_order_are_read_in_theirs() {
     let expected = u8s(page(plain.clone()));
     assert!(expected.1.contains(&0) && expected.1.contains(&255));
     assert_eq!(u8s(page(reversed(&plain)).with(FILL_ORDER, &[2])), expected);
-    // What is packed is turned as it is stored, its lengths as well.
+    // Packed data are reversed as they are stored, including their lengths.
     let packed: Vec<u8> = plain.chunks(5).flat_map(|row| [&[4][..], row].concat()).collect();
     let packbits = |chunk| page(chunk).with(COMPRESSION, &[32773]);
     assert_eq!(u8s(packbits(packed.clone())), expected);
     assert_eq!(u8s(packbits(reversed(&packed)).with(FILL_ORDER, &[2])), expected);
-    // Each page says it for itself.
+    // Each page states its own bit order.
     let both = [page(plain.clone()), page(reversed(&plain)).with(FILL_ORDER, &[2])];
     let [first, second] = &frames(&both)[..] else { panic!("two pages") };
     assert_eq!(first, second);
@@ -476,14 +476,14 @@ fn a_reduced_copy_before_the_picture_is_no_page() {
         |pages: &[Page]| frames(pages).iter().map(|frame| [frame.width, frame.height]).collect::<Vec<_>>();
     assert_eq!(sizes(&[copy.clone(), gray(SIZE)]), [SIZE]);
     assert_eq!(sizes(&[copy.clone(), gray(SIZE), gray([8, 8])]), [SIZE, [8, 8]]);
-    // It turns as it says itself, and what the copy holds does not matter.
+    // The page is turned as it states itself, and the contents of the copy do not matter.
     let turned = gray(SIZE).with(ORIENTATION, &[6]);
     let floats = copy.clone().with(339, &[3]);
     assert_eq!(sizes(&[floats, turned]), [[SIZE[1], SIZE[0]]]);
-    // The tag that said so before says it as well.
+    // The older tag for the same counts as well.
     let old = gray([9, 5]).with(OLD_SUBFILE, &[2]);
     assert_eq!(sizes(&[old.clone(), gray(SIZE), old, gray([8, 8]).with(OLD_SUBFILE, &[3])]), [SIZE, [8, 8]]);
-    // Where there is nothing else, it is the picture.
+    // If there is nothing else, the copy is the picture.
     assert_eq!(sizes(std::slice::from_ref(&copy)), [[9, 5]]);
     assert_eq!(sizes(&[copy.clone(), copy.with(SUBFILE, &[4])]), [[9, 5]]);
 }
@@ -522,13 +522,13 @@ fn images_that_share_one_directory_are_refused_rather_than_all_but_the_first_lef
         (&shaped(&format!("3, {HEIGHT}, {WIDTH}, 3")), 3),
     ] {
         refused(&stack(described, samples, 3));
-        // One that was cut out of a stack, with its words.
+        // A single image that was cut out of a stack and kept its description.
         assert_eq!(decode(&stack(described, samples, 1), &LIMITS, &whole).unwrap().len(), 1);
     }
     for described in ["ImageJ=1.53t\nimages=1\n\0", "three images\0"] {
         assert_eq!(decode(&stack(described, 1, 3), &LIMITS, &whole).unwrap().len(), 1);
     }
-    // MetaMorph has an entry for each plane.
+    // MetaMorph's tag has an entry for each plane.
     let planes = |count: usize, bytes: usize| {
         let page = Page::new(SIZE, 8, 1, vec![picture(SIZE, &[0])]).with(PHOTOMETRIC, &[1]);
         let mut stack = file(&[page.with(33629, &vec![0x10000; count])]);
@@ -543,12 +543,12 @@ fn images_that_share_one_directory_are_refused_rather_than_all_but_the_first_lef
 #[test]
 fn the_thumbnail_of_a_raw_photo_is_not_taken_for_it() {
     let page = |size| Page::new(size, 8, 1, vec![picture(size, &[0])]).with(PHOTOMETRIC, &[1]);
-    // Where it lies does not matter: nothing there is read.
+    // The position of the SubIFD does not matter: nothing there is read.
     let thumbnail = page([9, 5]).with(SUBFILE, &[1]).with(330, &[8]);
     for pages in [vec![thumbnail.clone()], vec![thumbnail, page(SIZE)]] {
         let error = header(&file(&pages), &LIMITS).unwrap_err().to_string();
         assert!(error.contains("a reduced copy in front and the picture in a SubIFD"), "{error}");
     }
-    // Copies below the picture are not asked for.
+    // Copies in a SubIFD of the picture are ignored.
     assert_eq!(frames(&[page(SIZE).with(330, &[8])]).len(), 1);
 }

@@ -1,9 +1,9 @@
-//! Tiles that are read one by one, each whole: those of planes, and those packed by LZW.
+//! Tiles that are read one by one, each whole: the tiles of planar pages, and those compressed with LZW.
 //!
-//! The decoder takes tiles of the second plane and of later ones for tiles further down in the first, so that it does not cut off
-//! what stands over the picture at its lower edge, and gives up. LZW it reads row by row where a tile is not as wide as the
-//! picture or stands over it, and misses the last codes when a row ends shortly before them. So it is told that the picture
-//! ends where its last tiles do, and what stands over is cut off here.
+//! The decoder takes the tiles of the second and later planes for tiles further down in the first. So it does not cut off the part that
+//! extends beyond the picture's lower edge, and gives up. It reads LZW row by row if a tile is not as wide as the picture or extends beyond
+//! it, and misses the last codes if a row ends shortly before them. So the decoder is told that the picture ends where its last tiles do,
+//! and the excess is cut off here.
 
 use super::{
     Page, Source,
@@ -12,8 +12,8 @@ use super::{
 use crate::image::{DecodeError, Limits};
 use tiff::decoder::Decoder;
 
-/// Width and height of the tiles of the current directory. They are not larger than pictures may be, although they may be larger
-/// than this one.
+/// Width and height of the tiles of the current directory. They may be larger than this picture, but not larger than the limits for
+/// pictures.
 pub(super) fn sides(decoder: &Decoder<Source<'_>>, limits: &Limits) -> Result<[u32; 2], DecodeError> {
     let (width, height) = decoder.chunk_dimensions();
     let fits = limits.check_side(width, height).is_ok()
@@ -24,7 +24,7 @@ pub(super) fn sides(decoder: &Decoder<Source<'_>>, limits: &Limits) -> Result<[u
     Ok([width, height])
 }
 
-/// Reads the current page, plane by plane, into memory for all of them.
+/// Reads the current page, plane by plane, into memory for all planes.
 pub(super) fn read(
     decoder: &mut Decoder<Source<'_>>,
     page: &Page,
@@ -45,7 +45,7 @@ pub(super) fn read(
             let start = left as usize * stride;
             let rows = plane.chunks_exact_mut(row_bytes).skip(top as usize * tile_height as usize);
             for (row, from) in rows.zip(tile.chunks_exact(stride)) {
-                // The last tile may stand over the right edge.
+                // The last tile may extend beyond the right edge.
                 row[start..].iter_mut().zip(from).for_each(|(to, from)| *to = *from);
             }
             index += 1;

@@ -1,4 +1,4 @@
-//! What is wrong with a TIFF, for whoever posted it.
+//! What is wrong with a TIFF, worded for the client that posted it.
 
 use super::COMPRESSION_WEBP;
 use crate::image::{DecodeError, Format};
@@ -22,7 +22,7 @@ pub(super) fn from_tiff(error: TiffError) -> DecodeError {
             )
         }
         TiffError::UnsupportedError(kind) => {
-            // The message says itself that this is not supported.
+            // The decoder's message already says that this is not supported.
             let kind = kind.to_string();
             let what = kind.trim_end_matches(" is unsupported").trim_end_matches(" not supported");
             unsupported(what.trim_start_matches("unsupported "))
@@ -32,7 +32,7 @@ pub(super) fn from_tiff(error: TiffError) -> DecodeError {
     }
 }
 
-/// Says of which page an error is, as answers do, where a file has several.
+/// Adds the number of the page to an error, counted as in answers, if the file has several pages.
 pub(super) fn of_page(several: bool, page: usize, error: DecodeError) -> DecodeError {
     match error {
         DecodeError::Corrupt { format, reason } if several => {
@@ -46,7 +46,7 @@ pub(super) fn of_page(several: bool, page: usize, error: DecodeError) -> DecodeE
     }
 }
 
-/// A kind of compression that is not read, as people know it.
+/// The common name of a kind of compression that is not read.
 fn compression_name(method: CompressionMethod) -> String {
     let name = match method {
         CompressionMethod::Huffman => "CCITT RLE",

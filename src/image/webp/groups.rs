@@ -1,27 +1,27 @@
-//! How much memory the prefix codes of a lossless stream take, told before a decoder takes it.
+//! How much memory the prefix codes of a lossless stream take, computed before a decoder allocates it.
 //!
-//! Each block of an image may have codes of its own, up to 65,536 groups of five, which a file says in hundreds of times fewer bytes
-//! than their tables have: a picture of 4 x 4 pixels can ask for gigabytes. So the stream is read here up to where its pixels begin,
-//! as RFC 9649 has it, and the bytes of the tables are summed up. What follows pixels of is small: transforms, and the image that says
-//! which block has which group.
+//! Each block of an image may have codes of its own, up to 65,536 groups of five. A file states them in hundreds of times fewer bytes than
+//! their tables take: a picture of 4 x 4 pixels can ask for gigabytes. So the stream is read here, as RFC 9649 defines it, up to where its
+//! pixels begin, and the bytes of the tables are summed up. Only small images are decoded on the way: those of transforms, and the one that
+//! says which block uses which group.
 
-/// The stream ends, or says what cannot be: whoever decodes it says so.
+/// The stream ends early or states something impossible; the decoder reports that.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Broken;
 
-/// What the decoder has for a group beside its tables.
+/// What the decoder allocates for a group beside its tables.
 const GROUP_BYTES: u64 = 5 * 56;
-/// The decoder's tables are indexed by so many bits at most; what is longer are nodes behind them.
+/// The decoder's tables are indexed by at most this many bits; longer codes use nodes behind the table.
 const TABLE_BITS: u8 = 10;
-/// Two nodes at most for each of the symbols behind a table.
+/// At most two nodes for each symbol behind a table.
 const NODES_BYTES: u64 = 2 * 16;
 
-/// Symbols of green (with the lengths of copies), red, blue, alpha and distances; green has those of a colour cache as well.
+/// Symbols of green (with the lengths of copies), red, blue, alpha and distances; green also has those of a colour cache.
 const SYMBOLS: [usize; 5] = [256 + 24, 256, 256, 256, 40];
-/// The order in which the lengths of codes of lengths come.
+/// The order in which the lengths of the code-length codes are stored.
 const LENGTHS: [usize; 19] = [17, 18, 0, 1, 2, 3, 4, 5, 16, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
-/// Columns and rows back that the first 120 distances stand for.
+/// The columns and rows to go back for the first 120 distances.
 #[rustfmt::skip]
 const NEAR: [(i8, i8); 120] = [
     (0, 1), (1, 0), (1, 1), (-1, 1), (0, 2), (2, 0), (1, 2), (-1, 2), (2, 1), (-2, 1), (2, 2), (-2, 2), (0, 3), (3, 0), (1, 3), (-1, 3),
@@ -46,7 +46,7 @@ pub(super) fn of_chunk(chunk: &[u8]) -> Result<u64, Broken> {
     of_stream(&mut bits, size)
 }
 
-/// The same of the lossless stream of an `ALPH` chunk of a picture of this size; 0 where the chunk has none.
+/// Bytes of the tables of the lossless stream in an `ALPH` chunk, for a picture of this size; 0 if the chunk has none.
 pub(super) fn of_alpha(chunk: &[u8], size: (u32, u32)) -> Result<u64, Broken> {
     match chunk {
         [flags, stream @ ..] if flags & 3 == 1 => of_stream(&mut Bits::new(stream), size),
@@ -114,7 +114,7 @@ fn codes(bits: &mut Bits<'_>, cache: u32) -> Result<[Code; 5], Broken> {
     Ok(codes)
 }
 
-/// The pixels of an image that has one group of codes, as ARGB.
+/// Decodes the pixels, as ARGB, of an image that has one group of codes.
 fn pixels(bits: &mut Bits<'_>, (width, height): (u32, u32)) -> Result<Vec<u32>, Broken> {
     let cache_bits = cache_bits(bits)?;
     let mut cache = vec![0_u32; if cache_bits > 0 { 1 << cache_bits } else { 0 }];
@@ -148,7 +148,7 @@ fn pixels(bits: &mut Bits<'_>, (width, height): (u32, u32)) -> Result<Vec<u32>, 
     Ok(image)
 }
 
-/// The length or distance that a symbol begins.
+/// Reads the length or distance that a symbol begins.
 fn number(bits: &mut Bits<'_>, symbol: usize) -> Result<usize, Broken> {
     if symbol < 4 {
         return Ok(symbol + 1);
@@ -157,7 +157,7 @@ fn number(bits: &mut Bits<'_>, symbol: usize) -> Result<usize, Broken> {
     Ok(((2 + (symbol & 1)) << extra) + bits.read(extra)? as usize + 1)
 }
 
-/// Pixels back that a distance stands for.
+/// How many pixels to go back for a distance code.
 fn back(distance: usize, width: usize) -> usize {
     match NEAR.get(distance - 1) {
         Some((columns, rows)) => {
@@ -168,10 +168,10 @@ fn back(distance: usize, width: usize) -> usize {
     }
 }
 
-/// A prefix code: which symbols there are of each length, shortest first.
+/// A prefix code: how many symbols there are of each code length, and the symbols, shortest code first.
 #[derive(Debug, Default)]
 struct Code {
-    /// How many symbols have a code of so many bits.
+    /// How many symbols have a code of each number of bits.
     counts: [u32; 16],
     symbols: Vec<u16>,
 }
@@ -181,7 +181,7 @@ impl Code {
         if bits.read(1)? == 1 {
             let two = bits.read(1)? == 1;
             let wide = bits.read(1)? == 1;
-            // In the order in which they are said: so the decoder has them.
+            // In the order in which they are stored, as in the decoder.
             let mut code =
                 Code { symbols: vec![bits.read(if wide { 8 } else { 1 })? as u16], ..Code::default() };
             if two {
@@ -232,7 +232,7 @@ impl Code {
         if code.symbols.is_empty() { Err(Broken) } else { Ok(code) }
     }
 
-    /// The next symbol. Where there is one alone, no bit says it.
+    /// Reads the next symbol. A symbol that is alone takes no bits.
     fn symbol(&self, bits: &mut Bits<'_>) -> Result<usize, Broken> {
         if let [only] = self.symbols[..] {
             return Ok(usize::from(only));
@@ -249,7 +249,7 @@ impl Code {
         Err(Broken)
     }
 
-    /// What a decoder takes for it.
+    /// Bytes that a decoder allocates for it.
     fn bytes_decoded(&self) -> u64 {
         if self.symbols.len() == 1 {
             return 0;
@@ -260,7 +260,7 @@ impl Code {
     }
 }
 
-/// Bits, the lowest of each byte first.
+/// Reads bits, the lowest of each byte first.
 struct Bits<'a> {
     bytes: &'a [u8],
     at: usize,

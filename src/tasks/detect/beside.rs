@@ -1,5 +1,5 @@
-//! What a detector gives beside its boxes. Behind the scores of an anchor, or behind the numbers of a row that is sorted out, stand
-//! the numbers of one thing: keypoints, how much of each prototype is in a box's mask, or the angle by which the box is turned.
+//! What a detector gives beside its boxes. The numbers follow the scores of an anchor, or the numbers of a row that the model has sorted
+//! out. They are of one kind: keypoints, the factors of prototypes in the box's mask, or the angle of the box.
 
 use super::{BoxFormat, Detect, Format};
 use crate::{
@@ -8,25 +8,25 @@ use crate::{
 };
 use std::fmt::{self, Display, Formatter};
 
-/// What to set for what stands beside boxes.
+/// The settings that read what a model gives beside boxes.
 pub(super) const OTHERS: &str = "what a model gives beside its boxes is read by detect.keypoints (pose), detect.masks (segment) or \
                                  detect.angle (OBB)";
 
-/// Whose numbers follow.
+/// What the numbers that follow a box are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Follows {
-    /// Nobody's.
+    /// There are none.
     Nothing,
-    /// So many points of x and y, or of x, y and a score.
+    /// This many points of x and y, or of x, y and a score.
     Keypoints(usize),
-    /// A factor for each of so many prototypes of masks.
+    /// A factor for each of this many mask prototypes.
     Factors(usize),
     /// An angle in radians.
     Angle,
 }
 
 impl Follows {
-    /// How many numbers they may be.
+    /// How many numbers there may be.
     pub(super) fn widths(self) -> [usize; 2] {
         match self {
             Follows::Nothing => [0; 2],
@@ -38,7 +38,7 @@ impl Follows {
 }
 
 impl Display for Follows {
-    /// As what is to be added to a number.
+    /// Written as a term to add to a number.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Follows::Nothing => Ok(()),
@@ -50,7 +50,7 @@ impl Display for Follows {
 }
 
 impl Detect {
-    /// Whose numbers follow, for a resolved detector.
+    /// What the numbers that follow a box are, for a resolved detector.
     pub(super) fn follows(&self) -> Follows {
         match (&self.keypoints, self.prototypes) {
             _ if self.format == Some(Format::Boxes) => Follows::Nothing,
@@ -61,8 +61,8 @@ impl Detect {
         }
     }
 
-    /// Of detectors whose one output has all that is said of a box: counts the prototypes of masks, and refuses what cannot stand beside
-    /// something else.
+    /// For detectors whose single output holds everything about a box. Counts the mask prototypes, and refuses settings that exclude each
+    /// other.
     pub(super) fn resolve_beside(&mut self, signature: &Signature) -> Result<(), String> {
         let said = [
             ("detect.keypoints", self.keypoints.is_some()),
@@ -91,7 +91,7 @@ impl Detect {
         Ok(())
     }
 
-    /// The output that has the boxes, where that of the prototypes is the only other one.
+    /// The output that holds the boxes, if the only other output is that of the prototypes.
     pub(super) fn beside_masks<'a>(&self, signature: &'a Signature) -> Option<&'a str> {
         let masks = self.masks.as_deref()?;
         match &signature.outputs[..] {
@@ -102,7 +102,7 @@ impl Detect {
     }
 }
 
-/// What prototypes have to be.
+/// The shape that prototypes must have.
 pub(super) const PROTOTYPES: &str = "[1, prototypes, rows, columns] with as many prototypes as the file says";
 
 #[cfg(test)]
@@ -135,7 +135,7 @@ mod tests {
         detections(task, &[("output0", &file, tensor)], labels, Some(&placement))
     }
 
-    /// Two anchors, or rows: one with these numbers, one of none.
+    /// Two anchors, or rows: one with these numbers, and one of zeros.
     fn yolo(
         task: Detect,
         anchor: &[f32],
@@ -209,20 +209,20 @@ mod tests {
 
     #[test]
     fn turned_boxes_have_corners_and_cover_others_by_what_they_share_themselves() {
-        // Two thin ones side by side, 8 apart across: the upright boxes around them share most.
+        // Two thin boxes side by side, 8 apart across: the upright boxes around them overlap most of each other.
         let anchor = |x: f32, y: f32, score: f32, angle: f32| vec![x, y, 40.0, 4.0, score, angle];
         let shift = 4.0 * 2.0_f32.sqrt();
         let anchors = [
             anchor(50.0, 50.0, 0.9, FRAC_PI_4),
             anchor(50.0 - shift, 50.0 + shift, 0.8, FRAC_PI_4),
-            // On the first, and so covered.
+            // This one lies on the first, and is suppressed.
             anchor(51.0, 51.0, 0.7, FRAC_PI_4),
         ];
         let tensor = floats(&[1, 3, 6], &anchors.concat());
         let found = output(turned(), tensor, "ship").unwrap();
         assert_eq!(found.iter().map(|found| found.score).collect::<Vec<_>>(), [0.9, 0.8]);
         let (along, across) = (20.0 * FRAC_PI_4.cos(), 2.0 * FRAC_PI_4.cos());
-        // Right and below along x, which is turned towards y, then around; twice as far and 25 rows up in the posted image.
+        // The corner at the right and below, where x is turned towards y, then around; twice as far and 25 rows up in the posted image.
         let expected = [[along - across, along + across], [-along - across, across - along]];
         for (corner, [x, y]) in found[0].corners.unwrap().iter().zip(expected) {
             let [dx, dy] = [corner[0] - 2.0 * (50.0 + x), corner[1] - 2.0 * (25.0 + y)];
@@ -292,7 +292,7 @@ mod tests {
         let three: [(&str, &[i64]); 3] = [("boxes", &[-1, 4]), ("scores", &[-1]), ("labels", &[-1])];
         refused(turned(), &three, "detect.angle is for detect.format = \"yolo\" or \"end2end\"");
         refused(pose(&[]), &three, "no output named keypoints");
-        // What such models give is told beside what they lack.
+        // The error says what such models give beside what they lack.
         let segments: [(&str, &[i64]); 2] = [("output0", &[-1, 38, 2100]), ("protos", &[-1, 32, 160, 160])];
         refused(
             Detect::default(),
@@ -305,7 +305,7 @@ mod tests {
             &segments,
             "detect.masks: the model has no output \"proto\"; it has \"output0\", \"protos\"",
         );
-        // Rows of a pose model, for many labels.
+        // Rows of a pose model, which could also be those of a model with many labels.
         let rows: [(&str, &[i64]); 1] = [("output0", &[-1, 300, 57])];
         refused(Detect::default(), &rows, "detect.keypoints (pose)");
         refused(Detect::default(), &rows, "detect.format = \"end2end\"");
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn boxes_that_bring_their_score_need_no_output_of_classes_where_there_is_one_class() {
-        // As RTMO has them.
+        // As RTMO exports them.
         let dets = floats(&[1, 2, 5], &[10.0, 20.0, 30.0, 40.0, 0.75, 0.0, 0.0, 0.0, 0.0, 0.0]);
         let places: Vec<f32> = (0..12_u8).map(f32::from).collect();
         let outputs = [

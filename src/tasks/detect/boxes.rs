@@ -1,4 +1,4 @@
-//! Detectors with outputs of their own for boxes, scores and classes, as torchvision, TensorFlow, transformers and mmdeploy export them.
+//! Detectors with separate outputs for boxes, scores and classes, as torchvision, TensorFlow, transformers and mmdeploy export them.
 
 use super::{BoxFormat, Detect, Format, Raw, beside::OTHERS, finite, keypoints::KEYPOINTS};
 use crate::{
@@ -6,15 +6,15 @@ use crate::{
     tasks::{Labels, Output, Outputs, is_one, no_such_output, numeric, output_names, wrong_shape},
 };
 
-/// Names that exporters give: torchvision's, then TensorFlow's, then mmdeploy's, transformers', and those of YOLOs that sort out
-/// boxes themselves.
+/// Names that exporters use: torchvision's, then TensorFlow's, mmdeploy's, transformers', and those of YOLOs that sort out their boxes
+/// themselves.
 const BOXES: &[&str] = &["boxes", "detection_boxes", "dets", "pred_boxes", "det_boxes"];
 const SCORES: &[&str] = &["scores", "detection_scores", "logits", "det_scores"];
 pub(super) const CLASSES: &[&str] = &["labels", "classes", "detection_classes", "det_classes"];
 const COUNT: &[&str] = &["num_detections", "num_dets"];
 
 impl Detect {
-    /// Fills in the outputs; refuses shapes that cannot hold boxes, or not as many as others.
+    /// Fills in the outputs. Refuses shapes that cannot hold boxes, and outputs for another number of boxes.
     pub(super) fn resolve_boxes(&mut self, signature: &Signature, labels: &Labels) -> Result<(), String> {
         let shape = |index: usize| &signature.outputs[index].shape[..];
         let name = |index: usize| signature.outputs[index].name.clone();
@@ -36,18 +36,18 @@ impl Detect {
                 _ => return Err(missing(signature, "scores", SCORES)),
             },
         };
-        // One output is not both.
+        // One output cannot be both.
         let classes = classes.filter(|classes| *classes != scores);
         let count = find(signature, self.count.as_deref(), "count", COUNT)?;
-        // Where a box brings its score and nothing tells a class, there is one: of a pose model, or by its labels.
+        // If boxes include their score and nothing tells the class, there is one class: that of a pose model, or the only label.
         let has_one_class = labels.len() == 1 || labels.is_empty() && self.keypoints.is_some();
         if scores == boxes && classes.is_none() && !has_one_class {
             return Err(missing(signature, "classes", CLASSES));
         }
-        // TensorFlow's detectors give parts of the input's size, y first.
+        // TensorFlow's detectors give fractions of the input's size, y first.
         let (box_format, normalized) = match plain(&name(boxes)) {
             "detection_boxes" => (BoxFormat::Yxyx, true),
-            // DETR and its kind give parts, too, of centres and sizes.
+            // DETR and its relatives also give fractions, as centres and sizes.
             "pred_boxes" if classes.is_none() => (BoxFormat::Cxcywh, true),
             _ => (BoxFormat::Xyxy, false),
         };
@@ -83,12 +83,12 @@ impl Detect {
         }
     }
 
-    /// How many numbers a box has: its score may be one of them.
+    /// Numbers per box; the score may be one of them.
     fn columns(&self) -> usize {
         4 + usize::from(self.scores == self.boxes)
     }
 
-    /// How many boxes an output has.
+    /// How many boxes an output holds.
     pub(super) fn box_count(&self, outputs: &Outputs<'_>) -> Result<usize, String> {
         Ok(outputs.get(self.boxes.as_deref())?.tensor.elements() / self.columns())
     }
@@ -98,7 +98,7 @@ impl Detect {
         let Dim::Fixed(n) = box_count(boxes.name, &boxes.shape(), columns)? else {
             return Err(wrong_shape(boxes.name, &boxes.shape(), &box_shape(columns)));
         };
-        // What lies behind those that count is not looked at: it may never have been written.
+        // Boxes beyond the valid ones are not read: they may never have been written.
         let valid = match self.count.as_deref() {
             Some(count) => read_count(&outputs.get(Some(count))?, n)?,
             None => n,
@@ -125,7 +125,7 @@ impl Detect {
         Ok(found)
     }
 
-    /// Scores `[1, N]`, or those in the boxes, and class numbers `[1, N]`, of the first that count.
+    /// Class numbers `[1, N]` of the valid boxes, with their scores: `[1, N]`, or those included in the boxes.
     fn classes_given(
         &self,
         outputs: &Outputs<'_>,
@@ -146,7 +146,7 @@ impl Detect {
         Ok(classes.into_iter().map(|number| self.class(number)).zip(numbers).collect())
     }
 
-    /// The scores that boxes of five numbers bring.
+    /// The scores included in boxes of five numbers.
     fn scores_beside(&self, boxes: &[f32]) -> Result<Vec<f32>, String> {
         let mut scores: Vec<f32> = boxes.iter().skip(4).step_by(5).copied().collect();
         self.activate(self.scores.as_deref().unwrap_or_default(), &mut scores)?;
@@ -164,7 +164,7 @@ fn read_count(count: &Output<'_>, n: usize) -> Result<usize, String> {
     }
 }
 
-/// A number for each of the first `valid` of `n` boxes.
+/// One number for each of the first `valid` of `n` boxes.
 fn read_column(output: &Output<'_>, n: usize, valid: usize) -> Result<Vec<f32>, String> {
     check_column(output.name, &output.shape(), Dim::Fixed(n))?;
     output.first_numbers(valid)
@@ -184,12 +184,12 @@ fn check_column(name: &str, shape: &[Dim], n: Dim) -> Result<(), String> {
     }
 }
 
-/// Whether two extents may be the same.
+/// Whether two extents can be equal.
 pub(super) fn is_as_many(a: Dim, b: Dim) -> bool {
     a == b || a == Dim::Free || b == Dim::Free
 }
 
-/// A number of boxes in words.
+/// A number of boxes, in words.
 pub(super) fn many(n: Dim) -> String {
     match n {
         Dim::Fixed(n) => n.to_string(),
@@ -197,11 +197,11 @@ pub(super) fn many(n: Dim) -> String {
     }
 }
 
-/// Of masks, whose output has to be named.
+/// Names of mask outputs, which a setting must name.
 const MASKS: &[&str] = &["masks", "detection_masks"];
 
 impl Detect {
-    /// What to say of outputs of usual names that a key would read.
+    /// Hints about outputs with usual names that a setting would read.
     pub(in crate::tasks) fn unread(&self, signature: &Signature) -> Vec<String> {
         let known =
             |names: &[&str]| signature.outputs.iter().find(|output| names.contains(&plain(&output.name)));
@@ -221,7 +221,7 @@ impl Detect {
     }
 }
 
-/// N of `[1, N, 4]` or `[N, 4]`, or of as many with their scores.
+/// The N of `[1, N, 4]` or `[N, 4]`, or of five numbers if scores are included.
 fn box_count(name: &str, shape: &[Dim], columns: usize) -> Result<Dim, String> {
     match without_ones(shape)[..] {
         [batch, n, numbers] if is_one(batch) && numbers.takes(columns) => Ok(n),
@@ -230,7 +230,7 @@ fn box_count(name: &str, shape: &[Dim], columns: usize) -> Result<Dim, String> {
     }
 }
 
-/// Three axes, where further ones between the first and the last are of 1: `[N, boxes, 1, 4]`, `[1, 1, rows, 7]`.
+/// Reduces a shape to three axes if the others between the first and the last have extent 1: `[N, boxes, 1, 4]`, `[1, 1, rows, 7]`.
 pub(super) fn without_ones(shape: &[Dim]) -> Vec<Dim> {
     let mut shape = shape.to_vec();
     while let [_, within @ .., _] = &shape[..]
@@ -246,7 +246,7 @@ fn box_shape(columns: usize) -> String {
     format!("[1, boxes, {columns}] or [boxes, {columns}]")
 }
 
-/// A name without the number that TensorFlow puts behind it (`detection_boxes:0`).
+/// A name without the number that TensorFlow appends (`detection_boxes:0`).
 pub(super) fn plain(name: &str) -> &str {
     match name.rsplit_once(':') {
         Some((plain, number)) if number.parse::<u16>().is_ok() => plain,
@@ -254,7 +254,7 @@ pub(super) fn plain(name: &str) -> &str {
     }
 }
 
-/// The output that a setting names, or else the first of the names that exporters give it.
+/// The output that a setting names, or else the first one with a name that exporters use.
 pub(super) fn find(
     signature: &Signature,
     set: Option<&str>,
@@ -284,7 +284,7 @@ fn missing(signature: &Signature, key: &str, usual: &[&str]) -> String {
         && signature.outputs.len() == 2
         && let Some(index) = [0, 1].iter().find(|index| prototypes(index))
     {
-        // Most likely a YOLO with masks.
+        // Most likely a YOLO model with masks.
         let name = &signature.outputs[*index].name;
         format!(
             "the model has outputs {}: if {name:?} has the prototypes of masks, set detect.masks = {name:?}; {told}",
@@ -357,7 +357,7 @@ mod tests {
         assert_eq!(run(Detect::default(), &outputs, "", None).unwrap(), []);
     }
 
-    /// Boxes with their scores, and class numbers, as mmdeploy gives them: of none, zeros.
+    /// Boxes with their scores, and class numbers, as mmdeploy exports them; filler boxes are zeros.
     fn mmdeploy(task: Detect, dets: &[i64]) -> Result<Vec<Seen>, String> {
         let boxes = [10.0, 20.0, 30.0, 40.0, 0.75, 50.0, 60.0, 70.0, 120.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0];
         let outputs = [
@@ -375,7 +375,7 @@ mod tests {
             mmdeploy(Detect { score_min: 0.6, ..Detect::default() }, &[-1, 3, 5]).unwrap(),
             expected[..1]
         );
-        // Where the file does not tell, the manifest does.
+        // If the file does not tell, the manifest does.
         let open = [-1, -1, -1];
         let error = mmdeploy(Detect::default(), &open).unwrap_err();
         assert!(error.ends_with("name it with detect.scores"), "{error}");
@@ -417,7 +417,7 @@ mod tests {
         tensorflow_as(Detect::default(), "", classes, count)
     }
 
-    /// With something behind the names of outputs.
+    /// With a suffix to the names of outputs.
     fn tensorflow_as(task: Detect, behind: &str, classes: &[f32], count: f32) -> Result<Vec<Seen>, String> {
         let names = ["boxes", "classes", "scores"].map(|name| format!("detection_{name}{behind}"));
         let boxes = [
@@ -445,7 +445,7 @@ mod tests {
         assert_eq!(tensorflow(&[2.0, 1.0, 0.0], 2.0).unwrap(), [first, second]);
         assert_eq!(tensorflow(&[2.0, 1.0, 0.0], 1.0).unwrap(), [first]);
         assert_eq!(tensorflow(&[2.0, 1.0, 0.0], 100.0).unwrap(), [first, second]);
-        // As it is with the names that a graph of TensorFlow's has for its tensors, found or said.
+        // The same with the tensor names of a TensorFlow graph, found or set.
         let named = |name: &str| Some(format!("detection_{name}:0"));
         let said = Detect { boxes: named("boxes"), classes: named("classes"), ..Detect::default() };
         for task in [Detect::default(), said] {
@@ -518,7 +518,7 @@ mod tests {
         assert_eq!(run(task(), &outputs(1), "person", None).unwrap(), [([10.0, 20.0, 30.0, 40.0], 0, 0.75)]);
         let error = run(task(), &outputs(2), "person", None).unwrap_err();
         assert!(error.contains("output \"det_boxes\" is not a number (NaN) at element 4"), "{error}");
-        // The best of several scores as well.
+        // The best of several scores is refused as well.
         let outputs = |valid: i64| {
             [
                 ("num_dets", &[-1, 1][..], integers(&[1, 1], &[valid])),

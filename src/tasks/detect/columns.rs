@@ -1,19 +1,19 @@
-//! What the numbers of a row are, where a detector has sorted out its boxes: `box`, `score` and `class` in the order of its export.
+//! What the numbers of a row are, for detectors that sort out their boxes: `box`, `score` and `class` in the order of the export.
 
 use std::fmt::{self, Display, Formatter};
 
-/// What a column is, or four of them.
+/// The meaning of one column, or of four.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Column {
     /// The four numbers of the box.
     Box,
     Score,
     Class,
-    /// The picture's number among those of its batch.
+    /// The number of the picture in its batch.
     Image,
-    /// One that nobody reads.
+    /// A number that is ignored.
     Skip,
-    /// All that come behind.
+    /// All numbers that follow.
     Rest,
 }
 
@@ -31,7 +31,7 @@ impl Column {
         Column::ALL.iter().find(|(known, _)| *known == name).map(|(_, column)| *column)
     }
 
-    /// Numbers that it has, at the least.
+    /// How many numbers it has, at least.
     fn width(&self) -> usize {
         match self {
             Column::Box => 4,
@@ -41,12 +41,12 @@ impl Column {
     }
 }
 
-/// The numbers of a row that count.
+/// The numbers of a row that are used.
 pub(super) struct Row {
     pub(super) numbers: [f32; 4],
     pub(super) score: f32,
     pub(super) class: f32,
-    /// 0 where rows do not say it.
+    /// 0 if rows do not say it.
     pub(super) image: f32,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Row {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Columns(Vec<Column>);
 
-/// Where the numbers that count are in a row.
+/// The positions in a row of the numbers that are used.
 pub(super) struct Places {
     r#box: usize,
     score: usize,
@@ -72,7 +72,7 @@ impl Columns {
         Column::named(word).is_some()
     }
 
-    /// The order that these words say, if it is one.
+    /// The order that these words describe, if they are valid.
     pub fn of(words: &[impl AsRef<str>]) -> Option<Columns> {
         let columns: Option<Vec<Column>> = words.iter().map(|word| Column::named(word.as_ref())).collect();
         let columns = columns?;
@@ -83,17 +83,17 @@ impl Columns {
             .then_some(Columns(columns))
     }
 
-    /// Whether a row says of which picture it is.
+    /// Whether a row says which picture it belongs to.
     pub(super) fn has_image(&self) -> bool {
         self.0.contains(&Column::Image)
     }
 
-    /// Whether a row may have so many numbers.
+    /// Whether a row may have this many numbers.
     pub(super) fn takes(&self, numbers: usize) -> bool {
         numbers == self.numbers() || (self.is_open() && numbers > self.numbers())
     }
 
-    /// Where a row of as many numbers as it [takes](Columns::takes) has those that count.
+    /// The positions of the numbers that are used, in a row of a length that it [takes](Columns::takes).
     pub(super) fn places(&self) -> Places {
         let place = |wanted| {
             let before = self.0.iter().take_while(|column| **column != wanted);
@@ -107,7 +107,7 @@ impl Columns {
         }
     }
 
-    /// Box, score and class, and more behind them.
+    /// Box, score and class, and further numbers behind them.
     pub(super) fn with_more() -> Columns {
         Columns(vec![Column::Box, Column::Score, Column::Class, Column::Rest])
     }
@@ -135,14 +135,14 @@ impl Places {
 }
 
 impl Default for Columns {
-    /// Box, score and class, as most have them.
+    /// Box, score and class, as in most exports.
     fn default() -> Columns {
         Columns(vec![Column::Box, Column::Score, Column::Class])
     }
 }
 
 impl Display for Columns {
-    /// How many numbers there are, and what they are.
+    /// Writes how many numbers there are, and what they are.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let name =
             |column: &Column| Column::ALL.iter().find(|(_, known)| known == column).map(|(name, _)| *name);

@@ -1,4 +1,4 @@
-//! What is answered of a box.
+//! The parts of a detection in an answer.
 
 use crate::tasks::quad::Quad;
 use std::sync::Arc;
@@ -14,21 +14,21 @@ pub struct Detection {
     pub x1: f32,
     /// Bottom edge, more than `y0`.
     pub y1: f32,
-    /// The class's place among the labels.
+    /// The position of the class among the labels.
     pub index: usize,
     /// Its name, if the model has labels.
     pub label: Option<Arc<str>>,
     /// The model's confidence.
     pub score: f32,
-    /// The corners of a box that is turned, which may lie beside the image; the edges are those of the upright box around it.
+    /// The corners of a rotated box; they may lie outside the image. The edges are those of the upright box around it.
     pub corners: Option<Quad>,
     /// Points, in the model's order.
     pub keypoints: Vec<Keypoint>,
-    /// The pixels that are meant.
+    /// The pixels of the detected thing.
     pub mask: Option<Instance>,
 }
 
-/// A point of a detection, in pixels of the posted image; it may lie beside it.
+/// A point of a detection, in pixels of the posted image; it may lie outside the image.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Keypoint {
     /// From the left.
@@ -48,8 +48,8 @@ pub struct Instance {
     pub width: u32,
     /// Rows.
     pub height: u32,
-    /// How many are in the mask.
+    /// How many pixels are in the mask.
     pub pixels: u64,
-    /// Column by column: pixels that are not in it, pixels that are, and so on. They sum to all pixels.
+    /// Column by column: pixels outside the mask, pixels in it, and so on. They sum to all pixels.
     pub counts: Vec<u32>,
 }

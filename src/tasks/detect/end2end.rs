@@ -1,4 +1,5 @@
-//! Detectors that sort out their boxes themselves: one output, a row of box, score and class number for each, in this order or another.
+//! Detectors that sort out their boxes themselves: one output, with a row of box, score and class number for each box, in this order or
+//! another.
 
 use super::{BoxFormat, Columns, Detect, Raw, beside::Follows, boxes::without_ones, columns::Row, finite};
 use crate::{
@@ -6,7 +7,7 @@ use crate::{
     tasks::{Outputs, choose, is_one, wrong_shape},
 };
 
-/// More than these are anchors: exports have 300 rows, or 1000 at most.
+/// More rows than these are anchors: exports have 300 rows, or at most 1000.
 pub(super) const ROWS_MAX: usize = 1000;
 
 impl Detect {
@@ -21,7 +22,7 @@ impl Detect {
         Ok(())
     }
 
-    /// Rows of no score fill up: like all below the score asked for they go, whatever else they hold.
+    /// Filler rows have score 0. Like all rows below the minimum score they are dropped, whatever else they hold.
     pub(super) fn read_end2end(&self, outputs: &Outputs<'_>) -> Result<Vec<Raw>, String> {
         let output = outputs.get(self.output.as_deref())?;
         self.check_rows(output.name, &output.shape())?;
@@ -32,7 +33,7 @@ impl Detect {
         let mut found = Vec::new();
         for (index, row) in numbers.chunks_exact(width).enumerate() {
             let Row { numbers, score, class, image } = places.read(row);
-            // Those of no picture fill up, too.
+            // Rows of a negative picture number are filler, too.
             if score >= self.score_min && image >= 0.0 {
                 if image != 0.0 {
                     return Err(format!(
@@ -105,7 +106,7 @@ mod tests {
         [0.0, 0.0, 0.0, 0.0, 0.0, -1.0],
     ];
 
-    /// As a manifest gives it: what the model has sorted out is not sorted out again.
+    /// As from a manifest: boxes that the model has sorted out are not suppressed again.
     fn task() -> Detect {
         Detect { format: Some(Format::End2end), iou_max: 1.0, ..Detect::default() }
     }
@@ -161,7 +162,7 @@ mod tests {
         let labels = Labels::default();
         let error = task().resolve(&signature(&[("output", &[-1, 6])]), &labels, None).unwrap_err();
         assert!(error.contains("with 7 or more numbers a row (image, box, class, score, rest)"), "{error}");
-        // They say which family it is, and no other has them.
+        // Columns say which family it is; no other family has them.
         let yolo = Detect { format: Some(Format::Yolo), ..task() };
         let error = yolo.resolve(&signature(&[("output", &[-1, 9])]), &labels, None).unwrap_err();
         assert_eq!(error, "detect.columns is for detect.format = \"end2end\"");
@@ -222,7 +223,7 @@ mod tests {
                 );
             }
         }
-        // The anchors of a YOLOv5 of one class are more.
+        // The anchors of a YOLOv5 with one class are more than that.
         check(Detect::default(), [-1, 25_200, 6], "person").unwrap();
         check(Detect { format: Some(Format::Yolo), ..Detect::default() }, [-1, 300, 6], "person").unwrap();
         check(Detect { objectness: Some(true), ..Detect::default() }, [-1, 300, 6], "person").unwrap();
@@ -247,7 +248,7 @@ mod tests {
             assert_eq!(again(open, &[-1, 6, 300]), Ok(Some(Format::Yolo)));
             assert!(again(open, &[-1, 85, 8400]).unwrap_err().contains("expected 6 channels"));
         }
-        // What was told by the file stays, whatever is alike by chance.
+        // What the file has settled stays, even if extents match by chance.
         assert_eq!(again(&[-1, 6, -1], &[-1, 6, 6]), Ok(Some(Format::Yolo)));
     }
 }

@@ -1,6 +1,7 @@
-//! Masks of single things: values over the model's input or over each box, or prototypes of which each box says how much of each is
-//! in its own. Values between theirs are bilinear; a pixel of the posted image is in the mask where that is above the threshold at its
-//! centre, and that lies in the box: but of masks over the input, which end with what of the image the model saw.
+//! Masks of single things. The model gives values over its input, values over each box, or prototypes of which each box says how much of
+//! each is in its own mask. Values in between are interpolated bilinearly. A pixel of the posted image is in the mask if the value at its
+//! centre is above the threshold and the centre lies in the box. Masks over the input do not extend beyond the part of the image that the
+//! model saw.
 
 use super::{Detect, Instance, MaskArea, Raw, beside::PROTOTYPES, boxes::is_as_many};
 use crate::{
@@ -16,7 +17,7 @@ pub(super) struct Masks {
     of: Of,
     rows: usize,
     columns: usize,
-    /// What a pixel's value has to be above.
+    /// A pixel's value must be above this.
     threshold: f32,
     area: MaskArea,
     /// Width and height of the model's input.
@@ -24,14 +25,14 @@ pub(super) struct Masks {
     placement: Placement,
 }
 
-/// What values are of, `[of, rows, columns]`.
+/// What the values `[of, rows, columns]` belong to.
 enum Of {
     Prototypes(Vec<f32>),
-    /// Boxes, of which few are answered: theirs alone are made numbers.
+    /// Boxes. Few of them are answered, so only theirs are converted to numbers.
     Boxes(Tensor),
 }
 
-/// Along one axis: texels of a mask that pixels of the posted image lie on.
+/// One axis: which texels of a mask the pixels of the posted image lie on.
 struct Axis {
     /// Pixels whose centres lie in the box.
     pixels: Range<u32>,
@@ -42,8 +43,8 @@ struct Axis {
 }
 
 impl Axis {
-    /// `edges` are the box's in pixels of the posted image of `side` pixels; `covers` is the part of the input that the mask's texels
-    /// lie on, and `of_input` where the image's edge and each of its pixels is there.
+    /// `edges` are those of the box, in pixels of a posted image of `side` pixels; `covers` is the part of the input that the mask's texels
+    /// cover; `of_input` is the position of the image's edge in the input, and the size of an image pixel there.
     fn new(edges: [f32; 2], side: u32, covers: [f32; 2], of_input: [f32; 2], texels: usize) -> Axis {
         let first = |edge: f32| (f64::from(edge) - 0.5).ceil().clamp(0.0, f64::from(side)) as u32;
         let [begin, end] = covers.map(f64::from);
@@ -57,7 +58,7 @@ impl Axis {
         }
     }
 
-    /// Where a pixel's centre lies among the texels' centres.
+    /// The position of a pixel's centre among the texels' centres.
     fn at(&self, pixel: u32) -> f64 {
         (self.origin + self.step * (f64::from(pixel) + 0.5)).clamp(0.0, self.last as f64)
     }
@@ -68,17 +69,17 @@ impl Axis {
         self.at(self.pixels.start).floor() as usize..=self.at(last).ceil() as usize
     }
 
-    /// The first pixel whose centre is beyond a place among the texels.
+    /// The first pixel whose centre lies beyond a position among the texels.
     fn first_beyond(&self, at: f64) -> u32 {
         self.held(self.pixel(at).floor() + 1.0)
     }
 
-    /// The first pixel whose centre is there or beyond.
+    /// The first pixel whose centre lies at a position or beyond it.
     fn first_from(&self, at: f64) -> u32 {
         self.held(self.pixel(at).ceil())
     }
 
-    /// The pixel whose centre is at a place among the texels.
+    /// The pixel whose centre lies at a position among the texels.
     fn pixel(&self, at: f64) -> f64 {
         (at - self.origin) / self.step - 0.5
     }
@@ -89,8 +90,8 @@ impl Axis {
 }
 
 impl Detect {
-    /// Of detectors whose boxes, scores and classes have outputs of their own: refuses a file whose masks are not as many as its `n`
-    /// boxes, or may cover one thing or the other.
+    /// For detectors with separate outputs for boxes, scores and classes. Refuses a file whose masks are not as many as its `n` boxes, or
+    /// that leaves open whether masks cover the input or the boxes.
     pub(super) fn resolve_masks(&self, signature: &Signature, n: Dim) -> Result<(), String> {
         if self.masks.is_none() {
             return Ok(());
@@ -102,12 +103,12 @@ impl Detect {
                 false => Err(wrong_shape(&output.name, &output.shape, OF_BOXES)),
             };
         };
-        // One axis counts boxes, and there may be others of 1.
+        // One axis counts boxes; others may have extent 1.
         let fits = |extent: &Dim| extent.takes(1) || is_as_many(*extent, n);
         if leading.is_empty() || !leading.iter().all(fits) {
             return Err(wrong_shape(&output.name, &output.shape, OF_BOXES));
         }
-        // Extents that are open may be those of the input; fixed ones are not those of one that may have any size.
+        // Open extents may be those of the input. Fixed extents cannot be those of an input that may have any size.
         let is_of_its_size = match (self.input, rows, columns) {
             (Some([width, height]), Dim::Fixed(rows), Dim::Fixed(columns)) => {
                 Some([*rows, *columns] == [height as usize, width as usize])
@@ -126,8 +127,8 @@ impl Detect {
         }
     }
 
-    /// Memory that masks and what is written of them take, in bytes, for a posted image of so many pixels in a row, where no column of a
-    /// mask is in more than two pieces: four counts, as numbers and as text. `None` without masks.
+    /// Bytes that masks and their written form take, for a posted image with rows of `width` pixels, if no column of a mask is in more than
+    /// two pieces: four counts, as numbers and as text. `None` without masks.
     pub fn mask_bytes(&self, width: u32) -> Option<u64> {
         self.masks.as_ref().map(|_| self.detections_max as u64 * u64::from(width) * 4 * 16)
     }
@@ -179,10 +180,10 @@ impl Detect {
 }
 
 impl Masks {
-    /// The mask of a box of these corners in pixels of the input, and these edges in pixels of the posted image.
+    /// The mask of a box with these corners in pixels of the input, and these edges in pixels of the posted image.
     ///
     /// # Errors
-    /// Factors of prototypes that are not finite, and values that are no numbers.
+    /// Prototype factors that are not finite, and values that are NaN.
     pub(super) fn instance(&self, of: &Raw, corners: [f32; 4], edges: [f32; 4]) -> Result<Instance, String> {
         let covers = match self.area {
             MaskArea::Input => [0.0, 0.0, self.input[0] as f32, self.input[1] as f32],
@@ -223,7 +224,7 @@ impl Masks {
         Ok(runs.finish())
     }
 
-    /// The pixels of one column where `line`, which begins with texel `first`, is above the threshold.
+    /// Finds the pixels of one column where `line`, which begins with texel `first`, is above the threshold.
     fn column(&self, line: &[f32], first: usize, down: &Axis, x: u32, runs: &mut Runs) {
         let is_in = |value: f32| value > self.threshold;
         let mut begun = is_in(line[0]).then_some(down.pixels.start);
@@ -233,7 +234,7 @@ impl Masks {
             }
             let part = f64::from((self.threshold - pair[0]) / (pair[1] - pair[0]));
             let crossing = (first + row) as f64 + part.clamp(0.0, 1.0);
-            // A pixel at the crossing has the threshold itself, and is not above it.
+            // A pixel exactly at the crossing has the threshold's value, which is not above it.
             match begun.take() {
                 Some(begin) => runs.push(x, begin..down.first_from(crossing)),
                 None => begun = Some(down.first_beyond(crossing)),
@@ -244,7 +245,7 @@ impl Masks {
         }
     }
 
-    /// These rows and columns of a box's values.
+    /// The given rows and columns of a box's values.
     fn block(
         &self,
         of: &Raw,
@@ -284,10 +285,10 @@ impl Masks {
     }
 }
 
-/// What masks have to be that are no prototypes.
+/// The shape that masks of boxes must have.
 const OF_BOXES: &str = "[1, boxes, rows, columns] or [boxes, 1, rows, columns], a mask for each box";
 
-/// Masks that may cover one thing or the other.
+/// The error if masks may cover either the input or the boxes.
 fn of_another_size(name: &str, shape: &[Dim]) -> String {
     format!(
         "output {name:?} of shape {} has masks of another size than the input's: set detect.mask_area to \"box\" if each covers its \
@@ -296,10 +297,10 @@ fn of_another_size(name: &str, shape: &[Dim]) -> String {
     )
 }
 
-/// A mask while it is found, column by column.
+/// A mask that is being built, column by column.
 struct Runs {
     mask: Instance,
-    /// Where the last run ended, down the columns.
+    /// Where the last run ended, counted down the columns.
     end: u64,
 }
 
@@ -308,7 +309,7 @@ impl Runs {
         Runs { mask: Instance { width, height, pixels: 0, counts: Vec::new() }, end: 0 }
     }
 
-    /// Pixels of column `x`, behind all that were pushed.
+    /// Adds pixels of column `x`, which follow all that were added before.
     fn push(&mut self, x: u32, rows: Range<u32>) {
         if rows.is_empty() {
             return;
@@ -316,7 +317,7 @@ impl Runs {
         let begin = u64::from(x) * u64::from(self.mask.height) + u64::from(rows.start);
         let length = rows.end - rows.start;
         match self.mask.counts.last_mut() {
-            // It goes on at the top of the next column.
+            // The run goes on at the top of the next column.
             Some(last) if begin == self.end => *last += length,
             _ => self.mask.counts.extend([(begin - self.end) as u32, length]),
         }
@@ -361,7 +362,7 @@ mod tests {
         painted
     }
 
-    /// A picture of so many pixels in an input of 100 x 100, letterboxed.
+    /// A picture of this size, letterboxed into an input of 100 x 100.
     fn placed(width: u32, height: u32) -> Placement {
         Preprocess { resize: Resize::Letterbox, ..Preprocess::new(100, 100) }.placement(width, height)
     }
@@ -370,7 +371,7 @@ mod tests {
         Detect { masks: Some("protos".to_owned()), ..Detect::default() }
     }
 
-    /// Two anchors with two factors each: a box over all of the input, and one of no score.
+    /// Two anchors with two factors each: a box over all of the input, and one with score 0.
     fn segment(
         task: Detect,
         factors: [f32; 2],
@@ -402,7 +403,7 @@ mod tests {
                 assert_eq!((left[at], upper[at], right[at]), (x < 20, y < 10, x >= 20), "{x} {y}");
             }
         }
-        // Nothing is above what is asked for.
+        // Nothing is above the threshold.
         let task = Detect { mask_threshold: Some(3.0), ..prototypes() };
         let none = segment(task, [1.0, 1.0], &protos, &placement).unwrap().remove(0).mask.unwrap();
         assert_eq!((none.pixels, none.counts), (0, vec![800]));
@@ -432,7 +433,7 @@ mod tests {
         detections(Detect { masks: Some("masks".to_owned()), ..task }, &outputs, "", Some(placement))
     }
 
-    /// Two masks over the input, both with this value in some of its rows and columns, and another elsewhere.
+    /// Two masks over the input, both with one value in some rows and columns, and another value elsewhere.
     fn block(rows: Range<usize>, columns: Range<usize>, inside: f32, outside: f32) -> Tensor {
         let value =
             |row, column| if rows.contains(&row) && columns.contains(&column) { inside } else { outside };
@@ -456,7 +457,7 @@ mod tests {
         check(0.0, 1.0, 0.0, 100, &same);
         check(0.5, 1.0, 0.5, 100, &same);
         check(0.5, 1.0, 0.0, 100, &same);
-        // Centres lie in the middle between two texels: at the edge of an odd number of them between one of 0 and one of 1.
+        // A centre in the middle between two texels lies at the edge of an odd number of them, between a 0 and a 1.
         check(0.5, 1.0, 0.0, 50, &[10..15, 20..25]);
         let masks = block(21..30, 41..50, 1.0, 0.0);
         let found = in_picture(Detect::default(), &[-1, 1, 100, 100], masks, &placed(50, 50)).unwrap();
@@ -468,7 +469,7 @@ mod tests {
 
     #[test]
     fn masks_over_the_input_end_with_what_the_model_saw_of_a_picture() {
-        // Of 300 x 100 the middle: columns 100 to 199.
+        // Of 300 x 100 the model saw the middle: columns 100 to 199.
         let resize = Resize::Shorter(100);
         let placement = Preprocess { resize, ..Preprocess::new(100, 100) }.placement(300, 100);
         for (columns, expected) in [(90..100, 190..200), (0..10, 100..110)] {
@@ -495,7 +496,7 @@ mod tests {
             assert_eq!((best.pixels, &best.counts[..]), (1, &[7030, 1, 2969][..]));
             assert_eq!((other.pixels, &other.counts[..]), (10_000, &[0, 10_000][..]));
         }
-        // Half of each box, its left one; boxes are 50 and 40 pixels wide.
+        // The left half of each box; boxes are 50 and 40 pixels wide.
         let halves = floats(&[2, 1, 2, 2], &[1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]);
         let area = Detect { mask_area: Some(MaskArea::Box), ..task() };
         let found = of_boxes(area, &[-1, 1, 2, 2], halves.clone()).unwrap();
@@ -509,7 +510,7 @@ mod tests {
         assert_eq!(found[1].mask.as_ref().unwrap().pixels, 25 * 50);
         let error = of_boxes(task(), &[-1, 1, 2, 2], halves.clone()).unwrap_err();
         assert!(error.contains("another size than the input's: set detect.mask_area"), "{error}");
-        // As it is where the file leaves the extents open.
+        // The same if the file leaves the extents open.
         let error = of_boxes(task(), &[-1, 1, -1, -1], halves).unwrap_err();
         assert!(error.contains("another size than the input's: set detect.mask_area"), "{error}");
         let error =
@@ -555,7 +556,7 @@ mod tests {
                     let [u, v] = [u, v].map(|at| ((f64::from(at) - 25.0) / 50.0).clamp(0.0, 1.0));
                     let row = |row| value(row, 0) * (1.0 - u) + value(row, 1) * u;
                     let expected = row(0) * (1.0 - v) + row(1) * v - f64::from(threshold);
-                    // On the edge itself it may be either.
+                    // Exactly at the edge, either is right.
                     if expected.abs() > 1e-4 {
                         prop_assert_eq!(mask[(y * width + x) as usize], expected > 0.0, "{} {}: {}", x, y, expected);
                     }

@@ -1,4 +1,4 @@
-//! Keypoints: of numbers that follow a box, or of an output of their own.
+//! Keypoints: from the numbers that follow a box, or from an output of their own.
 
 use super::{BoxFormat, Detect, Keypoint, boxes::find};
 use crate::{
@@ -6,13 +6,13 @@ use crate::{
     tasks::{Outputs, output_names, wrong_shape},
 };
 
-/// Names that exporters give: torchvision's, then TensorFlow's.
+/// Names that exporters use: torchvision's, then TensorFlow's.
 pub(super) const KEYPOINTS: &[&str] = &["keypoints", "detection_keypoints"];
-/// Of their scores, where these have an output of their own.
+/// Names of the output with their scores, if there is one.
 const SCORES: &[&str] = &["keypoints_scores", "detection_keypoint_scores"];
 
 impl Detect {
-    /// Of detectors whose boxes, scores and classes have outputs of their own: refuses a file without one of as many keypoints.
+    /// For detectors with separate outputs for boxes, scores and classes. Refuses a file that has no output with this many keypoints.
     pub(super) fn resolve_keypoints(&self, signature: &Signature) -> Result<(), String> {
         let Some(keypoints) = &self.keypoints else {
             return Ok(());
@@ -29,7 +29,7 @@ impl Detect {
         }
     }
 
-    /// The numbers of the keypoints of the first `valid` of `n` boxes, box after box, x first; nothing where none are said.
+    /// The numbers of the keypoints of the first `valid` of `n` boxes, box after box, x first; empty without keypoints in the settings.
     pub(super) fn read_keypoints(
         &self,
         outputs: &Outputs<'_>,
@@ -64,7 +64,8 @@ impl Detect {
         Ok(scored.flat_map(|(point, score)| [point[0], point[1], score]).collect())
     }
 
-    /// From the numbers of a box's keypoints to points of the posted image. `size` is that of the input, for parts of it.
+    /// Converts the numbers of a box's keypoints to points of the posted image. `size` is the input's, for coordinates that are fractions
+    /// of it.
     pub(super) fn points(
         &self,
         numbers: &[f32],
@@ -89,7 +90,7 @@ impl Detect {
     }
 }
 
-/// Which output has them.
+/// The output that holds the keypoints.
 fn place(signature: &Signature) -> Result<usize, String> {
     find(signature, None, "keypoints", KEYPOINTS)?.ok_or_else(|| {
         format!(

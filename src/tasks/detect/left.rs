@@ -1,4 +1,4 @@
-//! Candidates that an engine has found on its device: how it may, and what comes of that.
+//! Candidates that an engine has already found on its device: what to ask the engine for, and how to read its result.
 
 use super::{BoxFormat, Detect, Format, Orientation, beside::Follows};
 use crate::{
@@ -11,8 +11,8 @@ use crate::{
 };
 
 impl Detect {
-    /// How an engine may find the boxes of the score asked for, where the one output has them all and nothing else, and its axes are
-    /// known.
+    /// What an engine needs to find the boxes that reach the minimum score. Only if a single output holds the boxes and nothing else, and
+    /// its axes are known.
     pub(in crate::tasks) fn anchors(&self, signature: &Signature) -> Option<Anchors> {
         let output =
             signature.outputs.iter().position(|output| Some(&output.name) == self.output.as_ref())?;
@@ -38,7 +38,7 @@ impl Detect {
         (numbers && alone && self.format == Some(Format::Yolo)).then_some(anchors)
     }
 
-    /// The candidates in what an engine has left of the output, in the order that they had there; `None` where it is the output.
+    /// The candidates, if an engine has reduced the output, in the order of the output; `None` if the output is not reduced.
     pub(super) fn left(&self, outputs: &Outputs<'_>) -> Result<Option<Vec<Candidate>>, String> {
         if self.anchors(outputs.signature).is_none() {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! Scores in an output of their own: what turns them into those of an answer, and which of them are of classes.
+//! Scores in an output of their own: how they become the scores of an answer, and which of them belong to classes.
 
 use super::{
     Background, Detect,
@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl Detect {
-    /// Refuses settings that say nothing about these scores of `n` boxes, and labels that are not as many as their classes.
+    /// Refuses settings that do not apply to these scores of `n` boxes, and labels whose number differs from that of the classes.
     pub(super) fn resolve_scores(
         &self,
         name: &str,
@@ -73,7 +73,7 @@ impl Detect {
         })
     }
 
-    /// Scores `[1, N, C]`: the best class of each of the first `valid` boxes.
+    /// From scores `[1, N, C]`: the best class of each of the first `valid` boxes.
     pub(super) fn classes_best(
         &self,
         scores: &Output<'_>,
@@ -85,7 +85,7 @@ impl Detect {
         let classes = first..first + self.classes_of(columns);
         let mut numbers = scores.first_numbers(valid * columns)?;
         let best_class = |row: &mut [f32]| {
-            // Softmax counts the background in: a box that is probably none has low scores.
+            // Softmax includes the background: a box that is probably background gets low scores.
             self.activate(scores.name, row)?;
             let (mut class, mut best) = (0, f32::NEG_INFINITY);
             for (index, score) in row[classes.clone()].iter().enumerate() {
@@ -98,7 +98,7 @@ impl Detect {
         numbers.chunks_exact_mut(columns).map(best_class).collect()
     }
 
-    /// From what the model gives to scores.
+    /// Turns the model's numbers into scores.
     pub(super) fn activate(&self, name: &str, scores: &mut [f32]) -> Result<(), String> {
         let Some(activation) = self.activation.filter(|activation| *activation != Activation::None) else {
             return Ok(());
@@ -112,7 +112,7 @@ impl Detect {
         }
     }
 
-    /// How many columns of scores are of classes.
+    /// How many columns of scores belong to classes.
     fn classes_of(&self, columns: usize) -> usize {
         columns.saturating_sub(usize::from(self.background.is_some()))
     }
@@ -128,7 +128,7 @@ mod tests {
 
     const LAST: [f32; 12] = [3.0, -2.0, -2.0, -1.0, -3.0, 2.5, -2.0, 0.0, -4.0, -4.0, -4.0, 5.0];
 
-    /// Three boxes as DETR gives them, centres and sizes as parts of the input, with these logits.
+    /// Three boxes as DETR exports them, centres and sizes as fractions of the input, with these logits.
     fn detr(task: Detect, logits: &[f32], labels: &str) -> Result<Vec<Seen>, String> {
         let boxes = [0.5, 0.5, 0.25, 0.5, 0.25, 0.25, 0.25, 0.25, 0.75, 0.75, 0.5, 0.5];
         let task = Detect {
@@ -146,7 +146,7 @@ mod tests {
         run(task, &outputs, labels, None)
     }
 
-    /// Corners as they are, scores to the fifth decimal.
+    /// Compares corners exactly, and scores to the fifth decimal.
     fn check(found: Result<Vec<Seen>, String>, expected: &[Seen]) {
         let found = found.unwrap();
         assert_eq!(found.len(), expected.len(), "{found:?}");
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_background_goes_without_an_activation_as_well() {
-        // As SSD gives them: probabilities, that of the background first.
+        // As SSD exports them: probabilities, that of the background first.
         let scores = [0.2, 0.8, 0.9, 0.1, 0.4, 0.6];
         let task = || Detect { activation: Some(Activation::None), ..Detect::default() };
         let of_classes = Detect { background: Some(Background::First), ..task() };
@@ -193,10 +193,10 @@ mod tests {
     #[test]
     fn logits_become_scores_by_sigmoid_with_a_class_a_column() {
         let task = || Detect { activation: Some(Activation::Sigmoid), ..Detect::default() };
-        // 1 / (1 + e^-2) and 1 / (1 + e^1); the last is below the score asked for.
+        // 1 / (1 + e^-2) and 1 / (1 + e^1); the last is below the minimum score.
         let logits = [2.0, -5.0, -5.0, -1.0, -3.0, -2.0];
         check(detr(task(), &logits, "a\nb"), &[(FIRST_BOX, 0, 0.880_797), (SECOND_BOX, 1, 0.268_941_4)]);
-        // Of one score a box, too.
+        // The same with one score per box.
         let outputs = [
             ("boxes", &[-1, 4][..], floats(&[1, 4], &FIRST_BOX)),
             ("labels", &[-1], integers(&[1], &[3])),
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn scores_of_all_classes_may_be_called_labels() {
-        // As RF-DETR has them.
+        // As RF-DETR exports them.
         let outputs = [
             ("dets", &[-1, 2, 4][..], floats(&[1, 2, 4], &[10.0, 20.0, 30.0, 40.0, 0.0, 0.0, 1.0, 1.0])),
             ("labels", &[-1, 2, 3], floats(&[1, 2, 3], &[-3.0, 0.0, -5.0, -9.0, -9.0, -9.0])),

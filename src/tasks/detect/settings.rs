@@ -1,20 +1,20 @@
-//! Settings of a detector, and which of them belong together.
+//! Settings of a detector, and which of them apply together.
 
 use crate::tasks::{Activation, Columns, Labels};
 
-/// Which family of outputs a detector has.
+/// The families of outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// One output with a box, perhaps an objectness, and a score per class for each anchor.
     Yolo,
-    /// Boxes, scores and classes in outputs of their own.
+    /// Boxes, scores and classes in separate outputs.
     Boxes,
     /// One output with a row of box, score and class number for each box that the model has sorted out itself.
     End2end,
 }
 
 impl Format {
-    /// With their names in manifests.
+    /// All formats, with their names in manifests.
     pub const ALL: [(&str, Format); 3] =
         [("yolo", Format::Yolo), ("boxes", Format::Boxes), ("end2end", Format::End2end)];
 }
@@ -41,21 +41,21 @@ pub enum Orientation {
     ChannelsLast,
 }
 
-/// Which column of scores is of no class.
+/// The column of scores that belongs to no class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Background {
-    /// The first, as SSD has it.
+    /// The first, as in SSD.
     First,
-    /// The last, as DETR has it ("no object").
+    /// The last, as in DETR ("no object").
     Last,
 }
 
-/// What masks cover.
+/// What a mask covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskArea {
     /// The model's input.
     Input,
-    /// Each its own box.
+    /// Its own box.
     Box,
 }
 
@@ -64,65 +64,65 @@ pub enum MaskArea {
 pub struct Keypoints {
     /// How many.
     pub count: usize,
-    /// Their names, in order; none if only the number was said.
+    /// Their names, in order; empty if only their number was set.
     pub names: Labels,
 }
 
-/// Settings of a detector. What is open is found from the model when it is loaded.
+/// Settings of a detector. What is not set is found from the model when it is loaded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Detect {
-    /// Open: `boxes` for a model of several outputs, `yolo` for one; still open after resolving where the file says nothing of that
-    /// one's shape.
+    /// If not set: `boxes` for a model with several outputs, `yolo` for one. It stays unset after resolving if the file does not give the
+    /// shape of that one output.
     pub format: Option<Format>,
-    /// `yolo` and `end2end`: the output to read; the only one when open.
+    /// `yolo` and `end2end`: the output to read. If not set: the only output.
     pub output: Option<String>,
-    /// `boxes`: the output with `[1, N, 4]` or `[N, 4]`; open: `boxes`, `detection_boxes` or `dets`.
+    /// `boxes`: the output with `[1, N, 4]` or `[N, 4]`. If not set: `boxes`, `detection_boxes` or `dets`.
     pub boxes: Option<String>,
-    /// `boxes`: the output with `[1, N]` or `[N]` scores, or `[1, N, C]` (or `[N, C]`) when there is no output of
-    /// classes; open: `scores` or `detection_scores`, or that of the boxes if it is `[1, N, 5]`. The same output as that of the
-    /// boxes: the fifth number of each is its score.
+    /// `boxes`: the output with `[1, N]` or `[N]` scores, or with `[1, N, C]` (or `[N, C]`) if there is no output of classes. If not set:
+    /// `scores` or `detection_scores`, or the output of the boxes if it is `[1, N, 5]`. If it is the output of the boxes, the fifth number
+    /// of each box is its score.
     pub scores: Option<String>,
-    /// `boxes`: the output with `[1, N]` or `[N]` class numbers; open: `labels`, `classes` or `detection_classes`,
-    /// where the model has it.
+    /// `boxes`: the output with `[1, N]` or `[N]` class numbers. If not set: `labels`, `classes` or `detection_classes`, if the model has
+    /// it.
     pub classes: Option<String>,
-    /// `boxes`: the output with the number of valid boxes; open: `num_detections`, where the model has it.
+    /// `boxes`: the output with the number of valid boxes. If not set: `num_detections`, if the model has it.
     pub count: Option<String>,
-    /// The model's second input, if it takes a width and a height in pixels of which boxes come.
+    /// The model's second input, if it has one for the width and height in pixels to which boxes refer.
     pub size_input: Option<String>,
-    /// Open: `cxcywh` for `yolo`, `yxyx` for an output named `detection_boxes`, `xyxy` otherwise.
+    /// If not set: `cxcywh` for `yolo`, `yxyx` for an output named `detection_boxes`, `xyxy` otherwise.
     pub box_format: Option<BoxFormat>,
-    /// Whether coordinates are parts of the input's size instead of pixels of it; open: only for `detection_boxes`.
+    /// Whether coordinates are fractions of the input's size instead of pixels. If not set: only for `detection_boxes`.
     pub normalized: Option<bool>,
-    /// `yolo`; open: found from the number of labels, else the shorter axis holds the channels.
+    /// `yolo`. If not set: found from the number of labels; else the shorter axis holds the channels.
     pub orientation: Option<Orientation>,
-    /// `yolo`: whether the fifth channel is an objectness; open: found from the number of labels.
+    /// `yolo`: whether the fifth channel is an objectness. If not set: found from the number of labels.
     pub objectness: Option<bool>,
-    /// `end2end`: what the numbers of a row are; open: box, score and class.
+    /// `end2end`: what the numbers of a row are. If not set: box, score and class.
     pub columns: Option<Columns>,
-    /// `boxes`: what turns scores into those of an answer; open: nothing; refused where the output's name speaks of logits.
+    /// `boxes`: how scores become those of the answer. If not set: unchanged, and an output whose name suggests logits is refused.
     pub activation: Option<Activation>,
-    /// `boxes`, where scores are `[1, N, C]`: the column that is no class; labels count the others.
+    /// `boxes` with `[1, N, C]` scores: the column that is not a class; labels name the others.
     pub background: Option<Background>,
-    /// `boxes` and `end2end`, where classes are numbers: the one that the first label has (1 for models that leave 0 to the
-    /// background); open: 1 for an output named `detection_classes`, else 0.
+    /// `boxes` and `end2end` with class numbers: the number of the first label (1 for models that use 0 for the background). If not set: 1
+    /// for an output named `detection_classes`, else 0.
     pub first_class: Option<usize>,
-    /// What stands behind the scores of an anchor or the numbers of a row, or in an output of its own: keypoints.
+    /// Keypoints, which follow the scores of an anchor or the numbers of a row, or have an output of their own.
     pub keypoints: Option<Keypoints>,
-    /// The output with masks: of all boxes (`boxes`), or of which each box says how they make up its own (prototypes).
+    /// The output with masks: those of all boxes (`boxes`), or the prototypes from which each box combines its own.
     pub masks: Option<String>,
-    /// `boxes`: what a mask covers; open: the input, where masks are of its size; others are refused.
+    /// `boxes`: what a mask covers. If not set: the input if masks have its size; other masks are refused.
     pub mask_area: Option<MaskArea>,
-    /// A pixel is in a mask if its value is above this; open: 0 for prototypes, whose sums are logits, else 0.5.
+    /// A pixel is in a mask if its value is above this. If not set: 0 for prototypes, whose sums are logits, else 0.5.
     pub mask_threshold: Option<f32>,
-    /// `yolo` and `end2end`: whether an angle in radians turns each box.
+    /// `yolo` and `end2end`: whether each box has an angle in radians.
     pub angle: bool,
     /// How many prototypes there are, set by resolving.
     pub prototypes: Option<usize>,
-    /// Boxes of a lower score are left out.
+    /// Boxes with a lower score are dropped.
     pub score_min: f32,
-    /// A box goes when it overlaps a better one of its class by more (intersection over union); 1 keeps all.
+    /// A box is suppressed if it overlaps a better one of its class by more than this (intersection over union); 1 keeps all.
     pub iou_max: f32,
-    /// At most this many boxes are answered, the best ones.
+    /// At most this many boxes are answered: the best ones.
     pub detections_max: usize,
     /// Width and height of the model's image input in pixels, set by resolving; `None` where images keep their size.
     pub input: Option<[u32; 2]>,
@@ -161,7 +161,7 @@ impl Default for Detect {
 }
 
 impl Detect {
-    /// Nothing that is set is without effect.
+    /// Refuses settings that would have no effect with this format.
     pub(super) fn refuse_settings_of_others(&self, format: Format) -> Result<(), String> {
         use Format::{Boxes, End2end, Yolo};
         let keys: [(&str, bool, &[Format]); 13] = [

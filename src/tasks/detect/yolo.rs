@@ -22,7 +22,7 @@ struct Reading {
 }
 
 impl Detect {
-    /// Fills in the output; refuses shapes that cannot hold boxes, as far as the model file tells them.
+    /// Fills in the output; refuses shapes that cannot hold boxes, as far as the model file gives them.
     pub(super) fn resolve_yolo(&mut self, signature: &Signature, labels: &Labels) -> Result<(), String> {
         let output = choose(signature, self.output.as_deref(), "detect.output")?;
         if !output.shape.is_empty() {
@@ -70,7 +70,7 @@ impl Detect {
         };
         let at = |channel: usize, anchor: usize| numbers[channel * steps[0] + anchor * steps[1]];
         let first_score = 4 + usize::from(reading.objectness);
-        // `reading` has seen that they fit.
+        // `reading` has checked that they fit.
         let behind = first_score + self.classes(channels, reading.objectness, labels).unwrap_or_default();
         let mut found = Vec::new();
         for anchor in 0..anchors {
@@ -92,7 +92,7 @@ impl Detect {
         Ok(found)
     }
 
-    /// Which axis has the channels, and whether the fifth is an objectness: as set, else as the labels tell.
+    /// Which axis holds the channels, and whether the fifth channel is an objectness: as set, else as the labels tell.
     fn reading(
         &self,
         name: &str,
@@ -134,7 +134,7 @@ impl Detect {
             None if fits(channels, false) && fits(channels, true) => {
                 return Err(self.unknown_objectness(name));
             }
-            // Models with an objectness have their channels last; oriented boxes, with an angle as the last channel, first.
+            // Models with an objectness have their channels last. Oriented boxes, whose last channel is an angle, have them first.
             None if orientation == Orientation::ChannelsFirst && fits(channels, true) => {
                 return Err(format!(
                     "output {name:?} of shape {} has one channel more than 4 + {}{} for the labels: set detect.objectness = true \
@@ -158,8 +158,8 @@ impl Detect {
         Ok(Reading { orientation, objectness })
     }
 
-    /// How many scores of classes so many channels have. Without labels any number will do, but that of a pose model is one; with them,
-    /// only theirs.
+    /// How many class scores this many channels hold. Without labels any number is accepted, except that a pose model has one; with labels,
+    /// only their number.
     fn classes(&self, channels: usize, objectness: bool, labels: &Labels) -> Option<usize> {
         let follows = self.follows();
         let scores = channels.checked_sub(4 + usize::from(objectness))?;
@@ -211,7 +211,7 @@ impl Detect {
             [.., rows, columns] => (rows, columns),
             _ => (Dim::Free, Dim::Free),
         };
-        // Few rows of more numbers than box, score and class may be sorted out, and say more of a box.
+        // A few rows with more numbers than box, score and class may be rows that the model has sorted out and that hold more about a box.
         let are_rows =
             matches!((rows, columns), (Dim::Free | Dim::Fixed(..=ROWS_MAX), Dim::Fixed(COLUMNS..=ROWS_MAX)));
         let more = matches!(columns, Dim::Fixed(columns) if columns > COLUMNS);
@@ -226,10 +226,10 @@ impl Detect {
     }
 }
 
-/// Of the usual pose model.
+/// Channels of the usual pose model.
 const POSE_CHANNELS: usize = 4 + 1 + 17 * 3;
 
-/// The two axes beside the batch axis.
+/// The two axes beside a batch axis.
 fn axes(name: &str, shape: &[Dim]) -> Result<[Dim; 2], String> {
     match *shape {
         [batch, a, b] if is_one(batch) => Ok([a, b]),
@@ -352,7 +352,7 @@ mod tests {
         );
         assert!(check(Detect::default(), &[1, 1, 5, 6], &rows(), "a\nb").is_err());
         assert!(check(Detect::default(), &[2, 5, 3], &rows(), "a\nb").is_err());
-        // Known at load, where the model file tells.
+        // Known at load if the model file tells.
         let signature = signature(&[("out", &[-1, 85, 8400])]);
         let error = Detect::default().resolve(&signature, &Labels::parse("a\nb").unwrap(), None).unwrap_err();
         assert!(error.contains("has shape [?, 85, 8400]"), "{error}");
@@ -392,7 +392,7 @@ mod tests {
             assert!(resolve(false, "card\n".repeat(52).as_str(), &shape).is_ok());
         }
         assert!(resolve(false, "", &[-1, 57, 8400]).is_ok());
-        // A fifth channel that looks like an objectness is the score of the only class.
+        // What looks like an objectness in the fifth channel is the score of the only class.
         let error = resolve(true, "", &[-1, 25_200, 56]).unwrap_err();
         assert!(error.contains("a detector of 51 classes"), "{error}");
     }
@@ -432,7 +432,7 @@ mod tests {
         numbers[5] = f32::INFINITY;
         let error = check(Detect::default(), &[1, 5, 6], &numbers, "a\nb").unwrap_err();
         assert!(error.contains("output \"out\" has a box of score inf"), "{error}");
-        // Of what a device has left of the output, as of the output itself.
+        // The same for the candidates that a device has found.
         let found = reduction::Candidate {
             corners: [10.0, 20.0, 30.0, 40.0],
             score: f32::INFINITY,

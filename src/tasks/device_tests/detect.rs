@@ -1,4 +1,4 @@
-//! Detectors: what is read as boxes, and which of them stay.
+//! Detectors: which boxes are read, and which of them are kept.
 
 use super::{
     super::{BoxFormat, Detect, Detection, Format, Orientation, nms::CANDIDATES_MAX},
@@ -8,7 +8,7 @@ use crate::image::{Placement, Preprocess, Resize};
 
 const INPUT: [u32; 2] = [100, 80];
 
-/// A detector's outputs, and what the kernels take of them beside addresses and placements.
+/// A detector's outputs, and the kernels' parameters for them other than addresses and placements.
 struct Case {
     task: Detect,
     outputs: Vec<(&'static str, Tensor)>,
@@ -98,7 +98,7 @@ fn check_detect(what: &str, case: &Case, placement: Option<&Placement>) -> usize
     expected.len()
 }
 
-/// Boxes of which many lie over each other; sometimes with equal scores.
+/// Boxes of which many overlap; some have equal scores.
 fn anchors(random: &mut Random, count: usize, channels: usize) -> Vec<f32> {
     let mut numbers = Vec::new();
     for _ in 0..count {
@@ -186,7 +186,7 @@ fn yolo_boxes_are_those_of_the_task() {
     assert!(answered > 500, "{answered}");
 }
 
-/// What an engine leaves of an output is answered as the output is, to the bit.
+/// Checks that the part of an output that an engine leaves gives the same answer as the output, to the bit.
 fn check_left(what: &str, case: &Case, placement: Option<&Placement>) {
     let outputs: Vec<(&str, &Tensor)> = case.outputs.iter().map(|(name, tensor)| (*name, tensor)).collect();
     let signature = signature(&outputs);
@@ -249,7 +249,7 @@ fn boxes_with_scores_and_classes_are_those_of_the_task() {
         let boxes = floats(&[1, count, 4], &boxes);
         let scores_shape: &[usize] = if given { &[1, count] } else { &[1, count, classes] };
         let scores = floats(scores_shape, &scores);
-        // Sometimes a class that is none.
+        // Sometimes one class number is invalid.
         let wrong = seed % 7 == 0;
         let numbers: Vec<f32> =
             (0..count).map(|i| if wrong && i == 0 { 0.5 } else { 1.0 + random.below(3) as f32 }).collect();
@@ -286,7 +286,7 @@ fn boxes_with_scores_and_classes_are_those_of_the_task() {
 
 #[test]
 fn of_very_many_boxes_the_same_are_looked_at() {
-    // More than are looked at; the last of those overlaps nothing.
+    // More boxes than are examined; the last of those overlaps nothing.
     let count = CANDIDATES_MAX + 40;
     let rows: Vec<f32> = (0..count)
         .flat_map(|i| {

@@ -1,8 +1,7 @@
-//! Arrow's IPC stream: a record batch per chunk. Units are metadata of the fields, conventions of the schema.
+//! Arrow's IPC stream: one record batch per chunk. Units are metadata of the fields, conventions metadata of the schema.
 //!
-//! A stream that ends without its end marker is taken for whole by common readers. So an output that breaks off ends
-//! with a message that is announced as longer than what comes: readers report an error, and the bytes that do come are
-//! the text of ours.
+//! Common readers accept a stream without its end marker as complete. So an output that breaks off ends with a message whose announced
+//! length is greater than what follows. Readers then report an error, and the bytes that do follow are the text of our error.
 
 use super::{
     Counts, Encoder, Pieces, Status, Table,
@@ -15,14 +14,14 @@ use arrow_schema::{ArrowError, DataType, Field, Schema as Fields};
 use bytes::Bytes;
 use std::{collections::HashMap, sync::Arc};
 
-/// Of the marker at the end of a stream.
+/// Bytes of the marker at the end of a stream.
 const END_MARKER_BYTES: usize = 8;
 
 pub(super) struct Arrow {
     schema: Arc<Schema>,
     layout: Layout,
     fields: Arc<Fields>,
-    /// None before the beginning.
+    /// `None` before [`Encoder::begin`].
     encoder: Option<StreamEncoder>,
 }
 
@@ -61,7 +60,7 @@ fn failed(error: &ArrowError) -> String {
 
 impl Encoder for Arrow {
     fn begin(&mut self, _out: &mut Pieces) -> Result<(), String> {
-        // What stands at the beginning comes with the first batch, or the end.
+        // The stream's head comes with the first batch, or with the end.
         self.encoder = Some(StreamEncoder::try_new(&self.fields).map_err(|error| failed(&error))?);
         Ok(())
     }
@@ -82,7 +81,7 @@ impl Encoder for Arrow {
             RecordBatch::try_new(Arc::clone(&self.fields), columns).map_err(|error| failed(&error))?;
         let encoder = self.encoder.as_mut().ok_or("rows came before the beginning")?;
         let buffers = encoder.encode(&batch).map_err(|error| failed(&error))?;
-        // Those of columns are the table's own.
+        // The buffers of columns are the table's own, not copies.
         buffers.into_iter().map(Bytes::from_owner).for_each(|buffer| out.push(buffer));
         Ok(())
     }
@@ -95,7 +94,7 @@ impl Encoder for Arrow {
 
     fn error(self: Box<Self>, message: &str, _kind: &str, _counts: &Counts) -> Vec<u8> {
         let announced = (message.len() / 8 + 1) * 8;
-        // The schema, where it has not come yet, without the end marker.
+        // The schema, if it has not been sent, without the end marker.
         let rest = self.encoder.and_then(|encoder| encoder.finish().ok()).unwrap_or_default();
         let mut out: Vec<u8> = rest.iter().flat_map(|buffer| &buffer[..]).copied().collect();
         out.truncate(out.len().saturating_sub(END_MARKER_BYTES));

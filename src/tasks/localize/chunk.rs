@@ -1,4 +1,4 @@
-//! ROIs to fit, and what came of them: chunks, where their ROIs come from, and rows.
+//! ROIs to fit and the results of fitting them: chunks, the origins of their ROIs, and rows.
 
 use super::{Parameter, Schema, Score, Table};
 use crate::{
@@ -16,20 +16,20 @@ use crate::{
 };
 use bytes::Bytes;
 
-/// The most ROIs of a chunk: those of the largest batch, where the manifest does not say otherwise, so that a chunk is a batch and
-/// is not copied into one.
+/// The most ROIs in a chunk. This is the size of the largest batch, unless the manifest says otherwise, so that a chunk is a batch and need
+/// not be copied into one.
 pub(super) const ROIS: usize = 10_000;
 
-/// ROIs to fit, or frames to find them in: inputs of the engine in its order, and where they come from.
+/// ROIs to fit, or frames to find them in: the engine's inputs in its order, and their origins.
 #[derive(Debug)]
 pub struct Chunk {
-    /// `rois` and `corners`, in which frames may take the ROIs' place.
+    /// `rois` and `corners`; whole frames may take the place of the ROIs.
     pub inputs: Vec<Tensor>,
-    /// How many.
+    /// The number of ROIs, or of frames.
     pub items: usize,
-    /// What is fitted.
+    /// What to fit.
     pub setting: Setting,
-    /// Where each comes from.
+    /// The origin of each item.
     pub origins: Origins,
 }
 
@@ -46,16 +46,16 @@ impl Chunk {
 #[derive(Debug)]
 pub struct Origins {
     frames: Vec<u32>,
-    /// None where all are zeros.
+    /// Empty if all are zeros.
     corners: Vec<[u32; 2]>,
     scores: Vec<f32>,
-    /// Spots that were found beside these and left out of frames with too many.
+    /// Spots that were found in these frames but left out because a frame had too many.
     over_max: u64,
-    /// The chunk is of these frames, and the engine says what was found in them.
+    /// Whether the items are whole frames, in which the engine finds the spots.
     whole: bool,
 }
 
-/// The ROIs that were found in frames, of which there are some; `over_max` others were left out.
+/// A chunk of the ROIs that were found in frames, at least one; `over_max` others were left out.
 pub(super) fn cut_out(found: &mut RoiBuffer, over_max: u64, setting: &Setting) -> Chunk {
     let (side, items) = (found.rois().side(), found.len());
     let data: Bytes = found.to_le_bytes().into();
@@ -72,17 +72,18 @@ pub(super) fn cut_out(found: &mut RoiBuffer, over_max: u64, setting: &Setting) -
     chunk(datatype, side, data, origins, setting)
 }
 
-/// ROIs that were posted as such: each is a frame of its own. Their reader [gathers](crate::image::stack::StackReader::gather) them.
+/// ROIs that were posted as such: each is a frame of the stack. The stack's reader [gathers](crate::image::stack::StackReader::gather)
+/// them.
 pub(super) struct Posted {
     pub(super) side: usize,
-    /// Number of the first that is not handed out.
+    /// The number of the first one that has not been handed out.
     pub(super) first: u64,
-    /// How many are not.
+    /// How many have not been handed out.
     pub(super) count: usize,
 }
 
 impl Posted {
-    /// All that were gathered and not handed out.
+    /// A chunk of all that were gathered and not handed out.
     pub(super) fn chunk(&mut self, gathered: Values, setting: &Setting) -> Chunk {
         let (datatype, data) = into_bytes(gathered);
         let items = std::mem::take(&mut self.count);
@@ -93,33 +94,33 @@ impl Posted {
     }
 }
 
-/// Frames in which the engine looks for spots.
+/// Whole frames, in which the engine looks for spots.
 pub(super) struct Whole {
     first: u64,
     size: [usize; 2],
-    /// Frames of a chunk.
+    /// Frames per chunk.
     frames_max: usize,
-    /// How many there are.
+    /// How many are gathered.
     pub(super) count: usize,
-    /// Where a device copies from, if any does.
+    /// Memory from which a device can copy, if there is a device.
     memory: Option<FrameMemory>,
     room: Option<(DataType, FrameRoom)>,
-    /// Those that there is no such room for.
+    /// Frames for which there is no such memory.
     values: Values,
 }
 
 impl Whole {
-    /// None yet, of this many columns and rows; so many frames are a chunk.
+    /// Starts empty, for frames of this many columns and rows; `frames_max` frames are a chunk.
     pub(super) fn new(size: [usize; 2], frames_max: usize, memory: Option<FrameMemory>) -> Whole {
         Whole { first: 0, size, frames_max, count: 0, memory, room: None, values: Values::default() }
     }
 
-    /// Frames that there is room for.
+    /// How many more frames fit into the chunk.
     pub(super) fn room(&self) -> usize {
         self.frames_max - self.count
     }
 
-    /// Appends some; all of one type and size. Where there is no room on a device's way, asks for it.
+    /// Appends frames, all of one type and size. Charges for memory if there is none from which a device can copy.
     pub(super) fn add(&mut self, frames: &Frames<'_>, charge: &mut Charge) -> Result<(), InferError> {
         let room = self.frames_max * self.size[0] * self.size[1];
         let (datatype, bytes): (_, &[u8]) = match frames.samples {
@@ -145,7 +146,7 @@ impl Whole {
         Ok(())
     }
 
-    /// All that are there. There are none afterwards.
+    /// A chunk of all frames that are gathered; none are left afterwards.
     pub(super) fn chunk(&mut self, setting: &Setting) -> Chunk {
         let (items, [width, height]) = (std::mem::take(&mut self.count), self.size);
         let (datatype, data) = match self.room.take() {
@@ -165,7 +166,7 @@ impl Whole {
     }
 }
 
-/// Numbers of so many frames. Nothing counts further than 32 bits.
+/// The numbers of `count` frames. Numbers beyond 32 bits become the largest.
 fn numbers(first: u64, count: usize) -> Vec<u32> {
     let [first, end] = [first, first + count as u64].map(|number| u32::try_from(number).unwrap_or(u32::MAX));
     let mut numbers: Vec<u32> = (first..end).collect();
@@ -173,7 +174,7 @@ fn numbers(first: u64, count: usize) -> Vec<u32> {
     numbers
 }
 
-/// Corners of so many ROIs, all of them zeros.
+/// Corners of this many ROIs, all of them zeros.
 fn no_corners(items: usize) -> Bytes {
     static ZEROS: [[u32; 2]; ROIS] = [[0; 2]; ROIS];
     match ZEROS.get(..items) {
@@ -208,10 +209,10 @@ fn chunk(datatype: DataType, side: usize, data: Bytes, origins: Origins, setting
 }
 
 impl Origins {
-    /// Those of ROIs that a caller names: frames and corners are zeros where they are not given.
+    /// The origins of ROIs that a caller sends: frames and corners are zeros if they are not given.
     ///
     /// # Panics
-    /// If they are given and not one for each of `items`: to be checked before.
+    /// If they are given and their number is not `items`; the caller must check that before.
     pub fn of(items: usize, frames: Option<Vec<u32>>, corners: Option<Vec<[u32; 2]>>) -> Origins {
         let frames = frames.unwrap_or_else(|| vec![0; items]);
         let corners = corners.unwrap_or_default();
@@ -220,10 +221,10 @@ impl Origins {
         Origins { frames, corners, scores: Vec::new(), over_max: 0, whole: false }
     }
 
-    /// What the engine gave for the chunk, as rows: positions count from the frame's first pixel.
+    /// The engine's results for the chunk as rows. Positions count from the frame's first pixel.
     ///
     /// # Errors
-    /// Outputs that are not those of the fitter: our own fault.
+    /// Outputs that are not the fitter's: an internal error.
     pub fn table(self, outputs: &[Tensor], schema: &Schema, setting: &Setting) -> Result<Table, String> {
         let columns = Columns::of(setting.model().psf());
         if self.whole {
@@ -243,7 +244,7 @@ impl Origins {
         self.rows(columns, &fits, &codes.data, schema)
     }
 
-    /// What was fitted of the ROIs from here.
+    /// The results for these ROIs as rows.
     fn rows(self, columns: Columns, fits: &[f32], codes: &[u8], schema: &Schema) -> Result<Table, String> {
         let items = self.frames.len();
         if fits.len() != items * columns.count() || codes.len() != 2 * items {
@@ -264,7 +265,7 @@ impl Origins {
             }
         }
         let (codes, _) = codes.as_chunks();
-        // Each by itself: for all at once, places are not asked for one by one.
+        // One column at a time, so that `collect` reserves the memory of each at once, not element by element.
         [table.iterations, table.status] =
             [0, 1].map(|index: usize| codes.iter().map(|code: &[u8; 2]| code[index]).collect());
         table.frame = self.frames;
@@ -277,7 +278,7 @@ impl Origins {
     }
 }
 
-/// What was counted in units of F² photo-electrons ([`Camera::multiplying`](crate::engine::kernels::Camera::multiplying)), in
+/// Converts counts in units of F² photo-electrons ([`Camera::multiplying`](crate::engine::kernels::Camera::multiplying)) to
 /// photo-electrons.
 fn in_electrons(table: &mut Table, schema: &Schema) {
     if schema.excess_noise == 1.0 {
@@ -295,12 +296,12 @@ fn in_electrons(table: &mut Table, schema: &Schema) {
     }
 }
 
-/// Takes its sign from a zero: nobody wants to read -0.
+/// Added to a number, turns -0 into 0: nobody wants to read -0.
 const NO_SIGN: f32 = 0.0;
 
-/// Rows of numbers as columns.
+/// Transposes rows of numbers into columns.
 fn turn(rows: &[f32], columns: usize, items: usize) -> Vec<Vec<f32>> {
-    // Four times as fast where it is known how many there are: as many as the models of a spot have.
+    // Four times as fast if the number of columns is known at compile time; these are those of the spot models.
     match columns {
         11 => turn_rows::<11>(rows, items),
         13 => turn_rows::<13>(rows, items),
@@ -314,7 +315,7 @@ fn turn(rows: &[f32], columns: usize, items: usize) -> Vec<Vec<f32>> {
     }
 }
 
-/// A few rows at a time, so that each is read from memory once.
+/// Transposes a few rows at a time, so that each is read from memory once.
 fn turn_rows<const N: usize>(rows: &[f32], items: usize) -> Vec<Vec<f32>> {
     const ROWS: usize = 64;
     let mut turned: Vec<Vec<f32>> = (0..N).map(|_| Vec::with_capacity(items)).collect();

@@ -1,4 +1,4 @@
-//! Colors for density, and for height.
+//! Colors for density and for height.
 
 /// Colors for a number from 0 to 1, darker to brighter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -8,11 +8,11 @@ pub enum Colormap {
     /// Black over red and yellow to white, like glowing iron.
     #[default]
     Hot,
-    /// Dark violet over green to yellow; even to the eye, and to eyes that see fewer colors.
+    /// Dark violet over green to yellow; perceived as even, also with color blindness.
     Viridis,
 }
 
-/// Colors that viridis passes at equal distances.
+/// Colors of viridis at equal distances.
 const VIRIDIS: [[u8; 3]; 10] = [
     [0x44, 0x01, 0x54],
     [0x48, 0x28, 0x78],
@@ -27,7 +27,7 @@ const VIRIDIS: [[u8; 3]; 10] = [
 ];
 
 impl Colormap {
-    /// All of them.
+    /// All color maps.
     pub const ALL: [Colormap; 3] = [Colormap::Gray, Colormap::Hot, Colormap::Viridis];
 
     /// The name in queries.
@@ -39,18 +39,18 @@ impl Colormap {
         }
     }
 
-    /// The colors of that name; `grey` is `gray`.
+    /// The color map with that name; `grey` is `gray`.
     pub fn from_name(name: &str) -> Option<Colormap> {
         let name = if name == "grey" { "gray" } else { name };
         Colormap::ALL.into_iter().find(|map| map.name() == name)
     }
 
-    /// Red, green and blue of a number from 0 to 1; others are taken for the nearer of the two.
+    /// Red, green and blue for a number from 0 to 1; other numbers are clamped.
     pub fn color(self, value: f32) -> [u8; 3] {
         let value = if value > 0.0 { value.min(1.0) } else { 0.0 };
         match self {
             Colormap::Gray => [byte(value); 3],
-            // Each channel fills up before the next begins.
+            // Each channel reaches its maximum before the next one begins.
             Colormap::Hot => [(0.0, 3.0), (3.0, 3.0), (6.0, 2.0)]
                 .map(|(before, eighths)| byte((8.0 * value - before) / eighths)),
             Colormap::Viridis => {
@@ -65,22 +65,22 @@ impl Colormap {
         }
     }
 
-    /// The colors of 0, 1/255, ... 1 as a palette.
+    /// The palette of the colors for 0, 1/255, ... 1.
     pub(super) fn palette(self) -> Vec<u8> {
         (0..=255_u8).flat_map(|value| self.color(f32::from(value) / 255.0)).collect()
     }
 }
 
-/// The hue of a height from 0, red, over yellow, green and cyan to 1, azure; at a brightness from 0 to 1. Pure blue
-/// would be hard to see on black.
+/// The hue for a height from 0 (red) over yellow, green and cyan to 1 (azure), at a brightness from 0 to 1. Pure blue would be hard to see
+/// on black.
 pub(super) fn hue(height: f32, brightness: f32) -> [u8; 3] {
-    // The circle of hues has six parts, three and a half of which are used.
+    // The circle of hues has six parts; three and a half of them are used.
     let place = height.clamp(0.0, 1.0) * 3.5;
     let channel = |center: f32| (2.0 - (place - center).abs()).clamp(0.0, 1.0);
     [channel(0.0), channel(2.0), channel(4.0)].map(|channel| byte(channel * brightness))
 }
 
-/// A byte for a number from 0 to 1; others are taken for the nearer of the two.
+/// A byte for a number from 0 to 1; other numbers are clamped.
 pub(super) fn byte(value: f32) -> u8 {
     (value.clamp(0.0, 1.0) * 255.0 + 0.5) as u8
 }
@@ -89,7 +89,7 @@ pub(super) fn byte(value: f32) -> u8 {
 mod tests {
     use super::*;
 
-    /// Brightness to the eye, by the weights of ITU-R BT.709.
+    /// Perceived brightness, by the weights of ITU-R BT.709.
     fn luminance([red, green, blue]: [u8; 3]) -> f32 {
         0.2126 * f32::from(red) + 0.7152 * f32::from(green) + 0.0722 * f32::from(blue)
     }
@@ -101,7 +101,7 @@ mod tests {
             let palette = map.palette();
             let steps: Vec<f32> = palette.chunks(3).map(|c| luminance([c[0], c[1], c[2]])).collect();
             assert_eq!(steps.len(), 256);
-            // Channels are rounded, each by itself.
+            // Each channel is rounded by itself.
             assert!(steps.windows(2).all(|pair| pair[1] > pair[0] - 0.5), "{map:?}: {steps:?}");
             assert!(steps.windows(6).all(|some| some[5] > some[0]), "{map:?}: {steps:?}");
             assert!(steps[255] > steps[0] + 150.0, "{map:?}");

@@ -1,8 +1,7 @@
 //! Comma-separated values: a line of names, a line per row. Numbers that are not finite are `NaN`.
 //!
-//! Our own files begin with comments (`#`) that tell the units and conventions. ThunderSTORM's have none, since its
-//! reader takes the first line for the names, and quote the names as it does. An output that breaks off ends with
-//! `# error: ...` in both.
+//! Our own files begin with comments (`#`) that state the units and conventions. ThunderSTORM's files have none, because its reader takes
+//! the first line for the names; they quote the names as ThunderSTORM does. An output that breaks off ends with `# error: ...` in both.
 
 use super::{
     Counts, Encoder, Pieces, Status, Table,
@@ -48,7 +47,7 @@ impl Csv {
     }
 }
 
-/// A line that readers leave out.
+/// A line that readers skip.
 fn comment(text: &str) -> String {
     let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     format!("# {line}\n")
@@ -143,7 +142,7 @@ mod tests {
              \"bkgstd [photon]\",\"uncertainty_xy [nm]\",\"p_value\"\n\
              1,1,1100,2520,139.6424,1000,10,3.1622777,5.8549123,0.5\n"
         );
-        // sqrt(2 * 10): what is multiplied varies by more.
+        // sqrt(2 * 10): multiplication increases the variance.
         let schema = Schema { excess_noise: 2.0, ..schema };
         let text = written(Format::ThunderStorm, &schema, &Options::default(), &[&table(&schema, 1)]);
         assert!(text.contains(",1000,10,4.472136,"), "{text}");

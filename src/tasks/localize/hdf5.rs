@@ -1,9 +1,8 @@
-//! Enough of HDF5 to write a file of tables that stand one after the other: a head, to be followed by their bytes.
+//! Enough of HDF5 to write a file of tables that follow one another: a head, and then the bytes of the tables.
 //!
-//! By the file format specification, version 3.0, in the parts that readers know since HDF5 1.8: a version 2
-//! superblock (II.B), version 2 object headers (IV.A.1.b), a root group whose links are messages in its header
-//! (IV.A.2.g), contiguous datasets (IV.A.2.i). Libraries that do all of HDF5 are a hundred times this file, and want
-//! to hold the data themselves.
+//! Follows the file format specification, version 3.0, in the parts that readers support since HDF5 1.8: a version 2 superblock (II.B),
+//! version 2 object headers (IV.A.1.b), a root group whose links are messages in its header (IV.A.2.g), contiguous datasets (IV.A.2.i).
+//! Libraries for all of HDF5 are a hundred times as large as this file, and want to hold the data themselves.
 
 mod checksum;
 mod message;
@@ -15,7 +14,7 @@ use message::{attribute, contiguous, dataspace, datatype, fill_value, group_info
 
 /// Bytes of the superblock.
 const SUPERBLOCK: u64 = 48;
-/// Stands for an address that there is not.
+/// The undefined address.
 const NOWHERE: u64 = u64::MAX;
 
 /// A table in the root group.
@@ -23,9 +22,9 @@ const NOWHERE: u64 = u64::MAX;
 pub(super) struct Dataset {
     pub(super) name: &'static str,
     pub(super) datatype: Datatype,
-    /// How many elements; `None` is a single one without an axis.
+    /// Number of elements; `None` for a single element without an axis.
     pub(super) rows: Option<u64>,
-    /// Texts that belong to it.
+    /// Attributes: names and texts.
     pub(super) attributes: Vec<(String, String)>,
 }
 
@@ -48,14 +47,14 @@ impl Dataset {
     }
 }
 
-/// The head of a file with these datasets, whose data follow it in their order without gaps.
+/// The head of a file with these datasets. Their data must follow it in the same order without gaps.
 pub(super) fn head(datasets: &[Dataset]) -> Vec<u8> {
     let root = |addresses: &[u64]| {
         let links = datasets.iter().zip(addresses).map(|(dataset, address)| link(dataset.name, *address));
         let messages: Vec<Vec<u8>> = [link_info(), group_info()].into_iter().chain(links).collect();
         object_header(&messages)
     };
-    // Lengths of headers do not depend on the addresses in them.
+    // The lengths of headers do not depend on the addresses in them.
     let mut at = SUPERBLOCK + root(&vec![0; datasets.len()]).len() as u64;
     let mut headers = Vec::new();
     for dataset in datasets {
@@ -89,7 +88,7 @@ fn superblock(end_of_file: u64) -> Vec<u8> {
     with_checksum(bytes)
 }
 
-/// A header of messages, in one piece, its length in four bytes.
+/// An object header that holds all messages in one chunk, with a length of four bytes.
 fn object_header(messages: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = b"OHDR\x02\x02".to_vec();
     let length: usize = messages.iter().map(Vec::len).sum();

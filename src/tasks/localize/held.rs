@@ -1,4 +1,4 @@
-//! Packed rows that wait for the end, up to a bound.
+//! Packed rows that are held until the end, up to a limit.
 
 use bytes::Bytes;
 
@@ -14,15 +14,15 @@ impl Held {
         Held { blocks: Vec::new(), bytes: 0, bytes_max }
     }
 
-    /// Bytes that are held.
+    /// Bytes that are held now.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Takes some more rows.
+    /// Adds rows.
     ///
     /// # Errors
-    /// If they would be more than the bound; those from before stay.
+    /// If all rows would exceed the limit; the earlier rows stay.
     pub(super) fn push(&mut self, block: Vec<u8>) -> Result<(), String> {
         if block.len() > self.bytes_max - self.bytes {
             return Err(format!(

@@ -1,7 +1,7 @@
-//! Columns: what is written of a table, under which names, in which units, from which origin.
+//! Columns: which values of a table are written, with their names, units and origin.
 //!
-//! Every format but the picture is a list of columns and an encoding. [`all`] and [`gaussmle`] can be had in any
-//! encoding, [`thunderstorm`] and [`picasso`] belong to a file of their own.
+//! Every format except the picture is a list of columns and an encoding. [`all`] and [`gaussmle`] are available in any encoding;
+//! [`thunderstorm`] and [`picasso`] belong to one file format each.
 
 mod lists;
 
@@ -13,7 +13,7 @@ use super::{
 };
 use std::mem::take;
 
-/// Where positions count from.
+/// The origin of positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
     /// The centre of the first pixel is (0, 0).
@@ -23,7 +23,7 @@ pub(super) enum Origin {
 }
 
 impl Origin {
-    /// In words, for heads of files.
+    /// A sentence for the heads of files.
     pub(super) fn words(self) -> &'static str {
         match self {
             Origin::Center => "the center of the first pixel is (0, 0)",
@@ -32,7 +32,7 @@ impl Origin {
     }
 }
 
-/// What a column is written as.
+/// The type that a column is written as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     U8,
@@ -50,24 +50,24 @@ impl Kind {
     }
 }
 
-/// What a column is made of.
+/// The source of a column's values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Source {
-    /// Number of the row among those written, from 0.
+    /// Index of the row among those written, from 0.
     Row,
     Frame,
-    /// A parameter, by its place in the table.
+    /// A parameter, by its index in the table.
     Theta(usize),
     /// A standard error.
     Error(usize),
     Covariance(usize),
-    /// Root mean square of the standard errors of x and y, each times its factor.
+    /// Root mean square of the standard errors of x and y, each multiplied by its factor.
     ErrorXY([f64; 2]),
     /// Width of the spot along x (0) or y (1), px.
     Width(usize),
-    /// Geometric mean of the widths, each times its factor.
+    /// Geometric mean of the widths, each multiplied by its factor.
     WidthMean([f64; 2]),
-    /// How far the widths differ: 0 is round.
+    /// How much the widths differ: 0 is round.
     Ellipticity,
     /// Standard deviation of the background's photons in a pixel.
     BackgroundNoise,
@@ -83,7 +83,7 @@ pub(super) enum Source {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Column {
     pub(super) name: String,
-    /// Empty where a number has none.
+    /// Empty if there is none.
     pub(super) unit: &'static str,
     pub(super) kind: Kind,
     pub(super) source: Source,
@@ -91,7 +91,7 @@ pub(super) struct Column {
     pub(super) offset: f64,
 }
 
-/// The columns of a format, and what its positions and frames count from.
+/// The columns of a format, and the origins of its positions and frames.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Layout {
     pub(super) columns: Vec<Column>,
@@ -111,10 +111,10 @@ pub(super) enum Values {
 }
 
 impl Column {
-    /// The values for a table whose first row is the `first`th that is written.
+    /// The values for a table whose first row has index `first` among all rows that are written.
     ///
     /// # Errors
-    /// If a whole number leaves the 32 bits of its column.
+    /// If an integer does not fit into the 32 bits of its column.
     pub(super) fn values(&self, schema: &Schema, table: &Table, first: u64) -> Result<Values, String> {
         Ok(match self.kind {
             Kind::U8 => Values::U8(self.small(table)),
@@ -123,7 +123,7 @@ impl Column {
         })
     }
 
-    /// Whether it is one of the table's, as it is.
+    /// Whether the table holds the column's values unchanged.
     fn is_stored(&self) -> bool {
         let stored = match self.kind {
             Kind::U8 => matches!(self.source, Source::Iterations | Source::Status),
@@ -141,7 +141,7 @@ impl Column {
         stored && (self.scale, self.offset) == (1.0, 0.0)
     }
 
-    /// The same as [`Column::values`] of one that [is stored](Column::is_stored), which the table has no longer.
+    /// Like [`Column::values`] for a column that [is stored](Column::is_stored), but moves the values out of the table.
     fn take(&self, table: &mut Table) -> Values {
         match self.source {
             Source::Frame => Values::U32(take(&mut table.frame)),
@@ -186,7 +186,7 @@ impl Column {
             if self.is_stored() {
                 return values.to_vec();
             }
-            // In double precision, so that a unit costs no digits.
+            // In double precision, so that converting units costs no digits.
             values.iter().map(|value| (f64::from(*value) * scale + offset) as f32).collect()
         };
         let each = |value: &dyn Fn(usize) -> f64| -> Vec<f32> {
@@ -244,8 +244,8 @@ impl Layout {
         self.columns.iter().map(|column| column.kind.size()).sum()
     }
 
-    /// The values of all columns, for a table whose first row is the `first`th that is written. What is written as it is is not
-    /// copied.
+    /// The values of all columns, for a table whose first row has index `first` among all rows that are written. Columns that are written
+    /// unchanged are not copied.
     ///
     /// # Errors
     /// As [`Column::values`].
@@ -263,7 +263,7 @@ impl Layout {
             _ => column.values(schema, &table, first).map(Some),
         });
         let made = made.collect::<Result<Vec<Option<Values>>, String>>()?;
-        // When the others are made, which may be made of them.
+        // Taken only after the other columns are made, because those may be computed from them.
         let taken = self.columns.iter().zip(made);
         Ok(taken.map(|(column, made)| made.unwrap_or_else(|| column.take(&mut table))).collect())
     }

@@ -1,22 +1,21 @@
-//! Stacks in and localizations out: bytes to ROIs, and rows of fitted spots to files, streams and pictures. Pure: what comes
-//! out follows from what went in.
+//! Stacks in, localizations out: from bytes to ROIs, and from rows of fitted spots to files, streams and pictures. Pure: the output depends
+//! on the input alone.
 //!
-//! - [`settings`]: what is fitted and found, by the keys of manifests and queries.
-//! - [`stage`]: the bytes of a stack to ROIs.
-//! - [`chunk`]: those that are fitted together, and what an engine gave for them to rows.
+//! - [`settings`]: what to fit and what to find, by the keys of manifests and queries.
+//! - [`stage`]: from the bytes of a stack to ROIs.
+//! - [`chunk`]: ROIs that are fitted together, and the engine's results for them as rows.
 //!
-//! A [`Writer`] is made for a [`Format`], a [`Schema`] and [`Options`]; it takes [`Table`]s, chunk by chunk, and gives
-//! bytes. Which columns a file has, in which units and from which origin, is a [`layout`]; how they are encoded is a
-//! file per format ([`number`], [`held`] and [`pieces`], numbers as text, rows that wait for the end and bytes on their way out,
-//! are for several):
+//! A [`Writer`] is made for a [`Format`], a [`Schema`] and [`Options`]. It takes [`Table`]s, chunk by chunk, and returns bytes. A
+//! [`layout`] says which columns a file has, in which units and from which origin. There is a module per format for the encoding. Several
+//! formats share [`number`] (numbers as text), [`held`] (rows that wait for the end) and [`pieces`] (bytes to be sent):
 //!
 //! - [`csv`], [`ndjson`], [`arrow`]: streamed, so a stack of any length takes constant memory.
-//! - [`npy`], [`picasso`] ([`hdf5`] and [`zip`] are its containers): the head tells the number of rows, so the packed
-//!   rows are held until the end, up to a bound.
-//! - [`picture`] with its [`colormap`]: rows become brightness as they come, a picture at the end.
+//! - [`npy`], [`picasso`] ([`hdf5`] and [`zip`] are its containers): the head states the number of rows, so the packed rows are held until
+//!   the end, up to a limit.
+//! - [`picture`] with its [`colormap`]: rows become brightness as they arrive; the picture is made at the end.
 //!
-//! Everything that is written says its units, where positions count from, and the number of the first frame.
-//! In a [`Table`] the centre of the first pixel is (0, 0) and frames count from 0; formats with other rules say so.
+//! All output states its units, where positions count from, and the number of the first frame. In a [`Table`] the centre of the first pixel
+//! is (0, 0) and frames count from 0; formats with other rules state them.
 
 pub mod chunk;
 pub mod colormap;
@@ -55,7 +54,7 @@ use bytes::Bytes;
 use layout::Layout;
 use std::sync::Arc;
 
-/// What localizations are written as.
+/// The formats that localizations are written in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// Text, a row per localization.
@@ -64,9 +63,9 @@ pub enum Format {
     Ndjson,
     /// The CSV that ThunderSTORM exports and imports.
     ThunderStorm,
-    /// A ZIP of Picasso's HDF5 file and the YAML file beside it.
+    /// A ZIP of Picasso's HDF5 file and its YAML file.
     Picasso,
-    /// The HDF5 file alone; it carries what the YAML file says.
+    /// The HDF5 file alone, which includes the contents of the YAML file.
     Hdf5,
     /// Arrow's IPC stream.
     Arrow,
@@ -103,7 +102,7 @@ impl Format {
         }
     }
 
-    /// The format of that name.
+    /// The format with that name.
     pub fn from_name(name: &str) -> Option<Format> {
         Format::ALL.into_iter().find(|format| format.name() == name)
     }
@@ -122,7 +121,7 @@ impl Format {
         }
     }
 
-    /// What the names of such files end with, without the dot.
+    /// The file extension, without the dot.
     pub fn file_extension(self) -> &'static str {
         match self {
             Format::Csv | Format::ThunderStorm => "csv",
@@ -135,40 +134,40 @@ impl Format {
         }
     }
 
-    /// Whether its columns are ours to choose; other formats have columns and units of their own.
+    /// Whether the caller can choose the columns; other formats have columns and units of their own.
     pub fn has_open_columns(self) -> bool {
         matches!(self, Format::Csv | Format::Ndjson | Format::Arrow | Format::Npy)
     }
 
-    /// Whether bytes come with the rows. Where they all come at the end, nothing has been sent when an error is met
-    /// on the way, and the reply can still become one that says so.
+    /// Whether bytes are sent with the rows. If they are all sent at the end, nothing has been sent when an error occurs on the way, so the
+    /// reply can still become an error reply.
     pub fn streams(self) -> bool {
         matches!(self, Format::Csv | Format::Ndjson | Format::ThunderStorm | Format::Arrow)
     }
 }
 
-/// An encoding, between the rows and the bytes.
+/// An encoding: turns rows into bytes.
 trait Encoder: Send {
-    /// What stands before the rows, where it does not come with the first of them.
+    /// Writes what precedes the rows, unless it is written with the first of them.
     fn begin(&mut self, _out: &mut Pieces) -> Result<(), String> {
         Ok(())
     }
 
-    /// Rows, of which `first` were written before.
+    /// Writes rows; `first` is the number of rows written before.
     fn rows(&mut self, table: Table, first: u64, out: &mut Pieces) -> Result<(), String>;
 
-    /// Memory that is held until the end, bytes.
+    /// Memory that is held until the end, in bytes.
     fn holds(&self) -> usize {
         0
     }
 
-    /// Takes a pixel size that is known only after all rows, where that is not too late.
+    /// Takes a pixel size that becomes known only after all rows, if that is not too late.
     fn take_pixel_nm(&mut self, _pixel_nm: [f64; 2]) {}
 
-    /// What follows the rows.
+    /// Returns what follows the rows.
     fn end(self: Box<Self>, counts: &Counts) -> Result<Vec<Bytes>, String>;
 
-    /// What follows the rows if there will be no more of them, although there should.
+    /// Returns what follows the rows if the output breaks off.
     fn error(self: Box<Self>, _message: &str, _kind: &str, _counts: &Counts) -> Vec<u8> {
         Vec::new()
     }
@@ -194,11 +193,11 @@ impl std::fmt::Debug for Writer {
 }
 
 impl Writer {
-    /// A writer of a format.
+    /// A writer for a format.
     ///
     /// # Errors
-    /// A schema that does not fit together or lacks what the format needs (the pixel size, the frame size), options
-    /// that the format cannot meet, and pictures above the bound.
+    /// A schema that is inconsistent or lacks what the format needs (the pixel size, the frame size), options that the format cannot
+    /// honour, and pictures above the limit.
     pub fn new(format: Format, schema: &Schema, options: &Options) -> Result<Writer, String> {
         schema.check()?;
         let schema = Arc::new(schema.clone());
@@ -237,17 +236,17 @@ impl Writer {
         &self.conventions
     }
 
-    /// What its rows are about.
+    /// The schema of its rows.
     pub fn schema(&self) -> &Schema {
         &self.schema
     }
 
-    /// What has gone through so far.
+    /// The counts so far.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Notes which device computed rows, and why it was that one where it was not meant to be.
+    /// Notes which device computed rows, and the reason if it was not the intended one.
     pub fn ran_on(&mut self, device: &str, fallback: Option<&'static str>) {
         if self.counts.devices.iter().all(|known| known != device) {
             self.counts.devices.push(device.to_owned());
@@ -257,7 +256,7 @@ impl Writer {
         }
     }
 
-    /// Appends what stands before the rows, if the format has that come before the first of them. To be called once, first.
+    /// Appends what precedes the rows, if the format writes that before the first of them. Call it once, before all else.
     ///
     /// # Errors
     /// If the encoding fails.
@@ -265,10 +264,10 @@ impl Writer {
         self.encoder.begin(out)
     }
 
-    /// Appends the bytes of some rows, where the format [streams](Format::streams).
+    /// Appends the bytes of rows, if the format [streams](Format::streams).
     ///
     /// # Errors
-    /// A table that is not of the schema, more rows than may be held, numbers beyond 32 bits.
+    /// A table that does not fit the schema, more rows than may be held, numbers beyond 32 bits.
     pub fn chunk(&mut self, table: Table, out: &mut Pieces) -> Result<(), String> {
         let status = table.check(&self.schema)?;
         let mut counts = self.counts.clone();
@@ -280,7 +279,7 @@ impl Writer {
             let keep: Vec<bool> = (0..table.rows())
                 .map(|row| {
                     self.keep.takes(table.status[row], columns().all(|column| column[row].is_finite()))
-                        // One that is no number is above nothing.
+                        // NaN is not above anything.
                         && (self.p_min <= 0.0 || table.p_value[row] >= self.p_min)
                 })
                 .collect();
@@ -296,21 +295,21 @@ impl Writer {
         Ok(())
     }
 
-    /// Memory that it holds until the end, bytes: rows whose number comes first, or a picture.
+    /// Memory that it holds until the end, in bytes: rows whose number comes first, or a picture.
     pub fn holds(&self) -> usize {
         self.encoder.holds()
     }
 
-    /// Takes the pixel size that a file states at its end, behind all rows. Formats whose rows are in pixels and whose head comes last
-    /// have it; in others, what was written stays as it is.
+    /// Takes the pixel size that a file states at its end, after all rows. Formats whose rows are in pixels and whose head is written last
+    /// include it; in others, what was written stays as it is.
     pub fn take_pixel_nm(&mut self, pixel_nm: [f64; 2]) {
         if self.schema.pixel_nm.is_none() {
             self.encoder.take_pixel_nm(pixel_nm);
         }
     }
 
-    /// The rest of the bytes, to be sent one after the other. `frames` is the number of frames, where it became
-    /// known; otherwise it is that of the schema, or follows from the last row.
+    /// The rest of the bytes, to be sent in order. `frames` is the number of frames, if it became known; otherwise it is the schema's, or
+    /// follows from the last row.
     ///
     /// # Errors
     /// If the encoding fails.
@@ -321,16 +320,15 @@ impl Writer {
         self.encoder.end(&self.counts)
     }
 
-    /// The end of an output that breaks off, after what has been given out so far: a line of a comment in CSV, a
-    /// line with a member `error` in NDJSON, a message that is announced and missing in Arrow, which readers take for
-    /// the error that it is. Empty where the format does not [stream](Format::streams): nothing was sent yet. `kind` is the
-    /// `type` that errors of this kind have elsewhere.
+    /// The end of an output that breaks off, after all that has been returned so far: a comment line in CSV, a line with a member `error`
+    /// in NDJSON, in Arrow a message that is announced but incomplete, which readers report as an error. Empty if the format does not
+    /// [stream](Format::streams), because nothing has been sent. `kind` is the `type` that errors of this kind have elsewhere.
     pub fn error(self, message: &str, kind: &str) -> Vec<u8> {
         self.encoder.error(message, kind, &self.counts)
     }
 }
 
-/// An encoder, and what the writer tells of it.
+/// An encoder, and what the writer reports about it.
 struct Made {
     conventions: String,
     has_status: bool,
@@ -338,13 +336,13 @@ struct Made {
 }
 
 impl Made {
-    /// From an encoder of these columns.
+    /// From an encoder for these columns.
     fn of<E: Encoder + 'static>(layout: Layout, make: impl FnOnce(Layout) -> E) -> Made {
         Made { conventions: layout.line(), has_status: layout.has_status, encoder: Box::new(make(layout)) }
     }
 }
 
-/// Refuses what the format cannot meet, rather than leaving it out.
+/// Refuses options that the format cannot honour, rather than ignoring them.
 fn check_options(format: Format, options: &Options) -> Result<(), String> {
     let own_columns = format.has_open_columns();
     if !own_columns && options.columns != Columns::All {
@@ -400,7 +398,7 @@ mod tests {
         assert!(storm.lines().nth(1).unwrap().starts_with("1,1501,"), "{storm}");
         let ndjson = text(Format::Ndjson);
         assert!(ndjson.contains("\"first_frame\":1500") && ndjson.contains("{\"frame\":1501,"), "{ndjson}");
-        // The counts are those of this file alone; Picasso's number of frames is of all, or its programs would cut rows off.
+        // The counts are those of this file alone. Picasso's number of frames includes earlier ones, or its programs would drop rows.
         assert!(ndjson.contains("\"frames\":2"), "{ndjson}");
         let bytes = bytes(Format::Hdf5, &later, &Options::default(), &[&rows]);
         assert!(String::from_utf8_lossy(&bytes).contains("\"Frames\":1502"));

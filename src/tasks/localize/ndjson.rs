@@ -1,9 +1,8 @@
 //! A line of JSON per frame, between a head and a tail.
 //!
-//! The head has the units, the conventions and what is known of the model and the frames. A frame's line has its
-//! number, how many rows follow, and an array per column; a frame that comes in two chunks has two lines, one without
-//! rows has none. The tail has `"end": true` and counts. An output that breaks off has a line with `error` instead.
-//! JSON has no NaN: such numbers are `null`.
+//! The head has the units, the conventions and what is known about the model and the frames. A frame's line has the frame's number, the
+//! number of rows, and an array per column. A frame that comes in two chunks has two lines; one without rows has none. The tail has
+//! `"end": true` and counts. An output that breaks off has a line with `error` instead. JSON has no NaN: such numbers are `null`.
 
 use super::{
     Counts, Encoder, Pieces, Status, Table,
@@ -46,7 +45,7 @@ impl Ndjson {
                 _ => json!(value),
             };
         }
-        // After the notes of others, so that none of them takes its place.
+        // After the caller's notes, so that no note replaces one of these members.
         head["format"] = json!("localizations");
         head["model"] = json!(self.schema.model.name());
         head["units"] = json!(units);
@@ -59,7 +58,7 @@ impl Ndjson {
     }
 }
 
-/// Counts by the name of the status.
+/// Counts by the names of the statuses.
 fn statuses(counts: &Counts) -> Map<String, Value> {
     Status::ALL.iter().zip(counts.status).map(|(status, n)| (status.name().to_owned(), json!(n))).collect()
 }

@@ -1,7 +1,7 @@
-//! numpy's file: one array of records, a field per column, packed and little-endian.
+//! NumPy's file: one array of records, with a field per column, packed and little-endian.
 //!
-//! The head is a Python literal; names beyond Latin-1 need version 3 of it. There is no place for units and conventions
-//! in the format: fields of our own have their unit in their name, and the conventions travel with the reply.
+//! The head is a Python literal; names beyond Latin-1 need version 3 of the format. The format has no place for units and conventions: our
+//! own fields have the unit in their name, and the conventions are sent with the reply.
 
 use super::{
     Counts, Encoder, Pieces, Table,
@@ -39,7 +39,7 @@ impl Npy {
             "{{'descr': [{}], 'fortran_order': False, 'shape': ({rows},), }}",
             fields.trim_end_matches(", ")
         );
-        // Magic, version and length; the rows begin at a multiple of 64.
+        // Magic, version and length come first; the rows begin at a multiple of 64.
         let wide = !text.is_ascii() || text.len() > 60_000;
         let before = if wide { 12 } else { 10 };
         let padding = 63 - (before + text.len()) % 64;

@@ -1,11 +1,11 @@
-//! Numbers as text: the shortest decimals that give the same `f32` again.
+//! Numbers as text: the shortest decimals that parse to the same `f32`.
 
-/// Appends a whole number.
+/// Appends an integer.
 pub(super) fn whole(out: &mut Vec<u8>, value: u64) {
     out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
 }
 
-/// Appends a number, or `otherwise` if it is infinite or NaN. `.0` at the end is left away.
+/// Appends a number, or `otherwise` if it is infinite or NaN. A trailing `.0` is omitted.
 pub(super) fn real(out: &mut Vec<u8>, value: f32, otherwise: &str) {
     if value.is_finite() {
         let mut buffer = zmij::Buffer::new();

@@ -3,7 +3,7 @@
 use super::{Format, colormap::Colormap, table::Status};
 use std::str::FromStr;
 
-/// Every key of [`Options::set`], which are those of a query as well.
+/// Every key of [`Options::set`]. Queries use the same keys.
 pub const KEYS: [&str; 11] = [
     "units",
     "keep",
@@ -18,7 +18,7 @@ pub const KEYS: [&str; 11] = [
     "error_px_max",
 ];
 
-/// Those that are of pictures alone.
+/// The keys that apply to pictures only.
 const OF_PICTURES: [&str; 8] =
     ["render", "scale", "scale_nm", "colormap", "color_by", "z_range_um", "white_percentile", "error_px_max"];
 
@@ -46,10 +46,10 @@ impl Units {
     }
 }
 
-/// Which columns the formats without columns of their own (CSV, NDJSON, Arrow, npy) have.
+/// The columns of formats without columns of their own (CSV, NDJSON, Arrow, npy).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Columns {
-    /// Ours: everything that was fitted.
+    /// Our own columns: everything that was fitted.
     #[default]
     All,
     /// The fields of GaussMLE.jl's emitters in their order: um from the outer corner of the first pixel, frames
@@ -89,12 +89,12 @@ impl Keep {
     }
 }
 
-/// How localizations become brightness.
+/// How localizations are turned into brightness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Render {
-    /// One count in the pixel where each lies.
+    /// One count in the pixel where the localization lies.
     Histogram,
-    /// One count spread as a Gaussian of each one's standard errors.
+    /// One count, spread as a Gaussian with the localization's standard errors.
     #[default]
     Blur,
 }
@@ -113,12 +113,12 @@ impl Render {
 /// Size of the picture's pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Scale {
-    /// Ten to a camera pixel, or as many as keep the picture's longer side within 4,096 pixels.
+    /// Ten per camera pixel, or as many as keep the picture's longer side within 4,096 pixels.
     #[default]
     Auto,
-    /// Side of a pixel, nm; needs the camera's pixel size.
+    /// Side of a pixel in nm; needs the camera's pixel size.
     Nanometers(f64),
-    /// Pixels per camera pixel and axis.
+    /// Pixels per camera pixel, along each axis.
     PerPixel(f64),
 }
 
@@ -128,8 +128,8 @@ pub enum ColorBy {
     /// Brightness and color both show density.
     #[default]
     Density,
-    /// Brightness shows density, the hue the mean z: red at the lower end of the range, azure at the upper. Without a
-    /// range, in um, it is that of the middle 98 % of the bright pixels.
+    /// Brightness shows density, the hue the mean z: red at the lower end of the range, azure at the upper end. The range is in um; without
+    /// one, it covers the middle 98 % of the bright pixels.
     Z(Option<[f32; 2]>),
 }
 
@@ -144,9 +144,9 @@ pub struct PictureOptions {
     pub colormap: Colormap,
     /// What colors mean.
     pub color_by: ColorBy,
-    /// The percentile of the pixels that are not empty which is shown at full brightness; above 0, at most 100.
+    /// The percentile of the non-empty pixels that is shown at full brightness; above 0, at most 100.
     pub white_percentile: f64,
-    /// Localizations less certain than this along an axis, in camera pixels, are left out of a blurred picture.
+    /// Localizations with a larger standard error along an axis, in camera pixels, are left out of a blurred picture.
     pub error_px_max: f32,
     /// The most pixels a picture may have.
     pub pixels_max: u64,
@@ -173,14 +173,13 @@ pub struct Options {
     pub units: Units,
     /// Which columns.
     pub columns: Columns,
-    /// Which rows; the format's own choice where it is open: all where there is a column for the status, else those
-    /// that converged.
+    /// Which rows. If not set, the format chooses: all rows if there is a column for the status, else those that converged.
     pub keep: Option<Keep>,
-    /// Rows whose `p_value` is below it, or is none, are left out; 0: no row is.
+    /// Rows whose `p_value` is below this or NaN are left out; at 0, none are.
     pub p_min: f32,
     /// Name of the files inside an archive, without extension.
     pub name: String,
-    /// The most bytes of rows that are held until the end, for formats whose head tells their number.
+    /// The most bytes of rows that are held until the end, for formats whose head states the number of rows.
     pub held_bytes_max: usize,
     /// The picture.
     pub picture: PictureOptions,
@@ -201,7 +200,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Sets what a key of [`KEYS`] says. `z_range_um` comes after `color_by`.
+    /// Sets the value of a key of [`KEYS`]. Set `color_by` before `z_range_um`.
     ///
     /// # Errors
     /// What is wrong with the value, beginning with the key.
@@ -241,7 +240,8 @@ impl Options {
     }
 }
 
-/// Whether what one request says of pictures goes together, and its reply, in this format, is one: nothing is passed over.
+/// Checks what one request says about pictures: that the keys are consistent, and that the reply is a picture in this format. So no key is
+/// silently ignored.
 ///
 /// # Errors
 /// What is wrong, beginning with the key.
@@ -273,10 +273,10 @@ pub fn agree(said: &[(impl AsRef<str>, impl AsRef<str>)], format: Format) -> Res
     }
 }
 
-/// One of some words, as what it stands for.
+/// Parses one of some words.
 ///
 /// # Errors
-/// If it is none of `names`.
+/// If the word is none of `names`.
 pub(crate) fn word<T>(
     key: &str,
     value: &str,
@@ -286,10 +286,10 @@ pub(crate) fn word<T>(
     of(value).ok_or_else(|| format!("{key} is {value:?}, expected {names}"))
 }
 
-/// A number.
+/// Parses a number.
 ///
 /// # Errors
-/// If it is none.
+/// If the value is not a number.
 pub(super) fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
     value.parse().map_err(|_| format!("{key} is {value:?}, expected a number"))
 }

@@ -1,8 +1,8 @@
-//! A super-resolution picture: localizations add up to brightness as they come, the PNG is made at the end.
+//! A super-resolution picture: localizations add up to brightness as they arrive; the PNG is made at the end.
 //!
-//! The picture covers the frame, so that its first pixel begins at the frame's outer corner. Its density is counts per
-//! pixel: a localization is worth 1, in the histogram at its place, blurred in the Gaussian of its standard errors.
-//! The parts that are worth more than the white point are white. With colors by z, a second image adds up z.
+//! The picture covers the frame, so its first pixel begins at the frame's outer corner. Its density is counts per pixel. Each localization
+//! counts 1: in the histogram at its position, in the blurred picture spread as the Gaussian of its standard errors. Pixels above the white
+//! point are white. With colors by z, a second image adds up z.
 
 mod density;
 mod render;
@@ -16,20 +16,20 @@ use bytes::Bytes;
 use density::Density;
 use std::sync::Arc;
 
-/// Auto scales end here.
+/// The most pixels per camera pixel at automatic scale.
 const AUTO_PER_PIXEL_MAX: f64 = 10.0;
-/// The longer side of a picture of automatic scale, px.
+/// The longest side of a picture at automatic scale, in px.
 const AUTO_SIDE_MAX: f64 = 4096.0;
-/// Pixels of the picture per camera pixel.
+/// The allowed number of the picture's pixels per camera pixel.
 const PER_PIXEL: std::ops::RangeInclusive<f64> = 0.01..=64.0;
 
 pub(super) struct Picture {
     schema: Arc<Schema>,
     options: PictureOptions,
-    /// Pixels of the picture per camera pixel, along x and y.
+    /// The picture's pixels per camera pixel, along x and y.
     per_pixel: [f64; 2],
     density: Density,
-    /// Localizations that are in no pixel: outside the frame, or not certain enough.
+    /// Localizations that are in no pixel: outside the frame, or with too large an error.
     left_out: u64,
 }
 
@@ -57,12 +57,12 @@ impl Picture {
         Ok(Picture { schema: Arc::clone(schema), options: *options, per_pixel, density, left_out: 0 })
     }
 
-    /// Width and height of a pixel, nm, where known.
+    /// Width and height of the picture's pixels in nm, if known.
     fn pixel_nm(&self) -> Option<[f64; 2]> {
         self.schema.pixel_nm.map(|pixel| [0, 1].map(|axis| pixel[axis] / self.per_pixel[axis]))
     }
 
-    /// How the picture's pixels lie on the frame.
+    /// How the picture's pixels relate to the frame.
     pub(super) fn conventions(&self) -> String {
         let [x, y] = self.per_pixel;
         let size = self.pixel_nm().map_or(String::new(), |[x, y]| format!(" of {x:.3} x {y:.3} nm"));
@@ -95,7 +95,7 @@ fn check(schema: &Schema, options: &PictureOptions) -> Result<(), String> {
     Ok(())
 }
 
-/// Pixels of the picture per camera pixel; where the pixel size is known, the picture's pixels are square.
+/// The picture's pixels per camera pixel. If the pixel size is known, the picture's pixels are square.
 fn per_pixel(schema: &Schema, frame: [u32; 2], scale: Scale) -> Result<[f64; 2], String> {
     let along_x = |per_pixel: f64| match schema.pixel_nm {
         Some([x, y]) => [per_pixel, per_pixel * y / x],
@@ -128,7 +128,7 @@ impl Encoder for Picture {
         let axes = [index(Parameter::X), index(Parameter::Y)];
         let z = self.schema.model.index(Parameter::Z);
         for row in 0..table.rows() {
-            // From the centre of the first camera pixel to its corner, then in the picture's pixels.
+            // From the centre of the first camera pixel to its corner, then to the picture's pixels.
             let place: [f64; 2] = std::array::from_fn(|axis| {
                 (f64::from(table.theta[axes[axis]][row]) + 0.5) * self.per_pixel[axis]
             });
@@ -148,7 +148,7 @@ impl Encoder for Picture {
     }
 
     fn holds(&self) -> usize {
-        // The densities, and what the encoder takes.
+        // The densities, and the input of the encoder.
         let each = match self.options.color_by {
             ColorBy::Density => size_of::<f32>() + 1,
             ColorBy::Z(_) => 2 * size_of::<f32>() + 3,
@@ -187,7 +187,7 @@ mod tests {
         table
     }
 
-    /// Width, height, and the bytes of the pixels.
+    /// Returns color type, width and height, and the bytes of the pixels.
     fn draw(schema: &Schema, picture: PictureOptions, table: &Table) -> (png::ColorType, [u32; 2], Vec<u8>) {
         let bytes = bytes(Format::Png, schema, &options(picture), &[table]);
         let mut reader = png::Decoder::new(std::io::Cursor::new(bytes)).read_info().unwrap();
@@ -210,8 +210,8 @@ mod tests {
             white_percentile: 100.0,
             ..PictureOptions::default()
         };
-        // Two at the centre of the camera pixel (3, 1), which is the corner where four of the picture's meet; one in the
-        // first corner of the frame; one just within its last; two outside.
+        // Two at the centre of the camera pixel (3, 1), which is the corner where four of the picture's pixels meet; one in the first
+        // corner of the frame; one just inside its last corner; two outside.
         let places = [[3.0, 1.0], [3.0, 1.0], [-0.5, -0.5], [7.49, 3.49], [7.5, 0.0], [0.0, -0.51]];
         let (color, size, data) = draw(&schema, picture, &at(&schema, &places, 0.1));
         assert_eq!((color, size), (png::ColorType::Grayscale, [16, 8]));
@@ -246,7 +246,7 @@ mod tests {
             );
             assert_eq!(pixel(35 + dx, 15 + dy), pixel(35 - dx, 15 - dy));
         }
-        // Those of an error above the limit are left out.
+        // Localizations with an error above the limit are left out.
         let (_, _, data) = draw(&schema, picture, &at(&schema, &[[3.05, 1.05]], 1.01));
         assert!(data.iter().all(|value| *value == 0));
     }

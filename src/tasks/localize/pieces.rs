@@ -1,31 +1,31 @@
-//! Bytes on their way out, in order: what is small is put together, what is large goes as it is.
+//! Bytes to be sent, in order: small pieces are joined, large ones are passed on as they are.
 
 use bytes::Bytes;
 
-/// Smaller ones are copied to one another: each that stands alone is a chunk of the reply of its own.
+/// Pieces smaller than this are copied together, because each separate piece is a chunk of the reply.
 const SMALL_BYTES: usize = 4 << 10;
 
-/// Bytes that came one after the other.
+/// A sequence of bytes.
 #[derive(Debug, Default)]
 pub struct Pieces {
     whole: Vec<Bytes>,
-    /// Behind all of them.
+    /// Follows all of `whole`.
     text: Vec<u8>,
     copied: usize,
 }
 
 impl Pieces {
-    /// None, and room for so much that is [appended](Pieces::text).
+    /// Empty, with room for this many bytes of [appended](Pieces::text) text.
     pub fn with_room(bytes: usize) -> Pieces {
         Pieces { text: Vec::with_capacity(bytes), ..Pieces::default() }
     }
 
-    /// Where bytes are appended.
+    /// The buffer to append bytes to.
     pub(super) fn text(&mut self) -> &mut Vec<u8> {
         &mut self.text
     }
 
-    /// Takes some that lie elsewhere.
+    /// Adds bytes that lie elsewhere.
     pub(super) fn push(&mut self, bytes: Bytes) {
         if bytes.len() < SMALL_BYTES {
             self.text.extend_from_slice(&bytes);
@@ -42,12 +42,12 @@ impl Pieces {
         }
     }
 
-    /// How many bytes were appended, which others like these need room for.
+    /// How many bytes were appended. Similar output needs room for as many.
     pub fn appended(&self) -> usize {
         self.copied + self.text.len()
     }
 
-    /// All of them; none is empty.
+    /// All pieces; none is empty.
     pub fn into_vec(mut self) -> Vec<Bytes> {
         self.close();
         self.whole

@@ -1,16 +1,16 @@
-//! What a table of localizations is about: the model whose parameters it holds, and the frames they came from.
+//! The context of a table of localizations: the model whose parameters it holds, and the frames they came from.
 
 use crate::image::stack::Dimensions;
 use std::fmt::Write;
 
-/// A model of the spot, by which parameters are fitted.
+/// A model of the spot, which defines the parameters to fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Model {
-    /// x, y, photons, background; the width is given.
+    /// x, y, photons, background; the width is fixed.
     Xynb,
-    /// And one width.
+    /// Additionally one width.
     Xynbs,
-    /// And a width per axis.
+    /// Additionally a width for each axis.
     Xynbsxsy,
     /// x, y, z, photons, background; the widths follow from z.
     Xyznb,
@@ -23,7 +23,7 @@ pub enum Parameter {
     X,
     /// Row of the frame, px.
     Y,
-    /// Height over the focal plane, um.
+    /// Height above the focal plane, um.
     Z,
     /// Photo-electrons of the spot.
     Photons,
@@ -67,7 +67,7 @@ impl Model {
         }
     }
 
-    /// The model of that name.
+    /// The model with that name.
     pub fn from_name(name: &str) -> Option<Model> {
         Model::ALL.into_iter().find(|model| model.name() == name)
     }
@@ -92,7 +92,7 @@ impl Model {
         }
     }
 
-    /// Where a parameter stands among the parameters.
+    /// The position of a parameter among the parameters.
     pub(super) fn index(self, parameter: Parameter) -> Option<usize> {
         self.parameters().iter().position(|p| *p == parameter)
     }
@@ -114,7 +114,7 @@ pub enum Width {
 pub struct Astigmatism {
     /// Widths in focus along x and y, px.
     pub sigma_px: [f32; 2],
-    /// How far each focal line lies from z = 0: that of x at +gamma, that of y at -gamma; um.
+    /// The distance of each focal line from z = 0: that of x is at +gamma, that of y at -gamma; um.
     pub gamma_um: f32,
     /// Depth of focus, um; not 0.
     pub depth_um: f32,
@@ -136,14 +136,14 @@ impl Astigmatism {
     }
 }
 
-/// What a detector measured where it found a spot.
+/// What detection measured at a spot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Score {
     /// Sum of the gradient towards the centre over the box, photo-electrons.
     NetGradient,
-    /// Peak of the difference of Gaussians, as that of a spot of so many photo-electrons.
+    /// Peak of the difference of Gaussians, expressed as the photo-electrons of a spot with that peak.
     DifferenceOfGaussians,
-    /// The same in multiples of its noise.
+    /// The same peak in multiples of its noise.
     MultipleOfNoise,
 }
 
@@ -154,33 +154,33 @@ impl Score {
     }
 }
 
-/// What a table of localizations is about.
+/// The context of a table of localizations.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schema {
     /// The model that was fitted.
     pub model: Model,
     /// Where the widths come from.
     pub width: Width,
-    /// Width and height of a camera pixel, nm, where known.
+    /// Width and height of a camera pixel in nm, if known.
     pub pixel_nm: Option<[f64; 2]>,
-    /// Width and height of the frames, px, where known.
+    /// Width and height of the frames in px, if known.
     pub frame_size: Option<[u32; 2]>,
-    /// How many frames there are, where known before the end.
+    /// Number of frames, if known before the end.
     pub frames: Option<u32>,
-    /// The number of the first of them, where they go on from those of another file; else 0.
+    /// The number of the first frame, if the frames continue those of another file; else 0.
     pub first_frame: u32,
-    /// What the frames are by the file's own word: points in time, slices, channels.
+    /// What the frames are, as the file states: points in time, slices, channels.
     pub axes: Option<Dimensions>,
-    /// How many times the variance of a number of photo-electrons is their mean, since the camera multiplied them (F²); else 1.
+    /// The variance of a number of photo-electrons divided by its mean, if the camera multiplies them (F²); else 1.
     pub excess_noise: f32,
-    /// What detection gave with each spot, where there was one.
+    /// What detection measured at each spot, if there was detection.
     pub score: Option<Score>,
     /// Further facts for the reader, such as the names of the model and the camera.
     pub notes: Vec<(String, String)>,
 }
 
 impl Schema {
-    /// A schema of which only the model is known.
+    /// A schema in which only the model and the widths are known.
     ///
     /// # Errors
     /// If the widths do not belong to the model, or are not above 0.
@@ -201,7 +201,7 @@ impl Schema {
         Ok(schema)
     }
 
-    /// Whether the parts fit together.
+    /// Checks that the parts are consistent.
     pub(super) fn check(&self) -> Result<(), String> {
         let positive =
             |name: &str, values: &[f64]| match values.iter().find(|v| !(v.is_finite() && **v > 0.0)) {
@@ -228,7 +228,7 @@ impl Schema {
         Ok(())
     }
 
-    /// The pixel size, or why it is needed.
+    /// The pixel size, or an error that says why it is needed.
     pub(super) fn need_pixel_nm(&self, for_what: &str) -> Result<[f64; 2], String> {
         self.pixel_nm.ok_or_else(|| {
             format!(
@@ -238,7 +238,7 @@ impl Schema {
         })
     }
 
-    /// What is known, as pairs for the head of a file. Values are texts, numbers included.
+    /// Known facts as pairs for the head of a file. Values are text, including numbers.
     pub(super) fn facts(&self) -> Vec<(String, String)> {
         let mut facts = vec![("model".to_owned(), self.model.name().to_owned())];
         let mut fact = |name: &str, value: String| facts.push((name.to_owned(), value));

@@ -1,5 +1,5 @@
-//! What is fitted, how the camera counts, and what is taken for a spot: from a model's manifest, and what a request changes
-//! of it. Both say it with the same keys ([`KEYS`]) and are read here.
+//! What to fit, how the camera counts, and what is a spot: from a model's manifest, with the changes of a request. Both use the same keys
+//! ([`KEYS`]), which are parsed here.
 
 mod keys;
 
@@ -19,7 +19,7 @@ use crate::engine::{
 use keys::{BOX, OF_Z};
 use std::{fmt::Display, ops::RangeInclusive, str::FromStr, sync::Arc};
 
-/// What must be exceeded to be a spot.
+/// What a spot must exceed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Least {
     Photons(f32),
@@ -27,12 +27,12 @@ enum Least {
     Gradient(f32),
 }
 
-/// Everything that [`KEYS`] say.
+/// The values of all [`KEYS`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     psf: Model,
     sigma_px: [f32; 2],
-    /// Its widths are those of `sigma_px`.
+    /// Its widths are replaced by `sigma_px`.
     astigmatism: Astigmatism,
     box_px: usize,
     iterations_max: u32,
@@ -41,25 +41,25 @@ pub struct Settings {
     offset: CameraValue,
     gain: CameraValue,
     read_noise: CameraValue,
-    /// How many times the variance of a number of photo-electrons is their mean (F²).
+    /// The variance of a number of photo-electrons divided by its mean (F²).
     excess_noise: f32,
-    /// Made of the four above, when it was last asked for.
+    /// Made from the four fields above; `None` until it is needed, and after a change.
     camera: Option<Arc<Camera>>,
-    /// Column and row of the camera's maps in which frames begin, where that is said.
+    /// The column and row in the camera's maps at which frames begin, if set.
     corner_px: Option<[usize; 2]>,
     least: Least,
     radius_px: usize,
     border: Border,
     spots_max: usize,
-    /// What a request said that is of frames alone.
+    /// Keys in a request that apply to frames only.
     of_frames: Vec<&'static str>,
 }
 
-/// What F² can be: 1 without multiplication, 2 of many steps of it, more where steps are few.
+/// The range of F²: 1 without multiplication, 2 for multiplication in many steps, more for few steps.
 const EXCESS_NOISE: RangeInclusive<f32> = 1.0..=4.0;
-/// How much wider than a spot the mean is that stands for its background.
+/// The width of the mean that estimates a spot's background, in widths of the spot.
 const WIDE: f32 = 2.0;
-/// More than any frame in which spots can be told apart.
+/// More spots than can be told apart in any frame.
 const SPOTS_MAX: usize = 65_536;
 
 impl Default for Settings {
@@ -95,10 +95,10 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Sets what a key says. Lists are separated by commas.
+    /// Sets the value of a key. Lists are separated by commas.
     ///
     /// # Errors
-    /// What is wrong with the value, beginning with the key; unknown keys, with all that there are.
+    /// What is wrong with the value, beginning with the key; for an unknown key, all known ones.
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
         let value = value.trim();
         let wrong = |expected: &dyn Display| format!("{key} is {value:?}, expected {expected}");
@@ -175,7 +175,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Gives one of `offset`, `gain` and `read_noise` a value for each pixel of the sensor.
+    /// Sets one of `offset`, `gain` and `read_noise` to a value for each pixel of the sensor.
     pub fn set_map(&mut self, key: &str, map: SensorMap) -> Result<(), String> {
         self.set_camera(key, CameraValue::Map(map))
     }
@@ -195,7 +195,7 @@ impl Settings {
         [&self.offset, &self.gain, &self.read_noise].iter().any(|value| matches!(value, CameraValue::Map(_)))
     }
 
-    /// Takes the pixel size that a file states, where nobody said another.
+    /// Takes the pixel size that a file states, unless one is set.
     pub fn suggest_pixel_nm(&mut self, pixel_nm: [f64; 2]) {
         self.pixel_nm.get_or_insert(pixel_nm);
     }
@@ -206,7 +206,7 @@ impl Settings {
         fits.then_some(sizes).ok_or_else(|| format!("{key} is {value:?}, expected 0.1 to 100000 nm"))
     }
 
-    /// Side of the boxes that are cut out around spots, px.
+    /// Side of the boxes that are cut out around spots, in px.
     pub fn box_px(&self) -> usize {
         self.box_px
     }
@@ -216,12 +216,12 @@ impl Settings {
         self.columns
     }
 
-    /// Whether what one request said, which is set, has an effect beside all that is set. What a manifest says may be for those who
-    /// ask for another model, or for another way to find spots. What is of frames is for [`Settings::suit_rois`] to refuse, once it is
-    /// known what there is.
+    /// Checks that what one request said, which is already set, has an effect in combination with everything else that is set. A manifest
+    /// is not checked: its values may be meant for requests that choose another model, or another way to find spots. Keys for frames are
+    /// left to [`Settings::suit_rois`], once it is known whether there are frames.
     ///
     /// # Errors
-    /// What has none, beginning with the key.
+    /// The key that has no effect, first in the message.
     pub fn heeds(&mut self, said: &[(impl AsRef<str>, impl AsRef<str>)]) -> Result<(), String> {
         let by_gradient = matches!(self.least, Least::Gradient(_));
         for (key, value) in said.iter().map(|(key, value)| (key.as_ref(), value.as_ref().trim())) {
@@ -261,10 +261,10 @@ impl Settings {
         Ok(())
     }
 
-    /// Whether all that the request said has an effect on ROIs of this side, in which nothing is looked for.
+    /// Checks that everything in the request has an effect on ROIs of this side, in which no spots are looked for.
     ///
     /// # Errors
-    /// What has none, beginning with the key.
+    /// The key that has no effect, first in the message.
     pub fn suit_rois(&self, side: usize) -> Result<(), String> {
         let of_frames = self.of_frames.iter().find(|key| **key != BOX || self.box_px != side);
         of_frames.map_or(Ok(()), |key| {
@@ -275,11 +275,10 @@ impl Settings {
         })
     }
 
-    /// What the engine is asked to do, checked, and so is what is taken for a spot. The camera is made once, and again after it
-    /// was changed.
+    /// The checked setting for the engine. What is taken for a spot is checked as well. The camera is made once, and again after a change.
     ///
     /// # Errors
-    /// Values that are out of range or do not go together, beginning with the key.
+    /// Values that are out of range or inconsistent, beginning with the key.
     pub fn setting(&mut self) -> Result<Setting, String> {
         let said = |error: Invalid| error.to_string();
         let psf = match self.psf {
@@ -304,11 +303,11 @@ impl Settings {
         Ok(Setting::new(model, camera))
     }
 
-    /// The same for frames of this width and height, or for ROIs of frames that nobody knows: of a camera with maps, the part of its
-    /// sensor that they show. Positions on it count from the frame's first pixel.
+    /// Like [`Settings::setting`], for frames of this width and height, or for ROIs of unknown frames. A camera with maps is reduced to the
+    /// part of its sensor that the frames show. Positions in that part count from the frame's first pixel.
     ///
     /// # Errors
-    /// As of [`Settings::setting`], and frames that leave the maps.
+    /// As [`Settings::setting`], and frames that extend beyond the maps.
     pub fn setting_of(&mut self, frame: Option<[usize; 2]>) -> Result<Setting, String> {
         let setting = self.setting()?;
         let (Some((rows, columns)), Some(corner)) = (setting.camera().sensor(), self.corner_px) else {
@@ -326,13 +325,13 @@ impl Settings {
         Ok(Setting::new(*setting.model(), Arc::new(part)))
     }
 
-    /// What looks for spots in frames of this size.
+    /// The spot finder for frames of this size.
     ///
     /// # Errors
-    /// Values that do not go together, by their keys.
+    /// Inconsistent values, by their keys.
     pub fn finder(&self, camera: &Camera, width: usize, height: usize) -> Result<SpotFinder, String> {
         let mut options = self.spots();
-        // In what the camera counts, of which a multiple of the noise is the same.
+        // The finder works in units that the camera counts; a multiple of the noise is the same in both.
         match &mut options.method {
             Method::Contrast { threshold: Threshold::Photons(electrons), .. }
             | Method::NetGradient { minimum: electrons } => *electrons /= self.excess_noise,
@@ -341,7 +340,7 @@ impl Settings {
         SpotFinder::new(&options, camera, width, height).map_err(|error| error.to_string())
     }
 
-    /// What is taken for a spot, not checked.
+    /// What is taken for a spot; not checked.
     fn spots(&self) -> FinderOptions {
         let contrast = |threshold| Method::Contrast {
             sigma_px: self.sigma_px,
@@ -357,7 +356,7 @@ impl Settings {
         FinderOptions { method, box_side: self.box_px, border: self.border, spots_max: self.spots_max }
     }
 
-    /// What the results are about. `found` says that spots were looked for.
+    /// The schema of the results. `found` says that spots were looked for.
     pub fn schema(&self, found: bool) -> Result<Schema, String> {
         let width = match self.psf {
             Model::Xynb => Width::Fixed(self.sigma_px),
@@ -414,7 +413,7 @@ mod tests {
     #[test]
     fn a_value_out_of_range_is_told_by_its_key() {
         for (_, key) in KEYS {
-            // Far off, some make another key's range impossible instead.
+            // Values far out of range, some of which make another key's range impossible instead.
             let values: &[_] = if ["a", "b"].contains(&key) { &["nan"] } else { &["-1e30", "0", "nan"] };
             let bad = values.iter().map(|value| {
                 let mut settings = Settings::default();

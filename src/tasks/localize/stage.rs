@@ -1,7 +1,7 @@
-//! From the bytes of a stack to ROIs that an engine fits, chunk by chunk, in memory that does not grow with the stack.
+//! From the bytes of a stack to ROIs for an engine to fit, chunk by chunk, in memory that does not grow with the stack.
 //!
-//! A stack holds frames, in which spots are looked for and cut out, or it holds the ROIs themselves. Where a GPU fits, frames go
-//! there as they are ([`Stager::whole`]): they are copied once, and the GPU looks for spots itself.
+//! A stack holds frames, in which spots are found and cut out, or it holds the ROIs themselves. If a GPU fits, it gets whole frames
+//! ([`Stager::whole`]): they are copied once, and the GPU finds the spots itself.
 
 mod search;
 
@@ -21,16 +21,16 @@ use crate::{
 use bytes::Bytes;
 use search::Search;
 
-/// Pixels looked at after which [`Stager::step`] returns, whatever it found.
+/// How many pixels are examined before [`Stager::step`] returns, whatever it found.
 const PIXELS: usize = PIXELS_MAX;
 
-/// A frame takes as much work as one of so many pixels, however small it is.
+/// Every frame counts as at least this many pixels of work, however small it is.
 const FRAME_PIXELS_MIN: usize = 256;
 
-/// Sides of frames that go whole to where they are fitted, px: what cameras have.
+/// The longest side in px of frames that are passed whole to the fitting device: that of cameras.
 const WHOLE_SIDE_MAX: usize = 8192;
 
-/// Why ROIs alone are refused where a camera has maps.
+/// Why ROIs without positions are refused if a camera has maps.
 pub const CORNERS_NEEDED: &str = "the camera has a value for each pixel of its sensor, so ROIs need to say where they lie on it: \
                                   send them as the tensors rois and corners to /v2/models/{model}/infer, or give offset, \
                                   gain and read_noise as numbers";
@@ -38,7 +38,7 @@ pub const CORNERS_NEEDED: &str = "the camera has a value for each pixel of its s
 /// What a stack's frames are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Holds {
-    /// ROIs if they are as small and square as ROIs are, else camera frames.
+    /// ROIs, if the frames are as small and square as ROIs are; else camera frames.
     #[default]
     Auto,
     /// Camera frames.
@@ -59,26 +59,26 @@ impl Holds {
     }
 }
 
-/// What came of a [step](Stager::step).
+/// The outcome of a [step](Stager::step).
 #[derive(Debug)]
 pub enum Step {
     /// ROIs to fit.
     Chunk(Chunk),
     /// Nothing to fit yet; ask again.
     Busy,
-    /// Nothing before more bytes are there.
+    /// Nothing to do until more bytes arrive.
     Wait,
-    /// That was all.
+    /// Everything has been handed out.
     End,
 }
 
-/// Where ROIs are found, and those that are found and not handed out.
+/// The source of ROIs, with those that were found and not yet handed out.
 enum Source {
-    /// Not known before the first frame.
+    /// Unknown before the first frame.
     Open,
     Frames(Box<Search>),
     Whole(Whole),
-    /// The reader has them.
+    /// The reader holds the ROIs.
     Rois(Posted),
 }
 
@@ -91,7 +91,7 @@ pub struct Stager {
     memory: Option<FrameMemory>,
     source: Source,
     charge: Charge,
-    /// The frames that came last, which are still the reader's, have not been looked at, or not all of them.
+    /// Whether some of the last frames, which the reader still holds, have not been examined.
     unseen: bool,
     setting: Option<Setting>,
     finished: bool,
@@ -104,7 +104,7 @@ impl std::fmt::Debug for Stager {
 }
 
 impl Stager {
-    /// A stager for a stack of the given format, or of the one that its first bytes show.
+    /// A stager for a stack of the given format, or of the format that its first bytes show.
     pub fn new(settings: Settings, holds: Holds, format: Option<Format>, options: Options) -> Stager {
         Stager {
             reader: StackReader::new(format, options),
@@ -120,27 +120,28 @@ impl Stager {
         }
     }
 
-    /// With `whole`, the engine looks for spots: chunks are whole frames, unless these are larger than any camera's.
-    /// They are gathered in `memory`, as far as it has room for frames of their size.
+    /// If `whole` is set, the engine finds the spots: chunks are whole frames, unless these are larger than any camera's. They are gathered
+    /// in `memory`, as far as it has room for frames of their size.
     #[must_use]
     pub fn whole(self, whole: bool, memory: Option<FrameMemory>) -> Stager {
         Stager { whole, memory, ..self }
     }
 
-    /// Has somebody say how much memory the stack may hold ([`StackReader::within`]).
+    /// Sets the function that says how much memory the stack may hold ([`StackReader::within`]).
     #[must_use]
     pub fn within(self, may_hold: MayHold) -> Stager {
         Stager { reader: self.reader.within(may_hold), ..self }
     }
 
-    /// Has somebody asked for the memory in which frames come out ([`StackReader::charging`]), and for what is beside them: what
-    /// looking for spots takes, and of chunks the one that is made and one that was handed out.
+    /// Sets the functions that are called before memory is allocated. `frames` is for the memory of decoded frames
+    /// ([`StackReader::charging`]). `beside` is for the rest: what finding spots needs, the chunk that is being made, and one that was
+    /// handed out.
     #[must_use]
     pub fn charging(self, frames: Charge, beside: Charge) -> Stager {
         Stager { reader: self.reader.charging(frames), charge: beside, ..self }
     }
 
-    /// For a stack that comes packed itself ([`StackReader::packed`]).
+    /// For a stack in a packed body ([`StackReader::packed`]).
     #[must_use]
     pub fn packed(self, came: Came) -> Stager {
         Stager { reader: self.reader.packed(came), ..self }
@@ -149,31 +150,31 @@ impl Stager {
     /// Takes the next bytes of the stack.
     ///
     /// # Errors
-    /// They cannot be kept.
+    /// The bytes cannot be kept.
     pub fn push(&mut self, bytes: Bytes) -> Result<(), InferError> {
         Ok(self.reader.push(bytes)?)
     }
 
-    /// There are no more bytes.
+    /// Says that there are no more bytes.
     pub fn finish(&mut self) {
         self.finished = true;
         self.reader.finish();
     }
 
-    /// What the stack says of itself, once its first frame was read.
+    /// What the stack says about itself, once its first frame has been read.
     pub fn info(&self) -> Option<StackInfo> {
         self.reader.info()
     }
 
-    /// Frames that were read.
+    /// Frames that have been read.
     pub fn frames(&self) -> u64 {
         self.reader.frames()
     }
 
-    /// What the rows of this stack's tables are about; with the first chunk at the latest, or at the end.
+    /// The schema of this stack's tables; final with the first chunk at the latest, or at the end.
     ///
     /// # Errors
-    /// Settings that do not go together.
+    /// Inconsistent settings.
     pub fn schema(&self) -> Result<Schema, String> {
         let mut schema = self.settings.schema(!matches!(self.source, Source::Rois(_)))?;
         if let Some(info) = self.info() {
@@ -186,16 +187,16 @@ impl Stager {
         Ok(schema)
     }
 
-    /// The size of a pixel that the file has stated so far, nm. What it states behind its first frame is not in the schema: units
-    /// would be others where bytes come faster.
+    /// The pixel size in nm that the file has stated so far. A size that comes after the first frame is not in the schema, because units
+    /// would otherwise depend on how fast bytes arrive.
     pub fn pixel_nm(&self) -> Option<[f64; 2]> {
         self.info()?.pixel_nm
     }
 
-    /// Reads on, for no longer than others can wait. With `hurry`, what was found is handed out although it does not fill a chunk.
+    /// Reads on, but only so long that other work is not delayed. With `hurry`, results are handed out even if they do not fill a chunk.
     ///
     /// # Errors
-    /// What is wrong with the stack from here on, or with the settings. What was found before it has been handed out.
+    /// What is wrong with the rest of the stack, or with the settings. Everything found before has been handed out.
     pub fn step(&mut self, hurry: bool) -> Result<Step, InferError> {
         let mut looked = 0;
         loop {
@@ -223,7 +224,7 @@ impl Stager {
                 Ok(Tried::Busy) => return Ok(Step::Busy),
                 Ok(Tried::Nothing) if hurry || self.finished => return Ok(self.rest()),
                 Ok(Tried::Nothing) => return Ok(Step::Wait),
-                // First what was found before the stack went wrong: the reader says the same again.
+                // First hand out what was found before the error; the reader will return the same error again.
                 Err(error) => {
                     return match self.rest() {
                         Step::Chunk(chunk) => Ok(Step::Chunk(chunk)),
@@ -239,7 +240,7 @@ impl Stager {
         }
     }
 
-    /// Decides what the frames are, when the first was read.
+    /// Decides what the frames are, once the first has been read.
     fn begin(&mut self) -> Result<(), InferError> {
         let info = self.reader.info();
         let info = info.ok_or_else(|| InferError::Internal("a frame came without its size".into()))?;
@@ -286,7 +287,7 @@ impl Stager {
         Ok(())
     }
 
-    /// What was found and not handed out.
+    /// A chunk of what was found and not yet handed out.
     fn rest(&mut self) -> Step {
         let Some(setting) = self.setting.as_ref().filter(|_| self.source.found() > 0) else {
             return if self.finished { Step::End } else { Step::Wait };
@@ -301,7 +302,7 @@ impl Stager {
 }
 
 impl Source {
-    /// Whether what was not handed out is a chunk.
+    /// Whether what has not been handed out fills a chunk.
     fn is_full(&self) -> bool {
         match self {
             Source::Frames(search) => search.is_full(),
@@ -310,7 +311,7 @@ impl Source {
         }
     }
 
-    /// What was not handed out: ROIs, or frames.
+    /// The number of ROIs, or frames, that have not been handed out.
     fn found(&self) -> usize {
         match self {
             Source::Open => 0,
@@ -320,7 +321,7 @@ impl Source {
         }
     }
 
-    /// Looks for spots in frames; counts ROIs, which lie with their reader as they are. Whether that is all of them.
+    /// Looks for spots in frames. ROIs are only counted: their reader holds them. Returns whether all frames have been examined.
     fn look(&mut self, frames: &Frames<'_>, charge: &mut Charge) -> Result<bool, InferError> {
         match self {
             Source::Frames(search) => return search.look(frames, charge),
@@ -433,7 +434,7 @@ mod tests {
     #[test]
     fn a_frame_of_more_spots_than_a_chunk_has_comes_in_parts_and_no_other_is_torn() {
         const SIDE: usize = 512;
-        // Of so many rows.
+        // A frame with this many rows of spots.
         let frame = |rows: usize| {
             let lit = move |at: usize| at / SIDE < rows && (at / SIDE % 4, at % SIDE % 4) == (2, 2);
             (0..SIDE * SIDE).map(move |at| if lit(at) { 6000_u16 } else { 5 })
@@ -468,7 +469,7 @@ mod tests {
         loop {
             match stager.step(false).unwrap() {
                 Step::Chunk(chunk) => {
-                    // It, and the memory that it was copied from.
+                    // The chunk, and the memory that it was copied from.
                     let asked = *asked.lock();
                     assert!(asked >= finder.bytes() + 2 * chunk.items * (3 * 3 * 2 + 16), "{asked}");
                     counts.push(chunk.items);

@@ -1,4 +1,4 @@
-//! Rows of localizations as the engine gives them, column by column.
+//! Rows of localizations, column by column, as the engine returns them.
 
 use super::{Schema, Score};
 
@@ -16,17 +16,17 @@ pub struct Table {
     pub errors: Vec<Vec<f32>>,
     /// A column per pair of [`Model::covariances`](super::Model::covariances), in the product of their units.
     pub covariances: Vec<Vec<f32>>,
-    /// Log-likelihood of the fit minus that of a perfect one: 0 or below.
+    /// Log-likelihood of the fit minus that of a perfect fit: 0 or below.
     pub log_likelihood_ratio: Vec<f32>,
-    /// How probable a worse fit would be if the model were true.
+    /// The probability of a worse fit if the model is true.
     pub p_value: Vec<f32>,
-    /// Evaluations of the likelihood.
+    /// Number of evaluations of the likelihood.
     pub iterations: Vec<u8>,
     /// Codes of [`Status`].
     pub status: Vec<u8>,
-    /// What detection gave: a value per row where the schema has a score, else empty.
+    /// What detection measured: a value per row if the schema has a score, else empty.
     pub score: Vec<f32>,
-    /// Spots of these frames that have no row, since their frame has more than `spots_max`.
+    /// Spots in these frames without a row, because their frame has more than `spots_max`.
     pub over_spots_max: u64,
 }
 
@@ -47,7 +47,8 @@ impl Table {
         self.frame.len()
     }
 
-    /// Whether the columns are those of the schema, equally long, and the codes known; and how many rows have each code.
+    /// Checks that the columns are those of the schema and equally long, and that the codes are known. Returns how many rows have each
+    /// code.
     ///
     /// # Errors
     /// Names the first column that is wrong.
@@ -108,7 +109,7 @@ impl Table {
         self.over_spots_max += other.over_spots_max;
     }
 
-    /// Numbers frames from `first` on instead of 0.
+    /// Makes frame numbers start from `first` instead of 0.
     ///
     /// # Errors
     /// A number beyond 32 bits.
@@ -142,37 +143,37 @@ impl Table {
     }
 }
 
-/// How many of the codes are this one: as many at once as a byte can count.
+/// How many of the codes equal `code`. Sums in blocks of as many as a byte can count.
 fn count(codes: &[u8], code: u8) -> u64 {
     let of_some = |some: &[u8]| some.iter().map(|one| u8::from(*one == code)).sum::<u8>();
     codes.chunks(usize::from(u8::MAX)).map(|some| u64::from(of_some(some))).sum()
 }
 
-/// What [`Counts::over_spots_max`] is called wherever it is told.
+/// The name of [`Counts::over_spots_max`] in all output.
 pub const OVER_SPOTS_MAX: &str = "over_spots_max";
 
-/// What has gone through a writer so far.
+/// What has passed through a writer so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Rows given.
+    /// Rows that the writer was given.
     pub rows: u64,
-    /// Rows written: those that the format and the options keep.
+    /// Rows that were written: those that the format and the options keep.
     pub written: u64,
-    /// Rows given, by the code of their [`Status`].
+    /// Rows that the writer was given, by the code of their [`Status`].
     pub status: [u64; 5],
-    /// Spots that were found and not fitted: the weakest of frames that have more than `spots_max`.
+    /// Spots that were found and not fitted: the weakest in frames with more than `spots_max`.
     pub over_spots_max: u64,
-    /// How many frames there are: as told, or one more than the last frame of any row.
+    /// Number of frames: as stated, or one more than the last frame of any row.
     pub frames: u32,
-    /// Devices that computed rows, each once.
+    /// The devices that computed rows, each once.
     pub devices: Vec<String>,
-    /// Why others than those that were meant to, each reason once.
+    /// Why other devices than the intended ones did, each reason once.
     pub fallbacks: Vec<&'static str>,
 }
 
 impl Counts {
-    /// As `name=number` with commas between them: frames (as told, else as counted), rows, rows written, those of each status that
-    /// there was, and spots that were left out of frames with too many, if any were.
+    /// The counts as `name=number`, separated by commas: frames (as stated, else as counted), rows, rows written, those of each status that
+    /// occurred, and spots left out of frames with too many, if there are any.
     pub fn to_line(&self, frames: Option<u32>) -> String {
         let statuses = Status::ALL.iter().zip(self.status).filter(|(_, count)| *count > 0);
         let statuses = statuses.map(|(status, count)| (status.name(), count));

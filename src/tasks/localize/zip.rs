@@ -1,12 +1,12 @@
-//! A ZIP archive of files as they are, uncompressed: floating-point numbers do not shrink enough to be worth the time.
+//! A ZIP archive of uncompressed files: floating-point numbers do not compress enough to be worth the time.
 //!
-//! By PKWARE's APPNOTE, 4.3. The bytes of the files are passed on, not copied, which is why no library is used.
+//! Follows PKWARE's APPNOTE, 4.3. No library is used, because the bytes of the files are passed on without copying.
 
 use bytes::Bytes;
 
-/// The largest archive whose places fit into 32 bits.
+/// The largest archive whose offsets fit into 32 bits.
 const BYTES_MAX: u64 = u32::MAX as u64;
-/// 1 January 1980, the first day that there is: an archive says nothing about when it was made.
+/// 1 January 1980, the earliest possible day: an archive does not say when it was made.
 const DATE: u16 = 1 << 5 | 1;
 
 /// A file of an archive.
@@ -33,7 +33,7 @@ pub(super) fn archive(entries: Vec<Entry>) -> Result<Vec<Bytes>, String> {
         }
         let mut crc = flate2::Crc::new();
         entry.blocks.iter().for_each(|block| crc.update(block));
-        // What the entry has in common with its line of the directory: version 2.0 to read it, no flags, stored.
+        // The fields that an entry shares with its directory entry: version 2.0 to extract, no flags, stored.
         let mut common = Vec::new();
         for number in [20, 0, 0, 0, DATE] {
             common.extend(u16::to_le_bytes(number));
@@ -86,7 +86,7 @@ mod tests {
         let directory = u32::from_le_bytes(bytes[end + 16..end + 20].try_into().unwrap()) as usize;
         assert_eq!(directory, 44 + 30 + 1);
         assert_eq!(bytes[directory..directory + 4], *b"PK\x01\x02");
-        // The second line of the directory gives the place of the second file.
+        // The second directory entry gives the offset of the second file.
         let second = directory + 46 + 5;
         assert_eq!(bytes[second + 42..second + 46], 44_u32.to_le_bytes());
         assert_eq!(end - directory, (46 + 5) + (46 + 1));
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn archives_above_four_gigabytes_are_refused() {
-        // One block, many times: it is not copied.
+        // The same block many times, without copies.
         let block = Bytes::from(vec![0; 1 << 26]);
         let entry = Entry { name: "large".to_owned(), blocks: vec![block; 64] };
         assert!(

@@ -1,4 +1,4 @@
-//! TIFFs put together byte by byte, so that a test can say where everything lies, and lie about it.
+//! TIFFs put together byte by byte, so that a test can decide where everything lies, and state false offsets.
 
 use super::super::{directory::Encoding, samples::Order, tags};
 
@@ -38,7 +38,7 @@ impl Builder {
         }
     }
 
-    /// Appends bytes and says where they are.
+    /// Appends bytes and returns their offset.
     pub(super) fn put(&mut self, bytes: &[u8]) -> u64 {
         self.bytes.extend_from_slice(bytes);
         (self.bytes.len() - bytes.len()) as u64
@@ -64,7 +64,7 @@ impl Builder {
         Field(tag, 2, text.len() as u64, text.as_bytes().to_vec())
     }
 
-    /// A field that says it has more or fewer values than it has.
+    /// A field that states more or fewer values than it has.
     pub(super) fn counting(field: Field, count: u64) -> Field {
         Field(field.0, field.1, count, field.3)
     }

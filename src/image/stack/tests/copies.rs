@@ -1,4 +1,4 @@
-//! What pages say of themselves beside their size: that they are copies of others, and how they want to be turned.
+//! What pages state beside their size: that they are copies of others, and how they should be turned.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -8,11 +8,11 @@ use super::{
 };
 use bytes::Bytes;
 
-/// Width and height of frames. In a classic file their bytes are as many as those of their directories here, so that frames
-/// seem to lie one behind the other where something else does.
+/// Width and height of frames. In a classic file, a frame has as many bytes as a directory here, so that frames seem to follow one another
+/// where something else lies between.
 const SIZE: [u64; 2] = [13, 3];
 
-/// A page: what it says that it is (a tag and its number), its size, and the value of all its pixels.
+/// A page: its kind (a tag and its value), its size, and the value of all its pixels.
 type Page = ((u16, u64), [u64; 2], u16);
 
 const FRAME: (u16, u64) = (SUBFILE_TYPE, 0);
@@ -21,7 +21,7 @@ const MASK: (u16, u64) = (SUBFILE_TYPE, 4);
 
 const ORIENTATION: u16 = 274;
 
-/// A stack with each page's pixels before its directory, or after it.
+/// A stack in which each page's pixels come before its directory, or after it.
 fn stack(encoding: Encoding, pages: &[Page], pixels_first: bool) -> Builder {
     let mut builder = Builder::new(encoding);
     for ((tag, number), [width, height], value) in pages {
@@ -39,7 +39,7 @@ fn stack(encoding: Encoding, pages: &[Page], pixels_first: bool) -> Builder {
     builder
 }
 
-/// What comes of it in every order, however it is cut.
+/// The results in every byte order and layout, however the file is cut.
 fn outcomes(pages: &[Page]) -> Vec<(usize, Outcome)> {
     let mut outcomes = Vec::new();
     for encoding in [LITTLE, BIG_BIG] {
@@ -73,7 +73,7 @@ fn reduced_copies_and_masks_are_no_frames_wherever_they_stand() {
     for (len, outcome) in outcomes(&pages) {
         assert!(outcome.end.is_ok(), "{:?}", outcome.end);
         assert_eq!(outcome.planes, [1, 2, 3].map(plane));
-        // The first comes out while others are still to come.
+        // The first frame comes out before the others have arrived.
         assert!(outcome.at[0] < len / 2 || outcome.at[0] == len, "{:?} of {len}", outcome.at);
     }
 }
@@ -107,7 +107,7 @@ fn copies_of_nothing_are_frames() {
         for (len, outcome) in outcomes(&pages) {
             assert!(outcome.end.is_ok(), "{count}: {:?}", outcome.end);
             assert_eq!(outcome.planes, (1..=count).map(plane).collect::<Vec<_>>());
-            // It is known long before the end of one that goes on.
+            // It is known long before the end of a long stack.
             assert!(
                 count < 20 || outcome.at[0] <= len / 2 || outcome.at[0] == len,
                 "{:?} of {len}",

@@ -1,4 +1,4 @@
-//! That no memory is taken for frames before somebody was asked for it, however few bytes they come in.
+//! Memory for frames is charged before it is allocated, however few bytes the frames arrive in.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -10,14 +10,14 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// What a reader was asked for, and told to hold beside: the most of each.
+/// The most bytes that a reader charged, and the most that it reported as held.
 #[derive(Default)]
 struct Asked {
     charged: usize,
     held: usize,
 }
 
-/// A reader that may take so many bytes for frames.
+/// A reader that may take `room` bytes for frames.
 fn reader(format: Option<Format>, options: Options, room: usize) -> (StackReader, Arc<Mutex<Asked>>) {
     let asked = Arc::new(Mutex::new(Asked::default()));
     let (charging, holding) = (Arc::clone(&asked), Arc::clone(&asked));
@@ -37,7 +37,7 @@ fn reader(format: Option<Format>, options: Options, room: usize) -> (StackReader
     (reader, asked)
 }
 
-/// Zeros of 64 bits in strips that zstd makes a thousandth of them, without the last strip's data.
+/// 64-bit zeros in strips that zstd compresses to a thousandth, without the data of the last strip.
 fn zeros(side: u64) -> Bytes {
     let strip = zstd::bulk::compress(&vec![0; (8 * side * (side - 1)) as usize], 1).unwrap();
     let mut builder = Builder::new(LITTLE);
@@ -76,7 +76,7 @@ fn a_strip_that_grows_a_thousandfold_is_asked_for_before_it_is_unpacked() {
                 reader.push(Bytes::copy_from_slice(piece)).unwrap();
                 match reader.next_frame() {
                     Ok(frame) => assert!(frame.is_none(), "a strip of it is missing"),
-                    // The same again, and nothing was taken.
+                    // The same error again, and nothing was allocated.
                     Err(error) => {
                         assert!(reader.memory_bytes_peak() < 100_000, "{}", reader.memory_bytes_peak());
                         assert_eq!(error.to_string(), reader.next_frame().unwrap_err().to_string());
@@ -113,7 +113,7 @@ fn no_stack_takes_more_than_it_asked_for() {
             }
             let asked = asked.lock();
             let (charged, peak) = (asked.charged, reader.memory_bytes_peak());
-            // A push is told once its frames are out.
+            // What a push holds is reported only once its frames are out.
             let held = asked.held.max(bytes.len() + 4096);
             assert!(peak <= charged + held, "{name}: {peak} of {charged} and {held}");
             assert!(charged > 0 || frames == 0, "{name}: {frames} frames");
@@ -157,7 +157,7 @@ fn the_lists_of_a_page_count_as_held_while_its_pixels_are_waited_for() {
     let (mut reader, asked) = reader(None, options(), usize::MAX);
     reader.push(builder.bytes.into()).unwrap();
     assert_eq!(reader.next_frame().unwrap(), None, "its pixels are missing");
-    // Where each tile lies and how long it is, and the latter once more.
+    // The offset and length of each tile, and a second copy of the lengths.
     let held = asked.lock().held as u64;
     assert!(held >= TILES * (16 + 8), "{held}");
     reader.push(vec![7; 2 * TILES as usize].into()).unwrap();

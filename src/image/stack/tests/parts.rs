@@ -1,4 +1,4 @@
-//! The parts of the reader that have something to get wrong of their own.
+//! Parts of the reader that can be wrong on their own.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -11,7 +11,7 @@ use super::super::{
 use super::{Dimensions, Random, spilled_to};
 use bytes::Bytes;
 
-/// The store against a plain list of bytes, of which each is there, gone, or was gone before it came.
+/// Compares the store with a plain list of bytes, each of which is present, released, or was released before it arrived.
 #[test]
 fn the_store_keeps_what_was_not_released_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
@@ -20,7 +20,7 @@ fn the_store_keeps_what_was_not_released_and_nothing_else() {
         println!("seed {seed}");
         let mut random = Random::new(seed);
         let folder = if seed % 2 == 1 { spilled_to(folder.path()) } else { None };
-        // With a folder, so little memory that much goes there.
+        // With a folder, there is so little memory that much is spilled.
         let memory = if folder.is_some() { 40_000 } else { 1 << 30 };
         let mut store = Store::new(memory, Spill::new(folder, 1 << 30));
         const LEN: usize = 200_000;
@@ -113,7 +113,7 @@ fn ome_xml_is_read_as_far_as_it_goes() {
     assert!(ome::is_ome(&text));
     let ome = ome::read(&text);
     assert_eq!(ome.dimensions, Some(Dimensions { frames: 7, slices: 2, channels: 1 }));
-    // One side speaks for both.
+    // One side stands for both.
     assert_eq!(ome.pixel_nm, Some((100.0, 100.0)));
     for bad in [
         "PhysicalSizeX='0'",
@@ -170,7 +170,7 @@ fn resolutions_of_printers_are_no_pixel_sizes() {
     }
     description.x_resolution = Some(254_000.0);
     assert!((description.pixel_nm().unwrap()[1] - 100.0).abs() < 1e-9);
-    // Nor are they where ImageJ has kept the unit.
+    // A printer's resolution is not a pixel size either if ImageJ's description has its unit.
     let mut description = Description::default();
     description.take_text(b"ImageJ=1.54f\nunit=inch\n");
     description.x_resolution = Some(300.0);

@@ -1,4 +1,4 @@
-//! That no more comes out of packed strips than what has come may become.
+//! Packed strips unpack to no more than the bytes that have arrived may become.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -10,11 +10,11 @@ use bytes::Bytes;
 use flate2::{Compress, FlushCompress};
 
 const SIDE: u64 = 1024;
-/// Of a frame.
+/// Bytes of a frame.
 const BYTES: u64 = 2 * SIDE * SIDE;
-/// More than what is free.
+/// More frames than the free bytes hold.
 const PAGES: u64 = 40;
-/// By its number.
+/// The compression number of zstd.
 const ZSTD: u64 = 50_000;
 
 /// A TIFF of frames of zeros.
@@ -44,13 +44,13 @@ fn stack(pages: &[&[u8]], compression: u64) -> Vec<u8> {
     builder.bytes
 }
 
-/// Frames that come out, and why no more do.
+/// How many frames come out, and why no more do.
 fn frames(reader: StackReader, stack: &[u8]) -> (u64, Option<StackError>) {
     let all = stack.len();
     frames_of_pieces(reader, stack, all)
 }
 
-/// The same where each piece is looked at when it comes.
+/// The same, reading after each piece.
 fn frames_of_pieces(mut reader: StackReader, stack: &[u8], bytes: usize) -> (u64, Option<StackError>) {
     for piece in stack.chunks(bytes).map(Some).chain([None]) {
         match piece {
@@ -102,7 +102,7 @@ fn how_a_stack_is_cut_says_nothing_about_what_comes_of_it() {
         (seed >> 24) as u8
     });
     let noise = zstd::bulk::compress(&noise.take(BYTES as usize).collect::<Vec<u8>>(), 1).unwrap();
-    // The whole unpacks some 10 times, its beginning 10,000 times.
+    // The whole unpacks to some 10 times its size, its beginning to 10,000 times.
     let mut pages = vec![&zeros[..]; PAGES as usize];
     pages.extend([&noise[..]; 4]);
     let good = stack(&pages, ZSTD);

@@ -1,4 +1,4 @@
-//! That no call works for long where a few megabytes have very many directories.
+//! No call works for long if a few megabytes hold very many directories.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -7,10 +7,10 @@ use super::{
     BIG_LITTLE, Builder, LITTLE, StackReader, assert_says, long_stacks, options, read, refusal, with_room,
 };
 
-/// More than a call reads.
+/// More directories than one call reads.
 const DIRECTORIES_MAX: u64 = 8192;
 
-/// Frames that come out, and how often others had their turn between them, and behind the last one.
+/// How many frames come out, how often other stacks had their turn between them, and how often after the last one.
 fn turns(bytes: Vec<u8>) -> (u64, u64, u64) {
     let mut reader = StackReader::new(None, options());
     reader.push(bytes.into()).unwrap();
@@ -38,7 +38,7 @@ fn a_call_ends_after_some_thousand_directories_whether_a_frame_comes_of_each_or_
             assert!(frames == PAGES && between >= PAGES / DIRECTORIES_MAX, "{name}: {frames}, {between}");
         }
     }
-    // All frames, and then the directories that say what they were.
+    // All frames, and then the directories that check them.
     let (frames, _, behind) = turns(with_room(BIG_LITTLE, PAGES, 2, |index| index).bytes);
     assert!(frames == PAGES && behind >= PAGES / DIRECTORIES_MAX, "{frames}, {behind}");
 }

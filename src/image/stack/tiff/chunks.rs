@@ -1,15 +1,15 @@
-//! Where the pixels of a page lie: the lists of its strips or tiles, read as they come in.
+//! Where the pixels of a page lie: the lists of its strips or tiles, read as they arrive.
 
 use super::{
     super::{StackError, Step, directory::Directory, packing::Compression, page::Page, store::Store, tags},
     Chain,
 };
 
-/// Strips or tiles of one page.
+/// How many strips or tiles one page may have.
 const CHUNKS_MAX: u64 = 1 << 18;
 
 impl Chain {
-    /// A page, once its lists are there.
+    /// The page of a directory, once its lists have arrived.
     pub(super) fn page(
         &mut self,
         store: &mut Store,
@@ -34,7 +34,7 @@ impl Chain {
         };
         let bytes = match self.byte_counts(store, directory, bytes, needed)? {
             Step::Ready(Some(bytes)) => bytes,
-            // Without compression, and only then, the sizes are known.
+            // Sizes are known only without compression.
             Step::Ready(None) if page.compression == Compression::None => vec![u64::MAX; offsets.len()],
             Step::Ready(None) => {
                 return Err(self.corrupt("its directory does not say how long its strips are"));
@@ -47,7 +47,7 @@ impl Chain {
         Ok(Step::Ready(page))
     }
 
-    /// The byte counts of a page's strips or tiles; the same list again is not read again.
+    /// The byte counts of a page's strips or tiles; a list that is the same as the last one is not read again.
     fn byte_counts(
         &mut self,
         store: &Store,

@@ -1,4 +1,4 @@
-//! Tiles that stand over their pages: how many pixels may be decoded for those that there are.
+//! Tiles that extend beyond their pages: how many pixels may be decoded for a page.
 
 use super::*;
 use flate2::{Compression, write::ZlibEncoder};
@@ -12,7 +12,7 @@ fn deflated(bytes: &[u8]) -> Vec<u8> {
     packed.finish().unwrap()
 }
 
-/// A page in tiles of this size, all grey, by each of the ways to pack them.
+/// A page in tiles of this size, all grey, packed in each of the supported ways.
 fn packed(size: [u32; 2], [across, down]: [u32; 2]) -> [Page; 4] {
     let tile = vec![99; (across * down) as usize];
     let stream = jpeg(&tile, across, PixelFormat::GRAY, false);
@@ -36,7 +36,7 @@ fn refused(bytes: &[u8], got: u64) {
 
 #[test]
 fn small_pages_in_large_tiles_are_refused_where_all_tiles_together_are_too_large() {
-    // Each of the tiles is not larger than a picture may be.
+    // No tile is larger than a picture may be.
     for page in packed([1, 1], [80, 64]) {
         assert_eq!(decode(&file(&vec![page.clone(); 4]), &SMALL, &whole).unwrap().len(), 4);
         refused(&file(&vec![page; 5]), 5 * 80 * 64);
@@ -45,7 +45,7 @@ fn small_pages_in_large_tiles_are_refused_where_all_tiles_together_are_too_large
 
 #[test]
 fn pages_as_large_as_their_tiles_are_read_whatever_stands_over() {
-    // Of 5120 pixels at most: along both sides, the last tile holds one row or column.
+    // At most 5120 pixels: along both sides, the last tile holds one row or column.
     for size in [[65, 65], [128, 33], [80, 64], [65, 78]] {
         for page in packed(size, [64, 64]).into_iter().chain(packed(size, [32, 32])) {
             let frame = decode(&file(&[page]), &SMALL, &whole).unwrap().remove(0);

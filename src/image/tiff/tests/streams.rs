@@ -1,4 +1,4 @@
-//! JPEG streams and their tables: that what is checked is what is decoded, and what decoding takes.
+//! JPEG streams and their tables: that checks read a stream as the decoder does, and how much memory decoding takes.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn with_tables(stream: &[u8], tables: &[u8]) -> Vec<u8> {
     file(&[page([16, 8], stream).with(TABLES, &tables)])
 }
 
-/// Its segments before the scan, those of tables apart from the others, and all from the scan on.
+/// The segments before the scan, tables apart from the others, and everything from the scan on.
 fn apart(stream: &[u8]) -> [Vec<u8>; 3] {
     let (mut tables, mut others, mut rest) = (Vec::new(), Vec::new(), &stream[2..]);
     while rest[1] != 0xda {
@@ -49,7 +49,7 @@ fn tables_in_front_of_a_stream_are_read_with_it() {
         [START, &[0xff, 0xdd, 0, 4, 0, 0], &tables, END].concat(),
     ] {
         assert_eq!(decode(&with_tables(&short, &tables), &LIMITS, &whole).unwrap(), alone);
-        // What a stream has of its own counts.
+        // A stream's own tables count.
         assert_eq!(decode(&with_tables(&stream, &tables), &LIMITS, &whole).unwrap(), alone);
     }
     assert_eq!(decode(&with_tables(&stream, &[START, END].concat()), &LIMITS, &whole).unwrap(), alone);
@@ -67,7 +67,7 @@ fn tables_that_hold_an_image_are_refused() {
     let words = "its JPEG tables hold more than tables (marker 0xda)";
     refused(&with_tables(&stream, &[START, &tables, &scan, END].concat()), words);
     let words = "its JPEG tables are cut off or damaged";
-    // Without an end, with something behind it, and with lengths where there are none.
+    // Without an end, with something behind it, and with lengths after markers that have none.
     for tables in [
         [START, &tables].concat(),
         [START, &tables, END, &others, END].concat(),
@@ -86,7 +86,7 @@ fn a_stream_that_can_be_read_in_two_ways_is_refused() {
     let stream = gray([16, 8]);
     let starting = |with: &[u8]| file(&[page([16, 8], &[START, with, &stream[2..]].concat())]);
     decode(&starting(&[0xff, 0xff]), &LIMITS, &whole).unwrap();
-    // Behind these the decoder looks for a length or for the next marker somewhere else.
+    // After these, the decoder looks for a length or for the next marker in the wrong place.
     for with in [&[0xff, 0xd0][..], &[0xff, 0x01], &[0xff, 0, 0, 4, 7, 7], &[0xff, 0xe0, 0, 6, 1, 2, 3, 4]] {
         refused(&starting(with), "the first scan of a JPEG stream in it can be read in two ways");
     }
@@ -97,7 +97,7 @@ fn a_stream_that_another_page_has_read_otherwise_is_refused() {
     let size = [16, 8];
     let stream = gray(size);
     let first = page(size, &stream);
-    // Beside it a strip with the lowest bit first, and one over the same bytes: the first that is written, at 8.
+    // Beside it, a strip with the lowest bit first; and one over the same bytes, which are the first that are written, at offset 8.
     let bits = Page::new([8, 8], 1, 1, vec![vec![7; 8]]).with(PHOTOMETRIC, &[1]).with(FILL_ORDER, &[2]);
     let mut bytes = file(&[first, bits]);
     assert_eq!(decode(&bytes, &LIMITS, &whole).unwrap().len(), 2);

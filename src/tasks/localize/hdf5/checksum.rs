@@ -1,11 +1,11 @@
-//! Bob Jenkins' hash `lookup3`, by which HDF5 guards its metadata (specification, VIII: appendix).
+//! Bob Jenkins' hash `lookup3`, the checksum of HDF5's metadata (specification, VIII: appendix).
 
 /// The hash of some bytes, started from 0.
 pub(super) fn lookup3(bytes: &[u8]) -> u32 {
     let start = 0xdead_beef_u32.wrapping_add(bytes.len() as u32);
     let [mut a, mut b, mut c] = [start; 3];
     let mut rest = bytes;
-    // The last twelve bytes, or fewer, are mixed in another way.
+    // The last block of up to twelve bytes is mixed differently.
     while rest.len() > 12 {
         let (block, after) = rest.split_at(12);
         add(block, [&mut a, &mut b, &mut c]);
@@ -34,7 +34,7 @@ pub(super) fn lookup3(bytes: &[u8]) -> u32 {
     c
 }
 
-/// Adds up to twelve bytes to three words, zeros for what is missing.
+/// Adds up to twelve bytes to three words; missing bytes count as zeros.
 fn add(block: &[u8], words: [&mut u32; 3]) {
     for (word, bytes) in words.into_iter().zip(block.chunks(4)) {
         let mut four = [0; 4];

@@ -1,13 +1,13 @@
-//! The messages of object headers (specification, IV.A.2): a type, a length, no flags, and what they say.
+//! The messages of object headers (specification, IV.A.2): a type, a length, no flags, and a body.
 
 /// Type of an element.
 #[derive(Debug, Clone, PartialEq)]
 pub(in super::super) enum Datatype {
     U32,
     F32,
-    /// UTF-8 of that many bytes, zeros at the end; not 0.
+    /// UTF-8 text of this many bytes, padded with zeros; not 0.
     Text(u32),
-    /// Members one after the other without gaps.
+    /// Members that follow one another without gaps.
     Compound(Vec<(String, Datatype)>),
 }
 
@@ -41,7 +41,7 @@ impl Datatype {
             Datatype::Compound(members) => {
                 let [low, high] = (members.len() as u16).to_le_bytes();
                 let mut bytes = begin(6, [low, high, 0]);
-                // Offsets take as many bytes as the size of the whole.
+                // Each offset takes as many bytes as the size of the whole needs.
                 let width = (self.size().ilog2() / 8 + 1) as usize;
                 let mut offset = 0_u32;
                 for (name, member) in members {
@@ -65,7 +65,7 @@ fn message(kind: u8, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// One axis of that many elements, or none.
+/// One axis with this many elements, or no axis.
 pub(super) fn dataspace(rows: Option<u64>) -> Vec<u8> {
     message(1, &space(rows))
 }
@@ -77,7 +77,7 @@ fn space(rows: Option<u64>) -> Vec<u8> {
     }
 }
 
-/// No links are stored elsewhere.
+/// States that no links are stored elsewhere.
 pub(super) fn link_info() -> Vec<u8> {
     message(2, &[&[0, 0][..], &[0xff; 16]].concat())
 }
@@ -86,7 +86,7 @@ pub(super) fn datatype(datatype: &Datatype) -> Vec<u8> {
     message(3, &datatype.encode())
 }
 
-/// Allocated late, written if set, and not set.
+/// Late allocation, written if set, and not set.
 pub(super) fn fill_value() -> Vec<u8> {
     message(5, &[3, 0x0a])
 }
@@ -99,17 +99,17 @@ pub(super) fn link(name: &str, address: u64) -> Vec<u8> {
     message(6, &body)
 }
 
-/// Data in one piece.
+/// Data in one contiguous piece.
 pub(super) fn contiguous(address: u64, size: u64) -> Vec<u8> {
     message(8, &[&[3, 1][..], &address.to_le_bytes(), &size.to_le_bytes()].concat())
 }
 
-/// Nothing beyond the defaults.
+/// The defaults.
 pub(super) fn group_info() -> Vec<u8> {
     message(10, &[0, 0])
 }
 
-/// A text under a name; longer ones than a message can hold are cut.
+/// A named text; a text that does not fit into a message is cut.
 pub(super) fn attribute(name: &str, text: &str) -> Vec<u8> {
     const TEXT_MAX: usize = 60_000;
     let text = &text[..text.floor_char_boundary(TEXT_MAX)];
@@ -120,7 +120,7 @@ pub(super) fn attribute(name: &str, text: &str) -> Vec<u8> {
     for length in [name.len() + 1, datatype.len(), space.len()] {
         body.extend((length as u16).to_le_bytes());
     }
-    // The name's characters are UTF-8.
+    // The name is in UTF-8.
     body.push(1);
     body.extend(name.as_bytes());
     body.push(0);

@@ -1,4 +1,4 @@
-//! The lists of columns that there are.
+//! The lists of columns for each kind of output.
 
 use super::{Column, Kind, Layout, Origin, Source};
 use crate::tasks::localize::{
@@ -25,7 +25,7 @@ impl Column {
     }
 }
 
-/// Units of one kind: what a pixel along x and y and a micrometre of z are worth in them.
+/// A system of units: what a pixel along x and y and a micrometre of z are in it.
 struct System {
     lateral: &'static str,
     lateral_squared: &'static str,
@@ -67,7 +67,7 @@ impl System {
         }
     }
 
-    /// Unit of a parameter, and what one of it in the table is worth in that unit.
+    /// The unit of a parameter, and the factor from the table's unit to it.
     fn of(&self, parameter: Parameter) -> (&'static str, f64) {
         match parameter {
             Parameter::X | Parameter::Sigma | Parameter::SigmaX => (self.lateral, self.pixel[0]),
@@ -84,12 +84,12 @@ impl System {
     }
 }
 
-/// A name with its unit; photons are their own.
+/// A name with its unit, which photons omit.
 fn with_unit(name: &str, unit: &str) -> String {
     if unit.starts_with("photons") { name.to_owned() } else { format!("{name}_{unit}") }
 }
 
-/// Ours: everything, with units in the names.
+/// Our own columns: everything, with units in the names.
 pub(in super::super) fn all(schema: &Schema, units: Units) -> Result<Layout, String> {
     let system = match (units, schema.pixel_nm) {
         (Units::Pixels, _) | (Units::Auto, None) => System::PIXELS,
@@ -129,7 +129,7 @@ pub(in super::super) fn all(schema: &Schema, units: Units) -> Result<Layout, Str
     Ok(Layout { columns, origin: Origin::Center, frame_base: 0, has_status: true })
 }
 
-/// The fields of GaussMLE.jl's emitters, under their names and in their order; and the status, which it does not have.
+/// The fields of GaussMLE.jl's emitters, with their names and in their order; then the status, which GaussMLE.jl does not have.
 pub(in super::super) fn gaussmle(schema: &Schema) -> Result<Layout, String> {
     let pixel_nm = schema.need_pixel_nm("the columns of gaussmle")?;
     let system = System::micrometers(pixel_nm);
@@ -176,7 +176,7 @@ pub(in super::super) fn gaussmle(schema: &Schema) -> Result<Layout, String> {
     Ok(Layout { columns, origin: Origin::Corner, frame_base: 1, has_status: true })
 }
 
-/// ThunderSTORM's table. Readers that know one width only find the mean of two under the name of the one.
+/// ThunderSTORM's table. Readers that know only one width find the mean of two widths under its name.
 pub(in super::super) fn thunderstorm(schema: &Schema) -> Result<Layout, String> {
     let pixel = schema.need_pixel_nm("ThunderSTORM's table")?;
     let model = schema.model;

@@ -1,8 +1,8 @@
 //! Localizations added up, pixel by pixel.
 
-/// Standard deviations to either side within which a Gaussian is drawn.
+/// How many standard deviations of a Gaussian are drawn to either side.
 const REACH: f64 = 4.0;
-/// Narrower Gaussians are drawn as narrow as this, in pixels: within one pixel unless on its border.
+/// The smallest standard deviation that is drawn, in pixels: such a Gaussian lies within one pixel unless it is on a border.
 const SIGMA_MIN: f64 = 0.01;
 
 pub(super) struct Density {
@@ -10,9 +10,9 @@ pub(super) struct Density {
     pub(super) height: usize,
     /// Localizations per pixel.
     pub(super) sums: Vec<f32>,
-    /// Sum of the z of the localizations of each pixel, um; without colors by z there is none.
+    /// Sum of the z of the localizations in each pixel, in um; `None` without colors by z.
     pub(super) z_sums: Option<Vec<f32>>,
-    /// Weights of the columns and rows of the Gaussian that is drawn.
+    /// Weights of the columns and rows for the Gaussian that is being drawn.
     weights: [Vec<f32>; 2],
 }
 
@@ -28,7 +28,7 @@ impl Density {
         }
     }
 
-    /// Counts one localization in the pixel at this place. `false` where there is no such pixel, and nothing is added.
+    /// Counts one localization in the pixel at this position. Returns `false` and adds nothing if there is no such pixel.
     pub(super) fn count(&mut self, [x, y]: [f64; 2], z: f32) -> bool {
         let inside = |place: f64, side: usize| place >= 0.0 && place < side as f64;
         if !(inside(x, self.width) && inside(y, self.height) && z.is_finite()) {
@@ -42,8 +42,8 @@ impl Density {
         true
     }
 
-    /// Adds one localization as a Gaussian of these widths: what each pixel holds of it is integrated, the sum is 1.
-    /// What would lie outside the picture is lost. `false` where the place is outside, and nothing is added.
+    /// Adds one localization as a Gaussian of these widths: each pixel gets the integral over its area, and the sum is 1. The part outside
+    /// the picture is lost. Returns `false` and adds nothing if the position is outside.
     pub(super) fn blur(&mut self, place: [f64; 2], sigma: [f64; 2], z: f32) -> bool {
         let sides = [self.width, self.height];
         let inside = (0..2).all(|axis| place[axis] >= 0.0 && place[axis] < sides[axis] as f64);
@@ -69,13 +69,13 @@ impl Density {
     }
 }
 
-/// The parts of a Gaussian that fall into the pixels 0 to `side` along one axis, and the pixel of the first of them.
+/// Computes the parts of a Gaussian that fall into the pixels 0 to `side` along one axis. Returns the first of these pixels.
 fn integrate(weights: &mut Vec<f32>, center: f64, sigma: f64, side: usize) -> usize {
     let sigma = sigma.max(SIGMA_MIN);
     let first = (center - REACH * sigma).floor();
     let last = (center + REACH * sigma).floor();
     let below = |edge: f64| normal_below((edge - center) / sigma);
-    // All of it is within reach, so that the sum is 1.
+    // Normalised to the part within reach, so that the sum is 1.
     let [begin, end] = [below(first), below(last + 1.0)];
     let from = first.max(0.0);
     let to = last.min(side as f64 - 1.0);
@@ -89,8 +89,8 @@ fn integrate(weights: &mut Vec<f32>, center: f64, sigma: f64, side: usize) -> us
     from as usize
 }
 
-/// Share of the normal distribution below a value, within 1e-7: the complementary error function in the rational form
-/// of Abramowitz and Stegun, 7.1.26.
+/// The share of the normal distribution below a value, to within 1e-7: the complementary error function in the rational form of Abramowitz
+/// and Stegun, 7.1.26.
 fn normal_below(value: f64) -> f64 {
     const COEFFICIENTS: [f64; 5] = [0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429];
     let x = value.abs() / std::f64::consts::SQRT_2;
@@ -139,12 +139,12 @@ mod tests {
             prop_assert!((sum - 1.0).abs() < 1e-5, "{}", sum);
             let z_sum: f64 = density.z_sums.as_ref().unwrap().iter().map(|v| f64::from(*v)).sum();
             prop_assert!((z_sum - f64::from(z)).abs() < 1e-5, "{}", z_sum);
-            // Its mean is the place, pixels counted by their centres.
+            // The mean is the position, with pixels counted by their centres.
             let mean = |axis: usize| -> f64 {
                 let places = density.sums.iter().enumerate();
                 places.map(|(at, v)| f64::from(*v) * ([at % 80, at / 80][axis] as f64 + 0.5)).sum()
             };
-            // A Gaussian narrower than a pixel may be in one of them alone.
+            // A Gaussian narrower than a pixel may lie in one pixel alone.
             let tolerance = |sigma: f64| if sigma < 0.5 { 0.51 } else { 0.05 };
             prop_assert!((mean(0) - x).abs() < tolerance(sx), "{} {}", mean(0), x);
             prop_assert!((mean(1) - y).abs() < tolerance(sy), "{} {}", mean(1), y);

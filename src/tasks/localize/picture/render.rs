@@ -1,4 +1,4 @@
-//! Densities to a PNG.
+//! From densities to a PNG.
 
 use super::density::Density;
 use crate::tasks::{
@@ -10,10 +10,10 @@ use crate::tasks::{
 };
 use png::{BitDepth, ColorType, PixelDimensions, Unit};
 
-/// Percentiles are taken of a sample of about this many pixels.
+/// Percentiles are computed from a sample of about this many pixels.
 const SAMPLE: usize = 1 << 21;
 
-/// A PNG of what has added up. `pixel_nm` is the size of its pixels, where known; `about` goes into its description.
+/// A PNG of the densities. `pixel_nm` is the size of its pixels, if known; `about` goes into its description.
 pub(super) fn png(
     density: &Density,
     options: &PictureOptions,
@@ -21,7 +21,7 @@ pub(super) fn png(
     about: String,
 ) -> Result<Vec<u8>, String> {
     let white = percentile(density.sums.iter().copied().filter(|sum| *sum > 0.0), options.white_percentile);
-    // Without anything to show, everything is black.
+    // If there is nothing to show, everything is black.
     let white = white.unwrap_or(1.0);
     let (color, data, about) = match options.color_by {
         ColorBy::Density => {
@@ -56,7 +56,7 @@ pub(super) fn png(
     png.map_err(|error| format!("cannot write a picture {error}"))
 }
 
-/// A percentile of some numbers, if there are any.
+/// A percentile of the numbers, if there are any.
 fn percentile(values: impl Iterator<Item = f32> + Clone, percentile: f64) -> Option<f32> {
     let step = values.clone().count() / SAMPLE + 1;
     let mut sample: Vec<f32> = values.step_by(step).collect();
@@ -68,13 +68,13 @@ fn percentile(values: impl Iterator<Item = f32> + Clone, percentile: f64) -> Opt
     Some(*sample.select_nth_unstable_by(rank, f32::total_cmp).1)
 }
 
-/// Where the mean z of the middle 98 % of the brighter pixels lies, um.
+/// The range of the mean z in the middle 98 % of the brighter pixels, in um.
 fn z_range(density: &Density, white: f32) -> [f32; 2] {
     let pixels = density.sums.iter().zip(density.z_sums.iter().flatten());
     let means = pixels.filter(|(sum, _)| **sum > 0.1 * white).map(|(sum, z_sum)| z_sum / sum);
     match [1.0, 99.0].map(|percent| percentile(means.clone(), percent)) {
         [Some(low), Some(high)] if low < high => [low, high],
-        // One height only: in the middle of the colors.
+        // Only one height: it gets the middle of the colors.
         [Some(only), _] => [only - 0.5, only + 0.5],
         _ => [-0.5, 0.5],
     }

@@ -1,6 +1,6 @@
 //! The keys of settings, and which of them contradict each other.
 
-/// Where a manifest has a key.
+/// The section of a manifest that has a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Section {
     /// `[fit]`
@@ -11,7 +11,7 @@ pub enum Section {
     Detect,
 }
 
-/// Every key: where manifests have it, and its name, which is that of a query's as well.
+/// Every key: its section in manifests, and its name, which queries use as well.
 pub const KEYS: [(Section, &str); 23] = [
     (Section::Fit, "psf"),
     (Section::Fit, "sigma_px"),
@@ -38,21 +38,21 @@ pub const KEYS: [(Section, &str); 23] = [
     (Section::Detect, "spots_max"),
 ];
 
-/// The keys that say what a spot must exceed, each with the method that it is of.
+/// The keys for what a spot must exceed, each with its detection method.
 const LEAST_OF: [(&str, &str); 3] =
     [("photons_min", "contrast"), ("noise_min", "contrast"), ("gradient_min", "net-gradient")];
 
-/// How large ROIs are cut; those that are sent have their size.
+/// The side of ROIs that are cut out; ROIs that are sent have their own.
 pub(super) const BOX: &str = "box_px";
 
-/// The keys that are of spots whose shape says how high they are.
+/// The keys that apply only to spots whose shape depends on z.
 pub(super) const OF_Z: [&str; 5] = ["gamma_um", "depth_um", "a", "b", "z_um"];
 
-/// Whether what one manifest, or one request, says of finding spots goes together. A request's word on it takes the place of the
-/// manifest's; what one of them says is heeded or refused, whatever its order.
+/// Checks that what one manifest, or one request, says about finding spots is consistent. What a request says replaces what the manifest
+/// says. Each key within one of them is obeyed or refused, whatever their order.
 ///
 /// # Errors
-/// The key that another one contradicts, and what is wrong, beginning with the key.
+/// The key that another one contradicts, and a message that begins with the key.
 pub fn agree(said: &[(impl AsRef<str>, impl AsRef<str>)]) -> Result<(), (&'static str, String)> {
     let value = |key: &str| {
         let found = said.iter().find(|(said, _)| said.as_ref() == key);
@@ -67,7 +67,7 @@ pub fn agree(said: &[(impl AsRef<str>, impl AsRef<str>)]) -> Result<(), (&'stati
         ));
     }
     match value("method") {
-        // Another word is no method at all, which is told where it is set.
+        // Any other word is not a method, which is an error where it is set.
         Some(method) if method != of && LEAST_OF.iter().any(|(_, of)| *of == method) => Err((
             key,
             format!("{key} is of the method {of}, but method is {method:?}: leave one of them out"),

@@ -1,5 +1,5 @@
-//! Frames to rows by the engine of the CPU, whether spots are looked for here or by the engine: what of the camera and of full frames
-//! is no kernel's business.
+//! From frames to rows with the CPU engine, whether spots are found here or by the engine: the parts of camera handling and of full frames
+//! that are not in the kernels.
 
 use super::*;
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
 
 const SIZE: [usize; 2] = [40, 30];
 
-/// Frames of three spots each, the third the weakest, on a background of 10, as a camera without offset counts them.
+/// Frames of three spots each, the third the weakest, on a background of 10, as counted by a camera without offset.
 fn frames(count: usize) -> Vec<u16> {
     let [width, height] = SIZE;
     let mut values = vec![10_u16; count * width * height];
@@ -25,7 +25,7 @@ fn frames(count: usize) -> Vec<u16> {
     values
 }
 
-/// Rows of a stack by these settings; with `whole`, the engine looks for spots itself.
+/// The rows of a stack with these settings; with `whole`, the engine finds the spots itself.
 fn rows(settings: &Settings, values: &[u16], whole: bool) -> Result<Table, String> {
     let [width, height] = SIZE;
     let frames = (values.len() / (width * height)) as u64;
@@ -62,7 +62,7 @@ fn rows(settings: &Settings, values: &[u16], whole: bool) -> Result<Table, Strin
     }
 }
 
-/// The same both ways, which must agree.
+/// The rows in both ways, which must agree.
 fn both(settings: &Settings, values: &[u16]) -> Result<Table, String> {
     let here = rows(settings, values, false);
     assert_eq!(here, rows(settings, values, true));

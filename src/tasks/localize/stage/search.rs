@@ -1,5 +1,5 @@
-//! Spots that are looked for in frames, and their ROIs until there is a chunk of them. A frame with more than a chunk has is cut out
-//! in parts, so that memory does not grow with what is in it.
+//! Finds spots in frames, and holds their ROIs until there are enough for a chunk. A frame with more spots than a chunk holds is cut out in
+//! parts, so that memory does not depend on the content of a frame.
 
 use crate::{
     engine::{
@@ -11,22 +11,22 @@ use crate::{
     tasks::localize::chunk::{Chunk, ROIS, cut_out},
 };
 
-/// Where ROIs are found, and those that are found and not handed out.
+/// The finder, and the ROIs that were found and not yet handed out.
 pub(super) struct Search {
     finder: SpotFinder,
     found: RoiBuffer,
-    /// Bytes that were asked for.
+    /// Bytes that were charged so far.
     charged: usize,
-    /// Of the frames that came last, the one that is looked at next; and where it has been and waits for room, how many of its
-    /// spots are cut out.
+    /// The next of the last frames to examine. If it has been examined and waits for room, `cut` is the number of its spots that are cut
+    /// out.
     frame: usize,
     cut: Option<usize>,
-    /// Spots that were left out of frames with too many, since ROIs were handed out last.
+    /// Spots left out of frames with too many, since ROIs were last handed out.
     over_max: u64,
 }
 
 impl Search {
-    /// With ROIs of so many pixels a side. Asks for the memory.
+    /// For ROIs of `side` pixels. Charges for the finder's memory.
     pub(super) fn new(finder: SpotFinder, side: usize, charge: &mut Charge) -> Result<Search, InferError> {
         let charged = finder.bytes();
         charge(charged)?;
@@ -34,18 +34,18 @@ impl Search {
         Ok(Search { finder, found, charged, frame: 0, cut: None, over_max: 0 })
     }
 
-    /// ROIs that were not handed out.
+    /// The number of ROIs that have not been handed out.
     pub(super) fn len(&self) -> usize {
         self.found.len()
     }
 
-    /// Whether those are a chunk: the next frame's have no room beside them.
+    /// Whether these fill a chunk: there is no room for those of the next frame.
     pub(super) fn is_full(&self) -> bool {
         self.len() >= ROIS || (self.cut.is_some() && self.len() > 0)
     }
 
-    /// Looks for spots in the frames that came last, from where it stopped. Whether it is through: else there is a chunk first. Asks for
-    /// the memory of ROIs before it is taken, and for that of a chunk of them.
+    /// Looks for spots in the last frames, from where it stopped. Returns whether all have been examined; if not, a chunk must be taken
+    /// first. Charges for the memory of ROIs before it is allocated, and for that of a chunk of them.
     pub(super) fn look(&mut self, frames: &Frames<'_>, charge: &mut Charge) -> Result<bool, InferError> {
         let width = frames.width as usize;
         let pixels = width * frames.height as usize;
@@ -64,7 +64,7 @@ impl Search {
             };
             let spots = &self.finder.spots()[cut..];
             let room = ROIS - self.found.len();
-            // A frame is in one chunk where one can hold it: some formats write what is of one together.
+            // All ROIs of a frame go into one chunk if they fit: some formats write the rows of a frame together.
             let now = match spots.len() <= room {
                 true => spots,
                 false if self.found.is_empty() => &spots[..room],
@@ -87,7 +87,7 @@ impl Search {
         Ok(true)
     }
 
-    /// The ROIs that were not handed out, of which there are some.
+    /// A chunk of the ROIs that have not been handed out, at least one.
     pub(super) fn chunk(&mut self, setting: &Setting) -> Chunk {
         cut_out(&mut self.found, std::mem::take(&mut self.over_max), setting)
     }
