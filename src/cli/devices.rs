@@ -20,7 +20,7 @@ use serde_json::Value;
 pub(super) fn arguments() -> [Arg; 2] {
     [
         Arg::new("url").long("url").value_name("http://HOST[:PORT]").help(
-            "A running server, whose devices are shown: their states, reasons, memory, who else is there, and what its models hold",
+            "A running server, to show its devices: states, reasons, memory, other processes, and what its models hold",
         ),
         Arg::new("measure").long("measure").action(ArgAction::SetTrue).conflicts_with("url").help(
             "Load the models as `ocelli check` does, and show what each holds on each GPU and how many instances of it fit",

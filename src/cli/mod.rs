@@ -98,9 +98,9 @@ impl Exit {
     }
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed (health: not healthy), 64 wrong usage, 66 a file to \
-    work on is not there, or a folder has none, 69 nothing to run the models on, 70 a bug of ours, 75 work was dropped at shutdown, 78 mistakes in the configuration, \
-    130 or 143 interrupted.";
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed (health: not healthy), 64 wrong usage, 66 an input \
+    file is missing or a folder has none, 69 nothing to run the models on, 70 a bug in Ocelli, 75 work was \
+    dropped at shutdown, 78 mistakes in the configuration, 130 or 143 interrupted.";
 
 /// The command line as clap sees it.
 pub fn command() -> Command {
@@ -133,14 +133,11 @@ fn shown() -> Command {
             "Check the configuration and every model: load it and run it once",
         ))
         .subcommand(
-            beside_options(
-                "devices",
-                "Show what models can run on here, or what a server says of its devices",
-            )
-            .args(devices::arguments()),
+            beside_options("devices", "Show what models can run on here, or the devices of a running server")
+                .args(devices::arguments()),
         )
         .subcommand(
-            beside_options("predict", "Ask a model about files: on a server, or in this process")
+            beside_options("predict", "Run files through a model: on a server, or in this process")
                 .args(predict::arguments()),
         )
         .subcommand(bench::command())
@@ -150,7 +147,7 @@ fn shown() -> Command {
         )
         .subcommand(with_options(
             "config",
-            "Print the options in effect, as a configuration file, with where each comes from",
+            "Print the options in effect as a configuration file, with the source of each",
         ))
         .subcommand(
             beside_options("health", "Ask a running server whether it is live or ready")

@@ -18,7 +18,7 @@ pub(super) const PRECEDENCE: &str = "Flags win over OCELLI_* variables, variable
 
 /// Points to the options that a command accepts but does not list.
 pub(super) const ELSEWHERE: &str =
-    "Every option of `ocelli serve` is taken here as well: `ocelli serve --help` lists them.";
+    "This command also takes every option of `ocelli serve`: `ocelli serve --help` lists them.";
 
 /// The options most wanted for commands that load models without serving them.
 const COMMON: [&str; 4] = ["config", "models", "backend", "onnx_runtime"];

@@ -85,14 +85,14 @@ impl Kind {
                 format!("an IP address and a port, such as 127.0.0.1:8000 or [::1]:8000{or}")
             }
             Kind::Addresses => {
-                "an IP address and a port, such as 127.0.0.1:8000 or [::1]:8000, or several with commas between them".into()
+                "an IP address and a port, such as 127.0.0.1:8000 or [::1]:8000, or several separated by commas".into()
             }
-            Kind::Names => "names with commas between them, * for all, or empty for none".into(),
-            Kind::Url => "http://HOST:PORT or http://HOST:PORT/PATH (a port from 1 to 65535, and neither a user nor ? or #), or empty \
+            Kind::Names => "names separated by commas, * for all, or empty for none".into(),
+            Kind::Url => "a URL, http://HOST:PORT or http://HOST:PORT/PATH (a port from 1 to 65535; no user, no ? and no #), or empty \
                           for none"
                 .into(),
             Kind::BasePath => {
-                "a path such as /vision or /teams/vision (letters, digits, -, ., _ and ~, without a slash at the end), or \
+                "a path such as /vision or /teams/vision (parts of letters, digits, -, ., _ and ~; no slash at the end), or \
                  empty for none"
                     .into()
             }

@@ -85,8 +85,7 @@ impl Device {
             .map_err(|error| format!("cannot start the device's thread: {error}"))?;
         let opened = self.gpu.clone().map(|gpu| {
             let (host, isolation) = (self.host.clone(), parts.isolation.clone());
-            // The watch for calls that hang reports it first. This longer limit only ends the call, since the keeper has no hold to end
-            // yet.
+            // The watch for calls that hang reports it first. This longer limit only ends the call: the keeper has no hold to end yet.
             let patience = self.stuck_after.map(|after| 2 * after);
             let opened = first.call_device(move || isolation.open(&gpu, host, patience));
             opened.map_err(Refusal::Failed).and_then(|opened| opened.map_err(Refusal::from))

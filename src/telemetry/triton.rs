@@ -91,38 +91,38 @@ pub(super) const ROWS: [Row; 20] = [
         Of::Version(|v| v.counts.success.count as f64),
         "Requests that were answered.",
     ),
-    counter("nv_inference_request_failure", Of::Failures, "Requests that were not."),
+    counter("nv_inference_request_failure", Of::Failures, "Requests that were not answered."),
     counter("nv_inference_count", Of::Version(|v| v.counts.items as f64), "Items that were run."),
     counter("nv_inference_exec_count", Of::Version(|v| v.counts.executions as f64), "Batches that were run."),
     counter(
         "nv_inference_request_duration_us",
         Of::Version(|v| us(v.counts.success)),
-        "From the queue to the reply, all answered requests together, in microseconds.",
+        "Time from the queue to the reply, summed over all answered requests, in microseconds.",
     ),
     counter(
         "nv_inference_queue_duration_us",
         Of::Version(|v| us(v.counts.queue)),
-        "Of these, waiting for a device.",
+        "Part of the request duration that was spent waiting for a device.",
     ),
     counter(
         "nv_inference_compute_input_duration_us",
         Of::Version(|v| us(v.counts.input)),
-        "Of these, putting batches together.",
+        "Part of the request duration that was spent assembling batches.",
     ),
     counter(
         "nv_inference_compute_infer_duration_us",
         Of::Version(|v| us(v.counts.infer)),
-        "Of these, running batches.",
+        "Part of the request duration that was spent running batches.",
     ),
     counter(
         "nv_inference_compute_output_duration_us",
         Of::Version(|v| us(v.counts.output)),
-        "Of these, writing replies.",
+        "Part of the request duration that was spent writing replies.",
     ),
     gauge(
         "nv_inference_pending_request_count",
         Of::Version(|v| v.pending as f64),
-        "Requests of which something waits.",
+        "Requests of which at least a part still waits.",
     ),
     gauge(
         "nv_model_load_duration_secs",
@@ -132,7 +132,7 @@ pub(super) const ROWS: [Row; 20] = [
     gauge(
         "nv_cpu_utilization",
         Of::Host(|host| host.utilization),
-        "Part of the processors' time that was in use since the last scrape.",
+        "Share of the processors' time that was in use since the last scrape.",
     ),
     gauge("nv_cpu_memory_total_bytes", Of::Host(|host| host.memory_bytes as f64), "Memory of the machine."),
     gauge(
@@ -143,7 +143,7 @@ pub(super) const ROWS: [Row; 20] = [
     gauge(
         "nv_gpu_utilization",
         Of::Gpu(|gpu| gpu.utilization),
-        "Part of a GPU's time in which a kernel of anybody ran, 0 to 1.",
+        "Share of time in which a kernel of any process ran on a GPU, 0 to 1.",
     ),
     gauge(
         "nv_gpu_memory_total_bytes",
@@ -159,12 +159,12 @@ pub(super) const ROWS: [Row; 20] = [
     gauge(
         "nv_gpu_power_limit",
         Of::Gpu(|gpu| gpu.power_limit_w),
-        "Power that its driver holds a GPU to, in watts.",
+        "Power limit that the driver holds a GPU to, in watts.",
     ),
     counter(
         "nv_energy_consumption",
         Of::Gpu(|gpu| gpu.energy_j),
-        "Energy that a GPU took since its driver was loaded, in joules.",
+        "Energy that a GPU has used since its driver was loaded, in joules.",
     ),
 ];
 

@@ -29,6 +29,23 @@ fn statuses(operation: &Value) -> BTreeSet<u16> {
     responses.keys().map(|status| status.as_str().unwrap().parse().unwrap()).collect()
 }
 
+/// A description with a comma that is not quoted ends there, and its rest becomes names without values.
+#[test]
+fn no_name_is_without_a_value() {
+    fn check(value: &Value, path: &str) {
+        match value {
+            Value::Mapping(members) => {
+                for (name, value) in members {
+                    check(value, &format!("{path}/{}", name.as_str().unwrap_or("?")));
+                }
+            }
+            Value::Sequence(items) => items.iter().for_each(|item| check(item, path)),
+            value => assert!(!value.is_null(), "{path}"),
+        }
+    }
+    check(&document(), "");
+}
+
 #[test]
 fn the_paths_are_those_of_the_router() {
     let document = document();

@@ -19,7 +19,7 @@ pub(in crate::cli) fn command() -> Command {
     };
     let list = |name: &'static str| Arg::new(name).long(name).value_delimiter(',');
     Command::new("bench")
-        .about("Measure a server: latency over load, from rate to rate until it is too much")
+        .about("Measure a server: latency over load, at rising rates until it can bear no more")
         // clap shows a required group before all other arguments, whatever their order.
         .override_usage("ocelli bench [OPTIONS] <URL> <MODEL|--live>")
         .group(ArgGroup::new("loop").args(["rate", "concurrency"]))
@@ -30,7 +30,7 @@ pub(in crate::cli) fn command() -> Command {
             Arg::new("live")
                 .long("live")
                 .action(ArgAction::SetTrue)
-                .help("Ask /v2/health/live instead of a model: what this client and the way to the server allow at most"),
+                .help("Ask /v2/health/live instead of a model, to see the most that this client and the path to the server allow"),
             list("rate")
                 .value_name("R,…")
                 .value_parser(number(0.001, 1e6))
@@ -38,34 +38,34 @@ pub(in crate::cli) fn command() -> Command {
             list("concurrency")
                 .value_name("N,…")
                 .value_parser(value_parser!(u16).range(1..=4096))
-                .help("Closed loop: so many callers at once, each of which waits for its answer"),
+                .help("Closed loop: this many callers at once, each of which waits for its answer"),
             one("rate-from", "R").conflicts_with("loop").value_parser(number(0.001, 1e6)).help(
-                "The sweep's first rate; without it, a quarter of what one caller alone gets during the warm-up",
+                "The first rate of the sweep; default: a quarter of the rate that a single caller gets during the warm-up",
             ),
-            one("rate-step", "FACTOR").conflicts_with("loop").default_value("1.5").value_parser(number(1.01, 100.0)).help("From one rate of the sweep to the next"),
+            one("rate-step", "FACTOR").conflicts_with("loop").default_value("1.5").value_parser(number(1.01, 100.0)).help("The factor from one rate of the sweep to the next"),
             one("arrivals", "WORD").conflicts_with("concurrency").default_value("poisson").value_parser(["poisson", "constant"]).help(
-                "How requests of an open loop are spaced: as independent callers come, or evenly",
+                "How the requests of an open loop are spaced: like those of independent callers (poisson), or evenly (constant)",
             ),
             one("slo-ms", "MS").default_value("100").value_parser(number(0.001, 1e6)).help(
-                "The bound on the 99th percentile of the latency; the sweep ends when it breaks, or more than 1 % fail",
+                "The bound on the 99th percentile of the latency; the sweep ends when it is exceeded, or more than 1 % of the requests fail",
             ),
             one("seconds", "S").default_value("5").value_parser(number(0.01, 86_400.0)).help("How long each load is measured"),
-            one("warm-up-seconds", "S").default_value("1").value_parser(number(0.0, 86_400.0)).help("Before each, sent and not counted"),
+            one("warm-up-seconds", "S").default_value("1").value_parser(number(0.0, 86_400.0)).help("How long requests are sent before each measurement, without being counted"),
             one("timeout-ms", "MS").default_value("10000").value_parser(number(1.0, 1e7)).help("How long an answer may take"),
             one("in-flight-max", "N").conflicts_with("concurrency").default_value("1024").value_parser(value_parser!(u16).range(1..=60_000)).help(
-                "Requests under way at once in an open loop; beyond, they are sent late, which counts as latency",
+                "The most requests in flight in an open loop; any beyond are sent late, which counts as latency",
             ),
-            file("input", "PATH").conflicts_with("live").help("A file to send, or a folder whose files are sent in turn; without it, input is made up"),
-            one("as", "WORD").conflicts_with("live").value_parser(["images", "tensors"]).help("What to send; without it, images where the model takes them"),
+            file("input", "PATH").conflicts_with("live").help("A file to send, or a folder whose files are sent in turn; default: made-up input"),
+            one("as", "WORD").conflicts_with("live").value_parser(["images", "tensors"]).help("What to send; default: images if the model takes them"),
             Arg::new("shape").long("shape").value_name("NAME=N,…").action(ArgAction::Append).conflicts_with_all(["live", "input"]).help(
-                "The shape of an input that is made up, where the model leaves it open; may be repeated, and then only these inputs are sent",
+                "The shape of a made-up input, where the model leaves it open; may be repeated; only inputs with a --shape are then sent",
             ),
             one("items", "N")
                 .conflicts_with_all(["live", "input"])
                 .value_parser(value_parser!(u16).range(1..))
-                .help("Items of a request of made-up tensors, along the first axis where the model leaves it open; without it, one"),
-            one("seed", "N").default_value("1").value_parser(value_parser!(u64)).help("Of arrivals and of made-up input"),
-            file("json", "FILE").help("Writes all measurements to a file; - to the standard output, in place of the table"),
+                .help("Items in a request of made-up tensors, along the first axis if the model leaves it open; default: one"),
+            one("seed", "N").default_value("1").value_parser(value_parser!(u64)).help("The seed for arrivals and for made-up input"),
+            file("json", "FILE").help("Writes all measurements to a file, or with - to the standard output in place of the table"),
             file("picture", "FILE.svg").help("Draws the latency over the load"),
         ])
 }

@@ -24,7 +24,7 @@ pub(in crate::cli) fn arguments() -> Vec<Arg> {
             .num_args(1..)
             .value_parser(value_parser!(PathBuf))
             .value_hint(clap::ValueHint::AnyPath)
-            .help("Pictures, stacks, arrays (.npy) or requests (.json); folders, patterns in quotes, and - for the standard input"),
+            .help("Pictures, stacks, arrays (.npy) or requests (.json); also folders, quoted patterns, and - for the standard input"),
         Arg::new("url")
             .long("url")
             .value_name("http://HOST[:PORT]")
@@ -34,14 +34,14 @@ pub(in crate::cli) fn arguments() -> Vec<Arg> {
             .value_name("FORMAT")
             .value_parser(PossibleValuesParser::new(formats()))
             .hide_possible_values(true)
-            .help("table, json or csv, without it what -o ends in, or table; of masks also png, of pictures png and tiff, of localizations ndjson, thunderstorm, hdf5, picasso, arrow, npy and png"),
+            .help("table, json or csv; default: what -o ends in, or table. For masks also png; for pictures png and tiff; for localizations ndjson, thunderstorm, hdf5, picasso, arrow, npy and png"),
         Arg::new("output")
             .short('o')
             .long("output")
             .value_name("PATH")
             .value_parser(value_parser!(PathBuf))
             .value_hint(clap::ValueHint::AnyPath)
-            .help("Where to write instead of to the standard output (-); for several stacks or pictures, a folder, which is made"),
+            .help("Where to write; default: the standard output (-). For several stacks or pictures, a folder, which is created"),
         Arg::new("set").long("set").value_name("KEY=VALUE").action(ArgAction::Append).help(
             "A key of the request's query, such as top_k=3, mask=rle, psf=xynbs, noise_min=8 or scale=20; may be repeated",
         ),
@@ -51,13 +51,13 @@ pub(in crate::cli) fn arguments() -> Vec<Arg> {
         number("concurrency", "N", "4").value_parser(value_parser!(u16).range(1..=1024)).help("Requests at once"),
         number("retries", "N", "5")
             .value_parser(value_parser!(u32).range(0..=1000))
-            .help("How often to ask again where the server is full, starts, or cannot be reached"),
+            .help("How often to ask again if the server is full, is starting, or cannot be reached"),
         number("wait-ms-max", "MS", "30000")
             .value_parser(value_parser!(u64).range(0..=3_600_000))
-            .help("The longest wait before asking again; a server that asks for more (Retry-After) is given up"),
+            .help("The longest wait before asking again; if the server asks for a longer one (Retry-After), there is no retry"),
         number("timeout-ms-per-file", "MS", "120000")
             .value_parser(value_parser!(u64).range(1..=86_400_000))
-            .help("How long the answer for a file may take; stacks take as long as they do"),
+            .help("How long the answer for a file may take; stacks have no limit"),
     ]
 }
 

@@ -42,31 +42,31 @@ pub(super) fn arguments() -> Vec<Arg> {
             .required(true)
             .help("NAME or NAME/VERSION, a model of the folder"),
         bounded("p99-ms", "MS", "100", 0.001).help("The bound on the 99th percentile of the latency"),
-        bounded("seconds", "S", "4", 0.01).help("How long each trial is measured, all numbers of callers together"),
+        bounded("seconds", "S", "4", 0.01).help("How long each trial is measured, for all numbers of callers together"),
         Arg::new("concurrency")
             .long("concurrency")
             .value_name("N,…")
             .value_delimiter(',')
             .default_value("1,4,16,64")
             .value_parser(value_parser!(u16).range(1..=4096))
-            .help("Callers at once; a trial ends at the first number that breaks the bound"),
+            .help("Numbers of callers at once; a trial ends at the first that breaks the bound"),
         Arg::new("input")
             .long("input")
             .value_name("PATH")
             .value_parser(value_parser!(PathBuf))
             .value_hint(clap::ValueHint::AnyPath)
-            .help("A file to ask with, or a folder of such; without it, input is made up"),
+            .help("A file to send, or a folder of files; default: made-up input"),
         Arg::new("shape")
             .long("shape")
             .value_name("NAME=N,…")
             .action(ArgAction::Append)
             .conflicts_with("input")
-            .help("The shape of an input that is made up, where the model leaves it open; may be repeated"),
+            .help("The shape of a made-up input, where the model leaves it open; may be repeated"),
         Arg::new("items")
             .long("items")
             .value_name("N")
             .value_parser(value_parser!(u32).range(1..=1_000_000))
-            .help("Items of a request: of one that is made up, or what the files have; without it one, and 1000 ROIs for a fitter"),
+            .help("Items in a request: in a made-up one, or as many as the files have; default: one, or 1000 ROIs for a fitter"),
     ]
 }
 

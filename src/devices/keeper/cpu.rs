@@ -9,14 +9,26 @@ use crate::{
     batch::queue::Absence,
     status::{Cause, DeviceState},
 };
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
+/// Between two tries to take it anew.
+const RETRY_PAUSE: Duration = Duration::from_secs(5);
 const DRAINED: &str = "drained by request";
 
 /// Keeps the CPU until the server ends.
 pub(super) fn keep(devices: &Arc<Devices>, index: usize) {
-    let mut keeper =
-        Keeper { devices, index, ending: Ending::default(), drained: false, failed: false, vain: None };
+    let mut keeper = Keeper {
+        devices,
+        index,
+        ending: Ending::default(),
+        drained: false,
+        failed: false,
+        refused: None,
+        vain: None,
+    };
     let (id, mut goes_on) = (&*devices.devices[index].id, devices.keepers.pause());
     while goes_on {
         // If a turn panics, workers keep serving; the next turn starts afresh.
@@ -35,6 +47,8 @@ struct Keeper<'a> {
     drained: bool,
     /// A thread of it has ended by itself.
     failed: bool,
+    /// Why it could not be taken anew, and when that is tried again.
+    refused: Option<(String, Instant)>,
     /// The reason published, since it was taken anew, why it serves nothing; `None` once it serves something.
     vain: Option<String>,
 }
@@ -60,6 +74,7 @@ impl Keeper<'_> {
         let asked = status.is_drained(&device.id);
         match (asked, device.hold()) {
             (true, _) if !self.drained => {
+                self.refused = None;
                 tracing::info!(device = &*device.id, "{DRAINED}");
                 // Before its workers leave: jobs that only it can run must not wait for somebody to resume it.
                 devices.parts.queue.expect(&device.id, Absence { reason: DRAINED.into(), back: None });
@@ -76,32 +91,47 @@ impl Keeper<'_> {
                     self.tell(&hold);
                 }
             }
-            (false, None) if self.ending.is_done() => {
-                let (cause, reason) = match std::mem::take(&mut self.failed) {
-                    true => (Cause::Taken, "taking it anew, and loading models"),
-                    false => (Cause::Resume, "resumed by request"),
-                };
-                // The queue is told first: callers wait for it.
-                devices.parts.queue.expect(&device.id, Absence { reason: reason.into(), back: Some(now) });
-                status.set_device(&device.id, DeviceState::Warming, cause, reason);
-                match device.take(&devices.parts) {
-                    Ok(hold) => {
-                        serve(devices, index, &hold);
-                        hold.complete();
-                        self.vain = Some(String::new());
-                        self.tell(&hold);
-                    }
-                    Err(not) => {
-                        tracing::warn!(device = &*device.id, reason = %not.refusal, "not resumed yet");
-                        let reason = not.refusal.to_string().into();
-                        devices.parts.queue.expect(&device.id, Absence { reason, back: None });
-                    }
-                }
-            }
+            (false, None) if self.ending.is_done() => self.retake(now),
             (false, None) => {}
         }
         self.drained = asked;
         self.ending.is_done();
+    }
+
+    /// Takes it again, after a thread of it has ended or it was resumed. Tries that again after a pause if the system refuses.
+    fn retake(&mut self, now: Instant) {
+        let (devices, index) = (self.devices, self.index);
+        let (device, queue) = (&devices.devices[index], &devices.parts.queue);
+        match &self.refused {
+            Some((_, again)) if now < *again => return,
+            Some(_) => {}
+            None => {
+                let (cause, reason) = match self.failed {
+                    true => (Cause::Taken, "taking it anew, and loading models"),
+                    false => (Cause::Resume, "resumed by request"),
+                };
+                // The queue is told first: callers wait for it.
+                queue.expect(&device.id, Absence { reason: reason.into(), back: Some(now) });
+                devices.parts.status.set_device(&device.id, DeviceState::Warming, cause, reason);
+            }
+        }
+        match device.take(&devices.parts) {
+            Ok(hold) => {
+                (self.failed, self.refused) = (false, None);
+                serve(devices, index, &hold);
+                hold.complete();
+                self.vain = Some(String::new());
+                self.tell(&hold);
+            }
+            Err(not) => {
+                let reason = not.refusal.to_string();
+                if self.refused.as_ref().is_none_or(|(before, _)| *before != reason) {
+                    tracing::warn!(device = &*device.id, reason, "not taken again yet");
+                    queue.expect(&device.id, Absence { reason: reason.as_str().into(), back: None });
+                }
+                self.refused = Some((reason, now + RETRY_PAUSE));
+            }
+        }
     }
 
     /// Says why it serves nothing, to operators and to callers, until it serves something.

@@ -71,6 +71,10 @@ fn a_model_that_was_unloaded_while_it_waited_for_a_device_is_not_loaded_after_al
     let waiting = who_waits();
     assert_eq!(waiting.len(), 2);
     devices.unload("goes");
+    let other_loads = devices.turn.lock();
+    devices.load_of(&waiting, 7, 1);
+    assert_eq!(who_waits().len(), 1, "nobody waits for a load of others");
+    drop(other_loads);
     devices.load_of(&waiting, 7, 1);
     assert_eq!([devices.parts.catalog.has("stays"), devices.parts.catalog.has("goes")], [true, false]);
     assert!(who_waits().is_empty());

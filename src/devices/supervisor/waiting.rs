@@ -11,14 +11,15 @@ use std::{sync::Arc, time::Instant};
 const FAULTS_MAX: u32 = 5;
 
 impl Devices {
-    /// Loads the waiting models that a device that we hold may have now, or should stand in for.
+    /// Loads the waiting models that a device that we hold may have now, or should stand in for. Leaves them to the next turn of its
+    /// keeper if something else is being loaded: nobody would look after the device while the keeper waited for that.
     pub(in super::super) fn load_waiting_on(&self, index: usize, hold: &Hold) {
         self.load_of(&self.due(index, hold.number), index, hold.number);
     }
 
-    /// Like [`Devices::load_waiting_on`], unless something is being loaded now: a GPU's keeper must not wait for that.
+    /// Like [`Devices::load_waiting_on`], unless the models of the start are still being loaded.
     pub(in super::super) fn try_waiting_on(&self, index: usize, hold: &Hold) {
-        if !self.is_loading() {
+        if !self.book.has_announced() {
             self.load_waiting_on(index, hold);
         }
     }
@@ -30,7 +31,7 @@ impl Devices {
     /// Loads those of `found` that still wait. One may have been unloaded meanwhile, or loaded anew from other files.
     pub(super) fn load_of(&self, found: &[Found], index: usize, hold: u64) {
         for Found { name, version, .. } in found {
-            let _turn = self.turn.lock();
+            let Some(_turn) = self.turn.try_lock() else { return };
             let same = |found: &Found| (&found.name, &found.version) == (name, version);
             if let Some(found) = self.due(index, hold).into_iter().find(same) {
                 // The result is in the catalog and in the log.

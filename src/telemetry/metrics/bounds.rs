@@ -37,17 +37,26 @@ impl BoundMetrics {
     pub(super) fn new(register: &mut Register) -> BoundMetrics {
         let mut bound = |name, help| register.gauge(name, help);
         BoundMetrics {
-            requests_in_flight: bound("ocelli_requests_in_flight_max", "More requests are refused."),
+            requests_in_flight: bound(
+                "ocelli_requests_in_flight_max",
+                "Limit on requests in flight; more are refused.",
+            ),
             in_flight_bytes: bound(
                 "ocelli_in_flight_bytes_max",
-                "More bytes of request bodies and of what replies hold are refused.",
+                "Limit on bytes of request bodies and of what replies hold; more are refused.",
             ),
-            queue_items: bound("ocelli_queue_items_max", "More items, of all models together, are refused."),
-            queue_bytes: bound("ocelli_queue_bytes_max", "More bytes of model input are refused."),
-            decode_bytes: bound("ocelli_decode_bytes_max", "Decodes wait for their share of this."),
+            queue_items: bound(
+                "ocelli_queue_items_max",
+                "Limit on items of all models together; more are refused.",
+            ),
+            queue_bytes: bound("ocelli_queue_bytes_max", "Limit on bytes of model input; more are refused."),
+            decode_bytes: bound(
+                "ocelli_decode_bytes_max",
+                "Limit on bytes reserved for decoded images; decodes wait for their share.",
+            ),
             memory_bytes: bound(
                 "ocelli_memory_bytes_max",
-                "Memory that the process may have: the limit of its control group, or all of the machine.",
+                "Memory that the process may use: the limit of its control group, or all memory of the machine.",
             ),
         }
     }

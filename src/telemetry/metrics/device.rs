@@ -61,12 +61,12 @@ impl DeviceFamilies {
         DeviceFamilies {
             state: register.gauges(
                 "ocelli_device_state",
-                "1 for the state that a device is in, 0 for the others.",
+                "1 for the current state of a device, 0 for the other states.",
                 &["device", "state"],
             ),
             transitions: register.counters(
                 "ocelli_device_transitions_total",
-                "Times that a device came to a state, by what brought it there.",
+                "Times that a device entered a state, by reason.",
                 &["device", "state", "reason"],
             ),
             memory: register.gauges(
@@ -76,12 +76,12 @@ impl DeviceFamilies {
             ),
             others: register.gauges(
                 "ocelli_device_other_processes",
-                "Processes that compute on a GPU beside this one.",
+                "Other processes that compute on a GPU.",
                 device,
             ),
             utilization: register.float_gauges(
                 "ocelli_device_utilization_ratio",
-                "Share of a GPU's time in which a kernel of anybody ran, 0 to 1.",
+                "Share of time in which a kernel of any process ran on a GPU, 0 to 1.",
                 device,
             ),
             temperature: register.float_gauges(
@@ -91,28 +91,28 @@ impl DeviceFamilies {
             ),
             throttled: register.gauges(
                 "ocelli_device_throttled",
-                "1 where a GPU's clocks are lowered now, 0 where not, by what lowers them.",
+                "1 while a GPU's clocks are lowered, 0 while they are not, by cause.",
                 &["device", "cause"],
             ),
             power: register.float_gauges("ocelli_device_power_watts", "Power that a GPU draws.", device),
             energy: register.float_counters(
                 "ocelli_device_energy_joules_total",
-                "Energy that a GPU took since its driver was loaded.",
+                "Energy that a GPU has used since its driver was loaded.",
                 device,
             ),
             corrected: register.counters(
                 "ocelli_device_ecc_corrected_total",
-                "Memory errors of a GPU that were put right, since its driver was loaded.",
+                "Memory errors of a GPU that were corrected, since its driver was loaded.",
                 device,
             ),
             uncorrected: register.counters(
                 "ocelli_device_ecc_uncorrected_total",
-                "Memory errors of a GPU that could not be put right, since its driver was loaded.",
+                "Memory errors of a GPU that could not be corrected, since its driver was loaded.",
                 device,
             ),
             replays: register.counters(
                 "ocelli_device_pcie_replays_total",
-                "Transfers over PCI Express that a GPU had to repeat, since its driver was loaded.",
+                "PCI Express transfers that a GPU had to repeat, since its driver was loaded.",
                 device,
             ),
             xids: register.counters(
@@ -122,7 +122,7 @@ impl DeviceFamilies {
             ),
             waited: register.float_counters(
                 "ocelli_device_wait_seconds_total",
-                "Time that a GPU was waited for.",
+                "Time that the server has waited for a GPU.",
                 device,
             ),
         }

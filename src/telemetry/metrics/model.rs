@@ -106,19 +106,19 @@ impl Families {
         Families {
             stages: histograms(
                 "ocelli_stage_duration_seconds",
-                "Time that a job (or, for stage and compute, a batch) spent in a stage.",
+                "Time spent in a stage: by a batch for stage and compute, by a job for the other stages.",
                 &["device", "stage"],
                 DURATION_BUCKETS.to_vec(),
             ),
             batch_items: histograms(
                 "ocelli_batch_items",
-                "Items of a batch, without padding.",
+                "Items in a batch, without padding.",
                 &["device"],
                 batch_buckets(),
             ),
             padding: counters(
                 "ocelli_batch_padding_items_total",
-                "Rows that were computed only to fill a batch up to its size.",
+                "Padding rows, computed only to fill a batch up to its size.",
                 &["device"],
             ),
             items: counters("ocelli_items_total", "Items that were run, without padding.", &["device"]),
@@ -129,39 +129,39 @@ impl Families {
             ),
             again: counters(
                 "ocelli_retried_jobs_total",
-                "Jobs that went back to the queue from a batch that failed on a device.",
+                "Jobs that went back to the queue after their batch failed on a device.",
                 &["device", "reason"],
             ),
             fallbacks: counters(
                 "ocelli_fallbacks_total",
-                "Jobs that this device answered instead of one that the model is meant for, or that had them first.",
+                "Jobs that this device answered in place of another: one that the model is meant for, or one that had the job first.",
                 &["device", "reason"],
             ),
             ceiling: gauges(
                 "ocelli_batch_ceiling_items",
-                "The largest batch that a device is given since its memory was too small for one; none once full ones are tried again.",
+                "The largest batch that a device is given after its memory was too small for a batch. No sample once full batches are tried again.",
                 &["device"],
             ),
             unrecorded: counters(
                 "ocelli_unrecorded_sizes_total",
-                "Times that memory was made for a batch size which was not recorded, since the CUDA graphs of the copy of the model were used up.",
+                "Times that memory was allocated for a batch size without recording a CUDA graph, because the copy of the model had used up its graphs.",
                 &["device"],
             ),
             queue_items: IntGauge::with_opts(opts("ocelli_queue_items", "Items that wait or run."))
                 .expect(LITERALS),
             outcomes: counters(
                 "ocelli_outcomes_total",
-                "Requests for a model by how they ended.",
+                "Requests for a model, by how they ended.",
                 &["outcome"],
             ),
             state: gauges(
                 "ocelli_model_state",
-                "1 for the state that a version of a model is in, 0 for the others.",
+                "1 for the current state of a version of a model, 0 for the other states.",
                 &["version", "state"],
             ),
             load_failed: gauges(
                 "ocelli_model_load_failed",
-                "1 where the last load of a version failed, though an older one may go on serving, until one succeeds.",
+                "1 if the last load of a version failed, until a load succeeds. Meanwhile an earlier load may go on serving.",
                 &["version"],
             ),
         }

@@ -24,12 +24,12 @@ impl Routes {
     pub(super) fn new(register: &mut Register, routes: &[&str]) -> Routes {
         let requests = register.counters(
             "ocelli_http_requests_total",
-            "Requests that were answered, and those whose caller went away before (code 499).",
+            "Requests that were answered, and requests whose caller went away before the reply (code 499).",
             &["route", "method", "code"],
         );
         let durations = register.histograms(
             "ocelli_http_request_duration_seconds",
-            "From a request's headers to the head of its reply, or until its caller went away.",
+            "Time from a request's headers to the head of its reply, or until its caller went away.",
             &["route"],
             &DURATION_BUCKETS,
         );

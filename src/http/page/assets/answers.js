@@ -28,7 +28,7 @@ export function answer(prediction, picture) {
   if (prediction.vector) return vector(prediction.vector);
   if (prediction.outputs) return tensors(prediction.outputs);
   if (prediction.error) return refusal(prediction);
-  return el("p", { class: "quiet", text: "The answer has a form that this page does not draw: see the JSON." });
+  return el("p", { class: "quiet", text: "This page cannot draw this kind of answer: see the JSON." });
 }
 
 /** The same in a few words, for those who have it read aloud. */
@@ -153,7 +153,7 @@ function vector(values) {
   return el(
     "div",
     {},
-    el("p", { class: "count", text: `${values.length} numbers, length ${short(norm)}` }),
+    el("p", { class: "count", text: `${values.length} numbers, norm ${short(norm)}` }),
     vectorPlot(values, `${values.length} numbers from ${short(Math.min(...values))} to ${short(Math.max(...values))}`),
   );
 }
@@ -171,7 +171,7 @@ function tensors(outputs) {
       el("tr", {}, el("td", { colspan: 5, class: "data", text: first.join("  ") + (data.length > NUMBERS_MAX ? "  …" : "") })),
     ];
   });
-  const head = ["Output", "Type", "Shape", "Least", "Most"].map((text) => el("th", { scope: "col", text }));
+  const head = ["Output", "Type", "Shape", "Minimum", "Maximum"].map((text) => el("th", { scope: "col", text }));
   return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Outputs" }, el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
 }
 

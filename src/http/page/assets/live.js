@@ -51,12 +51,12 @@ async function tick() {
 /** Whether there may be more to see soon. */
 async function look() {
   let samples = null;
-  let says = "The last two minutes, as long as this view is open.";
+  let says = "The last two minutes, while this view is open.";
   try {
     samples = parse(await (await ask(address("metrics"))).text());
   } catch (error) {
     if (!withheld(error)) {
-      say(`No news: ${error.message}`);
+      say(`Cannot update: ${error.message}`);
       return true;
     }
     says = `Metrics are not passed on here: /metrics has status ${error.status}, as behind most proxies. Open the page at the server's own address.`;
@@ -77,7 +77,7 @@ async function look() {
     tiles();
     traffic();
   } catch (error) {
-    say(`No news: ${error.message}`);
+    say(`Cannot update: ${error.message}`);
   }
   return true;
 }
@@ -113,8 +113,8 @@ function tiles() {
   const refused = rate(counted(before, now, "ocelli_refused_total"));
   show([
     ["requests", "Requests", requests, (value) => `${short(value)} /s`, refused > 0 ? `${short(refused)} /s refused` : "inference, all models"],
-    ["items", "Items", items, (value) => `${short(value)} /s`, "rows of batches, run"],
-    ["latency", "Latency", most, (value) => time(value), Number.isFinite(half) ? `95 %; half within ${time(half)}` : "95 %; nothing asked"],
+    ["items", "Items", items, (value) => `${short(value)} /s`, "run in batches, all models"],
+    ["latency", "Latency", most, (value) => time(value), Number.isFinite(half) ? `95th percentile; median ${time(half)}` : "95th percentile; no requests"],
     ["flight", "In flight", sum(now, "ocelli_requests_in_flight"), short, `${bytes(sum(now, "ocelli_in_flight_bytes"))} of bodies and replies`],
     ["waiting", "Queue", sum(now, "ocelli_queue_items"), short, `oldest ${time(sum(now, "ocelli_queue_oldest_age_seconds"))}, ${bytes(sum(now, "ocelli_queue_bytes"))}`],
     ["memory", "Memory", sum(now, "process_resident_memory_bytes"), bytes, `${short(sum(now, "process_threads"))} threads`],

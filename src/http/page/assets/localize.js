@@ -135,7 +135,7 @@ function rendered(count, picture, signal) {
       const image = el("img", { alt: `${count} localizations, rendered`, class: "rendered", src: url });
       drawing.replaceChildren(image, el("figcaption", { class: "quiet", text: "All localizations, rendered by the server" }));
     },
-    (error) => drawing.lastChild.replaceWith(el("p", { class: "quiet", text: `There is no picture: ${error.message}` })),
+    (error) => drawing.lastChild.replaceWith(el("p", { class: "quiet", text: `The picture could not be rendered: ${error.message}` })),
   );
   return drawing;
 }
@@ -156,7 +156,7 @@ async function download(model, query, file, extension, told) {
     save(await reply.blob(), name);
     told.textContent = `${name} is saved.`;
   } catch (error) {
-    told.textContent = `There is no ${name}: ${error.message}`;
+    told.textContent = `${name} could not be made: ${error.message}`;
   }
 }
 

@@ -9,7 +9,7 @@ const EVERY_MS = 5000;
 /** How models come and go, where callers have no say in it. */
 const MODES = {
   none: "Models are loaded when the server starts; repository_mode = \"explicit\" lets callers load and unload them.",
-  watch: "Models follow their folder.",
+  watch: "Models follow the changes of their folder.",
   withheld: "What else lies in the folder is not told here, and nothing can be loaded: the server's index is not passed on.",
 };
 const LABELS_SHOWN = 40;
@@ -39,7 +39,7 @@ async function tick() {
     try {
       await look();
     } catch (error) {
-      say(`No news: ${error.message}`);
+      say(`Cannot update: ${error.message}`);
       drawn = "";
     }
   }
@@ -97,7 +97,7 @@ function card({ name, version, state, reason, task, about, mode }) {
       ? el("details", {}, el("summary", { text: `${labels.length} labels` }), el("p", { class: "labels", text: labels.slice(0, LABELS_SHOWN).join(" · ") + (labels.length > LABELS_SHOWN ? ` · and ${labels.length - LABELS_SHOWN} more` : "") }))
       : null,
     mode === "explicit"
-      ? el("div", { class: "row" }, button(name, "load", state === "READY" ? "Load anew" : "Load"), state === "READY" ? button(name, "unload", "Unload") : null)
+      ? el("div", { class: "row" }, button(name, "load", state === "READY" ? "Reload" : "Load"), state === "READY" ? button(name, "unload", "Unload") : null)
       : null,
   );
 }

@@ -13,7 +13,7 @@ const CLIPPED = 0.001;
  * fitter has its frames, pictures are turned as the file says.
  */
 export async function open(file, { asStored = false } = {}) {
-  if (file.size > SHOWN_BYTES_MAX) return { reason: "it is too large to be shown here" };
+  if (file.size > SHOWN_BYTES_MAX) return { reason: "it is too large to show here" };
   const head = new Uint8Array(await file.slice(0, 12).arrayBuffer());
   const starts = (...bytes) => bytes.every((byte, index) => head[index] === byte);
   try {
@@ -37,13 +37,13 @@ function openNpy(buffer) {
   const head = new TextDecoder("latin1").decode(new Uint8Array(buffer, at, length));
   const [, type] = head.match(/'descr':\s*'[<|]([uif]\d)'/) || [];
   const [, dimensions] = head.match(/'shape':\s*\(([\d,\s]+)\)/) || [];
-  if (!NPY[type] || !dimensions || !head.includes("'fortran_order': False")) throw new Error("its layout");
+  if (!NPY[type] || !dimensions || !head.includes("'fortran_order': False")) throw new Error("its layout is not supported");
   const shape = dimensions.split(",").map((text) => text.trim()).filter(Boolean).map(Number);
   const [frames, height, width] = shape.length === 2 ? [1, ...shape] : shape;
   const size = width * height;
   const whole = buffer.slice(at + length, at + length + frames * size * NPY[type].BYTES_PER_ELEMENT);
   const all = new NPY[type](whole);
-  if (shape.length > 3 || !size || all.length < frames * size) throw new Error("its shape");
+  if (shape.length > 3 || !size || all.length < frames * size) throw new Error("its shape is not supported, or does not fit its data");
   return {
     width, height, frames, channels: 1, eight: type === "u1",
     frame: async (index) => Float32Array.from(all.subarray(index * size, (index + 1) * size)),

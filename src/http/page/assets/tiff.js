@@ -55,7 +55,7 @@ export function openTiff(buffer) {
     at = next;
   }
   if (pages.length === 0 && other) pages.push(other);
-  if (pages.length === 0) throw new Error("there is no page");
+  if (pages.length === 0) throw new Error("it has no pages");
   const layouts = pages.map((tags) => layout(tags, all, one));
   const [{ width, height, channels }] = layouts;
   for (const key of ["width", "height", "channels", "bits", "format"]) {
@@ -92,16 +92,16 @@ function layout(tags, all, one) {
     orientation: one(tags, 274, 1),
     tiled: tags.has(322),
   };
-  if (page.width < 1 || page.height < 1 || page.width > SIDE_MAX || page.height > SIDE_MAX) throw new Error("its size");
-  if (![1, 3, 4].includes(page.channels) || one(tags, 284, 1) !== 1 || one(tags, 262, 1) > 2) throw new Error("its colours");
-  if (![8, 16, 32, 64].includes(page.bits)) throw new Error(`${page.bits} bits`);
-  if (![1, 5, 8, 32946].includes(page.compression)) throw new Error(`compression ${page.compression}`);
-  if (![1, 2].includes(page.predictor)) throw new Error(`predictor ${page.predictor}`);
+  if (page.width < 1 || page.height < 1 || page.width > SIDE_MAX || page.height > SIDE_MAX) throw new Error("its size is not supported");
+  if (![1, 3, 4].includes(page.channels) || one(tags, 284, 1) !== 1 || one(tags, 262, 1) > 2) throw new Error("its colours are not supported");
+  if (![8, 16, 32, 64].includes(page.bits)) throw new Error(`${page.bits} bits are not supported`);
+  if (![1, 5, 8, 32946].includes(page.compression)) throw new Error(`compression ${page.compression} is not supported`);
+  if (![1, 2].includes(page.predictor)) throw new Error(`predictor ${page.predictor} is not supported`);
   page.offsets = all(tags, page.tiled ? 324 : 273);
   page.counts = all(tags, page.tiled ? 325 : 279);
   page.blockWidth = page.tiled ? one(tags, 322, 0) : page.width;
   page.blockHeight = page.tiled ? one(tags, 323, 0) : Math.min(one(tags, 278, page.height), page.height);
-  if (page.blockWidth < 1 || page.blockHeight < 1) throw new Error("its layout");
+  if (page.blockWidth < 1 || page.blockHeight < 1) throw new Error("its layout is not supported");
   return page;
 }
 
@@ -178,7 +178,7 @@ function lzw(packed, bytes) {
       continue;
     }
     const known = table[code];
-    if (!known && !previous) throw new Error("its LZW is damaged");
+    if (!known && !previous) throw new Error("its LZW data is damaged");
     const entry = known || Uint8Array.of(...previous, previous[0]);
     out.set(entry.subarray(0, bytes - at), at);
     at += entry.length;
@@ -198,7 +198,7 @@ const READERS = {
 /** Samples as numbers. */
 function samples(plain, page, little) {
   const reader = READERS[`${page.bits},${page.format}`];
-  if (!reader) throw new Error(`samples of format ${page.format}`);
+  if (!reader) throw new Error(`samples of format ${page.format} are not supported`);
   const [size, get] = reader;
   const view = new DataView(plain);
   const numbers = new Float32Array(Math.floor(plain.byteLength / size));

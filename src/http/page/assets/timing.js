@@ -7,8 +7,8 @@ const STAGES = {
   queue: "Queue",
   stage: "Batch",
   compute: "Compute",
-  begin: "Until the first result",
-  stream: "Until the last",
+  begin: "To the first result",
+  stream: "First to last result",
   rest: "Network and rest",
 };
 

@@ -17,11 +17,11 @@ const MODEL_KEY = "ocelli-model";
 
 const TASKS = {
   classify: "says what an image shows",
-  detect: "finds things and puts boxes around them",
-  segment: "says of each pixel what it belongs to",
-  image: "makes another picture of an image",
+  detect: "finds objects and draws boxes around them",
+  segment: "gives each pixel a class",
+  image: "turns an image into another picture",
   embed: "turns an image into a vector",
-  tensors: "answers with its tensors as they are",
+  tensors: "returns its output tensors as they are",
   localize: "finds single molecules in a stack of camera frames and fits them",
 };
 
@@ -176,7 +176,7 @@ async function run(given) {
     byId("answers").replaceChildren(refusal({ title: "no model", detail: "no model is ready to be asked" }));
     return;
   }
-  const left = given.length > FILES_MAX ? ` The first ${FILES_MAX} of ${given.length} files are asked about.` : "";
+  const left = given.length > FILES_MAX ? ` Only the first ${FILES_MAX} of ${given.length} files are sent.` : "";
   const cards = files.map((file) => el("article", { class: "card", "aria-busy": "true", "aria-label": file.name }, heading(file)));
   byId("answers").replaceChildren(...cards);
   // Below the fold on a narrow screen.
@@ -240,7 +240,7 @@ function ending(url, file, text, timing, save) {
   return [
     timing,
     el("details", {}, el("summary", { text: "The same from your code" }), snippets(url, file.name, save)),
-    el("details", {}, el("summary", { text: save ? "The reply, its beginning" : "JSON" }), raw(text, save ? "Reply" : "JSON")),
+    el("details", {}, el("summary", { text: save ? "The beginning of the reply" : "JSON" }), raw(text, save ? "Reply" : "JSON")),
   ];
 }
 
@@ -256,7 +256,7 @@ async function predict({ card, file, name, query, signal }) {
   const { source, picture, element } = await showing;
   const all = body.predictions || [body];
   const says = el("div", { class: "says" });
-  const other = el("p", { class: "quiet none", text: "No preview: the browser makes a picture of another size of it than the model was asked about." });
+  const other = el("p", { class: "quiet none", text: "No preview: the browser decodes this file to another size than the server." });
   let wanted = 0;
   const show = async (at) => {
     wanted = at;
