@@ -1,14 +1,14 @@
-//! Why a request has no answer: one variant per thing the caller can do about it.
+//! Why a request failed: one variant for each way in which the caller can react.
 //!
-//! `http::reject` holds the only table from variant to status. Causes that only an operator can use go to the log.
+//! `http::reject` holds the only table from variant to status. Causes that only an operator can act on go to the log.
 
 use crate::words::told;
 use std::{any::Any, borrow::Cow, time::Duration};
 
-/// When to come back after an error that passes, where nobody can say more.
+/// When to retry after a transient error for which there is no better estimate.
 pub const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// Why a request, or one item of it, has no answer.
+/// Why a request, or one item of it, failed.
 ///
 /// Messages are lower case, without a full stop, and carry the value and the limit.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -16,7 +16,7 @@ pub enum InferError {
     /// The request itself is malformed: JSON, tensor names, shapes, types, parameters. 400.
     #[error("{0}")]
     BadRequest(String),
-    /// The bytes are not an image that we can decode; says what was tried. 400.
+    /// The bytes are not an image that we can decode; the message says what was tried. 400.
     #[error("{0}")]
     Decode(String),
     /// Over a limit: body bytes, pixels, frames, parts, items. 413.
@@ -34,10 +34,10 @@ pub enum InferError {
     /// The body came too slowly: over its deadline, or under the minimum rate. 408.
     #[error("{0}")]
     SlowBody(String),
-    /// The caller went away before the request was complete: nobody reads the answer. 499, for logs and metrics.
+    /// The caller disconnected before the request was complete: nobody reads the answer. 499, for logs and metrics.
     #[error("the caller went away")]
     Cancelled,
-    /// No form of the answer that the caller accepts. 406.
+    /// The answer is not available in any form that the caller accepts. 406.
     #[error("{got:?} is not a form of this answer; accept {accepted}")]
     NotAcceptable {
         /// What the request said.
@@ -76,10 +76,10 @@ pub enum InferError {
         name: String,
         /// Why, in words for the caller.
         reason: String,
-        /// Whether that is because it is still being loaded, as it is in each replica that begins.
+        /// Whether the reason is that the model is still being loaded, as it is in every replica that has just started.
         loading: bool,
     },
-    /// A model could not be loaded; what served before goes on. 400.
+    /// A model could not be loaded; the version that served before still serves. 400.
     #[error("failed to load {name:?}: {reason}")]
     LoadFailed {
         /// The model's name.
@@ -93,47 +93,47 @@ pub enum InferError {
     /// A queue or the admission budget is full. 429.
     #[error("{what} is full ({limit}); retry after {} s", seconds_up(*retry_after))]
     Full {
-        /// Which bound was met.
+        /// Which bound was reached.
         what: &'static str,
         /// The bound.
         limit: u64,
-        /// When there should be room, from the measured service rate.
+        /// When there should be room, estimated from the measured service rate.
         retry_after: Duration,
     },
-    /// The server is going away. 503.
+    /// The server is draining before it exits. 503.
     #[error("the server is draining; retry elsewhere")]
     Draining,
-    /// The deadline passed, or cannot be met by the measured service rate. 504.
+    /// The deadline has passed, or cannot be met at the measured service rate. 504.
     #[error("{0}")]
     Late(String),
-    /// The engine refused this input (not the batch it ran in). 400.
+    /// The engine refused this input (not the whole batch that it ran in). 400.
     #[error("the model refused the input: {0}")]
     Input(String),
-    /// The devices that serve the model are away, and not expected back in time. 503.
+    /// The devices that serve the model are unavailable, and not expected back in time. 503.
     #[error("no device serves model {name:?} now: {reason}; retry after {} s", seconds_up(*retry_after))]
     Unserved {
         /// The model's name.
         name: String,
         /// Why, in words for the caller.
         reason: String,
-        /// When one should be back.
+        /// When a device should be available again.
         retry_after: Duration,
     },
-    /// No device could run it. 503.
+    /// No device could run the request. 503.
     #[error("no device could run the request: {0}")]
     Device(String),
-    /// Other servers of the same protocols do this, and this one does not. 501.
+    /// A feature that other servers of the same protocols offer and this one does not. 501.
     #[error("{0}")]
     NotOffered(String),
-    /// What memory may not hold has no room on a disk of ours either. 507.
+    /// The data is more than memory may hold, and our disk has no room for it either. 507.
     #[error("{0}")]
     NoStorage(String),
-    /// Our own fault. 500.
+    /// A fault of this server. 500.
     #[error("{0}")]
     Internal(String),
 }
 
-/// What a panic said, where it said something.
+/// The message of a panic, where it has one.
 pub fn panic_words(panic: &Box<dyn Any + Send>) -> String {
     panic
         .downcast_ref::<&str>()
@@ -142,17 +142,17 @@ pub fn panic_words(panic: &Box<dyn Any + Send>) -> String {
         .unwrap_or_else(|| "without words".into())
 }
 
-/// A request that is itself malformed, in words: what was wrong, with the value, and what to do.
+/// An error for a malformed request. `what` says what is wrong, with the value, and what to do.
 pub fn bad(what: impl Into<String>) -> InferError {
     InferError::BadRequest(what.into())
 }
 
-/// Whole seconds, rounded up, at least one: what `Retry-After` carries.
+/// Whole seconds, rounded up, at least one: the form that `Retry-After` takes.
 pub fn seconds_up(duration: Duration) -> u64 {
     (duration.as_millis() as u64).div_ceil(1000).max(1)
 }
 
-/// What to do where an option raises a limit.
+/// The end of a message about a limit: which option raises it, if one does.
 pub(crate) fn raise_with(option: &str) -> String {
     if option.is_empty() { String::new() } else { format!("; raise it with {option}") }
 }

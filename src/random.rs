@@ -1,11 +1,11 @@
-//! Numbers that look random and are the same for the same seed: for made-up inputs, and for tests that print their seed.
+//! Pseudo-random numbers that are reproducible from a seed: for synthetic inputs, and for tests that print their seed.
 
 /// SplitMix64, by Steele, Lea and Flood (2014).
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// All seeds are good ones.
+    /// Any seed is valid.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
@@ -19,18 +19,18 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From 0 to less than 1.
+    /// Uniform, from 0 to less than 1.
     pub fn unit(&mut self) -> f64 {
-        // 53 bits, as many as a double has.
+        // The 53 bits of precision that a double has.
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Nearly normal, of mean 0 and variance 1.
+    /// Approximately normal, with mean 0 and variance 1.
     pub fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.unit()).sum::<f64>() - 6.0
     }
 
-    /// Less than `end`; 0 where that is 0.
+    /// Less than `end`; 0 if `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
         (self.bits() % end.max(1) as u64) as usize
     }
@@ -40,12 +40,15 @@ impl Random {
         low + self.bits() % (high - low + 1)
     }
 
-    /// Whether something of this chance happens.
+    /// True with a probability of `chance` percent.
     pub fn percent(&mut self, chance: u64) -> bool {
         self.bits() % 100 < chance
     }
 
-    /// One of them.
+    /// One of the choices.
+    ///
+    /// # Panics
+    /// If there are none.
     pub fn of<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         &choices[self.below(choices.len())]
     }
@@ -57,7 +60,7 @@ mod tests {
 
     #[test]
     fn it_is_the_published_generator() {
-        // The first numbers of its reference implementation for the seed 1234567.
+        // The first numbers of SplitMix64's reference implementation for the seed 1234567.
         let mut random = Random::new(1_234_567);
         assert_eq!([random.bits(), random.bits()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
         assert!((0..1000).all(|_| (0.0..1.0).contains(&random.unit())));

@@ -1,20 +1,20 @@
-//! What the process knows about itself: live, draining, devices, models, and from them whether it is ready.
+//! The status of the process: live, draining, devices, models, and, derived from these, ready.
 //!
-//! **Live** says that the data path's runtime still runs its tasks (one of them calls [`Status::beat`] every few seconds),
-//! and that not all devices are GPUs which this process cannot use again after faults. Not live means that only a restart
-//! helps.
+//! **Live** means that the data path's runtime still runs its tasks (one of them calls [`Status::beat`] every few seconds),
+//! and that the devices are not all GPUs which faults have made unusable for this process. If the process is not live, only a
+//! restart helps.
 //!
-//! **Ready** says that a request sent now can be answered. It turns true when
+//! **Ready** means that a request sent now can be answered. It becomes true when
 //!
-//! 1. the models that were there at the start have been loaded, or have failed to (the first time that none is
-//!    loading; models that are loaded later do not take readiness away),
+//! 1. the models that were present at the start have been loaded or have failed to load (that is, the first time that no
+//!    model is loading; models that are loaded later do not take readiness away),
 //! 2. at least one model is ready, and
-//! 3. at least one device is serving, which it is after a forward pass that worked; one that did, and was given back because
-//!    nobody needed it, counts as well: it is taken again for whoever does;
+//! 3. at least one device is serving: a forward pass on it has succeeded. A device that was serving and was released because
+//!    it was idle counts as well: it is taken again when a request needs it.
 //!
-//! and it turns back when the last serving device is lost or fenced, when no model is left that works, or for good
-//! with [`Status::begin_drain`]. A full queue does not turn it: that is an answer to one caller (429), while an
-//! unready replica takes its load to others, which would then be full as well.
+//! It becomes false again when the last serving device is lost or fenced, when no working model is left, or, for good,
+//! with [`Status::begin_drain`]. A full queue does not change it: the caller gets a 429. An unready replica would shift its
+//! load to other replicas, which would then be full as well.
 
 mod device;
 
@@ -31,10 +31,10 @@ use std::{
 };
 use tokio::sync::Notify;
 
-/// The data path has stopped when its last beat is older than this.
+/// The data path counts as stopped when its last beat is older than this.
 pub const BEAT_AGE_MAX: Duration = Duration::from_secs(30);
 
-/// How often devices came to a state, and by what.
+/// How often each device entered each state, by cause.
 pub type Transitions = BTreeMap<(String, DeviceState, Cause), u64>;
 
 /// How many models (versions of models, where there are several) are in each state.
@@ -42,39 +42,39 @@ pub type Transitions = BTreeMap<(String, DeviceState, Cause), u64>;
 pub struct ModelCounts {
     /// Loaded and warm.
     pub ready: usize,
-    /// On the way.
+    /// Being loaded.
     pub loading: usize,
-    /// Refused, with a reason that the catalog holds.
+    /// Refused; the catalog holds the reason.
     pub unavailable: usize,
 }
 
-/// The process's own state. Shared behind an `Arc`; nothing in it is held longer than a look.
+/// The process's own state. Shared behind an `Arc`; no lock in it is held longer than one read or write takes.
 #[derive(Debug)]
 pub struct Status {
     started: Instant,
     /// Milliseconds from `started` to the last beat.
     beat_ms: AtomicU64,
     draining: AtomicBool,
-    /// Whether it was ready when the log told of that last.
+    /// The readiness that was logged last.
     told_ready: Mutex<Option<bool>>,
-    /// When what is not answered yet is cut.
+    /// From when on requests without an answer are cut off.
     cut_from: RwLock<Option<Instant>>,
     devices: RwLock<BTreeMap<String, Device>>,
     transitions: RwLock<Transitions>,
-    /// Why it makes no sense to go on.
+    /// Why the server gives up.
     hopeless: OnceLock<String>,
     models: RwLock<Models>,
-    /// What is to be done where there is no model.
+    /// What to do if there is no model, for the message that says so.
     without_models: OnceLock<&'static str>,
     no_gpu: OnceLock<Vec<String>>,
-    /// Tells whoever waits for it that something was said of a device.
+    /// Notified when the status of a device changes.
     told: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Models {
     counts: ModelCounts,
-    /// Whether the models of the start are through: said once, never taken back.
+    /// Whether the models of the start have all been loaded or have failed. Never becomes false again.
     loaded: bool,
 }
 
@@ -97,14 +97,14 @@ impl Status {
         }
     }
 
-    /// Says that the data path still runs. Called every few seconds by a task of its runtime.
+    /// Records that the data path still runs. A task of its runtime calls this every few seconds.
     pub fn beat(&self, now: Instant) {
-        // The largest wins: two tasks may beat, and not in order.
+        // The latest wins: two tasks may beat out of order.
         self.beat_ms.fetch_max(self.since_start_ms(now), Ordering::Relaxed);
     }
 
-    /// Whether the last beat (or the start, before the first) is at most [`BEAT_AGE_MAX`] old, and a device may serve again
-    /// without a restart.
+    /// Whether the last beat (or, before the first, the start) is at most [`BEAT_AGE_MAX`] old, and the devices do not all need a
+    /// restart before they can serve again.
     ///
     /// # Errors
     /// Why not, in words.
@@ -113,7 +113,7 @@ impl Status {
         if u128::from(age) > BEAT_AGE_MAX.as_millis() {
             return Err(format!("the data path has stood still for {} s", age / 1000));
         }
-        // One that was refused at the start was never in question, and a server that drains ends anyway.
+        // A device that was refused at the start was never usable, so it does not count. A draining server ends anyway.
         let mut devices = self.devices();
         devices.retain(|device| device.cause != Cause::Refused);
         let lost = !devices.is_empty() && devices.iter().all(|device| device.cause == Cause::Poisoned);
@@ -128,7 +128,7 @@ impl Status {
         now.saturating_duration_since(self.started).as_millis() as u64
     }
 
-    /// From now on unready, for good. True for the first who says so.
+    /// Makes the process unready from now on, for good. True for the first call.
     pub fn begin_drain(&self) -> bool {
         !self.draining.swap(true, Ordering::SeqCst)
     }
@@ -138,18 +138,18 @@ impl Status {
         self.draining.load(Ordering::SeqCst)
     }
 
-    /// Says when requests that are not answered are cut. The earliest time that was said counts.
+    /// Sets the time from which unanswered requests are cut off. The earliest time that was set counts.
     pub fn cut_from(&self, at: Instant) {
         let mut from = self.cut_from.write();
         *from = Some(from.map_or(at, |known| known.min(at)));
     }
 
-    /// Whether a request that goes now without an answer was cut: it is not its caller who went away.
+    /// Whether a request that ends now without an answer was cut off by the server, rather than abandoned by its caller.
     pub fn cuts(&self, now: Instant) -> bool {
         self.cut_from.read().is_some_and(|from| now >= from)
     }
 
-    /// Sets where a device stands and why, adding it when it is new. `reason` may be empty. True where it stood elsewhere.
+    /// Sets a device's state and its cause, adding the device if it is new. `reason` may be empty. True if the state has changed.
     pub fn set_device(&self, id: &str, state: DeviceState, cause: Cause, reason: &str) -> bool {
         let mut devices = self.devices.write();
         let known = devices.contains_key(id);
@@ -169,7 +169,7 @@ impl Status {
         moved
     }
 
-    /// Says what is seen of a device that is known.
+    /// Sets what has been measured of a device. Unknown devices are ignored.
     pub fn see_device(&self, id: &str, seen: Seen) {
         let mut devices = self.devices.write();
         if let Some(device) = devices.get_mut(id) {
@@ -177,17 +177,17 @@ impl Status {
         }
     }
 
-    /// Asks for a device to be left alone, or to be used again; whoever keeps it sees that soon. None where there is none of
-    /// this name, else whether it was asked for anew.
+    /// Asks for a device to be drained, or to be used again; its keeper sees that soon. `None` if there is no device of this
+    /// name, else whether the request changed anything.
     pub fn drain_device(&self, id: &str, drained: bool) -> Option<bool> {
         let mut devices = self.devices.write();
         devices.get_mut(id).map(|device| std::mem::replace(&mut device.drained, drained) != drained)
     }
 
-    /// Waits until whoever keeps a device has heeded what was asked last. A device that is not there is not waited for.
+    /// Waits until the keeper of a device has acted on the last [`Status::drain_device`]. Returns at once for an unknown device.
     pub async fn heeded(&self, id: &str) {
         loop {
-            // Before the look: what is said from now on wakes it.
+            // Registered before the check: any later change wakes it.
             let told = self.told.notified();
             let heeded = {
                 let devices = self.devices.read();
@@ -200,7 +200,7 @@ impl Status {
         }
     }
 
-    /// Whether somebody asked for a device to be left alone.
+    /// Whether an operator has drained a device.
     pub fn is_drained(&self, id: &str) -> bool {
         let devices = self.devices.read();
         devices.get(id).is_some_and(|device| device.drained)
@@ -212,36 +212,36 @@ impl Status {
         devices.values().cloned().collect()
     }
 
-    /// How often devices came to each state, and by what.
+    /// How often each device entered each state, by cause.
     pub fn transitions(&self) -> Transitions {
         self.transitions.read().clone()
     }
 
-    /// Says that the server cannot do what it is for, and will not be able to: it ends. The first reason counts.
+    /// Declares that the server cannot work and never will: it then exits. The first reason counts.
     pub fn give_up(&self, reason: String) {
-        // Whoever comes second has nothing to add.
+        // Only the first reason is kept.
         let _ = self.hopeless.set(reason);
     }
 
-    /// Why the server is to end, if it is.
+    /// Why the server has to exit, if it has to.
     pub fn hopeless(&self) -> Option<&str> {
         self.hopeless.get().map(String::as_str)
     }
 
-    /// Sets how many models are in which state. The first call in which none is loading ends the start: call it
-    /// with all of them in `loading` before the first is loaded, or only after the last.
+    /// Sets how many models are in each state. The first call with none loading ends the start: call this with all models
+    /// in `loading` before the first is loaded, or only after the last has been.
     pub fn set_models(&self, counts: ModelCounts) {
         let mut models = self.models.write();
         models.counts = counts;
         models.loaded |= counts.loading == 0;
     }
 
-    /// Says what is to be done where there is no model. What was said first counts.
+    /// Sets what to do if there is no model, for the message that says so. The first call counts.
     pub fn say_without_models(&self, how: &'static str) {
         let _ = self.without_models.set(how);
     }
 
-    /// Says why there are no GPUs, or not all, though they were looked for. What was said first counts.
+    /// Sets why GPUs that were looked for, some or all, are missing. The first call counts.
     pub fn say_no_gpu(&self, reasons: Vec<String>) {
         let _ = self.no_gpu.set(reasons);
     }
@@ -257,14 +257,14 @@ impl Status {
         models.counts
     }
 
-    /// Whether a request sent now can be answered, by the rules at the top of this file. Once the start is over, the log tells what came
-    /// of it, and each change, once, however often this is asked.
+    /// Whether a request sent now can be answered, by the rules at the top of this file. Once the start is over, its outcome and each
+    /// later change are logged, once each, however often this is called.
     ///
     /// # Errors
     /// Why not, in words.
     pub fn ready(&self) -> Result<(), String> {
         let now = self.stands();
-        // Of the start tells each model, and of a drain whoever began it.
+        // Not logged here: the start, which each model logs, and a drain, which whoever began it logs.
         let news = self.models.read().loaded
             && !self.draining()
             && self.told_ready.lock().replace(now.is_ok()) != Some(now.is_ok());
@@ -282,7 +282,7 @@ impl Status {
         }
         self.models_ready()?;
         let devices = self.devices();
-        // One that was given back because nobody needed it is taken again for whoever does.
+        // A device that was released because it was idle is taken again when a request needs it.
         if devices.iter().any(|device| device.state.runs() || device.cause == Cause::Idle) {
             return Ok(());
         }
@@ -358,7 +358,7 @@ mod tests {
         for (devices, live) in [
             (&[poisoned][..], false),
             (&[poisoned, poisoned], false),
-            // It is being tried.
+            // It is being tried again.
             (&[poisoned, (Warming, Cause::Poisoned)], false),
             // Too old for the server, which never uses it.
             (&[poisoned, (Waiting, Cause::Refused)], false),
@@ -367,7 +367,7 @@ mod tests {
             (&[poisoned, (Serving, Cause::Proved)], true),
             (&[poisoned, (Waiting, Cause::Contended)], true),
             (&[poisoned, (Lost, Cause::Bus)], true),
-            // Whoever asked for it to be left alone may ask for it to be used again.
+            // The operator who drained it may ask for it to be used again.
             (&[poisoned, (Fenced, Cause::Drain)], true),
             (&[], true),
         ] {
@@ -380,7 +380,7 @@ mod tests {
             if let Err(why) = status.live(t0) {
                 assert!(why.contains("GPU-0 is fenced (restart it)"), "{why}");
             }
-            // The CPU, where it may serve, needs no restart; nor does a server that ends.
+            // The CPU, where it may serve, needs no restart; nor does a draining server.
             status.set_device("cpu", Waiting, Cause::Empty, "");
             assert_eq!(status.live(t0), Ok(()), "{devices:?}");
         }

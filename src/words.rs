@@ -1,17 +1,17 @@
-//! What messages to people are made of: values that are cut, errors with their causes, and names that may have been meant.
+//! Helpers for human-readable messages: truncated values, errors with their causes, and suggestions for misspelt names.
 
 use std::error::Error;
 
-/// Characters of a value that a message repeats: enough to know it by.
+/// Characters of a value that a message repeats: enough to recognise it.
 const VALUE_CHARS_MAX: usize = 100;
 
-/// Names longer than this are not compared with others: comparing takes time in their length.
+/// Names longer than this are not compared with others: the time that a comparison takes grows with their length.
 const NAME_BYTES_MAX: usize = 256;
 
-/// How much of a name has to be right for it to have been meant.
+/// Names less similar than this are not suggested.
 const LIKENESS_MIN: f64 = 0.6;
 
-/// The beginning of a value that may have any length.
+/// The first [`VALUE_CHARS_MAX`] characters of a value of any length.
 pub(crate) fn clipped(text: &str) -> &str {
     match text.char_indices().nth(VALUE_CHARS_MAX) {
         Some((end, _)) => &text[..end],
@@ -19,7 +19,7 @@ pub(crate) fn clipped(text: &str) -> &str {
     }
 }
 
-/// Whether a character could end a line, drive a terminal, or turn the direction of the text around it.
+/// Whether a character could end a line, control a terminal, or change the direction of the text around it.
 pub(crate) fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(
@@ -28,7 +28,7 @@ pub(crate) fn is_unsafe(c: char) -> bool {
         )
 }
 
-/// The text with such characters escaped: a name from outside must not forge lines on a terminal.
+/// The text with [unsafe](is_unsafe) characters escaped: a name from outside must not forge lines on a terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .map(|c| match c {
@@ -38,7 +38,7 @@ pub(crate) fn printable(text: &str) -> String {
         .collect()
 }
 
-/// So many of what this word is for one of.
+/// A number with its noun; `one` is the singular.
 pub(crate) fn count(number: usize, one: &str) -> String {
     let end = match number {
         1 => "",
@@ -48,7 +48,7 @@ pub(crate) fn count(number: usize, one: &str) -> String {
     format!("{number} {one}{end}")
 }
 
-/// An error with what it came of: the outermost often says only that something failed.
+/// An error with the chain of its sources: the outermost error often says only that something failed.
 pub(crate) fn causes(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -62,7 +62,7 @@ pub(crate) fn causes(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// The known names most like this one, best first, so many at most. Case and the kind of dashes make no difference.
+/// The known names most similar to this one, best first, `at_most` of them. Case and the kind of dashes make no difference.
 pub(crate) fn nearest<N: AsRef<str>>(
     name: &str,
     known: impl IntoIterator<Item = N>,
@@ -83,12 +83,12 @@ pub(crate) fn nearest<N: AsRef<str>>(
     near.into_iter().take(at_most).map(|(_, name)| name.as_ref().to_owned()).collect()
 }
 
-/// "; nearest: NAME", for the end of a message; nothing where no known name is like this one.
+/// "; nearest: NAME", for the end of a message; empty where no known name is similar to this one.
 pub(crate) fn meant<N: AsRef<str>>(name: &str, known: impl IntoIterator<Item = N>) -> String {
     told(&nearest(name, known, 1))
 }
 
-/// "; nearest: A, B", for the end of a message; nothing for none.
+/// "; nearest: A, B", for the end of a message; empty where there are no names.
 pub(crate) fn told(nearest: &[String]) -> String {
     match nearest {
         [] => String::new(),

@@ -1,52 +1,52 @@
-//! What a model has at the ends of its network: pixels before it become numbers, and an output behind it may be reduced to what is
-//! answered of it ([`reduction`](super::reduction)). An engine is told once, when it is loaded.
+//! The work before and after a network: pixels become numbers before it, and an output may be reduced after it to what the answer
+//! needs ([`reduction`](super::reduction)). An engine gets both once, when it is loaded.
 //!
-//! Images are staged as pixels of 8 or 16 bits, rows by columns by channels (grey, or red, green, blue); the engine normalises.
-//! So what lies in queues and crosses to a device is a quarter or half of what the network reads. Tensors of the network's own
-//! type come as they are: a batch is of one form, since its jobs are of one type and shape.
+//! Images are staged as pixels of 8 or 16 bits, rows by columns by channels (grey, or red, green, blue), and the engine
+//! normalises them. So the data in queues and on the way to a device is a quarter or half of what the network reads. Tensors of the
+//! network's own type are not changed. A batch has one form, since all its jobs have one type and shape.
 
 use super::{DataType, EngineError, Reduction, Tensor, TensorView, staging::Blocks};
 use crate::image::{self, Filter, Pixels, Preprocess, Resize};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// What is done before and behind a network.
+/// The work before and after a network.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ends {
-    /// How pixels become the first input's numbers; `None` for a model that takes no images, or takes their pixels as they are.
+    /// How pixels become the numbers of the first input; `None` for a model that takes no images, or takes pixels unchanged.
     pub pixels: Option<PixelInput>,
-    /// What may be made of the outputs, for requests that want only what the task answers; `None` where there is nothing to save.
+    /// How outputs may be reduced, for requests that want only the task's answer; `None` where a reduction would save nothing.
     pub reduction: Option<Reduction>,
 }
 
 /// How pixels become numbers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PixelInput {
-    /// Its size is that of the pixels that come.
+    /// Its size is replaced by that of the incoming pixels.
     to: Preprocess,
     batch_axis: bool,
     channel_axis: bool,
 }
 
-/// Pixels as a network is to read them.
+/// A tensor of pixels, and the network's tensor that it becomes.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Reading {
-    /// What makes an item of numbers.
+    /// How an item is normalised.
     pub(super) to: Preprocess,
-    /// How many there are.
+    /// The number of items.
     pub(super) items: usize,
-    /// Of the network's tensor.
+    /// The shape of the network's tensor.
     pub(super) shape: Vec<usize>,
-    /// 16 bits.
+    /// Whether pixels have 16 bits.
     pub(super) wide: bool,
 }
 
 impl PixelInput {
-    /// The types that pixels have.
+    /// The types that pixels may have.
     pub const DATATYPES: [DataType; 2] = [DataType::Uint8, DataType::Uint16];
 
-    /// For images that `preprocess` makes as large as the input: whether that has a batch axis, and one for channels. `None`
-    /// where the network reads bytes, which images become at once.
+    /// For images that `preprocess` resizes to the input. The flags say whether the input has a batch axis and a channel axis. `None`
+    /// if the network reads bytes: images are decoded to these directly.
     pub fn new(preprocess: &Preprocess, batch_axis: bool, channel_axis: bool) -> Option<PixelInput> {
         let to = Preprocess { resize: Resize::Exact, filter: Filter::Nearest, ..preprocess.clone() };
         (to.datatype != image::DataType::Uint8).then_some(PixelInput { to, batch_axis, channel_axis })
@@ -59,7 +59,7 @@ impl PixelInput {
         batch.into_iter().chain([height, width, depth]).collect()
     }
 
-    /// How a tensor is read; `None` if it is not of pixels.
+    /// How a tensor of pixels is read; `None` if the tensor does not hold pixels.
     ///
     /// # Errors
     /// A shape that pixels do not have.
@@ -88,7 +88,7 @@ impl PixelInput {
         })
     }
 
-    /// The network's tensor of a tensor of pixels, in a block of these; `None` if it is not one.
+    /// Turns a tensor of pixels into the network's tensor, in memory from `blocks`; `None` if the tensor does not hold pixels.
     ///
     /// # Errors
     /// As [`PixelInput::reading`].
@@ -111,7 +111,7 @@ impl PixelInput {
     }
 }
 
-/// Samples of 16 bits, where they are if they are aligned.
+/// Samples of 16 bits: borrowed if they are aligned, else copied.
 fn samples(data: &[u8]) -> Cow<'_, [u16]> {
     bytemuck::try_cast_slice(data).map_or_else(|_| bytemuck::pod_collect_to_vec(data).into(), Cow::Borrowed)
 }
@@ -155,7 +155,7 @@ mod tests {
         let input = input(Color::Rgb, Layout::Nchw, [true, true]);
         let blocks = Blocks::new(Memory::Plain);
         let low: Vec<u8> = (0..3 * 60).map(|i| i as u8).collect();
-        // One byte into a block: not where 16 bits may be read.
+        // At an offset of one byte, so not aligned for 16 bits.
         let high: Vec<u8> =
             [0].into_iter().chain(low.iter().flat_map(|v| (u16::from(*v) * 257).to_ne_bytes())).collect();
         let numbers = |datatype, data: &[u8]| {

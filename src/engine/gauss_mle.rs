@@ -1,4 +1,4 @@
-//! The fitter of Gaussian spots behind the trait of all engines: ROIs in, parameters and their errors out.
+//! The fitter of Gaussian spots as an engine: ROIs in, parameters and their errors out.
 //!
 //! | tensor | type and shape | |
 //! |---|---|---|
@@ -7,8 +7,8 @@
 //! | `fits` | FP32 `[n, k]` | the columns of [`Columns`] |
 //! | `codes` | UINT8 `[n, 2]` | iterations, and the code of [`FitStatus`](super::kernels::FitStatus) |
 //!
-//! What is fitted comes with the batch ([`Setting`]), so that requests may ask for another model than the default. Batches may be
-//! camera frames as well, in which the engine looks for spots itself: [`frames`].
+//! The model to fit comes with the batch ([`Setting`]), so that requests may ask for another one than the default. A batch may also
+//! consist of camera frames, in which the engine finds the spots itself: [`frames`].
 
 mod batch;
 mod crew;
@@ -29,23 +29,23 @@ use std::{
     sync::Arc,
 };
 
-/// ROIs that a thread fits in one go at least: enough to fill its lanes again and again. Parts of 64 take up to a third longer.
+/// The fewest ROIs that a thread fits in one go: enough to refill its lanes many times. Parts of 64 take up to a third longer.
 const PART_MIN: usize = 128;
 
-/// And at the most: what a part reads and writes is in the core's first cache or the next.
+/// The most: what a part reads and writes then fits the core's first or second cache.
 const PART_MAX: usize = 512;
 
-/// Parts that each thread has of a batch, if they are not too small for that: whoever is done waits for no more than one.
+/// Parts per thread of a batch, unless they would be too small: a thread that is done then waits for no more than one part.
 const PARTS_EACH: usize = 4;
 
-/// ROIs for which a thread is worth waking: 200 that two threads shared took 244 us through HTTP on a virtual machine, and 211 where one
-/// had them all.
+/// ROIs for which it is worth waking a thread: 200 ROIs took 244 µs through HTTP on a virtual machine with two threads, and 211 µs
+/// with one.
 const WORTH_WAKING: usize = 256;
 
-/// ROIs of a batch that the next one may overlap: beside their time, waking somebody who waits for them is nothing.
+/// From this many ROIs on, the next batch may overlap a batch: the time to wake whoever waits for it is then negligible.
 const WORTH_OVERLAPPING: usize = 4096;
 
-/// ROIs of a part, of so many that threads share.
+/// ROIs of a part, if threads share `count` ROIs.
 fn part_of(count: usize, threads: usize) -> usize {
     const LANES_MAX: usize = 16;
     match threads.min(count / WORTH_WAKING) {
@@ -54,8 +54,8 @@ fn part_of(count: usize, threads: usize) -> usize {
     }
 }
 
-/// What a request asks of the fit: the model and the camera, and what is a spot where they are to be found first. Two are
-/// equal when they say the same, or share their camera where it has maps.
+/// A request's parameters for a fit: the model, the camera and, if spots are to be found first, the finder's options. Two settings
+/// are equal if all of these are; cameras with maps must be the same object.
 #[derive(Debug, Clone)]
 pub struct Setting {
     name: Arc<str>,
@@ -65,33 +65,33 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// This model, and what took the picture.
+    /// A setting with this model and camera.
     pub fn new(model: FitModel, camera: Arc<Camera>) -> Setting {
         let camera_name = match camera.sensor() {
-            // Maps are a model's own: one camera is one place in memory.
+            // Maps belong to a model: a camera is identified by its address.
             Some(_) => format!("maps at {:p}", Arc::as_ptr(&camera)),
             None => format!("{camera:?}"),
         };
         Setting { name: format!("{model:?} {camera_name}").into(), model, camera, finder: None }
     }
 
-    /// The same for batches of whole frames ([`frames`]), in which these are spots.
+    /// The same for batches of whole frames ([`frames`]), with these options for finding spots.
     #[must_use]
     pub fn finding(self, options: FinderOptions) -> Setting {
         Setting { name: format!("{} {options:?}", self.name).into(), finder: Some(Box::new(options)), ..self }
     }
 
-    /// What is fitted.
+    /// The model to fit.
     pub fn model(&self) -> &FitModel {
         &self.model
     }
 
-    /// What took the picture.
+    /// The camera that took the picture.
     pub fn camera(&self) -> &Arc<Camera> {
         &self.camera
     }
 
-    /// What is a spot, where batches are whole frames.
+    /// The options for finding spots, if batches are whole frames.
     pub fn finder(&self) -> Option<&FinderOptions> {
         self.finder.as_deref()
     }
@@ -128,7 +128,7 @@ impl GaussMle {
     }
 }
 
-/// What every fitter takes and gives. ROIs may be UINT16 as well.
+/// The inputs and outputs of every fitter. ROIs may also be UINT16.
 pub fn signature() -> Signature {
     let spec = |name: &str, datatype, shape: &[Dim]| TensorSpec {
         name: name.to_owned(),
@@ -172,7 +172,7 @@ impl Engine for GaussMle {
     }
 }
 
-/// The batch that an engine was given, checked: what is to be fitted, and as what.
+/// Checks a batch: returns its ROIs and its setting.
 pub(super) fn asked<'a, 's>(
     inputs: &[TensorView<'a>],
     setting: Option<&'s Setting>,
@@ -182,12 +182,12 @@ pub(super) fn asked<'a, 's>(
         return Err(wrong("no setting says what is to be fitted".to_owned()));
     };
     let rois = rois_of(inputs)?;
-    // All at once, so that a message names the right ROI.
+    // Checked for the whole batch, so that a message numbers the ROI correctly.
     on_sensor(&setting.camera, rois).map_err(|error| wrong(error.to_string()))?;
     Ok((rois, setting))
 }
 
-/// The ROIs of a batch, which may lie anywhere.
+/// The ROIs of a batch; not checked against the sensor.
 fn rois_of<'a>(inputs: &[TensorView<'a>]) -> Result<Rois<'a>, EngineError> {
     let wrong = |what: String| EngineError::Input(what);
     let [rois, corners] = inputs else {
@@ -207,13 +207,13 @@ fn rois_of<'a>(inputs: &[TensorView<'a>]) -> Result<Rois<'a>, EngineError> {
     Rois::new(adu, side, Some(values(corners.data)?)).map_err(|error| wrong(error.to_string()))
 }
 
-/// The values of a batch. Of none there is no place that would have to be aligned.
+/// The values of a batch. Empty data need not be aligned.
 fn values<T: AnyBitPattern>(data: &[u8]) -> Result<&[T], EngineError> {
     let values = if data.is_empty() { Ok(&[][..]) } else { bytemuck::try_cast_slice(data) };
     values.map_err(|_| EngineError::Device("a batch that is not aligned".to_owned()))
 }
 
-/// What the engine answers for `count` ROIs: rows of [`Columns`], and codes.
+/// The outputs for `count` ROIs: rows of [`Columns`], and codes.
 pub(super) fn outputs(columns: Columns, count: usize, rows: Bytes, codes: Bytes) -> Vec<Tensor> {
     vec![
         Tensor { datatype: DataType::Fp32, shape: vec![count, columns.count()], data: rows },
@@ -233,7 +233,7 @@ mod tests {
         axis.iter().flat_map(|y| axis.iter().map(move |x| 2.0 + photons * x * y)).collect()
     }
 
-    /// erf by its Maclaurin series: slow, exact, and none of the kernels'.
+    /// erf by its Maclaurin series: slow, exact, and independent of the kernels.
     fn libm_erf(x: f32) -> f32 {
         let x = f64::from(x);
         let (mut term, mut sum) = (x, x);

@@ -1,15 +1,15 @@
-//! Engines: one instance is one model on one device on one thread, without locks.
+//! Engines. An instance is one model on one device, used by one thread at a time, without locks.
 //!
 //! - [`tensor`]: data type, shape and bytes.
-//! - [`signature`]: what a model takes and gives.
-//! - [`ends`]: what is done before and behind a network, as an engine is told; [`reduction`]: what of its outputs is answered.
-//! - [`staging`]: the memory in which batches are put together.
+//! - [`signature`]: a model's inputs and outputs.
+//! - [`ends`]: the work before and after a network; [`reduction`]: reducing its outputs to what the answer needs.
+//! - [`staging`]: the memory in which batches are assembled.
 //! - [`onnx`]: ONNX Runtime.
 //! - [`gauss_mle`]: our own fitter of Gaussian spots, on [`kernels`].
 //! - [`kernels`]: our own kernels, C++ and their safe launchers.
 //! - [`cuda`]: GPUs, and the engines on them.
 //! - [`child`]: engines in a process of their own.
-//! - `regular_file`: opening what others put there, and nothing that one would wait for.
+//! - `regular_file`: opening files that others provide, without blocking on pipes or devices.
 
 pub mod child;
 pub mod cuda;
@@ -32,13 +32,13 @@ pub use tensor::{DataType, Tensor, TensorView};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Why an engine did not answer: one kind for each thing that can follow.
+/// Why an engine did not answer: one variant for each way in which the worker reacts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum EngineError {
-    /// This batch is at fault; the engine goes on. Its jobs are run alone once.
+    /// This batch is at fault; the engine still works. The jobs of the batch are each run alone once.
     #[error("{0}")]
     Input(String),
-    /// Too little memory was free for this batch; the engine goes on. Its jobs are run once more.
+    /// Too little memory was free for this batch; the engine still works. The jobs of the batch are run once more.
     #[error("{0}")]
     OutOfMemory(String),
     /// The engine or its device is at fault: drop both.
@@ -46,17 +46,17 @@ pub enum EngineError {
     Device(String),
 }
 
-/// A batch that an engine has begun.
+/// A batch that an engine has started.
 pub enum Flight {
-    /// It is done already.
+    /// It is complete.
     Landed(Vec<Tensor>),
-    /// It is on its way, and holds all that it reads and writes.
+    /// It is in flight, and holds all memory that it reads and writes.
     Airborne(Box<dyn Airborne>),
 }
 
-/// What of a batch is on its way. Dropping it waits for it as well: its memory is then somebody else's.
+/// A batch in flight. Dropping it also waits for it, since its memory is reused afterwards.
 pub trait Airborne: Send {
-    /// Waits for it, without keeping a core busy.
+    /// Waits until the batch is complete, without keeping a core busy.
     ///
     /// # Errors
     /// As [`Engine::start`].
@@ -64,7 +64,7 @@ pub trait Airborne: Send {
 }
 
 impl Flight {
-    /// Its outputs, once they are there.
+    /// Waits for the outputs.
     ///
     /// # Errors
     /// As [`Engine::start`].
@@ -76,32 +76,32 @@ impl Flight {
     }
 }
 
-/// How an engine takes batches.
+/// How an engine behaves from batch to batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Habits {
-    /// Whether one of another size than the one before is dear, since its work is planned anew: such an engine is best given batches of
-    /// one size.
+    /// Whether a batch of another size than the previous one is expensive, since its work is planned anew. Such an engine is best given
+    /// batches of one size.
     pub plans_anew: bool,
-    /// How often memory was made for a size whose work was not recorded since there were as many CUDA graphs as there may be.
+    /// How often memory was allocated for a batch size that was not recorded, since the maximum number of CUDA graphs was reached.
     pub unrecorded: u64,
 }
 
-/// Ends what an engine is about, from another thread.
+/// Interrupts an engine's running batch from another thread.
 pub trait Interrupt: Send + Sync {
-    /// Ends the batch that is under way, if there is one and it is `unwanted`, which is asked while the engine cannot come to the next.
-    /// Returns whether it is told to end now, which it does as soon as it can, with an error.
+    /// Ends the running batch, if there is one and it is `unwanted`. `unwanted` is called while the engine cannot proceed to the next
+    /// batch. Returns whether the batch was told to end: it then fails with an error as soon as it can.
     fn interrupt(&self, unwanted: &dyn Fn() -> bool) -> bool;
 }
 
-/// One model, loaded on one device; one thread at a time has it.
+/// One model, loaded on one device. Only one thread at a time uses it.
 pub trait Engine {
-    /// What the model takes and gives.
+    /// The model's inputs and outputs.
     fn signature(&self) -> &Signature;
 
-    /// Learns what is done at the ends of the network: from then on, its first input may come as pixels as well.
+    /// Sets the work before and after the network. From then on, its first input may come as pixels as well.
     ///
     /// # Errors
-    /// [`EngineError::Input`] where it can do no such thing.
+    /// [`EngineError::Input`] if the engine does not support that.
     fn equip(&mut self, ends: &Ends) -> Result<(), EngineError> {
         match *ends == Ends::default() {
             true => Ok(()),
@@ -109,23 +109,23 @@ pub trait Engine {
         }
     }
 
-    /// Batches that may be on their way at once; at least 1.
+    /// Batches that may be in flight at once; at least 1.
     fn depth(&self) -> usize {
         1
     }
 
-    /// Begins one batch. `inputs` are in the order of the signature's inputs, outputs come back in the order of its
-    /// outputs; for a model that batches, all have the same `shape[0]`. They are aligned for their types, as an
-    /// [`Assembler`](staging::Assembler) makes them. `setting` is what the requests of the batch ask for beside their tensors, for
-    /// engines that know any. Waits for the oldest one on its way where there are [`Engine::depth`].
+    /// Starts one batch. `inputs` are in the order of the signature's inputs, outputs come back in the order of its outputs. For a
+    /// model that batches, all have the same `shape[0]`. They are aligned for their types, as an [`Assembler`](staging::Assembler)
+    /// makes them. `setting` holds the parameters that the requests of the batch set beside their tensors, for engines that take
+    /// parameters. If [`Engine::depth`] batches are in flight, this waits for the oldest first.
     ///
     /// # Errors
-    /// [`EngineError::Input`] where another batch may succeed, [`EngineError::OutOfMemory`] where this one may later,
-    /// [`EngineError::Device`] where none will.
+    /// [`EngineError::Input`] if another batch may succeed, [`EngineError::OutOfMemory`] if this one may succeed later,
+    /// [`EngineError::Device`] if none will.
     fn start(&mut self, inputs: Vec<Tensor>, setting: Option<&Setting>) -> Result<Flight, EngineError>;
 
-    /// Runs one batch that may lie anywhere: starts a copy of it, and waits for that. For what is seldom: the copy is not in memory that
-    /// a device knows, which takes longer to make than most batches do.
+    /// Runs one batch from any memory: starts a copy of it, and waits for that. For rare use: the copy is in pageable memory, since
+    /// pinning memory takes longer than most batches do.
     ///
     /// # Errors
     /// As [`Engine::start`].
@@ -139,8 +139,8 @@ pub trait Engine {
         self.start(inputs, setting)?.land()
     }
 
-    /// Begins a batch of which only what is left after [`Ends::reduction`] is wanted. What comes may be that, or the outputs as they
-    /// are: where there is none, or an item cannot be reduced.
+    /// Starts a batch of which only the result of [`Ends::reduction`] is needed. The outputs may also come unreduced: if there is no
+    /// reduction, or an item cannot be reduced.
     ///
     /// # Errors
     /// As [`Engine::start`].
@@ -148,40 +148,41 @@ pub trait Engine {
         self.start(inputs, None)
     }
 
-    /// What the batches given to [`Engine::start`] are best put together in.
+    /// The kind of memory in which batches for [`Engine::start`] are best assembled.
     fn memory(&self) -> staging::Memory {
         staging::Memory::Plain
     }
 
-    /// Bytes that it holds on a device of its own; 0 for what runs in the host's memory.
+    /// Bytes of device memory that the engine holds; 0 if it runs in host memory.
     fn device_bytes(&self) -> u64 {
         0
     }
 
-    /// Of [`Engine::device_bytes`], what batches are copied into and out of, where that is told apart from what the engine works in.
+    /// The part of [`Engine::device_bytes`] that batches are copied into and out of, if the engine can tell it from its working memory.
     fn staging_bytes(&self) -> Option<u64> {
         None
     }
 
-    /// Whether batches of the same shapes take the same time whatever is in them: one that was measured tells how long the next takes.
+    /// Whether batches of the same shapes take the same time whatever they contain, so that one measurement predicts the next.
     fn is_even(&self) -> bool {
         false
     }
 
-    /// How it takes batches by now. It may change with each one that is begun.
+    /// How the engine behaves from batch to batch, as of now. It may change with each batch that is started.
     fn habits(&self) -> Habits {
         Habits::default()
     }
 
-    /// What ends a batch that it is about, where something can.
+    /// A handle that interrupts the running batch, if the engine supports that.
     fn interrupt(&self) -> Option<Arc<dyn Interrupt>> {
         None
     }
 
-    /// Lets go of memory that the next batch can get again. No batch is on its way.
+    /// Frees memory that the next batch can allocate again. Called when no batch is in flight.
     fn rest(&mut self) {}
 
-    /// Lets go of all that batches so far had made for those like them, which are not to come any more. No batch is on its way.
+    /// Also frees what earlier batches have set up for later ones of their kind, when no more of that kind are to come. Called when
+    /// no batch is in flight.
     fn forget(&mut self) {
         self.rest();
     }

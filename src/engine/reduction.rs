@@ -1,26 +1,26 @@
-//! What of an output is answered, where that is much less than the output: an engine on a device may make it there, so that only
-//! this leaves it.
+//! Reducing an output to what the answer needs, where that is much less than the output. An engine on a device may do so there, so
+//! that only the reduced output leaves the device.
 //!
-//! What is left comes in the output's place and is again something that its task reads, so an engine may reduce and need not: one on
-//! the host copies nothing, and the task does the same on the threads that answer. Both give the same answer: masks and boxes to the
-//! bit, scores of classes to 2e-6, since a device's exponentials and sums round otherwise.
+//! The reduced output replaces the output, and its task reads either form. So reducing is optional: an engine on the host does not
+//! reduce, since nothing has to be copied, and the task does the same work on the threads that answer. Both give the same answer: masks
+//! and boxes to the bit, class scores to 2e-6, since exponentials and sums round differently on a device.
 
 use super::kernels::postprocess::{BoxNumbers, ITEMS_MAX, ScoreActivation};
 use serde::{Deserialize, Serialize};
 
-/// What of an output a task needs.
+/// The part of an output that a task needs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Reduction {
     /// The best classes with their scores.
     Classify(Best),
     /// The class of each pixel.
     Segment(ClassMap),
-    /// The boxes of the score that is asked for.
+    /// The boxes with the required score.
     Detect(Anchors),
 }
 
 impl Reduction {
-    /// The output that is read: its place in the signature.
+    /// Index in the signature of the output that is reduced.
     pub fn output(&self) -> usize {
         match self {
             Reduction::Classify(best) => best.output,
@@ -30,24 +30,24 @@ impl Reduction {
     }
 }
 
-/// From scores of classes, `[n, classes]` and axes of one, to UINT32 of `[n, top, 2]`: the best, best first, each a [`Scored`].
+/// Class scores, `[n, classes]` with any further axes of one, become UINT32 of `[n, top, 2]`: the best, best first, each a [`Scored`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Best {
-    /// The output's place in the signature.
+    /// Index of the output in the signature.
     pub output: usize,
-    /// What becomes of scores before they are compared.
+    /// Applied to scores before they are compared.
     pub activation: ScoreActivation,
-    /// How many are left.
+    /// How many classes are kept.
     pub top: usize,
 }
 
-/// Classes that are left of an item at most: the kernel looks at all of them once for each.
+/// Most classes that are kept per item: the kernel scans all classes once for each.
 const TOP_MAX: usize = 32;
-/// Numbers that an output has for each class that is left of it, at least: less is not worth a launch.
+/// An output is only reduced if it has at least this many numbers per class kept: less is not worth a launch.
 const CLASSES_EACH: usize = 8;
 
 impl Best {
-    /// Items and classes; `None` if the shape is another, or too small to be worth reducing.
+    /// Items and classes of an output; `None` if its shape does not fit, or is too small to be worth reducing.
     pub(super) fn extents(&self, shape: &[usize]) -> Option<[usize; 2]> {
         let (&items, axes) = shape.split_first()?;
         let classes = *axes.iter().max()?;
@@ -58,36 +58,36 @@ impl Best {
     }
 }
 
-/// Words of a [`Scored`].
+/// 32-bit words per [`Scored`].
 pub const SCORED_WORDS: usize = 2;
 
 /// `Scored` of `kernels/postprocess.cu`: a class and its score.
 #[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct Scored {
-    /// Its number; all ones for none.
+    /// The class's number; all bits set for none.
     pub class: u32,
-    /// After the activation.
+    /// The score after the activation.
     pub score: f32,
 }
 
 const _: () = assert!(size_of::<Scored>() == SCORED_WORDS * size_of::<u32>());
 
-/// From scores to classes: `[n, classes, height, width]`, or with classes last, to UINT16 of `[n, height, width]`. The class with the
-/// highest score, the first of equals.
+/// Scores, `[n, classes, height, width]` or with classes last, become UINT16 of `[n, height, width]`: for each pixel, the class with
+/// the highest score, the first of equals.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ClassMap {
-    /// The output's place in the signature.
+    /// Index of the output in the signature.
     pub output: usize,
-    /// Classes are the last axis.
+    /// Whether classes are the last axis.
     pub last: bool,
-    /// For one class: 1 from here on, 0 below.
+    /// If there is only one class: a pixel is 1 if its score is at least this, else 0.
     #[serde(with = "crate::bits")]
     pub threshold: f32,
 }
 
 impl ClassMap {
-    /// Items, classes, height and width of an output; `None` where it has not such a shape, or a kernel cannot take so many.
+    /// Items, classes, height and width of an output; `None` if its shape does not fit, or exceeds what the kernel can take.
     pub(super) fn extents(&self, shape: &[usize]) -> Option<[usize; 4]> {
         let extents = match (shape, self.last) {
             (&[items, height, width, classes], true) | (&[items, classes, height, width], false) => {
@@ -101,31 +101,31 @@ impl ClassMap {
     }
 }
 
-/// From boxes and scores, `[n, 4 + classes, anchors]` or `[n, anchors, 4 + classes]`, to UINT32 of `[n, candidates, 8]`: the boxes of
-/// the score asked for, in any order, each a [`Candidate`]; those left over have no area. What overlaps is not looked at.
+/// Boxes and scores, `[n, 4 + classes, anchors]` or `[n, anchors, 4 + classes]`, become UINT32 of `[n, candidates, 8]`: the boxes with
+/// the required score, in any order, each a [`Candidate`]; unused candidates have no area. Overlapping boxes are all kept.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Anchors {
-    /// The output's place in the signature.
+    /// Index of the output in the signature.
     pub output: usize,
-    /// `[n, 4 + classes, anchors]`.
+    /// Whether the shape is `[n, 4 + classes, anchors]`.
     pub channels_first: bool,
-    /// The fifth channel is one, which multiplies the best score.
+    /// Whether the fifth channel is an objectness, by which the best score is multiplied.
     pub objectness: bool,
     /// What the four numbers of a box are.
     pub format: BoxNumbers,
-    /// Width and height of the input in pixels, where the numbers are parts of them.
+    /// Width and height of the input in pixels, if the numbers of a box are fractions of them.
     pub size: Option<[u32; 2]>,
     /// Boxes of a lower score are left out.
     #[serde(with = "crate::bits")]
     pub score_min: f32,
 }
 
-/// Boxes that are left of an item at most. One that has more comes as it is.
+/// Most boxes that are kept per item. An item with more is not reduced.
 const CANDIDATES_MAX: usize = 1024;
 
 impl Anchors {
-    /// Items, channels and anchors of an output, and how many candidates of each item there may be; `None` where it has not such a
-    /// shape, or as many would be left.
+    /// Items, channels and anchors of an output, and the maximum number of candidates per item; `None` if its shape does not fit, or
+    /// the reduced output would not be smaller.
     pub(super) fn extents(&self, shape: &[usize]) -> Option<[usize; 4]> {
         let &[items, a, b] = shape else { return None };
         let [channels, anchors] = if self.channels_first { [a, b] } else { [b, a] };
@@ -137,7 +137,7 @@ impl Anchors {
     }
 }
 
-/// Words of a [`Candidate`].
+/// 32-bit words per [`Candidate`].
 pub const CANDIDATE_WORDS: usize = 8;
 
 /// `Candidate` of `kernels/postprocess.cu`.
@@ -146,13 +146,13 @@ pub const CANDIDATE_WORDS: usize = 8;
 pub struct Candidate {
     /// Left, top, right, bottom in pixels of the input.
     pub corners: [f32; 4],
-    /// The best class's, by the objectness where there is one.
+    /// The best class's score, times the objectness if there is one.
     pub score: f32,
-    /// That class.
+    /// The best class.
     pub label: u32,
-    /// Where in the output it was: of equal scores the first counts.
+    /// Index of its anchor in the output: of equal scores the first counts.
     pub anchor: u32,
-    /// 0.
+    /// Padding, 0.
     pub unused: u32,
 }
 

@@ -1,13 +1,13 @@
-//! Opening files that others put there and name: a pipe or a device in the place of one is nobody to wait for.
+//! Opening files whose names and contents others control: a pipe or a device in place of a file must not block the server.
 
 use std::{fs::File, io, os::unix::fs::OpenOptionsExt, path::Path};
 
-/// Opens a file to read it. A pipe is none, since to open one is to wait for whoever writes there; nor is a device, which has no end.
+/// Opens a regular file for reading. A pipe is refused, since opening one waits for its writer; so is a device, which has no end.
 ///
 /// # Errors
-/// If there is none, or it cannot be opened.
+/// If there is no regular file, or it cannot be opened.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
-    // Looked at once it is open, without waiting for that: what is looked at before may be another thing by then.
+    // Opened without blocking, and checked once it is open: a path that is checked before may name something else by then.
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a file")) }
 }

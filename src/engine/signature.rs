@@ -1,4 +1,4 @@
-//! What a model takes and gives: names, types and shapes of its tensors.
+//! A model's inputs and outputs: names, types and shapes of its tensors.
 
 use super::tensor::DataType;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ pub enum Dim {
     Free,
 }
 
-/// A shape as people write it, `?` for what is free.
+/// A shape as text, with `?` for a free extent.
 pub fn show(shape: &[Dim]) -> String {
     let extents: Vec<String> = shape
         .iter()
@@ -71,23 +71,23 @@ pub enum Batching {
     Whole,
 }
 
-/// What a model takes and gives.
+/// A model's inputs and outputs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Signature {
-    /// What runs it, as `/v2` metadata names it, such as `onnxruntime_onnx`.
+    /// The platform that runs it, as `/v2` metadata names it, such as `onnxruntime_onnx`.
     pub platform: String,
     /// Inputs, in the model's order.
     pub inputs: Vec<TensorSpec>,
     /// Outputs, in the model's order.
     pub outputs: Vec<TensorSpec>,
-    /// Names of what the model has a value for and would take another: none of its inputs here.
+    /// Names of inputs for which the model file has a default value. They are not among `inputs`.
     pub defaulted: Vec<String>,
-    /// Names of inputs and outputs of which the file does not say how many axes they have; here they have none.
+    /// Names of inputs and outputs whose number of axes the file does not state. Their `shape` is empty.
     pub unshaped: Vec<String>,
 }
 
 impl Signature {
-    /// Whether inputs differ in nothing but what is in them, and, where that `counts`, in how many items there are along the first axis.
+    /// Whether all inputs have fixed sizes. With `counts`, the first axis may be free: it counts items.
     pub fn is_fixed(&self, counts: bool) -> bool {
         let fixed = |dim: &Dim| matches!(dim, Dim::Fixed(_));
         let is_fixed = |input: &TensorSpec| {

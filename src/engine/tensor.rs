@@ -1,4 +1,4 @@
-//! A tensor: a data type, a shape and bytes. The one currency between wire, queue and engines.
+//! A tensor: a data type, a shape and bytes. The network layer, the queues and the engines all exchange this type.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -114,7 +114,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Zeros, or empty strings, whose lengths are four bytes each; aligned for any type.
+    /// A tensor of zeros, or of empty strings, each a four-byte length of 0. Aligned for any type.
     pub fn zeros(datatype: DataType, shape: &[usize]) -> Tensor {
         let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(size_of::<u32>());
         let words = vec![0_u64; bytes.div_ceil(size_of::<u64>())];
@@ -126,7 +126,7 @@ impl Tensor {
         self.shape.iter().product()
     }
 
-    /// The tensor as engines read it, where it is aligned for its type.
+    /// A view for engines to read. It is as aligned as the tensor is.
     pub fn view(&self) -> TensorView<'_> {
         TensorView { datatype: self.datatype, shape: self.shape.clone(), data: &self.data }
     }
@@ -143,7 +143,7 @@ impl Tensor {
         Tensor { datatype: self.datatype, shape, data: self.data.slice(start * row..end * row) }
     }
 
-    /// The elements as `f32`: as they lie in memory where they are such and aligned, else converted.
+    /// The elements as `f32`: borrowed if they are aligned `f32` already, else converted.
     pub fn as_f32(&self) -> Option<Cow<'_, [f32]>> {
         if let (DataType::Fp32, Ok(values), true) =
             (self.datatype, bytemuck::try_cast_slice(&self.data), cfg!(target_endian = "little"))
@@ -177,7 +177,7 @@ impl Tensor {
     }
 }
 
-/// The memory of numbers as bytes, without a copy and as aligned as it was.
+/// The numbers as bytes, without a copy and with the same alignment.
 pub fn bytes_of<T: bytemuck::NoUninit + Send + 'static>(numbers: Vec<T>) -> Bytes {
     struct Numbers<T>(Vec<T>);
     impl<T: bytemuck::NoUninit> AsRef<[u8]> for Numbers<T> {
@@ -188,14 +188,14 @@ pub fn bytes_of<T: bytemuck::NoUninit + Send + 'static>(numbers: Vec<T>) -> Byte
     Bytes::from_owner(Numbers(numbers))
 }
 
-/// Adds an element to what a tensor of [`DataType::Bytes`] holds. `None` if it is too long for its length to be written: over 4 GiB.
+/// Appends an element to the data of a [`DataType::Bytes`] tensor. `None` if its length does not fit the prefix: over 4 GiB.
 pub fn push_element(data: &mut Vec<u8>, element: &[u8]) -> Option<()> {
     data.extend_from_slice(&u32::try_from(element.len()).ok()?.to_le_bytes());
     data.extend_from_slice(element);
     Some(())
 }
 
-/// A tensor in memory that somebody else owns, aligned for its type: what an engine reads.
+/// A tensor in borrowed memory, aligned for its type: the form that an engine reads.
 #[derive(Debug, Clone)]
 pub struct TensorView<'a> {
     /// Element type.
@@ -218,7 +218,7 @@ impl<'a> TensorView<'a> {
     /// The elements of a [`DataType::Bytes`] tensor as text.
     ///
     /// # Errors
-    /// If a length prefix leads out of the data, an element is not UTF-8 or holds a NUL, or the count is not the shape's.
+    /// If a length prefix exceeds the data, an element is not UTF-8 or holds a NUL, or the count is not the shape's.
     pub fn strings(&self) -> Result<Vec<&'a str>, String> {
         let expected: usize = self.shape.iter().product();
         let mut strings = Vec::new();
@@ -231,7 +231,7 @@ impl<'a> TensorView<'a> {
             let index = strings.len();
             let text =
                 std::str::from_utf8(element).map_err(|_| format!("element {index} is not UTF-8 text"))?;
-            // Which would end it for engines that mark the end so.
+            // Engines with NUL-terminated strings would cut the element there.
             if text.contains('\0') {
                 return Err(format!("element {index} holds a NUL, a byte of 0"));
             }

@@ -1,13 +1,13 @@
-//! Part of the build script: the messages and services that are defined beside this file, as Rust. The definitions are read
-//! by a library, so that no `protoc` is needed.
+//! Part of the build script: generates Rust from the messages and services that are defined beside this file. A library parses
+//! the definitions, so that no `protoc` is needed.
 
 use std::{env, fs, path::PathBuf};
 
 const FOLDER: &str = "src/protocol";
 const FILES: [&str; 2] = ["inference.proto", "health.proto"];
 
-/// Writes one Rust file per package, and `descriptors.bin`: the definitions themselves, which `config.pbtxt` is read by and
-/// which gRPC's reflection tells.
+/// Writes one Rust file per package, and `descriptors.bin`: the definitions themselves. They are used to parse `config.pbtxt`,
+/// and gRPC's reflection serves them.
 pub(crate) fn generate() {
     println!("cargo:rerun-if-changed={FOLDER}");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
@@ -21,7 +21,7 @@ pub(crate) fn generate() {
     tonic_prost_build::configure()
         .build_client(false)
         .build_transport(false)
-        // Tensors stay in the memory in which they came.
+        // As `Bytes`, tensors stay in the buffer in which they were received.
         .bytes(".inference")
         .btree_map(".inference")
         .compile_fds(compiler.file_descriptor_set())

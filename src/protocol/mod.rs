@@ -1,10 +1,9 @@
-//! The messages of the protocols that are written in Protocol Buffers, generated from the definitions in this folder when the
-//! crate is built.
+//! The Protocol Buffers messages of our protocols, generated from the definitions in this folder when the crate is built.
 //!
 //! - `inference.proto`: the Open Inference Protocol with Triton's extensions.
-//! - `model_config.proto`: what `config.pbtxt` and `ModelConfig` say of a model.
+//! - `model_config.proto`: a model's configuration, as in `config.pbtxt` and `ModelConfig`.
 //! - `health.proto`: gRPC's own health checks.
-//! - `generate.rs`: what the build script does with them.
+//! - `generate.rs`: the code generation that the build script runs.
 
 #[allow(
     missing_docs,

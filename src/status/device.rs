@@ -1,11 +1,11 @@
-//! A device as others see it: where it stands, what brought it there, and what is seen of it.
+//! The published status of a device: its state, the cause of that state, and what has been measured.
 
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
 
-/// Where a device stands, in the order of a life without trouble.
+/// The state of a device. The variants are in the order in which a healthy device passes through them; the faults come last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceState {
     /// Not ours yet: another process computes on it, or too little memory is free.
@@ -14,7 +14,7 @@ pub enum DeviceState {
     Warming,
     /// Runs batches; a forward pass has worked.
     Serving,
-    /// Runs batches, but something points at a fault.
+    /// Runs batches, but something indicates a fault.
     Suspect,
     /// Given no work until a canary has passed.
     Fenced,
@@ -23,7 +23,7 @@ pub enum DeviceState {
 }
 
 impl DeviceState {
-    /// All of them.
+    /// All states.
     pub const ALL: [DeviceState; 6] = [
         DeviceState::Waiting,
         DeviceState::Warming,
@@ -33,7 +33,7 @@ impl DeviceState {
         DeviceState::Lost,
     ];
 
-    /// As it stands in replies and metrics.
+    /// The name in replies and metrics.
     pub fn name(self) -> &'static str {
         match self {
             DeviceState::Waiting => "waiting",
@@ -45,13 +45,13 @@ impl DeviceState {
         }
     }
 
-    /// Whether it is given batches. A suspect device still is: its answers have been right so far.
+    /// Whether the device is given batches. A suspect device still is: its answers have been right so far.
     pub fn runs(self) -> bool {
         matches!(self, DeviceState::Serving | DeviceState::Suspect)
     }
 }
 
-/// What brought a device to where it stands, for counting: the label `reason` of metrics.
+/// What brought a device into its state, for counting: the label `reason` of metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
     /// The server has just started.
@@ -60,13 +60,13 @@ pub enum Cause {
     Taken,
     /// A forward pass has worked.
     Proved,
-    /// Nothing runs there.
+    /// No model runs on it.
     Empty,
-    /// Others use it.
+    /// Other processes use it.
     Contended,
-    /// Others wait for it, and came first.
+    /// Other processes wait for it, and came first.
     Turn,
-    /// It has too little free memory, or others have it to themselves.
+    /// It has too little free memory, or other processes use it exclusively.
     Memory,
     /// It could not be taken, for another reason.
     Refused,
@@ -76,13 +76,13 @@ pub enum Cause {
     Fault,
     /// This process cannot take it again after a fault; another one may.
     Poisoned,
-    /// A call does not come back.
+    /// A call does not return.
     Stuck,
     /// An Xid error.
     Xid,
     /// Memory errors.
     Ecc,
-    /// The driver's advice.
+    /// The driver advised it.
     Advice,
     /// Heat or power.
     Thermal,
@@ -90,16 +90,16 @@ pub enum Cause {
     Canary,
     /// It does not answer on the bus.
     Bus,
-    /// Nothing has pointed at a fault for a while.
+    /// Nothing has indicated a fault for a while.
     Clean,
-    /// Somebody asked for it to be left alone.
+    /// An operator drained it.
     Drain,
-    /// Somebody asked for it to be used again.
+    /// An operator asked for it to be used again.
     Resume,
 }
 
 impl Cause {
-    /// As it stands in replies and metrics.
+    /// The name in replies and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Cause::Start => "start",
@@ -127,32 +127,32 @@ impl Cause {
     }
 }
 
-/// A device as others see it.
+/// The published status of a device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Device {
     /// Such as `cpu` or a GPU's UUID.
     pub id: String,
-    /// Where it stands.
+    /// Its state.
     pub state: DeviceState,
-    /// What brought it there.
+    /// What brought it into that state.
     pub cause: Cause,
     /// Why, in words; may be empty.
     pub reason: String,
-    /// Since when it stands there.
+    /// Since when it has been in that state.
     pub since: Instant,
-    /// Whether somebody asked for it to be left alone.
+    /// Whether an operator has drained it.
     pub drained: bool,
-    /// What is seen of it.
+    /// What has been measured.
     pub seen: Seen,
 }
 
-/// What may lower a GPU's clocks: heat, its power supply, the limit of its power.
+/// What may lower a GPU's clocks: heat, its power supply, its power limit.
 pub const THROTTLES: [&str; 3] = ["thermal", "power_brake", "power_cap"];
 
-/// What is seen of a device; what is not told is not there.
+/// What has been measured of a device. What the device does not report is absent.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Seen {
-    /// The maker's name of it.
+    /// The manufacturer's name for it.
     pub name: Option<String>,
     /// Bytes of memory.
     pub memory_bytes: Option<u64>,
@@ -160,67 +160,67 @@ pub struct Seen {
     pub memory_free_bytes: Option<u64>,
     /// Bytes that this process holds.
     pub memory_own_bytes: Option<u64>,
-    /// Bytes that must be free before it is taken beside others.
+    /// Bytes that must be free before it is taken while other processes use it.
     pub memory_needed_bytes: Option<u64>,
-    /// Other processes that compute on it: their numbers and bytes.
+    /// Other processes that compute on it: process id, and bytes where known.
     pub processes: Option<Vec<(u32, Option<u64>)>>,
-    /// Bytes that others hold.
+    /// Bytes that other processes hold.
     pub others_bytes: Option<u64>,
-    /// Why no network runs there, where none can: what is ours beside ONNX Runtime may all the same.
+    /// Why it cannot run networks, if it cannot. Our own engines, which do not use ONNX Runtime, may run on it all the same.
     pub no_networks: Option<String>,
-    /// Models that are meant for it and cannot be there now: their names, and why.
+    /// Models that are meant for it and cannot be loaded there now: name and reason.
     pub refused: Vec<(String, String)>,
-    /// Models that are there, by name and version.
+    /// Models that are loaded there, by name and version.
     pub models: Vec<HeldModel>,
     /// Whether it is shared, and how, in a few words.
     pub verdict: String,
-    /// Share of its time in use, %.
+    /// Share of time in which it is busy, %.
     pub utilization_percent: Option<u32>,
     /// °C.
     pub temperature_c: Option<u32>,
-    /// From which on its clocks are lowered, °C.
+    /// The temperature from which its clocks are lowered, °C.
     pub slowdown_c: Option<u32>,
-    /// From which on it turns itself off, °C.
+    /// The temperature at which it turns itself off, °C.
     pub shutdown_c: Option<u32>,
     /// Whether its clocks are lowered now, by each of [`THROTTLES`].
     pub throttled: Option<[bool; THROTTLES.len()]>,
     /// Watts.
     pub power_w: Option<f64>,
-    /// Watts that it is held to.
+    /// The power limit, W.
     pub power_limit_w: Option<f64>,
     /// Joules since the driver was loaded.
     pub energy_j: Option<f64>,
-    /// Memory errors that were put right, since the driver was loaded.
+    /// Memory errors that were corrected, since the driver was loaded.
     pub ecc_corrected: Option<u64>,
-    /// Memory errors that could not be put right, since the driver was loaded.
+    /// Memory errors that could not be corrected, since the driver was loaded.
     pub ecc_uncorrected: Option<u64>,
     /// Transfers over PCI Express that had to be repeated, since the driver was loaded.
     pub pcie_replays: Option<u32>,
-    /// Whether the GPU is parted (MIG).
+    /// Whether the GPU is partitioned (MIG).
     pub mig: Option<bool>,
     /// Xid errors since the server started, by number.
     pub xids: BTreeMap<u64, u64>,
-    /// How long it has been waited for in all.
+    /// The total time that the server has waited for it.
     pub waited: Duration,
 }
 
 /// What a model holds on a device, as measured when it was loaded there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeldModel {
-    /// Its name.
+    /// The model's name.
     pub name: String,
-    /// Which version.
+    /// The model's version.
     pub version: String,
     /// Instances loaded.
     pub instances: u64,
-    /// Instances that fit now, with these, and what is kept free left alone.
+    /// Instances that fit now, the loaded ones included, without using the memory that is kept free.
     pub instances_max: u64,
     /// Bytes of one instance before its first batch.
     pub weights_bytes: u64,
-    /// What one holds beside that, by the size of batches, ascending: items, bytes, and of these what batches are copied into
-    /// and out of, where that is told.
+    /// What one instance holds beside that, by batch size, ascending: items, bytes, and how many of these bytes are buffers that
+    /// batches are copied into and out of, where the engine reports that.
     pub batches: Vec<(usize, u64, Option<u64>)>,
-    /// Bytes of one for batches of whole camera frames, where it takes such.
+    /// Bytes that one instance holds for batches of whole camera frames, if the model takes them.
     pub frames_bytes: u64,
 }
 
@@ -245,12 +245,12 @@ impl Device {
         }
     }
 
-    /// Whether it stands where whoever asked for it to be left alone, or to be used again, wants it.
+    /// Whether its state reflects the last request to drain it or to use it again.
     pub(super) fn heeds(&self) -> bool {
         self.drained == (self.cause == Cause::Drain)
     }
 
-    /// Where it stands and why, in words.
+    /// Its state and the reason, in words.
     pub(super) fn stands(&self) -> String {
         let (id, state) = (&self.id, self.state.name());
         match self.reason.as_str() {

@@ -1,5 +1,5 @@
-//! Who has which part of a range of bytes: first fit, and neighbours that come back are one again. It knows numbers only;
-//! [`region`](super::region) has the memory.
+//! A first-fit allocator for a range of bytes; adjacent free parts are merged. It handles offsets only; the memory belongs to
+//! [`region`](super::region).
 
 use parking_lot::{Condvar, Mutex};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
@@ -7,14 +7,14 @@ use std::{collections::BTreeMap, ops::Range, sync::Arc};
 /// Parts begin at multiples of this, which suits AVX-512 loads and cache lines.
 pub const ALIGN: usize = 64;
 
-/// What is free, by where it begins: no two parts touch.
+/// The free parts, start to length. No two of them are adjacent.
 #[derive(Debug)]
 struct Free {
     parts: BTreeMap<usize, usize>,
 }
 
 impl Free {
-    /// The first part that is large enough, cut to size.
+    /// Takes the first part that is large enough, cut to size.
     fn take(&mut self, bytes: usize) -> Option<usize> {
         let (start, found) =
             self.parts.iter().find(|(_, found)| **found >= bytes).map(|(start, found)| (*start, *found))?;
@@ -40,7 +40,7 @@ impl Free {
     }
 }
 
-/// A range of bytes that is lent in parts. Cloning gives the same one.
+/// A range of bytes that is lent in parts. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Arena(Arc<Shared>);
 
@@ -48,12 +48,12 @@ pub struct Arena(Arc<Shared>);
 struct Shared {
     range: Range<usize>,
     free: Mutex<Free>,
-    /// Told when a part comes back.
+    /// Notified when a part comes back.
     freed: Condvar,
 }
 
 impl Arena {
-    /// All of `range` is free. Both ends are multiples of [`ALIGN`].
+    /// An arena in which all of `range` is free. Both ends must be multiples of [`ALIGN`].
     pub fn new(range: Range<usize>) -> Arena {
         debug_assert!(range.start.is_multiple_of(ALIGN) && range.end.is_multiple_of(ALIGN));
         let parts = BTreeMap::from_iter((!range.is_empty()).then_some((range.start, range.len())));
@@ -65,19 +65,19 @@ impl Arena {
         self.0.range.len()
     }
 
-    /// Bytes that nobody has.
+    /// Free bytes.
     pub fn free_bytes(&self) -> usize {
         self.0.free.lock().parts.values().sum()
     }
 
-    /// So many bytes, rounded up to [`ALIGN`], if they are free in one piece.
+    /// Takes `bytes`, rounded up to [`ALIGN`], if they are free in one piece.
     pub fn take(&self, bytes: usize) -> Option<Span> {
         let bytes = rounded(bytes)?;
         let start = self.0.free.lock().take(bytes)?;
         Some(Span { arena: self.clone(), range: start..start + bytes })
     }
 
-    /// The same, once they are free. `None` where there are never so many.
+    /// The same, but waits until they are free. `None` if the arena is too small.
     pub fn take_waiting(&self, bytes: usize) -> Option<Span> {
         let bytes = rounded(bytes).filter(|bytes| *bytes <= self.bytes())?;
         let mut free = self.0.free.lock();
@@ -90,12 +90,12 @@ impl Arena {
     }
 }
 
-/// At least one unit, so that every part has a place of its own.
+/// At least one unit, so that no two parts have the same offset.
 fn rounded(bytes: usize) -> Option<usize> {
     bytes.max(1).checked_next_multiple_of(ALIGN)
 }
 
-/// A part that somebody has. Dropping it gives it back.
+/// A part that is lent. Dropping it gives it back.
 #[derive(Debug)]
 pub struct Span {
     arena: Arena,
@@ -103,7 +103,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// Which bytes.
+    /// Its bytes, as offsets.
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
     }

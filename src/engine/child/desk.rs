@@ -1,4 +1,4 @@
-//! Where a child's answers go out: words and tensors are written to its part of the region, which stays theirs until the
+//! Sends a child's answers: text and tensors are written to the child's part of the region, and keep their memory until the
 //! parent has read them.
 
 use super::{
@@ -12,20 +12,20 @@ use crate::engine::{EngineError, Tensor};
 use parking_lot::Mutex;
 use std::{collections::HashMap, ops::Range};
 
-/// Longer words are cut: they are for people.
+/// Longer error messages are cut: they are for people.
 const WORDS_MAX: usize = 2000;
 
-/// The way back to the parent, for all threads of a child.
+/// Sends answers to the parent, for all threads of a child.
 pub(super) struct Desk {
     link: Link,
     region: Region,
     results: Arena,
-    /// What the parent has not read yet: words with copies, and outputs that lie in the region.
+    /// Answers that the parent has not read yet, by id: the part with the text and copies, and outputs that lie in the region.
     out: Mutex<HashMap<u64, (Part, Vec<Tensor>)>>,
 }
 
 impl Desk {
-    /// Lends `results` of the region.
+    /// Answers are allocated from the range `results` of the region.
     pub(super) fn new(link: Link, region: Region, results: Range<usize>) -> Desk {
         Desk { link, region, results: Arena::new(results), out: Mutex::default() }
     }
@@ -38,13 +38,13 @@ impl Desk {
         &self.region
     }
 
-    /// The parent has read the answer to `id`.
+    /// The parent has read the answer to `id`: frees its memory.
     pub(super) fn taken(&self, id: u64) {
         let read = self.out.lock().remove(&id);
         drop(read);
     }
 
-    /// Answers without tensors. After a fault of the device, that was the last.
+    /// Answers without tensors. After a fault of the device, this is the last answer.
     pub(super) fn answer(&self, id: u64, answer: Result<Answer, EngineError>) {
         let answer = answer.map_err(shortened);
         self.send(id, &answer, &Copies::default(), Vec::new());
@@ -53,7 +53,7 @@ impl Desk {
         }
     }
 
-    /// Answers with the outputs of a batch: those that lie in the region stay where they are until the parent has read them, the
+    /// Answers with the outputs of a batch. Outputs that lie in the region stay where they are until the parent has read them; the
     /// others are copied there.
     pub(super) fn land(&self, id: u64, landed: Result<Vec<Tensor>, EngineError>, standing: Standing) {
         match landed {
@@ -66,7 +66,7 @@ impl Desk {
         }
     }
 
-    /// Waits where the parent has still to read what fills the memory.
+    /// Waits while the memory is full of answers that the parent has yet to read.
     fn send(&self, id: u64, answer: &Result<Answer, EngineError>, copies: &Copies<'_>, held: Vec<Tensor>) {
         let words = serde_json::to_vec(answer).expect("answers are plain data");
         let all = copies.bytes() + words.len();
@@ -85,7 +85,7 @@ impl Desk {
         self.out.lock().insert(id, (part, held));
         let message = Message { kind: Kind::Answer, id, offset, bytes };
         if let Err(error) = self.link.send_with(&message, sheet.as_ref().map(Region::file)) {
-            // The thread that reads sees that the parent is gone.
+            // The reading thread sees that the parent is gone, and ends the process.
             tracing::debug!(%error, "the parent does not listen any more");
         }
     }

@@ -1,4 +1,4 @@
-//! An engine that runs in a child: what workers hold in its place.
+//! The parent's proxy for an engine that runs in a child process. Workers hold it in place of the engine.
 
 use super::{
     parent::{Asks, Child, Held, unexpected},
@@ -13,7 +13,7 @@ use crate::engine::{
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 
-/// Cameras with maps that a child knows for an engine; the oldest is forgotten by both sides.
+/// Cameras with maps that a child keeps per engine. Beyond that, both sides forget the oldest.
 pub(super) const CAMERAS_MAX: usize = 4;
 
 /// An engine in a child.
@@ -25,15 +25,15 @@ pub struct ChildEngine {
     depth: usize,
     seats: Seats,
     standing: Arc<Mutex<Standing>>,
-    /// Those with maps that the child knows, the newest last.
+    /// The cameras with maps that the child keeps, with their ids, the newest last.
     cameras: Vec<(Arc<Camera>, u64)>,
 }
 
 impl Child {
-    /// Has the child make an engine.
+    /// Has the child create an engine.
     ///
     /// # Errors
-    /// Why it cannot be had there.
+    /// Why the child cannot create it.
     pub fn load(self: &Arc<Child>, recipe: &Recipe) -> Result<ChildEngine, EngineError> {
         let number = self.asks.number();
         let ask = Ask::Load { engine: number, recipe: recipe.clone() };
@@ -58,7 +58,7 @@ impl ChildEngine {
         &self.child.asks
     }
 
-    /// Begins a batch, of which what lies in the region stays where it is.
+    /// Starts a batch. Inputs that lie in the region are not copied.
     fn begin(
         &mut self,
         inputs: &[Tensor],
@@ -70,7 +70,7 @@ impl ChildEngine {
             Some(setting) => Some(Fitted::of(setting, self.eye(setting.camera())?)),
             None => None,
         };
-        // The tensors share their memory with these.
+        // These clones keep the inputs' memory alive.
         let held = Held { inputs: inputs.to_vec(), seat: Some(seat) };
         let (copies, inputs) = Copies::of(inputs.iter().map(parts), |data| self.asks().region.place(data));
         let ask = Ask::Start { engine: self.number, inputs, setting, reduced };
@@ -88,7 +88,7 @@ impl ChildEngine {
         }
     }
 
-    /// How the child knows a camera: maps are copied to it once.
+    /// How to refer to a camera in messages to the child. Its maps are copied there once.
     fn eye(&mut self, camera: &Arc<Camera>) -> Result<Eye, EngineError> {
         let (Some(maps), Some((height, width))) = (camera.map_values(), camera.sensor()) else {
             return Ok(Eye::uniform(camera));
@@ -100,7 +100,7 @@ impl ChildEngine {
         let shape = [height, width];
         let maps = maps.map(|map| (DataType::Fp32, &shape[..], bytemuck::cast_slice(map)));
         let (copies, maps) = Copies::of(maps.into_iter(), |_| None);
-        // What follows comes after it: nobody needs to wait.
+        // The child handles later asks after this one, so there is no need to wait for the answer.
         self.asks().ask(
             &Ask::Camera { engine: self.number, camera: id, height, width, maps },
             &copies,
@@ -165,13 +165,13 @@ impl Drop for ChildEngine {
         let unload = Ask::Unload { engine: self.number };
         let unloaded = self.asks().ask(&unload, &Copies::default(), Held::default()).and_then(Ticket::wait);
         if let Err(error) = unloaded {
-            // With the process, all of it is gone.
+            // The process is gone, and the engine with it.
             tracing::debug!(%error, "an engine was not unloaded");
         }
     }
 }
 
-/// A batch that a child runs. What it reads is held until the child has answered, whoever still waits for that.
+/// A batch that a child runs. Its inputs are held until the child has answered, even if nobody waits for the answer any more.
 struct Away {
     ticket: Ticket,
     standing: Arc<Mutex<Standing>>,
@@ -190,11 +190,11 @@ impl Airborne for Away {
     }
 }
 
-/// Room for so many batches on their way.
+/// Limits the number of batches in flight.
 #[derive(Debug, Clone)]
 struct Seats(Arc<(Mutex<usize>, Condvar)>);
 
-/// One of them, while it is taken.
+/// Room for one batch, taken until it is dropped.
 #[derive(Debug)]
 pub(super) struct Seat(Seats);
 

@@ -1,4 +1,4 @@
-//! Where a GPU's engines run: on threads of this process, or in a process of their own. From outside the two are the same.
+//! Where a GPU's engines run: on threads of this process, or in a child process. Both have the same interface.
 
 use super::{Child, Place, Post, Program, Recipe, Region};
 use crate::engine::{
@@ -9,17 +9,17 @@ use crate::engine::{
 };
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
-/// How GPUs are kept apart from the server.
+/// How GPUs are isolated from the server.
 #[derive(Debug, Clone, Default)]
 pub enum Isolation {
-    /// Not at all: what a driver or a library does there, it does to the server.
+    /// Not at all: a crash in a driver or a library takes the server with it.
     #[default]
     Thread,
     /// Each GPU has a process of its own.
     Process(Apart),
 }
 
-/// What all children have in common.
+/// What all child processes share.
 #[derive(Debug, Clone)]
 pub struct Apart {
     region: Region,
@@ -28,16 +28,16 @@ pub struct Apart {
 }
 
 impl Isolation {
-    /// A process for each of so many GPUs, which shares `bytes` of memory with this one.
+    /// One process for each of `gpus` GPUs, each with `bytes` of memory shared with this one.
     ///
     /// # Errors
-    /// Where the system refuses the memory.
+    /// If the system refuses the memory.
     pub fn process(gpus: usize, bytes: usize, onnx_runtime: Option<PathBuf>) -> io::Result<Isolation> {
         let region = Region::new(bytes, gpus)?;
         Ok(Isolation::Process(Apart { region, program: Program::own(), onnx_runtime }))
     }
 
-    /// Bytes of memory that this process shares with all of them.
+    /// Bytes of memory that this process shares with all children together.
     pub fn shared_bytes(&self) -> usize {
         match self {
             Isolation::Thread => 0,
@@ -45,7 +45,7 @@ impl Isolation {
         }
     }
 
-    /// What batches are best put together in, where that does not depend on the GPU.
+    /// The kind of memory in which batches are best assembled, if it does not depend on the GPU.
     pub fn memory(&self) -> Option<Memory> {
         match self {
             Isolation::Thread => None,
@@ -53,11 +53,11 @@ impl Isolation {
         }
     }
 
-    /// Takes a GPU; in this process, with host memory that was made for it before. A process of its own that takes longer for it
-    /// than `patience` is ended, if that is given: threads cannot be.
+    /// Takes a GPU. In this process, `host` is memory that was made for the GPU before. A child process that takes longer than
+    /// `patience`, if given, is killed; a thread cannot be.
     ///
     /// # Errors
-    /// Why it cannot be had now.
+    /// Why the GPU cannot be taken now.
     pub fn open(
         &self,
         gpu: &Gpu,
@@ -66,7 +66,7 @@ impl Isolation {
     ) -> Result<Executor, NotOpened> {
         match self {
             Isolation::Thread => {
-                // A broken context that a library keeps is what is had again, whatever broke it: this process gets no other.
+                // If a library holds on to a broken context, this process gets that context again, whatever broke it.
                 let kept = cuda::remains(gpu) == Some(true);
                 let opened = Context::open_with(gpu, host).map_err(|error| match error.of_taking() {
                     EngineError::Device(_) if kept || error.ends_process() => NotOpened::Poisoned(error),
@@ -89,7 +89,8 @@ impl Isolation {
 /// Why a GPU could not be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum NotOpened {
-    /// Something that this process ran on a GPU has left it unable to use this one. A process of its own is another one each time.
+    /// Something that this process ran on a GPU has left the process unable to use this one. Does not occur with child processes: each
+    /// attempt starts a new one.
     #[error(transparent)]
     Poisoned(CudaError),
     /// Anything else.
@@ -97,21 +98,21 @@ pub enum NotOpened {
     Failed(#[from] EngineError),
 }
 
-/// A GPU that is ours.
+/// A GPU that the server has taken.
 #[derive(Debug, Clone)]
 pub enum Executor {
-    /// In this process.
+    /// Used from this process.
     Thread(Arc<Context>),
-    /// In one of its own.
+    /// Used from a child process.
     Process(Arc<Child>),
 }
 
 impl Executor {
-    /// Has the calling thread use it, and run near it; nothing to do for one in a process of its own, whose threads do so
+    /// Binds the calling thread to the GPU and to the processors near it. Does nothing for a child process, whose threads do so
     /// themselves.
     ///
     /// # Errors
-    /// Where it is broken.
+    /// If the GPU's context is broken.
     pub fn bind(&self) -> Result<(), EngineError> {
         match self {
             Executor::Thread(context) => Ok(context.bind()?),
@@ -119,10 +120,10 @@ impl Executor {
         }
     }
 
-    /// Makes an engine; in this process, on the thread that is to own it, and with ONNX Runtime if that is loaded here.
+    /// Creates an engine. In this process: on the thread that is to own it, and with ONNX Runtime if that is loaded here.
     ///
     /// # Errors
-    /// Why it cannot be had.
+    /// Why it cannot be created.
     pub fn make(
         &self,
         recipe: &Recipe,
@@ -134,10 +135,10 @@ impl Executor {
         }
     }
 
-    /// What of its memory is free.
+    /// The GPU's free memory.
     ///
     /// # Errors
-    /// Where it is broken.
+    /// If the GPU's context is broken, or the child is gone.
     pub fn memory(&self) -> Result<MemoryInfo, EngineError> {
         match self {
             Executor::Thread(context) => Ok(context.memory()?),
@@ -145,10 +146,10 @@ impl Executor {
         }
     }
 
-    /// Gives memory back to the system that nothing holds.
+    /// Gives unused memory back to the system.
     ///
     /// # Errors
-    /// Where it is broken.
+    /// If the GPU's context is broken, or the child is gone.
     pub fn trim(&self) -> Result<(), EngineError> {
         match self {
             Executor::Thread(context) => Ok(context.trim()?),
@@ -156,7 +157,7 @@ impl Executor {
         }
     }
 
-    /// Whether it answers as it should: a small fit, whose result is known.
+    /// Checks that the GPU computes correctly: a small fit with a known result.
     ///
     /// # Errors
     /// What it did instead.
@@ -167,7 +168,7 @@ impl Executor {
         }
     }
 
-    /// The number of its process, where it has one of its own.
+    /// The id of the child process, if there is one.
     pub fn process(&self) -> Option<u32> {
         match self {
             Executor::Thread(_) => None,
@@ -175,7 +176,7 @@ impl Executor {
         }
     }
 
-    /// Why its process is gone, once it is.
+    /// Why the child process is gone, once it is.
     pub fn ended(&self) -> Option<String> {
         match self {
             Executor::Thread(_) => None,
@@ -183,7 +184,7 @@ impl Executor {
         }
     }
 
-    /// Ends its process, where it has one of its own.
+    /// Kills the child process, if there is one.
     pub fn kill(&self, reason: &str) {
         match self {
             // Threads cannot be ended from outside.

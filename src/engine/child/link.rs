@@ -1,8 +1,7 @@
-//! The socket between a parent and a child: messages of one size, whole or not at all.
+//! The socket between a parent and a child. It carries messages of a fixed size, each whole or not at all.
 //!
-//! A message says where in the shared memory the rest is, or in the memory that comes with it. Both sides are of one build, which the
-//! first thing that is asked makes sure of. Sockets that keep messages apart need no
-//! lock: any thread sends.
+//! A message says where its contents are: in the shared memory, or in the memory whose handle comes with it. Both sides are the same
+//! build; the first ask verifies that. Any thread may send without a lock, since the socket preserves message boundaries.
 
 use rustix::{
     cmsg_space,
@@ -22,15 +21,15 @@ use std::{
 /// Bytes of a message.
 const MESSAGE: usize = 32;
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub(super) enum Kind {
-    /// From the parent: something to do. Each has one answer.
+    /// From the parent: a command. Each has one answer.
     Ask = 1,
-    /// From the child: what became of it.
+    /// From the child: the result of an ask.
     Answer = 2,
-    /// From the parent: the answer was read, and its memory is the child's again.
+    /// From the parent: the answer has been read, and its memory belongs to the child again.
     Taken = 3,
 }
 
@@ -40,9 +39,9 @@ pub(super) struct Message {
     pub(super) kind: Kind,
     /// Which ask it belongs to.
     pub(super) id: u64,
-    /// Where in the shared memory its words are.
+    /// Offset of its text in the shared memory.
     pub(super) offset: u64,
-    /// How many bytes of words.
+    /// Bytes of text.
     pub(super) bytes: u64,
 }
 
@@ -80,21 +79,21 @@ impl From<OwnedFd> for Link {
 }
 
 impl Link {
-    /// Two ends; the second is for another process.
+    /// A connected pair; the second end is for another process.
     pub(super) fn pair() -> io::Result<(Link, OwnedFd)> {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         Ok((Link(ours), theirs))
     }
 
-    /// Sends a message; an error where the other side is gone.
+    /// Sends a message. Fails if the other side is gone.
     pub(super) fn send(&self, message: &Message) -> io::Result<()> {
         let bytes = message.encode();
         retry_on_intr(|| send(&self.0, &bytes, SendFlags::NOSIGNAL))?;
         Ok(())
     }
 
-    /// The same, with a handle, if there is one, that the other side gets its own of.
+    /// The same, with a file handle, if there is one, which is duplicated for the other side.
     pub(super) fn send_with(&self, message: &Message, handle: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let Some(handle) = handle else { return self.send(message) };
         let bytes = message.encode();
@@ -108,7 +107,7 @@ impl Link {
         Ok(())
     }
 
-    /// Waits for a message, and the handle that may come with it; `None` where the other side is gone.
+    /// Waits for a message and the handle that may come with it; `None` if the other side is gone.
     pub(super) fn receive(&self) -> io::Result<Option<(Message, Option<OwnedFd>)>> {
         let mut bytes = [0; MESSAGE];
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
@@ -132,7 +131,7 @@ impl Link {
         }
     }
 
-    /// Tells the other side that nothing more comes.
+    /// Tells the other side that no more messages follow.
     pub(super) fn shut(&self) {
         if let Err(error) = shutdown(&self.0, Shutdown::Write) {
             tracing::debug!(?error, "the socket of a child was closed already");

@@ -1,5 +1,5 @@
-//! Engines in a process of their own, so that whatever a driver or a library does there (a segfault, an abort, an error that
-//! its process cannot live with) costs one process and no request.
+//! Engines in a child process, so that a failure in a driver or a library (a segfault, an abort, an error that its process
+//! cannot survive) costs one process and no request.
 //!
 //! ```text
 //! parent                                              child (this program again: `ocelli worker`)
@@ -9,17 +9,17 @@
 //!         copies them out     -- taken 7 --------->   their memory is free again
 //! ```
 //!
-//! - [`region`]: the shared memory, and [`arena`]: who has which part of it.
-//! - `link`: the socket and its messages; `wire`: what they point to.
-//! - `parent`: [`Child`], its process, and who waits for what; `ticket`: for which answer; `process`: how that is started and how it ended.
-//! - `engine`: [`ChildEngine`], what a worker holds.
-//! - [`mod@serve`]: the child; `seat`: an engine in it; `desk`: where its answers go out.
-//! - `executor`: [`Isolation`] and [`Executor`], the choice between the two ways.
-//! - `recipe`: which engine to make, the one place where it is made.
+//! - [`region`]: the shared memory, and [`arena`]: its allocator.
+//! - `link`: the socket and its messages; `wire`: what the messages point to.
+//! - `parent`: [`Child`] and its pending asks; `ticket`: a pending answer; `process`: how the process is started and how it ended.
+//! - `engine`: [`ChildEngine`], the proxy that a worker holds.
+//! - [`mod@serve`]: the child's main loop; `seat`: an engine in the child; `desk`: how it sends its answers.
+//! - `executor`: [`Isolation`] and [`Executor`], the choice between threads and child processes.
+//! - `recipe`: which engine to create, and the one place where engines are created.
 //!
-//! A child ends with its parent: by a signal from the system, and with the socket. It has no request's names and no sockets of
-//! callers. Every memory is bounded: the region by the option `isolation_bytes`, what is on its way, in it or in sheets, by the engines'
-//! depth.
+//! A child ends with its parent: by a signal from the system, and when the socket closes. It knows no names from requests and has no
+//! callers' sockets. All memory is bounded: the region by the option `isolation_bytes`; batches in flight, in the region or in sheets
+//! (memory for one message), by the engines' depth.
 
 pub mod arena;
 mod desk;

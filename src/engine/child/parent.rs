@@ -1,7 +1,7 @@
-//! A child as its parent sees it: what is asked of it, who waits for the answers, and what they get when it is gone.
+//! The parent's side of a child: its asks, who waits for the answers, and what they get when the child is gone.
 //!
-//! One thread per child starts the process, reads its answers and sees its end. The system ends a process with the thread that
-//! started it, so that thread lives as long.
+//! One thread per child starts the process, reads its answers and handles its end. The system kills a child process when the thread
+//! that started it ends, so that thread lives as long as the child.
 
 mod ending;
 
@@ -36,39 +36,39 @@ use std::{
     time::Duration,
 };
 
-/// How long a child has to give everything back when it is not needed any more.
+/// How long a child may take to release everything when it is no longer needed.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// What a child is to be.
+/// What a child is started with.
 #[derive(Debug, Clone)]
 pub struct Post {
-    /// What its device is called in words.
+    /// The device's name in messages.
     pub device: String,
-    /// The UUID of its GPU; the CPU otherwise.
+    /// The UUID of its GPU; none for the CPU.
     pub gpu: Option<String>,
     /// What to run.
     pub program: Program,
     /// The memory that is shared with it.
     pub region: Region,
-    /// Where ONNX Runtime is.
+    /// The path of ONNX Runtime.
     pub onnx_runtime: Option<PathBuf>,
-    /// How long it may take to take its device; one that takes longer is ended. None: for ever.
+    /// How long it may take to take its device; a child that takes longer is killed. `None`: without a limit.
     pub patience: Option<Duration>,
 }
 
-/// A running child. When the last hold on it is dropped, it gives its device back and ends.
+/// A running child. When the last reference to it is dropped, it releases its device and ends.
 #[derive(Debug)]
 pub struct Child {
     pub(super) asks: Arc<Asks>,
-    /// And what is told when it has nothing more to tell: whether the process has ended.
+    /// The thread that reads its answers, and a channel for its last message: whether the process has ended.
     thread: Mutex<Option<(JoinHandle<()>, mpsc::Receiver<bool>)>>,
 }
 
 impl Child {
-    /// Starts it, and has it take its device.
+    /// Starts a child, and has it take its device.
     ///
     /// # Errors
-    /// Why the process or the device cannot be had.
+    /// Why the process cannot be started, or the device cannot be taken.
     pub fn start(post: Post) -> Result<Arc<Child>, EngineError> {
         let (started, starting) = mpsc::channel();
         let (gone, end) = mpsc::channel();
@@ -76,7 +76,7 @@ impl Child {
         let patience = post.patience;
         let thread = std::thread::Builder::new().name("ocelli-child".into()).spawn(move || {
             let Some(asks) = begin(&post, &started) else { return };
-            // Whoever waits for an answer is told that none comes, whatever becomes of this.
+            // Even after a panic here, all who wait for an answer are told that none comes.
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| asks.read())) {
                 let words = panic_words(&panic);
                 asks.book
@@ -86,7 +86,7 @@ impl Child {
                 asks.process.lock().kill();
             }
             let outlasts = asks.settle(asks.end());
-            // Nobody may be waiting for it.
+            // An error: nobody waits for it.
             let _ = gone.send(outlasts.is_none());
             if let Some(outlasts) = outlasts {
                 asks.wait_for_the_end(outlasts);
@@ -106,29 +106,29 @@ impl Child {
         if let Some(patience) = patience
             && !opened.comes_within(patience)
         {
-            // Nobody else has it yet who could end it.
+            // Nobody else holds the child yet, so nobody else could kill it.
             child.kill(&format!("it has not taken its device within {} ms", patience.as_millis()));
         }
         opened.wait()?;
         Ok(Arc::new(child))
     }
 
-    /// The process's number.
+    /// The process id.
     pub fn id(&self) -> u32 {
         self.asks.id
     }
 
-    /// Bytes of results that the device wrote where this process reads them, and of those that the child copied there first.
+    /// Bytes of results that the device wrote to shared memory itself, and bytes that the child copied there first.
     pub fn results_bytes(&self) -> [u64; 2] {
         [&self.asks.landed_bytes, &self.asks.copied_bytes].map(|bytes| bytes.load(Ordering::Relaxed))
     }
 
-    /// Why it is gone, once it is.
+    /// Why the child is gone, once it is.
     pub fn ended(&self) -> Option<String> {
         self.asks.book.lock().ended.clone()
     }
 
-    /// Ends the process at once: for one that hangs. Whoever waits gets an error with this reason.
+    /// Kills the process at once, for one that hangs. All who wait for answers get an error with this reason.
     pub fn kill(&self, reason: &str) {
         let mut book = self.asks.book.lock();
         if book.ended.is_some() {
@@ -140,10 +140,10 @@ impl Child {
         self.asks.process.lock().kill();
     }
 
-    /// What of the device's memory is free.
+    /// The device's free memory.
     ///
     /// # Errors
-    /// Where the child is gone, or its context is broken.
+    /// If the child is gone, or its context is broken.
     pub fn memory(&self) -> Result<MemoryInfo, EngineError> {
         let reply = self.asks.ask(&Ask::Memory, &Copies::default(), Held::default())?.wait()?;
         match reply.answer {
@@ -152,7 +152,7 @@ impl Child {
         }
     }
 
-    /// Whether the device answers as it should.
+    /// Checks that the device computes correctly.
     ///
     /// # Errors
     /// What it did instead.
@@ -160,10 +160,10 @@ impl Child {
         self.asks.ask(&Ask::Canary, &Copies::default(), Held::default())?.wait().map(drop)
     }
 
-    /// Gives memory back to the system that nothing holds.
+    /// Gives unused memory back to the system.
     ///
     /// # Errors
-    /// Where the child is gone, or its context is broken.
+    /// If the child is gone, or its context is broken.
     pub fn trim(&self) -> Result<(), EngineError> {
         self.asks.ask(&Ask::Trim, &Copies::default(), Held::default())?.wait().map(drop)
     }
@@ -194,12 +194,12 @@ impl Drop for Child {
     }
 }
 
-/// Starts the process, and tells whoever waits for it.
+/// Starts the process, and sends the outcome to `started`.
 fn begin(post: &Post, started: &mpsc::Sender<std::io::Result<Arc<Asks>>>) -> Option<Arc<Asks>> {
     let traffic = match post.region.traffic(&post.device) {
         Ok(traffic) => Arc::new(traffic),
         Err(why) => {
-            // Whoever started this waits for it.
+            // Cannot fail: `Child::start` waits for it.
             let _ = started.send(Err(std::io::Error::other(why)));
             return None;
         }
@@ -223,25 +223,25 @@ fn begin(post: &Post, started: &mpsc::Sender<std::io::Result<Arc<Asks>>>) -> Opt
         }
         Err(error) => (Err(error), None),
     };
-    // Whoever started this waits for it.
+    // Cannot fail: `Child::start` waits for it.
     let _ = started.send(result);
     asks
 }
 
-/// What is asked of a child, and by whom.
+/// The asks to a child, and who waits for their answers.
 pub(super) struct Asks {
     device: String,
-    /// The process's number.
+    /// The process id.
     id: u32,
     link: Link,
     pub(super) region: Region,
     process: Mutex<Running>,
-    /// Until the child is gone.
+    /// The child's share of the region, until the child is gone.
     traffic: Mutex<Option<Arc<Traffic>>>,
     book: Mutex<Book>,
-    /// What outputs are copied into.
+    /// Memory into which outputs are copied.
     results: Blocks,
-    /// Bytes of outputs that lay in the region already, and of those that the child copied there.
+    /// Bytes of outputs that lay in the region already, and bytes that the child copied there.
     landed_bytes: AtomicU64,
     copied_bytes: AtomicU64,
     numbers: AtomicU64,
@@ -253,53 +253,53 @@ impl fmt::Debug for Asks {
     }
 }
 
-/// Who waits for what.
+/// Pending asks, and how the child ends.
 #[derive(Default)]
 struct Book {
     next: u64,
     waiting: HashMap<u64, Waiting>,
-    /// What the child, or whoever killed it, told of a fault.
+    /// A fault, as reported by the child or by whoever killed it.
     fault: Option<String>,
-    /// It is asked to end.
+    /// The child has been asked to end.
     leaving: bool,
-    /// It is told to end at once.
+    /// The child has been killed by the server.
     killed: bool,
-    /// Why it is gone.
+    /// Why the child is gone.
     ended: Option<String>,
 }
 
-/// Something that was asked for, with all that the child reads until it has answered.
+/// A pending ask, with all memory that the child reads until it has answered.
 struct Waiting {
     tell: mpsc::Sender<Result<Reply, EngineError>>,
     _part: Part,
     _held: Held,
 }
 
-/// What is kept until the child has answered.
+/// Kept until the child has answered.
 #[derive(Default)]
 #[expect(dead_code, reason = "held, and not read here")]
 pub(super) struct Held {
-    /// What it reads where it lies.
+    /// Inputs that the child may read in place.
     pub(super) inputs: Vec<Tensor>,
-    /// Whatever else ends with the answer.
+    /// Room for the batch, which the answer frees.
     pub(super) seat: Option<super::engine::Seat>,
 }
 
 impl Asks {
     fn traffic(&self) -> Result<Arc<Traffic>, String> {
-        // Of one that does not end it is kept, and of no use.
+        // A killed child that does not end keeps its share, but nothing more can be sent to it.
         match &self.book.lock().ended {
             Some(reason) => Err(reason.clone()),
             None => self.traffic.lock().clone().ok_or_else(|| "the device's process is gone".to_owned()),
         }
     }
 
-    /// A number that nothing in the child has.
+    /// A number that nothing in the child has yet.
     pub(super) fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Asks for something. Waits where the memory for it is still full of what was asked for before.
+    /// Sends an ask. Waits while the memory for it is full of earlier asks.
     pub(super) fn ask(&self, ask: &Ask, copies: &Copies<'_>, held: Held) -> Result<Ticket, EngineError> {
         self.send(ask, copies, held, None)
     }
@@ -334,13 +334,13 @@ impl Asks {
         drop(book);
         let message = Message { kind: Kind::Ask, id, offset, bytes };
         if let Err(error) = self.link.send_with(&message, region.or(sheet.as_ref()).map(Region::file)) {
-            // The thread that reads sees the same end, and says so.
+            // The reading thread sees the same end, and reports it to all who wait.
             tracing::debug!(%error, "a child does not listen any more");
         }
         Ok(Ticket::of(told))
     }
 
-    /// Hands answers on, until the child is gone.
+    /// Passes answers on to those who wait for them, until the child is gone.
     fn read(&self) {
         loop {
             match self.link.receive() {
@@ -358,8 +358,8 @@ impl Asks {
         }
     }
 
-    /// What is in shared memory is copied, so that the child has it back whoever still reads the outputs, and nothing that a
-    /// broken child writes later is seen.
+    /// Outputs are copied out of shared memory. So the child gets its memory back however long they are read, and whatever a broken
+    /// child writes later is not seen.
     fn hand_on(&self, message: &Message, sheet: Option<OwnedFd>) {
         let reply = self.reply(message, sheet);
         if let Err(error) = self.link.send(&Message { kind: Kind::Taken, ..*message }) {
@@ -372,9 +372,9 @@ impl Asks {
         let waiting = book.waiting.remove(&message.id);
         drop(book);
         if let Some(Waiting { tell, _part, _held }) = waiting {
-            // First, so that whoever is told finds the memory and the place free.
+            // Dropped first, so that whoever gets the answer finds the memory and the seat free.
             drop((_part, _held));
-            // Whoever asked may not care.
+            // An error: the asker no longer waits.
             let _ = tell.send(reply);
         }
     }
@@ -395,7 +395,7 @@ impl Asks {
                         Place::Before(_) => &self.copied_bytes,
                     };
                     count.fetch_add(at.bytes as u64, Ordering::Relaxed);
-                    // Before memory is taken for it.
+                    // Checked before memory is allocated for it.
                     region.checked(place, at.bytes)?;
                     let mut data = self.results.lend(at.bytes);
                     region.copy(place, &mut data)?;
@@ -409,7 +409,7 @@ impl Asks {
     }
 }
 
-/// For an answer to something else.
+/// The error for an answer that does not fit its ask.
 pub(super) fn unexpected(answer: &Answer) -> EngineError {
     EngineError::Device(format!("the device's process answered something else: {answer:?}"))
 }

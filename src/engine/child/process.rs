@@ -1,8 +1,8 @@
-//! The process of a child: how it is started, what it says, how it ended.
+//! The operating-system process of a child: how it is started, what it prints, how it ended.
 //!
-//! It is this program again, with the socket as its standard input, so that no handle is open in it but by intent. What it and
-//! its libraries print comes through a pipe into this process's log, line by line, with the device's name: lines of several
-//! processes do not mix, JSON stays JSON, and the last words of one that was aborted are at hand.
+//! It runs this program again, with the socket as its standard input, so that no handle is open in it unintentionally. What it
+//! and its libraries print comes through a pipe into this process's log, line by line, with the device's name. So lines of
+//! different processes do not mix, a JSON log stays JSON, and the last line of an aborted process is available.
 
 use super::{link::Link, serve::FAULT};
 use rustix::process::Signal;
@@ -19,9 +19,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Bytes of a line that are read as one.
+/// Longer lines are split at this many bytes.
 const LINE_MAX: u64 = 4096;
-/// How long the last words of a process that is gone are waited for: they are in the pipe already.
+/// How long to wait for the last line of a process that is gone: it is in the pipe already.
 const LAST_WORDS: Duration = Duration::from_millis(50);
 
 /// What to run as a child.
@@ -29,9 +29,9 @@ const LAST_WORDS: Duration = Duration::from_millis(50);
 pub struct Program {
     /// Its file.
     pub path: PathBuf,
-    /// What comes before the words of ours.
+    /// Arguments that come before our own.
     pub arguments: Vec<OsString>,
-    /// Variables beside this process's own.
+    /// Environment variables in addition to this process's own.
     pub environment: Vec<(OsString, OsString)>,
 }
 
@@ -48,21 +48,21 @@ pub(super) struct Running {
     last_words: mpsc::Receiver<Option<String>>,
 }
 
-/// How it ended.
+/// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// As it should.
+    /// Normally.
     Done,
-    /// By a fault of its device, which it told.
+    /// By a fault of its device, which it reported.
     Fault,
     /// In any other way.
     Other(ExitStatus),
-    /// Not at all, so far.
+    /// It has not ended so far.
     Hangs,
 }
 
 impl Running {
-    /// Starts it, and a thread that reads what it says. The system ends the process when the calling thread ends.
+    /// Starts the process, and a thread that reads its output. The system kills the process when the calling thread ends.
     pub(super) fn start(program: &Program, device: &str, gpu: Option<&str>) -> io::Result<(Running, Link)> {
         let (link, theirs): (Link, OwnedFd) = Link::pair()?;
         let (said, say) = io::pipe()?;
@@ -70,18 +70,18 @@ impl Running {
         command.arg0("ocelli").args(&program.arguments).args(["worker", "--level"]);
         command.arg(tracing::level_filters::LevelFilter::current().to_string().to_lowercase());
         command.stdin(theirs).stdout(say.try_clone()?).stderr(Stdio::from(say));
-        // In a group of its own: a key that interrupts this process is not for it.
+        // In its own process group: Ctrl-C in the terminal of this process does not reach it.
         command.process_group(0).envs(program.environment.iter().map(|(name, value)| (name, value)));
         if let Some(gpu) = gpu {
             command.env("CUDA_VISIBLE_DEVICES", gpu);
         }
         let process = command.spawn()?;
-        // Its ends of the socket and of the pipe are ours no more: the end of the process is theirs.
+        // Closes our copies of the child's ends of the socket and the pipe, so that these close when the process ends.
         drop(command);
         let (tell, last_words) = mpsc::channel();
         let name = device.to_owned();
         std::thread::Builder::new().name("ocelli-child-log".into()).spawn(move || {
-            // Nobody may be waiting for it any more.
+            // An error: nobody waits for it any more.
             let _ = tell.send(log(said, &name));
         })?;
         Ok((Running { process, last_words }, link))
@@ -91,14 +91,14 @@ impl Running {
         self.process.id()
     }
 
-    /// Ends it at once.
+    /// Kills the process at once.
     pub(super) fn kill(&mut self) {
         if let Err(error) = self.process.kill() {
             tracing::debug!(%error, "a child could not be killed");
         }
     }
 
-    /// Waits so long for it to be gone.
+    /// Waits up to `patience` for the process to end.
     pub(super) fn end_within(&mut self, patience: Duration) -> End {
         let until = Instant::now() + patience;
         loop {
@@ -116,19 +116,19 @@ impl Running {
         }
     }
 
-    /// What a process that is gone said last.
+    /// The last line that an ended process printed outside its log.
     pub(super) fn last_words(&self) -> Option<String> {
         self.last_words.recv_timeout(LAST_WORDS).ok().flatten()
     }
 }
 
 impl End {
-    /// Whether it was killed, by whomever.
+    /// Whether it was killed (SIGKILL), by anybody.
     pub(super) fn is_kill(self) -> bool {
         matches!(self, End::Other(status) if status.signal() == Some(Signal::KILL.as_raw()))
     }
 
-    /// In words; `fault` is what the process told of its device.
+    /// The end in words; `fault` is what the process reported about its device.
     pub(super) fn words(self, fault: Option<&str>, last_words: Option<&str>) -> String {
         let words = match self {
             End::Done => "ended".to_owned(),
@@ -151,7 +151,7 @@ impl End {
     }
 }
 
-/// The name of a signal that ends processes.
+/// The name of a fatal signal.
 fn name(signal: i32) -> &'static str {
     let known = [
         (Signal::ABORT, " (SIGABRT)"),
@@ -166,7 +166,7 @@ fn name(signal: i32) -> &'static str {
     known.iter().find(|(known, _)| known.as_raw() == signal).map_or("", |(_, name)| name)
 }
 
-/// Puts what a process says into the log, until it is gone. Gives its last line.
+/// Logs what a process prints, until it is gone. Returns its last line that was not a log line.
 fn log(said: PipeReader, device: &str) -> Option<String> {
     let mut said = BufReader::new(said);
     let mut last = None;
@@ -188,7 +188,7 @@ fn log(said: PipeReader, device: &str) -> Option<String> {
             "INFO" => tracing::info!(device, "{text}"),
             "DEBUG" => tracing::debug!(device, "{text}"),
             "TRACE" => tracing::trace!(device, "{text}"),
-            // Of a library, or of a panic.
+            // From a library, or from a panic.
             _ => {
                 tracing::warn!(device, "{line}");
                 last = Some(line.to_owned());

@@ -1,4 +1,4 @@
-//! Which engine to make, said so that another process can make it, and the one place where it is made.
+//! Which engine to create, in a form that can be sent to another process, and the one place where engines are created.
 
 use crate::engine::{
     Engine, EngineError,
@@ -9,7 +9,7 @@ use crate::engine::{
 use serde::{Deserialize, Serialize};
 use std::{path::PathBuf, sync::Arc};
 
-/// Which engine to make.
+/// Which engine to create.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Recipe {
     /// A network.
@@ -28,25 +28,25 @@ pub enum Recipe {
     },
 }
 
-/// What engines are made on.
+/// The device on which engines are created.
 #[derive(Clone)]
 pub enum Place {
-    /// The machine's processors, with ONNX Runtime or why there is none.
+    /// The CPU, with ONNX Runtime or the reason why there is none.
     Cpu(Result<Runtime, String>),
-    /// A GPU that is ours, likewise.
+    /// A GPU that the server has taken, likewise.
     Gpu(Arc<Context>, Result<Runtime, String>),
 }
 
 impl Recipe {
-    /// Whether it builds programs for the GPU at hand, which takes minutes.
+    /// Whether the engine compiles programs for the GPU when it is created, which takes minutes.
     pub fn builds(&self) -> bool {
         matches!(self, Recipe::OnnxOnGpu(load) if load.asked.provider.builds())
     }
 
-    /// Makes it. An engine of a GPU is made on the thread that is to own it.
+    /// Creates the engine. An engine of a GPU must be created on the thread that is to own it.
     ///
     /// # Errors
-    /// Why it cannot be had there.
+    /// Why it cannot be created there.
     pub fn make(&self, place: &Place) -> Result<Box<dyn Engine + Send>, EngineError> {
         let refused = EngineError::Input;
         match (self, place) {

@@ -1,17 +1,17 @@
 //! Memory that this process and its children share: one file without a name, mapped by each.
 //!
 //! ```text
-//! | pool: what images are decoded into and batches are put together in | traffic of one child | of the next |
+//! | pool: images are decoded here, batches assembled here | traffic of one child | of the next |
 //!
-//! traffic: | inputs that lay elsewhere | results that are copied | results that the device writes |
+//! traffic: | copies of inputs from elsewhere | copied results | results that the device writes |
 //! ```
 //!
-//! All of it is lent by the parent but the results of a child's traffic, which that child lends itself. Parts do not overlap, and
-//! are written by one side: whoever was told of a part reads it until it has said that it is done with it. What a device is to
-//! write is lent when its batch begins, and never waited for; so it has a place of its own, that copies which wait for room need
-//! wait for nothing but the parent.
+//! The parent allocates all of it except the results in a child's traffic, which that child allocates. Parts do not overlap, and
+//! only one side writes a part; the other side reads it until it says that it is done. Memory for what a device writes is allocated
+//! when its batch starts, without ever waiting. It has a range of its own, so that copies which wait for room wait for nothing but
+//! the parent.
 //!
-//! What is larger than its place goes in a [sheet](Region::sheet) of its own, which no device knows.
+//! A message that is larger than its range goes in a [sheet](Region::sheet) of its own, which is not pinned for any device.
 #![allow(unsafe_code)]
 
 use super::arena::{ALIGN, Arena, Span};
@@ -30,7 +30,7 @@ use std::{
     sync::Arc,
 };
 
-/// Eighths of it that are the pool.
+/// The pool's share, in eighths.
 const POOL: usize = 3;
 
 /// The file as this process sees it.
@@ -41,13 +41,13 @@ struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: plain memory; who may write which part is settled by `Arena`, and between processes by their messages.
+// SAFETY: plain memory; `Arena`, and between processes their messages, decide who may write which part.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// A new file, of zeros, that keeps its size: one that shrinks would end whoever reads beyond its end.
+    /// A new file of zeros with a sealed size: if a file shrinks, a process that reads beyond its end is killed (SIGBUS).
     fn made(bytes: usize) -> io::Result<Mapping> {
         let file = memfd_create("ocelli-tensors", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, bytes as u64)?;
@@ -63,7 +63,7 @@ impl Mapping {
         Ok(Mapping { file, start, bytes })
     }
 
-    /// Where a part begins. The range is checked by whoever makes it.
+    /// Where a part begins. The caller has checked the range.
     fn at(&self, range: &Range<usize>) -> *mut u8 {
         debug_assert!(range.start <= range.end && range.end <= self.bytes);
         // SAFETY: the range lies in the mapping.
@@ -73,31 +73,31 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new`; all that points into it holds on to it.
+        // SAFETY: mapped in `new`; whatever points into it holds the mapping.
         if let Err(error) = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) } {
             tracing::error!(%error, "shared memory could not be unmapped");
         }
     }
 }
 
-/// The shared memory. Cloning gives the same.
+/// The shared memory. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Region {
     mapping: Arc<Mapping>,
     pool: Arena,
-    /// Whole shares, one per child.
+    /// Allocates shares, one per child.
     traffic: Arena,
     share: usize,
-    /// The devices whose processes do not end, and keep their shares.
+    /// The devices whose killed processes have not ended, and keep their shares.
     outlasted: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Region {
-    /// Memory for `children` children, `bytes` for each of them: three eighths for batches that are being put together, a quarter
-    /// each for what is copied on its way to a child, and for results that are copied; an eighth for those that its device writes.
+    /// Memory for `children` children, `bytes` for each of them: three eighths for batches that are being assembled, a quarter each
+    /// for inputs that are copied to a child and for results that are copied, an eighth for results that its device writes.
     ///
     /// # Errors
-    /// Where the system refuses.
+    /// If the system refuses.
     pub fn new(bytes: usize, children: usize) -> io::Result<Region> {
         const PAGE: usize = 4096;
         let too_much = || io::Error::from(io::ErrorKind::OutOfMemory);
@@ -111,15 +111,15 @@ impl Region {
         Ok(Region { mapping, pool, traffic, share: eighth * (8 - POOL), outlasted: Arc::default() })
     }
 
-    /// Bytes of all of it.
+    /// Bytes in all.
     pub fn bytes(&self) -> usize {
         self.mapping.bytes
     }
 
-    /// What was lent for one message, or a sheet where there is no room for it: that goes to the other side beside the message.
+    /// The part allocated for one message or, where there was no room, a sheet, whose handle is sent with the message.
     ///
     /// # Errors
-    /// Where the system refuses.
+    /// If the system refuses.
     pub(super) fn or_sheet(lent: Option<Part>, bytes: usize) -> io::Result<(Part, Option<Region>)> {
         match lent {
             Some(part) => Ok((part, None)),
@@ -127,10 +127,10 @@ impl Region {
         }
     }
 
-    /// Memory for one message: a file of its own, of which the part is all.
+    /// Memory for one message: a file of its own, and a part that covers it.
     ///
     /// # Errors
-    /// Where the system refuses.
+    /// If the system refuses.
     pub(super) fn sheet(bytes: usize) -> io::Result<(Region, Part)> {
         let arena = Arena::new(0..bytes.max(1).next_multiple_of(ALIGN));
         let mapping = Arc::new(Mapping::made(arena.bytes())?);
@@ -140,10 +140,10 @@ impl Region {
         Ok((sheet, part))
     }
 
-    /// The memory that the other side made: nothing of it is ours to lend but what we are told.
+    /// Maps memory that the other side created. None of it may be allocated here, except ranges that the other side names (`lending`).
     ///
     /// # Errors
-    /// Where the file cannot be mapped, or may shrink.
+    /// If the file cannot be mapped, or may shrink.
     pub fn open(file: OwnedFd) -> io::Result<Region> {
         if !fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
             return Err(io::Error::other("the file may shrink"));
@@ -154,43 +154,45 @@ impl Region {
         Ok(Region { mapping, pool, traffic, share: 0, outlasted: Arc::default() })
     }
 
-    /// The same memory, of which this is lent as its pool: where a child's device writes results.
+    /// The same memory, with `pool` as its pool: the range into which a child's device writes results.
     ///
     /// # Errors
-    /// Where it is not a part of the region.
+    /// If `pool` does not lie in the region.
     pub(super) fn lending(&self, pool: Range<usize>) -> Result<Region, String> {
         let pool = self.checked(pool.start, pool.len())?;
         Ok(Region { pool: Arena::new(pool), ..self.clone() })
     }
 
-    /// What to hand to a child.
+    /// The file handle to send to a child.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.mapping.file.as_fd()
     }
 
-    /// Where a part of it begins, to make it known to a device. It is there as long as any of the region's clones.
+    /// Where a range begins in this process, for pinning. It stays mapped as long as any of the region's clones exists.
     ///
     /// # Errors
-    /// Where it is not a part of the region.
+    /// If the range does not lie in the region.
     pub(super) fn memory(&self, part: &Range<usize>) -> Result<NonNull<u8>, String> {
         let part = self.checked(part.start, part.len())?;
         Ok(NonNull::new(self.mapping.at(&part)).expect("a mapping does not begin at 0"))
     }
 
-    /// Bytes of the pool, and how many of them nobody has.
+    /// Bytes of the pool, and how many of them are free.
     pub fn pool_bytes(&self) -> (usize, usize) {
         (self.pool.bytes(), self.pool.free_bytes())
     }
 
-    /// A part of the pool, if there is room.
+    /// Allocates a part of the pool, if there is room.
     pub fn lend(&self, bytes: usize) -> Option<Part> {
         self.pool.take(bytes).map(|span| self.part(span))
     }
 
-    /// A share for the traffic of a device's child; waits for that of the one before it, whose last results are being read.
+    /// Allocates the share for the traffic of a device's child. Waits for the share of its predecessor while the last results in it are
+    /// being read.
     ///
     /// # Errors
-    /// Where that one does not end, nobody knows for how long. Another's share is not taken for it: that one may be about to need it.
+    /// If the predecessor has been killed and has not ended: how long that takes is unknown. It cannot take another device's share, since
+    /// that device may be about to need it.
     pub(super) fn traffic(&self, device: &str) -> Result<Traffic, String> {
         if self.outlasted.lock().contains(device) {
             return Err("its process before was killed and has not ended, and may still write to the memory that they share: it is \
@@ -210,38 +212,38 @@ impl Region {
         })
     }
 
-    /// The process of a device was killed and does not end: until that is dropped, there is no other.
+    /// Records that the process of a device was killed and has not ended. Until the result is dropped, the device gets no other process.
     pub(super) fn outlasts(&self, device: &str) -> Outlasts {
         self.outlasted.lock().insert(device.to_owned());
         Outlasts { region: self.clone(), device: device.to_owned() }
     }
 
-    /// A part that was taken of an arena of this region.
+    /// The memory of a span that was allocated from an arena of this region.
     pub(super) fn part(&self, span: Span) -> Part {
         Part { mapping: Arc::clone(&self.mapping), span, _share: None }
     }
 
-    /// Where data lies in it, if it does.
+    /// The offset of data that lies in the region; `None` if it lies elsewhere.
     pub(super) fn place(&self, data: &[u8]) -> Option<usize> {
         let offset = data.as_ptr().addr().checked_sub(self.mapping.start.addr().get())?;
         (offset + data.len() <= self.mapping.bytes).then_some(offset)
     }
 
-    /// Copies what another process wrote.
+    /// Copies bytes that another process wrote.
     ///
     /// # Errors
-    /// Where it does not lie in the region.
+    /// If they do not lie in the region.
     pub(super) fn copy(&self, offset: usize, to: &mut [u8]) -> Result<(), String> {
         let range = self.checked(offset, to.len())?;
-        // SAFETY: the range lies in the mapping and is as long; no reference is made to what others may write.
+        // SAFETY: the range lies in the mapping and is as long as `to`; no reference is made to memory that others may write.
         unsafe { std::ptr::copy_nonoverlapping(self.mapping.at(&range), to.as_mut_ptr(), to.len()) };
         Ok(())
     }
 
-    /// A copy of words that another process wrote.
+    /// A copy of bytes that another process wrote.
     ///
     /// # Errors
-    /// Where they do not lie in the region.
+    /// If they do not lie in the region.
     pub(super) fn read(&self, offset: usize, bytes: usize) -> Result<Vec<u8>, String> {
         self.checked(offset, bytes)?;
         let mut copy = vec![0; bytes];
@@ -249,22 +251,22 @@ impl Region {
         Ok(copy)
     }
 
-    /// What another process wrote, where it lies.
+    /// A view, without a copy, of bytes that another process wrote.
     ///
     /// # Errors
-    /// Where it does not lie in the region.
+    /// If they do not lie in the region.
     ///
     /// # Safety
-    /// Whoever wrote it leaves it as it is while the bytes are held.
+    /// No process may write them while the view is held.
     pub(super) unsafe fn view(&self, offset: usize, bytes: usize) -> Result<Bytes, String> {
         let range = self.checked(offset, bytes)?;
         Ok(Bytes::from_owner(View { mapping: Arc::clone(&self.mapping), range }))
     }
 
-    /// Which bytes these are.
+    /// The range of these bytes.
     ///
     /// # Errors
-    /// Where they do not lie in the region.
+    /// If they do not lie in the region.
     pub(super) fn checked(&self, offset: usize, bytes: usize) -> Result<Range<usize>, String> {
         let end = offset.checked_add(bytes).filter(|end| *end <= self.mapping.bytes);
         let end = end.ok_or_else(|| {
@@ -274,7 +276,7 @@ impl Region {
     }
 }
 
-/// A share that a process has which does not end.
+/// The share of a killed process that has not ended.
 pub(super) struct Outlasts {
     region: Region,
     device: String,
@@ -286,27 +288,27 @@ impl Drop for Outlasts {
     }
 }
 
-/// Where one child and its parent hand each other things. The place is the next child's when this and all of its parts are
-/// gone.
+/// The share of the region through which one child and its parent exchange data. The next child gets the share when this and
+/// all of its parts are gone.
 #[derive(Debug)]
 pub(super) struct Traffic {
     region: Region,
     inputs: Arena,
-    /// What the child lends to what it copies,
+    /// The range that the child allocates for results that it copies,
     pub(super) results: Range<usize>,
-    /// and to what its device writes.
+    /// and the one for results that its device writes.
     pub(super) landing: Range<usize>,
     share: Arc<Span>,
 }
 
 impl Traffic {
-    /// What the child's device copies from and to: the pool, into which batches for any child may be put together, and this. What
-    /// goes between others is nothing to it.
+    /// The memory to pin for the child's device: the pool, where batches for any child may be assembled, and this share. The shares of
+    /// other children do not concern it.
     pub(super) fn pinned(&self) -> [Range<usize>; 2] {
         [0..self.region.pool.bytes(), self.share.range()]
     }
 
-    /// A part for what goes to the child, once there is room; `None` where there never is.
+    /// Allocates a part for a message to the child, waiting for room; `None` if it is larger than all there is.
     pub(super) fn lend_waiting(&self, bytes: usize) -> Option<Part> {
         let span = self.inputs.take_waiting(bytes)?;
         Some(Part { _share: Some(Arc::clone(&self.share)), ..self.region.part(span) })
@@ -318,17 +320,17 @@ impl Traffic {
 pub struct Part {
     mapping: Arc<Mapping>,
     span: Span,
-    /// What of the region it was taken of, where that is not there for good.
+    /// The share that it was allocated from, unless it is from the pool, which stays.
     _share: Option<Arc<Span>>,
 }
 
 impl Part {
-    /// Where it begins in the region.
+    /// Its offset in the region.
     pub(super) fn offset(&self) -> usize {
         self.span.range().start
     }
 
-    /// Where it begins in this process.
+    /// Its address in this process.
     pub(in crate::engine) fn start(&self) -> NonNull<u8> {
         NonNull::new(self.mapping.at(&self.span.range())).expect("a mapping does not begin at 0")
     }
@@ -338,7 +340,7 @@ impl Deref for Part {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the span lies in the mapping and is nobody else's; memory of a new file is zero, that is initialised.
+        // SAFETY: the span lies in the mapping and has no other owner; memory of a new file is zeroed, so it is initialised.
         unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.span.range().len()) }
     }
 }
@@ -358,7 +360,7 @@ struct View {
 
 impl AsRef<[u8]> for View {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: the range lies in the mapping; that nobody writes it is the promise of `Region::view`'s caller.
+        // SAFETY: the range lies in the mapping; the caller of `Region::view` promised that nobody writes it.
         unsafe { std::slice::from_raw_parts(self.mapping.at(&self.range), self.range.len()) }
     }
 }

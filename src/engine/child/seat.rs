@@ -1,5 +1,5 @@
-//! One engine in a child: a thread that makes it, begins its batches in the order in which they came, and drops it; and one
-//! that waits for what was begun, as a worker has.
+//! One engine in a child, with two threads as a worker has: one creates it, starts its batches in the order in which they came,
+//! and drops it; the other waits for the batches that were started.
 
 use super::{
     desk::Desk,
@@ -17,39 +17,39 @@ use std::{
     thread::JoinHandle,
 };
 
-/// What an engine's thread is told: which ask, its words, and what they say.
+/// A message to an engine's thread: the id of the ask, its text in shared memory, and the parsed ask.
 type Told = (u64, Words, Ask);
 
-/// An engine with its thread.
+/// Handle to an engine on its own thread.
 pub(super) struct Seated {
     tell: mpsc::Sender<Told>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Seated {
-    /// Makes the engine on a thread of its own, which then answers `id`.
+    /// Creates the engine on a thread of its own, which then answers `id`.
     pub(super) fn load(desk: &Arc<Desk>, place: &Place, recipe: Recipe, id: u64) -> io::Result<Seated> {
         let (tell, told) = mpsc::channel();
         let (desk, place) = (Arc::clone(desk), place.clone());
         let thread = std::thread::Builder::new().name("ocelli-engine".into()).spawn(move || {
-            // A panic leaves an engine in no state to go on with.
+            // A panic leaves the engine in an unknown state.
             catch_unwind(AssertUnwindSafe(|| Seat::run(&desk, place, &recipe, id, &told)))
                 .unwrap_or_else(|_| leave());
         })?;
         Ok(Seated { tell, thread: Some(thread) })
     }
 
-    /// Hands on what is asked; false if the engine is gone.
+    /// Passes an ask on to the engine; false if the engine is gone.
     pub(super) fn tell(&self, id: u64, words: Words, ask: Ask) -> bool {
         self.tell.send((id, words, ask)).is_ok()
     }
 
-    /// Whether its thread has ended by itself: there was no engine to be had.
+    /// Whether its thread has ended by itself, since the engine could not be created.
     pub(super) fn is_gone(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Has the engine go, which answers `id` by itself: nobody else need wait for it.
+    /// Unloads the engine. Its thread answers `id` by itself, so nobody else has to wait for it.
     pub(super) fn leave(mut self, id: u64, words: Words, unload: Ask) {
         drop(self.thread.take());
         self.tell(id, words, unload);
@@ -59,7 +59,7 @@ impl Seated {
 impl Drop for Seated {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        // Its thread ends when nobody can tell it anything any more.
+        // The thread ends when its channel is closed.
         self.tell = mpsc::channel().0;
         if thread.join().is_err() {
             tracing::error!("the thread of an engine panicked");
@@ -71,7 +71,7 @@ impl Drop for Seated {
 struct Seat<'a> {
     desk: &'a Arc<Desk>,
     cameras: Vec<(u64, Arc<Camera>)>,
-    /// Waits for what was begun; from the first on.
+    /// Waits for started batches; created with the first one.
     landing: Option<Landing>,
     engine: Box<dyn Engine + Send>,
 }
@@ -86,7 +86,7 @@ impl Seat<'_> {
             Ok(engine) => engine,
             Err(error) => return desk.answer(id, Err(error)),
         };
-        // Beyond here, the engine holds what it needs of it.
+        // The engine holds whatever it needs of the place.
         drop(place);
         let (signature, depth, standing) =
             (engine.signature().clone(), engine.depth(), Standing::of(&*engine));
@@ -121,7 +121,7 @@ impl Seat<'_> {
         }
     }
 
-    /// Learns a camera; the oldest of many is forgotten, as the parent does.
+    /// Stores a camera. Beyond the limit the oldest is forgotten, as the parent does.
     fn camera(
         &mut self,
         words: &Words,
@@ -205,7 +205,7 @@ impl Seat<'_> {
 #[allow(unsafe_code, reason = "memory that another process wrote")]
 fn tensor(common: &Region, words: &Words, at: &TensorAt) -> Result<Tensor, String> {
     let (region, offset) = words.find(at.place, common)?;
-    // SAFETY: the parent leaves it as it is until it has an answer, and by then the engine is done with it.
+    // SAFETY: the parent does not write it until it has an answer, and by then the engine is done with it.
     let data = unsafe { region.view(offset, at.bytes) }?;
     let tensor = Tensor { datatype: at.datatype, shape: at.shape.clone(), data };
     let elements = tensor.shape.iter().try_fold(1_usize, |product, extent| product.checked_mul(*extent));
@@ -217,7 +217,7 @@ fn tensor(common: &Region, words: &Words, at: &TensorAt) -> Result<Tensor, Strin
     }
 }
 
-/// Waits for batches, oldest first, and answers them. Dropping it waits for all.
+/// Waits for batches, oldest first, and sends their answers. Dropping it waits for all.
 struct Landing {
     flights: mpsc::Sender<(u64, Box<dyn Airborne>, Standing)>,
     thread: Option<JoinHandle<()>>,

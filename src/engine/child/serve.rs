@@ -1,9 +1,9 @@
-//! The child's side: one thread reads what the parent asks for and says, and waits for nothing else, since others wait for what it
-//! hears. Each engine has a thread of its own that makes it, begins its batches and drops it; one more does what is asked of the
-//! device. The process ends with the socket.
+//! The child's side. One thread reads the parent's messages and never blocks on anything else, since other threads wait for what
+//! these messages free. Each engine has a thread of its own that creates it, starts its batches and drops it. One more thread handles
+//! asks to the device. The process ends with the socket.
 //!
-//! After a fault of the device nothing is given back: the process leaves at once, past every destructor, because calls into
-//! a broken context may hang or crash. The system takes all that it had.
+//! After a fault of the device nothing is released: the process exits at once without running destructors, because calls into
+//! a broken context may hang or crash. The system reclaims all that it had.
 #![allow(unsafe_code)]
 
 use super::{
@@ -35,10 +35,10 @@ use std::{
 /// The exit code after a fault of the device or of an engine.
 pub const FAULT: i32 = 86;
 
-/// Serves the parent at the other end of this socket, until it is gone or wants no more.
+/// Serves the parent at the other end of this socket, until the parent is gone or closes it.
 ///
 /// # Errors
-/// Where what it says makes no sense, or the system refuses something: words for the log.
+/// If a message makes no sense, or the system refuses something: a text for the log.
 pub fn serve(socket: OwnedFd) -> Result<(), String> {
     alone().map_err(|error| format!("cannot become a child: {error}"))?;
     let link = Link::from(socket);
@@ -55,40 +55,40 @@ pub fn serve(socket: OwnedFd) -> Result<(), String> {
         Ok(place) => place,
         Err(error) => {
             desk.answer(message.id, Err(error));
-            // The parent reads that, and goes.
+            // The parent reads the error and closes the socket.
             while let Ok(Some(_)) = desk.link().receive() {}
             return Ok(());
         }
     };
     desk.answer(message.id, Ok(Answer::Done));
     let served = attend(&desk, &place.place);
-    // What pins the region goes before it, and the context last.
+    // The pins are dropped before the region that they pin, and the context last.
     drop(place);
     served
 }
 
-/// Has this process end with its parent, and not before it.
+/// Has this process end with its parent, and ignore signals that would end it earlier.
 fn alone() -> std::io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // It was started as /proc/self/exe, which would be its name in lists of processes.
+    // It was started as /proc/self/exe; without this, process lists would show it as `exe`.
     set_name(c"ocelli-worker")?;
-    // Writing the memory of a process with a GPU to a file takes seconds, in which its parent does not know that it is gone. 1
-    // is what turns it off for files and for programs that collect them. The maximum stays as it is: where it was lowered, few may
-    // raise it again.
+    // A core dump of a process with a GPU takes seconds, in which its parent does not know that it is gone. A limit of 1 disables
+    // dumps to files as well as to programs that collect them. The hard limit stays as it is: once lowered, few processes may raise
+    // it again.
     let maximum = getrlimit(Resource::Core).maximum;
     let current = Some(maximum.map_or(1, |maximum| maximum.min(1)));
     if let Err(error) = setrlimit(Resource::Core, Rlimit { current, maximum }) {
         tracing::warn!(%error, "the memory of a child that crashes may be written to a file, which takes seconds");
     }
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGXFSZ] {
-        // SAFETY: ignoring a signal runs no code of ours. Service managers and terminals send these to all processes of a service; the
-        // parent drains first, and then ends this one. The last comes with an error to whoever writes.
+        // SAFETY: ignoring a signal runs no code of ours. Service managers and terminals send these to all processes of a service, but
+        // the parent drains first and then ends this process. The last one, SIGXFSZ, also shows as an error to whoever writes.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
     Ok(())
 }
 
-/// What was taken, in the order in which it is given back.
+/// What the child has taken, in the order in which it is dropped.
 struct Taken {
     place: Place,
     _pins: Vec<Option<Pin>>,
@@ -123,30 +123,30 @@ fn take(open: &Open, region: &Region) -> Result<Taken, EngineError> {
     Ok(Taken { place: Place::Gpu(context, runtime), _pins: pins })
 }
 
-/// What is asked of no engine: it may take its time, or wait for room to answer.
+/// An ask that is not for an engine. It may take long, or wait for room for its answer.
 type Errand<'a> = Box<dyn FnOnce() -> Result<Answer, EngineError> + Send + 'a>;
 
-/// Does what is asked until the parent wants no more. Engines are gone when it returns.
+/// Handles asks until the parent closes the socket. Engines are gone when it returns.
 fn attend(desk: &Arc<Desk>, place: &Place) -> Result<(), String> {
     let (errands, to_do) = mpsc::channel::<(u64, Errand<'_>)>();
     std::thread::scope(move |scope| {
         let clerk =
             std::thread::Builder::new().name("ocelli-errands".into()).spawn_scoped(scope, move || {
                 for (id, errand) in to_do {
-                    // As after the panic of an engine: what it has left behind is unknown.
+                    // As after the panic of an engine: the state left behind is unknown.
                     let done = catch_unwind(AssertUnwindSafe(errand)).unwrap_or_else(|_| leave());
                     desk.answer(id, done);
                 }
             });
         clerk.map_err(|error| format!("no thread for errands: {error}"))?;
         listen(desk, place, &|id, errand| {
-            // Its thread ends with this function.
+            // Cannot fail: the receiving thread ends after this function.
             let _ = errands.send((id, errand));
         })
     })
 }
 
-/// Hands on what is asked to whoever does it.
+/// Reads asks, and passes each to the engine or thread that handles it.
 fn listen<'a>(desk: &Arc<Desk>, place: &'a Place, send: &dyn Fn(u64, Errand<'a>)) -> Result<(), String> {
     let refuse = |id, why: String| send(id, Box::new(move || Err(EngineError::Input(why))));
     let mut engines: HashMap<u64, Seated> = HashMap::new();
@@ -168,7 +168,7 @@ fn listen<'a>(desk: &Arc<Desk>, place: &'a Place, send: &dyn Fn(u64, Errand<'a>)
                 match ask {
                     Ask::Open(_) => return Err("the parent opens twice".to_owned()),
                     Ask::Load { engine, recipe } => {
-                        // Those that could not be made: nobody unloads them, and the stack of a thread goes when it is joined.
+                        // Removes engines that could not be created: nobody unloads them, and a thread's stack is freed when it is joined.
                         engines.retain(|_, seated| !seated.is_gone());
                         match Seated::load(desk, place, recipe, id) {
                             Ok(seated) => drop(engines.insert(engine, seated)),
@@ -234,9 +234,9 @@ fn canary(place: &Place) -> Result<Answer, EngineError> {
     Ok(Answer::Done)
 }
 
-/// Ends this process now, without giving anything back.
+/// Exits now, without releasing anything.
 pub(super) fn leave() -> ! {
-    // SAFETY: no destructor runs, which is the point; the system closes and frees everything.
+    // SAFETY: no destructor runs, which is intended; the system closes and frees everything.
     unsafe { libc::_exit(FAULT) }
 }
 
@@ -254,7 +254,7 @@ mod tests {
         let region = Region::new(1 << 16, 1).expect("memory");
         let traffic = region.traffic("gpu").expect("a share");
         let (theirs, ours) = Link::pair().expect("sockets");
-        // Where nothing comes, that is what fails.
+        // If no message comes, the test fails instead of hanging.
         set_socket_timeout(&ours, Timeout::Recv, Some(Duration::from_secs(60))).expect("a limit");
         let ours = Link::from(ours);
         let room_for_one = traffic.results.start..traffic.results.start + ALIGN;

@@ -1,26 +1,26 @@
-//! What a child answers, for whoever waits for it.
+//! A child's answer, for whoever waits for it.
 
 use super::wire::Answer;
 use crate::engine::{EngineError, Tensor};
 use std::{sync::mpsc, time::Duration};
 
-/// What a child answered.
+/// A child's answer.
 #[derive(Debug)]
 pub(super) struct Reply {
     pub(super) answer: Answer,
-    /// Copies of the tensors that the answer tells of.
+    /// Copies of the tensors that the answer refers to.
     pub(super) outputs: Vec<Tensor>,
 }
 
-/// An answer that is to come.
+/// A pending answer.
 pub(super) struct Ticket {
     coming: mpsc::Receiver<Result<Reply, EngineError>>,
-    /// It was waited for, and has come.
+    /// The answer, if it has already been received.
     come: Option<Result<Reply, EngineError>>,
 }
 
 impl Ticket {
-    /// An answer that is told here.
+    /// The answer that arrives on this channel.
     pub(super) fn of(coming: mpsc::Receiver<Result<Reply, EngineError>>) -> Ticket {
         Ticket { coming, come: None }
     }
@@ -30,12 +30,12 @@ impl Ticket {
         self.come.unwrap_or_else(|| self.coming.recv().map_err(gone)?)
     }
 
-    /// Waits so long; false where it has not come by then.
+    /// Waits up to `patience`; false if the answer has not come by then.
     pub(super) fn comes_within(&mut self, patience: Duration) -> bool {
         match self.coming.recv_timeout(patience) {
             Ok(come) => self.come = Some(come),
             Err(mpsc::RecvTimeoutError::Timeout) => return false,
-            // `wait` says so.
+            // `wait` reports that.
             Err(mpsc::RecvTimeoutError::Disconnected) => {}
         }
         true

@@ -1,5 +1,5 @@
-//! What messages point to: words in JSON, behind the tensors that were copied for them. Numbers that an answer depends on go as
-//! their [`bits`](crate::bits).
+//! The contents that messages point to: JSON text, preceded by the tensors that were copied for it. Numbers that affect results
+//! are sent as their [`bits`](crate::bits).
 
 use super::{
     link::Message,
@@ -16,53 +16,53 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::{io, ops::Range, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
-/// Which build this is: parent and child must be one.
+/// Identifies the build: parent and child must be the same one.
 pub(super) fn build() -> String {
     format!("{VERSION} {COMMIT}")
 }
 
-/// What a parent asks for.
+/// A command from the parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Ask {
-    /// Comes first, with the handle of the region.
+    /// The first ask, which comes with the handle of the region.
     Open(Open),
-    /// Makes an engine, which has this number from then on.
+    /// Creates an engine, which has this number from then on.
     Load { engine: u64, recipe: Recipe },
-    /// Tells an engine what it does beside running its network.
+    /// Sets the work before and after an engine's network.
     Equip { engine: u64, ends: Ends },
-    /// Makes a camera known to an engine: three maps of so many pixels.
+    /// Sends a camera to an engine: three maps of `height` by `width` pixels.
     Camera { engine: u64, camera: u64, height: usize, width: usize, maps: Vec<TensorAt> },
     /// Runs a batch.
     Start { engine: u64, inputs: Vec<TensorAt>, setting: Option<Fitted>, reduced: bool },
-    /// The engine lets go of memory, or also of what it has made for the batches so far.
+    /// The engine frees memory and, if it `forgets`, also what it has set up for the batches so far.
     Rest { engine: u64, forgets: bool },
-    /// The engine goes.
+    /// Drops the engine.
     Unload { engine: u64 },
-    /// What of the device's memory is free.
+    /// Reports the device's free memory.
     Memory,
     /// Gives free memory back to the system.
     Trim,
-    /// Shows that the device answers as it should.
+    /// Checks that the device computes correctly.
     Canary,
 }
 
-/// What a child needs to begin.
+/// What a child needs to start.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Open {
     pub(super) build: String,
-    /// What it lends of the region for results that it copies,
+    /// The range of the region that it allocates for results that it copies,
     pub(super) results: Range<usize>,
-    /// and for those that its device writes there.
+    /// and the one for results that its device writes.
     pub(super) landing: Range<usize>,
-    /// What its device copies from and to by itself.
+    /// The ranges to pin for its device.
     pub(super) pinned: [Range<usize>; 2],
-    /// The UUID of a GPU; the CPU otherwise.
+    /// The UUID of a GPU; none for the CPU.
     pub(super) gpu: Option<String>,
-    /// Where ONNX Runtime is.
+    /// The path of ONNX Runtime.
     pub(super) onnx_runtime: Option<PathBuf>,
 }
 
-/// What a child answers, where it is no error.
+/// A child's answer, unless it is an error.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
     Done,
@@ -72,7 +72,7 @@ pub(super) enum Answer {
     Memory { free: u64, total: u64 },
 }
 
-/// What changes about an engine while it runs.
+/// The properties of an engine that change while it runs.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Standing {
     pub(super) device_bytes: u64,
@@ -88,43 +88,43 @@ impl Standing {
 /// Where data lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Place {
-    /// So many bytes from the start of the region.
+    /// This many bytes after the start of the region.
     At(usize),
-    /// So many bytes before the words.
+    /// This many bytes before the text.
     Before(usize),
 }
 
-/// The words of a message, with what was copied in front of them.
+/// The JSON text of a message, and the memory that holds it and the tensors copied in front of it.
 #[derive(Debug)]
 pub(super) struct Words {
-    /// Where they lie.
+    /// The memory that holds the text.
     region: Region,
     at: usize,
     bytes: usize,
 }
 
 impl Words {
-    /// In this region, or in the sheet that came with the message.
+    /// The text of a message: in `region`, or in the sheet that came with the message.
     ///
     /// # Errors
-    /// Where the sheet cannot be mapped.
+    /// If the sheet cannot be mapped.
     pub(super) fn of(message: &Message, sheet: Option<OwnedFd>, region: &Region) -> io::Result<Words> {
         let region = sheet.map_or_else(|| Ok(region.clone()), Region::open)?;
         Ok(Words { region, at: message.offset as usize, bytes: message.bytes as usize })
     }
 
-    /// A copy of them.
+    /// A copy of the text.
     ///
     /// # Errors
-    /// Where they do not lie there.
+    /// If the text does not lie in that memory.
     pub(super) fn read(&self) -> Result<Vec<u8>, String> {
         self.region.read(self.at, self.bytes)
     }
 
-    /// Where something lies that they tell of: in the region that all messages have in common, or where they do.
+    /// Where a tensor lies that the text refers to: in the `common` region, or in the memory that holds the text.
     ///
     /// # Errors
-    /// Where that is before all that is shared.
+    /// If that is before the start of the memory.
     pub(super) fn find<'a>(
         &'a self,
         place: Place,
@@ -141,7 +141,7 @@ impl Words {
     }
 }
 
-/// A tensor in the region.
+/// A tensor in shared memory.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct TensorAt {
     pub(super) datatype: DataType,
@@ -150,7 +150,7 @@ pub(super) struct TensorAt {
     pub(super) bytes: usize,
 }
 
-/// Tensors to be copied in front of the words, each at a place where any type can be read.
+/// Tensors to copy in front of the text, each at an offset that is aligned for any type.
 #[derive(Debug, Default)]
 pub(super) struct Copies<'a> {
     parts: Vec<(usize, &'a [u8])>,
@@ -158,7 +158,7 @@ pub(super) struct Copies<'a> {
 }
 
 impl<'a> Copies<'a> {
-    /// Says where these tensors are: where they lie, if that is in the region, and in a copy otherwise.
+    /// Where the receiver finds these tensors: in place if `lies` finds them in the region, in a copy otherwise.
     pub(super) fn of(
         tensors: impl Iterator<Item = (DataType, &'a [usize], &'a [u8])>,
         lies: impl Fn(&[u8]) -> Option<usize>,
@@ -186,12 +186,12 @@ impl<'a> Copies<'a> {
         (copies, told)
     }
 
-    /// Bytes that the copies take: the words begin behind them.
+    /// Bytes that the copies take: the text follows them.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Writes copies and words.
+    /// Writes the copies, then the text.
     pub(super) fn write(&self, words: &[u8], to: &mut [u8]) {
         for (start, data) in &self.parts {
             to[*start..start + data.len()].copy_from_slice(data);
@@ -205,7 +205,7 @@ pub(super) fn parts(tensor: &Tensor) -> (DataType, &[usize], &[u8]) {
     (tensor.datatype, &tensor.shape, &tensor.data)
 }
 
-/// What a request asks of a fit: a [`Setting`], but for its camera.
+/// A request's parameters for a fit: a [`Setting`] with its camera replaced by an [`Eye`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Fitted {
     model: FitModel,
@@ -213,7 +213,7 @@ pub(super) struct Fitted {
     pub(super) eye: Eye,
 }
 
-/// A camera: its numbers as the kernels take them, or one whose maps are known.
+/// A camera: its numbers as the kernels take them, or the id of one whose maps the child has.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) enum Eye {
     Uniform(#[serde(with = "crate::bits")] [f32; 3]),
@@ -226,7 +226,7 @@ impl Eye {
         Eye::Uniform(camera.uniform_values())
     }
 
-    /// The camera, if it is none that must be known.
+    /// The camera, or the id with which to look it up.
     pub(super) fn camera(self) -> Result<Arc<Camera>, u64> {
         match self {
             Eye::Uniform(values) => Ok(Arc::new(Camera::of_values(values))),
@@ -264,7 +264,7 @@ mod tests {
     };
     use serde::de::DeserializeOwned;
 
-    /// As the other side has it. JSON says the same of both, and that tells bits from bits.
+    /// The value as the other side receives it. Its JSON is the same again, so every bit has been kept.
     fn crossed<T: Serialize + DeserializeOwned>(said: &T) -> T {
         let words = serde_json::to_vec(said).expect("JSON");
         let heard = serde_json::from_slice(&words).expect("what was said");
@@ -361,7 +361,7 @@ mod tests {
         copies.write(b"{}", &mut memory);
         assert_eq!(&memory[copies.bytes()..], b"{}");
         assert_eq!(told[1].place, Place::At(4096));
-        // As who hears of them finds them, here in a sheet.
+        // As the receiver finds them, here in a sheet.
         let common = Region::new(1 << 16, 1).expect("memory");
         let (sheet, mut part) = Region::sheet(memory.len()).expect("memory");
         part[..memory.len()].copy_from_slice(&memory);

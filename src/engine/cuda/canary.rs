@@ -1,7 +1,7 @@
-//! A forward pass with a known answer: one spot without noise is fitted where it was put.
+//! A forward pass with a known answer: one spot without noise must be fitted where it was put.
 //!
-//! It takes a fitter of its own, with kernels, streams and memory, so that nothing that serves is in its way, and a GPU that
-//! answers wrongly is found as well as one that does not answer.
+//! It uses a fitter of its own, with its own kernels, streams and memory, so that serving does not interfere. It detects a GPU that
+//! computes wrongly as well as one that does not answer.
 
 use super::{Context, gauss_mle::GaussMle};
 use crate::engine::{
@@ -15,9 +15,9 @@ use std::sync::Arc;
 const SIDE: usize = 7;
 /// Where the spot is, px from the ROI's corner.
 const CENTRE: [f32; 2] = [3.25, 2.75];
-/// Width of the spot, px; photons of it, and of the background per pixel.
+/// The spot's width, px, and photons; the background's photons per pixel.
 const SPOT: [f32; 3] = [1.25, 4000.0, 10.0];
-/// How far off the answer may be, px: the kernel takes the mean over a pixel, and the spot here its middle.
+/// How far off the answer may be, px: the kernel integrates over a pixel, but the spot here is sampled at the pixel's middle.
 const OFF_MAX: f32 = 0.05;
 
 /// Fits the spot.
@@ -37,7 +37,7 @@ pub fn canary(context: &Arc<Context>) -> Result<(), EngineError> {
     let outputs = GaussMle::new(context)?.run(&inputs, Some(&setting))?;
     let fit = outputs[0].to_f32().unwrap_or_default();
     let off = |axis: usize| fit.get(axis).map_or(f32::NAN, |found| (found - CENTRE[axis]).abs());
-    // What is not a number is not near either.
+    // Also false for NaN.
     if off(0) < OFF_MAX && off(1) < OFF_MAX {
         return Ok(());
     }

@@ -1,9 +1,8 @@
-//! A GPU that is ours: its primary context, streams and events, and what of its memory is taken.
+//! A GPU that this process has taken: its primary context, streams and events, and how much of its memory is used.
 //!
-//! The primary context is the one that ONNX Runtime uses too. It is kept until the last thing made in it is dropped, and beyond
-//! that where CUDA's runtime has retained it for a library, which it does for good ([`remains`]). cudarc's
-//! own tracking of which stream uses which memory is off: one thread owns the streams of an engine and orders them by
-//! [`Event`]s.
+//! ONNX Runtime uses the same primary context. It is kept until the last thing created in it is dropped. If the CUDA runtime has
+//! retained it for a library, it is kept even longer: for good ([`remains`]). cudarc's own tracking of which stream uses which
+//! memory is off: one thread owns the streams of an engine and orders them by [`Event`]s.
 #![allow(unsafe_code)]
 
 use super::{
@@ -25,25 +24,25 @@ use std::{
     },
 };
 
-/// A GPU's context, and what we hold on it. Shared by all that is made in it.
+/// A GPU's context, and what we hold in it. Shared by everything that is created in it.
 #[derive(Debug)]
 pub struct Context {
     pub(super) cuda: Arc<CudaContext>,
     gpu: Gpu,
     near: Option<Near>,
-    /// What memory is taken and given back on: nothing else runs there, so that it waits for no batch.
+    /// The stream for allocating and freeing memory. Nothing else runs there, so that this waits for no batch.
     pub(super) heap: Arc<CudaStream>,
     /// Bytes that our buffers hold.
     pub(super) held: AtomicU64,
     /// Host memory that the driver knows.
     pub(super) host: HostMemory,
-    /// What results land in, where that is not host memory.
+    /// Memory that results are copied to, if not ordinary pinned memory.
     landing: OnceLock<Memory>,
-    /// The last to go.
+    /// Declared last, so that it is dropped last.
     _after: After,
 }
 
-/// Looks, when all that is ours is gone, whether the GPU's context is, too.
+/// Checks, when everything of ours is dropped, whether the GPU's context is gone as well.
 #[derive(Debug)]
 struct After {
     gpu: Gpu,
@@ -59,14 +58,14 @@ impl Drop for After {
                  Runtime or nvJPEG has used it there; isolation = \"process\" gives it back"
             ),
             Some(false) => self.host.forgotten(),
-            // Memory that may still be known stays.
+            // Unknown: memory that the driver may still know is kept.
             None => {}
         }
     }
 }
 
-/// Whether anything in this process keeps the GPU's primary context. All that is ours lets go of it in the end; libraries that
-/// use CUDA's runtime do not, and to reset it under them would break what they still have. `None` where the driver does not tell.
+/// Whether anything in this process keeps the GPU's primary context. All of our own code releases it in the end. Libraries that use
+/// the CUDA runtime do not, and resetting it would break what they still hold. `None` if the driver does not say.
 pub fn remains(gpu: &Gpu) -> Option<bool> {
     let (mut flags, mut active) = (0, 0);
     let asked = result::device::get(i32::try_from(gpu.ordinal).unwrap_or(i32::MAX)).and_then(|device| {
@@ -78,7 +77,7 @@ pub fn remains(gpu: &Gpu) -> Option<bool> {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // The pool outlives the context: what it keeps would be nobody's.
+        // The pool outlives the context: memory that it keeps would be of no use to anybody.
         if let Err(error) = self.trim() {
             tracing::debug!(%error, "a GPU that is given back keeps memory");
         }
@@ -86,19 +85,18 @@ impl Drop for Context {
     }
 }
 
-/// Has what this thread asks of the driver go on beside graphs that other threads record. ONNX Runtime records in the mode in which,
-/// meanwhile, the driver refuses to all others what may wait, such as to pin memory or to wait for an event, and breaks the
-/// recording: a model that is loaded would fail batches of those that serve. Nothing that one thread does here is part of what
-/// another records.
+/// Allows this thread's driver calls while other threads record CUDA graphs. ONNX Runtime records in a mode in which the driver
+/// refuses potentially blocking calls of all other threads, such as pinning memory or waiting for an event, and which these calls
+/// break: loading a model would then fail batches of models that serve. Nothing that one thread does here is part of another's recording.
 ///
-/// Makes `cuda` the thread's context, without which it may be refused; then it is asked for again the next time.
+/// Makes `cuda` the thread's context, since the call may be refused without one. If it is refused, the next call tries again.
 pub(super) fn beside_captures(cuda: &CudaContext) {
     thread_local!(static HEARD: Cell<bool> = const { Cell::new(false) });
     if HEARD.get() {
         return;
     }
     let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    // SAFETY: the context is there, and a number is exchanged that the driver has for this thread.
+    // SAFETY: the context is alive; the call exchanges the driver's mode for this thread.
     let asked = unsafe {
         result::ctx::set_current(cuda.cu_ctx())
             .and_then(|()| sys::cuThreadExchangeStreamCaptureMode(&raw mut mode).result())
@@ -111,17 +109,17 @@ pub(super) fn beside_captures(cuda: &CudaContext) {
     }
 }
 
-/// Waits until a stream has done all that it was given.
+/// Waits until a stream has done all that was enqueued.
 ///
 /// # Errors
-/// What became of it.
+/// If that work failed.
 pub(super) fn synchronize(stream: &CudaStream) -> Result<(), DriverError> {
-    // SAFETY: the stream is there.
+    // SAFETY: the stream is alive.
     wait_in(stream.context(), || unsafe { result::stream::synchronize(stream.cu_stream()) })
 }
 
-/// Has this thread wait for work of this context, whatever went wrong before: memory that is taken for one's own sooner is still
-/// read and written by the device.
+/// Has this thread wait for work in this context, even after earlier errors: until then, the device still reads and writes the memory
+/// involved, so it must not be reused.
 fn wait_in(cuda: &CudaContext, wait: impl FnOnce() -> Result<(), DriverError>) -> Result<(), DriverError> {
     if let Err(error) = enter(cuda) {
         tracing::debug!(?error, "a thread waits for a context that it cannot make its own");
@@ -129,37 +127,36 @@ fn wait_in(cuda: &CudaContext, wait: impl FnOnce() -> Result<(), DriverError>) -
     wait()
 }
 
-/// Makes this the thread's context, whatever went wrong before. cudarc keeps an error of where something was dropped for whoever
-/// calls next, and its own ways return that instead of doing what they were asked. It is nobody's fault who comes later, and
-/// goes to the log.
+/// Makes this the thread's context, even after earlier errors. cudarc keeps an error from a drop for the next caller: its own functions
+/// return that error instead of doing their work. It has nothing to do with the later call, so it is only logged here.
 pub(super) fn enter(cuda: &CudaContext) -> Result<(), DriverError> {
     beside_captures(cuda);
     if let Err(error) = cuda.check_err() {
         tracing::debug!(?error, "something could not be given back");
     }
-    // SAFETY: the context is there.
+    // SAFETY: the context is alive.
     unsafe { result::ctx::set_current(cuda.cu_ctx()) }
 }
 
 /// Memory of a GPU, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// Free, for whoever asks first.
+    /// Free, for any process.
     pub free: u64,
     /// In all.
     pub total: u64,
 }
 
-/// Of a GPU's memory, this part is left alone: for others, for what fragments, and for what libraries take later.
+/// One part in so many of a GPU's memory is left free: for other processes, fragmentation, and what libraries allocate later.
 const HEADROOM_PART: u64 = 16;
-/// And at least so many bytes, and at most so many,
+/// The least and the most bytes of headroom,
 const HEADROOM_BYTES: (u64, u64) = (2 << 30, 3 << 30);
-/// but of a small GPU this part,
+/// but on a small GPU at most one part in so many,
 const HEADROOM_PART_MAX: u64 = 8;
-/// and so many bytes of however small a one.
+/// and on any GPU at least so many bytes.
 const HEADROOM_BYTES_LEAST: u64 = 256 << 20;
 
-/// What of so many bytes is to be left free: 2 to 3 GiB from 16 GiB on.
+/// How many of `total` bytes to leave free: 2 to 3 GiB from 16 GiB on.
 pub fn headroom_bytes(total: u64) -> u64 {
     let (least, most) = HEADROOM_BYTES;
     let small = (total / HEADROOM_PART_MAX).max(HEADROOM_BYTES_LEAST);
@@ -167,8 +164,8 @@ pub fn headroom_bytes(total: u64) -> u64 {
 }
 
 impl MemoryInfo {
-    /// What one of `instances` that are still to be loaded may take: what it is allowed, and an equal part of what is free beside
-    /// the headroom. At least 1, since 0 is no limit to some.
+    /// The bytes that one of `instances` that are still to be loaded may take: an equal part of what is free beyond the headroom, but at
+    /// most `bytes_max`. At least 1, since some libraries take 0 for no limit.
     pub fn part(&self, instances: u64, bytes_max: Option<u64>) -> u64 {
         let part = self.free.saturating_sub(headroom_bytes(self.total)) / instances.max(1);
         bytes_max.unwrap_or(u64::MAX).min(part).max(1)
@@ -176,15 +173,15 @@ impl MemoryInfo {
 }
 
 impl Context {
-    /// Takes the GPU: some hundred MB of its memory go to the driver.
+    /// Takes the GPU: the driver then uses some hundred MB of its memory.
     ///
     /// # Errors
-    /// Where the driver refuses: most often, other processes have taken the memory.
+    /// If the driver refuses: most often since other processes have taken the memory.
     pub fn open(gpu: &Gpu) -> Result<Arc<Context>, CudaError> {
         Context::open_with(gpu, HostMemory::default())
     }
 
-    /// Like [`Context::open`], with host memory that was made for this GPU before, all of which is registered now.
+    /// Like [`Context::open`], with host memory that was allocated for this GPU before, all of which is registered now.
     ///
     /// # Errors
     /// As [`Context::open`].
@@ -192,8 +189,8 @@ impl Context {
         let failed = || CudaError::when(format!("cannot take {} ({})", gpu.id, gpu.name));
         let cuda = CudaContext::new(gpu.ordinal).map_err(failed())?;
         beside_captures(&cuda);
-        // SAFETY: whoever uses a buffer on several streams orders them by events, and drops it only when all work on it is done
-        // (`memory`).
+        // SAFETY: whoever uses a buffer on several streams orders them by events, and drops the buffer only when all work on it
+        // is done (`memory`).
         unsafe { cuda.disable_event_tracking() };
         let heap = cuda.new_stream().map_err(failed())?;
         let near = Near::find(Path::new(numa::SYSTEM), gpu.numa_node);
@@ -201,7 +198,7 @@ impl Context {
         let after = After { gpu: gpu.clone(), host: host.clone() };
         let (held, landing) = (AtomicU64::new(0), OnceLock::new());
         let context = Context { cuda, gpu: gpu.clone(), near, heap, held, host, landing, _after: after };
-        // Memory that a batch gave back is kept for the next one; `trim` gives it up.
+        // The pool keeps memory that a batch has freed for the next one; `trim` releases it.
         if let Some(pool) = context.pool().map_err(failed())? {
             let mut threshold = u64::MAX;
             let attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
@@ -212,13 +209,13 @@ impl Context {
         Ok(Arc::new(context))
     }
 
-    /// Has results of engines that are made from now on land in this memory, and not in the host's own. The first word counts.
+    /// Has results of engines that are created from now on copied to this memory, instead of pinned host memory. The first call counts.
     pub fn land_in(&self, memory: Memory) {
-        // Where somebody has said so before, it is the same process, which says it once.
+        // An error: it is set already. A process calls this only once.
         let _ = self.landing.set(memory);
     }
 
-    /// What results of engines land in.
+    /// The memory that results of engines are copied to.
     pub fn landing(&self) -> Memory {
         self.landing.get().cloned().unwrap_or_else(|| Memory::Pinned(Arc::new(self.host.clone())))
     }
@@ -228,16 +225,16 @@ impl Context {
         &self.gpu
     }
 
-    /// The processors near it, where there is a choice.
+    /// The processors near it, if there is a choice.
     pub fn near(&self) -> Option<&Near> {
         self.near.as_ref()
     }
 
-    /// Makes this the context of calls from this thread, and has it run near the GPU. Everything here does the former itself; a
-    /// device thread does both once, for libraries that do not, and for what it starts.
+    /// Makes this the context of the calling thread, and has the thread run near the GPU. Functions of this module set the context
+    /// themselves. A device thread calls this once, for libraries that do not, and for the threads that it starts.
     ///
     /// # Errors
-    /// Where the context is broken.
+    /// If the context is broken.
     pub fn bind(&self) -> Result<(), CudaError> {
         if let Some(near) = self.near()
             && let Err(error) = near.bind()
@@ -247,10 +244,10 @@ impl Context {
         enter(&self.cuda).map_err(CudaError::when(format!("cannot use {}", self.gpu.id)))
     }
 
-    /// What of its memory is free.
+    /// The GPU's free memory.
     ///
     /// # Errors
-    /// Where the context is broken.
+    /// If the context is broken.
     pub fn memory(&self) -> Result<MemoryInfo, CudaError> {
         let asked = enter(&self.cuda).and_then(|()| result::mem_get_info());
         let (free, total) =
@@ -258,8 +255,8 @@ impl Context {
         Ok(MemoryInfo { free: free as u64, total: total as u64 })
     }
 
-    /// Why a batch was not begun, once the driver was asked whether the context still stands: its words, or ONNX Runtime's, may not say.
-    /// A call that has no input is not refused for one.
+    /// Reclassifies the error of a batch that could not be started, by asking the driver whether the context is intact: the error itself
+    /// may not say. The call that asks has no input, so it cannot fail because of one.
     pub fn judged(&self, error: EngineError) -> EngineError {
         match self.memory() {
             Err(broken) if broken.fault() != Fault::OutOfMemory => {
@@ -274,13 +271,13 @@ impl Context {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Gives memory back to the system that buffers were dropped from.
+    /// Gives the memory of dropped buffers back to the system.
     ///
     /// # Errors
-    /// Where the context is broken.
+    /// If the context is broken.
     pub fn trim(&self) -> Result<(), CudaError> {
         let failed = || CudaError::when(format!("cannot give memory of {} back", self.gpu.id));
-        // What was freed is free when the stream has come to it.
+        // Memory is only free once the stream has reached the call that frees it.
         synchronize(&self.heap).map_err(failed())?;
         if let Some(pool) = self.pool().map_err(failed())? {
             // SAFETY: the pool is the device's own.
@@ -289,7 +286,7 @@ impl Context {
         Ok(())
     }
 
-    /// Where memory comes from, on devices that have pools.
+    /// The pool that memory comes from, on devices that have pools.
     fn pool(&self) -> Result<Option<CUmemoryPool>, DriverError> {
         if !self.cuda.has_async_alloc() {
             return Ok(None);
@@ -298,10 +295,10 @@ impl Context {
         unsafe { result::device::get_default_mem_pool(self.cuda.cu_device()) }.map(Some)
     }
 
-    /// An event that a thread waits for, without keeping a core busy.
+    /// An event that a thread can wait for without keeping a core busy.
     ///
     /// # Errors
-    /// Where the driver refuses.
+    /// If the driver refuses.
     pub fn event(&self) -> Result<Event, CudaError> {
         self.new_event(CUevent_flags::CU_EVENT_BLOCKING_SYNC)
     }
@@ -309,7 +306,7 @@ impl Context {
     /// An event that only streams wait for.
     ///
     /// # Errors
-    /// Where the driver refuses.
+    /// If the driver refuses.
     pub fn mark(&self) -> Result<Event, CudaError> {
         self.new_event(CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
@@ -319,10 +316,10 @@ impl Context {
         made.map(Event).map_err(CudaError::when("cannot make an event"))
     }
 
-    /// Three streams of their own.
+    /// Three new streams.
     ///
     /// # Errors
-    /// Where the driver refuses.
+    /// If the driver refuses.
     pub fn streams(&self) -> Result<Streams, CudaError> {
         let stream = || {
             let made = enter(&self.cuda).and_then(|()| self.cuda.new_stream());
@@ -332,7 +329,7 @@ impl Context {
     }
 }
 
-/// What runs side by side: copies in each direction, and kernels.
+/// Streams that run concurrently: copies in each direction, and kernels.
 #[derive(Debug)]
 pub struct Streams {
     pub(super) upload: Arc<CudaStream>,
@@ -341,7 +338,7 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// Waits until nothing runs on any, whatever became of it: afterwards, memory that was being copied is nobody's.
+    /// Waits until nothing runs on any stream, even after errors: afterwards, memory that was being copied can be reused.
     pub(super) fn settle(&self) {
         for stream in [&self.upload, &self.compute, &self.download] {
             if let Err(error) = synchronize(stream) {
@@ -352,10 +349,10 @@ impl Streams {
 }
 
 impl Streams {
-    /// Ends a recording that was begun on the stream that computes and left there: until then nobody can wait for it.
+    /// Ends a recording that was left open on the compute stream: until it ends, nobody can wait for the stream.
     pub(super) fn end_recording(&self) {
         let stream = self.compute.cu_stream();
-        // SAFETY: the stream is there; what was recorded is nobody's.
+        // SAFETY: the stream is alive; nobody uses what was recorded.
         unsafe {
             let status = result::stream::is_capturing(stream);
             if matches!(status, Ok(sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) | Err(_)) {
@@ -374,7 +371,7 @@ impl Streams {
 pub struct Event(CudaEvent);
 
 impl Event {
-    /// Stands for what the stream has been given so far.
+    /// Marks the work that has been enqueued on the stream so far.
     pub(super) fn record(&self, stream: &CudaStream) -> Result<(), CudaError> {
         let entered = enter(self.0.context());
         // SAFETY: event and stream are there.
@@ -383,7 +380,7 @@ impl Event {
         recorded.map_err(CudaError::when("cannot mark a point in a stream"))
     }
 
-    /// Has a stream wait for it, not this thread.
+    /// Has a stream, not this thread, wait for the event.
     pub(super) fn before(&self, stream: &CudaStream) -> Result<(), CudaError> {
         let entered = enter(self.0.context());
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
@@ -394,12 +391,12 @@ impl Event {
         waits.map_err(CudaError::when("cannot have one stream wait for another"))
     }
 
-    /// Waits for it, without keeping a core busy.
+    /// Waits for the event, without keeping a core busy.
     ///
     /// # Errors
-    /// What became of the work before it.
+    /// If the work before it failed.
     pub fn wait(&self) -> Result<(), CudaError> {
-        // SAFETY: the event is there.
+        // SAFETY: the event is alive.
         wait_in(self.0.context(), || unsafe { result::event::synchronize(self.0.cu_event()) })
             .map_err(CudaError::when("work on the GPU failed"))
     }

@@ -1,7 +1,7 @@
-//! Finds the driver and the GPUs that it shows, without a panic where there is none.
+//! Finds the driver and the GPUs that it shows, without a panic if there is none.
 //!
-//! Nothing of CUDA is linked: the driver's library is opened when it is first asked for. So the same binary starts on any
-//! machine, and says in one line why it has no GPU. No context is made here, so looking takes no memory of a GPU.
+//! CUDA is not linked: the driver's library is opened on first use. So the same binary starts on any machine, and says in one line
+//! why it has no GPU. No context is created here, so probing takes no GPU memory.
 #![allow(unsafe_code)]
 
 use super::{CudaError, numa};
@@ -11,10 +11,10 @@ use cudarc::driver::{
 };
 use std::{ffi::CStr, fmt, path::Path};
 
-/// The oldest version of CUDA whose driver can load our kernels: 12.0, the driver 525.
+/// The oldest version of CUDA whose driver can load our kernels: 12.0, driver 525.
 const VERSION_MIN: Version = Version::new(12, 0);
 
-/// The compute capability that the kernels are made for, and all above it.
+/// The lowest compute capability that the kernels support.
 const CAPABILITY_MIN: (u32, u32) = (7, 5);
 
 /// A version of CUDA, as drivers number it: 1000 × major + 10 × minor.
@@ -27,7 +27,7 @@ impl Version {
         Version(1000 * major + 10 * minor)
     }
 
-    /// Of which libraries made for this number run on the driver, whatever their minor one.
+    /// The major version. Libraries built for it run on the driver, whatever their minor version.
     pub fn major(self) -> u32 {
         self.0.unsigned_abs() / 1000
     }
@@ -42,11 +42,11 @@ impl fmt::Display for Version {
 /// A GPU that the driver shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
-    /// Its number in this process, which `CUDA_VISIBLE_DEVICES` and containers change.
+    /// Its index in this process, which depends on `CUDA_VISIBLE_DEVICES` and the container.
     pub ordinal: usize,
-    /// The vendor's name of it.
+    /// The vendor's name for it.
     pub name: String,
-    /// Its UUID, such as `GPU-8f2c…`: the same in every process and in NVML. That of a part of a GPU begins with `MIG-`.
+    /// Its UUID, such as `GPU-8f2c…`: the same in every process and in NVML. For a part of a GPU it begins with `MIG-`.
     pub id: String,
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
@@ -58,19 +58,19 @@ pub struct Gpu {
     pub shared_processor_bytes: u32,
     /// Memory in all, bytes.
     pub memory_bytes: u64,
-    /// Its place on the PCI bus, such as `0000:01:00.0`.
+    /// Its address on the PCI bus, such as `0000:01:00.0`.
     pub pci: String,
-    /// The NUMA node that it hangs on, where the system says.
+    /// The NUMA node that it is attached to, if the system says.
     pub numa_node: Option<u32>,
-    /// The newest CUDA that its driver knows.
+    /// The newest CUDA version that its driver supports.
     pub cuda: Version,
 }
 
 impl Gpu {
-    /// Whether our kernels are made for it.
+    /// Checks that our kernels support it.
     ///
     /// # Errors
-    /// What it has, and what is needed.
+    /// The capability that it has, and the one that is needed.
     pub fn check(&self) -> Result<(), String> {
         if self.capability >= CAPABILITY_MIN {
             return Ok(());
@@ -83,14 +83,14 @@ impl Gpu {
     }
 }
 
-/// What the driver shows.
+/// The driver and its GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Driver {
-    /// The newest CUDA that it knows.
+    /// The newest CUDA version that it supports.
     pub version: Version,
-    /// In the order of their numbers; at least one.
+    /// In the order of their ordinals; at least one.
     pub gpus: Vec<Gpu>,
-    /// Why others that it shows are left alone.
+    /// Why other GPUs that it shows are not used.
     pub left_out: Vec<CudaError>,
 }
 
@@ -106,7 +106,7 @@ pub enum NoGpu {
     /// A driver that cannot load our kernels.
     #[error("the driver knows CUDA {0} only; {VERSION_MIN} is needed, which comes with NVIDIA's driver 525")]
     TooOld(Version),
-    /// The toolkit's library to link with in the place of the driver's.
+    /// The toolkit's stub library, meant for linking, instead of the driver's.
     #[error(
         "libcuda.so is the CUDA toolkit's stub for linking, not a driver; take its folder (lib64/stubs) out of \
          LD_LIBRARY_PATH"
@@ -121,7 +121,7 @@ pub enum NoGpu {
 }
 
 impl NoGpu {
-    /// Whether the driver may just not be ready yet, as while the machine starts.
+    /// Whether the driver may just not be ready yet, as while the machine boots.
     pub fn may_pass(&self) -> bool {
         const NOT_READY: [Code; 3] =
             [Code::CUDA_ERROR_NOT_INITIALIZED, Code::CUDA_ERROR_SYSTEM_NOT_READY, Code::CUDA_ERROR_UNKNOWN];
@@ -129,12 +129,12 @@ impl NoGpu {
     }
 }
 
-/// Looks for the driver and its GPUs. One that the driver shows, and then tells nothing of, is left out.
+/// Looks for the driver and its GPUs. A GPU that the driver lists but cannot describe is left out.
 ///
 /// # Errors
 /// Why there are none.
 pub fn probe() -> Result<Driver, NoGpu> {
-    // SAFETY: opens and closes the library by its usual names, which runs its initialisers; a driver's may run.
+    // SAFETY: opens and closes the library by its usual names, which runs its initialisers; a driver's are safe to run.
     if !unsafe { sys::is_culib_present() } {
         return Err(NoGpu::NoDriver);
     }
@@ -174,7 +174,7 @@ fn no_gpu(error: result::DriverError) -> NoGpu {
     }
 }
 
-/// Why a driver may show nothing.
+/// The likely reason why a driver shows no GPU.
 fn none_visible() -> String {
     match std::env::var("CUDA_VISIBLE_DEVICES") {
         Ok(value) => format!("CUDA_VISIBLE_DEVICES is {value:?}, which names none that is there"),
@@ -227,7 +227,7 @@ fn gpu(ordinal: i32, cuda: Version) -> Result<Gpu, CudaError> {
     })
 }
 
-/// The UUID as NVML writes it. A part of a GPU (MIG) has one of its own beside that of the whole.
+/// The UUID as NVML writes it. A part of a GPU (MIG) has a UUID of its own, besides that of the whole GPU.
 fn id(device: sys::CUdevice) -> Result<String, result::DriverError> {
     let whole = result::device::get_uuid(device)?;
     let mut own = sys::CUuuid { bytes: [0; 16] };
@@ -239,20 +239,20 @@ fn id(device: sys::CUdevice) -> Result<String, result::DriverError> {
 
 fn pci(device: sys::CUdevice) -> Result<String, result::DriverError> {
     let mut text = [0; 32];
-    // SAFETY: writes at most so many bytes, with a zero at the end.
+    // SAFETY: writes at most `text.len()` bytes, with a zero at the end.
     unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as i32, device) }.result()?;
     let bytes = text.map(|byte| byte as u8);
     let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
     Ok(text.to_string_lossy().to_lowercase())
 }
 
-/// Has the driver keep the kernels that it compiles in `folder`, unless the environment says where. To be called before
+/// Has the driver cache the kernels that it compiles in `folder`, unless the environment names a folder. Must be called before
 /// anything else here, and before there are threads.
 pub fn keep_kernels_in(folder: &Path) {
     const VARIABLE: &str = "CUDA_CACHE_PATH";
     if std::env::var_os(VARIABLE).is_none() {
-        // SAFETY: the driver reads it when it starts, which is after this; the threads of that time (the log's) do not look at
-        // the environment.
+        // SAFETY: the driver reads the variable when it is initialised, which is later. The threads that exist by now (the log's) do not
+        // read the environment.
         unsafe { std::env::set_var(VARIABLE, folder) };
     }
 }

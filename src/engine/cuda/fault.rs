@@ -1,35 +1,35 @@
-//! What the driver's error codes mean for us: which of three things follows from one.
+//! Classifies the driver's error codes by their consequence, of which there are three.
 
 use crate::engine::EngineError;
 use cudarc::driver::{DriverError, sys::CUresult as Code};
 use std::ffi::CStr;
 
-/// What follows from an error of the driver.
+/// The consequence of an error of the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The call was refused for what it asked; the context stands.
+    /// The call was refused because of its arguments; the context is intact.
     Input,
-    /// Memory of the device or of the host is used up; the context stands.
+    /// Memory of the device or of the host is used up; the context is intact.
     OutOfMemory,
-    /// The context cannot be trusted any more. Errors of kernels are found here: every later call returns them again, and
-    /// NVIDIA's word on them is that the process must end.
+    /// The context cannot be trusted any more. This includes errors of kernels: every later call returns them again, and
+    /// according to NVIDIA the process must end.
     Sticky,
 }
 
-/// An error of the driver, and what was being done.
+/// An error of the driver, and the operation that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{doing}: {text} ({name}, code {code})")]
 pub struct CudaError {
-    /// In words, such as `cannot allocate 4096 bytes`.
+    /// The operation, such as `cannot allocate 4096 bytes`.
     pub doing: String,
-    /// As `cuda.h` numbers it.
+    /// The code in `cuda.h`.
     pub code: u32,
     name: String,
     text: String,
 }
 
 impl CudaError {
-    /// For `map_err`: an error of the driver while doing something.
+    /// For `map_err`: adds the operation to an error of the driver.
     pub(crate) fn when<D: Into<String>>(doing: D) -> impl FnOnce(DriverError) -> CudaError {
         move |error| {
             let words = |text: Result<&CStr, DriverError>| match text {
@@ -45,19 +45,19 @@ impl CudaError {
         }
     }
 
-    /// What follows from it.
+    /// The consequence of the error.
     pub fn fault(&self) -> Fault {
         fault(self.code)
     }
 
-    /// Whether it is an error of what ran on the GPU, after which a process can use CUDA no more. A call that has nothing run
-    /// there, such as taking a GPU, meets it only where something of this process has met it before.
+    /// Whether it is an error of work on the GPU, after which the process can no longer use CUDA. A call that runs nothing there,
+    /// such as taking a GPU, returns it only if earlier work of this process has failed with it.
     pub fn ends_process(&self) -> bool {
         ends_process(self.code)
     }
 
-    /// What follows where it is why a GPU could not be taken: one that others have to themselves is had another time, as is one that they
-    /// leave too little memory of.
+    /// The error of not getting a GPU. If other processes use it exclusively or leave too little memory, that is
+    /// [`EngineError::OutOfMemory`]: the GPU may be available later.
     pub(crate) fn of_taking(&self) -> EngineError {
         match others_have(self.code) {
             true => EngineError::OutOfMemory(format!("others have it to themselves: {self}")),
@@ -68,7 +68,7 @@ impl CudaError {
 
 #[cfg(test)]
 impl CudaError {
-    /// With this code, and no words.
+    /// An error with this code, without texts.
     pub(crate) fn of_code(code: u32) -> CudaError {
         CudaError { doing: String::new(), code, name: String::new(), text: String::new() }
     }
@@ -84,8 +84,8 @@ impl From<CudaError> for EngineError {
     }
 }
 
-/// What follows from a code. What is not known to leave the context whole counts as if it did not: going on with a
-/// broken one gives wrong answers or none.
+/// The consequence of a code. A code that is not known to leave the context intact counts as sticky: a broken context gives wrong
+/// answers or none.
 fn fault(code: u32) -> Fault {
     const INPUT: [Code; 2] = [Code::CUDA_ERROR_INVALID_VALUE, Code::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES];
     if code == Code::CUDA_ERROR_OUT_OF_MEMORY as u32 {
@@ -97,8 +97,8 @@ fn fault(code: u32) -> Fault {
     }
 }
 
-/// Of these, `cuda.h` says that all that follows fails alike and the process must be started anew; of assertions in kernels, that
-/// the context must go. Not of faults of memory and links: whether these outlive a context is the hardware's affair.
+/// Whether, according to `cuda.h`, all later calls fail in the same way and the process must be restarted; for assertions in kernels it
+/// says that the context must go. Faults of memory and links are excluded: whether they outlive a context depends on the hardware.
 fn ends_process(code: u32) -> bool {
     const ENDS: [Code; 12] = [
         Code::CUDA_ERROR_CONTAINED,
@@ -117,8 +117,8 @@ fn ends_process(code: u32) -> bool {
     ENDS.iter().any(|ends| *ends as u32 == code)
 }
 
-/// Whether a GPU is refused because it is for one process at a time (its compute mode), or as many share it by MPS as may, or MPS is just
-/// starting. Only of taking one: in the middle of work it would mean something else.
+/// Whether a GPU is refused because it is for one process at a time (its compute mode), its MPS clients are at the limit, or MPS is
+/// just starting. Only for errors of taking a GPU: during work, these codes would mean something else.
 fn others_have(code: u32) -> bool {
     const OTHERS: [Code; 4] = [
         Code::CUDA_ERROR_DEVICE_UNAVAILABLE,

@@ -1,8 +1,8 @@
-//! The fitter of Gaussian spots on a GPU: what [`GaussMle`](crate::engine::gauss_mle::GaussMle) takes and gives, with three
-//! batches on their way. One is copied in, one is fitted and one is copied out, each on a stream of its own.
+//! The fitter of Gaussian spots on a GPU. It has the inputs and outputs of [`GaussMle`](crate::engine::gauss_mle::GaussMle), and three
+//! batches in flight. One is copied in, one is fitted and one is copied out, each on a stream of its own.
 //!
-//! The kernels write the outputs as they are sent, so what is copied out is the reply's. Memory for a batch is allocated when the
-//! first of its size comes, and kept. Where three do not fit, there are fewer.
+//! The kernels write the outputs in their final form, so the reply uses the copied bytes directly. Memory for a batch is allocated
+//! with the first batch of its size, and kept. If three batches do not fit, fewer are in flight.
 #![allow(unsafe_code)]
 
 mod rounds;
@@ -30,7 +30,7 @@ use std::sync::{
     mpsc::{Receiver, Sender, channel},
 };
 
-/// Batches on their way, where memory allows.
+/// Batches in flight, if memory allows.
 const DEPTH: usize = 3;
 /// Bytes of the codes of a fit.
 const CODE_BYTES: usize = 2;
@@ -49,7 +49,7 @@ pub struct GaussMle {
     /// The newest last.
     cameras: Vec<Maps>,
     results: Blocks,
-    /// Places for batches that none is in, how they come back, and how many there are.
+    /// Free places for batches, the channel by which they come back, and the number of places in all.
     free: Receiver<Place>,
     back: Sender<Place>,
     places: usize,
@@ -62,7 +62,7 @@ struct Maps {
     buffers: Arc<[Buffer; 3]>,
 }
 
-/// What a batch takes on the device.
+/// The device resources of a batch.
 #[derive(Debug)]
 struct Place {
     buffers: Buffers,
@@ -73,7 +73,7 @@ struct Place {
 
 #[derive(Debug, Default)]
 struct Buffers {
-    /// Whole ones, where spots are looked for; with what is found and how many that are.
+    /// Whole frames, for finding spots; with the spots found and their number.
     frames: Option<Buffer>,
     spots: Option<Buffer>,
     count: Option<Buffer>,
@@ -92,7 +92,7 @@ struct Room {
     rois: usize,
     corners: usize,
     results: usize,
-    /// Who asks does with less: want of memory is no reason for fewer batches at once.
+    /// Whether the caller can do with less: lack of memory is then no reason for fewer batches in flight.
     more_than_needed: bool,
 }
 
@@ -111,7 +111,7 @@ impl GaussMle {
     /// A fitter on this GPU, with streams of its own.
     ///
     /// # Errors
-    /// Where the GPU or its driver cannot run the kernels, or has no memory for them.
+    /// If the GPU or its driver cannot run the kernels, or has no memory for them.
     pub fn new(context: &Arc<Context>) -> Result<GaussMle, CudaError> {
         let heap = Heap::new(context);
         let (back, free) = channel();
@@ -132,7 +132,7 @@ impl GaussMle {
         Ok(fitter)
     }
 
-    /// Makes places until there are [`DEPTH`].
+    /// Creates places until there are [`DEPTH`].
     fn fill(&mut self) -> Result<(), CudaError> {
         while self.places < DEPTH {
             let place = Place {
@@ -151,7 +151,7 @@ impl GaussMle {
         self.back.send(place).expect("its receiver is ours");
     }
 
-    /// A place with room for a batch. Where there is too little memory for one more, there is one less from now on.
+    /// Waits for a place with room for a batch. If there is too little memory, there is one place less from now on.
     fn place(&mut self, wanted: &Room) -> Result<Place, CudaError> {
         loop {
             let mut place = self.free.recv().expect("its sender is ours");
@@ -171,7 +171,7 @@ impl GaussMle {
         }
     }
 
-    /// Takes the memory of places that no batch is in.
+    /// Frees the memory of free places.
     fn empty(&self) {
         let idle: Vec<Place> = self.free.try_iter().collect();
         for place in idle {
@@ -190,12 +190,12 @@ impl GaussMle {
         let upload = |values: &[f32]| {
             let bytes: &[u8] = bytemuck::cast_slice(values);
             let buffer = Buffer::new(&self.heap, bytes.len())?;
-            // SAFETY: waited for below; in between, the camera is there.
+            // SAFETY: waited for below; until then, the camera is alive.
             unsafe { buffer.upload(bytes, &self.streams.upload) }?;
             Ok::<_, CudaError>(buffer)
         };
         let buffers = values.map(upload);
-        // Once for each camera: this may wait, for copies alone.
+        // Once for each camera, so this may wait, only for copies.
         let copied =
             synchronize(&self.streams.upload).map_err(CudaError::when("cannot copy maps to the GPU"));
         let [gain, bias, variance] = buffers;
@@ -208,7 +208,7 @@ impl GaussMle {
         Ok(Some(maps))
     }
 
-    /// Has the device copy, fit and copy back.
+    /// Has the device copy the ROIs in, fit them and copy the results back.
     fn begin(
         &mut self,
         place: &mut Place,
@@ -228,7 +228,7 @@ impl GaussMle {
             Adu::F32(values) => bytemuck::cast_slice(values),
         };
         let buffer = place.buffers.rois.as_mut().expect("room was made");
-        // SAFETY: the flight holds the tensors until the device is done with them, as does whoever calls this where it fails.
+        // SAFETY: the flight, or the caller if this fails, holds the tensors until the device is done with them.
         unsafe { buffer.upload(roi_bytes, upload) }?;
         if let (Some(buffer), Some(_)) = (&mut place.buffers.corners, maps) {
             // SAFETY: as above.
@@ -244,12 +244,12 @@ impl GaussMle {
         };
         let call = FitCall::on_device(setting.model(), setting.camera(), rois.side(), rois.len() as u64, &at);
         // SAFETY: planned for this model, type and camera; the buffers have room for what `call` says (`place`), ROIs lie on the
-        // maps (`asked`), and all of it is the flight's until it has landed.
+        // maps (`asked`), and all of it belongs to the flight until it has landed.
         unsafe { self.rounds.launch(&launch, &call, (rois.len(), 0), in_rounds, compute) }?;
         place.computed.record(compute)?;
         place.computed.before(download)?;
         let made = place.buffers.results.as_ref().expect("room was made");
-        // SAFETY: the flight holds the results and looks at them when it has landed.
+        // SAFETY: the flight holds the results and reads them when it has landed.
         unsafe { made.download(results, download) }?;
         place.landed.record(download)
     }
@@ -304,7 +304,7 @@ impl Engine for GaussMle {
 }
 
 impl GaussMle {
-    /// A place that a batch is on its way in.
+    /// Marks a place as taken by a batch in flight.
     fn taken(&self, place: Place) -> Taken {
         Taken { place: Some(place), back: self.back.clone(), streams: Arc::clone(&self.streams) }
     }
@@ -333,7 +333,7 @@ impl GaussMle {
         let mut results = self.results.lend(result_bytes);
         let begun = self.begin(&mut place, &rois, corners, setting, maps.as_ref(), &mut results);
         if let Err(error) = begun {
-            // What was begun may still read and write.
+            // Work that was enqueued may still read and write.
             self.streams.settle();
             self.put_back(place);
             return Err(error.into());
@@ -351,7 +351,7 @@ impl GaussMle {
     }
 }
 
-/// The place of a batch that is on its way. Dropping it waits for the device.
+/// The place of a batch in flight. Dropping it waits for the device.
 struct Taken {
     place: Option<Place>,
     back: Sender<Place>,
@@ -367,7 +367,7 @@ impl Taken {
             // The device may still read and write.
             self.streams.settle();
         }
-        // Nobody takes it where the engine has gone.
+        // An error: the engine has been dropped.
         let _ = self.back.send(place);
         landed
     }
@@ -381,9 +381,9 @@ impl Drop for Taken {
     }
 }
 
-/// A batch on its way. Holds all that the device reads and writes for it.
+/// A batch in flight. Holds all that the device reads and writes for it.
 struct Fitting {
-    /// Before what the device uses: it is dropped first.
+    /// Declared before the memory that the device uses, so that it is dropped first and waits.
     taken: Taken,
     columns: Columns,
     count: usize,

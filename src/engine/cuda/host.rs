@@ -1,11 +1,11 @@
-//! Host memory that a device copies from and to by itself.
+//! Pinned host memory: a device copies from and to it by itself.
 //!
-//! It is ours, and only registered with the driver: whoever still reads it when a context has gone (a reply that is
-//! being sent) reads memory that is still there. That leaves out write-combined memory, which the driver must allocate
-//! itself, and which is slow to read where a batch runs on the CPU or is padded.
+//! The memory is our own, and only registered with the driver. So it stays valid for whoever still reads it when a context is gone,
+//! such as a reply that is being sent. This excludes write-combined memory, which the driver must allocate itself, and which is slow
+//! to read where a batch runs on the CPU or is padded.
 //!
-//! A thread of its own makes these calls, and no lock is held over one: images are decoded into such memory, and replies give it
-//! back, on threads that serve everybody. Where the driver hangs, that thread hangs alone, and memory is plain until the driver is back.
+//! A dedicated thread makes these driver calls, and no lock is held during one: the threads that decode images into such memory, and
+//! those whose replies release it, serve all requests. If the driver hangs, only that thread hangs, and memory is plain until it is back.
 #![allow(unsafe_code)]
 
 use super::{Context, CudaError, Fault, context::enter, numa::Near};
@@ -14,16 +14,16 @@ use cudarc::driver::{CudaContext, result, sys, sys::CUresult as Code};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{collections::BTreeMap, ffi::c_void, fmt, ptr::NonNull, sync::Arc, time::Duration};
 
-/// A call that takes longer is waited for by nobody, beyond a second for each GiB.
+/// The longest that anybody waits for a call, plus a second for each GiB.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Registers host memory with a device's driver, while this process has the device. Memory that is taken when it has not is
-/// registered when it has; when the context goes, all is unregistered, so that nobody who still reads it keeps the context, and
-/// registered again with the next one.
+/// Registers host memory with a device's driver, while this process has the device. Memory that is allocated while it does not is
+/// registered once it does. When the context is closed, all memory is unregistered, so that nobody who still reads it keeps the
+/// context alive; it is registered again with the next one.
 #[derive(Clone, Default)]
 pub struct HostMemory(Arc<Owner>);
 
-/// Whose end is that of the thread.
+/// Dropping it ends the thread.
 #[derive(Default)]
 struct Owner(Arc<Shared>);
 
@@ -34,7 +34,7 @@ impl Drop for Owner {
     }
 }
 
-/// What the thread and those for whom it works have in common.
+/// The state that the thread shares with its callers.
 #[derive(Default)]
 struct Shared {
     pins: Mutex<Pins>,
@@ -43,44 +43,44 @@ struct Shared {
 
 #[derive(Default)]
 struct Pins {
-    /// Of the device, while it is ours.
+    /// The device's context, while this process has the device.
     cuda: Option<Arc<CudaContext>>,
-    /// The processors near it, where there is a choice.
+    /// The processors near it, if there is a choice.
     near: Option<Near>,
-    /// That which goes, and whether one does.
+    /// The context that is being closed, and whether one is.
     closing: Option<Arc<CudaContext>>,
     closes: bool,
-    /// Memory that is there, by where it begins.
+    /// All pinned memory, by address.
     memory: BTreeMap<usize, Known>,
-    /// The thread is there, or nobody is left for whom it would work.
+    /// Whether the thread has been started, and whether it is to end since nobody is left.
     started: bool,
     ended: bool,
-    /// Calls that have come back, and whether one has not for long.
+    /// The number of calls that have returned, and whether one has not for long.
     calls: u64,
     hangs: bool,
 }
 
-/// Memory that the driver is to know.
+/// Memory that is to be registered.
 struct Known {
     bytes: usize,
     state: State,
-    /// The memory itself, when nobody has it any more: it goes when the driver does not know it.
+    /// The memory itself, once nobody uses it any more: it is freed when it is no longer registered.
     left: Option<Box<dyn Send>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The driver does not know it, and is to.
+    /// Not registered yet, but to be.
     New,
-    /// It is just told so, or that it goes.
+    /// A call that registers or unregisters it is under way.
     Called,
     Registered,
     Refused,
-    /// It may know it until the context has gone, and so it stays where it is.
+    /// The driver may know it until the context is gone, so it is not freed before.
     Kept,
 }
 
-/// One call of the driver.
+/// One call to the driver.
 struct Call {
     start: usize,
     bytes: usize,
@@ -96,13 +96,13 @@ impl fmt::Debug for HostMemory {
 }
 
 impl HostMemory {
-    /// For copies from and to this device (and any other).
+    /// The host memory for copies from and to this device (and any other).
     pub fn of(context: &Context) -> HostMemory {
         context.host.clone()
     }
 
-    /// Registers everything: the device is ours from now on. What is registered already is so by a hold on the same context that
-    /// has not ended yet, and stays so.
+    /// Registers all memory: this process has the device from now on. Memory that is registered already, through another reference to
+    /// the same context that has not been dropped yet, stays so.
     pub(super) fn open(&self, cuda: &Arc<CudaContext>, near: Option<&Near>) {
         let shared = self.shared();
         let mut pins = shared.pins.lock();
@@ -117,7 +117,7 @@ impl HostMemory {
         );
     }
 
-    /// Unregisters everything: this context goes. Where the driver hangs, it goes when the driver is back.
+    /// Unregisters all memory, since this context is being closed. If the driver hangs, the context is closed when the driver is back.
     pub(super) fn close(&self, cuda: &Arc<CudaContext>) {
         let shared = self.shared();
         let mut pins = shared.pins.lock();
@@ -128,7 +128,7 @@ impl HostMemory {
         }
     }
 
-    /// The GPU's context is gone, and with it all that the driver could know of this memory.
+    /// The GPU's context is gone, and with it all registrations: frees memory that was kept for them.
     pub(super) fn forgotten(&self) {
         let left = self.shared().pins.lock().forgotten();
         self.shared().changed.notify_all();
@@ -141,7 +141,7 @@ impl HostMemory {
 }
 
 impl Shared {
-    /// Has the thread look what there is to do.
+    /// Wakes the thread, and starts it if necessary.
     fn call<'a>(self: &'a Arc<Shared>, mut pins: MutexGuard<'a, Pins>) -> MutexGuard<'a, Pins> {
         if !pins.started {
             let shared = Arc::clone(self);
@@ -157,7 +157,7 @@ impl Shared {
         pins
     }
 
-    /// Waits for that, as long as the driver answers.
+    /// Waits until `done`, or until the driver hangs.
     fn wait<'a>(
         &'a self,
         mut pins: MutexGuard<'a, Pins>,
@@ -167,7 +167,7 @@ impl Shared {
             let (calls, patience) = (pins.calls, pins.patience());
             let goes_on = |pins: &mut Pins| !done(pins) && !pins.hangs && pins.calls == calls;
             let waited = self.changed.wait_while_for(&mut pins, goes_on, patience);
-            // It may have come back as the time was over.
+            // The call may have returned just when the time was up.
             if waited.timed_out() && !done(&pins) && !pins.hangs && pins.calls == calls {
                 pins.hangs = true;
                 self.changed.notify_all();
@@ -177,14 +177,14 @@ impl Shared {
         pins
     }
 
-    /// Calls the driver, one thing after the other, until nobody is left who could have memory.
+    /// Makes the driver calls one by one, until nobody is left who could have memory.
     fn work(&self) {
         let mut pins = self.pins.lock();
         loop {
             if let Some(call) = pins.next() {
                 drop(pins);
                 let (start, register) = (call.start, call.register);
-                // Drops its hold on the context as well: whoever closes that is to have the last one.
+                // Also drops its reference to the context: whoever closes the context is to have the last one.
                 let came = call.make();
                 pins = self.pins.lock();
                 (pins.calls, pins.hangs) = (pins.calls + 1, false);
@@ -196,7 +196,7 @@ impl Shared {
             } else if pins.closes {
                 let closed = pins.closing.take();
                 drop(pins);
-                // Before it is told: whoever closes it has the last hold on it, unless it has waited for too long.
+                // Dropped before the closer is told, so that the closer has the last reference, unless it has given up waiting.
                 drop(closed);
                 pins = self.pins.lock();
                 pins.closes = pins.closing.is_some();
@@ -217,14 +217,14 @@ impl Known {
 }
 
 impl Pins {
-    /// How long the call may take that is under way, or the next: pages are locked one by one.
+    /// How long the current or next call may take: it depends on the size, since pages are locked one by one.
     fn patience(&self) -> Duration {
         let called = |known: &&Known| known.is_under_way() || known.left.is_some() || self.closing.is_some();
         let largest = self.memory.values().filter(called).map(|known| known.bytes).max().unwrap_or(0);
         PATIENCE + Duration::from_secs((largest >> 30) as u64)
     }
 
-    /// What the driver is told next.
+    /// The next call to make.
     fn next(&mut self) -> Option<Call> {
         let goes = |known: &Known| self.closing.is_some() || known.left.is_some();
         let cuda = self.closing.as_ref().or(self.cuda.as_ref())?;
@@ -240,7 +240,7 @@ impl Pins {
         Some(Call { start, bytes: known.bytes, cuda, near, register })
     }
 
-    /// A call has come back. Gives memory that nobody has any more and the driver does not know.
+    /// A call has returned. Returns memory to free, if nobody uses it any more and it is not registered.
     fn called(&mut self, start: usize, register: bool, came: Came) -> Option<Known> {
         let known = self.memory.get_mut(&start)?;
         known.state = match (register, came) {
@@ -253,7 +253,7 @@ impl Pins {
         if gone { self.memory.remove(&start) } else { None }
     }
 
-    /// No context knows any of what was kept. Gives what of it nobody has any more.
+    /// No context knows any kept memory any more. Returns what nobody uses any more, to be freed.
     fn forgotten(&mut self) -> Vec<Known> {
         let nobodys = |_: &usize, known: &mut Known| known.state == State::Kept && known.left.is_some();
         let left = self.memory.extract_if(.., nobodys).map(|(_, known)| known).collect();
@@ -263,7 +263,7 @@ impl Pins {
         left
     }
 
-    /// Nobody has this memory any more: it goes now, or when the driver does not know it.
+    /// Nobody uses this memory any more. Returns it to be freed now, or keeps it until it is unregistered.
     fn leave(&mut self, start: usize, memory: Box<dyn Send>) -> Option<Box<dyn Send>> {
         match self.memory.get_mut(&start) {
             Some(known) if matches!(known.state, State::Called | State::Registered | State::Kept) => {
@@ -278,34 +278,34 @@ impl Pins {
     }
 }
 
-/// Whether every call of a context fails by now.
+/// Whether a context is broken, so that every call in it fails.
 fn is_broken(cuda: &CudaContext) -> bool {
     let answers = enter(cuda).and_then(|()| result::mem_get_info());
     answers.is_err_and(|error| CudaError::when("cannot read memory")(error).fault() == Fault::Sticky)
 }
 
-/// Has the driver forget memory of a broken context, in which no call does what it says.
+/// Unregisters memory from outside a broken context, since no call inside it works.
 fn forget(start: *mut c_void) -> Came {
-    // SAFETY: no context is one, too.
+    // SAFETY: a null context is valid here: it means none.
     let outside = unsafe { result::ctx::set_current(std::ptr::null_mut()) };
-    // SAFETY: as of `Call::make`: it is registered, as far as we know, and there until this has come back.
+    // SAFETY: as in `Call::make`: it is registered, as far as we know, and stays allocated until this has returned.
     let asked = outside.and_then(|()| unsafe { sys::cuMemHostUnregister(start) }.result());
     match asked {
         Ok(()) => Came::Done,
         Err(error) if error.0 == Code::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => Came::Done,
         Err(error) => {
-            // Freed, it would be somebody else's while other GPUs take it for pinned, and copy from where it was.
+            // If it were freed, it would be reused while other GPUs take it for pinned, and they would copy from its old pages.
             tracing::debug!(?error, "memory is kept until the broken context that knows it has gone");
             Came::Kept
         }
     }
 }
 
-/// What came of a call.
+/// The result of a call.
 enum Came {
     Done,
     Refused,
-    /// The driver may know memory that it should not know any more.
+    /// The memory could not be unregistered, so the driver may still know it.
     Kept,
 }
 
@@ -316,10 +316,10 @@ impl Call {
             enter(&cuda)?;
             let start = std::ptr::with_exposed_provenance_mut(start);
             if register {
-                // SAFETY: the memory is there while it is noted, and it is noted until this has come back (`Pins::leave`).
+                // SAFETY: memory stays allocated while it is in `Pins::memory`, and it stays there until this has returned (`Pins::leave`).
                 unsafe { sys::cuMemHostRegister_v2(start, bytes, sys::CU_MEMHOSTREGISTER_PORTABLE) }.result()
             } else {
-                // SAFETY: it is registered, and not unregistered since, as the notes say; it is there as above.
+                // SAFETY: its state says that it is registered, and not unregistered since; it stays allocated as above.
                 unsafe { sys::cuMemHostUnregister(start) }.result()
             }
         };
@@ -331,7 +331,7 @@ impl Call {
             Ok(()) => Came::Done,
             Err(error) if register => {
                 let error = CudaError::when(format!("cannot pin {bytes} bytes"))(error);
-                // Of a context that is broken, whoever takes the GPU out tells more.
+                // If the context is broken, whoever takes the GPU out of service reports more.
                 if is_broken(&cuda) {
                     tracing::debug!(%error, "memory stays as it is");
                 } else {
@@ -356,7 +356,7 @@ impl Pinner for HostMemory {
         let shared = self.shared();
         let mut pins = shared.pins.lock();
         pins.memory.insert(start, Known { bytes, state: State::New, left: None });
-        // What is there without a device is registered when it is.
+        // Without a device, the memory is registered once there is one.
         if pins.cuda.is_some() {
             let under_way = |pins: &Pins| pins.memory.get(&start).is_some_and(Known::is_under_way);
             pins = shared.wait(shared.call(pins), |pins| pins.cuda.is_none() || !under_way(pins));
@@ -377,9 +377,9 @@ impl Pinner for HostMemory {
     }
 }
 
-/// Memory that the driver knows while there is one.
+/// Memory that is registered while this process has the device.
 struct Pinned {
-    /// Until it is released.
+    /// Its address, until it is released.
     start: Option<usize>,
     host: HostMemory,
 }
@@ -395,7 +395,7 @@ impl Release for Pinned {
 }
 
 impl Drop for Pinned {
-    /// Where the memory is somebody else's: waits until the driver does not know it.
+    /// The memory belongs to somebody else: waits until it is no longer registered.
     fn drop(&mut self) {
         let Some(start) = self.start.take() else { return };
         let shared = self.host.shared();

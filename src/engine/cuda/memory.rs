@@ -8,7 +8,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-/// What one owner holds on a device, such as an engine.
+/// Counts the device memory of one owner, such as an engine.
 #[derive(Debug)]
 pub struct Heap {
     context: Arc<Context>,
@@ -16,7 +16,7 @@ pub struct Heap {
 }
 
 impl Heap {
-    /// Nothing yet, on this device.
+    /// An empty heap on this device.
     pub fn new(context: &Arc<Context>) -> Arc<Heap> {
         Arc::new(Heap { context: Arc::clone(context), held: AtomicU64::new(0) })
     }
@@ -37,7 +37,7 @@ impl Heap {
     }
 }
 
-/// Bytes on a device, for any stream. Dropping it frees them: work on it must be done by then.
+/// Device memory, usable on any stream. Dropping it frees the memory: work on it must be done by then.
 #[derive(Debug)]
 pub struct Buffer {
     slice: CudaSlice<u8>,
@@ -45,16 +45,16 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// So many bytes, at least one; what is in them is not said.
+    /// Allocates `bytes` bytes, at least one, with undefined contents.
     ///
     /// # Errors
-    /// Where they are not free: with how many are.
+    /// If they are not free; the message says how many are.
     pub fn new(heap: &Arc<Heap>, bytes: usize) -> Result<Buffer, CudaError> {
         let context = &heap.context;
         let slice = match allocate(&context.heap, bytes) {
             Ok(slice) => slice,
             Err(first) => {
-                // The pool may hold what others gave back.
+                // The pool may hold memory that others have freed.
                 let again = context.trim().is_ok().then(|| allocate(&context.heap, bytes).ok()).flatten();
                 again.ok_or_else(|| CudaError::when(shortage(context, bytes))(first))?
             }
@@ -68,31 +68,31 @@ impl Buffer {
         self.slice.len()
     }
 
-    /// Where it begins, for a kernel.
+    /// Its address, for a kernel.
     pub(super) fn address(&self) -> sys::CUdeviceptr {
         use cudarc::driver::DevicePtr;
-        // Nothing is tracked: the guard has nothing to record.
+        // cudarc's tracking is off: the guard has nothing to record.
         let (address, _guard) = self.slice.device_ptr(self.slice.stream());
         address
     }
 
-    /// Begins to fill it with zeros.
+    /// Enqueues filling it with zeros.
     pub(super) fn clear(&self, stream: &CudaStream) -> Result<(), CudaError> {
         self.fill(0, stream)
     }
 
-    /// Begins to fill it with a byte.
+    /// Enqueues filling it with a byte.
     pub(super) fn fill(&self, byte: u8, stream: &CudaStream) -> Result<(), CudaError> {
         let bytes = self.bytes();
-        // SAFETY: so many bytes are there, until the stream has come past this: dropping waits for work.
+        // SAFETY: the buffer has `bytes` bytes, and is not dropped before work on it is done.
         unsafe { result::memset_d8_async(self.address(), byte, bytes, stream.cu_stream()) }
             .map_err(CudaError::when("cannot clear memory of the GPU"))
     }
 
-    /// Begins to copy `bytes` to its start.
+    /// Enqueues copying `bytes` to its start.
     ///
     /// # Safety
-    /// `bytes` stay as they are until the stream has come past this.
+    /// `bytes` must stay unchanged until the stream has passed this.
     pub(super) unsafe fn upload(&self, bytes: &[u8], stream: &CudaStream) -> Result<(), CudaError> {
         assert!(bytes.len() <= self.bytes(), "{} bytes for a buffer of {}", bytes.len(), self.bytes());
         // SAFETY: the lengths fit; the rest is the caller's promise.
@@ -100,16 +100,16 @@ impl Buffer {
             .map_err(CudaError::when("cannot copy to the GPU"))
     }
 
-    /// Begins to copy its start to `bytes`.
+    /// Enqueues copying its start to `bytes`.
     ///
     /// # Safety
-    /// `bytes` are there and nobody looks at them until the stream has come past this.
+    /// `bytes` must stay allocated, and nobody may read them, until the stream has passed this.
     pub(super) unsafe fn download(&self, bytes: &mut [u8], stream: &CudaStream) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
         unsafe { self.download_from(0, bytes, stream) }
     }
 
-    /// The same for what begins so many bytes behind its start.
+    /// The same, from `start` bytes after its start.
     ///
     /// # Safety
     /// As of [`Buffer::download`].
@@ -133,30 +133,30 @@ impl Drop for Buffer {
     }
 }
 
-/// Makes room for so many bytes, where there are any; what was there was smaller.
+/// Grows a buffer to at least `bytes` bytes, without keeping its contents.
 pub(super) fn room(heap: &Arc<Heap>, buffer: &mut Option<Buffer>, bytes: usize) -> Result<(), CudaError> {
     if bytes > 0 && buffer.as_ref().is_none_or(|buffer| buffer.bytes() < bytes) {
-        // First, so that the two need not fit side by side.
+        // Dropped first, so that both need not fit at the same time.
         *buffer = None;
         *buffer = Some(Buffer::new(heap, bytes)?);
     }
     Ok(())
 }
 
-/// Where it begins, for a kernel; 0 where there is none.
+/// The address of a buffer, for a kernel; 0 if there is none.
 pub(super) fn address(buffer: &Option<Buffer>) -> sys::CUdeviceptr {
     buffer.as_ref().map_or(0, Buffer::address)
 }
 
 fn allocate(stream: &Arc<CudaStream>, bytes: usize) -> Result<CudaSlice<u8>, result::DriverError> {
-    // SAFETY: any bytes are bytes; nobody reads what nobody wrote.
+    // SAFETY: any bit pattern is a valid byte; nobody reads what nobody has written.
     let slice = unsafe { stream.alloc::<u8>(bytes.max(1)) }?;
-    // Other streams may use it from here on.
+    // Other streams may use the memory from here on.
     synchronize(stream)?;
     Ok(slice)
 }
 
-/// What was asked for, and what there is.
+/// A message with what was asked for, and what is free.
 fn shortage(context: &Context, bytes: usize) -> String {
     let id = &context.gpu().id;
     match context.memory() {

@@ -1,17 +1,17 @@
-//! GPUs, through NVIDIA's driver, which is found at run time: nothing of CUDA is needed to build, and none of its libraries
-//! but the driver's to run.
+//! GPUs, through NVIDIA's driver, which is found at run time. Building needs nothing of CUDA, and running needs none of its
+//! libraries but the driver's.
 //!
-//! - [`driver`]: what there is, or in one line why there is nothing.
-//! - [`context`]: a GPU that is ours, its streams and events.
+//! - [`driver`]: finds the driver and GPUs, or says in one line why there are none.
+//! - [`context`]: a GPU that this process has taken, its streams and events.
 //! - [`numa`]: the processors near it.
-//! - [`memory`]: buffers on it; [`host`]: memory of the host that it copies from and to by itself.
-//! - [`module`]: our kernels on it; `preprocess`: those that make items of images.
-//! - [`canary`]: whether it answers as it should.
+//! - [`memory`]: buffers on it; [`host`]: pinned host memory, which it copies from and to by itself.
+//! - [`module`]: our kernels on it; `preprocess`: those that turn images into items.
+//! - [`canary`]: checks that it computes correctly.
 //! - [`fault`]: what follows from an error.
-//! - [`jpeg`]: JPEGs, for a CPU that has too many of them.
+//! - [`jpeg`]: decodes JPEGs when the CPU has too many of them.
 //! - [`gauss_mle`]: the fitter; [`onnx`]: ONNX Runtime.
 //!
-//! Everything holds on to its [`Context`], which is given back when the last of it is dropped.
+//! Everything holds a reference to its [`Context`]; the GPU is released when the last of these is dropped.
 
 pub mod canary;
 pub mod context;

@@ -1,5 +1,5 @@
-//! Our kernels on the device: PTX text that is part of the binary, compiled by the driver for the GPU at hand when it is first
-//! loaded. The driver keeps what it compiled ([`keep_kernels_in`](super::keep_kernels_in)).
+//! Our kernels on the device: PTX text that is part of the binary. The driver compiles it for the GPU when it is first loaded, and
+//! caches the result ([`keep_kernels_in`](super::keep_kernels_in)).
 #![allow(unsafe_code)]
 
 use super::{Context, CudaError, context::enter};
@@ -13,7 +13,7 @@ use cudarc::{
 };
 use std::sync::Arc;
 
-/// The kernels of one source.
+/// The kernels of one source file.
 #[derive(Debug)]
 pub struct Module {
     name: &'static str,
@@ -24,19 +24,19 @@ pub struct Module {
 #[derive(Debug, Clone)]
 pub struct Kernel(CudaFunction);
 
-/// What a kernel takes by value. All its bytes are set: who looks at arguments as words, as the fake driver does for addresses of
-/// freed memory, would find in padding what was there before.
+/// A kernel argument passed by value, without padding. The fake driver scans arguments word by word for addresses of freed memory, and
+/// would find stale values in padding.
 #[repr(transparent)]
 struct ByValue<A>(A);
 
-// SAFETY: plain data; that it is what the kernel takes is promised by who launches it.
+// SAFETY: plain data; whoever launches the kernel promises that it is what the kernel takes.
 unsafe impl<A: NoUninit> DeviceRepr for ByValue<A> {}
 
 impl Module {
-    /// Loads PTX; `name` is its source's, for messages.
+    /// Loads PTX; `name` is that of its source, for messages.
     ///
     /// # Errors
-    /// Where the driver is too old for the text, or the GPU for the code.
+    /// If the driver is too old for the text, or the GPU for the code.
     pub fn load(context: &Context, name: &'static str, ptx: &str) -> Result<Module, CudaError> {
         let loaded = enter(&context.cuda).and_then(|()| context.cuda.load_module(Ptx::from_src(ptx)));
         let cuda = loaded.map_err(|error| {
@@ -61,7 +61,7 @@ impl Module {
         Ok(Module { name, cuda })
     }
 
-    /// Its source's.
+    /// The name of its source.
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -69,7 +69,7 @@ impl Module {
     /// One of its kernels.
     ///
     /// # Errors
-    /// Where there is none of this name.
+    /// If there is none of this name.
     pub fn kernel(&self, name: &str) -> Result<Kernel, CudaError> {
         let found = self.cuda.load_function(name);
         found.map(Kernel).map_err(CudaError::when(format!("no kernel {name} in {}", self.name)))
@@ -83,26 +83,26 @@ pub(super) struct Shape {
     pub(super) blocks: u32,
     /// Threads of a block.
     pub(super) threads: u32,
-    /// Bytes that a block shares, beside what the kernel itself has.
+    /// Dynamic shared memory of a block, in bytes.
     pub(super) shared_bytes: u32,
 }
 
 impl Kernel {
-    /// Lets its blocks share so many bytes.
+    /// Allows blocks up to `bytes` of dynamic shared memory.
     pub(super) fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let set = self.0.set_attribute(attribute, bytes.cast_signed());
         set.map_err(CudaError::when(format!("a kernel's blocks cannot share {bytes} bytes")))
     }
 
-    /// How many of its blocks a multiprocessor holds at a time.
+    /// How many of its blocks are resident on a multiprocessor at a time.
     pub(super) fn resident(&self, threads: u32, shared_bytes: u32) -> Result<u32, CudaError> {
         let asked =
             self.0.occupancy_max_active_blocks_per_multiprocessor(threads, shared_bytes as usize, None);
         asked.map_err(CudaError::when("cannot tell how a kernel fits the GPU"))
     }
 
-    /// Begins to run it on a grid of more than one axis, with one argument.
+    /// Enqueues it on a grid of up to three axes, with one argument.
     ///
     /// # Safety
     /// As [`Kernel::launch`].
@@ -120,10 +120,10 @@ impl Kernel {
         launched.map(|_| ()).map_err(CudaError::when("cannot launch a kernel"))
     }
 
-    /// Begins to run it, with two arguments.
+    /// Enqueues it, with two arguments.
     ///
     /// # Safety
-    /// The arguments are what the kernel takes, and all that they lead to is there until the stream has come past this.
+    /// The arguments are what the kernel takes, and all memory that they refer to stays allocated until the stream has passed this.
     pub(super) unsafe fn launch<A: NoUninit, B: NoUninit>(
         &self,
         stream: &CudaStream,

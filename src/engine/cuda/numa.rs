@@ -1,13 +1,14 @@
-//! The processors near a GPU: on machines of several NUMA nodes, copies between the device and memory of another node take a
-//! slower way, and so does every call from there.
+//! The processors near a GPU. On machines with several NUMA nodes, copies between the device and memory of another node are slower,
+//! and so is every driver call from there.
 //!
-//! Threads of a device are bound to the processors of its node ([`Near::bind`]). Memory is the node's whose processor touches it
-//! first, which is the driver's when it is pinned: that is done there as well ([`Near::within`]), whoever asked.
+//! The threads of a device are bound to the processors of its node ([`Near::bind`]). Memory belongs to the node whose processor
+//! touches it first. For pinned memory that is the driver's pinning call, so it is made on the device's node ([`Near::within`]),
+//! whichever thread asked.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::{fmt, path::Path};
 
-/// Where the system tells of PCI devices and NUMA nodes.
+/// Where the system describes PCI devices and NUMA nodes.
 pub(super) const SYSTEM: &str = "/sys";
 
 /// Processors near a GPU that this process may use.
@@ -24,15 +25,15 @@ impl fmt::Debug for Near {
     }
 }
 
-/// The NUMA node that the PCI device of this address hangs on, as `system` tells. `-1` stands for a machine of one node.
+/// The NUMA node of the PCI device with this address, according to `system`. `-1` stands for a machine with one node.
 pub(super) fn node(system: &Path, pci: &str) -> Option<u32> {
     let path = system.join("bus/pci/devices").join(pci).join("numa_node");
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 impl Near {
-    /// Those near a device; `None` where the system does not say, or where there is no choice: one node, or none of its
-    /// processors for this process.
+    /// The processors near a device; `None` if the system does not say, or there is no choice: a single node, or none of its
+    /// processors is allowed for this process.
     pub(super) fn find(system: &Path, node: Option<u32>) -> Option<Near> {
         let node = node?;
         let path = system.join(format!("devices/system/node/node{node}/cpulist"));
@@ -40,7 +41,7 @@ impl Near {
         Near::among(node, &listed, &sched_getaffinity(None).ok()?)
     }
 
-    /// Those of a list that are allowed.
+    /// The processors of a list that are allowed.
     fn among(node: u32, listed: &str, allowed: &CpuSet) -> Option<Near> {
         let mut cpus = CpuSet::new();
         for cpu in numbers(listed)?.filter(|cpu| *cpu < CpuSet::MAX_CPU && allowed.is_set(*cpu)) {
@@ -49,15 +50,15 @@ impl Near {
         (cpus.count() > 0 && cpus.count() < allowed.count()).then_some(Near { node, cpus })
     }
 
-    /// Has the calling thread, and those that it starts, run there from now on.
+    /// Has the calling thread, and those that it starts, run on these processors from now on.
     ///
     /// # Errors
-    /// Where the system refuses.
+    /// If the system refuses.
     pub fn bind(&self) -> std::io::Result<()> {
         Ok(sched_setaffinity(None, &self.cpus)?)
     }
 
-    /// Does something there; afterwards the thread runs where it may again.
+    /// Runs `work` on these processors; afterwards the thread has its previous ones again.
     pub(super) fn within<T>(&self, work: impl FnOnce() -> T) -> T {
         let before = sched_getaffinity(None).ok().filter(|_| self.bind().is_ok());
         let done = work();
@@ -70,7 +71,7 @@ impl Near {
     }
 }
 
-/// The numbers of a list such as `0-3,8`; `None` where it is none.
+/// The numbers of a list such as `0-3,8`; `None` if it is not such a list.
 fn numbers(list: &str) -> Option<impl Iterator<Item = usize>> {
     let parts = list.trim().split(',').filter(|part| !part.is_empty());
     let ranges = parts.map(|part| {
@@ -126,7 +127,7 @@ mod tests {
         let first = (0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
         write("devices/system/node/node1/cpulist", &format!("{first}\n"));
         let near = Near::find(system.path(), Some(1));
-        // On a machine of one processor there is no choice.
+        // On a machine with one processor there is no choice.
         assert_eq!(near.is_some(), allowed.count() > 1);
     }
 

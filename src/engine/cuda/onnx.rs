@@ -1,15 +1,16 @@
-//! ONNX Runtime on a GPU, on streams and memory of ours: what [`OnnxEngine`](crate::engine::onnx::OnnxEngine) takes and gives,
-//! with three batches on their way. One is copied in, one is computed and one is copied out, each on a stream of its own.
+//! ONNX Runtime on a GPU, with our own streams and memory. It has the inputs and outputs of
+//! [`OnnxEngine`](crate::engine::onnx::OnnxEngine), and three batches in flight. One is copied in, one is computed and one is copied
+//! out, each on a stream of its own.
 //!
-//! Inputs, and those outputs whose shapes follow from the inputs', have memory on the device that is made for each batch size
-//! once (`bucket`); pixels are copied to memory of their own, and made numbers there by a kernel (`pixels`). Another reduces an
-//! output before it leaves the device (`reduced`); `launch` is their order, `graphs` what of it is replayed (of which networks by itself,
-//! `recordable`), and `met` what is known of shapes that came. What a batch has while it is on its way is a `place`, what of it is
-//! to come back a `flight`; what an engine without work gives back is in `idle`. ONNX Runtime takes the rest from an arena of its own,
-//! which grows with the first batch of a size; what it takes is seen in what is free on the device then.
+//! Device memory for inputs, and for outputs whose shapes follow from the inputs', is allocated once per batch size (`bucket`). Pixels
+//! are copied to memory of their own, and a kernel converts them to numbers (`pixels`). Another kernel reduces an output before it
+//! leaves the device (`reduced`). `launch` enqueues these steps; `graphs` records and replays them, for networks that `recordable`
+//! accepts; `met` is what is known about shapes. `place` has the resources of a batch in flight, `flight` its pending results; `idle`
+//! releases memory. ONNX Runtime allocates the rest from an arena of its own, which grows with the first batch of a size. The free
+//! memory of the device then shows how much it has taken.
 //!
-//! Bindings go before the session, and that before the stream that it was made with: what ONNX Runtime gives holds the
-//! session, so that whoever has such a thing holds the streams as well.
+//! Bindings are dropped before the session, and the session before the stream that it was created with. Values of ONNX Runtime's hold
+//! the session, so whoever holds such a value must hold the streams as well.
 #![allow(unsafe_code)]
 
 mod bucket;
@@ -52,61 +53,61 @@ use std::{
     },
 };
 
-/// Batches on their way, where memory allows.
+/// Batches in flight, if memory allows.
 const DEPTH: usize = 3;
 
-/// One run of so many is waited for. What kernels of ONNX Runtime have the GPU read of the host's memory (where parts of Concat and Split lie,
-/// say) it frees only behind such a run: kept for ever that would be some kB a run.
+/// One run in so many is waited for. ONNX Runtime only frees host memory that its kernels have the GPU read (such as the addresses of
+/// the parts of Concat and Split) after such a run. Otherwise some kB per run would accumulate.
 const WAITED_EVERY: u64 = 512;
 
 /// A model on a GPU.
 pub struct OnnxOnGpu {
-    /// Before the session: their bindings are its own.
+    /// Declared, and so dropped, before the session, to which their bindings belong.
     places: Vec<Place>,
-    /// Before the streams, on one of which it works.
+    /// Declared before the streams, on one of which it works.
     session: Session,
     streams: Arc<Streams>,
     context: Arc<Context>,
     heap: Arc<Heap>,
     device: Where,
-    /// Whether the GPU reads it, by input.
+    /// For each input, whether the GPU reads it.
     on_gpu: Vec<bool>,
-    /// Whether outputs of known shape are written to memory of ours: there are some.
+    /// Whether there are outputs of known shape, which are then written to our own memory.
     bind_outputs: bool,
-    /// What is known of inputs that came, as for which of them those shapes are not so.
+    /// What is known about input shapes, such as those for which the outputs do not have the expected shapes.
     met: Met,
     graphs: Graphs,
-    /// Whether a batch of another size than the one before is planned anew, unless it is replayed.
+    /// Whether a batch of another size than the previous one is planned anew, unless it is replayed.
     plans: bool,
-    /// What ONNX Runtime took for the model, and beside that for batches.
+    /// Bytes that ONNX Runtime has taken for the model, and in addition for batches.
     weights: u64,
     arena: u64,
-    /// What makes numbers of pixels that the GPU reads.
+    /// Converts pixels to numbers, if the GPU reads the input.
     normalizer: Option<Normalizer>,
-    /// What reduces an output.
+    /// Reduces an output, if one can be reduced.
     reducer: Option<Reducer>,
-    /// What is done on the host, for an input that it reads.
+    /// Converts pixels on the host, if the host reads the input.
     ends: Ends,
     results: Blocks,
-    /// What the host makes numbers of pixels in.
+    /// Memory in which the host converts pixels.
     inputs: Blocks,
-    /// Places that no batch is in, how they come back, and how many there are.
+    /// Free places, the channel by which they come back, and the number of places in use.
     free: Receiver<usize>,
     back: Sender<usize>,
     in_use: usize,
-    /// Those that are not in use, for want of memory: until the engine has nothing to do.
+    /// Places that are not used for lack of memory, until the engine is idle.
     given_up: Vec<usize>,
     batches: u64,
-    /// Of runs that are waited for.
+    /// The options of runs that are waited for.
     waited: RunOptions,
 }
 
 impl OnnxOnGpu {
-    /// Loads a model on a GPU, and says in the log where its nodes run.
+    /// Loads a model on a GPU, and logs where its nodes run.
     ///
     /// # Errors
-    /// Where the file is no model that ONNX Runtime takes, the provider cannot be had, too little memory is free, or a node
-    /// would run on the CPU that may not.
+    /// If ONNX Runtime does not accept the file, the provider is unavailable, too little memory is free, or a node would run on the CPU
+    /// that must not.
     pub fn load(runtime: &Runtime, context: &Arc<Context>, load: &Load) -> Result<OnnxOnGpu, String> {
         if load.on_host {
             let (engine, _) = OnnxOnGpu::load_on_host(runtime, context, &load.path)?;
@@ -119,7 +120,7 @@ impl OnnxOnGpu {
         let streams = context.streams().map_err(|error| error.to_string())?;
         let memory = context.memory().map_err(|error| error.to_string())?;
         let arena_bytes_max = memory.part(load.instances, load.memory_bytes_max);
-        // What is only tried, only where nothing speaks against it.
+        // With `auto`, graphs are only tried if nothing speaks against it.
         let tried = load.asked.cuda_graph == CudaGraph::Auto && load.asked.records();
         let unlisted = too_old.or_else(|| tried.then(|| recordable::unlisted(&load.path)).flatten());
         let target = GpuTarget {
@@ -133,7 +134,7 @@ impl OnnxOnGpu {
         };
         let with = Session::load(runtime, &load.path, Target::Gpu(target));
         let (session, refused) = if target.graphs && tried {
-            // Of nodes on the CPU, say, ONNX Runtime records none.
+            // ONNX Runtime refuses to record, for example, nodes on the CPU.
             let fit = with.and_then(|session| match recordable::speaks_against(&session)? {
                 None => Ok(session),
                 Some(why) => Err(why),
@@ -141,7 +142,7 @@ impl OnnxOnGpu {
             match fit {
                 Ok(session) => (session, None),
                 Err(why) => {
-                    // What the other one took is free again.
+                    // The memory of the first session is free again.
                     let without = GpuTarget { graphs: false, ..target };
                     (Session::load(runtime, &load.path, Target::Gpu(without))?, Some(why))
                 }
@@ -179,8 +180,8 @@ impl OnnxOnGpu {
         Ok(engine)
     }
 
-    /// The same with the model on the CPU, where memory of the device is the host's as well: what checks of all but ONNX
-    /// Runtime's own part run on a driver that is none.
+    /// The same with the model on the CPU, for an emulated driver whose device memory is host memory. It tests everything except ONNX
+    /// Runtime's own part.
     ///
     /// # Errors
     /// As [`OnnxOnGpu::load`].
@@ -197,14 +198,14 @@ impl OnnxOnGpu {
         Ok((engine, placement))
     }
 
-    /// The same as if the CPU read its inputs, as it does those that only say how much there is of something.
+    /// The same as if the CPU read its inputs, as it does those that only hold a size.
     #[must_use]
     pub fn reading_on_the_cpu(mut self) -> OnnxOnGpu {
         self.on_gpu.fill(false);
         self
     }
 
-    /// The same as if batches could be recorded: without a GPU a replay is one more run.
+    /// The same as if batches could be recorded: without a GPU, a replay is just another run.
     #[must_use]
     pub fn recording(mut self) -> OnnxOnGpu {
         self.graphs = Graphs::new(String::new(), CudaGraph::Auto, true);
@@ -244,7 +245,7 @@ impl OnnxOnGpu {
             normalizer: None,
             reducer: None,
             ends: Ends::default(),
-            // With what says which items could not be reduced.
+            // One more for the faults, which say which items could not be reduced.
             results: Blocks::for_batches(context.landing(), outputs + 1),
             inputs: Blocks::new(memory),
             free,
@@ -266,8 +267,8 @@ impl OnnxOnGpu {
         self.back.send(place).expect("its receiver is ours");
     }
 
-    /// A place with memory for these shapes, and where in it that is. Where there is too little for one more, there is one less
-    /// from now on. With it, whether it is the first batch of these shapes there.
+    /// Waits for a place with memory for these shapes. Returns the place, the index of its bucket, and whether this is the first batch of
+    /// these shapes there. If there is too little memory, there is one place less from now on.
     fn place(
         &mut self,
         shapes: &[Vec<usize>],
@@ -291,7 +292,7 @@ impl OnnxOnGpu {
         }
     }
 
-    /// Where in a place there is memory for these shapes, and for pixels that become the first input, and whether it is new.
+    /// The bucket of a place for these shapes, and for pixels that become the first input, and whether it is new.
     fn bucket(
         &mut self,
         place: usize,
@@ -310,7 +311,7 @@ impl OnnxOnGpu {
         if let Some(reading) = pixels {
             let expected = place.buckets[at].expect_pixels(&self.heap, reading, &self.streams.compute);
             if expected.is_err() && known.is_none() {
-                // Whoever comes next is the first of these shapes.
+                // The next batch is then the first of these shapes.
                 place.buckets.remove(at);
             }
             expected?;
@@ -318,7 +319,7 @@ impl OnnxOnGpu {
         Ok((at, known.is_none()))
     }
 
-    /// Whether outputs of such inputs are written to memory of ours.
+    /// Whether outputs of such inputs are written to our own memory.
     fn binds_outputs(&self, shapes: &[Vec<usize>]) -> bool {
         self.bind_outputs && !self.met.is_unlike(shapes)
     }
@@ -341,7 +342,7 @@ impl OnnxOnGpu {
     }
 }
 
-/// How a run is to be: with or without waiting for its end, and no part of a graph.
+/// The options of a run that is no part of a graph, with or without waiting for its end.
 fn options(waits: bool) -> Result<RunOptions, EngineError> {
     let words = |error: ort::Error| EngineError::Device(error.message().to_owned());
     let mut options = RunOptions::new().map_err(words)?;
@@ -412,12 +413,12 @@ impl Engine for OnnxOnGpu {
 
 impl Drop for OnnxOnGpu {
     fn drop(&mut self) {
-        // What is on its way has memory of the places.
+        // Batches in flight use memory of the places.
         self.streams.settle();
         if let Err(error) = self.context.memory()
             && error.fault() == Fault::Sticky
         {
-            // The context is lost to this process in any case.
+            // This process can no longer use the context in any case.
             tracing::warn!(gpu = self.context.gpu().id, %error, "what ONNX Runtime has on a GPU that failed is left there");
             self.session.leak();
             for place in &mut self.places {

@@ -1,4 +1,4 @@
-//! The kernels that make items of images, loaded and launched.
+//! Loads and launches the kernels that turn images into items.
 #![allow(unsafe_code)]
 
 use super::{Context, CudaError, Kernel, Module};
@@ -7,7 +7,7 @@ use cudarc::driver::CudaStream;
 
 const PTX: &str = include_str!("../../../kernels/generated/preprocess.ptx");
 
-/// As [`KERNELS`] names them.
+/// The kernels, in the order of [`KERNELS`].
 #[derive(Debug)]
 pub(super) struct Preprocessor([Kernel; KERNELS.len()]);
 
@@ -22,10 +22,10 @@ impl Preprocessor {
         Ok(Preprocessor([any?, plain?, narrow?, finished?]))
     }
 
-    /// Begins to make the items of a batch.
+    /// Enqueues the kernels for the items of a batch.
     ///
     /// # Safety
-    /// The call's images, tables and items are on the device as its batch described them, until the stream has come past this.
+    /// The call's images, tables and items are on the device as its batch described them, until the stream has passed this.
     pub(super) unsafe fn launch(
         &self,
         launches: &[Launch],

@@ -1,4 +1,4 @@
-//! A batch of ROIs in parts: what threads fit of it, and where they write.
+//! A batch of ROIs in parts: what each thread fits, and where it writes.
 
 use super::{Columns, Setting, crew::Parts, outputs, rois_of};
 use crate::engine::{
@@ -12,7 +12,7 @@ use std::{
     ops::Range,
 };
 
-/// ROIs, what is to be fitted to them, and room for what comes of it.
+/// ROIs, the setting of their fit, and room for the results.
 pub(super) struct RoiParts {
     inputs: Vec<Tensor>,
     setting: Setting,
@@ -26,7 +26,7 @@ pub(super) struct RoiParts {
 }
 
 impl RoiParts {
-    /// `count` ROIs in `inputs`, which were looked at, in parts of so many.
+    /// `count` ROIs in `inputs`, which have been checked, in parts of `part`.
     pub(super) fn new(
         inputs: Vec<Tensor>,
         setting: Setting,
@@ -36,7 +36,7 @@ impl RoiParts {
     ) -> RoiParts {
         let columns = Columns::of(setting.model().psf());
         RoiParts {
-            // Zeros that nobody reads take time.
+            // Not zeroed: zeros that nobody reads take time.
             rows: Room::new(Box::new_uninit_slice(count * columns.count()).into_vec()),
             codes: Room::new(vec![[0; 2]; count]),
             inputs,
@@ -74,14 +74,14 @@ impl Parts for RoiParts {
     }
 }
 
-/// Values that several threads write, each its own range.
+/// Values that several threads write, each in its own range.
 struct Room<T> {
     values: Mutex<Vec<T>>,
     first: *mut T,
     len: usize,
 }
 
-// SAFETY: who writes through `first` has the range for itself, as `range` demands, and values go to other threads whole.
+// SAFETY: whoever writes through `first` has its range for itself, as `range` demands, and values go to other threads whole.
 #[allow(unsafe_code, reason = "a pointer is neither by itself")]
 unsafe impl<T: Send> Send for Room<T> {}
 // SAFETY: the same.
@@ -93,19 +93,19 @@ impl<T> Room<T> {
         Room { first: values.as_mut_ptr(), len: values.len(), values: Mutex::new(values) }
     }
 
-    /// Some of them.
+    /// A range of the values.
     ///
     /// # Safety
-    /// As long as they are in use, nobody has any of them another time, and nobody takes them.
+    /// While the slice is in use, nobody else has an overlapping range, and nobody calls `take`.
     #[allow(unsafe_code, reason = "a slice that others have the rest of")]
     #[allow(clippy::mut_from_ref, reason = "each has its own")]
     unsafe fn range(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
-        // SAFETY: within the vector, which is neither grown nor dropped before it is taken, and nobody else has them.
+        // SAFETY: within the vector, which is neither grown nor dropped before it is taken, and nobody else has this range.
         unsafe { std::slice::from_raw_parts_mut(self.first.add(range.start), range.len()) }
     }
 
-    /// All of them; whoever comes later has none.
+    /// Takes all values; later calls get none.
     fn take(&self) -> Vec<T> {
         mem::take(&mut self.values.lock())
     }

@@ -1,8 +1,8 @@
-//! Threads that share the parts of a batch with whoever has it.
+//! A pool of threads that share the parts of a batch with the thread that calls.
 //!
-//! Whoever has a batch works on it, too: it begins while the others wake. On a virtual machine waking takes as long as dozens of fits. When
-//! no part is left to begin, the next batch can: others may still be about the last parts of this one, where the system gave their
-//! cores to somebody else for a while.
+//! The calling thread works on the batch, too: it starts while the others wake up, which on a virtual machine takes as long as dozens
+//! of fits. When no part is left to start, the next batch can start. Other threads may still work on the last parts of this one, if the
+//! system has given their cores to another process for a while.
 
 use crate::{
     engine::{Airborne, EngineError, Flight, Tensor},
@@ -16,22 +16,22 @@ use std::{
     sync::{Arc, Weak},
 };
 
-/// A batch in parts, with all that they read and write.
+/// A batch in parts, with all that the parts read and write.
 pub(super) trait Parts: Send + Sync {
-    /// How many there are.
+    /// The number of parts.
     fn count(&self) -> usize;
 
-    /// Does one of them.
+    /// Does one part.
     ///
     /// # Errors
     /// As [`Engine::start`](crate::engine::Engine::start), for all of the batch.
     ///
     /// # Safety
-    /// Each is done once.
+    /// Each part is done at most once.
     #[allow(unsafe_code, reason = "threads write one place, each its own part of it")]
     unsafe fn work(&self, part: usize) -> Result<(), EngineError>;
 
-    /// The outputs, for whoever asks first.
+    /// Takes the outputs; only the first call gets them.
     ///
     /// # Safety
     /// All parts have been done, without an error.
@@ -39,7 +39,7 @@ pub(super) trait Parts: Send + Sync {
     unsafe fn outputs(&self) -> Vec<Tensor>;
 }
 
-/// A batch on its way.
+/// A batch in flight.
 struct Shared {
     parts: Box<dyn Parts>,
     progress: Mutex<Progress>,
@@ -50,7 +50,7 @@ struct Shared {
 struct Progress {
     begun: usize,
     ended: usize,
-    /// The first. Nothing is begun after it.
+    /// The first error. No part is started after it.
     error: Option<EngineError>,
 }
 
@@ -63,7 +63,7 @@ impl Shared {
         Some(next)
     }
 
-    /// Does parts until none is left to begin.
+    /// Does parts until none is left to start.
     fn work(&self) {
         while let Some(part) = self.next() {
             // SAFETY: nobody else has this part.
@@ -87,7 +87,7 @@ impl Shared {
         progress.ended == progress.begun && (progress.begun == self.parts.count() || progress.error.is_some())
     }
 
-    /// Waits for the parts that were begun.
+    /// Waits for the parts that were started.
     fn wait(&self) -> MutexGuard<'_, Progress> {
         let mut progress = self.progress.lock();
         self.ended.wait_while(&mut progress, |progress| !self.is_over(progress));
@@ -98,32 +98,32 @@ impl Shared {
         if let Some(error) = self.wait().error.clone() {
             return Err(error);
         }
-        // SAFETY: all parts have been begun, as many ended, and none with an error.
+        // SAFETY: all parts have been started and have ended, none with an error.
         #[allow(unsafe_code, reason = "all parts are done")]
         Ok(unsafe { self.parts.outputs() })
     }
 }
 
-/// Dropping it need not wait: whoever is about a part holds the batch, and all memory is the batch's own.
+/// Dropping it need not wait: a thread that works on a part holds the batch, and the batch owns all memory.
 impl Airborne for Arc<Shared> {
     fn land(self: Box<Self>) -> Result<Vec<Tensor>, EngineError> {
         self.outcome()
     }
 }
 
-/// The threads.
+/// The pool of threads.
 pub(super) struct Crew {
-    /// The others; none where one thread is all there is.
+    /// The threads besides the calling one; `None` if there is only that.
     others: Option<ThreadPool>,
-    /// The last batch that others may still be about.
+    /// The previous batch, on which other threads may still work.
     before: Weak<Shared>,
 }
 
 impl Crew {
-    /// Batches that may be on their way at once.
+    /// Batches that may be in flight at once.
     pub(super) const DEPTH: usize = 2;
 
-    /// So many threads, with the one that calls [`Crew::begin`].
+    /// A pool of `threads` threads, including the one that calls [`Crew::begin`].
     ///
     /// # Errors
     /// If the system refuses a thread.
@@ -144,18 +144,18 @@ impl Crew {
         1 + self.others.as_ref().map_or(0, ThreadPool::current_num_threads)
     }
 
-    /// Does a batch; whoever is free takes its next part. Returns when none is left to begin, and the batch before is done; if not
-    /// `along`, when this one is, which spares waking somebody who waits for it.
+    /// Does a batch; each free thread takes its next part. With `along`, returns when no part is left to start and the previous batch is
+    /// done. Otherwise returns when this batch is done, which saves waking a thread that waits for it.
     ///
     /// # Errors
-    /// The first that came. What was begun then is ended, and no more is begun.
+    /// The first error. Parts that have been started are finished, and no more are started.
     pub(super) fn begin(&mut self, parts: impl Parts + 'static, along: bool) -> Result<Flight, EngineError> {
         let count = parts.count();
         let batch =
             Arc::new(Shared { parts: Box::new(parts), progress: Mutex::default(), ended: Condvar::new() });
         if let Some(others) = &self.others {
             for _ in 0..others.current_num_threads().min(count.saturating_sub(1)) {
-                // Who comes too late holds nothing of it.
+                // A thread that comes too late does not keep the batch alive.
                 let batch = Arc::downgrade(&batch);
                 others.spawn(move || {
                     if let Some(batch) = batch.upgrade() {
@@ -235,7 +235,7 @@ mod tests {
                 flight.land().unwrap();
                 assert_eq!(sorted(&done), (0..count).collect::<Vec<_>>());
             }
-            // None ends before all have one.
+            // No part ends before each thread has one.
             let (all, seen) = (Barrier::new(threads), Arc::new(Mutex::new(HashSet::new())));
             let who = Arc::clone(&seen);
             let (parts, _) = doing(threads, move |_| {
@@ -265,7 +265,7 @@ mod tests {
             };
             assert_eq!(failed, expected);
             let done = sorted(&done);
-            // How far others are meanwhile is not known.
+            // How far the other threads have got is not known.
             assert!(done.starts_with(&[0, 1, 2]) && !done.contains(&3), "{done:?}");
             assert!(threads > 1 || done.len() == 3, "{done:?}");
             let (parts, done) = doing(10, |_| Ok(()));

@@ -1,16 +1,16 @@
-//! Camera frames as a batch of the fitter: spots are found in them, cut out and fitted where the engine is.
+//! Camera frames as a batch of the fitter: the engine finds spots in them, cuts them out and fits them.
 //!
-//! A batch whose [`Setting`] has [`FinderOptions`] has these tensors instead of the ones of ROIs. Its items are frames, however
-//! many spots they have, so that it is cut like any other. It is not joined with others: each holds frames enough for a device, and
-//! as many pixels as [`PIXELS_MAX`] at the most where one frame has not more, so that the memory of a batch is known beforehand.
+//! A batch whose [`Setting`] has [`FinderOptions`] has the tensors below instead of those of ROIs. Its items are frames, however many
+//! spots they have, so that it can be split like any other batch. It is not joined with others, since it holds enough frames for a
+//! device. It has at most [`PIXELS_MAX`] pixels, unless a single frame has more, so that the memory of a batch is known beforehand.
 //!
 //! | tensor | type and shape | |
 //! |---|---|---|
 //! | `rois` | UINT16 or FP32 `[n, h, w]` | ADU of whole frames |
-//! | `corners` | UINT32 `[n, 2]` | nothing that is looked at |
-//! | `fits` | BYTES `[n]` | of each frame a row of [`Columns`] for each spot, FP32 |
-//! | `codes` | BYTES `[n]` | their codes, as of ROIs |
-//! | `spots` | BYTES `[n]` | of each spot x and y of its box's first pixel, UINT32, and its score, FP32 |
+//! | `corners` | UINT32 `[n, 2]` | ignored |
+//! | `fits` | BYTES `[n]` | for each frame, a row of [`Columns`] per spot, FP32 |
+//! | `codes` | BYTES `[n]` | the codes of the spots, as for ROIs |
+//! | `spots` | BYTES `[n]` | for each spot, x and y of its box's first pixel, UINT32, and its score, FP32 |
 //! | `over_max` | UINT32 `[n]` | how many more spots each frame has than `spots_max` |
 
 use super::{Columns, Setting, crew::Parts, values};
@@ -24,13 +24,13 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use std::{mem, ops::Range};
 
-/// Pixels of a batch, if not of a single frame: about 10 ms of work for a CPU that looks at them.
+/// Most pixels of a batch, unless it is a single frame: about 10 ms of work for a CPU.
 pub const PIXELS_MAX: usize = 1 << 22;
 
-/// Batches' memory that is kept while nobody uses it: one that is filled, one in the queue and one that is copied in.
+/// Batches whose memory is kept while it is unused: one that is filled, one in the queue and one that is copied in.
 const FREE_MAX: usize = 3;
 
-/// Bytes of a spot as it is answered.
+/// Bytes of a spot in the answer.
 const SPOT_BYTES: usize = 12;
 
 /// Frames of one size.
@@ -43,7 +43,7 @@ pub(in crate::engine) struct Frames<'a> {
 }
 
 impl<'a> Frames<'a> {
-    /// Those that an engine was given.
+    /// The frames in an engine's inputs.
     pub(in crate::engine) fn of(inputs: &[TensorView<'a>]) -> Result<Frames<'a>, EngineError> {
         let wrong = |what: String| EngineError::Input(what);
         let Some(frames) = inputs.first() else { return Err(wrong("no frames".to_owned())) };
@@ -72,7 +72,7 @@ impl<'a> Frames<'a> {
     }
 }
 
-/// Memory that devices copy from by themselves, for frames: they are gathered where a batch is copied from.
+/// Memory for frames that devices copy from by themselves: frames are gathered there, so a batch is copied from it directly.
 #[derive(Clone)]
 pub struct FrameMemory {
     low: Staging,
@@ -80,7 +80,7 @@ pub struct FrameMemory {
 }
 
 impl FrameMemory {
-    /// Of this kind; none is taken before the first frame.
+    /// Memory of this kind; nothing is allocated before the first frame.
     ///
     /// # Errors
     /// If a batch would not fit in the address space.
@@ -90,7 +90,7 @@ impl FrameMemory {
         Ok(FrameMemory { low: low.keeping(FREE_MAX), high: high.keeping(FREE_MAX) })
     }
 
-    /// That of frames of this type.
+    /// The memory for frames of this type.
     pub fn of(&self, datatype: DataType) -> Option<&Staging> {
         match datatype {
             DataType::Uint16 => Some(&self.low),
@@ -99,7 +99,7 @@ impl FrameMemory {
         }
     }
 
-    /// Room for so many bytes of frames of a type; `None` where that is more than a batch has.
+    /// Room for `bytes` bytes of frames of a type; `None` if that is more than a batch may have.
     pub fn room(&self, datatype: DataType, bytes: usize) -> Option<FrameRoom> {
         let staging = self.of(datatype).filter(|staging| bytes <= staging.slot_bytes())?;
         Some(FrameRoom { slot: staging.slot(), filled: 0 })
@@ -113,23 +113,23 @@ pub struct FrameRoom {
 }
 
 impl FrameRoom {
-    /// Appends some.
+    /// Appends frames.
     ///
     /// # Panics
-    /// If there is no room for them: our own fault.
+    /// If there is no room for them, which is a bug.
     pub fn extend(&mut self, bytes: &[u8]) {
         self.slot[self.filled..][..bytes.len()].copy_from_slice(bytes);
         self.filled += bytes.len();
     }
 
-    /// Those that are there.
+    /// The frames that have been appended.
     pub fn freeze(self) -> Bytes {
         let filled = self.filled;
         self.slot.freeze().slice(..filled)
     }
 }
 
-/// A batch of frames in parts: each thread has as many.
+/// A batch of frames in parts, the same number for each thread.
 pub(super) struct FrameParts {
     inputs: Vec<Tensor>,
     setting: Setting,
@@ -142,10 +142,10 @@ pub(super) struct FrameParts {
 }
 
 impl FrameParts {
-    /// The frames in `inputs`, for so many threads.
+    /// The frames in `inputs`, in parts for `threads` threads.
     ///
     /// # Errors
-    /// [`EngineError::Input`] where there are none of any such shape.
+    /// [`EngineError::Input`] if they are not frames.
     pub(super) fn new(
         inputs: Vec<Tensor>,
         setting: &Setting,
@@ -190,18 +190,18 @@ fn frames_in(inputs: &[Tensor]) -> Result<Frames<'_>, EngineError> {
     Frames::of(&views)
 }
 
-/// What was found in some frames: spots in any order, and for each a row and its codes.
+/// The results of some frames: spots in any order, and a row and codes for each.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Fitted {
     spots: Vec<Spot>,
     rows: Vec<f32>,
     codes: Vec<[u8; 2]>,
-    /// For each frame, in their order, how many spots were left out.
+    /// How many spots of each frame were left out, in the order of the frames.
     over_max: Vec<u32>,
 }
 
 impl Fitted {
-    /// Finds and fits on the calling thread.
+    /// Finds and fits spots on the calling thread.
     pub(in crate::engine) fn search(
         set: InstructionSet,
         setting: &Setting,
@@ -224,7 +224,7 @@ impl Fitted {
         Ok(Fitted { spots, rows, codes, over_max })
     }
 
-    /// Puts what other frames gave behind it.
+    /// Appends the results of other frames.
     pub(in crate::engine) fn append(&mut self, mut more: Fitted) {
         self.spots.append(&mut more.spots);
         self.rows.append(&mut more.rows);
@@ -232,15 +232,15 @@ impl Fitted {
         self.over_max.append(&mut more.over_max);
     }
 
-    /// What is answered for `frames` frames.
+    /// The answer for `frames` frames.
     pub(in crate::engine) fn answer(&self, frames: usize, spots_max: usize) -> Vec<Tensor> {
         answer(frames, spots_max, (&self.spots, &self.over_max), &self.rows, &self.codes)
     }
 }
 
-/// The answer for `frames` frames: their spots in the order of their pixels, and of more than `spots_max` in a frame the
-/// strongest, as [`SpotFinder::find`] gives them. There is a row and a code for each of `spots`; `left_out` says for each frame how
-/// many of its spots are not among them, none where it is empty.
+/// The answer for `frames` frames: their spots in the order of their pixels. If a frame has more than `spots_max`, only the strongest
+/// are kept, as in [`SpotFinder::find`]. There is a row and a code for each of `spots`. `left_out` says for each frame how many of its
+/// spots are not among them; none if it is empty.
 pub(in crate::engine) fn answer(
     frames: usize,
     spots_max: usize,
@@ -251,7 +251,7 @@ pub(in crate::engine) fn answer(
     let columns = rows.len().checked_div(spots.len()).unwrap_or(0);
     let (of_frames, mut over_max) = in_order(frames, spots_max, spots);
     over_max.iter_mut().zip(left_out).for_each(|(over_max, left_out)| *over_max += left_out);
-    // Each is as long as it will be but for spots that are not the strongest.
+    // The final length, except for spots that are left out below.
     let room = |bytes: usize| Vec::with_capacity(4 * frames + spots.len() * bytes);
     let (mut fits_out, mut codes_out, mut spots_out) = (room(4 * columns), room(2), room(SPOT_BYTES));
     for mine in of_frames {
@@ -274,7 +274,7 @@ pub(in crate::engine) fn answer(
     answer
 }
 
-/// For each frame, which of `spots` are its own, and how many more there are.
+/// For each frame, the indices of its spots in `spots`, and how many more it has.
 fn in_order(frames: usize, spots_max: usize, spots: &[Spot]) -> (Vec<Vec<u32>>, Vec<u32>) {
     let mut of_frames = vec![Vec::new(); frames];
     for (index, spot) in spots.iter().enumerate() {
@@ -286,7 +286,7 @@ fn in_order(frames: usize, spots_max: usize, spots: &[Spot]) -> (Vec<Vec<u32>>, 
         if mine.len() > spots_max {
             *over_max = (mine.len() - spots_max) as u32;
             let score = |index: &u32| spots[*index as usize].score;
-            // Of equally strong ones, the first.
+            // Of equally strong spots, the first.
             mine.sort_unstable_by(|a, b| score(b).total_cmp(&score(a)).then(place(a).cmp(&place(b))));
             mine.truncate(spots_max);
         }
@@ -295,7 +295,7 @@ fn in_order(frames: usize, spots_max: usize, spots: &[Spot]) -> (Vec<Vec<u32>>, 
     (of_frames, over_max)
 }
 
-/// The answer for frames, taken apart.
+/// The parsed answer for frames.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Found {
     /// How many spots each frame has.
@@ -313,10 +313,10 @@ pub struct Found {
 }
 
 impl Found {
-    /// What is in the outputs of an engine.
+    /// Parses the outputs of an engine.
     ///
     /// # Errors
-    /// Outputs that are none of frames: our own fault.
+    /// If the outputs are not those of frames, which is a bug.
     pub fn read(outputs: &[Tensor], columns: Columns) -> Result<Found, String> {
         let [fits, codes, spots, over_max] = outputs else {
             return Err(format!("the fitter gave {} outputs for frames, not 4", outputs.len()));
@@ -397,7 +397,7 @@ mod tests {
         })
     }
 
-    /// Frames with a spot more each, brighter and brighter; the first has none.
+    /// Frames, each with one more spot than the one before, of rising brightness; the first has none.
     fn frames(count: usize) -> Tensor {
         let [width, height] = SIZE;
         let mut values = vec![10_u16; count * width * height];

@@ -1,4 +1,4 @@
-//! What a camera makes of photo-electrons: `electrons = (ADU - offset) * gain`, with a normal read noise.
+//! The camera model: `electrons = (ADU - offset) * gain`, with normally distributed read noise.
 
 use super::Invalid;
 
@@ -18,7 +18,7 @@ pub struct SensorMap {
 pub enum CameraValue {
     /// The same everywhere.
     Scalar(f32),
-    /// By the pixel of the sensor.
+    /// One value for each pixel of the sensor.
     Map(SensorMap),
 }
 
@@ -38,7 +38,7 @@ impl CameraValue {
     }
 }
 
-/// A camera, checked, and in the form that the kernels take: `electrons + variance = ADU * gain + bias`.
+/// A checked camera in the form that the kernels take: `electrons + variance = ADU * gain + bias`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Camera {
     pub(super) uniform: Pixel,
@@ -72,7 +72,7 @@ impl Camera {
     /// A camera of `offset` (ADU), `gain` (photo-electrons per ADU) and `read_noise` (photo-electrons rms).
     ///
     /// # Errors
-    /// Where a gain is not positive, a noise is negative, a value is not finite, or maps differ in size.
+    /// If a gain is not positive, a noise is negative, a value is not finite, or maps differ in size.
     pub fn new(
         offset: &CameraValue,
         gain: &CameraValue,
@@ -81,12 +81,12 @@ impl Camera {
         Camera::multiplying(offset, gain, read_noise, 1.0)
     }
 
-    /// The same for a camera that multiplies electrons before it reads them: the variance of their number is `excess_noise` (F²) times
-    /// the mean. It counts in units of F² photo-electrons, in which variance and mean are the same again, as they are to the fit; who
-    /// wants photo-electrons multiplies by F² what comes of them.
+    /// The same for a camera that multiplies electrons before readout: the variance of their number is `excess_noise` (F²) times the
+    /// mean. This camera counts in units of F² photo-electrons, in which variance and mean are equal again, as the fit assumes. To get
+    /// photo-electrons, multiply results by F².
     ///
     /// # Errors
-    /// As of [`Camera::new`].
+    /// As for [`Camera::new`].
     pub fn multiplying(
         offset: &CameraValue,
         gain: &CameraValue,
@@ -119,13 +119,13 @@ impl Camera {
         Ok(Camera { uniform: Camera::ideal().uniform, maps: Some(maps) })
     }
 
-    /// Height and width of the sensor, where the camera has maps.
+    /// Height and width of the sensor, if the camera has maps.
     pub fn sensor(&self) -> Option<(usize, usize)> {
         self.maps.as_ref().map(|maps| (maps.height, maps.width))
     }
 
-    /// The camera as frames of `width` by `height` pixels have it that begin at column `x` and row `y` of its maps. `None` where they
-    /// leave those, or there are none.
+    /// The camera for frames of `width` by `height` pixels that begin at column `x` and row `y` of its maps. `None` if the frames exceed
+    /// the maps, or there are none.
     pub fn part(&self, [x, y]: [usize; 2], [width, height]: [usize; 2]) -> Option<Camera> {
         let maps = self.maps.as_ref()?;
         let is_within = |first: usize, count: usize, all: usize| {
@@ -142,18 +142,18 @@ impl Camera {
         Some(Camera::of_maps([height, width], of_part))
     }
 
-    /// What kernels take of a camera without maps: gain, bias and variance.
+    /// The numbers of a camera without maps, as kernels take them: gain, bias and variance.
     pub(in crate::engine) fn uniform_values(&self) -> [f32; 3] {
         let Pixel { gain, bias, variance } = self.uniform;
         [gain, bias, variance]
     }
 
-    /// A camera of what [`Camera::uniform_values`] gave.
+    /// The camera with these [`Camera::uniform_values`].
     pub(in crate::engine) fn of_values([gain, bias, variance]: [f32; 3]) -> Camera {
         Camera { uniform: Pixel { gain, bias, variance }, maps: None }
     }
 
-    /// A camera of what [`Camera::map_values`] gave, for a sensor of this height and width.
+    /// The camera with these [`Camera::map_values`], for a sensor of this height and width.
     pub(in crate::engine) fn of_maps(
         [height, width]: [usize; 2],
         [gain, bias, variance]: [Vec<f32>; 3],
@@ -161,7 +161,7 @@ impl Camera {
         Camera { uniform: Camera::ideal().uniform, maps: Some(Maps { height, width, gain, bias, variance }) }
     }
 
-    /// What kernels take of the maps, each row-major: gain, bias and variance, with
+    /// The maps as kernels take them, each row-major: gain, bias and variance, with
     /// `photo-electrons + variance = gain * ADU + bias`.
     pub fn map_values(&self) -> Option<[&[f32]; 3]> {
         self.maps.as_ref().map(|maps| [&maps.gain[..], &maps.bias, &maps.variance])

@@ -1,5 +1,5 @@
-//! Runs kernels as they are for the device, on the host: what `tests/machine` makes of them, for tests on machines without a GPU.
-//! It is compiled when the first test asks for it.
+//! Runs the device version of kernels on the host, in the emulator of `tests/machine`, for tests on machines without a GPU.
+//! The emulator is compiled when the first test needs it.
 #![allow(unsafe_code, reason = "the kernels are C++")]
 
 #[allow(unreachable_pub, reason = "other tests have it as well")]
@@ -20,7 +20,7 @@ fn machine() -> Launch {
     let loaded = MACHINE.get_or_init(|| {
         let recipe =
             library::Recipe { folders: &["machine"], name: "libmachine.so", also: "libmachine.so.1" };
-        // SAFETY: what runs at load makes a list of kernels; the type is that of machine.cpp.
+        // SAFETY: the library's initialisers only register kernels; the type is that of machine.cpp.
         unsafe {
             let library = Library::open(Some(library::compiled(&recipe)), RTLD_NOW | RTLD_LOCAL);
             let library = library.expect("the machine loads");
@@ -33,16 +33,16 @@ fn machine() -> Launch {
 /// Launches a kernel with one argument and waits for its end.
 ///
 /// # Safety
-/// The argument is what the kernel takes, and all that it leads to is there.
+/// The argument is what the kernel takes, and all memory that it refers to is allocated.
 pub(super) unsafe fn launch<A>(kernel: &str, grid: [u32; 3], block: [u32; 3], shared: usize, argument: &A) {
     // SAFETY: the caller's promise.
     unsafe { launch_with(kernel, grid, block, shared, &mut [std::ptr::from_ref(argument).cast_mut().cast()]) }
 }
 
-/// The same with several arguments, given by their places.
+/// The same with several arguments, given by their addresses.
 ///
 /// # Safety
-/// As of [`launch`].
+/// As for [`launch`].
 pub(super) unsafe fn launch_with(
     kernel: &str,
     grid: [u32; 3],
@@ -55,10 +55,10 @@ pub(super) unsafe fn launch_with(
     assert_eq!(failed, 0, "{kernel} with grid {grid:?}, block {block:?}, {shared} bytes");
 }
 
-/// The same; gives 0 or the driver's code for what went wrong.
+/// The same; returns 0, or the driver's error code.
 ///
 /// # Safety
-/// As of [`launch`].
+/// As for [`launch`].
 unsafe fn code(
     kernel: &str,
     grid: [u32; 3],
@@ -71,7 +71,7 @@ unsafe fn code(
     unsafe { machine()(name.as_ptr(), grid.as_ptr(), block.as_ptr(), shared, arguments.as_mut_ptr()) }
 }
 
-/// The names after `start` in a text, up to a character that is in none.
+/// The identifiers that follow each `start` in a text.
 fn names(text: &str, start: &str) -> Vec<String> {
     let name = |rest: &str| rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
     let mut found: Vec<String> = text.split(start).skip(1).map(name).collect();
@@ -103,7 +103,7 @@ fn a_barrier_that_not_all_threads_reach_fails_the_launch() {
         ("fake_two_barriers", 2, 719),
     ] {
         let mut nothing = std::ptr::null_mut::<f32>();
-        // SAFETY: the kernels look at nothing.
+        // SAFETY: the kernels read nothing.
         let code = unsafe { code(kernel, [1; 3], [threads, 1, 1], 0, &mut [(&raw mut nothing).cast()]) };
         assert_eq!(code, expected, "{kernel} with {threads} threads");
     }

@@ -1,7 +1,7 @@
-//! The error function in double precision, for tests; the checks on a GPU take this file as well.
+//! The error function in double precision, for tests; the checks on a GPU include this file as well.
 
-/// To a few units of the last place of 1. By its series near zero; further out, where the terms of that take as many digits as
-/// exp(x^2) has, by the continued fraction of what it lacks of 1.
+/// erf to a few units in the last place of 1. By its series near zero. Further out the series loses as many digits as exp(x^2) has, so
+/// it uses the continued fraction of the complement to 1.
 pub(crate) fn erf(x: f64) -> f64 {
     let size = x.abs();
     let per_root_pi = std::f64::consts::PI.sqrt().recip();

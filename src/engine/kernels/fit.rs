@@ -1,5 +1,5 @@
 //! Fits one Gaussian spot per ROI by Poisson maximum likelihood: the launcher of `kernels/gauss_mle.cu`.
-//! [`device`] has what a launch on a device takes.
+//! [`device`] has the parameters of a launch on a device.
 
 pub mod device;
 
@@ -10,15 +10,15 @@ use std::{
 
 use super::{Camera, FitModel, InstructionSet, Invalid, Psf, SIGMA_PX, entry};
 
-/// Sides that a ROI may have, px; odd ones only.
+/// Allowed sides of a ROI, px; odd ones only.
 pub const SIDE: RangeInclusive<usize> = 3..=21;
 
 /// The values of ROIs, `[n, side, side]`, row-major, in ADU.
 #[derive(Debug, Clone, Copy)]
 pub enum Adu<'a> {
-    /// As cameras give them.
+    /// As cameras deliver them.
     U16(&'a [u16]),
-    /// Anything else; what is not finite or beyond 10⁹ photo-electrons makes its fit [`FitStatus::BadInput`].
+    /// Any other values. A value that is not finite, or beyond 10⁹ photo-electrons, makes its fit [`FitStatus::BadInput`].
     F32(&'a [f32]),
 }
 
@@ -30,7 +30,7 @@ impl Adu<'_> {
         }
     }
 
-    /// Where they are, for a kernel, and whether they are wide, as it asks.
+    /// The address of the values, for a kernel, and its flag `wide`: 1 for `f32`.
     pub(super) fn address(&self) -> (u64, i32) {
         match self {
             Adu::U16(values) => (values.as_ptr() as u64, 0),
@@ -39,10 +39,10 @@ impl Adu<'_> {
     }
 }
 
-/// Whether a ROI or a box may have this side.
+/// Checks the side of a ROI or a box.
 ///
 /// # Errors
-/// Where it is even or out of [`SIDE`], by the field at fault.
+/// If it is even or out of [`SIDE`]; names the field at fault.
 pub(super) fn odd_side(field: &'static str, side: usize) -> Result<(), Invalid> {
     if SIDE.contains(&side) && !side.is_multiple_of(2) {
         return Ok(());
@@ -51,7 +51,7 @@ pub(super) fn odd_side(field: &'static str, side: usize) -> Result<(), Invalid> 
     Err(Invalid::new(field, format!("{side} is not an odd number between {low} and {high}")))
 }
 
-/// ROIs to fit: checked to be whole ones.
+/// ROIs to fit, checked to be complete.
 #[derive(Debug, Clone, Copy)]
 pub struct Rois<'a> {
     adu: Adu<'a>,
@@ -64,7 +64,7 @@ impl<'a> Rois<'a> {
     /// with maps needs.
     ///
     /// # Errors
-    /// Where the side is even or out of [`SIDE`], values do not make whole ROIs, or corners are not one for each.
+    /// If the side is even or out of [`SIDE`], the values are not a whole number of ROIs, or there is not one corner for each.
     pub fn new(adu: Adu<'a>, side: usize, corners: Option<&'a [[u32; 2]]>) -> Result<Rois<'a>, Invalid> {
         odd_side("box", side)?;
         let pixels = side * side;
@@ -101,7 +101,7 @@ impl<'a> Rois<'a> {
         self.side
     }
 
-    /// A part of them, for one thread among several. Panics where `range` goes beyond them.
+    /// A part of the ROIs, for one of several threads. Panics if `range` exceeds them.
     pub fn part(&self, range: Range<usize>) -> Rois<'a> {
         let pixels = self.side * self.side;
         let values = range.start * pixels..range.end * pixels;
@@ -119,18 +119,18 @@ impl<'a> Rois<'a> {
 pub enum FitStatus {
     /// At the maximum of the likelihood.
     Converged = 0,
-    /// Not there after as many evaluations as allowed; the best so far is given.
+    /// Not converged after the allowed number of evaluations; the result is the best so far.
     IterationLimit = 1,
-    /// At the maximum within what parameters may be, and one of them at its limit.
+    /// At the maximum within the bounds of the parameters, with one of them at its bound.
     AtBound = 2,
     /// The data do not determine all parameters: standard errors are NaN.
     Singular = 3,
-    /// A pixel that is not a number, or beyond any camera: all values are NaN.
+    /// A pixel is not a number, or beyond any camera's range: all values are NaN.
     BadInput = 4,
 }
 
 impl FitStatus {
-    /// All, in the order of their codes.
+    /// All statuses, in the order of their codes.
     pub const ALL: [FitStatus; 5] = [
         FitStatus::Converged,
         FitStatus::IterationLimit,
@@ -156,8 +156,8 @@ impl FitStatus {
     }
 }
 
-/// What stands in a row of results: the parameters in the order of [`Psf::parameter_names`], their standard errors in the same
-/// order, the covariances (xy, and with z xz and yz), the log-likelihood ratio and the p-value. `FitRow` of
+/// The columns of a row of results: the parameters in the order of [`Psf::parameter_names`], their standard errors in the same
+/// order, the covariances (xy, and with z also xz and yz), the log-likelihood ratio and the p-value. `FitRow` of
 /// `kernels/gauss_mle.cu` has the same order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Columns {
@@ -168,7 +168,7 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// Those of a model.
+    /// The columns of a model.
     pub fn of(psf: &Psf) -> Columns {
         Columns {
             parameters: psf.parameter_names().len(),
@@ -192,9 +192,9 @@ pub struct SpotFit {
     pub errors: [f32; 6],
     /// Covariances xy, xz and yz; those with z are 0 without z.
     pub covariance: [f32; 3],
-    /// ln of the likelihood over that of a model which explains every pixel: 0 or less.
+    /// Logarithm of the likelihood relative to a model that explains every pixel: 0 or less.
     pub log_likelihood_ratio: f32,
-    /// How often a perfect fit would be as bad as this one.
+    /// Probability that data from a perfect model would fit as badly as these.
     pub p_value: f32,
     /// Evaluations of the model.
     pub iterations: u8,
@@ -202,12 +202,12 @@ pub struct SpotFit {
 }
 
 impl SpotFit {
-    /// How it ended.
+    /// How the fit ended.
     pub fn status(&self) -> FitStatus {
         FitStatus::from_code(self.status).unwrap_or(FitStatus::BadInput)
     }
 
-    /// What a row and its codes say.
+    /// The result in a row and its codes.
     fn of(columns: Columns, row: &[f32], [iterations, status]: [u8; 2]) -> SpotFit {
         let (theta, rest) = row.split_at(columns.parameters);
         let (errors, rest) = rest.split_at(columns.parameters);
@@ -257,7 +257,7 @@ struct FitSetup {
     unused: u32,
 }
 
-/// `FitCall` of `kernels/gauss_mle.cu`. Its addresses are of the machine that it is for, 0 for none.
+/// `FitCall` of `kernels/gauss_mle.cu`. Its addresses are on the host or on the device, depending on where it is used; 0 for none.
 #[derive(Debug, Clone, Copy, bytemuck::NoUninit)]
 #[repr(C)]
 pub struct FitCall {
@@ -281,13 +281,13 @@ entry!(
     ocelli_fit_avx512
 );
 
-/// Fits all `rois` on the calling thread. `fits` has one place for each.
+/// Fits all `rois` on the calling thread, to one of `fits` each.
 ///
 /// # Errors
-/// As of [`fit_rows`].
+/// As for [`fit_rows`].
 ///
 /// # Panics
-/// Where `fits` is not as long as `rois`.
+/// If `fits` is not as long as `rois`.
 pub fn fit(
     set: InstructionSet,
     model: &FitModel,
@@ -316,7 +316,7 @@ pub fn fit_all(
     let count = rois.len() * Columns::of(model.psf()).count();
     let (mut rows, mut codes) = (Vec::with_capacity(count), vec![[0; 2]; rois.len()]);
     fit_rows(set, model, camera, rois, &mut rows.spare_capacity_mut()[..count], &mut codes)?;
-    // SAFETY: there is room for so many, and they are filled.
+    // SAFETY: there is room for `count` values, and all of them have been written.
     #[allow(unsafe_code, reason = "zeros that nobody reads take time")]
     unsafe {
         rows.set_len(count);
@@ -324,14 +324,14 @@ pub fn fit_all(
     Ok((rows, codes))
 }
 
-/// Fits all `rois` on the calling thread: to a row of [`Columns`] for each, and its evaluations (255 for more) with the code of
-/// its [`FitStatus`]. When it returns without an error, all rows are filled.
+/// Fits all `rois` on the calling thread. Each gets a row of [`Columns`], and as codes the number of evaluations (at most 255) and
+/// its [`FitStatus`]. When this returns without an error, all rows are filled.
 ///
 /// # Errors
-/// Where the camera has maps, and ROIs have no corners or do not lie on the sensor.
+/// If the camera has maps, and ROIs have no corners or do not lie on the sensor.
 ///
 /// # Panics
-/// Where there are not as many rows or codes as ROIs.
+/// If there are not as many rows or codes as ROIs.
 pub fn fit_rows(
     set: InstructionSet,
     model: &FitModel,
@@ -368,11 +368,11 @@ pub fn fit_rows(
     Ok(())
 }
 
-/// Whether all ROIs lie on the maps of the camera, if it has any. [`fit`] checks its own ROIs; who cuts them in parts
-/// asks here first, so that the error numbers the ROI among all.
+/// Checks that all ROIs lie on the maps of the camera, if it has any. [`fit`] checks its own ROIs. A caller that splits ROIs
+/// into parts calls this first, so that the error numbers the ROI within the whole batch.
 ///
 /// # Errors
-/// Where ROIs have no corners, or one does not lie on the sensor.
+/// If ROIs have no corners, or one does not lie on the sensor.
 pub fn on_sensor(camera: &Camera, rois: Rois<'_>) -> Result<(), Invalid> {
     let Some((height, width)) = camera.sensor() else { return Ok(()) };
     let Some(corners) = rois.corners else {

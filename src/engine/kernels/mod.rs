@@ -1,15 +1,15 @@
-//! Our own kernels: safe launchers over the objects that `kernels/build.rs` compiles for the CPU, one set per instruction set,
-//! chosen at run time; and what launches of the same kernels on a device take.
+//! Our own kernels: safe launchers for the objects that `kernels/build.rs` compiles for the CPU, one set per instruction set,
+//! chosen at run time; and the parameters of launching the same kernels on a device.
 //!
-//! - [`psf`], [`camera`]: what is fitted and what took the picture, checked.
-//! - [`mod@fit`]: one spot per ROI.
-//! - [`spots`]: frames to ROIs.
-//! - [`preprocess`], [`postprocess`]: images to a model's input, and its outputs to what is answered; on a device only.
+//! - [`psf`], [`camera`]: the checked models of spots and cameras.
+//! - [`mod@fit`]: fits one spot per ROI.
+//! - [`spots`]: finds spots in frames and cuts out ROIs.
+//! - [`preprocess`], [`postprocess`]: images to a model's input, and a model's outputs to answers; on a device only.
 //!
-//! A launcher runs on the calling thread and asserts every length against the shapes that its kernel states. What is for a
-//! device (`device` in [`mod@fit`] and [`spots`], and the last two) is arithmetic alone: names, sizes and arguments of launches
-//! of `kernels/generated`. Tests run those on the CPU, thread by thread (`tests/machine`), where the C library has what that
-//! takes (`kernels_emulated`).
+//! A launcher runs on the calling thread and asserts every length against the shapes that its kernel states. The modules for a
+//! device (`device` in [`mod@fit`] and [`spots`], and the last two) only compute names, sizes and arguments of launches of
+//! `kernels/generated`. Tests run these kernels on the CPU, thread by thread (`tests/machine`), if the C library has what that
+//! needs (`kernels_emulated`).
 
 pub mod camera;
 #[cfg(all(test, kernels_emulated))]
@@ -29,7 +29,7 @@ pub use fit::{Adu, Columns, FitCall, FitStatus, Rois, SIDE, SpotFit, fit, fit_al
 pub use psf::{Astigmatism, FitModel, ITERATIONS_MAX, Psf, SIGMA_PX, are_square, sigma_px};
 pub use spots::{Border, FinderOptions, Method, RADIUS, RoiBuffer, Spot, SpotFinder, Threshold};
 
-/// What of a model, a camera or ROIs cannot be, and why.
+/// An invalid property of a model, a camera or ROIs, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {why}")]
 pub struct Invalid {
@@ -45,7 +45,7 @@ impl Invalid {
     }
 }
 
-/// What an object of the kernels was compiled for. The wider, the faster; results agree to rounding.
+/// The instruction set that a kernel object was compiled for. Wider ones are faster; results agree up to rounding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum InstructionSet {
     /// What every machine of this architecture has: 4 lanes (SSE2, NEON).
@@ -92,7 +92,7 @@ impl InstructionSet {
         }
     }
 
-    /// Floats that are worked on at a time.
+    /// Floats that are processed at a time.
     pub fn lanes(self) -> usize {
         match self {
             InstructionSet::Baseline => 4,
@@ -112,7 +112,7 @@ impl fmt::Display for InstructionSet {
     }
 }
 
-/// Declares one host entry of a kernel, compiled once per instruction set, and a function that picks the object's.
+/// Declares one host entry of a kernel, compiled once per instruction set, and a function that chooses among them.
 ///
 /// `entry!(choose, fn(arguments) -> (), baseline_name, avx2_name, avx512_name)`: the chosen one must only be called
 /// for a set that [`InstructionSet::is_supported`].
@@ -131,7 +131,7 @@ macro_rules! entry {
                 #[cfg(target_arch = "x86_64")]
                 fn $avx512($($argument: $kind),*);
             }
-            /// The entry that was compiled for `set`; the baseline's where the machine cannot run that.
+            /// The entry that was compiled for `set`; the baseline's if the machine cannot run that.
             pub(super) fn $choose(set: $crate::engine::kernels::InstructionSet) -> Entry {
                 #[cfg(target_arch = "x86_64")]
                 match set {
@@ -160,7 +160,7 @@ mod tests {
         ocelli_math_check_avx512
     );
 
-    /// The values that `set`'s objects give.
+    /// The results of `set`'s object.
     fn apply(set: InstructionSet, function: i32, x: &[f32]) -> Vec<f32> {
         let mut y = vec![f32::NAN; x.len()];
         // SAFETY: the entry reads and writes `count` floats, which both slices hold.
@@ -171,7 +171,7 @@ mod tests {
         y
     }
 
-    /// Fails where the result is further from `exact` than `absolute` and than `relative` times the value.
+    /// Fails if a result differs from `exact` by more than both `absolute` and `relative` times the value.
     fn check(function: i32, x: &[f32], exact: fn(f64) -> f64, absolute: f64, relative: f64) {
         for set in InstructionSet::supported() {
             let mut worst = (0.0, 0.0, 0.0);
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn erf_is_right_to_seven_ten_millionths() {
-        // The exact one as a C library has it, at either side of where its way changes.
+        // Exact values from a C library, on either side of the points where the algorithm changes.
         for (x, exact) in [
             (0.5, 0.520_499_877_813_046_5),
             (1.999, 0.995_301_556_651_370_5),

@@ -1,19 +1,19 @@
-//! What launches of `kernels/postprocess.cu` take. Launching is not done here; `tasks` says what outputs mean, and has the last
-//! word: where a launch sets an item's fault, its outputs are looked at there.
+//! The parameters of launching `kernels/postprocess.cu`. Launching is not done here. `tasks` defines what outputs mean: if a launch
+//! sets an item's fault, `tasks` examines the outputs.
 
 #[cfg(all(test, kernels_emulated))]
 pub(crate) mod emulated;
 
 use serde::{Deserialize, Serialize};
 
-/// Threads of a block, and whether the grid is along x alone: each item is a block, or a row of blocks along y.
+/// A kernel and how it is launched: each item is a block along x, or a row of blocks, one row per item along y.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Postprocess {
     /// The kernel in `kernels/generated/postprocess.ptx`.
     pub kernel: &'static str,
     /// Threads of a block.
     pub threads: u32,
-    /// Whether a thread works on a part of an item, not a block on all of it.
+    /// Whether each thread works on a part of an item, rather than a block on all of it.
     pub by_parts: bool,
 }
 
@@ -32,7 +32,7 @@ pub const SEGMENT: Postprocess = Postprocess { kernel: "segment", threads: 256, 
 pub const ITEMS_MAX: u32 = 65_535;
 
 impl Postprocess {
-    /// Blocks of a launch for `items` of so many parts each.
+    /// Blocks of a launch for `items` items of `parts` parts each.
     pub fn blocks(&self, items: u32, parts: u64) -> [u32; 3] {
         match self.by_parts {
             true => [parts.div_ceil(u64::from(self.threads)) as u32, items, 1],
@@ -41,7 +41,7 @@ impl Postprocess {
     }
 }
 
-/// What a tensor's elements are.
+/// The type of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::NoUninit)]
 #[repr(u32)]
 pub enum NumberType {
@@ -49,7 +49,7 @@ pub enum NumberType {
     F32 = 0,
     /// IEEE half.
     F16 = 1,
-    /// Signed integers of 64 bits; beyond 2^24 rounded to singles, as `tasks` does.
+    /// Signed integers of 64 bits; beyond 2^24 they are rounded to singles, as `tasks` does.
     I64 = 2,
     /// Signed integers of 32 bits.
     I32 = 3,
@@ -65,7 +65,7 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// None: where a model has no such output.
+    /// No tensor, if a model has no such output.
     pub const NONE: Numbers = Numbers { address: 0, number_type: 0, unused: 0 };
 
     /// Elements of this type from an address on.
@@ -74,7 +74,7 @@ impl Numbers {
     }
 }
 
-/// What becomes of scores before they are compared and answered.
+/// The function applied to scores before they are compared and answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::NoUninit, Serialize, Deserialize)]
 #[repr(u32)]
 pub enum ScoreActivation {
@@ -94,15 +94,15 @@ pub struct ClassifyCall {
     pub scores: Numbers,
     /// At least 1.
     pub classes: u32,
-    /// What becomes of them.
+    /// Applied to the scores.
     pub activation: ScoreActivation,
     /// Classes that are answered, at least 1; may be more than there are.
     pub top: u32,
     /// 0.
     pub unused: u32,
-    /// `[items, top]` of [`Scored`](crate::engine::reduction::Scored), the best first, of equal ones the first.
+    /// `[items, top]` of [`Scored`](crate::engine::reduction::Scored), the best first; of equal ones the first.
     pub best: u64,
-    /// `[items]` of `u32`: 1 where a score is not finite.
+    /// `[items]` of `u32`: 1 if a score is not finite.
     pub faults: u64,
 }
 
@@ -124,11 +124,11 @@ pub enum BoxNumbers {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bytemuck::NoUninit)]
 #[repr(C)]
 pub struct Strides {
-    /// Of the batch.
+    /// From item to item of the batch.
     pub item: u64,
-    /// Of boxes.
+    /// From box to box.
     pub anchor: u64,
-    /// Of the numbers of a box, or of classes.
+    /// From number to number of a box, or from class to class.
     pub channel: u64,
 }
 
@@ -140,11 +140,11 @@ pub struct DetectPlacement {
     pub offset: [f64; 2],
     /// Its size, input pixels.
     pub resized: [f64; 2],
-    /// Its size as it was posted; boxes are held to it.
+    /// Its size as it was posted; boxes are clipped to it.
     pub source: [f64; 2],
-    /// The size of the input, where boxes are parts of it.
+    /// The size of the input, if boxes are fractions of it.
     pub size: [f32; 2],
-    /// 1; or 0 where boxes stay as the model gives them.
+    /// 1; or 0 if boxes stay as the model gives them.
     pub placed: u32,
     /// 0.
     pub unused: u32,
@@ -162,7 +162,7 @@ pub struct DeviceDetection {
     pub label: u32,
 }
 
-/// Bytes of a place in [`DetectCall::candidates`].
+/// Bytes of an entry of [`DetectCall::candidates`].
 pub const CANDIDATE_BYTES: usize = 32;
 
 /// `DetectCall` of `kernels/postprocess.cu`.
@@ -173,49 +173,49 @@ pub struct DetectCall {
     pub boxes: Numbers,
     /// As many as `classes` for each anchor.
     pub scores: Numbers,
-    /// One for each anchor, which multiplies the best score; or none.
+    /// A factor of the best score for each anchor; or none.
     pub objectness: Numbers,
-    /// `[items, anchors]` class numbers, where scores are of one channel; or none.
+    /// `[items, anchors]` class numbers, if scores have one channel; or none.
     pub labels: Numbers,
     /// `[items]`: how many anchors are valid; or none.
     pub counts: Numbers,
-    /// How boxes lie in memory.
+    /// Strides of the boxes.
     pub boxes_by: Strides,
-    /// How scores do.
+    /// Strides of the scores.
     pub scores_by: Strides,
-    /// How the objectness does.
+    /// Strides of the objectness.
     pub objectness_by: Strides,
     /// Boxes of an item.
     pub anchors: u32,
     /// Scores of a box, at least 1.
     pub classes: u32,
-    /// The class number that the first label has.
+    /// The number of the first class in `labels`.
     pub first_class: f32,
     /// What the numbers of a box are.
     pub format: BoxNumbers,
-    /// 1 where coordinates are parts of the input's size.
+    /// 1 if coordinates are fractions of the input's size.
     pub normalized: u32,
     /// Boxes of a lower score are left out.
     pub score_min: f32,
-    /// A box goes when a better one of its class overlaps it by more.
+    /// A box is removed if a better one of its class overlaps it by more.
     pub iou_max: f32,
-    /// Boxes that are answered of an item.
+    /// Most boxes that are answered per item.
     pub detections_max: u32,
-    /// Places for candidates of an item; `anchors` suffices. An item that has more has a fault.
+    /// Room for candidates per item; `anchors` suffices. An item with more has a fault.
     pub candidates_max: u32,
     /// 0.
     pub unused: u32,
     /// `[items]` of [`DetectPlacement`].
     pub placements: u64,
-    /// `[items, candidates_max]` places of [`CANDIDATE_BYTES`], to work in.
+    /// `[items, candidates_max]` entries of [`CANDIDATE_BYTES`], working memory.
     pub candidates: u64,
     /// `[items]` of `u32`, 0 before.
     pub candidate_counts: u64,
     /// `[items, detections_max]` of [`DeviceDetection`], the best first.
     pub detections: u64,
-    /// `[items]` of `u32`: how many there are.
+    /// `[items]` of `u32`: the number of detections.
     pub detection_counts: u64,
-    /// `[items]` of `u32`, 0 before: 1 where outputs cannot be answered.
+    /// `[items]` of `u32`, 0 before: 1 if outputs cannot be answered.
     pub faults: u64,
 }
 
@@ -229,14 +229,14 @@ pub struct SegmentCall {
     pub pixels: u64,
     /// 1 to 65536.
     pub classes: u32,
-    /// 1 where classes are the last axis.
+    /// 1 if classes are the last axis.
     pub last: u32,
-    /// For one class: 1 from here on, 0 below.
+    /// If there is only one class: a pixel is 1 if its score is at least this, else 0.
     pub threshold: f32,
     /// 0.
     pub unused: u32,
     /// `[items, pixels]` of `u16`: the best class, the first of equals.
     pub best: u64,
-    /// `[items]` of `u32`, 0 before: 1 where a score is no number.
+    /// `[items]` of `u32`, 0 before: 1 if a score is NaN.
     pub faults: u64,
 }

@@ -1,4 +1,4 @@
-//! What a launch of `kernels/preprocess.cu` takes: a [`Batch`] turns images and a model's [`Preprocess`] into descriptions and
+//! The parameters of launching `kernels/preprocess.cu`: a [`Batch`] turns images and a model's [`Preprocess`] into descriptions and
 //! tables of weights. Launching is not done here.
 
 mod axis;
@@ -9,57 +9,57 @@ use crate::{
     image::{Color, DataType, Layout, Placement, Preprocess, Region, Resize},
 };
 
-/// The kernels in `kernels/generated/preprocess.ptx`: `preprocess` takes any image of a batch, `preprocess_plain` 8-bit
-/// ones of one or three channels, `preprocess_narrow` those of them of which few columns make a tile, `preprocess_finished` those that have
-/// the item's size and lie as it does.
+/// The kernels in `kernels/generated/preprocess.ptx`. `preprocess` takes any image of a batch; `preprocess_plain` takes 8-bit images of
+/// one or three channels; `preprocess_narrow` those of them of which few columns make a tile; `preprocess_finished` those with the item's
+/// size and memory layout.
 pub const KERNELS: [&str; 4] = ["preprocess", "preprocess_plain", "preprocess_narrow", "preprocess_finished"];
 
 /// Threads of a block along x and y.
 pub const THREADS: [u32; 3] = [32, 8, 1];
 
-/// Pixels of an item that a block of the first three makes, along x and y,
+/// Pixels of an item that a block of the first three kernels makes, along x and y.
 const TILES: [[u32; 2]; 3] = [[TILE_WIDTH, 8], [TILE_WIDTH, 32], [TILE_WIDTH, 64]];
-/// and of the last one, in the order of memory; that is read and written by so many pixels at once.
+/// Pixels that a block of the last kernel makes, in memory order, and how many of them it reads and writes at once.
 const FINISHED: [u32; 2] = [1024, 4];
 
-/// What is launched for a batch.
+/// A launch for a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
-    /// One of [`KERNELS`], by its number.
+    /// Index in [`KERNELS`].
     pub kernel: usize,
     /// How many blocks along x, y and z.
     pub blocks: [u32; 3],
 }
 
-/// Bytes of an image's row that `preprocess_narrow` has room for (`PLAIN_WORDS` of the kernels): those that make as many pixels as a tile
-/// is wide.
+/// Most bytes of an image's row that may make one tile's width of pixels: the room of `preprocess_narrow` (`PLAIN_WORDS` of the
+/// kernels).
 const ROW_MAX: u32 = 4 * 96;
 
 /// Images that one launch takes.
 pub const IMAGES_MAX: usize = 65_535;
 
-/// Where the samples of an image lie on the device, as a person sees it.
+/// Where the samples of an image lie on the device, in the orientation in which a person sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pixels {
-    /// The first sample of the pixel at the top left. Memory is read by words of four bytes: the first and the last of an image are to be
-    /// in one's own memory as a whole.
+    /// Address of the first sample of the top left pixel. Memory is read in words of four bytes: the first and the last word of an image
+    /// must lie completely in its allocation.
     pub address: u64,
-    /// Samples to the next pixel to the right, to the one below, and to the next channel.
+    /// Steps in samples to the next pixel on the right, to the one below, and to the next channel.
     pub steps: [i32; 3],
     /// 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha.
     pub channels: u8,
-    /// `u16` instead of `u8`.
+    /// Whether samples are `u16` instead of `u8`.
     pub wide: bool,
 }
 
 impl Pixels {
-    /// Row by row with channels interleaved, as [`Frame`](crate::image::Frame)s are.
+    /// Pixels in row-major order with interleaved channels, as in a [`Frame`](crate::image::Frame).
     pub fn interleaved(address: u64, width: u32, channels: u8, wide: bool) -> Pixels {
         let channels_step = i32::from(channels);
         Pixels { address, steps: [channels_step, width as i32 * channels_step, 1], channels, wide }
     }
 
-    /// The same memory, holding `stored` columns and rows, seen under EXIF's orientation 1 to 8 (others are upright).
+    /// The same memory, holding `stored` columns and rows, seen in EXIF's orientation 1 to 8 (others count as upright).
     #[must_use]
     pub fn turned(self, orientation: u8, stored: (u32, u32)) -> Pixels {
         let (mirrors, swaps) = match orientation {
@@ -114,13 +114,13 @@ pub struct PreprocessImage {
 enum Way {
     Bytes = 0,
     Words = 1,
-    /// Plain.
+    /// Plain: 8 bits, one or three channels.
     Resampled = 2,
-    /// The same, and all columns that make a tile have room at once.
+    /// The same, and there is room for all columns that make a tile at once.
     Narrow = 3,
-    /// Plain, and one pixel makes one.
+    /// Plain, and each pixel of the item is made of one.
     Copied = 4,
-    /// Plain, and lies as the item does.
+    /// Plain, and laid out in memory as the item is.
     Finished = 5,
 }
 
@@ -157,7 +157,7 @@ pub struct PreprocessCall {
     inverse: [f32; 3],
 }
 
-/// The images of one launch. Keeps its memory from batch to batch.
+/// The images of one batch. Keeps its memory from batch to batch.
 #[derive(Debug)]
 pub struct Batch {
     to: Preprocess,
@@ -165,14 +165,14 @@ pub struct Batch {
     tables: Vec<u32>,
     /// Axes that have a table.
     known: Vec<(AxisKey, Form, Table)>,
-    /// Whether numbers are mild enough to be made with 1 / std.
+    /// Whether multiplying by 1 / std is exact enough: see [`mild`].
     mild: bool,
-    /// Which of [`KERNELS`] have an image of their own.
+    /// Which of [`KERNELS`] have an image to process.
     launched: [bool; KERNELS.len()],
 }
 
 impl Batch {
-    /// An empty one for a model's input, which has been [checked](Preprocess::check).
+    /// An empty batch for a model's input, which has been [checked](Preprocess::check).
     pub fn new(to: &Preprocess) -> Batch {
         Batch {
             to: to.clone(),
@@ -184,8 +184,8 @@ impl Batch {
         }
     }
 
-    /// Images that have the input's size already, one behind the other as [`Preprocess::place`] writes them: only numbers are to be
-    /// made of them. `to` takes images of exactly its size.
+    /// A batch of images that have the input's size already, in succession as [`Preprocess::place`] writes them: they are only
+    /// converted to numbers. `to` takes images of exactly its size.
     ///
     /// # Panics
     /// For more than [`IMAGES_MAX`].
@@ -202,25 +202,25 @@ impl Batch {
         batch
     }
 
-    /// Forgets the images. Tables stay, for images of sizes that were seen.
+    /// Forgets the images. Tables stay, for images of sizes that have occurred.
     pub fn clear(&mut self) {
         self.images.clear();
         self.launched = [false; KERNELS.len()];
-        // Bounded where no two images have one size.
+        // Bounds the tables if every image has another size.
         if self.tables.len() > 1 << 22 {
             self.tables.clear();
             self.known.clear();
         }
     }
 
-    /// Adds an image of `size` as it is seen, in which the posted one of the size `source` lies at `covered`, and says where
-    /// in the item that is.
+    /// Adds an image of `size` in the orientation in which it is seen; the posted image, of size `source`, lies in it at `covered`.
+    /// Returns where the posted image lies in the item.
     ///
     /// # Errors
     /// [`InferError::BadRequest`] when the image must have the input's size and has another.
     ///
     /// # Panics
-    /// Where there are [`IMAGES_MAX`] already, or the image would have no pixel in the item: the kernel reads a row and a column of
+    /// If there are [`IMAGES_MAX`] already, or the image would have no pixel in the item: the kernel reads a row and a column of
     /// every table.
     pub fn push(
         &mut self,
@@ -238,7 +238,7 @@ impl Batch {
         let x = AxisKey::new(size.0, from.left, from.width, window.width, false);
         let y = AxisKey::new(size.1, from.top, from.height, window.height, true);
         let way = match self.way(&pixels, &x, &y, size) {
-            // Where the nearest pixel is taken, one also makes one where the image is resized.
+            // With `Filter::Nearest`, one pixel makes one even if the image is resized.
             Way::Copied if x.plain() && y.plain() && self.is_finished(&pixels, size, covered) => {
                 Way::Finished
             }
@@ -272,7 +272,7 @@ impl Batch {
         Ok(placement)
     }
 
-    /// How an image of `size` is read that is resized like this.
+    /// How an image of `size` is read, if it is resized along the axes `x` and `y`.
     fn way(&self, pixels: &Pixels, x: &AxisKey, y: &AxisKey, size: (u32, u32)) -> Way {
         let plain = pixels.channels == 1 || pixels.channels == 3 && self.to.color.channels() == 3;
         let [along, _, channel] = pixels.steps.map(|step| u64::from(step.unsigned_abs()));
@@ -281,13 +281,13 @@ impl Batch {
             true => Way::Words,
             false if !(plain && self.mild) => Way::Bytes,
             false if x.taps(self.to.filter) == 1 && y.taps(self.to.filter) == 1 => Way::Copied,
-            // Rows are read in pairs, all in the image, and one of them is no longer than 31 bits count.
+            // Rows are read in pairs, which must all lie in the image, and a row's length must fit 31 bits.
             false if y.rows(self.to.filter) > size.1 as usize || row > i32::MAX as u64 => Way::Bytes,
             false => Way::Resampled,
         }
     }
 
-    /// Whether an image of which each pixel makes one lies in memory as the item does, in pieces that are read and written at once.
+    /// Whether an image of which each pixel makes one is laid out in memory as the item is, in pieces that are read and written at once.
     fn is_finished(&self, pixels: &Pixels, size: (u32, u32), covered: Region) -> bool {
         let to = &self.to;
         let whole = Region { left: 0.0, top: 0.0, width: f64::from(to.width), height: f64::from(to.height) };
@@ -308,17 +308,17 @@ impl Batch {
         table
     }
 
-    /// What goes to the device for the images of this batch.
+    /// The descriptions of this batch's images, for the device.
     pub fn images(&self) -> &[PreprocessImage] {
         &self.images
     }
 
-    /// What goes to the device for their sizes; grows only with new ones until [`Batch::clear`].
+    /// The tables for the images' sizes, for the device. Until [`Batch::clear`], they only grow with new sizes.
     pub fn tables(&self) -> &[u32] {
         &self.tables
     }
 
-    /// What is launched, in any order: the kernels that have an image of their own.
+    /// The launches, in any order: one for each kernel that has an image to process.
     pub fn launches(&self) -> Vec<Launch> {
         let (width, height, count) = (self.to.width, self.to.height, self.images.len() as u32);
         let launch = |kernel: usize| {
@@ -358,7 +358,7 @@ impl Batch {
     }
 }
 
-/// Whether quotients by std are as exact by its inverse: no number on the way runs out of its range.
+/// Whether multiplying by the inverse of std is as exact as dividing by std: no intermediate number leaves its range.
 fn mild(to: &Preprocess) -> bool {
     let mild = |value: &f32| (1e-9..=1e9).contains(&value.abs());
     mild(&to.scale) && to.std.iter().all(mild) && to.mean.iter().all(|mean| *mean == 0.0 || mild(mean))

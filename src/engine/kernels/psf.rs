@@ -1,38 +1,38 @@
-//! What a spot looks like and what of it is fitted: the models, checked before a kernel sees them.
+//! The models of a spot's shape and of its fitted parameters, checked before a kernel uses them.
 
 use super::Invalid;
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 
-/// Widths that are possible, in px: of a fixed width, and where a fitted one is held.
+/// Allowed widths, px: of a fixed width, and the bounds of a fitted one.
 pub const SIGMA_PX: RangeInclusive<f32> = 0.3..=5.0;
 
 /// Evaluations of the model that a fit may take (per start).
 pub const ITERATIONS_MAX: u32 = 30;
 
-/// A Gaussian spot integrated over the pixels. Widths are in pixels of their axis, so that of a round spot on oblong
-/// pixels differs between the two ([`sigma_px`]).
+/// A Gaussian spot integrated over the pixels. Widths are in pixels of their axis, so a round spot on oblong pixels has
+/// different widths along the two ([`sigma_px`]).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Psf {
-    /// `xynb`: of known width.
+    /// `xynb`: a spot of known width.
     Xynb {
         /// Width along x and y, px.
         #[serde(with = "crate::bits")]
         sigma_px: [f32; 2],
     },
-    /// `xynbs`: of one unknown width, on square pixels.
+    /// `xynbs`: a spot of one unknown width, on square pixels.
     Xynbs {
         /// Where the fit begins, px.
         #[serde(with = "crate::bits")]
         sigma_start_px: f32,
     },
-    /// `xynbsxsy`: of two unknown widths.
+    /// `xynbsxsy`: a spot of two unknown widths.
     Xynbsxsy {
         /// Where the fit begins, along x and y, px.
         #[serde(with = "crate::bits")]
         sigma_start_px: [f32; 2],
     },
-    /// `xyznb`: of widths that tell its depth.
+    /// `xyznb`: a spot whose widths encode its depth.
     Xyznb(#[serde(with = "crate::bits")] Astigmatism),
 }
 
@@ -103,12 +103,12 @@ impl Psf {
     }
 }
 
-/// Whether pixels of that width and height count as square: as near as files state it who write what they measured.
+/// Whether pixels of this width and height count as square, to the precision with which files state measured sizes.
 pub fn are_square([along_x, along_y]: [f64; 2]) -> bool {
     (along_x - along_y).abs() <= 1e-4 * along_x
 }
 
-/// A model that can be fitted: checked, and where another process sends it, there.
+/// A checked model that can be fitted. One that another process sends was checked there.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct FitModel {
     psf: Psf,
@@ -117,10 +117,10 @@ pub struct FitModel {
 
 impl FitModel {
     /// Checks `psf` for a camera with pixels of `pixel_um` along x and y (µm). The fit itself is in pixels; their
-    /// size only decides what they allow.
+    /// size only decides which models are allowed.
     ///
     /// # Errors
-    /// Where a width, a calibration or a size is out of range, or one width is asked for on oblong pixels.
+    /// If a width, a calibration or a size is out of range, or one width is asked for on oblong pixels.
     pub fn new(psf: Psf, pixel_um: [f32; 2]) -> Result<FitModel, Invalid> {
         for (axis, pixel) in ["x", "y"].iter().zip(pixel_um) {
             if !(pixel > 0.0 && pixel.is_finite()) {
@@ -153,7 +153,7 @@ impl FitModel {
     /// Lets a fit take up to `iterations_max` evaluations of the model (per start) before it is given up.
     ///
     /// # Errors
-    /// Where it is not between 1 and 100.
+    /// If it is not between 1 and 100.
     pub fn with_iterations_max(mut self, iterations_max: u32) -> Result<FitModel, Invalid> {
         if !(1..=100).contains(&iterations_max) {
             return Err(Invalid::new("iterations_max", format!("{iterations_max} is not between 1 and 100")));
@@ -162,7 +162,7 @@ impl FitModel {
         Ok(self)
     }
 
-    /// What is fitted.
+    /// The model of the spot.
     pub fn psf(&self) -> &Psf {
         &self.psf
     }
@@ -193,7 +193,7 @@ impl Astigmatism {
         }
         const SAMPLES: u16 = 1000;
         let at = |sample: u16| low + (high - low) * f32::from(sample) / f32::from(SAMPLES);
-        // The square of the width must stay a square wherever a fit may look.
+        // The square of the width must stay positive wherever a fit may look.
         for z in (0..=SAMPLES).map(at) {
             if let Some(axis) = self.squares(z).iter().position(|square| *square < 0.05) {
                 let name = ["x", "y"][axis];

@@ -1,13 +1,13 @@
 //! Finds spots in camera frames, to be cut out and fitted: the launcher of `kernels/spots.cu`.
 //!
-//! - [`FinderOptions`]: what a spot is. [`SpotFinder`]: holds what is needed for frames of one size, and finds.
+//! - [`FinderOptions`]: what counts as a spot. [`SpotFinder`]: finds spots in frames of one size.
 //! - [`RoiBuffer`] (`rois`): the boxes around spots, as [`super::fit()`] takes them.
-//! - [`device`]: what launches on a device take.
-//! - `plan`: what is prepared once for frames of a size, of `weights`; `plane`: memory with a value for each pixel.
+//! - [`device`]: the parameters of launches on a device.
+//! - `plan`: what is prepared once for a frame size, from `weights`; `plane`: memory with a value for each pixel.
 //!
 //! A pixel that is no measurement (NaN, infinite, beyond 10⁹ photo-electrons) counts as the mean of the eight around it, so that
-//! it hides no spot beside it; where all nine are none, there is no spot within reach of the filter. Boxes hold what the
-//! frame holds: a fit of one with such a pixel is [`super::FitStatus::BadInput`].
+//! it hides no spot beside it. If none of the nine is a measurement, no spot is found within reach of the filter. Boxes are copied
+//! from the frame unchanged: the fit of a box with such a pixel is [`super::FitStatus::BadInput`].
 
 pub mod device;
 mod plan;
@@ -26,25 +26,25 @@ use self::{
 use super::{Adu, Camera, InstructionSet, Invalid, SIGMA_PX, entry, fit::odd_side};
 use serde::{Deserialize, Serialize};
 
-/// Distances, px, in which a spot may be asked to be the highest.
+/// Allowed radii, px, within which a spot must be the highest pixel.
 pub const RADIUS: RangeInclusive<usize> = 1..=16;
 
-/// How much wider the wide mean of a difference of Gaussians may be than the narrow one.
+/// Allowed ratios of the wide to the narrow mean of a difference of Gaussians.
 pub const WIDE: RangeInclusive<f32> = 1.25..=3.0;
 
-/// Pixels that a frame may have.
+/// Most pixels of a frame.
 pub const FRAME_PIXELS_MAX: usize = 1 << 26;
 
-/// What is taken for a spot, and what is cut out around it.
+/// What counts as a spot, and what is cut out around it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct FinderOptions {
     /// How spots stand out.
     pub method: Method,
     /// Side of the box around a spot, px: odd, in [`SIDE`](super::SIDE).
     pub box_side: usize,
-    /// What becomes of spots whose box would leave the frame.
+    /// How to treat spots whose box would leave the frame.
     pub border: Border,
-    /// Spots that a frame may have: of more, the strongest are kept.
+    /// Most spots of a frame: if there are more, the strongest are kept.
     pub spots_max: usize,
 }
 
@@ -55,8 +55,8 @@ pub enum Method {
     /// map of read noise, both means weight pixels by `1 / (variance + its median over the sensor)` (the median
     /// taken as 1 where it is less), so that a noisy pixel counts little.
     ///
-    /// Means are truncated at 3 widths, normalised, and see the frame go on beyond its edges as in a mirror: a spot
-    /// less than about a width from an edge may be found on the pixel next to it.
+    /// Means are truncated at 3 widths and normalised, and the frame is mirrored at its edges: a spot less than about a
+    /// width from an edge may be found on the neighbouring pixel.
     Contrast {
         /// Width of a spot along x and y, px: in [`SIGMA_PX`].
         #[serde(with = "crate::bits")]
@@ -66,7 +66,7 @@ pub enum Method {
         wide: f32,
         /// What the contrast must exceed.
         threshold: Threshold,
-        /// A spot is the highest pixel within so many rows and columns: in [`RADIUS`], commonly 2. Of equal ones,
+        /// A spot is the highest pixel within this many rows and columns: in [`RADIUS`], commonly 2. Of equal pixels,
         /// the first.
         radius: usize,
     },
@@ -80,28 +80,28 @@ pub enum Method {
     },
 }
 
-/// What a contrast must exceed.
+/// The threshold that a contrast must exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Threshold {
-    /// The contrast of a spot of so many photo-electrons in the middle of a pixel. Without weights that is
+    /// The contrast of a spot of this many photo-electrons in the middle of a pixel. Without weights that is
     /// `photons * (n(x) * n(y) - w(x) * w(y))`, where n and w are the sums over pixels, along one axis, of the
     /// narrow and the wide mean's weight times the share of the spot's light: about `0.3 * photons / (2π σ²)` where
     /// the wide mean is 2 σ wide. Scores are photo-electrons.
     Photons(#[serde(with = "crate::bits")] f32),
-    /// So many standard deviations of the contrast that photons and reading make where there is no spot: the
+    /// This many standard deviations of the contrast that photon and read noise cause where there is no spot: the
     /// root of `Σ weights² * (background + read noise²)`, with the wide mean at the pixel itself as background. This
-    /// follows uneven illumination, and holds as far as the camera's offset and gain do, up to the edges of the frame: a
-    /// pixel that is seen in the mirror as well has the weight of both. Scores are multiples.
+    /// follows uneven illumination, and is as accurate as the camera's offset and gain. It holds up to the edges of the
+    /// frame: the weights of a pixel and its mirror image are added. Scores are multiples of the standard deviation.
     Noise(#[serde(with = "crate::bits")] f32),
 }
 
-/// What becomes of spots whose box would leave the frame.
+/// How spots are treated whose box would leave the frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Border {
     /// The box is moved inwards, so that the spot is not in its middle.
     #[default]
     Shift,
-    /// They are left out.
+    /// Such spots are left out.
     Drop,
 }
 
@@ -117,18 +117,18 @@ pub struct Spot {
     pub corner: [u32; 2],
     /// By how much it stands out, in the unit of the threshold.
     pub score: f32,
-    /// Which of the frames that were looked at together; 0 where it was one.
+    /// Index of its frame, if several are searched together; 0 otherwise.
     pub frame: u32,
 }
 
-// SAFETY: numbers of four bytes each, for any of which all bits have a meaning.
+// SAFETY: numbers of four bytes each, for which any bit pattern is valid.
 #[allow(unsafe_code, reason = "the bytes come from a device")]
 unsafe impl bytemuck::Zeroable for Spot {}
-// SAFETY: as above, and nothing lies between them.
+// SAFETY: as above, and there is no padding.
 #[allow(unsafe_code, reason = "the bytes come from a device")]
 unsafe impl bytemuck::Pod for Spot {}
 
-/// Finds spots in frames of one size by one camera. Holds all memory that this takes, about 10 to 40 bytes per pixel:
+/// Finds spots in frames of one size from one camera. Holds all memory that this needs, about 10 to 40 bytes per pixel:
 /// nothing is allocated from the second frame on.
 #[derive(Debug)]
 pub struct SpotFinder {
@@ -140,10 +140,10 @@ pub struct SpotFinder {
     wide: Plane,
     contrast: Plane,
     noise: Plane,
-    /// Where to look for maxima.
+    /// Positions at which to look for maxima.
     above: Vec<u32>,
     spots: Vec<Spot>,
-    /// How many of them the last frame had.
+    /// How many of `spots` the last frame has.
     kept: usize,
     over_max: usize,
 }
@@ -160,7 +160,7 @@ impl SpotFinder {
     /// A finder for frames of `width` by `height` pixels.
     ///
     /// # Errors
-    /// Where an option is out of range, the frame is smaller than a box, or the camera's maps are not of its size.
+    /// If an option is out of range, the frame is smaller than a box, or the camera's maps do not have the frame's size.
     pub fn new(
         options: &FinderOptions,
         camera: &Camera,
@@ -171,7 +171,7 @@ impl SpotFinder {
         let plan = Plan::new(options, camera, width, height);
         let contrast = matches!(options.method, Method::Contrast { .. });
         let plane = |needed, height| if needed { Plane::new(width, height, 0.0) } else { Plane::none() };
-        // No two maxima stand within the radius of each other.
+        // No two maxima lie within the radius of each other.
         let reach = plan.reach() + 1;
         let spots_possible = width.div_ceil(reach) * height.div_ceil(reach);
         Ok(SpotFinder {
@@ -182,7 +182,7 @@ impl SpotFinder {
             wide: plane(contrast, 1),
             contrast: if contrast { Plane::new(width, height, -3e38) } else { Plane::none() },
             noise: plane(plan.by_noise(), height),
-            // As many as there are steps of the fewest lanes.
+            // The number of steps with the fewest lanes.
             above: vec![0; if contrast { width.div_ceil(4) * height } else { 0 }],
             spots: vec![Spot::default(); spots_possible],
             kept: 0,
@@ -191,7 +191,7 @@ impl SpotFinder {
         })
     }
 
-    /// Works with `set` instead of the widest that this machine has; where it cannot run that, with the baseline.
+    /// Uses `set` instead of the widest instruction set of this machine; the baseline if the machine cannot run `set`.
     #[must_use]
     pub fn with_instructions(mut self, set: InstructionSet) -> SpotFinder {
         self.set = set;
@@ -206,7 +206,7 @@ impl SpotFinder {
         values * size_of::<f32>() + size_of_val(&*self.above) + size_of_val(&*self.spots)
     }
 
-    /// What is taken for a spot.
+    /// What counts as a spot.
     pub fn options(&self) -> &FinderOptions {
         &self.options
     }
@@ -219,7 +219,7 @@ impl SpotFinder {
     /// The spots of a frame, row by row. Runs on the calling thread.
     ///
     /// # Errors
-    /// Where `frame` has not as many values as there are pixels.
+    /// If `frame` does not have as many values as there are pixels.
     pub fn find(&mut self, frame: Adu<'_>) -> Result<&[Spot], Invalid> {
         let (width, height) = self.size();
         if frame.len() != width * height {
@@ -242,9 +242,9 @@ impl SpotFinder {
         call.spots = self.spots.as_mut_ptr() as u64;
         call.spots_max = self.spots.len() as u64;
         call.count = &raw mut count as u64;
-        // SAFETY: the frame holds width * height values of the kind that `wide` says (checked); planes are of that
-        // size with a margin wider than any reach, and null only where the kernel does not look; `above` has a
-        // place for every step; no more than `spots_max` spots are written; the structs are the kernel's own; the
+        // SAFETY: the frame holds width * height values of the kind that `wide` says (checked); planes have that
+        // size with a margin wider than any reach, and are null only where the kernel does not read; `above` has an
+        // entry for every step; no more than `spots_max` spots are written; the structs are the kernel's own; the
         // object is one that this machine can run.
         #[allow(unsafe_code, reason = "a call into C++")]
         unsafe {
@@ -256,7 +256,7 @@ impl SpotFinder {
         Ok(self.spots())
     }
 
-    /// What was found in the last frame.
+    /// The spots of the last frame.
     pub fn spots(&self) -> &[Spot] {
         &self.spots[..self.kept]
     }
@@ -266,36 +266,36 @@ impl SpotFinder {
         self.over_max
     }
 
-    /// The contrast of the last frame, row-major, photo-electrons: what maxima were looked for in. For a look at
-    /// where a threshold lies; empty for [`Method::NetGradient`].
+    /// The contrast of the last frame, row-major, photo-electrons, in which maxima were searched. Helps to choose a
+    /// threshold; empty for [`Method::NetGradient`].
     pub fn contrast(&self) -> Vec<f32> {
         let (width, height) = self.size();
         self.contrast.pixels(width, height)
     }
 
-    /// What the contrast of a spot of one photo-electron is in the middle of a pixel, without weights. 0 for
+    /// The contrast of a spot of one photo-electron in the middle of a pixel, without weights. 0 for
     /// [`Method::NetGradient`].
     pub fn contrast_per_photon(&self) -> f32 {
         self.plan.contrast_per_photon()
     }
 }
 
-/// Moves the strongest `max` spots to the front, in the order of their pixels. Returns how many they are.
+/// Moves the strongest `max` spots to the front, in the order of their pixels. Returns how many there are.
 fn strongest(spots: &mut [Spot], max: usize) -> usize {
     if spots.len() <= max {
         return spots.len();
     }
-    // Of equally strong ones, the first: so that the same frame gives the same spots everywhere.
+    // Of equally strong spots, the first, so that the same frame gives the same spots everywhere.
     spots.sort_unstable_by(|a, b| b.score.total_cmp(&a.score).then((a.y, a.x).cmp(&(b.y, b.x))));
     spots[..max].sort_unstable_by_key(|spot| (spot.y, spot.x));
     max
 }
 
 impl FinderOptions {
-    /// Whether spots can be looked for like this, in frames of whatever size.
+    /// Checks the options, independently of the frame size.
     ///
     /// # Errors
-    /// Where an option is out of range, by the key that requests have for it.
+    /// If an option is out of range; names the key that requests use for it.
     pub fn check(&self) -> Result<(), Invalid> {
         odd_side("box_px", self.box_side)?;
         if self.spots_max == 0 {
@@ -327,7 +327,7 @@ impl FinderOptions {
         }
     }
 
-    /// And whether in frames of this size, by this camera.
+    /// Checks the options for frames of this size from this camera.
     fn check_for(&self, camera: &Camera, width: usize, height: usize) -> Result<(), Invalid> {
         self.check()?;
         let side = self.box_side;
@@ -362,7 +362,7 @@ impl FinderOptions {
     }
 }
 
-/// What is not a positive number far from the limits of its kind would make no threshold at all.
+/// Checks that a threshold is a positive number far below the limit of `f32`: no other value works as a threshold.
 fn positive(field: &'static str, threshold: f32) -> Result<(), Invalid> {
     if threshold > 0.0 && threshold <= 1e9 {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Which axis of an input has the channels, where a model file leaves its extent open but names it, found without loading the file.
+//! Finds an input's channel axis by its name, for model files that leave its extent free, without loading the file.
 
 use super::{
     fields::Fields,
@@ -9,19 +9,19 @@ use std::{
     path::Path,
 };
 
-/// What exporters call it; the first is that of Hugging Face's.
+/// Names that exporters give the axis; the first is that of Hugging Face's.
 const CHANNELS: [&str; 3] = ["num_channels", "channels", "channel"];
-/// From an input's type to its axes: the messages of a tensor and of its shape, of which each is in the one before.
+/// The path from an input's type to its axes: the field numbers of two nested messages, the tensor and its shape.
 const TO_AXES: [u64; 2] = [1, 2];
 
-/// The place of the axis that is named for its channels. A file that cannot be read tells nothing: whoever loads it says why.
+/// The index of the axis that is named for its channels. `None` for a file that cannot be read: loading it reports why.
 pub(crate) fn channel_axis(path: &Path, input: &str) -> Option<usize> {
     let (file, bytes) = skeleton::open(path).ok()?;
     let names = names(file, bytes, input).ok()??;
     names.iter().position(|name| CHANNELS.contains(&name.to_lowercase().as_str()))
 }
 
-/// The names of an input's axes, empty where one has none; of no such input, nothing.
+/// The names of an input's axes, empty for an axis without one; `None` if there is no such input.
 fn names(file: impl Read + Seek, bytes: u64, input: &str) -> Result<Option<Vec<String>>, String> {
     let mut found = None;
     skeleton::walk(file, bytes, |fields, field, bytes| {
@@ -54,7 +54,7 @@ fn value(fields: &mut Fields<impl Read + Seek>, bytes: u64) -> Result<(String, V
     Ok((name, axes))
 }
 
-/// Adds the name of each axis, which are where `to` leads.
+/// Adds the names of the axes to `axes`; `to` is the path of field numbers that leads to them.
 fn collect(
     fields: &mut Fields<impl Read + Seek>,
     bytes: u64,
@@ -86,11 +86,11 @@ fn axis(fields: &mut Fields<impl Read + Seek>, bytes: u64) -> Result<String, Str
 
 #[cfg(test)]
 pub(crate) mod testing {
-    //! ONNX files for tests, as far as the axes of their inputs go.
+    //! ONNX files for tests, reduced to the axes of their inputs.
 
     use crate::engine::onnx::external::testing::field;
 
-    /// A model of one input with axes of these names; one without has an extent.
+    /// A model of one input with axes of these names; an axis without a name has a fixed extent.
     pub(crate) fn model(input: &str, axes: &[&str]) -> Vec<u8> {
         let axis = |name: &&str| match *name {
             "" => field(1, &[0x08, 3]),
@@ -99,7 +99,7 @@ pub(crate) mod testing {
         let shape = axes.iter().map(axis).collect::<Vec<_>>().concat();
         let tensor = [vec![0x08, 1], field(2, &shape)].concat();
         let input = [field(1, input.as_bytes()), field(2, &field(1, &tensor))].concat();
-        // Weights, and a value that is no input, are before it.
+        // The input is preceded by weights, and by a value that is no input.
         let graph = [field(5, &[0xff; 300]), field(13, &input), field(11, &input)].concat();
         [vec![0x08, 8], field(7, &graph)].concat()
     }

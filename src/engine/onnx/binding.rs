@@ -1,4 +1,4 @@
-//! A session's inputs and outputs bound to memory that is ours, so that a run copies nothing.
+//! Binds a session's inputs and outputs to our own memory, so that a run copies nothing.
 #![allow(unsafe_code)]
 
 use super::{
@@ -15,12 +15,12 @@ use ort::{
 };
 use std::ffi::CString;
 
-/// Where memory lies, as ONNX Runtime is told.
+/// Where memory lies, in ONNX Runtime's terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) enum Where {
-    /// In the host's memory.
+    /// In host memory.
     Host,
-    /// In the host's memory, known to the GPU of this number: what it copies to by itself.
+    /// In host memory that is pinned for the GPU of this number, which copies to it by itself.
     Pinned(i32),
     /// On the GPU of this number.
     Device(i32),
@@ -37,7 +37,7 @@ impl Where {
     }
 }
 
-/// A tensor in memory that is ours.
+/// A tensor in our own memory.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::engine) struct Bound<'a> {
     /// The input's or output's name.
@@ -53,7 +53,7 @@ pub(in crate::engine) struct Bound<'a> {
 }
 
 impl Bound<'_> {
-    /// As ONNX Runtime has it.
+    /// The tensor as a value of ONNX Runtime's.
     ///
     /// # Safety
     /// As [`Binding::input`].
@@ -65,36 +65,36 @@ impl Bound<'_> {
     }
 }
 
-/// What is bound for a run.
+/// The inputs and outputs that are bound for a run.
 #[derive(Debug)]
 pub(in crate::engine) struct Binding {
     io: IoBinding,
 }
 
 impl Binding {
-    /// Nothing yet.
+    /// A binding with nothing bound.
     pub(in crate::engine) fn new(session: &Session) -> Result<Binding, String> {
         Ok(Binding { io: session.create_binding().map_err(words)? })
     }
 
-    /// What a run is given.
+    /// The binding to pass to a run.
     pub(super) fn io(&self) -> &IoBinding {
         &self.io
     }
 
-    /// Has runs read an input from this memory, where the session wants it: else it would be copied now.
+    /// Has runs read an input from this memory. It must lie where the session wants it, or ONNX Runtime copies it now.
     ///
     /// # Safety
-    /// The memory spans the tensor, lies where `tensor` says, and is there until every run with this has ended or the input is
-    /// bound anew.
+    /// The memory spans the tensor, lies where `tensor` says, and stays allocated until every run with this binding has ended or the
+    /// input is bound anew.
     pub(in crate::engine) unsafe fn input(&mut self, tensor: Bound<'_>) -> Result<(), String> {
         let name =
             CString::new(tensor.name).map_err(|_| format!("input {:?} has a zero byte", tensor.name))?;
         // SAFETY: the caller's promise; sessions read their inputs and never write them.
         let value = unsafe { tensor.describe() }?;
-        // Not by ort's `bind_input`, which copies what is borrowed. The binding keeps the tensor's description, so that the value
-        // may go.
-        // SAFETY: both are there; the name ends with a zero byte.
+        // Not with ort's `bind_input`, which copies borrowed values. The binding keeps the tensor's description, so that the value
+        // may be dropped.
+        // SAFETY: the binding and the value are alive; the name ends with a zero byte.
         let status = unsafe { (ort::api().BindInput)(self.io.ptr().cast_mut(), name.as_ptr(), value.ptr()) };
         checked(status).map_err(|message| first_line(&message))
     }
@@ -109,8 +109,8 @@ impl Binding {
         self.io.bind_output(tensor.name, value).map_err(words)
     }
 
-    /// Has the next run make memory for an output, whose shape is not known. To be said before every run: the next one would
-    /// write into the memory of the one before.
+    /// Has the next run allocate memory for an output whose shape is not known. Must be called before every run, or a run would
+    /// write into the memory of the previous one.
     pub(in crate::engine) fn open_output(&mut self, name: &str, place: Where) -> Result<(), String> {
         let info = place.info().map_err(words)?;
         self.io.bind_output_to_device(name, &info).map_err(words)

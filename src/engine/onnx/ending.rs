@@ -1,4 +1,5 @@
-//! What a network ends in, found in its file without loading it: scores that went through softmax or sigmoid are probabilities.
+//! Finds out, from a network's file without loading it, whether the network ends in softmax or sigmoid: its scores are then
+//! probabilities.
 
 use super::{
     fields::Fields,
@@ -10,12 +11,12 @@ use std::{
     path::Path,
 };
 
-/// What makes probabilities of scores.
+/// The operator that turns scores into probabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// Of classes that exclude each other.
+    /// For classes that exclude each other.
     Softmax,
-    /// Of each class alone.
+    /// For each class by itself.
     Sigmoid,
 }
 
@@ -29,7 +30,7 @@ impl Ending {
     }
 }
 
-/// Operators that leave numbers what they are, but for rounding.
+/// Operators that do not change the numbers, except by rounding.
 const PASSING: [&str; 9] = [
     "Identity",
     "Cast",
@@ -42,13 +43,12 @@ const PASSING: [&str; 9] = [
     "DequantizeLinear",
 ];
 
-/// What an output's numbers went through last, if that makes probabilities of them. A file that cannot be read tells nothing: whoever
-/// loads it says why.
+/// The last operator before an output, if it makes probabilities. `None` for a file that cannot be read: loading it reports why.
 pub(crate) fn ending(path: &Path, output: &str) -> Option<Ending> {
     let (file, bytes) = skeleton::open(path).ok()?;
     let nodes = nodes(file, bytes).ok()?;
     let mut name = output;
-    // Each node once at most: a damaged file may go in circles.
+    // Each node at most once: a damaged file may contain cycles.
     for _ in 0..nodes.len() {
         let node = nodes.get(name)?;
         match &*node.operator {
@@ -62,35 +62,35 @@ pub(crate) fn ending(path: &Path, output: &str) -> Option<Ending> {
     None
 }
 
-/// Whether a division is the last step of softmax, written out: exponentials over their sum.
+/// Whether a division is the last step of a softmax that is written out: exponentials over their sum.
 fn is_share(nodes: &HashMap<String, Node>, Node { input, divisor, .. }: &Node) -> bool {
     let of = |operator: &str, name: &str| nodes.get(name).filter(|node| node.operator == operator);
     let Some(sum) = of("ReduceSum", divisor) else { return false };
-    // Those summed up may be computed for themselves.
+    // The exponentials in the sum may be computed by a node of their own.
     of("Exp", input).zip(of("Exp", &sum.input)).is_some_and(|(one, other)| one.input == other.input)
 }
 
-/// An operation, as far as it is followed.
+/// The parts of a node that are needed to follow it.
 #[derive(Default)]
 struct Node {
     operator: String,
-    /// The first.
+    /// The first input.
     input: String,
     /// The second input.
     divisor: String,
-    /// The first.
+    /// The first output.
     output: String,
     domain: String,
 }
 
-/// The operations of the outermost graph, by their first output.
+/// The nodes of the outermost graph, by their first output.
 fn nodes(file: impl Read + Seek, bytes: u64) -> Result<HashMap<String, Node>, String> {
     let mut nodes = HashMap::new();
     skeleton::walk(file, bytes, |fields, field, bytes| {
         match field {
             (Message::Graph, 1) => {
                 let node = node(fields, bytes)?;
-                // The last is where ONNX Runtime's quantizer has its own operators.
+                // `com.microsoft` is the domain of the operators that ONNX Runtime's quantizer adds.
                 if matches!(&*node.domain, "" | "ai.onnx" | "com.microsoft") {
                     nodes.insert(node.output.clone(), node);
                 }
@@ -125,11 +125,11 @@ fn node(fields: &mut Fields<impl Read + Seek>, bytes: u64) -> Result<Node, Strin
 
 #[cfg(test)]
 pub(crate) mod testing {
-    //! ONNX files for tests, as far as their operations go.
+    //! ONNX files for tests, reduced to their nodes.
 
     use crate::engine::onnx::external::testing::field;
 
-    /// A model of these operations, each an operator with its input, or two of them with a space between, and its output.
+    /// A model of these nodes, each an operator, its input (or two, separated by a space) and its output.
     pub(crate) fn model(nodes: &[[&str; 3]]) -> Vec<u8> {
         let node = |[operator, inputs, output]: &[&str; 3]| {
             let domain = if operator.starts_with("QLinear") { "com.microsoft" } else { "" };
@@ -137,7 +137,7 @@ pub(crate) mod testing {
             let fields = [(1, input), (1, other), (2, *output), (3, "name"), (4, *operator), (7, domain)];
             field(1, &fields.map(|(number, text)| field(number, text.as_bytes())).concat())
         };
-        // Weights and outputs follow.
+        // The nodes are followed by weights and outputs.
         let graph =
             [nodes.iter().map(node).collect::<Vec<_>>().concat(), field(5, &field(9, &[0xff; 300]))].concat();
         [vec![0x08, 8], field(7, &graph)].concat()
@@ -180,7 +180,7 @@ mod tests {
         check(&model(&others), None);
         check(&model(&[["ReduceSum", "l", "s"], ["Div", "l s", "y"]]), None);
         check(&model(&[["Exp", "l", "e"], ["ReduceSum", "e", "s"], ["Div", "s e", "y"]]), None);
-        // No such output, a circle, no file of this kind.
+        // No such output, a cycle, not an ONNX file.
         check(&model(&[["Softmax", "l", "other"]]), None);
         check(&model(&[["Identity", "q", "y"], ["Cast", "y", "q"]]), None);
         check(b"<html>", None);

@@ -1,7 +1,7 @@
-//! Which other files an ONNX file reads its weights from, found without loading it, and what is in them.
+//! Finds the other files from which an ONNX file reads weights, without loading it, and reads their contents.
 //!
-//! A model file names them itself, so a model from elsewhere could name any file of this machine. Only the skeleton
-//! of the file is read: weights inside it are skipped over.
+//! A model file names these files itself, so a foreign model could name any file of this machine. Only the structure of the model
+//! file is read: weights inside it are skipped.
 
 use super::{
     fields::Fields,
@@ -15,13 +15,13 @@ use std::{
     sync::Arc,
 };
 
-/// A name of a file, with its key, beyond this is a mistake.
+/// A file name and its key that are longer than this are treated as damage.
 const ENTRY_BYTES_MAX: u64 = 8192;
 
-/// Names of the files, relative to the model's folder, that a model file reads beside itself.
+/// Names of the other files that a model file refers to, relative to the model's folder.
 ///
 /// # Errors
-/// A file that is not ONNX, and names that lead out of the model's folder.
+/// If the file is not ONNX, or a name leads out of the model's folder.
 pub(crate) fn external_files(path: &Path) -> Result<BTreeSet<String>, String> {
     let (file, bytes) = skeleton::open(path)?;
     let names = names(file, bytes)?;
@@ -35,26 +35,26 @@ pub(crate) fn external_files(path: &Path) -> Result<BTreeSet<String>, String> {
     Ok(names.iter().map(|name| plain(name)).collect())
 }
 
-/// A name without what changes nothing in it (`./a//b`): spelled in two ways it is one file still.
+/// A normalised name (`./a//b` is `a/b`): different spellings name the same file.
 fn plain(name: &str) -> String {
     let parts = Path::new(name).components().filter(|part| matches!(part, Component::Normal(_)));
     parts.collect::<PathBuf>().to_string_lossy().into_owned()
 }
 
-/// A file that a model names: as it names it, and what is in it.
+/// A file that a model refers to: the name in the model, and the contents.
 pub(super) type Beside = (String, Arc<[u8]>);
 
-/// What is in the files that a model names: ONNX Runtime would map them, and see what is written over them while it runs, or
-/// end the process where they are cut off.
+/// The contents of the files that a model refers to. ONNX Runtime itself would map them: it would see what is written to them while
+/// it runs, and the process would be killed if they were truncated.
 ///
 /// # Errors
-/// A file that cannot be read, or not whole.
+/// If a file cannot be read completely.
 pub(super) fn read(path: &Path) -> Result<Vec<Beside>, String> {
     let of = |name: String| {
         let read = placed(path, &name).and_then(|place| open(&place)).and_then(|mut file| {
             let length = file.metadata()?.len();
             there_is_room(length, host::free())?;
-            // In place at once: weights are large, and nobody else has them yet.
+            // Read directly into the shared allocation: weights are large, so they should not be copied.
             let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, length as usize).collect();
             file.read_exact(Arc::get_mut(&mut bytes).expect("it is new"))?;
             Ok(bytes)
@@ -67,11 +67,11 @@ pub(super) fn read(path: &Path) -> Result<Vec<Beside>, String> {
     external_files(path)?.into_iter().map(of).collect()
 }
 
-/// Where a file that a model names lies, when links have been followed: in its folder, or beside the model where that is a link itself.
-/// One that leads elsewhere would have the model give out what is there.
+/// The path, with links resolved, of a file that a model refers to. It must lie in the model's folder or, if the model is a link,
+/// beside the link's target. With a file elsewhere, the model could reveal that file's contents.
 ///
 /// # Errors
-/// If it is not there, or elsewhere.
+/// If the file does not exist, or lies elsewhere.
 pub(crate) fn placed(model: &Path, name: &str) -> io::Result<PathBuf> {
     let folder = model.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
     let place = folder.join(name).canonicalize()?;
@@ -83,7 +83,7 @@ pub(crate) fn placed(model: &Path, name: &str) -> io::Result<PathBuf> {
     Err(io::Error::other("it is a link that leads out of the model's folder"))
 }
 
-/// Whether a file of so many bytes can be held where so many are free: the process would end where it cannot.
+/// Checks that a file fits into the free memory: otherwise allocating it would kill the process.
 fn there_is_room(bytes: u64, free: Option<u64>) -> io::Result<()> {
     match free.filter(|free| bytes > *free) {
         Some(free) => Err(io::Error::other(format!(
@@ -95,7 +95,7 @@ fn there_is_room(bytes: u64, free: Option<u64>) -> io::Result<()> {
     }
 }
 
-/// Names of the files that tensors lie in, wherever a tensor can be.
+/// Names of the files that hold tensors, from every place where a tensor can occur.
 fn names(reader: impl Read + Seek, bytes: u64) -> Result<BTreeSet<String>, String> {
     let mut names = BTreeSet::new();
     skeleton::walk(reader, bytes, |fields, field, bytes| match field {
@@ -108,7 +108,7 @@ fn names(reader: impl Read + Seek, bytes: u64) -> Result<BTreeSet<String>, Strin
     Ok(names)
 }
 
-/// What one key and value of a tensor's external data says of the file.
+/// The file name, if this key and value of a tensor's external data give it.
 fn location(fields: &mut Fields<impl Read + Seek>, bytes: u64) -> Result<Option<String>, String> {
     if bytes > ENTRY_BYTES_MAX {
         return Err(format!(
@@ -133,7 +133,7 @@ fn location(fields: &mut Fields<impl Read + Seek>, bytes: u64) -> Result<Option<
 
 #[cfg(test)]
 pub(crate) mod testing {
-    //! ONNX files for tests, as far as external data goes.
+    //! ONNX files for tests, reduced to external data.
 
     /// A field that holds bytes.
     pub(crate) fn field(number: u8, inside: &[u8]) -> Vec<u8> {
@@ -159,7 +159,7 @@ pub(crate) mod testing {
         let entry = |key: &str, value: &str| {
             field(13, &[field(1, key.as_bytes()), field(2, value.as_bytes())].concat())
         };
-        // Extents, raw data that must be skipped, then where the data is.
+        // Extents, raw data that must be skipped, then the location of the data.
         [
             vec![0x08, 3],
             field(9, &[0xff; 300]),
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(read("m/model.onnx", "within").as_deref(), Ok("m/data/w"));
         assert_eq!(read("m/model.onnx", "data/w").as_deref(), Ok("m/data/w"));
         assert_eq!((read("m/model.onnx", "out"), read("m/model.onnx", "blob")), (out.clone(), out.clone()));
-        // As in the cache of a hub: names that lead to what is called by its hash.
+        // As in a hub's cache: names that are links to files named by their hash.
         assert_eq!(read("m/linked.onnx", "blob").as_deref(), Ok("blobs/weights"));
         assert_eq!(read("m/linked.onnx", "out"), out);
         assert!(read("m/model.onnx", "none").is_err());
@@ -257,7 +257,7 @@ mod tests {
         ] {
             assert_eq!(check(name), Ok([expected.to_owned()].into()));
         }
-        // Of two tensors, which each spell it in their way.
+        // Two tensors that spell the same name differently.
         let two = [field(5, &tensor("w")), field(5, &tensor("./w"))].concat();
         fs::write(&path, field(7, &two)).unwrap();
         assert_eq!(external_files(&path), Ok(["w".to_owned()].into()));
@@ -278,9 +278,9 @@ mod tests {
         let whole = model("w.data");
         assert!(walk(&whole[..whole.len() - 1]).unwrap_err().contains("damaged"));
         assert!(walk(b"<html>").is_err());
-        // A file that was made as long as it is to be, and has not been written yet.
+        // A file that has its final length, but has not been written yet.
         assert!(walk(&[0; 64]).unwrap_err().ends_with("(at byte 1)"));
-        // A graph in an attribute of a node of a graph, and so on.
+        // A graph in an attribute of a node of a graph, and so on, nested.
         let nested =
             (0..300).fold(field(5, &tensor("x")), |inner, level| field([6, 5, 1][level % 3], &inner));
         let error = walk(&field(7, &nested)).unwrap_err();

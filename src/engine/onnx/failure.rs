@@ -1,24 +1,24 @@
-//! Whose fault a failed run is, from ONNX Runtime's words: it has one code for nearly everything.
+//! Classifies a failed run by the text of ONNX Runtime's message, since it has one code for nearly everything.
 
 use crate::engine::EngineError;
 
-/// Words of a run for which too little memory was free.
+/// Texts of a run for which too little memory was free.
 const OUT_OF_MEMORY: [&str; 9] = [
     "Failed to allocate memory",
     "bad_alloc",
     "out of memory",
     "cudaErrorMemoryAllocation",
-    // Of whichever library: CUBLAS_STATUS_ALLOC_FAILED, CUFFT_ALLOC_FAILED.
+    // From any library: CUBLAS_STATUS_ALLOC_FAILED, CUFFT_ALLOC_FAILED.
     "_ALLOC_FAILED",
-    // Of an arena that has come to its limit: `Available memory of 8388608 is smaller than requested bytes of 16777216`.
+    // From an arena that has reached its limit: `Available memory of 8388608 is smaller than requested bytes of 16777216`.
     "is smaller than requested bytes",
     "Failed to find a free memory block",
-    // Of libraries that begin with a GPU as good as full. Whether its context is broken, which they say the same of, the driver is asked.
+    // From libraries that start on an almost full GPU. They report a broken context in the same way; the driver tells the two apart.
     "CUBLAS_STATUS_NOT_INITIALIZED",
     "CUDNN_STATUS_NOT_INITIALIZED",
 ];
 
-/// Words of a device, or a library on it, that failed.
+/// Texts of a device, or a library on it, that failed.
 const DEVICE: [&str; 7] = [
     "CUDA failure",
     "CUDA error",
@@ -29,18 +29,18 @@ const DEVICE: [&str; 7] = [
     "no kernel image is available",
 ];
 
-/// In this form ONNX Runtime tells of any library that failed: `CUDNN_FE failure 11: CUDNN_BACKEND_API_FAILED ; GPU=0 ; hostname=n1`.
+/// ONNX Runtime reports the failure of any library in this form: `CUDNN_FE failure 11: CUDNN_BACKEND_API_FAILED ; GPU=0 ; hostname=n1`.
 const LIBRARY: [&str; 2] = [" failure ", " ; GPU="];
 
-/// But in these words a library says that it has nothing for such extents, which come of the batch.
+/// With these texts, however, a library says that it does not support the extents, which are the batch's fault.
 const EXTENTS: [&str; 3] = ["GRAPH_NOT_SUPPORTED", "SHAPE_DEDUCTION_FAILED", "CUFFT_INVALID_SIZE"];
 
-/// What follows from the error of a run.
+/// Classifies the error of a run.
 pub(in crate::engine) fn of_run(error: &ort::Error) -> EngineError {
     of_message(error.message())
 }
 
-/// Whether a load failed for want of memory: another time there may be more.
+/// Whether a load failed for lack of memory, so that it may succeed later.
 pub(in crate::engine) fn is_out_of_memory(message: &str) -> bool {
     OUT_OF_MEMORY.iter().any(|words| message.contains(words))
 }
@@ -58,12 +58,12 @@ fn of_message(message: &str) -> EngineError {
     }
 }
 
-/// The first line of one of ONNX Runtime's messages, without what only its own developers can use: stack traces below
-/// it, the source files it names, the machine.
+/// The first line of an ONNX Runtime message, without what only its developers can use: stack traces below it, names of source
+/// files, the host name.
 pub(in crate::engine) fn first_line(message: &str) -> String {
     let line = message.lines().next().unwrap_or_default();
     let line = line.split_once(" ; GPU=").map_or(line, |(before, _)| before);
-    // Before it stands the function that failed, after it a code and its name.
+    // The marker is preceded by the function that failed, and followed by a code and its name.
     let line = line
         .split_once("[ONNXRuntimeError] : ")
         .map_or(line, |(_, coded)| coded.splitn(3, " : ").nth(2).unwrap_or(coded));

@@ -1,11 +1,11 @@
-//! The fields of an ONNX file's messages, one after another: what nobody asks for is passed over, not read.
+//! Iterates over the fields of an ONNX file's messages. Fields that are not needed are skipped without reading them.
 
 use std::io::{BufReader, Read, Seek};
 
-/// Names beyond this are not read.
+/// Longer names are an error.
 const NAME_BYTES_MAX: u64 = 8192;
 
-/// Where in a file of messages we are.
+/// A position in a file of messages.
 pub(super) struct Fields<R> {
     reader: BufReader<R>,
     at: u64,
@@ -16,7 +16,7 @@ impl<R: Read + Seek> Fields<R> {
         Fields { reader: BufReader::new(reader), at: 0 }
     }
 
-    /// Bytes before what is next.
+    /// Offset of the next byte.
     pub(super) fn at(&self) -> u64 {
         self.at
     }
@@ -25,12 +25,12 @@ impl<R: Read + Seek> Fields<R> {
         format!("it is not an ONNX file, or a damaged one (at byte {})", self.at)
     }
 
-    /// The number and the length of the next field that has a length (text, messages, raw data) in a message that goes up to `end`;
-    /// others are passed over.
+    /// The number and the length of the next length-delimited field (text, message, raw data) in a message that ends at `end`. Other
+    /// fields are skipped.
     pub(super) fn next_until(&mut self, end: u64) -> Result<Option<(u64, u64)>, String> {
         while self.at < end {
             let key = self.varint(end)?;
-            // No field has the number 0, and zeros are what a file has that is not there yet: two bytes each, of gigabytes.
+            // No field has the number 0. A file that is not written yet consists of zeros, and would give gigabytes of two-byte fields.
             if key >> 3 == 0 {
                 return Err(self.broken());
             }
@@ -55,7 +55,7 @@ impl<R: Read + Seek> Fields<R> {
         Ok(None)
     }
 
-    /// So many bytes, of which the caller knows that they are few.
+    /// Reads `bytes` bytes; the caller makes sure that they are few.
     pub(super) fn read(&mut self, bytes: u64) -> Result<Vec<u8>, String> {
         let mut read = vec![0; bytes as usize];
         self.reader.read_exact(&mut read).map_err(|_| self.broken())?;
@@ -63,7 +63,7 @@ impl<R: Read + Seek> Fields<R> {
         Ok(read)
     }
 
-    /// A name of so many bytes.
+    /// Reads a name of `bytes` bytes.
     pub(super) fn name(&mut self, bytes: u64) -> Result<String, String> {
         if bytes > NAME_BYTES_MAX {
             return Err(format!("a name has {bytes} bytes, more than the limit of {NAME_BYTES_MAX}"));
@@ -78,7 +78,7 @@ impl<R: Read + Seek> Fields<R> {
         Ok(())
     }
 
-    /// Seven bits per byte, the lowest first.
+    /// A varint: seven bits per byte, the lowest first.
     fn varint(&mut self, end: u64) -> Result<u64, String> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {

@@ -1,8 +1,8 @@
-//! What a model on the CPU gives back when nobody asks it anything.
+//! Releasing the memory of an idle model on the CPU.
 //!
-//! ONNX Runtime takes memory in steps for what lies between layers, and keeps it: after one large batch a model that is asked
-//! seldom, and one at a time, has the memory of the largest for ever. It gives it back at the end of a run that asks for that, and
-//! in no other way, so an idle model is run once with zeros of the smallest shapes that it has had.
+//! ONNX Runtime allocates memory for intermediate tensors in steps, and keeps it: after one large batch, a model that is rarely
+//! used, and then for single items, would hold the memory of the largest batch for ever. ONNX Runtime releases memory only at the end
+//! of a run that asks for it. So an idle model is run once, with zeros of the smallest shapes that it has had.
 
 use super::{failure, session::Session, value};
 use crate::engine::{DataType, EngineError, Tensor, TensorView};
@@ -13,12 +13,12 @@ use ort::session::RunOptions;
 pub(super) struct Inputs {
     smallest: Vec<(DataType, Vec<usize>)>,
     smallest_bytes: usize,
-    /// Larger ones came since memory was given back.
+    /// Whether larger ones have come since memory was last released.
     grown: bool,
 }
 
 impl Inputs {
-    /// Notes those of a batch that ran.
+    /// Records the inputs of a batch that ran.
     pub(super) fn note<'a>(&mut self, inputs: impl Iterator<Item = &'a TensorView<'a>> + Clone) {
         let bytes = inputs.clone().map(|view| view.data.len()).sum();
         self.grown |= !self.smallest.is_empty() && bytes != self.smallest_bytes;
@@ -28,10 +28,10 @@ impl Inputs {
         }
     }
 
-    /// Has the session give back what the smallest batch does not need, if larger ones came since it last did.
+    /// Has the session release what the smallest batch does not need, if larger ones have come since the last release.
     ///
     /// # Errors
-    /// As of the run; the memory is kept.
+    /// Those of the run; the memory is then kept.
     pub(super) fn shrink(&mut self, session: &mut Session) -> Result<(), EngineError> {
         if !std::mem::take(&mut self.grown) {
             return Ok(());

@@ -1,6 +1,6 @@
-//! Whether ONNX Runtime can run models on a GPU here: is it the build for CUDA, are the libraries there that it needs, and has it
-//! code for the GPU at hand. Asked before a model is loaded, since afterwards its own words name one cause at most, and some
-//! (no code for a GPU) come with the first run.
+//! Checks whether ONNX Runtime can run models on a GPU here: whether it is the CUDA build, whether the libraries that it needs are
+//! present, and whether it has code for the GPU. This is checked before a model is loaded: ONNX Runtime's own errors name one cause
+//! at most, and some (no code for a GPU) only come with the first run.
 #![allow(unsafe_code)]
 
 use crate::engine::cuda::driver::Version;
@@ -17,14 +17,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What ONNX Runtime loads for CUDA; it lies beside its own library.
+/// The library that ONNX Runtime loads for CUDA; it lies beside ONNX Runtime's own.
 const PROVIDER: &str = "libonnxruntime_providers_cuda.so";
-/// What the provider loads when a model first needs it: any with a convolution.
+/// Loaded by the provider only when a model needs it, that is, for any convolution.
 const LATER: &str = "libcudnn.so.9";
-/// The driver's own library, which is looked for elsewhere.
+/// The driver's own library, whose presence is checked elsewhere.
 const DRIVER: &str = "libcuda.so";
 
-/// Which Python package has a library, beside the system's own.
+/// The Python package that provides each library, as an alternative to the system's packages.
 const PACKAGES: [(&str, &str); 6] = [
     ("libcudart.so", "nvidia-cuda-runtime"),
     ("libcublas", "nvidia-cublas"),
@@ -34,17 +34,17 @@ const PACKAGES: [(&str, &str); 6] = [
     ("libnvrtc", "nvidia-cuda-nvrtc"),
 ];
 
-/// The provider's library, looked at once.
+/// What has been found in the provider's library.
 #[derive(Debug, Clone)]
 pub(super) struct CudaProvider {
     path: PathBuf,
-    /// The CUDA that it was made with, where that could be read.
+    /// The major CUDA version that it was built with, if that could be read.
     cuda: Option<u32>,
-    /// What GPUs it has code for; empty where that could not be read.
+    /// The GPUs that it has code for; empty if that could not be read.
     code: BTreeSet<Code>,
 }
 
-/// Machine code, or text that drivers compile, for a compute capability: 10 × major + minor.
+/// Machine code, or text (PTX) that drivers compile, for a compute capability: 10 × major + minor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Code {
     Machine(u32),
@@ -67,7 +67,7 @@ impl Code {
 }
 
 impl CudaProvider {
-    /// Of the ONNX Runtime at `runtime`.
+    /// The provider of the ONNX Runtime at `runtime`.
     ///
     /// # Errors
     /// What is missing, and where to get it.
@@ -87,10 +87,10 @@ impl CudaProvider {
         Ok(CudaProvider { path, cuda, code })
     }
 
-    /// Whether a driver that knows this CUDA runs it, and it has code for a GPU.
+    /// Checks that a driver of this CUDA version can run it, and that it has code for the GPU.
     ///
     /// # Errors
-    /// What it was made with, or for which GPUs.
+    /// The CUDA version that it was built with, or the GPUs that it was built for.
     pub(super) fn check(&self, driver: Version, (major, minor): (u32, u32)) -> Result<(), String> {
         if let Some(cuda) = self.cuda.filter(|cuda| *cuda > driver.major()) {
             return Err(format!(
@@ -114,10 +114,10 @@ impl CudaProvider {
     }
 }
 
-/// Libraries that one needs, and where its code for GPUs lies in the file: offset and bytes.
+/// The libraries that a library needs, and where its GPU code lies in the file: offset and bytes.
 type Contents = (Vec<String>, Option<(u64, u64)>);
 
-/// What a shared library names as needed, and where its code for GPUs lies.
+/// Reads from a shared library which libraries it needs, and where its GPU code lies.
 fn read(file: &File) -> object::Result<Contents> {
     let cache = ReadCache::new(file);
     let elf = ElfFile64::<Endianness, _>::parse(&cache)?;
@@ -134,10 +134,10 @@ fn read(file: &File) -> object::Result<Contents> {
     Ok((needed, fatbin))
 }
 
-/// Loads what is needed, and keeps it loaded: ONNX Runtime asks for the same.
+/// Loads the needed libraries and keeps them loaded: ONNX Runtime needs the same ones.
 ///
 /// # Errors
-/// All that is not found, and where to get it.
+/// All libraries that are missing, and where to get them.
 fn missing(needed: &[String]) -> Result<(), String> {
     let ours = |name: &&str| name.starts_with("libcu") && !name.starts_with(DRIVER);
     let needed = needed.iter().map(String::as_str).filter(ours);
@@ -172,7 +172,7 @@ fn loads(name: &str) -> bool {
     // SAFETY: runs the initialisers of NVIDIA's libraries, as ONNX Runtime is about to.
     match unsafe { libloading::Library::new(name) } {
         Ok(library) => {
-            // Loaded for good: they take long.
+            // Loaded for good: loading takes long.
             std::mem::forget(library);
             true
         }
@@ -180,16 +180,16 @@ fn loads(name: &str) -> bool {
     }
 }
 
-/// The same library of the version before.
+/// The name of the same library in the version before.
 fn other_version(name: &str) -> Option<String> {
     let (stem, version) = name.rsplit_once(".so.")?;
     let version: u32 = version.parse().ok()?;
     Some(format!("{stem}.so.{}", version.checked_sub(1)?))
 }
 
-/// What GPUs there is code for in a section of fat binaries. Each has a header of 16 bytes (magic, version, header's size, size of
-/// what follows) and entries with one of their own, in which bytes 0 to 2 are the kind (1 text, 2 machine code), 4 to 8 its size,
-/// 8 to 16 that of the code, and 28 to 32 the compute capability.
+/// The GPUs that a section of fat binaries has code for. Each fat binary has a header of 16 bytes (magic, version, header size, size
+/// of what follows), then entries. Each entry has a header of its own, in which bytes 0 to 2 are the kind (1 text, 2 machine code),
+/// 4 to 8 the header's size, 8 to 16 the code's size, and 28 to 32 the compute capability.
 fn code_of(file: &File, start: u64, bytes: u64) -> io::Result<BTreeSet<Code>> {
     const MAGIC: u32 = 0xBA55_ED50;
     let end = start + bytes;
@@ -200,7 +200,7 @@ fn code_of(file: &File, start: u64, bytes: u64) -> io::Result<BTreeSet<Code>> {
         file.read_exact_at(&mut header, at)?;
         let number = |from: usize| u32::from_le_bytes(header[from..from + 4].try_into().unwrap_or_default());
         if number(0) != MAGIC {
-            // Padding between two.
+            // Padding between two fat binaries.
             at += 8;
             continue;
         }
@@ -290,7 +290,7 @@ mod tests {
         assert!(check(&provider, (7, 0)).is_err());
         let why = provider.check(Version::new(12, 9), (8, 0)).unwrap_err();
         assert!(why.starts_with("p.so is made with CUDA 13, and the driver knows 12.9 only"), "{why}");
-        // What drivers compile runs on all that come later.
+        // Text, which drivers compile, runs on all later GPUs.
         provider.code.insert(Code::Text(90));
         assert_eq!(check(&provider, (10, 0)), Ok(()));
     }

@@ -1,16 +1,16 @@
 //! ONNX Runtime through the `ort` crate, loaded at run time: one shared library, one environment per process.
 //!
 //! - [`Runtime`]: the library and its environment.
-//! - [`OnnxEngine`]: a model on the CPU. On a GPU it is [`cuda::onnx`](super::cuda::onnx).
-//! - [`gpu`]: what a model's author may ask for on a GPU.
-//! - `session`: a model file, loaded for a provider, with the files that it names (`external`); `shapes`: what is known of its
-//!   outputs before a run; `placement`: which node runs where; `ending`: whether an output is of probabilities; `operators`: which
-//!   there are in a file; `threads`: what shares its operators; `axes`: which axis is named for the channels;
-//!   `fields`: how those that read a model file themselves go through it; `skeleton`: the messages that they pass on the way.
-//! - `value`: tensors in and out of it without a copy; `binding`: the same with memory of a device.
-//! - [`report_nothing`]: it sends no reports.
-//! - `libraries`: whether it can run models on a GPU here; `version`: whether it is new enough to replay what was recorded there;
-//!   `failure`: whose fault a failed run is; `idle`: memory that an idle model gives back; `under_way`: what ends a run.
+//! - [`OnnxEngine`]: a model on the CPU. For a GPU, see [`cuda::onnx`](super::cuda::onnx).
+//! - [`gpu`]: the options that a model's author may set for a GPU.
+//! - `session`: a model file, loaded for a provider, with the files that it refers to (`external`); `shapes`: output shapes that are
+//!   known before a run; `placement`: which node runs where; `threads`: the threads that share its operators.
+//! - Reading a model file without loading it: `ending`: whether an output holds probabilities; `operators`: which operators it has;
+//!   `axes`: which axis is named for the channels; `fields` and `skeleton`: the traversal that these use.
+//! - `value`: tensors in and out of a session without a copy; `binding`: the same with memory of a device.
+//! - [`report_nothing`]: turns off ONNX Runtime's telemetry.
+//! - `libraries`: whether ONNX Runtime can run models on a GPU here; `version`: whether it is new enough to replay CUDA graphs;
+//!   `failure`: classifies failed runs; `idle`: releases an idle model's memory; `under_way`: interrupts a run.
 
 pub(crate) mod axes;
 pub(super) mod binding;
@@ -55,8 +55,8 @@ use std::{
 };
 use under_way::UnderWay;
 
-/// The library takes one environment per process and never lets go of it, so that a second server in the process (in
-/// tests) shares the first one's.
+/// The library allows one environment per process and never releases it, so a second server in the process (in tests) shares
+/// the first one's.
 static LOADED: Mutex<Option<(PathBuf, Runtime)>> = Mutex::new(None);
 
 /// The loaded library. Cloning is cheap; the library stays for the life of the process.
@@ -64,21 +64,21 @@ static LOADED: Mutex<Option<(PathBuf, Runtime)>> = Mutex::new(None);
 pub struct Runtime {
     environment: Environment,
     path: Arc<Path>,
-    /// Whether what it records on a GPU may be replayed, or why not.
+    /// Whether CUDA graphs that it has recorded may be replayed, or why not.
     replays: Result<(), String>,
-    /// What it runs on GPUs with, or why it cannot; looked at when it is first asked for.
+    /// Its provider for GPUs, or why there is none; determined on first use.
     cuda: Arc<OnceLock<Result<CudaProvider, String>>>,
     stands_in: Arc<AtomicBool>,
 }
 
 impl Runtime {
-    /// Loads the shared library at `path` and makes the process's environment.
+    /// Loads the shared library at `path` and creates the process's environment.
     ///
     /// Must come before any other use of `ort`, whose error type already needs the library. Loading the same library
     /// again gives the same environment.
     ///
     /// # Errors
-    /// If the library is missing, too old, or one is already loaded. Words for an operator.
+    /// If the library is missing or too old, or another one is already loaded. The text is for an operator.
     pub fn load(path: &Path) -> Result<Runtime, String> {
         let mut loaded = LOADED.lock();
         match &*loaded {
@@ -95,7 +95,7 @@ impl Runtime {
         let advice = "set ORT_DYLIB_PATH, or the option onnx_runtime, to a libonnxruntime.so; `make ort` fetches one \
                       into .lib/";
         let builder = ort::init_from(path).map_err(|error| {
-            // The system's reason is behind the error that is told: no such file, no right to read it, no library, or one that it needs.
+            // The system's reason is in the error's sources: no such file, no permission, not a library, or a dependency is missing.
             let why = match &error {
                 ort::LoadDynamicError::Dlopen { error, .. } => causes(error),
                 _ => error.to_string(),
@@ -127,18 +127,18 @@ impl Runtime {
         ort::info().to_owned()
     }
 
-    /// Has networks of GPUs run on the CPU from now on, in memory of the device: for drivers that are none, whose devices have the
-    /// host's memory. All but ONNX Runtime's own part is then as on a GPU.
+    /// Has networks for GPUs run on the CPU from now on, in memory of the device: for emulated drivers, whose devices use host memory.
+    /// Everything except ONNX Runtime's own part then works as on a GPU.
     pub fn stand_in(&self, stands_in: bool) {
         self.stands_in.store(stands_in, Ordering::Relaxed);
     }
 
-    /// Whether that was said.
+    /// Whether [`Runtime::stand_in`] is set.
     pub fn stands_in(&self) -> bool {
         self.stands_in.load(Ordering::Relaxed)
     }
 
-    /// Whether it can run models on a GPU.
+    /// Checks that ONNX Runtime can run models on a GPU.
     ///
     /// # Errors
     /// Why not, and what to do.
@@ -159,7 +159,7 @@ impl Runtime {
         provider.as_ref().map_err(Clone::clone)?.check(gpu.cuda, gpu.capability)
     }
 
-    /// Whether what it records on a GPU may be replayed.
+    /// Checks that CUDA graphs that it has recorded may be replayed.
     ///
     /// # Errors
     /// Why not, and what to do.
@@ -172,7 +172,7 @@ impl Runtime {
     /// `threads` is the number of threads that share one operator, the calling one included.
     ///
     /// # Errors
-    /// If the file is no model that ONNX Runtime takes, or has inputs or outputs other than tensors.
+    /// If ONNX Runtime does not accept the file, or the model has inputs or outputs other than tensors.
     pub fn load_cpu(&self, path: &Path, threads: usize) -> Result<OnnxEngine, String> {
         Session::load(self, path, Target::Cpu(threads)).map(|session| OnnxEngine {
             even: operators::is_even(path),
@@ -185,7 +185,7 @@ impl Runtime {
     }
 }
 
-/// ONNX Runtime's own log lines, at the level they have there; its informational lines are noise at our level.
+/// Logs ONNX Runtime's own lines. Their level is mostly kept, but its informational lines are noise at our level.
 fn log(level: LogLevel, category: &str, _id: &str, location: &str, message: &str) {
     match level {
         LogLevel::Verbose | LogLevel::Info => {
@@ -194,7 +194,7 @@ fn log(level: LogLevel, category: &str, _id: &str, location: &str, message: &str
         LogLevel::Warning => {
             tracing::debug!(target: "onnxruntime", category, location, "{message}");
         }
-        // Failed runs come back as errors too and are answered; here they are detail.
+        // A failed run also returns an error, which is answered; its log line is only detail.
         LogLevel::Error => tracing::info!(target: "onnxruntime", category, location, "{message}"),
         LogLevel::Fatal => tracing::error!(target: "onnxruntime", category, location, "{message}"),
     }
@@ -204,11 +204,11 @@ fn log(level: LogLevel, category: &str, _id: &str, location: &str, message: &str
 pub struct OnnxEngine {
     session: Session,
     ends: Ends,
-    /// What pixels become numbers in.
+    /// Memory in which pixels become numbers.
     blocks: Blocks,
     had: idle::Inputs,
     under_way: Arc<UnderWay>,
-    /// What it does depends on the shapes of its inputs alone.
+    /// Whether its work depends on the shapes of its inputs alone.
     even: bool,
 }
 
@@ -222,7 +222,7 @@ impl Engine for OnnxEngine {
         Ok(())
     }
 
-    /// On the CPU provider every failure but want of memory is the batch's own: an operator refused its input.
+    /// On the CPU provider, every failure except lack of memory is the batch's own: an operator refused its input.
     fn start(&mut self, mut inputs: Vec<Tensor>, _: Option<&Setting>) -> Result<Flight, EngineError> {
         if let (Some(pixels), Some(first)) = (&self.ends.pixels, inputs.first_mut())
             && let Some(numbers) = pixels.normalize(&first.view(), &self.blocks)

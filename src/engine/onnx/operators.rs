@@ -1,4 +1,4 @@
-//! The operators of a network, found in its file without loading it: also those in branches, loops and functions.
+//! Finds the operators of a network in its file without loading it, including those in branches, loops and functions.
 
 use super::skeleton::{self, Message};
 use std::{
@@ -7,24 +7,24 @@ use std::{
     path::Path,
 };
 
-/// A name beyond this is no operator's.
+/// A longer name cannot be an operator's.
 const NAME_BYTES_MAX: u64 = 256;
 
 /// The names of a network's operators.
 pub(crate) type Operators = BTreeSet<String>;
 
-/// Those of all in a model file. Of a file that cannot be read, nothing: whoever loads it says why.
+/// All operators in a model file. `None` for a file that cannot be read: loading it reports why.
 pub(crate) fn of(path: &Path) -> Option<Operators> {
     let (file, bytes) = skeleton::open(path).ok()?;
     names(file, bytes).ok()
 }
 
-/// Whether a network sorts out boxes itself.
+/// Whether a network removes overlapping boxes itself.
 pub(crate) fn suppresses(operators: &Operators) -> bool {
     operators.contains("NonMaxSuppression")
 }
 
-/// Operators that find the scale of whole numbers as they run, or take what was made with such a one: mostly that of all rows.
+/// Operators that determine a quantization scale at run time, mostly one for all rows, or that take numbers quantized in this way.
 const QUANTIZE: [&str; 6] = [
     "ConvInteger",
     "DynamicQuantizeLSTM",
@@ -34,13 +34,13 @@ const QUANTIZE: [&str; 6] = [
     "MatMulIntegerToFloat",
 ];
 
-/// Whether a network quantizes as it runs.
+/// Whether a network quantizes at run time.
 pub(crate) fn quantizes(operators: &Operators) -> bool {
     QUANTIZE.iter().any(|name| operators.contains(*name))
 }
 
-/// Operators that do as much as the shapes of their inputs say, whatever is in those. Others loop or branch, make as much as a number in
-/// a tensor says, or are not known here.
+/// Operators whose work depends only on the shapes of their inputs, not on the values. Others loop or branch, produce an amount that
+/// a value determines, or are not known here.
 #[rustfmt::skip]
 const EVEN: &[&str] = &[
     "Abs", "Add", "And", "ArgMax", "ArgMin", "AveragePool", "BatchNormalization", "Cast", "Ceil", "Clip", "Concat", "Constant", "Conv",
@@ -54,7 +54,7 @@ const EVEN: &[&str] = &[
     "Unsqueeze", "Where", "Xor",
 ];
 
-/// Whether how long a network takes depends on nothing but the shapes of its inputs. A file that cannot be read says nothing.
+/// Whether the run time of a network depends only on the shapes of its inputs. False for a file that cannot be read.
 pub(super) fn is_even(path: &Path) -> bool {
     of(path).is_some_and(|operators| operators.iter().all(|name| EVEN.contains(&name.as_str())))
 }

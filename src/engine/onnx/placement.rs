@@ -1,5 +1,5 @@
-//! Which node of a model runs where. ONNX Runtime takes every node that a provider has no kernel for to the CPU, and says
-//! nothing: a model that does so on a GPU waits for copies in its middle.
+//! Which node of a model runs where. ONNX Runtime silently moves every node that a provider has no kernel for to the CPU. On a
+//! GPU, such a model waits for copies in the middle of a run.
 #![allow(unsafe_code)]
 
 use ort::{AsPointer, session::Session, sys};
@@ -8,15 +8,15 @@ use std::{
     fmt, ptr,
 };
 
-/// Has a session remember where its nodes are.
+/// The option that has a session record where its nodes run.
 pub(super) const RECORD: (&str, &str) = ("session.record_ep_graph_assignment_info", "1");
 
-/// ONNX Runtime's name of the CPU.
+/// ONNX Runtime's name for the CPU.
 const CPU: &str = "CPUExecutionProvider";
-/// How operators that draw numbers begin. Of dropout only that is left which is to draw some.
+/// Prefixes of operators that draw random numbers. ONNX Runtime removes a dropout unless it draws some.
 const DRAW: [&str; 5] = ["RandomNormal", "RandomUniform", "Bernoulli", "Multinomial", "Dropout"];
 
-/// Nodes that are named in a message.
+/// Most nodes that a message names.
 const NAMED_MAX: usize = 5;
 
 /// The nodes of a session by provider.
@@ -27,12 +27,12 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Of a session that was made with [`RECORD`].
+    /// The placement of a session that was created with [`RECORD`].
     pub(super) fn of(session: &Session) -> Result<Placement, String> {
         let api = ort::api();
         let mut subgraphs = ptr::null();
         let mut count = 0;
-        // SAFETY: the session is there; what is given belongs to it.
+        // SAFETY: the session is alive; what it returns belongs to it.
         let status = unsafe {
             (api.Session_GetEpGraphAssignmentInfo)(session.ptr(), &raw mut subgraphs, &raw mut count)
         };
@@ -40,7 +40,7 @@ impl Placement {
         let mut placement = Placement::default();
         for index in 0..count {
             let (mut name, mut nodes, mut node_count) = (ptr::null(), ptr::null(), 0);
-            // SAFETY: `count` of them are there, and live as long as the session.
+            // SAFETY: there are `count` of them, and they live as long as the session.
             let subgraph = unsafe { *subgraphs.add(index) };
             // SAFETY: as above, as are the name and the nodes of one.
             checked(unsafe { (api.EpAssignedSubgraph_GetEpName)(subgraph, &raw mut name) })?;
@@ -77,22 +77,22 @@ impl Placement {
         self.providers.iter().find(|(name, _)| name == CPU).map_or(&[], |(_, nodes)| nodes)
     }
 
-    /// A node that draws numbers, others in each run: a replay would give the same.
+    /// A node that draws random numbers, if there is one. They differ between runs, but a replay would repeat them.
     pub fn drawing(&self) -> Option<&str> {
         let mut nodes = self.providers.iter().flat_map(|(_, nodes)| nodes);
         let draws = |node: &&String| DRAW.iter().any(|operator| node.starts_with(operator));
         nodes.find(draws).map(String::as_str)
     }
 
-    /// Nodes in all.
+    /// The number of nodes.
     pub fn nodes(&self) -> usize {
         self.providers.iter().map(|(_, nodes)| nodes.len()).sum()
     }
 
-    /// Holds it to the device alone.
+    /// Checks that no node runs on the CPU.
     ///
     /// # Errors
-    /// The nodes that are on the CPU, or that it is not known where they are.
+    /// The nodes that are on the CPU, or that the placement is unknown.
     pub fn check_no_cpu(&self) -> Result<(), String> {
         let on_cpu = self.on_cpu();
         if self.nodes() == 0 {
@@ -134,16 +134,16 @@ fn some_of(nodes: &[String]) -> String {
     if nodes.len() > NAMED_MAX { format!("{named}, ...") } else { named }
 }
 
-/// A text of ONNX Runtime's; empty where there is none.
+/// A text from ONNX Runtime; empty if there is none.
 fn text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: texts that ONNX Runtime gives end with a zero byte, and live as long as the session.
+    // SAFETY: texts from ONNX Runtime end with a zero byte, and live as long as the session.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// What a call of the C interface came to.
+/// The result of a call to the C API.
 pub(in crate::engine) fn checked(status: sys::OrtStatusPtr) -> Result<(), String> {
     if status.0.is_null() {
         return Ok(());
@@ -151,7 +151,7 @@ pub(in crate::engine) fn checked(status: sys::OrtStatusPtr) -> Result<(), String
     let api = ort::api();
     // SAFETY: the status is an error, whose message lives until it is released.
     let message = text(unsafe { (api.GetErrorMessage)(status.0) });
-    // SAFETY: nobody uses it any more.
+    // SAFETY: the status is not used any more.
     unsafe { (api.ReleaseStatus)(status.0) };
     Err(message)
 }

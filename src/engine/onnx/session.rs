@@ -24,10 +24,10 @@ use std::{
     ptr,
 };
 
-/// What a model is loaded for.
+/// The device that a model is loaded for.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::engine) enum Target<'a> {
-    /// The CPU, with so many threads that share one operator, the calling one included.
+    /// The CPU, with the number of threads that share one operator, the calling one included.
     Cpu(usize),
     /// A GPU.
     Gpu(GpuTarget<'a>),
@@ -38,17 +38,17 @@ pub(in crate::engine) enum Target<'a> {
 pub(in crate::engine) struct GpuTarget<'a> {
     /// The GPU's number in this process.
     pub(in crate::engine) ordinal: i32,
-    /// The stream that all work goes to; it outlives the session.
+    /// The stream for all work; it outlives the session.
     pub(in crate::engine) stream: *mut (),
-    /// What the model's author asks for.
+    /// The options that the model's author has set.
     pub(in crate::engine) asked: &'a OnGpu,
     /// Whether runs can be recorded as CUDA graphs.
     pub(in crate::engine) graphs: bool,
     /// Items of the largest batch.
     pub(in crate::engine) items_max: usize,
-    /// Bytes that ONNX Runtime may take for weights and between layers.
+    /// Bytes that ONNX Runtime may allocate for weights and intermediate tensors.
     pub(in crate::engine) arena_bytes_max: u64,
-    /// Where TensorRT keeps what it has built.
+    /// The folder in which TensorRT caches what it has built.
     pub(in crate::engine) cache: Option<&'a Path>,
 }
 
@@ -63,7 +63,7 @@ impl Session {
     /// Loads a model.
     ///
     /// # Errors
-    /// If the file is no model that ONNX Runtime takes, has inputs or outputs other than tensors, or the provider cannot be had.
+    /// If ONNX Runtime does not accept the file, the model has inputs or outputs other than tensors, or the provider is unavailable.
     pub(in crate::engine) fn load(
         runtime: &Runtime,
         path: &Path,
@@ -100,23 +100,23 @@ impl Session {
         Ok(session)
     }
 
-    /// What it takes and gives.
+    /// Its inputs and outputs.
     pub(in crate::engine) fn signature(&self) -> &Signature {
         &self.signature
     }
 
-    /// What is known of its outputs before a run.
+    /// The output shapes that are known before a run.
     pub(in crate::engine) fn outputs(&self) -> &OutputShapes {
         &self.outputs
     }
 
-    /// ONNX Runtime's own.
+    /// ONNX Runtime's own session.
     pub(in crate::engine) fn inner(&mut self) -> &mut OrtSession {
         &mut self.session
     }
 
-    /// Has ONNX Runtime's own outlive this, for good: to end it in a context that failed throws where nobody catches, which ends the
-    /// process.
+    /// Leaks ONNX Runtime's own session: destroying it in a failed context throws an exception that nobody catches, which ends
+    /// the process.
     pub(in crate::engine) fn leak(&self) {
         std::mem::forget(self.session.inner());
     }
@@ -124,34 +124,34 @@ impl Session {
     /// Where its nodes run.
     ///
     /// # Errors
-    /// Where ONNX Runtime does not say.
+    /// If ONNX Runtime does not say.
     pub(in crate::engine) fn placement(&self) -> Result<Placement, String> {
         Placement::of(&self.session)
     }
 
-    /// For each input, whether the GPU reads it; else the CPU does, at once.
+    /// For each input, whether the GPU reads it; otherwise the CPU reads it at once.
     ///
     /// # Errors
-    /// Where ONNX Runtime does not say.
+    /// If ONNX Runtime does not say.
     pub(in crate::engine) fn inputs_on_gpu(&self) -> Result<Vec<bool>, String> {
         let names = self.memory_of(End::Input)?;
         Ok(names.iter().map(|name| name.as_c_str() == c"Cuda").collect())
     }
 
-    /// Has ONNX Runtime make memory for outputs that the CPU computes, or that a node leaves in its memory (`Shape`). To memory of the GPU
-    /// it would copy them behind the run, of whatever size they are, and a recorded run would copy what lies at that address by then.
+    /// Has ONNX Runtime allocate memory for outputs that the CPU computes, or that a node leaves in host memory (`Shape`). It would copy
+    /// them to GPU memory after the run, whatever their size, and a replayed graph would copy whatever lies at that address by then.
     fn leave_open_what_the_cpu_gives(&mut self) {
         match self.memory_of(End::Output) {
             Ok(names) => {
                 let on_host = |name: &CString| matches!(name.to_bytes(), b"Cpu" | b"CudaPinned");
                 self.outputs.leave_open(&names.iter().map(on_host).collect::<Vec<_>>());
             }
-            // Of an output that no node computes it does not say.
+            // For an output that no node computes, ONNX Runtime does not say.
             Err(why) => tracing::debug!(why, "ONNX Runtime does not say where outputs come from"),
         }
     }
 
-    /// For each input or output, what the memory is called that nodes read it from or write it to.
+    /// For each input or output, the name of the memory that nodes read it from or write it to.
     fn memory_of(&self, end: End) -> Result<Vec<CString>, String> {
         let api = ort::api();
         let (ask, count) = match end {
@@ -159,7 +159,7 @@ impl Session {
             End::Output => (api.SessionGetMemoryInfoForOutputs, self.signature.outputs.len()),
         };
         let mut infos = vec![ptr::null(); count];
-        // SAFETY: as many places as the session has inputs or outputs; what is given belongs to it.
+        // SAFETY: the array has as many entries as the session has inputs or outputs; what it returns belongs to the session.
         checked(unsafe { ask(self.session.ptr(), infos.as_mut_ptr(), count) })?;
         let name_of = |info| {
             let mut name: *const c_char = ptr::null();
@@ -174,12 +174,12 @@ impl Session {
     /// A binding with nothing bound.
     ///
     /// # Errors
-    /// ONNX Runtime's words.
+    /// ONNX Runtime's message.
     pub(in crate::engine) fn binding(&self) -> Result<Binding, String> {
         Binding::new(&self.session)
     }
 
-    /// Runs what is bound; on a GPU it is begun. The outputs come in the order in which they were bound.
+    /// Runs the bound inputs; on a GPU, the run is only started. Outputs come in the order in which they were bound.
     ///
     /// # Errors
     /// As [`Engine::start`](crate::engine::Engine::start).
@@ -194,12 +194,12 @@ impl Session {
     }
 }
 
-/// How long a thread may look for work before it sleeps, in a run; between runs it sleeps at once. From one operator to the next is
-/// mostly less, and waking takes longer than that. More would take the cores from decoding and from the front.
+/// How long a thread may spin for work during a run before it sleeps, in µs; between runs it sleeps at once. The gap between operators
+/// is mostly shorter, and waking takes longer. More spinning would take cores from decoding and from the HTTP front end.
 const SPIN_US: &str = "10";
 
-/// What is left out where runs are recorded: the kernel of a convolution that was fused with what follows it gives memory back, at
-/// another size, that graphs of the sizes before still read (`FusedConv` without a bias).
+/// Optimisations that are disabled where runs are recorded. When the batch size changes, the kernel of a fused convolution (`FusedConv`
+/// without a bias) frees memory that the graphs of earlier sizes still read.
 const NOT_RECORDED: (&str, &str) =
     ("optimization.disable_specified_optimizers", "ConvActivationFusion;ConvAddActivationFusion");
 
@@ -226,13 +226,14 @@ fn commit(
         builder = builder.with_config_entry(key, value)?;
     }
     for (name, bytes) in weights {
-        // The session has a copy of them, and these go with the builder.
+        // The session copies the weights; these are dropped with the builder.
         builder = builder.with_external_initializer_file_in_memory(name, bytes)?;
     }
     builder.commit_from_file(path)
 }
 
-/// What runs the model's nodes, the first that can. One that cannot be had is an error, not a model on the CPU.
+/// The providers for the model's nodes; the first that can runs a node. An unavailable provider is an error: the model does not fall
+/// back to the CPU.
 fn providers(
     runtime: &Runtime,
     path: &Path,
@@ -252,7 +253,7 @@ fn providers(
                 .with_timing_cache(true)
                 .with_timing_cache_path(&folder);
         }
-        // Without ranges, it builds an engine again for every batch size that it meets.
+        // Without ranges of shapes, TensorRT rebuilds its engine for every new batch size.
         let signature = Session::load(runtime, path, Target::Cpu(1))?.signature;
         if let Some([least, most]) = profile(&signature, gpu.items_max) {
             tensorrt = tensorrt
@@ -260,7 +261,7 @@ fn providers(
                 .with_profile_opt_shapes(&most)
                 .with_profile_max_shapes(&most);
         }
-        // SAFETY: whoever loads for a GPU keeps the stream longer than the session.
+        // SAFETY: `GpuTarget::stream` outlives the session.
         let tensorrt = unsafe { tensorrt.with_compute_stream(gpu.stream) };
         providers.push(tensorrt.build().error_on_failure());
     }
@@ -282,7 +283,7 @@ fn providers(
     Ok(providers)
 }
 
-/// The shapes that inputs have at one item and at the most, as TensorRT reads them; `None` where more than the batch is free.
+/// The input shapes for one item and for the largest batch, in TensorRT's notation; `None` if more than the batch axis is free.
 fn profile(signature: &Signature, items_max: usize) -> Option<[String; 2]> {
     if !signature.unshaped.is_empty() {
         return None;

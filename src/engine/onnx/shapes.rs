@@ -1,8 +1,8 @@
-//! What a session takes and gives, and which of its outputs' shapes follow from those of its inputs.
+//! A session's inputs and outputs, and which output shapes follow from those of the inputs.
 //!
-//! An ONNX file names its free extents (`batch`, `height`): an output extent whose name an input has too is known before a
-//! run, and memory for it can be made once. ONNX Runtime does not hold a model to such names: one that halves an image and
-//! doubles it again may name the extents of both alike, which holds for even ones alone. It then refuses that memory.
+//! An ONNX file names its free extents (`batch`, `height`). If an input has the same name, an output extent is known before a run,
+//! and its memory can be allocated once. ONNX Runtime does not enforce such names: a model that halves an image and doubles it again
+//! may use one name for both extents, which is only true for even ones. ONNX Runtime then refuses that memory.
 #![allow(unsafe_code)]
 
 use super::{placement::checked, value};
@@ -14,17 +14,17 @@ use std::ptr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Extent {
     Fixed(usize),
-    /// That of an input: its index and axis.
+    /// The same as an input's: its index and axis.
     Of(usize, usize),
 }
 
-/// The shapes of a model's outputs; none of one that is known when a run has ended, or that is an input itself: such a one ONNX Runtime
-/// gives as it came, and writes nothing to memory that it is given for it. Nor, on a GPU, of one that the CPU gives.
+/// The shapes of a model's outputs. `None` for an output whose shape is only known after a run; for one that is an input itself, which
+/// ONNX Runtime returns as it is, without writing to the memory bound for it; and, on a GPU, for one that the CPU produces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engine) struct OutputShapes(Vec<Option<Vec<Extent>>>);
 
 impl OutputShapes {
-    /// The shape of each output for inputs of these shapes; `None` where only a run can tell.
+    /// The shape of each output for inputs of these shapes; `None` if it is only known after a run.
     pub(in crate::engine) fn for_inputs(&self, inputs: &[Vec<usize>]) -> Vec<Option<Vec<usize>>> {
         let extent = |extent: &Extent| match extent {
             Extent::Fixed(n) => Some(*n),
@@ -33,7 +33,7 @@ impl OutputShapes {
         self.0.iter().map(|extents| extents.as_ref()?.iter().map(extent).collect()).collect()
     }
 
-    /// Has those of these outputs be known only when a run has ended.
+    /// Treats the shapes of the flagged outputs as known only after a run.
     pub(super) fn leave_open(&mut self, which: &[bool]) {
         self.0.iter_mut().zip(which).filter(|(_, open)| **open).for_each(|(extents, _)| *extents = None);
     }
@@ -49,16 +49,16 @@ impl OutputShapes {
     }
 }
 
-/// Names of a tensor's free extents; empty where one has none.
+/// A tensor and the names of its free extents; empty for an extent without one.
 struct Described {
     spec: TensorSpec,
     symbols: Vec<String>,
 }
 
-/// What a session takes and gives.
+/// A session's inputs and outputs.
 ///
 /// # Errors
-/// Inputs and outputs other than tensors, in words for a model's author.
+/// If an input or output is not a tensor, has a type that we do not carry, or is listed twice. The text is for the model's author.
 pub(super) fn of(session: &Session) -> Result<(Signature, OutputShapes), String> {
     let inputs = session.inputs().iter().map(|i| described("input", i.name(), i.dtype()));
     let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
@@ -92,14 +92,14 @@ pub(super) fn of(session: &Session) -> Result<(Signature, OutputShapes), String>
     Ok((signature, shapes))
 }
 
-/// Which of the two lists.
+/// Inputs or outputs.
 #[derive(Clone, Copy)]
 pub(super) enum End {
     Input,
     Output,
 }
 
-/// Whether the file gives an input or output a shape; one without axes is that of a single number.
+/// Whether the file states a shape for an input or output. A shape without axes is that of a scalar.
 fn has_shape(session: &Session, end: End, index: usize) -> Result<bool, String> {
     let api = ort::api();
     let of = match end {
@@ -107,14 +107,14 @@ fn has_shape(session: &Session, end: End, index: usize) -> Result<bool, String> 
         End::Output => api.SessionGetOutputTypeInfo,
     };
     let (mut info, mut tensor) = (ptr::null_mut(), ptr::null());
-    // SAFETY: the session has such an input or output; what is given is ours to release.
+    // SAFETY: the session has such an input or output; the result is ours to release.
     checked(unsafe { of(session.ptr(), index, &raw mut info) })?;
-    // SAFETY: as it was given; what is said of the tensor belongs to it.
+    // SAFETY: `info` is valid; the tensor information belongs to it.
     let has = checked(unsafe { (api.CastTypeInfoToTensorInfo)(info, &raw mut tensor) }).map(|()| {
-        // SAFETY: of a tensor, as was just said, and still there.
+        // SAFETY: it was just obtained for a tensor, and `info` is still alive.
         !tensor.is_null() && unsafe { (api.TensorTypeAndShape_HasShape)(tensor) }
     });
-    // SAFETY: given above, and not used from here on.
+    // SAFETY: obtained above, and not used from here on.
     unsafe { (api.ReleaseTypeInfo)(info) };
     has
 }

@@ -1,4 +1,4 @@
-//! The messages within messages of an ONNX file, without what is in them: whoever looks for something says which fields it reads.
+//! Walks through the nested messages of an ONNX file without reading their contents; the caller decides which fields to read.
 //! Field numbers are those of `onnx.proto`.
 
 use super::fields::Fields;
@@ -9,10 +9,10 @@ use std::{
     path::Path,
 };
 
-/// Graphs within graphs (branches, loops): as many as ONNX Runtime reads, for which a level is three of a hundred messages within messages.
+/// Levels of nested graphs (branches, loops). ONNX Runtime has the same limit: it reads a hundred nested messages, and each level is three.
 const LEVELS_MAX: usize = 32;
 
-/// The messages that lead to operations and to tensors.
+/// The messages that lead to nodes and to tensors.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Message {
     Model,
@@ -25,7 +25,7 @@ pub(super) enum Message {
 }
 
 impl Message {
-    /// What a field of this message holds, if it is one of these.
+    /// The kind of message that a field of this message holds, if it is one of these.
     fn field(self, number: u64) -> Option<Message> {
         Some(match (self, number) {
             (Message::Model, 7) | (Message::Attribute, 6 | 11) => Message::Graph,
@@ -41,7 +41,7 @@ impl Message {
     }
 }
 
-/// A model file, and its length.
+/// Opens a model file; also returns its length.
 ///
 /// # Errors
 /// If it cannot be read.
@@ -54,8 +54,8 @@ pub(super) fn open(path: &Path) -> Result<(File, u64), String> {
     open().map_err(|error: std::io::Error| format!("cannot read it: {error}"))
 }
 
-/// Walks through a model file of so many bytes. `take` sees each field that has a length: the message that it is of and its number, and
-/// its bytes, which are next in `Fields`. It reads or skips them and gives true, or leaves them to be walked through.
+/// Walks through a model file of `bytes` bytes. `take` is called for each length-delimited field with its message, number and length;
+/// the field's bytes are next in `Fields`. It reads or skips them and returns true, or returns false to have them walked through.
 ///
 /// # Errors
 /// Those of `take`, and a file that is not ONNX, is damaged, or has graphs nested too deeply.
@@ -67,7 +67,7 @@ pub(super) fn walk<R: Read + Seek>(
     through(&mut Fields::of(reader), Message::Model, bytes, 0, &mut take)
 }
 
-/// The fields of a message that goes up to `end`, in a graph that is so many levels below the model's.
+/// Walks through a message that ends at `end`, in a graph that is `level` levels below the model's.
 fn through<R: Read + Seek>(
     fields: &mut Fields<R>,
     message: Message,
@@ -98,7 +98,7 @@ mod tests {
     use super::{super::external::testing::field, *};
     use std::io::Cursor;
 
-    /// How many nodes a model has whose graph has a node with a graph, and so on, so many levels.
+    /// The number of nodes found in a model with graphs nested `levels` deep, each with one node.
     fn nodes(levels: usize) -> Result<usize, String> {
         let node = |inside: &[u8]| field(1, &[field(4, b"If"), inside.to_vec()].concat());
         let graph = (0..levels).fold(node(&[]), |inner, _| node(&field(5, &field(6, &inner))));

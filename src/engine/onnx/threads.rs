@@ -1,7 +1,7 @@
-//! The threads that share the operators of a session with the one that runs it.
+//! The threads that share the operators of a session with the thread that runs it.
 //!
-//! ONNX Runtime ends a pool by waiting until all of its threads have nothing to do. Where the system refuses it one of them, it so waits
-//! for ever for those that it has. So they are started here before it asks for them, and a refusal is an error.
+//! ONNX Runtime ends a pool by waiting until all of its threads are idle. If the system refuses to start one of them, it waits for
+//! ever for the others. So the threads are started here, before ONNX Runtime asks for them, and a refusal is an error.
 
 use crate::telemetry::thread_limits::told;
 use ort::environment::ThreadManager;
@@ -12,21 +12,22 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-/// As much as the system gives ONNX Runtime's own mostly: its operators may count on it.
+/// The usual default of the system for ONNX Runtime's own threads: its operators may rely on it.
 const STACK_BYTES: usize = 8 << 20;
 
-/// How many more there must be room for: a model that takes the last would leave none to read the model folder, or to run another.
+/// Threads that the process must still be able to start. A model that took the last ones would leave none for reading the model
+/// folder, or for running another model.
 const SPARE: usize = 8;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Those that have been started for a session, and that it has not asked for yet.
+/// The threads that have been started for a session and that it has not asked for yet.
 #[derive(Debug)]
 pub(super) struct Threads {
     waiting: Mutex<Vec<Waiting>>,
 }
 
-/// One that has nothing to do yet. Without anybody who could give it something it ends.
+/// A thread that has no work yet. It ends when `give` is dropped.
 #[derive(Debug)]
 struct Waiting {
     give: Sender<Work>,
@@ -34,10 +35,10 @@ struct Waiting {
 }
 
 impl Threads {
-    /// So many.
+    /// Starts `count` threads.
     ///
     /// # Errors
-    /// How many the system lets it start, why not more, and what to do.
+    /// How many threads the system lets the process start, why not more, and what to do.
     pub(super) fn start(count: usize) -> Result<Threads, String> {
         Threads::start_with(count, Waiting::start)
     }
@@ -64,11 +65,11 @@ impl Threads {
     }
 }
 
-/// Ends them, all at once.
+/// Ends these threads: all are told before the first is joined.
 fn end(waiting: Vec<Waiting>) {
     let threads: Vec<_> = waiting.into_iter().map(|one| one.thread).collect();
     for thread in threads {
-        // It does nothing that could panic.
+        // The thread does nothing that could panic.
         let _ = thread.join();
     }
 }
@@ -93,7 +94,7 @@ impl ThreadManager for Threads {
         let waiting = self.waiting.lock().pop();
         let one =
             waiting.ok_or_else(|| ort::Error::new("it asks for more threads than it was said to have"))?;
-        // It waits for that, and for nothing else.
+        // The thread waits for this work, and for nothing else.
         one.give.send(Box::new(work)).map_err(|_| ort::Error::new("a thread has ended"))?;
         Ok(one.thread)
     }

@@ -1,27 +1,27 @@
-//! The run that a session on the CPU is about, for whoever ends it: its operators run to their end, but not those after them, nor a
-//! loop's next round.
+//! Interrupting the run of a session on the CPU. Operators that are running finish; later ones, and the next iteration of a loop,
+//! do not start.
 
 use crate::engine::{EngineError, Interrupt};
 use ort::session::RunOptions;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// The run that is under way, if one is.
+/// The current run, if there is one.
 #[derive(Default)]
 pub(super) struct UnderWay(Mutex<Option<Arc<RunOptions>>>);
 
-/// A run that may be ended as long as this is there.
+/// A run that can be interrupted as long as this exists.
 pub(super) struct Run<'a> {
     under_way: &'a UnderWay,
-    /// Of its own: nothing that ends it ends the next one.
+    /// Options for this run only, so that interrupting it does not end the next one.
     options: Arc<RunOptions>,
 }
 
 impl UnderWay {
-    /// What a run is begun with.
+    /// Begins a run, and creates its options.
     ///
     /// # Errors
-    /// ONNX Runtime's words, where it has no memory for the options.
+    /// ONNX Runtime's message, if it has no memory for the options.
     pub(super) fn begin(&self) -> Result<Run<'_>, EngineError> {
         let options = RunOptions::new().map_err(|error| EngineError::Device(error.message().to_owned()))?;
         let run = Run { under_way: self, options: Arc::new(options) };

@@ -1,4 +1,4 @@
-//! Tensors into ONNX Runtime without a copy, and its results out of it without a copy.
+//! Passes tensors to ONNX Runtime, and takes its results, without copying them.
 #![allow(unsafe_code)]
 
 use super::failure;
@@ -15,7 +15,7 @@ use ort::{
 };
 use std::fmt::Debug;
 
-/// Our name for ONNX Runtime's element type; `None` for the few that we do not carry (complex, 4- and 8-bit floats).
+/// Our type for ONNX Runtime's element type; `None` for the few that we do not support (complex, 4- and 8-bit floats).
 pub(super) fn datatype(element: TensorElementType) -> Option<DataType> {
     Some(match element {
         TensorElementType::Bool => DataType::Bool,
@@ -36,14 +36,14 @@ pub(super) fn datatype(element: TensorElementType) -> Option<DataType> {
     })
 }
 
-/// Describes memory as a tensor: where it is, its first element, its shape.
+/// Describes memory as a tensor: where it lies, its first element, its shape.
 ///
 /// # Safety
-/// The memory lies there, is aligned and spans the shape, for as long as what comes of it is used.
+/// The memory lies there, is aligned and spans the shape, for as long as the result is used.
 pub(super) type Describe =
     unsafe fn(MemoryInfo<'static>, *mut c_void, Shape) -> ort::Result<DynValueRefMut<'static>>;
 
-/// How memory of this type is described.
+/// The function that describes memory of this type.
 pub(super) fn describe(datatype: DataType) -> Describe {
     unsafe fn of<T: PrimitiveTensorElementType + Debug>(
         info: MemoryInfo<'static>,
@@ -71,12 +71,12 @@ pub(super) fn describe(datatype: DataType) -> Describe {
     }
 }
 
-/// A shape as ONNX Runtime has it.
+/// A shape in ONNX Runtime's form.
 pub(super) fn shape_of(extents: &[usize]) -> Shape {
     Shape::new(extents.iter().map(|&n| n as i64))
 }
 
-/// Lends the memory of the input of this name to a session for one run. Byte strings are copied, since ONNX Runtime keeps its own.
+/// Lends an input's memory to a session for one run. Byte strings are copied, since ONNX Runtime has its own representation.
 pub(super) fn lend<'a>(name: &str, view: &TensorView<'a>) -> Result<SessionInputValue<'a>, EngineError> {
     let bad = |error: ort::Error| EngineError::Input(failure::first_line(error.message()));
     let shape = shape_of(&view.shape);
@@ -95,17 +95,17 @@ pub(super) fn lend<'a>(name: &str, view: &TensorView<'a>) -> Result<SessionInput
         "staging aligns its views"
     );
     // SAFETY: the memory lives for 'a, spans the shape (checked when the view was made) and is aligned; a session reads its
-    // inputs and never writes them. What is given is held no longer than 'a.
+    // inputs and never writes them. The result lives no longer than 'a.
     let tensor = unsafe { describe(view.datatype)(info, data, shape) }.map_err(bad)?;
     Ok(tensor.into())
 }
 
-/// Whether an output lies in memory that was lent to the run: ONNX Runtime gives an output that is an input as it came.
+/// Whether an output lies in memory that was lent to the run: if an output is an input, ONNX Runtime returns the input itself.
 fn lies_in(output: &[u8], lent: &[TensorView<'_>]) -> bool {
     lent.iter().any(|view| view.data.as_ptr_range().contains(&output.as_ptr()))
 }
 
-/// A session's output with its memory, which goes back to ONNX Runtime when the last slice of it is dropped.
+/// A session's output. Its memory goes back to ONNX Runtime when the last slice of it is dropped.
 struct Output {
     tensor: DynTensor,
     bytes: usize,
@@ -116,13 +116,13 @@ impl AsRef<[u8]> for Output {
         if self.bytes == 0 {
             return &[]; // ONNX Runtime may give a null pointer for these
         }
-        // SAFETY: the tensor is on the CPU and has `bytes` bytes from here, which nobody writes any more: they are its own, or are
-        // copied before what lent them is free (`take`).
+        // SAFETY: the tensor is on the CPU and has `bytes` bytes from here, which nobody writes any more: it owns them, or `take` copies
+        // them while the inputs' memory is still lent.
         unsafe { std::slice::from_raw_parts(self.tensor.data_ptr().cast(), self.bytes) }
     }
 }
 
-/// Takes a session's output over. `lent`: what its inputs lay in, as long as that stays.
+/// Takes over a session's output. `lent` is the memory of its inputs, if that stays allocated.
 pub(in crate::engine) fn take(output: DynValue, lent: &[TensorView<'_>]) -> Result<Tensor, EngineError> {
     let tensor: DynTensor = output
         .downcast::<DynTensorValueType>()
@@ -136,7 +136,7 @@ pub(in crate::engine) fn take(output: DynValue, lent: &[TensorView<'_>]) -> Resu
             let bytes = shape.iter().product::<usize>() * size;
             let output = Output { tensor, bytes };
             match lies_in(output.as_ref(), lent) {
-                // Memory for the next batch is not held for whoever reads this slowly.
+                // Copied, so that a slow reader of the output does not hold the batch's memory.
                 true => Bytes::copy_from_slice(output.as_ref()),
                 false => Bytes::from_owner(output),
             }
@@ -145,7 +145,7 @@ pub(in crate::engine) fn take(output: DynValue, lent: &[TensorView<'_>]) -> Resu
             let (_, strings) = tensor
                 .try_extract_strings()
                 .map_err(|error| EngineError::Input(error.message().to_owned()))?;
-            // One that grows is there twice while it does.
+            // Reserved at once: a growing vector takes its memory twice.
             let bytes = strings.iter().map(|string| size_of::<u32>() + string.len()).sum();
             let mut data = Vec::with_capacity(bytes);
             for string in strings {

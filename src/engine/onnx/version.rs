@@ -1,34 +1,34 @@
-//! Which ONNX Runtime it is, and what follows from that for CUDA graphs.
+//! The version of ONNX Runtime, and whether it supports replaying CUDA graphs.
 #![allow(unsafe_code)]
 
 use libloading::Library;
 use ort::sys::OrtApiBase;
 use std::{ffi::CStr, path::Path};
 
-/// The first minor version of 1 whose replays read no memory that something else was given meanwhile: older ones give back what Concat,
-/// Split, batches of MatMul (its pull request 32121) and Gemm's bias have there.
+/// The first minor version of 1 whose replays do not read memory that has been reused meanwhile: older ones free memory that recorded
+/// Concat, Split, batched MatMul (ONNX Runtime's pull request 32121) and Gemm with a bias still read.
 const REPLAYS_SINCE: u32 = 31;
 
 /// The version of the library at `path`, which is loaded already.
 ///
 /// # Errors
-/// Where it does not say.
+/// If the library does not say.
 pub(super) fn of(path: &Path) -> Result<String, String> {
-    // As `ort` looks for it.
+    // The same lookup as `ort` uses.
     let program = std::env::current_exe().unwrap_or_default();
     let beside = program.parent().map(|folder| folder.join(path)).filter(|beside| beside.exists());
-    // SAFETY: it is loaded, and its initialisers have run.
+    // SAFETY: the library is loaded, and its initialisers have run.
     let library = unsafe { Library::new(beside.as_deref().unwrap_or(path)) };
     let library = library.map_err(|error| format!("it does not tell its version: {error}"))?;
     // SAFETY: this is the function's type in all versions.
     let base = unsafe { library.get::<unsafe extern "C" fn() -> *const OrtApiBase>(b"OrtGetApiBase") };
     let base = base.map_err(|error| format!("it does not tell its version: {error}"))?;
-    // SAFETY: what it gives is the library's own, for as long as that is loaded; the name ends with a zero byte.
+    // SAFETY: the result belongs to the library and lives as long as that is loaded; the text ends with a zero byte.
     let version = unsafe { CStr::from_ptr(((*base()).GetVersionString)()) };
     Ok(version.to_string_lossy().into_owned())
 }
 
-/// Whether this version may replay what it has recorded.
+/// Checks that this version may replay CUDA graphs that it has recorded.
 ///
 /// # Errors
 /// Why not, and what to do.

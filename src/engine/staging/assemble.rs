@@ -1,35 +1,35 @@
-//! Puts the parts of a batch side by side for an engine.
+//! Joins the parts of a batch into contiguous tensors for an engine.
 
 use super::{Blocks, Memory, Staging};
 use crate::engine::tensor::Tensor;
 
-/// One per worker and model. Its blocks are used again when the engine is done with them.
+/// One per worker and model. Its blocks are reused when the engine is done with them.
 #[derive(Clone)]
 pub struct Assembler {
     blocks: Blocks,
 }
 
 impl Assembler {
-    /// Gathers into this kind of memory: pinned for an engine that copies it to a device.
+    /// Copies into this kind of memory: pinned for an engine that copies it to a device.
     pub fn new(memory: Memory) -> Assembler {
         Assembler::for_inputs(memory, 0)
     }
 
-    /// The same for batches of so many inputs, whose memory it keeps.
+    /// The same for batches of `inputs` inputs, whose memory it keeps.
     pub fn for_inputs(memory: Memory, inputs: usize) -> Assembler {
         Assembler { blocks: Blocks::for_batches(memory, inputs) }
     }
 
-    /// Takes memory for so many batches of so many bytes now, as [`Blocks::ready`].
+    /// Allocates memory for `batches` batches of `bytes` each now, as [`Blocks::ready`].
     pub fn ready(&self, bytes: usize, batches: usize) {
         self.blocks.ready(bytes, batches);
     }
 
     /// The parts of one input as one tensor, aligned for its type and padded to `size` rows.
     ///
-    /// No copy when the parts fill the batch and lie side by side: neighbouring slots of `staging`, or one part, where the
-    /// engine reads any memory. For a device they must be pinned for that one, which is there. Padding repeats the last row: zeros may be
-    /// outside what a model was made for.
+    /// Nothing is copied if the parts fill the batch and are adjacent slots of `staging`. For a device, these must be pinned for that
+    /// device, and it must be available. A single part is not copied either, if the engine reads any memory. Padding repeats the last
+    /// row: zeros may be outside the range that a model was trained on.
     ///
     /// With `whole`, there is one part, which has no batch axis.
     pub fn assemble(&self, parts: &[&Tensor], size: usize, whole: bool, staging: Option<&Staging>) -> Tensor {
@@ -67,7 +67,7 @@ impl Assembler {
         tensor(data.freeze())
     }
 
-    /// Gives memory back that no batch has.
+    /// Frees memory that no batch uses.
     pub fn clear(&self) {
         self.blocks.clear();
     }

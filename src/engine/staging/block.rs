@@ -1,4 +1,4 @@
-//! Blocks of host memory, plain or known to a device, and a store of such that are used again.
+//! Blocks of host memory, plain or pinned for a device, and a store that reuses them.
 #![allow(unsafe_code)]
 
 use crate::engine::{
@@ -18,63 +18,63 @@ use std::{
 /// Blocks begin at multiples of this, which suits AVX-512 loads and cache lines.
 const ALIGN: usize = 64;
 
-/// What a device is told of are whole pages, so that no other memory shares them.
+/// Pinned memory consists of whole pages, so that no other memory shares them.
 const PAGE: usize = 4096;
 
-/// Batches whose blocks a store keeps: three on their way, and one that is put together or answered.
+/// Batches whose blocks a store keeps: three in flight, and one that is being assembled or answered.
 const BATCHES: usize = 4;
-/// Free blocks that a store keeps at least: what three batches of two inputs take.
+/// Free blocks that a store keeps at least: enough for three batches of two inputs.
 const FREE_BLOCKS_MAX: usize = 6;
 
-/// Holds memory known to a device; dropping it ends that, and waits for it.
+/// Keeps memory pinned. Dropping it unpins the memory, and waits for that.
 pub type Pin = Box<dyn Release>;
 
-/// What knows memory to a device.
+/// A pin, which can also be released without waiting.
 pub trait Release: Send + Sync {
-    /// Ends that without waiting for the device, and drops the memory when the device knows it no more.
+    /// Unpins without waiting for the device, and drops the memory once it is unpinned.
     fn release(self: Box<Self>, memory: Box<dyn Send>);
 }
 
-/// Makes host memory known to a device, so that it copies from and to it by itself, while the host does other things.
+/// Pins host memory for a device, so that the device copies from and to it by itself while the host does other things.
 pub trait Pinner: fmt::Debug + Send + Sync {
-    /// Makes it known; `None` where the device refuses: copies are slower then, and as right.
+    /// Pins memory; `None` if the device refuses: copies are then slower, but correct.
     ///
     /// # Safety
-    /// The memory is there until the pin is dropped, or has dropped it ([`Release::release`]).
+    /// The memory must stay allocated until the pin is dropped, or drops the memory itself ([`Release::release`]).
     unsafe fn pin(&self, start: NonNull<u8>, bytes: usize) -> Option<Pin>;
 
-    /// Whether a device knows what was pinned now: it may be away for a while.
+    /// Whether the memory is pinned now: the device may be unavailable for a while.
     fn is_known(&self) -> bool {
         true
     }
 
-    /// Which device's it is: the same for all that pin memory for that one.
+    /// Identifies the device: the same for all pinners of one device.
     fn owner(&self) -> usize;
 }
 
-/// What kind of memory to take.
+/// The kind of memory to allocate.
 #[derive(Debug, Clone, Default)]
 pub enum Memory {
-    /// The host's own.
+    /// Ordinary host memory.
     #[default]
     Plain,
-    /// That a device copies from and to by itself.
+    /// Memory that a device copies from and to by itself.
     Pinned(Arc<dyn Pinner>),
-    /// That is shared with processes whose devices copy from and to it; the host's own where that is full.
+    /// Memory shared with child processes whose devices copy from and to it; ordinary host memory if that is full.
     Shared(Region),
-    /// That is shared with the process which reads what a device writes there; where that is full, what the device copies to by
-    /// itself and is copied on from.
+    /// Memory shared with the parent process, to which a device writes results that the parent reads. If that is full: pinned memory
+    /// of this process, from which results are copied on.
     Landing(Region, Arc<dyn Pinner>),
 }
 
 impl Memory {
-    /// Whether a device copies from and to it by itself.
+    /// Whether a device copies from and to this kind of memory by itself.
     pub fn is_pinned(&self) -> bool {
         !matches!(self, Memory::Plain)
     }
 
-    /// Whether the device that copies from the other memory copies from this by itself, too, now. Not from what is pinned for
-    /// another device: that goes while this one still copies.
+    /// Whether the device for which the other memory is pinned can now also copy from this memory by itself. It must not copy from
+    /// memory that is pinned for another device: that may be unpinned while this one still copies.
     pub(super) fn is_known_to(&self, other: &Memory) -> bool {
         match (self, other) {
             (Memory::Pinned(ours), Memory::Pinned(theirs)) => {
@@ -85,13 +85,13 @@ impl Memory {
         }
     }
 
-    /// At least so many bytes, for all of which somebody has written something.
+    /// A block of at least `bytes` initialised bytes.
     pub(super) fn block(&self, bytes: usize) -> Block {
         match self {
             Memory::Plain => Block::new(bytes, ALIGN),
             Memory::Pinned(pinner) => Block::pinned(bytes, &**pinner),
             Memory::Shared(region) => {
-                // Its engine copies it: slower, and as right.
+                // The engine copies it: slower, but correct.
                 Block::shared(bytes, region).unwrap_or_else(|| Block::new(bytes, ALIGN))
             }
             Memory::Landing(region, pinner) => {
@@ -101,30 +101,30 @@ impl Memory {
     }
 }
 
-/// A fixed block of bytes that somebody wrote, be it zeros.
+/// A block of initialised bytes that does not move.
 pub(super) struct Block {
     start: NonNull<u8>,
     bytes: usize,
-    /// The memory itself, until it is dropped, and whether it is part of a region.
+    /// The owner of the memory, until the block is dropped; `shared` says whether it is part of a region.
     of: Option<Box<dyn Send>>,
     shared: bool,
     pin: Option<Pin>,
 }
 
-/// Memory of the host's own.
+/// Ordinary host memory.
 struct Heap(NonNull<u8>, Layout);
 
-// SAFETY: it is owned, and nobody reads or writes it by this.
+// SAFETY: the memory is owned, and is not read or written through this type.
 unsafe impl Send for Heap {}
 
 impl Drop for Heap {
     fn drop(&mut self) {
-        // SAFETY: allocated in `Block::new` with this layout; no device knows of it any more.
+        // SAFETY: allocated in `Block::new` with this layout; it is no longer pinned.
         unsafe { dealloc(self.0.as_ptr(), self.1) }
     }
 }
 
-// SAFETY: a block is plain memory with one owner; who may write which part is settled by `Slot` and `Lent`.
+// SAFETY: a block is plain memory with one owner; `Slot` and `Lent` decide who may write which part.
 unsafe impl Send for Block {}
 // SAFETY: as above; shared access only reads parts that nobody writes any more.
 unsafe impl Sync for Block {}
@@ -146,10 +146,10 @@ impl Block {
         }
     }
 
-    /// The same, known to a device.
+    /// The same, pinned for a device.
     fn pinned(bytes: usize, pinner: &dyn Pinner) -> Block {
         let mut block = Block::new(bytes, PAGE);
-        // SAFETY: the pin has the memory when the block is dropped.
+        // SAFETY: when the block is dropped, the pin takes over the memory and drops it after unpinning.
         block.pin = unsafe { pinner.pin(block.start, block.bytes()) };
         block
     }
@@ -183,7 +183,7 @@ impl Drop for Block {
     }
 }
 
-/// Blocks that are lent out and come back.
+/// A store of blocks that are lent out and come back.
 #[derive(Clone)]
 pub struct Blocks {
     store: Arc<Store>,
@@ -201,13 +201,13 @@ impl Blocks {
         Blocks::for_batches(memory, 0)
     }
 
-    /// The same for batches that take so many blocks each: it keeps what as many of them take as are on their way at once.
+    /// The same for batches of `blocks` blocks each: it keeps enough free blocks for all batches that are in flight at once.
     pub fn for_batches(memory: Memory, blocks: usize) -> Blocks {
         let free_max = FREE_BLOCKS_MAX.max(BATCHES * blocks);
         Blocks { store: Arc::new(Store { memory, free_max, free: Mutex::default() }) }
     }
 
-    /// Takes so many blocks of so many bytes now, where they must be made known to a device, so that no batch waits for that.
+    /// Allocates `blocks` blocks of `bytes` each now, if they have to be pinned, so that no batch waits for that.
     pub fn ready(&self, bytes: usize, blocks: usize) {
         if matches!(self.store.memory, Memory::Pinned(_)) {
             let lent: Vec<Lent> = (0..blocks.min(self.store.free_max)).map(|_| self.lend(bytes)).collect();
@@ -220,9 +220,9 @@ impl Blocks {
         &self.store.memory
     }
 
-    /// So many bytes, aligned to 64. Their content is whatever their last user left.
+    /// Lends `bytes` bytes, aligned to 64. They hold whatever their last user left.
     pub fn lend(&self, bytes: usize) -> Lent {
-        // Landing memory costs nothing to take and return: it is not kept, so every user gets a share.
+        // Landing memory costs nothing to allocate and free. It is not kept, so that every user gets a share.
         if let Memory::Landing(region, _) = &self.store.memory
             && let Some(block) = Block::shared(bytes, region)
         {
@@ -244,7 +244,7 @@ impl Blocks {
         Tensor { datatype: view.datatype, shape: view.shape.clone(), data: data.freeze() }
     }
 
-    /// Gives the blocks back to the system that nobody has.
+    /// Gives free blocks back to the system.
     pub fn clear(&self) {
         let blocks = std::mem::take(&mut *self.store.free.lock());
         drop(blocks);
@@ -279,7 +279,7 @@ impl Deref for Lent {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the block has at least so many initialised bytes, and this is its owner.
+        // SAFETY: the block has at least `bytes` initialised bytes, and this is its owner.
         unsafe { std::slice::from_raw_parts(self.start(), self.bytes) }
     }
 }
@@ -305,7 +305,7 @@ impl Drop for Lent {
         }
         let mut free = self.store.free.lock();
         free.push(block);
-        // The smallest are the easiest to get again.
+        // The smallest block is the cheapest to allocate again.
         let spare = (free.len() > self.store.free_max)
             .then(|| (0..free.len()).min_by_key(|index| free[*index].bytes()))
             .flatten()
@@ -323,7 +323,7 @@ pub(super) mod tests {
         sync::atomic::{AtomicUsize, Ordering},
     };
 
-    /// Counts what it was told of.
+    /// Counts the memory that it pins.
     #[derive(Debug, Default)]
     pub(crate) struct Counter(pub(crate) Arc<AtomicUsize>);
 

@@ -1,11 +1,12 @@
-//! The memory in which batches are put together, and in which results leave a device.
+//! The memory in which batches are assembled, and in which results leave a device.
 //!
-//! - [`slots`]: slabs of equal slots, which images are decoded into; those that lie side by side are a batch without a copy.
-//! - [`assemble`]: parts of a batch to one tensor per input. Jobs out of order, and tensors from the network, are gathered.
-//! - [`block`]: blocks, plain or known to a device (*pinned*), so that it copies by itself while the next batch is staged.
+//! - [`slots`]: slabs of equal slots, into which images are decoded. Adjacent slots form a batch without a copy.
+//! - [`assemble`]: joins the parts of a batch to one tensor per input. Jobs out of order, and tensors from the network, are copied.
+//! - [`block`]: blocks of memory, pageable or registered with a device (*pinned*). A device copies from and to pinned memory by
+//!   itself while the next batch is staged.
 //!
-//! What an engine is given it shares: a batch's memory is used again when nobody reads it any more, however many batches are
-//! on their way.
+//! An engine shares ownership of its inputs: a batch's memory is reused when nobody reads it any more, however many batches are
+//! in flight.
 
 pub mod assemble;
 pub mod block;

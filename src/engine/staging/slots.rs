@@ -1,7 +1,7 @@
 //! Slabs of equal slots, one slot per item: the decode pool writes an image's tensor straight into a slot.
 //!
-//! Slots are handed out in rising order within a slab, so that jobs which run in the order they came lie side by side and
-//! the slab itself goes to the engine: no copy.
+//! Slots are handed out in rising order within a slab. So jobs that run in the order of their arrival lie side by side, and
+//! the slab itself goes to the engine without a copy.
 #![allow(unsafe_code)]
 
 use super::block::{Block, Memory};
@@ -18,7 +18,7 @@ use std::{
 
 /// Free slabs kept for reuse; more are returned to the system.
 const FREE_SLABS_MAX: usize = 4;
-/// Likewise of pinned ones, which take long to make known to a device.
+/// The same for pinned slabs: pinning takes long.
 const FREE_PINNED_SLABS_MAX: usize = 16;
 
 /// A block of slots. It goes back to its pool when the last slot is dropped.
@@ -47,7 +47,7 @@ struct Pool {
     memory: Memory,
     free_max: usize,
     state: Mutex<State>,
-    /// Bytes of all blocks alive, free ones included.
+    /// Bytes of all allocated blocks, free ones included.
     bytes: AtomicUsize,
 }
 
@@ -61,7 +61,7 @@ struct State {
 }
 
 impl Pool {
-    /// One more.
+    /// Allocates one more block.
     fn block(&self) -> Block {
         let block = self.memory.block(self.slot_bytes * self.slots);
         self.bytes.fetch_add(block.bytes(), Ordering::Relaxed);
@@ -85,7 +85,7 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// Slabs of `slots` slots of `slot_bytes` each, in this kind of memory, which is taken when the first slot is.
+    /// Slabs of `slots` slots of `slot_bytes` each, in this kind of memory. Memory is allocated with the first slot.
     ///
     /// # Errors
     /// If a slab would not fit in the address space.
@@ -107,7 +107,7 @@ impl Staging {
         Ok(Staging { pool: Arc::new(pool) })
     }
 
-    /// The same, which keeps no more slabs than these that nobody uses. For large ones. Before the first slot.
+    /// The same, but keeps at most `slabs` free slabs. For large slabs. Must be called before the first slot is taken.
     #[must_use]
     pub fn keeping(mut self, slabs: usize) -> Staging {
         Arc::get_mut(&mut self.pool).expect("nobody else has it yet").free_max = slabs;
@@ -129,7 +129,7 @@ impl Staging {
         self.pool.bytes.load(Ordering::Relaxed)
     }
 
-    /// Takes memory for so many slabs now, where it must be made known to a device, so that no request waits for that.
+    /// Allocates memory for `slabs` slabs now, if it has to be pinned, so that no request waits for that.
     pub fn ready(&self, slabs: usize) {
         if !matches!(self.pool.memory, Memory::Pinned(_)) {
             return;
@@ -139,11 +139,11 @@ impl Staging {
         self.pool.state.lock().free.extend(made);
     }
 
-    /// Gives memory back to the system, unless somebody uses some of it; but for so many slabs that took long to make known to a
-    /// device.
+    /// Gives all memory back to the system, unless some of it is in use. Of pinned slabs, which take long to pin, up to `pinned`
+    /// are kept.
     pub fn clear(&self, pinned: usize) {
         let mut state = self.pool.state.lock();
-        // What is handed out next holds its slab as well.
+        // The current slab is also held by `current` itself.
         let of_current = |slab: &Weak<Slab>| {
             state
                 .current
@@ -155,7 +155,7 @@ impl Staging {
         }
         let current = state.current.take();
         drop(state);
-        // It takes the lock, and goes to the others.
+        // Dropping it takes the lock, and returns its slab to the free ones.
         drop(current);
         let mut state = self.pool.state.lock();
         let kept = if self.pool.memory.is_pinned() { pinned.min(state.free.len()) } else { 0 };
@@ -165,7 +165,7 @@ impl Staging {
         self.pool.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// The next slot. Its content is whatever its last user left.
+    /// The next slot. It holds whatever its last user left.
     pub fn slot(&self) -> Slot {
         let mut state = self.pool.state.lock();
         let (slab, index) = loop {
@@ -178,7 +178,7 @@ impl Staging {
                 state.slabs.push(Arc::downgrade(&slab));
                 break (slab, 0);
             }
-            // A device may take its time over it, for which nobody else is to wait.
+            // Pinning may take long, so the lock is released: nobody else has to wait for it.
             drop(state);
             let block = self.pool.block();
             state = self.pool.state.lock();
@@ -229,7 +229,7 @@ impl AsRef<[u8]> for Slot {
 }
 
 impl Staging {
-    /// The memory of `parts` as one, if they are slots of this pool that lie side by side in order. It keeps the slab.
+    /// The memory of `parts` as one, if they are adjacent slots of this pool, in order. The result keeps the slab alive.
     pub(super) fn side_by_side(&self, parts: &[&Tensor]) -> Option<Bytes> {
         let first = parts.first()?.data.as_ptr().addr();
         let mut end = first;
@@ -239,7 +239,7 @@ impl Staging {
             }
             end += part.data.len();
         }
-        // Collected first: dropping the last hold on a slab takes the lock.
+        // Collected first: dropping the last reference to a slab takes the lock.
         let slabs: Vec<Arc<Slab>> = self.pool.state.lock().slabs.iter().filter_map(Weak::upgrade).collect();
         let slab = slabs.iter().find(|slab| {
             let start = slab.start().addr();
@@ -255,13 +255,13 @@ impl Staging {
         self.side_by_side(&[tensor]).is_some()
     }
 
-    /// Whether the device that copies from such memory copies from its slabs by itself, too, now.
+    /// As [`Memory::is_known_to`], for the memory of these slabs.
     pub(super) fn is_known_to(&self, memory: &Memory) -> bool {
         self.pool.memory.is_known_to(memory)
     }
 }
 
-/// Neighbouring slots that were frozen. Their slab is not handed out anew while this holds it.
+/// Adjacent slots that were frozen. Their slab is not handed out again while this holds it.
 struct Frozen {
     slab: Arc<Slab>,
     range: Range<usize>,
@@ -269,7 +269,7 @@ struct Frozen {
 
 impl AsRef<[u8]> for Frozen {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: the range lies in the slab, made of whole frozen slots: a slot is handed out once in the life of its slab,
+        // SAFETY: the range lies in the slab and covers whole frozen slots. A slot is handed out once in the life of its slab,
         // so nobody writes them any more.
         unsafe { std::slice::from_raw_parts(self.slab.start().add(self.range.start), self.range.len()) }
     }

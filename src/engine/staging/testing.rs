@@ -1,10 +1,10 @@
-//! A device that takes no memory, for tests.
+//! A device that refuses to pin memory, for tests.
 #![allow(unsafe_code)]
 
 use super::{Pin, Pinner};
 use std::{fmt, ptr::NonNull};
 
-/// Does something whenever it is told of memory, and refuses it.
+/// Runs a callback whenever memory is to be pinned, and refuses to pin it.
 pub(crate) struct Refusing(pub(crate) Box<dyn Fn() + Send + Sync>);
 
 impl fmt::Debug for Refusing {

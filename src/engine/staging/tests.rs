@@ -101,7 +101,7 @@ fn slabs_that_nobody_uses_are_given_back_when_that_is_asked_for() {
     staging.clear(1);
     assert_eq!(staging.bytes(), held, "somebody uses one: others are about to");
     assert_eq!(values(&third), [3.0; 2]);
-    // Its slab is half handed out.
+    // Its slab is only half handed out.
     drop(third);
     staging.clear(1);
     assert_eq!(staging.bytes(), 0);
@@ -118,7 +118,7 @@ fn pinned(bytes: &Arc<AtomicUsize>) -> Memory {
     Memory::Pinned(Arc::new(Counter(Arc::clone(bytes))))
 }
 
-/// A device that takes its time over the first memory that it is told of.
+/// A device that is slow to pin the first memory.
 #[derive(Debug)]
 struct Slow {
     began: mpsc::Sender<()>,
@@ -130,7 +130,7 @@ impl Pinner for Slow {
         let goes_on = self.goes_on.lock().take();
         if let Some(goes_on) = goes_on {
             self.began.send(()).unwrap();
-            // It ends with the test as well.
+            // An error: the test has ended.
             let _ = goes_on.recv();
         }
         None
@@ -162,7 +162,7 @@ fn while_a_device_is_told_of_one_slab_others_are_handed_out_and_come_back() {
     second.join().unwrap();
 }
 
-/// The device of a counter, which was given back.
+/// The device of a counter, after it has been released.
 #[derive(Debug)]
 struct Gone(Counter);
 

@@ -1,4 +1,5 @@
-//! How a child ends: seen to, told to all who wait, and waited for where it does not.
+//! How the parent handles a child's end: it makes sure that the process ends, tells all who wait, and keeps waiting if the process
+//! hangs.
 
 use super::{
     super::{process::End, region::Outlasts},
@@ -7,13 +8,13 @@ use super::{
 use crate::engine::EngineError;
 use std::time::Duration;
 
-/// How long a process may take from the end of its socket to its own.
+/// How long a process may take to end after its socket has closed.
 const LEAVING: Duration = Duration::from_millis(200);
-/// Between two looks at a process that does not end.
+/// Interval between checks of a process that does not end.
 const OUTLASTS: Duration = Duration::from_secs(1);
 
 impl Asks {
-    /// Sees to it that the process ends.
+    /// Waits for the process to end, and kills it if it does not.
     pub(super) fn end(&self) -> End {
         let mut process = self.process.lock();
         match process.end_within(LEAVING) {
@@ -25,8 +26,8 @@ impl Asks {
         }
     }
 
-    /// Tells all who wait that it has ended, and why. Its place in the region is the next one's then; but one that hangs may write
-    /// there still, so that it is kept.
+    /// Tells all who wait that the process has ended, and why. Its share of the region is then free for the next child. A process that
+    /// hangs may still write there, so its share is kept.
     pub(super) fn settle(&self, end: End) -> Option<Outlasts> {
         let last_words = self.process.lock().last_words();
         let mut book = self.book.lock();
@@ -47,19 +48,19 @@ impl Asks {
         }
         for (_, Waiting { tell, _part, _held }) in waiting {
             drop((_part, _held));
-            // Whoever asked may not care.
+            // An error: the asker no longer waits.
             let _ = tell.send(Err(EngineError::Device(reason.clone())));
         }
         outlasts
     }
 
-    /// Its place in the region is the next one's, when its parts are back.
+    /// Frees its share of the region for the next child, once its parts are back.
     fn give_place(&self) {
         let traffic = self.traffic.lock().take();
         drop(traffic);
     }
 
-    /// Waits until a process that hung has ended after all, and gives its place back.
+    /// Waits until a process that hung has ended after all, and frees its share.
     pub(super) fn wait_for_the_end(&self, outlasts: Outlasts) {
         while self.process.lock().end_within(Duration::ZERO) == End::Hangs {
             std::thread::sleep(OUTLASTS);

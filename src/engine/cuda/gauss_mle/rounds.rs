@@ -1,15 +1,15 @@
-//! The launches of a batch: one where the device takes all of its fits at once, else the rounds that put unfinished fits aside.
+//! The launches of a batch: one if the device can hold all of its fits at once, otherwise rounds that set unfinished fits aside.
 //!
-//! What was weighed for the kernel and left out, each by what `ptxas` says of it (`make check-kernels`):
+//! Two optimisations of the kernel were considered and rejected, based on the output of `ptxas` (`make check-kernels`):
 //!
-//! - *Copying the next tile while this one is fitted.* `cp.async` begins with sm_80, so it takes a second set of all texts, and a second
-//!   tile of shared memory, which for 11 x 11 pixels leaves four blocks on a multiprocessor where there are six. To have the L2 cache
-//!   fetch it instead (`prefetch.global.L2`, on every GPU) is ten lines; but `fit_xynb_u16` then spills on sm_90, where it had 95
-//!   registers. Seven loads of 16 bytes by each thread bring in a tile of 7 x 7 pixels, and some 20,000 instructions of each fit it:
-//!   the blocks beside it on a multiprocessor hide the loads.
-//! - *A kernel for each box size.* The texts are 500 to 720 KiB for four kernels of a model, compiled as a whole when a model is first
-//!   loaded; three sizes more, their loops unrolled, are four times as much and more. What unrolling saves is the address and the
-//!   branch of a pixel, of the 50 instructions that it takes; registers are at 95 to 124, without room for the factors of an axis.
+//! - *Copying the next tile while this one is fitted.* `cp.async` needs sm_80 or newer, so it takes a second set of all PTX texts. It
+//!   also takes a second tile of shared memory, which for 11 x 11 pixels leaves four blocks per multiprocessor instead of six.
+//!   Prefetching to the L2 cache instead (`prefetch.global.L2`, on every GPU) is ten lines, but `fit_xynb_u16` then spills registers on
+//!   sm_90, where it had 95. A tile of 7 x 7 pixels takes seven loads of 16 bytes per thread, and the fit takes some 20,000 instructions
+//!   per thread: the other blocks on the multiprocessor hide the loads.
+//! - *A kernel for each box size.* The PTX texts are 500 to 720 KiB for the four kernels of a model, and are compiled as a whole when a
+//!   model is first loaded. Three more sizes with unrolled loops are more than four times as much. Unrolling saves a pixel's address and
+//!   branch, out of 50 instructions; registers are at 95 to 124, without room for the factors of an axis.
 
 use super::super::{
     Buffer, Context, CudaError, Heap, Kernel, Module,
@@ -32,19 +32,19 @@ const MODULES: [(&str, &str); 4] = [
     ("gauss_mle_xyznb", include_str!("../../../../kernels/generated/gauss_mle_xyznb.ptx")),
 ];
 
-/// The kernels, and what rounds put aside. Batches on one stream share it: they follow each other there.
+/// The kernels, and the memory for fits that rounds set aside. Batches on one stream share it, since they run there in order.
 #[derive(Debug)]
 pub(super) struct Rounds {
     context: Arc<Context>,
     heap: Arc<Heap>,
-    /// Of the models that were asked for: a driver that meets a module for the first time compiles all of it.
+    /// The modules of the models used so far. Each is loaded on first use, since a driver compiles all of a module that is new to it.
     modules: Vec<Module>,
     memory: SharedMemory,
     processors: u32,
-    /// By name and bytes that a block shares, with how many blocks are on the device at a time.
+    /// By name and shared bytes per block; with the number of blocks that are resident on the device at a time.
     kernels: HashMap<(&'static str, u32), (Kernel, u32)>,
     lists: [Option<Buffer>; 2],
-    /// How many fits each round put aside.
+    /// How many fits each round set aside.
     counts: Option<Buffer>,
 }
 
@@ -66,12 +66,12 @@ impl Rounds {
         }
     }
 
-    /// Blocks of a kernel that are on the device at a time, without memory that they share.
+    /// Blocks of a kernel that are resident on the device at a time, without dynamic shared memory.
     pub(super) fn resident(&self, kernel: &Kernel, threads: u32) -> Result<u32, CudaError> {
         Ok(kernel.resident(threads, 0)?.max(1) * self.processors)
     }
 
-    /// How ROIs of `side` pixels are fitted: `f32` if `wide`, with maps or without.
+    /// Plans the fit of ROIs of `side` pixels: `f32` if `wide`, with or without maps.
     pub(super) fn plan(&self, psf: &Psf, wide: bool, maps: bool, side: usize) -> FitLaunch {
         FitLaunch::new(psf, wide, maps, side, self.memory)
     }
@@ -86,14 +86,14 @@ impl Rounds {
         Ok(&self.modules[known.unwrap_or(self.modules.len() - 1)])
     }
 
-    /// The kernel, and how many of its blocks are on the device at a time.
+    /// The kernel, and how many of its blocks are resident on the device at a time.
     fn kernel(&mut self, launch: &FitLaunch) -> Result<(Kernel, u32), CudaError> {
         let key = (launch.kernel, launch.shared_bytes);
         if let Some(known) = self.kernels.get(&key) {
             return Ok(known.clone());
         }
         let kernel = self.module(launch.module)?.kernel(launch.kernel)?;
-        // Of the sizes that it is used with, the largest is allowed.
+        // The limit applies to the kernel as a whole, so it is the largest of all sizes in use.
         let of_kernel = self.kernels.keys().filter(|(name, _)| *name == launch.kernel);
         let shared = of_kernel.map(|(_, shared)| *shared).max().unwrap_or(0).max(launch.shared_bytes);
         kernel.allow_shared(shared)?;
@@ -102,10 +102,10 @@ impl Rounds {
         Ok((kernel, resident))
     }
 
-    /// Makes room for what rounds of `room_for` fits put aside, and says whether a batch of `count` takes several.
+    /// Allocates memory for what rounds of `room_for` fits set aside. Returns whether a batch of `count` fits takes several rounds.
     ///
     /// # Errors
-    /// Where there is too little memory.
+    /// If there is too little memory.
     pub(super) fn prepare(
         &mut self,
         launch: &FitLaunch,
@@ -120,7 +120,7 @@ impl Rounds {
         }
         let bytes = state_words(psf) * count.max(room_for) * size_of::<u32>();
         if self.lists.iter().flatten().any(|list| list.bytes() < bytes) {
-            // The batch before may still use them.
+            // The previous batch may still use the buffers.
             synchronize(stream).map_err(CudaError::when("work on the GPU failed"))?;
         }
         for list in &mut self.lists {
@@ -130,11 +130,11 @@ impl Rounds {
         Ok(count as u64 > at_once)
     }
 
-    /// Begins to fit, in rounds if [`Rounds::prepare`] said so. `found` is where on the device it stands how many of `count` ROIs
-    /// there are, or 0 for all.
+    /// Enqueues the fits, in rounds if [`Rounds::prepare`] said so. `found` is the device address of the number of ROIs, at most `count`,
+    /// or 0 if there are `count`.
     ///
     /// # Safety
-    /// What `call` leads to is there until the stream has come past this, and is as `launch` was planned for.
+    /// The memory that `call` refers to stays allocated until the stream has passed this, and is as `launch` was planned for.
     #[allow(unsafe_code, reason = "kernels are launched")]
     pub(super) unsafe fn launch(
         &mut self,
@@ -167,14 +167,14 @@ impl Rounds {
                 evaluations: limits.get(round).copied().unwrap_or(1),
                 tile: launch.tile,
             };
-            // SAFETY: the kernel that `launch` names; the lists have places for `count` fits each, and stay until the stream is
-            // past them (`prepare`); the rest is the caller's promise.
+            // SAFETY: the kernel that `launch` names; the lists have room for `count` fits each, and stay until the stream has
+            // passed this (`prepare`); the rest is the caller's promise.
             unsafe { kernel.launch(stream, shape, call, &argument) }?;
         }
         Ok(())
     }
 
-    /// Lets go of what the next batch can get again.
+    /// Frees memory that the next batch can allocate again.
     pub(super) fn rest(&mut self) {
         self.lists = [None, None];
         self.counts = None;

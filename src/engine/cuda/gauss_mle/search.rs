@@ -1,11 +1,11 @@
 //! Camera frames on the device: they are copied in, and spots are found, cut out and fitted there.
 //!
-//! How many spots there are only the device knows, when it has found them. So a batch is begun with places for as many as are
-//! likely, the number is what lands first, and rows for as many are fetched then. A batch of more spots than that is done by the
-//! host, and the next ones have more places: up to a bound, as far as there is memory for them, and until there is nothing to do.
+//! The number of spots is only known once the device has found them. So a batch starts with places for a likely number of spots. The
+//! number is copied back first, then that many rows are fetched. A batch with more spots than places is processed on the host, and
+//! later batches get more places: up to a bound, if there is memory for them, and until the engine is idle.
 //!
-//! The first batch takes the memory of a whole chunk ([`PIXELS_MAX`]) of either type, however few frames it has, so that the next ones
-//! take none. Only frames that are larger by themselves, or so small that the margins of their planes count, take more.
+//! The first batch allocates memory for a whole chunk ([`PIXELS_MAX`]) of either type, however few frames it has, so that later batches
+//! allocate none. Only frames that are larger than a chunk, or so small that the margins of their planes matter, take more.
 
 use super::{
     super::{
@@ -38,48 +38,48 @@ const KERNELS: &str = include_str!("../../../../kernels/generated/spots.ptx");
 
 /// Searches whose constants stay on the device.
 const KNOWN_MAX: usize = 2;
-/// Values of a plane, at the least: a third for the margins of frames of 448 px or more.
+/// Least number of values of a plane: a third more than the pixels, for the margins of frames of 448 px or more.
 const PLANE_VALUES_MIN: usize = PIXELS_MAX / 3 * 4;
-/// Places for spots of a batch, at the least, and pixels for each of more.
+/// A batch has at least this many places for spots, and at least one per [`PIXELS_PER_PLACE`] pixels.
 const PLACES_MIN: usize = 4096;
 const PIXELS_PER_PLACE: usize = 128;
-/// The same of as many as a batch before may have it given. Spots that are any closer lie in each other's boxes: that is noise.
+/// The same for the most places that spots in earlier batches can lead to. Spots that are closer lie in each other's boxes: noise.
 const PLACES_GROWN: usize = 65_536;
 const PIXELS_PER_PLACE_GROWN: usize = 32;
-/// What a grid has of blocks along y and z.
+/// Most blocks of a grid along y and z.
 const BLOCKS_MAX: usize = 65_535;
-/// Of a pixel, of the wider type.
+/// Bytes of a pixel of the wider type.
 const SAMPLE_BYTES: usize = size_of::<f32>();
-/// Which of the planes has the contrast.
+/// Index of the plane with the contrast.
 const CONTRAST: usize = 3;
-/// Of the number of spots.
+/// Bytes of the number of spots.
 const COUNT_BYTES: usize = size_of::<u64>();
 
-/// What looking for spots takes beside what a batch has.
+/// What finding spots needs beside the memory of a batch.
 #[derive(Debug, Default)]
 pub(super) struct Search {
     module: Option<Module>,
     kernels: HashMap<&'static str, Kernel>,
     /// The newest last.
     known: Vec<Arc<Known>>,
-    /// Planes to work in. Batches on one stream share them: they follow each other there.
+    /// Working planes. Batches on one stream share them, since they run there in order.
     work: [Option<Buffer>; 5],
-    /// The search whose margins are in them.
+    /// The search for which the margins of the planes are set.
     margins: Option<Arc<Known>>,
-    /// The most spots that a batch had.
+    /// The most spots that a batch has had.
     most: Arc<AtomicUsize>,
-    /// There was no memory for as many.
+    /// Whether there was no memory for that many places.
     cramped: bool,
 }
 
-/// Places for spots.
+/// Numbers of places for spots.
 #[derive(Debug, Clone, Copy)]
 struct Places {
-    /// That a batch has.
+    /// The batch's places.
     count: usize,
-    /// That there is to be memory for.
+    /// The places to allocate memory for.
     room: usize,
-    /// More than it would have if none had been before it.
+    /// Whether earlier batches have increased these.
     grown: bool,
 }
 
@@ -112,7 +112,7 @@ impl Search {
         Ok(kernel)
     }
 
-    /// The search for spots in such frames, brought to the device the first time.
+    /// The search for spots in frames of this size. Its constants are copied to the device the first time.
     fn known(
         &mut self,
         heap: &Arc<Heap>,
@@ -128,7 +128,7 @@ impl Search {
             self.known.push(Arc::clone(&known));
             return Ok(known);
         }
-        // Who is on its way holds its own.
+        // A batch in flight holds its own reference.
         if self.known.len() == KNOWN_MAX {
             self.known.remove(0);
         }
@@ -139,7 +139,7 @@ impl Search {
         Ok(known)
     }
 
-    /// Makes room to work in so many frames.
+    /// Allocates the working planes for a batch of frames.
     fn make_room(
         &mut self,
         heap: &Arc<Heap>,
@@ -151,7 +151,7 @@ impl Search {
         let wanted = known.finder.works_in().map(|works| if works { bytes } else { 0 });
         let has = |plane: &Option<Buffer>| plane.as_ref().map_or(0, Buffer::bytes);
         if self.work.iter().zip(wanted).any(|(plane, wanted)| has(plane) < wanted) {
-            // The batch before may still use them.
+            // The previous batch may still use the planes.
             synchronize(stream).map_err(CudaError::when("work on the GPU failed"))?;
             self.margins = None;
             for (plane, wanted) in self.work.iter_mut().zip(wanted) {
@@ -193,12 +193,12 @@ impl Known {
         let upload = |values: &[f32]| {
             let bytes: &[u8] = bytemuck::cast_slice(values);
             let buffer = Buffer::new(heap, bytes.len())?;
-            // SAFETY: waited for below; in between, the finder is there.
+            // SAFETY: waited for below; until then, the finder is alive.
             unsafe { buffer.upload(bytes, &streams.upload) }?;
             Ok::<_, CudaError>(buffer)
         };
         let uploads = finder.constants().map(|values| (!values.is_empty()).then(|| upload(values)));
-        // Once for each search: this may wait, for copies alone, and does whatever became of them.
+        // Once for each search, so this may wait, only for copies. It waits even if one of them failed.
         let copied = synchronize(&streams.upload);
         copied.map_err(CudaError::when("cannot copy what spots are found with to the GPU"))?;
         let mut constants = [const { None }; CONSTANTS];
@@ -210,7 +210,7 @@ impl Known {
 }
 
 impl GaussMle {
-    /// Begins a batch of frames.
+    /// Starts a batch of frames.
     pub(super) fn start_search(
         &mut self,
         inputs: Vec<Tensor>,
@@ -261,7 +261,7 @@ impl GaussMle {
         })))
     }
 
-    /// Begins it in a place with room for so many spots.
+    /// Starts a batch in a place with room for `places` spots.
     fn try_search(
         &mut self,
         frames: &Frames<'_>,
@@ -284,7 +284,7 @@ impl GaussMle {
         match self.begin_search(&mut place, frames, bytes, known, maps, (places.count, room), counted) {
             Ok(()) => Ok(place),
             Err(error) => {
-                // What was begun may still read and write.
+                // Work that was enqueued may still read and write.
                 self.streams.settle();
                 self.put_back(place);
                 Err(error)
@@ -292,7 +292,7 @@ impl GaussMle {
         }
     }
 
-    /// Has the device copy, find, cut, fit and copy back how many there are.
+    /// Has the device copy the frames, find, cut out and fit spots, and copy back how many there are.
     #[allow(clippy::too_many_arguments, reason = "all that a batch has")]
     fn begin_search(
         &mut self,
@@ -320,7 +320,7 @@ impl GaussMle {
         let (Some(buffer), Some(count)) = (&mut place.buffers.frames, &mut place.buffers.count) else {
             unreachable!("room was made");
         };
-        // SAFETY: the flight holds the tensors until the device is done with them, as does whoever calls this where it fails.
+        // SAFETY: the flight, or the caller if this fails, holds the tensors until the device is done with them.
         unsafe { buffer.upload(bytes, upload) }?;
         place.uploaded.record(upload)?;
         place.uploaded.before(compute)?;
@@ -335,8 +335,8 @@ impl GaussMle {
         };
         let (call, blocks) = (finder.on_device(&at), finder.blocks(frames.count as u32));
         for kernel in &finding? {
-            // SAFETY: a kernel of this search and type; there are planes for so many frames and places for what `call` says, which
-            // are the flight's until it has landed.
+            // SAFETY: a kernel of this search and type; there are planes for these frames and places for what `call` says, which
+            // belong to the flight until it has landed.
             unsafe { kernel.launch_grid(compute, blocks, THREADS, &call) }?;
         }
         let cut = finder.cut_on_device(&at, address(&place.buffers.rois), address(&place.buffers.corners));
@@ -349,20 +349,20 @@ impl GaussMle {
             codes: address(&place.buffers.results) + (places * row_bytes(setting)) as u64,
         };
         let call = FitCall::on_device(setting.model(), setting.camera(), side, places as u64, &fits);
-        // SAFETY: planned for this model, type and camera; there are places for as many ROIs, which lie on the maps since these are
-        // of the frame's size (the finder's check); all of it is the flight's until it has landed.
+        // SAFETY: planned for this model, type and camera; there are places for all ROIs, which lie on the maps since these have
+        // the frame's size (checked by the finder); all of it belongs to the flight until it has landed.
         unsafe { self.rounds.launch(&launch, &call, (places, at.count), in_rounds, compute) }?;
         let count = place.buffers.count.as_ref().expect("room was made");
-        // SAFETY: the flight holds it and looks at it when it has landed.
+        // SAFETY: the flight holds `counted` and reads it when it has landed.
         unsafe { count.download(counted, compute) }?;
-        // There, though it is a copy: rows are fetched when this has come, and on a stream that knows nothing of later batches.
+        // On the compute stream, although it is a copy. Rows are fetched afterwards, on a stream that does not wait for later batches.
         place.landed.record(compute)
     }
 }
 
-/// A batch of frames on its way. Holds all that the device reads and writes for it.
+/// A batch of frames in flight. Holds all that the device reads and writes for it.
 struct Searching {
-    /// Before what the device uses: it is dropped first.
+    /// Declared before the memory that the device uses, so that it is dropped first and waits.
     taken: Taken,
     context: Arc<Context>,
     download: Arc<CudaStream>,
@@ -376,7 +376,7 @@ struct Searching {
 }
 
 impl Searching {
-    /// Fetches what was found: spots, then rows, then codes.
+    /// Fetches the results: spots, then rows, then codes.
     fn fetch(&mut self, found: usize) -> Result<Lent, CudaError> {
         let row_bytes = row_bytes(&self.known.setting);
         let mut results = self.results.lend(found * (size_of::<Spot>() + row_bytes + CODE_BYTES));
@@ -388,7 +388,7 @@ impl Searching {
             let (spots, rest) = results.split_at_mut(found * size_of::<Spot>());
             let (rows, codes) = rest.split_at_mut(found * row_bytes);
             let mut begin = || {
-                // SAFETY: nobody looks at them before what is waited for below, whatever came of it.
+                // SAFETY: nobody reads them before the wait below, which happens even after an error.
                 unsafe {
                     spots_made.download(spots, &self.download)?;
                     results_made.download(rows, &self.download)?;
@@ -427,7 +427,7 @@ impl Airborne for Searching {
             return Ok(fitted.answer(count, options.spots_max));
         }
         drop(views);
-        // Whichever thread this is.
+        // This may be any thread.
         self.context.bind()?;
         let results = self.fetch(found)?;
         let (spots, rest) = results.split_at(found * size_of::<Spot>());

@@ -1,7 +1,7 @@
-//! Batches of JPEGs on a GPU: decoded by nvJPEG where a kernel then resizes them, so that no more than what a model takes comes back.
+//! Batches of JPEGs on a GPU: nvJPEG decodes them, and a kernel resizes them there, so that only a model's input is copied back.
 //!
 //! A photo of 500 × 375 is 562,500 bytes decoded and 150,528 as an input of 224 × 224; one of 1920 × 1080 is 6,220,800: 41 times
-//! as much. So pixels stay on the device, which also spares the host the resizing, and the turn that EXIF asks for.
+//! as much. So pixels stay on the device. That also spares the host the resizing, and the rotation that EXIF asks for.
 #![allow(unsafe_code)]
 
 use super::library::{Library, Session, Target};
@@ -21,34 +21,34 @@ use crate::{
 use cudarc::driver::CudaStream;
 use std::{ptr, sync::Arc};
 
-/// What decoded images of one batch may take on the device; a larger one is a batch of its own.
+/// Bytes that the decoded images of one batch may take on the device; a larger image is a batch of its own.
 pub(super) const PIXEL_BYTES_MAX: usize = 256 << 20;
 
-/// What the library takes for itself, and items and descriptions beside it, as far as one can say: it allocates where it likes.
+/// An estimate of what the library allocates for itself, and of items and descriptions. The library's allocations cannot be bounded.
 const BESIDE_BYTES: u64 = 128 << 20;
 
-/// What a decoder may take of a GPU, bytes: what is asked for before one is taken. Who finds less decodes fewer files there.
+/// Bytes of a GPU that a decoder may take, to be free before it is created. With less, it decodes fewer files at once.
 pub(super) const DEVICE_BYTES: u64 = PIXEL_BYTES_MAX as u64 + BESIDE_BYTES;
 
-/// Where rows and images begin on the device.
+/// Alignment of rows and images on the device.
 const ALIGNED: usize = 256;
 
-/// A file and what is to become of it.
+/// A file, and the item that it is to become.
 pub(super) struct File<'a> {
     pub(super) bytes: &'a [u8],
     pub(super) jpeg: PlainJpeg,
-    /// Of bytes.
+    /// An item of bytes.
     pub(super) to: &'a Preprocess,
 }
 
 /// Why a batch was not decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Failed {
-    /// One of its files is not to be decoded.
+    /// One of its files cannot be decoded.
     File(String),
     /// Too little memory was free.
     Memory(String),
-    /// The decoder is not to be trusted any more.
+    /// The decoder cannot be trusted any more.
     Broken(String),
 }
 
@@ -66,9 +66,9 @@ pub(super) fn pixel_bytes(jpeg: &PlainJpeg) -> usize {
     (jpeg.width as usize * jpeg.height as usize * 3).next_multiple_of(ALIGNED)
 }
 
-/// A decoder in a GPU's context. For one thread, to which that is bound.
+/// A decoder in a GPU's context. For one thread, to which the context is bound.
 pub(super) struct Decoder {
-    /// Before the stream that it works on.
+    /// Declared, and so dropped, before the stream that it works on.
     session: Session,
     context: Arc<Context>,
     heap: Arc<Heap>,
@@ -77,17 +77,17 @@ pub(super) struct Decoder {
     landed: Event,
     pixels: Option<Buffer>,
     told: Option<Buffer>,
-    /// What was uploaded there last, which the device may still read.
+    /// The last upload, which the device may still read.
     telling: Vec<u8>,
     items: Option<Buffer>,
     results: Blocks,
 }
 
 impl Decoder {
-    /// In this context, which it keeps.
+    /// A decoder in this context, which it keeps alive.
     ///
     /// # Errors
-    /// What the library or the driver refuses.
+    /// If the library or the driver refuses.
     pub(super) fn new(library: &Arc<Library>, context: &Arc<Context>) -> Result<Decoder, Failed> {
         context.bind()?;
         let session = Session::new(library).map_err(|status| {
@@ -96,7 +96,7 @@ impl Decoder {
         Ok(Decoder {
             session,
             heap: Heap::new(context),
-            // One of three is enough: who waits for a file waits for all of its batch.
+            // One stream is enough: whoever waits for a file waits for its whole batch.
             stream: context.streams()?.compute,
             preprocessor: Preprocessor::new(context)?,
             landed: context.event()?,
@@ -109,21 +109,21 @@ impl Decoder {
         })
     }
 
-    /// Whether the GPU has engines for it.
+    /// Whether the GPU decodes in dedicated hardware.
     pub(super) fn hardware(&self) -> bool {
         self.session.hardware()
     }
 
-    /// Decodes files of a batch and resizes each as it asks: the item of each, in their order.
+    /// Decodes the files of a batch and resizes each as its `to` says. Returns the items in the files' order.
     ///
     /// # Errors
-    /// Why there are none. Where the decoder is broken, it is only to be dropped.
+    /// Why there are none. A broken decoder must only be dropped.
     pub(super) fn decode(&mut self, files: &[File<'_>]) -> Result<Vec<Vec<u8>>, Failed> {
         let failed = match self.begin(files) {
             Ok(items) => return Ok(items),
             Err(failed) => failed,
         };
-        // What was begun may still read and write. And what the library says may come of a context that is broken.
+        // Work that was enqueued may still read and write. And the library's error may be due to a broken context.
         match synchronize(&self.stream) {
             Ok(()) => Err(failed),
             Err(error) => {
@@ -135,7 +135,7 @@ impl Decoder {
     }
 
     fn begin(&mut self, files: &[File<'_>]) -> Result<Vec<Vec<u8>>, Failed> {
-        // Where each image lies on the device, and each item.
+        // The offsets of images and items on the device.
         let mut bytes = 0;
         let places: Vec<usize> =
             files.iter().map(|file| place(&mut bytes, pixel_bytes(&file.jpeg))).collect();
@@ -146,8 +146,8 @@ impl Decoder {
         room(&self.heap, &mut self.pixels, bytes)?;
         room(&self.heap, &mut self.items, item_bytes)?;
         let at = address(&self.pixels);
-        // The library tells one status of all files: one that it leaves out is to be black, not somebody's picture of before. It is waited for,
-        // since decoders in hardware write before what else is on the stream.
+        // The library reports one status for all files. A file that it skips must become black, not the picture of an earlier request. The
+        // fill is waited for, since hardware decoders write before earlier work on the stream is done.
         if let Some(pixels) = &self.pixels {
             pixels.fill(0, &self.stream)?;
             synchronize(&self.stream).map_err(CudaError::when("work on the GPU failed"))?;
@@ -165,8 +165,8 @@ impl Decoder {
             })
             .collect();
         let sources: Vec<&[u8]> = files.iter().map(|file| file.bytes).collect();
-        // SAFETY: each has as many bytes as its rows take (`pixel_bytes`); files and targets are there until the end of this,
-        // which waits for the stream, as does whoever calls it where it fails.
+        // SAFETY: each target has as many bytes as its rows take (`pixel_bytes`); files and targets live until the end of this, which
+        // waits for the stream, as does the caller if this fails.
         unsafe { self.session.decode(&sources, &mut targets, self.stream.cu_stream()) }.map_err(
             |status| {
                 let reason = status.to_string();
@@ -178,7 +178,7 @@ impl Decoder {
             },
         )?;
 
-        // Descriptions of images and tables of weights, of all groups one behind the other.
+        // Descriptions of images and tables of weights, of all groups in succession.
         let batches = groups.iter().map(|group| group.batch(at, &places));
         let batches: Vec<Batch> = batches.collect::<Result<_, _>>()?;
         let mut told = Vec::new();
@@ -195,17 +195,17 @@ impl Decoder {
         room(&self.heap, &mut self.told, told.len())?;
         self.telling = told;
         let buffer = self.told.as_ref().expect("room was made");
-        // SAFETY: it stays until the next batch, before which the stream was waited for.
+        // SAFETY: `telling` is unchanged until the next batch, before which the stream has been waited for.
         unsafe { buffer.upload(&self.telling, &self.stream) }?;
         let (told_address, items_address) = (address(&self.told), address(&self.items));
         for ((batch, (images, tables)), item) in batches.iter().zip(told_at).zip(&items) {
             let call = batch.call(told_address + images, told_address + tables, items_address + *item as u64);
             // SAFETY: descriptions and tables were copied there, images were decoded where they say, and there is room for the
-            // items; all of it is ours until the end of this.
+            // items; all of it stays ours until the end of this.
             unsafe { self.preprocessor.launch(&batch.launches(), &call, &self.stream) }?;
         }
         let mut results = self.results.lend(item_bytes);
-        // SAFETY: looked at when the stream is past it.
+        // SAFETY: read only after the stream has passed this.
         unsafe { self.items.as_ref().expect("room was made").download(&mut results, &self.stream) }?;
         self.landed.record(&self.stream)?;
         self.landed.wait()?;
@@ -219,7 +219,7 @@ impl Decoder {
         Ok(answers)
     }
 
-    /// Gives back what the next batch can get again.
+    /// Frees memory that the next batch can allocate again.
     pub(super) fn rest(&mut self) {
         (self.pixels, self.told, self.items) = (None, None, None);
         self.results.clear();
@@ -229,16 +229,16 @@ impl Decoder {
     }
 }
 
-/// Files that become items of one kind: one launch.
+/// Files that become items of one kind, in one launch.
 struct Group<'a> {
     to: &'a Preprocess,
-    /// By their number in the batch.
+    /// Indices in the batch.
     files: Vec<usize>,
     jpegs: Vec<PlainJpeg>,
 }
 
 impl Group<'_> {
-    /// What the launch takes, with images where they lie from `at` on.
+    /// The descriptions for the launch; images lie at `places` from the address `at` on.
     fn batch(&self, at: u64, places: &[usize]) -> Result<Batch, Failed> {
         let mut batch = Batch::new(self.to);
         for (file, jpeg) in self.files.iter().zip(&self.jpegs) {
@@ -253,7 +253,7 @@ impl Group<'_> {
     }
 }
 
-/// The groups of a batch.
+/// Groups a batch's files by the kind of their items.
 fn grouped<'a>(files: &[File<'a>]) -> Vec<Group<'a>> {
     let mut groups: Vec<Group<'a>> = Vec::new();
     for (number, file) in files.iter().enumerate() {
@@ -268,7 +268,7 @@ fn grouped<'a>(files: &[File<'a>]) -> Vec<Group<'a>> {
     groups
 }
 
-/// The next place for so many bytes.
+/// Allocates the next aligned offset for `bytes` bytes.
 fn place(end: &mut usize, bytes: usize) -> usize {
     let begin = end.next_multiple_of(ALIGNED);
     *end = begin + bytes;

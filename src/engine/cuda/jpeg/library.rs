@@ -1,6 +1,6 @@
-//! NVIDIA's decoder of JPEGs, nvJPEG: its library, found at run time, and the calls of it that we make.
+//! nvJPEG, NVIDIA's JPEG decoder: the library, found at run time, and the functions that we call.
 //!
-//! Declared after the library's public documentation. Handles are the library's own; a status of 0 is success.
+//! The declarations follow the library's public documentation. Handles belong to the library; a status of 0 is success.
 #![allow(unsafe_code)]
 
 use crate::engine::cuda::driver::Version;
@@ -15,27 +15,27 @@ use std::{
 /// By CUDA's major version, the newest first.
 const NAMES: [(u32, &str); 3] = [(13, "libnvjpeg.so.13"), (12, "libnvjpeg.so.12"), (11, "libnvjpeg.so.11")];
 
-/// `nvjpegBackend_t`: engines of the GPU for this alone, and what the library thinks best without them.
+/// `nvjpegBackend_t`: the GPU's dedicated decoding hardware, and the library's own choice without it.
 const BACKEND_HARDWARE: c_int = 3;
 const BACKEND_DEFAULT: c_int = 0;
-/// `nvjpegOutputFormat_t`: red, green and blue side by side.
+/// `nvjpegOutputFormat_t`: red, green and blue interleaved.
 const OUTPUT_RGBI: c_int = 5;
 
 type Handle = *mut c_void;
 
-/// `nvjpegImage_t`: where an image goes, plane by plane; of ours, all is in the first.
+/// `nvjpegImage_t`: where an image is written, plane by plane. We use only the first plane.
 #[repr(C)]
 pub(super) struct Target {
     pub(super) planes: [*mut u8; 4],
     pub(super) pitches: [usize; 4],
 }
 
-/// What a call gave other than success.
+/// The status of a call that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Status(c_int);
 
 impl Status {
-    /// The library's name of it.
+    /// The library's name for it.
     pub(super) fn name(self) -> &'static str {
         match self.0 {
             1 => "not initialized",
@@ -52,7 +52,7 @@ impl Status {
         }
     }
 
-    /// Whether a file is at fault, and not the library or the GPU.
+    /// Whether a file is at fault, rather than the library or the GPU.
     pub(super) fn is_of_file(self) -> bool {
         matches!(self.0, 3 | 4 | 9 | 10)
     }
@@ -75,11 +75,11 @@ fn checked(status: c_int) -> Result<(), Status> {
 
 macro_rules! calls {
     ($( $name:ident = $symbol:literal: fn($($argument:ty),*); )*) => {
-        /// The library, and where its functions are.
+        /// The library, with the addresses of its functions.
         pub(super) struct Library {
             $( $name: unsafe extern "C" fn($($argument),*) -> c_int, )*
             name: &'static str,
-            /// Its functions are called as long as this is there.
+            /// Keeps the library loaded.
             _shared: Shared,
         }
 
@@ -106,7 +106,7 @@ calls! {
 }
 
 impl Library {
-    /// The newest that a driver runs which knows this CUDA.
+    /// The newest version that a driver of this CUDA version can run.
     ///
     /// # Errors
     /// What was looked for, and what to do.
@@ -126,31 +126,31 @@ impl Library {
         ))
     }
 
-    /// What it is called.
+    /// The file name of the library.
     pub(super) fn name(&self) -> &'static str {
         self.name
     }
 }
 
-/// A decoder of batches, in the context that was current when it was made. For one thread.
+/// A decoder of batches, in the context that was current when it was created. For one thread.
 pub(super) struct Session {
     library: Arc<Library>,
     handle: Handle,
     state: Handle,
     hardware: bool,
-    /// What it is made ready for.
+    /// The number of files that it is initialised for.
     files: usize,
 }
 
-// SAFETY: the library ties neither handle to a thread; one at a time uses them.
+// SAFETY: the library ties neither handle to a thread; one thread at a time uses them.
 unsafe impl Send for Session {}
 
 impl Session {
-    /// On the GPU's engines for JPEGs where it has any, else as the library thinks best.
+    /// A decoder that uses the GPU's JPEG hardware if it has any, otherwise the library's default.
     pub(super) fn new(library: &Arc<Library>) -> Result<Session, Status> {
         let make = |backend| {
             let mut handle = ptr::null_mut();
-            // SAFETY: no allocators of ours; one handle is written.
+            // SAFETY: null means the library's own allocators; one handle is written.
             let made =
                 unsafe { (library.create)(backend, ptr::null_mut(), ptr::null_mut(), 0, &raw mut handle) };
             checked(made).map(|()| handle)
@@ -166,16 +166,16 @@ impl Session {
         made.map(|()| session)
     }
 
-    /// Whether it decodes on engines for that alone.
+    /// Whether it decodes in dedicated hardware.
     pub(super) fn hardware(&self) -> bool {
         self.hardware
     }
 
-    /// Begins to decode files, each to its place, on a stream.
+    /// Enqueues the decoding of files, each to its target, on a stream.
     ///
     /// # Safety
-    /// There is a target for each file, with room on the device for all of its rows; and files and targets are there until the
-    /// stream has come past this.
+    /// There is a target for each file, with room on the device for all of its rows; files and targets stay allocated until the
+    /// stream has passed this.
     pub(super) unsafe fn decode(
         &mut self,
         files: &[&[u8]],
@@ -194,8 +194,8 @@ impl Session {
         }
         let starts: Vec<*const u8> = files.iter().map(|file| file.as_ptr()).collect();
         let lengths: Vec<usize> = files.iter().map(|file| file.len()).collect();
-        // SAFETY: as many pointers and lengths as it was made ready for, of files that are there; the rest is the caller's
-        // promise.
+        // SAFETY: as many pointers and lengths as the decoder was initialised for, of files that are alive; the rest is the
+        // caller's promise.
         checked(unsafe {
             (self.library.decode_batched)(
                 self.handle,
@@ -208,7 +208,7 @@ impl Session {
         })
     }
 
-    /// Leaves what it has to the context, which is broken: calls into it may do anything.
+    /// Leaks the handles, since the context is broken: calls into it may do anything.
     pub(super) fn abandon(&mut self) {
         self.handle = ptr::null_mut();
         self.state = ptr::null_mut();
@@ -217,7 +217,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // SAFETY: each was made by the library and is given back once, the state first; nothing of it is on its way (`decode`).
+        // SAFETY: each was created by the library and is destroyed once, the state first; no decoding is in flight (`decode`).
         unsafe {
             if !self.state.is_null() {
                 (self.library.state_destroy)(self.state);
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_the_library_is_told_what_was_looked_for() {
-        // None is made for so old a driver, so none is loaded whatever the machine has.
+        // No version supports so old a driver, so none is loaded, whatever the machine has.
         let why = Library::find(Version::new(10, 2)).err().expect("none fits");
         assert!(why.starts_with("nvJPEG cannot be used (): it comes with") && !why.contains('\n'), "{why}");
     }

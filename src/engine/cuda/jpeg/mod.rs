@@ -1,8 +1,8 @@
-//! JPEGs on a GPU that is ours anyway, while the CPU has too many of them.
+//! Decodes JPEGs on a GPU that the server has taken anyway, when the CPU has too many of them.
 //!
-//! A thread of its own has the decoder. Whoever holds a GPU offers its context ([`JpegOnGpu::offer`]) and takes that back by dropping
-//! the [`Offer`], which says when nothing of the decoder is left in it: so a GPU is given back as if there were no decoder. What it
-//! cannot decode, or has no time for, is answered with nothing: then the CPU decodes it, and says what is wrong with it.
+//! The decoder has a thread of its own. Whoever holds a GPU offers its context ([`JpegOnGpu::offer`]), and takes it back by dropping
+//! the [`Offer`], which waits until nothing of the decoder is left in it. So a GPU is released as if there were no decoder. A file
+//! that the decoder cannot decode, or has no time for, is answered with `None`: the CPU then decodes it, and reports what is wrong.
 //!
 //! - `library`: nvJPEG, found at run time. `decoder`: a batch of files.
 
@@ -27,32 +27,32 @@ use std::{
 /// Files that are decoded at once.
 pub const BATCH: usize = 32;
 
-/// A decoder without work for so long gives its buffers back.
+/// A decoder frees its buffers after this long without work.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// A batch that takes longer has hung.
+/// A batch that takes longer counts as hung.
 pub const HUNG: Duration = Duration::from_secs(10);
 
-/// So long does whoever ends wait for a decoder that has hung.
+/// How long ending the decoder waits for one that has hung.
 const LEAVE: Duration = Duration::from_secs(2);
 
 /// A file to be decoded and resized.
 pub struct Job {
     /// Its content.
     pub bytes: Bytes,
-    /// What it is.
+    /// Its parsed header.
     pub jpeg: PlainJpeg,
-    /// What it is to become: an item of bytes.
+    /// The item to make of it: one of bytes.
     pub to: Preprocess,
-    /// Takes the item; or nothing, where the CPU is to decode the file.
+    /// Called with the item, or with `None` if the CPU is to decode the file.
     pub answer: Box<dyn FnOnce(Option<Vec<u8>>) + Send>,
 }
 
-/// The decoder, for those who have files and those who have GPUs. Ends when the last of its handles is dropped.
+/// A handle to the decoder, for those who have files and those who have GPUs. The decoder ends when the last handle is dropped.
 #[derive(Clone)]
 pub struct JpegOnGpu(Arc<Owner>);
 
-/// Ends the thread.
+/// Dropping it ends the thread.
 struct Owner {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -66,30 +66,30 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// By the number of their offer.
+    /// Contexts with the number of their offer.
     offered: Vec<(u64, Arc<Context>)>,
-    /// Of which the decoder is not to be trusted any more.
+    /// Offers in whose context the decoder cannot be trusted any more.
     fenced: Vec<u64>,
-    /// Where the decoder is.
+    /// The offer whose context the decoder uses.
     in_use: Option<u64>,
     next: u64,
     jobs: VecDeque<Job>,
-    /// Files that are being decoded, since then.
+    /// The number of files that are being decoded, and since when.
     running: Option<(usize, Instant)>,
-    /// What runs has hung, and that was told.
+    /// Whether the current batch has hung, and that was logged.
     told: bool,
-    /// The thread is to end, and it has.
+    /// Whether the thread is to end, and whether it has.
     ended: bool,
     gone: bool,
 }
 
 impl State {
-    /// The context that is to be used.
+    /// The context to use.
     fn usable(&self) -> Option<&(u64, Arc<Context>)> {
         self.offered.iter().find(|(number, _)| !self.ended && !self.fenced.contains(number))
     }
 
-    /// Whether what is being decoded does not come back. If so, what waits for it is the CPU's.
+    /// Whether the current batch has hung. If so, returns the waiting jobs, for the CPU.
     fn has_hung(&mut self, now: Instant) -> Option<VecDeque<Job>> {
         let (_, began) = self.running?;
         let running_for = now.saturating_duration_since(began);
@@ -107,7 +107,7 @@ impl State {
 }
 
 impl Shared {
-    /// Nobody decodes any more: files that wait are the CPU's, and contexts are in nobody's use.
+    /// The decoder has ended: waiting files go to the CPU, and no context is in use.
     fn end(&self) {
         let mut state = self.state.lock();
         (state.ended, state.gone, state.in_use, state.running) = (true, true, None, None);
@@ -118,7 +118,7 @@ impl Shared {
     }
 }
 
-/// A GPU's context, as long as it may be used. Dropping it waits until nothing of the decoder is left there, unless that hangs.
+/// Lets the decoder use a GPU's context. Dropping it waits until nothing of the decoder is left there, unless the decoder hangs.
 #[must_use = "the context is taken back when this is dropped"]
 pub struct Offer {
     number: u64,
@@ -126,10 +126,10 @@ pub struct Offer {
 }
 
 impl JpegOnGpu {
-    /// Looks for nvJPEG, which a driver that knows this CUDA can run, and starts the thread.
+    /// Looks for a version of nvJPEG that a driver of this CUDA version can run, and starts the thread.
     ///
     /// # Errors
-    /// Why JPEGs are decoded on the CPU alone, in one line.
+    /// Why JPEGs are only decoded on the CPU, in one line.
     pub fn start(driver: Version) -> Result<JpegOnGpu, String> {
         let library = Library::find(driver)?;
         let owner = Owner::start(|shared| Worker { library, shared, decoder: None, announced: None }.work());
@@ -137,7 +137,7 @@ impl JpegOnGpu {
         Ok(JpegOnGpu(Arc::new(owner)))
     }
 
-    /// Lets a context be used. Of several, the first is.
+    /// Offers a context. If several are offered, the first is used.
     pub fn offer(&self, context: &Arc<Context>) -> Offer {
         let shared = &self.0.shared;
         let mut state = shared.state.lock();
@@ -153,7 +153,7 @@ impl JpegOnGpu {
         decoder::DEVICE_BYTES
     }
 
-    /// Files that wait or are being decoded; none where no GPU can.
+    /// Number of files that wait or are being decoded; `None` if no GPU can decode.
     pub fn waiting(&self) -> Option<usize> {
         let mut state = self.0.shared.state.lock();
         if let Some(jobs) = state.has_hung(Instant::now()) {
@@ -164,7 +164,7 @@ impl JpegOnGpu {
         state.usable().map(|_| state.jobs.len() + state.running.map_or(0, |(files, _)| files))
     }
 
-    /// Has a file decoded.
+    /// Queues a file.
     pub fn decode(&self, job: Job) {
         let mut state = self.0.shared.state.lock();
         if state.ended {
@@ -177,7 +177,7 @@ impl JpegOnGpu {
 }
 
 impl Offer {
-    /// Takes it back; whether nothing of the decoder is left there.
+    /// Takes the context back without waiting. Returns whether nothing of the decoder is left there.
     pub fn has_left(&self) -> bool {
         let mut state = self.take_back();
         let hung = state.has_hung(Instant::now());
@@ -212,7 +212,7 @@ impl Drop for Offer {
 }
 
 impl Owner {
-    /// Starts the thread, which does this until it is told to end.
+    /// Starts the thread, which runs `work` until it is told to end.
     fn start(work: impl FnOnce(Arc<Shared>) + Send + 'static) -> io::Result<Owner> {
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);
@@ -236,28 +236,28 @@ impl Drop for Owner {
         self.shared.changed.wait_while_for(&mut state, |state| !state.gone, LEAVE);
         let gone = state.gone;
         drop(state);
-        // One that hangs is left to the end of the process.
+        // A hung thread is left running until the process ends.
         if gone {
             let thread = self.thread.get_mut().take();
-            // It catches its panics.
+            // The thread catches its panics.
             let _ = thread.map(JoinHandle::join);
         }
     }
 }
 
-/// What the thread does.
+/// The state of the thread.
 struct Worker {
     library: Arc<Library>,
     shared: Arc<Shared>,
     decoder: Option<Decoder>,
-    /// The offer of which the log has it that it is used.
+    /// The offer whose use was logged last.
     announced: Option<u64>,
 }
 
-/// What is to be done next.
+/// The next thing to do.
 enum Next {
     Decode(u64, Arc<Context>, Vec<Job>),
-    /// No GPU can: the CPU decodes them.
+    /// No GPU can decode these: they go to the CPU.
     GiveUp(Vec<Job>),
     /// The context in use was taken back.
     Leave,
@@ -323,7 +323,7 @@ impl Worker {
         }
     }
 
-    /// Lets go of the context in use.
+    /// Releases the context in use.
     fn leave(&mut self) {
         self.decoder = None;
         self.shared.state.lock().in_use = None;
@@ -331,7 +331,7 @@ impl Worker {
     }
 
     fn decode(&mut self, number: u64, context: &Arc<Context>, jobs: Vec<Job>) {
-        // Here, since it reads every byte: those who wait for answers to requests are not to.
+        // Checked on this thread, since it reads every byte: threads that serve requests should not.
         let (jobs, cut): (Vec<Job>, Vec<Job>) =
             jobs.into_iter().partition(|job| job.jpeg.is_whole(&job.bytes));
         give_up(cut);
@@ -341,7 +341,7 @@ impl Worker {
         let all: Vec<&Job> = jobs.iter().collect();
         let results = match self.run(number, context, &all) {
             Ok(items) => items.into_iter().map(Some).collect(),
-            // One file fails all of its batch: each alone, as long as the GPU can be trusted.
+            // One bad file fails its whole batch: decode each alone, as long as the GPU can be trusted.
             Err(Failed::File(_)) if jobs.len() > 1 => {
                 let alone = |job: &Job| match self.run(number, context, &[job]) {
                     Ok(mut items) => items.pop(),
@@ -384,14 +384,14 @@ impl Worker {
             jobs.iter().map(|job| File { bytes: &job.bytes, jpeg: job.jpeg, to: &job.to }).collect();
         let items = decoder.decode(&files);
         if matches!(items, Err(Failed::File(_))) {
-            // A decoder in hardware may still write what it had begun, of which no stream tells. The library waits for that where it
-            // lets go of its memory: only then is ours anybody's.
+            // A hardware decoder may still write what it has started, which no stream shows. The library waits for that when it frees its
+            // memory: only afterwards may our memory be reused.
             self.decoder = None;
         }
         items
     }
 
-    /// What follows from a failure: nothing, fewer buffers, or no decoder on this GPU until it is offered anew.
+    /// Reacts to a failure: with nothing, by freeing buffers, or by using no decoder on this GPU until it is offered again.
     fn judge(&mut self, number: u64, context: &Arc<Context>, failed: &Failed) {
         let gpu = context.gpu().id.as_str();
         match failed {
@@ -404,7 +404,7 @@ impl Worker {
             }
             Failed::Broken(reason) => {
                 tracing::warn!(gpu, reason, "JPEGs are decoded on the CPU until this GPU is taken anew");
-                // It is left when nothing here has the context any more.
+                // The decoder is dropped first: the context is left when nothing here holds it any more.
                 self.decoder = None;
                 self.shared.state.lock().fenced.push(number);
             }
@@ -412,7 +412,7 @@ impl Worker {
     }
 }
 
-/// How many of the files that wait, with so many bytes of pixels each, are decoded at once.
+/// How many of the waiting files are decoded at once. `bytes` are the sizes of their pixels.
 fn in_one_batch(bytes: impl Iterator<Item = usize>) -> usize {
     let mut sum = 0;
     let fitting = bytes.take(BATCH).take_while(|bytes| {
@@ -433,7 +433,7 @@ mod tests {
     use super::*;
     use crate::image::plain_jpeg;
 
-    /// A file of the commonest kind, as far as its segments go.
+    /// A file of the most common kind, reduced to its segments.
     const FILE: [u8; 39] = [
         0xff, 0xd8, 0xff, 0xc0, 0, 17, 8, 0, 20, 0, 33, 3, 1, 0x22, 0, 2, 0x11, 1, 3, 0x11, 1, 0xff, 0xda, 0,
         12, 3, 1, 0, 2, 0x11, 3, 0x11, 0, 63, 0, 7, 8, 0xff, 0xd9,
@@ -459,7 +459,7 @@ mod tests {
         let decoder = JpegOnGpu(Arc::new(owner.expect("a thread")));
         decoder.decode(job(1));
         drop(breaks);
-        // The bound is for a test that would hang.
+        // A limit in case the test would hang.
         let patience = Duration::from_secs(60);
         assert_eq!(told.recv_timeout(patience), Ok((1, None)));
         decoder.decode(job(2));
@@ -475,7 +475,7 @@ mod tests {
         });
         let owner = owner.expect("a thread");
         let (tell, told) = std::sync::mpsc::channel();
-        // As when it is in the middle of a batch there.
+        // As if it were in the middle of a batch there.
         let offer = Offer { number: 1, shared: Arc::clone(&owner.shared) };
         let began = Instant::now();
         let mut state = owner.shared.state.lock();
@@ -491,7 +491,7 @@ mod tests {
         drop(state);
         assert_eq!(told.try_recv(), Ok(None));
         assert!(!offer.has_left());
-        // Both of these end while it still hangs.
+        // Both drops return while the decoder still hangs.
         drop(offer);
         drop(owner);
         drop(release);

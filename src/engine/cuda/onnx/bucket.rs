@@ -1,4 +1,4 @@
-//! What batches of one size have on the device: memory for what goes in and comes out, bound to the session once.
+//! The device memory of batches of one size: for inputs and outputs, bound to the session once.
 
 use super::{
     super::{Buffer, CudaError, Heap},
@@ -17,24 +17,24 @@ use cudarc::driver::CudaStream;
 use ort::session::RunOptions;
 use std::sync::Arc;
 
-/// One batch size, of one place.
+/// The memory for one batch size in one place.
 pub(super) struct Bucket {
-    /// Of the inputs.
+    /// The shapes of the inputs.
     pub(super) shapes: Vec<Vec<usize>>,
     /// In the order of the signature.
     pub(super) outputs: Vec<Output>,
-    /// Has all that stays the same from run to run. Before the buffers: nobody else may use them.
+    /// Binds all that stays the same from run to run. Declared, and so dropped, before the buffers that it uses.
     pub(super) binding: Binding,
-    /// How it is run.
+    /// The options of its runs.
     pub(super) options: RunOptions,
-    /// Whether that is a graph's replay.
+    /// Whether its runs replay a graph.
     pub(super) recorded: bool,
     inputs: Vec<Input>,
-    /// Of the first input, once pixels came for it.
+    /// The pixels of the first input, once pixels have come for it.
     pixels: Option<Pixels>,
-    /// What is made of an output, where that can be reduced.
+    /// The reduced output, if an output can be reduced.
     pub(super) reduced: Option<Reduced>,
-    /// When it was used last.
+    /// When it was last used.
     pub(super) used: u64,
 }
 
@@ -42,33 +42,33 @@ pub(super) struct Bucket {
 enum Input {
     /// On the device.
     Device(Arc<Buffer>),
-    /// On the host, where it was put together.
+    /// On the host, where it was assembled.
     Host,
 }
 
 /// Where an output is written.
 pub(super) enum Output {
-    /// To memory on the device that is ours.
+    /// To our own memory on the device.
     Ours {
-        /// There.
+        /// That memory.
         buffer: Arc<Buffer>,
         /// Its extents.
         shape: Vec<usize>,
-        /// Whether it is an input, which no run writes.
+        /// Whether the output is an input, which no run writes.
         is_input: bool,
     },
-    /// To memory that ONNX Runtime makes, on the host: nobody knows how much before a run.
+    /// To memory that ONNX Runtime allocates on the host, since the size is not known before a run.
     Open,
 }
 
 impl Output {
-    /// Whether it comes of a run.
+    /// Whether a run produces it.
     pub(super) fn comes_of_a_run(&self) -> bool {
         !matches!(self, Output::Ours { is_input: true, .. })
     }
 }
 
-/// So many bytes does a tensor take.
+/// The bytes that a tensor takes.
 fn bytes_of(datatype: DataType, shape: &[usize]) -> Result<usize, EngineError> {
     let size = datatype.size().unwrap_or(0);
     let bytes = shape.iter().try_fold(size, |bytes, extent| bytes.checked_mul(*extent));
@@ -76,16 +76,15 @@ fn bytes_of(datatype: DataType, shape: &[usize]) -> Result<usize, EngineError> {
 }
 
 impl Bucket {
-    /// Gives back what is ours, and leaves what is ONNX Runtime's.
+    /// Frees our own memory, but leaks what belongs to ONNX Runtime.
     pub(super) fn leak(self) {
         std::mem::forget(self.binding);
     }
 
-    /// Memory for inputs of these shapes, and for the outputs whose shapes are known; on the device where the session reads them
-    /// there.
+    /// Allocates memory for inputs of these shapes that the session reads on the device, and for outputs whose shapes are known.
     ///
     /// # Errors
-    /// Where too little is free, or ONNX Runtime refuses.
+    /// If too little memory is free, or ONNX Runtime refuses.
     pub(super) fn new(
         session: &Session,
         heap: &Arc<Heap>,
@@ -111,8 +110,8 @@ impl Bucket {
                 address: buffer.address(),
                 place: device,
             };
-            // SAFETY: the buffer has room for the tensor, and goes after the binding; whoever drops a bucket has waited for its
-            // runs.
+            // SAFETY: the buffer has room for the tensor, and is dropped after the binding; whoever drops a bucket has waited for
+            // its runs.
             #[allow(unsafe_code, reason = "memory is lent to ONNX Runtime")]
             unsafe { binding.input(tensor) }.map_err(EngineError::Input)?;
             inputs.push(Input::Device(buffer));
@@ -123,13 +122,13 @@ impl Bucket {
             if let Some(input) = input
                 && let Input::Device(buffer) = &inputs[input]
             {
-                // Not by ONNX Runtime: what it copies so is not on our stream, and it had come before the upload on an H100.
+                // Not copied by ONNX Runtime: it would do so outside our stream, and on an H100 the copy came before the upload.
                 let (buffer, shape) = (Arc::clone(buffer), shapes[input].clone());
                 outputs.push(Output::Ours { buffer, shape, is_input: true });
                 continue;
             }
             let Some(shape) = shape else {
-                // In its place among the others, which is that of the values of a run.
+                // Bound in the order of the outputs, since a run returns its values in this order.
                 binding.open_output(&spec.name, Where::Host).map_err(EngineError::Device)?;
                 outputs.push(Output::Open);
                 continue;
@@ -161,45 +160,45 @@ impl Bucket {
         })
     }
 
-    /// Whether there is anything that a run gives: it has to be asked for something.
+    /// Whether a run produces any output: a run with no outputs bound is not allowed.
     pub(super) fn runs(&self) -> bool {
         self.outputs.iter().any(Output::comes_of_a_run)
     }
 
-    /// Whether all that runs read and write is on the device, at addresses that stay.
+    /// Whether all that runs read and write is on the device, at fixed addresses.
     pub(super) fn is_fixed(&self) -> bool {
         self.runs()
             && !self.reads_host()
             && self.outputs.iter().all(|output| matches!(output, Output::Ours { .. }))
     }
 
-    /// Whether a run writes an output to memory of ours.
+    /// Whether outputs are in our own memory.
     pub(super) fn binds_outputs(&self) -> bool {
         self.outputs.iter().any(|output| matches!(output, Output::Ours { .. }))
     }
 
-    /// Whether a run reads memory of the host.
+    /// Whether a run reads host memory.
     pub(super) fn reads_host(&self) -> bool {
         self.inputs.iter().any(|input| matches!(input, Input::Host))
     }
 
-    /// Zeros for each input that runs read from the host, with its number.
+    /// Zeros for each input that runs read from the host, with the input's index.
     pub(super) fn zeros_of_host(&self, signature: &Signature) -> Vec<(usize, Tensor)> {
         let inputs = self.inputs.iter().zip(&signature.inputs).zip(&self.shapes).enumerate();
         let of_host = inputs.filter(|(_, ((input, _), _))| matches!(input, Input::Host));
         of_host.map(|(index, ((_, spec), shape))| (index, Tensor::zeros(spec.datatype, shape))).collect()
     }
 
-    /// What the inputs take on the device.
+    /// Device memory of the inputs, in bytes.
     pub(super) fn input_bytes(&self) -> usize {
         let bytes = |input: &Input| if let Input::Device(buffer) = input { buffer.bytes() } else { 0 };
         self.inputs.iter().map(bytes).sum()
     }
 
-    /// Makes memory for pixels of the first input, where there is none.
+    /// Allocates memory for pixels of the first input, unless there is some.
     ///
     /// # Errors
-    /// Where too little is free.
+    /// If too little is free.
     pub(super) fn expect_pixels(
         &mut self,
         heap: &Arc<Heap>,
@@ -216,7 +215,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Begins to copy the pixels of a batch.
+    /// Enqueues the copy of a batch's pixels.
     ///
     /// # Safety
     /// As [`Bucket::fill`].
@@ -233,7 +232,7 @@ impl Bucket {
         }
     }
 
-    /// Begins to make the first input's numbers of its pixels, of 16 bits if they are `wide`.
+    /// Enqueues the conversion of pixels to the first input's numbers; pixels have 16 bits if `wide`.
     #[allow(unsafe_code, reason = "a kernel is launched")]
     pub(super) fn normalize(
         &self,
@@ -242,16 +241,16 @@ impl Bucket {
         stream: &CudaStream,
     ) -> Result<(), CudaError> {
         match &self.pixels {
-            // SAFETY: the first input's buffer has room for them and goes with this; whoever drops it has waited for its runs.
+            // SAFETY: the first input's buffer has room for the numbers and lives as long as this; whoever drops it has waited for runs.
             Some(pixels) => unsafe { normalizer.launch(pixels, wide, stream) },
             None => Ok(()),
         }
     }
 
-    /// Begins to copy an input to where runs read it, or has them read it where it is.
+    /// Enqueues the copy of an input to where runs read it, or has runs read it in place.
     ///
     /// # Safety
-    /// The tensor stays as it is until the stream and the next run have come past this.
+    /// The tensor must stay unchanged until the stream and the next run have passed this.
     #[allow(unsafe_code, reason = "the device copies by itself")]
     pub(super) unsafe fn fill(
         &mut self,
@@ -278,7 +277,7 @@ impl Bucket {
         }
     }
 
-    /// Has the next run make memory anew for outputs that are not known.
+    /// Has the next run allocate memory for outputs whose shapes are not known.
     pub(super) fn open(&mut self, signature: &Signature, place: Where) -> Result<(), EngineError> {
         for (output, spec) in self.outputs.iter().zip(&signature.outputs) {
             if matches!(output, Output::Open) {

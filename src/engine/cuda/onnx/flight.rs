@@ -1,4 +1,4 @@
-//! What of a batch is on its way.
+//! A batch in flight.
 
 use super::{
     super::{Buffer, CudaError, Event, Streams, context::synchronize},
@@ -17,20 +17,20 @@ use std::sync::{Arc, mpsc::Sender};
 
 /// How an output comes back.
 pub(super) enum Arrival {
-    /// Copied from memory of ours.
+    /// Copied from our own device memory.
     Copied {
-        /// To here.
+        /// The host memory that it is copied to.
         result: Lent,
         datatype: DataType,
         shape: Vec<usize>,
     },
-    /// In memory that ONNX Runtime makes.
+    /// In memory that ONNX Runtime allocates.
     Open,
 }
 
 impl Arrival {
-    /// As what each output of a batch comes back: as it is, or as what is left of it, with room in these blocks. Of those that are
-    /// not read then, nothing comes but how many rows they have.
+    /// How each output of a batch comes back: whole or reduced, to memory from these blocks. If an output is reduced, only the number of
+    /// rows comes back for outputs that are then not read.
     pub(super) fn all(
         outputs: &[Output],
         signature: &Signature,
@@ -44,13 +44,13 @@ impl Arrival {
         Arrival::forms(outputs, signature, reduced).map(arrival).collect()
     }
 
-    /// Bytes of each that is copied.
+    /// Bytes of each output that is copied.
     pub(super) fn sizes(outputs: &[Output], signature: &Signature, reduced: Option<&Reduced>) -> Vec<usize> {
         let forms = Arrival::forms(outputs, signature, reduced).flatten();
         forms.map(|(datatype, shape)| bytes(datatype, &shape)).filter(|bytes| *bytes > 0).collect()
     }
 
-    /// Type and shape of each that is copied.
+    /// Type and shape of each output that is copied.
     fn forms<'a>(
         outputs: &'a [Output],
         signature: &'a Signature,
@@ -72,19 +72,19 @@ fn bytes(datatype: DataType, shape: &[usize]) -> usize {
     shape.iter().product::<usize>() * datatype.size().unwrap_or(0)
 }
 
-/// An output in memory of ours, its element type and its shape.
+/// An output in our own memory, its element type and its shape.
 type Kept = (Arc<Buffer>, DataType, Vec<usize>);
 
-/// The outputs that a reduction left on the device, in case that it fails.
+/// The whole outputs, which stay on the device in case a reduction fails.
 pub(super) struct Whole {
-    /// Not 0 for items that could not be reduced.
+    /// Per item: not 0 if the item could not be reduced.
     pub(super) faults: Lent,
     outputs: Vec<Option<Kept>>,
     blocks: Blocks,
 }
 
 impl Whole {
-    /// All that are in memory of ours, which stays as it is until the place is another's.
+    /// All outputs in our own memory, which stay unchanged until the next batch takes the place.
     pub(super) fn of(outputs: &[Output], signature: &Signature, faults: Lent, blocks: &Blocks) -> Whole {
         let kept = outputs.iter().zip(&signature.outputs).map(|(output, spec)| match output {
             Output::Ours { buffer, shape, .. } => Some((Arc::clone(buffer), spec.datatype, shape.clone())),
@@ -93,7 +93,7 @@ impl Whole {
         Whole { faults, outputs: kept.collect(), blocks: blocks.clone() }
     }
 
-    /// Copies them, if an item could not be reduced.
+    /// Copies the whole outputs, if an item could not be reduced.
     fn fetch(&self, stream: &CudaStream) -> Result<Option<Vec<Arrival>>, CudaError> {
         if self.faults.iter().all(|byte| *byte == 0) {
             return Ok(None);
@@ -103,30 +103,30 @@ impl Whole {
             let bytes = bytes(*datatype, shape);
             let mut result = self.blocks.lend(bytes);
             if bytes > 0 {
-                // SAFETY: it is waited for before anybody looks.
+                // SAFETY: the copy is waited for before anybody reads it.
                 #[allow(unsafe_code, reason = "the device copies by itself")]
                 unsafe { buffer.download(&mut result, stream) }?;
             }
             Ok(Arrival::Copied { result, datatype: *datatype, shape: shape.clone() })
         };
-        // Each is there until all have been waited for, also where one failed: others are on their way.
+        // Collected first, so that all buffers live until the wait, even if one copy failed: others are under way.
         let fetched: Vec<Result<Arrival, CudaError>> = self.outputs.iter().map(fetch).collect();
         synchronize(stream).map_err(CudaError::when("work on the GPU failed"))?;
         fetched.into_iter().collect::<Result<_, _>>().map(Some)
     }
 }
 
-/// A batch on its way. Holds all that the device reads and writes for it, beside what its place has.
+/// A batch in flight. Holds all that the device reads and writes for it, besides what belongs to its place.
 pub(super) struct Running {
     pub(super) place: Option<usize>,
     pub(super) back: Sender<usize>,
     pub(super) landed: Arc<Event>,
     pub(super) arrivals: Vec<Arrival>,
     pub(super) whole: Option<Whole>,
-    /// Outputs that ONNX Runtime made memory for, in their order.
+    /// Outputs that ONNX Runtime allocated memory for, in their order.
     pub(super) values: Vec<DynValue>,
     pub(super) _inputs: Vec<Tensor>,
-    /// Until the values are gone.
+    /// Held until the values are gone.
     pub(super) streams: Arc<Streams>,
 }
 
@@ -136,7 +136,7 @@ impl Running {
         let Some(place) = self.place.take() else { return Ok(()) };
         let mut landed = self.landed.wait();
         if let (Ok(()), Some(whole)) = (&landed, &self.whole) {
-            // The outputs themselves say why an item could not be reduced.
+            // The task reads from the whole outputs why an item could not be reduced.
             landed = whole.fetch(&self.streams.download).map(|fetched| {
                 if let Some(arrivals) = fetched {
                     self.arrivals = arrivals;
@@ -147,7 +147,7 @@ impl Running {
             // The device may still read and write.
             self.streams.settle();
         }
-        // Nobody takes it where the engine has gone.
+        // An error: the engine has been dropped.
         let _ = self.back.send(place);
         landed
     }
@@ -162,8 +162,8 @@ impl Airborne for Running {
                 return Ok(Tensor { datatype, shape, data: result.freeze() });
             }
             let value = values.next().expect("a run gives all of its outputs");
-            // Copied, so that what ONNX Runtime has to copy to is free again, and no reply holds the session, nor an input that is
-            // an output.
+            // Copied, so that ONNX Runtime gets its memory back, and no reply holds the session, or an input that is also an
+            // output.
             let tensor = value::take(value, &[])?;
             Ok(Tensor { data: Bytes::copy_from_slice(&tensor.data), ..tensor })
         };

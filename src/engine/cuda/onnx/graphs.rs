@@ -1,13 +1,13 @@
-//! CUDA graphs: what a batch of a size has the GPU do is recorded once by ONNX Runtime, and replayed for those that follow.
+//! CUDA graphs: ONNX Runtime records the GPU work of a batch size once, and replays it for later batches of that size.
 //!
-//! Not every network can be recorded, and not every one that can be gives in a replay what a run gives: what the host decided in the
-//! recorded run, such as numbers drawn at random, stays as it was then. So a batch of a new size is run without a graph first. Then
-//! ONNX Runtime is given the graph's number, records, and replays; a replay that fails, or gives something else, ends all graphs of
-//! the engine. It has to be in this order: the very first run with a number may end in a replay already, to which the next one would be
-//! equal. Before the replay that is compared the outputs are filled with something else, which one that writes nothing would leave there.
+//! Not every network can be recorded. And a replay may give other results than a run: what the host decided in the recorded run, such
+//! as random numbers, stays fixed. So a batch of a new size first runs without a graph. Then ONNX Runtime gets the graph's number,
+//! records, and replays. If a replay fails or gives other results, the engine stops using graphs. The order matters: the very first run
+//! with a number may already end in a replay, and comparing two replays would show nothing. Before the replay that is compared, the
+//! outputs are overwritten, so that a replay which writes nothing is noticed.
 //!
-//! What is seen so is seen once. That the memory of a recorded size stays where it is, whatever runs after it, is ONNX Runtime's to see
-//! to: 1.31 does, but for convolutions that it fuses with what follows ([`Session::load`] has that left out). With older ones nothing is
+//! This comparison is made only once. ONNX Runtime has to keep the memory of a recorded size in place, whatever runs later. Version 1.31
+//! does, except for convolutions that it fuses with what follows ([`Session::load`] disables that). With older versions nothing is
 //! recorded ([`Runtime::check_replays`](crate::engine::onnx::Runtime::check_replays)).
 #![allow(unsafe_code)]
 
@@ -23,29 +23,29 @@ use crate::engine::{
 };
 use ort::session::RunOptions;
 
-/// Graphs that are recorded. ONNX Runtime keeps each as long as the session, whatever becomes of the memory that it was recorded with:
-/// of a model whose callers choose extents there would be ever more. Nor is a number free again: a run with it is a replay for ever. What
-/// ONNX Runtime has to let go of a graph (`SessionReleaseCapturedGraph`, since 1.27) does nothing in the CUDA provider of 1.31, and says
-/// that it went well.
+/// Most graphs that are recorded. ONNX Runtime keeps each as long as the session, whatever happens to the memory that it was recorded
+/// with: if callers choose extents, their number would grow without limit. A number cannot be reused either: a run with it is always a
+/// replay. ONNX Runtime's call to release a graph (`SessionReleaseCapturedGraph`, since 1.27) does nothing in the CUDA provider of
+/// 1.31, and reports success.
 const GRAPHS_MAX: usize = super::DEPTH * BUCKETS_MAX;
 
-/// Bytes of each output that are compared, from its start: items are all treated alike.
+/// Bytes of each output that are compared, from its start: all items are processed alike.
 const COMPARED_MAX: usize = 16 << 20;
 
-/// How far floats may be apart, relative to the largest of their output: other algorithms may round otherwise, and what is not the
-/// same at all is mostly further off.
+/// How far floats may differ, relative to the largest of their output: other algorithms may round differently, and wrong results are
+/// mostly further off.
 const APART_MAX: f32 = 0.05;
 
-/// Graphs of an engine.
+/// The graphs of an engine.
 pub(super) struct Graphs {
-    /// For the log.
+    /// The model's name, for the log.
     model: String,
     asked: CudaGraph,
-    /// Whether batches are recorded, where that can be.
+    /// Whether batches are recorded if possible.
     records: bool,
-    /// The last number that was given to one.
+    /// The last number that was given to a graph.
     last: usize,
-    /// Whether any is to be replayed.
+    /// Whether there are graphs to replay.
     there: bool,
     /// Whether there are batches that are not recorded.
     plain: bool,
@@ -54,17 +54,17 @@ pub(super) struct Graphs {
 }
 
 impl Graphs {
-    /// None yet.
+    /// No graphs yet.
     pub(super) fn new(model: String, asked: CudaGraph, records: bool) -> Graphs {
         Graphs { model, asked, records, last: 0, there: false, plain: false, unrecorded: 0 }
     }
 
-    /// Whether there are any, which have addresses in them.
+    /// Whether there are graphs to replay: these contain memory addresses.
     pub(super) fn are_there(&self) -> bool {
         self.records && self.there
     }
 
-    /// Whether all batches so far have one.
+    /// Whether all batches so far have a graph.
     pub(super) fn are_for_all(&self) -> bool {
         self.are_there() && !self.plain
     }
@@ -74,12 +74,12 @@ impl Graphs {
         self.unrecorded
     }
 
-    /// None of those so far is replayed any more, and the batches that had them, or none, do not come again.
+    /// No graph so far is replayed any more, and the batches so far, with or without a graph, do not come again.
     pub(super) fn forget(&mut self) {
         (self.there, self.plain) = (false, false);
     }
 
-    /// The number of the next one, for a batch that reads and writes only what stays where it is, or does not.
+    /// The number of the next graph, if one may be recorded. `is_fixed`: the batch reads and writes only fixed addresses.
     fn next(&mut self, is_fixed: bool) -> Option<usize> {
         if !self.records {
             return None;
@@ -107,7 +107,7 @@ impl Graphs {
         None
     }
 
-    /// Why an engine goes without what it was to have: a warning where that was asked for.
+    /// Logs why an engine does without graphs: as a warning if the model asked for them.
     pub(super) fn tell(&self, what: &str, why: &str) {
         let model = &self.model;
         match self.asked {
@@ -117,7 +117,7 @@ impl Graphs {
     }
 }
 
-/// Has runs be recorded and replayed under a number, or, without one, neither.
+/// Sets the number under which runs are recorded and replayed; without one, they are neither.
 pub(super) fn number(options: &mut RunOptions, graph: Option<usize>) -> Result<(), EngineError> {
     let number = graph.map_or_else(|| "-1".to_owned(), |graph| graph.to_string());
     let set = options.set("gpu_graph_id", number);
@@ -125,11 +125,11 @@ pub(super) fn number(options: &mut RunOptions, graph: Option<usize>) -> Result<(
 }
 
 impl OnnxOnGpu {
-    /// Has a batch recorded that was run for the first time and has ended, where that can be. What is on the device afterwards is what
-    /// a run gives, whatever came of it.
+    /// Records a batch, if possible, after its first run has ended. Afterwards the outputs on the device are those of a run, whether it
+    /// could be recorded or not.
     ///
     /// # Errors
-    /// Where nothing can be run any more.
+    /// If nothing can be run any more.
     pub(super) fn record(&mut self, (place, bucket): (usize, usize)) -> Result<(), EngineError> {
         let is_fixed = self.places[place].buckets[bucket].is_fixed();
         let Some(graph) = self.graphs.next(is_fixed) else { return Ok(()) };
@@ -152,13 +152,13 @@ impl OnnxOnGpu {
         }
         self.graphs.tell("no CUDA graphs are recorded for the model any more", &why);
         let bucket = &self.places[place].buckets[bucket];
-        // CUDA's runtime may tell the next one of what failed.
+        // The CUDA runtime may report the earlier failure to the next run, so a failed run is repeated once.
         let ran = self.session.run(&bucket.binding, &bucket.options);
         ran.or_else(|_| self.session.run(&bucket.binding, &bucket.options))?;
         Ok(synchronize(&self.streams.compute).map_err(CudaError::when("work on the GPU failed"))?)
     }
 
-    /// Records a batch that was run, and replays it; how that differs from the run, if it does.
+    /// Records a batch that was run, and replays it. Returns how the replay differs from the run, if it does.
     fn replay(
         &mut self,
         (place, bucket): (usize, usize),
@@ -168,7 +168,7 @@ impl OnnxOnGpu {
         let bucket_of = &mut self.places[place].buckets[bucket];
         number(&mut bucket_of.options, Some(graph))?;
         bucket_of.recorded = true;
-        // Whether the first one records or only makes ready for it is ONNX Runtime's choice.
+        // ONNX Runtime decides whether the first run records or only prepares for it.
         self.session.run(&bucket_of.binding, &bucket_of.options)?;
         for output in &bucket_of.outputs {
             if let Output::Ours { buffer, is_input: false, .. } = output {
@@ -176,7 +176,7 @@ impl OnnxOnGpu {
             }
         }
         if self.device == Where::Host {
-            // Who computes is not on the stream.
+            // The CPU computes here, which is not ordered by the stream.
             synchronize(&self.streams.compute).map_err(CudaError::when("work on the GPU failed"))?;
         }
         self.session.run(&bucket_of.binding, &bucket_of.options)?;
@@ -190,14 +190,14 @@ impl OnnxOnGpu {
         Ok(differs)
     }
 
-    /// What is in the outputs on the device, as much of it as is compared.
+    /// The contents of the outputs on the device, up to the length that is compared.
     fn outputs(&self, (place, bucket): (usize, usize)) -> Result<Vec<Vec<u8>>, EngineError> {
         let download = &self.streams.download;
         let copy = |output: &Output| {
             let Output::Ours { buffer, .. } = output else { return Ok(Vec::new()) };
             let mut bytes = vec![0; buffer.bytes().min(COMPARED_MAX)];
             if !bytes.is_empty() {
-                // SAFETY: it is waited for, whether all of them could be begun or not.
+                // SAFETY: the copy is waited for, even if enqueueing it failed.
                 let copied = unsafe { buffer.download(&mut bytes, download) };
                 let ended = synchronize(download).map_err(CudaError::when("work on the GPU failed"));
                 copied.and(ended)?;
@@ -208,7 +208,7 @@ impl OnnxOnGpu {
     }
 }
 
-/// How a replay differs from a run in an output, if it does by more than rounding: floats may be a little apart, nothing else may.
+/// How an output of a replay differs from that of a run, if by more than rounding: floats may differ a little, nothing else may.
 fn difference(datatype: DataType, ran: Vec<u8>, replayed: Vec<u8>) -> Option<String> {
     if ran == replayed {
         return None;
@@ -268,7 +268,7 @@ mod tests {
         assert!(graphs.are_there() && graphs.are_for_all());
         assert_eq!((graphs.unrecorded(), graphs.next(true)), (0, None));
         assert_eq!((graphs.unrecorded(), graphs.are_for_all()), (1, false));
-        // What is forgotten gives no number back.
+        // Forgetting graphs does not free their numbers.
         graphs.forget();
         assert_eq!((graphs.are_there(), graphs.next(true), graphs.unrecorded()), (false, None, 2));
 

@@ -1,20 +1,20 @@
-//! What an engine that has nothing to do gives back.
+//! Releasing the memory of an idle engine.
 
 use super::{OnnxOnGpu, options};
 use crate::engine::{EngineError, onnx::binding::Where};
 
 impl OnnxOnGpu {
-    /// What can be had again goes. No batch is on its way.
+    /// Frees what can be allocated again. No batch is in flight.
     pub(super) fn let_go(&mut self) {
-        // There may be memory for them by now: the next batches find out.
+        // There may be memory for the given-up places by now: the next batches find out.
         for place in std::mem::take(&mut self.given_up) {
             self.put_back(place);
             self.in_use += 1;
         }
-        // Graphs have the addresses of the arena and of the buckets in them.
+        // Graphs contain addresses in the arena and in the buckets.
         if !self.graphs.are_there() {
             match self.shrink() {
-                // What is taken again is counted again.
+                // The arena is counted again as it grows.
                 Ok(true) => self.arena = 0,
                 Ok(false) => {}
                 Err(error) => tracing::debug!(%error, "the arena of an idle model keeps its memory"),
@@ -32,8 +32,8 @@ impl OnnxOnGpu {
         }
     }
 
-    /// Has ONNX Runtime give back what its arena does not need, with a run of what was run last, but for inputs that the CPU reads:
-    /// those are zeros. False where there is no memory to run anything in.
+    /// Has ONNX Runtime release unused memory of its arena, by repeating the last run; inputs that the CPU reads are zeros. False if there
+    /// is no memory to run anything in.
     fn shrink(&mut self) -> Result<bool, EngineError> {
         let arena = match self.device {
             Where::Device(ordinal) | Where::Pinned(ordinal) => format!("gpu:{ordinal}"),
@@ -54,7 +54,7 @@ impl OnnxOnGpu {
             let signature = self.session.signature();
             zeros = bucket.zeros_of_host(signature);
             for (index, tensor) in &zeros {
-                // SAFETY: they stay until the streams have settled.
+                // SAFETY: the tensors live until the streams have settled.
                 unsafe { bucket.fill(*index, &signature.inputs[*index].name, tensor, &self.streams.upload) }?;
             }
             bucket.open(signature, Where::Host)?;

@@ -1,4 +1,4 @@
-//! How a batch is begun: copied in, computed and copied out, each on a stream of its own.
+//! Starting a batch: it is copied in, computed and copied out, each on a stream of its own.
 #![allow(unsafe_code)]
 
 use super::{
@@ -16,7 +16,7 @@ use ort::value::DynValue;
 use std::sync::Arc;
 
 impl OnnxOnGpu {
-    /// Has the device copy, compute and copy back.
+    /// Has the device copy the inputs, compute and copy the outputs back.
     fn begin(
         &mut self,
         (place, bucket): (usize, usize),
@@ -31,7 +31,7 @@ impl OnnxOnGpu {
         let specs = &self.session.signature().inputs;
         let normalizer = self.normalizer.as_ref().filter(|_| pixels);
         for (index, tensor) in inputs.iter().enumerate() {
-            // The flight holds the tensors until the device is done with them, as does whoever calls this where it fails.
+            // The flight, or the caller if this fails, holds the tensors until the device is done with them.
             if index == 0 && normalizer.is_some() {
                 // SAFETY: as said.
                 unsafe { bucket.fill_pixels(tensor, upload) }?;
@@ -46,11 +46,11 @@ impl OnnxOnGpu {
             let wide = inputs.first().is_some_and(|pixels| pixels.datatype == DataType::Uint16);
             bucket.normalize(normalizer, wide, compute)?;
         }
-        // Where none is written to memory of ours that could be, constants among the outputs are copied beside our stream, to memory
-        // that a batch before this may still use.
+        // If no output is written to our own memory although some could be, constants among the outputs are copied outside our stream,
+        // to memory that an earlier batch may still use.
         let constants_are_copied = !bucket.binds_outputs() && self.session.outputs().any_known();
         if self.device == Where::Host || constants_are_copied {
-            // Who computes is not on the stream.
+            // The CPU computes or copies here, which is not ordered by the stream.
             synchronize(compute).map_err(CudaError::when("work on the GPU failed"))?;
         }
         let pinned = match self.device {
@@ -58,7 +58,7 @@ impl OnnxOnGpu {
             host => host,
         };
         bucket.open(self.session.signature(), pinned)?;
-        // A replay has no kernel of ONNX Runtime's run.
+        // A replay does not call ONNX Runtime's kernels, so there is nothing to free.
         let waits = !bucket.recorded && self.batches.is_multiple_of(WAITED_EVERY);
         let options = if waits { &self.waited } else { &bucket.options };
         let mut values = if bucket.runs() { self.session.run(&bucket.binding, options)? } else { Vec::new() };
@@ -73,7 +73,7 @@ impl OnnxOnGpu {
             let (Output::Ours { buffer, .. }, Arrival::Copied { result, .. }) = (output, arrival) else {
                 continue;
             };
-            // The flight holds the results and looks at them when it has landed.
+            // The flight holds the results and reads them when it has landed.
             match (&bucket.reduced, &mut faults) {
                 _ if result.is_empty() => {}
                 (Some(reduced), Some(faults)) if reduced.output == index => {
@@ -85,15 +85,15 @@ impl OnnxOnGpu {
             }
         }
         landed.record(download)?;
-        // Those of ours are looked at in the results.
+        // Outputs in our own memory are read from the results instead.
         let run = bucket.outputs.iter().filter(|output| output.comes_of_a_run());
         let mut ours = run.map(|output| matches!(output, Output::Ours { .. }));
         values.retain(|_| !ours.next().unwrap_or(false));
         Ok(values)
     }
 
-    /// Takes the memory that outputs of a bucket land in, for as many batches as there may be at once: as they are, or of an output
-    /// that is reduced what is left of it, which is what most want.
+    /// Allocates the memory that a bucket's outputs are copied to, for as many batches as may be in flight: whole outputs or, for an
+    /// output that can be reduced, the reduced one, which most requests need.
     fn ready(&self, (place, bucket): (usize, usize)) {
         let bucket = &self.places[place].buckets[bucket];
         let (outputs, reduced) = (&bucket.outputs, bucket.reduced.as_ref());
@@ -102,7 +102,7 @@ impl OnnxOnGpu {
         }
     }
 
-    /// Begins a batch in memory that is ours; only what is left of its outputs comes back, where they can be reduced and may.
+    /// Starts a batch in our own memory. If `reduce` is set and the outputs can be reduced, only the reduced output comes back.
     fn launch(
         &mut self,
         inputs: Vec<Tensor>,
@@ -123,7 +123,7 @@ impl OnnxOnGpu {
         let begun = self.begin((place, bucket), (&inputs, pixels.is_some()), &mut arrivals, faults);
         let begun = begun.and_then(|values| {
             if first {
-                // Once for each size: what ONNX Runtime took for it is seen when it is done.
+                // Once for each size: how much memory ONNX Runtime has taken is known when the batch is done.
                 self.streams.settle();
                 self.record((place, bucket))?;
             }
@@ -132,7 +132,7 @@ impl OnnxOnGpu {
         let values = match begun {
             Ok(values) => values,
             Err(error) => {
-                // What was begun may still read and write.
+                // Work that was enqueued may still read and write.
                 self.streams.settle();
                 self.places[place].buckets.remove(bucket);
                 self.put_back(place);
@@ -158,8 +158,8 @@ impl OnnxOnGpu {
         })))
     }
 
-    /// Begins a batch. Any may tell that outputs are not of the shapes that the model file says: names of extents may hold for some
-    /// inputs and not for others.
+    /// Starts a batch, a second time without bound outputs if these do not have the shapes that the model file says. That may happen with
+    /// any batch, since the names of extents may hold for some inputs and not for others.
     pub(super) fn try_twice(&mut self, mut inputs: Vec<Tensor>, reduce: bool) -> Result<Flight, EngineError> {
         if let (Some(pixels), None, Some(first)) = (&self.ends.pixels, &self.normalizer, inputs.first_mut())
             && let Some(numbers) = pixels.normalize(&first.view(), &self.inputs)
@@ -174,7 +174,7 @@ impl OnnxOnGpu {
         }
         let again = self.binds_outputs(&shapes).then(|| inputs.clone());
         let begun = match (self.launch(inputs, (&shapes, pixels.as_ref()), reduce), again) {
-            // If it works without them, outputs of such inputs are what a run gives from now on.
+            // If the batch works without bound outputs, a run allocates the outputs of such inputs from now on.
             (Err(EngineError::Input(reason)), Some(inputs)) => {
                 self.met.unlike(&shapes, true);
                 let flight = self.launch(inputs, (&shapes, pixels.as_ref()), reduce);
@@ -191,7 +191,7 @@ impl OnnxOnGpu {
             (launched, _) => launched,
         };
         begun.map_err(|error| match error {
-            // A library that has nothing for such extents, which callers choose: others ran, and the context stands.
+            // A library does not support these extents, which callers choose: other extents ran, and the context is intact.
             EngineError::Device(reason)
                 if self.met.only_others_ran(&shapes) && self.context.memory().is_ok() =>
             {

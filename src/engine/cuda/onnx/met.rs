@@ -1,18 +1,18 @@
-//! What an engine has learned of inputs by their shapes.
+//! What an engine has learned about input shapes.
 
 use foldhash::{HashSet, HashSetExt};
 
-/// So many shapes are remembered of each kind; one more, and all are met anew.
+/// Shapes that are remembered of each kind. One more, and all are forgotten.
 const SHAPES_MAX: usize = 1024;
 
 type Shapes = Vec<Vec<usize>>;
 
-/// Shapes of inputs that came so far.
+/// The input shapes that have come so far.
 #[derive(Debug)]
 pub(super) struct Met {
-    /// Of items that ran, in batches of whatever size.
+    /// Item shapes that ran, in batches of any size.
     ran: HashSet<Shapes>,
-    /// Of batches whose outputs are of other shapes than the model file says.
+    /// Batch shapes whose outputs have other shapes than the model file says.
     unlike: HashSet<Shapes>,
 }
 
@@ -21,12 +21,12 @@ impl Met {
         Met { ran: HashSet::new(), unlike: HashSet::new() }
     }
 
-    /// A run of them was begun.
+    /// Records that a run with these shapes was started.
     pub(super) fn ran(&mut self, shapes: &[Vec<usize>]) {
         note(&mut self.ran, items(shapes));
     }
 
-    /// Outputs of theirs are of other shapes than the model file says, or are not.
+    /// Records whether these inputs give outputs of other shapes than the model file says.
     pub(super) fn unlike(&mut self, shapes: &[Vec<usize>], unlike: bool) {
         if unlike {
             note(&mut self.unlike, shapes.to_vec());
@@ -35,18 +35,18 @@ impl Met {
         }
     }
 
-    /// Whether outputs of theirs are of other shapes than the model file says.
+    /// Whether these inputs give outputs of other shapes than the model file says.
     pub(super) fn is_unlike(&self, shapes: &[Vec<usize>]) -> bool {
         self.unlike.contains(shapes)
     }
 
-    /// Whether items of other shapes ran, and such never did.
+    /// Whether items of other shapes have run, but none of these.
     pub(super) fn only_others_ran(&self, shapes: &[Vec<usize>]) -> bool {
         !self.ran.is_empty() && !self.ran.contains(&items(shapes))
     }
 }
 
-/// Without the first axis: how many there are is ours to choose.
+/// The shapes without the first axis: we choose the number of items ourselves.
 fn items(shapes: &[Vec<usize>]) -> Shapes {
     shapes.iter().map(|shape| shape.get(1..).unwrap_or_default().to_vec()).collect()
 }

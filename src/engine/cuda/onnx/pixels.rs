@@ -1,5 +1,5 @@
-//! Pixels on the device: copied there as they came, and made numbers by a kernel, on the stream that computes, where the network
-//! reads them.
+//! Pixels on the device: they are copied there unchanged, and a kernel on the compute stream converts them to the numbers that the
+//! network reads.
 #![allow(unsafe_code)]
 
 use super::super::{Buffer, Context, CudaError, Heap, context::synchronize, preprocess::Preprocessor};
@@ -11,21 +11,21 @@ use crate::engine::{
 use cudarc::driver::CudaStream;
 use std::sync::Arc;
 
-/// The kernels, and what they do.
+/// The kernels, and the conversion that they do.
 #[derive(Debug)]
 pub(super) struct Normalizer {
     input: PixelInput,
     preprocessor: Preprocessor,
 }
 
-/// Memory for the pixels of one batch size, of either depth: a camera may send some of 16 bits among many of 8, which is to
-/// allocate nothing.
+/// Memory for the pixels of one batch size, of either depth: a camera may send some images of 16 bits among many of 8, and that
+/// must not allocate memory.
 #[derive(Debug)]
 pub(super) struct Pixels {
     samples: Buffer,
-    /// Where each image lies, and that none is resized: the same for every batch.
+    /// Descriptions of where each image lies, without resizing: the same for every batch.
     _told: Buffer,
-    /// For 8 bits and for 16.
+    /// The calls for 8 bits and for 16.
     calls: [(Vec<Launch>, PreprocessCall); 2],
 }
 
@@ -35,7 +35,7 @@ impl Normalizer {
         Ok(Normalizer { input: input.clone(), preprocessor: Preprocessor::new(context)? })
     }
 
-    /// How the first input of a batch is read; `None` where it is the network's own.
+    /// How the first input of a batch is read; `None` if it is of the network's own type.
     ///
     /// # Errors
     /// A shape that pixels do not have.
@@ -44,10 +44,10 @@ impl Normalizer {
         self.input.reading(first.datatype, &first.shape)
     }
 
-    /// Memory for pixels of either depth that are read like this, of which what is at `numbers` is made.
+    /// Allocates memory for pixels of either depth that are read as `reading` says and converted to the numbers at `numbers`.
     ///
     /// # Errors
-    /// Where too little is free.
+    /// If too little is free.
     pub(super) fn make(
         heap: &Arc<Heap>,
         reading: &Reading,
@@ -63,7 +63,7 @@ impl Normalizer {
         });
         let told: Vec<u8> = [low, high].as_flattened().concat();
         let buffer = Buffer::new(heap, told.len())?;
-        // SAFETY: it is waited for while they are there.
+        // SAFETY: the copy is waited for while both are alive.
         unsafe { buffer.upload(&told, stream) }?;
         synchronize(stream).map_err(CudaError::when("work on the GPU failed"))?;
         let mut at = buffer.address();
@@ -76,10 +76,10 @@ impl Normalizer {
         Ok(Pixels { samples, _told: buffer, calls })
     }
 
-    /// Begins to make numbers of the pixels that were copied, of 16 bits if they are `wide`.
+    /// Enqueues the conversion of the copied pixels, of 16 bits if `wide`.
     ///
     /// # Safety
-    /// The numbers have room for them, where [`Normalizer::make`] was told, until the stream has come past this.
+    /// There is room for the numbers where [`Normalizer::make`] was told, until the stream has passed this.
     pub(super) unsafe fn launch(
         &self,
         pixels: &Pixels,
@@ -87,16 +87,16 @@ impl Normalizer {
         stream: &CudaStream,
     ) -> Result<(), CudaError> {
         let (launches, call) = &pixels.calls[usize::from(wide)];
-        // SAFETY: descriptions and samples live as long as `pixels`, which goes when its runs have ended.
+        // SAFETY: descriptions and samples live as long as `pixels`, which is dropped after its runs have ended.
         unsafe { self.preprocessor.launch(launches, call, stream) }
     }
 }
 
 impl Pixels {
-    /// Begins to copy a batch's.
+    /// Enqueues the copy of a batch's pixels.
     ///
     /// # Safety
-    /// The tensor stays as it is until the stream has come past this.
+    /// The tensor must stay unchanged until the stream has passed this.
     pub(super) unsafe fn upload(&mut self, tensor: &Tensor, stream: &CudaStream) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
         unsafe { self.samples.upload(&tensor.data, stream) }

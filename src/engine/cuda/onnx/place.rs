@@ -1,4 +1,4 @@
-//! What a batch has on the device while it is on its way: memory for its size, and the events that order its steps.
+//! The device resources of a batch in flight: memory for its size, and the events that order its steps.
 
 use super::{
     super::{Context, CudaError, Event},
@@ -6,10 +6,10 @@ use super::{
 };
 use std::sync::Arc;
 
-/// Shapes that a place keeps memory for; of more, those that were not used for longest go.
+/// Shapes that a place keeps memory for. Beyond that, the least recently used are evicted.
 pub(super) const BUCKETS_MAX: usize = 16;
 
-/// What a batch takes on the device.
+/// The device resources of a batch.
 pub(super) struct Place {
     pub(super) buckets: Vec<Bucket>,
     pub(super) uploaded: Event,
@@ -27,7 +27,7 @@ impl Place {
         })
     }
 
-    /// Where there is memory for these shapes. That with outputs which are not to be bound goes.
+    /// The index of the bucket for these shapes. A bucket that binds outputs is dropped if outputs are not to be bound.
     pub(super) fn position(&mut self, shapes: &[Vec<usize>], bind_outputs: bool) -> Option<usize> {
         let at = self.buckets.iter().position(|bucket| bucket.shapes == shapes)?;
         if !bind_outputs && self.buckets[at].binds_outputs() {
@@ -37,7 +37,7 @@ impl Place {
         Some(at)
     }
 
-    /// Lets go of the shapes that were not used for longest.
+    /// Evicts the least recently used shapes.
     pub(super) fn make_room(&mut self) {
         while self.buckets.len() >= BUCKETS_MAX {
             let oldest = self.buckets.iter().enumerate().min_by_key(|(_, bucket)| bucket.used);

@@ -1,5 +1,4 @@
-//! Which networks are recorded as CUDA graphs where nobody insists (`cuda_graph = "auto"`): those of which it is known that a replay does
-//! what a run does.
+//! Which networks are recorded as CUDA graphs with `cuda_graph = "auto"`: those for which a replay is known to do the same as a run.
 
 use crate::engine::{
     Dim,
@@ -7,11 +6,11 @@ use crate::engine::{
 };
 use std::path::Path;
 
-/// Operators whose kernels only begin work on the GPU, by what the host knows from shapes alone: they neither wait for the GPU nor
-/// read there what they do next. A network of others is recorded only where somebody insists: a check on an H200 that had networks
-/// with NonZero and RandomNormalLike recorded had not come to its end after two minutes.
+/// Operators that only enqueue work on the GPU, from what the host knows from shapes alone: they neither wait for the GPU nor read
+/// there what to do next. A network with other operators is only recorded with `cuda_graph = "always"`: a check on an H200 that
+/// recorded networks with NonZero and RandomNormalLike had not finished after two minutes.
 const RECORDABLE: &[&str] = &[
-    // Number by number.
+    // Element-wise.
     "Abs",
     "Add",
     "And",
@@ -60,7 +59,7 @@ const RECORDABLE: &[&str] = &[
     "ThresholdedRelu",
     "Where",
     "Xor",
-    // Only moved. Of dropout nothing is left but where it draws, which is seen when it is loaded.
+    // Data movement. A dropout is only left if it draws numbers, which is detected when the model is loaded.
     "Cast",
     "Concat",
     "Constant",
@@ -83,7 +82,7 @@ const RECORDABLE: &[&str] = &[
     "Transpose",
     "Unsqueeze",
     "Upsample",
-    // Layers, and what sums up.
+    // Layers and reductions.
     "ArgMax",
     "ArgMin",
     "AveragePool",
@@ -115,10 +114,10 @@ const RECORDABLE: &[&str] = &[
     "Softmax",
 ];
 
-/// Why an ONNX Runtime of which this is known records nothing that is only tried.
+/// Why nothing is recorded with this version of ONNX Runtime, if it is too old.
 ///
 /// # Errors
-/// The same, where somebody insists.
+/// The same reason, if the model has `cuda_graph = "always"`.
 pub(super) fn too_old(replays: Result<(), String>, asked: &OnGpu) -> Result<Option<String>, String> {
     match (replays, asked.cuda_graph) {
         (Err(why), CudaGraph::Always) => Err(why),
@@ -127,7 +126,7 @@ pub(super) fn too_old(replays: Result<(), String>, asked: &OnGpu) -> Result<Opti
     }
 }
 
-/// Why a network is not even tried to be recorded, by the operators in its file.
+/// Why recording a network is not even tried, by the operators in its file.
 pub(super) fn unlisted(path: &Path) -> Option<String> {
     let Some(operators) = operators::of(path) else {
         return Some("its operators are not found in its file".to_owned());
@@ -138,13 +137,13 @@ pub(super) fn unlisted(path: &Path) -> Option<String> {
         .then(|| format!("it has operators that are not known to be fit for that: {}", others.join(", ")))
 }
 
-/// Why a network draws numbers, if it does.
+/// Why a network that draws random numbers is not recorded.
 pub(super) fn drawing(placement: &Placement) -> Option<String> {
     placement.drawing().map(|node| format!("{node} draws numbers, of which a replay gives the same again"))
 }
 
-/// What else speaks against recording, once a network is loaded: a batch that cannot be recorded would be run beside graphs for ever,
-/// and so would ever other extents.
+/// What else speaks against recording, known once a network is loaded: batches that cannot be recorded, or that always come with new
+/// extents, would be run beside the graphs for ever.
 pub(super) fn speaks_against(session: &Session) -> Result<Option<String>, String> {
     let signature = session.signature();
     let chosen = signature.inputs.iter().find(|input| {

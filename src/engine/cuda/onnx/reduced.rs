@@ -1,4 +1,4 @@
-//! What outputs are reduced to on the device, so that little of them leaves it: on the stream that computes, behind the network.
+//! Reduces outputs on the device, so that little of them leaves it: on the compute stream, after the network.
 #![allow(unsafe_code)]
 
 use super::super::{Buffer, Context, CudaError, Heap, Kernel, Module, context::synchronize};
@@ -16,19 +16,19 @@ use std::sync::Arc;
 
 const KERNELS: &str = include_str!("../../../../kernels/generated/postprocess.ptx");
 
-/// The kernel, and what it does.
+/// The kernel of a reduction.
 #[derive(Debug)]
 pub(super) struct Reducer {
     reduction: Reduction,
     kernel: Kernel,
 }
 
-/// Memory for what is left of one batch size.
+/// Memory for the reduced output of one batch size.
 #[derive(Debug)]
 pub(super) struct Reduced {
-    /// The output that is read.
+    /// Index of the output that is reduced.
     pub(super) output: usize,
-    /// As what it comes.
+    /// The type and shape of the reduced output.
     pub(super) datatype: DataType,
     pub(super) shape: Vec<usize>,
     left: Buffer,
@@ -37,7 +37,7 @@ pub(super) struct Reduced {
     blocks: [u32; 3],
 }
 
-/// What the kernel is launched with.
+/// The kernel's arguments.
 #[derive(Debug)]
 enum Call {
     Classify(ClassifyCall),
@@ -46,12 +46,12 @@ enum Call {
         call: Box<DetectCall>,
         /// How many boxes each item has so far.
         counts: Buffer,
-        /// That boxes stay where they are in the input.
+        /// Placements that leave boxes where they are in the input.
         _placements: Buffer,
     },
 }
 
-/// What is known of the output that is read.
+/// The output that is reduced: type, shape and address.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scores<'a> {
     pub(super) datatype: DataType,
@@ -60,7 +60,7 @@ pub(super) struct Scores<'a> {
 }
 
 impl Scores<'_> {
-    /// Its numbers from one on; `None` for a type that the kernels do not read.
+    /// Its numbers from index `first` on; `None` for a type that the kernels do not read.
     fn numbers(&self, first: usize) -> Option<Numbers> {
         let (number_type, bytes) = match self.datatype {
             DataType::Fp32 => (NumberType::F32, 4),
@@ -79,15 +79,15 @@ impl Reducer {
         Ok(Reducer { reduction: *reduction, kernel })
     }
 
-    /// Which output it reads.
+    /// Index of the output that it reduces.
     pub(super) fn output(&self) -> usize {
         self.reduction.output()
     }
 
-    /// Memory for what is left of an output; `None` where such an output cannot be reduced.
+    /// Allocates memory for a reduced output; `None` if the output cannot be reduced.
     ///
     /// # Errors
-    /// Where too little is free.
+    /// If too little is free.
     pub(super) fn make(
         &self,
         heap: &Arc<Heap>,
@@ -101,22 +101,22 @@ impl Reducer {
         }
     }
 
-    /// Begins to reduce what the network has written.
+    /// Enqueues the reduction of the network's output.
     ///
     /// # Safety
-    /// The scores are where [`Reducer::make`] was told until the stream has come past this.
+    /// The scores are where [`Reducer::make`] was told until the stream has passed this.
     pub(super) unsafe fn launch(&self, reduced: &mut Reduced, stream: &CudaStream) -> Result<(), CudaError> {
         let Reduced { left, faults, call, blocks, .. } = reduced;
         let threads = [launched(&self.reduction).threads, 1, 1];
         faults.clear(stream)?;
         match call {
-            // SAFETY: what the kernel takes; its results live as long as `reduced`, which goes when its runs have ended.
+            // SAFETY: the arguments are the kernel's; its results live as long as `reduced`, which is dropped after its runs have ended.
             Call::Classify(call) => unsafe { self.kernel.launch_grid(stream, *blocks, threads, call) },
             // SAFETY: as above.
             Call::Segment(call) => unsafe { self.kernel.launch_grid(stream, *blocks, threads, call) },
             Call::Detect { call, counts, .. } => {
                 counts.clear(stream)?;
-                // Places that no box takes have no area.
+                // Unused candidates have no area.
                 left.clear(stream)?;
                 // SAFETY: as above.
                 unsafe { self.kernel.launch_grid(stream, *blocks, threads, &**call) }
@@ -200,7 +200,7 @@ fn detect(
         DetectPlacement { offset: nowhere, resized: nowhere, source: nowhere, size, placed: 0, unused: 0 };
     let told = vec![stays; items];
     let placements = Buffer::new(heap, size_of_val(&told[..]))?;
-    // SAFETY: it is waited for while they are there.
+    // SAFETY: the copy is waited for while both are alive.
     unsafe { placements.upload(bytemuck::cast_slice(&told), stream) }?;
     synchronize(stream).map_err(CudaError::when("work on the GPU failed"))?;
     let call = Box::new(DetectCall {
@@ -237,15 +237,15 @@ fn detect(
 }
 
 impl Reduced {
-    /// Memory on the host for which items have a fault.
+    /// Host memory for the faults, which say which items could not be reduced.
     pub(super) fn faults(&self, blocks: &Blocks) -> Lent {
         blocks.lend(self.faults.bytes())
     }
 
-    /// Begins to copy what is left, and the faults.
+    /// Enqueues the copy of the reduced output and the faults.
     ///
     /// # Safety
-    /// Nobody looks at either until the stream has come past this.
+    /// Both must stay allocated, and nobody may read them, until the stream has passed this.
     pub(super) unsafe fn download(
         &self,
         left: &mut [u8],

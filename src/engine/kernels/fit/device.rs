@@ -1,31 +1,31 @@
-//! What a launch of the fitter on a device takes: names, sizes and arguments. Launching is not done here.
+//! The parameters of launching the fitter on a device: names, sizes and arguments. Launching is not done here.
 
 use super::{
     super::{Camera, FitModel, Psf},
     FitCall, setup,
 };
 
-/// Where things lie on the device.
+/// Addresses on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct FitAddresses {
     /// The values of the ROIs, `[n, side, side]`; aligned to 16 bytes.
     pub rois: u64,
     /// Corners, `[n, 2]` of `u32`, and the three maps of the camera, `[height, width]` of `f32`; or none of them.
     pub maps: Option<MapAddresses>,
-    /// Places for as many rows of [`Columns`](super::Columns), `[n, columns]` of `f32`.
+    /// Room for the rows of [`Columns`](super::Columns), `[n, columns]` of `f32`.
     pub fits: u64,
-    /// Places for as many codes, `[n, 2]` of `u8`.
+    /// Room for the codes, `[n, 2]` of `u8`.
     pub codes: u64,
 }
 
-/// Where the maps of a camera lie on the device, and the corners of ROIs on them.
+/// Addresses on the device of a camera's maps, and of the corners of ROIs.
 #[derive(Debug, Clone, Copy)]
 pub struct MapAddresses {
     /// x and y of each ROI's first pixel.
     pub corners: u64,
-    /// [`Camera::map_values`] in its order.
+    /// The first of [`Camera::map_values`].
     pub gain: u64,
-    /// The second of them.
+    /// The second.
     pub bias: u64,
     /// The third.
     pub variance: u64,
@@ -35,15 +35,15 @@ pub struct MapAddresses {
 #[derive(Debug, Clone, Copy, bytemuck::NoUninit)]
 #[repr(C)]
 pub struct FitRound {
-    /// Fits that go on, `[state_words, places]` of `u32`; none in the first round.
+    /// Fits to continue, `[state_words, places]` of `u32`; none in the first round.
     pub begun: u64,
-    /// How many they are, `u64`. In the first round how many ROIs, or none where the call says.
+    /// Their number, `u64`. In the first round the number of ROIs; none if the call states it.
     pub begun_count: u64,
-    /// Where fits go that are not done after this round, like `begun`; none in the last round.
+    /// Room for fits that are not done after this round, like `begun`; none in the last round.
     pub unfinished: u64,
-    /// How many they are, `u64`; 0 before. May become more than `places`: those are done nevertheless.
+    /// Their number, `u64`; 0 before the round. It may exceed `places`: the excess fits are completed in this round.
     pub unfinished_count: u64,
-    /// Fits that `begun` and `unfinished` have places for.
+    /// Fits that `begun` and `unfinished` have room for.
     pub places: u64,
     /// Evaluations that a fit gets in this round, at least 1.
     pub evaluations: u32,
@@ -51,13 +51,13 @@ pub struct FitRound {
     pub tile: u32,
 }
 
-/// Evaluations that a fit gets in each round; there is one round more, without a limit.
+/// Evaluations that a fit gets in each round; one more round, without a limit, follows.
 pub const ROUNDS: [u32; 2] = [6, 10];
 
 /// How a round is launched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FitLaunch {
-    /// The text in `kernels/generated` that the kernel is in: one for each model.
+    /// The PTX file in `kernels/generated` that has the kernel: one for each model.
     pub module: &'static str,
     /// The kernel.
     pub kernel: &'static str,
@@ -65,11 +65,11 @@ pub struct FitLaunch {
     pub threads: u32,
     /// ROIs that a block shares.
     pub tile: u32,
-    /// Bytes that a block shares. More than 48 KiB are to be opted in for the kernel, once.
+    /// Shared memory of a block, bytes. More than 48 KiB must be enabled for the kernel, once.
     pub shared_bytes: u32,
 }
 
-/// Bytes that blocks may share on a device, by its attributes.
+/// Shared memory of a device, in bytes, from its attributes.
 #[derive(Debug, Clone, Copy)]
 pub struct SharedMemory {
     /// One block, opted in: 64 KiB (less 1 from sm_80 on) or more.
@@ -78,11 +78,11 @@ pub struct SharedMemory {
     pub multiprocessor: u32,
 }
 
-/// What the compiler puts there beside, and what CUDA keeps of each block, at most.
+/// The most shared memory that the compiler uses besides, and that CUDA reserves per block.
 const RESERVED_BYTES: u32 = 2048;
 
 impl FitLaunch {
-    /// For ROIs of `side` pixels, `f32` if `wide`, else `u16`; `maps`: with those of a camera.
+    /// The launch for ROIs of `side` pixels, `f32` if `wide`, else `u16`; `maps`: with a camera's maps.
     pub fn new(psf: &Psf, wide: bool, maps: bool, side: usize, memory: SharedMemory) -> FitLaunch {
         let (module, kernels): (_, [&'static str; 4]) = match psf {
             Psf::Xynb { .. } => {
@@ -119,13 +119,13 @@ impl FitLaunch {
         FitLaunch { module, kernel, threads: tile.next_multiple_of(32), tile, shared_bytes: shared(tile) }
     }
 
-    /// Blocks for `count` ROIs where `resident` of them are on the device at a time.
+    /// Blocks for `count` ROIs, if `resident` blocks are on the device at a time.
     pub fn blocks(&self, count: u64, resident: u32) -> u32 {
         count.div_ceil(u64::from(self.tile)).clamp(1, u64::from(resident.max(1))) as u32
     }
 }
 
-/// Words of a fit that is put aside between rounds, its ROI's number counted: `1 + Fit::WORDS` of `kernels/fit.cuh`.
+/// Words of a fit that is set aside between rounds, including its ROI's number: `1 + Fit::WORDS` of `kernels/fit.cuh`.
 pub fn state_words(psf: &Psf) -> usize {
     let count = psf.parameter_names().len();
     let packed = count * (count + 1) / 2;

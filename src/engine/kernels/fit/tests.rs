@@ -1,4 +1,4 @@
-//! Spots of known truth, alone and among others, and everything that is no spot.
+//! Fits of spots with known parameters, alone and among others, and of everything that is no spot.
 
 mod extremes;
 
@@ -8,12 +8,12 @@ use super::{
 };
 use crate::random::Random;
 
-/// Evenly between two numbers.
+/// Uniform between two numbers.
 fn between(random: &mut Random, low: f64, high: f64) -> f64 {
     low + (high - low) * random.unit()
 }
 
-/// What a simulated spot is made of.
+/// The parameters of a simulated spot.
 #[derive(Clone, Copy)]
 struct Spot {
     x: f64,
@@ -24,7 +24,7 @@ struct Spot {
 }
 
 impl Spot {
-    /// One near the middle of a ROI of `side` pixels.
+    /// A spot near the middle of a ROI of `side` pixels.
     fn near_middle(random: &mut Random, side: usize) -> Spot {
         let middle = (side - 1) as f64 / 2.0;
         Spot {
@@ -78,7 +78,7 @@ fn run_f32(model: &FitModel, values: &[f32], side: usize) -> Vec<SpotFit> {
     run(InstructionSet::detect(), model, &Camera::ideal(), rois)
 }
 
-/// `count` ROIs with noise, of spots near their middle, and the u16 that a camera would give.
+/// `count` ROIs with noise, with a spot near their middle, as the `u16` values of a camera.
 pub(super) fn noisy(seed: u64, count: usize, side: usize) -> Vec<u16> {
     let random = &mut Random::new(seed);
     let mut rois = Vec::new();
@@ -89,7 +89,7 @@ pub(super) fn noisy(seed: u64, count: usize, side: usize) -> Vec<u16> {
     rois
 }
 
-/// Fails unless a fit says what it is: numbers where it claims some, a NaN only with its flag.
+/// Fails unless a fit's values match its status: numbers where it claims some, NaN only with the right flag.
 fn check_defined(fit: &SpotFit, what: &str) {
     let values: Vec<f32> = fit.theta.into_iter().chain([fit.log_likelihood_ratio, fit.p_value]).collect();
     let errors: Vec<f32> = fit.errors.into_iter().chain(fit.covariance).collect();
@@ -294,7 +294,7 @@ pub(super) fn map(height: usize, width: usize, value: impl Fn(usize, usize) -> f
 
 #[test]
 fn maps_are_read_at_the_pixels_of_each_roi() {
-    // Rows and columns differ, so that swapping them is seen; so do the corners.
+    // Rows and columns differ, so that swapping them is noticed; so do the corners.
     let (height, width, side) = (40, 60, 7);
     let offset = |r: usize, c: usize| 90.0 + (r * 3 + c) as f32 % 17.0;
     let gain = |r: usize, c: usize| 0.4 + ((r + 2 * c) % 5) as f32 * 0.05;
@@ -326,7 +326,7 @@ fn maps_are_read_at_the_pixels_of_each_roi() {
             assert!((f64::from(fit.theta[2]) / spot.photons - 1.0).abs() < 2e-3, "{set}: {fit:?}");
         }
     }
-    // The same spot where rows are quiet and where they are not.
+    // The same spot where rows have little read noise and where they have much.
     let spot = Spot { x: 3.0, y: 3.0, photons: 500.0, background: 5.0, sigma: [1.3; 2] };
     let values: Vec<f32> = spot.expected(side).into_iter().map(|mean| mean as f32).collect();
     let noise_only = |value: CameraValue| {

@@ -1,4 +1,4 @@
-//! The kernels as they are for the device on slices of this machine, for tests of what outputs mean.
+//! Runs the device version of the kernels on slices of host memory, for tests of what outputs mean.
 #![allow(unsafe_code, reason = "the kernels are C++")]
 
 use super::{super::emulated, *};
@@ -6,7 +6,7 @@ use crate::engine::reduction::Scored;
 
 fn run<A>(what: Postprocess, items: usize, parts: usize, call: &A) {
     let blocks = what.blocks(items as u32, parts as u64);
-    // SAFETY: those below give addresses of slices as long as the kernels state.
+    // SAFETY: the callers below pass addresses of slices that are as long as the kernels state.
     unsafe {
         emulated::launch(what.kernel, blocks, [what.threads, 1, 1], 0, call);
     }
@@ -34,7 +34,7 @@ pub(crate) fn classify(
     best.chunks(top).zip(faults).map(|(best, fault)| (best.to_vec(), fault != 0)).collect()
 }
 
-/// The detections of each item, or `None` where its outputs are at fault. Places and results of `call` are filled in here.
+/// The detections of each item, or `None` if its outputs are at fault. Fills in the placements and results of `call`.
 pub(crate) fn detect(
     mut call: DetectCall,
     placements: &[DetectPlacement],
@@ -62,8 +62,8 @@ pub(crate) fn detect(
         .collect()
 }
 
-/// The boxes of one item as the kernel leaves them in so many places, or `None` where its outputs are at fault. Places of `call` are
-/// filled in here.
+/// The boxes of one item as the kernel leaves them, in room for `places`, or `None` if its outputs are at fault. Fills in the addresses
+/// of `call`.
 pub(crate) fn candidates(mut call: DetectCall, places: usize, size: [f32; 2]) -> Option<Vec<u8>> {
     let nowhere = [0.0; 2];
     let stays =
@@ -79,7 +79,7 @@ pub(crate) fn candidates(mut call: DetectCall, places: usize, size: [f32; 2]) ->
     (fault == 0).then_some(found)
 }
 
-/// The class of each pixel, or `None` where the item's scores are at fault.
+/// The class of each pixel, or `None` if the item's scores are at fault.
 pub(crate) fn segment(
     (scores, items): (&[u8], usize),
     number_type: NumberType,

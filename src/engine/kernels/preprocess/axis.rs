@@ -1,5 +1,5 @@
-//! Which pixels of an image make one of the input, and with which weights, along one axis: Pillow's rules, in double
-//! precision.
+//! Which pixels of an image contribute to a pixel of the input, and with which weights, along one axis: Pillow's rules, in
+//! double precision.
 
 use crate::image::Filter;
 
@@ -14,47 +14,47 @@ pub(super) struct AxisKey {
 }
 
 impl AxisKey {
-    /// `length` pixels out of `span` from `from` on, of an axis of `size`; `down`: that of rows.
+    /// `length` pixels made of `span` pixels from `from` on, of an axis of `size`; `down`: the vertical axis.
     pub(super) fn new(size: u32, from: f64, span: f64, length: usize, down: bool) -> AxisKey {
         AxisKey { size, from: from.to_bits(), span: span.to_bits(), length, down }
     }
 }
 
-/// How the weights of a table are written: see the kernels.
+/// How the weights of a table are stored: see the kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// As numbers.
+    /// As floats.
     Numbers,
-    /// In whole numbers, for two rows at a time.
+    /// As integers, for two rows at a time.
     Rows,
-    /// In whole numbers, for four columns at a time.
+    /// As integers, for four columns at a time.
     Columns,
 }
 
-/// What stands for a weight of 1 in whole numbers, as a power of two: at least, so that weights below 2 are of 16 bits, and at most,
-/// so that a sum is of 32.
+/// The integer that stands for a weight of 1, as a power of two. The minimum lets weights below 2 fit 16 bits, the maximum lets a sum
+/// fit 32.
 const BITS: std::ops::RangeInclusive<u32> = 14..=22;
 
-/// Pairs of rows that a pixel has at least.
+/// The fewest pairs of rows that a pixel is made of.
 const PAIRS_MIN: usize = 2;
 
-/// Pixels of an item side by side that one warp makes.
+/// Adjacent pixels of an item that one warp makes.
 pub(super) const TILE_WIDTH: u32 = 32;
 
 /// Where a table lies among others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Table {
     pub(super) at: u32,
-    /// How many weights a pixel has, pairs of them or fours.
+    /// How many weights a pixel has, or pairs or groups of four of them.
     pub(super) taps: u32,
-    /// Of whole numbers, what stands for 1 as a power of two.
+    /// For integers: the power of two that stands for 1.
     pub(super) bits: u32,
-    /// Of columns in fours, how many at most make as many pixels side by side as a tile is wide.
+    /// For [`Form::Columns`]: the most columns that are read for one tile's width of pixels.
     pub(super) reach: u32,
 }
 
 impl AxisKey {
-    /// Whether what is read lies on the pixels of the image, which is not resized.
+    /// Whether the axis is not resized, and its pixels coincide with those of the image.
     pub(super) fn plain(&self) -> bool {
         let (from, span) = (f64::from_bits(self.from), f64::from_bits(self.span));
         span == self.length as f64 && from == from.round()
@@ -62,12 +62,12 @@ impl AxisKey {
 
     fn scale(&self, filter: Filter) -> f64 {
         let (from, span) = (f64::from_bits(self.from), f64::from_bits(self.span));
-        // In the very operations of the host's resizer: a box decides by the last bit.
+        // Exactly the operations of the host's resizer: with `Filter::Box`, the last bit decides.
         let span = if filter == Filter::Nearest { span } else { from + span - from };
         span / self.length as f64
     }
 
-    /// How many pixels make one.
+    /// How many pixels contribute to one.
     pub(super) fn taps(&self, filter: Filter) -> usize {
         match filter {
             _ if self.plain() => 1,
@@ -76,7 +76,7 @@ impl AxisKey {
         }
     }
 
-    /// How many rows make one in whole numbers, at most.
+    /// The most rows that contribute to one with integer weights.
     pub(super) fn rows(&self, filter: Filter) -> usize {
         2 * self.taps(filter).div_ceil(2).max(PAIRS_MIN)
     }
@@ -86,7 +86,7 @@ impl AxisKey {
     }
 }
 
-/// Appends of each pixel the first one that it is made of, and the weights of that and those behind it.
+/// Appends, for each pixel, the first pixel that contributes to it, and the weights of that and the following ones.
 pub(super) fn table(key: &AxisKey, filter: Filter, form: Form, tables: &mut Vec<u32>) -> Table {
     let at = tables.len() as u32;
     let (taps, length) = (key.taps(filter), key.length);
@@ -101,10 +101,10 @@ pub(super) fn table(key: &AxisKey, filter: Filter, form: Form, tables: &mut Vec<
         }
         return Table { at, taps: taps as u32, bits: 0, reach: 0 };
     }
-    // As many as half of what 16 bits hold leaves the largest weight: the other half is for what rounding leaves over.
+    // The largest weight uses half the range of 16 bits: the other half is for the rounding remainder.
     let largest = weights.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
     let bits = (14 - largest.log2().ceil() as i64).clamp((*BITS.start()).into(), (*BITS.end()).into()) as u32;
-    // Without those that are nothing, before and behind.
+    // Without zeros at the beginning and the end.
     let mut pixels: Vec<(u32, Vec<i16>)> = weights
         .chunks(taps)
         .zip(firsts)
@@ -118,8 +118,8 @@ pub(super) fn table(key: &AxisKey, filter: Filter, form: Form, tables: &mut Vec<
         })
         .collect();
     if form == Form::Columns {
-        // A tile begins with the first column of its first pixel. A filter that overshoots has zeros in its middle: a pixel that lies on
-        // one of the image's begins there, and the one behind it before that.
+        // A tile begins with the first column of its first pixel. A filter that overshoots has zeros inside. So a pixel that coincides with
+        // one of the image's begins there, while the following pixel may begin before it.
         for i in (1..pixels.len()).rev() {
             let (before, behind) = pixels.split_at_mut(i);
             let ((first, weights), (next, _)) = (&mut before[i - 1], &behind[0]);
@@ -142,7 +142,7 @@ pub(super) fn table(key: &AxisKey, filter: Filter, form: Form, tables: &mut Vec<
     for (i, (first, weights)) in pixels.iter().enumerate() {
         let (start, its, word, step) = match form {
             Form::Columns => (first & !3, i, length + i, length),
-            // All that are read lie in the image, also where their weight is nothing.
+            // All pixels that are read lie in the image, even those of weight 0.
             _ => ((*first).min(key.size - 2 * taps as u32), i * (1 + taps), i * (1 + taps) + 1, 1),
         };
         words[its] = start;
@@ -162,7 +162,7 @@ pub(super) fn table(key: &AxisKey, filter: Filter, form: Form, tables: &mut Vec<
     Table { at, taps: taps as u32, bits, reach }
 }
 
-/// Weights as whole numbers that add up to what stands for 1: what rounding leaves over is the largest one's.
+/// Weights as integers whose sum is the integer for 1: the rounding remainder is added to the largest weight.
 fn whole(weights: &[f64], one: f64) -> impl Iterator<Item = i16> {
     let rounded = move |weight: &f64| (weight * one).round() as i32;
     let total: i32 = weights.iter().map(rounded).sum();
@@ -174,7 +174,7 @@ fn whole(weights: &[f64], one: f64) -> impl Iterator<Item = i16> {
     })
 }
 
-/// The pixels of an axis, from the first to the last.
+/// Iterates over the pixels of an axis, from the first to the last.
 struct Pixels<'a> {
     key: &'a AxisKey,
     filter: Filter,
@@ -182,14 +182,14 @@ struct Pixels<'a> {
 }
 
 impl Pixels<'_> {
-    /// The first pixel that pixel `i` is made of, and the weights of that and those behind it. To be asked for one after the other.
+    /// The first pixel that contributes to pixel `i`, and the weights of that and the following ones. Must be called in the order of `i`.
     fn weights(&mut self, i: usize, weights: &mut [f64]) -> u32 {
         let Pixels { key, filter, .. } = *self;
         let from = f64::from_bits(key.from);
         let (size, taps, scale) = (key.size as usize, weights.len(), key.scale(filter));
         if key.plain() || filter == Filter::Nearest {
             let at = if key.plain() { from + i as f64 } else { self.nearest };
-            // The host's resizer goes down step by step, and along from the beginning.
+            // As the host's resizer: it accumulates steps vertically, but computes horizontal positions from the start.
             self.nearest =
                 if key.down { self.nearest + scale } else { from + scale * 0.5 + scale * (i + 1) as f64 };
             weights[0] = 1.0;
@@ -199,7 +199,7 @@ impl Pixels<'_> {
         let centre = from + (i as f64 + 0.5) * scale;
         let low = (centre - reach).floor().max(0.0) as usize;
         let high = ((centre + reach).ceil() as usize).min(size);
-        // All taps lie in the image, also where their weight is nothing.
+        // All taps lie in the image, even those of weight 0.
         let first = low.min(size - taps);
         let weight = |pixel: usize| kernel(filter, (pixel as f64 - (centre - 0.5)) * (1.0 / scale.max(1.0)));
         let total: f64 = (low..high).map(weight).sum();
@@ -224,7 +224,7 @@ fn support(filter: Filter) -> f64 {
 fn kernel(filter: Filter, x: f64) -> f64 {
     let size = x.abs();
     match filter {
-        // Half open, so that of two pixels at the same distance one counts.
+        // Half open, so that only one of two pixels at the same distance counts.
         Filter::Box if x > -0.5 && x <= 0.5 => 1.0,
         Filter::Bilinear if size < 1.0 => 1.0 - size,
         Filter::Bicubic if size < 1.0 => (1.5 * size - 2.5) * size * size + 1.0,

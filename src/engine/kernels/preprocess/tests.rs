@@ -1,4 +1,4 @@
-//! The kernel, as it is for the device, against `image::preprocess`.
+//! The device version of the kernel against `image::preprocess`.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -9,7 +9,7 @@ use crate::{
 };
 use half::f16;
 
-/// Half noise, half slopes and edges: so that kernels have something to overshoot at.
+/// Half noise, half slopes and edges, so that filters overshoot somewhere.
 fn frame(random: &mut Random, width: u32, height: u32, channels: u8, wide: bool) -> Frame {
     let noise = *random.of(&[0, 40, 255]);
     let mut sample = |i: u64| {
@@ -36,7 +36,7 @@ fn pixels(frame: &Frame) -> Pixels {
     Pixels::interleaved(address, frame.width, frame.channels, wide)
 }
 
-/// Launches a batch; items as bytes.
+/// Launches a batch; returns its items as bytes.
 fn launch(batch: &Batch, bytes: usize) -> Vec<u8> {
     let mut items = vec![0xaau8; bytes];
     let call =
@@ -107,7 +107,7 @@ fn random_batches_agree_with_the_host_within_a_step() {
             let (channels, wide) = (1 + random.below(4) as u8, random.below(3) == 0);
             let mut frame = frame(random, width, height, channels, wide);
             if random.below(4) == 0 && width > 1 && height > 1 {
-                // As a JPEG that was decoded scaled, by 4: its last pixels are partly covered.
+                // Like a JPEG that was decoded at a quarter of its size: its last pixels are partly covered.
                 frame.source = (width * 4 - 3, height * 4 - 1);
                 frame.covered.width = f64::from(frame.source.0) / 4.0;
                 frame.covered.height = f64::from(frame.source.1) / 4.0;
@@ -127,7 +127,7 @@ fn random_batches_agree_with_the_host_within_a_step() {
         for (frame, (item, expected)) in frames.iter().zip(items.chunks(to.out_bytes()).zip(&expected)) {
             let wide = matches!(frame.samples, Samples::U16(_));
             let overshoots = matches!(to.filter, Filter::Bicubic | Filter::Lanczos3);
-            // Differences in steps of the samples, less what the element's own rounding makes.
+            // Differences in steps of the samples, minus the rounding error of the element type.
             let (got, expected) = (numbers(to.datatype, item), numbers(to.datatype, expected));
             let mut largest = 0f32;
             for (got, expected) in got.into_iter().zip(expected) {
@@ -143,7 +143,7 @@ fn random_batches_agree_with_the_host_within_a_step() {
             *entry = if largest > entry.0 { (largest, seed) } else { *entry };
             let tolerance = match to.filter {
                 Filter::Nearest => 0.0,
-                // The host takes x first there, so that other overshoots are cut.
+                // The host resizes along x first there, so that other overshoots are clipped.
                 _ if overshoots && wide => 40.0,
                 _ if overshoots => 3.01,
                 // Bytes are rounded once more.
@@ -162,7 +162,7 @@ fn random_batches_agree_with_the_host_within_a_step() {
     for (what, (largest, seed)) in worst {
         println!("{what}: at most {largest} of 255 apart (seed {seed})");
     }
-    // None of these images lies as its item does.
+    // None of these images has the memory layout of its item.
     assert!(of_each[..3].iter().all(|count| *count > 5), "{of_each:?} by each kernel");
 }
 
@@ -228,7 +228,7 @@ fn an_image_of_the_inputs_size_comes_through_as_it_is() {
         let frame = frame(random, 45, 21, channels, wide);
         let to = Preprocess { resize: Resize::Exact, ..Preprocess::new(45, 21) };
         let mut batch = Batch::new(&to);
-        // From the smallest halves to those beyond the largest.
+        // From the smallest half-precision numbers to those beyond the largest.
         for (datatype, scale) in
             [(DataType::Fp32, 1.0 / 255.0), (DataType::Fp16, 1e-9), (DataType::Fp16, 300.0)]
         {
@@ -294,7 +294,7 @@ fn memory_may_be_turned_and_in_planes() {
     let Samples::U8(samples) = &stored.samples else { panic!("8 bits") };
     let at = |x: u32, y: u32, k: u32| samples[((y * width + x) * 3 + k) as usize];
     for orientation in 0..=9 {
-        // As EXIF has it: 6 and 8 are quarter turns, 5 and 7 those with a mirror.
+        // As EXIF defines it: 6 and 8 are quarter turns, 5 and 7 are these with a reflection.
         let (w, h) = if (5..=8).contains(&orientation) { (height, width) } else { (width, height) };
         let from = |x: u32, y: u32| match orientation {
             2 => (width - 1 - x, y),
@@ -348,8 +348,8 @@ fn memory_may_be_turned_and_in_planes() {
     }
 }
 
-/// The samples of a frame somewhere in memory, with `around` them: the first one `shift` bytes behind a word's beginning, and rows with
-/// `more` bytes than they need.
+/// The samples of a frame somewhere in memory, surrounded by bytes `around`. The first sample is `shift` bytes after the start of a
+/// word, and rows have `more` bytes than they need.
 fn placed(frame: &Frame, shift: usize, more: usize, around: u8) -> (Vec<u8>, Pixels) {
     let Samples::U8(samples) = &frame.samples else { panic!("8 bits") };
     let row = frame.width as usize * usize::from(frame.channels);
@@ -368,8 +368,8 @@ fn rows_may_begin_anywhere_in_memory_and_nothing_around_them_counts() {
     let random = &mut Random::new(17);
     let mut scratch = Scratch::default();
     let mut worst = 0f32;
-    // Of images and items: reductions, small and large ones, also of one axis alone; enlargements; edges within a tile and within
-    // a group of rows, columns and words; and images of hardly a row or a column.
+    // Sizes of images and items: small and large reductions, also along one axis only; enlargements; edges within a tile and within
+    // a group of rows, columns and words; and images of hardly more than a row or a column.
     for ((width, height), (to_width, to_height)) in [
         ((125, 94), (56, 56)),
         ((94, 125), (56, 56)),
@@ -447,7 +447,7 @@ fn an_image_without_a_row_in_its_item_is_never_launched() {
 
 #[test]
 fn of_many_pixels_the_mean_is_exact_wherever_one_differs_from_the_others() {
-    // A box takes each of them alike: with weights of 16 bits, what rounding leaves over would be seen.
+    // A box filter weights all of them equally: with weights of 16 bits, the rounding remainder would be visible.
     let (width, taps) = (181 * 3, 181);
     let to = Preprocess {
         filter: Filter::Box,

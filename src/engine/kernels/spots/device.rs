@@ -1,4 +1,4 @@
-//! What launches of the finder on a device take: what lies there, and the argument. Launching is not done here.
+//! The parameters of launching the finder on a device: the data there, and the argument. Launching is not done here.
 
 use super::{
     SpotFinder,
@@ -6,35 +6,35 @@ use super::{
     plane::{Plane, PlaneLayout},
 };
 
-/// What fills memory for the contrast: bytes that make a float of -1.7e38, which is lower than any contrast.
+/// The byte with which memory for the contrast is filled: as a float this is -1.7e38, lower than any contrast.
 pub const LOWEST: u8 = 0xfe;
 
-/// Threads of a block of all launches but those that cut.
+/// Threads of a block of all launches except those that cut boxes.
 pub const THREADS: [u32; 3] = [32, 4, 1];
 
-/// Threads of a block that cuts.
+/// Threads of a block that cuts boxes.
 pub const CUT_THREADS: u32 = 64;
 
-/// What a finder brings to the device once, in the order that [`SpotFinder::on_device`] takes it back: gain, bias, scale of
-/// the narrow and of the wide mean, weights of pixels, shot, readout, spread, power, and the weights of the net gradient. Empty
-/// where it has none.
+/// The number of constants that a finder copies to the device once, in the order in which [`SpotFinder::on_device`] takes their
+/// addresses: gain, bias, scale of the narrow and of the wide mean, weights of pixels, shot, readout, spread, power, and the weights of
+/// the net gradient. A constant that it does not need is empty.
 pub const CONSTANTS: usize = super::plan::CONSTANTS;
 
-/// Where things lie on the device; addresses are of the first byte of what was allocated.
+/// Addresses on the device, each of the first byte of an allocation.
 #[derive(Debug, Clone, Copy)]
 pub struct SpotAddresses {
     /// The frames, `[frames, height, width]` of `u16` or `f32`.
     pub frame: u64,
-    /// What [`SpotFinder::constants`] gave; 0 for what was empty.
+    /// The [`SpotFinder::constants`]; 0 for an empty one.
     pub constants: [u64; CONSTANTS],
-    /// Planes to work in, [`SpotFinder::plane_values`] for each frame: electrons, narrow and wide mean, contrast, noise. The
-    /// contrast's are all -1e38 or less before the first launch.
+    /// Working planes, [`SpotFinder::plane_values`] for each frame: electrons, narrow and wide mean, contrast, noise. All
+    /// values of the contrast must be -1e38 or less before the first launch.
     pub work: [u64; 5],
-    /// Places for [`Spot`](super::Spot)s.
+    /// Room for [`Spot`](super::Spot)s.
     pub spots: u64,
-    /// How many.
+    /// For how many.
     pub spots_max: u64,
-    /// A `u64`, 0 before: how many were found, be there places for them or not.
+    /// A `u64`, 0 before: how many spots were found, even if there is no room for them.
     pub count: u64,
 }
 
@@ -44,11 +44,11 @@ pub struct SpotAddresses {
 pub struct SpotCut {
     /// As in [`SpotAddresses`].
     pub frame: u64,
-    /// As there.
+    /// As in [`SpotAddresses`].
     pub spots: u64,
-    /// As there.
+    /// As in [`SpotAddresses`].
     pub count: u64,
-    /// Places for ROIs: boxes beyond are not cut.
+    /// Room for ROIs: boxes beyond that are not cut.
     pub spots_max: u64,
     /// Pixels of a frame.
     pub frame_pixels: i64,
@@ -56,30 +56,30 @@ pub struct SpotCut {
     pub width: i32,
     /// Side of the boxes, px.
     pub side: i32,
-    /// Places for ROIs, `[spots_max, side, side]` of the frame's type; aligned to 16 bytes.
+    /// Room for ROIs, `[spots_max, side, side]` of the frame's type; aligned to 16 bytes.
     pub rois: u64,
-    /// Places for their corners, `[spots_max, 2]` of `u32`; or 0.
+    /// Room for their corners, `[spots_max, 2]` of `u32`; or 0.
     pub corners: u64,
 }
 
 impl SpotFinder {
-    /// What is to be brought to the device once.
+    /// The constants to copy to the device once.
     pub fn constants(&self) -> [&[f32]; CONSTANTS] {
         self.plan.constants().map(Plane::values)
     }
 
-    /// Values of a plane to work in, for one frame.
+    /// Values of a working plane, for one frame.
     pub fn plane_values(&self) -> usize {
         let (width, height) = self.size();
         PlaneLayout::new(width, height).values
     }
 
-    /// As many spots as a frame can have.
+    /// The most spots that a frame can have.
     pub fn spots_possible(&self) -> usize {
         self.spots.len()
     }
 
-    /// The planes that its launches work in, of those in [`SpotAddresses`].
+    /// Which of the working planes in [`SpotAddresses`] its launches use.
     pub fn works_in(&self) -> [bool; 5] {
         let contrast = !self.plan.by_gradient();
         [true, contrast, contrast, contrast, self.plan.by_noise()]
@@ -106,7 +106,7 @@ impl SpotFinder {
         call
     }
 
-    /// What cuts the boxes around spots that these addresses have, with places for as many ROIs.
+    /// The argument for cutting the boxes around the spots at these addresses, with room for as many ROIs.
     pub fn cut_on_device(&self, addresses: &SpotAddresses, rois: u64, corners: u64) -> SpotCut {
         let (width, height) = self.size();
         SpotCut {
@@ -122,14 +122,14 @@ impl SpotFinder {
         }
     }
 
-    /// The grid of all launches for so many frames, at most 65535, but of those that cut.
+    /// The grid of all launches for `frames` frames, at most 65535, except those that cut boxes.
     pub fn blocks(&self, frames: u32) -> [u32; 3] {
         let (width, height) = self.size();
         [width.div_ceil(32) as u32, height.div_ceil(4) as u32, frames]
     }
 
-    /// The kernels of `kernels/generated/spots.ptx` that frames take, in order, before boxes are cut by `spots_cut_u16` or
-    /// `spots_cut_f32`; `wide`: they are of `f32`.
+    /// The kernels of `kernels/generated/spots.ptx` to launch for frames, in order, before `spots_cut_u16` or `spots_cut_f32` cuts
+    /// boxes; `wide`: frames are `f32`.
     pub fn launches(&self, wide: bool) -> &'static [&'static str] {
         match (self.plan.by_gradient(), wide) {
             (true, false) => &["spots_convert_u16", "spots_select"],

@@ -1,4 +1,4 @@
-//! What a finder prepares once: the weights of its means, and what the contrast amounts to at each pixel of the camera.
+//! What a finder prepares once: the weights of its means, and the scale of the contrast at each pixel of the camera.
 
 use super::{
     Border, FinderOptions, Method, Threshold,
@@ -7,7 +7,7 @@ use super::{
 };
 use crate::engine::kernels::Camera;
 
-/// Planes that are ready before the first frame.
+/// Number of planes that are prepared before the first frame.
 pub(super) const CONSTANTS: usize = 10;
 
 /// `Taps` of `kernels/filter.cuh`.
@@ -42,7 +42,7 @@ struct SpotSetup {
     along_y: Taps,
 }
 
-/// `SpotCall` of `kernels/spots.cu`. Its addresses are of the machine that it is for, 0 for none.
+/// `SpotCall` of `kernels/spots.cu`. Its addresses are on the host or on the device, depending on where it is used; 0 for none.
 #[derive(Debug, Clone, Copy, bytemuck::NoUninit)]
 #[repr(C)]
 pub struct SpotCall {
@@ -71,7 +71,7 @@ pub struct SpotCall {
     pub(super) count: u64,
 }
 
-/// What is ready before the first frame.
+/// What is prepared before the first frame.
 #[derive(Debug)]
 pub(super) struct Plan {
     setup: SpotSetup,
@@ -90,7 +90,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Of options that have been checked.
+    /// A plan for options that have been checked.
     pub(super) fn new(options: &FinderOptions, camera: &Camera, width: usize, height: usize) -> Plan {
         let side = options.box_side;
         let no_taps =
@@ -153,7 +153,7 @@ impl Plan {
         plan
     }
 
-    /// The means, and what a contrast is measured by.
+    /// Prepares the means, and the scale of the contrast.
     fn means(&mut self, camera: &Camera, size: [usize; 2], means: &[Kernel; 2], sigma: [f64; 2]) {
         let [narrow, wide] = means;
         self.setup.along_x = taps(&narrow.x, &wide.x);
@@ -184,7 +184,7 @@ impl Plan {
             [narrow, wide].map(|mean| sums(mean).iter().map(|sum| sum.recip()).collect::<Vec<f32>>());
         if self.by_noise {
             let squares = squares(means, size);
-            // The sum at each pixel of (narrow weight / its total - wide weight / its total)² times what a pixel has.
+            // At each pixel, the sum of (narrow weight / its total - wide weight / its total)² times the value of `of_pixel`.
             let variance = |of_pixel: Vec<f32>| {
                 let [nn, nw, ww] = squares.each_ref().map(|square| square.over(&of_pixel));
                 let at = |i: usize| {
@@ -199,7 +199,7 @@ impl Plan {
             self.readout = variance(read.collect());
         } else {
             let [n, w] = seen.each_ref().map(sums);
-            // Where weights leave next to nothing of a spot, its light is not made up from that.
+            // Where weights leave next to nothing of a spot, its light is not extrapolated from that.
             let least = 0.2 * self.contrast_per_photon;
             let at = |i: usize| (n[i] * scales[0][i] - w[i] * scales[1][i]).max(least).powi(2);
             self.power = Plane::of(&(0..weights.len()).map(at).collect::<Vec<f32>>(), width);
@@ -210,8 +210,8 @@ impl Plan {
         self.weights = Plane::of(&weights, width);
     }
 
-    /// What the noise of a contrast is made of, where it is asked for and all pixels have this variance by reading. Rows that are as far
-    /// from the edges as the means reach are alike.
+    /// Prepares the noise of the contrast, if the threshold needs it and all pixels have this variance of readout. Rows beyond the means'
+    /// reach from the edges are alike.
     fn noise_of_equals(&mut self, variance: f32, [width, height]: [usize; 2], means: &[Kernel; 2]) {
         if !self.by_noise {
             return;
@@ -229,7 +229,7 @@ impl Plan {
         self.spread = Plane::of(&spread, width);
     }
 
-    /// How pixels become electrons, times a weight by their variance; for cameras with maps.
+    /// Prepares the conversion of pixels to electrons, times a weight that depends on their variance; for cameras with maps.
     fn convert(&mut self, camera: &Camera, width: usize, weight: impl Fn(f32) -> f32) {
         let Some(maps) = &camera.maps else { return };
         let pixels = || maps.gain.iter().zip(&maps.bias).zip(&maps.variance);
@@ -244,7 +244,7 @@ impl Plan {
         (self.setup.width as usize, self.setup.height as usize)
     }
 
-    /// Of the window in which a spot is the maximum.
+    /// Reach of the window in which a spot is the maximum.
     pub(super) fn reach(&self) -> usize {
         self.setup.reach as usize
     }
@@ -261,7 +261,7 @@ impl Plan {
         self.setup.net_reach > 0
     }
 
-    /// What the kernels read beside the frame, in the order of [`Plan::call_with`].
+    /// The constants that the kernels read besides the frame, in the order of [`Plan::call_with`].
     pub(super) fn constants(&self) -> [&Plane; CONSTANTS] {
         [
             &self.gain,
@@ -277,7 +277,7 @@ impl Plan {
         ]
     }
 
-    /// A call without a frame, planes to work in and places for spots.
+    /// A call without a frame, working planes and room for spots.
     pub(super) fn call(&self) -> SpotCall {
         self.call_with(self.constants().map(|plane| plane.as_ptr() as u64))
     }
@@ -302,7 +302,7 @@ impl Plan {
             narrow: 0,
             wide: 0,
             contrast: 0,
-            // Only read where it is no noise.
+            // Only read if the threshold is not in units of noise.
             power,
             plane_values: 0,
             noise: 0,
@@ -315,13 +315,13 @@ impl Plan {
     }
 }
 
-/// Where the first pixels of the planes stand that a call works in.
+/// The addresses of the first pixels of a call's working planes.
 pub(super) struct Work {
     pub(super) electrons: u64,
     pub(super) narrow: u64,
     pub(super) wide: u64,
     pub(super) contrast: u64,
-    /// Used where the threshold is in units of noise.
+    /// Used if the threshold is in units of noise.
     pub(super) noise: u64,
 }
 
@@ -338,7 +338,7 @@ impl SpotCall {
     }
 }
 
-/// The parts of (narrow weight - wide weight)² of each pixel: what the variance of a contrast is made of, since pixels vary independently.
+/// The terms of (narrow weight - wide weight)² of each pixel: they give the variance of a contrast, since pixels vary independently.
 fn squares(means: &[Kernel; 2], [width, height]: [usize; 2]) -> [Within; 3] {
     let [narrow, wide] = means.each_ref().map(|mean| mean.within(width, height));
     [narrow.times(&narrow), narrow.times(&wide), wide.times(&wide)]

@@ -2,17 +2,17 @@
 
 use std::ptr;
 
-/// Columns of memory before and after each row of a plane. More than any reach, and whole vectors.
+/// Columns of memory before and after each row of a plane: more than any reach, and a whole number of vectors.
 const MARGIN_COLUMNS: usize = 48;
 
 /// Rows of memory above and below a plane: as many as a window reaches.
 const MARGIN_ROWS: usize = 16;
 
-/// One value per pixel with a margin around, rows beginning at whole cache lines. Or nothing.
+/// One value per pixel with a margin around them; rows begin at cache lines. It may be empty.
 #[derive(Debug)]
 pub(super) struct Plane {
     values: Vec<f32>,
-    /// Where the first pixel stands.
+    /// Index of the first pixel.
     first: usize,
     pitch: usize,
 }
@@ -22,7 +22,7 @@ impl Plane {
         Plane { values: Vec::new(), first: 0, pitch: 0 }
     }
 
-    /// All of it is `value`, the margin too.
+    /// A plane filled with `value`, including the margin.
     pub(super) fn new(width: usize, height: usize, value: f32) -> Plane {
         const LINE: usize = 16;
         let layout = PlaneLayout::new(width, height);
@@ -31,23 +31,23 @@ impl Plane {
         Plane { values, first: to_line + layout.first, pitch: pitch(width) }
     }
 
-    /// Values that are no pixels: without a margin.
+    /// Values that are not pixels: without a margin.
     pub(super) fn plain(values: Vec<f32>) -> Plane {
         let pitch = values.len();
         Plane { values, first: 0, pitch }
     }
 
-    /// All values, the margin's too.
+    /// All values, including the margin.
     pub(super) fn values(&self) -> &[f32] {
         &self.values
     }
 
-    /// From the first value to the first pixel.
+    /// Bytes from the first value to the first pixel.
     pub(super) fn first_byte(&self) -> usize {
         self.first * size_of::<f32>()
     }
 
-    /// One with the values of `pixels`, row-major.
+    /// A plane with the values of `pixels`, row-major.
     pub(super) fn of(pixels: &[f32], width: usize) -> Plane {
         let mut plane = Plane::new(width, pixels.len() / width, 0.0);
         let rows = plane.values[plane.first..].chunks_mut(plane.pitch);
@@ -66,7 +66,7 @@ impl Plane {
         rows.flat_map(|row| row[..width].iter().copied()).collect()
     }
 
-    /// Where the first pixel stands; null where there is none.
+    /// Address of the first pixel; null if there is none.
     pub(super) fn as_ptr(&self) -> *const f32 {
         match self.values.is_empty() {
             true => ptr::null(),
@@ -82,11 +82,11 @@ impl Plane {
     }
 }
 
-/// What a plane takes where memory begins at whole cache lines.
+/// The layout of a plane in memory that begins at a cache line.
 pub(super) struct PlaneLayout {
-    /// All of them, the margin's too.
+    /// Number of values, including the margin.
     pub(super) values: usize,
-    /// Of the first pixel.
+    /// Index of the first pixel.
     pub(super) first: usize,
 }
 

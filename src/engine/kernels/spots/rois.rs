@@ -1,12 +1,12 @@
-//! Boxes cut out around spots, many frames' together, for the fit.
+//! Boxes cut out around the spots of many frames, for the fit.
 
 use super::Spot;
 use crate::engine::kernels::{Adu, Invalid, Rois, fit::odd_side};
 
-/// What a ROI takes beside its pixels: its frame, its corner and its score.
+/// Bytes of a ROI besides its pixels: its frame, its corner and its score.
 const PLACE_BYTES: usize = 4 + 8 + 4;
 
-/// ROIs with where they come from. They keep the type of the frames, so that the fit applies the camera itself.
+/// ROIs with their origin. They keep the type of the frames, since the fit applies the camera itself.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RoiBuffer {
     side: usize,
@@ -16,20 +16,20 @@ pub struct RoiBuffer {
     scores: Vec<f32>,
 }
 
-/// Of all ROIs, `[n, side, side]`.
+/// The values of all ROIs, `[n, side, side]`.
 #[derive(Debug, Clone, PartialEq)]
 enum Values {
-    /// Nothing was cut yet.
+    /// Nothing has been cut yet.
     Open,
     U16(Vec<u16>),
     F32(Vec<f32>),
 }
 
 impl RoiBuffer {
-    /// An empty one for ROIs of `side` by `side` pixels.
+    /// An empty buffer for ROIs of `side` by `side` pixels.
     ///
     /// # Errors
-    /// Where the side is even or out of [`SIDE`](crate::engine::kernels::SIDE).
+    /// If the side is even or out of [`SIDE`](crate::engine::kernels::SIDE).
     pub fn new(side: usize) -> Result<RoiBuffer, Invalid> {
         odd_side("box", side)?;
         let values = Values::Open;
@@ -39,7 +39,7 @@ impl RoiBuffer {
     /// Cuts the boxes of `spots` out of frame `number`, `width` pixels wide, and appends them.
     ///
     /// # Errors
-    /// Where the frame is not of the type of those before, or a box does not lie in it. Nothing is appended then.
+    /// If the frame has another type than earlier ones, or a box does not lie in it. Nothing is appended then.
     pub fn cut(&mut self, frame: Adu<'_>, width: usize, number: u32, spots: &[Spot]) -> Result<(), Invalid> {
         let height = frame.len().checked_div(width).unwrap_or(0);
         let fits = |corner: u32, extent: usize| {
@@ -74,7 +74,7 @@ impl RoiBuffer {
         Ok(())
     }
 
-    /// Memory that it takes once so many ROIs of such a frame are appended, in bytes.
+    /// Memory that it takes once `rois` more ROIs of such a frame have been appended, in bytes.
     pub fn bytes_with(&self, frame: Adu<'_>, rois: usize) -> usize {
         let pixels = self.side * self.side;
         let values = match &self.values {
@@ -86,7 +86,7 @@ impl RoiBuffer {
         values * size + values / pixels * PLACE_BYTES
     }
 
-    /// Empties it. Its memory stays, and so does the type of its values.
+    /// Empties it, but keeps its memory and the type of its values.
     pub fn clear(&mut self) {
         match &mut self.values {
             Values::Open => (),
@@ -108,7 +108,7 @@ impl RoiBuffer {
         self.frames.is_empty()
     }
 
-    /// All of them with their corners, to be fitted.
+    /// All ROIs with their corners, to be fitted.
     pub fn rois(&self) -> Rois<'_> {
         let adu = match &self.values {
             Values::Open => Adu::U16(&[]),
@@ -144,7 +144,7 @@ impl RoiBuffer {
     }
 }
 
-/// For how many values there is room once so many more have come: twice as many at least where it grows.
+/// The capacity once `more` values have been appended: if it grows, it at least doubles.
 fn room(len: usize, capacity: usize, more: usize) -> usize {
     if len + more <= capacity { capacity } else { (len + more).max(2 * capacity) }
 }

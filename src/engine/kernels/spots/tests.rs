@@ -1,4 +1,4 @@
-//! Spots at known places, and everything that is none.
+//! Spots at known positions, and everything that is no spot.
 
 use super::*;
 use crate::engine::kernels::{
@@ -8,7 +8,7 @@ use crate::random::Random;
 
 const SIGMA: f32 = 1.3;
 
-/// Spots of at least `photons`, 7 pixels apart from better ones.
+/// Options for spots above `threshold` that are the highest within 3 pixels.
 pub(super) fn contrast(threshold: Threshold) -> FinderOptions {
     let method = Method::Contrast { sigma_px: [SIGMA; 2], wide: 2.0, threshold, radius: 3 };
     FinderOptions { method, box_side: 7, border: Border::Shift, spots_max: 1000 }
@@ -43,7 +43,7 @@ impl Scene {
         self
     }
 
-    /// With photons that come as they do; about normal, never negative.
+    /// The same scene with photon noise, approximately normal and never negative.
     pub(super) fn noisy(mut self, seed: u64) -> Scene {
         let mut random = Random::new(seed);
         for pixel in &mut self.pixels {
@@ -63,7 +63,7 @@ impl Scene {
         finder.find(Adu::F32(&self.pixels)).unwrap().to_vec()
     }
 
-    /// The same in all instruction sets.
+    /// The spots, after checking that all instruction sets find the same.
     pub(super) fn find(&self, options: &FinderOptions) -> Vec<Spot> {
         let found = self.find_with(options, &Camera::ideal(), InstructionSet::Baseline);
         for set in InstructionSet::supported() {
@@ -168,12 +168,12 @@ fn a_plateau_is_one_spot() {
             }
         }
         for options in [contrast(Threshold::Photons(100.0)), net_gradient(100.0)] {
-            // Which of its equal pixels that is may differ by rounding.
+            // Which of the equal pixels is found may differ by rounding.
             let spots = scene.find_with(&options, &Camera::ideal(), InstructionSet::detect());
             assert_eq!(spots.len(), 1, "{side}: {spots:?}");
         }
     }
-    // Of the frame itself, the first.
+    // Of equal pixels of the frame itself, the first is found.
     let scene = Scene::new(40, 40, 10.0).set(15, 15, 900.0).set(16, 15, 900.0).set(15, 16, 900.0);
     assert_eq!(places(&scene.find(&net_gradient(100.0))), [[15, 15]]);
 }
@@ -183,7 +183,7 @@ fn pixels_that_are_no_numbers_hide_no_spot_and_spoil_the_fits_that_hold_them_alo
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 3e9] {
         let scene = (0..4)
             .fold(Scene::new(64, 44, 10.0), |scene, i| scene.with(9.0 + 15.0 * f64::from(i), 20.0, 2000.0));
-        // In the first's box, just outside the second's, and at the edge of the last's.
+        // In the box of the first spot, just outside that of the second, and at the edge of that of the last.
         let scene = scene.set(10, 18, bad).set(28, 20, bad).set(57, 23, bad);
         for options in
             [contrast(Threshold::Noise(4.0)), contrast(Threshold::Photons(100.0)), net_gradient(50.0)]
@@ -400,8 +400,8 @@ fn frames_as_small_as_a_box_and_widths_as_large_as_can_be_work() {
     assert_eq!(places(&scene.find(&options)), [[11, 11]]);
 }
 
-/// By how much the noise that scores are multiples of is off, at most, in frames of 22 x 20 pixels: at corners, edges and between. What
-/// it should be is the sum over pixels of what the contrast has of each, squared, times the pixel's variance.
+/// Checks the noise that scores are multiples of, in frames of 22 x 20 pixels, at corners, at edges and in between. The expected
+/// variance is the sum over pixels of the pixel's squared weight in the contrast times the pixel's variance.
 fn check_the_unit_of_noise(what: &str, variance: impl Fn(usize) -> f32, camera: &Camera) {
     const BACKGROUND: f32 = 1000.0;
     let (width, height) = (22, 20);
@@ -432,7 +432,7 @@ fn check_the_unit_of_noise(what: &str, variance: impl Fn(usize) -> f32, camera: 
     }
     println!("{what}: off by {worst:.1e}, at {met} of {} pixels", width * height);
     assert!(met > 0.8 * (width * height) as f64, "{what}: {met}");
-    // The pixel that is asked about makes the background 0.6 % higher.
+    // The added value of the probed pixel makes the background 0.6 % higher.
     assert!(worst < 0.01, "{what}: {worst}");
 }
 

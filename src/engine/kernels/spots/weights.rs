@@ -1,11 +1,11 @@
-//! Weighted sums over neighbourhoods: the means that a contrast is made of, and the net gradient.
+//! Weighted sums over neighbourhoods: the means that make up a contrast, and the net gradient.
 
 use std::ops::Range;
 
 /// `REACH_MAX` of `kernels/filter.cuh`: 3 widths of the widest mean.
 pub(super) const REACH_MAX: usize = 45;
 
-/// A weighted sum along both axes: weights by the distance, the same to both sides.
+/// A separable weighted sum: weights by distance along each axis, symmetric.
 #[derive(Debug, Clone)]
 pub(super) struct Kernel {
     pub(super) x: Vec<f64>,
@@ -24,7 +24,7 @@ impl Kernel {
         Kernel { x: axis(sigma_x), y: axis(sigma_y) }
     }
 
-    /// The share of a spot's light that each pixel has, where the spot is in the middle of one, times this.
+    /// These weights times the share of a spot's light in each pixel, for a spot in the middle of a pixel.
     pub(super) fn times_spot(&self, [sigma_x, sigma_y]: [f64; 2]) -> Kernel {
         let axis = |weights: &[f64], sigma| {
             weights.iter().enumerate().map(|(d, weight)| weight * pixel_share(d, sigma)).collect()
@@ -32,19 +32,19 @@ impl Kernel {
         Kernel { x: axis(&self.x, sigma_x), y: axis(&self.y, sigma_y) }
     }
 
-    /// Of its weights.
+    /// The sum of its weights.
     pub(super) fn sum(&self) -> f64 {
         let axis = |weights: &[f64]| weights[0] + 2.0 * weights[1..].iter().sum::<f64>();
         axis(&self.x) * axis(&self.y)
     }
 
-    /// The same in a plane of so many columns and rows.
+    /// The same in a plane of `width` columns and `height` rows.
     pub(super) fn within(&self, width: usize, height: usize) -> Within {
         Within { x: Axis::new(&self.x, width), y: Axis::new(&self.y, height) }
     }
 }
 
-/// A weighted sum at each pixel of a plane, which goes on beyond its edges as in a mirror.
+/// A weighted sum at each pixel of a plane that is mirrored at its edges.
 #[derive(Debug, Clone)]
 pub(super) struct Within {
     x: Axis,
@@ -52,12 +52,12 @@ pub(super) struct Within {
 }
 
 impl Within {
-    /// The products of the weights that each pixel has in the two.
+    /// For each pixel, the product of its weights in the two sums.
     pub(super) fn times(&self, other: &Within) -> Within {
         Within { x: self.x.times(&other.x), y: self.y.times(&other.y) }
     }
 
-    /// The sums of the weights, along x and along y: at each pixel it is the product of its column's and its row's.
+    /// The sums of the weights along x and along y: a pixel's sum is the product of its column's and its row's.
     pub(super) fn sums(&self) -> [Vec<f64>; 2] {
         [&self.x, &self.y].map(|axis| (0..axis.count).map(|place| axis.at(place).1.iter().sum()).collect())
     }
@@ -83,7 +83,7 @@ impl Within {
             if inner.is_empty() {
                 continue;
             }
-            // Whole rows at a time, where weights are the same.
+            // Where weights are the same, whole rows at a time.
             let (first, weights) = self.x.at(inner.start);
             for (d, weight) in weights.iter().enumerate() {
                 let pairs = sums[inner.clone()].iter_mut().zip(&row[first + d..]);
@@ -94,15 +94,15 @@ impl Within {
     }
 }
 
-/// The same along one axis: the weights, at each place, of the pixels that there are. One that is seen in the mirror as well has
-/// what its images weigh on top of its own: it is one measurement, and so its square is that of the sum.
+/// The same along one axis: at each position, the weights of the real pixels. The weights of a pixel's mirror images are added to its
+/// own: the pixel is one measurement, so its variance takes the square of the sum.
 #[derive(Debug, Clone)]
 struct Axis {
     count: usize,
     reach: usize,
-    /// How far from an end places differ from those between.
+    /// Up to this distance from an end, positions have weights of their own.
     depth: usize,
-    /// At the places near both ends, and one between for all that are further from them.
+    /// The weights at the positions near both ends, and in between one entry for all the others.
     kinds: Vec<Vec<f64>>,
 }
 
@@ -126,13 +126,13 @@ impl Axis {
         Axis { count, reach, depth, kinds: unlike(count, depth).map(at).collect() }
     }
 
-    /// The first pixel with a weight at a place, and the weights from there on.
+    /// The first pixel with a weight at a position, and the weights from there on.
     fn at(&self, place: usize) -> (usize, &[f64]) {
         let kind = place.min(self.depth).max((place + self.kinds.len()).saturating_sub(self.count));
         (place.saturating_sub(self.reach), &self.kinds[kind])
     }
 
-    /// The places between, whose weights are the same.
+    /// The positions in between, whose weights are the same.
     fn inner(&self) -> Range<usize> {
         match self.count > 2 * self.depth {
             true => self.depth..self.count - self.depth,
@@ -141,7 +141,7 @@ impl Axis {
     }
 
     fn times(&self, other: &Axis) -> Axis {
-        // No more pixels than the narrower has; but what the wider has of them is folded further from the ends.
+        // Only the pixels of the narrower sum count; but the wider one's weights are folded up to a larger distance from the ends.
         let (reach, depth) = (self.reach.min(other.reach), self.depth.max(other.depth));
         Axis::of(self.count, reach, depth, |place| {
             let from = place.saturating_sub(reach);
@@ -154,19 +154,19 @@ impl Axis {
     }
 }
 
-/// Of places on an axis of `count`, those near both ends, and one for all that are `depth` and more from them.
+/// The positions on an axis of `count` that are near both ends, and one for all that are at least `depth` away from them.
 pub(super) fn unlike(count: usize, depth: usize) -> impl Iterator<Item = usize> {
     let kinds = count.min(2 * depth + 1);
     (0..kinds).map(move |kind| if kind <= depth { kind } else { kind + count - kinds })
 }
 
-/// The pixel at position `i` of an axis of `count`, which goes on as in a mirror.
+/// The pixel at position `i` of an axis of `count` that is mirrored at its ends.
 fn mirrored(i: isize, count: usize) -> usize {
     let place = i.rem_euclid(2 * count as isize) as usize;
     place.min(2 * count - 1 - place)
 }
 
-/// The share of a spot's light, along one axis, in the pixel `distance` from the one in whose middle it stands.
+/// The share of a spot's light, along one axis, in the pixel at `distance` from the one whose middle is the spot's.
 fn pixel_share(distance: usize, sigma: f64) -> f64 {
     // Simpson's rule over the pixel; the density is smooth.
     const STEPS: u32 = 32;
@@ -178,8 +178,8 @@ fn pixel_share(distance: usize, sigma: f64) -> f64 {
     (0..=STEPS).map(sample).sum::<f64>() / f64::from(3 * STEPS)
 }
 
-/// The net gradient over a box as weights of the pixels around its middle, one row and column further than the box:
-/// each pixel but the middle one gives its two differences, times its direction to the middle.
+/// The net gradient over a box, as weights of the pixels around its middle, one row and column beyond the box: each pixel
+/// except the middle one contributes its two differences, times its direction to the middle.
 pub(super) fn net_weights(half: usize) -> Vec<f32> {
     let reach = half as isize + 1;
     let size = (2 * reach + 1) as usize;

@@ -1,4 +1,4 @@
-//! The fitter as it is for the device against the one for the host.
+//! The device version of the fitter against the host's.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -9,7 +9,7 @@ use super::{
 
 const MEMORY: SharedMemory = SharedMemory { block_max: 64 << 10, multiprocessor: 64 << 10 };
 
-/// The rounds of a fit, and how many fits they put aside.
+/// The results of a fit in rounds, and how many fits the rounds set aside.
 fn on_device(
     model: &FitModel,
     camera: &Camera,
@@ -28,7 +28,7 @@ fn on_device(
         Adu::U16(values) => (bytemuck::cast_slice::<_, u8>(values), false),
         Adu::F32(values) => (bytemuck::cast_slice(values), true),
     };
-    // A device's memory is aligned.
+    // Aligned as a device's memory is.
     let mut aligned = vec![0u128; values.len().div_ceil(16)];
     bytemuck::cast_slice_mut(&mut aligned)[..values.len()].copy_from_slice(values);
     let mut results = Results::new(model, rois.len());
@@ -76,7 +76,7 @@ struct Results {
 }
 
 impl Results {
-    /// Places that nobody wrote to, as [`Results::untouched`] knows them.
+    /// Results filled with a pattern that [`Results::untouched`] recognises.
     fn new(model: &FitModel, count: usize) -> Results {
         let columns = Columns::of(model.psf());
         Results { columns, rows: vec![-7.0; count * columns.count()], codes: vec![[77; 2]; count] }
@@ -92,14 +92,14 @@ impl Results {
         rows.map(|(row, codes)| SpotFit::of(self.columns, row, *codes)).collect()
     }
 
-    /// Whether nobody wrote to these places.
+    /// Whether nothing has been written from this index on.
     fn untouched(&self, from: usize) -> bool {
         let rows = &self.rows[from * self.columns.count()..];
         rows.iter().all(|value| *value == -7.0) && self.codes[from..].iter().all(|codes| *codes == [77; 2])
     }
 }
 
-/// Fails where the device's results are not those of the host; gives the largest difference in standard errors.
+/// Fails if the device's results are not those of the host. Returns the largest difference in standard errors.
 fn check(what: &str, model: &FitModel, camera: &Camera, rois: Rois<'_>) -> f32 {
     let mut host = vec![SpotFit::default(); rois.len()];
     fit(InstructionSet::Baseline, model, camera, rois, &mut host).unwrap();
@@ -128,7 +128,7 @@ fn check(what: &str, model: &FitModel, camera: &Camera, rois: Rois<'_>) -> f32 {
         }
     }
     assert!(worst < 0.02, "{what}: {worst}");
-    // However many rounds, and whether or not there is a place for all that is not done.
+    // With any number of rounds, and with or without room for all unfinished fits.
     let mut aside_ever = 0;
     for (rounds, places) in [(&[3][..], 1000), (&ROUNDS, 1000), (&[1, 1, 2, 3], 50), (&[2, 3], 0)] {
         let (cut, aside) = on_device(model, camera, rois, rounds, places, 2);
@@ -269,7 +269,7 @@ fn tiles_fit_in_what_blocks_may_share() {
             }
         }
     }
-    // The arithmetic of the kernel's head.
+    // The arithmetic in the head comment of the kernel.
     let h200 = square(228, 227);
     let launch = |psf, maps, side| {
         let launch = FitLaunch::new(psf, false, maps, side, h200);

@@ -1,4 +1,5 @@
-//! Light, widths and places far from what a camera shows and from where fits begin: each has numbers or a flag, and the flag is true.
+//! Intensities, widths and positions far from real images and from where fits start: each fit has numbers or a flag, and the flag is
+//! true.
 
 use super::*;
 
@@ -32,7 +33,7 @@ fn anywhere(seed: u64, side: usize) -> Vec<f32> {
     rois
 }
 
-/// Models that begin where few spots are, beside those that begin in the middle.
+/// Models whose fits start where few spots are, besides those that start in the middle.
 fn models() -> Vec<FitModel> {
     let deep = Astigmatism { z_um: [-5.0, 5.0], ..astigmatism() };
     // Nearly one focal line for both axes: hardly anything says at which side of it a spot is.
@@ -50,7 +51,7 @@ fn models() -> Vec<FitModel> {
     psfs.into_iter().map(model).collect()
 }
 
-/// Fails unless the status of a fit is what it is said to be.
+/// Fails unless the status of a fit is true.
 fn check_status(model: &FitModel, side: usize, fit: &SpotFit, what: &str) {
     check_defined(fit, what);
     let bounds = model.psf().parameter_names().iter().map(|name| match *name {
@@ -103,7 +104,7 @@ fn fits_of_any_light_at_any_place_have_numbers_or_a_flag() {
     }
 }
 
-/// The same on a sensor with pixels that hardly count and such as drown everything.
+/// The same on a sensor with pixels that hardly respond, and with pixels whose noise drowns everything.
 #[test]
 fn fits_on_any_sensor_have_numbers_or_a_flag() {
     let side = 7;
@@ -146,9 +147,9 @@ fn fits_that_are_cut_short_say_so() {
     }
 }
 
-/// The expected photo-electrons in each pixel and their slopes by the parameters of a model whose widths are fitted.
+/// The expected photo-electrons in each pixel, and their derivatives by the parameters of a model whose widths are fitted.
 fn slopes(side: usize, theta: &[f64]) -> Vec<(f64, Vec<f64>)> {
-    // Of a pixel: its share of the light, and the slopes of that by position and width.
+    // For each pixel: its share of the light, and the derivatives of that by position and width.
     let axis = |position: f64, sigma: f64| -> Vec<[f64; 3]> {
         let edge = |j: usize| {
             let u = (j as f64 - 0.5 - position) / sigma;
@@ -188,7 +189,7 @@ fn bounds_of_errors(side: usize, theta: &[f64]) -> Vec<f64> {
             }
         }
     }
-    // Gauss and Jordan, on a unit diagonal, where the matrix has the identity beside it.
+    // Gauss-Jordan elimination of the matrix, scaled to a unit diagonal and augmented with the identity.
     let scale: Vec<f64> = (0..count).map(|k| fisher[k][k].sqrt().recip()).collect();
     let mut rows: Vec<Vec<f64>> = (0..count)
         .map(|i| {

@@ -1,4 +1,4 @@
-//! The finder as it is for the device against the one for the host.
+//! The device version of the finder against the host's.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -31,7 +31,7 @@ impl Memory {
     }
 }
 
-/// The spots of a frame, or of some, in the order of their pixels, and the boxes around them with their corners.
+/// The spots of one frame or several, in the order of their pixels, and the boxes around them with their corners.
 fn on_device<T: bytemuck::Pod>(finder: &SpotFinder, frame: &[T]) -> (Vec<Spot>, Vec<T>, Vec<[u32; 2]>) {
     let wide = size_of::<T>() == 4;
     let (width, height) = finder.size();
@@ -40,7 +40,7 @@ fn on_device<T: bytemuck::Pod>(finder: &SpotFinder, frame: &[T]) -> (Vec<Spot>, 
     let mut frame = Memory::of(frame);
     let mut constants = finder.constants().map(Memory::of);
     let mut work: [Memory; 5] = std::array::from_fn(|_| Memory::new(plane_values * 4));
-    // As a device fills memory: with a byte.
+    // Devices fill memory with a repeated byte.
     work[3].slice::<u8>(plane_values * 4).fill(LOWEST);
     let places = finder.spots_possible() * frames;
     let mut spots = vec![Spot::default(); places];
@@ -66,7 +66,7 @@ fn on_device<T: bytemuck::Pod>(finder: &SpotFinder, frame: &[T]) -> (Vec<Spot>, 
     let found = count as usize;
     assert!(found <= places);
     spots.truncate(found);
-    // The device finds in any order; what is cut is in that order.
+    // The device finds spots in any order, and boxes are cut in that order.
     let side = finder.options().box_side;
     let mut rois = Memory::new(places.max(1) * side * side * size_of::<T>());
     let mut corners = vec![[0u32; 2]; places];
