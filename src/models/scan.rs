@@ -246,8 +246,7 @@ fn undescribed(inside: &[(String, PathBuf)]) -> Vec<&str> {
     versions
 }
 
-/// The versions to serve: the one without a folder with its file, the others with their folders. Second, the versions that cannot be
-/// served.
+/// The versions to serve (the one without a folder with its file, the others with their folders), and those that cannot be served.
 fn versions_of(
     folders: Vec<(String, PathBuf)>,
     flat: Option<&Path>,

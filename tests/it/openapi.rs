@@ -36,11 +36,13 @@ fn no_name_is_without_a_value() {
         match value {
             Value::Mapping(members) => {
                 for (name, value) in members {
-                    check(value, &format!("{path}/{}", name.as_str().unwrap_or("?")));
+                    let path = format!("{path}/{}", name.as_str().unwrap_or("?"));
+                    assert!(!value.is_null(), "{path}");
+                    check(value, &path);
                 }
             }
             Value::Sequence(items) => items.iter().for_each(|item| check(item, path)),
-            value => assert!(!value.is_null(), "{path}"),
+            _ => (),
         }
     }
     check(&document(), "");
