@@ -116,9 +116,10 @@ format:
 	$(CARGO) fmt --check
 
 lint: tools
-	$(call say,linting all targets)
+	$(call say,linting all targets and the links in documents of the code)
 	@$(CARGO) clippy --version >/dev/null 2>&1 || { echo "clippy is missing: rustup component add clippy"; exit 1; }
 	$(CARGO) clippy --locked --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --lib --document-private-items
 
 test-rust: export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 test-rust: tools $(ORT)

@@ -47,43 +47,46 @@
 //! `main → cli → app → grpc → {http, devices} → models → {batch, tasks} → engine → image`, with `config`, `error`, `protocol`,
 //! `status` and `telemetry` as leaves; `bits`, `random` and `words` are there for all. Those in braces do not use each other.
 
-// In the order a newcomer should read them.
+// Documents are for those who read the code.
+#![allow(rustdoc::private_intra_doc_links)]
 
-/// Builds every part from the leaves up, binds the sockets, and hands back something that can be drained.
+// In the order a newcomer should read them. Plain comments: links in a module's own documents would be looked up from here otherwise.
+
+// Builds every part from the leaves up, binds the sockets, and hands back something that can be drained.
 pub mod app;
-/// Jobs and batches: lanes, the policy that forms batches, the queue, and the simulation of all three.
+// Jobs and batches: lanes, the policy that forms batches, the queue, and the simulation of all three.
 pub mod batch;
-/// Numbers that must reach another process bit by bit.
+// Numbers that must reach another process bit by bit.
 pub(crate) mod bits;
-/// The command line: `serve`, `check`, `devices`, `predict`, `bench`, `tune`, `health`, `config`, `completions`.
+// The command line: `serve`, `check`, `devices`, `predict`, `bench`, `tune`, `health`, `config`, `completions`.
 pub mod cli;
-/// Options: file, environment and flags in, one checked and immutable `Config` out.
+// Options: file, environment and flags in, one checked and immutable `Config` out.
 pub mod config;
-/// Devices: taking them, giving them back, whether they work, and the OS threads that own what is on them.
+// Devices: taking them, giving them back, whether they work, and the OS threads that own what is on them.
 pub mod devices;
-/// Engines and their memory. All `unsafe` lives here.
+// Engines and their memory. All `unsafe` lives here.
 pub mod engine;
-/// Why a request has no answer.
+// Why a request has no answer.
 pub mod error;
-/// gRPC: the same service by another protocol, built on parts of the HTTP front.
+// gRPC: the same service by another protocol, built on parts of the HTTP front.
 pub mod grpc;
-/// The front: the accept loop, the routes and their layers, the wire formats, the page.
+// The front: the accept loop, the routes and their layers, the wire formats, the page.
 pub mod http;
-/// Bytes to frames to model input. Pure.
+// Bytes to frames to model input. Pure.
 pub mod image;
-/// The model folder: manifests, the catalog of what can be served, and what a request needs to know of a model.
+// The model folder: manifests, the catalog of what can be served, and what a request needs to know of a model.
 pub mod models;
-/// Generated messages: the inference protocol over gRPC, and `config.pbtxt`.
+// Generated messages: the inference protocol over gRPC, and `config.pbtxt`.
 pub mod protocol;
-/// Numbers that look random and are the same for the same seed.
+// Numbers that look random and are the same for the same seed.
 pub mod random;
-/// What the process knows about itself: live, draining, devices, ready.
+// What the process knows about itself: live, draining, devices, ready.
 pub mod status;
-/// Engine outputs to answers: classify, detect, segment, image, embed, tensors, localize.
+// Engine outputs to answers: classify, detect, segment, image, embed, tensors, localize.
 pub mod tasks;
-/// Logs, metrics and traces.
+// Logs, metrics and traces.
 pub mod telemetry;
-/// Helpers for messages to people: shortened values, causes, suggestions of names.
+// Helpers for messages to people: shortened values, causes, suggestions of names.
 pub(crate) mod words;
 
 #[cfg(test)]

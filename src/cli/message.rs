@@ -59,7 +59,7 @@ impl Ask<'_> {
     /// data after it.
     ///
     /// # Errors
-    /// A message, as from [`array`] and [`head_length`].
+    /// A message, as from [`array()`] and [`head_length`].
     pub(super) fn file(&self, path: &Path, bytes: Vec<u8>) -> Result<Message, String> {
         if self.kind == Kind::Images {
             return Ok(self.picture(bytes));

@@ -6,7 +6,7 @@ use super::{
 };
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-/// Conversion of a checked value to a field's type. The table pairs kinds with types; [`Config::default`] exercises
+/// Conversion of a checked value to a field's type. The table pairs kinds with types; [`Config::default`](super::Config::default) exercises
 /// every pair.
 pub(super) trait FromValue {
     fn from_value(value: Value) -> Self;

@@ -152,6 +152,8 @@ macro_rules! options {
         /// The options, checked. Made by [`load`](super::load) and never changed after.
         ///
         /// What stands for something else is resolved: thread counts are never 0, `onnx_runtime` is never empty.
+        // `[::]` in the texts of options is an address.
+        #[allow(rustdoc::broken_intra_doc_links)]
         #[derive(Debug, Clone, PartialEq)]
         pub struct Config {
             $( $(

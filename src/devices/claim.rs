@@ -1,4 +1,4 @@
-//! Our claim to one GPU: when it is taken and when it is given up, by what others do there ([`lease`](super::lease)) and by its condition
+//! Our claim to one GPU: when it is taken and when it is given up, by what others do there ([`lease`]) and by its condition
 //! ([`health`](super::health)). Pure: observations and the time come in, decisions come out. The keeper of the GPU carries them out;
 //! `sim` does so on simulated machines.
 

@@ -99,7 +99,7 @@ fn packed_with(headers: &HeaderMap) -> Result<Option<Coding>, InferError> {
     }
 }
 
-/// Middleware of routes that take no packed bodies: [`pack`] alone.
+/// Middleware of routes that take no packed bodies: [`pack()`] alone.
 pub(super) async fn pack_layer(request: Request, next: Next) -> Response<Body> {
     let wanted = wanted(&request);
     pack(next.run(request).await, wanted)

@@ -1,7 +1,7 @@
 //! The model folder: what can be served, and what a request needs to know of a model.
 //!
 //! - [`manifest`]: `model.toml`, read by `strict`.
-//! - [`scan`]: reads a folder into [`Source`]s; one bad model never hides the others.
+//! - [`mod@scan`]: reads a folder into [`Source`]s; one bad model never hides the others.
 //! - [`catalog`]: the models that are being served, by name and version.
 //! - [`triton`]: `config.pbtxt`, which replaces the manifest in repositories made for Triton.
 //! - [`declared`]: inputs and outputs that an author declares, checked against the file; a model as requests see it.

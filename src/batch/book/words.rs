@@ -42,7 +42,7 @@ impl Kind {
 /// What a worker does next.
 #[derive(Debug)]
 pub enum Pick {
-    /// Run this, and hand it to [`Book::finish`].
+    /// Run this, and hand it to [`Book::finish`](super::Book::finish).
     Run(Arc<Batch>, Receipt),
     /// Ask again then, or when more arrives.
     SleepUntil(Instant),

@@ -6,7 +6,7 @@
 //! - [`numa`]: the processors near it.
 //! - [`memory`]: buffers on it; [`host`]: pinned host memory, which it copies from and to by itself.
 //! - [`module`]: our kernels on it; `preprocess`: those that turn images into items.
-//! - [`canary`]: checks that it computes correctly.
+//! - [`mod@canary`]: checks that it computes correctly.
 //! - [`fault`]: what follows from an error.
 //! - [`jpeg`]: decodes JPEGs when the CPU has too many of them.
 //! - [`gauss_mle`]: the fitter; [`onnx`]: ONNX Runtime.

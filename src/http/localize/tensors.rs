@@ -2,7 +2,7 @@
 //!
 //! Inputs: `rois` `[n, b, b]`, with `corners` `[n, 2]` and `frame` `[n]` beside it where the caller has them, or `frames`
 //! `[t, h, w]`; UINT16 or FP32. Parameters of the request, and keys of its query, are those of
-//! [`settings`](crate::tasks::localize::settings).
+//! [`settings`].
 //! Positions are in pixels from the centre of the frame's first pixel (of the ROI's, without corners), z in um.
 
 use super::share;

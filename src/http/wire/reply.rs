@@ -154,7 +154,7 @@ fn parameters(json: &mut Vec<u8>, told: &Told) {
 /// The members of an object with the results for some of a request's items. Everything is text.
 ///
 /// # Errors
-/// As [`write`], and 400 for NaN and infinities.
+/// As [`write()`], and 400 for NaN and infinities.
 pub fn members(told: &Told, outputs: &[Output]) -> Result<Vec<u8>, InferError> {
     let mut json = Vec::new();
     room(&mut json, 512 + outputs.iter().map(Output::text_bytes_max).sum::<u64>())?;

@@ -7,7 +7,7 @@
 //! outputs are overwritten, so that a replay which writes nothing is noticed.
 //!
 //! This comparison is made only once. ONNX Runtime has to keep the memory of a recorded size in place, whatever runs later. Version 1.31
-//! does, except for convolutions that it fuses with what follows ([`Session::load`] disables that). With older versions nothing is
+//! does, except for convolutions that it fuses with what follows (`Session::load` disables that). With older versions nothing is
 //! recorded ([`Runtime::check_replays`](crate::engine::onnx::Runtime::check_replays)).
 #![allow(unsafe_code)]
 
