@@ -303,7 +303,7 @@ impl Book {
         for Entry { served, .. } in entries {
             let counts = served.model.statistics.snapshot();
             let failures: u64 = counts.failures.iter().map(|sum| sum.count).sum();
-            activity.0 |= load.models.iter().any(|load| load.key == served.model.key && load.items > 0);
+            activity.0 |= load.of(served.model.key).is_some_and(|load| load.items > 0);
             activity.1 += counts.success.count + failures;
         }
         activity

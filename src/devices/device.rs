@@ -20,7 +20,7 @@ use crate::{
         onnx::Runtime,
         staging::Memory,
     },
-    models::{self, Source},
+    models::{self, Files, Source},
     telemetry::metrics::{FailReason, Metrics},
 };
 use parking_lot::{Mutex, RwLock};
@@ -182,19 +182,19 @@ impl Hold {
     ///
     /// # Errors
     /// Why it cannot be loaded here.
-    pub(super) fn load(&self, source: &Source, parts: &Parts) -> Result<Engines, Refusal> {
+    pub(super) fn load(&self, source: &Source, files: &Files, parts: &Parts) -> Result<Engines, Refusal> {
         let instances = Hold::instances(source);
         self.grow(instances, parts)?;
         match &self.executor {
             None => {
-                let recipe = recipe(source, parts, false, (parts.compute_threads / instances).max(1));
+                let recipe = recipe(source, files, parts, false, (parts.compute_threads / instances).max(1));
                 let place = Place::Cpu(parts.runtime.clone());
                 Ok((0..instances).map(|_| recipe.make(&place)).collect::<Result<_, _>>()?)
             }
             Some(executor) => {
                 let (executor, runtime) = (executor.clone(), parts.runtime.clone());
-                let recipes: Vec<Recipe> =
-                    (0..instances).map(|made| recipe(source, parts, true, instances - made)).collect();
+                let recipe = |made| recipe(source, files, parts, true, instances - made);
+                let recipes: Vec<Recipe> = (0..instances).map(recipe).collect();
                 let health = self.health.clone();
                 self.first.call(move || {
                     let mut made = Engines::new();
@@ -431,7 +431,7 @@ fn start(parts: &Parts, health: &Health, name: &str, index: usize) -> std::io::R
 }
 
 /// The engine that a model has here: on the CPU with `share` threads, or on a GPU as one of `share` instances still to come.
-fn recipe(source: &Source, parts: &Parts, on_gpu: bool, share: usize) -> Recipe {
+fn recipe(source: &Source, files: &Files, parts: &Parts, on_gpu: bool, share: usize) -> Recipe {
     let manifest = &source.manifest;
     match (&manifest.engine, on_gpu) {
         (models::Engine::GaussMle(_), _) => Recipe::GaussMle { threads: share },
@@ -444,7 +444,7 @@ fn recipe(source: &Source, parts: &Parts, on_gpu: bool, share: usize) -> Recipe 
             instances: share as u64,
             whole: manifest.placement.forbids_cpu(),
             on_host: parts.runtime.as_ref().is_ok_and(Runtime::stands_in),
-            cache: parts.kernel_cache_folder.as_ref().and_then(|folder| models::Files::built(source, folder)),
+            cache: parts.kernel_cache_folder.as_ref().and_then(|folder| files.built(source, folder)),
         }),
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     engine::cuda::jpeg::JpegOnGpu,
     error::panic_words,
     models::{Found, Model, State},
-    status::{Cause, DeviceState, ModelCounts},
+    status::{Cause, DeviceState},
     telemetry::metrics::ModelState,
 };
 use load::NotLoaded;
@@ -191,15 +191,7 @@ impl Devices {
     }
 
     fn count(&self) {
-        let mut counts = ModelCounts::default();
-        for entry in self.parts.catalog.list() {
-            match entry.state {
-                State::Loading => counts.loading += 1,
-                State::Ready(_) => counts.ready += 1,
-                State::Unavailable(_) => counts.unavailable += 1,
-            }
-        }
-        self.parts.status.set_models(counts);
+        self.parts.status.set_models(self.parts.catalog.counts());
     }
 
     /// Loads one model and publishes it, or the reason why it cannot be served. If all its devices are away, or have no room for it now,

@@ -37,8 +37,7 @@ impl Front {
         };
         if tritons {
             let (models, load) = (self.catalog.ready(), self.queue.load());
-            let pending =
-                |key| load.models.iter().find(|load| load.key == key).map_or(0, |load| load.waiting);
+            let pending = |key| load.of(key).map_or(0, |load| load.waiting);
             let version = |model| {
                 let Model { name, version, key, statistics, .. }: &Model = model;
                 triton::Version {

@@ -3,7 +3,7 @@
 //! Readers take a snapshot: the map inside is immutable, and a change replaces it as a whole.
 
 use super::Model;
-use crate::{error::InferError, words::nearest};
+use crate::{error::InferError, status::ModelCounts, words::nearest};
 use parking_lot::RwLock;
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -179,6 +179,19 @@ impl Catalog {
     /// All versions of one model, ascending.
     pub fn entries(&self, name: &str) -> Vec<Entry> {
         self.map().get_key_value(name).into_iter().flat_map(entries).collect()
+    }
+
+    /// How many versions of all models are in which state.
+    pub fn counts(&self) -> ModelCounts {
+        let mut counts = ModelCounts::default();
+        for Version { state, .. } in self.map().values().flatten() {
+            match state {
+                State::Loading => counts.loading += 1,
+                State::Ready(_) => counts.ready += 1,
+                State::Unavailable(_) => counts.unavailable += 1,
+            }
+        }
+        counts
     }
 
     /// The versions of a model that take requests, ascending.

@@ -130,8 +130,16 @@ pub struct Load {
     pub running: usize,
     /// How long ago the oldest waiting job arrived.
     pub oldest: Option<Duration>,
-    /// By model, in the order of registration.
+    /// By model, in the order of registration, which is that of their keys.
     pub models: Vec<ModelLoad>,
+}
+
+impl Load {
+    /// The load of one model; `None` for one that is not registered.
+    pub fn of(&self, key: ModelKey) -> Option<&ModelLoad> {
+        let at = self.models.binary_search_by_key(&key, |load| load.key).ok()?;
+        self.models.get(at)
+    }
 }
 
 /// What waits and runs of one model.

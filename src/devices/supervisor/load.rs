@@ -177,7 +177,7 @@ impl Devices {
         let started = Instant::now();
         files.check().map_err(Refusal::Files)?;
         self.check_room(index, hold, source)?;
-        let loaded = hold.load(source, &self.parts).map_err(|refusal| fell_short(hold, refusal));
+        let loaded = hold.load(source, files, &self.parts).map_err(|refusal| fell_short(hold, refusal));
         if let Err(reason) = files.check() {
             // `loaded` is why it could not be loaded, or engines of other files.
             if let Ok(engines) = loaded {

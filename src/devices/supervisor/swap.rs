@@ -24,7 +24,7 @@ impl Devices {
         let mut reasons = Vec::new();
         let mut refused = false;
         let is_some_there = found.iter().any(|found| !found.only_named);
-        let before = self.parts.catalog.list();
+        let before = self.parts.catalog.entries(name);
         // All versions show as loading at once, including those that wait for their turn.
         for found in found.iter().filter(|found| self.serving(name, Some(&found.version)).is_empty()) {
             self.publish(found, State::Loading);
