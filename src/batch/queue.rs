@@ -33,7 +33,13 @@ use std::{
     time::{Duration, Instant},
 };
 use ticket::Patience;
-use tokio::sync::oneshot;
+use tokio::{
+    sync::{Notify, oneshot},
+    time::timeout,
+};
+
+/// How long somebody who waits for room sleeps if no job leaves the queue: the room may also be that of a model, or of a deadline.
+const ROOM_PAUSE: Duration = Duration::from_millis(50);
 
 type Reply = Result<Answer, InferError>;
 
@@ -41,6 +47,8 @@ type Reply = Result<Answer, InferError>;
 #[derive(Debug)]
 pub struct Queue {
     state: Mutex<State>,
+    /// Wakes those who wait for room.
+    room: Notify,
 }
 
 #[derive(Debug)]
@@ -94,7 +102,7 @@ impl Queue {
             parked: Vec::new(),
             inline: inline::All::default(),
         };
-        Arc::new(Queue { state: Mutex::new(state) })
+        Arc::new(Queue { state: Mutex::new(state), room: Notify::new() })
     }
 
     /// Accepts jobs for a model from now on. `name` is for messages. A model that is known already keeps its rules.
@@ -180,6 +188,11 @@ impl Queue {
         let refused = wait.filter(|wait| wait.then == Then::Refuse);
         let patience = refused.map(|wait| Patience { model, until: pushed + wait.max, timer: None });
         Ok(Ticket { job, pushed, patience, reply: receiver, queue: Some(Arc::clone(self)) })
+    }
+
+    /// Waits after [`InferError::Full`] until a push may succeed. It may fail all the same, since others may have been first.
+    pub async fn room(&self) {
+        let _ = timeout(ROOM_PAUSE, self.room.notified()).await;
     }
 
     /// Whether a job of this model would be accepted, if it could wait without limit.
@@ -289,7 +302,7 @@ impl Queue {
         let now = Instant::now();
         let aftermath = state.book.finish(batch, receipt, result, now);
         state.inline.ended(receipt);
-        let answers = Queue::release(state, None);
+        let answers = self.release(state, None);
         if aftermath.is_some() {
             counted();
         }
@@ -300,11 +313,11 @@ impl Queue {
     /// Releases the lock, then sends the answers and wakes the workers that the calls under it call for. `changed` is the only model that
     /// gained work, if that is known.
     fn leave(&self, state: MutexGuard<'_, State>, changed: Option<ModelKey>) {
-        Queue::release(state, changed).send();
+        self.release(state, changed).send();
     }
 
     /// Like [`Queue::leave`], but returns the answers, for the caller to send.
-    fn release(mut state: MutexGuard<'_, State>, changed: Option<ModelKey>) -> Answers {
+    fn release(&self, mut state: MutexGuard<'_, State>, changed: Option<ModelKey>) -> Answers {
         let settled = state.book.settle();
         if !settled.forgotten.is_empty() {
             let State { bells, woken, .. } = &mut *state;
@@ -324,6 +337,8 @@ impl Queue {
         for bell in bells {
             bell.notify_one();
         }
+        // One for each job, in the order in which they came: all of them would find room for one.
+        (0..settled.freed).for_each(|_| self.room.notify_one());
         Answers { answers, _inputs: settled.inputs }
     }
 }

@@ -315,6 +315,7 @@ impl Book {
         }
         self.forget(entry.job.model);
         self.settled.inputs.push(entry.job.inputs);
+        self.settled.freed += 1;
         self.throughput.busy(!self.jobs.is_empty(), now);
     }
 
@@ -334,8 +335,8 @@ impl Book {
 
     /// Whether the calls since the last [`Book::settle`] had no effects.
     pub fn is_settled(&self) -> bool {
-        let Settled { done, inputs, forgotten, moved } = &self.settled;
-        done.is_empty() && inputs.is_empty() && forgotten.is_empty() && !moved
+        let Settled { done, inputs, freed, forgotten, moved } = &self.settled;
+        done.is_empty() && inputs.is_empty() && *freed == 0 && forgotten.is_empty() && !moved
     }
 
     /// Models with waiting work.

@@ -111,6 +111,8 @@ pub struct Settled {
     pub done: Vec<Done>,
     /// Memory to give back.
     pub inputs: Vec<Vec<Tensor>>,
+    /// Jobs that no longer count against the bounds.
+    pub freed: usize,
     /// Retired models that are empty now: workers may unload them.
     pub forgotten: Vec<ModelKey>,
     /// A worker serves other models than before: others may take the work that it leaves.

@@ -189,6 +189,22 @@ fn who_is_refused_leaves_nobody_waiting_whose_time_was_over() {
     assert!(queue.state.lock().book.is_settled(), "and what was refused is not kept");
 }
 
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_room_is_woken_when_a_job_leaves_and_by_no_refusal() {
+    let queue = queue(Duration::ZERO);
+    let ticket = queue.push(job(A, 100, 0)).unwrap();
+    let mut waits = std::pin::pin!(queue.room());
+    assert!((&mut waits).now_or_never().is_none());
+    assert!(queue.push(job(A, 1, 0)).is_err());
+    assert!((&mut waits).now_or_never().is_none(), "a refusal makes no room");
+    drop(ticket);
+    assert!((&mut waits).now_or_never().is_some());
+    // Where nothing leaves it is tried again all the same.
+    let before = tokio::time::Instant::now();
+    queue.room().await;
+    assert_eq!(before.elapsed(), ROOM_PAUSE);
+}
+
 #[test]
 fn what_a_hung_worker_has_is_run_elsewhere_at_once_and_its_late_results_are_thrown_away() {
     let queue = queue(Duration::ZERO);

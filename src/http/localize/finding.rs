@@ -44,8 +44,6 @@ const AHEAD_STEP_BYTES: usize = 64 << 10;
 const AHEAD_BYTES_MAX: usize = 8 << 20;
 /// How long to wait for more of a chunk before what is there is fitted.
 const PATIENCE: Duration = Duration::from_millis(5);
-/// How long to wait for room in the queue before asking again.
-const FULL_PAUSE: Duration = Duration::from_millis(5);
 
 /// What was posted.
 pub(super) enum Posted {
@@ -214,7 +212,7 @@ impl Finding {
                 Err(InferError::Full { .. }) if !call.is_late() => tally.again(),
                 pushed => break (tally, pushed?),
             }
-            tokio::time::sleep(FULL_PAUSE).await;
+            self.front.queue.room().await;
         };
         let (front, queued) = (Arc::clone(&self.front), Queued::new(call, Arc::clone(&tally), ticket));
         let fitting = Box::pin(async move { queued.answer(&front).await });
