@@ -320,7 +320,7 @@ impl App {
         if !in_time(join_all(apart), deadline, now).await {
             tracing::warn!("ended while a probe or a scrape was stuck: not waited for");
         }
-        // Neither a running batch nor a loading model can be interrupted; the deadline holds all the same.
+        // Not every batch or load can be interrupted; the deadline holds all the same.
         if !in_time(loading.end(), deadline, now).await {
             tracing::warn!("ended while a batch ran or a model was loading: not waited for");
         }

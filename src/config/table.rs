@@ -354,10 +354,10 @@ options! {
     }
     section "Queue" {
         queue_items_max: usize, Count { min: 1, max: 100_000_000 }, "1000000",
-            "The most items waiting for a device; more are answered with 429.",
+            "The most items that wait or run; more are answered with 429.",
             "An item is one row of a batch: an image, or one spot to be fitted.";
         queue_bytes_max: u64, Bytes { min: KIB, max: 16 * TIB }, "2GiB",
-            "The most bytes of model input waiting for a device; more are answered with 429.",
+            "The most bytes of model input that wait or run; more are answered with 429.",
             "At least body_bytes_max, so that one tensor request of the largest size fits.";
         timeout_ms: Duration, Millis { min: 1, max: DAY_MS }, "30000",
             "How long a request may take, from when its body is there, unless it or its model says otherwise.",

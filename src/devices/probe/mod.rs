@@ -36,8 +36,8 @@ pub struct GpuId {
 }
 
 impl GpuId {
-    /// Whether it is the GPU that CUDA knows by this UUID and PCI address. A part of a GPU (MIG) also matches by the address of the
-    /// whole, which NVML writes with more digits.
+    /// Whether it is the GPU that CUDA knows by this UUID. A part of a GPU (MIG) also matches by the PCI address of the whole, which NVML
+    /// writes with more digits.
     pub fn is(&self, uuid: &str, pci: &str) -> bool {
         let bus = || !pci.is_empty() && self.pci.to_lowercase().ends_with(pci);
         self.uuid == uuid || (uuid.starts_with("MIG-") && bus())
