@@ -33,10 +33,7 @@ use std::{
     time::{Duration, Instant},
 };
 use ticket::Patience;
-use tokio::{
-    sync::{Notify, oneshot},
-    time::timeout,
-};
+use tokio::sync::{Notify, oneshot};
 
 /// How long somebody who waits for room sleeps if no job leaves the queue: the room may also be that of a model, or of a deadline.
 const ROOM_PAUSE: Duration = Duration::from_millis(50);
@@ -192,7 +189,7 @@ impl Queue {
 
     /// Waits after [`InferError::Full`] until a push may succeed. It may fail all the same, since others may have been first.
     pub async fn room(&self) {
-        let _ = timeout(ROOM_PAUSE, self.room.notified()).await;
+        let _ = tokio::time::timeout(ROOM_PAUSE, self.room.notified()).await;
     }
 
     /// Whether a job of this model would be accepted, if it could wait without limit.

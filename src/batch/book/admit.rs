@@ -61,7 +61,7 @@ impl Book {
 
     /// Checks whether a job may be queued. If there is no room, jobs whose time is over are answered first.
     fn check(&mut self, job: &Job, now: Instant) -> Result<Admitted, InferError> {
-        if self.closed {
+        if self.is_closed() {
             return Err(InferError::Draining);
         }
         let model = match self.models.get(&job.model) {

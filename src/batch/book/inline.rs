@@ -31,18 +31,18 @@ impl Book {
         {
             return None;
         }
-        let Choice::Run { shape, items, size } = self.choose(worker, device, key, true, now) else {
+        let Choice::Run(cut) = self.choose(worker, device, key, true, now) else {
             return None;
         };
         let model = self.models.get(&key)?;
-        let place = (device, Kind::of(shape.setting()));
+        let place = (device, Kind::of(cut.shape.setting()));
         let costs = model.costs.get(&place)?;
         let waiting: usize = model.lanes.iter().map(|(_, lane)| lane.items()).sum();
         let (sizes, gap) = (model.sizes(place), model.pace.gap());
-        if items < waiting || !policy::is_inline(&sizes, size, costs, gap, running, now) {
+        if cut.items < waiting || !policy::is_inline(&sizes, cut.size, costs, gap, running, now) {
             return None;
         }
-        Some(self.form(worker, device, key, &shape, [items, size], now))
+        Some(self.form(worker, device, key, cut, now))
     }
 
     /// The name of the device that a batch was formed for.

@@ -72,6 +72,18 @@ struct Model {
     retired: bool,
 }
 
+/// How far the end of the server has come. Never goes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    Open,
+    /// Nothing waits for company.
+    Hurried,
+    /// And no job is accepted.
+    Closed,
+    /// And no worker gets any.
+    Aborted,
+}
+
 /// All jobs, models and workers.
 #[derive(Debug)]
 pub struct Book {
@@ -87,9 +99,7 @@ pub struct Book {
     next_key: u64,
     items: usize,
     bytes: usize,
-    closed: bool,
-    hurried: bool,
-    aborted: bool,
+    stage: Stage,
 }
 
 impl Book {
@@ -107,9 +117,7 @@ impl Book {
             next_key: 0,
             items: 0,
             bytes: 0,
-            closed: false,
-            hurried: false,
-            aborted: false,
+            stage: Stage::Open,
         }
     }
 
@@ -223,26 +231,29 @@ impl Book {
         }
     }
 
+    fn reach(&mut self, stage: Stage) {
+        self.stage = self.stage.max(stage);
+    }
+
     /// From now on nothing waits for company.
     pub fn hurry(&mut self) {
-        self.hurried = true;
+        self.reach(Stage::Hurried);
     }
 
     /// Accepts no more jobs; those that are in still run.
     pub fn close(&mut self, now: Instant) {
-        self.closed = true;
+        self.reach(Stage::Closed);
         self.strand(now);
     }
 
     /// Whether [`Book::close`] was called.
     pub fn is_closed(&self) -> bool {
-        self.closed
+        self.stage >= Stage::Closed
     }
 
     /// Closes, and answers every job that waits or runs with `error`; returns how many. Workers get [`Pick::Closed`].
     pub fn abort(&mut self, error: &InferError, now: Instant) -> usize {
-        self.closed = true;
-        self.aborted = true;
+        self.reach(Stage::Aborted);
         let keys: Vec<JobKey> = self.jobs.keys().copied().collect();
         let mut count = 0;
         for key in keys {

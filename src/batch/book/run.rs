@@ -1,6 +1,6 @@
 //! Batches: formed for a worker, and taken back done or failed.
 
-use super::{Aftermath, Book, Kind, Model, Pick, Recalled, Receipt, WorkerKey, serving::Pool};
+use super::{Aftermath, Book, Kind, Model, Pick, Recalled, Receipt, Stage, WorkerKey, serving::Pool};
 use crate::{
     batch::{
         Batch, Fallback, ModelKey, Part, Ran, RunResult, ceiling,
@@ -28,16 +28,19 @@ const AHEAD_MAX: Duration = Duration::from_millis(50);
 
 /// What a worker does with a model.
 pub(super) enum Choice {
-    Run {
-        shape: Arc<ItemShape>,
-        items: usize,
-        size: usize,
-    },
+    Run(Cut),
     /// Ask again then, if there is a time. `company`: the reason is that its jobs wait for company.
     Wait {
         until: Option<Instant>,
         company: bool,
     },
+}
+
+/// A batch to be formed: so many items of a lane, in a batch of this size.
+pub(super) struct Cut {
+    pub(super) shape: Arc<ItemShape>,
+    pub(super) items: usize,
+    pub(super) size: usize,
 }
 
 impl Model {
@@ -87,19 +90,18 @@ impl Book {
         for key in self.shares.order(&open) {
             self.expire(key, now);
             match self.choose(worker, device, key, true, now) {
-                Choice::Run { shape, items, size } => {
+                Choice::Run(cut) => {
                     // Waiting for company is for when a device is idle. Behind a long batch of another model, the window would have
                     // passed.
-                    let end = now + self.takes(device, key, &shape, size);
-                    let mut next = (key, shape, [items, size]);
+                    let end = now + self.takes(device, key, &cut);
+                    let mut next = (key, cut);
                     if let Some((first, _)) = first.filter(|(_, until)| end > *until)
-                        && let Choice::Run { shape, items, size } =
-                            self.choose(worker, device, first, false, now)
+                        && let Choice::Run(cut) = self.choose(worker, device, first, false, now)
                     {
-                        next = (first, shape, [items, size]);
+                        next = (first, cut);
                     }
-                    let (key, shape, counts) = next;
-                    let (batch, receipt) = self.form(worker, device, key, &shape, counts, now);
+                    let (key, cut) = next;
+                    let (batch, receipt) = self.form(worker, device, key, cut, now);
                     return Pick::Run(batch, receipt);
                 }
                 Choice::Wait { until: at, company } => {
@@ -114,10 +116,10 @@ impl Book {
             running == self.roster.running(worker) && !waits
         };
         match until {
-            _ if self.aborted => Pick::Closed,
+            _ if self.stage == Stage::Aborted => Pick::Closed,
             Some(until) => Pick::SleepUntil(until),
             // Batches of other workers may fail and come back, and so may work that is left to those workers.
-            None if self.closed && idle() => {
+            None if self.is_closed() && idle() => {
                 // So may its own batches: it asks again when they have ended, and serves its models until then.
                 if self.roster.running(worker) == 0 {
                     self.note_serves(worker, &[]);
@@ -130,10 +132,10 @@ impl Book {
     }
 
     /// How long a batch should take on a device.
-    fn takes(&self, device: DeviceKey, key: ModelKey, shape: &ItemShape, size: usize) -> Duration {
-        let place = (device, Kind::of(shape.setting()));
+    fn takes(&self, device: DeviceKey, key: ModelKey, cut: &Cut) -> Duration {
+        let place = (device, Kind::of(cut.shape.setting()));
         let costs = self.models.get(&key).and_then(|model| model.costs.get(&place));
-        let seconds = costs.unwrap_or(&Costs::default()).estimate(size);
+        let seconds = costs.unwrap_or(&Costs::default()).estimate(cut.size);
         Duration::try_from_secs_f64(seconds).unwrap_or_default()
     }
 
@@ -149,7 +151,7 @@ impl Book {
         let Some(model) = self.models.get(&key) else {
             return Choice::Wait { until: None, company: false };
         };
-        let hurry = self.hurried || self.closed || model.retired;
+        let hurry = self.stage > Stage::Open || model.retired;
         let pool = Pool::of(&self.roster, key, &model.standby);
         let admits: Admits<'_> = &|avoid| pool.admits(device, avoid);
         let keeps = model.steady.contains(&worker);
@@ -198,7 +200,7 @@ impl Book {
             }
         }
         match best {
-            Some((_, shape, items, size)) => Choice::Run { shape: Arc::clone(shape), items, size },
+            Some((_, shape, items, size)) => Choice::Run(Cut { shape: Arc::clone(shape), items, size }),
             None => Choice::Wait {
                 until: until.map(|(at, _)| at),
                 company: until.is_some_and(|(_, company)| company),
@@ -211,14 +213,13 @@ impl Book {
         worker: WorkerKey,
         device: DeviceKey,
         key: ModelKey,
-        shape: &Arc<ItemShape>,
-        [items, size]: [usize; 2],
+        Cut { shape, items, size }: Cut,
         now: Instant,
     ) -> (Arc<Batch>, Receipt) {
         let model = self.models.get_mut(&key).expect("picked from the map");
         let pool = Pool::of(&self.roster, key, &model.standby);
         let standby = pool.stands_by(device);
-        let pieces = model.lanes.take(shape, items, &|avoid| pool.admits(device, avoid));
+        let pieces = model.lanes.take(&shape, items, &|avoid| pool.admits(device, avoid));
         let waiting = !model.lanes.is_empty();
         let place = (device, Kind::of(shape.setting()));
         model.running += 1;

@@ -223,7 +223,7 @@ impl Book {
                 continue;
             }
             let absence = self.unserved(*key);
-            let over = self.closed || model.retired;
+            let over = self.is_closed() || model.retired;
             for job in model.lanes.jobs() {
                 let deadline = self.jobs.get(&job).and_then(|entry| entry.job.deadline);
                 let error = match &absence {
