@@ -134,7 +134,11 @@ impl Staging {
         if !matches!(self.pool.memory, Memory::Pinned(_)) {
             return;
         }
-        let held = self.bytes() / self.slab_bytes().max(1);
+        // Not by their bytes: pinned memory comes in whole pages.
+        let held = {
+            let state = self.pool.state.lock();
+            state.free.len() + state.slabs.iter().filter(|slab| slab.strong_count() > 0).count()
+        };
         let made: Vec<Block> = (held..slabs.min(self.pool.free_max)).map(|_| self.pool.block()).collect();
         self.pool.state.lock().free.extend(made);
     }
