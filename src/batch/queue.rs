@@ -334,7 +334,7 @@ impl Queue {
         for bell in bells {
             bell.notify_one();
         }
-        // One for each job, in the order in which they came: all of them would find room for one.
+        // One waiter for each job that has left, the longest waiting first: if all were woken, most would find no room.
         (0..settled.freed).for_each(|_| self.room.notify_one());
         Answers { answers, _inputs: settled.inputs }
     }

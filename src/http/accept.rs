@@ -21,17 +21,12 @@ mod seats;
 mod service;
 
 pub use clocks::{Clocks, MEANWHILE, Phase, Reason, Verdict, Watch};
-pub use service::{Answer, Peer, Slashed};
+pub use service::{Answer, HttpService, Peer, Slashed};
 
-use axum::{
-    body::Body,
-    http::{Request, Response},
-};
 use connection::{Served, Shared};
 use seats::Seats;
 use std::{
     collections::HashMap,
-    convert::Infallible,
     io::ErrorKind,
     net::SocketAddr,
     sync::{
@@ -160,72 +155,56 @@ pub struct Acceptor {
 
 impl Acceptor {
     /// Serves until [`Stages::close`], and then through the rest of the shutdown. `service` is an `axum::Router` or any service like it.
-    pub async fn run<S>(self, service: S) -> Ended
-    where
-        S: tower::Service<Request<Body>, Response = Response<Body>, Error = Infallible>
-            + Clone
-            + Send
-            + 'static,
-        S::Future: Send,
-    {
+    pub async fn run(self, service: impl HttpService) -> Ended {
         let Acceptor { listener, settings, stages, connections, threads } = self;
         let shared = Arc::new(Shared { settings, stages, connections });
-        let mut seats = Seats::new(threads);
-        let mut open = Open::default();
+        let seats = Seats::new(threads);
+        let mut listening = Listening { shared, service, seats, open: Open::default(), waits: None };
+        listening.accept(&listener).await;
+        listening.close(listener).await;
+        listening.end().await
+    }
+}
+
+/// A listener at work.
+struct Listening<S> {
+    shared: Arc<Shared>,
+    service: S,
+    seats: Seats,
+    open: Open,
+    /// The accepted connection that waits for room.
+    waits: Option<(std::net::TcpStream, SocketAddr)>,
+}
+
+impl<S: HttpService> Listening<S> {
+    /// Accepts connections until the listener is to close.
+    async fn accept(&mut self, listener: &TcpListener) {
+        let shared = Arc::clone(&self.shared);
         let mut backoff = BACKOFF_MIN;
-        let mut serve = |open: &mut Open, stream: std::net::TcpStream, peer: SocketAddr| {
-            let counts = &shared.connections;
-            counts.accepted.fetch_add(1, Ordering::Relaxed);
-            let (thread, seat) = seats.take(Arc::clone(counts));
-            let (server, service) = (Arc::clone(&shared), service.clone());
-            let watch = Arc::new(Watch::new(Instant::now()));
-            let served = Served(Arc::clone(&watch));
-            let serve = async move {
-                let _seat = seat;
-                match TcpStream::from_std(stream) {
-                    Ok(stream) => server.serve(stream, peer, service, served).await,
-                    Err(error) => tracing::warn!(%error, "a connection could not be taken over"),
-                }
-            };
-            let task = open.tasks.spawn_on(serve, &thread).id();
-            open.watches.insert(task, watch);
-        };
-        let counts = &shared.connections;
-        // The accepted connection that waits for room.
-        let mut waits = None;
         loop {
-            if open.tasks.len() < shared.settings.connections_max
-                && let Some((stream, peer)) = waits.take()
-            {
-                counts.full.fetch_sub(1, Ordering::Relaxed);
-                serve(&mut open, stream, peer);
+            if self.has_room() {
+                self.seat_who_waits();
             }
             let accepted = tokio::select! {
                 biased;
                 () = shared.stages.closing.cancelled() => break,
-                true = open.one_ends() => continue,
-                () = tokio::time::sleep(EVICT_PAUSE), if waits.is_some() => {
-                    open.evict_one();
+                true = self.open.one_ends() => continue,
+                () = tokio::time::sleep(EVICT_PAUSE), if self.waits.is_some() => {
+                    self.open.evict_one();
                     continue;
                 }
-                accepted = listener.accept(), if waits.is_none() => accepted,
+                accepted = listener.accept(), if self.waits.is_none() => accepted,
             };
             match accepted {
                 Ok((stream, peer)) => {
                     backoff = BACKOFF_MIN;
                     // The socket leaves this thread's event queue; the serving thread puts it into its own.
-                    let Ok(stream) = stream.into_std() else { continue };
-                    if open.tasks.len() < shared.settings.connections_max {
-                        serve(&mut open, stream, peer);
-                    } else {
-                        counts.capped.fetch_add(1, Ordering::Relaxed);
-                        counts.full.fetch_add(1, Ordering::Relaxed);
-                        waits = Some((stream, peer));
-                        open.evict_one();
+                    if let Ok(stream) = stream.into_std() {
+                        self.let_in(stream, peer);
                     }
                 }
                 Err(error) => {
-                    counts.accept_errors.fetch_add(1, Ordering::Relaxed);
+                    shared.connections.accept_errors.fetch_add(1, Ordering::Relaxed);
                     if !is_about_one_client(error.kind()) {
                         tracing::warn!(%error, pause = ?backoff, "cannot accept connections");
                         tokio::select! {
@@ -237,33 +216,79 @@ impl Acceptor {
                 }
             }
         }
-        if let Some((stream, peer)) = waits {
-            counts.full.fetch_sub(1, Ordering::Relaxed);
-            serve(&mut open, stream, peer);
+        self.seat_who_waits();
+    }
+
+    fn has_room(&self) -> bool {
+        self.open.tasks.len() < self.shared.settings.connections_max
+    }
+
+    /// Serves a new connection, or lets it wait for room.
+    fn let_in(&mut self, stream: std::net::TcpStream, peer: SocketAddr) {
+        if self.has_room() {
+            return self.serve(stream, peer);
         }
-        // The backlog is emptied before the listener is closed, which resets what is still in it.
-        if let Ok(listener) = listener.into_std() {
-            let take = |stream: std::net::TcpStream, peer| {
-                if stream.set_nonblocking(true).is_ok() {
-                    serve(&mut open, stream, peer);
-                }
-                open.tasks.len() < shared.settings.connections_max
-            };
-            tokio::select! {
-                () = backlog::empty(&listener, take) => (),
-                () = shared.stages.aborting.cancelled() => (),
+        self.waits = Some((stream, peer));
+        let counts = &self.shared.connections;
+        counts.capped.fetch_add(1, Ordering::Relaxed);
+        counts.full.fetch_add(1, Ordering::Relaxed);
+        self.open.evict_one();
+    }
+
+    fn seat_who_waits(&mut self) {
+        if let Some((stream, peer)) = self.waits.take() {
+            self.shared.connections.full.fetch_sub(1, Ordering::Relaxed);
+            self.serve(stream, peer);
+        }
+    }
+
+    /// Starts the task of a connection.
+    fn serve(&mut self, stream: std::net::TcpStream, peer: SocketAddr) {
+        let counts = &self.shared.connections;
+        counts.accepted.fetch_add(1, Ordering::Relaxed);
+        let (thread, seat) = self.seats.take(Arc::clone(counts));
+        let (shared, service) = (Arc::clone(&self.shared), self.service.clone());
+        let watch = Arc::new(Watch::new(Instant::now()));
+        let served = Served(Arc::clone(&watch));
+        let serve = async move {
+            let _seat = seat;
+            match TcpStream::from_std(stream) {
+                Ok(stream) => shared.serve(stream, peer, service, served).await,
+                Err(error) => tracing::warn!(%error, "a connection could not be taken over"),
             }
-        }
+        };
+        let task = self.open.tasks.spawn_on(serve, &thread).id();
+        self.open.watches.insert(task, watch);
+    }
+
+    /// Empties the backlog, and then closes the listener, which resets what is still in it.
+    async fn close(&mut self, listener: TcpListener) {
+        let Ok(listener) = listener.into_std() else { return };
+        let shared = Arc::clone(&self.shared);
+        let take = |stream: std::net::TcpStream, peer| {
+            if stream.set_nonblocking(true).is_ok() {
+                self.serve(stream, peer);
+            }
+            self.has_room()
+        };
         tokio::select! {
-            () = open.all_end() => (),
+            () = backlog::empty(&listener, take) => (),
             () = shared.stages.aborting.cancelled() => (),
-            () = tokio::time::sleep(shared.settings.close_timeout) => (),
         }
-        let left: Vec<_> = open.watches.values().cloned().collect();
-        open.tasks.abort_all();
-        let _ = tokio::time::timeout(CUT_TIME_MAX, open.all_end()).await;
+    }
+
+    /// Waits for the connections to end, and drops those that are left.
+    async fn end(mut self) -> Ended {
+        tokio::select! {
+            () = self.open.all_end() => (),
+            () = self.shared.stages.aborting.cancelled() => (),
+            () = tokio::time::sleep(self.shared.settings.close_timeout) => (),
+        }
+        let left: Vec<_> = self.open.watches.values().cloned().collect();
+        self.open.tasks.abort_all();
+        let _ = tokio::time::timeout(CUT_TIME_MAX, self.open.all_end()).await;
         let connections_dropped = left.iter().filter(|watch| watch.is_cut()).count();
-        let dropped = &shared.connections.dropped;
+        let dropped = &self.shared.connections.dropped;
         dropped.fetch_add(connections_dropped as u64, Ordering::Relaxed);
         Ended { connections_dropped }
     }
@@ -287,8 +312,12 @@ impl Open {
     /// Evicts the connection that has been idle for longest, if it has been for [`EVICT_IDLE_MIN`].
     fn evict_one(&self) {
         let now = Instant::now();
-        let goes = |watch: &Watch| watch.evicted_since().is_some_and(|since| now < since + EVICT_TIME_MAX);
-        if self.watches.values().any(|watch| goes(watch)) {
+        let is_leaving = |watch: &Arc<Watch>| {
+            let evicted = watch.evicted().is_some_and(|at| now < at + EVICT_TIME_MAX);
+            // A request may have come just before it was told.
+            evicted && !watch.has_request()
+        };
+        if self.watches.values().any(is_leaving) {
             return;
         }
         let idle = self.watches.values().filter_map(|watch| Some((watch.idle_since()?, watch)));

@@ -191,7 +191,7 @@ mod tests {
         let kept = |version: &str, manifest: &str| {
             let path = path(version).join("model.onnx");
             let source = Source { path, ..source("m", version, manifest) };
-            Files::of(&source).unwrap().built(&source, Path::new("cache"))
+            Files::of(&source).ok()?.built(&source, Path::new("cache"))
         };
         let tensorrt = "[gpu]\nprovider = \"tensorrt\"\n";
         let [first, second, third] = ["1", "2", "3"].map(|version| kept(version, tensorrt).unwrap());
@@ -201,6 +201,7 @@ mod tests {
         fs::write(path("1").join("model.onnx"), model("./w.data")).unwrap();
         assert_ne!(kept("1", tensorrt), Some(third), "another file, with the same weights");
         assert_eq!(kept("1", ""), None, "nothing is built");
+        assert_eq!(kept("4", tensorrt), None, "it is not there");
     }
 
     #[test]

@@ -38,7 +38,7 @@ impl Book {
     /// back in time, [`InferError::Late`] for a deadline that has passed or cannot be met, [`InferError::Internal`] for tensors that do
     /// not match their shape and type.
     pub fn push(&mut self, job: Job, now: Instant) -> Result<JobKey, InferError> {
-        let Admitted { shape, bytes, urgency } = match self.check(&job, now) {
+        let Admitted { shape, bytes, urgency } = match self.admit(&job, now) {
             Ok(admitted) => admitted,
             Err(error) => {
                 // Released with the inputs of jobs that are done, outside the lock around the book.
@@ -60,7 +60,7 @@ impl Book {
     }
 
     /// Checks whether a job may be queued. If there is no room, jobs whose time is over are answered first.
-    fn check(&mut self, job: &Job, now: Instant) -> Result<Admitted, InferError> {
+    fn admit(&mut self, job: &Job, now: Instant) -> Result<Admitted, InferError> {
         if self.is_closed() {
             return Err(InferError::Draining);
         }
@@ -76,14 +76,14 @@ impl Book {
         };
         self.in_sight(job.model, job.deadline, now)?;
         let whole = model.rules.whole;
-        check(job, whole)?;
+        check_tensors(job, whole)?;
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
         let shape = Arc::new(ItemShape::of(&job.inputs, job.setting.as_ref(), whole));
-        if let Err(error) = self.admit(job, bytes, now) {
+        if let Err(error) = self.within_bounds(job, bytes, now) {
             // Jobs whose time is over release their place first.
             let keys: Vec<_> = self.models.keys().copied().collect();
             keys.into_iter().for_each(|key| self.expire(key, now));
-            self.admit(job, bytes, now).map_err(|_| error)?;
+            self.within_bounds(job, bytes, now).map_err(|_| error)?;
         } else if job.deadline.is_some() || job.wait.is_some() {
             self.expire(job.model, now);
         }
@@ -95,7 +95,7 @@ impl Book {
     }
 
     /// Checks the bounds in items and bytes, and those of the model.
-    fn admit(&mut self, job: &Job, bytes: usize, now: Instant) -> Result<(), InferError> {
+    fn within_bounds(&mut self, job: &Job, bytes: usize, now: Instant) -> Result<(), InferError> {
         let (limits, items) = (self.limits, job.items);
         let too_large = |what: &'static str, got: usize, limit: usize, option| InferError::TooLarge {
             what: what.into(),
@@ -180,7 +180,7 @@ impl Book {
 
 /// Checks that a job's tensors match their shapes and types. What callers send was checked where it was read: this catches our own bugs
 /// before they can take down a worker.
-fn check(job: &Job, whole: bool) -> Result<(), InferError> {
+fn check_tensors(job: &Job, whole: bool) -> Result<(), InferError> {
     let rows = (!whole).then_some(job.items);
     let tensors = job.inputs.iter().try_for_each(|input| rows::check(input, rows));
     let items = match (whole, job.items) {

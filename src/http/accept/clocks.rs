@@ -6,9 +6,9 @@
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
-    sync::OnceLock,
     time::{Duration, Instant},
 };
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 /// How long to go on reading after a clock has run out: a process that was suspended must first read what arrived meanwhile.
@@ -107,6 +107,8 @@ struct State {
     blocked: Option<(Instant, usize)>,
     end_seen: bool,
     body_left: bool,
+    /// When it was asked to close for a new connection.
+    evicted: Option<Instant>,
 }
 
 impl State {
@@ -129,16 +131,15 @@ struct UnderWay {
 #[derive(Debug)]
 pub struct Watch {
     state: Mutex<State>,
-    evicted: CancellationToken,
-    evicted_at: OnceLock<Instant>,
+    /// Wakes the connection's task: it was evicted, or a request has begun during a drain.
+    news: Notify,
 }
 
 impl Watch {
     /// A connection accepted `now`.
     pub fn new(now: Instant) -> Watch {
         Watch {
-            evicted: CancellationToken::new(),
-            evicted_at: OnceLock::new(),
+            news: Notify::new(),
             state: Mutex::new(State {
                 task: Task::Waits,
                 phase: Phase::Idle(now),
@@ -150,6 +151,7 @@ impl Watch {
                 blocked: None,
                 end_seen: false,
                 body_left: false,
+                evicted: None,
             }),
         }
     }
@@ -335,28 +337,34 @@ impl Watch {
         self.state.lock().phase
     }
 
-    /// Since when it has been idle; `None` if it is not, or has been asked to close.
+    /// Since when it has been idle and could be evicted; `None` if it is at work, or has been evicted.
     pub fn idle_since(&self) -> Option<Instant> {
-        match self.phase() {
-            Phase::Idle(since) if self.evicted_at.get().is_none() => Some(since),
+        let state = self.state.lock();
+        match state.phase {
+            Phase::Idle(since) if !state.has_request() && state.evicted.is_none() => Some(since),
             _ => None,
         }
     }
 
     /// Asks the connection to close, to make room for a new one.
     pub fn evict(&self, now: Instant) {
-        let _ = self.evicted_at.set(now);
-        self.evicted.cancel();
+        self.state.lock().evicted = Some(now);
+        self.news.notify_one();
     }
 
-    /// Since when it has been about to go for another, if it is; one on which a request has come meanwhile is not.
-    pub fn evicted_since(&self) -> Option<Instant> {
-        self.evicted_at.get().copied().filter(|_| !self.has_request())
+    /// When it was evicted, if it was.
+    pub fn evicted(&self) -> Option<Instant> {
+        self.state.lock().evicted
     }
 
-    /// Resolves when the connection is asked to close.
-    pub async fn evicted(&self) {
-        self.evicted.cancelled().await;
+    /// A request has begun during a drain.
+    pub fn asked_in_drain(&self) {
+        self.news.notify_one();
+    }
+
+    /// Resolves when the connection was evicted, or a request has begun during a drain.
+    pub async fn news(&self) {
+        self.news.notified().await;
     }
 
     /// What to do, or when to look again.
@@ -420,6 +428,22 @@ mod tests {
         let before = watch.verdict(&CLOCKS, zero + s(end - 1));
         assert!(matches!(before, Verdict::LookAt(at) if at <= zero + s(end)), "{before:?}");
         assert_eq!(watch.verdict(&CLOCKS, zero + s(end)), verdict);
+    }
+
+    #[test]
+    fn only_a_connection_without_a_request_and_with_all_of_its_answers_sent_is_idle() {
+        let zero = Instant::now();
+        let watch = Watch::new(zero);
+        assert_eq!(watch.idle_since(), Some(zero));
+        let request = watch.request_begins();
+        assert_eq!(watch.idle_since(), None);
+        watch.write_blocked(zero + s(1));
+        watch.request_ends(request, zero + s(2));
+        assert_eq!(watch.idle_since(), None, "the socket has not taken all of the answer");
+        watch.flushed(zero + s(3));
+        assert_eq!(watch.idle_since(), Some(zero + s(3)));
+        watch.evict(zero + s(4));
+        assert_eq!((watch.idle_since(), watch.evicted()), (None, Some(zero + s(4))));
     }
 
     #[test]

@@ -2,13 +2,9 @@
 
 use super::{
     Connections, Peer, Settings, Stages, Watch,
-    course::{Course, Then},
+    course::{Action, Course},
     io::{Io, LeftAt},
-    service::Observed,
-};
-use axum::{
-    body::Body,
-    http::{Request, Response},
+    service::{HttpService, Observed},
 };
 use hyper::rt::Executor;
 use hyper_util::{
@@ -16,13 +12,12 @@ use hyper_util::{
     server::conn::auto,
 };
 use std::{
-    convert::Infallible,
     net::SocketAddr,
     pin::pin,
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::{io::AsyncReadExt, net::TcpStream, sync::Notify};
+use tokio::{io::AsyncReadExt, net::TcpStream};
 
 /// After a response that left a body unread: how long we read and discard the rest, so that a reset does not destroy the response.
 const LINGER: Duration = Duration::from_secs(2);
@@ -60,26 +55,23 @@ impl Drop for Served {
 
 impl Shared {
     /// Serves one connection to its end.
-    pub(super) async fn serve<S>(&self, stream: TcpStream, peer: SocketAddr, service: S, served: Served)
-    where
-        S: tower::Service<Request<Body>, Response = Response<Body>, Error = Infallible>
-            + Clone
-            + Send
-            + 'static,
-        S::Future: Send,
-    {
+    pub(super) async fn serve(
+        &self,
+        stream: TcpStream,
+        peer: SocketAddr,
+        service: impl HttpService,
+        served: Served,
+    ) {
         // Replies are written whole; waiting to fill a segment only delays them.
         let _ = stream.set_nodelay(true);
         let watch = Arc::clone(&served.0);
         watch.begins();
         let left_at = LeftAt::default();
         let io = Io::new(stream, Arc::clone(&watch), Arc::clone(&left_at));
-        let drained_request = Arc::new(Notify::new());
         let service = Observed {
             inner: service,
             watch: Arc::clone(&watch),
             stages: self.stages.clone(),
-            drained_request: Arc::clone(&drained_request),
             peer: Peer(peer),
         };
         let in_order = {
@@ -91,26 +83,25 @@ impl Shared {
             let mut course = Course::new(self, Arc::clone(&watch), peer, Instant::now());
             let mut look = pin!(tokio::time::sleep(Duration::ZERO));
             let in_order = loop {
-                let then = tokio::select! {
+                let action = tokio::select! {
                     // Bytes are read before a clock counts as run out: on a busy machine, both are ready at once.
                     biased;
                     ended = connection.as_mut() => break ended.is_ok(),
                     () = look.as_mut() => {
-                        let then = course.looked_at(Instant::now());
+                        let action = course.looked_at(Instant::now());
                         look.as_mut().reset(course.look_at.into());
-                        then
+                        action
                     }
-                    () = watch.evicted(), if course.may_be_evicted() => course.evicted(Instant::now()),
-                    () = drained_request.notified() => course.asked_in_drain(),
+                    () = watch.news() => course.news(Instant::now()),
                     () = self.stages.draining.cancelled(), if course.awaits_drain() => course.draining(),
                     () = self.stages.closing.cancelled(), if course.awaits_close() => course.closing(Instant::now()),
                     () = until(course.first_request_until) => course.first_request_due(Instant::now()),
                     () = until(course.farewell_until) => course.farewell_due(Instant::now()),
                 };
-                match then {
-                    Then::GoOn => (),
-                    Then::GoAway => connection.as_mut().graceful_shutdown(),
-                    Then::End => break false,
+                match action {
+                    Action::GoOn => (),
+                    Action::GoAway => connection.as_mut().graceful_shutdown(),
+                    Action::End => break false,
                 }
             };
             watch.ends();

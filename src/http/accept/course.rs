@@ -18,7 +18,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What is to be done with a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Then {
+pub(super) enum Action {
     GoOn,
     /// Answer the requests that are on it, and no more.
     GoAway,
@@ -38,6 +38,7 @@ pub(super) struct Course<'a> {
     close_seen: bool,
     /// Whether it was told to go because it was idle.
     idle_seen: bool,
+    evict_seen: bool,
     /// Whether the reason for its end has been counted.
     counted: bool,
     /// Whether a clock had run out when it was last looked at.
@@ -60,6 +61,7 @@ impl<'a> Course<'a> {
             drain_seen: false,
             close_seen: false,
             idle_seen: false,
+            evict_seen: false,
             counted: false,
             over: false,
             look_at: now,
@@ -78,25 +80,20 @@ impl<'a> Course<'a> {
         !self.close_seen
     }
 
-    /// Whether it may still be asked to make room.
-    pub(super) fn may_be_evicted(&self) -> bool {
-        !self.idle_seen
-    }
-
     /// Looks at its clocks.
-    pub(super) fn looked_at(&mut self, now: Instant) -> Then {
+    pub(super) fn looked_at(&mut self, now: Instant) -> Action {
         let clocks = &self.shared.settings.clocks;
         match self.watch.verdict(clocks, now) {
             Verdict::LookAt(at) => {
                 self.over = false;
                 self.look_at = at;
-                Then::GoOn
+                Action::GoOn
             }
             // If the process was suspended, a clock runs out before what arrived meanwhile has been read: look again shortly.
             _ if !self.over => {
                 self.over = true;
                 self.look_at = now + MEANWHILE;
-                Then::GoOn
+                Action::GoOn
             }
             Verdict::Reset(request) => {
                 self.shared.connections.streams_reset.fetch_add(1, Ordering::Relaxed);
@@ -104,77 +101,87 @@ impl<'a> Course<'a> {
                 self.over = false;
                 self.look_at = now;
                 if self.watch.reset(request, clocks.write_stall, now) {
-                    return Then::GoOn;
+                    return Action::GoOn;
                 }
                 // A client that read none of its open responses is told to go away.
                 self.count(Reason::Stalled);
                 self.says_farewell(now);
-                Then::GoAway
+                Action::GoAway
             }
             Verdict::End(Reason::Idle) if !self.idle_seen => {
                 // HTTP/2 sends a GOAWAY and may need a moment for it.
                 self.idle_seen = true;
                 self.count(Reason::Idle);
                 self.look_at = now + clocks.header;
-                Then::GoAway
+                Action::GoAway
             }
             Verdict::End(reason) => {
                 self.count(reason);
-                Then::End
+                Action::End
             }
         }
     }
 
-    /// A new connection waits for its place.
-    pub(super) fn evicted(&mut self, now: Instant) -> Then {
-        self.idle_seen = true;
-        self.count(Reason::Evicted);
-        self.farewell_until = Some(now + FAREWELL);
-        Then::GoAway
+    /// It was evicted, or a request has begun during a drain.
+    pub(super) fn news(&mut self, now: Instant) -> Action {
+        if self.watch.evicted().is_some() && !std::mem::replace(&mut self.evict_seen, true) {
+            return self.evicted(now);
+        }
+        let asked_in_drain = self.shared.stages.is_draining() && !self.began_in_drain;
+        if asked_in_drain && self.watch.is_http2() { Action::GoAway } else { Action::GoOn }
     }
 
-    /// The first request of a drain has come.
-    pub(super) fn asked_in_drain(&self) -> Then {
-        if self.watch.is_http2() && !self.began_in_drain { Then::GoAway } else { Then::GoOn }
+    fn evicted(&mut self, now: Instant) -> Action {
+        self.idle_seen = true;
+        self.count(Reason::Evicted);
+        let soonest = now + FAREWELL;
+        // Responses may have been handed over whole and wait for the window of an HTTP/2 client, who has its time for those.
+        self.farewell_until = Some(match self.watch.phase() {
+            Phase::Idle(since) if self.watch.requests() > 0 => {
+                soonest.max(since + self.shared.settings.clocks.write_stall)
+            }
+            _ => soonest,
+        });
+        Action::GoAway
     }
 
     /// A drain has begun.
-    pub(super) fn draining(&mut self) -> Then {
+    pub(super) fn draining(&mut self) -> Action {
         self.drain_seen = true;
-        if self.watch.is_http2() && self.watch.requests() > 0 { Then::GoAway } else { Then::GoOn }
+        if self.watch.is_http2() && self.watch.requests() > 0 { Action::GoAway } else { Action::GoOn }
     }
 
     /// The listener closes.
-    pub(super) fn closing(&mut self, now: Instant) -> Then {
+    pub(super) fn closing(&mut self, now: Instant) -> Action {
         self.close_seen = true;
         let http2 = self.watch.is_http2();
         if !http2 && self.watch.requests() == 0 {
             self.first_request_until = Some(now + FIRST_REQUEST_GRACE);
-            return Then::GoOn;
+            return Action::GoOn;
         }
         if http2 {
             self.says_farewell(now);
         }
-        Then::GoAway
+        Action::GoAway
     }
 
     /// The time for a first request is over.
-    pub(super) fn first_request_due(&mut self, now: Instant) -> Then {
+    pub(super) fn first_request_due(&mut self, now: Instant) -> Action {
         self.first_request_until = None;
         if self.watch.is_http2() {
             self.says_farewell(now);
         }
         // Part of a head is no request yet: the client can send it elsewhere.
-        if matches!(self.watch.phase(), Phase::Header(_)) { Then::End } else { Then::GoAway }
+        if matches!(self.watch.phase(), Phase::Header(_)) { Action::End } else { Action::GoAway }
     }
 
     /// The time of a farewell is over.
-    pub(super) fn farewell_due(&mut self, now: Instant) -> Then {
+    pub(super) fn farewell_due(&mut self, now: Instant) -> Action {
         if !self.watch.has_request() {
-            return Then::End;
+            return Action::End;
         }
         self.says_farewell(now);
-        Then::GoOn
+        Action::GoOn
     }
 
     /// Starts a farewell. Without a close, the client does not read its responses. Some may have been handed over whole and wait for its

@@ -21,7 +21,6 @@ use std::{
     task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
-use tokio::sync::Notify;
 use tower::ServiceExt;
 
 /// Largest piece of a response that is handed to an HTTP/2 connection at once. The connection buffers what the client's window does not let
@@ -42,21 +41,32 @@ const BESIDE_WAIT: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
 
+/// What answers requests: an `axum::Router`, or any service like it.
+pub trait HttpService:
+    tower::Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
+    + Clone
+    + Send
+    + 'static
+{
+}
+
+impl<S> HttpService for S where
+    S: tower::Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + 'static
+{
+}
+
 /// What a connection needs to observe its requests.
 pub(super) struct Observed<S> {
     pub(super) inner: S,
     pub(super) watch: Arc<Watch>,
     pub(super) stages: Stages,
-    /// Notified when a request begins during a drain: an HTTP/2 connection then sends a GOAWAY.
-    pub(super) drained_request: Arc<Notify>,
     pub(super) peer: Peer,
 }
 
-impl<S> hyper::service::Service<Request<Incoming>> for Observed<S>
-where
-    S: tower::Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
-    S::Future: Send,
-{
+impl<S: HttpService> hyper::service::Service<Request<Incoming>> for Observed<S> {
     type Response = Response<Answer>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
@@ -70,7 +80,7 @@ where
             http1,
         });
         if under_way.stages.is_draining() {
-            self.drained_request.notify_one();
+            self.watch.asked_in_drain();
         }
         let (mut parts, incoming) = request.into_parts();
         if without_slash(&mut parts.uri) {

@@ -392,3 +392,25 @@ async fn who_begins_while_the_listener_closes_and_hears_nothing_does_not_hold_up
     let ended = tokio::time::timeout(PING, server.ended()).await.expect("it ends before that");
     assert_eq!(ended.connections_dropped, 0);
 }
+
+#[tokio::test]
+async fn an_answer_that_waits_whole_for_its_window_is_not_lost_when_its_idle_connection_makes_room() {
+    let server = start(Settings { connections_max: 2, ..settings() }).await;
+    // SETTINGS_INITIAL_WINDOW_SIZE = 1.
+    let mut slow = connect(&server, &[0, 4, 0, 0, 0, 1]).await;
+    slow.write_all(&get(1, "/")).await.unwrap();
+    assert_eq!(first(&mut slow, DATA).await.unwrap(), (1, b"h".to_vec()));
+    let mut deaf = connect(&server, &[]).await;
+    first(&mut deaf, SETTINGS).await.unwrap();
+    // The slow one is evicted first, and the other while it does not go: that takes longer than a farewell.
+    assert!(reply(&mut server.send(HELLO).await).await.ends_with("hello"));
+    assert_eq!(server.connections.ended_evicted.load(Relaxed), 2);
+    slow.write_all(&frame(WINDOW_UPDATE, 0, 1, &100_u32.to_be_bytes())).await.unwrap();
+    let data = loop {
+        match next(&mut slow).await.expect("it goes on until it is read") {
+            (DATA, _, data) => break data,
+            _ => continue,
+        }
+    };
+    assert_eq!(data, b"ello");
+}
