@@ -37,7 +37,10 @@ impl Random {
 
     /// From `low` to `high`, both included.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
-        low + self.bits() % (high - low + 1)
+        match (high - low).checked_add(1) {
+            Some(width) => low + self.bits() % width,
+            None => self.bits(),
+        }
     }
 
     /// True with a probability of `chance` percent.
@@ -64,5 +67,16 @@ mod tests {
         let mut random = Random::new(1_234_567);
         assert_eq!([random.bits(), random.bits()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
         assert!((0..1000).all(|_| (0.0..1.0).contains(&random.unit())));
+    }
+
+    #[test]
+    fn a_number_between_bounds_is_within_them_also_where_all_numbers_are() {
+        let mut random = Random::new(1);
+        assert!((0..1000).all(|_| (7..=9).contains(&random.between(7, 9))));
+        let all: Vec<u64> = (0..100).map(|_| random.between(0, u64::MAX)).collect();
+        assert!(
+            all.iter().any(|number| *number > u64::MAX / 2)
+                && all.iter().any(|number| *number < u64::MAX / 2)
+        );
     }
 }

@@ -130,7 +130,7 @@ impl Claim {
     /// It was taken, and works.
     pub(super) fn taken(&mut self, now: Instant) {
         self.lease.taken(now);
-        self.states.serving();
+        self.states.serving(now);
     }
 
     /// It could not be taken for want of memory, or was given up for that. `scatter` is as in [`Lease::failed`].

@@ -72,9 +72,6 @@ pub struct LoadedOn {
     pub footprint: Option<Footprint>,
 }
 
-/// The reason logged, at a low level, for a load that is abandoned because the server ends.
-const ENDS: &str = "the server ends while the model is loaded";
-
 impl Devices {
     /// Takes the CPU, and starts to look after the GPUs: each is taken when it is free, and until then its state says why it is not ours.
     ///
@@ -257,7 +254,7 @@ impl Devices {
                 Ok(LoadedOn { load, canary, .. }) => {
                     tracing::info!(model, version, device, ?load, ?canary, "model is ready");
                 }
-                Err(reason) if self.ends() => tracing::debug!(model, version, device, reason, "{ENDS}"),
+                Err(_) if self.ends() => {}
                 Err(reason) => tracing::warn!(model, version, device, reason, "the model is not served here"),
             }
         }

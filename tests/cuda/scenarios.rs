@@ -368,6 +368,21 @@ async fn where_nothing_else_may_answer_requests_wait_until_the_gpu_works_again()
 }
 
 #[tokio::test]
+async fn a_gpu_that_fails_while_nobody_uses_it_is_found_out_before_a_request_comes() {
+    let machine = Machine::new("");
+    let server = machine.serving(MODES[0], "", &[]).await;
+    machine.tell("cuda", "fault on=kernel code=700").await;
+    // No request: it takes as long as a GPU may go without a proof.
+    server.until_said("the GPU is taken out").await;
+    server.until_state("serving", "proved").await;
+    let (_, text) = server.get("/metrics").await;
+    let fenced =
+        |line: &&str| line.starts_with("ocelli_device_transitions_total") && line.contains("\"fenced\"");
+    assert_eq!(text.lines().filter(fenced).count(), 1, "{text}");
+    end(&machine, server);
+}
+
+#[tokio::test]
 async fn a_server_for_gpus_alone_ends_when_none_can_be_had_in_time() {
     for isolation in MODES {
         let machine = Machine::new("memory=2GiB");

@@ -2,7 +2,7 @@
 
 use super::{Book, Kind, Model};
 use crate::{
-    batch::{Job, JobKey, entry::Entry, lanes::ItemShape, rates, rows, urgency::Urgency},
+    batch::{Job, JobKey, entry::Entry, lanes::ItemShape, rates, roster::DeviceKey, rows, urgency::Urgency},
     error::InferError,
 };
 use std::{sync::Arc, time::Instant};
@@ -12,12 +12,15 @@ use std::{sync::Arc, time::Instant};
 const LATE_MARGIN: f64 = 1.5;
 
 impl Model {
-    /// The fewest seconds in which the model's devices could run so many items of a kind; `None` if none was measured lately.
-    fn fewest_seconds(&self, kind: Kind, items: usize, now: Instant) -> Option<f64> {
+    /// The fewest seconds in which the devices that serve the model could run so many items of a kind: as the fastest of all, with as many
+    /// batches at once as ever ran there. `None` if none was measured lately.
+    fn fewest_seconds(&self, serving: &[DeviceKey], kind: Kind, items: usize, now: Instant) -> Option<f64> {
         let largest = self.rules.largest();
         let devices = self.costs.iter().filter(|((_, of), _)| *of == kind);
         let seconds = devices.filter_map(|(_, costs)| costs.fewest_seconds(items, largest, now));
-        Some(seconds.min_by(f64::total_cmp)? / self.running_peak.max(1) as f64)
+        let at_once =
+            serving.iter().filter_map(|device| self.running.get(device)).map(|running| running.peak);
+        Some(seconds.min_by(f64::total_cmp)? / at_once.sum::<usize>().max(1) as f64)
     }
 }
 
@@ -126,11 +129,17 @@ impl Book {
             });
         }
         let model = &self.models[&job.model];
+        let serving = self.roster.serving(job.model);
         match model.rules.queue.of(job.priority).jobs_max {
             Some(jobs_max) if model.lanes.of_priority(job.priority) >= jobs_max => Err(InferError::Full {
                 what: "the model's own queue of requests of this priority",
                 limit: jobs_max as u64,
-                retry_after: match model.fewest_seconds(Kind::of(job.setting.as_ref()), model.items, now) {
+                retry_after: match model.fewest_seconds(
+                    serving,
+                    Kind::of(job.setting.as_ref()),
+                    model.items,
+                    now,
+                ) {
                     Some(seconds) => rates::retry_after(seconds),
                     None => self.throughput.retry_items(model.items, now),
                 },
@@ -160,7 +169,8 @@ impl Book {
         }
         let model = &self.models[&job.model];
         let kind = Kind::of(job.setting.as_ref());
-        let seconds = |items| model.fewest_seconds(kind, items, now);
+        let serving = self.roster.serving(job.model);
+        let seconds = |items| model.fewest_seconds(serving, kind, items, now);
         let hopeless = |seconds: f64| seconds > LATE_MARGIN * left.as_secs_f64();
         // Counting all items of the model gives a quick upper bound. Only if that is too much is it worth counting those ahead.
         if !seconds(model.items + job.items).is_some_and(hopeless) {

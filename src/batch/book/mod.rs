@@ -64,12 +64,26 @@ struct Model {
     standby: Vec<Arc<str>>,
     /// Devices that serve it now or served it before.
     homes: Vec<DeviceKey>,
-    /// Batches that run now, and the most that ever ran at once: how many devices share its work in the best case.
-    running: usize,
-    running_peak: usize,
+    /// Its batches on each device that has run any.
+    running: HashMap<DeviceKey, Running>,
     /// Items that wait or run.
     items: usize,
     retired: bool,
+}
+
+/// Batches of a model on a device.
+#[derive(Debug, Default)]
+struct Running {
+    now: usize,
+    /// The most at once, ever.
+    peak: usize,
+}
+
+impl Model {
+    /// Batches that run now.
+    fn running(&self) -> usize {
+        self.running.values().map(|running| running.now).sum()
+    }
 }
 
 /// How far the end of the server has come. Never goes back.
@@ -149,8 +163,7 @@ impl Book {
                 kept: HashMap::new(),
                 standby: Vec::new(),
                 homes: Vec::new(),
-                running: 0,
-                running_peak: 0,
+                running: HashMap::new(),
                 items: 0,
                 retired: false,
             },
@@ -331,7 +344,7 @@ impl Book {
     }
 
     fn forget(&mut self, key: ModelKey) {
-        let empty = |m: &Model| m.retired && m.items == 0 && m.running == 0;
+        let empty = |m: &Model| m.retired && m.items == 0 && m.running() == 0;
         if self.models.get(&key).is_some_and(empty) {
             self.models.remove(&key);
             self.shares.remove(key);
@@ -380,7 +393,7 @@ impl Book {
             items: self.items,
             bytes: self.bytes,
             waiting: models.clone().map(|model| model.lanes.len()).sum(),
-            running: models.map(|model| model.running).sum(),
+            running: models.map(Model::running).sum(),
             oldest: oldest.map(|oldest| now.saturating_duration_since(oldest)),
             models: by_model,
         }

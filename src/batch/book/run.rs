@@ -111,7 +111,7 @@ impl Book {
             }
         }
         let idle = || {
-            let running: usize = self.models.values().map(|model| model.running).sum();
+            let running: usize = self.models.values().map(Model::running).sum();
             let waits = self.shares.waiting().any(|key| self.roster.may_serve(worker, key));
             running == self.roster.running(worker) && !waits
         };
@@ -222,8 +222,9 @@ impl Book {
         let pieces = model.lanes.take(&shape, items, &|avoid| pool.admits(device, avoid));
         let waiting = !model.lanes.is_empty();
         let place = (device, Kind::of(shape.setting()));
-        model.running += 1;
-        model.running_peak = model.running_peak.max(model.running);
+        let running = model.running.entry(device).or_default();
+        running.now += 1;
+        running.peak = running.peak.max(running.now);
         if model.steady.contains(&worker) {
             let kept = model.keep(device, &model.sizes(place), items, now);
             model.kept.insert(device, kept);
@@ -320,7 +321,7 @@ impl Book {
         self.roster.end(receipt.worker, receipt.batch, now);
         let (mut whole, mut ceiling) = (false, None);
         if let Some(model) = self.models.get_mut(&batch.model) {
-            model.running -= 1;
+            model.running.entry(receipt.device).or_default().now -= 1;
             whole = model.rules.whole;
             if result.is_ok() {
                 let size = policy::padded(&model.rules.sizes, batch.size);

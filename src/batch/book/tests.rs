@@ -748,9 +748,9 @@ fn a_deadline_that_the_work_ahead_makes_impossible_is_refused_once_speed_was_mea
 }
 
 #[test]
-fn workers_that_run_at_once_share_the_work_that_is_ahead_of_a_deadline() {
+fn devices_that_run_at_once_share_the_work_that_is_ahead_of_a_deadline_as_long_as_they_are_there() {
     let mut desk = Desk::new(false);
-    let other = desk.book.attach(&"cpu".into());
+    let other = desk.book.attach(&"gpu-0".into());
     desk.push_due(16, 300).unwrap();
     let taken = desk.take();
     let Pick::Run(batch, receipt) = desk.book.pick(other, &[MODEL], desk.now) else { panic!("it waits") };
@@ -759,6 +759,9 @@ fn workers_that_run_at_once_share_the_work_that_is_ahead_of_a_deadline() {
     }
     // 8 rows ahead and one more take 225 ms on one, and half of that on two.
     assert!(desk.push_due(1, 140).is_ok());
+    // Of the two, one is left.
+    desk.book.detach(other, desk.now);
+    assert!(matches!(desk.push_due(1, 140), Err(InferError::Late(_))));
 }
 
 #[test]

@@ -24,6 +24,9 @@ const FAULTS_MAX: usize = 5;
 const LONG_PAUSE: Duration = Duration::from_secs(60);
 /// Suspicion ends when there was no sign of a fault for this long.
 const CLEAN: Duration = Duration::from_secs(60);
+/// How long a device that has no work may go without a proof that it works. Its context may die while it is idle (a fault of another process,
+/// a driver that is restarted), and nothing else tells.
+const UNPROVED_MAX: Duration = Duration::from_secs(30);
 /// How long clocks must be lowered before that counts as a sign of a fault.
 const HOT: Duration = Duration::from_secs(30);
 
@@ -75,6 +78,7 @@ pub struct States {
     uncorrected: Option<u64>,
     throttled_since: Option<Instant>,
     doubted_at: Option<Instant>,
+    proved_at: Option<Instant>,
     suspected_since: Option<Instant>,
     /// A reset was advised.
     advised: bool,
@@ -95,6 +99,7 @@ impl Default for States {
             uncorrected: None,
             throttled_since: None,
             doubted_at: None,
+            proved_at: None,
             suspected_since: None,
             advised: false,
             rows_pending: false,
@@ -138,9 +143,12 @@ impl States {
         self.advised || self.rows_failed
     }
 
-    /// Whether it must now prove that it works.
-    pub fn canary_due(&self) -> bool {
-        self.doubted_at.is_some()
+    /// Whether it must now prove that it works: there is a doubt, or it has had no work for long that would have shown it. `worked_at`:
+    /// when it last had any.
+    pub fn canary_due(&self, now: Instant, worked_at: Instant) -> bool {
+        let known_at = self.proved_at.map_or(worked_at, |at| at.max(worked_at));
+        let unproved = now.saturating_duration_since(known_at);
+        self.doubted_at.is_some() || (self.state.runs() && unproved >= UNPROVED_MAX)
     }
 
     /// It is not ours, and why.
@@ -160,8 +168,9 @@ impl States {
     }
 
     /// It was taken, and works.
-    pub fn serving(&mut self) {
+    pub fn serving(&mut self, now: Instant) {
         self.doubted_at = None;
+        self.proved_at = Some(now);
         self.set(DeviceState::Serving, Cause::Proved, "a forward pass works");
     }
 
@@ -194,6 +203,7 @@ impl States {
             Evidence::Canary(Ok(())) => {
                 // Suspicion may have grown meanwhile; it stays until there was no sign of a fault for a while.
                 self.doubted_at = None;
+                self.proved_at = Some(now);
                 false
             }
             Evidence::Xid(xid) => match xid::follows(*xid) {
@@ -362,7 +372,7 @@ mod tests {
     fn serving() -> States {
         let mut states = States::default();
         states.taking();
-        states.serving();
+        states.serving(Instant::now());
         states
     }
 
@@ -423,7 +433,10 @@ mod tests {
         states.note(t0 + s(29), &Evidence::Throttled(true));
         assert_eq!(states.state(), DeviceState::Serving);
         states.note(t0 + s(30), &Evidence::Throttled(true));
-        assert_eq!((states.state(), states.canary_due()), (DeviceState::Suspect, false));
+        assert_eq!(
+            (states.state(), states.canary_due(t0 + s(30), t0 + s(30))),
+            (DeviceState::Suspect, false)
+        );
         states.note(t0 + s(40), &Evidence::Throttled(false));
         states.tick(t0 + s(89));
         assert_eq!(states.state(), DeviceState::Suspect);
@@ -435,13 +448,28 @@ mod tests {
     fn a_doubt_asks_for_a_canary_and_a_good_one_ends_it_in_time() {
         let (t0, mut states) = (Instant::now(), serving());
         states.note(t0, &Evidence::UnknownXid);
-        assert!(states.canary_due());
+        assert!(states.canary_due(t0, t0));
         states.tick(t0 + s(100));
         assert_eq!(states.state(), DeviceState::Suspect, "nothing has shown that it works");
         states.note(t0 + s(1), &Evidence::Canary(Ok(())));
-        assert!(!states.canary_due());
+        assert!(!states.canary_due(t0 + s(1), t0));
         states.tick(t0 + s(60));
         assert_eq!(states.state(), DeviceState::Serving);
+    }
+
+    #[test]
+    fn a_device_that_has_no_work_proves_now_and_then_that_it_works() {
+        let (t0, mut states) = (Instant::now(), States::default());
+        assert!(!states.canary_due(t0 + s(600), t0), "it is not ours");
+        states.taking();
+        states.serving(t0);
+        let due = |states: &States, at, worked| states.canary_due(t0 + s(at), t0 + s(worked));
+        assert_eq!([due(&states, 29, 0), due(&states, 30, 0)], [false, true]);
+        assert_eq!([due(&states, 49, 20), due(&states, 50, 20)], [false, true], "its work was a proof");
+        states.note(t0 + s(50), &Evidence::Canary(Ok(())));
+        assert_eq!([due(&states, 79, 20), due(&states, 80, 20)], [false, true]);
+        assert!(states.note(t0 + s(80), &Evidence::Canary(Err("it broke".into()))));
+        assert!(!due(&states, 200, 20), "it is given up");
     }
 
     #[test]
@@ -500,7 +528,7 @@ mod tests {
         states.taking();
         assert_eq!((states.state(), states.cause()), (DeviceState::Warming, Cause::Poisoned));
         assert_eq!(states.reason(), said);
-        states.serving();
+        states.serving(now);
         assert_eq!((states.state(), states.cause()), (DeviceState::Serving, Cause::Proved));
         states.note(now, &Evidence::Failed("a kernel failed again".into()));
         states.taking();
@@ -519,13 +547,13 @@ mod tests {
     fn rows_that_wait_for_a_reset_are_news_once() {
         let (now, mut states) = (Instant::now(), serving());
         states.note(now, &Evidence::RowsPending(true));
-        assert!(states.canary_due());
+        assert!(states.canary_due(now, now));
         states.note(now, &Evidence::Canary(Ok(())));
         states.note(now + s(1), &Evidence::RowsPending(true));
-        assert!(!states.canary_due());
+        assert!(!states.canary_due(now, now));
         states.note(now + s(2), &Evidence::RowsPending(false));
         states.note(now + s(3), &Evidence::RowsPending(true));
-        assert!(states.canary_due(), "others do");
+        assert!(states.canary_due(now + s(3), now), "others do");
     }
 
     #[test]
@@ -624,7 +652,7 @@ mod tests {
                         prop_assert!(now - last >= PAUSE, "taken {:?} after a fault", now - last);
                     }
                     states.taking();
-                    states.serving();
+                    states.serving(now);
                     ours = true;
                 }
                 let given_up = states.note(now, &evidence);

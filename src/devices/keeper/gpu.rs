@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     engine::cuda::Gpu,
-    status::{Cause, Seen},
+    status::{Cause, DeviceState, Seen},
 };
 use std::{
     sync::Arc,
@@ -31,8 +31,9 @@ use std::{
 /// How long a hold that is over may take to end before the next look.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// The time between canary runs of a suspected GPU while there is no memory for one.
+/// The time between tries of a canary while there is no memory for one: of a suspected GPU, and of one that was merely idle.
 const CANARY_AGAIN: Duration = Duration::from_secs(5);
+const CANARY_AGAIN_IDLE: Duration = Duration::from_secs(30);
 
 /// Looks after one GPU.
 pub(super) struct Keeper {
@@ -173,20 +174,27 @@ impl Keeper {
             evidence.extend(hold.health.stuck_for(now).map(Evidence::Stuck));
         }
         for evidence in evidence {
-            if self.claim.note(now, &evidence) && self.hold.is_some() {
-                let (device, reason) = (&*self.gpu.id, self.claim.states.reason());
-                let pause = self.claim.states.retry_at().map(|at| at.saturating_duration_since(now));
-                tracing::error!(
-                    device,
-                    reason,
-                    tried_again_in = pause.map(tracing::field::debug),
-                    "the GPU is taken out; its work goes elsewhere, and it comes back when it works again"
-                );
-                self.leave(now, Over::Failed(reason.to_owned()));
-            }
+            self.heed(now, &evidence);
         }
         self.ending.recall(now, &self.devices.parts.metrics);
         self.claim.states.tick(now);
+    }
+
+    /// Gives the GPU up if this is evidence of a fault. Returns whether it was given up.
+    fn heed(&mut self, now: Instant, evidence: &Evidence) -> bool {
+        let given_up = self.claim.note(now, evidence) && self.hold.is_some();
+        if given_up {
+            let (device, reason) = (&*self.gpu.id, self.claim.states.reason().to_owned());
+            let pause = self.claim.states.retry_at().map(|at| at.saturating_duration_since(now));
+            tracing::error!(
+                device,
+                reason,
+                tried_again_in = pause.map(tracing::field::debug),
+                "the GPU is taken out; its work goes elsewhere, and it comes back when it works again"
+            );
+            self.leave(now, Over::Failed(reason));
+        }
+        given_up
     }
 
     /// Does what operators asked for.
@@ -244,17 +252,24 @@ impl Keeper {
     /// Looks after a GPU that serves.
     fn tend(&mut self, now: Instant) {
         let Some(hold) = self.hold.clone() else { return };
-        if self.claim.states.canary_due() && now >= self.canary_after {
+        if self.claim.states.canary_due(now, self.activity.1) && now >= self.canary_after {
             match hold.canary() {
                 Err(refusal) if refusal.may_pass() => {
-                    let (device, reason) = (&*self.gpu.id, refusal.to_string());
-                    tracing::info!(device, reason, "no memory is left to see whether the GPU works: later");
-                    self.canary_after = now + CANARY_AGAIN;
+                    let suspected = self.claim.states.state() == DeviceState::Suspect;
+                    if suspected {
+                        let (device, reason) = (&*self.gpu.id, refusal.to_string());
+                        tracing::info!(
+                            device,
+                            reason,
+                            "no memory is left to see whether the GPU works: later"
+                        );
+                    }
+                    self.canary_after = now + if suspected { CANARY_AGAIN } else { CANARY_AGAIN_IDLE };
                 }
                 answered => {
                     let evidence = Evidence::Canary(answered.map_err(|refusal| refusal.to_string()));
-                    if self.claim.note(now, &evidence) {
-                        return self.leave(now, Over::Failed(self.claim.states.reason().to_owned()));
+                    if self.heed(now, &evidence) {
+                        return;
                     }
                 }
             }

@@ -42,6 +42,8 @@ struct Keeper {
     /// It has a place in the queue.
     queued: bool,
     changed: Instant,
+    /// When a batch last succeeded.
+    worked: Instant,
     refused: Option<Instant>,
     fault: Option<Instant>,
 }
@@ -66,6 +68,7 @@ impl Server {
             waiting_since: now,
             queued: false,
             changed: now,
+            worked: now,
             refused: None,
             fault: None,
         };
@@ -207,7 +210,7 @@ impl Server {
         tally: &mut Tally,
     ) {
         let works = !machine.gpus[gpu].sick && machine.gpus[gpu].on_bus;
-        if self.keepers[gpu].claim.states.canary_due() {
+        if self.keepers[gpu].claim.states.canary_due(now, self.keepers[gpu].worked) {
             tally.canaries += 1;
             let answer = if works { Ok(()) } else { Err("wrong".into()) };
             if self.keepers[gpu].note(now, &Evidence::Canary(answer)) {
@@ -215,7 +218,8 @@ impl Server {
             }
         }
         let Server { jobs, keepers, .. } = self;
-        let Place::Ours(worker) = &mut keepers[gpu].place else { panic!("it is ours") };
+        let Keeper { place, worked, .. } = &mut keepers[gpu];
+        let Place::Ours(worker) = place else { panic!("it is ours") };
         let mut broken = false;
         if worker.is_done(now) {
             let error = if !works {
@@ -224,6 +228,7 @@ impl Server {
             } else {
                 random.percent(3).then(|| EngineError::OutOfMemory("no room".into()))
             };
+            *worked = if error.is_none() { now } else { *worked };
             tally.on_gpu += u64::from(jobs.finish(worker, error, now, tally));
         }
         if broken {

@@ -11,7 +11,7 @@ use super::{
         refusal::Refusal,
         worker::Lent,
     },
-    Devices, ENDS, LoadedOn, Loading,
+    Devices, LoadedOn, Loading,
 };
 use crate::{
     batch::ModelKey,
@@ -300,11 +300,8 @@ impl Devices {
                 }
                 Err(refusal) if hold.health.is_over() => return Err(refusal),
                 Err(refusal) => {
-                    match self.ends() {
-                        true => tracing::debug!(model, version, device, reason = %refusal, "{ENDS}"),
-                        false => {
-                            tracing::warn!(model, version, device, reason = %refusal, "the model is not served here");
-                        }
+                    if !self.ends() {
+                        tracing::warn!(model, version, device, reason = %refusal, "the model is not served here");
                     }
                     let again = refusal.again(self.devices[index].gpu.is_some());
                     self.book.refuse(index, hold, served.model.key, (&refusal, again));

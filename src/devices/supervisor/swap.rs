@@ -1,7 +1,7 @@
 //! Models that come and go while others serve. A new version is loaded and warmed up beside the old one, and takes its place in the
 //! catalog in one step. The old one stays until the last request that has begun with it has ended.
 
-use super::{Devices, ENDS, load::NotLoaded};
+use super::{Devices, load::NotLoaded};
 use crate::models::{Entry, Found, Model, State};
 use std::sync::{Arc, Weak};
 
@@ -45,14 +45,13 @@ impl Devices {
                 Ok(loading) => self.present(found, &loading),
                 Err(why) if old.is_some() && !may_lack => {
                     let reason = why.reason();
-                    match self.ends() {
-                        true => tracing::debug!(model = name, version, reason, "{ENDS}"),
-                        false => tracing::error!(
+                    if !self.ends() {
+                        tracing::error!(
                             model = name,
                             version,
                             reason,
                             "a new load failed; the old one goes on serving"
-                        ),
+                        );
                     }
                     self.parts.metrics.model(name).set_load_failed(version, true);
                     self.parts.catalog.note(name, version, &format!("the last load failed: {reason}"));

@@ -2,7 +2,7 @@
 
 use super::{
     super::{book::Away, device::Hold, health::Over, place::Placed, refusal::Refusal},
-    Devices, ENDS, NotLoaded,
+    Devices, NotLoaded,
 };
 use crate::models::{Found, State};
 use std::{sync::Arc, time::Instant};
@@ -119,11 +119,8 @@ impl Devices {
                 let beside_others = away.refused.iter().any(|(index, ..)| !self.book.is_empty_on(*index));
                 let faults = self.book.wait_for_device(found, *away, Instant::now());
                 if faults <= FAULTS_MAX {
-                    match self.ends() {
-                        true => tracing::debug!(model = name, version, reason, "{ENDS}"),
-                        false => {
-                            tracing::warn!(model = name, version, reason, "the model waits for a device");
-                        }
+                    if !self.ends() {
+                        tracing::warn!(model = name, version, reason, "the model waits for a device");
                     }
                     // A server that has no room for one of its models counts as ready all the same.
                     let state = if beside_others { State::Unavailable(told.clone()) } else { State::Loading };
@@ -133,9 +130,8 @@ impl Devices {
                 format!("{reason}; devices failed while it was loaded, {faults} times in a row")
             }
         };
-        match self.ends() {
-            true => tracing::debug!(model = name, version, reason, "{ENDS}"),
-            false => tracing::error!(model = name, version, reason, "model is unavailable"),
+        if !self.ends() {
+            tracing::error!(model = name, version, reason, "model is unavailable");
         }
         self.publish(found, State::Unavailable(reason.clone()));
         self.book.stop_waiting_for(found);
