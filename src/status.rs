@@ -30,6 +30,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::sync::Notify;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
 /// The data path counts as stopped when its last beat is older than this.
 pub const BEAT_AGE_MAX: Duration = Duration::from_secs(30);
@@ -59,6 +60,8 @@ pub struct Status {
     told_ready: Mutex<Option<bool>>,
     /// From when on requests without an answer are cut off.
     cut_from: RwLock<Option<Instant>>,
+    /// Cancelled at that time.
+    cut: CancellationToken,
     devices: RwLock<BTreeMap<String, Device>>,
     transitions: RwLock<Transitions>,
     /// Why the server gives up.
@@ -87,6 +90,7 @@ impl Status {
             draining: AtomicBool::new(false),
             told_ready: Mutex::default(),
             cut_from: RwLock::default(),
+            cut: CancellationToken::new(),
             devices: RwLock::default(),
             transitions: RwLock::default(),
             hopeless: OnceLock::new(),
@@ -142,6 +146,17 @@ impl Status {
     pub fn cut_from(&self, at: Instant) {
         let mut from = self.cut_from.write();
         *from = Some(from.map_or(at, |known| known.min(at)));
+    }
+
+    /// Cuts off the requests that have no answer now.
+    pub fn cut(&self, now: Instant) {
+        self.cut_from(now);
+        self.cut.cancel();
+    }
+
+    /// Waits for [`Status::cut`].
+    pub fn is_cut(&self) -> WaitForCancellationFuture<'_> {
+        self.cut.cancelled()
     }
 
     /// Whether a request that ends now without an answer was cut off by the server, rather than abandoned by its caller.

@@ -215,6 +215,11 @@ def rows():
             "Oldest waiting", "Per replica.", "s",
             target(f"max by (instance) (ocelli_queue_oldest_age_seconds{{{REPLICA}}})", "{{instance}}"),
         ),
+        lines(
+            "Decoding", "Files and other long work that wait for the CPU or are being decoded, and the threads for it.", "short",
+            target(f"sum(ocelli_decode_jobs{{{REPLICA}}})", "wait or run"),
+            target(f"sum(ocelli_decode_threads{{{REPLICA}}})", "threads"),
+        ),
         heat("Items of a batch", "Without padding.", "short", rate("ocelli_batch_items_bucket", MODEL)),
         lines(
             "Mean batch", "Items, without padding.", "short",

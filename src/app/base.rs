@@ -1,18 +1,19 @@
 //! The parts below the front, built from the leaves up: the runtime, the models that were found, the queue, the devices.
 
-use super::{AppError, failed};
+use super::{AppError, allowed_threads::not_started, failed, gpus::Gpus};
 use crate::{
     batch::{Queue, QueueLimits},
     config::{self, Backend, Chosen, Config, RepositoryMode},
     devices::{self, Devices},
     engine::{
         child::Isolation,
-        cuda::{self, Driver, Gpu, NoGpu, jpeg::JpegOnGpu},
+        cuda::{Gpu, jpeg::JpegOnGpu},
         onnx::Runtime,
     },
-    grpc, http,
+    grpc,
+    http::{self, Front, decode::DecodePool},
     image::Limits,
-    models::{self, Catalog},
+    models::{self, Catalog, Control},
     status::Status,
     telemetry::{COMMIT, VERSION, logging::Logging, metrics::Metrics},
     words::meant,
@@ -74,6 +75,33 @@ impl Core {
             logs.add_model(&model.name);
         }
         start(config, gpus, runtime, found)
+    }
+
+    /// The front of these parts, which answers requests, whether they come by a socket or not. Models are loaded and unloaded by way of
+    /// `control`.
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub(super) fn front(
+        &self,
+        config: &Config,
+        control: Arc<Control>,
+        log: Option<&Logging>,
+    ) -> Result<Arc<Front>, AppError> {
+        let decode = DecodePool::new(config.decode_threads, config.decode_bytes_max, limits(config))
+            .map_err(not_started("the decode pool"))?
+            .with_gpu(self.jpeg.clone());
+        let parts = http::Parts {
+            queue: Arc::clone(&self.queue),
+            catalog: Arc::clone(&self.catalog),
+            status: Arc::clone(&self.status),
+            metrics: Arc::clone(&self.metrics),
+            decode,
+            lines_lost: log.map(Logging::lines_lost).unwrap_or_default(),
+            control,
+            traces: log.and_then(Logging::traces),
+        };
+        Ok(Arc::new(Front::new(config, parts)))
     }
 }
 
@@ -292,106 +320,9 @@ fn sharing(config: &Config) -> devices::Sharing {
     }
 }
 
-/// The GPUs that the backend asks for.
-#[derive(Default)]
-pub(super) struct Gpus {
-    gpus: Vec<Gpu>,
-    /// Why there are no others, or none at all, and whether that counts as a fault.
-    without: Vec<(String, bool)>,
-}
-
-impl Gpus {
-    /// Looks for them.
-    pub(super) fn of(config: &Config) -> Result<Gpus, AppError> {
-        if config.backend == Backend::Cpu {
-            return Ok(Gpus::default());
-        }
-        if let Some(folder) = &config.kernel_cache_folder {
-            cuda::keep_kernels_in(folder);
-        }
-        let found = match config.backend {
-            // A supervisor restarts the server if it fails.
-            Backend::Gpu => cuda::probe(),
-            _ => awaited(cuda::probe, std::thread::sleep),
-        };
-        match found {
-            Ok(driver) => {
-                let names = driver.gpus.iter().map(|gpu| gpu.name.as_str()).collect::<Vec<_>>().join(", ");
-                tracing::info!(cuda = %driver.version, gpus = names, "found the CUDA driver");
-                let without = driver.left_out.iter().map(|error| (error.to_string(), true)).collect();
-                Ok(Gpus { gpus: driver.gpus, without })
-            }
-            Err(reason) if config.backend == Backend::Gpu => {
-                Err(AppError::Backend(format!("backend is gpu, but {reason}")))
-            }
-            Err(reason) => {
-                // Without a driver or a visible GPU, the machine may not be meant to have any.
-                let is_fault = !matches!(reason, NoGpu::NoDriver | NoGpu::NoneVisible(_));
-                match is_fault {
-                    false => tracing::info!("backend auto: models run on the CPU: {reason}"),
-                    true => tracing::warn!(
-                        "backend auto: models run on the CPU until the server is started again: {reason}"
-                    ),
-                }
-                Ok(Gpus { gpus: Vec::new(), without: vec![(reason.to_string(), is_fault)] })
-            }
-        }
-    }
-}
-
-/// How often a driver that is not ready is tried again.
-const DRIVER_TRIES: u32 = 30;
-/// The pause before each try.
-const DRIVER_PAUSE: Duration = Duration::from_secs(1);
-
-/// Probes until the driver is ready, if that is soon: otherwise a server that starts with its machine would have no GPU for as long as it
-/// lives.
-fn awaited(
-    mut probe: impl FnMut() -> Result<Driver, NoGpu>,
-    mut pause: impl FnMut(Duration),
-) -> Result<Driver, NoGpu> {
-    for tries in 0..DRIVER_TRIES {
-        match probe() {
-            Err(reason) if reason.may_pass() => {
-                if tries == 0 {
-                    tracing::warn!(%reason, at_most = ?(DRIVER_TRIES * DRIVER_PAUSE), "the GPU driver is not ready; it is waited for");
-                }
-                pause(DRIVER_PAUSE);
-            }
-            found => return found,
-        }
-    }
-    probe()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::cuda::CudaError;
-
-    #[test]
-    fn a_driver_that_is_not_ready_is_asked_again_for_a_while_and_one_that_is_of_no_use_is_not() {
-        let ready =
-            || Driver { version: cuda::driver::Version::new(12, 9), gpus: Vec::new(), left_out: Vec::new() };
-        let check = |code, failures: u32, expected: (bool, u32)| {
-            let (mut asked, mut paused) = (0, Duration::ZERO);
-            let probe = || {
-                asked += 1;
-                if asked > failures { Ok(ready()) } else { Err(NoGpu::Failed(CudaError::of_code(code))) }
-            };
-            let found = awaited(probe, |time| paused += time);
-            assert_eq!((found.is_ok(), asked), expected, "{code}, {failures} times");
-            assert_eq!(paused, (asked - 1) * DRIVER_PAUSE, "between the tries");
-        };
-        for code in [3, 802, 999] {
-            check(code, 0, (true, 1));
-            check(code, 2, (true, 3));
-            check(code, 30, (true, 31));
-            check(code, 31, (false, 31));
-        }
-        // Driver and library have different versions.
-        check(803, 1, (false, 1));
-    }
 
     #[test]
     fn a_folder_for_temporary_files_that_cannot_be_written_is_told_where_one_may_be_needed() {

@@ -1,38 +1,86 @@
 //! Sockets that wait for connections.
 
 use super::AppError;
+use crate::config::Config;
 use socket2::SockRef;
 use std::{io, io::ErrorKind, net::SocketAddr};
 use tokio::net::TcpListener;
 
-/// Listens at the address that `option` names; returns the actual address, as the system chooses the port where 0 was asked for.
-///
-/// # Errors
-/// If the system refuses, with advice.
-pub(super) async fn bind(address: SocketAddr, option: &str) -> Result<(TcpListener, SocketAddr), AppError> {
+/// The sockets that the configuration asks for.
+pub(super) struct Sockets {
+    /// The API: at least one.
+    pub(super) api: Vec<Socket>,
+    pub(super) grpc: Option<Socket>,
+    pub(super) admin: Option<Socket>,
+    pub(super) metrics: Option<Socket>,
+}
+
+/// A socket, and its actual address: the system chooses the port where 0 was asked for.
+pub(super) struct Socket {
+    pub(super) listener: TcpListener,
+    at: SocketAddr,
+}
+
+/// Where a server listens.
+#[derive(Debug, Clone)]
+pub struct Addresses {
+    /// The API: at least one.
+    pub api: Vec<SocketAddr>,
+    /// The same by gRPC.
+    pub grpc: Option<SocketAddr>,
+    /// The admin listener.
+    pub admin: Option<SocketAddr>,
+    /// The listener for metrics alone.
+    pub metrics: Option<SocketAddr>,
+}
+
+impl Sockets {
+    /// Listens.
+    ///
+    /// # Errors
+    /// If the system refuses an address, with advice.
+    pub(super) async fn bind(config: &Config) -> Result<Sockets, AppError> {
+        let mut api = Vec::new();
+        for address in &config.listen {
+            api.push(bind(*address, "listen").await?);
+        }
+        Ok(Sockets {
+            api,
+            admin: bind_where(config.admin_listen, "admin_listen").await?,
+            metrics: bind_where(config.metrics_listen, "metrics_listen").await?,
+            grpc: bind_where(config.grpc_listen, "grpc_listen").await?,
+        })
+    }
+
+    pub(super) fn addresses(&self) -> Addresses {
+        let at = |socket: &Option<Socket>| socket.as_ref().map(|socket| socket.at);
+        Addresses {
+            api: self.api.iter().map(|socket| socket.at).collect(),
+            grpc: at(&self.grpc),
+            admin: at(&self.admin),
+            metrics: at(&self.metrics),
+        }
+    }
+}
+
+async fn bind_where(address: Option<SocketAddr>, option: &str) -> Result<Option<Socket>, AppError> {
+    match address {
+        Some(address) => bind(address, option).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+async fn bind(address: SocketAddr, option: &str) -> Result<Socket, AppError> {
     let bound = TcpListener::bind(address).await.and_then(|listener| {
         let at = listener.local_addr()?;
-        Ok((listener, at))
+        Ok(Socket { listener, at })
     });
     let bound =
         bound.map_err(|error| AppError::Failed(format!("{option}: {}", taken(address, option, &error))))?;
     if address.ip().to_canonical().is_loopback() {
-        unpaced(&bound.0);
+        unpaced(&bound.listener);
     }
     Ok(bound)
-}
-
-/// Listens where `option` names an address.
-///
-/// # Errors
-/// Those of [`bind`].
-pub(super) async fn bind_where(
-    address: Option<SocketAddr>,
-    option: &str,
-) -> Result<(Option<TcpListener>, Option<SocketAddr>), AppError> {
-    let Some(address) = address else { return Ok((None, None)) };
-    let (listener, at) = bind(address, option).await?;
-    Ok((Some(listener), Some(at)))
 }
 
 /// Why an address that `option` names cannot be listened on, with advice.
@@ -60,7 +108,7 @@ mod tests {
 
     /// The congestion control of a connection that a listener on this address accepts.
     async fn of_accepted(address: &str) -> Vec<u8> {
-        let (listener, at) = bind(address.parse().unwrap(), "listen").await.unwrap();
+        let Socket { listener, at } = bind(address.parse().unwrap(), "listen").await.unwrap();
         let (_client, accepted) =
             tokio::join!(TcpStream::connect(("127.0.0.1", at.port())), listener.accept());
         SockRef::from(&accepted.unwrap().0).tcp_congestion().unwrap()

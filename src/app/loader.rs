@@ -190,7 +190,10 @@ mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
     use crate::{
-        app::base::{self, Core},
+        app::{
+            base::{self, Core},
+            gpus::Gpus,
+        },
         config::Config,
         models::Control,
     };
@@ -212,13 +215,9 @@ mod tests {
             fs::write(folder.path().join("spots/model.toml"), FITTER).unwrap();
             fs::write(folder.path().join("spots.onnx"), "").unwrap();
             let found = models::scan(folder.path()).unwrap();
-            let core = base::start(
-                &Config::default(),
-                base::Gpus::default(),
-                Err("there is none here".into()),
-                found,
-            )
-            .unwrap();
+            let core =
+                base::start(&Config::default(), Gpus::default(), Err("there is none here".into()), found)
+                    .unwrap();
             core.devices.announce(&core.found);
             core.devices.load_all(&core.found, &|| false);
             Loader { core, folder }

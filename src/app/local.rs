@@ -1,13 +1,12 @@
 //! The server without its sockets: the same routes on the same queue and devices, for commands that run a model in-process. Its answers
 //! are those of the server, since it runs the same code.
 
-use super::{AppError, Core, allowed_threads::not_started, base};
+use super::{AppError, Core, base, gpus::Gpus};
 use crate::{
     config::Config,
     engine::onnx::Runtime,
-    http::{self, Front, decode::DecodePool},
+    http,
     models::{self, Control, Engine, Found, Manifest, Model},
-    telemetry::logging::LinesLost,
 };
 use axum::Router;
 use std::sync::Arc;
@@ -39,7 +38,7 @@ impl Local {
                 runtime = Ok(Runtime::load(&config.onnx_runtime).map_err(AppError::Backend)?);
             }
         }
-        let core = base::start(config, base::Gpus::of(config)?, runtime, vec![found])?;
+        let core = base::start(config, Gpus::of(config)?, runtime, vec![found])?;
         core.devices.announce(&core.found);
         core.devices.decided();
         let [found] = &core.found[..] else { unreachable!("one went in") };
@@ -47,22 +46,9 @@ impl Local {
             .devices
             .load(found)
             .map_err(|reason| AppError::Failed(format!("model {name:?}: {reason}")))?;
-        let decode = DecodePool::new(config.decode_threads, config.decode_bytes_max, base::limits(config))
-            .map_err(not_started("the decode pool"))?
-            .with_gpu(core.jpeg.clone());
         // The other end is dropped: models neither come nor go.
         let (control, _) = Control::new(config.models.clone());
-        let parts = http::Parts {
-            queue: Arc::clone(&core.queue),
-            catalog: Arc::clone(&core.catalog),
-            status: Arc::clone(&core.status),
-            metrics: Arc::clone(&core.metrics),
-            decode,
-            lines_lost: LinesLost::default(),
-            control: Arc::new(control),
-            traces: None,
-        };
-        let router = http::routes(Arc::new(Front::new(config, parts)));
+        let router = http::routes(core.front(config, Arc::new(control), None)?);
         Ok(Local { core, model: loading.model, router })
     }
 

@@ -64,7 +64,7 @@ pub fn serve(config: Config) -> Result<(), AppError> {
             second.cancel();
         });
         let undone = app.drain(&now).await;
-        if undone.jobs + undone.connections > 0 {
+        if undone.jobs + undone.requests + undone.connections > 0 {
             return Err(AppError::Dropped(undone));
         }
         if let Some(reason) = hopeless {

@@ -491,12 +491,12 @@ mod tests {
 
     #[test]
     fn the_last_words_say_what_cut_the_work_short() {
-        let (jobs, connections) = (2, 3);
+        let (jobs, requests, connections) = (2, 1, 3);
         for (told, why) in [(false, "drain_timeout_ms passed"), (true, "a second signal came")] {
-            let error = AppError::Dropped(Undone { jobs, connections, told });
+            let error = AppError::Dropped(Undone { jobs, requests, connections, told });
             assert_eq!(
                 error.to_string(),
-                format!("{why} with work left: 3 connections and 2 jobs were dropped")
+                format!("{why} with work left: 3 connections, 1 request and 2 jobs were dropped")
             );
         }
     }

@@ -200,14 +200,18 @@ async fn admitted(front: &Arc<Front>, call: &str, request: Request, next: Next, 
     let charge = Charge { permit: Arc::clone(&permit), coding: incoming::packed_with(request.headers()) };
     let mut request = request.map(|body| incoming::limited(body, limits, messages, Some(charge), lost));
     request.extensions_mut().insert(Arc::clone(&permit));
-    admission::hold(next.run(request).await.into_response(), permit)
+    let reply = match front.before_the_end(next.run(request)).await {
+        Ok(reply) => reply.into_response(),
+        Err(error) => status::of(&error).into_http(),
+    };
+    admission::hold(reply, permit)
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
-    use crate::http::testing;
+    use crate::{http::testing, telemetry::metrics::DropReason};
     use axum::{Router, body::Body, middleware, routing::post};
     use std::sync::atomic::{AtomicBool, Ordering};
     use tower::ServiceExt;
@@ -288,5 +292,21 @@ mod tests {
             // The server is what ends the second call.
             front.status.cut_from(Instant::now());
         }
+    }
+
+    #[tokio::test]
+    async fn a_call_without_an_answer_is_told_when_the_server_ends() {
+        let front = front();
+        let calls = Router::new().route(INFER, post(std::future::pending::<()>));
+        let calls = calls.layer(middleware::from_fn_with_state(Arc::clone(&front), around));
+        let request = http::Request::post(INFER).version(Version::HTTP_2);
+        let request = request.header(header::CONTENT_TYPE, "application/grpc");
+        let mut call = calls.oneshot(request.body(Body::empty()).unwrap());
+        assert!(futures_util::poll!(&mut call).is_pending());
+        front.status.cut(Instant::now());
+        let reply = call.await.unwrap();
+        assert_eq!(code_of(reply.headers()), Code::Unavailable);
+        assert_eq!(front.metrics.dropped(DropReason::Request).get(), 1);
+        assert!(counted(&front, 503), "{}", front.metrics.render());
     }
 }

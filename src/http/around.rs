@@ -1,9 +1,7 @@
 //! What is around each route: what every request passes, and what requests pass that cost memory and device time.
 
 use super::{
-    Front,
-    admission::{self, Admission},
-    coding,
+    Front, admission, coding,
     guard::{self, HeadLimits},
     observe::Observation,
     reject::Readers,
@@ -84,24 +82,26 @@ where
         if let Err(problem) = guard::check_head(&request, head) {
             return problem.into_response();
         }
-        if admits { admitted(&front.admission, inner, request).await } else { within(inner, request).await }
+        if admits { admitted(&front, inner, request).await } else { within(inner, request).await }
     }
 }
 
 /// What a request passes that costs memory and device time.
-async fn admitted<S>(admission: &Arc<Admission>, inner: S, mut request: Request) -> Response<Body>
+async fn admitted<S>(front: &Front, inner: S, mut request: Request) -> Response<Body>
 where
     S: Service<Request, Response = Response<Body>, Error = Infallible>,
 {
     // A full server refuses now, before anything is read: the client can try elsewhere.
-    let permit = match admission.enter(&mut request) {
+    let permit = match front.admission.enter(&mut request) {
         Ok(permit) => permit,
         Err(full) => return full.into_response(),
     };
     // Only here, not for look-ups: Triton's asynchronous client asks for packed replies everywhere, but unpacks only these.
     let wanted = coding::wanted(&request);
     let reply = match coding::unpack(request) {
-        Ok(request) => within(inner, request).await,
+        Ok(request) => {
+            front.before_the_end(within(inner, request)).await.unwrap_or_else(IntoResponse::into_response)
+        }
         Err(refused) => refused.into_response(),
     };
     admission::hold(coding::pack(reply, wanted), permit)

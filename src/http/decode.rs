@@ -10,7 +10,10 @@ mod waiting;
 
 use super::admission::{Permit, charged};
 use crate::{
-    engine::{Tensor, cuda::jpeg::JpegOnGpu},
+    engine::{
+        Tensor,
+        cuda::jpeg::{self, JpegOnGpu},
+    },
     error::InferError,
     image::{self, Frame, Header, Limits, Placement, Scratch},
     models::{Form, ImageInput, Model},
@@ -18,6 +21,7 @@ use crate::{
 use bytes::Bytes;
 use crossbeam_channel::Sender;
 use parking_lot::{Condvar, Mutex};
+use policy::files_of_request;
 use std::{
     cell::RefCell,
     collections::VecDeque,
@@ -30,6 +34,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::sync::oneshot;
+pub(super) use waiting::Turns;
 use waiting::{Counted, Waiting};
 
 /// One frame as the model takes it.
@@ -56,7 +61,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// Threads that decode, and the memory they may use together.
 pub struct DecodePool {
-    /// Done in order of arrival. A request waits for each, and admission bounds the number of requests.
+    /// Done in order of arrival. A request waits for each. Admission bounds the number of requests, [`Turns`] that of their files here.
     jobs: Sender<Job>,
     threads: usize,
     limits: Limits,
@@ -103,6 +108,11 @@ impl DecodePool {
         self.limits
     }
 
+    /// For the files of one request, which are decoded a few at a time.
+    pub(super) fn turns(&self) -> Turns {
+        Turns::new(files_of_request(self.threads, self.jpeg.as_ref().map(|_| jpeg::BATCH)))
+    }
+
     /// JPEGs that a GPU has decoded.
     pub fn gpu_jpegs(&self) -> u64 {
         self.gpu_jpegs.load(Ordering::Relaxed)
@@ -111,6 +121,11 @@ impl DecodePool {
     /// Bytes of pixels being decoded now, and of masks and pictures being written.
     pub fn bytes(&self) -> u64 {
         self.budget.used()
+    }
+
+    /// Jobs that wait for a thread or run.
+    pub fn jobs(&self) -> usize {
+        self.in_pool.load(Ordering::Relaxed)
     }
 
     /// Runs `work` on the pool. If the future is dropped before a thread has taken the work, the work is dropped with all that it owns.

@@ -48,8 +48,9 @@ pub(super) async fn run(
     let files = files(front, model, tensor, model.batching == Batching::Whole, call.permit.as_deref())?;
     // Each is queued as soon as it is decoded. An image that waited for the others would keep its share of the memory for decoding, and
     // leave none for them.
+    let turns = front.decode.turns();
     let answers = files.into_iter().enumerate().map(async |file| {
-        let Image { inputs, took, share } = decode(front, model, call, file).await?;
+        let Image { inputs, took, share } = turns.take(decode(front, model, call, file)).await?;
         let ticket = call.push(front, tally, inputs, 1, None);
         // From here on the queue accounts for its memory.
         drop(share);
@@ -206,5 +207,36 @@ pub(super) fn of_image(index: usize, error: InferError) -> InferError {
         InferError::Decode(what) => InferError::Decode(format!("image {index}: {what}")),
         InferError::BadRequest(what) => InferError::BadRequest(format!("image {index}: {what}")),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::testing::{front, model},
+        *,
+    };
+    use axum::http::HeaderMap;
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn a_tensor_of_many_images_leaves_room_for_others_in_the_pool() {
+        let (front, model) = (front(&[]), model(Duration::from_secs(60)));
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let mut other = Box::pin(front.decode.run(move || released.recv().is_ok()));
+        assert!(futures_util::poll!(&mut other).is_pending());
+        let call = Call::of(&HeaderMap::new(), &model, Duration::from_secs(60)).expect("no headers");
+        // Each has its length in front.
+        let data = b"\x08\0\0\0no image".repeat(20).into();
+        let tensor = Tensor { datatype: DataType::Bytes, shape: vec![20], data };
+        let tally = Tally::of(&model);
+        let mut outputs = Box::pin(run(&front, &tally, &call, &tensor));
+        assert!(futures_util::poll!(&mut outputs).is_pending());
+        // One thread: two of the images, behind the other's work.
+        assert_eq!(front.decode.jobs(), 3);
+        release.send(()).expect("it waits");
+        assert_eq!(other.await, Ok(true));
+        let error = outputs.await.expect_err("none is an image");
+        assert!(error.to_string().contains("image 0"), "{error}");
     }
 }

@@ -59,13 +59,14 @@ pub mod wire;
 use crate::{
     batch::Queue,
     config::{Config, RepositoryMode, Secret, TritonMetrics},
+    error::InferError,
     image::stack::{self, SpillFolder},
     models::{Catalog, Control},
     status::Status,
     telemetry::{
         host::{self, Host},
         logging::LinesLost,
-        metrics::{Bounds, Metrics},
+        metrics::{Bounds, DropReason, Metrics},
         traces::Traces,
     },
 };
@@ -209,6 +210,7 @@ impl Front {
             queue_items: config.queue_items_max as u64,
             queue_bytes: config.queue_bytes_max,
             decode_bytes: config.decode_bytes_max,
+            decode_threads: config.decode_threads as u64,
             memory_bytes: host::memory_limit().unwrap_or(0),
         });
         let body = BodyLimits {
@@ -253,6 +255,21 @@ impl Front {
             host: Host::default(),
             lines_lost,
             scrape: Mutex::default(),
+        }
+    }
+
+    /// What answers a request, unless the server ends first.
+    ///
+    /// # Errors
+    /// [`InferError::Draining`], counted as dropped work.
+    pub(crate) async fn before_the_end<T>(&self, answer: impl Future<Output = T>) -> Result<T, InferError> {
+        tokio::select! {
+            biased;
+            answer = answer => Ok(answer),
+            () = self.status.is_cut() => {
+                self.metrics.dropped(DropReason::Request).inc();
+                Err(InferError::Draining)
+            }
         }
     }
 }

@@ -16,7 +16,7 @@ use super::{
     Front,
     admission::Beside,
     call::{Call, Spent},
-    decode::{Decoded, Staged},
+    decode::{Decoded, Staged, Turns},
     encoded::of_image,
     localize, posted,
     streamed::{self, Queued},
@@ -288,7 +288,8 @@ pub(super) async fn entries(
     asked: &Arc<Asked>,
     files: Vec<Result<Bytes, InferError>>,
 ) -> Result<(Vec<Entry>, Spent), InferError> {
-    let files = files.into_iter().enumerate().map(|file| one_file(front, model, call, asked, file));
+    let turns = front.decode.turns();
+    let files = files.into_iter().enumerate().map(|file| one_file(front, model, call, asked, &turns, file));
     let mut spent = Spent::default();
     let mut entries = Vec::new();
     for (index, file) in join_all(files).await.into_iter().enumerate() {
@@ -316,13 +317,14 @@ async fn one_file(
     model: &Arc<Model>,
     call: &Call,
     asked: &Arc<Asked>,
+    turns: &Turns,
     (index, file): (usize, Result<Bytes, InferError>),
 ) -> Result<Vec<Answered>, InferError> {
     let (of, permit) = (Arc::clone(model), call.permit.as_ref());
     let decoded = match asked.pages {
-        true => call.in_time(front.decode.stage(file?, of, permit)).await?,
+        true => call.in_time(turns.take(front.decode.stage(file?, of, permit))).await?,
         false => {
-            let only = call.in_time(front.decode.stage_only(file?, of, permit)).await;
+            let only = call.in_time(turns.take(front.decode.stage_only(file?, of, permit))).await;
             only.map_err(|error| of_image(index, error))?
                 .ok_or_else(|| several_frames(index, "a row", model))?
         }
@@ -443,13 +445,38 @@ fn takes_tensors(model: &Model) -> InferError {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::testing::{front, model},
+        *,
+    };
     use crate::{
         batch::ModelKey,
         engine::{DataType, staging::Memory},
+        http::wire::Parameters,
         models::testing::source,
         tasks::testing::{signature, spec},
     };
+    use axum::http::HeaderMap;
+
+    #[tokio::test]
+    async fn a_request_of_many_files_leaves_room_for_others_in_the_pool() {
+        let (front, model) = (front(&[]), model(Duration::from_secs(60)));
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let mut other = Box::pin(front.decode.run(move || released.recv().is_ok()));
+        assert!(futures_util::poll!(&mut other).is_pending());
+        let call = Call::of(&HeaderMap::new(), &model, Duration::from_secs(60)).expect("no headers");
+        let asked = Asked::plain(&Parameters::default(), &model).map(Arc::new).expect("nothing is asked");
+        let files = vec![Ok(Bytes::from_static(b"no image")); 20];
+        let mut entries = Box::pin(entries(&front, &model, &call, &asked, files));
+        assert!(futures_util::poll!(&mut entries).is_pending());
+        // One thread: two of the files, behind the other's work.
+        assert_eq!(front.decode.jobs(), 3);
+        release.send(()).expect("it waits");
+        assert_eq!(other.await, Ok(true));
+        // All of them have their turn.
+        let error = entries.await.expect_err("none is an image");
+        assert!(error.to_string().contains("image 0"), "{error}");
+    }
 
     #[test]
     fn a_picture_for_a_model_of_tensors_is_told_what_is_possible_for_its_inputs() {

@@ -100,6 +100,7 @@ impl Front {
         counted(&metrics.shared_memory_read_bytes_total, read);
         counted(&metrics.shared_memory_written_bytes_total, written);
         metrics.decode_bytes.set(self.decode.bytes() as i64);
+        metrics.decode_jobs.set(self.decode.jobs() as i64);
         let load = self.queue.load();
         metrics.queue_bytes.set(load.bytes as i64);
         metrics.queue_oldest_age_seconds.set(load.oldest.unwrap_or_default().as_secs_f64());

@@ -1,5 +1,6 @@
 """SIGTERM: readiness goes first, requests are answered until the end, and the exit code is 0."""
 
+import contextlib
 import re
 import signal
 import socket
@@ -121,7 +122,7 @@ def test_a_batch_that_runs_does_not_hold_up_the_end(start_server, tmp_path):
     wire.problem(replies[0], 503, "draining")
 
 
-def test_a_stack_that_still_comes_is_cut_and_told_by_its_model(start_server):
+def test_a_stack_that_still_comes_is_broken_off_with_what_was_found_and_an_error_at_its_end(start_server):
     server = start_server(ROOT / "examples/models", drain_delay_ms=0, drain_timeout_ms=500)
     stack = (ROOT / "examples/images/spots.tif").read_bytes()
     head = f"POST /predictions/spots?format=csv HTTP/1.1\r\nHost: a\r\nContent-Length: {len(stack)}\r\n\r\n"
@@ -130,12 +131,18 @@ def test_a_stack_that_still_comes_is_cut_and_told_by_its_model(start_server):
         # It has begun to be answered, and waits for the rest.
         assert caller.recv(15) == b"HTTP/1.1 200 OK"
         server.terminate()
+        reply = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := caller.recv(1 << 16):
+                reply += piece
         assert server.wait_exit() == 75, server.log_text()
+    last = [line for line in reply.decode().splitlines() if line.startswith("#")]
+    assert last and "draining" in last[-1], reply[-500:]
     cut = [line for line in server.log_text().splitlines() if "requests of the model are cut" in line]
     assert len(cut) == 1 and "spots" in cut[0] and "1" in cut[0], server.log_text()
 
 
-def test_a_request_that_is_cut_at_the_end_is_in_the_log_as_the_servers_doing(start_server, only_digits):
+def test_a_request_that_still_comes_at_the_end_is_told_and_in_the_log_as_the_servers_doing(start_server, only_digits):
     server = start_server(only_digits, drain_delay_ms=0, drain_timeout_ms=300)
     head = "POST /predictions/digits HTTP/1.1\r\nHost: a\r\nX-Request-Id: cut-off\r\nContent-Length: 1000\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=wire.TIMEOUT) as caller:
@@ -143,6 +150,10 @@ def test_a_request_that_is_cut_at_the_end_is_in_the_log_as_the_servers_doing(sta
         open_now = 'ocelli_requests_in_flight 1'
         until(lambda: open_now in requests.get(server.url + "/metrics", timeout=wire.TIMEOUT).text, 20, "it has come")
         server.terminate()
+        reply = caller.recv(1 << 16).decode()
         assert server.wait_exit() == 75, server.log_text()
+    assert reply.startswith("HTTP/1.1 503 ") and '"/docs/errors#draining"' in reply and "retry-after:" in reply.lower(), reply
     lines = [line for line in server.log_text().splitlines() if "cut-off" in line]
-    assert len(lines) == 1 and "503" in lines[0] and "the server ended" in lines[0], server.log_text()
+    assert len(lines) == 1 and "503" in lines[0] and "answered" in lines[0], server.log_text()
+    cut = [line for line in server.log_text().splitlines() if "requests of the model are cut" in line]
+    assert len(cut) == 1 and "digits" in cut[0], server.log_text()

@@ -117,7 +117,7 @@ impl Server {
     /// Starts, and returns while models load.
     pub(crate) async fn start_without_waiting(config: Config, models: Option<tempfile::TempDir>) -> Server {
         let app = App::start(config, None).await.expect("the server starts");
-        let (address, admin) = (app.addresses()[0], app.admin_address().expect("an admin listener"));
+        let (address, admin) = (app.addresses().api[0], app.addresses().admin.expect("an admin listener"));
         Server { app: Some(app), address, admin, _models: models }
     }
 

@@ -107,14 +107,16 @@ impl<S: HttpService> hyper::service::Service<Request<Incoming>> for Observed<S> 
                 // A client that was too slow already is not waited for.
                 let slow =
                     matches!(response.status(), StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT);
+                let draining = under_way.stages.is_draining();
                 let body_left = match left {
-                    Some(left) => waits_for_us || slow || !throw_away(left).await,
+                    // A connection that is closed anyway needs no rest read, and there may be no time for it.
+                    Some(left) => waits_for_us || slow || draining || !throw_away(left).await,
                     None => false,
                 };
                 if body_left {
                     under_way.watch.body_left();
                 }
-                if body_left || under_way.stages.is_draining() {
+                if body_left || draining {
                     let close = HeaderValue::from_static("close");
                     response.headers_mut().insert(header::CONNECTION, close);
                 }

@@ -20,12 +20,8 @@ impl DecodePool {
     /// The file's only frame, staged, if a GPU should decode it and can; otherwise the pool decodes it.
     pub(super) async fn on_gpu(&self, bytes: &Bytes, model: &Model) -> Option<Decoded> {
         let decoder = self.jpeg.as_ref()?;
-        let load = Load {
-            threads: self.threads,
-            in_pool: self.in_pool.load(Ordering::Relaxed),
-            on_gpu: decoder.waiting(),
-            batch: BATCH,
-        };
+        let load =
+            Load { threads: self.threads, in_pool: self.jobs(), on_gpu: decoder.waiting(), batch: BATCH };
         if !is_for_gpu(&load) || Format::sniff(bytes) != Some(Format::Jpeg) {
             return None;
         }

@@ -1,4 +1,4 @@
-//! Whether a JPEG is decoded by the pool or on a GPU. Pure.
+//! Whether a JPEG is decoded by the pool or on a GPU, and how many files of a request are decoded at once. Pure.
 
 /// How busy both are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +21,12 @@ const BATCHES_WAITING_MAX: usize = 2;
 pub(super) fn is_for_gpu(load: &Load) -> bool {
     let waits = load.in_pool >= 2 * load.threads;
     waits && load.on_gpu.is_some_and(|waiting| waiting < BATCHES_WAITING_MAX * load.batch)
+}
+
+/// The most files of one request that may be decoded at once or wait for that: all threads are busy with it, and have another file each
+/// behind the current one; with a GPU, that is full as well. More would only have the files of other requests wait for longer.
+pub(super) fn files_of_request(threads: usize, gpu_batch: Option<usize>) -> usize {
+    2 * threads + gpu_batch.map_or(0, |batch| BATCHES_WAITING_MAX * batch)
 }
 
 #[cfg(test)]
@@ -47,6 +53,14 @@ mod tests {
     #[test]
     fn a_gpu_with_its_hands_full_gets_no_more() {
         assert!(!check(1000, Some(16)));
+    }
+
+    #[test]
+    fn one_request_can_fill_the_pool_and_the_gpu() {
+        assert_eq!(files_of_request(4, None), 8);
+        let waiting = files_of_request(4, Some(8)) - 8;
+        assert!(check(8, Some(waiting - 1)));
+        assert!(!check(8, Some(waiting)));
     }
 
     #[test]

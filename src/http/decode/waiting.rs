@@ -1,10 +1,12 @@
-//! Work that waits for a thread of the pool, only as long as somebody waits for its result.
+//! Work that waits for a thread of the pool, only as long as somebody waits for its result, and behind no more than a few files of each
+//! other request.
 
 use parking_lot::Mutex;
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
 };
+use tokio::sync::Semaphore;
 
 /// Work that a thread is to take, kept by the caller that waits for its result. It is dropped with this unless it was taken: it may own a
 /// large body, for which nothing is set aside once the request is over, however long the threads are busy.
@@ -23,6 +25,24 @@ impl<W> Drop for Waiting<W> {
         let left = self.0.lock().take();
         // Not under the lock: what the work owns may take a while to go.
         drop(left);
+    }
+}
+
+/// The files of one request take turns here on their way to the pool, which does what it has in order of arrival. Without this, a single
+/// image would wait for all files of a large request that came before.
+pub(in crate::http) struct Turns(Semaphore);
+
+impl Turns {
+    /// At most `at_once` files are under way.
+    pub(super) fn new(at_once: usize) -> Turns {
+        Turns(Semaphore::new(at_once))
+    }
+
+    /// Does the work for a file when it is its turn, in the order of the calls.
+    pub(in crate::http) async fn take<T>(&self, work: impl Future<Output = T>) -> T {
+        // It is never closed.
+        let _turn = self.0.acquire().await;
+        work.await
     }
 }
 

@@ -59,6 +59,7 @@ pub(super) struct Drive {
     finding: Finding,
     telling: Telling,
     ahead: Ahead,
+    front: Arc<Front>,
 }
 
 impl Drive {
@@ -69,16 +70,23 @@ impl Drive {
             telling: Telling::new(front, call.clone(), asked.format),
             finding: Finding::new(Arc::clone(front), Arc::clone(model), call, asked),
             ahead,
+            front: Arc::clone(front),
         }
     }
 
-    /// Does all the work. Ends early, without a word, when the client has gone.
+    /// Does all the work. Ends early when the server does, and says so; and, without a word, when the client has gone.
     pub(super) async fn run(self, posted: Posted, mut reply: Outgoing) {
-        let Drive { finding, mut telling, ahead } = self;
+        let Drive { finding, mut telling, ahead, front } = self;
         let (found, mut coming) = mpsc::channel::<Found>(ahead.chunks);
         let mut found_all = None;
         let told = {
-            let mut finding = pin!(finding.run(posted, ahead.bytes, found));
+            let finding = async {
+                tokio::select! {
+                    found_all = finding.run(posted, ahead.bytes, found) => found_all,
+                    () = front.status.is_cut() => Err(InferError::Draining),
+                }
+            };
+            let mut finding = pin!(finding);
             let mut telling = pin!(telling.run(&mut coming, &mut reply));
             loop {
                 tokio::select! {

@@ -16,6 +16,7 @@ use crate::{
         reject::Problem,
     },
     tasks::localize::{Format, Pieces, Writer},
+    telemetry::metrics::DropReason,
 };
 use axum::http::{HeaderMap, HeaderValue};
 use std::{sync::Arc, time::Instant};
@@ -167,6 +168,9 @@ impl Telling {
     pub(super) async fn fail(self, error: InferError, reply: &mut Outgoing) {
         let told = match self.writer {
             Some(writer) if self.begun && self.format.streams() => {
+                if error == InferError::Draining {
+                    self.front.metrics.dropped(DropReason::Request).inc();
+                }
                 tracing::info!(%error, "a stack broke off after results had been sent");
                 let Problem { kind, detail, .. } = Problem::from(&error);
                 Event::Broken(writer.error(&detail, &kind.address()).into(), kind)

@@ -189,9 +189,9 @@ fn explain(kind: Kind) -> Entry {
             },
         ),
         DRAINING => entry(
-            "The server is being stopped or replaced, and `drain_timeout_ms` is over or a second signal came. These get this answer: a \
-             request that waits for a device, a load that waits for others, and a stream over gRPC. A request that is still being read or \
-             decoded is cut without an answer. This error is then in logs and metrics only.",
+            "The server is being stopped or replaced, and `drain_timeout_ms` is over or a second signal came. All requests without an \
+             answer get this one, whether they are still being read, decoded, or waiting for a device. The answer to a stack ends with it, \
+             after what was found so far. Who does not take it within half a second, or after a second signal at once, is cut off.",
             "Send it again: a load balancer will choose another replica.",
             InferError::Draining,
         ),

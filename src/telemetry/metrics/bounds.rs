@@ -18,6 +18,8 @@ pub struct Bounds {
     pub queue_bytes: u64,
     /// `decode_bytes_max`.
     pub decode_bytes: u64,
+    /// `decode_threads`.
+    pub decode_threads: u64,
     /// [`memory_limit`](crate::telemetry::host::memory_limit), which bounds the process's resident memory.
     pub memory_bytes: u64,
 }
@@ -30,6 +32,7 @@ pub(super) struct BoundMetrics {
     queue_items: IntGauge,
     queue_bytes: IntGauge,
     decode_bytes: IntGauge,
+    decode_threads: IntGauge,
     memory_bytes: IntGauge,
 }
 
@@ -54,6 +57,10 @@ impl BoundMetrics {
                 "ocelli_decode_bytes_max",
                 "Limit on bytes reserved for decoded images; decodes wait for their share.",
             ),
+            decode_threads: bound(
+                "ocelli_decode_threads",
+                "Threads of the decode pool; work beyond one for each waits.",
+            ),
             memory_bytes: bound(
                 "ocelli_memory_bytes_max",
                 "Memory that the process may use: the limit of its control group, or all memory of the machine.",
@@ -68,6 +75,7 @@ impl BoundMetrics {
             queue_items,
             queue_bytes,
             decode_bytes,
+            decode_threads,
             memory_bytes,
         } = bounds;
         for (gauge, bound) in [
@@ -76,6 +84,7 @@ impl BoundMetrics {
             (&self.queue_items, queue_items),
             (&self.queue_bytes, queue_bytes),
             (&self.decode_bytes, decode_bytes),
+            (&self.decode_threads, decode_threads),
             (&self.memory_bytes, memory_bytes),
         ] {
             gauge.set(i64::try_from(bound).unwrap_or(i64::MAX));

@@ -37,6 +37,8 @@ reasons! {
         Connection = "connection",
         /// A job was waiting or running.
         Job = "job",
+        /// A request still came or was decoded, or a stack was answered as it came.
+        Request = "request",
     }
 }
 
@@ -129,6 +131,8 @@ pub struct Metrics {
     pub queue_oldest_age_seconds: prometheus::Gauge,
     /// Bytes reserved for decoded images.
     pub decode_bytes: IntGauge,
+    /// Work of the decode pool that waits or runs.
+    pub decode_jobs: IntGauge,
 }
 
 impl Metrics {
@@ -197,6 +201,10 @@ impl Metrics {
             ),
             decode_bytes: register
                 .gauge("ocelli_decode_bytes", "Bytes reserved for decoded images, all decodes together."),
+            decode_jobs: register.gauge(
+                "ocelli_decode_jobs",
+                "Files and other long work that wait for a thread of the decode pool or run there. No stage counts the wait.",
+            ),
             bounds: BoundMetrics::new(register),
             devices: DeviceFamilies::new(register),
             dropped: register.by_reason(

@@ -200,10 +200,10 @@ points at a fault), `fenced` (given no work), `lost`\n\
 come back); `xid`; `ecc`; `advice` (the driver's); `thermal`; `canary` (a forward pass failed); `bus` (it does not answer); `clean` \
 (nothing pointed at a fault for a minute)\
 \n  - by request: `drain`, `resume`\n\
-- `ocelli_dropped_total`: `connection` (cut with a request on it), `job` (waiting or running). The process ends within moments of \
-counting them, so few scrapes have them. Its exit code is then 75, and its last line says how many were dropped. A log line for each \
-model says whose they were: `the model's work is dropped`, and `requests of the model are cut` for those that still come or are answered as \
-they come\n\
+- `ocelli_dropped_total`: `connection` (cut with a request on it), `job` (waiting or running), `request` (it still came or was \
+decoded, or it was a stack, answered as it came). Callers of jobs and requests get an error. The process ends within moments of counting \
+them, so few scrapes have them. Its exit code is then 75, and its last line says how many were dropped. Log lines for each model say whose \
+they were: `the model's work is dropped`, and `requests of the model are cut`\n\
 - `ocelli_http_connections_ended_total`: `idle` (no request came), `header` (a request's header came too slowly), `stalled` \
 (a reply was not taken: `reply_stall_ms`; over HTTP/2 only if no other reply was open, or nothing of any was taken), `evicted` (it was \
 idle, and another waited for its place: `connections_max`)\n\
