@@ -30,7 +30,7 @@ use crate::{
         accept::{Acceptor, Clocks, Ended, Settings, Stages},
         threads::Threads,
     },
-    models::{Control, changes::Look},
+    models::{Control, changes::Snapshot},
     status::Status,
     telemetry::logging::Logging,
     words,
@@ -112,7 +112,7 @@ impl App {
         // Before the search for models: what changes from now on is a change.
         let files_max = open_files::raise();
         config.shared_memory_regions_max = open_files::regions_max(&config, files_max);
-        let first = Look::at(&config.models);
+        let first = Snapshot::at(&config.models);
 
         let core = Core::start(&config, log)?;
         let (control, commands) = Control::new(config.models.clone());

@@ -18,7 +18,7 @@
 
 mod device;
 
-pub use device::{Cause, Device, DeviceState, HeldModel, Seen, THROTTLES};
+pub use device::{Cause, Device, DeviceInfo, DeviceState, HeldModel, THROTTLES};
 
 use parking_lot::{Mutex, RwLock};
 use std::{
@@ -185,7 +185,7 @@ impl Status {
     }
 
     /// Sets what has been measured of a device. Unknown devices are ignored.
-    pub fn see_device(&self, id: &str, seen: Seen) {
+    pub fn see_device(&self, id: &str, seen: DeviceInfo) {
         let mut devices = self.devices.write();
         if let Some(device) = devices.get_mut(id) {
             device.seen = seen;

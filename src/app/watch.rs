@@ -8,7 +8,7 @@
 use super::{AppError, allowed_threads::not_started};
 use crate::models::{
     Command, Control,
-    changes::{Change, Look},
+    changes::{Change, Snapshot},
     control::Said,
 };
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
@@ -45,8 +45,8 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Watches the folder of `control` from now on. `first`: the folder as its models were last read.
-    pub(super) fn start(control: Arc<Control>, first: Look) -> Result<Watch, AppError> {
-        Watch::start_with(control, first, Look::at, |happened| {
+    pub(super) fn start(control: Arc<Control>, first: Snapshot) -> Result<Watch, AppError> {
+        Watch::start_with(control, first, Snapshot::at, |happened| {
             notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
                 // Reading the folder, as we do, changes nothing.
                 if event.is_ok_and(|event| event.kind.is_access()) {
@@ -60,8 +60,8 @@ impl Watch {
 
     fn start_with(
         control: Arc<Control>,
-        first: Look,
-        look_at: fn(&Path) -> Look,
+        first: Snapshot,
+        look_at: fn(&Path) -> Snapshot,
         watcher: impl FnOnce(mpsc::SyncSender<()>) -> notify::Result<RecommendedWatcher>,
     ) -> Result<Watch, AppError> {
         let (happened, happens) = mpsc::sync_channel(1);
@@ -113,7 +113,7 @@ fn not_watched(folder: &Path, error: &notify::Error) {
 struct Follower {
     control: Arc<Control>,
     happens: mpsc::Receiver<()>,
-    seen: Look,
+    seen: Snapshot,
     /// The last command for each model that has not begun: at most one per model, however slow the loader is.
     said: HashMap<String, Said>,
     /// The folder could not be read at the last scan.
@@ -121,7 +121,7 @@ struct Follower {
     watcher: Weak<Mutex<RecommendedWatcher>>,
     /// The identity of the folder that is watched, or that could not be watched.
     which: Option<(u64, u64)>,
-    look_at: fn(&Path) -> Look,
+    look_at: fn(&Path) -> Snapshot,
     /// How long there is no scan after the last one.
     rest: Duration,
     /// When the last scan ended.
@@ -168,7 +168,7 @@ impl Follower {
     }
 
     /// The folder once it has settled, by the system's reports and by its contents.
-    fn settled(&mut self) -> Look {
+    fn settled(&mut self) -> Snapshot {
         let began = Instant::now();
         let mut last = self.look();
         loop {
@@ -182,7 +182,7 @@ impl Follower {
     }
 
     /// The folder now, or once the pause after the last scan has passed; reports until then are covered by this scan.
-    fn look(&mut self) -> Look {
+    fn look(&mut self) -> Snapshot {
         let rested = self.looked + self.rest;
         // There is nothing to report once the watcher is gone.
         while self.happens.recv_timeout(rested.saturating_duration_since(Instant::now())).is_ok() {}
@@ -194,7 +194,7 @@ impl Follower {
     }
 
     /// Sends commands for what changed.
-    fn say(&mut self, mut now: Look) {
+    fn say(&mut self, mut now: Snapshot) {
         let folder = self.control.folder().display();
         if let Some(error) = now.unread().filter(|_| !self.unread) {
             tracing::warn!(%folder, error, "the model folder cannot be read: what is served stays");
@@ -235,10 +235,10 @@ mod tests {
     fn where_the_system_can_watch_nothing_the_folder_is_looked_at() {
         let folder = tempfile::tempdir().expect("a folder");
         let (control, commands) = Control::new(folder.path().to_owned());
-        let first = Look::at(folder.path());
+        let first = Snapshot::at(folder.path());
         let used_up = || notify::Error::new(notify::ErrorKind::MaxFilesWatch);
         let watch =
-            Watch::start_with(Arc::new(control), first, Look::at, |_| Err(used_up())).expect("it looks");
+            Watch::start_with(Arc::new(control), first, Snapshot::at, |_| Err(used_up())).expect("it looks");
         fs::create_dir(folder.path().join("m")).expect("a folder");
         fs::write(folder.path().join("m/model.onnx"), "a model").expect("a file");
         let told = commands.recv_timeout(Duration::from_secs(60));
@@ -262,16 +262,16 @@ mod tests {
         let mut follower = Follower {
             control: Arc::new(control),
             happens: mpsc::sync_channel(1).1,
-            seen: Look::at(folder.path()),
+            seen: Snapshot::at(folder.path()),
             said: HashMap::new(),
             unread: false,
             watcher: Weak::new(),
             which: None,
-            look_at: Look::at,
+            look_at: Snapshot::at,
             rest: Duration::ZERO,
             looked: Instant::now(),
         };
-        let mut say = || follower.say(Look::at(folder.path()));
+        let mut say = || follower.say(Snapshot::at(folder.path()));
         let next = || match commands.recv_timeout(Duration::ZERO) {
             Ok(Command::Load { name, .. }) => format!("load {name}"),
             Ok(Command::Unload { name, .. }) => format!("unload {name}"),
@@ -294,15 +294,15 @@ mod tests {
     fn a_folder_in_which_something_happens_all_the_time_is_looked_at_seldom_if_that_takes_long() {
         static LOOKS: AtomicU32 = AtomicU32::new(0);
         const TAKES: Duration = Duration::from_millis(10);
-        fn slow(folder: &Path) -> Look {
+        fn slow(folder: &Path) -> Snapshot {
             LOOKS.fetch_add(1, Ordering::Relaxed);
             std::thread::sleep(TAKES);
-            Look::at(folder)
+            Snapshot::at(folder)
         }
         let folder = tempfile::tempdir().expect("a folder");
         let (control, commands) = Control::new(folder.path().to_owned());
         let mut happens = None;
-        let watch = Watch::start_with(Arc::new(control), Look::at(folder.path()), slow, |happened| {
+        let watch = Watch::start_with(Arc::new(control), Snapshot::at(folder.path()), slow, |happened| {
             happens = Some(happened);
             Err(notify::Error::new(notify::ErrorKind::MaxFilesWatch))
         });

@@ -40,7 +40,7 @@ use std::{
 };
 
 pub use book::{Aftermath, Recalled, WorkerKey};
-pub use patience::{QueuePolicies, QueuePolicy, Then, Wait};
+pub use patience::{OnTimeout, QueuePolicies, QueuePolicy, Wait};
 pub use queue::{Load, ModelLoad, Queue, QueueLimits, Running, Taken, Ticket, Worker};
 
 /// One loaded version of one model. Keys are never used again, so a stale one finds nothing.

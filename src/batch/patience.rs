@@ -8,7 +8,7 @@ use std::{
 
 /// What becomes of a job that has run out of patience.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Then {
+pub enum OnTimeout {
     /// It is answered with an error, and not run.
     #[default]
     Refuse,
@@ -22,7 +22,7 @@ pub struct Wait {
     /// From acceptance into the queue.
     pub max: Duration,
     /// What becomes of it afterwards.
-    pub then: Then,
+    pub then: OnTimeout,
 }
 
 impl Wait {
@@ -38,7 +38,7 @@ pub struct Patience {
     /// When it ends.
     pub until: Instant,
     /// What becomes of the job then.
-    pub then: Then,
+    pub then: OnTimeout,
 }
 
 /// How the jobs of one priority may wait.
@@ -49,7 +49,7 @@ pub struct QueuePolicy {
     /// How long one may wait to be started, at most an hour; `None`: as long as its deadline allows.
     pub wait_max: Option<Duration>,
     /// What becomes of one that has waited for so long.
-    pub then: Then,
+    pub then: OnTimeout,
     /// Whether a request may ask for a shorter wait.
     pub may_shorten: bool,
 }
@@ -57,7 +57,7 @@ pub struct QueuePolicy {
 /// No bounds but those of the queue.
 impl Default for QueuePolicy {
     fn default() -> QueuePolicy {
-        QueuePolicy { jobs_max: None, wait_max: None, then: Then::Refuse, may_shorten: true }
+        QueuePolicy { jobs_max: None, wait_max: None, then: OnTimeout::Refuse, may_shorten: true }
     }
 }
 
@@ -96,9 +96,10 @@ mod tests {
     fn the_shorter_of_policy_and_wish_holds_where_a_wish_is_heard() {
         let check = |policy: Option<u32>, may_shorten: bool, wish: Option<u32>, expected: Option<u32>| {
             let wait_max = policy.map(|ms| MS * ms);
-            let policy = QueuePolicy { wait_max, may_shorten, then: Then::Delay, ..QueuePolicy::default() };
+            let policy =
+                QueuePolicy { wait_max, may_shorten, then: OnTimeout::Delay, ..QueuePolicy::default() };
             let wait = policy.wait(wish.map(|ms| MS * ms));
-            assert_eq!(wait, expected.map(|ms| Wait { max: MS * ms, then: Then::Delay }));
+            assert_eq!(wait, expected.map(|ms| Wait { max: MS * ms, then: OnTimeout::Delay }));
         };
         check(None, true, None, None);
         check(Some(9), true, None, Some(9));

@@ -23,7 +23,7 @@ use super::{
     Aftermath, Answer, Batch, Job, JobKey, ModelKey, Rules, RunResult,
     book::{Book, Receipt, WorkerKey},
     entry::Pieces,
-    patience::Then,
+    patience::OnTimeout,
 };
 use crate::{engine::Tensor, error::InferError};
 use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
@@ -182,7 +182,7 @@ impl Queue {
             Some(inline) => self.run_inline(state, inline),
             None => self.leave(state, Some(model)),
         }
-        let refused = wait.filter(|wait| wait.then == Then::Refuse);
+        let refused = wait.filter(|wait| wait.then == OnTimeout::Refuse);
         let patience = refused.map(|wait| Patience { model, until: pushed + wait.max, timer: None });
         Ok(Ticket { job, pushed, patience, reply: receiver, queue: Some(Arc::clone(self)) })
     }

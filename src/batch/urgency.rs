@@ -7,7 +7,7 @@
 
 use super::{
     JobKey,
-    patience::{Patience, Then},
+    patience::{OnTimeout, Patience},
 };
 use std::time::{Duration, Instant};
 
@@ -48,13 +48,13 @@ impl Urgency {
 
     /// When it ends without having run: at its deadline, or when it is refused for having waited too long.
     pub(super) fn ends_at(&self) -> Option<Instant> {
-        let refused = self.patience.filter(|patience| patience.then == Then::Refuse);
+        let refused = self.patience.filter(|patience| patience.then == OnTimeout::Refuse);
         self.deadline.into_iter().chain(refused.map(|patience| patience.until)).min()
     }
 
     /// When it moves behind the others of its level.
     fn is_delayed_at(&self) -> Option<Instant> {
-        self.patience.filter(|patience| patience.then == Then::Delay).map(|patience| patience.until)
+        self.patience.filter(|patience| patience.then == OnTimeout::Delay).map(|patience| patience.until)
     }
 
     /// When its place changes next, if `rank` is its place now.

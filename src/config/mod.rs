@@ -30,7 +30,7 @@ pub use table::{
 };
 
 use kind::Value;
-use sources::{Given, Refused};
+use sources::{GivenValue, Refused};
 use std::{
     ffi::{OsStr, OsString},
     path::{Path, PathBuf},
@@ -114,7 +114,7 @@ pub fn load_with(
     let (mut settings, mut values) = defaults(sources.cores);
     let mut broken = Vec::new();
     // From the weakest source to the strongest: later values override earlier ones.
-    for Given { option, text, origin } in given {
+    for GivenValue { option, text, origin } in given {
         let spec = &OPTIONS[option];
         let read = text.and_then(|text| match spec.kind.parse(&text, sources.cores) {
             Ok(value) => Ok((text, value)),

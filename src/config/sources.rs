@@ -18,7 +18,7 @@ const OTHER_VARIABLES: [&str; 5] =
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// A value given for an option.
-pub(super) struct Given {
+pub(super) struct GivenValue {
     /// Its index in [`OPTIONS`].
     pub(super) option: usize,
     pub(super) text: Result<String, Refused>,
@@ -33,7 +33,7 @@ pub(super) struct Refused {
 }
 
 /// Reads a configuration file.
-pub(super) fn file(path: &Path, given: &mut Vec<Given>, mistakes: &mut Vec<Mistake>) {
+pub(super) fn file(path: &Path, given: &mut Vec<GivenValue>, mistakes: &mut Vec<Mistake>) {
     let at = |line| Origin::File { path: path.into(), line };
     let mut refuse = |line, found: String, reason: String| {
         mistakes.push(Mistake { origin: at(line), found, reason });
@@ -71,7 +71,7 @@ pub(super) fn file(path: &Path, given: &mut Vec<Given>, mistakes: &mut Vec<Mista
         };
         let text = toml_text(&OPTIONS[option], value.get_ref());
         let text = text.map_err(|reason| Refused { found: name.to_owned(), reason });
-        given.push(Given { option, text, origin: at(line) });
+        given.push(GivenValue { option, text, origin: at(line) });
     }
 }
 
@@ -118,7 +118,7 @@ fn toml_text(spec: &Spec, value: &DeValue<'_>) -> Result<String, String> {
 /// Reads the environment. Every variable that begins with `OCELLI_` must be known.
 pub(super) fn environment(
     variables: &[(OsString, OsString)],
-    given: &mut Vec<Given>,
+    given: &mut Vec<GivenValue>,
     mistakes: &mut Vec<Mistake>,
 ) {
     let mut ours: Vec<_> = variables
@@ -145,17 +145,17 @@ pub(super) fn environment(
             });
             continue;
         };
-        given.push(Given { option, text: text(option, value), origin });
+        given.push(GivenValue { option, text: text(option, value), origin });
     }
 }
 
 /// Takes the flags' values; their names were checked by the command line.
-pub(super) fn flags(flags: &[(&'static str, OsString)], given: &mut Vec<Given>) {
+pub(super) fn flags(flags: &[(&'static str, OsString)], given: &mut Vec<GivenValue>) {
     for (name, value) in flags {
         let option =
             OPTIONS.iter().position(|spec| spec.name == *name).expect("flags are made from the table");
         let origin = Origin::Flag(format!("--{}", OPTIONS[option].flag()));
-        given.push(Given { option, text: text(option, value), origin });
+        given.push(GivenValue { option, text: text(option, value), origin });
     }
 }
 

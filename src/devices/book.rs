@@ -46,7 +46,8 @@ pub(super) struct Served {
     pub(super) files: Files,
     /// Warm-up runs that its author asks for.
     pub(super) asked: Vec<Asked>,
-    placed: Placed,
+    /// The devices that it is placed on.
+    pub(super) placed: Placed,
 }
 
 impl Served {

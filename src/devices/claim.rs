@@ -4,7 +4,7 @@
 
 use super::{
     health::states::{Evidence, States},
-    lease::{self, Lease, Seen, Step},
+    lease::{self, Lease, Occupancy, Step},
 };
 use crate::status::{Cause, DeviceState};
 use std::time::{Duration, Instant};
@@ -89,7 +89,7 @@ impl Claim {
 
     /// Whether to take it now, by the last look. `seen` is `None` where nothing is known of other processes. For a GPU that is not held,
     /// and that may be taken as far as its health goes.
-    pub(super) fn decide(&mut self, now: Instant, seen: Option<&Seen>, want: &Want) -> Decision {
+    pub(super) fn decide(&mut self, now: Instant, seen: Option<&Occupancy>, want: &Want) -> Decision {
         let needed = want.needed();
         self.wanted = true;
         let decision = |next, verdict| Decision { next, verdict, needed };
@@ -186,7 +186,7 @@ mod tests {
     fn decide(others: bool, free: u64, want: &Want) -> (Next, u64, String) {
         let now = Instant::now();
         let mut claim = Claim::new(now);
-        let seen = Seen { others, free: Some(free * MIB), utilization: Some(0) };
+        let seen = Occupancy { others, free: Some(free * MIB), utilization: Some(0) };
         let Decision { next, needed, .. } = claim.decide(now, Some(&seen), want);
         assert_eq!(claim.states.state(), DeviceState::Waiting);
         (next, needed / MIB, claim.states.reason().to_owned())
@@ -217,8 +217,8 @@ mod tests {
     }
 
     const FAULT: Evidence = Evidence::Xid(48);
-    const FREE: Seen = Seen { others: false, free: Some(4096 * MIB), utilization: Some(0) };
-    const BUSY: Seen = Seen { others: true, free: Some(0), utilization: Some(0) };
+    const FREE: Occupancy = Occupancy { others: false, free: Some(4096 * MIB), utilization: Some(0) };
+    const BUSY: Occupancy = Occupancy { others: true, free: Some(0), utilization: Some(0) };
 
     fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -290,7 +290,7 @@ mod tests {
             assert_eq!(claim.back(at, Outlook::default()), Some(again + TAKING));
         }
         // Nobody else computes there, and yet there is no room.
-        let full = Seen { others: false, ..BUSY };
+        let full = Occupancy { others: false, ..BUSY };
         claim.decide(again, Some(&full), &want(305, Some(305)));
         assert_eq!((claim.states.cause(), claim.back(again, Outlook::default())), (Cause::Memory, None));
         claim.decide(again, Some(&BUSY), &want(305, None));

@@ -63,7 +63,7 @@ fn look(gpu: Gpu, sample: Option<&Sample>, no_networks: Option<String>) -> Found
     let free = gpu.check().and_then(|()| told.map_or_else(|| taken(&gpu), Ok));
     let others = sample.map(|sample| Ourselves::before(std::process::id()).others(sample));
     let utilization_percent = sample.and_then(|sample| sample.utilization_percent);
-    let seen = lease::Seen {
+    let seen = lease::Occupancy {
         others: others.as_ref().is_some_and(Others::any),
         free: told,
         utilization: utilization_percent,

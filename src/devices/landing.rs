@@ -52,74 +52,79 @@ impl Outbound {
 
     /// Answers it. `since`: when the engine started computing it.
     pub(super) fn finish(self, result: Result<Vec<Tensor>, EngineError>, since: Instant, health: &Health) {
-        let compute = since.elapsed();
+        let (model, device) = (Lent::clone(&self.model), &*health.device);
+        // Whatever became of it: the next batch has not been told.
         let told = self.told.swap(false, Ordering::Relaxed);
-        let late = || {
-            let (model, device) = (&*self.model.name, &*health.device);
-            tracing::info!(model, device, "a batch that was taken back has come back too late");
+        let answered = match result {
+            Ok(outputs) => self.worked(outputs, since, device),
+            Err(error) => self.failed(error, told, health),
         };
-        match result {
-            Ok(outputs) => {
-                let (items, size, statistics) = (self.batch.items, self.batch.size, &self.model.statistics);
-                let began = Instant::now();
-                let counted = || {
-                    self.metrics.stage_seconds.observe(self.stage.as_secs_f64());
-                    self.metrics.compute_seconds.observe(compute.as_secs_f64());
-                    self.metrics.batch(items, size);
-                    statistics.ran(items, self.stage, compute);
-                };
-                let waited = since.saturating_duration_since(self.begun);
-                let ran = Ran { outputs, stage: self.stage, waited, compute };
-                let Some(aftermath) = self.batch.finish_counted(Ok(ran), counted) else { return late() };
-                statistics.handed_out(items, began.elapsed());
-                if aftermath.again > 0 {
-                    tracing::warn!(
-                        model = &*self.model.name,
-                        device = &*health.device,
-                        items,
-                        requests_run_again = aftermath.again,
-                        "the model's outputs have not a row for each item of a batch"
-                    );
-                }
-                if let Some(items) = aftermath.ceiling {
-                    tracing::info!(
-                        model = &*self.model.name,
-                        device = &*health.device,
-                        items,
-                        "larger batches are tried"
-                    );
-                    let full = items >= self.model.rules.largest();
-                    self.metrics.set_ceiling((!full).then_some(items));
-                }
-            }
-            Err(error) => {
-                let (items, device, model) = (self.batch.items, &*health.device, &*self.model.name);
-                let reason = match &error {
-                    EngineError::Input(_) => FailReason::Input,
-                    EngineError::OutOfMemory(_) => FailReason::OutOfMemory,
-                    EngineError::Device(_) => FailReason::Device,
-                };
-                // Done first, so that no worker of this device takes the jobs again.
-                health.note(&error);
-                let text = error.to_string();
-                let Some(aftermath) = self.batch.finish(Err(error)) else { return late() };
-                let requests_run_again = aftermath.again;
-                // A batch that was told to end fails by that: its input is not at fault.
-                if !told || reason != FailReason::Input {
-                    tracing::warn!(model, device, items, error = text, requests_run_again, "a batch failed");
-                    self.metrics.failed(reason, aftermath.again);
-                }
-                if let Some(items) = aftermath.ceiling {
-                    tracing::warn!(
-                        model,
-                        device,
-                        items,
-                        "memory is too small: batches are smaller from now on"
-                    );
-                    self.metrics.set_ceiling(Some(items));
-                }
-            }
+        if !answered {
+            tracing::info!(
+                model = &*model.name,
+                device,
+                "a batch that was taken back has come back too late"
+            );
         }
+    }
+
+    /// Answers it with what the engine gave. False if it was taken back.
+    fn worked(self, outputs: Vec<Tensor>, since: Instant, device: &str) -> bool {
+        let (compute, metrics, statistics) = (since.elapsed(), &self.metrics, &self.model.statistics);
+        let (items, size) = (self.batch.items, self.batch.size);
+        let began = Instant::now();
+        let counted = || {
+            metrics.stage_seconds.observe(self.stage.as_secs_f64());
+            metrics.compute_seconds.observe(compute.as_secs_f64());
+            metrics.batch(items, size);
+            statistics.ran(items, self.stage, compute);
+        };
+        let waited = since.saturating_duration_since(self.begun);
+        let ran = Ran { outputs, stage: self.stage, waited, compute };
+        let Some(aftermath) = self.batch.finish_counted(Ok(ran), counted) else { return false };
+        statistics.handed_out(items, began.elapsed());
+        let model = &*self.model.name;
+        if aftermath.again > 0 {
+            let requests_run_again = aftermath.again;
+            tracing::warn!(
+                model,
+                device,
+                items,
+                requests_run_again,
+                "the model's outputs have not a row for each item of a batch"
+            );
+        }
+        if let Some(items) = aftermath.ceiling {
+            tracing::info!(model, device, items, "larger batches are tried");
+            let full = items >= self.model.rules.largest();
+            metrics.set_ceiling((!full).then_some(items));
+        }
+        true
+    }
+
+    /// Answers it with the engine's error, or has its jobs run again. `told`: it was told to end. False if it was taken back.
+    fn failed(self, error: EngineError, told: bool, health: &Health) -> bool {
+        let (items, device, model) = (self.batch.items, &*health.device, &*self.model.name);
+        let reason = match &error {
+            EngineError::Input(_) => FailReason::Input,
+            EngineError::OutOfMemory(_) => FailReason::OutOfMemory,
+            EngineError::Device(_) => FailReason::Device,
+        };
+        // Done first, so that no worker of this device takes the jobs again.
+        health.note(&error);
+        let text = error.to_string();
+        let Some(aftermath) = self.batch.finish(Err(error)) else { return false };
+        let requests_run_again = aftermath.again;
+        // A batch that was told to end fails by that: its input is not at fault.
+        if !told || reason != FailReason::Input {
+            tracing::warn!(model, device, items, error = text, requests_run_again, "a batch failed");
+            self.metrics.failed(reason, requests_run_again);
+        }
+        if let Some(items) = aftermath.ceiling {
+            tracing::warn!(model, device, items, "memory is too small: batches are smaller from now on");
+            self.metrics.set_ceiling(Some(items));
+        }
+        true
     }
 }
 

@@ -88,9 +88,9 @@ pub(super) struct Worker {
 }
 
 /// What ends a running batch, by model.
-type Interrupts = Arc<Mutex<HashMap<ModelKey, Ending>>>;
+type Interrupts = Arc<Mutex<HashMap<ModelKey, Interruptible>>>;
 
-struct Ending {
+struct Interruptible {
     model: Arc<str>,
     interrupt: Arc<dyn Interrupt>,
     /// Whether the running batch was told to end.
@@ -218,7 +218,7 @@ impl Worker {
         let Some(time) = self.health.busy_for(now).filter(|time| *time >= UNWANTED_AFTER) else {
             return;
         };
-        for Ending { model, interrupt, told } in self.interrupts.lock().values() {
+        for Interruptible { model, interrupt, told } in self.interrupts.lock().values() {
             let unwanted = || {
                 let unwanted = self.queue.runs_unwanted(self.place);
                 // Set before the batch can end by the interrupt.
@@ -341,7 +341,7 @@ impl Work {
         let (name, interrupt) = (Arc::clone(&model.name), engine.interrupt());
         let seat = Arc::new(Seat::new(model, engine, self.health.clone(), metrics));
         if let Some(interrupt) = interrupt {
-            let ending = Ending { model: name, interrupt, told: Arc::clone(&seat.told) };
+            let ending = Interruptible { model: name, interrupt, told: Arc::clone(&seat.told) };
             self.interrupts.lock().insert(key, ending);
         }
         seat.tell(&self.place);

@@ -173,7 +173,7 @@ impl Framing {
     /// is handed on unpacked. So at most one unpacked message exists at a time, and the permit covers the largest message that has not been
     /// handed over. Complete messages in front of one that is refused are still read, however the bytes were split.
     fn see(&mut self, came: &mut Bytes) -> (Vec<Bytes>, Result<(), InferError>) {
-        let mut seen = Seen { bytes: came.clone(), at: 0, plain: 0, whole: 0, read: Vec::new() };
+        let mut seen = Scan { bytes: came.clone(), at: 0, plain: 0, whole: 0, read: Vec::new() };
         let result = self.look(&mut seen);
         let end = if result.is_ok() { seen.at } else { seen.whole };
         seen.read_to(end);
@@ -181,7 +181,7 @@ impl Framing {
         (seen.read, result)
     }
 
-    fn look(&mut self, seen: &mut Seen) -> Result<(), InferError> {
+    fn look(&mut self, seen: &mut Scan) -> Result<(), InferError> {
         if self.left > 0 && self.unpacked.is_none() {
             // The charge for this message may have been split off with an earlier message in the same piece.
             self.cover()?;
@@ -250,7 +250,7 @@ impl Framing {
 }
 
 /// Bytes that arrived, and what has been done with them.
-struct Seen {
+struct Scan {
     bytes: Bytes,
     /// How far they have been examined.
     at: usize,
@@ -262,7 +262,7 @@ struct Seen {
     read: Vec<Bytes>,
 }
 
-impl Seen {
+impl Scan {
     /// Hands on the bytes before `end` unchanged.
     fn read_to(&mut self, end: usize) {
         if self.plain < end {

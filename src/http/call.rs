@@ -6,7 +6,7 @@ use super::{
     tally::Tally,
 };
 use crate::{
-    batch::{Answer, Fallback, Job, Then, Ticket, Timing, Wait},
+    batch::{Answer, Fallback, Job, OnTimeout, Ticket, Timing, Wait},
     engine::{Setting, Tensor},
     error::InferError,
     models::Model,
@@ -137,8 +137,8 @@ impl Call {
         let policy = model.rules.queue.of(self.priority);
         match policy.then {
             // A request that is put back for having waited too long is still answered.
-            Then::Delay => Call { wait: policy.wait(timeout), ..self },
-            Then::Refuse => {
+            OnTimeout::Delay => Call { wait: policy.wait(timeout), ..self },
+            OnTimeout::Refuse => {
                 self.wait = policy.wait(None);
                 let is_meant = |timeout: &Duration| policy.wait_max.is_some() || *timeout >= TIMEOUT_MIN;
                 let timeout = timeout.filter(|_| policy.may_shorten).filter(is_meant);

@@ -16,7 +16,7 @@ use super::{
     target::Target,
     wire::{
         HEADER_LENGTH, classification, raw,
-        reply::{self, InferReply, Output, Told},
+        reply::{self, InferReply, Output, OutputParameters},
         request::{self as oip, InferRequest, Input, Requested, fits},
         shared_memory::Place,
     },
@@ -168,7 +168,7 @@ pub(crate) struct Ran {
     /// Counts the request once its reply is written.
     tally: Arc<Tally>,
     /// Parameters of the reply, beside the outputs.
-    parameters: Told,
+    parameters: OutputParameters,
     outputs: Vec<(String, Tensor)>,
     wanted: Vec<Wanted>,
 }
@@ -220,7 +220,7 @@ async fn counted(
     };
     let names = names.into_iter().map(str::to_owned);
     let outputs = names.zip(model.interface.outward(&outputs)).collect();
-    Ok(Ran { id, spent, tally: Arc::clone(tally), parameters: Told::new(), outputs, wanted })
+    Ok(Ran { id, spent, tally: Arc::clone(tally), parameters: OutputParameters::new(), outputs, wanted })
 }
 
 /// The outputs that requests may ask for.

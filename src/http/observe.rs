@@ -94,7 +94,7 @@ impl Observation {
         }
         let problem = reply.extensions().get::<Problem>();
         if let Some(uncounted) = self.uncounted.take() {
-            match reply.extensions().get::<Ending>() {
+            match reply.extensions().get::<StreamEnd>() {
                 Some(ending) => ending.begins(uncounted),
                 None => uncounted.ended(problem.map(|problem| problem.kind)),
             }
@@ -235,9 +235,9 @@ impl Drop for Uncounted {
 
 /// How a streamed reply ended, set by whoever writes it. If it is never set, the client went away.
 #[derive(Clone, Default)]
-pub(super) struct Ending(Arc<Mutex<Option<Uncounted>>>);
+pub(super) struct StreamEnd(Arc<Mutex<Option<Uncounted>>>);
 
-impl Ending {
+impl StreamEnd {
     fn begins(&self, uncounted: Uncounted) {
         *self.0.lock() = Some(uncounted);
     }
@@ -349,7 +349,7 @@ mod tests {
             cut.uncounted = Some(Uncounted::begin(&front, Arc::clone(&model)));
             drop(cut);
             // A streamed reply whose head has gone out.
-            Ending::default().begins(Uncounted::begin(&front, Arc::clone(&model)));
+            StreamEnd::default().begins(Uncounted::begin(&front, Arc::clone(&model)));
             assert_eq!(model.outcome(outcome).get(), 2, "{outcome:?}");
             // A second signal: the end is now.
             front.status.cut_from(now);
@@ -448,7 +448,7 @@ mod tests {
             let answer = answered.then(|| Entry { page: None, answer: Ok(b"\"a\":1".to_vec()) });
             let error = Entry { page: None, answer: Err(InferError::Decode("no".into())) };
             let reply = reply(Form::Lines, None, stream::iter([error].into_iter().chain(answer)));
-            let ending = reply.extensions().get::<Ending>().expect("it is counted at its end");
+            let ending = reply.extensions().get::<StreamEnd>().expect("it is counted at its end");
             ending.begins(Uncounted::begin(&front, Arc::clone(&model)));
             reply.into_body().collect().await.expect("infallible");
             assert_eq!([Outcome::Ok, Outcome::Decode].map(|outcome| model.outcome(outcome).get()), counts);

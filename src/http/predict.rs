@@ -5,12 +5,12 @@
 //! nothing could be answered. TorchServe's form has one difference: a multipart form of one file counts as that file.
 
 mod asked;
-mod liked;
+mod negotiated;
 
 pub(super) use self::asked::Asked;
 use self::{
     asked::Options,
-    liked::{Liked, PictureForm, Reply},
+    negotiated::{Negotiated, PictureForm, Reply},
 };
 use super::{
     Front,
@@ -62,8 +62,8 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     if model.image.is_none() {
         return Err(takes_tensors(model));
     }
-    let liked = Liked::of(request.headers(), &model.task);
-    let torchserve = match liked.otherwise {
+    let negotiated = Negotiated::of(request.headers(), &model.task);
+    let torchserve = match negotiated.otherwise {
         Some(Reply::TorchServe) => true,
         Some(Reply::Streamed(_)) => false,
         _ => front.torchserve_answers,
@@ -71,12 +71,12 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let options = if torchserve { options.in_torchserves_form(&model.task) } else { options };
     let mut posted = call.body(posted::read(request, front)).await?;
     let mut asked = Asked::of(options, &posted.parameters, model)?;
-    let pictured = match liked.pictured {
+    let pictured = match negotiated.pictured {
         Some(Reply::Picture(form)) => Some(form),
         _ => None,
     };
     match (asked.mask, pictured) {
-        (MaskForm::Rle, Some(_)) if liked.otherwise.is_none() => {
+        (MaskForm::Rle, Some(_)) if negotiated.otherwise.is_none() => {
             return Err(InferError::BadRequest(
                 "mask=rle and Accept: image/png exclude each other: leave out one of the two".into(),
             ));
@@ -93,7 +93,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         }
         _ => {}
     }
-    let reply = match (liked.otherwise, pictured) {
+    let reply = match (negotiated.otherwise, pictured) {
         (Some(reply), _) => reply,
         (None, Some(form)) => {
             return Err(InferError::NotAcceptable {

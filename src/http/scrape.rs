@@ -4,7 +4,7 @@ use super::Front;
 use crate::{
     config::TritonMetrics,
     models::Model,
-    status::{Device, DeviceState, Seen, THROTTLES},
+    status::{Device, DeviceInfo, DeviceState, THROTTLES},
     telemetry::{
         metrics::{EndReason, Readings, RefuseReason},
         triton,
@@ -140,7 +140,7 @@ fn gpu(device: &Device) -> triton::Gpu<'_> {
 }
 
 /// What is seen of a device, as metrics have it.
-fn readings(seen: &Seen) -> Readings {
+fn readings(seen: &DeviceInfo) -> Readings {
     Readings {
         memory_bytes: vec![
             ("total", seen.memory_bytes),

@@ -9,12 +9,12 @@ use super::{
     accepted::{self, Offer},
     admission::{Beside, Permit, counting, keeping},
     call::Call,
-    observe::Ending,
+    observe::StreamEnd,
     reject::Problem,
     tally::Tally,
     wire::{
         answer::{self, Entry},
-        reply::{self, Output, Told},
+        reply::{self, Output, OutputParameters},
     },
 };
 use crate::{
@@ -128,7 +128,7 @@ impl Text {
     /// As [`reply::members`], and if there is no room for so much text.
     pub(super) fn of(
         permit: Option<&Arc<Permit>>,
-        told: &Told,
+        told: &OutputParameters,
         outputs: &[Output],
     ) -> Result<Text, InferError> {
         // Twice: the text itself, and the line that it becomes part of.
@@ -184,7 +184,7 @@ fn written(
     entries: impl Stream<Item = (Vec<u8>, Result<Text, InferError>)> + Send + 'static,
 ) -> Response {
     let mut counts = [0u64; 2];
-    let ending = Ending::default();
+    let ending = StreamEnd::default();
     let (ended, mut problem) = (ending.clone(), None);
     let items = entries.map(Some).chain(stream::iter([None])).map(move |entry| {
         let (bytes, held) = match entry {

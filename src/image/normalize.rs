@@ -28,7 +28,7 @@ impl Pixels<'_> {
 }
 
 /// The pixels that are to be written, and where they belong.
-pub(super) struct Given<'a> {
+pub(super) struct PixelBlock<'a> {
     /// As many as the window holds.
     pub(super) pixels: Pixels<'a>,
     /// 1 or 3.
@@ -42,14 +42,14 @@ pub(super) struct Given<'a> {
 /// Fills `out` with the normalised pixels of one item, and the padding around them.
 ///
 /// `spare` is used when `out` is not aligned for its elements.
-pub(super) fn write(to: &Preprocess, given: &Given<'_>, out: &mut [u8], spare: &mut Vec<u32>) {
+pub(super) fn write(to: &Preprocess, given: &PixelBlock<'_>, out: &mut [u8], spare: &mut Vec<u32>) {
     numbers(to, given, 1, out, spare);
 }
 
 /// Like `write`, but keeps pixels as they are: 8 or 16 bits, grey or red, green, blue, channels last.
-pub(super) fn place(to: &Preprocess, given: &Given<'_>, out: &mut [u8], spare: &mut Vec<u32>) {
+pub(super) fn place(to: &Preprocess, given: &PixelBlock<'_>, out: &mut [u8], spare: &mut Vec<u32>) {
     let to = Preprocess { color: to.color.of_pixels(), layout: Layout::Nhwc, ..to.clone() };
-    let &Given { pixels, channels, window, pad } = given;
+    let &PixelBlock { pixels, channels, window, pad } = given;
     if (window.width, window.height) == (to.width as usize, to.height as usize)
         && channels == to.color.channels()
     {
@@ -70,11 +70,11 @@ pub(super) fn place(to: &Preprocess, given: &Given<'_>, out: &mut [u8], spare: &
 /// Fills `out` with the numbers of several items whose pixels were [placed](place).
 pub(super) fn finish(to: &Preprocess, pixels: Pixels<'_>, items: usize, out: &mut [u8]) {
     let window = Window { left: 0, top: 0, width: to.width as usize, height: to.height as usize };
-    let given = Given { pixels, channels: to.color.channels(), window, pad: 0 };
+    let given = PixelBlock { pixels, channels: to.color.channels(), window, pad: 0 };
     numbers(to, &given, items, out, &mut Vec::new());
 }
 
-fn numbers(to: &Preprocess, given: &Given<'_>, items: usize, out: &mut [u8], spare: &mut Vec<u32>) {
+fn numbers(to: &Preprocess, given: &PixelBlock<'_>, items: usize, out: &mut [u8], spare: &mut Vec<u32>) {
     let number = |channel: usize, value: f32| (value * to.scale - to.mean[channel]) / to.std[channel];
     match to.datatype {
         DataType::Fp32 => aligned(out, spare, |out: &mut [f32]| fill(to, given, items, out, number)),
@@ -100,12 +100,12 @@ fn aligned<T: Pod>(out: &mut [u8], spare: &mut Vec<u32>, work: impl FnOnce(&mut 
 
 fn fill<T: Copy>(
     to: &Preprocess,
-    given: &Given<'_>,
+    given: &PixelBlock<'_>,
     items: usize,
     out: &mut [T],
     number: impl Fn(usize, f32) -> T,
 ) {
-    let &Given { pixels, channels, window, pad } = given;
+    let &PixelBlock { pixels, channels, window, pad } = given;
     let padding: [T; 3] = std::array::from_fn(|channel| number(channel, f32::from(pad)));
     let samples = window.width * window.height * channels;
     let item = out.len() / items.max(1);

@@ -12,7 +12,7 @@ mod tests;
 
 use super::{
     Frame, Placement, Samples,
-    normalize::{self, Given},
+    normalize::{self, PixelBlock},
 };
 use crate::error::InferError;
 use fast_image_resize::Resizer;
@@ -345,7 +345,7 @@ impl Preprocess {
         frame: &Frame,
         scratch: &mut Scratch,
         out: &mut [u8],
-        how: fn(&Preprocess, &Given<'_>, &mut [u8], &mut Vec<u32>),
+        how: fn(&Preprocess, &PixelBlock<'_>, &mut [u8], &mut Vec<u32>),
     ) -> Result<Placement, InferError> {
         let (width, height) = frame.source;
         let placement = self.placement(width, height);
@@ -359,14 +359,14 @@ impl Preprocess {
             Samples::U8(samples) => {
                 let mut buffers = std::mem::take(&mut scratch.u8s);
                 let (pixels, channels) = self.resized(frame, samples, &placement, scratch, &mut buffers)?;
-                let given = Given { pixels: Pixels::U8(pixels), channels, window, pad };
+                let given = PixelBlock { pixels: Pixels::U8(pixels), channels, window, pad };
                 how(self, &given, out, &mut scratch.elements);
                 scratch.u8s = buffers.kept();
             }
             Samples::U16(samples) => {
                 let mut buffers = std::mem::take(&mut scratch.u16s);
                 let (pixels, channels) = self.resized(frame, samples, &placement, scratch, &mut buffers)?;
-                let given = Given { pixels: Pixels::U16(pixels), channels, window, pad };
+                let given = PixelBlock { pixels: Pixels::U16(pixels), channels, window, pad };
                 how(self, &given, out, &mut scratch.elements);
                 scratch.u16s = buffers.kept();
             }

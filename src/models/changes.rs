@@ -18,7 +18,7 @@ const DEPTH_MAX: usize = 4;
 
 /// A file as a snapshot sees it.
 #[derive(Debug, Clone, PartialEq)]
-struct Seen {
+struct FileState {
     name: String,
     /// Its path with links resolved: a link that is redirected shows other files, whatever their size and time.
     place: PathBuf,
@@ -28,19 +28,19 @@ struct Seen {
     inode: (u64, i64, i64),
 }
 
-impl Seen {
-    fn of(name: &str, place: PathBuf, metadata: &fs::Metadata) -> Seen {
+impl FileState {
+    fn of(name: &str, place: PathBuf, metadata: &fs::Metadata) -> FileState {
         let (bytes, modified) = (metadata.len(), metadata.modified().ok());
         let inode = (metadata.ino(), metadata.ctime(), metadata.ctime_nsec());
-        Seen { name: name.to_owned(), place, bytes, modified, inode }
+        FileState { name: name.to_owned(), place, bytes, modified, inode }
     }
 }
 
 /// A snapshot of a model folder.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Look {
+pub struct Snapshot {
     /// The files of each possible model, by name; `None` if they cannot all be read.
-    models: BTreeMap<String, Option<Vec<Seen>>>,
+    models: BTreeMap<String, Option<Vec<FileState>>>,
     /// Why the folder itself cannot be read, if so.
     unread: Option<String>,
     /// The file system that the folder lies on.
@@ -64,10 +64,10 @@ impl Change {
     }
 }
 
-impl Look {
+impl Snapshot {
     /// Takes a snapshot now.
-    pub fn at(folder: &Path) -> Look {
-        let mut look = Look::default();
+    pub fn at(folder: &Path) -> Snapshot {
+        let mut look = Snapshot::default();
         // A missing folder does not count as empty: it may be about to be mounted or moved into place.
         let entries = scan::entries(folder).unwrap_or_else(|error| {
             look.unread = Some(error);
@@ -90,7 +90,7 @@ impl Look {
 
     /// This snapshot; marked as unreadable if all models of the snapshot before are gone together with their file system.
     #[must_use]
-    pub fn after(mut self, before: &Look) -> Look {
+    pub fn after(mut self, before: &Snapshot) -> Snapshot {
         let is_bare = self.models.is_empty() && !before.models.is_empty();
         if is_bare && self.unread.is_none() && self.volume != before.volume {
             let why = "it is empty, and on another file system than before: is its volume mounted? One model there is enough to go on";
@@ -101,7 +101,7 @@ impl Look {
 
     /// This snapshot, with what it could not read taken from the one before.
     #[must_use]
-    pub fn filled_from(mut self, mut before: Look) -> Look {
+    pub fn filled_from(mut self, mut before: Snapshot) -> Snapshot {
         if self.unread.is_some() {
             return before;
         }
@@ -113,7 +113,7 @@ impl Look {
 
     /// This snapshot, with one model as the snapshot before has it, so that the next comparison finds its change again.
     #[must_use]
-    pub fn with_one_from(mut self, name: &str, before: &Look) -> Look {
+    pub fn with_one_from(mut self, name: &str, before: &Snapshot) -> Snapshot {
         match before.models.get(name) {
             Some(files) => _ = self.models.insert(name.to_owned(), files.clone()),
             None => _ = self.models.remove(name),
@@ -127,7 +127,7 @@ impl Look {
     }
 
     /// The changes from this snapshot to a later one.
-    pub fn changes(&self, later: &Look) -> Vec<Change> {
+    pub fn changes(&self, later: &Snapshot) -> Vec<Change> {
         if later.unread.is_some() {
             return Vec::new();
         }
@@ -155,16 +155,16 @@ fn entries(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     Ok(entries)
 }
 
-fn collect(name: &str, path: &Path, depth: usize, files: &mut Vec<Seen>) -> io::Result<()> {
+fn collect(name: &str, path: &Path, depth: usize, files: &mut Vec<FileState>) -> io::Result<()> {
     let Some(metadata) = there(fs::metadata(path))? else {
         // A dangling link does not count as gone: loading it reports the reason.
         let link = there(fs::symlink_metadata(path))?;
-        files.extend(link.map(|link| Seen::of(name, path.to_owned(), &link)));
+        files.extend(link.map(|link| FileState::of(name, path.to_owned(), &link)));
         return Ok(());
     };
     if metadata.is_file() {
         let Some(place) = there(fs::canonicalize(path))? else { return Ok(()) };
-        files.push(Seen::of(name, place, &metadata));
+        files.push(FileState::of(name, place, &metadata));
     } else if metadata.is_dir() && depth > 0 {
         for (inner, path) in entries(path)? {
             collect(&format!("{name}/{inner}"), &path, depth - 1, files)?;
@@ -199,8 +199,8 @@ mod tests {
         write("other/model.toml", "a");
         write("gone/model.onnx", "a");
         fs::create_dir(folder.path().join("empty")).unwrap();
-        let first = Look::at(folder.path());
-        assert_eq!(first.changes(&Look::at(folder.path())), []);
+        let first = Snapshot::at(folder.path());
+        assert_eq!(first.changes(&Snapshot::at(folder.path())), []);
 
         write("other/model.toml", "longer");
         write("bare.onnx", "a");
@@ -208,12 +208,12 @@ mod tests {
         write("README.md", "no model");
         write("lost+found/#1234", "no model");
         fs::remove_dir_all(folder.path().join("gone")).unwrap();
-        let second = Look::at(folder.path());
+        let second = Snapshot::at(folder.path());
         let load = |name: &str| Change::Load(name.to_owned());
         assert_eq!(first.changes(&second), [Change::Unload("gone".to_owned()), load("bare"), load("other")]);
 
         write("same/2/model.onnx", "a");
-        assert_eq!(second.changes(&Look::at(folder.path())), [load("same")]);
+        assert_eq!(second.changes(&Snapshot::at(folder.path())), [load("same")]);
     }
 
     #[test]
@@ -222,9 +222,9 @@ mod tests {
         let data = folder.path().join("m/1/weights/large/w");
         fs::create_dir_all(data.parent().unwrap()).unwrap();
         fs::write(&data, "a").unwrap();
-        let first = Look::at(folder.path());
+        let first = Snapshot::at(folder.path());
         fs::write(&data, "other").unwrap();
-        assert_eq!(first.changes(&Look::at(folder.path())), [Change::Load("m".to_owned())]);
+        assert_eq!(first.changes(&Snapshot::at(folder.path())), [Change::Load("m".to_owned())]);
     }
 
     #[test]
@@ -241,34 +241,34 @@ mod tests {
                 .unwrap();
         };
         write(&place("one.onnx"), "old");
-        let first = Look::at(folder.path());
-        assert_eq!(first.changes(&Look::at(folder.path())), []);
+        let first = Snapshot::at(folder.path());
+        assert_eq!(first.changes(&Snapshot::at(folder.path())), []);
         write(&place(".next"), "new");
         fs::rename(place(".next"), place("one.onnx")).unwrap();
-        assert_eq!(first.changes(&Look::at(folder.path())), [Change::Load("one".to_owned())]);
+        assert_eq!(first.changes(&Snapshot::at(folder.path())), [Change::Load("one".to_owned())]);
     }
 
     #[test]
     fn a_volume_that_is_unmounted_takes_no_model_with_it_and_one_that_is_emptied_does() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("one.onnx"), "a").unwrap();
-        let first = Look::at(folder.path());
+        let first = Snapshot::at(folder.path());
         let gone = || vec![Change::Unload("one".to_owned())];
         assert!(first.volume.is_some());
-        let bare = Look { volume: first.volume.map(|volume| volume + 1), ..Look::default() };
+        let bare = Snapshot { volume: first.volume.map(|volume| volume + 1), ..Snapshot::default() };
         assert_eq!(first.changes(&bare), gone(), "were it not held against the look before");
         let later = bare.clone().after(&first);
         assert!(later.unread().is_some_and(|why| why.contains("mounted")), "{later:?}");
         assert_eq!(first.changes(&later), []);
         // Mounted again, nothing has changed. Other files in its place do count.
-        assert_eq!(later.filled_from(first.clone()).changes(&Look::at(folder.path()).after(&first)), []);
+        assert_eq!(later.filled_from(first.clone()).changes(&Snapshot::at(folder.path()).after(&first)), []);
         fs::rename(folder.path().join("one.onnx"), folder.path().join("two.onnx")).unwrap();
-        let other = Look { volume: bare.volume, ..Look::at(folder.path()) }.after(&first);
+        let other = Snapshot { volume: bare.volume, ..Snapshot::at(folder.path()) }.after(&first);
         assert_eq!(first.changes(&other), [gone(), vec![Change::Load("two".to_owned())]].concat());
         fs::remove_file(folder.path().join("two.onnx")).unwrap();
-        assert_eq!(first.changes(&Look::at(folder.path()).after(&first)), gone());
+        assert_eq!(first.changes(&Snapshot::at(folder.path()).after(&first)), gone());
         // A folder that had no models misses none.
-        let empty = Look::at(folder.path());
+        let empty = Snapshot::at(folder.path());
         assert_eq!(bare.after(&empty).unread(), None);
     }
 
@@ -281,15 +281,15 @@ mod tests {
         fs::create_dir(&place).unwrap();
         fs::write(place.join("model.onnx"), "a").unwrap();
         std::os::unix::fs::symlink(&place, models.join("one")).unwrap();
-        let first = Look::at(&models);
+        let first = Snapshot::at(&models);
         fs::rename(&place, folder.path().join("aside")).unwrap();
-        let second = Look::at(&models);
+        let second = Snapshot::at(&models);
         assert_eq!(first.changes(&second), [Change::Load("one".to_owned())]);
-        assert_eq!(second.changes(&Look::at(&models)), [], "once");
+        assert_eq!(second.changes(&Snapshot::at(&models)), [], "once");
         fs::rename(folder.path().join("aside"), &place).unwrap();
-        assert_eq!(second.changes(&Look::at(&models)), [Change::Load("one".to_owned())]);
+        assert_eq!(second.changes(&Snapshot::at(&models)), [Change::Load("one".to_owned())]);
         fs::remove_file(models.join("one")).unwrap();
-        assert_eq!(first.changes(&Look::at(&models)), [Change::Unload("one".to_owned())]);
+        assert_eq!(first.changes(&Snapshot::at(&models)), [Change::Unload("one".to_owned())]);
     }
 
     #[test]
@@ -299,28 +299,28 @@ mod tests {
         fs::create_dir_all(models.join("one")).unwrap();
         fs::write(models.join("one/model.onnx"), "a").unwrap();
         fs::write(models.join("two.onnx"), "a").unwrap();
-        let first = Look::at(&models);
+        let first = Snapshot::at(&models);
         assert_eq!(first.models.len(), 2);
 
         // Nobody can read a link to itself, not even root.
         let aside = folder.path().join("aside");
         fs::rename(models.join("one"), &aside).unwrap();
         std::os::unix::fs::symlink("one", models.join("one")).unwrap();
-        let second = Look::at(&models);
+        let second = Snapshot::at(&models);
         assert_eq!(first.changes(&second), []);
         fs::remove_file(models.join("one")).unwrap();
         fs::rename(&aside, models.join("one")).unwrap();
         // Compared with that snapshot alone it is new; compared with the one before, it is the same.
-        assert_eq!(second.clone().filled_from(first.clone()).changes(&Look::at(&models)), []);
-        assert_eq!(second.changes(&Look::at(&models)), [Change::Load("one".to_owned())]);
+        assert_eq!(second.clone().filled_from(first.clone()).changes(&Snapshot::at(&models)), []);
+        assert_eq!(second.changes(&Snapshot::at(&models)), [Change::Load("one".to_owned())]);
 
         fs::rename(&models, &aside).unwrap();
         std::os::unix::fs::symlink("models", &models).unwrap();
-        let none = Look::at(&models);
+        let none = Snapshot::at(&models);
         assert_eq!(first.changes(&none), []);
-        assert_eq!(none.changes(&Look::at(&aside)).len(), 2);
+        assert_eq!(none.changes(&Snapshot::at(&aside)).len(), 2);
         assert_eq!(none.filled_from(first.clone()), first);
         fs::remove_file(&models).unwrap();
-        assert_eq!(first.changes(&Look::at(&models)), []);
+        assert_eq!(first.changes(&Snapshot::at(&models)), []);
     }
 }

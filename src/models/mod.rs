@@ -8,6 +8,7 @@
 //! - [`warmup`]: runs that an author configures before the first request.
 //! - [`given`]: a model that a caller sends.
 //! - [`control`]: commands to load and unload models while the server runs; [`changes`]: changes in the folder.
+//! - `overrides`: what a caller of a load may change in the manifest.
 //! - `expected`: a condition that the caller of a load sets on the model.
 //! - [`files`]: the files of a model as they were when it was loaded.
 //! - `input`: resolves how an image becomes the model's input; `images`: the result.
@@ -29,6 +30,7 @@ mod images;
 mod input;
 pub mod manifest;
 mod map;
+mod overrides;
 mod resolve;
 pub mod scan;
 mod strict;
@@ -36,7 +38,7 @@ pub mod triton;
 pub mod warmup;
 
 pub use catalog::{Catalog, Entry, State};
-pub use control::{Change, Command, Commands, Control, Overrides};
+pub use control::{Change, Command, Commands, Control};
 pub use declared::{Declared, DeclaredTensor, Interface};
 pub use expected::Expected;
 pub use files::Files;
@@ -44,6 +46,7 @@ pub use given::Given;
 pub use images::{Form, ImageInput};
 pub use input::may_be_image;
 pub use manifest::{Engine, Manifest, ManifestError};
+pub use overrides::Overrides;
 pub use scan::{Found, check_name, scan, scan_one};
 pub use warmup::{Fill, Warmup, WarmupInput, chance};
 

@@ -41,71 +41,19 @@ impl Model {
         memory: &Memory,
     ) -> Result<Model, String> {
         let manifest = &source.manifest;
-        let (signature, interface) = match &manifest.declared {
-            None if manifest.by_name => Declared::default().hold(&signature)?,
-            None => {
-                declared::shaped(&signature)?;
-                let interface = Interface::plain(&signature);
-                (signature, interface)
-            }
-            Some(declared) => {
-                for input in declared.left_out(&signature) {
-                    tracing::warn!(
-                        model = source.name,
-                        version = source.version,
-                        input,
-                        "the file has a value for this optional input, which no request can replace"
-                    );
-                }
-                declared.hold(&signature)?
-            }
-        };
+        let (signature, interface) = interface(source, signature)?;
         let mut image = match &manifest.input {
             None => None,
             Some(input) => Some(input::resolve(input, &manifest.task, &signature, &source.path)?),
         };
         let mut task = resolved(&manifest.task, &signature, &source.labels, image.as_ref())?;
         settle_activation(&mut task, source);
-        for told in task.unread(&signature).into_iter().chain(unsaid_threshold(&task, &signature, source)) {
-            tracing::warn!(model = source.name, version = source.version, "{told}");
-        }
-        if let (Some(image), Some(input)) = (&image, &manifest.input) {
-            let by = image.told(&input.constants);
-            tracing::info!(
-                model = source.name,
-                version = source.version,
-                "a picture becomes its input by: {by}"
-            );
-        }
-        // The first axis may be a side or the channels of an image.
-        let side = image.as_ref().is_some_and(|image| !image.batch_axis);
-        let declared_whole = manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
+        tell(source, &signature, &task, image.as_ref());
         // If the author says how to batch, the network's operators are not examined.
         let operators = if manifest.batch.is_said() { None } else { operators::of(&source.path) };
-        let alone = || {
-            sorts_out_boxes(source, &signature, operators.as_ref())
-                || quantizes_requests(source, operators.as_ref())
-        };
-        let whole = side || declared_whole;
-        let alone = !whole && manifest.batch.no_axis.unwrap_or_else(alone);
-        // In that case the first axis still counts the items of a request.
-        let as_requests = alone && manifest.batch.is_of_requests();
-        let no_axis = whole || (alone && !as_requests);
-        let can_batch = !no_axis && task.can_batch(&signature);
-        let (batching, alone_max) = batching(manifest, &signature, can_batch, as_requests);
+        let (batching, alone_max) = batching(source, &signature, &task, image.as_ref(), operators.as_ref());
         let rules = rules(manifest, batching, alone_max, &signature)?;
-        if rules.sizes == [1] && rules.wait_max > Duration::ZERO {
-            if manifest.declared.is_none() {
-                return Err(
-                    "batch.wait_ms_max waits for company, and the model takes one item at a time: leave it out"
-                        .to_owned(),
-                );
-            }
-            tracing::warn!(
-                model = source.name,
-                "dynamic_batching.max_queue_delay_microseconds: nothing is waited for, since the model takes one item at a time"
-            );
-        }
+        check_wait(source, &rules)?;
         if let Some(image) = &mut image
             && image.size().is_some()
         {
@@ -150,6 +98,41 @@ impl Model {
             nameless: AtomicBool::default(),
             looks: AtomicUsize::default(),
         })
+    }
+}
+
+/// The model's signature as its author declares it, and as requests see it.
+fn interface(source: &Source, signature: Signature) -> Result<(Signature, Interface), String> {
+    let manifest = &source.manifest;
+    match &manifest.declared {
+        None if manifest.by_name => Declared::default().hold(&signature),
+        None => {
+            declared::shaped(&signature)?;
+            let interface = Interface::plain(&signature);
+            Ok((signature, interface))
+        }
+        Some(declared) => {
+            for input in declared.left_out(&signature) {
+                tracing::warn!(
+                    model = source.name,
+                    version = source.version,
+                    input,
+                    "the file has a value for this optional input, which no request can replace"
+                );
+            }
+            declared.hold(&signature)
+        }
+    }
+}
+
+/// Logs how pictures become the input, and what its author should know of the outputs.
+fn tell(source: &Source, signature: &Signature, task: &Task, image: Option<&ImageInput>) {
+    for told in task.unread(signature).into_iter().chain(unsaid_threshold(task, signature, source)) {
+        tracing::warn!(model = source.name, version = source.version, "{told}");
+    }
+    if let (Some(image), Some(input)) = (image, &source.manifest.input) {
+        let by = image.told(&input.constants);
+        tracing::info!(model = source.name, version = source.version, "a picture becomes its input by: {by}");
     }
 }
 
@@ -225,20 +208,48 @@ fn quantizes_requests(source: &Source, operators: Option<&Operators>) -> bool {
     found
 }
 
-/// How the model treats its first axis, which counts items only if `can_batch`. If it takes requests whole although that axis counts
-/// items (because of strings, or because of `alone`), also the most rows of a request.
+/// How the model treats its first axis. If it takes requests whole although that axis counts items (because of strings, or because each
+/// request is a run of its own), also the most rows of a request.
 fn batching(
-    manifest: &Manifest,
+    source: &Source,
     signature: &Signature,
-    can_batch: bool,
-    alone: bool,
+    task: &Task,
+    image: Option<&ImageInput>,
+    operators: Option<&Operators>,
 ) -> (Batching, Option<usize>) {
-    let own = if can_batch { signature.batching() } else { Batching::Whole };
-    if own != Batching::Dynamic || !(alone || has_strings(signature)) {
+    let manifest = &source.manifest;
+    // The first axis may be a side or the channels of an image.
+    let side = image.is_some_and(|image| !image.batch_axis);
+    let whole = side || manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
+    let alone = || sorts_out_boxes(source, signature, operators) || quantizes_requests(source, operators);
+    let alone = !whole && manifest.batch.no_axis.unwrap_or_else(alone);
+    // In that case the first axis still counts the items of a request.
+    let as_requests = alone && manifest.batch.is_of_requests();
+    let has_axis = !whole && (!alone || as_requests);
+    let own = if has_axis && task.can_batch(signature) { signature.batching() } else { Batching::Whole };
+    if own != Batching::Dynamic || !(as_requests || has_strings(signature)) {
         return (own, None);
     }
     let items_max = manifest.declared.as_ref().and_then(|declared| declared.items_max);
     (Batching::Whole, Some(items_max.unwrap_or_else(|| manifest.batch.largest())))
+}
+
+/// Whether waiting for company makes sense.
+fn check_wait(source: &Source, rules: &Rules) -> Result<(), String> {
+    if rules.sizes != [1] || rules.wait_max.is_zero() {
+        return Ok(());
+    }
+    if source.manifest.declared.is_none() {
+        return Err(
+            "batch.wait_ms_max waits for company, and the model takes one item at a time: leave it out"
+                .to_owned(),
+        );
+    }
+    tracing::warn!(
+        model = source.name,
+        "dynamic_batching.max_queue_delay_microseconds: nothing is waited for, since the model takes one item at a time"
+    );
+    Ok(())
 }
 
 /// The memory that images are decoded into, with `slots` images side by side.

@@ -143,7 +143,7 @@ pub struct Device {
     /// Whether an operator has drained it.
     pub drained: bool,
     /// What has been measured.
-    pub seen: Seen,
+    pub seen: DeviceInfo,
 }
 
 /// What may lower a GPU's clocks: heat, its power supply, its power limit.
@@ -151,7 +151,7 @@ pub const THROTTLES: [&str; 3] = ["thermal", "power_brake", "power_cap"];
 
 /// What has been measured of a device. What the device does not report is absent.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Seen {
+pub struct DeviceInfo {
     /// The manufacturer's name for it.
     pub name: Option<String>,
     /// Bytes of memory.
@@ -241,7 +241,7 @@ impl Device {
             reason: String::new(),
             since: Instant::now(),
             drained: false,
-            seen: Seen::default(),
+            seen: DeviceInfo::default(),
         }
     }
 

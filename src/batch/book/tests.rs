@@ -6,7 +6,8 @@ mod dividing;
 use super::*;
 use crate::{
     batch::{
-        Batch, Fallback, Job, Padding, QueuePolicies, QueuePolicy, Ran, Then, Timing, Wait, roster::Absence,
+        Batch, Fallback, Job, OnTimeout, Padding, QueuePolicies, QueuePolicy, Ran, Timing, Wait,
+        roster::Absence,
     },
     engine::{
         DataType, EngineError, Setting, Tensor,
@@ -1068,7 +1069,7 @@ fn a_model_has_room_for_so_many_waiting_jobs_of_each_priority_as_its_policies_sa
 
 #[test]
 fn a_job_that_waits_longer_than_its_model_lets_it_is_refused_or_stands_back() {
-    for then in [Then::Refuse, Then::Delay] {
+    for then in [OnTimeout::Refuse, OnTimeout::Delay] {
         let mut desk = Desk::new(false);
         let running = (desk.push(4, 0), desk.take());
         let wait = Some(Wait { max: Duration::from_millis(5), then });
@@ -1079,11 +1080,11 @@ fn a_job_that_waits_longer_than_its_model_lets_it_is_refused_or_stands_back() {
         assert_eq!(batch.parts[0].job, patient, "{then:?}");
         let told = desk.answers();
         match then {
-            Then::Refuse => {
+            OnTimeout::Refuse => {
                 let why = "the request waited for 5 ms, which is as long as its model's queue lets it";
                 assert_eq!(told, [(late, Err(InferError::Late(why.into())))]);
             }
-            Then::Delay => {
+            OnTimeout::Delay => {
                 assert_eq!(told, []);
                 let (batch, _) = desk.take();
                 assert_eq!(batch.parts[0].job, late);

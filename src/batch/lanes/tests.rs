@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::batch::{
-    patience::{Patience, Then},
+    patience::{OnTimeout, Patience},
     roster::{DeviceKey, Roster, WorkerKey},
 };
 use std::time::Duration;
@@ -162,7 +162,7 @@ fn rows_ahead_of_a_new_job_are_those_more_urgent() {
 }
 
 /// Jobs of one item by their priority and how long they wait, in seconds, all there at once.
-fn impatient(lanes: &mut Lanes, now: Instant, then: Then, jobs: &[(u8, Option<u64>)]) {
+fn impatient(lanes: &mut Lanes, now: Instant, then: OnTimeout, jobs: &[(u8, Option<u64>)]) {
     for (key, &(priority, seconds)) in jobs.iter().enumerate() {
         let until = seconds.map(|seconds| now + Duration::from_secs(seconds));
         let patience = until.map(|until| Patience { until, then });
@@ -177,7 +177,7 @@ fn who_has_waited_too_long_stands_behind_its_own_level_and_before_the_next() {
     impatient(
         &mut lanes,
         now,
-        Then::Delay,
+        OnTimeout::Delay,
         &[(0, Some(1)), (0, Some(3)), (0, None), (1, None), (0, Some(1))],
     );
     assert_eq!(lanes.refresh(now + Duration::from_secs(2)), []);
@@ -188,7 +188,7 @@ fn who_has_waited_too_long_stands_behind_its_own_level_and_before_the_next() {
 #[test]
 fn who_is_refused_for_having_waited_is_taken_out_unless_it_was_begun() {
     let (now, mut lanes) = (Instant::now(), Lanes::default());
-    impatient(&mut lanes, now, Then::Refuse, &[(0, Some(1)), (1, Some(1)), (2, Some(9)), (2, Some(1))]);
+    impatient(&mut lanes, now, OnTimeout::Refuse, &[(0, Some(1)), (1, Some(1)), (2, Some(9)), (2, Some(1))]);
     assert_eq!([0, 1, 2, 3].map(|priority| lanes.of_priority(priority)), [1, 1, 2, 0]);
     // One row of the first, and all of the second, which come back.
     assert_eq!(lanes.take(&shape(1), 1, ALL)[0].job, JobKey(0));
@@ -202,7 +202,7 @@ fn who_is_refused_for_having_waited_is_taken_out_unless_it_was_begun() {
 #[test]
 fn the_front_of_a_lane_has_the_patience_of_whoever_has_the_least() {
     let (now, mut lanes) = (Instant::now(), Lanes::default());
-    impatient(&mut lanes, now, Then::Refuse, &[(0, Some(9)), (1, None), (2, Some(3)), (3, Some(1))]);
+    impatient(&mut lanes, now, OnTimeout::Refuse, &[(0, Some(9)), (1, None), (2, Some(3)), (3, Some(1))]);
     let front = |items| lanes.lanes[&shape(1)].front(items, ALL).unwrap();
     assert_eq!([2, 6].map(|items| front(items).patience), [9, 3].map(|s| Some(now + Duration::from_secs(s))));
 }

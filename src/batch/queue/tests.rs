@@ -149,7 +149,7 @@ fn whoever_has_waited_as_long_as_the_model_lets_it_is_told_though_no_worker_is_t
     let busy = queue.push(job(A, 4, 0)).unwrap();
     let _running = worker.try_take(&[A]).unwrap();
     let waits = |then| queue.push(Job { wait: Some(Wait { max, then }), ..job(A, 1, 9) }).unwrap();
-    let (refused, delayed) = (waits(Then::Refuse), waits(Then::Delay));
+    let (refused, delayed) = (waits(OnTimeout::Refuse), waits(OnTimeout::Delay));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let answer = runtime.block_on(async {
         // The bound is for a test that would hang.

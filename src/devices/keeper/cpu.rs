@@ -3,7 +3,7 @@
 
 use super::{
     super::{Devices, device::Hold, health::Over, parts::NO_MODEL},
-    Ending, PAUSE_AFTER_PANIC, survive,
+    EndingHolds, PAUSE_AFTER_PANIC, survive,
 };
 use crate::{
     batch::queue::Absence,
@@ -23,7 +23,7 @@ pub(super) fn keep(devices: &Arc<Devices>, index: usize) {
     let mut keeper = Keeper {
         devices,
         index,
-        ending: Ending::default(),
+        ending: EndingHolds::default(),
         drained: false,
         failed: false,
         refused: None,
@@ -42,7 +42,7 @@ pub(super) fn keep(devices: &Arc<Devices>, index: usize) {
 struct Keeper<'a> {
     devices: &'a Devices,
     index: usize,
-    ending: Ending,
+    ending: EndingHolds,
     /// An operator asked for it to be left alone.
     drained: bool,
     /// A thread of it has ended by itself.

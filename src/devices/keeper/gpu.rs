@@ -15,13 +15,13 @@ use super::{
         parts::NO_MODEL,
         probe::{Sample, events::Happening, others::Ourselves},
     },
-    Ending, PAUSE_AFTER_PANIC,
+    EndingHolds, PAUSE_AFTER_PANIC,
     senses::{Known, Senses},
     survive,
 };
 use crate::{
     engine::cuda::Gpu,
-    status::{Cause, DeviceState, Seen},
+    status::{Cause, DeviceInfo, DeviceState},
 };
 use std::{
     sync::Arc,
@@ -45,11 +45,11 @@ pub(super) struct Keeper {
     claim: Claim,
     ourselves: Ourselves,
     hold: Option<Arc<Hold>>,
-    ending: Ending,
+    ending: EndingHolds,
     ticket: Option<Ticket>,
     /// The last sample, and when it was taken.
     sample: Option<(Instant, Sample)>,
-    seen: Seen,
+    seen: DeviceInfo,
     /// The next canary run waits until then.
     canary_after: Instant,
     began: Instant,
@@ -69,11 +69,11 @@ impl Keeper {
         let now = Instant::now();
         devices.book.set_presence(index, Presence::Awaited(now));
         let turns = Turns::new(devices.sharing.queue_folder.as_deref());
-        let seen = Seen {
+        let seen = DeviceInfo {
             name: Some(gpu.name.clone()),
             memory_bytes: Some(gpu.memory_bytes),
             no_networks: devices.no_onnx(&devices.devices[index]),
-            ..Seen::default()
+            ..DeviceInfo::default()
         };
         Keeper {
             devices,
@@ -84,7 +84,7 @@ impl Keeper {
             claim: Claim::new(now),
             ourselves: Ourselves::before(std::process::id()),
             hold: None,
-            ending: Ending::default(),
+            ending: EndingHolds::default(),
             ticket: None,
             sample: None,
             seen,

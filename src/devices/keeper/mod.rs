@@ -142,9 +142,9 @@ fn survive(device: &str, turn: impl FnOnce()) -> Result<(), String> {
 
 /// Holds that are over, until their workers have left and nobody else holds them: then the context is closed.
 #[derive(Default)]
-struct Ending(Vec<Arc<Hold>>);
+struct EndingHolds(Vec<Arc<Hold>>);
 
-impl Ending {
+impl EndingHolds {
     fn push(&mut self, hold: Arc<Hold>) {
         self.0.push(hold);
     }

@@ -36,7 +36,7 @@ const SETTLED: Duration = Duration::from_secs(60);
 
 /// What a look at a GPU shows of others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct Occupancy {
     /// Whether other processes compute on it.
     pub others: bool,
     /// Free bytes; `None` if unknown.
@@ -83,14 +83,16 @@ pub fn needed(required: u64, headroom: u64) -> u64 {
 }
 
 /// Why a GPU is left to others, if it is; `needed` bytes of it must be free.
-pub fn contended(seen: &Seen, needed: u64) -> Option<Contention> {
+pub fn contended(seen: &Occupancy, needed: u64) -> Option<Contention> {
     match seen {
-        Seen { others: false, .. } => None,
-        Seen { free: Some(free), .. } if *free < needed => Some(Contention::Memory { free: *free, needed }),
-        Seen { utilization: Some(percent), .. } if *percent > UTILIZATION_MAX => {
+        Occupancy { others: false, .. } => None,
+        Occupancy { free: Some(free), .. } if *free < needed => {
+            Some(Contention::Memory { free: *free, needed })
+        }
+        Occupancy { utilization: Some(percent), .. } if *percent > UTILIZATION_MAX => {
             Some(Contention::Utilization(*percent))
         }
-        Seen { .. } => None,
+        Occupancy { .. } => None,
     }
 }
 
@@ -135,7 +137,7 @@ impl Lease {
 
     /// What to do about a GPU that is not held. `seen`: the last look, `None` if nothing is known of others; `needed`: bytes that must be
     /// free.
-    pub fn look(&mut self, now: Instant, seen: Option<&Seen>, needed: u64) -> Step {
+    pub fn look(&mut self, now: Instant, seen: Option<&Occupancy>, needed: u64) -> Step {
         if let Some(until) = self.not_before.filter(|until| now < *until) {
             return Step::Pausing(until);
         }
@@ -239,8 +241,8 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    fn seen(others: bool, free_gib: u64, utilization: u32) -> Seen {
-        Seen { others, free: Some(free_gib * GIB), utilization: Some(utilization) }
+    fn seen(others: bool, free_gib: u64, utilization: u32) -> Occupancy {
+        Occupancy { others, free: Some(free_gib * GIB), utilization: Some(utilization) }
     }
 
     #[test]
@@ -252,7 +254,7 @@ mod tests {
             (seen(true, 5, 0), memory(5)),
             (seen(true, 80, 91), Some(Contention::Utilization(91))),
             (seen(true, 5, 100), memory(5)),
-            (Seen { others: true, free: None, utilization: None }, None),
+            (Occupancy { others: true, free: None, utilization: None }, None),
         ] {
             assert_eq!(contended(&looked, needed(4 * GIB, GIB)), expected, "{looked:?}");
         }

@@ -4,7 +4,7 @@ use super::{
     super::{
         claim::{Claim, Next, Want},
         health::states::Evidence,
-        lease::Seen,
+        lease::Occupancy,
     },
     Tally,
     jobs::{Jobs, Worker},
@@ -265,7 +265,7 @@ impl Server {
             return;
         }
         let seen =
-            Seen { others: sight.others, free: Some(sight.free), utilization: Some(sight.utilization) };
+            Occupancy { others: sight.others, free: Some(sight.free), utilization: Some(sight.utilization) };
         let decision = keeper.claim.decide(now, Some(&seen), &want);
         match decision.next {
             Next::Leave => {

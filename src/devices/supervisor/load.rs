@@ -62,64 +62,71 @@ impl Devices {
     /// # Errors
     /// Why no device serves it.
     pub(super) fn load_source(&self, source: Source) -> Result<Loading, NotLoaded> {
-        let failed = NotLoaded::Failed;
-        let placed = self.place(&source).map_err(failed)?;
+        let placed = self.place(&source).map_err(NotLoaded::Failed)?;
         for note in placed.notes.iter().chain(&source.notes) {
             tracing::warn!(model = source.name, "{note}");
         }
-        let here = |index: &usize| {
-            let wanted = self.book.wanted_on(*index, &placed, &self.sharing);
-            self.devices[*index].hold().filter(|_| wanted).map(|hold| (*index, hold))
-        };
-        let holds: Vec<(usize, Arc<Hold>)> =
-            placed.on.iter().chain(&placed.stands_in).filter_map(here).collect();
+        let holds = self.holds_for(&placed);
         if holds.is_empty() {
             let (reason, refused) = (self.away(&placed), Vec::new());
             return Err(NotLoaded::Away(Box::new(Away { reason, placed, refused, failed: false })));
         }
-        let files = Files::of(&source).map_err(failed)?;
+        let files = Files::of(&source).map_err(NotLoaded::Failed)?;
         let load = |(index, hold): &(usize, Arc<Hold>)| self.load_here(*index, hold, &source, &files);
-        let loaded = side_by_side(holds.iter().map(|held| || load(held)));
+        let made = side_by_side(holds.iter().map(|held| || load(held)));
+        if made.iter().all(Result::is_err) {
+            return Err(self.nowhere(placed, &holds, made.into_iter().filter_map(Result::err).collect()));
+        }
+        let memory = self.memory(&made, &placed);
+        let Resolved { asked, model, proved } =
+            self.resolve(&source, &memory, &holds, made).map_err(NotLoaded::Failed)?;
+        if proved.iter().all(Result::is_err) {
+            return Err(self.nowhere(placed, &holds, proved.into_iter().filter_map(Result::err).collect()));
+        }
+        model.ready();
+        let served = Served::new(&model, (source, files), asked, placed);
+        Ok(Loading { on: self.enter(served, &holds, proved), model: Arc::clone(&model) })
+    }
 
-        let Some(first) = made(&loaded).next() else {
-            let refusals = loaded.into_iter().filter_map(Result::err).collect();
-            return Err(self.nowhere(placed, &holds, refusals));
-        };
-        let signature = first.signature().clone();
-        let memory = self.memory(&loaded, &placed);
+    /// The devices that are there and should have a model now.
+    fn holds_for(&self, placed: &Placed) -> Vec<(usize, Arc<Hold>)> {
+        let wanted = |index: &usize| self.book.wanted_on(*index, placed, &self.sharing);
+        let indices = placed.on.iter().chain(&placed.stands_in).copied().filter(wanted);
+        indices.filter_map(|index| self.devices[index].hold().map(|hold| (index, hold))).collect()
+    }
+
+    /// Resolves a model by the signature of its engines, at least one of which was made, and proves them on their devices. If forward
+    /// passes there show that its first axis does not count items, does so once more with each request as a run of its own.
+    fn resolve(
+        &self,
+        source: &Source,
+        memory: &Memory,
+        holds: &[(usize, Arc<Hold>)],
+        mut made: Vec<Made>,
+    ) -> Result<Resolved, String> {
         let key = ModelKey(self.next_key.fetch_add(1, Ordering::Relaxed));
+        let engine = engines(&made).next().ok_or("no engine of it was made")?;
+        let signature = engine.signature().clone();
         let resolve = |source: &Source| -> Result<(Vec<Asked>, Lent), String> {
-            let mut model = Model::resolve(key, source, signature.clone(), self.parts.timeout, &memory)?;
+            let mut model = Model::resolve(key, source, signature.clone(), self.parts.timeout, memory)?;
             model.may_use_gpu = self.may_use_gpu(&source.manifest);
             Ok((Asked::of(source, &model)?, Arc::new(Arc::new(model))))
         };
-        let prove = |asked: &[Asked], model: &Lent, loaded: Vec<Made>| {
-            side_by_side(holds.iter().zip(loaded).map(|((index, hold), loaded)| {
-                let source = &source;
-                move || {
-                    let (engines, load) = loaded?;
-                    let began = Instant::now();
-                    let proved = self.prove_here(*index, hold, source, model, asked, engines);
-                    proved.map(|(engines, proof)| (engines, proof, load + began.elapsed()))
-                }
-            }))
-        };
-        let (mut loaded, mut resolving, mut alone) = (loaded, source.clone(), None);
-        let (asked, model, proved) = loop {
-            let (asked, model) = match resolve(&resolving) {
-                Ok(resolved) => resolved,
-                Err(reason) => {
-                    for ((_, hold), loaded) in holds.iter().zip(loaded) {
-                        if let Ok((engines, _)) = loaded {
-                            give_back(hold, engines);
-                        }
+        let mut resolving = source.clone();
+        // Why each request is a run of its own, if forward passes have shown that.
+        let mut alone = None;
+        loop {
+            let (asked, model) = resolve(&resolving).map_err(|reason| {
+                for ((_, hold), made) in holds.iter().zip(std::mem::take(&mut made)) {
+                    if let Ok((engines, _)) = made {
+                        give_back(hold, engines);
                     }
-                    return Err(failed(match alone {
-                        Some(why) => format!("{why}: {reason}"),
-                        None => reason,
-                    }));
                 }
-            };
+                match &alone {
+                    Some(why) => format!("{why}: {reason}"),
+                    None => reason,
+                }
+            })?;
             if let Some(why) = &alone {
                 let otherwise = match source.manifest.batch.is_of_requests() {
                     true => "dynamic_batching { } in its config.pbtxt has them put together",
@@ -127,29 +134,42 @@ impl Devices {
                 };
                 tracing::warn!(model = source.name, "{why}: each request is a run of its own ({otherwise})");
             }
-            let proved = prove(&asked, &model, loaded);
+            let proofs = holds.iter().zip(std::mem::take(&mut made)).map(|((index, hold), made)| {
+                let (asked, model) = (&asked, &model);
+                move || {
+                    let (engines, load) = made?;
+                    let began = Instant::now();
+                    let proved = self.prove_here(*index, hold, source, model, asked, engines);
+                    proved.map(|(engines, proof)| (engines, proof, load + began.elapsed()))
+                }
+            });
+            let proved: Vec<Proved> = side_by_side(proofs);
             let said = model.rules.whole || source.manifest.batch.is_said();
-            let told = proved.iter().flatten().map(|(_, proof, _)| proof);
-            match not_counted(told, said).filter(|_| alone.is_none()) {
-                None => break (asked, model, proved),
+            let proofs = proved.iter().flatten().map(|(_, proof, _)| proof);
+            match not_counted(proofs, said).filter(|_| alone.is_none()) {
+                None => return Ok(Resolved { asked, model, proved }),
                 why => alone = why,
             }
-            // Proves it once more, as if its author had said so.
+            // As if its author had said so.
             resolving.manifest.batch.no_axis = Some(true);
-            let again = proved.into_iter().map(|proved| proved.map(|(engines, _, load)| (engines, load)));
-            loaded = again.collect();
-        };
-        if proved.iter().all(Result::is_err) {
-            let refusals = proved.into_iter().filter_map(Result::err).collect();
-            return Err(self.nowhere(placed, &holds, refusals));
+            made =
+                proved.into_iter().map(|proved| proved.map(|(engines, _, load)| (engines, load))).collect();
         }
-        model.ready();
-        self.parts.queue.register(key, &model.name, model.rules.clone());
+    }
+
+    /// Tells the queue and the book of a model, and lets its devices serve it. Returns, for each, what came of it.
+    fn enter(
+        &self,
+        served: Served,
+        holds: &[(usize, Arc<Hold>)],
+        proved: Vec<Proved>,
+    ) -> Vec<(Arc<str>, Result<LoadedOn, String>)> {
+        let (key, placed) = (served.model.key, &served.placed);
+        self.parts.queue.register(key, &served.model.name, served.model.rules.clone());
         let instead = placed.on.iter().filter(|_| placed.instead);
         for index in instead.chain(&placed.stands_in) {
             self.parts.queue.stand_by(key, &self.devices[*index].id);
         }
-        let served = Served::new(&model, (source, files), asked, placed);
         let coming = holds.iter().map(|(index, hold)| (*index, hold.number)).collect();
         let served = self.book.enter(served, coming);
         let on = holds.iter().zip(proved).map(|((index, hold), proved)| {
@@ -161,12 +181,12 @@ impl Devices {
             }
             (Arc::clone(&self.devices[*index].id), on.map_err(|refusal| refusal.to_string()))
         });
-        Ok(Loading { on: on.collect(), model: Arc::clone(&model) })
+        on.collect()
     }
 
     /// What images for a model are decoded into: memory that suits the most demanding of its devices, which may be away.
-    fn memory(&self, loaded: &[Made], placed: &Placed) -> Memory {
-        let there = made(loaded).map(|engine| engine.memory()).find(Memory::is_pinned);
+    fn memory(&self, made: &[Made], placed: &Placed) -> Memory {
+        let there = engines(made).map(|engine| engine.memory()).find(Memory::is_pinned);
         let away = || placed.on.iter().find_map(|index| self.devices[*index].memory(&self.parts));
         there.or_else(away).unwrap_or_default()
     }
@@ -316,9 +336,21 @@ impl Devices {
 /// A model's engines on one device, and how long it took to make them.
 type Made = Result<(Engines, Duration), Refusal>;
 
+/// The same, with what their forward passes have shown, which counts in the time.
+type Proved = Result<(Engines, Proof, Duration), Refusal>;
+
+/// A model as its engines have it.
+struct Resolved {
+    model: Lent,
+    /// Warm-up runs that its author asks for.
+    asked: Vec<Asked>,
+    /// For each hold.
+    proved: Vec<Proved>,
+}
+
 /// All engines that were made.
-fn made(loaded: &[Made]) -> impl Iterator<Item = &Box<dyn Engine + Send>> {
-    loaded.iter().flatten().flat_map(|(engines, _)| engines)
+fn engines(made: &[Made]) -> impl Iterator<Item = &Box<dyn Engine + Send>> {
+    made.iter().flatten().flat_map(|(engines, _)| engines)
 }
 
 /// Frees what engines hold that will not serve.

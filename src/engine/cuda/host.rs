@@ -241,12 +241,12 @@ impl Pins {
     }
 
     /// A call has returned. Returns memory to free, if nobody uses it any more and it is not registered.
-    fn called(&mut self, start: usize, register: bool, came: Came) -> Option<Known> {
+    fn called(&mut self, start: usize, register: bool, came: CallResult) -> Option<Known> {
         let known = self.memory.get_mut(&start)?;
         known.state = match (register, came) {
-            (true, Came::Done) => State::Registered,
+            (true, CallResult::Done) => State::Registered,
             (true, _) => State::Refused,
-            (false, Came::Kept) => State::Kept,
+            (false, CallResult::Kept) => State::Kept,
             (false, _) => State::New,
         };
         let gone = known.left.is_some() && !matches!(known.state, State::Registered | State::Kept);
@@ -285,24 +285,24 @@ fn is_broken(cuda: &CudaContext) -> bool {
 }
 
 /// Unregisters memory from outside a broken context, since no call inside it works.
-fn forget(start: *mut c_void) -> Came {
+fn forget(start: *mut c_void) -> CallResult {
     // SAFETY: a null context is valid here: it means none.
     let outside = unsafe { result::ctx::set_current(std::ptr::null_mut()) };
     // SAFETY: as in `Call::make`: it is registered, as far as we know, and stays allocated until this has returned.
     let asked = outside.and_then(|()| unsafe { sys::cuMemHostUnregister(start) }.result());
     match asked {
-        Ok(()) => Came::Done,
-        Err(error) if error.0 == Code::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => Came::Done,
+        Ok(()) => CallResult::Done,
+        Err(error) if error.0 == Code::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => CallResult::Done,
         Err(error) => {
             // If it were freed, it would be reused while other GPUs take it for pinned, and they would copy from its old pages.
             tracing::debug!(?error, "memory is kept until the broken context that knows it has gone");
-            Came::Kept
+            CallResult::Kept
         }
     }
 }
 
 /// The result of a call.
-enum Came {
+enum CallResult {
     Done,
     Refused,
     /// The memory could not be unregistered, so the driver may still know it.
@@ -310,7 +310,7 @@ enum Came {
 }
 
 impl Call {
-    fn make(self) -> Came {
+    fn make(self) -> CallResult {
         let Call { start, bytes, cuda, near, register } = self;
         let call = || {
             enter(&cuda)?;
@@ -328,7 +328,7 @@ impl Call {
             None => call(),
         };
         match called {
-            Ok(()) => Came::Done,
+            Ok(()) => CallResult::Done,
             Err(error) if register => {
                 let error = CudaError::when(format!("cannot pin {bytes} bytes"))(error);
                 // If the context is broken, whoever takes the GPU out of service reports more.
@@ -337,14 +337,14 @@ impl Call {
                 } else {
                     tracing::warn!(%error, "copies of this memory will wait for each other");
                 }
-                Came::Refused
+                CallResult::Refused
             }
-            Err(error) if error.0 == Code::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => Came::Done,
+            Err(error) if error.0 == Code::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => CallResult::Done,
             Err(_) if is_broken(&cuda) => forget(std::ptr::with_exposed_provenance_mut(start)),
             Err(error) => {
                 let error = CudaError::when(format!("cannot unpin {bytes} bytes"))(error);
                 tracing::error!(%error, "the driver may copy from where this memory was: what is ours of it is never used again");
-                Came::Kept
+                CallResult::Kept
             }
         }
     }

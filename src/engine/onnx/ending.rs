@@ -13,19 +13,19 @@ use std::{
 
 /// The operator that turns scores into probabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum FinalActivation {
     /// For classes that exclude each other.
     Softmax,
     /// For each class by itself.
     Sigmoid,
 }
 
-impl Ending {
+impl FinalActivation {
     /// The operator's name.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Ending::Softmax => "Softmax",
-            Ending::Sigmoid => "Sigmoid",
+            FinalActivation::Softmax => "Softmax",
+            FinalActivation::Sigmoid => "Sigmoid",
         }
     }
 }
@@ -44,7 +44,7 @@ const PASSING: [&str; 9] = [
 ];
 
 /// The last operator before an output, if it makes probabilities. `None` for a file that cannot be read: loading it reports why.
-pub(crate) fn ending(path: &Path, output: &str) -> Option<Ending> {
+pub(crate) fn ending(path: &Path, output: &str) -> Option<FinalActivation> {
     let (file, bytes) = skeleton::open(path).ok()?;
     let nodes = nodes(file, bytes).ok()?;
     let mut name = output;
@@ -52,9 +52,9 @@ pub(crate) fn ending(path: &Path, output: &str) -> Option<Ending> {
     for _ in 0..nodes.len() {
         let node = nodes.get(name)?;
         match &*node.operator {
-            "Softmax" | "QLinearSoftmax" => return Some(Ending::Softmax),
-            "Sigmoid" | "HardSigmoid" | "QLinearSigmoid" => return Some(Ending::Sigmoid),
-            "Div" if is_share(&nodes, node) => return Some(Ending::Softmax),
+            "Softmax" | "QLinearSoftmax" => return Some(FinalActivation::Softmax),
+            "Sigmoid" | "HardSigmoid" | "QLinearSigmoid" => return Some(FinalActivation::Sigmoid),
+            "Div" if is_share(&nodes, node) => return Some(FinalActivation::Softmax),
             passing if PASSING.contains(&passing) => name = &node.input,
             _ => return None,
         }
@@ -150,7 +150,7 @@ mod tests {
     use proptest::prelude::*;
     use std::io::Cursor;
 
-    fn check(model: &[u8], expected: Option<Ending>) {
+    fn check(model: &[u8], expected: Option<FinalActivation>) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.onnx");
         std::fs::write(&path, model).unwrap();
@@ -160,22 +160,25 @@ mod tests {
     #[test]
     fn what_makes_probabilities_is_found_behind_what_only_shapes_them() {
         let model = testing::model;
-        check(&model(&[["Gemm", "x", "l"], ["Softmax", "l", "y"]]), Some(Ending::Softmax));
-        check(&model(&[["Gemm", "x", "l"], ["Sigmoid", "l", "y"]]), Some(Ending::Sigmoid));
+        check(&model(&[["Gemm", "x", "l"], ["Softmax", "l", "y"]]), Some(FinalActivation::Softmax));
+        check(&model(&[["Gemm", "x", "l"], ["Sigmoid", "l", "y"]]), Some(FinalActivation::Sigmoid));
         let shaped = [["Softmax", "l", "p"], ["Cast", "p", "q"], ["Flatten", "q", "y"]];
-        check(&model(&shaped), Some(Ending::Softmax));
+        check(&model(&shaped), Some(FinalActivation::Softmax));
         // As older exporters write softmax over channels.
         let turned = [["Transpose", "l", "t"], ["Softmax", "t", "p"], ["Transpose", "p", "y"]];
-        check(&model(&turned), Some(Ending::Softmax));
-        check(&model(&[["QLinearSoftmax", "l", "p"], ["DequantizeLinear", "p", "y"]]), Some(Ending::Softmax));
-        check(&model(&[["HardSigmoid", "l", "y"]]), Some(Ending::Sigmoid));
+        check(&model(&turned), Some(FinalActivation::Softmax));
+        check(
+            &model(&[["QLinearSoftmax", "l", "p"], ["DequantizeLinear", "p", "y"]]),
+            Some(FinalActivation::Softmax),
+        );
+        check(&model(&[["HardSigmoid", "l", "y"]]), Some(FinalActivation::Sigmoid));
         check(&model(&[["Softmax", "l", "p"], ["Gemm", "p", "y"]]), None);
         check(&model(&[["Softmax", "l", "attention"], ["Gemm", "x", "y"]]), None);
         check(&model(&[["LogSoftmax", "l", "y"]]), None);
         let written = [["Exp", "l", "e"], ["ReduceSum", "e axes", "s"], ["Div", "e s", "y"]];
-        check(&model(&written), Some(Ending::Softmax));
+        check(&model(&written), Some(FinalActivation::Softmax));
         let twice = [["Exp", "l", "d"], ["Exp", "l", "e"], ["ReduceSum", "d", "s"], ["Div", "e s", "y"]];
-        check(&model(&twice), Some(Ending::Softmax));
+        check(&model(&twice), Some(FinalActivation::Softmax));
         let others = [["Exp", "k", "d"], ["Exp", "l", "e"], ["ReduceSum", "d", "s"], ["Div", "e s", "y"]];
         check(&model(&others), None);
         check(&model(&[["ReduceSum", "l", "s"], ["Div", "l s", "y"]]), None);

@@ -100,7 +100,7 @@ struct State {
     http2: bool,
     requests: u64,
     /// Answers under way.
-    answers: HashMap<u64, UnderWay>,
+    answers: HashMap<u64, OpenRequest>,
     /// Responses reset since the client last took a piece of any.
     reset_in_turn: u32,
     /// When the socket stopped taking bytes (or last had taken [`STALL_BYTES_MIN`]), and how many it has taken since.
@@ -118,7 +118,7 @@ impl State {
 }
 
 #[derive(Debug, Default)]
-struct UnderWay {
+struct OpenRequest {
     /// Since when a piece of the response has waited for the client's window.
     waits: Option<Instant>,
     /// When part of the request's body was last read.
@@ -242,7 +242,7 @@ impl Watch {
         state.requests += 1;
         state.phase = Phase::Busy;
         let request = state.requests;
-        state.answers.insert(request, UnderWay::default());
+        state.answers.insert(request, OpenRequest::default());
         request
     }
 

@@ -73,7 +73,7 @@ impl<S: HttpService> hyper::service::Service<Request<Incoming>> for Observed<S> 
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let http1 = request.version() < Version::HTTP_2;
-        let under_way = Arc::new(UnderWay {
+        let under_way = Arc::new(RequestGuard {
             request: self.watch.request_begins(),
             watch: Arc::clone(&self.watch),
             stages: self.stages.clone(),
@@ -164,14 +164,14 @@ async fn throw_away(mut left: Incoming) -> bool {
 
 /// A request that has not been answered completely, or whose body is still being read. Dropped when both are done, or when the client is
 /// gone.
-struct UnderWay {
+struct RequestGuard {
     request: u64,
     watch: Arc<Watch>,
     stages: Stages,
     http1: bool,
 }
 
-impl Drop for UnderWay {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.watch.request_ends(self.request, Instant::now());
     }
@@ -192,7 +192,7 @@ struct Upload {
     /// Present until dropped.
     incoming: Option<Incoming>,
     unread: Arc<Mutex<Unread>>,
-    under_way: Arc<UnderWay>,
+    under_way: Arc<RequestGuard>,
 }
 
 impl Drop for Upload {
@@ -213,9 +213,9 @@ impl Drop for Upload {
 /// Reads and discards what a client sends while a response goes out that needs no more of it: many clients read nothing before they have
 /// sent everything. HTTP/2 has a reset without an error for this. But many clients then forget the response that came before it, so only
 /// one that exceeds the bounds gets it.
-fn read_beside_the_reply(mut incoming: Incoming, under_way: &Arc<UnderWay>) {
+fn read_beside_the_reply(mut incoming: Incoming, under_way: &Arc<RequestGuard>) {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return under_way.watch.body_left() };
-    let UnderWay { request, ref watch, ref stages, http1 } = **under_way;
+    let RequestGuard { request, ref watch, ref stages, http1 } = **under_way;
     let (reset, watch, stages) = (watch.reset_of(request), Arc::clone(watch), stages.clone());
     // On HTTP/1 the connection is this request's until then; on HTTP/2 the request ends with its response.
     let open = http1.then(|| Arc::clone(under_way));
@@ -283,11 +283,11 @@ pub struct Answer {
     piece_bytes_max: usize,
     /// Bytes handed on since the stall clock started. It restarts only once they reach [`STALL_BYTES_MIN`].
     clocked: usize,
-    under_way: Arc<UnderWay>,
+    under_way: Arc<RequestGuard>,
 }
 
 impl Answer {
-    fn of(body: Body, under_way: Arc<UnderWay>) -> Answer {
+    fn of(body: Body, under_way: Arc<RequestGuard>) -> Answer {
         let piece_bytes_max = if under_way.http1 { HTTP1_PIECE_BYTES_MAX } else { HTTP2_PIECE_BYTES_MAX };
         let (rest, clocked) = (Bytes::new(), STALL_BYTES_MIN);
         let answer = Answer { body, rest, piece_bytes_max, clocked, under_way };
@@ -297,7 +297,7 @@ impl Answer {
 
     /// Only HTTP/2 has a client's window. On HTTP/1 a response can wait only for the socket, which reports that itself.
     fn note(&self, waits: bool) {
-        let UnderWay { request, watch, http1, .. } = &*self.under_way;
+        let RequestGuard { request, watch, http1, .. } = &*self.under_way;
         if !http1 {
             watch.answer_waits(*request, waits.then(Instant::now));
         }
@@ -377,7 +377,7 @@ mod tests {
     fn answer(body: Body, http1: bool) -> (Answer, Arc<Watch>) {
         let watch = Arc::new(Watch::new(Instant::now()));
         let (request, stages) = (watch.request_begins(), Stages::default());
-        let under_way = Arc::new(UnderWay { request, watch: Arc::clone(&watch), stages, http1 });
+        let under_way = Arc::new(RequestGuard { request, watch: Arc::clone(&watch), stages, http1 });
         (Answer::of(body, under_way), watch)
     }
 

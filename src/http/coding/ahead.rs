@@ -2,7 +2,7 @@
 //! stands behind all that it has sent, and would go unnoticed for minutes. Reading ahead also raises how much may come out.
 
 use super::{super::admission::Beside, PIECE_BYTES};
-use crate::{error::InferError, image::stack::Came};
+use crate::{error::InferError, image::stack::Received};
 use axum::{Error, body::Body};
 use bytes::{Bytes, BytesMut};
 use http_body::Body as HttpBody;
@@ -22,7 +22,7 @@ const AHEAD_BYTES_MAX: u64 = 8 << 20;
 pub(super) struct Ahead {
     body: Body,
     /// Counts the body's bytes, whether they have been used or not.
-    came: Came,
+    came: Received,
     waiting: VecDeque<Bytes>,
     /// Bytes of what waits.
     bytes: u64,
@@ -36,12 +36,12 @@ pub(super) struct Ahead {
 impl Ahead {
     /// Waiting bytes are charged to `held`; without room for them, no more is read ahead.
     pub(super) fn new(body: Body, held: Option<Beside>) -> Ahead {
-        let (came, waiting) = (Came::default(), VecDeque::new());
+        let (came, waiting) = (Received::default(), VecDeque::new());
         Ahead { body, came, waiting, bytes: 0, held, out: 0, ended: false }
     }
 
     /// The count of bytes that have come.
-    pub(super) fn came(&self) -> &Came {
+    pub(super) fn came(&self) -> &Received {
         &self.came
     }
 

@@ -1,12 +1,12 @@
 //! A body that is unpacked piece by piece on its way in. However much a byte of it may stand for, no more than a piece comes out at once,
-//! and the reader counts what comes out. In all, no more comes out than [`Came`] allows: output beyond that waits for more of the body.
+//! and the reader counts what comes out. In all, no more comes out than [`Received`] allows: output beyond that waits for more of the body.
 
 use super::{
     super::admission::{Beside, Permit},
     Coding, PIECE_BYTES,
     ahead::Ahead,
 };
-use crate::{error::InferError, image::stack::Came};
+use crate::{error::InferError, image::stack::Received};
 use axum::{Error, body::Body};
 use bytes::{Buf, Bytes};
 use flate2::bufread::{MultiGzDecoder, ZlibDecoder};
@@ -189,7 +189,7 @@ impl Unpacked {
     }
 
     /// The count of packed bytes that have come.
-    pub(super) fn came(&self) -> Came {
+    pub(super) fn came(&self) -> Received {
         self.body.came().clone()
     }
 

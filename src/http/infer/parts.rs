@@ -14,7 +14,7 @@ use crate::{
         encoded,
         streamed::{self, Form, Text},
         tally::Tally,
-        wire::{BINARY_OUTPUT, flag, reply::Told, request::InferRequest},
+        wire::{BINARY_OUTPUT, flag, reply::OutputParameters, request::InferRequest},
     },
     models::Model,
 };
@@ -140,7 +140,8 @@ async fn part(
         wanted.iter().map(|wanted| output(model, &there, &Wanted { binary: false, ..wanted.clone() }));
     let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
     let permit = call.permit.clone();
-    let written = front.decode.run(move || Text::of(permit.as_ref(), &Told::new(), &outputs)).await?;
+    let written =
+        front.decode.run(move || Text::of(permit.as_ref(), &OutputParameters::new(), &outputs)).await?;
     Spent::on(Duration::ZERO, ran).replied(front, tally, answered.elapsed());
     call.stage("encode", answered.elapsed());
     written

@@ -6,7 +6,7 @@ use crate::{
         accepted::{self, Offer},
         query,
     },
-    image::stack::{Came, Format as StackFormat, Raw, SampleType},
+    image::stack::{Format as StackFormat, Raw, Received, SampleType},
     tasks::localize::{
         Format, Holds, Options, Settings,
         options::{self, word},
@@ -38,7 +38,7 @@ pub(super) struct Asked {
     /// How the body is stored; `None`: its first bytes tell.
     pub(super) stack: Option<StackFormat>,
     /// The count of the body's bytes as they arrive, if the body is compressed.
-    pub(super) came: Option<Came>,
+    pub(super) came: Option<Received>,
     /// The form of the reply.
     pub(super) format: Format,
     /// Details of that form.

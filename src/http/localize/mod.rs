@@ -18,8 +18,8 @@ mod share;
 mod telling;
 pub(super) mod tensors;
 
-use super::{Front, body, call::Call, observe::Ending, posted, reject::Problem};
-use crate::{error::InferError, image::stack::Came, models::Model, tasks::localize::Settings};
+use super::{Front, body, call::Call, observe::StreamEnd, posted, reject::Problem};
+use crate::{error::InferError, image::stack::Received, models::Model, tasks::localize::Settings};
 use asked::Asked;
 use axum::{
     body::Body,
@@ -62,7 +62,7 @@ pub(super) async fn predict(
     let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     let mut asked =
         Asked::of(request.uri().query().unwrap_or_default(), request.headers(), settings.clone())?;
-    asked.came = request.extensions().get::<Came>().cloned();
+    asked.came = request.extensions().get::<Received>().cloned();
     let format = asked.format;
     let options = &front.limits.stack;
     let (posted, waiting) = if posted::is_raw(request.headers())? {
@@ -100,7 +100,7 @@ pub(super) async fn predict(
             return Err(InferError::Internal("a stack was given up without a reason".into()));
         }
     };
-    let ending = Ending::default();
+    let ending = StreamEnd::default();
     let mut response = Response::new(Body::new(StreamBody::new(frames(coming, task, ending.clone()))));
     response.extensions_mut().insert(ending);
     let headers = response.headers_mut();
@@ -123,7 +123,7 @@ pub(super) async fn predict(
 fn frames(
     coming: mpsc::Receiver<Event>,
     task: AbortOnDropHandle<()>,
-    ending: Ending,
+    ending: StreamEnd,
 ) -> impl Stream<Item = Result<Frame<Bytes>, InferError>> {
     let none = Vec::new().into_iter();
     stream::unfold((coming, none, task, ending), |(mut coming, mut pieces, task, ending)| async move {
@@ -171,7 +171,7 @@ mod tests {
             let _ = reply.bytes(vec![Bytes::from_static(b"a row")]).await;
             let _ = reply.send(Event::Failed(InferError::Internal("planted".into()))).await;
         });
-        let mut frames = std::pin::pin!(frames(coming, AbortOnDropHandle::new(task), Ending::default()));
+        let mut frames = std::pin::pin!(frames(coming, AbortOnDropHandle::new(task), StreamEnd::default()));
         let first = frames.next().await.expect("a frame").expect("it came before");
         assert_eq!(first.into_data().expect("bytes"), "a row");
         assert!(

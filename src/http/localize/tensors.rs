@@ -22,7 +22,7 @@ use crate::{
         tally::Tally,
         wire::{
             Parameter, Parameters,
-            reply::Told,
+            reply::OutputParameters,
             request::{InferRequest, Input},
         },
     },
@@ -91,7 +91,7 @@ fn columns(table: Table, schema: &Schema) -> Vec<(String, Tensor)> {
 /// The result of a request: tensors by name, parameters beside them, and where the time went.
 pub(in crate::http) struct Fitted {
     pub(in crate::http) outputs: Vec<(String, Tensor)>,
-    pub(in crate::http) parameters: Told,
+    pub(in crate::http) parameters: OutputParameters,
     pub(in crate::http) spent: Spent,
 }
 
@@ -106,21 +106,21 @@ pub(in crate::http) async fn fit(
     let model = tally.model();
     let mut settings = changed(settings, &request.parameters, &model.name)?;
     let began = Instant::now();
-    let given = Given::of(request.inputs)?;
-    let searched = matches!(given, Given::Frames(_));
+    let given = RoisOrFrames::of(request.inputs)?;
+    let searched = matches!(given, RoisOrFrames::Frames(_));
     let (chunks, schema, held) = match given {
-        Given::Rois(rois) => {
+        RoisOrFrames::Rois(rois) => {
             settings.suit_rois(rois.rois.shape[2]).map_err(bad)?;
             let schema = settings.schema(false).map_err(InferError::BadRequest)?;
             let setting = settings.setting_of(None).map_err(InferError::BadRequest)?;
             (rois.chunk(setting)?.into_iter().collect(), schema, None)
         }
         // Answered here, because the stack reader takes a file without frames for one that was cut short.
-        Given::Frames(frames) if frames.shape[0] == 0 => {
+        RoisOrFrames::Frames(frames) if frames.shape[0] == 0 => {
             settings.setting_of(None).map_err(InferError::BadRequest)?;
             (Vec::new(), settings.schema(true).map_err(InferError::BadRequest)?, None)
         }
-        Given::Frames(frames) => {
+        RoisOrFrames::Frames(frames) => {
             let options = Options { limits: front.limits.stack.limits, spill_folder: None, file_alone: true };
             let (whole, memory) = (front.queue.is_on_gpu(model.key), model.frames.clone());
             let permit = call.permit.clone();
@@ -150,7 +150,8 @@ pub(in crate::http) async fn fit(
         table.append(more);
     }
     // Spots that are in no row have no place in columns.
-    let parameters = if searched { vec![(OVER_SPOTS_MAX, table.over_spots_max)] } else { Told::new() };
+    let parameters =
+        if searched { vec![(OVER_SPOTS_MAX, table.over_spots_max)] } else { OutputParameters::new() };
     Ok(Fitted { outputs: columns(table, &schema), parameters, spent })
 }
 
@@ -284,7 +285,7 @@ fn search(
 }
 
 /// What a request brings.
-enum Given {
+enum RoisOrFrames {
     Rois(Rois),
     Frames(Tensor),
 }
@@ -295,8 +296,8 @@ struct Rois {
     frames: Option<Vec<u32>>,
 }
 
-impl Given {
-    fn of(inputs: Vec<Input>) -> Result<Given, InferError> {
+impl RoisOrFrames {
+    fn of(inputs: Vec<Input>) -> Result<RoisOrFrames, InferError> {
         let [mut rois, mut frames, mut corners, mut frame] = [None, None, None, None];
         for Input { name, tensor, .. } in inputs {
             let place = match name.as_str() {
@@ -324,11 +325,11 @@ impl Given {
                     )));
                 }
                 let corners = corners.map(|corners| corners.as_chunks::<2>().0.to_vec());
-                Ok(Given::Rois(Rois { rois, corners, frames }))
+                Ok(RoisOrFrames::Rois(Rois { rois, corners, frames }))
             }
             (None, Some(frames)) if corners.is_none() && frame.is_none() => {
                 pixels("frames", &frames)?;
-                Ok(Given::Frames(frames))
+                Ok(RoisOrFrames::Frames(frames))
             }
             (None, Some(_)) => Err(bad("corners and frame belong to rois; frames have none")),
             _ => Err(bad("expected either the input rois or the input frames")),
@@ -419,9 +420,9 @@ mod tests {
     };
     use axum::http::HeaderMap;
 
-    fn given(name: &str, shape: &[usize]) -> Result<Given, InferError> {
+    fn given(name: &str, shape: &[usize]) -> Result<RoisOrFrames, InferError> {
         let tensor = Tensor { datatype: DataType::Fp32, shape: shape.to_vec(), data: Vec::new().into() };
-        Given::of(vec![Input::whole(name.to_owned(), tensor)])
+        RoisOrFrames::of(vec![Input::whole(name.to_owned(), tensor)])
     }
 
     #[test]
@@ -496,7 +497,7 @@ mod tests {
                 assert!(told.ends_with("its planes have no pixels"), "{told}");
             }
         }
-        let Ok(Given::Rois(none)) = given("rois", &[0, 7, 7]) else { panic!("no ROIs are taken") };
+        let Ok(RoisOrFrames::Rois(none)) = given("rois", &[0, 7, 7]) else { panic!("no ROIs are taken") };
         let setting = Settings::default().setting().expect("the defaults go together");
         assert!(none.chunk(setting).expect("nothing to fit").is_none());
     }
@@ -537,8 +538,10 @@ mod tests {
             Input::whole(name.to_owned(), tensor)
         };
         for second in ["rois", ""] {
-            let told =
-                Given::of(vec![input("rois", 1), input(second, 3)]).err().expect("refused").to_string();
+            let told = RoisOrFrames::of(vec![input("rois", 1), input(second, 3)])
+                .err()
+                .expect("refused")
+                .to_string();
             assert_eq!(told, format!("input {second:?} is given twice"));
         }
     }

@@ -1,6 +1,6 @@
 //! What a prediction request asks for, by its query and its parameters, checked against the model's task.
 
-use super::liked::PictureForm;
+use super::negotiated::PictureForm;
 use crate::{
     error::InferError,
     http::{

@@ -5,7 +5,7 @@
 //! is then left out of `dims`. The same goes for a model whose requests may have many items and run one by one, such as one of strings.
 
 use crate::{
-    batch::{QueuePolicy, Then},
+    batch::{OnTimeout, QueuePolicy},
     engine::{Batching, DataType, Dim, TensorSpec},
     image::Layout,
     models::{DeclaredTensor, Fill, Model, Warmup, manifest::Versions, triton},
@@ -154,8 +154,8 @@ fn instances(model: &Model) -> Value {
 fn policy(policy: &QueuePolicy) -> Value {
     json!({
         "timeout_action": match policy.then {
-            Then::Refuse => "REJECT",
-            Then::Delay => "DELAY",
+            OnTimeout::Refuse => "REJECT",
+            OnTimeout::Delay => "DELAY",
         },
         "default_timeout_microseconds": policy.wait_max.map_or(0, |wait| wait.as_micros() as u64),
         "allow_timeout_override": policy.may_shorten,

@@ -45,7 +45,7 @@ impl Output {
 }
 
 /// Numbers that are stated beside the outputs, by name.
-pub type Told = Vec<(&'static str, u64)>;
+pub type OutputParameters = Vec<(&'static str, u64)>;
 
 /// A reply to write.
 #[derive(Debug, Clone, Default)]
@@ -57,7 +57,7 @@ pub struct InferReply {
     /// Which version of it.
     pub model_version: Arc<str>,
     /// Numbers beside the outputs; left out if empty.
-    pub parameters: Told,
+    pub parameters: OutputParameters,
     /// In the order of the request, or of the model.
     pub outputs: Vec<Output>,
 }
@@ -140,7 +140,7 @@ pub fn id(id: &str) -> Vec<u8> {
 }
 
 /// The member for numbers beside the outputs, followed by a comma; nothing if there are none.
-fn parameters(json: &mut Vec<u8>, told: &Told) {
+fn parameters(json: &mut Vec<u8>, told: &OutputParameters) {
     if told.is_empty() {
         return;
     }
@@ -155,7 +155,7 @@ fn parameters(json: &mut Vec<u8>, told: &Told) {
 ///
 /// # Errors
 /// As [`write()`], and 400 for NaN and infinities.
-pub fn members(told: &Told, outputs: &[Output]) -> Result<Vec<u8>, InferError> {
+pub fn members(told: &OutputParameters, outputs: &[Output]) -> Result<Vec<u8>, InferError> {
     let mut json = Vec::new();
     room(&mut json, 512 + outputs.iter().map(Output::text_bytes_max).sum::<u64>())?;
     parameters(&mut json, told);
@@ -446,8 +446,9 @@ mod tests {
                 let (_, json) = encode(vec![output(datatype, &[2], &data, false)]).unwrap();
                 let text = String::from_utf8_lossy(&json).into_owned();
                 assert!(text.contains(&format!("\"data\":[1.0,{word}]")), "{text}");
-                let error =
-                    members(&Told::new(), &[output(datatype, &[2], &data, false)]).unwrap_err().to_string();
+                let error = members(&OutputParameters::new(), &[output(datatype, &[2], &data, false)])
+                    .unwrap_err()
+                    .to_string();
                 assert!(error.contains("element 1") && error.contains("binary_data"), "{error}");
                 assert!(encode(vec![output(datatype, &[2], &data, true)]).is_ok());
             }

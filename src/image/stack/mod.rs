@@ -59,7 +59,7 @@ pub use npy::Array;
 pub use reader::StackReader;
 pub use samples::{SampleType, Samples, Values};
 pub use spill::SpillFolder;
-pub use swelling::Came;
+pub use swelling::Received;
 
 pub(in crate::image) use describe::planes_of;
 pub(in crate::image) use directory::Encoding;

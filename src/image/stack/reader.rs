@@ -9,7 +9,7 @@ use super::{
     samples::{Order, Values},
     spill::Spill,
     store::Store,
-    swelling::{Came, Unpacked},
+    swelling::{Received, Unpacked},
     tiff::Chain,
 };
 use bytes::Bytes;
@@ -98,7 +98,7 @@ impl StackReader {
 
     /// For a body that was packed as a whole and is unpacked before its bytes are pushed: `came` counts the bytes that arrived.
     #[must_use]
-    pub fn packed(mut self, came: Came) -> StackReader {
+    pub fn packed(mut self, came: Received) -> StackReader {
         (self.unpacked.came, self.comes_packed) = (came, true);
         self
     }

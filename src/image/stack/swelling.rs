@@ -32,9 +32,9 @@ fn check(came: u64, unpacked: u64) -> Result<(), StackError> {
 
 /// Counts the bytes of a body as they arrive, for everything that unpacks some of it. Clones share one count.
 #[derive(Debug, Clone, Default)]
-pub struct Came(Arc<AtomicU64>);
+pub struct Received(Arc<AtomicU64>);
 
-impl Came {
+impl Received {
     /// Adds bytes that arrived.
     pub fn more(&self, bytes: usize) {
         self.0.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -57,7 +57,7 @@ impl Came {
 /// How many bytes were unpacked from the packed parts of a stack.
 #[derive(Debug, Default)]
 pub(super) struct Unpacked {
-    pub(super) came: Came,
+    pub(super) came: Received,
     bytes: u64,
 }
 

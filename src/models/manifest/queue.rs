@@ -2,7 +2,7 @@
 
 use super::PRIORITY_MAX;
 use crate::{
-    batch::{QueuePolicies, QueuePolicy, Then},
+    batch::{OnTimeout, QueuePolicies, QueuePolicy},
     models::strict::Table,
 };
 use std::time::Duration;
@@ -56,7 +56,7 @@ fn policy(table: &Table<'_, '_>, otherwise: QueuePolicy) -> QueuePolicy {
         jobs_max: table.integer("requests_max", 1..=REQUESTS_MAX).or(otherwise.jobs_max),
         wait_max: wait_ms.map(|ms| Duration::from_secs_f64(ms / 1000.0)).or(otherwise.wait_max),
         then: table
-            .choice("late", &[("refuse", Then::Refuse), ("delay", Then::Delay)])
+            .choice("late", &[("refuse", OnTimeout::Refuse), ("delay", OnTimeout::Delay)])
             .unwrap_or(otherwise.then),
         may_shorten: table.flag("shorten").unwrap_or(otherwise.may_shorten),
     }
@@ -75,7 +75,7 @@ mod tests {
         let all = QueuePolicy {
             jobs_max: Some(100),
             wait_max: Some(Duration::from_micros(500)),
-            then: Then::Delay,
+            then: OnTimeout::Delay,
             may_shorten: true,
         };
         let first = QueuePolicy { jobs_max: Some(10), may_shorten: false, ..all };

@@ -1,7 +1,7 @@
 //! Reads which of Triton's backends a `config.pbtxt` is for, and its settings for the ONNX Runtime backend: parameters and
 //! execution providers. One parameter is supported. The rest has no effect and is reported by name and value.
 
-use super::{map::Told, verdict};
+use super::{map::Findings, verdict};
 use crate::{
     engine::onnx::gpu::ConvSearch,
     protocol::inference::{
@@ -41,7 +41,7 @@ pub(super) fn run_by_others(config: &ModelConfig) -> Option<String> {
 }
 
 /// The convolution search that `parameters` ask for. Notes all other parameters.
-pub(super) fn conv_search(told: &mut Told, config: &ModelConfig) -> ConvSearch {
+pub(super) fn conv_search(told: &mut Findings, config: &ModelConfig) -> ConvSearch {
     let mut search = ConvSearch::default();
     for (key, value) in &config.parameters {
         let at = format!("parameters[{key:?}]");
@@ -62,7 +62,7 @@ pub(super) fn conv_search(told: &mut Told, config: &ModelConfig) -> ConvSearch {
 
 /// Notes providers that do not run the model, and parameters for those that do. TensorRT is not enabled from here: without its
 /// libraries the model would not load, and with them it builds for minutes.
-pub(super) fn accelerators(told: &mut Told, optimization: Option<&ModelOptimizationPolicy>) {
+pub(super) fn accelerators(told: &mut Findings, optimization: Option<&ModelOptimizationPolicy>) {
     let Some(all) = optimization.and_then(|optimization| optimization.execution_accelerators.as_ref()) else {
         return;
     };

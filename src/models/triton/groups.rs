@@ -1,13 +1,13 @@
 //! `instance_group`: where the instances of a model run, and how that is reported.
 
-use super::map::Told;
+use super::map::Findings;
 use crate::{
     models::manifest::{INSTANCES_MAX, Placing},
     protocol::inference::{ModelInstanceGroup, model_instance_group::Kind},
 };
 
 /// Where instances run: on the devices of all groups, each with the number of instances of the largest group.
-pub(super) fn placement(told: &mut Told, groups: &[ModelInstanceGroup]) -> Placing {
+pub(super) fn placement(told: &mut Findings, groups: &[ModelInstanceGroup]) -> Placing {
     let mut placing = Placing {
         devices: Vec::new(),
         instances: 1,
@@ -57,7 +57,7 @@ pub(super) fn placement(told: &mut Told, groups: &[ModelInstanceGroup]) -> Placi
 }
 
 /// Instances per device.
-pub(super) fn instances(told: &mut Told, at: &str, group: &ModelInstanceGroup) -> usize {
+pub(super) fn instances(told: &mut Findings, at: &str, group: &ModelInstanceGroup) -> usize {
     // 0 means not given.
     let count = if group.count == 0 { 1 } else { group.count };
     told.within(&format!("{at}.count"), count, 1, INSTANCES_MAX)

@@ -26,12 +26,12 @@ const WARMUP_RUNS_MAX: u32 = 10_000;
 
 /// Mistakes, for which a configuration is refused, and notes, for the log.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct Findings {
     wrong: Vec<String>,
     notes: Vec<String>,
 }
 
-impl Told {
+impl Findings {
     pub(super) fn wrong(&mut self, what: String) {
         self.wrong.push(what);
     }
@@ -78,7 +78,7 @@ impl Told {
 /// The manifest for a message, for the model in the folder `name`. `says_size` tells whether `max_batch_size` is given,
 /// even as 0.
 pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Result<Described, String> {
-    let mut told = Told::default();
+    let mut told = Findings::default();
     if !config.name.is_empty() && config.name != name {
         told.wrong(format!(
             "name is {:?}, but the folder is called {name:?}: they must be the same",
@@ -127,12 +127,12 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
             ..Kept::default()
         },
     };
-    let Told { wrong, notes } = told;
+    let Findings { wrong, notes } = told;
     if wrong.is_empty() { Ok(Described { manifest, notes }) } else { Err(wrong.join("; ")) }
 }
 
 /// Items in the largest batch, cut to [`ITEMS_MAX`] with a note: larger requests are split into several batches.
-fn items_max(told: &mut Told, config: &ModelConfig) -> usize {
+fn items_max(told: &mut Findings, config: &ModelConfig) -> usize {
     let (asked, most) = (config.max_batch_size, i32::try_from(ITEMS_MAX).unwrap_or(i32::MAX));
     if asked > most {
         told.note(format!("max_batch_size: it is {asked}, and batches have up to {most} items"));
@@ -149,7 +149,7 @@ fn lowered(size: i64, config: &ModelConfig, items_max: usize) -> i64 {
 }
 
 /// The name of a file in the model's folder; `None` if it is not given.
-fn file(told: &mut Told, field: &str, name: &str) -> Option<String> {
+fn file(told: &mut Findings, field: &str, name: &str) -> Option<String> {
     if name.is_empty() {
         return None;
     }
@@ -161,7 +161,7 @@ fn file(told: &mut Told, field: &str, name: &str) -> Option<String> {
 
 /// The declared inputs and outputs; `None` if the configuration says nothing of them, nor whether there is a batch axis.
 fn declared(
-    told: &mut Told,
+    told: &mut Findings,
     config: &ModelConfig,
     (items_max, says_size): (usize, bool),
 ) -> Option<Declared> {
@@ -196,7 +196,7 @@ fn declared(
 }
 
 fn tensor(
-    told: &mut Told,
+    told: &mut Findings,
     at: &str,
     name: &str,
     datatype: WireType,
@@ -233,7 +233,7 @@ fn tensor(
     }
 }
 
-fn datatype(told: &mut Told, at: &str, datatype: WireType) -> DataType {
+fn datatype(told: &mut Findings, at: &str, datatype: WireType) -> DataType {
     let name = datatype.as_str_name().trim_start_matches("TYPE_");
     let name = if datatype == WireType::TypeString { "BYTES" } else { name };
     DataType::from_name(name).unwrap_or_else(|| {
@@ -242,7 +242,7 @@ fn datatype(told: &mut Told, at: &str, datatype: WireType) -> DataType {
     })
 }
 
-fn dims(told: &mut Told, at: &str, dims: &[i64]) -> Vec<Dim> {
+fn dims(told: &mut Findings, at: &str, dims: &[i64]) -> Vec<Dim> {
     let mut dim = |n: &i64| match n {
         -1 => Dim::Free,
         n => usize::try_from(*n).ok().filter(|n| *n > 0).map(Dim::Fixed).unwrap_or_else(|| {
@@ -254,7 +254,11 @@ fn dims(told: &mut Told, at: &str, dims: &[i64]) -> Vec<Dim> {
 }
 
 /// How items are batched, how requests wait, and their default priority.
-fn batching(told: &mut Told, config: &ModelConfig, items_max: usize) -> (BatchLimits, Waiting, Option<u8>) {
+fn batching(
+    told: &mut Findings,
+    config: &ModelConfig,
+    items_max: usize,
+) -> (BatchLimits, Waiting, Option<u8>) {
     let mut limits = BatchLimits {
         items_max: (items_max > 0).then_some(items_max),
         sizes: None,
@@ -284,14 +288,14 @@ fn batching(told: &mut Told, config: &ModelConfig, items_max: usize) -> (BatchLi
 }
 
 /// How long a batch may wait for further requests.
-pub(super) fn wait_max(told: &mut Told, dynamic: &ModelDynamicBatching) -> Duration {
+pub(super) fn wait_max(told: &mut Findings, dynamic: &ModelDynamicBatching) -> Duration {
     let micros = dynamic.max_queue_delay_microseconds;
     told.capped("dynamic_batching.max_queue_delay_microseconds", micros, COMPANY_WAIT_MAX)
 }
 
 /// Batches are padded to the preferred sizes and to the usual ones (powers of two), so that none is padded by much.
 pub(super) fn sizes(
-    told: &mut Told,
+    told: &mut Findings,
     mut sizes: Vec<usize>,
     preferred: impl Iterator<Item = i64>,
     items_max: usize,
@@ -313,7 +317,7 @@ pub(super) fn sizes(
 const VERSIONS_MAX: usize = 1000;
 
 /// Without a policy the highest version is served.
-pub(super) fn versions(told: &mut Told, policy: Option<&ModelVersionPolicy>) -> Versions {
+pub(super) fn versions(told: &mut Findings, policy: Option<&ModelVersionPolicy>) -> Versions {
     match policy.and_then(|policy| policy.policy_choice.as_ref()) {
         None => Versions::Latest(1),
         Some(PolicyChoice::All(_)) => Versions::All,
@@ -341,7 +345,7 @@ pub(super) fn versions(told: &mut Told, policy: Option<&ModelVersionPolicy>) -> 
     }
 }
 
-fn warmups(told: &mut Told, config: &ModelConfig, items_max: usize) -> Vec<Warmup> {
+fn warmups(told: &mut Findings, config: &ModelConfig, items_max: usize) -> Vec<Warmup> {
     // A batch size of 0 turns a warm-up off.
     let on = config.model_warmup.iter().filter(|warmup| warmup.batch_size > 0);
     on.map(|warmup| {
@@ -364,7 +368,7 @@ fn warmups(told: &mut Told, config: &ModelConfig, items_max: usize) -> Vec<Warmu
     .collect()
 }
 
-fn warm_input(told: &mut Told, at: &str, name: &str, input: &model_warmup::Input) -> WarmupInput {
+fn warm_input(told: &mut Findings, at: &str, name: &str, input: &model_warmup::Input) -> WarmupInput {
     let at = format!("{at}.inputs[{name:?}]");
     let dims = input.dims.iter().map(|n| {
         usize::try_from(*n).ok().filter(|n| *n > 0).unwrap_or_else(|| {

@@ -28,7 +28,7 @@ mod verdict;
 use super::Manifest;
 use crate::{engine::onnx::gpu::CudaGraph, protocol::inference::ModelConfig, words::clipped};
 pub use groups::{gpus, kinds, told_placement};
-use map::Told;
+use map::Findings;
 pub use overrides::overrides;
 use prost_reflect::{DynamicMessage, MessageDescriptor, SerializeOptions};
 pub use queue::Queueing;
@@ -115,7 +115,7 @@ pub(super) fn preferring(
     preferred: &[usize],
     items_max: usize,
 ) -> Result<Vec<usize>, String> {
-    let mut told = Told::default();
+    let mut told = Findings::default();
     let preferred = preferred.iter().map(|size| i64::try_from(*size).unwrap_or(i64::MAX));
     let sizes = map::sizes(&mut told, sizes, preferred, items_max);
     told.into_wrong().map_or(Ok(sizes), Err)

@@ -4,7 +4,7 @@ use super::{
     OPTIMIZATION, alone,
     backend::{self, BACKEND, PLATFORM},
     groups,
-    map::{self, Told},
+    map::{self, Findings},
     message,
     queue::Queueing,
     said_of_optimization, says_as,
@@ -47,7 +47,7 @@ pub fn overrides(
                 let message = alone(&member, &value)?;
                 overrides.notes.extend(verdict::judge(&message)?);
                 let config: ModelConfig = message.transcode_to().map_err(|error| error.to_string())?;
-                let mut told = Told::default();
+                let mut told = Findings::default();
                 backend::accelerators(&mut told, config.optimization.as_ref());
                 overrides.notes.extend(told.into_notes());
                 overrides.optimization.extend(said_of_optimization(&message)?);
@@ -82,7 +82,7 @@ pub fn overrides(
 fn change(overrides: &mut Overrides, changed: Map<String, Value>) -> Result<(), String> {
     let message = message(definition(), changed.clone())?;
     let config: ModelConfig = message.transcode_to().map_err(|error| error.to_string())?;
-    let mut told = Told::default();
+    let mut told = Findings::default();
     for vain in verdict::judge(&message)? {
         told.wrong(format!("{vain}: leave it out"));
     }

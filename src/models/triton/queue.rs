@@ -1,9 +1,9 @@
 //! The part of `dynamic_batching` in a `config.pbtxt` that says how requests wait: priority levels and the policies of their
 //! queues.
 
-use super::map::Told;
+use super::map::Findings;
 use crate::{
-    batch::{QueuePolicies, QueuePolicy, Then},
+    batch::{OnTimeout, QueuePolicies, QueuePolicy},
     models::manifest::{Waiting, queue::WAIT_MAX},
     protocol::inference::{ModelDynamicBatching, ModelQueuePolicy, model_queue_policy::TimeoutAction},
 };
@@ -102,7 +102,7 @@ impl Queueing {
             priority_queue_policy: of_priority,
             ..ModelDynamicBatching::default()
         };
-        let mut told = Told::default();
+        let mut told = Findings::default();
         let (waiting, usual) = waiting(&mut told, &whole);
         told.into_all().map_or(Ok((waiting, usual.unwrap_or(priority))), Err)
     }
@@ -111,8 +111,8 @@ impl Queueing {
 /// A policy as a message.
 fn message(policy: &QueuePolicy) -> ModelQueuePolicy {
     let action = match policy.then {
-        Then::Refuse => TimeoutAction::Reject,
-        Then::Delay => TimeoutAction::Delay,
+        OnTimeout::Refuse => TimeoutAction::Reject,
+        OnTimeout::Delay => TimeoutAction::Delay,
     };
     ModelQueuePolicy {
         timeout_action: action.into(),
@@ -124,7 +124,7 @@ fn message(policy: &QueuePolicy) -> ModelQueuePolicy {
 
 /// How requests wait, and their default priority if levels are given. Triton's levels begin with 1, this server's priorities
 /// with 0.
-pub(super) fn waiting(told: &mut Told, dynamic: &ModelDynamicBatching) -> (Waiting, Option<u8>) {
+pub(super) fn waiting(told: &mut Findings, dynamic: &ModelDynamicBatching) -> (Waiting, Option<u8>) {
     let mut waiting = Waiting::default();
     let (levels, usual) = (dynamic.priority_levels, dynamic.default_priority_level);
     let mut priority = None;
@@ -159,15 +159,15 @@ pub(super) fn waiting(told: &mut Told, dynamic: &ModelDynamicBatching) -> (Waiti
     (waiting, priority)
 }
 
-fn policy(told: &mut Told, at: &str, policy: &ModelQueuePolicy) -> QueuePolicy {
+fn policy(told: &mut Findings, at: &str, policy: &ModelQueuePolicy) -> QueuePolicy {
     let at = format!("{at}.default_timeout_microseconds");
     let wait_max = told.capped(&at, policy.default_timeout_microseconds, WAIT_MAX);
     QueuePolicy {
         jobs_max: Some(policy.max_queue_size as usize).filter(|max| *max > 0),
         wait_max: Some(wait_max).filter(|wait| !wait.is_zero()),
         then: match policy.timeout_action() {
-            TimeoutAction::Reject => Then::Refuse,
-            TimeoutAction::Delay => Then::Delay,
+            TimeoutAction::Reject => OnTimeout::Refuse,
+            TimeoutAction::Delay => OnTimeout::Delay,
         },
         may_shorten: policy.allow_timeout_override,
     }
@@ -198,7 +198,7 @@ mod tests {
         let (waiting, priority) =
             changed(json!({ "priority_queue_policy": { "1": { "timeout_action": "DELAY" } } })).unwrap();
         assert_eq!((waiting.priorities, waiting.policies.of(1).jobs_max, priority), (3, Some(5), 2));
-        assert_eq!(waiting.policies.of(0).then, Then::Delay);
+        assert_eq!(waiting.policies.of(0).then, OnTimeout::Delay);
         assert_eq!(changed(json!({ "default_priority_level": 2 })), Ok((now.clone(), 1)));
         let told = changed(json!({ "priority_levels": 2 })).unwrap_err();
         assert!(
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn of_a_policy_what_is_not_named_stays() {
         let (one, two) = (Some(Duration::from_secs(1)), Some(Duration::from_secs(2)));
-        let own = QueuePolicy { wait_max: two, then: Then::Delay, ..QueuePolicy::default() };
+        let own = QueuePolicy { wait_max: two, then: OnTimeout::Delay, ..QueuePolicy::default() };
         let default = QueuePolicy { jobs_max: Some(5), wait_max: one, ..QueuePolicy::default() };
         let policies = QueuePolicies { default, of_priority: [(0, own), (1, own)].into() };
         let now = Waiting { priorities: 2, policies };

@@ -2,7 +2,7 @@
 
 use super::{verdict::Verdict, *};
 use crate::{
-    batch::{QueuePolicies, QueuePolicy, Then},
+    batch::{OnTimeout, QueuePolicies, QueuePolicy},
     engine::{
         DataType, Dim,
         onnx::gpu::{ConvSearch, CudaGraph},
@@ -207,7 +207,7 @@ fn queues_have_their_policies() {
         priority_queue_policy { key: 20 value { allow_timeout_override: true } } }";
     let Described { manifest, notes } = check(text);
     let none = QueuePolicy { may_shorten: false, ..QueuePolicy::default() };
-    let delay = QueuePolicy { wait_max: Some(Duration::from_micros(7)), then: Then::Delay, ..none };
+    let delay = QueuePolicy { wait_max: Some(Duration::from_micros(7)), then: OnTimeout::Delay, ..none };
     let policies = QueuePolicies {
         default: QueuePolicy { jobs_max: Some(5), ..none },
         of_priority: [(0, delay), (19, QueuePolicy::default())].into(),

@@ -16,7 +16,7 @@ use crate::{
         kernels::SIDE,
     },
     error::InferError,
-    image::stack::{Came, Charge, Format, Frames, MayHold, Options, StackInfo, StackReader, Tried},
+    image::stack::{Charge, Format, Frames, MayHold, Options, Received, StackInfo, StackReader, Tried},
 };
 use bytes::Bytes;
 use search::Search;
@@ -143,7 +143,7 @@ impl Stager {
 
     /// For a stack in a packed body ([`StackReader::packed`]).
     #[must_use]
-    pub fn packed(self, came: Came) -> Stager {
+    pub fn packed(self, came: Received) -> Stager {
         Stager { reader: self.reader.packed(came), ..self }
     }
 

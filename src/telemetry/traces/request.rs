@@ -111,7 +111,7 @@ fn remote(caller: TraceContext, state: Option<TraceState>) -> SpanContext {
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct Recorded {
     stages: Vec<Stage>,
     end: Option<End>,
 }
@@ -131,7 +131,7 @@ pub struct RequestTrace {
     context: Context,
     /// One moment by both clocks, just after the span begins.
     anchor: (SystemTime, Instant),
-    seen: Mutex<Seen>,
+    seen: Mutex<Recorded>,
 }
 
 impl RequestTrace {
@@ -247,7 +247,7 @@ impl RequestTrace {
 
 impl Drop for RequestTrace {
     fn drop(&mut self) {
-        let Seen { stages, end } = std::mem::take(self.seen.get_mut());
+        let Recorded { stages, end } = std::mem::take(self.seen.get_mut());
         let request = self.context.span();
         // Failures are sent whatever the ratio.
         if !request.span_context().is_sampled() && end.as_ref().is_none_or(|end| !end.failed) {

@@ -87,8 +87,8 @@ impl Keeper {
     }
 
     /// What other processes do there.
-    fn others(&self, sample: &Sample) -> lease::Seen {
-        lease::Seen {
+    fn others(&self, sample: &Sample) -> lease::Occupancy {
+        lease::Occupancy {
             others: self.ourselves.others(sample).any(),
             free: sample.memory.map(|memory| memory.free),
             utilization: sample.utilization_percent,

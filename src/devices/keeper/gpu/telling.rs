@@ -14,7 +14,7 @@ use super::{
 use crate::{
     batch::queue::Absence,
     config::WhileWaiting,
-    status::{Cause, DeviceState, HeldModel, Seen},
+    status::{Cause, DeviceInfo, DeviceState, HeldModel},
 };
 use std::time::{Duration, Instant};
 
@@ -125,7 +125,7 @@ impl Keeper {
 }
 
 /// Fills in what a sample shows, for people.
-fn fill(seen: &mut Seen, sample: &Sample, ourselves: &Ourselves) {
+fn fill(seen: &mut DeviceInfo, sample: &Sample, ourselves: &Ourselves) {
     let others = ourselves.others(sample);
     seen.memory_free_bytes = sample.memory.map(|memory| memory.free);
     seen.memory_own_bytes = Some(ourselves.held(sample));

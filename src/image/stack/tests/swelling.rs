@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use super::{
-    super::{Came, packing::Compression},
+    super::{Received, packing::Compression},
     Builder, InferError, LITTLE, StackError, StackReader, options, tags,
 };
 use bytes::Bytes;
@@ -86,7 +86,7 @@ fn pages_that_deflate_packs_come_out_and_those_of_which_nothing_has_come_do_not(
 
 #[test]
 fn pages_of_a_packed_body_may_become_what_the_packed_bytes_may() {
-    let came = Came::default();
+    let came = Received::default();
     came.more(1000);
     let (count, error) = frames(StackReader::new(None, options()).packed(came), &zeros(Compression::Deflate));
     assert_eq!(count, ((64 << 20) + 1_032_000) / BYTES);

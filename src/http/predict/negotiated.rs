@@ -48,15 +48,15 @@ impl PictureForm {
 
 /// The preferred form of the reply, if any is accepted. It can depend on the number of images, which is known only when the body is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Liked {
+pub(super) struct Negotiated {
     /// If a picture can be the reply.
     pub(super) pictured: Option<Reply>,
     /// If none can: there are several images.
     pub(super) otherwise: Option<Reply>,
 }
 
-impl Liked {
-    pub(super) fn of(headers: &HeaderMap, task: &Task) -> Liked {
+impl Negotiated {
+    pub(super) fn of(headers: &HeaderMap, task: &Task) -> Negotiated {
         let torchserve = Offer {
             form: Reply::TorchServe,
             media: "application/json",
@@ -71,7 +71,7 @@ impl Liked {
         let otherwise = accepted::best(headers, &offers);
         let pictures = PictureForm::of(task).iter();
         offers.extend(pictures.map(|form| Offer::ranged(Reply::Picture(*form), form.media())));
-        Liked { pictured: accepted::best(headers, &offers), otherwise }
+        Negotiated { pictured: accepted::best(headers, &offers), otherwise }
     }
 }
 
@@ -88,8 +88,8 @@ mod tests {
     const LINES: Option<Reply> = Some(Reply::Streamed(Form::Lines));
     const EVENTS: Option<Reply> = Some(Reply::Streamed(Form::Events));
 
-    fn liked(accept: &'static str, task: &Task) -> Liked {
-        Liked::of(&HeaderMap::from_iter([(header::ACCEPT, HeaderValue::from_static(accept))]), task)
+    fn negotiated(accept: &'static str, task: &Task) -> Negotiated {
+        Negotiated::of(&HeaderMap::from_iter([(header::ACCEPT, HeaderValue::from_static(accept))]), task)
     }
 
     #[test]
@@ -127,10 +127,10 @@ mod tests {
             ("text/html", None, None),
             ("", None, None),
         ] {
-            assert_eq!(liked(accept, &task), Liked { pictured, otherwise }, "{accept}");
+            assert_eq!(negotiated(accept, &task), Negotiated { pictured, otherwise }, "{accept}");
         }
-        let none = Liked { pictured: None, otherwise: None };
-        assert_eq!(Liked::of(&HeaderMap::new(), &task), none);
+        let none = Negotiated { pictured: None, otherwise: None };
+        assert_eq!(Negotiated::of(&HeaderMap::new(), &task), none);
     }
 
     #[test]
@@ -148,10 +148,10 @@ mod tests {
             ("image/tiff, application/x-ndjson", TIFF, LINES),
             ("image/webp", None, None),
         ] {
-            assert_eq!(liked(accept, &task), Liked { pictured, otherwise }, "{accept}");
+            assert_eq!(negotiated(accept, &task), Negotiated { pictured, otherwise }, "{accept}");
         }
         let mask = Task::Segment(Segment::default());
-        assert_eq!(liked("image/tiff", &mask), Liked { pictured: None, otherwise: None });
+        assert_eq!(negotiated("image/tiff", &mask), Negotiated { pictured: None, otherwise: None });
     }
 
     #[test]
@@ -180,8 +180,8 @@ mod tests {
             ("application/x-ndjson, text/event-stream", LINES),
             ("*/*, text/event-stream", EVENTS),
         ] {
-            let expected = Liked { pictured: expected, otherwise: expected };
-            assert_eq!(liked(accept, &task), expected, "{accept}");
+            let expected = Negotiated { pictured: expected, otherwise: expected };
+            assert_eq!(negotiated(accept, &task), expected, "{accept}");
         }
     }
 }
