@@ -165,6 +165,18 @@ pub(super) fn raw_tiff(entries: &[(u16, u16, u32, u32)], next: u32, data: &[u8])
     bytes
 }
 
+/// A NumPy array of this type and shape.
+pub(super) fn npy(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
+    npy_in_order("False", descr, shape, data)
+}
+
+/// The same, with what is said of its order.
+pub(super) fn npy_in_order(fortran: &str, descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
+    let text = format!("{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': {shape}, }}");
+    let text = format!("{text:<117}\n");
+    [b"\x93NUMPY\x01\0", &(text.len() as u16).to_le_bytes()[..], text.as_bytes(), data].concat()
+}
+
 pub(super) fn fixture(name: &str) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images");
     std::fs::read(path.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
@@ -209,6 +221,20 @@ pub(super) fn every_kind() -> Vec<(&'static str, Format, Vec<u8>)> {
         ("two pages", Format::Tiff, tiff::<tc::Gray8>(&two, Compression::Uncompressed)),
         ("lzw", Format::Tiff, tiff::<tc::Gray16>(std::slice::from_ref(&gray16), Compression::Lzw)),
         ("deflate", Format::Tiff, tiff::<tc::RGB16>(std::slice::from_ref(&rgb16), deflate)),
+        ("grey pnm", Format::Pnm, [format!("P5 {WIDTH} {HEIGHT} 255\n").as_bytes(), &gray8].concat()),
+        ("rgb pnm", Format::Pnm, [format!("P6\n{WIDTH} {HEIGHT}\n255\n").as_bytes(), &rgb8].concat()),
+        (
+            "16-bit pnm",
+            Format::Pnm,
+            [format!("P5 {WIDTH} {HEIGHT} 65535\n").as_bytes(), &gray16_bytes].concat(),
+        ),
+        ("rgb npy", Format::Npy, npy("|u1", &format!("({HEIGHT}, {WIDTH}, 3)"), &rgb8)),
+        ("two npy", Format::Npy, npy("|u1", &format!("(2, {HEIGHT}, {WIDTH}, 1)"), &two.concat())),
+        (
+            "16-bit npy",
+            Format::Npy,
+            npy("<u2", &format!("({HEIGHT}, {WIDTH})"), bytemuck::cast_slice(&gray16)),
+        ),
         ("packbits", Format::Tiff, tiff::<tc::RGB8>(std::slice::from_ref(&rgb8), Compression::Packbits)),
     ];
     for (name, format) in [

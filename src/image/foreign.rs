@@ -23,13 +23,8 @@ const BRANDS: [(&[&[u8; 4]], &str); 3] = [
 ];
 
 /// Files that are not images: how they begin, what they are, and what the client should do.
-const OTHERS: [(&[u8], &str, &str); 4] = [
+const OTHERS: [(&[u8], &str, &str); 3] = [
     (b"%PDF", "a PDF document", "post its pages as images, such as PNG or JPEG"),
-    (
-        b"\x93NUMPY",
-        "a NumPy array (.npy)",
-        "stacks in .npy are for models that localize: write it as PNG or TIFF with 8 or 16 bits, or send its numbers as a tensor",
-    ),
     (
         b"PK\x03\x04",
         "a ZIP archive",
@@ -78,11 +73,6 @@ fn other_image(bytes: &[u8]) -> Option<&'static str> {
         return Some(what);
     }
     match bytes {
-        // A letter and a digit are little evidence, so a number or a comment must follow.
-        [b'P', b'1'..=b'6', space, next, ..] if space.is_ascii_whitespace() => {
-            let netpbm = next.is_ascii_digit() || next.is_ascii_whitespace() || *next == b'#';
-            netpbm.then_some("a netpbm image (PBM, PGM or PPM)")
-        }
         [l3, l2, l1, l0, b'f', b't', b'y', b'p', brands @ ..] => {
             let length = u32::from_be_bytes([*l3, *l2, *l1, *l0]) as usize;
             of_brands(&brands[..brands.len().min(length.saturating_sub(8))])
@@ -154,11 +144,9 @@ mod tests {
             (b"\xff\x4f\xff\x51\0\x2f", "a JPEG 2000 image"),
             (b"8BPS\0\x01", "a Photoshop document"),
             (b"\x76\x2f\x31\x01\x02\0\0\0", "an OpenEXR image"),
-            (b"P5\n64 64\n255\n", "a netpbm image (PBM, PGM or PPM)"),
-            (b"P2 # by hand", "a netpbm image (PBM, PGM or PPM)"),
             (&dicom, "a DICOM file"),
         ] {
-            check(bytes, what, "convert it to JPEG, PNG, WebP, BMP, GIF or TIFF");
+            check(bytes, what, "convert it to JPEG, PNG, WebP, BMP, GIF, TIFF, PNM or NPY");
         }
         // Nothing is said about brands in another box, nor about the words of a sentence.
         unknown(b"\0\0\0\x10ftypisom\0\0\0\0....heic");
@@ -168,7 +156,6 @@ mod tests {
     #[test]
     fn what_is_no_image_is_named_with_what_to_do() {
         check(b"%PDF-1.7 etc", "a PDF document", "post its pages");
-        check(b"\x93NUMPY\x01\0v\0", "a NumPy array (.npy)", "models that localize");
         check(b"PK\x03\x04\x14\0", "a ZIP archive", "multipart/form-data");
         check(b"\x1f\x8b\x08\0", "packed by gzip", "Content-Encoding: gzip");
         check(b"<svg xmlns=\"http://www.w3.org/2000/svg\">", "an SVG drawing", "render it");

@@ -17,12 +17,24 @@ pub enum Format {
     Gif,
     /// Any number of pages of 8 or 16 bits (and fewer, for grey and palettes), classic and BigTIFF.
     Tiff,
+    /// PBM, PGM, PPM and PAM, with up to 16 bits a sample; the first image.
+    Pnm,
+    /// NumPy arrays of 8 or 16 bits, of one image or several.
+    Npy,
 }
 
 impl Format {
     /// All of them, in the order in which they are tried.
-    pub const ALL: [Format; 6] =
-        [Format::Jpeg, Format::Png, Format::WebP, Format::Bmp, Format::Gif, Format::Tiff];
+    pub const ALL: [Format; 8] = [
+        Format::Jpeg,
+        Format::Png,
+        Format::WebP,
+        Format::Bmp,
+        Format::Gif,
+        Format::Tiff,
+        Format::Pnm,
+        Format::Npy,
+    ];
 
     /// The format whose magic bytes `bytes` begins with.
     pub fn sniff(bytes: &[u8]) -> Option<Format> {
@@ -39,6 +51,8 @@ impl Format {
             Format::Bmp => begins(b"BM") && (bytes.get(6..10) == Some(&[0; 4]) || has_bmp_header(bytes)),
             Format::Gif => begins(b"GIF87a") || begins(b"GIF89a"),
             Format::Tiff => [b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"].into_iter().any(|magic| begins(magic)),
+            Format::Pnm => is_pnm(bytes),
+            Format::Npy => begins(b"\x93NUMPY"),
         }
     }
 
@@ -51,6 +65,9 @@ impl Format {
             Format::Bmp => "image/bmp",
             Format::Gif => "image/gif",
             Format::Tiff => "image/tiff",
+            Format::Pnm => "image/x-portable-anymap",
+            // None is registered.
+            Format::Npy => "application/x-npy",
         }
     }
 
@@ -63,6 +80,8 @@ impl Format {
             Format::Bmp => "BMP",
             Format::Gif => "GIF",
             Format::Tiff => "TIFF",
+            Format::Pnm => "PNM",
+            Format::Npy => "NPY",
         }
     }
 }
@@ -71,6 +90,17 @@ impl Format {
 fn has_bmp_header(bytes: &[u8]) -> bool {
     let size = bytes.get(14..18).and_then(|size| size.try_into().ok()).map(u32::from_le_bytes);
     matches!(size, Some(12 | 16 | 40 | 52 | 56 | 64 | 108 | 124))
+}
+
+/// A letter and a digit are little evidence, so a number or a comment must follow, or the header's next line.
+fn is_pnm(bytes: &[u8]) -> bool {
+    match bytes {
+        [b'P', b'1'..=b'6', space, next, ..] if space.is_ascii_whitespace() => {
+            next.is_ascii_digit() || next.is_ascii_whitespace() || *next == b'#'
+        }
+        [b'P', b'7', b'\n', next, ..] => next.is_ascii_uppercase() || *next == b'#',
+        _ => false,
+    }
 }
 
 impl fmt::Display for Format {
@@ -96,6 +126,12 @@ mod tests {
             (b"BMW is a car maker", None),
             (b"GIF89a", Some(Format::Gif)),
             (b"MM\0+", Some(Format::Tiff)),
+            (b"P5\n64 64\n255\n", Some(Format::Pnm)),
+            (b"P2\n# by hand", Some(Format::Pnm)),
+            (b"P7\nWIDTH 7", Some(Format::Pnm)),
+            (b"P2 is a number", None),
+            (b"P8 7 7", None),
+            (b"\x93NUMPY\x01\0", Some(Format::Npy)),
             (b"", None),
         ] {
             assert_eq!(Format::sniff(bytes), format, "{bytes:?}");

@@ -2,7 +2,7 @@
 //!
 //! - [`mod@format`]: recognises the format of an image; `foreign`: recognises bytes that are in none of the supported formats.
 //! - [`header`] and [`decode`]: check the sizes that the headers state against [`Limits`] before any pixels are allocated. Then one strict
-//!   decoder per format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`) makes [`Frame`]s, turned upright (`orient`). A truncated file is
+//!   decoder per format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`, `pnm`, `npy`) makes [`Frame`]s, turned upright (`orient`). A truncated file is
 //!   refused, whatever its format.
 //! - [`mod@plain_jpeg`]: selects the JPEGs that a hardware decoder may be given instead.
 //! - [`preprocess`]: turns a frame into a model's input (resize, crop, colour, and normalisation by `normalize`, now or later), written
@@ -20,10 +20,12 @@ pub mod format;
 mod gif;
 mod jpeg;
 mod normalize;
+mod npy;
 mod orient;
 mod placement;
 mod plain_jpeg;
 mod png;
+mod pnm;
 pub mod preprocess;
 pub mod stack;
 #[cfg(test)]
@@ -291,11 +293,13 @@ pub fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
         Format::Bmp => bmp::header(bytes, limits),
         Format::Gif => gif::header(bytes, limits),
         Format::Tiff => tiff::header(bytes, limits),
+        Format::Pnm => pnm::header(bytes, limits),
+        Format::Npy => npy::header(bytes, limits),
     })
 }
 
-/// Decodes all frames of an image, upright: the pages of a TIFF, each of which may have an error of its own, and one frame of any other
-/// format.
+/// Decodes all frames of an image, upright: the pages of a TIFF, each of which may have an error of its own, the images of an array, and
+/// one frame of any other format.
 ///
 /// With `enough`, a JPEG may be decoded at a fraction of its size: at the smallest scale that leaves at least twice the size that `enough`
 /// asks for along both axes, of colours too. `enough` takes and returns sizes after orientation.
@@ -331,7 +335,9 @@ fn decode_as(
         Format::WebP => webp::decode(bytes, limits),
         Format::Bmp => bmp::decode(bytes, limits),
         Format::Gif => gif::decode(bytes, limits),
+        Format::Pnm => pnm::decode(bytes, limits),
         Format::Tiff => return tiff::decode(bytes, limits),
+        Format::Npy => return npy::decode(bytes, limits),
     };
     Ok(vec![Ok(frame?)])
 }

@@ -322,7 +322,7 @@ fn what_is_no_image_is_refused_with_what_was_tried() {
     let error = decode(b"%!PS-1.7 etc", &LIMITS, &whole).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "not an image: tried JPEG, PNG, WebP, BMP, GIF, TIFF, but the body begins with \
+        "not an image: tried JPEG, PNG, WebP, BMP, GIF, TIFF, PNM, NPY, but the body begins with \
          25 21 50 53 2d 31 2e 37 20 65 74 63"
     );
     assert!(matches!(InferError::from(error), InferError::Decode(_)));

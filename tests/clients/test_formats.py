@@ -40,6 +40,33 @@ def rgb(image):
     return np.asarray(image.convert("RGB"))
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("kind", ["uint8", "<u2", ">u2"])
+def test_a_numpy_array_is_the_picture_as_saved(server, picture, kind, order):
+    array = np.asarray(picture.astype(kind) * (1 if kind == "uint8" else 257), dtype=kind, order=order)
+    check(server, npy(array), picture)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_netpbm_file_is_the_picture(server, picture, bits):
+    samples = picture.astype(">u2") * 257 if bits == 16 else picture
+    check(server, f"P6\n# a comment\n{WIDTH} {HEIGHT}\n{2**bits - 1}\n".encode() + samples.tobytes(), picture)
+    check(server, reference.encoded(picture, "PPM"), picture)
+
+
+def test_each_image_of_an_array_has_an_answer(server, picture):
+    reply = wire.post_image(server, "image-identity", npy(np.stack([picture, picture[:, ::-1]])))
+    assert reply.status_code == 200, reply.text
+    pages = [(entry["file"], entry["page"]) for entry in reply.json()["predictions"]]
+    assert pages == [(0, 0), (0, 1)]
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("form", "options"),
     [

@@ -11,17 +11,17 @@ const HEADER_BYTES_MAX: u64 = 64 << 10;
 
 /// What the header says about an array.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Header {
+pub(in crate::image) struct Header {
     /// The type of the samples, or the name of a type that we do not read.
-    pub(super) sample: Result<SampleType, String>,
-    pub(super) order: Order,
-    pub(super) shape: Vec<u64>,
+    pub(in crate::image) sample: Result<SampleType, String>,
+    pub(in crate::image) order: Order,
+    pub(in crate::image) shape: Vec<u64>,
     /// Whether the first index runs fastest.
-    pub(super) fortran_order: bool,
+    pub(in crate::image) fortran_order: bool,
 }
 
 /// The length of everything before the array, as soon as the first bytes tell; `Err` for an unknown version or a header that is too long.
-pub(super) fn header_bytes(begin: &[u8]) -> Result<Option<u64>, String> {
+pub(in crate::image) fn header_bytes(begin: &[u8]) -> Result<Option<u64>, String> {
     let Some([major, minor]) = begin.get(6..8) else { return Ok(None) };
     let (prefix, len) = match (major, minor) {
         (1, 0) => match begin.get(8..10) {
@@ -41,7 +41,7 @@ pub(super) fn header_bytes(begin: &[u8]) -> Result<Option<u64>, String> {
 }
 
 /// Parses a header of the length that [`header_bytes`] returned. `Err` says why it does not describe an array of numbers.
-pub(super) fn header(bytes: &[u8]) -> Result<Header, String> {
+pub(in crate::image) fn header(bytes: &[u8]) -> Result<Header, String> {
     let start = if bytes.get(6) == Some(&1) { 10 } else { 12 };
     let text = bytes.get(start..).and_then(|text| std::str::from_utf8(text).ok());
     let text = text.ok_or("its header is not text")?.trim();

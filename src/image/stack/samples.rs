@@ -90,7 +90,7 @@ impl Default for Values {
 
 /// The byte order of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Order {
+pub(in crate::image) enum Order {
     #[default]
     Little,
     Big,
