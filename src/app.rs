@@ -23,7 +23,7 @@ pub use places::unfit;
 pub use run::{Checked, check, find_devices, serve};
 
 use crate::{
-    config::{Config, RepositoryMode},
+    config::{Chosen, Config, RepositoryMode},
     grpc,
     http::{
         self, Front,
@@ -115,6 +115,12 @@ impl App {
         let first = Snapshot::at(&config.models);
 
         let core = Core::start(&config, log)?;
+        if core.found.is_empty() && config.startup_models == Chosen::All {
+            tracing::warn!(
+                folder = %config.models.display(),
+                "no models found: each has a folder NAME/model.onnx there; {}", base::without_models(config.repository_mode)
+            );
+        }
         let (control, commands) = Control::new(config.models.clone());
         let control = Arc::new(control);
         let front = core.front(&config, Arc::clone(&control), log)?;

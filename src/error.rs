@@ -62,7 +62,7 @@ pub enum InferError {
         accepted: &'static str,
     },
     /// No such model or version; `nearest` holds the closest names. 404.
-    #[error("unknown model {name:?}{}", told(nearest))]
+    #[error("unknown model {name:?}{}", known(nearest))]
     UnknownModel {
         /// What was asked for.
         name: String,
@@ -155,4 +155,8 @@ pub fn seconds_up(duration: Duration) -> u64 {
 /// The end of a message about a limit: which option raises it, if one does.
 pub(crate) fn raise_with(option: &str) -> String {
     if option.is_empty() { String::new() } else { format!("; raise it with {option}") }
+}
+/// The end of the message about an unknown model.
+fn known(nearest: &[String]) -> String {
+    if nearest.is_empty() { "; GET /v2/models lists all".to_owned() } else { told(nearest) }
 }

@@ -293,7 +293,7 @@ impl Status {
 
     fn stands(&self) -> Result<(), String> {
         if self.draining() {
-            return Err("the server is draining".into());
+            return Err("it is draining".into());
         }
         self.models_ready()?;
         let devices = self.devices();
@@ -479,9 +479,9 @@ mod tests {
         let status = serving();
         assert!(status.begin_drain());
         assert!(!status.begin_drain(), "only the first begins it");
-        check(&status, Err("the server is draining"));
+        check(&status, Err("it is draining"));
         status.set_device("cpu", DeviceState::Serving, Cause::Start, "");
-        check(&status, Err("the server is draining"));
+        check(&status, Err("it is draining"));
         assert_eq!(status.live(t0), Ok(()));
     }
 }

@@ -63,12 +63,6 @@ impl Core {
             AppError::Failed(format!("{reason}; the option models names the folder that holds them"))
         })?;
         choose(&mut found, config)?;
-        if found.is_empty() && config.startup_models == Chosen::All {
-            tracing::warn!(
-                folder = %config.models.display(),
-                "no models found: each has a folder NAME/model.onnx there; {}", without_models(config.repository_mode)
-            );
-        }
         let runtime = runtime(config, &found)?;
         let logs = log.map(Logging::models).unwrap_or_default();
         for model in &found {
@@ -106,7 +100,7 @@ impl Core {
 }
 
 /// How a server without models can get one.
-fn without_models(mode: RepositoryMode) -> &'static str {
+pub(super) fn without_models(mode: RepositoryMode) -> &'static str {
     match mode {
         RepositoryMode::None => {
             "the folder is read at the start alone: put models into it and restart, or set repository_mode = \"watch\""

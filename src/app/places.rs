@@ -24,7 +24,13 @@ pub fn unfit(config: &Config, serves: bool) -> Vec<(&'static str, String)> {
         "models",
         fs::read_dir(&config.models)
             .map(drop)
-            .map_err(|error| format!("cannot read the folder: {error}; it is the one that holds the models")),
+            .map_err(|error| {
+                let here = std::env::current_dir().unwrap_or_default();
+                format!(
+                    "cannot read the folder that holds the models, as seen from {}: {error}; name it with --models or OCELLI_MODELS",
+                    here.display()
+                )
+            }),
     );
     // Scanned only if needed: that may take long.
     if let Chosen::Only(_) = &config.startup_models

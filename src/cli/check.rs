@@ -14,7 +14,10 @@ const HEADER: [&str; 11] =
 /// The table of results, a row for each model and device, and whether every model can be served.
 pub(super) fn report(rows: &[Checked]) -> (String, bool) {
     if rows.is_empty() {
-        return ("no models found\n".into(), false);
+        return (
+            "no models found: each has a folder NAME/model.onnx in the model folder (--models)\n".into(),
+            false,
+        );
     }
     let mut lines = vec![HEADER.map(str::to_owned).to_vec()];
     lines.extend(rows.iter().flat_map(lines_of));

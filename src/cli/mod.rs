@@ -34,7 +34,10 @@ use crate::{
     engine::onnx::report_nothing,
     telemetry::{COMMIT, VERSION, logging::colours},
 };
-use clap::{Arg, ArgMatches, Command, error::ErrorKind};
+use clap::{
+    Arg, ArgMatches, Command,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
 use clap_complete::Shell;
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
@@ -99,7 +102,7 @@ impl Exit {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed (health: not healthy), 64 wrong usage, 66 an input \
-    file is missing or a folder has none, 69 nothing to run the models on, 70 a bug in Ocelli, 75 work was \
+    file is missing or a folder has none, 69 nothing to run the models on, or no server at the address, 70 a bug in Ocelli, 75 work was \
     dropped at shutdown, 78 mistakes in the configuration, 130 or 143 interrupted.";
 
 /// The command line as clap sees it.
@@ -247,8 +250,19 @@ impl Streams<'_> {
         match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => self.print(&text),
             _ => {
+                let unknown = match error.get(ContextKind::InvalidArg) {
+                    Some(ContextValue::String(argument)) if error.kind() == ErrorKind::UnknownArgument => {
+                        argument
+                    }
+                    _ => "-",
+                };
+                let hint = match unknown.starts_with('-') {
+                    true => "",
+                    false => "\nThe folder of the models is named with --models PATH or OCELLI_MODELS.\n",
+                };
                 // If standard error is closed, the exit code still reports it.
-                let _ = self.err.write_all(text.as_bytes());
+                let _ =
+                    self.err.write_all(text.as_bytes()).and_then(|()| self.err.write_all(hint.as_bytes()));
                 Exit::Usage
             }
         }
@@ -458,7 +472,8 @@ mod tests {
             for said in [
                 "mistakes in the configuration:\n",
                 "  --parts-max: parts_max = \"0\": must be",
-                "  --models: models = \"/no/models\": cannot read the folder: No such file",
+                "  --models: models = \"/no/models\": cannot read the folder that holds the models, as seen from ",
+                "No such file or directory (os error 2); name it with --models or OCELLI_MODELS",
                 "  --stack-spill-folder: stack_spill_folder = \"/no/spill\": cannot make a temporary file there: No such",
             ] {
                 assert!(err.contains(said), "{said} is not in {err}");

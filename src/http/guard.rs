@@ -129,12 +129,31 @@ fn announced(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.trim().parse().ok()
 }
 
-/// For `Router::fallback`: no route has this path. A path that other servers of the same protocols have gets a reason of its own.
-pub async fn not_found(uri: Uri) -> Problem {
+/// For `Router::fallback`: no route has this path. A path that other servers of the same protocols have gets a reason of its own, and a
+/// gRPC client one that it can show.
+pub async fn not_found(uri: Uri, headers: HeaderMap) -> Response<Body> {
+    if headers
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|named| named.as_bytes().starts_with(b"application/grpc"))
+    {
+        return not_grpc_here();
+    }
     match elsewhere(uri.path()) {
         Some(why) => Problem::from(&InferError::NotOffered(why.to_owned())),
         None => Problem::not_found(uri.path()),
     }
+    .into_response()
+}
+
+/// The answer to a gRPC call, as its protocol has errors without a message: trailers alone, as headers.
+fn not_grpc_here() -> Response<Body> {
+    const UNIMPLEMENTED: &str = "12";
+    let headers = [
+        ("content-type", "application/grpc"),
+        ("grpc-status", UNIMPLEMENTED),
+        ("grpc-message", "this port speaks REST: gRPC is on the port of the option grpc_listen"),
+    ];
+    headers.into_response()
 }
 
 /// The same on a listener that has a part of the routes.

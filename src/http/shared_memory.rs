@@ -158,7 +158,7 @@ pub(crate) fn may_look(front: &Front, peer: Option<&Peer>, headers: &HeaderMap) 
 pub(crate) fn allowed(front: &Front, peer: Option<&Peer>, headers: &HeaderMap) -> Result<(), InferError> {
     if !front.shared_memory.is_on() {
         return Err(InferError::Forbidden(
-            "memory is not shared with callers, which shared_memory_regions_max lets them do: send tensors in the request"
+            "shared memory is off: send tensors in the request, or have the operator set shared_memory_regions_max"
                 .to_owned(),
         ));
     }

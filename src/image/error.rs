@@ -11,7 +11,7 @@ pub(super) const SHOWN_BYTES: usize = 12;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DecodeError {
     /// The bytes begin like none of the supported formats, nor like any other format that we know.
-    #[error("not an image: tried {}, but the body {}", formats(), begins(first))]
+    #[error("not an image: tried {}, but the body {}{}", formats(), begins(first), hint(first))]
     Unknown {
         /// The first bytes, at most twelve.
         first: Vec<u8>,
@@ -85,14 +85,25 @@ impl From<DecodeError> for InferError {
     }
 }
 
+/// What clients do who send a file's name in place of the file.
+fn hint(first: &[u8]) -> &'static str {
+    match begins(first).contains(" text ") {
+        true => "; curl sends a file by -T FILE, and in a form by -F data=@FILE",
+        false => "",
+    }
+}
+
 fn formats() -> String {
     Format::ALL.map(Format::name).join(", ")
 }
 
-/// Describes how a body or file with these first bytes begins: `begins with 4d 4d 00 2a`, or `is empty`.
+/// Describes how a body or file with these first bytes begins: `begins with 4d 4d 00 2a`, `begins with the text "%!PS"`, or `is empty`.
 pub(super) fn begins(first: &[u8]) -> String {
     if first.is_empty() {
         return "is empty".to_owned();
+    }
+    if first.iter().all(|byte| byte.is_ascii_graphic() || *byte == b' ') {
+        return format!("begins with the text {:?}", String::from_utf8_lossy(first));
     }
     let mut text = "begins with".to_owned();
     for byte in first {

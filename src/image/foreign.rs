@@ -33,6 +33,9 @@ const OTHERS: [(&[u8], &str, &str); 3] = [
     (b"\x1f\x8b", "packed by gzip", "unpack it, or send it with the header Content-Encoding: gzip"),
 ];
 
+/// How a PNG begins once a client has dropped its line breaks, as `curl -d @FILE` does.
+const PNG_WITHOUT_BREAKS: &[u8] = b"\x89PNG\x1a";
+
 /// How many bytes are searched for the `<svg` element, which other text may precede.
 const SVG_BYTES: usize = 1024;
 
@@ -50,6 +53,9 @@ pub(super) fn known(bytes: &[u8]) -> Option<DecodeError> {
         (what.to_owned(), instead.to_owned())
     } else if is_svg(bytes) {
         ("an SVG drawing".to_owned(), "render it as an image, such as PNG".to_owned())
+    } else if bytes.starts_with(PNG_WITHOUT_BREAKS) {
+        let instead = "send the file as it is: with curl by -T or --data-binary, not by -d";
+        ("a PNG without its line breaks".to_owned(), instead.to_owned())
     } else if is_data_url(bytes) {
         let instead = "post the bytes that it stands for, or in JSON what follows its comma, as {\"b64\": …}";
         ("a data URL in base64".to_owned(), instead.to_owned())
@@ -156,6 +162,7 @@ mod tests {
     #[test]
     fn what_is_no_image_is_named_with_what_to_do() {
         check(b"%PDF-1.7 etc", "a PDF document", "post its pages");
+        check(b"\x89PNG\x1a\0\0\0IHDR", "a PNG without its line breaks", "--data-binary");
         check(b"PK\x03\x04\x14\0", "a ZIP archive", "multipart/form-data");
         check(b"\x1f\x8b\x08\0", "packed by gzip", "Content-Encoding: gzip");
         check(b"<svg xmlns=\"http://www.w3.org/2000/svg\">", "an SVG drawing", "render it");

@@ -322,9 +322,11 @@ fn what_is_no_image_is_refused_with_what_was_tried() {
     let error = decode(b"%!PS-1.7 etc", &LIMITS, &whole).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "not an image: tried JPEG, PNG, WebP, BMP, GIF, TIFF, PNM, NPY, but the body begins with \
-         25 21 50 53 2d 31 2e 37 20 65 74 63"
+        "not an image: tried JPEG, PNG, WebP, BMP, GIF, TIFF, PNM, NPY, but the body begins with the text \"%!PS-1.7 etc\"; curl \
+         sends a file by -T FILE, and in a form by -F data=@FILE"
     );
+    let other = decode(b"%!\0\x01", &LIMITS, &whole).unwrap_err().to_string();
+    assert!(other.ends_with("begins with 25 21 00 01"), "{other}");
     assert!(matches!(InferError::from(error), InferError::Decode(_)));
     assert!(header(b"", &LIMITS).unwrap_err().to_string().ends_with("is empty"));
 }

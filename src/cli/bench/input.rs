@@ -143,10 +143,17 @@ impl Source<'_> {
         let side = |(axis, side): (usize, &i64)| match (axis, usize::try_from(*side)) {
             (_, Ok(side)) => Ok(side),
             (0, Err(_)) => Ok(self.items.unwrap_or(1)),
-            _ => Err(format!(
-                "input {0:?} has the open shape {1:?}: give it one, such as --shape {0}=1,8",
-                input.name, input.shape
-            )),
+            _ => {
+                let sides =
+                    input.shape.iter().map(|side| if *side > 0 { side.to_string() } else { "7".to_owned() });
+                let such: Vec<String> = std::iter::once("1".to_owned()).chain(sides.skip(1)).collect();
+                Err(format!(
+                    "input {0:?} has the open shape {1:?}: give it one, such as --shape {0}={2}",
+                    input.name,
+                    input.shape,
+                    such.join(",")
+                ))
+            }
         };
         input.shape.iter().enumerate().map(side).collect()
     }
@@ -314,7 +321,7 @@ mod tests {
     fn what_is_open_has_to_be_given() {
         let open = described("FP32", &[-1, -1]);
         let refused = made_up(&open, Kind::Tensors, &[], None).expect_err("open");
-        assert!(refused.contains("--shape x=1,8"), "{refused}");
+        assert!(refused.contains("--shape x=1,7"), "{refused}");
         assert!(made_up(&open, Kind::Tensors, &[("x", &[4, 5])], None).is_ok());
         assert!(
             made_up(&open, Kind::Tensors, &[("y", &[4, 5])], None)

@@ -237,7 +237,7 @@ fn how(wanted: &Wanted, plan: &Plan) -> String {
         (_, load::Arrivals::Poisson(_)) => "requests of independent callers",
     };
     format!(
-        "{who}, {} s of each load, http://{}",
+        "{who}, {} s of each load, times in ms, http://{}",
         wanted.span.measured.as_secs_f64(),
         wanted.target.authority()
     )
@@ -265,7 +265,8 @@ fn lines(plan: &Plan, points: &[Point], bound_ms: f64) -> Vec<Vec<String>> {
             format!("{:.1}", point.answered_per_second),
             format!("{:.1}", point.goodput_per_second),
         ];
-        row.extend([point.p50, point.p95, point.p99, point.p99_9].map(|ms| format!("{ms:.2}")));
+        let answered = |ms: f64| if point.answered > 0 { format!("{ms:.2}") } else { "-".into() };
+        row.extend([point.p50, point.p95, point.p99, point.p99_9].map(answered));
         let stage = |name: &str| point.stages.get(name).map_or("-".into(), |(p50, _)| format!("{p50:.2}"));
         row.extend(STAGES.map(stage));
         row.push(format!("{:.2}", point.late_p99));

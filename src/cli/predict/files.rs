@@ -21,7 +21,9 @@ pub(super) enum Takes {
 impl Takes {
     fn extensions(self) -> &'static [&'static str] {
         match self {
-            Takes::Images => &["jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff"],
+            Takes::Images => &[
+                "jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm", "pam",
+            ],
             Takes::Stacks => &["tif", "tiff", "npy"],
             Takes::Tensors => &["npy", "json"],
         }

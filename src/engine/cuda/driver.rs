@@ -99,8 +99,8 @@ pub struct Driver {
 pub enum NoGpu {
     /// No library of the driver.
     #[error(
-        "no CUDA driver (libcuda.so.1) is found; where there is a GPU, install NVIDIA's driver 525 or newer, or start the \
-         container with its GPUs (docker run --gpus all)"
+        "no CUDA driver (libcuda.so.1) is found; where there is a GPU, install NVIDIA's driver (580 or newer for ONNX models, 525 for \
+         fitters), or start the container with its GPUs (docker run --gpus all)"
     )]
     NoDriver,
     /// A driver that cannot load our kernels.

@@ -71,10 +71,34 @@ pub(in crate::engine) fn first_line(message: &str) -> String {
     words.filter(|word| !word.starts_with('/')).collect::<Vec<_>>().join(" ")
 }
 
+/// Why a file cannot be loaded; for one that is newer than this ONNX Runtime, with what to do.
+pub(in crate::engine) fn of_load(message: &str) -> String {
+    let line = first_line(message);
+    match line.split_once("Unsupported model IR version") {
+        Some((_, versions)) => format!(
+            "the file is too new for this ONNX Runtime: its IR version is unsupported{versions}; export it with an older opset, or use \
+             a newer ONNX Runtime"
+        ),
+        None => line,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::mem::discriminant;
+
+    #[test]
+    fn a_file_that_is_too_new_is_told_with_what_to_do() {
+        let message = "Load model from m/model.onnx failed:/onnxruntime_src/onnxruntime/core/graph/model.cc:256 \
+                       onnxruntime::Model::Model(onnx::ModelProto&&) Unsupported model IR version: 99, max supported IR version: 13";
+        let told = of_load(message);
+        assert!(
+            told.contains(": 99, max supported IR version: 13; export it") && !told.contains("::"),
+            "{told}"
+        );
+        assert_eq!(of_load("Load model failed: no such file"), "Load model failed: no such file");
+    }
 
     fn kind(message: &str, expected: fn(String) -> EngineError) {
         let got = of_message(message);

@@ -5,7 +5,7 @@ use super::{
     Runtime,
     binding::Binding,
     external::{self, Beside},
-    failure::{self, first_line},
+    failure::{self, of_load},
     gpu::{ConvSearch, OnGpu, Provider},
     placement::{self, Placement, checked},
     shapes::{self, End, OutputShapes},
@@ -91,7 +91,7 @@ impl Session {
             others => Some(Threads::start(others)?),
         };
         let session = commit(runtime, path, (others, threads, graphs), &providers, weights);
-        let session = session.map_err(|error| first_line(error.message()))?;
+        let session = session.map_err(|error| of_load(error.message()))?;
         let (signature, outputs) = shapes::of(&session)?;
         let mut session = Session { session, signature, outputs };
         if let Target::Gpu(_) = target {

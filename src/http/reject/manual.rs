@@ -51,7 +51,7 @@ fn explain(kind: Kind) -> Entry {
             "`detail` says one of these: which formats were tried and how the body begins; what the body is, if that is known (HEIC, \
              AVIF, PDF, an image in base64, …); or what is wrong within the file.",
             "Check that the file opens elsewhere and was sent whole (`curl -T FILE` or `--data-binary @FILE`; `-d` changes files). A \
-             body that begins with `3c 21 44` or `7b 22` is HTML or JSON: something else was sent in place of the file.",
+             body that begins with `<!D` or `{\"` is HTML or JSON: something else was sent in place of the file.",
             InferError::from(DecodeError::Unknown { first: b"<!DOCTYPE ht".to_vec() }),
         ),
         INPUT_REFUSED => entry(

@@ -131,11 +131,12 @@ fn unknown(first: &[u8]) -> String {
     let begins = begins(first);
     if first.is_empty() {
         format!(
-            "{begins}; send the bytes of a TIFF or .npy file, or raw samples with their width, height and type stated"
+            "{begins}; send the bytes of a TIFF or .npy file, or raw samples with their shape and type stated"
         )
     } else {
         format!(
-            "{begins}, and neither TIFF nor .npy does; raw samples need their width, height and type stated"
+            "{begins}, and neither TIFF nor .npy does; raw samples need their shape and type stated: ?shape=frames,height,width&dtype=u16 \
+             (ocelli predict: --raw WIDTHxHEIGHT:u16)"
         )
     }
 }

@@ -91,8 +91,14 @@ pub fn read(
         )));
     }
     let mut room_for_words = Vec::new();
-    let wire: Wire<'_> = not_finite::read(&body[..length], &mut room_for_words)
-        .map_err(|error| bad_json("the inference request", &error))?;
+    let wire: Wire<'_> =
+        not_finite::read(&body[..length], &mut room_for_words).map_err(|error| match json_length {
+            Some(length) => bad_json(
+                &format!("the inference request (the {length} bytes that {HEADER_LENGTH} names)"),
+                &error,
+            ),
+            None => bad_json("the inference request", &error),
+        })?;
     if let Some(name) = wire.parameters.keys().find(|name| name.starts_with("triton_")) {
         return Err(bad(format!(
             "parameter {:?} is reserved: names must not begin with triton_",

@@ -131,7 +131,7 @@ pub(in super::super) fn all(schema: &Schema, units: Units) -> Result<Layout, Str
 
 /// The fields of GaussMLE.jl's emitters, with their names and in their order; then the status, which GaussMLE.jl does not have.
 pub(in super::super) fn gaussmle(schema: &Schema) -> Result<Layout, String> {
-    let pixel_nm = schema.need_pixel_nm("the columns of gaussmle")?;
+    let pixel_nm = schema.need_pixel_nm("a table with the columns of gaussmle")?;
     let system = System::micrometers(pixel_nm);
     let model = schema.model;
     let half = |parameter: Parameter| match parameter {
