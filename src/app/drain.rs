@@ -68,7 +68,7 @@ impl App {
             () = wait(left, now) => None,
         };
         let told = now.is_cancelled();
-        let jobs = drop_work(&front, in_order.is_some(), told);
+        drop_work(&front, in_order.is_some(), told);
         let ended = match in_order {
             Some(ended) => ended,
             None => {
@@ -82,7 +82,9 @@ impl App {
                 }
             }
         };
-        let requests = front.metrics.dropped(DropReason::Request).get() as usize;
+        // With those that came too late to be queued.
+        let [jobs, requests] =
+            [DropReason::Job, DropReason::Request].map(|kind| front.metrics.dropped(kind).get() as usize);
         let connections = ended.map_or(0, |ended| ended.connections_dropped);
         front.metrics.dropped(DropReason::Connection).inc_by(connections as u64);
         heart.abort();
@@ -101,9 +103,9 @@ impl App {
     }
 }
 
-/// Ends the work that is left, which is counted and logged at once: soon nobody will be left to scrape the metrics. Returns the number of
-/// jobs. Connections that have ended in order have no requests.
-fn drop_work(front: &Front, in_order: bool, told: bool) -> usize {
+/// Ends the work that is left, which is counted and logged at once: soon nobody will be left to scrape the metrics. Connections that have
+/// ended in order have no requests.
+fn drop_work(front: &Front, in_order: bool, told: bool) {
     front.queue.close();
     let load = front.queue.load();
     let jobs = front.queue.abort(&InferError::Draining);
@@ -126,7 +128,6 @@ fn drop_work(front: &Front, in_order: bool, told: bool) -> usize {
         // Earlier than announced, if a signal came again.
         front.status.cut(Instant::now());
     }
-    jobs
 }
 
 /// Sends the pending traces.

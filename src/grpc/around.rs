@@ -17,6 +17,7 @@ use crate::{
         reject::{Problem, Readers},
     },
     telemetry::{
+        metrics::DropReason,
         request::RequestId,
         traces::{Begun, End, RequestTrace},
     },
@@ -200,7 +201,7 @@ async fn admitted(front: &Arc<Front>, call: &str, request: Request, next: Next, 
     let charge = Charge { permit: Arc::clone(&permit), coding: incoming::packed_with(request.headers()) };
     let mut request = request.map(|body| incoming::limited(body, limits, messages, Some(charge), lost));
     request.extensions_mut().insert(Arc::clone(&permit));
-    let reply = match front.before_the_end(next.run(request)).await {
+    let reply = match front.before_the_end(DropReason::Request, next.run(request)).await {
         Ok(reply) => reply.into_response(),
         Err(error) => status::of(&error).into_http(),
     };
@@ -211,7 +212,7 @@ async fn admitted(front: &Arc<Front>, call: &str, request: Request, next: Next, 
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
-    use crate::{http::testing, telemetry::metrics::DropReason};
+    use crate::http::testing;
     use axum::{Router, body::Body, middleware, routing::post};
     use std::sync::atomic::{AtomicBool, Ordering};
     use tower::ServiceExt;

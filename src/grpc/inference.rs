@@ -7,6 +7,7 @@ use crate::{
         Front,
         admission::{Permit, written},
         call::Call,
+        decode::Turns,
         guard::panicked,
         infer,
         observe::Uncounted,
@@ -16,6 +17,7 @@ use crate::{
         wire::reply::InferReply,
     },
     protocol::inference::*,
+    telemetry::metrics::DropReason,
 };
 use axum::http::{HeaderMap, Uri};
 use futures_util::FutureExt;
@@ -40,10 +42,16 @@ pub(super) struct Head {
     timeout: Option<Duration>,
     /// Whether a failed message ends the stream with a status, as the client requested.
     fails_by_status: bool,
+    /// For the files in all its messages.
+    turns: Arc<Turns>,
 }
 
 impl Head {
-    pub(super) fn of(metadata: MetadataMap, extensions: &Extensions) -> Result<Head, InferError> {
+    pub(super) fn of(
+        front: &Front,
+        metadata: MetadataMap,
+        extensions: &Extensions,
+    ) -> Result<Head, InferError> {
         let headers = metadata.into_headers();
         let arrived = extensions.get::<Arrived>().map_or_else(Instant::now, |arrived| arrived.0);
         let fails_by_status = headers.get(ERROR_BY_STATUS).is_some_and(|value| value == "true");
@@ -53,6 +61,7 @@ impl Head {
             extensions: extensions.clone(),
             arrived,
             fails_by_status,
+            turns: Arc::new(front.decode.turns()),
         })
     }
 }
@@ -94,6 +103,7 @@ pub(super) async fn infer(
         let call = Call::of(&head.headers, &model, front.limits.timeout_max)?
             .traced(&head.extensions)
             .charged_to(permit.as_ref())
+            .taking(&head.turns)
             .since(arrived)
             // The timeout is for the whole call.
             .no_later_than(head.timeout, head.arrived);
@@ -153,7 +163,10 @@ pub(super) async fn stream_answer(
     let (model_name, id) = (message.model_name.clone(), message.id.clone());
     let answer = async {
         match permit {
-            Ok(permit) => infer(&front, &head, arrived, message, permit).await,
+            Ok(permit) => {
+                let answer = infer(&front, &head, arrived, message, permit);
+                front.before_the_end(DropReason::Request, answer).await?
+            }
             Err(full) => Err(full),
         }
     };

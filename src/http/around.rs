@@ -6,6 +6,7 @@ use super::{
     observe::Observation,
     reject::Readers,
 };
+use crate::telemetry::metrics::DropReason;
 use axum::{Router, body::Body, extract::Request, http::Response, response::IntoResponse};
 use std::{
     convert::Infallible,
@@ -99,9 +100,10 @@ where
     // Only here, not for look-ups: Triton's asynchronous client asks for packed replies everywhere, but unpacks only these.
     let wanted = coding::wanted(&request);
     let reply = match coding::unpack(request) {
-        Ok(request) => {
-            front.before_the_end(within(inner, request)).await.unwrap_or_else(IntoResponse::into_response)
-        }
+        Ok(request) => front
+            .before_the_end(DropReason::Request, within(inner, request))
+            .await
+            .unwrap_or_else(IntoResponse::into_response),
         Err(refused) => refused.into_response(),
     };
     admission::hold(coding::pack(reply, wanted), permit)

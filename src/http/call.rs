@@ -3,6 +3,7 @@
 use super::{
     Front,
     admission::{Permit, counting, keeping},
+    decode::Turns,
     tally::Tally,
 };
 use crate::{
@@ -12,6 +13,7 @@ use crate::{
     models::Model,
     tasks::Task,
     telemetry::{
+        metrics::DropReason,
         statistics::Failure,
         traces::{Ran, RequestTrace},
     },
@@ -45,6 +47,8 @@ pub(crate) struct Call {
     trace: Option<Arc<RequestTrace>>,
     /// What is set aside for it. Work on its body holds this as well.
     pub(crate) permit: Option<Arc<Permit>>,
+    /// For its files, where it came with a call (a stream of requests).
+    pub(super) turns: Option<Arc<Turns>>,
 }
 
 impl Call {
@@ -83,6 +87,7 @@ impl Call {
             prioritised: wish.is_some(),
             trace: None,
             permit: None,
+            turns: None,
         })
     }
 
@@ -94,6 +99,11 @@ impl Call {
     /// The same for a request that came with a call (a stream of requests): it has a permit of its own.
     pub(crate) fn charged_to(self, permit: Option<&Arc<Permit>>) -> Call {
         Call { permit: permit.cloned().or(self.permit), ..self }
+    }
+
+    /// The same, whose files take turns with those of the call's other requests.
+    pub(crate) fn taking(self, turns: &Arc<Turns>) -> Call {
+        Call { turns: Some(Arc::clone(turns)), ..self }
     }
 
     /// Sets aside memory for the reply's text, until the request ends.
@@ -209,7 +219,7 @@ impl Call {
         setting: Option<Setting>,
     ) -> Result<Ticket, InferError> {
         let pushed = front.queue.push(self.job(tally.model(), inputs, items, setting));
-        self.told(tally, pushed)
+        self.told(front, tally, pushed)
     }
 
     /// Queues an image of which only the answer to this task is wanted.
@@ -222,11 +232,21 @@ impl Call {
     ) -> Result<Ticket, InferError> {
         let model = tally.model();
         let reduced = task.is_left_by(&model.task);
-        self.told(tally, front.queue.push(Job { reduced, ..self.job(model, inputs, 1, None) }))
+        let pushed = front.queue.push(Job { reduced, ..self.job(model, inputs, 1, None) });
+        self.told(front, tally, pushed)
     }
 
     /// Notes when a request came to the queue, and whether it got in.
-    fn told(&self, tally: &Tally, pushed: Result<Ticket, InferError>) -> Result<Ticket, InferError> {
+    fn told(
+        &self,
+        front: &Front,
+        tally: &Tally,
+        pushed: Result<Ticket, InferError>,
+    ) -> Result<Ticket, InferError> {
+        // The queue closes when the time to drain is over.
+        if matches!(pushed, Err(InferError::Draining)) {
+            front.metrics.dropped(DropReason::Job).inc();
+        }
         tally.queued(pushed.as_ref().map_or(self.arrived, Ticket::pushed));
         tally.part(&pushed);
         pushed

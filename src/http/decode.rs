@@ -33,8 +33,8 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tokio::sync::oneshot;
-pub(super) use waiting::Turns;
+use tokio::sync::{Semaphore, oneshot};
+pub(crate) use waiting::Turns;
 use waiting::{Counted, Waiting};
 
 /// One frame as the model takes it.
@@ -64,6 +64,8 @@ pub struct DecodePool {
     /// Done in order of arrival. A request waits for each. Admission bounds the number of requests, [`Turns`] that of their files here.
     jobs: Sender<Job>,
     threads: usize,
+    /// Files of several frames take long: a quarter of the threads, at least one, is left to others.
+    several: Semaphore,
     limits: Limits,
     budget: Arc<Budget>,
     /// Jobs that wait or run.
@@ -94,7 +96,9 @@ impl DecodePool {
             thread::Builder::new().name(format!("ocelli-decode-{index}")).spawn(work)?;
         }
         let (budget, in_pool) = (Arc::new(Budget::new(bytes_max)), Arc::default());
-        Ok(DecodePool { jobs, threads, limits, budget, in_pool, jpeg: None, gpu_jpegs: AtomicU64::new(0) })
+        let several = Semaphore::new((threads - threads.div_ceil(4)).max(1));
+        let gpu_jpegs = AtomicU64::new(0);
+        Ok(DecodePool { jobs, threads, several, limits, budget, in_pool, jpeg: None, gpu_jpegs })
     }
 
     /// The same, with a GPU for JPEGs that the threads have no time for.
@@ -109,7 +113,7 @@ impl DecodePool {
     }
 
     /// For the files of one request, which are decoded a few at a time.
-    pub(super) fn turns(&self) -> Turns {
+    pub(crate) fn turns(&self) -> Turns {
         Turns::new(files_of_request(self.threads, self.jpeg.as_ref().map(|_| jpeg::BATCH)))
     }
 
@@ -183,6 +187,11 @@ impl DecodePool {
         if let Some(decoded) = self.on_gpu(&bytes, &model).await {
             return Ok(decoded);
         }
+        if let Some(decoded) = self.stage_single(bytes.clone(), Arc::clone(&model), permit).await? {
+            return Ok(decoded);
+        }
+        // It is never closed.
+        let _one_of_few = self.several.acquire().await;
         let (limits, budget) = (self.limits, Arc::clone(&self.budget));
         let work = move || {
             let header = image::header(&bytes, &limits)?;
@@ -204,6 +213,15 @@ impl DecodePool {
         if let Some(decoded) = self.on_gpu(&bytes, &model).await {
             return Ok(Some(decoded));
         }
+        self.stage_single(bytes, model, permit).await
+    }
+
+    async fn stage_single(
+        &self,
+        bytes: Bytes,
+        model: Arc<Model>,
+        permit: Option<&Arc<Permit>>,
+    ) -> Result<Option<Decoded>, InferError> {
         let (limits, budget) = (self.limits, Arc::clone(&self.budget));
         let work = move || {
             let header = image::header(&bytes, &limits)?;

@@ -17,6 +17,7 @@ use crate::{
     error::InferError,
     image,
     models::Model,
+    telemetry::metrics::DropReason,
 };
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, future::try_join_all, stream};
@@ -48,7 +49,8 @@ pub(super) async fn run(
     let files = files(front, model, tensor, model.batching == Batching::Whole, call.permit.as_deref())?;
     // Each is queued as soon as it is decoded. An image that waited for the others would keep its share of the memory for decoding, and
     // leave none for them.
-    let turns = front.decode.turns();
+    // The messages of a stream share theirs.
+    let turns = call.turns.clone().unwrap_or_else(|| Arc::new(front.decode.turns()));
     let answers = files.into_iter().enumerate().map(async |file| {
         let Image { inputs, took, share } = turns.take(decode(front, model, call, file)).await?;
         let ticket = call.push(front, tally, inputs, 1, None);
@@ -93,7 +95,9 @@ pub(super) fn one_by_one(
         let (front, tally, call) = decoding.clone();
         // Queued before its turn: an image that is ahead would otherwise keep its share of the memory for decoding from those before it.
         streamed::aside(async move {
-            let Image { inputs, share, .. } = decode(&front, tally.model(), &call.again(), file).await?;
+            let began = call.again();
+            let image = decode(&front, tally.model(), &began, file);
+            let Image { inputs, share, .. } = front.before_the_end(DropReason::Job, image).await??;
             let call = call.again();
             let ticket = call.push(&front, &tally, inputs, 1, None);
             drop(share);

@@ -258,16 +258,20 @@ impl Front {
         }
     }
 
-    /// What answers a request, unless the server ends first.
+    /// Waits for the answer to a request or to a part of one, unless the server ends first.
     ///
     /// # Errors
-    /// [`InferError::Draining`], counted as dropped work.
-    pub(crate) async fn before_the_end<T>(&self, answer: impl Future<Output = T>) -> Result<T, InferError> {
+    /// [`InferError::Draining`], counted as dropped work of this kind.
+    pub(crate) async fn before_the_end<T>(
+        &self,
+        kind: DropReason,
+        answer: impl Future<Output = T>,
+    ) -> Result<T, InferError> {
         tokio::select! {
             biased;
             answer = answer => Ok(answer),
             () = self.status.is_cut() => {
-                self.metrics.dropped(DropReason::Request).inc();
+                self.metrics.dropped(kind).inc();
                 Err(InferError::Draining)
             }
         }

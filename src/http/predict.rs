@@ -6,20 +6,20 @@
 
 mod asked;
 mod negotiated;
+mod streaming;
 
 pub(super) use self::asked::Asked;
 use self::{
     asked::Options,
     negotiated::{Negotiated, PictureForm, Reply},
+    streaming::one_by_one,
 };
 use super::{
     Front,
-    admission::Beside,
     call::{Call, Spent},
     decode::{Decoded, Staged, Turns},
     encoded::of_image,
-    localize, posted,
-    streamed::{self, Queued},
+    localize, posted, streamed,
     tally::Tally,
     target::Target,
     wire::answer::{self, Entry, MaskForm, Of, Page},
@@ -37,7 +37,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use futures_util::{FutureExt, Stream, StreamExt, future::join_all, stream};
+use futures_util::future::join_all;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -145,55 +145,6 @@ fn replied(media: &'static str, body: Vec<u8>, spent: &Spent) -> Response {
     reply
 }
 
-/// The same answers as they come, in order. Each frame has the time limit of a request.
-fn one_by_one(
-    front: &Arc<Front>,
-    model: &Arc<Model>,
-    call: &Call,
-    asked: &Arc<Asked>,
-    files: Vec<Result<Bytes, InferError>>,
-) -> impl Stream<Item = Entry> + Send + use<> {
-    let ahead = streamed::ahead(model);
-    let (front, model, asked) = (Arc::clone(front), Arc::clone(model), Arc::clone(asked));
-    let decoding = Arc::new(Decoding { front, model, call: call.clone(), asked });
-    let (first, then) = (Arc::clone(&decoding), Arc::clone(&decoding));
-    let files = stream::iter(files).map(move |file| {
-        let decoding = Arc::clone(&first);
-        streamed::aside(async move { decoding.ahead(file?).await })
-    });
-    let frames = files.buffered(streamed::FILES_AHEAD).enumerate().flat_map(move |(index, file)| {
-        let decoding = Arc::clone(&then);
-        let frames = async move {
-            match file? {
-                Ahead::Queued(frame) => Ok(vec![Ok(Turn::Queued(frame))]),
-                Ahead::Several(file) => streamed::aside(async move { decoding.in_turn(file).await }).await,
-            }
-        };
-        stream::once(frames).flat_map(move |frames| stream::iter(placed(index, frames)))
-    });
-    let answers = frames.map(move |(page, frame)| {
-        let decoding = Arc::clone(&decoding);
-        let answer = async move {
-            let Decoding { front, asked, .. } = &*decoding;
-            let Frame { queued, placement, took } = match frame? {
-                Turn::Queued(frame) => frame,
-                Turn::Waits(frame, took, _held) => decoding.queue(frame, took)?,
-            };
-            let (call, tally) = (queued.call().clone(), Arc::clone(queued.tally()));
-            let answered = async {
-                let ran = queued.answer(front).await?;
-                let answered = Instant::now();
-                let (entry, _) = entry(front, &tally, asked, ran, placement, took).await?;
-                call.stage("encode", answered.elapsed());
-                Ok(entry)
-            };
-            tally.ended(answered.await)
-        };
-        answer.map(move |answer| Entry { page, answer })
-    });
-    answers.buffered(ahead)
-}
-
 /// The frames of a file, each with its place if the file has several; or the error for the file as a whole.
 fn placed<T>(
     file: usize,
@@ -206,74 +157,6 @@ fn placed<T>(
             frames.into_iter().enumerate().map(|(page, frame)| (place(page), frame)).collect()
         }
         Err(error) => vec![(None, Err(error))],
-    }
-}
-
-/// A file of a stream that was decoded before its turn, if it has one frame.
-enum Ahead {
-    /// Its only frame. It is queued before its turn: a file that is ahead would otherwise keep its share of the memory for decoding from
-    /// those before it.
-    Queued(Frame),
-    /// It has several frames, which are decoded in their turn.
-    Several(Bytes),
-}
-
-/// A frame whose turn it is.
-enum Turn {
-    Queued(Frame),
-    /// One of several frames, with the time that all of them took, and their charge until the last one is queued.
-    Waits(Staged, Duration, Arc<Option<Beside>>),
-}
-
-/// A frame in the queue.
-struct Frame {
-    queued: Queued,
-    placement: Placement,
-    took: Duration,
-}
-
-/// What decoding the files of a stream needs.
-struct Decoding {
-    front: Arc<Front>,
-    model: Arc<Model>,
-    call: Call,
-    asked: Arc<Asked>,
-}
-
-impl Decoding {
-    /// Decodes and queues a file of one frame.
-    async fn ahead(&self, file: Bytes) -> Result<Ahead, InferError> {
-        let (began, of) = (self.call.again(), Arc::clone(&self.model));
-        let decode = self.front.decode.stage_only(file.clone(), of, self.call.permit.as_ref());
-        let Some(Decoded { frames, took, share: _share }) = began.in_time(decode).await? else {
-            return Ok(Ahead::Several(file));
-        };
-        self.call.decoded(&self.front, &self.model, took);
-        let only =
-            frames.into_iter().next().ok_or_else(|| InferError::Internal("a file has no frames".into()))?;
-        self.queue(only?, took).map(Ahead::Queued)
-    }
-
-    /// Decodes a file of several frames. They are queued one by one as the client reads. Until then they are charged to the request, not to
-    /// the decoder's memory: a slow client would keep that from others for as long as it likes.
-    async fn in_turn(&self, file: Bytes) -> Result<Vec<Result<Turn, InferError>>, InferError> {
-        let (began, of) = (self.call.again(), Arc::clone(&self.model));
-        let decode = self.front.decode.stage(file, of, self.call.permit.as_ref());
-        let Decoded { frames, took, share } = began.in_time(decode).await?;
-        self.call.decoded(&self.front, &self.model, took);
-        let inputs = frames.iter().flatten().flat_map(|frame| &frame.inputs);
-        let bytes = inputs.map(|input| input.data.len() as u64).sum();
-        let held = Arc::new(self.call.permit.as_ref().map(|permit| permit.beside(bytes)).transpose()?);
-        drop(share);
-        let turn = |frame: Result<_, _>| frame.map(|frame| Turn::Waits(frame, took, Arc::clone(&held)));
-        Ok(frames.into_iter().map(turn).collect())
-    }
-
-    /// Queues a frame. From now on it has the time limit of a request.
-    fn queue(&self, Staged { inputs, placement }: Staged, took: Duration) -> Result<Frame, InferError> {
-        let (call, tally) = (self.call.again(), Arc::new(Tally::of(&self.model)));
-        let ticket = call.push_image(&self.front, &tally, &self.asked.task, inputs)?;
-        Ok(Frame { queued: Queued::new(call, tally, ticket), placement, took })
     }
 }
 

@@ -308,7 +308,10 @@ mod tests {
         catalog.set("digits-segmenter", "1", State::Loading);
         let part = "unknown model \"Segmenter\"; nearest: digits-segmenter";
         assert_eq!(key(catalog.get("Segmenter", None)).unwrap_err(), part);
-        assert_eq!(key(catalog.get("git", None)).unwrap_err(), "unknown model \"git\"; GET /v2/models lists all");
+        assert_eq!(
+            key(catalog.get("git", None)).unwrap_err(),
+            "unknown model \"git\"; GET /v2/models lists all"
+        );
         assert!(key(catalog.get(&"x".repeat(100_000), None)).is_err());
     }
 

@@ -1,6 +1,8 @@
 """SIGTERM: readiness goes first, requests are answered until the end, and the exit code is 0."""
 
 import contextlib
+import io
+import json
 import re
 import signal
 import socket
@@ -11,6 +13,7 @@ import make_models
 import numpy as np
 import requests
 import wire
+from PIL import Image
 from server import ROOT, until
 
 
@@ -140,6 +143,26 @@ def test_a_stack_that_still_comes_is_broken_off_with_what_was_found_and_an_error
     assert last and "draining" in last[-1], reply[-500:]
     cut = [line for line in server.log_text().splitlines() if "requests of the model are cut" in line]
     assert len(cut) == 1 and "spots" in cut[0] and "1" in cut[0], server.log_text()
+
+
+def test_a_stream_of_files_that_are_still_decoded_at_the_end_has_an_error_for_each_and_its_last_line(start_server, only_digits):
+    server = start_server(only_digits, drain_delay_ms=0, drain_timeout_ms=200)
+    picture = make_models.picture(np.random.default_rng(3), 6000, 5000)
+    file = io.BytesIO()
+    # Decoding all of them takes many times as long as there is.
+    Image.fromarray(picture).save(file, "JPEG", quality=80, progressive=True)
+    files = [("data", ("a.jpg", file.getvalue(), "image/jpeg"))] * 24
+    headers = {"Accept": "application/x-ndjson"}
+    url = f"{server.url}/predictions/digits"
+    with requests.post(url, files=files, headers=headers, stream=True, timeout=wire.TIMEOUT) as reply:
+        lines = reply.iter_lines()
+        first = next(lines)
+        server.terminate()
+        entries = [json.loads(line) for line in [first, *lines]]
+    assert server.wait_exit() == 75, server.log_text()
+    done = entries.pop()["done"]
+    told = [entry for entry in entries if entry.get("type", "").endswith("#draining")]
+    assert len(entries) == 24 and len(told) == done["failed"] > 0 and done["answered"] + done["failed"] == 24, (done, entries)
 
 
 def test_a_request_that_still_comes_at_the_end_is_told_and_in_the_log_as_the_servers_doing(start_server, only_digits):

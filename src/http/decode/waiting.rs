@@ -30,7 +30,8 @@ impl<W> Drop for Waiting<W> {
 
 /// The files of one request take turns here on their way to the pool, which does what it has in order of arrival. Without this, a single
 /// image would wait for all files of a large request that came before.
-pub(in crate::http) struct Turns(Semaphore);
+#[derive(Debug)]
+pub(crate) struct Turns(Semaphore);
 
 impl Turns {
     /// At most `at_once` files are under way.

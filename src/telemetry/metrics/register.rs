@@ -200,7 +200,7 @@ points at a fault), `fenced` (given no work), `lost`\n\
 come back); `xid`; `ecc`; `advice` (the driver's); `thermal`; `canary` (a forward pass failed); `bus` (it does not answer); `clean` \
 (nothing pointed at a fault for a minute)\
 \n  - by request: `drain`, `resume`\n\
-- `ocelli_dropped_total`: `connection` (cut with a request on it), `job` (waiting or running), `request` (it still came or was \
+- `ocelli_dropped_total`: `connection` (cut with a request on it), `job` (waiting, running or not decoded yet), `request` (it still came or was \
 decoded, or it was a stack, answered as it came). Callers of jobs and requests get an error. The process ends within moments of counting \
 them, so few scrapes have them. Its exit code is then 75, and its last line says how many were dropped. Log lines for each model say whose \
 they were: `the model's work is dropped`, and `requests of the model are cut`\n\
