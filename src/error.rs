@@ -156,7 +156,12 @@ pub fn seconds_up(duration: Duration) -> u64 {
 pub(crate) fn raise_with(option: &str) -> String {
     if option.is_empty() { String::new() } else { format!("; raise it with {option}") }
 }
+
 /// The end of the message about an unknown model.
 fn known(nearest: &[String]) -> String {
-    if nearest.is_empty() { "; GET /v2/models lists all".to_owned() } else { told(nearest) }
+    match nearest {
+        [] => "; GET /v2/models lists those that are served, POST /v2/repository/index those in the folder"
+            .to_owned(),
+        _ => told(nearest),
+    }
 }

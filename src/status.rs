@@ -155,7 +155,7 @@ impl Status {
     }
 
     /// Waits for [`Status::cut`].
-    pub fn is_cut(&self) -> WaitForCancellationFuture<'_> {
+    pub fn until_cut(&self) -> WaitForCancellationFuture<'_> {
         self.cut.cancelled()
     }
 

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 /// What a server left undone when it ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Undone {
-    /// Jobs that were accepted and not answered by the deadline.
+    /// Jobs without an answer at the deadline, and those that came after it.
     pub jobs: usize,
     /// Requests that still came or were decoded then, and stacks that were broken off: their callers got an error.
     pub requests: usize,
@@ -82,7 +82,7 @@ impl App {
                 }
             }
         };
-        // With those that came too late to be queued.
+        // Some are counted only as their requests end.
         let [jobs, requests] =
             [DropReason::Job, DropReason::Request].map(|kind| front.metrics.dropped(kind).get() as usize);
         let connections = ended.map_or(0, |ended| ended.connections_dropped);

@@ -105,8 +105,11 @@ fn array<'a>(described: &Described, file: &'a [u8]) -> Result<(String, &'a [u8])
             names.join(", ")
         ));
     };
-    let Array { sample, shape, begins } = Array::of(file)
-        .map_err(|why| format!("{why}: a model of tensors takes .npy files, and requests in files .json"))?;
+    let Array { sample, shape, begins } =
+        Array::of(file).map_err(|why| match file.starts_with(b"\x93NUMPY") {
+            true => why,
+            false => format!("{why}: a model of tensors takes .npy files, and requests in files .json"),
+        })?;
     let head = json!({ "inputs": [{
         "name": input.name, "shape": shape, "datatype": datatype(sample),
         "parameters": { "binary_data_size": file.len() - begins },

@@ -250,15 +250,15 @@ impl Streams<'_> {
         match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => self.print(&text),
             _ => {
-                let unknown = match error.get(ContextKind::InvalidArg) {
-                    Some(ContextValue::String(argument)) if error.kind() == ErrorKind::UnknownArgument => {
-                        argument
-                    }
-                    _ => "-",
-                };
-                let hint = match unknown.starts_with('-') {
-                    true => "",
-                    false => "\nThe folder of the models is named with --models PATH or OCELLI_MODELS.\n",
+                let is_word = matches!(
+                    error.get(ContextKind::InvalidArg),
+                    Some(ContextValue::String(word)) if !word.starts_with('-')
+                );
+                let takes_models =
+                    ["ocelli serve ", "ocelli check "].iter().any(|command| text.contains(command));
+                let hint = match error.kind() == ErrorKind::UnknownArgument && is_word && takes_models {
+                    true => "\nThe folder of the models is named with --models PATH or OCELLI_MODELS.\n",
+                    false => "",
                 };
                 // If standard error is closed, the exit code still reports it.
                 let _ =

@@ -10,15 +10,15 @@ use std::{
 };
 
 /// The content of the sources: the file's text, variables, flags.
-struct GivenValue<'a> {
+struct GivenSources<'a> {
     file: &'a str,
     variables: &'a [(&'a str, &'a str)],
     flags: &'a [(&'static str, &'a str)],
 }
 
-const NOTHING: GivenValue<'static> = GivenValue { file: "", variables: &[], flags: &[] };
+const NOTHING: GivenSources<'static> = GivenSources { file: "", variables: &[], flags: &[] };
 
-fn read(given: &GivenValue<'_>) -> Result<Loaded, ConfigError> {
+fn read(given: &GivenSources<'_>) -> Result<Loaded, ConfigError> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("ocelli.toml");
     fs::write(&path, given.file).expect("a file");
@@ -31,7 +31,7 @@ fn read(given: &GivenValue<'_>) -> Result<Loaded, ConfigError> {
 }
 
 /// The lines of the report, without the folder that the file lies in.
-fn mistakes(given: &GivenValue<'_>) -> Vec<String> {
+fn mistakes(given: &GivenSources<'_>) -> Vec<String> {
     let error = read(given).expect_err("mistakes");
     let text = error.to_string();
     let lines = text.lines().skip(1).map(|line| {
@@ -46,7 +46,7 @@ fn mistakes(given: &GivenValue<'_>) -> Vec<String> {
     lines
 }
 
-fn check_mistake(given: &GivenValue<'_>, expected: &str) {
+fn check_mistake(given: &GivenSources<'_>, expected: &str) {
     assert_eq!(mistakes(given), [expected]);
 }
 
@@ -68,7 +68,7 @@ fn flags_win_over_variables_over_the_file_over_defaults() {
     let file = "queue_items_max = 1\nparts_max = 1\nconnections_max = 1\n";
     let variables = [("OCELLI_QUEUE_ITEMS_MAX", "2"), ("OCELLI_PARTS_MAX", "2"), ("HOME", "/")];
     let flags = [("queue_items_max", "3")];
-    let loaded = read(&GivenValue { file, variables: &variables, flags: &flags }).expect("no mistakes");
+    let loaded = read(&GivenSources { file, variables: &variables, flags: &flags }).expect("no mistakes");
     let config = &loaded.config;
     assert_eq!((config.queue_items_max, config.parts_max, config.connections_max), (3, 2, 1));
     assert_eq!(config.requests_in_flight_max, 1024);
@@ -84,7 +84,7 @@ fn flags_win_over_variables_over_the_file_over_defaults() {
 
 #[test]
 fn all_mistakes_of_all_sources_are_reported_together_with_their_places() {
-    let lines = mistakes(&GivenValue {
+    let lines = mistakes(&GivenSources {
         file: "# a file\nparts_max = 0\nqueue_item_max = 5\nbackend = \"tpu\"\nlisten = 8000\n\ntimeout_ms = 900_000\n",
         variables: &[("OCELLI_LISTENER", "127.0.0.1:1"), ("OCELLI_DECODE_BYTES_MAX", "lots")],
         flags: &[("log_filter", "inof")],
@@ -108,14 +108,14 @@ fn all_mistakes_of_all_sources_are_reported_together_with_their_places() {
 #[test]
 fn a_value_that_another_source_overrides_is_checked_all_the_same() {
     check_mistake(
-        &GivenValue { file: "parts_max = 0\n", flags: &[("parts_max", "7")], ..NOTHING },
+        &GivenSources { file: "parts_max = 0\n", flags: &[("parts_max", "7")], ..NOTHING },
         "ocelli.toml:1: parts_max = \"0\": must be a whole number from 1 to 100000",
     );
 }
 
 #[test]
 fn broken_lines_of_the_file_are_named_without_hiding_the_mistakes_of_others() {
-    let lines = mistakes(&GivenValue {
+    let lines = mistakes(&GivenSources {
         file: "parts_max = \nconnections_max = 0\nlisten = \"127.0.0.1:1\nparts_max = 3\n",
         ..NOTHING
     });
@@ -129,7 +129,7 @@ fn broken_lines_of_the_file_are_named_without_hiding_the_mistakes_of_others() {
 
 #[test]
 fn an_option_given_twice_in_the_file_is_a_mistake() {
-    let lines = mistakes(&GivenValue { file: "parts_max = 3\nparts_max = 4\n", ..NOTHING });
+    let lines = mistakes(&GivenSources { file: "parts_max = 3\nparts_max = 4\n", ..NOTHING });
     assert_eq!(lines.len(), 1, "{lines:#?}");
     assert!(lines[0].starts_with("ocelli.toml:2: parts_max"), "{lines:#?}");
     assert!(lines[0].contains("duplicate key"), "{lines:#?}");
@@ -138,7 +138,7 @@ fn an_option_given_twice_in_the_file_is_a_mistake() {
 #[test]
 fn tables_in_the_file_are_refused_with_the_reason() {
     check_mistake(
-        &GivenValue { file: "[queue]\nitems_max = 3\n", ..NOTHING },
+        &GivenSources { file: "[queue]\nitems_max = 3\n", ..NOTHING },
         "ocelli.toml:1: queue: unknown option; options stand at the top, outside of tables",
     );
 }
@@ -146,20 +146,20 @@ fn tables_in_the_file_are_refused_with_the_reason() {
 #[test]
 fn numbers_in_the_file_stand_without_quotes_and_sizes_in_either_way() {
     let loaded =
-        read(&GivenValue { file: "body_bytes_max = 0x10_0000\nqueue_bytes_max = \"3GiB\"\n", ..NOTHING })
+        read(&GivenSources { file: "body_bytes_max = 0x10_0000\nqueue_bytes_max = \"3GiB\"\n", ..NOTHING })
             .expect("no mistakes");
     assert_eq!(loaded.config.body_bytes_max, 1 << 20);
     assert_eq!(loaded.config.queue_bytes_max, 3 << 30);
     check_mistake(
-        &GivenValue { file: "parts_max = \"3\"\n", ..NOTHING },
+        &GivenSources { file: "parts_max = \"3\"\n", ..NOTHING },
         "ocelli.toml:1: parts_max: is text (\"3\"): must be a whole number from 1 to 100000, without quotes",
     );
     check_mistake(
-        &GivenValue { file: "parts_max = 99999999999999999999999\n", ..NOTHING },
+        &GivenSources { file: "parts_max = 99999999999999999999999\n", ..NOTHING },
         "ocelli.toml:1: parts_max = \"99999999999999999999999\": must be a whole number from 1 to 100000",
     );
     check_mistake(
-        &GivenValue { file: "timeout_ms = 1.5\n", ..NOTHING },
+        &GivenSources { file: "timeout_ms = 1.5\n", ..NOTHING },
         "ocelli.toml:1: timeout_ms: is of type float: must be whole milliseconds from 1 to 86400000",
     );
 }
@@ -226,8 +226,8 @@ fn variables_of_a_kubernetes_service_named_ocelli_are_no_mistake() {
         ("OCELLI_ADMIN_SERVICE_HOST", "10.0.0.2"),
         ("OCELLI_ADMIN_PORT_8002_TCP_ADDR", "10.0.0.2"),
     ];
-    read(&GivenValue { variables: &variables, ..NOTHING }).expect("no mistakes");
-    let lines = mistakes(&GivenValue {
+    read(&GivenSources { variables: &variables, ..NOTHING }).expect("no mistakes");
+    let lines = mistakes(&GivenSources {
         variables: &[("OCELLI_PORT", "8000"), ("OCELLI_PORT_RANGE", "1")],
         ..NOTHING
     });
@@ -237,13 +237,13 @@ fn variables_of_a_kubernetes_service_named_ocelli_are_no_mistake() {
 #[test]
 fn variables_of_the_build_the_tests_and_the_deployment_are_no_mistake() {
     let others = ["OCELLI_COMMIT", "OCELLI_BLESS", "OCELLI_CRDS", "OCELLI_IMAGE"].map(|name| (name, "1"));
-    read(&GivenValue { variables: &others, ..NOTHING }).expect("no mistakes");
+    read(&GivenSources { variables: &others, ..NOTHING }).expect("no mistakes");
 }
 
 #[test]
 fn options_that_do_not_go_together_are_refused() {
     let refused = |file: &str, part: &str| {
-        let lines = mistakes(&GivenValue { file, ..NOTHING });
+        let lines = mistakes(&GivenSources { file, ..NOTHING });
         assert_eq!(lines.len(), 1, "{lines:#?}");
         assert!(lines[0].contains(part), "{}\nlacks\n{part}", lines[0]);
     };
@@ -267,14 +267,14 @@ fn options_that_do_not_go_together_are_refused() {
         "decode_bytes_max = \"256MiB\"",
         "timeout_ms_max = 30000",
     ] {
-        read(&GivenValue { file, ..NOTHING }).expect(file);
+        read(&GivenSources { file, ..NOTHING }).expect(file);
     }
 }
 
 /// Checks two addresses that are both in `listen`, and that two real sockets agree.
 fn both_at_listen(a: &str, b: &str, together: bool) {
     let file = format!("listen = \"{a},{b}\"\nadmin_listen = \"\"\n");
-    match read(&GivenValue { file: &file, ..NOTHING }) {
+    match read(&GivenSources { file: &file, ..NOTHING }) {
         Ok(_) => assert!(together, "{a} and {b} are let through"),
         Err(error) => assert!(!together, "{error}"),
     }
@@ -316,7 +316,7 @@ fn what_is_listened_on_twice_is_refused_as_the_system_would_refuse_it() {
 
 #[test]
 fn two_listeners_at_one_address_are_told_with_it_and_with_all_other_mistakes() {
-    let lines = mistakes(&GivenValue {
+    let lines = mistakes(&GivenSources {
         file: "listen = \"127.0.0.1:9000,127.0.0.1:9000\"\ngrpc_listen = \"127.0.0.1:9001\"\nparts_max = 0\n",
         flags: &[("metrics_listen", "127.0.0.1:9001"), ("admin_listen", "0.0.0.0:9000")],
         ..NOTHING
@@ -338,7 +338,7 @@ fn two_listeners_at_one_address_are_told_with_it_and_with_all_other_mistakes() {
 #[test]
 fn a_rule_about_a_broken_option_waits_until_it_is_mended() {
     check_mistake(
-        &GivenValue { file: "idle_timeout_ms = 0\nheader_timeout_ms = 80000\n", ..NOTHING },
+        &GivenSources { file: "idle_timeout_ms = 0\nheader_timeout_ms = 80000\n", ..NOTHING },
         "ocelli.toml:1: idle_timeout_ms = \"0\": must be whole milliseconds from 1 to 86400000",
     );
 }
@@ -346,7 +346,7 @@ fn a_rule_about_a_broken_option_waits_until_it_is_mended() {
 #[test]
 fn onnx_runtime_comes_from_ort_dylib_path_where_nothing_else_names_it() {
     let library = |file: &str, variables: &[(&str, &str)]| {
-        let given = GivenValue { file, variables, flags: &[] };
+        let given = GivenSources { file, variables, flags: &[] };
         let loaded = read(&given).expect("no mistakes");
         let setting = (loaded.settings.iter()).find(|s| s.spec.name == "onnx_runtime");
         (loaded.config.onnx_runtime.display().to_string(), setting.expect("an option").origin.to_string())
@@ -383,7 +383,7 @@ fn names_are_told_apart_by_file_variable_and_flag() {
 fn the_default_file_lists_every_option_and_reads_back_as_the_defaults() {
     let rendered = toml_defaults();
     blessed::check("deploy/ocelli.toml", &rendered, "config");
-    let loaded = read(&GivenValue { file: &rendered, ..NOTHING }).expect("no mistakes");
+    let loaded = read(&GivenSources { file: &rendered, ..NOTHING }).expect("no mistakes");
     assert_eq!(loaded.config, read(&NOTHING).expect("defaults").config);
     for setting in loaded.settings {
         assert!(matches!(setting.origin, Origin::File { .. }), "{} is missing", setting.spec.name);
@@ -398,7 +398,7 @@ fn the_reference_of_options_is_the_table() {
 #[test]
 fn a_token_is_shown_nowhere_not_even_a_wrong_one() {
     let token = "correct-horse-battery";
-    let of = |text: &str| read(&GivenValue { variables: &[("OCELLI_ADMIN_TOKEN", text)], ..NOTHING });
+    let of = |text: &str| read(&GivenSources { variables: &[("OCELLI_ADMIN_TOKEN", text)], ..NOTHING });
     let loaded = of(token).expect("long enough");
     assert_eq!(loaded.config.admin_token, Some(Secret::from(token)));
     assert!(!format!("{:?}", loaded.config).contains("horse"), "{:?}", loaded.config);
@@ -431,7 +431,7 @@ fn what_may_be_secret_is_not_shown_where_it_is_not_utf8_or_no_address() {
 
 #[test]
 fn several_addresses_stand_with_commas_between_them() {
-    let of = |text: &str| read(&GivenValue { variables: &[("OCELLI_LISTEN", text)], ..NOTHING });
+    let of = |text: &str| read(&GivenSources { variables: &[("OCELLI_LISTEN", text)], ..NOTHING });
     let both = of("127.0.0.1:8000, [::1]:8080").expect("two addresses").config.listen;
     assert_eq!(both.iter().map(ToString::to_string).collect::<Vec<_>>(), ["127.0.0.1:8000", "[::1]:8080"]);
     assert!(of("127.0.0.1:8000,").is_err());

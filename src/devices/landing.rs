@@ -56,7 +56,10 @@ impl Outbound {
         // Whatever became of it: the next batch has not been told.
         let told = self.told.swap(false, Ordering::Relaxed);
         let answered = match result {
-            Ok(outputs) => self.worked(outputs, since, device),
+            Ok(outputs) => {
+                health.worked();
+                self.worked(outputs, since, device)
+            }
             Err(error) => self.failed(error, told, health),
         };
         if !answered {

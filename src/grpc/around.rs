@@ -13,7 +13,7 @@ use crate::{
         Front,
         admission::{self, Permit},
         body::BodyLimits,
-        guard::{X_REQUEST_ID, panicked, sign},
+        guard::{self, X_REQUEST_ID, panicked, sign},
         reject::{Problem, Readers},
     },
     telemetry::{
@@ -157,11 +157,7 @@ fn code_of(headers: &HeaderMap) -> Code {
 }
 
 fn is_grpc(request: &Request) -> bool {
-    let content_type = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
-    // gRPC-Web does not count, because its replies differ.
-    let is_named = |rest: &[u8]| matches!(rest, [] | [b'+' | b';', ..]);
-    let grpc = content_type.and_then(|named| named.strip_prefix(b"application/grpc")).is_some_and(is_named);
-    grpc && request.version() == Version::HTTP_2
+    guard::is_grpc(request.headers()) && request.version() == Version::HTTP_2
 }
 
 /// The problem for clients that use the wrong port, or send what no gRPC client sends (gRPC over HTTP/2, "Requests").

@@ -47,7 +47,7 @@ pub(crate) struct Call {
     trace: Option<Arc<RequestTrace>>,
     /// What is set aside for it. Work on its body holds this as well.
     pub(crate) permit: Option<Arc<Permit>>,
-    /// For its files, where it came with a call (a stream of requests).
+    /// The turns of its files, if other requests share them: it is a message of a stream.
     pub(super) turns: Option<Arc<Turns>>,
 }
 

@@ -64,8 +64,8 @@ pub struct DecodePool {
     /// Done in order of arrival. A request waits for each. Admission bounds the number of requests, [`Turns`] that of their files here.
     jobs: Sender<Job>,
     threads: usize,
-    /// Files of several frames take long: a quarter of the threads, at least one, is left to others.
-    several: Semaphore,
+    /// Files of several frames take long: a quarter of the threads, at least one where there are several, is left to others.
+    several: Arc<Semaphore>,
     limits: Limits,
     budget: Arc<Budget>,
     /// Jobs that wait or run.
@@ -96,7 +96,7 @@ impl DecodePool {
             thread::Builder::new().name(format!("ocelli-decode-{index}")).spawn(work)?;
         }
         let (budget, in_pool) = (Arc::new(Budget::new(bytes_max)), Arc::default());
-        let several = Semaphore::new((threads - threads.div_ceil(4)).max(1));
+        let several = Arc::new(Semaphore::new((threads - threads.div_ceil(4)).max(1)));
         let gpu_jpegs = AtomicU64::new(0);
         Ok(DecodePool { jobs, threads, several, limits, budget, in_pool, jpeg: None, gpu_jpegs })
     }
@@ -187,13 +187,27 @@ impl DecodePool {
         if let Some(decoded) = self.on_gpu(&bytes, &model).await {
             return Ok(decoded);
         }
-        if let Some(decoded) = self.stage_single(bytes.clone(), Arc::clone(&model), permit).await? {
-            return Ok(decoded);
+        match self.stage_single(bytes.clone(), Arc::clone(&model), permit).await? {
+            Some(decoded) => Ok(decoded),
+            None => self.stage_several(bytes, model, permit).await,
         }
-        // It is never closed.
-        let _one_of_few = self.several.acquire().await;
+    }
+
+    /// The same for a file of several frames.
+    ///
+    /// # Errors
+    /// As [`DecodePool::stage`].
+    pub async fn stage_several(
+        &self,
+        bytes: Bytes,
+        model: Arc<Model>,
+        permit: Option<&Arc<Permit>>,
+    ) -> Result<Decoded, InferError> {
+        // It is never closed. Work that has begun keeps it, even if nobody waits for it any more.
+        let one_of_few = Arc::clone(&self.several).acquire_owned().await;
         let (limits, budget) = (self.limits, Arc::clone(&self.budget));
         let work = move || {
+            let _one_of_few = one_of_few;
             let header = image::header(&bytes, &limits)?;
             stage(&bytes, &header, &limits, &budget, &model)
         };
@@ -503,6 +517,29 @@ mod tests {
         // Behind both, on the one thread that there is.
         assert_eq!(pool.run(|| 7).await, Ok(7));
         assert_eq!(begun.load(Ordering::SeqCst), 0);
+    }
+
+    #[tokio::test]
+    async fn a_file_of_several_frames_waits_while_enough_threads_have_such_files_and_others_do_not() {
+        let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 4 };
+        let pool = DecodePool::new(4, 1 << 20, limits).expect("threads");
+        let model = crate::http::testing::model(Duration::from_secs(60));
+        let three = Arc::clone(&pool.several).acquire_many_owned(3).await.expect("it is open");
+        assert_eq!(pool.several.available_permits(), 0);
+        let text = format!("{:<117}\n", "{'descr': '|u1', 'fortran_order': False, 'shape': (2, 1, 1, 1), }");
+        let two: Bytes = [b"\x93NUMPY\x01\0\x76\0", text.as_bytes(), &[1, 2]].concat().into();
+        let mut waits = Box::pin(pool.stage(two, Arc::clone(&model), None));
+        assert!(futures_util::poll!(&mut waits).is_pending());
+        let other = pool.stage("no image".into(), model, None).await.expect_err("no image");
+        assert!(matches!(other, InferError::Decode(_)), "{other}");
+        while pool.jobs() > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert!(futures_util::poll!(&mut waits).is_pending());
+        drop(three);
+        // The model takes no images, which is found out once it is its turn.
+        assert!(matches!(waits.await, Err(InferError::Internal(_))));
+        assert_eq!(pool.several.available_permits(), 3);
     }
 
     #[tokio::test]

@@ -49,10 +49,11 @@ pub(super) async fn run(
     let files = files(front, model, tensor, model.batching == Batching::Whole, call.permit.as_deref())?;
     // Each is queued as soon as it is decoded. An image that waited for the others would keep its share of the memory for decoding, and
     // leave none for them.
-    // The messages of a stream share theirs.
+    // Those of the whole stream, if the request is a message of one.
     let turns = call.turns.clone().unwrap_or_else(|| Arc::new(front.decode.turns()));
     let answers = files.into_iter().enumerate().map(async |file| {
-        let Image { inputs, took, share } = turns.take(decode(front, model, call, file)).await?;
+        let image = turns.take(decode(front, model, call, file));
+        let Image { inputs, took, share } = call.in_time(image).await?;
         let ticket = call.push(front, tally, inputs, 1, None);
         // From here on the queue accounts for its memory.
         drop(share);

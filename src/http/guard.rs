@@ -15,7 +15,7 @@ use crate::{
 };
 use axum::{
     body::Body,
-    http::{HeaderMap, HeaderName, HeaderValue, Method, Response, Uri, Version, header},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Uri, Version, header},
     response::IntoResponse,
 };
 use futures_util::FutureExt;
@@ -132,28 +132,31 @@ fn announced(headers: &HeaderMap) -> Option<u64> {
 /// For `Router::fallback`: no route has this path. A path that other servers of the same protocols have gets a reason of its own, and a
 /// gRPC client one that it can show.
 pub async fn not_found(uri: Uri, headers: HeaderMap) -> Response<Body> {
-    if headers
-        .get(header::CONTENT_TYPE)
-        .is_some_and(|named| named.as_bytes().starts_with(b"application/grpc"))
-    {
-        return not_grpc_here();
-    }
-    match elsewhere(uri.path()) {
+    let problem = match elsewhere(uri.path()) {
         Some(why) => Problem::from(&InferError::NotOffered(why.to_owned())),
         None => Problem::not_found(uri.path()),
-    }
-    .into_response()
+    };
+    if is_grpc(&headers) { not_grpc_here(problem) } else { problem.into_response() }
 }
 
-/// The answer to a gRPC call, as its protocol has errors without a message: trailers alone, as headers.
-fn not_grpc_here() -> Response<Body> {
+/// Whether a head is that of a gRPC call, by its content type. gRPC-Web does not count, because its replies differ.
+pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+    let named = content_type.and_then(|named| named.strip_prefix(b"application/grpc"));
+    named.is_some_and(|rest| matches!(rest, [] | [b'+' | b';', ..]))
+}
+
+/// The answer to a gRPC call, as its protocol has errors without a message: trailers alone, as headers. Counted and logged as `problem`.
+fn not_grpc_here(problem: Problem) -> Response<Body> {
     const UNIMPLEMENTED: &str = "12";
     let headers = [
         ("content-type", "application/grpc"),
         ("grpc-status", UNIMPLEMENTED),
         ("grpc-message", "this port speaks REST: gRPC is on the port of the option grpc_listen"),
     ];
-    headers.into_response()
+    let mut reply = (StatusCode::NOT_FOUND, headers).into_response();
+    reply.extensions_mut().insert(problem);
+    reply
 }
 
 /// The same on a listener that has a part of the routes.

@@ -270,7 +270,7 @@ impl Front {
         tokio::select! {
             biased;
             answer = answer => Ok(answer),
-            () = self.status.is_cut() => {
+            () = self.status.until_cut() => {
                 self.metrics.dropped(kind).inc();
                 Err(InferError::Draining)
             }

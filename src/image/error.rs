@@ -1,7 +1,7 @@
 //! Why bytes could not be decoded into frames, worded for the client that posted them.
 
 use super::{foreign, format::Format};
-use crate::error::InferError;
+use crate::{error::InferError, words::clipped};
 use std::fmt::Write as _;
 
 /// How many of the first bytes an error shows.
@@ -65,12 +65,12 @@ impl DecodeError {
 
     #[expect(clippy::needless_pass_by_value, reason = "`map_err` hands errors over")]
     pub(super) fn corrupt(format: Format, reason: impl ToString) -> DecodeError {
-        DecodeError::Corrupt { format, reason: reason.to_string() }
+        DecodeError::Corrupt { format, reason: clipped(&reason.to_string()).to_owned() }
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "`map_err` hands errors over")]
     pub(super) fn unsupported(format: Format, what: impl ToString, instead: &'static str) -> DecodeError {
-        DecodeError::Unsupported { format, what: what.to_string(), instead }
+        DecodeError::Unsupported { format, what: clipped(&what.to_string()).to_owned(), instead }
     }
 }
 
@@ -87,14 +87,16 @@ impl From<DecodeError> for InferError {
 
 /// What clients do who send a file's name in place of the file.
 fn hint(first: &[u8]) -> &'static str {
-    match begins(first).contains(" text ") {
-        true => "; curl sends a file by -T FILE, and in a form by -F data=@FILE",
-        false => "",
-    }
+    if is_text(first) { "; curl sends a file by -T FILE, and in a form by -F data=@FILE" } else { "" }
 }
 
 fn formats() -> String {
     Format::ALL.map(Format::name).join(", ")
+}
+
+fn is_text(first: &[u8]) -> bool {
+    let plain = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
+    !first.is_empty() && first.iter().all(plain)
 }
 
 /// Describes how a body or file with these first bytes begins: `begins with 4d 4d 00 2a`, `begins with the text "%!PS"`, or `is empty`.
@@ -102,7 +104,7 @@ pub(super) fn begins(first: &[u8]) -> String {
     if first.is_empty() {
         return "is empty".to_owned();
     }
-    if first.iter().all(|byte| byte.is_ascii_graphic() || *byte == b' ') {
+    if is_text(first) {
         return format!("begins with the text {:?}", String::from_utf8_lossy(first));
     }
     let mut text = "begins with".to_owned();

@@ -45,7 +45,7 @@ impl Images<'_> {
             [height, width] => (1, [height, width], 1),
             [height, width, channels @ 1..=4] => (1, [height, width], channels),
             [count, height, width, channels @ 1..=4] => (count, [height, width], channels),
-            [1..=4, _, _] | [_, 1..=4, _, _] => return Err(axes(" (channels first, not last)")),
+            [_, _, _] | [_, _, _, _] => return Err(axes(" (the last axis is that of 1 to 4 channels)")),
             _ => return Err(axes("")),
         };
         let side = |side: u64| u32::try_from(side).unwrap_or(u32::MAX);
@@ -57,7 +57,7 @@ impl Images<'_> {
             return Err(corrupt(format!("its shape {shape:?} holds no pixel")));
         }
         let data = &file[begins..];
-        // No more than all numbers of a file that is there, once this is so.
+        // The sides are within limits by now, so this is no large number.
         if shape.iter().product::<u64>() * bytes as u64 != data.len() as u64 {
             return Err(corrupt(format!(
                 "its shape {shape:?} does not fit its {} bytes of numbers",
@@ -110,6 +110,8 @@ pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeErro
     Ok(Header {
         later: vec![(images.size.0, images.size.1, images.bits()); images.count - 1],
         frame_bytes: first.frame_bytes * images.count as u64,
+        // The bytes of one image in order, before they become numbers.
+        work_bytes: if images.fortran_order && images.bytes > 1 { first.frame_bytes } else { 0 },
         ..first
     })
 }
@@ -126,17 +128,18 @@ mod tests {
     use crate::image::corpus::{LIMITS, npy, npy_in_order};
 
     fn frames(descr: &str, shape: &str, data: &[u8]) -> Vec<(u32, u32, u8, Samples)> {
-        read(&npy(descr, shape, data))
+        read(&npy(descr, shape, data), 0)
     }
 
-    fn read(bytes: &[u8]) -> Vec<(u32, u32, u8, Samples)> {
+    /// `beside`: bytes that decoding takes beside the frames.
+    fn read(bytes: &[u8], beside: u64) -> Vec<(u32, u32, u8, Samples)> {
         let header = header(bytes, &LIMITS).unwrap();
         let frames: Vec<Frame> =
             decode(bytes, &LIMITS).unwrap().into_iter().collect::<Result<_, _>>().unwrap();
         assert_eq!(header.frames().len(), frames.len());
         let held: u64 =
             frames.iter().map(|frame| (frame.samples.len() * frame.samples.bytes_each()) as u64).sum();
-        assert_eq!(header.decoded_bytes(), held);
+        assert_eq!(header.decoded_bytes(), held + beside);
         frames.into_iter().map(|frame| (frame.width, frame.height, frame.channels, frame.samples)).collect()
     }
 
@@ -170,7 +173,8 @@ mod tests {
             }
             let (descr, shape) = (format!("<u{bytes}"), format!("({n}, {h}, {w}, {c})"));
             let stored = npy_in_order("True", &descr, &shape, &fortran);
-            assert_eq!(read(&stored), frames(&descr, &shape, &plain));
+            let beside = if bytes > 1 { (h * w * c * bytes) as u64 } else { 0 };
+            assert_eq!(read(&stored, beside), frames(&descr, &shape, &plain));
         }
     }
 
@@ -181,8 +185,8 @@ mod tests {
             assert!(error.contains(told), "{error}");
         };
         check("<f4", "(1, 2)", 8, "numbers of the type f32 is not supported; scale it to uint8");
-        check("|u1", "(3, 5, 7)", 105, "channels first, not last");
-        check("|u1", "(7, 5, 6)", 210, "the shape [7, 5, 6] is not supported");
+        check("|u1", "(3, 5, 7)", 105, "the last axis is that of 1 to 4 channels");
+        check("|u1", "(7, 5, 6)", 210, "the shape [7, 5, 6] (the last axis");
         check("|u1", "(7,)", 7, "the shape [7]");
         check("|u1", "(0, 5)", 0, "holds no pixel");
         check("|u1", "(2, 5)", 9, "does not fit");

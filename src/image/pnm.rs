@@ -11,7 +11,48 @@ fn corrupt(error: impl ToString) -> DecodeError {
     DecodeError::corrupt(Format::Pnm, error)
 }
 
+/// The longest header that is read, in bytes, comments included. The decoder itself would keep a line of any length.
+const HEADER_BYTES_MAX: usize = 64 << 10;
+
+/// Refuses headers that are too long, and samples whose width the decoder would get wrong.
+fn check_header(bytes: &[u8]) -> Result<(), DecodeError> {
+    let head = &bytes[..bytes.len().min(HEADER_BYTES_MAX)];
+    let endless = || corrupt(format!("its header does not end within {HEADER_BYTES_MAX} bytes"));
+    if head.starts_with(b"P7") {
+        let end = head.windows(8).position(|line| line == b"\nENDHDR\n").ok_or_else(endless)?;
+        let value =
+            |name: &[u8]| head[..end].split(|byte| *byte == b'\n').find(|line| line.starts_with(name));
+        let maxval = value(b"MAXVAL ")
+            .and_then(|line| std::str::from_utf8(&line[7..]).ok()?.trim().parse::<u32>().ok());
+        return match value(b"TUPLTYPE ") {
+            None if maxval.is_some_and(|maxval| maxval > 255) => Err(DecodeError::unsupported(
+                Format::Pnm,
+                "16 bits and no TUPLTYPE",
+                "say one, such as TUPLTYPE GRAYSCALE",
+            )),
+            _ => Ok(()),
+        };
+    }
+    // Width, height, and, of kinds with more than black and white, the largest value.
+    let numbers = if matches!(head.get(1), Some(b'1' | b'4')) { 2 } else { 3 };
+    let mut rest = head.get(2..).unwrap_or_default();
+    for _ in 0..numbers {
+        rest = rest.trim_ascii_start();
+        while let Some(comment) = rest.strip_prefix(b"#") {
+            let end = comment.iter().position(|byte| *byte == b'\n').ok_or_else(endless)?;
+            rest = comment[end..].trim_ascii_start();
+        }
+        let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        if !(1..=10).contains(&digits) {
+            return Err(corrupt("its header has something else where a number belongs"));
+        }
+        rest = &rest[digits..];
+    }
+    Ok(())
+}
+
 fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), DecodeError> {
+    check_header(bytes)?;
     let decoder = PnmDecoder::new(Cursor::new(bytes)).map_err(corrupt)?;
     let size = decoder.dimensions();
     limits.check_one(size.0, size.1)?;
@@ -89,6 +130,23 @@ mod tests {
         check(b"P6 1 1 255 \x01\x02\x03", &((1, 1), 3, u8s(&[1, 2, 3])));
         let pam = b"P7\nWIDTH 1\nHEIGHT 1\nDEPTH 4\nMAXVAL 255\nTUPLTYPE RGB_ALPHA\nENDHDR\n\x01\x02\x03\x04";
         check(pam, &((1, 1), 4, u8s(&[1, 2, 3, 4])));
+    }
+
+    #[test]
+    fn a_header_without_an_end_and_samples_of_unsaid_width_are_refused() {
+        let check = |begin: &[u8], filled: u8, told: &str| {
+            let error = header(&[begin, &vec![filled; 1 << 20]].concat(), &LIMITS).unwrap_err().to_string();
+            assert!(error.contains(told) && error.len() < 300, "{error}");
+        };
+        check(b"P7\nA", 1, "does not end within 65536 bytes");
+        check(b"P5 #", b'a', "does not end within 65536 bytes");
+        check(b"P5 ", b'7', "where a number belongs");
+        check(b"P6 7 7 ", b'a', "where a number belongs");
+        let pam =
+            |kind: &str| format!("P7\nWIDTH 1\nHEIGHT 1\nDEPTH 1\nMAXVAL 65535\n{kind}ENDHDR\n\x01\x02");
+        assert!(header(pam("").as_bytes(), &LIMITS).unwrap_err().to_string().contains("TUPLTYPE"));
+        let grey = decode(pam("TUPLTYPE GRAYSCALE\n").as_bytes(), &LIMITS).unwrap();
+        assert_eq!(grey.samples, Samples::U16(vec![0x0102]));
     }
 
     #[test]

@@ -299,7 +299,7 @@ mod tests {
         );
         assert_eq!(
             key(catalog.get("../../etc/passwd", None)).unwrap_err(),
-            "unknown model \"../../etc/passwd\"; GET /v2/models lists all"
+            "unknown model \"../../etc/passwd\"; GET /v2/models lists those that are served, POST /v2/repository/index those in the folder"
         );
         assert_eq!(
             key(catalog.get("yolo", Some("01"))).unwrap_err(),
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(key(catalog.get("Segmenter", None)).unwrap_err(), part);
         assert_eq!(
             key(catalog.get("git", None)).unwrap_err(),
-            "unknown model \"git\"; GET /v2/models lists all"
+            "unknown model \"git\"; GET /v2/models lists those that are served, POST /v2/repository/index those in the folder"
         );
         assert!(key(catalog.get(&"x".repeat(100_000), None)).is_err());
     }

@@ -47,7 +47,7 @@ enum Reading {
     /// Scores, interleaved.
     Last { height: Dim, width: Dim, classes: Dim },
     /// Class numbers.
-    PixelBlock { height: Dim, width: Dim },
+    Classes { height: Dim, width: Dim },
 }
 
 impl Segment {
@@ -101,7 +101,7 @@ impl Segment {
             self.layout = match reading {
                 Reading::First { .. } => Some(Layout::Nchw),
                 Reading::Last { .. } => Some(Layout::Nhwc),
-                Reading::PixelBlock { .. } => self.layout,
+                Reading::Classes { .. } => self.layout,
             };
         }
         self.output = Some(output.name.clone());
@@ -141,7 +141,7 @@ impl Segment {
         let input = self.input.or(placement.map(|placement| placement.source.into()));
         let (classes, [width, height]) =
             match self.reading(output.name, output.tensor.datatype, &shape, labels, input)? {
-                Reading::PixelBlock { height, width } => (given(&output)?, [width, height]),
+                Reading::Classes { height, width } => (given(&output)?, [width, height]),
                 Reading::First { classes, height, width } => {
                     (self.best(&output, extent(classes), true)?, [width, height])
                 }
@@ -233,9 +233,9 @@ impl Segment {
     ) -> Result<Reading, String> {
         let integers = is_integers(datatype);
         let [a, b, c] = match *shape {
-            [height, width] if integers => return Ok(Reading::PixelBlock { height, width }),
+            [height, width] if integers => return Ok(Reading::Classes { height, width }),
             [batch, height, width] if integers && is_one(batch) => {
-                return Ok(Reading::PixelBlock { height, width });
+                return Ok(Reading::Classes { height, width });
             }
             _ => of_item(shape).ok_or_else(|| wrong_shape(name, shape, SHAPE))?,
         };
@@ -244,7 +244,7 @@ impl Segment {
         let [classes, height, width] = if last { [c, a, b] } else { [a, b, c] };
         Ok(match last {
             // A single channel of integers is classes, not scores.
-            _ if integers && classes == Dim::Fixed(1) => Reading::PixelBlock { height, width },
+            _ if integers && classes == Dim::Fixed(1) => Reading::Classes { height, width },
             true => Reading::Last { height, width, classes },
             false => Reading::First { classes, height, width },
         })

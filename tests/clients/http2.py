@@ -72,13 +72,13 @@ class Connection:
         """Allows so many more bytes to an answer; stream 0: to all together."""
         self.send(WINDOW_UPDATE, 0, stream, struct.pack(">I", count))
 
-    def receive(self):
-        """The next frame that is about a request: its kind, flags, stream and payload."""
+    def receive(self, may_go=False):
+        """The next frame that is about a request: its kind, flags, stream and payload. `may_go`: whether the server may say that it goes."""
         while True:
             head = self.exactly(9)
             kind, flags, stream = struct.unpack(">BBI", head[3:])
             payload = self.exactly(int.from_bytes(head[:3], "big"))
-            assert kind != GOAWAY, payload
+            assert kind != GOAWAY or may_go, payload
             if kind in (SETTINGS, PING) and not flags & ACK:
                 self.send(kind, ACK, 0, payload if kind == PING else b"")
             elif stream:

@@ -16,7 +16,8 @@ impl Model {
     /// batches at once as ever ran there. `None` if none was measured lately.
     fn fewest_seconds(&self, serving: &[DeviceKey], kind: Kind, items: usize, now: Instant) -> Option<f64> {
         let largest = self.rules.largest();
-        let devices = self.costs.iter().filter(|((_, of), _)| *of == kind);
+        let counts = |device: &DeviceKey| serving.is_empty() || serving.contains(device);
+        let devices = self.costs.iter().filter(|((device, of), _)| *of == kind && counts(device));
         let seconds = devices.filter_map(|(_, costs)| costs.fewest_seconds(items, largest, now));
         let at_once =
             serving.iter().filter_map(|device| self.running.get(device)).map(|running| running.peak);

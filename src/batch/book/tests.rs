@@ -766,6 +766,22 @@ fn devices_that_run_at_once_share_the_work_that_is_ahead_of_a_deadline_as_long_a
 }
 
 #[test]
+fn a_deadline_is_not_met_by_a_fast_device_that_has_gone() {
+    let mut desk = Desk::new(false);
+    let fast = desk.book.attach(&"gpu-0".into());
+    desk.push_due(16, 300).unwrap();
+    let slow = desk.take();
+    let Pick::Run(batch, receipt) = desk.book.pick(fast, &[MODEL], desk.now) else { panic!("it waits") };
+    desk.end(&(batch, receipt), 1, Ok(bytes(4, 0)));
+    desk.end(&slow, 100, Ok(bytes(4, 0)));
+    desk.pass(99);
+    // 8 rows ahead and one more take 225 ms on the slow one.
+    assert!(desk.push_due(1, 140).is_ok());
+    desk.book.detach(fast, desk.now);
+    assert!(matches!(desk.push_due(1, 140), Err(InferError::Late(_))));
+}
+
+#[test]
 fn what_whole_frames_took_says_nothing_of_rois() {
     let mut desk = Desk::new(false);
     desk.push_with(finding());

@@ -144,9 +144,12 @@ impl Source<'_> {
             (_, Ok(side)) => Ok(side),
             (0, Err(_)) => Ok(self.items.unwrap_or(1)),
             _ => {
-                let sides =
-                    input.shape.iter().map(|side| if *side > 0 { side.to_string() } else { "7".to_owned() });
-                let such: Vec<String> = std::iter::once("1".to_owned()).chain(sides.skip(1)).collect();
+                let side = |(axis, side): (usize, &i64)| match (axis, *side) {
+                    (_, 1..) => side.to_string(),
+                    (0, _) => "1".to_owned(),
+                    _ => "7".to_owned(),
+                };
+                let such: Vec<String> = input.shape.iter().enumerate().map(side).collect();
                 Err(format!(
                     "input {0:?} has the open shape {1:?}: give it one, such as --shape {0}={2}",
                     input.name,

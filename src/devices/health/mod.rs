@@ -34,6 +34,8 @@ pub(super) struct Health {
     fallible: bool,
     over: Arc<OnceLock<Over>>,
     flights: Arc<Mutex<Flights>>,
+    /// When a batch last succeeded there, or the hold began.
+    worked: Arc<Mutex<Instant>>,
     /// A call that takes longer has hung.
     stuck_after: Option<Duration>,
     queue: Arc<Queue>,
@@ -60,7 +62,8 @@ impl Health {
         fallible: bool,
         stuck_after: Option<Duration>,
     ) -> Health {
-        Health { device, fallible, over: Arc::default(), flights: Arc::default(), stuck_after, queue }
+        let worked = Arc::new(Mutex::new(Instant::now()));
+        Health { device, fallible, over: Arc::default(), flights: Arc::default(), worked, stuck_after, queue }
     }
 
     /// Whether the hold is over, so that its workers must leave.
@@ -86,6 +89,16 @@ impl Health {
         if let (EngineError::Device(reason), true) = (error, self.fallible) {
             self.end(Over::Failed(reason.clone()));
         }
+    }
+
+    /// A batch has succeeded there.
+    pub(super) fn worked(&self) {
+        *self.worked.lock() = Instant::now();
+    }
+
+    /// When one last did, or when the hold began.
+    pub(super) fn worked_at(&self) -> Instant {
+        *self.worked.lock()
     }
 
     /// Marks the device as busy until the guard is dropped.

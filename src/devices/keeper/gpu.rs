@@ -252,10 +252,13 @@ impl Keeper {
     /// Looks after a GPU that serves.
     fn tend(&mut self, now: Instant) {
         let Some(hold) = self.hold.clone() else { return };
-        if self.claim.states.canary_due(now, self.activity.1) && now >= self.canary_after {
+        // One that is merely idle is not asked while a load may keep its threads, nor by a server that ends.
+        let suspected = self.claim.states.state() == DeviceState::Suspect;
+        let may_ask = suspected || !(self.devices.is_loading() || self.devices.ends());
+        let due = self.claim.states.canary_due(now, hold.health.worked_at());
+        if due && may_ask && now >= self.canary_after {
             match hold.canary() {
                 Err(refusal) if refusal.may_pass() => {
-                    let suspected = self.claim.states.state() == DeviceState::Suspect;
                     if suspected {
                         let (device, reason) = (&*self.gpu.id, refusal.to_string());
                         tracing::info!(

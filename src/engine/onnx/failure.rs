@@ -76,8 +76,8 @@ pub(in crate::engine) fn of_load(message: &str) -> String {
     let line = first_line(message);
     match line.split_once("Unsupported model IR version") {
         Some((_, versions)) => format!(
-            "the file is too new for this ONNX Runtime: its IR version is unsupported{versions}; export it with an older opset, or use \
-             a newer ONNX Runtime"
+            "the file is too new for this ONNX Runtime: its IR version is unsupported{versions}; export it with an \
+             older version of onnx, or use a newer ONNX Runtime"
         ),
         None => line,
     }

@@ -109,7 +109,7 @@ impl<S: HttpService> hyper::service::Service<Request<Incoming>> for Observed<S> 
                     matches!(response.status(), StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT);
                 let draining = under_way.stages.is_draining();
                 let body_left = match left {
-                    // A connection that is closed anyway needs no rest read, and there may be no time for it.
+                    // A connection that is closed anyway is not kept by reading the rest before the reply; it is read after that.
                     Some(left) => waits_for_us || slow || draining || !throw_away(left).await,
                     None => false,
                 };
@@ -236,7 +236,7 @@ fn read_beside_the_reply(mut incoming: Incoming, under_way: &Arc<RequestGuard>) 
         let read = tokio::select! {
             read = to_the_end => read,
             () = tokio::time::sleep(BESIDE_WAIT) => false,
-            () = stages.closing.cancelled() => false,
+            () = closed(&stages) => false,
             // h2 sends the reset only once nobody holds the stream.
             () = reset.cancelled() => false,
         };
@@ -244,6 +244,12 @@ fn read_beside_the_reply(mut incoming: Incoming, under_way: &Arc<RequestGuard>) 
             watch.body_left();
         }
     });
+}
+
+/// Waits until the listener is closed, and a moment more: a client that is told of the end must not get a reset right behind that.
+async fn closed(stages: &Stages) {
+    stages.closing.cancelled().await;
+    tokio::time::sleep(UNREAD_WAIT).await;
 }
 
 impl HttpBody for Upload {

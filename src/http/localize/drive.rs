@@ -83,7 +83,7 @@ impl Drive {
             let finding = async {
                 tokio::select! {
                     found_all = finding.run(posted, ahead.bytes, found) => found_all,
-                    () = front.status.is_cut() => Err(InferError::Draining),
+                    () = front.status.until_cut() => Err(InferError::Draining),
                 }
             };
             let mut finding = pin!(finding);

@@ -72,7 +72,7 @@ pub(super) fn one_by_one(
                 call.stage("encode", answered.elapsed());
                 Ok(entry)
             };
-            tally.ended(answered.await)
+            tally.ended(front.before_the_end(DropReason::Job, answered).await.flatten())
         };
         answer.map(move |answer| Entry { page, answer })
     });
@@ -128,7 +128,7 @@ impl Decoding {
     /// the decoder's memory: a slow client would keep that from others for as long as it likes.
     async fn in_turn(&self, file: Bytes) -> Result<Vec<Result<Turn, InferError>>, InferError> {
         let (began, of) = (self.call.again(), Arc::clone(&self.model));
-        let decode = self.front.decode.stage(file, of, self.call.permit.as_ref());
+        let decode = self.front.decode.stage_several(file, of, self.call.permit.as_ref());
         let Decoded { frames, took, share } = began.in_time(decode).await?;
         self.call.decoded(&self.front, &self.model, took);
         let inputs = frames.iter().flatten().flat_map(|frame| &frame.inputs);

@@ -35,7 +35,7 @@ reasons! {
     DropReason {
         /// A connection with a request on it was cut.
         Connection = "connection",
-        /// A job was waiting or running.
+        /// A job was waiting or running, or would have been: its file was not decoded yet, or it came too late to be queued.
         Job = "job",
         /// A request still came or was decoded, or a stack was answered as it came.
         Request = "request",
