@@ -132,11 +132,14 @@ fn announced(headers: &HeaderMap) -> Option<u64> {
 /// For `Router::fallback`: no route has this path. A path that other servers of the same protocols have gets a reason of its own, and a
 /// gRPC client one that it can show.
 pub async fn not_found(uri: Uri, headers: HeaderMap) -> Response<Body> {
+    if is_grpc(&headers) {
+        return not_grpc_here();
+    }
     let problem = match elsewhere(uri.path()) {
         Some(why) => Problem::from(&InferError::NotOffered(why.to_owned())),
         None => Problem::not_found(uri.path()),
     };
-    if is_grpc(&headers) { not_grpc_here(problem) } else { problem.into_response() }
+    problem.into_response()
 }
 
 /// Whether a head is that of a gRPC call, by its content type. gRPC-Web does not count, because its replies differ.
@@ -146,17 +149,16 @@ pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
     named.is_some_and(|rest| matches!(rest, [] | [b'+' | b';', ..]))
 }
 
-/// The answer to a gRPC call, as its protocol has errors without a message: trailers alone, as headers. Counted and logged as `problem`.
-fn not_grpc_here(problem: Problem) -> Response<Body> {
+/// The answer to a gRPC call, as its protocol has errors without a message: trailers alone, as headers. It must have no body, so it is no
+/// [`Problem`].
+fn not_grpc_here() -> Response<Body> {
     const UNIMPLEMENTED: &str = "12";
     let headers = [
         ("content-type", "application/grpc"),
         ("grpc-status", UNIMPLEMENTED),
         ("grpc-message", "this port speaks REST: gRPC is on the port of the option grpc_listen"),
     ];
-    let mut reply = (StatusCode::NOT_FOUND, headers).into_response();
-    reply.extensions_mut().insert(problem);
-    reply
+    (StatusCode::NOT_FOUND, headers).into_response()
 }
 
 /// The same on a listener that has a part of the routes.

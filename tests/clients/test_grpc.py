@@ -1037,6 +1037,14 @@ def test_a_client_that_has_gone_holds_up_no_end(start_server, only_digits):
         assert server.wait_exit(30) == 0
 
 
+def test_a_client_on_the_port_of_rest_is_told_where_grpc_is(server):
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        with pytest.raises(grpc.RpcError) as refused:
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(service_pb2.ServerLiveRequest(), timeout=SECONDS)
+    assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    assert "grpc_listen" in refused.value.details()
+
+
 def test_a_call_that_still_comes_at_the_end_is_in_the_log_as_the_servers_doing(start_server, only_digits):
     server = start_server(only_digits, drain_delay_ms=0, drain_timeout_ms=300)
     headers = [("content-type", "application/grpc"), ("te", "trailers"), ("x-request-id", "cut-off")]
