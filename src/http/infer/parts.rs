@@ -17,6 +17,7 @@ use crate::{
         wire::{BINARY_OUTPUT, flag, reply::OutputParameters, request::InferRequest},
     },
     models::Model,
+    telemetry::metrics::DropReason,
 };
 use axum::response::Response;
 use futures_util::{FutureExt, Stream, StreamExt, stream};
@@ -140,8 +141,8 @@ async fn part(
         wanted.iter().map(|wanted| output(model, &there, &Wanted { binary: false, ..wanted.clone() }));
     let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
     let permit = call.permit.clone();
-    let written =
-        front.decode.run(move || Text::of(permit.as_ref(), &OutputParameters::new(), &outputs)).await?;
+    let write = front.decode.run(move || Text::of(permit.as_ref(), &OutputParameters::new(), &outputs));
+    let written = front.before_the_end(DropReason::Job, write).await??;
     Spent::on(Duration::ZERO, ran).replied(front, tally, answered.elapsed());
     call.stage("encode", answered.elapsed());
     written

@@ -166,11 +166,9 @@ impl Telling {
 
     /// Reports an error: as the reply, or as its last member.
     pub(super) async fn fail(self, error: InferError, reply: &mut Outgoing) {
+        let draining = error == InferError::Draining;
         let told = match self.writer {
             Some(writer) if self.begun && self.format.streams() => {
-                if error == InferError::Draining {
-                    self.front.metrics.dropped(DropReason::Request).inc();
-                }
                 tracing::info!(%error, "a stack broke off after results had been sent");
                 let Problem { kind, detail, .. } = Problem::from(&error);
                 Event::Broken(writer.error(&detail, &kind.address()).into(), kind)
@@ -178,6 +176,8 @@ impl Telling {
             _ => Event::Failed(error),
         };
         // If the client has gone, nobody needs to be told.
-        let _ = reply.send(told).await;
+        if reply.send(told).await.is_ok() && draining {
+            self.front.metrics.dropped(DropReason::Request).inc();
+        }
     }
 }
