@@ -102,8 +102,8 @@ impl Exit {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed (health: not healthy), 64 wrong usage, 66 an input \
-    file is missing or a folder has none, 69 nothing to run the models on, or no server at the address, 70 a bug in Ocelli, 75 work was \
-    dropped at shutdown, 78 mistakes in the configuration, 130 or 143 interrupted.";
+    file is missing or a folder has none, 69 nothing to run the models on, or no server at the address, 70 a \
+    bug in Ocelli, 75 work was dropped at shutdown, 78 mistakes in the configuration, 130 or 143 interrupted.";
 
 /// The command line as clap sees it.
 pub fn command() -> Command {
@@ -243,10 +243,9 @@ impl Streams<'_> {
 
     /// Prints help or the version, which are no errors; anything else is wrong usage.
     fn usage(&mut self, error: &clap::Error) -> Exit {
-        let text = match self.colour {
-            true => error.render().ansi().to_string(),
-            false => error.render().to_string(),
-        };
+        // The same without colours, to look into.
+        let plain = error.render().to_string();
+        let text = if self.colour { error.render().ansi().to_string() } else { plain.clone() };
         match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => self.print(&text),
             _ => {
@@ -255,7 +254,7 @@ impl Streams<'_> {
                     Some(ContextValue::String(word)) if !word.starts_with('-')
                 );
                 let takes_models =
-                    ["ocelli serve ", "ocelli check "].iter().any(|command| text.contains(command));
+                    ["ocelli serve ", "ocelli check "].iter().any(|command| plain.contains(command));
                 let hint = match error.kind() == ErrorKind::UnknownArgument && is_word && takes_models {
                     true => "\nThe folder of the models is named with --models PATH or OCELLI_MODELS.\n",
                     false => "",
@@ -501,6 +500,25 @@ mod tests {
         ] {
             assert_eq!(Exit::from(&error) as u8, code, "{error:?}");
             assert!(EXIT_CODES.contains(&format!("{code} ")));
+        }
+    }
+
+    #[test]
+    fn a_folder_without_its_flag_is_told_which_where_there_is_one() {
+        for (arguments, hinted) in [
+            (&["check", "examples/models"][..], true),
+            (&["serve", "models"], true),
+            (&["check", "--modles"], false),
+            (&["devices", "models"], false),
+        ] {
+            for colour in [false, true] {
+                let arguments = [&["ocelli"][..], arguments].concat();
+                let error = command().try_get_matches_from(arguments).expect_err("no such word");
+                let (mut out, mut err) = (Vec::new(), Vec::new());
+                let exit = Streams { out: &mut out, err: &mut err, colour }.usage(&error);
+                let err = String::from_utf8(err).expect("UTF-8");
+                assert_eq!((exit, err.contains("named with --models PATH")), (Exit::Usage, hinted), "{err}");
+            }
         }
     }
 

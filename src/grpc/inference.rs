@@ -42,16 +42,12 @@ pub(super) struct Head {
     timeout: Option<Duration>,
     /// Whether a failed message ends the stream with a status, as the client requested.
     fails_by_status: bool,
-    /// For the files in all its messages.
-    turns: Arc<Turns>,
+    /// Of a stream: for the files in all its messages.
+    turns: Option<Arc<Turns>>,
 }
 
 impl Head {
-    pub(super) fn of(
-        front: &Front,
-        metadata: MetadataMap,
-        extensions: &Extensions,
-    ) -> Result<Head, InferError> {
+    pub(super) fn of(metadata: MetadataMap, extensions: &Extensions) -> Result<Head, InferError> {
         let headers = metadata.into_headers();
         let arrived = extensions.get::<Arrived>().map_or_else(Instant::now, |arrived| arrived.0);
         let fails_by_status = headers.get(ERROR_BY_STATUS).is_some_and(|value| value == "true");
@@ -61,8 +57,13 @@ impl Head {
             extensions: extensions.clone(),
             arrived,
             fails_by_status,
-            turns: Arc::new(front.decode.turns()),
+            turns: None,
         })
+    }
+
+    /// The same for a stream, whose messages share their turns at decoding.
+    pub(super) fn of_stream(self, front: &Front) -> Head {
+        Head { turns: Some(Arc::new(front.decode.turns())), ..self }
     }
 }
 
@@ -103,7 +104,7 @@ pub(super) async fn infer(
         let call = Call::of(&head.headers, &model, front.limits.timeout_max)?
             .traced(&head.extensions)
             .charged_to(permit.as_ref())
-            .taking(&head.turns)
+            .sharing_turns(head.turns.as_ref())
             .since(arrived)
             // The timeout is for the whole call.
             .no_later_than(head.timeout, head.arrived);

@@ -147,7 +147,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
     ) -> Result<Response<ModelInferResponse>, Status> {
         let (metadata, extensions, message) = request.into_parts();
         let answer = async {
-            let head = Head::of(&self.front, metadata, &extensions)?;
+            let head = Head::of(metadata, &extensions)?;
             if let Some(permit) = extensions.get::<Arc<Permit>>() {
                 // The end of the call trimmed the permit to the bytes that arrived. The message takes more if it was packed or has typed
                 // elements.
@@ -168,7 +168,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         request: Request<Streaming<ModelInferRequest>>,
     ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
         let (metadata, extensions, messages) = request.into_parts();
-        let head = Arc::new(Head::of(&self.front, metadata, &extensions)?);
+        let head = Arc::new(Head::of(metadata, &extensions)?.of_stream(&self.front));
         let (front, stages, closed) = (Arc::clone(&self.front), self.stages.clone(), self.stages.clone());
         // For `around`, the call is over once its head is sent; what follows is still logged under the call's id.
         let span = tracing::Span::current();

@@ -101,9 +101,9 @@ impl Call {
         Call { permit: permit.cloned().or(self.permit), ..self }
     }
 
-    /// The same, whose files take turns with those of the call's other requests.
-    pub(crate) fn taking(self, turns: &Arc<Turns>) -> Call {
-        Call { turns: Some(Arc::clone(turns)), ..self }
+    /// The same for a message of a stream, whose files take turns with those of the other messages.
+    pub(crate) fn sharing_turns(self, turns: Option<&Arc<Turns>>) -> Call {
+        Call { turns: turns.cloned(), ..self }
     }
 
     /// Sets aside memory for the reply's text, until the request ends.

@@ -47,10 +47,10 @@ pub(super) async fn run(
 ) -> Result<(Vec<Tensor>, Spent), InferError> {
     let model = tally.model();
     let files = files(front, model, tensor, model.batching == Batching::Whole, call.permit.as_deref())?;
-    // Each is queued as soon as it is decoded. An image that waited for the others would keep its share of the memory for decoding, and
-    // leave none for them.
     // Those of the whole stream, if the request is a message of one.
     let turns = call.turns.clone().unwrap_or_else(|| Arc::new(front.decode.turns()));
+    // Each is queued as soon as it is decoded. An image that waited for the others would keep its share of the memory for decoding, and
+    // leave none for them.
     let answers = files.into_iter().enumerate().map(async |file| {
         let image = turns.take(decode(front, model, call, file));
         let Image { inputs, took, share } = call.in_time(image).await?;
@@ -97,7 +97,7 @@ pub(super) fn one_by_one(
         // Queued before its turn: an image that is ahead would otherwise keep its share of the memory for decoding from those before it.
         streamed::aside(async move {
             let began = call.again();
-            let image = decode(&front, tally.model(), &began, file);
+            let image = began.in_time(decode(&front, tally.model(), &began, file));
             let Image { inputs, share, .. } = front.before_the_end(DropReason::Job, image).await??;
             let call = call.again();
             let ticket = call.push(&front, &tally, inputs, 1, None);
@@ -194,7 +194,7 @@ async fn decode(
     } else {
         bytes
     };
-    let decoded = call.in_time(front.decode.stage(file, Arc::clone(model), permit)).await;
+    let decoded = front.decode.stage(file, Arc::clone(model), permit).await;
     let Decoded { mut frames, took, share } = decoded.map_err(|error| of_image(index, error))?;
     call.decoded(front, model, took);
     match (frames.pop(), frames.is_empty()) {

@@ -1,7 +1,7 @@
 //! Why bytes could not be decoded into frames, worded for the client that posted them.
 
 use super::{foreign, format::Format};
-use crate::{error::InferError, words::clipped};
+use crate::error::InferError;
 use std::fmt::Write as _;
 
 /// How many of the first bytes an error shows.
@@ -65,12 +65,12 @@ impl DecodeError {
 
     #[expect(clippy::needless_pass_by_value, reason = "`map_err` hands errors over")]
     pub(super) fn corrupt(format: Format, reason: impl ToString) -> DecodeError {
-        DecodeError::Corrupt { format, reason: clipped(&reason.to_string()).to_owned() }
+        DecodeError::Corrupt { format, reason: reason.to_string() }
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "`map_err` hands errors over")]
     pub(super) fn unsupported(format: Format, what: impl ToString, instead: &'static str) -> DecodeError {
-        DecodeError::Unsupported { format, what: clipped(&what.to_string()).to_owned(), instead }
+        DecodeError::Unsupported { format, what: what.to_string(), instead }
     }
 }
 
@@ -94,6 +94,7 @@ fn formats() -> String {
     Format::ALL.map(Format::name).join(", ")
 }
 
+/// Whether these bytes are printable.
 fn is_text(first: &[u8]) -> bool {
     let plain = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
     !first.is_empty() && first.iter().all(plain)

@@ -2,8 +2,8 @@
 //!
 //! - [`mod@format`]: recognises the format of an image; `foreign`: recognises bytes that are in none of the supported formats.
 //! - [`header`] and [`decode`]: check the sizes that the headers state against [`Limits`] before any pixels are allocated. Then one strict
-//!   decoder per format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`, `pnm`, `npy`) makes [`Frame`]s, turned upright (`orient`). A truncated file is
-//!   refused, whatever its format.
+//!   decoder per format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`, `pnm`, `npy`) makes [`Frame`]s, turned upright (`orient`). A
+//!   truncated file is refused, whatever its format.
 //! - [`mod@plain_jpeg`]: selects the JPEGs that a hardware decoder may be given instead.
 //! - [`preprocess`]: turns a frame into a model's input (resize, crop, colour, and normalisation by `normalize`, now or later), written
 //!   straight into the caller's memory. It returns a [`Placement`], which maps back to the pixels of the posted image.

@@ -2,6 +2,7 @@
 //! a cut within the last number cannot be seen.
 
 use super::{DecodeError, Format, Frame, Header, Limits, Orientation, Samples};
+use crate::words::clipped;
 use image::{ColorType, ImageDecoder, codecs::pnm::PnmDecoder};
 use std::io::Cursor;
 
@@ -9,6 +10,12 @@ type Opened<'a> = PnmDecoder<Cursor<&'a [u8]>>;
 
 fn corrupt(error: impl ToString) -> DecodeError {
     DecodeError::corrupt(Format::Pnm, error)
+}
+
+/// The decoder's words, which may repeat a line of the file.
+#[expect(clippy::needless_pass_by_value, reason = "`map_err` hands errors over")]
+fn said(error: impl ToString) -> DecodeError {
+    corrupt(clipped(&error.to_string()))
 }
 
 /// The longest header that is read, in bytes, comments included. The decoder itself would keep a line of any length.
@@ -20,11 +27,15 @@ fn check_header(bytes: &[u8]) -> Result<(), DecodeError> {
     let endless = || corrupt(format!("its header does not end within {HEADER_BYTES_MAX} bytes"));
     if head.starts_with(b"P7") {
         let end = head.windows(8).position(|line| line == b"\nENDHDR\n").ok_or_else(endless)?;
-        let value =
-            |name: &[u8]| head[..end].split(|byte| *byte == b'\n').find(|line| line.starts_with(name));
-        let maxval = value(b"MAXVAL ")
-            .and_then(|line| std::str::from_utf8(&line[7..]).ok()?.trim().parse::<u32>().ok());
-        return match value(b"TUPLTYPE ") {
+        // The word behind another at the start of a line.
+        let value = |name: &[u8]| {
+            head[..end].split(|byte| *byte == b'\n').find_map(|line| {
+                let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+                (words.next()? == name).then(|| words.next().unwrap_or_default())
+            })
+        };
+        let maxval = value(b"MAXVAL").and_then(|text| std::str::from_utf8(text).ok()?.parse::<u32>().ok());
+        return match value(b"TUPLTYPE") {
             None if maxval.is_some_and(|maxval| maxval > 255) => Err(DecodeError::unsupported(
                 Format::Pnm,
                 "16 bits and no TUPLTYPE",
@@ -53,7 +64,7 @@ fn check_header(bytes: &[u8]) -> Result<(), DecodeError> {
 
 fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), DecodeError> {
     check_header(bytes)?;
-    let decoder = PnmDecoder::new(Cursor::new(bytes)).map_err(corrupt)?;
+    let decoder = PnmDecoder::new(Cursor::new(bytes)).map_err(said)?;
     let size = decoder.dimensions();
     limits.check_one(size.0, size.1)?;
     if size.0 == 0 || size.1 == 0 {
@@ -83,12 +94,12 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Frame, DecodeError
     let samples = match header.bits {
         16 => {
             let mut samples = vec![0_u16; samples];
-            decoder.read_image(bytemuck::cast_slice_mut(&mut samples)).map_err(corrupt)?;
+            decoder.read_image(bytemuck::cast_slice_mut(&mut samples)).map_err(said)?;
             Samples::U16(samples)
         }
         _ => {
             let mut samples = vec![0; samples];
-            decoder.read_image(&mut samples).map_err(corrupt)?;
+            decoder.read_image(&mut samples).map_err(said)?;
             Samples::U8(samples)
         }
     };
@@ -144,7 +155,10 @@ mod tests {
         check(b"P6 7 7 ", b'a', "where a number belongs");
         let pam =
             |kind: &str| format!("P7\nWIDTH 1\nHEIGHT 1\nDEPTH 1\nMAXVAL 65535\n{kind}ENDHDR\n\x01\x02");
-        assert!(header(pam("").as_bytes(), &LIMITS).unwrap_err().to_string().contains("TUPLTYPE"));
+        for unsaid in [pam(""), pam("").replace("MAXVAL ", "MAXVAL\t")] {
+            let error = header(unsaid.as_bytes(), &LIMITS).unwrap_err().to_string();
+            assert!(error.contains("TUPLTYPE"), "{error}");
+        }
         let grey = decode(pam("TUPLTYPE GRAYSCALE\n").as_bytes(), &LIMITS).unwrap();
         assert_eq!(grey.samples, Samples::U16(vec![0x0102]));
     }

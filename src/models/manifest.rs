@@ -558,6 +558,12 @@ mod tests {
     }
 
     #[test]
+    fn the_task_of_a_fitter_without_its_engine_is_one_mistake_that_names_the_engine() {
+        let told = "line 1: task = \"localize\" is a fitter's: say engine = \"gauss-mle\" above it";
+        check("task = \"localize\"", &[told]);
+    }
+
+    #[test]
     fn integers_may_be_written_with_any_radix_and_what_is_allowed_is_told_of_what_is_not() {
         let manifest =
             Manifest::parse("priority = 0o7\ntimeout_ms = 0x3E_8\n[input]\nscale = 0b10\n").unwrap();

@@ -225,6 +225,11 @@ impl<'a, 't> Table<'a, 't> {
         None
     }
 
+    /// Whether a key has this text.
+    pub(super) fn is(&self, key: &'static str, text: &str) -> bool {
+        self.entry(key).is_some_and(|value| matches!(value.get_ref(), DeValue::String(got) if got == text))
+    }
+
     /// A whole number in a range.
     pub(super) fn integer<T>(&self, key: &'static str, range: RangeInclusive<T>) -> Option<T>
     where

@@ -24,8 +24,8 @@ const FAULTS_MAX: usize = 5;
 const LONG_PAUSE: Duration = Duration::from_secs(60);
 /// Suspicion ends when there was no sign of a fault for this long.
 const CLEAN: Duration = Duration::from_secs(60);
-/// How long a device that has no work may go without a proof that it works. Its context may die while it is idle (a fault of another process,
-/// a driver that is restarted), and nothing else tells.
+/// How long a device that has no work may go without a proof that it works. Its context may die while it is idle (a fault of another
+/// process, a driver that is restarted), and nothing else tells.
 const UNPROVED_MAX: Duration = Duration::from_secs(30);
 /// How long clocks must be lowered before that counts as a sign of a fault.
 const HOT: Duration = Duration::from_secs(30);

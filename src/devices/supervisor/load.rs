@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     batch::ModelKey,
-    engine::{Engine, cuda::headroom_bytes, staging::Memory},
+    engine::{Engine, Signature, cuda::headroom_bytes, staging::Memory},
     error::panic_words,
     models::{Files, Manifest, Model, Source},
     status::{Cause, DeviceState},
@@ -74,12 +74,12 @@ impl Devices {
         let files = Files::of(&source).map_err(NotLoaded::Failed)?;
         let load = |(index, hold): &(usize, Arc<Hold>)| self.load_here(*index, hold, &source, &files);
         let made = side_by_side(holds.iter().map(|held| || load(held)));
-        if made.iter().all(Result::is_err) {
+        let Some(signature) = engines(&made).next().map(|engine| engine.signature().clone()) else {
             return Err(self.nowhere(placed, &holds, made.into_iter().filter_map(Result::err).collect()));
-        }
+        };
         let memory = self.memory(&made, &placed);
         let Resolved { asked, model, proved } =
-            self.resolve(&source, &memory, &holds, made).map_err(NotLoaded::Failed)?;
+            self.resolve(&source, (&signature, &memory), &holds, made).map_err(NotLoaded::Failed)?;
         if proved.iter().all(Result::is_err) {
             return Err(self.nowhere(placed, &holds, proved.into_iter().filter_map(Result::err).collect()));
         }
@@ -95,18 +95,16 @@ impl Devices {
         indices.filter_map(|index| self.devices[index].hold().map(|hold| (index, hold))).collect()
     }
 
-    /// Resolves a model by the signature of its engines, at least one of which was made, and proves them on their devices. If forward
-    /// passes there show that its first axis does not count items, does so once more with each request as a run of its own.
+    /// Resolves a model by the signature of its engines, and proves them on their devices. If forward passes there show that its first axis
+    /// does not count items, does so once more with each request as a run of its own.
     fn resolve(
         &self,
         source: &Source,
-        memory: &Memory,
+        (signature, memory): (&Signature, &Memory),
         holds: &[(usize, Arc<Hold>)],
         mut made: Vec<Made>,
     ) -> Result<Resolved, String> {
         let key = ModelKey(self.next_key.fetch_add(1, Ordering::Relaxed));
-        let engine = engines(&made).next().ok_or("no engine of it was made")?;
-        let signature = engine.signature().clone();
         let resolve = |source: &Source| -> Result<(Vec<Asked>, Lent), String> {
             let mut model = Model::resolve(key, source, signature.clone(), self.parts.timeout, memory)?;
             model.may_use_gpu = self.may_use_gpu(&source.manifest);

@@ -45,7 +45,7 @@ pub(super) fn one_by_one(
         let decoding = Arc::clone(&then);
         let frames = async move {
             match file? {
-                Ahead::Queued(frame) => Ok(vec![Ok(Turn::Queued(frame))]),
+                Ahead::Queued(frame) => Ok(vec![Ok(Due::Queued(frame))]),
                 Ahead::Several(file) => {
                     let frames = async move {
                         decoding.front.before_the_end(DropReason::Job, decoding.in_turn(file)).await?
@@ -61,8 +61,8 @@ pub(super) fn one_by_one(
         let answer = async move {
             let Decoding { front, asked, .. } = &*decoding;
             let Frame { queued, placement, took } = match frame? {
-                Turn::Queued(frame) => frame,
-                Turn::Waits(frame, took, _held) => decoding.queue(frame, took)?,
+                Due::Queued(frame) => frame,
+                Due::Waits(frame, took, _held) => decoding.queue(frame, took)?,
             };
             let (call, tally) = (queued.call().clone(), Arc::clone(queued.tally()));
             let answered = async {
@@ -89,7 +89,7 @@ enum Ahead {
 }
 
 /// A frame whose turn it is.
-enum Turn {
+enum Due {
     Queued(Frame),
     /// One of several frames, with the time that all of them took, and their charge until the last one is queued.
     Waits(Staged, Duration, Arc<Option<Beside>>),
@@ -126,7 +126,7 @@ impl Decoding {
 
     /// Decodes a file of several frames. They are queued one by one as the client reads. Until then they are charged to the request, not to
     /// the decoder's memory: a slow client would keep that from others for as long as it likes.
-    async fn in_turn(&self, file: Bytes) -> Result<Vec<Result<Turn, InferError>>, InferError> {
+    async fn in_turn(&self, file: Bytes) -> Result<Vec<Result<Due, InferError>>, InferError> {
         let (began, of) = (self.call.again(), Arc::clone(&self.model));
         let decode = self.front.decode.stage_several(file, of, self.call.permit.as_ref());
         let Decoded { frames, took, share } = began.in_time(decode).await?;
@@ -135,7 +135,7 @@ impl Decoding {
         let bytes = inputs.map(|input| input.data.len() as u64).sum();
         let held = Arc::new(self.call.permit.as_ref().map(|permit| permit.beside(bytes)).transpose()?);
         drop(share);
-        let turn = |frame: Result<_, _>| frame.map(|frame| Turn::Waits(frame, took, Arc::clone(&held)));
+        let turn = |frame: Result<_, _>| frame.map(|frame| Due::Waits(frame, took, Arc::clone(&held)));
         Ok(frames.into_iter().map(turn).collect())
     }
 

@@ -61,12 +61,14 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
             table.mistake("[fit] and [camera] are only read with engine = \"gauss-mle\"");
         }
     }
-    let kind = root.choice("task", TASKS).unwrap_or_else(|| {
-        if root.text("task").as_deref() == Some("localize") {
+    let kind = match root.is("task", "localize") {
+        true => {
             root.mistake_at("task", "= \"localize\" is a fitter's: say engine = \"gauss-mle\" above it");
+            None
         }
-        Kind::Tensors
-    });
+        false => root.choice("task", TASKS),
+    };
+    let kind = kind.unwrap_or(Kind::Tensors);
     let labels = root.string("labels");
     if let Some(Err(why)) = labels.as_deref().map(file_name) {
         root.mistake_at("labels", why);
