@@ -1,11 +1,12 @@
 //! The bounded CPU pool that turns posted bytes into staged images, away from the async threads.
 //!
 //! The pool's threads bound its work, and the budget bounds its memory: a decode waits until the pixels that its header announces fit
-//! beside those of the decodes that run. It waits on its thread. So whoever holds a share must give it back without waiting for anything,
-//! neither for the pool nor for a client that reads.
+//! beside those of the decodes that run. It does not wait on a thread, so whoever has a share may wait for the pool; but for nothing else,
+//! such as a client that reads.
 
 mod budget;
 mod on_gpu;
+mod pages;
 mod policy;
 mod waiting;
 
@@ -16,14 +17,14 @@ use crate::{
         cuda::jpeg::{self, JpegOnGpu},
     },
     error::InferError,
-    image::{self, Frame, Header, Limits, Placement, Scratch},
+    image::{self, Frame, Header, Image, Limits, Placement, Scratch},
     models::{Form, ImageInput, Model},
 };
 pub use budget::Share;
 use budget::{Budget, DECODING};
 use bytes::Bytes;
 use crossbeam_channel::Sender;
-use policy::files_of_request;
+use policy::{files_of_request, steps_at_once};
 use std::{
     cell::RefCell,
     io,
@@ -35,7 +36,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::sync::{Semaphore, oneshot};
-pub(crate) use waiting::Turns;
+pub use waiting::Turns;
 use waiting::{Counted, Waiting};
 
 /// One frame as the model takes it.
@@ -58,6 +59,14 @@ pub struct Decoded {
     pub share: Share,
 }
 
+/// A file that was opened.
+pub enum Opened {
+    /// It has one frame, which was decoded.
+    Only(Decoded),
+    /// It has several, for [`DecodePool::stage_several`].
+    Several(Image<Bytes>),
+}
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Threads that decode, and the memory they may use together.
@@ -65,11 +74,12 @@ pub struct DecodePool {
     /// Done in order of arrival. A request waits for each. Admission bounds the number of requests, [`Turns`] that of their files here.
     jobs: Sender<Job>,
     threads: usize,
-    /// Files of several frames take long: a quarter of the threads, at least one where there are several, is left to others.
-    several: Arc<Semaphore>,
+    /// For the steps of files of several frames, whose frames may be large: a quarter of the threads, at least one where there are several,
+    /// is left to others.
+    steps: Semaphore,
     limits: Limits,
     budget: Arc<Budget>,
-    /// Jobs that wait or run.
+    /// Jobs that wait for a thread or for memory, or run.
     in_pool: Arc<AtomicUsize>,
     /// A GPU that helps the threads.
     jpeg: Option<JpegOnGpu>,
@@ -95,9 +105,8 @@ impl DecodePool {
             thread::Builder::new().name(format!("ocelli-decode-{index}")).spawn(work)?;
         }
         let (budget, in_pool) = (Arc::new(Budget::new(bytes_max)), Arc::default());
-        let several = Arc::new(Semaphore::new((threads - threads.div_ceil(4)).max(1)));
-        let gpu_jpegs = AtomicU64::new(0);
-        Ok(DecodePool { jobs, threads, several, limits, budget, in_pool, jpeg: None, gpu_jpegs })
+        let (steps, gpu_jpegs) = (Semaphore::new(steps_at_once(threads)), AtomicU64::new(0));
+        Ok(DecodePool { jobs, threads, steps, limits, budget, in_pool, jpeg: None, gpu_jpegs })
     }
 
     /// The same, with a GPU for JPEGs that the threads have no time for.
@@ -113,7 +122,8 @@ impl DecodePool {
 
     /// For the files of one request, which are decoded a few at a time.
     pub(crate) fn turns(&self) -> Turns {
-        Turns::new(files_of_request(self.threads, self.jpeg.as_ref().map(|_| jpeg::BATCH)))
+        let files = files_of_request(self.threads, self.jpeg.as_ref().map(|_| jpeg::BATCH));
+        Turns::new(files, steps_at_once(self.threads))
     }
 
     /// JPEGs that a GPU has decoded.
@@ -126,7 +136,7 @@ impl DecodePool {
         self.budget.used()
     }
 
-    /// Jobs that wait for a thread or run.
+    /// Jobs that wait for a thread or for memory, or run.
     pub fn jobs(&self) -> usize {
         self.in_pool.load(Ordering::Relaxed)
     }
@@ -143,9 +153,10 @@ impl DecodePool {
         let (reply, answer) = oneshot::channel();
         let (_waiting, take) = Waiting::new((work, Counted::among(&self.in_pool)));
         let job = move || {
-            let Some((work, _counted)) = take() else { return };
+            let Some((work, counted)) = take() else { return };
             // A panic unwinds to here and drops `reply`.
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            drop(counted);
             if let Ok(result) = result {
                 let _ = reply.send(result);
             }
@@ -165,15 +176,16 @@ impl DecodePool {
         what: &'static str,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, InferError> {
-        let budget = Arc::clone(&self.budget);
+        let share = self.share(bytes, what).await?;
         self.run(move || {
-            let _share = Budget::take(&budget, bytes, what)?;
-            Ok(work())
+            let _share = share;
+            work()
         })
-        .await?
+        .await
     }
 
-    /// Decodes one file and stages each of its frames for a model. `permit` is that of the request that brought the file.
+    /// Decodes one file and stages each of its frames for a model. `permit` is that of the request that brought the file, and `turns` are
+    /// those of its files.
     ///
     /// # Errors
     /// The file is malformed or over a limit.
@@ -182,38 +194,15 @@ impl DecodePool {
         bytes: Bytes,
         model: Arc<Model>,
         permit: Option<&Arc<Permit>>,
+        turns: &Turns,
     ) -> Result<Decoded, InferError> {
-        if let Some(decoded) = self.on_gpu(&bytes, &model).await {
-            return Ok(decoded);
-        }
-        match self.stage_single(bytes.clone(), Arc::clone(&model), permit).await? {
-            Some(decoded) => Ok(decoded),
-            None => self.stage_several(bytes, model, permit).await,
+        match self.stage_only(bytes, Arc::clone(&model), permit).await? {
+            Opened::Only(decoded) => Ok(decoded),
+            Opened::Several(image) => self.stage_several(image, model, permit, turns).await,
         }
     }
 
-    /// The same for a file of several frames.
-    ///
-    /// # Errors
-    /// As [`DecodePool::stage`].
-    pub async fn stage_several(
-        &self,
-        bytes: Bytes,
-        model: Arc<Model>,
-        permit: Option<&Arc<Permit>>,
-    ) -> Result<Decoded, InferError> {
-        // It is never closed. Work that has begun keeps it, even if nobody waits for it any more.
-        let one_of_few = Arc::clone(&self.several).acquire_owned().await;
-        let (limits, budget) = (self.limits, Arc::clone(&self.budget));
-        let work = move || {
-            let _one_of_few = one_of_few;
-            let header = image::header(&bytes, &limits)?;
-            stage(&bytes, &header, &limits, &budget, &model)
-        };
-        self.run(charged(permit, work)).await?
-    }
-
-    /// The same for a file of one frame; `None` for a file of several, of which no pixel is decoded.
+    /// The same for a file of one frame. A file of several is only opened.
     ///
     /// # Errors
     /// As [`DecodePool::stage`].
@@ -222,51 +211,66 @@ impl DecodePool {
         bytes: Bytes,
         model: Arc<Model>,
         permit: Option<&Arc<Permit>>,
-    ) -> Result<Option<Decoded>, InferError> {
+    ) -> Result<Opened, InferError> {
         if let Some(decoded) = self.on_gpu(&bytes, &model).await {
-            return Ok(Some(decoded));
+            return Ok(Opened::Only(decoded));
         }
-        self.stage_single(bytes, model, permit).await
+        let (limits, budget, of) = (self.limits, Arc::clone(&self.budget), Arc::clone(&model));
+        let open = move || {
+            let image = image::open(bytes, &limits)?;
+            if !image.header().is_single() {
+                return Ok(Begun::Ended(Opened::Several(image)));
+            }
+            let needed = bytes_of(image.header(), image_input(&of)?);
+            match budget.try_take(needed) {
+                Some(share) => stage(&image, &of, share).map(|decoded| Begun::Ended(Opened::Only(decoded))),
+                None => Ok(Begun::Waits(image, needed)),
+            }
+        };
+        let (image, needed) = match self.run(charged(permit, open)).await?? {
+            Begun::Ended(opened) => return Ok(opened),
+            Begun::Waits(image, needed) => (image, needed),
+        };
+        let share = self.share(needed, DECODING).await?;
+        self.run(charged(permit, move || stage(&image, &model, share))).await?.map(Opened::Only)
     }
 
-    async fn stage_single(
-        &self,
-        bytes: Bytes,
-        model: Arc<Model>,
-        permit: Option<&Arc<Permit>>,
-    ) -> Result<Option<Decoded>, InferError> {
-        let (limits, budget) = (self.limits, Arc::clone(&self.budget));
-        let work = move || {
-            let header = image::header(&bytes, &limits)?;
-            header.is_single().then(|| stage(&bytes, &header, &limits, &budget, &model)).transpose()
-        };
-        self.run(charged(permit, work)).await?
+    /// Waits for memory.
+    async fn share(&self, bytes: u64, what: &'static str) -> Result<Share, InferError> {
+        let _counted = Counted::among(&self.in_pool);
+        self.budget.take(bytes, what).await
     }
 }
 
-fn stage(
-    bytes: &[u8],
-    header: &Header,
-    limits: &Limits,
-    budget: &Arc<Budget>,
-    model: &Model,
-) -> Result<Decoded, InferError> {
-    let started = Instant::now();
-    let input = model.image.as_ref().ok_or_else(|| {
+/// What a thread has done with a file of one frame that it opened.
+enum Begun {
+    Ended(Opened),
+    /// The image that has no room yet, and the bytes that it needs.
+    Waits(Image<Bytes>, u64),
+}
+
+fn image_input(model: &Model) -> Result<&ImageInput, InferError> {
+    model.image.as_ref().ok_or_else(|| {
         InferError::Internal(format!("an image came to the decoder for {:?}, which takes none", model.name))
-    })?;
-    let enough = |width, height| input.preprocess_for(width, height).enough(width, height);
-    // The staged form exists beside the frames until they are queued.
-    let form = |(width, height, bits)| input.form(usize::from(bits / 8_u8), width, height);
-    let staged = header.frames().map(|frame| form(frame).bytes as u64);
-    let share = Budget::take(budget, header.decoded_bytes_for(&enough) + staged.sum::<u64>(), DECODING)?;
-    let frames = image::decode_each(bytes, limits, &enough)?;
-    let frames: Vec<_> = frames.into_iter().map(|frame| stage_frame(&frame?, input)).collect();
-    // The error of an only frame is that of the file.
-    if let [Err(error)] = &frames[..] {
-        return Err(error.clone());
-    }
-    Ok(Decoded { frames, took: started.elapsed(), share })
+    })
+}
+
+/// The size that is enough for a model.
+fn enough(input: &ImageInput) -> impl Fn(u32, u32) -> Option<(u32, u32)> {
+    |width, height| input.preprocess_for(width, height).enough(width, height)
+}
+
+/// The memory that an only frame takes: the staged form exists beside the frame until it is queued.
+fn bytes_of(header: &Header, input: &ImageInput) -> u64 {
+    let staged = input.form(usize::from(header.bits / 8_u8), header.width, header.height).bytes;
+    header.decoded_bytes_for(&enough(input)) + staged as u64
+}
+
+/// Decodes and stages the only frame of an image.
+fn stage(image: &Image<Bytes>, model: &Model, share: Share) -> Result<Decoded, InferError> {
+    let (started, input) = (Instant::now(), image_input(model)?);
+    let staged = stage_frame(&image.frame(0, &enough(input))?, input)?;
+    Ok(Decoded { frames: vec![Ok(staged)], took: started.elapsed(), share })
 }
 
 /// Writes a frame into the memory of the batch that it will be part of; a frame that keeps its own size has no batch
@@ -299,45 +303,14 @@ fn stage_frame(frame: &Frame, input: &ImageInput) -> Result<Staged, InferError> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        batch::ModelKey,
-        engine::{DataType, staging::Memory},
-        models::testing::source,
-        tasks::testing::{signature, spec},
-    };
-
-    /// Pages of different sizes and depths, as they are for a model that takes images in their own size.
-    #[test]
-    fn each_page_is_accounted_for_by_its_own_size_and_depth() {
-        let mut file = io::Cursor::new(Vec::new());
-        let mut writer = tiff::encoder::TiffEncoder::new(&mut file).expect("memory");
-        let small = writer.write_image::<tiff::encoder::colortype::Gray8>(4, 3, &[7; 4 * 3]);
-        small.expect("a page");
-        let large = writer.write_image::<tiff::encoder::colortype::Gray16>(300, 200, &[7; 300 * 200]);
-        large.expect("another");
-        let file = file.into_inner();
-
-        let mut signature = signature(&[("out", &[-1, 4, -1, -1])]);
-        signature.inputs = vec![spec("image", DataType::Fp32, &[-1, 3, -1, -1])];
-        let source = source("m", "1", "task = \"segment\"\n[input]\nresize = \"none\"\n");
-        let (key, time) = (ModelKey(1), Duration::from_secs(60));
-        let model = Model::resolve(key, &source, signature, time, &Memory::Plain).expect("a model");
-        let limits = Limits { side_max: 300, pixels_max: 1 << 20, frames_max: 2 };
-        let header = image::header(&file, &limits).expect("a TIFF");
-        let budget = Arc::new(Budget::new(1 << 30));
-        let decoded = stage(&file, &header, &limits, &budget, &model).expect("two pages");
-        let staged: Vec<_> =
-            decoded.frames.iter().flatten().map(|frame| frame.inputs[0].data.len() as u64).collect();
-        assert_eq!(staged, [4 * 3 * 3, 300 * 200 * 3 * 2]);
-        assert_eq!(decoded.share.bytes, header.decoded_bytes() + staged.iter().sum::<u64>());
-    }
+    use crate::http::testing::image_model;
 
     #[tokio::test]
     async fn work_that_takes_memory_has_its_share_while_it_runs() {
         let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
         let pool = Arc::new(DecodePool::new(1, 100, limits).expect("one thread"));
         let within = Arc::clone(&pool);
-        assert_eq!(pool.run_within(60, "a mask in bytes", move || within.bytes()).await, Ok(60));
+        assert_eq!(pool.run_within(60, "a mask in bytes", move || within.bytes()).await, Ok(4096));
         assert_eq!(pool.bytes(), 0);
         let error = pool.run_within(101, "a mask in bytes", || ()).await.expect_err("refused").to_string();
         assert_eq!(
@@ -366,26 +339,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_of_several_frames_waits_while_enough_threads_have_such_files_and_others_do_not() {
-        let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 4 };
-        let pool = DecodePool::new(4, 1 << 20, limits).expect("threads");
-        let model = crate::http::testing::model(Duration::from_secs(60));
-        let three = Arc::clone(&pool.several).acquire_many_owned(3).await.expect("it is open");
-        assert_eq!(pool.several.available_permits(), 0);
-        let text = format!("{:<117}\n", "{'descr': '|u1', 'fortran_order': False, 'shape': (2, 1, 1, 1), }");
-        let two: Bytes = [b"\x93NUMPY\x01\0\x76\0", text.as_bytes(), &[1, 2]].concat().into();
-        let mut waits = Box::pin(pool.stage(two, Arc::clone(&model), None));
+    async fn whoever_waits_for_memory_keeps_no_thread_from_others() {
+        let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
+        let pool = DecodePool::new(1, 1 << 20, limits).expect("one thread");
+        let all = pool.budget.try_take(1 << 20).expect("nobody has any");
+        let mut waits = Box::pin(pool.stage_only("P5 3 2 255 123456".into(), image_model(), None));
         assert!(futures_util::poll!(&mut waits).is_pending());
-        let other = pool.stage("no image".into(), model, None).await.expect_err("no image");
-        assert!(matches!(other, InferError::Decode(_)), "{other}");
-        while pool.jobs() > 0 {
-            tokio::task::yield_now().await;
-        }
+        // Behind it on the only thread, which then is free again.
+        assert_eq!(pool.run(|| 7).await, Ok(7));
         assert!(futures_util::poll!(&mut waits).is_pending());
-        drop(three);
-        // The model takes no images, which is found out once it is its turn.
-        assert!(matches!(waits.await, Err(InferError::Internal(_))));
-        assert_eq!(pool.several.available_permits(), 3);
+        assert_eq!((pool.run(|| 7).await, pool.jobs()), (Ok(7), 1));
+        assert!(futures_util::poll!(&mut waits).is_pending());
+        drop(all);
+        assert!(matches!(waits.await, Ok(Opened::Only(_))));
+        assert_eq!((pool.jobs(), pool.bytes()), (0, 0));
     }
 
     #[tokio::test]

@@ -5,7 +5,7 @@ use super::{
     Front,
     admission::{Beside, Permit, charged, texts},
     call::{Call, Spent},
-    decode::{Decoded, Share},
+    decode::{Decoded, Opened, Share},
     predict,
     streamed::{self, Queued},
     tally::Tally,
@@ -194,13 +194,14 @@ async fn decode(
     } else {
         bytes
     };
-    let decoded = front.decode.stage(file, Arc::clone(model), permit).await;
-    let Decoded { mut frames, took, share } = decoded.map_err(|error| of_image(index, error))?;
+    let opened = front.decode.stage_only(file, Arc::clone(model), permit).await;
+    let Decoded { mut frames, took, share } = match opened.map_err(|error| of_image(index, error))? {
+        Opened::Only(decoded) => decoded,
+        Opened::Several(_) => return Err(predict::several_frames(index, "a tensor", model)),
+    };
     call.decoded(front, model, took);
-    match (frames.pop(), frames.is_empty()) {
-        (Some(frame), true) => Ok(Image { inputs: frame?.inputs, took, share }),
-        _ => Err(predict::several_frames(index, "a tensor", model)),
-    }
+    let frame = frames.pop().ok_or_else(|| InferError::Internal("a file has no frames".into()))?;
+    Ok(Image { inputs: frame?.inputs, took, share })
 }
 
 /// Adds to an error which image it is about.

@@ -17,7 +17,7 @@ use self::{
 use super::{
     Front,
     call::{Call, Spent},
-    decode::{Decoded, Staged, Turns},
+    decode::{Decoded, Opened, Staged, Turns},
     encoded::of_image,
     localize, posted, streamed,
     tally::Tally,
@@ -84,7 +84,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         (MaskForm::Png, Some(form)) if posted.files.len() == 1 => {
             let file = posted.files.remove(0)?;
             let only = front.decode.stage_only(file.clone(), Arc::clone(model), call.permit.as_ref());
-            if let Some(decoded) = call.in_time(only).await? {
+            if let Opened::Only(decoded) = call.in_time(only).await? {
                 drop(file);
                 asked.picture = Some(form);
                 return picture(front, model, &call, (&Arc::new(asked), form), decoded).await;
@@ -205,11 +205,13 @@ async fn one_file(
 ) -> Result<Vec<Answered>, InferError> {
     let (of, permit) = (Arc::clone(model), call.permit.as_ref());
     let decoded = match asked.pages {
-        true => call.in_time(turns.take(front.decode.stage(file?, of, permit))).await?,
+        true => call.in_time(turns.take(front.decode.stage(file?, of, permit, turns))).await?,
         false => {
             let only = call.in_time(turns.take(front.decode.stage_only(file?, of, permit))).await;
-            only.map_err(|error| of_image(index, error))?
-                .ok_or_else(|| several_frames(index, "a row", model))?
+            match only.map_err(|error| of_image(index, error))? {
+                Opened::Only(decoded) => decoded,
+                Opened::Several(_) => return Err(several_frames(index, "a row", model)),
+            }
         }
     };
     Ok(frames(front, model, call, asked, decoded).await)

@@ -1,12 +1,12 @@
-//! A front without models, and a model.
+//! A front without models, and models.
 
 use super::*;
 use crate::{
     batch::{ModelKey, QueueLimits},
-    engine::staging::Memory,
+    engine::{DataType, staging::Memory},
     image::Limits,
     models::{Model, testing::source},
-    tasks::testing::signature,
+    tasks::testing::{signature, spec},
 };
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,15 @@ pub(crate) fn model(timeout: Duration) -> Arc<Model> {
     let (source, signature) = (source("m", "1", ""), signature(&[("y", &[-1, 2])]));
     let model = Model::resolve(ModelKey(1), &source, signature, timeout, &Memory::Plain);
     Arc::new(model.expect("a model"))
+}
+
+/// A model that takes images of any size as they are.
+pub(crate) fn image_model() -> Arc<Model> {
+    let mut signature = signature(&[("out", &[-1, 4, -1, -1])]);
+    signature.inputs = vec![spec("image", DataType::Fp32, &[-1, 3, -1, -1])];
+    let source = source("m", "1", "task = \"segment\"\n[input]\nresize = \"none\"\n");
+    let (key, time) = (ModelKey(1), Duration::from_secs(60));
+    Arc::new(Model::resolve(key, &source, signature, time, &Memory::Plain).expect("a model"))
 }
 
 /// A front whose metrics know these routes.

@@ -1,9 +1,9 @@
 //! From bytes to frames to model input. Pure: no clock, no thread, no network, and no file except one (see [`stack`]).
 //!
 //! - [`mod@format`]: recognises the format of an image; `foreign`: recognises bytes that are in none of the supported formats.
-//! - [`header`] and [`decode`]: check the sizes that the headers state against [`Limits`] before any pixels are allocated. Then one strict
-//!   decoder per format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`, `pnm`, `npy`) makes [`Frame`]s, turned upright (`orient`). A
-//!   truncated file is refused, whatever its format.
+//! - [`open`]: checks the sizes that the headers state against [`Limits`] before any pixels are allocated. Then one strict decoder per
+//!   format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`, `pnm`, `npy`) makes [`Frame`]s, turned upright (`orient`). A truncated file is
+//!   refused, whatever its format.
 //! - [`mod@plain_jpeg`]: selects the JPEGs that a hardware decoder may be given instead.
 //! - [`preprocess`]: turns a frame into a model's input (resize, crop, colour, and normalisation by `normalize`, now or later), written
 //!   straight into the caller's memory. It returns a [`Placement`], which maps back to the pixels of the posted image.
@@ -120,17 +120,27 @@ pub struct Header {
     pub channels: u8,
     /// Bits per decoded sample of the first frame: 8 or 16.
     pub bits: u8,
-    /// Width, height and bits of the later frames.
-    later: Vec<(u32, u32, u8)>,
+    /// The later frames.
+    later: Vec<Later>,
     /// The number of further frames that cannot be decoded.
     refused: usize,
     orientation: Orientation,
     /// The component sampling from which a reduced scale is chosen, if the image may be decoded at a fraction of its size.
     scales: Option<jpeg::Sampling>,
-    /// Bytes of all decoded frames at their full size.
+    /// Bytes of the first frame, decoded at its full size.
     frame_bytes: u64,
-    /// The most bytes that the decoder holds beside the frames.
+    /// The most bytes that the decoder holds beside the first frame.
     work_bytes: u64,
+}
+
+/// A frame after the first.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Later {
+    width: u32,
+    height: u32,
+    bits: u8,
+    /// Bytes that decoding it takes: the frame and what the decoder holds beside it.
+    bytes: u64,
 }
 
 impl Header {
@@ -168,12 +178,15 @@ impl Header {
     pub fn frames(&self) -> impl ExactSizeIterator<Item = (u32, u32, u8)> {
         (0..1 + self.later.len()).map(|index| match index {
             0 => (self.width, self.height, self.bits),
-            later => self.later[later - 1],
+            later => {
+                let Later { width, height, bits, .. } = self.later[later - 1];
+                (width, height, bits)
+            }
         })
     }
 
-    /// Memory that decoding at full size takes, in bytes: the frames, a second copy where they are turned, and the decoder's working
-    /// memory. The caller charges this to a budget; metadata and rows (about 1 MiB) are not counted.
+    /// Memory that decoding the first frame at full size takes, in bytes: the frame, a second copy where it is turned, and the decoder's
+    /// working memory. The caller charges this to a budget; metadata and rows (about 1 MiB) are not counted.
     pub fn decoded_bytes(&self) -> u64 {
         self.decoded_bytes_for(&|_, _| None)
     }
@@ -189,6 +202,14 @@ impl Header {
         }
         let copies = if self.orientation == Orientation::UPRIGHT { 1 } else { 2 };
         bytes * copies + self.work_bytes
+    }
+
+    /// Memory that decoding any `at_once` of the frames at once takes at most, in bytes.
+    pub fn decoding_bytes(&self, at_once: usize, enough: Enough<'_>) -> u64 {
+        let mut each: Vec<u64> = self.later.iter().map(|frame| frame.bytes).collect();
+        each.push(self.decoded_bytes_for(enough));
+        each.sort_unstable_by(|one, other| other.cmp(one));
+        each.iter().take(at_once).sum()
     }
 }
 
@@ -283,63 +304,94 @@ impl Frame {
 /// What `bytes` state about the image, checked against `limits`. No pixel is decoded.
 ///
 /// # Errors
-/// [`DecodeError`]: unknown format, a kind that is not supported, damage that shows in the headers, or over a limit.
+/// As [`open`].
 pub fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
-    let format = Format::sniff(bytes).ok_or_else(|| DecodeError::of_no_image(bytes))?;
-    guarded(format, || match format {
-        Format::Jpeg => jpeg::header(bytes, limits),
-        Format::Png => png::header(bytes, limits),
-        Format::WebP => webp::header(bytes, limits),
-        Format::Bmp => bmp::header(bytes, limits),
-        Format::Gif => gif::header(bytes, limits),
-        Format::Tiff => tiff::header(bytes, limits),
-        Format::Pnm => pnm::header(bytes, limits),
-        Format::Npy => npy::header(bytes, limits),
-    })
+    open(bytes, limits).map(|image| image.header)
 }
 
-/// Decodes all frames of an image, upright: the pages of a TIFF, each of which may have an error of its own, the images of an array, and
-/// one frame of any other format.
-///
-/// With `enough`, a JPEG may be decoded at a fraction of its size: at the smallest scale that leaves at least twice the size that `enough`
-/// asks for along both axes, of colours too. `enough` takes and returns sizes after orientation.
-///
-/// # Errors
-/// As [`header`], and [`DecodeError::Corrupt`] for truncated or damaged pixel data.
-pub fn decode_each(
-    bytes: &[u8],
-    limits: &Limits,
-    enough: Enough<'_>,
-) -> Result<Vec<Result<Frame, DecodeError>>, DecodeError> {
-    let format = Format::sniff(bytes).ok_or_else(|| DecodeError::of_no_image(bytes))?;
-    guarded(format, || decode_as(format, bytes, limits, enough))
+/// An image whose headers are within limits. Its frames may be decoded in any order, and by several threads at once.
+pub struct Image<B> {
+    bytes: B,
+    limits: Limits,
+    header: Header,
+    /// The pages of a TIFF.
+    pages: Option<tiff::Pages>,
 }
 
-/// Like [`decode_each`], for callers that want all frames: the first frame's error is the error of the whole image.
+/// Reads the headers of an image and checks them against `limits`. No pixel is decoded.
 ///
 /// # Errors
-/// As [`decode_each`].
+/// [`DecodeError`]: unknown format, a kind that is not supported, damage that shows in the headers, or over a limit.
+pub fn open<B: AsRef<[u8]>>(bytes: B, limits: &Limits) -> Result<Image<B>, DecodeError> {
+    let format = Format::sniff(bytes.as_ref()).ok_or_else(|| DecodeError::of_no_image(bytes.as_ref()))?;
+    guarded(format, || open_as(format, bytes, limits))
+}
+
+fn open_as<B: AsRef<[u8]>>(format: Format, bytes: B, limits: &Limits) -> Result<Image<B>, DecodeError> {
+    let (file, mut pages) = (bytes.as_ref(), None);
+    let header = match format {
+        Format::Jpeg => jpeg::header(file, limits),
+        Format::Png => png::header(file, limits),
+        Format::WebP => webp::header(file, limits),
+        Format::Bmp => bmp::header(file, limits),
+        Format::Gif => gif::header(file, limits),
+        Format::Pnm => pnm::header(file, limits),
+        Format::Npy => npy::header(file, limits),
+        Format::Tiff => pages.insert(tiff::walk(file, limits)?).header(),
+    }?;
+    Ok(Image { bytes, limits: *limits, header, pages })
+}
+
+impl<B: AsRef<[u8]>> Image<B> {
+    /// What its headers state.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The number of its frames, counting those that cannot be decoded: the pages of a TIFF, the images of an array, and one of any other
+    /// format.
+    pub fn frame_count(&self) -> usize {
+        1 + self.header.later.len() + self.header.refused
+    }
+
+    /// Decodes the frame at `index`, upright.
+    ///
+    /// With `enough`, a JPEG may be decoded at a fraction of its size: at the smallest scale that leaves at least twice the size that
+    /// `enough` asks for along both axes, of colours too. `enough` takes and returns sizes after orientation.
+    ///
+    /// # Errors
+    /// [`DecodeError::Corrupt`] for truncated or damaged pixel data, and what is wrong with this page of a TIFF.
+    /// Also for an index beyond the last.
+    pub fn frame(&self, index: usize, enough: Enough<'_>) -> Result<Frame, DecodeError> {
+        guarded(self.header.format, || self.decoded(index, enough))
+    }
+
+    fn decoded(&self, index: usize, enough: Enough<'_>) -> Result<Frame, DecodeError> {
+        assert!(index < self.frame_count(), "frame {index} of {}", self.frame_count());
+        let (bytes, limits) = (self.bytes.as_ref(), &self.limits);
+        if let Some(pages) = &self.pages {
+            return pages.decode(bytes, index);
+        }
+        match self.header.format {
+            Format::Jpeg => jpeg::decode(bytes, limits, enough),
+            Format::Png => png::decode(bytes, limits),
+            Format::WebP => webp::decode(bytes, limits),
+            Format::Bmp => bmp::decode(bytes, limits),
+            Format::Gif => gif::decode(bytes, limits),
+            Format::Pnm => pnm::decode(bytes, limits),
+            Format::Npy => npy::decode(bytes, limits, index),
+            Format::Tiff => Err(DecodeError::corrupt(Format::Tiff, "it has no pages")),
+        }
+    }
+}
+
+/// Decodes all frames of an image. An error of one is the error of the image.
+///
+/// # Errors
+/// As [`open`] and [`Image::frame`].
 pub fn decode(bytes: &[u8], limits: &Limits, enough: Enough<'_>) -> Result<Vec<Frame>, DecodeError> {
-    decode_each(bytes, limits, enough)?.into_iter().collect()
-}
-
-fn decode_as(
-    format: Format,
-    bytes: &[u8],
-    limits: &Limits,
-    enough: Enough<'_>,
-) -> Result<Vec<Result<Frame, DecodeError>>, DecodeError> {
-    let frame = match format {
-        Format::Jpeg => jpeg::decode(bytes, limits, enough),
-        Format::Png => png::decode(bytes, limits),
-        Format::WebP => webp::decode(bytes, limits),
-        Format::Bmp => bmp::decode(bytes, limits),
-        Format::Gif => gif::decode(bytes, limits),
-        Format::Pnm => pnm::decode(bytes, limits),
-        Format::Tiff => return tiff::decode(bytes, limits),
-        Format::Npy => return npy::decode(bytes, limits),
-    };
-    Ok(vec![Ok(frame?)])
+    let image = open(bytes, limits)?;
+    (0..image.frame_count()).map(|index| image.frame(index, enough)).collect()
 }
 
 /// A decoder's panic on hostile bytes costs one image, not the thread. The tests call the decoders without this guard, so that they find

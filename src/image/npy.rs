@@ -1,7 +1,7 @@
 //! NumPy arrays (`.npy`) of `uint8` or `uint16`: `(h, w)`, `(h, w, c)` with 1 to 4 channels, or several such images, `(n, h, w, c)`.
 
 use super::{
-    DecodeError, Format, Frame, Header, Limits, Orientation, Samples,
+    DecodeError, Format, Frame, Header, Later, Limits, Orientation, Samples,
     stack::{Order, SampleType, npy},
 };
 use std::borrow::Cow;
@@ -107,39 +107,39 @@ pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeErro
     let images = Images::open(bytes, limits)?;
     let first =
         Header::single(Format::Npy, images.size, images.channels, images.bits(), Orientation::UPRIGHT);
-    Ok(Header {
-        later: vec![(images.size.0, images.size.1, images.bits()); images.count - 1],
-        frame_bytes: first.frame_bytes * images.count as u64,
-        // The bytes of one image in order, before they become numbers.
-        work_bytes: if images.fortran_order && images.bytes > 1 { first.frame_bytes } else { 0 },
-        ..first
-    })
+    // The bytes of one image in order, before they become numbers.
+    let work_bytes = if images.fortran_order && images.bytes > 1 { first.frame_bytes } else { 0 };
+    let (width, height) = images.size;
+    let later = Later { width, height, bits: images.bits(), bytes: first.frame_bytes + work_bytes };
+    Ok(Header { later: vec![later; images.count - 1], work_bytes, ..first })
 }
 
-pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Vec<Result<Frame, DecodeError>>, DecodeError> {
-    let images = Images::open(bytes, limits)?;
-    Ok((0..images.count).map(|image| Ok(images.frame(image))).collect())
+/// Decodes one of the images. There must be so many.
+pub(super) fn decode(bytes: &[u8], limits: &Limits, image: usize) -> Result<Frame, DecodeError> {
+    Ok(Images::open(bytes, limits)?.frame(image))
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
-    use crate::image::corpus::{LIMITS, npy, npy_in_order};
+    use crate::image::corpus::{LIMITS, npy, npy_in_order, whole};
 
     fn frames(descr: &str, shape: &str, data: &[u8]) -> Vec<(u32, u32, u8, Samples)> {
         read(&npy(descr, shape, data), 0)
     }
 
-    /// `beside`: bytes that decoding takes beside the frames.
+    /// `beside`: bytes that decoding takes beside each frame.
     fn read(bytes: &[u8], beside: u64) -> Vec<(u32, u32, u8, Samples)> {
         let header = header(bytes, &LIMITS).unwrap();
-        let frames: Vec<Frame> =
-            decode(bytes, &LIMITS).unwrap().into_iter().collect::<Result<_, _>>().unwrap();
+        let frames = crate::image::decode(bytes, &LIMITS, &whole).unwrap();
         assert_eq!(header.frames().len(), frames.len());
-        let held: u64 =
-            frames.iter().map(|frame| (frame.samples.len() * frame.samples.bytes_each()) as u64).sum();
-        assert_eq!(header.decoded_bytes(), held + beside);
+        for frame in &frames {
+            let held = (frame.samples.len() * frame.samples.bytes_each()) as u64;
+            assert_eq!(header.decoded_bytes(), held + beside);
+        }
+        let all = header.decoded_bytes() * frames.len() as u64;
+        assert_eq!(header.decoding_bytes(frames.len(), &whole), all);
         frames.into_iter().map(|frame| (frame.width, frame.height, frame.channels, frame.samples)).collect()
     }
 

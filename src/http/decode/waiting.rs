@@ -30,19 +30,31 @@ impl<W> Drop for Waiting<W> {
 
 /// The files of one request take turns here on their way to the pool, which does what it has in order of arrival. Without this, a single
 /// image would wait for all files of a large request that came before.
+///
+/// So do the steps in which its files of several frames are decoded. Whoever has the turn of a file may wait for that of a step, never the
+/// other way round.
 #[derive(Debug)]
-pub(crate) struct Turns(Semaphore);
+pub struct Turns {
+    files: Semaphore,
+    steps: Semaphore,
+}
 
 impl Turns {
-    /// At most `at_once` files are under way.
-    pub(super) fn new(at_once: usize) -> Turns {
-        Turns(Semaphore::new(at_once))
+    /// At most so many files, and steps of them, are under way.
+    pub(super) fn new(files: usize, steps: usize) -> Turns {
+        Turns { files: Semaphore::new(files), steps: Semaphore::new(steps) }
     }
 
     /// Does the work for a file when it is its turn, in the order of the calls.
     pub(in crate::http) async fn take<T>(&self, work: impl Future<Output = T>) -> T {
         // It is never closed.
-        let _turn = self.0.acquire().await;
+        let _turn = self.files.acquire().await;
+        work.await
+    }
+
+    /// The same for a step.
+    pub(super) async fn step<T>(&self, work: impl Future<Output = T>) -> T {
+        let _turn = self.steps.acquire().await;
         work.await
     }
 }

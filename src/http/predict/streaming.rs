@@ -7,12 +7,12 @@ use crate::{
         Front,
         admission::Beside,
         call::Call,
-        decode::{Decoded, Staged},
+        decode::{Decoded, Opened, Staged},
         streamed::{self, Queued},
         tally::Tally,
         wire::answer::Entry,
     },
-    image::Placement,
+    image::{Image, Placement},
     models::Model,
     telemetry::metrics::DropReason,
 };
@@ -85,7 +85,7 @@ enum Ahead {
     /// those before it.
     Queued(Frame),
     /// It has several frames, which are decoded in their turn.
-    Several(Bytes),
+    Several(Image<Bytes>),
 }
 
 /// A frame whose turn it is.
@@ -114,9 +114,10 @@ impl Decoding {
     /// Decodes and queues a file of one frame.
     async fn ahead(&self, file: Bytes) -> Result<Ahead, InferError> {
         let (began, of) = (self.call.again(), Arc::clone(&self.model));
-        let decode = self.front.decode.stage_only(file.clone(), of, self.call.permit.as_ref());
-        let Some(Decoded { frames, took, share: _share }) = began.in_time(decode).await? else {
-            return Ok(Ahead::Several(file));
+        let decode = self.front.decode.stage_only(file, of, self.call.permit.as_ref());
+        let Decoded { frames, took, share: _share } = match began.in_time(decode).await? {
+            Opened::Only(decoded) => decoded,
+            Opened::Several(image) => return Ok(Ahead::Several(image)),
         };
         self.call.decoded(&self.front, &self.model, took);
         let only =
@@ -126,9 +127,10 @@ impl Decoding {
 
     /// Decodes a file of several frames. They are queued one by one as the client reads. Until then they are charged to the request, not to
     /// the decoder's memory: a slow client would keep that from others for as long as it likes.
-    async fn in_turn(&self, file: Bytes) -> Result<Vec<Result<Due, InferError>>, InferError> {
+    async fn in_turn(&self, image: Image<Bytes>) -> Result<Vec<Result<Due, InferError>>, InferError> {
         let (began, of) = (self.call.again(), Arc::clone(&self.model));
-        let decode = self.front.decode.stage_several(file, of, self.call.permit.as_ref());
+        let turns = self.front.decode.turns();
+        let decode = self.front.decode.stage_several(image, of, self.call.permit.as_ref(), &turns);
         let Decoded { frames, took, share } = began.in_time(decode).await?;
         self.call.decoded(&self.front, &self.model, took);
         let inputs = frames.iter().flatten().flat_map(|frame| &frame.inputs);

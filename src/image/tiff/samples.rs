@@ -44,6 +44,8 @@ impl Kind {
 
 /// One page, from its directory.
 pub(super) struct Page {
+    /// Where in the file its directory is.
+    pub(super) directory: u64,
     pub(super) width: u32,
     pub(super) height: u32,
     pub(super) kind: Kind,
@@ -96,6 +98,12 @@ impl Page {
     pub(super) fn tile_bytes(&self) -> u64 {
         let [width, height] = self.tiles.unwrap_or_default();
         self.row_bytes(width) * u64::from(height)
+    }
+
+    /// Bytes that decoding holds beside the page: what the decoder returns and reads, or a second copy where the page is turned.
+    pub(super) fn work_bytes(&self) -> u64 {
+        let turned = if self.orientation == Orientation::UPRIGHT { 0 } else { self.decoded_bytes() };
+        turned.max(self.raw_bytes() + self.tile_bytes() + self.stream_bytes)
     }
 
     /// The width and height that the decoder is told: for pages that are read tile by tile, those of all tiles together.

@@ -8,7 +8,10 @@
 //! as they are read, as in libtiff.
 
 use crate::image::stack::Encoding;
-use std::io::{Error, Read, Result, Seek, SeekFrom};
+use std::{
+    io::{Error, Read, Result, Seek, SeekFrom},
+    sync::atomic::{AtomicU64, Ordering},
+};
 use tiff::tags::Tag;
 
 /// How many bytes may be read, as a multiple of the file, beside [`READ_BYTES_BASE`]. Many strips over the same bytes, each inflated again,
@@ -75,23 +78,49 @@ impl Changes {
     }
 }
 
+/// How many bytes of a file may still be read, by all readers that share this.
+pub(super) struct ReadBudget(AtomicU64);
+
+impl ReadBudget {
+    pub(super) fn of(bytes: &[u8]) -> ReadBudget {
+        ReadBudget(AtomicU64::new(READ_BYTES_BASE.saturating_add(READ_FILES_MAX * bytes.len() as u64)))
+    }
+
+    fn take(&self, bytes: u64) -> Result<()> {
+        let left = |left: u64| left.checked_sub(bytes);
+        let taken = self.0.try_update(Ordering::Relaxed, Ordering::Relaxed, left);
+        taken.map(drop).map_err(|_| Error::other("its parts are read again and again"))
+    }
+}
+
 /// A reader of the file with its changes.
 pub(super) struct Source<'a> {
     bytes: &'a [u8],
     position: u64,
-    changes: Changes,
-    budget: u64,
+    /// Sorted.
+    changes: &'a Changes,
+    /// Bytes that are read instead of the offset of the first directory.
+    first: Vec<u8>,
+    budget: &'a ReadBudget,
 }
 
 impl<'a> Source<'a> {
-    pub(super) fn new(bytes: &'a [u8], mut changes: Changes) -> Source<'a> {
-        changes.sort();
-        Source {
-            bytes,
-            position: 0,
-            changes,
-            budget: READ_BYTES_BASE.saturating_add(READ_FILES_MAX * bytes.len() as u64),
-        }
+    /// `changes` must have been sorted.
+    pub(super) fn new(bytes: &'a [u8], changes: &'a Changes, budget: &'a ReadBudget) -> Source<'a> {
+        Source { bytes, position: 0, changes, first: Vec::new(), budget }
+    }
+
+    /// The same file with another of its directories as the first.
+    pub(super) fn beginning_at(mut self, directory: u64) -> Source<'a> {
+        // Where the offset is, it has as many bytes as come before it.
+        let [little, big] = [directory.to_le_bytes(), directory.to_be_bytes()];
+        self.first = match self.bytes.get(..4) {
+            Some(b"II*\0") => little[..4].to_vec(),
+            Some(b"MM\0*") => big[4..].to_vec(),
+            Some(b"II+\0") => little.to_vec(),
+            _ => big.to_vec(),
+        };
+        self
     }
 }
 
@@ -102,7 +131,7 @@ impl Read for Source<'_> {
         let count = rest.len().min(buffer.len());
         buffer[..count].copy_from_slice(&rest[..count]);
         let end = start + count as u64;
-        let Changes { patches, reversed } = &self.changes;
+        let Changes { patches, reversed } = self.changes;
         let first = reversed.partition_point(|[_, to]| *to <= start);
         for [from, to] in reversed[first..].iter().take_while(|[from, _]| *from < end) {
             let within = (from.max(&start) - start) as usize..(to.min(&end) - start) as usize;
@@ -112,11 +141,13 @@ impl Read for Source<'_> {
         for &(at, byte) in patches[first..].iter().take_while(|&&(at, _)| at < end) {
             buffer[(at - start) as usize] = byte;
         }
+        for (at, byte) in (self.first.len() as u64..).zip(&self.first) {
+            if (start..end).contains(&at) {
+                buffer[(at - start) as usize] = *byte;
+            }
+        }
         self.position = end;
-        self.budget = self
-            .budget
-            .checked_sub(count as u64)
-            .ok_or_else(|| Error::other("its parts are read again and again"))?;
+        self.budget.take(count as u64)?;
         Ok(count)
     }
 }

@@ -5,7 +5,7 @@
 use super::super::{
     DecodeError, Frame, Limits, Samples,
     corpus::{HEIGHT, WIDTH, jpeg, raw_tiff, whole},
-    decode, decode_each, header,
+    decode, header, open,
 };
 use turbojpeg::PixelFormat;
 
@@ -347,7 +347,8 @@ fn a_page_that_cannot_be_decoded_is_an_error_beside_the_others() {
     // A page that the decoder cannot even inspect.
     let odd = page([9, 5]).with(PLANAR, &[7]);
     let check = |bytes: &[u8], expected: &[Result<[u32; 2], &str>]| {
-        let frames = decode_each(bytes, &LIMITS, &whole).unwrap();
+        let image = open(bytes, &LIMITS).unwrap();
+        let frames: Vec<_> = (0..image.frame_count()).map(|index| image.frame(index, &whole)).collect();
         assert_eq!(frames.len(), expected.len());
         for (frame, expected) in frames.iter().zip(expected) {
             match (frame, expected) {
@@ -373,7 +374,7 @@ fn a_page_that_cannot_be_decoded_is_an_error_beside_the_others() {
     assert!(header(&file(&pages[1..2]), &LIMITS).unwrap().is_single());
     // Exceeding a limit fails the whole file.
     let large = file(&[page(SIZE), page([LIMITS.side_max + 1, 1])]);
-    let error = decode_each(&large, &LIMITS, &whole).unwrap_err();
+    let error = header(&large, &LIMITS).unwrap_err();
     assert!(matches!(error, DecodeError::TooLarge { got: 1001, .. }), "{error}");
 }
 
