@@ -10,7 +10,7 @@ pub const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Why a request, or one item of it, failed.
 ///
-/// Messages are lower case, without a full stop, and carry the value and the limit.
+/// Messages are lower case (but for one), without a full stop, and carry the value and the limit.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum InferError {
     /// The request itself is malformed: JSON, tensor names, shapes, types, parameters. 400.
@@ -61,8 +61,8 @@ pub enum InferError {
         /// What it may say.
         accepted: &'static str,
     },
-    /// No such model or version; `nearest` holds the closest names. 404.
-    #[error("unknown model {name:?}{}", known(nearest))]
+    /// No such model or version; `nearest` holds the closest names. 404. The message begins as Triton's, by which its clients know it.
+    #[error("Request for unknown model: '{}' is not found{}", name.escape_debug(), known(nearest))]
     UnknownModel {
         /// What was asked for.
         name: String,

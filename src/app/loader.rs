@@ -6,6 +6,7 @@ use crate::{
     http::catalog,
     models::{self, Command, Commands, Expected, Found, Given, Overrides, control::Reply},
     telemetry::logging::ModelLogs,
+    words::clipped,
 };
 use std::{
     io,
@@ -131,13 +132,10 @@ fn load(
     name: &str,
     overrides: &Overrides,
 ) -> Result<(), InferError> {
-    let failed = |reason: String| InferError::LoadFailed { name: name.to_owned(), reason };
+    let failed = |reason: String| InferError::LoadFailed { name: clipped(name).to_owned(), reason };
     let mut found = models::scan_one(folder, name, overrides.versions.as_ref()).map_err(failed)?;
     if found.is_empty() {
-        return Err(match devices.lists(name) {
-            true => failed("nothing lies in the model folder under this name".to_owned()),
-            false => InferError::UnknownModel { name: name.to_owned(), nearest: Vec::new() },
-        });
+        return Err(failed("nothing lies in the model folder under this name".to_owned()));
     }
     for note in &overrides.notes {
         tracing::warn!(model = name, "{note}");
@@ -146,7 +144,7 @@ fn load(
         if let Ok(source) = &mut found.source {
             let may_use_gpu = devices.may_use_gpu(&source.manifest);
             let applied = overrides.apply(&mut source.manifest, may_use_gpu);
-            applied.map_err(|why| InferError::BadRequest(format!("config of model {name:?}: {why}")))?;
+            applied.map_err(|why| failed(format!("config: {why}")))?;
         }
     }
     // A configuration without a version applies to the highest. That version comes first: if it is refused, the others stay as they are.
@@ -164,7 +162,8 @@ fn load(
 /// Loads a model from files that a caller sent.
 fn bring(devices: &Devices, logs: &ModelLogs, name: &str, given: Given) -> Result<(), InferError> {
     // A name that no model can have is not listed either.
-    models::check_name(name).map_err(|reason| InferError::LoadFailed { name: name.to_owned(), reason })?;
+    let failed = |reason| InferError::LoadFailed { name: clipped(name).to_owned(), reason };
+    models::check_name(name).map_err(failed)?;
     reload(devices, logs, name, &given.lay_out(name))
 }
 
@@ -181,7 +180,7 @@ fn reload(devices: &Devices, logs: &ModelLogs, name: &str, found: &[Found]) -> R
 fn unload(devices: &Devices, name: &str) -> Result<(), InferError> {
     match devices.unload(name) {
         true => Ok(()),
-        false => Err(InferError::UnknownModel { name: name.to_owned(), nearest: Vec::new() }),
+        false => Err(InferError::UnknownModel { name: clipped(name).to_owned(), nearest: Vec::new() }),
     }
 }
 

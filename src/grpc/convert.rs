@@ -12,6 +12,7 @@ use crate::{
         reply::{InferReply, Output},
         request::{InferRequest, Input, Requested, datatype_of},
         shared_memory::{self, REGION},
+        short,
     },
     protocol::inference::{
         InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse,
@@ -45,9 +46,11 @@ pub(super) fn is_long(message: &ModelInferRequest) -> bool {
 
 /// The request in the form that `http` uses, whatever encoding it arrived in. `specs` are the model's inputs, if they are known.
 pub(super) fn request(message: ModelInferRequest, specs: &[TensorSpec]) -> Result<InferRequest, InferError> {
+    short("the request", &message.id).map_err(bad)?;
     let mut parameters = parameters("the request", message.parameters)?;
     parameters.remove(EMPTY_FINAL);
     if let Some(name) = parameters.keys().find(|name| name.starts_with("triton_")) {
+        let name = clipped(name);
         return Err(bad(format!("parameter {name:?} is reserved: names must not begin with triton_")));
     }
     let raw = message.raw_input_contents;
@@ -211,13 +214,14 @@ fn bytes(name: &str, datatype: DataType, contents: InferTensorContents) -> Resul
 /// The parameters of a request, an input or an output.
 fn parameters(of: &str, given: BTreeMap<String, InferParameter>) -> Result<Parameters, InferError> {
     let value = |(name, parameter): (String, InferParameter)| {
+        short("a parameter", &name).map_err(bad)?;
         let value = match parameter.parameter_choice {
             Some(ParameterChoice::BoolParam(value)) => Parameter::Bool(value),
             Some(ParameterChoice::Int64Param(value)) => Parameter::Integer(value),
             Some(ParameterChoice::StringParam(value)) => Parameter::Text(value),
             Some(ParameterChoice::DoubleParam(value)) => Parameter::from(value),
             Some(ParameterChoice::Uint64Param(value)) => Parameter::from(value),
-            None => return Err(bad(format!("parameter {name:?} of {of} has no value"))),
+            None => return Err(bad(format!("parameter {name:?} of {} has no value", clipped(of)))),
         };
         Ok((name, value))
     };

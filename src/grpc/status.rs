@@ -56,11 +56,16 @@ const WORDS_BYTES_MAX: usize = 6000;
 
 /// The error's message, cut to what a header can hold.
 fn words(error: &InferError) -> String {
-    let words = error.to_string();
+    let words = match error {
+        // As gRPC itself says it: clients tell a timeout by these words.
+        InferError::Late(why) => format!("Deadline Exceeded: {why}"),
+        other => other.to_string(),
+    };
     let mut left = WORDS_BYTES_MAX;
     let over = words.char_indices().find(|(_, character)| {
-        // All other characters are percent-encoded.
-        let plain = matches!(character, ' '..='~') && *character != '%';
+        // All other characters are percent-encoded: those of `ENCODING_SET` in tonic's status.rs, and what is not ASCII.
+        let plain = matches!(character, '!'..='~')
+            && !matches!(character, '"' | '#' | '%' | '<' | '>' | '?' | '`' | '{' | '}');
         let bytes = if plain { 1 } else { 3 * character.len_utf8() };
         left.checked_sub(bytes).map(|rest| left = rest).is_none()
     });
@@ -105,8 +110,15 @@ mod tests {
     }
 
     #[test]
+    fn a_timeout_begins_as_clients_look_for_it() {
+        let late = of(&InferError::Late("no answer within the deadline of 49 ms".into()));
+        assert_eq!(late.code(), Code::DeadlineExceeded);
+        assert_eq!(late.message(), "Deadline Exceeded: no answer within the deadline of 49 ms");
+    }
+
+    #[test]
     fn words_are_no_longer_than_a_header_may_be() {
-        for (character, fit) in [("a", 6000), ("%", 2000), ("µ", 1000)] {
+        for (character, fit) in [("a", 6000), ("%", 2000), (" ", 2000), ("{", 2000), ("µ", 1000)] {
             let told =
                 |count: usize| of(&InferError::BadRequest(character.repeat(count))).message().to_owned();
             assert_eq!(told(fit), character.repeat(fit));

@@ -15,16 +15,17 @@ use super::{
     tally::Tally,
     target::Target,
     wire::{
-        HEADER_LENGTH, classification, raw,
+        HEADER_LENGTH, classification, model_config, raw,
         reply::{self, InferReply, Output, OutputParameters},
         request::{self as oip, InferRequest, Input, Requested, fits},
         shared_memory::Place,
     },
 };
 use crate::{
-    engine::{Batching, Tensor, TensorSpec},
+    engine::{Tensor, TensorSpec},
     error::{InferError, bad},
     models::Model,
+    words::clipped,
 };
 use axum::{
     body::Body,
@@ -56,6 +57,7 @@ pub(super) fn arrange(
         // A raw request has no name for its only input.
         let named = |spec: &TensorSpec| spec.name == name || (name.is_empty() && specs.len() == 1);
         let index = specs.iter().position(named).ok_or_else(|| {
+            let name = clipped(&name);
             bad(format!("model {:?} has no input {name:?}; it has {}", model.name, names(specs)))
         })?;
         fits(&model.takes, &specs[index].name, tensor.datatype, &tensor.shape)?;
@@ -300,7 +302,8 @@ fn output(model: &Model, there: &[(String, Tensor)], wanted: &Wanted) -> Result<
     let tensor = match wanted.classes {
         None => tensor.clone(),
         Some(k) => {
-            let batched = model.batching != Batching::Whole && model.fit.is_none();
+            // As the configuration says it (`max_batch_size` above 0).
+            let batched = model_config::has_batch_axis(model);
             classification::best(name, tensor, batched, k, |classes| model.labels_of(name, Some(classes)))?
         }
     };
@@ -328,8 +331,8 @@ fn wanted(
         .iter()
         .map(|asked| {
             let index = there.iter().position(|name| *name == asked.name).ok_or_else(|| {
-                let there = there.join(", ");
-                bad(format!("model {:?} has no output {:?}; it has {there}", model.name, asked.name))
+                let (name, there) = (clipped(&asked.name), there.join(", "));
+                bad(format!("model {:?} has no output {name:?}; it has {there}", model.name))
             })?;
             // Clients that want no classes send 0.
             let classes = asked.classification.filter(|k| *k > 0);

@@ -117,7 +117,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let (entries, spent) = entries(front, model, &call, &asked, posted.files).await?;
     let of = Of { model: &model.name, version: &model.version, task: model.task.name() };
     let body = match &entries[..] {
-        entries if asked.torchserve => answer::bare(entries, !posted.listed),
+        entries if asked.torchserve => answer::bare(entries, posted.listed),
         [Entry { answer: Ok(members), .. }] if posted.raw => answer::one(of, members),
         several => answer::several(of, several),
     };

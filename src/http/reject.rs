@@ -209,6 +209,7 @@ impl Problem {
 
     /// The route has other methods.
     pub fn method_not_allowed(method: &str) -> Problem {
+        let method = clipped(method);
         let detail = format!("the path does not take {method}; the header allow lists what it takes");
         Problem::new(METHOD, detail)
     }

@@ -11,7 +11,7 @@ use super::{
     target::Target,
     wire::repository as wire,
 };
-use crate::error::InferError;
+use crate::{error::InferError, words::clipped};
 use axum::{
     Json,
     extract::{Request, State},
@@ -21,7 +21,7 @@ pub(super) use folder::Folder;
 use std::{collections::BTreeSet, sync::Arc};
 
 /// Bytes of a body without files. Few: nothing is set aside for it, and anybody may send one.
-pub(super) const BODY_BYTES_MAX: u64 = 64 << 10;
+pub(super) const BODY_BYTES_MAX: u64 = 4 << 10;
 
 /// `POST /v2/repository/index`: every version that is known, and the models of the folder that are not loaded.
 pub(super) async fn index(
@@ -82,7 +82,11 @@ pub(crate) async fn load_as(
         None => load,
     };
     let current = front.catalog.get(name, None).ok().map(|model| catalog::config_of(&model));
-    front.control.change(name, load.change(name, current.as_ref())?).await
+    let failed = |error| match error {
+        InferError::BadRequest(reason) => InferError::LoadFailed { name: clipped(name).to_owned(), reason },
+        other => other,
+    };
+    front.control.change(name, load.change(name, current.as_ref()).map_err(failed)?).await
 }
 
 /// `POST /v2/repository/models/{model}/unload`

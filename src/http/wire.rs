@@ -166,6 +166,23 @@ impl fmt::Display for Parameter {
     }
 }
 
+/// The longest name or id in a request, in bytes: far longer than in any model. Errors and replies repeat them, with escapes.
+const NAME_BYTES_MAX: usize = 4096;
+
+/// Checks the length of a name or an id, which is that of `whose`.
+///
+/// # Errors
+/// What it is, with the limit.
+pub(crate) fn short(whose: &str, name: &str) -> Result<(), String> {
+    if name.len() <= NAME_BYTES_MAX {
+        return Ok(());
+    }
+    let (bytes, begins) = (name.len(), clipped(name));
+    Err(format!(
+        "{whose} has a name or id of {bytes} bytes, more than the limit of {NAME_BYTES_MAX}: it begins with {begins:?}"
+    ))
+}
+
 /// Characters of a parser's message, which may repeat an unexpected text of any length.
 const WORDS_MAX: usize = 300;
 

@@ -3,7 +3,11 @@
 //! Readers take a snapshot: the map inside is immutable, and a change replaces it as a whole.
 
 use super::Model;
-use crate::{error::InferError, status::ModelCounts, words::nearest};
+use crate::{
+    error::InferError,
+    status::ModelCounts,
+    words::{clipped, nearest},
+};
 use parking_lot::RwLock;
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -120,14 +124,16 @@ impl Catalog {
     /// [`InferError::ModelUnavailable`] with the reason for the version asked for, or for the highest.
     pub fn get(&self, name: &str, version: Option<&str>) -> Result<Arc<Model>, InferError> {
         let map = self.map();
-        let versions = map
-            .get(name)
-            .ok_or_else(|| InferError::UnknownModel { name: name.to_owned(), nearest: near(name, &map) })?;
+        let versions = map.get(name).ok_or_else(|| {
+            // It may have any length.
+            let name = clipped(name);
+            InferError::UnknownModel { name: name.to_owned(), nearest: near(name, &map) }
+        })?;
         let state = match version {
             Some(version) => {
                 versions.iter().find(|of| &*of.version == version).map(|of| &of.state).ok_or_else(|| {
                     InferError::UnknownModel {
-                        name: format!("{name}/{version}"),
+                        name: format!("{name}/{}", clipped(version)),
                         nearest: versions
                             .iter()
                             .rev()
@@ -295,24 +301,27 @@ mod tests {
         }
         assert_eq!(
             key(catalog.get("ResNet5", None)).unwrap_err(),
-            "unknown model \"ResNet5\"; nearest: resnet50, resnet152, resnet18"
+            "Request for unknown model: 'ResNet5' is not found; nearest: resnet50, resnet152, resnet18"
         );
         assert_eq!(
             key(catalog.get("../../etc/passwd", None)).unwrap_err(),
-            "unknown model \"../../etc/passwd\"; GET /v2/models lists those that are served, POST /v2/repository/index those in the folder"
+            "Request for unknown model: '../../etc/passwd' is not found; GET /v2/models lists those that are served, POST /v2/repository/index those in the folder"
         );
         assert_eq!(
             key(catalog.get("yolo", Some("01"))).unwrap_err(),
-            "unknown model \"yolo/01\"; nearest: yolo/1"
+            "Request for unknown model: 'yolo/01' is not found; nearest: yolo/1"
         );
         catalog.set("digits-segmenter", "1", State::Loading);
-        let part = "unknown model \"Segmenter\"; nearest: digits-segmenter";
+        let part = "Request for unknown model: 'Segmenter' is not found; nearest: digits-segmenter";
         assert_eq!(key(catalog.get("Segmenter", None)).unwrap_err(), part);
         assert_eq!(
             key(catalog.get("git", None)).unwrap_err(),
-            "unknown model \"git\"; GET /v2/models lists those that are served, POST /v2/repository/index those in the folder"
+            "Request for unknown model: 'git' is not found; GET /v2/models lists those that are served, POST /v2/repository/index those in the folder"
         );
-        assert!(key(catalog.get(&"x".repeat(100_000), None)).is_err());
+        // What is said of a name of any length is short.
+        for (name, version) in [("x".repeat(1 << 24), None), ("yolo".into(), Some("x".repeat(1 << 24)))] {
+            assert!(key(catalog.get(&name, version.as_deref())).unwrap_err().len() < 500);
+        }
     }
 
     #[test]

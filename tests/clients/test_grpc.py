@@ -637,7 +637,7 @@ def test_a_deadline_is_kept_by_the_server_and_by_the_client(client, stub):
 
 
 BAD = {
-    "unknown model": (lambda r: setattr(r, "model_name", "nothing"), "NOT_FOUND", "unknown model \"nothing\""),
+    "unknown model": (lambda r: setattr(r, "model_name", "nothing"), "NOT_FOUND", "unknown model: 'nothing'"),
     "unknown version": (lambda r: setattr(r, "model_version", "9"), "NOT_FOUND", "identity/9"),
     "unavailable": (lambda r: setattr(r, "model_name", "broken"), "UNAVAILABLE", "broken"),
     "input name": (lambda r: setattr(r.inputs[0], "name", "z"), "INVALID_ARGUMENT", "no input \"z\""),

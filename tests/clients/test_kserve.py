@@ -200,9 +200,9 @@ def test_in_torchserves_form_one_file_has_an_object_however_it_is_posted(server,
     raw = wire.ok(requests.post(url, data=image, timeout=wire.TIMEOUT))
     assert list(raw) == [digit], raw
     assert wire.ok(requests.post(url, files=[("data", image)], timeout=wire.TIMEOUT)) == raw
-    # A list was sent, so a list is answered.
+    # Its envelope has one for the reply as well.
     instances = {"instances": [{"b64": wire.b64(image)}]}
-    assert wire.ok(requests.post(url, json=instances, timeout=wire.TIMEOUT)) == [raw]
+    assert wire.ok(requests.post(url, json=instances, timeout=wire.TIMEOUT)) == {"predictions": [raw]}
     own = requests.post(url.replace("=torchserve", "=ocelli"), files=[("data", image)], timeout=wire.TIMEOUT)
     wire.many(own, "classify", 1)
 

@@ -85,7 +85,7 @@ def test_models_are_unloaded_and_loaded(client, folder):
     assert (client.infer("identity", given()).as_numpy("y") == X).all()
     # Whoever cleans up need not know what there was.
     client.unload_model("nothing")
-    refuses(lambda: client.load_model("nothing"), "unknown model")
+    refuses(lambda: client.load_model("nothing"), "failed to load", "nothing lies in the model folder")
 
 
 def test_a_load_says_which_versions_are_served(server, client, folder):

@@ -135,6 +135,15 @@ def test_classes_instead_of_values(client, binary):
     assert texts == [["9.000000:5", "2.000000:3"], ["0.250000:7", "0.000000:0"]]
 
 
+def test_classes_of_a_network_for_one_item_have_no_axis_for_items(client):
+    """As its configuration says it: `max_batch_size` is 0."""
+    x = np.array([[1, 3, 2, 0]], np.float32)
+    outputs = [triton.InferRequestedOutput("y", class_count=2)]
+    assert client.get_model_config("fixed1")["max_batch_size"] == 0
+    best = client.infer("fixed1", [tensor("x", x)], outputs=outputs).as_numpy("y")
+    assert best.shape == (2,) and [row.split(b":")[1] for row in best] == [b"1", b"2"], best
+
+
 def test_classes_have_the_labels_of_the_model(client, server, models, digits):
     image = np.zeros((1, 1, 32, 32), np.float32)
     outputs = [triton.InferRequestedOutput("logits", class_count=1)]

@@ -12,8 +12,8 @@ pub(super) struct Leaving {
 }
 
 impl Devices {
-    /// Loads all versions of a model anew. If one fails, the version that serves, if any, goes on, and the reason is listed; versions
-    /// that are gone from the folder are unloaded. A version that is only named, without files, is listed with its reason, and is no
+    /// Loads all versions of a model anew. If one fails, all that serve go on, and the reason is listed; otherwise versions that are gone
+    /// from the folder are unloaded. A version that is only named, without files, is listed with its reason, and is no
     /// failure beside versions that are there. The first version that does not meet the caller's expectation fails like one that cannot
     /// be loaded, and those after it are left as they are.
     ///
@@ -72,10 +72,13 @@ impl Devices {
         }
         // Counted again without those that were put back.
         self.count();
+        let gone = |version: &str| found.iter().all(|found| found.version != version);
         if !reasons.is_empty() {
+            // What serves goes on; what is listed only with a reason, and has no files any more, would be listed for ever.
+            let serves = |version: &str| !self.serving(name, Some(version)).is_empty();
+            self.remove(name, &|version| gone(version) && !serves(version));
             return Err(reasons.join("; "));
         }
-        let gone = |version: &str| found.iter().all(|found| found.version != version);
         self.book.stop_waiting(name, &|version| !gone(version));
         self.remove(name, &gone);
         Ok(())

@@ -241,6 +241,26 @@ fn a_version_that_is_only_named_is_listed_and_fails_no_load_of_others() {
 }
 
 #[test]
+fn after_a_failed_load_versions_are_listed_that_serve_or_are_still_there() {
+    let devices = devices();
+    let of = |version: &str, source| Found { version: version.into(), ..found("spots", source) };
+    let good = |version: &str| of(version, Ok(source("spots", version, "engine = \"gauss-mle\"\n")));
+    let bad = |version: &str| of(version, Err("it cannot be read".into()));
+    devices.announce(&[good("1")]);
+    devices.load_all(&[good("1")], &|| false);
+    let listed = || {
+        let entries = devices.parts.catalog.list();
+        entries.iter().map(|entry| entry.version.to_string()).collect::<Vec<_>>()
+    };
+    devices.reload("spots", &[bad("2")]).unwrap_err();
+    assert_eq!(listed(), ["1", "2"]);
+    // The folder was renamed.
+    devices.reload("spots", &[bad("3")]).unwrap_err();
+    assert_eq!(listed(), ["1", "3"]);
+    end(&devices);
+}
+
+#[test]
 fn a_version_that_waits_for_its_turn_is_loading_and_one_that_is_left_alone_is_as_it_was() {
     let devices = devices();
     let of = |version: &str| Found {

@@ -19,7 +19,9 @@ mod telling;
 pub(super) mod tensors;
 
 use super::{Front, body, call::Call, observe::StreamEnd, posted, reject::Problem};
-use crate::{error::InferError, image::stack::Received, models::Model, tasks::localize::Settings};
+use crate::{
+    error::InferError, image::stack::Received, models::Model, tasks::localize::Settings, words::clipped,
+};
 use asked::Asked;
 use axum::{
     body::Body,
@@ -75,7 +77,7 @@ pub(super) async fn predict(
         (Posted::Stream(reader), Share::of_stream(call.permit.as_ref(), options))
     } else {
         let posted::Posted { mut files, parameters, .. } = posted::read(request, front).await?;
-        if let Some(key) = parameters.keys().next() {
+        if let Some(key) = parameters.keys().next().map(|key| clipped(key)) {
             return Err(InferError::BadRequest(format!(
                 "{key:?} among the parameters of the body: what is asked of a stack is said in the query, such as ?psf=xynbs"
             )));

@@ -33,7 +33,7 @@ use crate::{
         settings::{self, KEYS},
         stage::{CORNERS_NEEDED, Stager, Step},
     },
-    words::meant,
+    words::{clipped, meant},
 };
 use std::{
     sync::Arc,
@@ -230,6 +230,7 @@ fn changed(settings: &Settings, parameters: &Parameters, model: &str) -> Result<
         if !KEYS.iter().any(|(_, known)| known == key) {
             let known = KEYS.map(|(_, key)| key);
             let hint = meant(key, known);
+            let key = clipped(key);
             return Err(bad(format!("unknown parameter {key:?}; there are {}{hint}", known.join(", "))));
         }
         let text = text_of(value);

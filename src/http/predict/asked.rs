@@ -9,6 +9,7 @@ use crate::{
     },
     models::Model,
     tasks::Task,
+    words::clipped,
 };
 
 /// What the query of a request may say.
@@ -64,7 +65,7 @@ pub(in crate::http) struct Asked {
 impl Asked {
     pub(super) fn of(options: Options, parameters: &Parameters, model: &Model) -> Result<Asked, InferError> {
         let bad = |name: &str, got: &str, expected: &str| {
-            InferError::BadRequest(format!("{name} is {got:?}, expected {expected}"))
+            InferError::BadRequest(format!("{name} is {:?}, expected {expected}", clipped(got)))
         };
         let top_k = match options.top_k {
             Some(text) => {

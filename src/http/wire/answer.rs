@@ -192,10 +192,14 @@ pub fn probabilities(classes: &[Class]) -> Vec<u8> {
     json
 }
 
-/// The answers without anything around them: an object for one, otherwise a list.
-pub fn bare(entries: &[Entry], one: bool) -> Vec<u8> {
+/// The answers as TorchServe gives them: an object for one, otherwise a list; to those in the envelope of `instances`, `predictions`.
+pub fn bare(entries: &[Entry], in_envelope: bool) -> Vec<u8> {
     let json = list(entries, |_| Vec::new());
-    if one && entries.len() == 1 { json } else { [b"[", &json[..], b"]"].concat() }
+    match entries.len() {
+        _ if in_envelope => [b"{\"predictions\":[", &json[..], b"]}"].concat(),
+        1 => json,
+        _ => [b"[", &json[..], b"]"].concat(),
+    }
 }
 
 /// The members for an error, without braces around them.
@@ -316,6 +320,8 @@ mod tests {
         assert_eq!((&of[2]["file"], &of[2]["page"], &of[2]["error"]), (&json!(1), &json!(1), &json!("no")));
         let text = String::from_utf8(bare(&entries, false)).expect("text");
         assert!(text.starts_with("[{\"a\":1},{\"a\":2},{") && !text.contains("page"), "{text}");
+        assert_eq!(bare(&entries[..1], false), b"{\"a\":1}");
+        assert_eq!(bare(&entries[..1], true), b"{\"predictions\":[{\"a\":1}]}");
     }
 
     #[test]

@@ -12,15 +12,17 @@ use crate::{
 };
 use serde_json::{Map, Value, json};
 
+/// Whether requests have an axis for items in front of what the configuration says of the tensors.
+pub fn has_batch_axis(model: &Model) -> bool {
+    model.alone_max.is_some() || (model.batching == Batching::Dynamic && model.fit.is_none())
+}
+
 /// The configuration of a model with these tensors (a fitter's are not those of its engine).
 pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value {
     let fitter = model.fit.is_some();
     let batches = model.batching == Batching::Dynamic && !fitter;
     // Requests may have many items, which run as they arrived.
-    let (rows, largest) = match model.alone_max {
-        Some(items_max) => (true, items_max),
-        None => (batches, model.rules.largest()),
-    };
+    let (rows, largest) = (has_batch_axis(model), model.alone_max.unwrap_or(model.rules.largest()));
     let declared = model.manifest.declared.as_ref();
     let tensor = |spec: &TensorSpec, declared: Option<&[DeclaredTensor]>| {
         let mut value = json!({

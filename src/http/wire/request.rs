@@ -6,6 +6,7 @@ mod json;
 use super::{
     Parameters, binary, clipped, count, data, flag,
     shared_memory::{self, Place},
+    short,
 };
 use crate::{
     engine::{DataType, Dim, Tensor, TensorSpec},
@@ -105,6 +106,7 @@ impl Requested {
         mut parameters: Parameters,
         binary_default: bool,
     ) -> Result<Requested, InferError> {
+        short("an output", &name).map_err(bad)?;
         let binary = flag(&parameters, "binary_data")?;
         let classification = count(&parameters, "classification")?;
         let place = shared_memory::place(format_args!("output {name:?}"), &mut parameters)?;
@@ -137,9 +139,6 @@ impl InferRequest {
     }
 }
 
-/// The longest name of an input, in bytes: far longer than in any model. Errors repeat names.
-const NAME_BYTES_MAX: usize = 4096;
-
 /// The datatype of an input. Checks everything that is stated before the data: by itself, because errors repeat it, and against the model's
 /// inputs, if they are known.
 ///
@@ -151,13 +150,7 @@ pub(crate) fn datatype_of(
     shape: &[usize],
     specs: &[TensorSpec],
 ) -> Result<DataType, InferError> {
-    if name.len() > NAME_BYTES_MAX {
-        return Err(bad(format!(
-            "an input has a name of {} bytes, more than the limit of {NAME_BYTES_MAX}: it begins with {:?}",
-            name.len(),
-            clipped(name)
-        )));
-    }
+    short("an input", name).map_err(bad)?;
     data::elements(name, shape)?;
     let Some(datatype) = DataType::from_name(datatype) else {
         let names: Vec<_> = DataType::ALL.iter().map(|datatype| datatype.name()).collect();

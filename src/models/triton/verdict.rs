@@ -149,7 +149,26 @@ pub(super) fn of(path: &str) -> Option<Verdict> {
 pub(super) fn judge(message: &DynamicMessage) -> Result<Vec<String>, String> {
     let mut found = Found::default();
     found.message(message, "", "");
-    if found.refused.is_empty() { Ok(found.noted) } else { Err(found.refused.join("; ")) }
+    if found.refused.is_empty() { Ok(few(found.noted)) } else { Err(few(found.refused).join("; ")) }
+}
+
+/// How many notes or reasons are told: each entry of a long list has its own.
+const TOLD_MAX: usize = 20;
+
+fn few(mut told: Vec<String>) -> Vec<String> {
+    if let Some(more) = told.len().checked_sub(TOLD_MAX).filter(|more| *more > 0) {
+        told.truncate(TOLD_MAX);
+        told.push(format!("and {more} more"));
+    }
+    told
+}
+
+#[cfg(test)]
+#[test]
+fn of_many_reasons_the_first_are_told_and_how_many_more_there_are() {
+    let told = few((0..20_000).map(|index| index.to_string()).collect());
+    assert_eq!((told.len(), told[19].as_str(), told[20].as_str()), (21, "19", "and 19980 more"));
+    assert_eq!(few(vec!["a".into(); 20]).len(), 20);
 }
 
 #[derive(Default)]

@@ -11,7 +11,7 @@ use super::{
     super::{
         BINARY_OUTPUT, HEADER_LENGTH, Parameters, Whole, bad_json, binary, clipped, count, data, flag,
         members::{FEW_MAX, INNER_MAX, elements, elements_or_absent, members_or_absent},
-        not_finite, shared_memory,
+        not_finite, shared_memory, short,
     },
     InferRequest, Input, Requested, datatype_of,
 };
@@ -99,6 +99,7 @@ pub fn read(
             ),
             None => bad_json("the inference request", &error),
         })?;
+    short("the request", wire.id.as_deref().unwrap_or_default()).map_err(bad)?;
     if let Some(name) = wire.parameters.keys().find(|name| name.starts_with("triton_")) {
         return Err(bad(format!(
             "parameter {:?} is reserved: names must not begin with triton_",
@@ -310,6 +311,31 @@ mod tests {
         assert!(got[0].is_nan() && got[1..] == [f32::NEG_INFINITY, f32::INFINITY], "{got:?}");
         refuses(&body.replace("-Infinity", "-Inf"), &[], "cannot be read");
         refuses(&body.replace("FP32", "INT8"), &[], "element 0 is \"NaN\"");
+    }
+
+    #[test]
+    fn long_names_and_ids_are_refused_and_not_repeated() {
+        let long = "\u{80}".repeat(2049);
+        let input = |name: &str, key: &str| {
+            format!(
+                r#"{{"name":"{name}","shape":[1],"datatype":"FP32","data":[1],"parameters":{{"{key}":1}}}}"#
+            )
+        };
+        for (whose, json) in [
+            ("an input", format!(r#"{{"inputs":[{}]}}"#, input(&long, "k"))),
+            ("a member", format!(r#"{{"inputs":[{}]}}"#, input("a", &long))),
+            ("a member", format!(r#"{{"inputs":[],"parameters":{{"{long}":1}}}}"#)),
+            ("an output", format!(r#"{{"inputs":[],"outputs":[{{"name":"{long}"}}]}}"#)),
+            ("the request", format!(r#"{{"id":"{long}","inputs":[]}}"#)),
+        ] {
+            let error = read(&Bytes::from(json), None, &[]).unwrap_err().to_string();
+            let told =
+                format!("{whose} has a name or id of 4098 bytes, more than the limit of 4096: it begins");
+            assert!(error.contains(&told) && error.len() < 1000, "{error}");
+        }
+        let fits = "x".repeat(4096);
+        let json = format!(r#"{{"id":"{fits}","inputs":[],"outputs":[{{"name":"{fits}"}}]}}"#);
+        assert_eq!(read(&Bytes::from(json), None, &[]).unwrap().id, Some(fits));
     }
 
     #[test]
