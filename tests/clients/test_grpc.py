@@ -221,7 +221,7 @@ def test_models_are_loaded_and_unloaded_by_the_rules_of_the_rest_api(server, cli
         assert not client.is_model_ready("scale") and client.is_model_ready("identity")
         client.load_model("scale", headers=headers, config='{"max_batch_size": 4}')
         assert client.get_model_config("scale").config.max_batch_size == 4
-        fails(lambda: client.load_model("nothing", headers=headers), "NOT_FOUND", "nothing")
+        fails(lambda: client.load_model("nothing", headers=headers), "INVALID_ARGUMENT", "failed to load", "nothing")
         fails(lambda: client.load_model("scale", headers=headers, config="{"), "INVALID_ARGUMENT")
         (tmp_path / "scale" / "config.pbtxt").write_text("max_batchsize: 4")
         fails(lambda: client.load_model("scale", headers=headers), "INVALID_ARGUMENT", "max_batchsize")
