@@ -251,6 +251,7 @@ pub(super) fn every_kind() -> Vec<(&'static str, Format, Vec<u8>)> {
         ("jpeg.tif", Format::Tiff),
         ("planar.tif", Format::Tiff),
         ("tiled.tif", Format::Tiff),
+        ("zstd.tif", Format::Tiff),
         ("big.tif", Format::Tiff),
         ("white_is_zero.tif", Format::Tiff),
         ("rgba.tif", Format::Tiff),

@@ -7,6 +7,7 @@
 //! - `chunks`: checks strips and tiles before any is read; `streams`: checks those that are JPEG.
 //! - `tiles`: tiles that are read one by one.
 //! - `samples`: converts the decoder's output to grey or RGB.
+//! - `zstd`: strips and tiles that the decoder does not unpack.
 //! - `words`: what is wrong with a file, worded for the client that posted it.
 
 mod chunks;
@@ -15,6 +16,7 @@ mod source;
 mod streams;
 mod tiles;
 mod words;
+mod zstd;
 
 #[cfg(test)]
 pub(super) mod tests;
@@ -28,6 +30,7 @@ use tiff::{
     tags::Tag,
 };
 use words::{corrupt, from_tiff, of_page, unsupported};
+use zstd::{COMPRESSION_ZSTD, Packed};
 
 /// How many bytes the values of one tag may take: enough for 262,144 strips or tiles.
 const TAG_BYTES_MAX: usize = 8 << 20;
@@ -228,9 +231,11 @@ fn page(
     let compression: u16 = find(decoder, Tag::Compression)?.unwrap_or(1);
     let interleaved = if planar { 1 } else { count };
     let tiled = decoder.find_tag(Tag::TileOffsets).map_err(from_tiff)?.is_some();
-    let one_by_one = tiled && (planar || compression == COMPRESSION_LZW);
+    let one_by_one = tiled && compression != COMPRESSION_ZSTD && (planar || compression == COMPRESSION_LZW);
     let tiles = if one_by_one { Some(tiles::sides(decoder, limits)?) } else { None };
     let chunks = Chunks { tiled, compression, interleaved, size: [width, height] };
+    let packed =
+        if compression == COMPRESSION_ZSTD { Some(Packed::of(decoder, chunks, bits, limits)?) } else { None };
     let stream_bytes = chunks::check(bytes, decoder, chunks, limits, found)?;
     let directory = decoder.ifd_pointer().ok_or_else(|| corrupt("it has no directory"))?.0;
     let page = Page {
@@ -243,6 +248,7 @@ fn page(
         planar,
         premultiplied: extra == Some(1),
         tiles,
+        packed,
         stream_bytes,
         orientation: Orientation::new(find::<u64>(decoder, Tag::Orientation)?.unwrap_or(1)),
     };
@@ -308,9 +314,10 @@ fn read(decoder: &mut Decoder<Source<'_>>, page: &Page) -> Result<super::Samples
     if !same || (kind == Some(DecodingSampleType::U16)) != wide {
         return Err(corrupt("its headers disagree about its size"));
     }
-    let mut into = |samples: &mut [u8]| match page.tiles {
-        Some(tiles) => tiles::read(decoder, page, tiles, samples),
-        None => decoder.read_image_bytes(samples).map_err(from_tiff),
+    let mut into = |samples: &mut [u8]| match (page.packed, page.tiles) {
+        (Some(packed), _) => zstd::read(decoder, page, packed, samples),
+        (None, Some(tiles)) => tiles::read(decoder, page, tiles, samples),
+        (None, None) => decoder.read_image_bytes(samples).map_err(from_tiff),
     };
     if wide {
         let mut samples = vec![0u16; page.raw_bytes() as usize / 2];

@@ -77,6 +77,7 @@ def npy(array):
         ("TIFF", {"compression": "tiff_lzw"}),
         ("TIFF", {"compression": "tiff_adobe_deflate"}),
         ("TIFF", {"compression": "packbits"}),
+        ("TIFF", {"compression": "zstd"}),
     ],
 )
 def test_a_lossless_format_gives_the_picture(server, picture, form, options):

@@ -64,6 +64,7 @@ pub use swelling::Received;
 
 pub(in crate::image) use describe::planes_of;
 pub(in crate::image) use directory::Encoding;
+pub(in crate::image) use packing::Zstd;
 
 use crate::error::InferError;
 use std::sync::Arc;

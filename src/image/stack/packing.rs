@@ -50,10 +50,12 @@ pub(super) fn unpack(compression: Compression, packed: &[u8], into: &mut [u8]) -
         Compression::Lzw => lzw(packed, into)?,
         Compression::Deflate => inflate(packed, into)?,
         Compression::PackBits => pack_bits(packed, into),
-        Compression::Zstd => {
-            unzstd(packed, into).map_err(|error| format!("its zstd data are damaged ({error})"))?
-        }
+        Compression::Zstd => return Zstd::new()?.fill(packed, into),
     };
+    filled(written, into)
+}
+
+fn filled(written: usize, into: &[u8]) -> Result<(), String> {
     if written < into.len() {
         return Err(format!("its data end after {written} of {} bytes", into.len()));
     }
@@ -92,16 +94,34 @@ fn inflate(packed: &[u8], into: &mut [u8]) -> Result<usize, String> {
     }
 }
 
-/// Stops when `into` is full, like the other decompressors, even if the frame goes on. The decoder touches only memory that it has already
-/// written.
-fn unzstd(packed: &[u8], into: &mut [u8]) -> io::Result<usize> {
-    let mut stream = zstd::stream::raw::Decoder::new()?;
-    let (mut from, mut to) = (InBuffer::around(packed), OutBuffer::around(into));
-    loop {
-        let before = (from.pos(), to.pos());
-        stream.run(&mut from, &mut to)?;
-        if to.pos() == to.capacity() || (from.pos(), to.pos()) == before {
-            return Ok(to.pos());
+/// A decompressor of Zstandard. To make one takes longer than to unpack a small strip, so one may serve many.
+pub(in crate::image) struct Zstd(zstd::stream::raw::Decoder<'static>);
+
+impl Zstd {
+    pub(in crate::image) fn new() -> Result<Zstd, String> {
+        zstd::stream::raw::Decoder::new()
+            .map(Zstd)
+            .map_err(|error| format!("zstd cannot be unpacked ({error})"))
+    }
+
+    /// Unpacks one strip or tile, like [`unpack`].
+    pub(in crate::image) fn fill(&mut self, packed: &[u8], into: &mut [u8]) -> Result<(), String> {
+        let written =
+            self.write(packed, into).map_err(|error| format!("its zstd data are damaged ({error})"))?;
+        filled(written, into)
+    }
+
+    /// Stops when `into` is full, like the other decompressors, even if the frame goes on. The decoder touches only memory that it has
+    /// already written.
+    fn write(&mut self, packed: &[u8], into: &mut [u8]) -> io::Result<usize> {
+        self.0.reinit()?;
+        let (mut from, mut to) = (InBuffer::around(packed), OutBuffer::around(into));
+        loop {
+            let before = (from.pos(), to.pos());
+            self.0.run(&mut from, &mut to)?;
+            if to.pos() == to.capacity() || (from.pos(), to.pos()) == before {
+                return Ok(to.pos());
+            }
         }
     }
 }

@@ -1,6 +1,9 @@
 //! The kinds of samples in a TIFF page, and their conversion to grey or RGB: palettes, packed bits, planes, inks, luma and chroma.
 
-use super::super::{Orientation, Samples, preprocess::Sample};
+use super::{
+    super::{Orientation, Samples, preprocess::Sample},
+    zstd::Packed,
+};
 
 /// How the samples of a page are to be read.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,6 +62,8 @@ pub(super) struct Page {
     pub(super) premultiplied: bool,
     /// Width and height of its tiles, if they are read one by one.
     pub(super) tiles: Option<[u32; 2]>,
+    /// How its strips or tiles are stored, if the decoder does not unpack them.
+    pub(super) packed: Option<Packed>,
     /// Bytes that decoding the largest of its JPEG streams takes; 0 if there are none.
     pub(super) stream_bytes: u64,
     /// How its pixels are to be turned.
@@ -103,7 +108,12 @@ impl Page {
     /// Bytes that decoding holds beside the page: what the decoder returns and reads, or a second copy where the page is turned.
     pub(super) fn work_bytes(&self) -> u64 {
         let turned = if self.orientation == Orientation::UPRIGHT { 0 } else { self.decoded_bytes() };
-        turned.max(self.raw_bytes() + self.tile_bytes() + self.stream_bytes)
+        turned.max(self.raw_bytes() + self.tile_bytes() + self.packed_bytes() + self.stream_bytes)
+    }
+
+    /// Bytes that unpacking its strips or tiles takes, if the decoder does not do that.
+    pub(super) fn packed_bytes(&self) -> u64 {
+        self.packed.map_or(0, |packed| packed.work_bytes(self))
     }
 
     /// The width and height that the decoder is told: for pages that are read tile by tile, those of all tiles together.

@@ -11,6 +11,7 @@ use turbojpeg::PixelFormat;
 
 mod padding;
 mod streams;
+mod zstd;
 
 const LIMITS: Limits = Limits { side_max: 1000, pixels_max: 1_000_000, frames_max: 10 };
 
@@ -145,16 +146,19 @@ fn packed_by_lzw(chunks: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
 }
 
 /// One file of each kind, for tests that apply to any file.
-pub(in crate::image) fn kinds() -> [(&'static str, Vec<u8>); 4] {
+pub(in crate::image) fn kinds() -> [(&'static str, Vec<u8>); 5] {
     let size = [WIDTH, HEIGHT];
     let colors = |samples, chunks| Page::new(size, 8, samples, chunks).with(PHOTOMETRIC, &[2]);
     let tiles = colors(3, planes_in_tiles(size, 3, [16, 16])).with(PLANAR, &[2]);
     let packed = colors(3, packed_by_lzw(in_tiles(size, &[0, 1, 2], [16, 16]))).with(COMPRESSION, &[5]);
     let more = colors(5, vec![picture(size, &[0, 1, 2, 3, 4])]).with(EXTRA, &[2, 0]);
     let bits = Page::new(size, 1, 1, vec![picture([3, HEIGHT], &[0])]).with(PHOTOMETRIC, &[1]);
+    let planes = colors(3, zstd::packed(planes_in_tiles(size, 3, [16, 16]))).with(COMPRESSION, &[50000]);
+    let planes = planes.with(PLANAR, &[2]).with(TILE[0], &[16]).with(TILE[1], &[16]);
     [
         ("planes in tiles", file(&[tiles.with(TILE[0], &[16]).with(TILE[1], &[16])])),
         ("tiles packed by LZW", file(&[packed.with(TILE[0], &[16]).with(TILE[1], &[16])])),
+        ("planes in tiles packed by zstd", file(&[planes])),
         ("more samples", file(&[bits.clone().with(SUBFILE, &[1]), more])),
         ("bits in the other order", file(&[bits.with(FILL_ORDER, &[2])])),
     ]
@@ -305,7 +309,6 @@ fn compressions_that_are_not_read_are_named() {
     for (number, words) in [
         (3, "TIFF with CCITT Group 3 compression is not supported; compress it with Deflate"),
         (34925, "TIFF with LZMA compression is not supported; "),
-        (50000, "TIFF with Zstandard compression is not supported; "),
         (50001, "TIFF with WebP compression is not supported; "),
         (34712, "TIFF with JPEG 2000 compression is not supported; "),
         (777, "TIFF with compression method 777 is not supported; "),

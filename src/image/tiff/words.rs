@@ -18,7 +18,7 @@ pub(super) fn from_tiff(error: TiffError) -> DecodeError {
             DecodeError::unsupported(
                 Format::Tiff,
                 compression_name(method),
-                "compress it with Deflate or LZW, or not at all",
+                "compress it with Deflate, LZW or Zstandard, or not at all",
             )
         }
         TiffError::UnsupportedError(kind) => {
@@ -52,7 +52,6 @@ fn compression_name(method: CompressionMethod) -> String {
         CompressionMethod::Huffman => "CCITT RLE",
         CompressionMethod::Fax3 => "CCITT Group 3",
         CompressionMethod::JPEG => "old-style JPEG",
-        CompressionMethod::ZSTD => "Zstandard",
         other => match other.to_u16() {
             22610 | 34892 => "JPEG XR",
             33003 | 33005 | 34712 => "JPEG 2000",

@@ -13,11 +13,14 @@ fn deflated(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// A page in tiles of this size, all grey, packed in each of the supported ways.
-fn packed(size: [u32; 2], [across, down]: [u32; 2]) -> [Page; 4] {
+fn packed(size: [u32; 2], [across, down]: [u32; 2]) -> [Page; 5] {
     let tile = vec![99; (across * down) as usize];
     let stream = jpeg(&tile, across, PixelFormat::GRAY, false);
     let [lzw] = &packed_by_lzw(vec![tile.clone()])[..] else { panic!("one tile") };
-    [(1, tile.clone()), (5, lzw.clone()), (7, stream), (8, deflated(&tile))].map(|(compression, chunk)| {
+    let [zstd] = &zstd::packed(vec![tile.clone()])[..] else { panic!("one tile") };
+    let kinds =
+        [(1, tile.clone()), (5, lzw.clone()), (7, stream), (8, deflated(&tile)), (50000, zstd.clone())];
+    kinds.map(|(compression, chunk)| {
         let tiles = size[0].div_ceil(across) * size[1].div_ceil(down);
         let page = Page::new(size, 8, 1, vec![chunk; tiles as usize]).with(PHOTOMETRIC, &[1]);
         page.with(COMPRESSION, &[compression]).with(TILE[0], &[across]).with(TILE[1], &[down])
