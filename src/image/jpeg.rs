@@ -1,15 +1,17 @@
 //! JPEG by libjpeg-turbo, strict: its warnings (truncation, bad codes, stray bytes) are errors, except for padding zeros before the end
 //! marker.
 //!
-//! The markers are read here first, so that size, precision and orientation are known and checked before the library is called.
+//! The markers are read here first, so that size, precision, orientation and the order and cost of scans are known and checked before the
+//! library is called.
 
 mod scale;
+pub(super) mod scans;
 
 use super::{DecodeError, Enough, Format, Frame, Header, Limits, Orientation, Region, Samples};
 pub(super) use scale::{Sampling, scaled};
 use turbojpeg::{Colorspace, Decompressor, Image, PixelFormat, ScalingFactor};
 
-/// More scans than any encoder writes; each costs a pass over all coefficients.
+/// More scans than any encoder writes, whatever the size. What they cost is checked before (`scans`).
 const SCANS_MAX: u32 = 100;
 
 /// The end-of-image marker.
@@ -134,6 +136,9 @@ fn checked(bytes: &[u8], limits: &Limits) -> Result<Markers, DecodeError> {
 
 pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
     let markers = checked(bytes, limits)?;
+    if markers.scans {
+        scans::check(bytes)?;
+    }
     let size = (markers.width, markers.height);
     let channels = if markers.components == 1 { 1 } else { 3 };
     let mut header = Header::single(Format::Jpeg, size, channels, 8, markers.orientation);

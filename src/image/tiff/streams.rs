@@ -110,6 +110,7 @@ pub(super) fn stream(chunk: &[u8], tables: &Tables, interleaved: u16) -> Result<
     // The bytes are gathered in a buffer that may grow to twice their size.
     let mut work_bytes = width * height * u64::from(samples) + 2 * (chunk.len() as u64 + tables.bytes);
     if markers.scans {
+        jpeg::scans::check(chunk)?;
         // All coefficients are held, 16 bits each, until the last scan.
         let padded = [width, height].map(|side| side.next_multiple_of(BLOCK_SIDE_MAX));
         work_bytes += padded[0] * padded[1] * u64::from(components) * 2;
