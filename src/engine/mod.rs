@@ -9,7 +9,7 @@
 //! - [`kernels`]: our own kernels, C++ and their safe launchers.
 //! - [`cuda`]: GPUs, and the engines on them.
 //! - [`child`]: engines in a process of their own.
-//! - `regular_file`: opening files that others provide, without blocking on pipes or devices.
+//! - `regular_file`: opening files that others provide, without blocking on pipes or devices, and within a folder.
 
 pub mod child;
 pub mod cuda;

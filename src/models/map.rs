@@ -1,10 +1,11 @@
 //! A property of a camera for each pixel of its sensor, from a `.npy` file: `[height, width]` numbers.
 
+use super::scan::read_bytes;
 use crate::{
-    engine::{kernels::SensorMap, regular_file},
+    engine::kernels::SensorMap,
     image::stack::{Format, Limits, Options, Samples, StackError, StackReader},
 };
-use std::{io::Read, path::Path};
+use std::fs::File;
 
 /// Pixels of the largest sensor.
 const PIXELS_MAX: u64 = 1 << 26;
@@ -15,15 +16,8 @@ const BYTES_MAX: u64 = 8 * PIXELS_MAX + 65_536;
 ///
 /// # Errors
 /// A file that cannot be read, is too large, is not `.npy`, or does not hold exactly one plane.
-pub(super) fn read(path: &Path) -> Result<SensorMap, String> {
-    let cannot = |error| format!("cannot read it: {error}");
-    let mut bytes = Vec::new();
-    regular_file::open(path)
-        .and_then(|file| file.take(BYTES_MAX + 1).read_to_end(&mut bytes))
-        .map_err(cannot)?;
-    if bytes.len() as u64 > BYTES_MAX {
-        return Err(format!("it is larger than the limit of {BYTES_MAX} bytes"));
-    }
+pub(super) fn read(file: File) -> Result<SensorMap, String> {
+    let bytes = read_bytes(file, BYTES_MAX)?;
     let limits = Limits {
         side_max: 65_536,
         frame_pixels_max: PIXELS_MAX,
@@ -75,7 +69,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("map.npy");
         std::fs::write(&path, bytes).unwrap();
-        read(&path)
+        read(File::open(&path).unwrap())
     }
 
     #[test]
@@ -83,14 +77,6 @@ mod tests {
         let map = check(&npy("(2, 3)", &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0])).unwrap();
         assert_eq!((map.height, map.width), (2, 3));
         assert_eq!(map.values, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
-    }
-
-    #[test]
-    fn a_pipe_is_no_map_and_nobody_waits_for_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("map.npy");
-        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
-        assert_eq!(read(&path).unwrap_err(), "cannot read it: it is not a file");
     }
 
     #[test]

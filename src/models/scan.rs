@@ -25,9 +25,8 @@ use super::{
     triton::{self, CONFIG_FILE},
 };
 use crate::{engine::Dim, tasks::Labels};
-pub(super) use disk::inside;
-use disk::{Candidate, file_bytes, look, may_be_folder, model_bytes, read, read_bytes};
-pub(super) use disk::{candidate, entries};
+use disk::{Candidate, Folder, at, file_bytes, look, may_be_folder, model_bytes, opened, text};
+pub(super) use disk::{candidate, entries, inside, read_bytes};
 use instead::instead;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -148,7 +147,7 @@ pub(super) fn scan_given(name: &str, kept: &Arc<Kept>, config: &str) -> Vec<Foun
     let folder = kept.path();
     let describe = || {
         let config = triton::read_json(config, name).map_err(|reason| format!("config: {reason}"))?;
-        Described::of(folder, config)
+        Described::of(&opened(folder)?, config)
     };
     scan_as(name, folder, &describe, Some(kept))
 }
@@ -335,7 +334,7 @@ struct Described {
 
 impl Described {
     /// From a Triton configuration, with the labels that it names.
-    fn of(folder: &Path, config: triton::Described) -> Result<Described, String> {
+    fn of(folder: &Folder, config: triton::Described) -> Result<Described, String> {
         let triton::Described { manifest, mut notes } = config;
         let mut output_labels = BTreeMap::new();
         for output in manifest.declared.iter().flat_map(|declared| &declared.outputs) {
@@ -382,18 +381,19 @@ impl Described {
 }
 
 /// The labels in the file that a manifest names.
-fn labels(folder: &Path, name: Option<&str>) -> Result<Arc<Labels>, String> {
+fn labels(folder: &Folder, name: Option<&str>) -> Result<Arc<Labels>, String> {
     let Some(name) = name else { return Ok(Arc::default()) };
     let labels = inside(folder, name)
-        .and_then(|path| read(&path, LABELS_BYTES_MAX))
+        .and_then(|file| text(read_bytes(file, LABELS_BYTES_MAX)?))
         .and_then(|text| Labels::parse(&text))
         .map_err(|reason| format!("labels file {name:?}: {reason}"))?;
     Ok(Arc::new(labels))
 }
 
 /// The manifest of a folder, the default if there is none, and its labels. The maps of a fitter's camera are read.
-fn describe(name: &str, folder: &Path) -> Result<Described, String> {
-    let there = |file: &str| match fs::symlink_metadata(folder.join(file)) {
+fn describe(name: &str, path: &Path) -> Result<Described, String> {
+    let folder = &opened(path)?;
+    let there = |file: &str| match fs::symlink_metadata(path.join(file)) {
         Err(error) => error.kind() != io::ErrorKind::NotFound,
         Ok(_) => true,
     };
@@ -405,7 +405,7 @@ fn describe(name: &str, folder: &Path) -> Result<Described, String> {
         }
         (false, true) => {
             let of_file = |reason| format!("{CONFIG_FILE}: {reason}");
-            let bytes = read_bytes(&folder.join(CONFIG_FILE), MANIFEST_BYTES_MAX).map_err(of_file)?;
+            let bytes = at(folder, CONFIG_FILE, MANIFEST_BYTES_MAX).map_err(of_file)?;
             // Comments may be in any encoding. Names in another encoding match nothing anyway.
             let config = triton::read(&String::from_utf8_lossy(&bytes), name).map_err(of_file)?;
             let mut described = Described::of(folder, config)?;
@@ -413,7 +413,7 @@ fn describe(name: &str, folder: &Path) -> Result<Described, String> {
             return Ok(described);
         }
         (true, false) => {
-            let text = read(&folder.join(MANIFEST_FILE), MANIFEST_BYTES_MAX);
+            let text = at(folder, MANIFEST_FILE, MANIFEST_BYTES_MAX).and_then(text);
             let parsed = text.and_then(|text| Manifest::parse(&text).map_err(|error| error.to_string()));
             parsed.map_err(|reason| format!("{MANIFEST_FILE}: {reason}"))?
         }
@@ -425,7 +425,7 @@ fn describe(name: &str, folder: &Path) -> Result<Described, String> {
     }
     if let Engine::GaussMle(fit) = &mut manifest.engine {
         for (key, name) in &fit.maps {
-            let map = inside(folder, name).and_then(|path| map::read(&path));
+            let map = inside(folder, name).and_then(map::read);
             let map = map.map_err(|reason| format!("camera.{key}, file {name:?}: {reason}"))?;
             fit.settings.set_map(key, map)?;
         }

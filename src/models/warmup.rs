@@ -2,7 +2,7 @@
 
 use super::{Model, scan};
 use crate::{
-    engine::{DataType, Dim, Tensor, regular_file},
+    engine::{DataType, Dim, Tensor, regular_file::Folder},
     random::Random,
 };
 use bytes::Bytes;
@@ -108,11 +108,13 @@ impl WarmupInput {
             Fill::Chance => Ok(chance(self.datatype, bytes, 0)),
             Fill::File(name) => {
                 let told = |why| format!("file {FOLDER}/{name}: {why}");
-                let path = scan::inside(&folder.join(FOLDER), name).map_err(told)?;
+                let folder = Folder::open(&folder.join(FOLDER))
+                    .map_err(|error| told(format!("cannot read it: {error}")))?;
+                let file = scan::inside(&folder, name).map_err(told)?;
                 let mut data = Vec::new();
                 // Reading one byte more than allowed detects a file that is too large.
-                regular_file::open(&path)
-                    .and_then(|file| file.take(limit as u64 + 1).read_to_end(&mut data))
+                file.take(limit as u64 + 1)
+                    .read_to_end(&mut data)
                     .map_err(|error| told(format!("cannot read it: {error}")))?;
                 if data.len() > limit {
                     return Err(told(format!(

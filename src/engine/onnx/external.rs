@@ -7,9 +7,13 @@ use super::{
     fields::Fields,
     skeleton::{self, Message},
 };
-use crate::{engine::regular_file::open, telemetry::host};
+use crate::{
+    engine::regular_file::{self, Folder},
+    telemetry::host,
+};
 use std::{
     collections::BTreeSet,
+    fs::File,
     io::{self, Read, Seek},
     path::{Component, Path, PathBuf},
     sync::Arc,
@@ -24,6 +28,10 @@ const ENTRY_BYTES_MAX: u64 = 8192;
 /// If the file is not ONNX, or a name leads out of the model's folder.
 pub(crate) fn external_files(path: &Path) -> Result<BTreeSet<String>, String> {
     let (file, bytes) = skeleton::open(path)?;
+    files_of(file, bytes)
+}
+
+fn files_of(file: impl Read + Seek, bytes: u64) -> Result<BTreeSet<String>, String> {
     let names = names(file, bytes)?;
     for name in &names {
         let inside =
@@ -50,37 +58,43 @@ pub(super) type Beside = (String, Arc<[u8]>);
 /// # Errors
 /// If a file cannot be read completely.
 pub(super) fn read(path: &Path) -> Result<Vec<Beside>, String> {
-    let of = |name: String| {
-        let read = placed(path, &name).and_then(|place| open(&place)).and_then(|mut file| {
-            let length = file.metadata()?.len();
-            there_is_room(length, host::free())?;
-            // Read directly into the shared allocation: weights are large, so they should not be copied.
-            let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, length as usize).collect();
-            file.read_exact(Arc::get_mut(&mut bytes).expect("it is new"))?;
-            Ok(bytes)
-        });
-        match read {
-            Ok(bytes) => Ok((name, bytes)),
-            Err(error) => Err(format!("cannot read its external data {name:?}: {error}")),
-        }
-    };
-    external_files(path)?.into_iter().map(of).collect()
+    each(path, |name, mut file| {
+        let length = file.metadata()?.len();
+        there_is_room(length, host::free())?;
+        // Read directly into the shared allocation: weights are large, so they should not be copied.
+        let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, length as usize).collect();
+        file.read_exact(Arc::get_mut(&mut bytes).expect("it is new"))?;
+        Ok((name, bytes))
+    })
 }
 
-/// The path, with links resolved, of a file that a model refers to. It must lie in the model's folder or, if the model is a link,
-/// beside the link's target. With a file elsewhere, the model could reveal that file's contents.
+/// The bytes of the files that a model refers to, together.
 ///
 /// # Errors
-/// If the file does not exist, or lies elsewhere.
-pub(crate) fn placed(model: &Path, name: &str) -> io::Result<PathBuf> {
-    let folder = model.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
-    let place = folder.join(name).canonicalize()?;
-    let model = model.canonicalize()?;
-    let is_beside = model.parent().is_some_and(|beside| place.starts_with(beside));
-    if is_beside || place.starts_with(folder.canonicalize()?) {
-        return Ok(place);
-    }
-    Err(io::Error::other("it is a link that leads out of the model's folder"))
+/// If a file cannot be opened.
+pub(crate) fn external_bytes(path: &Path) -> Result<u64, String> {
+    each(path, |_, file| Ok(file.metadata()?.len())).map(|lengths| lengths.iter().sum())
+}
+
+/// Has `take` read each file that a model refers to. A file must lie in the model's folder or, if the model is a link, beside the link's
+/// target: with a file elsewhere, the model could reveal that file's contents. Folder and model are opened once; their paths may name
+/// something else when the files are opened.
+fn each<T>(path: &Path, mut take: impl FnMut(String, File) -> io::Result<T>) -> Result<Vec<T>, String> {
+    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let open = || {
+        let folder = Folder::open(folder)?;
+        let model = folder.file(Path::new(path.file_name().unwrap_or_default()))?;
+        let (place, bytes) = (regular_file::place(&model)?, model.metadata()?.len());
+        Ok((folder, model, place, bytes))
+    };
+    let (folder, model, place, bytes) =
+        open().map_err(|error: io::Error| format!("cannot read it: {error}"))?;
+    let read = |name: String| {
+        let file = folder.file_inside(Path::new(&name), place.parent());
+        let taken = file.and_then(|file| take(name.clone(), file));
+        taken.map_err(|error| format!("cannot read its external data {name:?}: {error}"))
+    };
+    files_of(&model, bytes)?.into_iter().map(read).collect()
 }
 
 /// Checks that a file fits into the free memory: otherwise allocating it would kill the process.
@@ -215,7 +229,7 @@ mod tests {
         use std::os::unix::fs::symlink;
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        for name in ["secret", "blobs/model", "blobs/weights", "m/model.onnx", "m/data/w"] {
+        for name in ["secret", "blobs/weights", "m/data/w"] {
             fs::create_dir_all(at(name).parent().unwrap()).unwrap();
             fs::write(at(name), name).unwrap();
         }
@@ -223,19 +237,25 @@ mod tests {
         symlink("../secret", at("m/out")).unwrap();
         symlink("../blobs/weights", at("m/blob")).unwrap();
         symlink("../blobs/model", at("m/linked.onnx")).unwrap();
-        let read = |model: &str, name: &str| {
-            placed(&at(model), name)
-                .map_err(|error| error.to_string())
-                .map(|place| fs::read_to_string(place).unwrap())
+        let check = |path: &str, name: &str| {
+            // Through the link, if it is one.
+            fs::write(at(path), model(name)).unwrap();
+            let read = read(&at(path))?;
+            assert_eq!(external_bytes(&at(path)), Ok(read[0].1.len() as u64));
+            Ok(String::from_utf8_lossy(&read[0].1).into_owned())
         };
-        let out = Err("it is a link that leads out of the model's folder".to_owned());
-        assert_eq!(read("m/model.onnx", "within").as_deref(), Ok("m/data/w"));
-        assert_eq!(read("m/model.onnx", "data/w").as_deref(), Ok("m/data/w"));
-        assert_eq!((read("m/model.onnx", "out"), read("m/model.onnx", "blob")), (out.clone(), out.clone()));
+        let out = |name: &str| {
+            Err(format!("cannot read its external data {name:?}: it leads out of the model's folder"))
+        };
+        assert_eq!(check("m/model.onnx", "within").as_deref(), Ok("m/data/w"));
+        assert_eq!(check("m/model.onnx", "data/w").as_deref(), Ok("m/data/w"));
+        assert_eq!(check("m/model.onnx", "out"), out("out"));
+        assert_eq!(check("m/model.onnx", "blob"), out("blob"));
         // As in a hub's cache: names that are links to files named by their hash.
-        assert_eq!(read("m/linked.onnx", "blob").as_deref(), Ok("blobs/weights"));
-        assert_eq!(read("m/linked.onnx", "out"), out);
-        assert!(read("m/model.onnx", "none").is_err());
+        assert_eq!(check("m/linked.onnx", "blob").as_deref(), Ok("blobs/weights"));
+        assert_eq!(check("m/linked.onnx", "within").as_deref(), Ok("m/data/w"));
+        assert_eq!(check("m/linked.onnx", "out"), out("out"));
+        assert!(check("m/model.onnx", "none").unwrap_err().contains("No such file"));
     }
 
     #[test]

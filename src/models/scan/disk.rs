@@ -1,10 +1,8 @@
 //! Access to the disk: the entries of a folder, their kinds, and reading files.
 
 use super::{instead::other_format, misplaced};
-use crate::engine::{
-    onnx::external::{external_files, placed},
-    regular_file,
-};
+pub(super) use crate::engine::regular_file::Folder;
+use crate::engine::{onnx::external::external_bytes, regular_file};
 use std::{
     fs,
     io::{self, Read},
@@ -78,29 +76,33 @@ pub(super) fn may_be_folder(path: &Path) -> bool {
     look(path).map_or(true, |there| there.is_some_and(|metadata| metadata.is_dir()))
 }
 
-/// The path of a file in a folder. Links must not lead out of the folder.
-pub(in crate::models) fn inside(folder: &Path, name: &str) -> Result<PathBuf, String> {
-    let resolve = |path: &Path| path.canonicalize().map_err(|error| format!("cannot read it: {error}"));
-    let path = resolve(&folder.join(name))?;
-    if !path.starts_with(resolve(folder)?) {
-        return Err("it leads out of the model's folder".to_owned());
-    }
-    Ok(path)
+pub(super) fn opened(folder: &Path) -> Result<Folder, String> {
+    Folder::open(folder).map_err(|error| format!("cannot read the folder {}: {error}", folder.display()))
 }
 
-pub(super) fn read(path: &Path, bytes_max: u64) -> Result<String, String> {
-    String::from_utf8(read_bytes(path, bytes_max)?).map_err(|error| {
+/// A file in a folder, opened. Links must not lead out of the folder.
+pub(in crate::models) fn inside(folder: &Folder, name: &str) -> Result<fs::File, String> {
+    folder.file_inside(Path::new(name), None).map_err(|error| format!("cannot read it: {error}"))
+}
+
+/// What a file in a folder holds. It may be a link to anywhere.
+pub(super) fn at(folder: &Folder, name: &str, bytes_max: u64) -> Result<Vec<u8>, String> {
+    let file = folder.file(Path::new(name)).map_err(|error| format!("cannot read it: {error}"))?;
+    read_bytes(file, bytes_max)
+}
+
+pub(super) fn text(bytes: Vec<u8>) -> Result<String, String> {
+    String::from_utf8(bytes).map_err(|error| {
         let byte = error.utf8_error().valid_up_to() + 1;
         format!("cannot read it: it is not UTF-8 at byte {byte}: save it as UTF-8")
     })
 }
 
-pub(super) fn read_bytes(path: &Path, bytes_max: u64) -> Result<Vec<u8>, String> {
-    let cannot = |error| format!("cannot read it: {error}");
-    let file = regular_file::open(path).map_err(cannot)?;
+/// All of a file.
+pub(in crate::models) fn read_bytes(file: fs::File, bytes_max: u64) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     // Reading one byte more than allowed detects a file that is too large, whatever its metadata said.
-    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(cannot)?;
+    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(|error| format!("cannot read it: {error}"))?;
     if bytes.len() as u64 > bytes_max {
         return Err(format!("it is larger than the limit of {bytes_max} bytes"));
     }
@@ -123,13 +125,8 @@ pub(super) fn file_bytes(path: &Path) -> Result<u64, String> {
 /// Size of a model file together with the external data that it names, which must exist in its folder.
 pub(super) fn model_bytes(path: &Path) -> Result<u64, String> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let mut bytes = file_bytes(path)?;
+    let bytes = file_bytes(path)?;
+    let beside = external_bytes(path);
     let wrong = |reason: String| format!("{name}: {}", other_format(path).map_or(reason, str::to_owned));
-    for data in external_files(path).map_err(wrong)? {
-        bytes += placed(path, &data)
-            .and_then(fs::metadata)
-            .map_err(|error| format!("{name}: cannot read its external data {data:?}: {error}"))?
-            .len();
-    }
-    Ok(bytes)
+    Ok(bytes + beside.map_err(wrong)?)
 }

@@ -526,7 +526,7 @@ fn external_data_must_be_there_and_in_the_folder() {
         folder.path(),
         &[
             ("away", "1", "\"/etc/passwd\", which leads out of the model's folder"),
-            ("link", "1", "\"w.data\": it is a link that leads out of the model's folder"),
+            ("link", "1", "\"w.data\": it leads out of the model's folder"),
             ("lost", "1", "cannot read its external data \"w.data\""),
             ("root", "1", "leads out of the model's folder"),
         ],
