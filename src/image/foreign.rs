@@ -1,36 +1,18 @@
 //! Recognises bodies that are posted as images but are not in a supported format: images of other formats, documents, archives, and images
 //! in base64. They are recognised by their first bytes, and only to word the error.
 
-use super::{error::DecodeError, format::Format};
+use super::{
+    error::DecodeError,
+    format::Format,
+    signature::{self, Kind, Signature},
+};
 use base64::{Engine, prelude::BASE64_STANDARD_NO_PAD};
-
-/// Images of other formats: the offset of their magic bytes, the bytes, and the name of the format.
-const IMAGES: [(usize, &[u8], &str); 7] = [
-    (0, b"\0\0\0\x0cJXL ", "a JPEG XL image"),
-    (0, b"\xff\x0a", "a JPEG XL image"),
-    (0, b"\0\0\0\x0cjP  ", "a JPEG 2000 image"),
-    (0, b"\xff\x4f\xff\x51", "a JPEG 2000 image"),
-    (0, b"8BPS", "a Photoshop document"),
-    (0, b"\x76\x2f\x31\x01", "an OpenEXR image"),
-    (128, b"DICM", "a DICOM file"),
-];
 
 /// Brands of ISO base media files that are images. `mif1` and `msf1` say no more than that, so they come last.
 const BRANDS: [(&[&[u8; 4]], &str); 3] = [
     (&[b"avif", b"avis"], "an AVIF image"),
     (&[b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"], "a HEIC image"),
     (&[b"mif1", b"msf1"], "a HEIF image"),
-];
-
-/// Files that are not images: how they begin, what they are, and what the client should do.
-const OTHERS: [(&[u8], &str, &str); 3] = [
-    (b"%PDF", "a PDF document", "post its pages as images, such as PNG or JPEG"),
-    (
-        b"PK\x03\x04",
-        "a ZIP archive",
-        "post the files in it, each by itself or several as multipart/form-data",
-    ),
-    (b"\x1f\x8b", "packed by gzip", "unpack it, or send it with the header Content-Encoding: gzip"),
 ];
 
 /// How a PNG begins once a client has dropped its line breaks, as `curl -d @FILE` does.
@@ -47,10 +29,16 @@ const BASE64_SYMBOLS: usize = 32;
 
 /// The error for bytes that are not a supported image, if they are something else that we know.
 pub(super) fn known(bytes: &[u8]) -> Option<DecodeError> {
-    let (what, instead) = if let Some(what) = other_image(bytes) {
+    let (what, instead) = if let Some(Signature { what, kind, .. }) = signature::find(bytes) {
+        let instead = match kind {
+            Kind::Picture | Kind::Recording | Kind::Stack => format!("convert it to {}", formats()),
+            Kind::Pdf => "post its pages as images, such as PNG or JPEG".to_owned(),
+            Kind::Zip => "post the files in it, each by itself or several as multipart/form-data".to_owned(),
+            Kind::Gzip => "unpack it, or send it with the header Content-Encoding: gzip".to_owned(),
+        };
+        ((*what).to_owned(), instead)
+    } else if let Some(what) = brand(bytes) {
         (what.to_owned(), format!("convert it to {}", formats()))
-    } else if let Some((_, what, instead)) = OTHERS.into_iter().find(|(magic, ..)| bytes.starts_with(magic)) {
-        (what.to_owned(), instead.to_owned())
     } else if is_svg(bytes) {
         ("an SVG drawing".to_owned(), "render it as an image, such as PNG".to_owned())
     } else if bytes.starts_with(PNG_WITHOUT_BREAKS) {
@@ -73,11 +61,8 @@ fn formats() -> String {
     format!("{} or {last}", before.join(", "))
 }
 
-fn other_image(bytes: &[u8]) -> Option<&'static str> {
-    let stands = |at: usize, magic: &[u8]| bytes.get(at..).is_some_and(|bytes| bytes.starts_with(magic));
-    if let Some((.., what)) = IMAGES.into_iter().find(|(at, magic, _)| stands(*at, magic)) {
-        return Some(what);
-    }
+/// The image in an ISO base media file.
+fn brand(bytes: &[u8]) -> Option<&'static str> {
     match bytes {
         [l3, l2, l1, l0, b'f', b't', b'y', b'p', brands @ ..] => {
             let length = u32::from_be_bytes([*l3, *l2, *l1, *l0]) as usize;
@@ -151,6 +136,7 @@ mod tests {
             (b"8BPS\0\x01", "a Photoshop document"),
             (b"\x76\x2f\x31\x01\x02\0\0\0", "an OpenEXR image"),
             (&dicom, "a DICOM file"),
+            (b"ZISRAWFILE\0\0\0\0\0\0", "a CZI file (Zeiss)"),
         ] {
             check(bytes, what, "convert it to JPEG, PNG, WebP, BMP, GIF, TIFF, PNM or NPY");
         }

@@ -1,6 +1,7 @@
 //! From bytes to frames to model input. Pure: no clock, no thread, no network, and no file except one (see [`stack`]).
 //!
-//! - [`mod@format`]: recognises the format of an image; `foreign`: recognises bytes that are in none of the supported formats.
+//! - [`mod@format`]: recognises the format of an image; `foreign`: recognises bytes that are in none of the supported formats, with the
+//!   table of `signature`, which stacks use as well.
 //! - [`open`]: checks the sizes that the headers state against [`Limits`] before any pixels are allocated. Then one strict decoder per
 //!   format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`, `pnm`, `npy`) makes [`Frame`]s, turned upright (`orient`). A truncated file is
 //!   refused, whatever its format.
@@ -27,6 +28,7 @@ mod plain_jpeg;
 mod png;
 mod pnm;
 pub mod preprocess;
+mod signature;
 pub mod stack;
 #[cfg(test)]
 mod tests;

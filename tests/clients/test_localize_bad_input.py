@@ -1,5 +1,6 @@
 """What a fitter says of stacks, ROIs and settings that are wrong; after each of them it serves on."""
 
+import gzip
 import io
 import json
 import shutil
@@ -129,6 +130,46 @@ def test_what_spots_are_is_checked_where_none_are_looked_for(server, query):
 )
 def test_arrays_that_are_no_stack_are_refused(server, array, query, says):
     wire.problem(localize.post(server, localize.npy(array), **query), 400, says)
+
+
+def test_files_of_other_kinds_are_named_and_not_taken_for_the_samples_that_a_request_states(server):
+    export = "export it as OME-TIFF.*Fiji"
+    for begins, what, says in [
+        (b"DCIMG\0\0\0", "DCIMG", export),
+        (b"\xda\xce\xbe\x0a\x20\0\0\0\x40\0\0\0\0\0\0\0ND2 FILE SIGNATURE CHUNK NAME01!Ver3.0", "ND2", export),
+        (b"ZISRAWFILE", "CZI", export),
+        (b"Andor Technology Multi-Channel File\n65538 1\n", "SIF", export),
+        (b"\x89HDF\r\n\x1a\n", "HDF5", export),
+        (b"PK\x03\x04\x14\0\0\0", "ZIP", "unpack it"),
+        (gzip.compress(bytes(90)), "gzip", "Content-Encoding: gzip"),
+    ]:
+        data = begins + bytes(2 * 40 * 40)
+        wire.problem(localize.post(server, data), 400, f"not a stack: the body is .*{what}.*{says}")
+        for headers, query in [(None, {"shape": "40,40"}), ({"Ocelli-Shape": "40,40"}, {"format": "csv"})]:
+            wire.problem(localize.post(server, data, headers=headers, **query), 400, f"{what}.*by its shape it would be raw samples.*{says}")
+    for data in (tiff(*flat()), localize.npy(flat())):
+        wire.problem(localize.post(server, data, shape="40,40"), 400, "leave shape and dtype out")
+    # Counts that begin as gzip does, by one pixel; and those of a TIFF, behind a head that says what they are.
+    frames = flat()
+    frames[0, 0, :2] = 0x8B1F, 0x8B1F
+    assert localize.post(server, frames.tobytes(), shape="40,40").status_code == 200
+    frames[0, 0, :2] = np.frombuffer(b"II*\0", "<u2")
+    wire.problem(localize.post(server, frames.tobytes(), shape="40,40"), 400, "TIFF")
+    found = localize.rows(server, localize.npy(frames))
+    assert (localize.infer(server, {"frames": frames})["frame"] == found["frame"]).all()
+
+
+def test_positions_in_one_file_are_merged_only_where_that_is_asked_for(server):
+    pixels = "SizeT='2' SizeZ='1' SizeC='1' PhysicalSizeX='{size}' PhysicalSizeXUnit='nm'"
+    images = "".join(f"<Image ID='Image:{at}'><Pixels {pixels.format(size=size)}/></Image>" for at, size in enumerate((108, 118)))
+    file = io.BytesIO()
+    text = f"<?xml version='1.0'?><OME xmlns='http://www.openmicroscopy.org/Schemas/OME/2016-06'>{images}</OME>"
+    tifffile.imwrite(file, localize.movie()[:4], photometric="minisblack", description=text, metadata=None)
+    data = file.getvalue()
+    for asked in ({}, {"planes": "all"}):
+        wire.problem(localize.post(server, data, **asked), 400, "several images.*OME-XML has 2.*planes=here")
+    _, head, tail = localize.read_ndjson(localize.post(server, data, planes="here").content)
+    assert (head["images"], tail["frames"]) == (2, 4)
 
 
 def test_what_is_no_stack_is_told_so(server):

@@ -83,7 +83,7 @@ impl Finding {
         let reading = stack::Options { file_alone: asked.file_alone, ..front.limits.stack.clone() };
         let stager = Stager::new(asked.settings, asked.holds, asked.stack, reading);
         let [frames, beside] = [(); 2].map(|()| share::of_work(call.permit.as_deref()));
-        let mut stager = stager.charging(frames, beside);
+        let mut stager = stager.charging(frames, beside).posted();
         if let Some(came) = asked.came {
             stager = stager.packed(came);
         }

@@ -3,7 +3,10 @@
 use super::Format;
 use crate::{
     error::{InferError, raise_with},
-    image::error::{SHOWN_BYTES, begins},
+    image::{
+        error::{SHOWN_BYTES, begins},
+        signature::{self, Kind, Signature},
+    },
 };
 use std::{io, sync::Arc, time::Duration};
 
@@ -15,6 +18,22 @@ pub enum StackError {
     Unknown {
         /// The first bytes, at most twelve; empty for an empty body.
         first: Vec<u8>,
+    },
+    /// Another kind of file.
+    #[error("not a stack: the body is {what}; {instead}")]
+    Foreign {
+        /// What it is.
+        what: &'static str,
+        /// What to do.
+        instead: &'static str,
+    },
+    /// A file where the caller states that there are raw samples.
+    #[error("the body is {what}, but by its shape it would be raw samples; {instead}")]
+    NotSamples {
+        /// What it is.
+        what: &'static str,
+        /// What to do.
+        instead: &'static str,
     },
     /// A kind of stack that we know but do not read.
     #[error("{format} with {what} is not supported; {instead}")]
@@ -104,8 +123,18 @@ pub enum StackError {
 const SPILL_RETRY_AFTER: Duration = Duration::from_secs(10);
 
 impl StackError {
+    /// The error for a stack that begins with these bytes, which are of no format that is read.
     pub(super) fn unknown(bytes: &[u8]) -> StackError {
-        StackError::Unknown { first: bytes.iter().take(SHOWN_BYTES).copied().collect() }
+        match signature::find(bytes) {
+            Some(Signature { what, kind, .. }) => StackError::Foreign { what, instead: instead(*kind) },
+            None => StackError::Unknown { first: bytes.iter().take(SHOWN_BYTES).copied().collect() },
+        }
+    }
+
+    /// The error for samples that begin with these bytes, if a file does that and samples do not.
+    pub(super) fn not_samples(bytes: &[u8]) -> Option<StackError> {
+        let Signature { what, kind, .. } = signature::find_in_samples(bytes)?;
+        Some(StackError::NotSamples { what, instead: instead(*kind) })
     }
 
     pub(super) fn unsupported(format: Format, what: impl Into<String>, instead: &'static str) -> StackError {
@@ -126,6 +155,17 @@ impl StackError {
     }
 }
 
+/// What to do with a file of this kind.
+fn instead(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Picture | Kind::Recording => "export it as OME-TIFF, such as with Fiji or Bio-Formats",
+        Kind::Stack => "leave shape and dtype out (ocelli predict: --raw), since the file says them itself",
+        Kind::Pdf => "send a TIFF or .npy file, or raw samples with their shape and type stated",
+        Kind::Zip => "unpack it, and send the stack that is in it",
+        Kind::Gzip => "unpack it, or send it with the header Content-Encoding: gzip",
+    }
+}
+
 /// What is wrong with a stack in an unknown format, and what the client should do.
 fn unknown(first: &[u8]) -> String {
     let begins = begins(first);
@@ -135,8 +175,8 @@ fn unknown(first: &[u8]) -> String {
         )
     } else {
         format!(
-            "{begins}, and neither TIFF nor .npy does; raw samples need their shape and type stated: ?shape=frames,height,width&dtype=u16 \
-             (ocelli predict: --raw WIDTHxHEIGHT:u16)"
+            "{begins}, and neither TIFF nor .npy does; other files must be exported as OME-TIFF, and raw samples, which have no header, need \
+             their shape and type stated: ?shape=frames,height,width&dtype=u16 (ocelli predict: --raw WIDTHxHEIGHT:u16)"
         )
     }
 }

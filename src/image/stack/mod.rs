@@ -168,7 +168,8 @@ pub struct Options {
     pub limits: Limits,
     /// Where a temporary file may be made. Without a folder, stacks that do not stream must fit into memory.
     pub spill_folder: Option<Arc<SpillFolder>>,
-    /// What to do if the OME-XML of this file says that other files hold some of the frames: take the frames of this file alone, or fail.
+    /// What to do if the OME-XML of this file says that other files hold some of the frames, or that this one holds several images: take the
+    /// planes of this file, whatever they are, or fail.
     pub file_alone: bool,
 }
 
@@ -193,6 +194,8 @@ pub struct StackInfo {
     pub frames: Option<u64>,
     /// What the frames are, if the stack says so. Frames are returned in the order of the file.
     pub dimensions: Option<Dimensions>,
+    /// How many images (positions, series) the stack says that it has; 1 if it says nothing.
+    pub images: u64,
     /// Width and height of a pixel in the specimen in nm, if the stack says so. Some writers put it at the end of the file, so that it is
     /// known only then.
     pub pixel_nm: Option<[f64; 2]>,

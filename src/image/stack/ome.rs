@@ -16,6 +16,9 @@ pub(super) struct Ome {
     pub(super) dimensions: Option<Dimensions>,
     /// Images (positions, series).
     pub(super) images: u64,
+    /// Whether they are more than the frames of one movie, each written as an image of its own: one of several has several planes, or pixels
+    /// of another size.
+    pub(super) apart: bool,
     /// The beginning of the name of another file, if planes or the document itself lie in one.
     pub(super) other_file: Option<String>,
 }
@@ -40,15 +43,15 @@ pub(super) fn read(text: &str) -> Ome {
         };
         match element.local_name().as_ref() {
             "Image" => ome.images += 1,
-            "Pixels" if ome.images <= 1 => {
-                let x = size(&element, "PhysicalSizeX", "PhysicalSizeXUnit");
-                let y = size(&element, "PhysicalSizeY", "PhysicalSizeYUnit");
-                ome.pixel_nm = x.or(y).zip(y.or(x));
-                let count =
-                    |name| attribute(&element, name).and_then(|value| value.parse().ok()).unwrap_or(1);
-                let dimensions =
-                    Dimensions { frames: count("SizeT"), slices: count("SizeZ"), channels: count("SizeC") };
-                ome.dimensions = Some(dimensions);
+            "Pixels" => {
+                let (pixel_nm, dimensions) = pixels(&element);
+                if ome.images <= 1 {
+                    (ome.pixel_nm, ome.dimensions) = (pixel_nm, Some(dimensions));
+                } else {
+                    let first = ome.dimensions.map_or(1, Dimensions::planes);
+                    let differ = ome.pixel_nm.zip(pixel_nm).is_some_and(|(first, its)| first != its);
+                    ome.apart |= differ || first.max(dimensions.planes()) > 1;
+                }
             }
             // The file of a plane.
             "UUID" => {
@@ -68,6 +71,15 @@ pub(super) fn read(text: &str) -> Ome {
             _ => {}
         }
     }
+}
+
+/// Width and height of a pixel of an image in nm, and its planes.
+fn pixels(element: &BytesStart<'_>) -> (Option<(f64, f64)>, Dimensions) {
+    let x = size(element, "PhysicalSizeX", "PhysicalSizeXUnit");
+    let y = size(element, "PhysicalSizeY", "PhysicalSizeYUnit");
+    let count = |name| attribute(element, name).and_then(|value| value.parse().ok()).unwrap_or(1);
+    let dimensions = Dimensions { frames: count("SizeT"), slices: count("SizeZ"), channels: count("SizeC") };
+    (x.or(y).zip(y.or(x)), dimensions)
 }
 
 fn attribute(element: &BytesStart<'_>, name: &str) -> Option<String> {

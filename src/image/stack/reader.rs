@@ -12,6 +12,7 @@ use super::{
     swelling::{Received, Unpacked},
     tiff::Chain,
 };
+use crate::image::signature;
 use bytes::Bytes;
 use std::fmt;
 
@@ -42,6 +43,8 @@ pub struct StackReader {
     unpacked: Unpacked,
     /// Whether the caller counts the bytes that arrived, because the body was packed.
     comes_packed: bool,
+    /// Whether raw samples are refused if they begin as a file does.
+    suspects_files: bool,
     /// The page that was returned last, as long as the canvas holds it.
     last: Option<Page>,
     info: Option<StackInfo>,
@@ -72,6 +75,7 @@ impl StackReader {
             filling: None,
             unpacked: Unpacked::default(),
             comes_packed: false,
+            suspects_files: false,
             last: None,
             info: None,
             finished: false,
@@ -100,6 +104,13 @@ impl StackReader {
     #[must_use]
     pub fn packed(mut self, came: Received) -> StackReader {
         (self.unpacked.came, self.comes_packed) = (came, true);
+        self
+    }
+
+    /// For raw samples that may be a file by mistake, whose header would become pixels: refuses them if they begin as files do.
+    #[must_use]
+    pub fn suspecting_files(mut self) -> StackReader {
+        self.suspects_files = true;
         self
     }
 
@@ -302,26 +313,47 @@ impl StackReader {
     fn open(&mut self) -> Result<Step<()>, StackError> {
         if let Some(Format::Raw(raw)) = self.format {
             let layout = Layout { width: raw.width, height: raw.height, sample: raw.sample };
+            if self.suspects_files {
+                // No more than a frame, which is read as soon as it is there.
+                let until = layout.frame_bytes().min(signature::SAMPLES_BYTES as u64);
+                match self.first(until)? {
+                    Step::Ready(first) => StackError::not_samples(&first).map_or(Ok(()), Err)?,
+                    step => return Ok(step.nothing()),
+                }
+            }
             self.open_contiguous(layout, Order::Little, 0, raw.frames)?;
             return Ok(Step::Ready(()));
         }
-        if self.store.end() < MAGIC_BYTES && !self.finished {
-            return Ok(Step::Wait { until: MAGIC_BYTES });
-        }
-        let mut magic = [0; MAGIC_BYTES as usize];
-        let magic = &mut magic[..self.store.end().min(MAGIC_BYTES) as usize];
-        self.store.copy(0, magic)?;
-        let format = self.format.or_else(|| Format::sniff(magic));
-        match (format, Encoding::begins(magic)) {
+        let magic = match self.first(MAGIC_BYTES)? {
+            Step::Ready(magic) => magic,
+            step => return Ok(step.nothing()),
+        };
+        let format = self.format.or_else(|| Format::sniff(&magic));
+        match (format, Encoding::begins(&magic)) {
             (Some(Format::Tiff), Some(encoding)) => {
                 let chain = Chain::new(encoding, self.options.limits, self.options.file_alone);
                 self.source = Source::Tiff(Box::new(chain));
             }
             (Some(Format::Npy), _) if magic.starts_with(npy::MAGIC) => self.source = Source::Npy,
-            _ => return Err(StackError::unknown(magic)),
+            _ => {
+                return match self.first(signature::BYTES as u64)? {
+                    Step::Ready(first) => Err(StackError::unknown(&first)),
+                    step => Ok(step.nothing()),
+                };
+            }
         }
         self.format = format;
         Ok(Step::Ready(()))
+    }
+
+    /// The first bytes, once so many have arrived; of a shorter stack, all.
+    fn first(&mut self, bytes: u64) -> Result<Step<Vec<u8>>, StackError> {
+        if self.store.end() < bytes && !self.finished {
+            return Ok(Step::Wait { until: bytes });
+        }
+        let mut first = vec![0; self.store.end().min(bytes) as usize];
+        self.store.copy(0, &mut first)?;
+        Ok(Step::Ready(first))
     }
 
     fn open_npy(&mut self) -> Result<Step<()>, StackError> {
@@ -380,7 +412,8 @@ impl StackReader {
         if many > limits.frames_max || end.is_none() {
             return Err(StackError::too_many(many, limits.frames_max));
         }
-        self.info = Some(StackInfo { width, height, sample, frames, dimensions: None, pixel_nm: None });
+        self.info =
+            Some(StackInfo { width, height, sample, frames, dimensions: None, images: 1, pixel_nm: None });
         self.source = Source::Contiguous(Contiguous {
             format,
             layout,

@@ -4,6 +4,7 @@
 
 mod builder;
 mod copies;
+mod files;
 mod memory;
 mod parts;
 mod swelling;

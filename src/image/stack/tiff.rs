@@ -124,6 +124,7 @@ impl Chain {
             sample,
             frames,
             dimensions,
+            images: self.wanted.description.ome.as_ref().map_or(1, |ome| ome.images.max(1)),
             pixel_nm: self.wanted.description.pixel_nm(),
         })
     }

@@ -4,6 +4,7 @@ use super::{
     Format, StackError, Step,
     describe::Description,
     directory::{Directory, Encoding, Entry},
+    ome::Ome,
     store::{Presence, Store},
     tags::{DESCRIPTION, META_MORPH_PLANES, MICRO_MANAGER, RESOLUTION_UNIT, X_RESOLUTION, Y_RESOLUTION},
 };
@@ -76,14 +77,9 @@ impl Wanted {
             let (entry, _) = self.entries.swap_remove(index);
             self.take(&entry, &bytes);
         }
-        if let (false, Some(ome)) = (file_alone, &self.description.ome)
-            && let Some(file) = &ome.other_file
-        {
-            return Err(StackError::unsupported(
-                Format::Tiff,
-                format!("planes in other files (its OME-XML names {file:?})"),
-                "save all planes to one file, or ask for those of this file alone (planes=here; ocelli predict: --set planes=here)",
-            ));
+        match &self.description.ome {
+            Some(ome) if !file_alone => refuse_parts(ome)?,
+            _ => {}
         }
         Ok(Step::Ready(()))
     }
@@ -101,6 +97,26 @@ impl Wanted {
             _ => self.description.resolution_unit = Some(self.encoding.number(bytes)),
         }
     }
+}
+
+/// Refuses files whose planes are not those of one movie.
+fn refuse_parts(ome: &Ome) -> Result<(), StackError> {
+    if let Some(file) = &ome.other_file {
+        return Err(StackError::unsupported(
+            Format::Tiff,
+            format!("planes in other files (its OME-XML names {file:?})"),
+            "save all planes to one file, or ask for those of this file alone (planes=here; ocelli predict: --set planes=here)",
+        ));
+    }
+    if ome.apart {
+        return Err(StackError::unsupported(
+            Format::Tiff,
+            format!("several images, such as positions (its OME-XML has {})", ome.images),
+            "save each to a file of its own, or ask for the planes of all of them as the frames of one movie, in the file's order \
+             (planes=here; ocelli predict: --set planes=here)",
+        ));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -37,6 +37,7 @@ impl Ndjson {
                 ("sigma_px" | "pixel_size_nm", Some(numbers)) => json!(numbers),
                 ("frame_size_px", _) => json!(self.schema.frame_size),
                 ("frames", _) => json!(self.schema.frames),
+                ("images", _) => json!(self.schema.images),
                 ("first_frame", _) => json!(self.schema.first_frame),
                 ("excess_noise", _) => json!(self.schema.excess_noise),
                 ("axes", _) => json!(self.schema.axes.map(|axes| json!({

@@ -171,6 +171,8 @@ pub struct Schema {
     pub first_frame: u32,
     /// What the frames are, as the file states: points in time, slices, channels.
     pub axes: Option<Dimensions>,
+    /// How many images (positions, series) the file says that its frames are of; usually 1.
+    pub images: u64,
     /// The variance of a number of photo-electrons divided by its mean, if the camera multiplies them (F²); else 1.
     pub excess_noise: f32,
     /// What detection measured at each spot, if there was detection.
@@ -193,6 +195,7 @@ impl Schema {
             frames: None,
             first_frame: 0,
             axes: None,
+            images: 1,
             excess_noise: 1.0,
             score: None,
             notes: Vec::new(),
@@ -266,6 +269,9 @@ impl Schema {
         }
         if let Some(Dimensions { frames, slices, channels }) = self.axes {
             fact("axes", format!("{frames} frames x {slices} slices x {channels} channels"));
+        }
+        if self.images > 1 {
+            fact("images", self.images.to_string());
         }
         if self.excess_noise != 1.0 {
             fact("excess_noise", self.excess_noise.to_string());

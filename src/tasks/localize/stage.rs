@@ -141,6 +141,12 @@ impl Stager {
         Stager { reader: self.reader.charging(frames), charge: beside, ..self }
     }
 
+    /// For a stack that somebody posted, which may be another file than it is stated to be ([`StackReader::suspecting_files`]).
+    #[must_use]
+    pub fn posted(self) -> Stager {
+        Stager { reader: self.reader.suspecting_files(), ..self }
+    }
+
     /// For a stack in a packed body ([`StackReader::packed`]).
     #[must_use]
     pub fn packed(self, came: Received) -> Stager {
@@ -182,7 +188,7 @@ impl Stager {
                 schema.frame_size = Some([info.width, info.height]);
             }
             schema.frames = info.frames.and_then(|frames| u32::try_from(frames).ok());
-            schema.axes = info.dimensions;
+            (schema.axes, schema.images) = (info.dimensions, info.images);
         }
         Ok(schema)
     }
