@@ -139,7 +139,7 @@
 //! # gradient_min = 400         # net-gradient: threshold in photo-electrons
 //! radius_px = 2                # contrast: a spot is the highest pixel within this many rows and columns: 1 to 16
 //! border = "shift"             # boxes that would leave the frame: shift (are moved inwards) | drop; net-gradient finds no spot whose box, with one pixel around it, would
-//! spots_max = 10000            # per frame; of more, the strongest are kept: 1 to 65536
+//! # spots_max = 10000          # per frame; of more, the strongest are kept: 1 to 65536; default: by the frame's area, at least 10000
 //! ```
 
 mod fit;

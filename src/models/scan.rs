@@ -427,7 +427,7 @@ fn describe(name: &str, path: &Path) -> Result<Described, String> {
         for (key, name) in &fit.maps {
             let map = inside(folder, name).and_then(map::read);
             let map = map.map_err(|reason| format!("camera.{key}, file {name:?}: {reason}"))?;
-            fit.settings.set_map(key, map)?;
+            fit.settings.set_map(key, map, name)?;
         }
     }
     Ok(Described { manifest, labels, output_labels: BTreeMap::new(), notes: Vec::new(), tritons: false })

@@ -4,15 +4,18 @@ import io
 import json
 import shutil
 import subprocess
+import zipfile
 from math import erf, sqrt
 
 import localize
 import numpy as np
+import pyarrow.ipc
 import pytest
 import requests
 import tifffile
 import tritonclient.grpc as triton
 import wire
+import yaml
 from conftest import EXAMPLES
 from server import BINARY
 
@@ -185,6 +188,10 @@ def test_spots_beyond_those_allowed_are_told(server, tmp_path):
     reply = localize.post(server, data, spots_max=2, format="ndjson")
     tail = json.loads(reply.text.splitlines()[-1])
     assert tail["over_spots_max"] == every - tail["localizations"] > 1000 and tail["left_out"] == 0
+    # A line in the log names the request, how many were left out, and what allows more.
+    id = reply.headers["x-request-id"]
+    told = [line for line in server.log_text().splitlines() if " WARN " in line and id in line]
+    assert len(told) == 1 and f"over_spots_max={tail['over_spots_max']}" in told[0] and "spots_max allows more" in told[0], told
     for name, options in (("a.csv", []), ("b.ndjson", ["--concurrency", "1"])):
         command = [BINARY, "predict", "spots", localize.MOVIE, "--url", server.url, "--set", "spots_max=2", "-o", tmp_path / name, *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -192,6 +199,68 @@ def test_spots_beyond_those_allowed_are_told(server, tmp_path):
     command = [BINARY, "predict", "spots", localize.MOVIE, "--url", server.url, "--set", "spots_max=2"]
     table = subprocess.run(command, capture_output=True, text=True, timeout=300).stdout.splitlines()
     assert dict(zip(table[0].split(), table[1].split()))["OVER_SPOTS_MAX"] == str(tail["over_spots_max"])
+
+
+def test_files_tell_of_spots_beyond_those_allowed_as_far_as_they_can(server):
+    data = localize.MOVIE.read_bytes()
+    every = len(localize.rows(server, data))
+    for query in ({"spots_max": 2}, {}):
+        reply = {name: localize.post(server, data, format=name, **query) for name in ("csv", "thunderstorm", "picasso", "npy", "hdf5", "png")}
+        left = len(np.load(io.BytesIO(reply["npy"].content)))
+        over = every - left
+        assert (over > 1000) == bool(query)
+        last = reply["csv"].text.splitlines()[-1]
+        assert last.startswith(f"# over_spots_max: {over} spots") if over else last[0].isdigit(), last
+        # NumPy passes over comments, and ThunderSTORM's reader knows none.
+        assert len(np.genfromtxt(io.BytesIO(reply["csv"].content), delimiter=",", names=None, skip_header=0, comments="#")) == left + 1
+        assert "#" not in reply["thunderstorm"].text
+        with zipfile.ZipFile(io.BytesIO(reply["picasso"].content)) as files:
+            assert yaml.safe_load(files.read("spots.yaml"))["over_spots_max"] == over
+        localize.read_picasso(reply["picasso"].content)
+        assert f'"over_spots_max":{over}'.encode() in reply["hdf5"].content
+        for name in ("picasso", "npy", "hdf5", "png"):
+            told = reply[name].headers["ocelli-counts"]
+            assert told.startswith("frames=160, localizations=") and (f"over_spots_max={over}" in told) == bool(over), told
+
+
+def test_a_large_frame_may_have_more_spots_than_a_small_one(server):
+    side, grid = 1024, np.arange(4, 1020, 8)
+    frame = np.full((1, side, side), 120, "<u2")
+    frame[0][np.ix_(grid, grid)] = 4000
+    spots = len(grid) ** 2
+    assert spots > 16_000
+    rows, head, tail = localize.read_ndjson(localize.post(server, localize.npy(frame), "plain", sigma_px=0.6, noise_min=5).content)
+    assert (head["spots_max"], tail["over_spots_max"], len(rows["frame"])) == (40_000, 0, spots)
+    _, head, tail = localize.read_ndjson(localize.post(server, localize.npy(frame), "plain", sigma_px=0.6, noise_min=5, spots_max=10_000).content)
+    assert (head["spots_max"], tail["over_spots_max"]) == (10_000, spots - 10_000)
+
+
+def test_heads_tell_all_settings_that_made_the_rows(server):
+    data = localize.MOVIE.read_bytes()
+    query = {"psf": "xynbs", "sigma_px": 1.2, "photons_min": 250, "gain": 0.46, "read_noise": 1.5, "p_min": 0.01, "border": "drop"}
+    expected = {
+        "model": "xynbs", "sigma_px": [1.2, 1.2], "box_px": 7, "iterations_max": 30, "offset": 100, "gain": 0.46, "read_noise": 1.5,
+        "excess_noise": 1, "method": "contrast", "photons_min": 250, "radius_px": 3, "border": "drop", "spots_max": 10_000, "keep": "all",
+        "p_min": 0.01,
+    }  # fmt: skip
+    _, head, _ = localize.read_ndjson(localize.post(server, data, **query).content)
+    assert {key: head[key] for key in expected} == expected
+    assert "noise_min" not in head
+    words = {key: " ".join(map(str, value)) if isinstance(value, list) else str(value) for key, value in expected.items()}
+    first = localize.post(server, data, format="csv", **query).text.splitlines()[0]
+    assert all(f"{key} {value}" in first for key, value in words.items()), first
+    with pyarrow.ipc.open_stream(localize.post(server, data, format="arrow", **query).content) as stream:
+        told = {key.decode(): value.decode() for key, value in stream.schema.metadata.items()}
+    assert {key: told[key] for key in words} == words
+    with zipfile.ZipFile(io.BytesIO(localize.post(server, data, format="picasso", **query).content)) as files:
+        described = yaml.safe_load(files.read("spots.yaml"))
+    assert {key: str(described[key]) for key in words} == {**words, "keep": "converged"}
+    # A map is told by the name of its file, and its place on the sensor with it.
+    frames = localize.npy(np.full((1, 90, 100), 120, "<u2"))
+    for query, offset in [({}, "offset.npy"), ({"offset": 5}, 5)]:
+        asked = query or {"corner_px": "60,0"}
+        _, head, _ = localize.read_ndjson(localize.post(server, frames, "mapped", **asked).content)
+        assert (head["offset"], head.get("corner_px")) == (offset, None if query else [60, 0])
 
 
 def test_fits_of_a_low_p_value_are_left_out_where_that_is_asked_for(server):

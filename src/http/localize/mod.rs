@@ -35,7 +35,7 @@ use finding::Posted;
 use futures_util::{Stream, stream};
 use http_body::Frame;
 use http_body_util::StreamBody;
-use outgoing::{Event, Outgoing};
+use outgoing::{Event, Head, Outgoing};
 use share::Share;
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -44,7 +44,8 @@ use tokio_util::task::AbortOnDropHandle;
 /// Header with units, pixel origin and frame base of the reply, whether or not its format can express them.
 const CONVENTIONS: HeaderName = HeaderName::from_static("ocelli-conventions");
 
-/// Trailer with counts of what became of the stack, behind the last byte of a whole reply, for clients that read trailers.
+/// Counts of what became of the stack: a trailer behind the last byte of a whole reply, for clients that read trailers. Of a reply whose
+/// head is sent once the whole stack has been fitted, it is a header as well.
 const COUNTS: HeaderName = HeaderName::from_static("ocelli-counts");
 
 /// Suffix of a route's template under which stacks are counted.
@@ -95,8 +96,8 @@ pub(super) async fn predict(
     let driving = tracing::Instrument::instrument(drive.run(posted, reply), tracing::Span::current());
     let task = AbortOnDropHandle::new(tokio::spawn(driving));
 
-    let (conventions, spent) = match coming.recv().await {
-        Some(Event::Begin(conventions, spent)) => (conventions, spent),
+    let Head { conventions, spent, counts } = match coming.recv().await {
+        Some(Event::Begin(head)) => head,
         Some(Event::Failed(error)) => return Err(error),
         Some(Event::Bytes(_) | Event::Broken(..) | Event::End(_)) | None => {
             return Err(InferError::Internal("a stack was given up without a reason".into()));
@@ -110,6 +111,9 @@ pub(super) async fn predict(
     headers.insert(header::TRAILER, HeaderValue::from_static(trailers));
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.media_type()));
     spent.tell(headers);
+    if let Some(counts) = counts {
+        headers.insert(COUNTS, counts);
+    }
     // Names of columns may have letters that a header may not.
     if let Ok(value) = HeaderValue::from_str(&conventions.replace('σ', "sigma")) {
         headers.insert(CONVENTIONS, value);

@@ -6,7 +6,7 @@ use crate::{
     error::InferError,
     http::{call::Spent, reject::Kind},
 };
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, HeaderValue};
 use bytes::{Bytes, BytesMut};
 use std::{collections::VecDeque, pin::pin, time::Duration};
 use tokio::sync::mpsc;
@@ -20,8 +20,8 @@ const FULL_PAUSE: Duration = Duration::from_millis(50);
 
 /// What is sent to the reply: that it begins, then its bytes and its end; or, instead of beginning, that there is none.
 pub(super) enum Event {
-    /// Units, origin and frame base; and where the time went so far.
-    Begin(String, Spent),
+    /// What its head says.
+    Begin(Head),
     /// The next bytes, in pieces that are not empty.
     Bytes(Vec<Bytes>),
     /// The reply breaks off: its last bytes, which say why, and the kind of the error.
@@ -30,6 +30,16 @@ pub(super) enum Event {
     End(HeaderMap),
     /// There will be no reply.
     Failed(InferError),
+}
+
+/// What the head of a reply says.
+pub(super) struct Head {
+    /// Units, origin and frame base.
+    pub(super) conventions: String,
+    /// Where the time went so far.
+    pub(super) spent: Spent,
+    /// What became of the stack, if the reply begins once all of it is known.
+    pub(super) counts: Option<HeaderValue>,
 }
 
 /// Where events go to.

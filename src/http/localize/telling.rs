@@ -4,7 +4,7 @@ use super::{
     COUNTS,
     drive::Pending,
     finding::Found,
-    outgoing::{Event, Outgoing},
+    outgoing::{Event, Head, Outgoing},
 };
 use crate::{
     batch::Fallback,
@@ -109,7 +109,10 @@ impl Telling {
         if begin {
             self.begun = true;
             if self.format.streams() {
-                reply.send(Event::Begin(writer.conventions().to_owned(), self.spent.clone())).await?;
+                let conventions = writer.conventions().to_owned();
+                reply
+                    .send(Event::Begin(Head { conventions, spent: self.spent.clone(), counts: None }))
+                    .await?;
             }
         }
         self.writer = Some(writer);
@@ -132,7 +135,8 @@ impl Telling {
         }
         let begin = !self.begun;
         let conventions = writer.conventions().to_owned();
-        let counts = writer.counts().to_line(frames);
+        warn_of_left_out(writer.counts().over_spots_max);
+        let counts = HeaderValue::from_str(&writer.counts().to_line(frames)).ok();
         let answered = Instant::now();
         let held = self.held.take();
         let end = move || {
@@ -153,10 +157,11 @@ impl Telling {
         };
         self.call.stage("encode", answered.elapsed());
         if begin || !self.format.streams() {
-            reply.send(Event::Begin(conventions, self.spent.clone())).await?;
+            let head = Head { conventions, spent: self.spent.clone(), counts: counts.clone() };
+            reply.send(Event::Begin(head)).await?;
         }
         reply.send(Event::Bytes(pieces)).await?;
-        if let Ok(counts) = HeaderValue::from_str(&counts) {
+        if let Some(counts) = counts {
             let mut trailers = HeaderMap::from_iter([(COUNTS, counts)]);
             self.spent.tell(&mut trailers);
             reply.send(Event::End(trailers)).await?;
@@ -167,6 +172,7 @@ impl Telling {
     /// Reports an error: as the reply, or as its last member.
     pub(super) async fn fail(self, error: InferError, reply: &mut Outgoing) {
         let draining = error == InferError::Draining;
+        warn_of_left_out(self.writer.as_ref().map_or(0, |writer| writer.counts().over_spots_max));
         let told = match self.writer {
             Some(writer) if self.begun && self.format.streams() => {
                 tracing::info!(%error, "a stack broke off after results had been sent");
@@ -179,5 +185,15 @@ impl Telling {
         if reply.send(told).await.is_ok() && draining {
             self.front.metrics.dropped(DropReason::Request).inc();
         }
+    }
+}
+
+/// Says in the log how many spots were not fitted since their frames had more than they may: results without them may look whole.
+pub(super) fn warn_of_left_out(over_spots_max: u64) {
+    if over_spots_max > 0 {
+        tracing::warn!(
+            over_spots_max,
+            "spots of a stack were not fitted, the weakest of frames with more than they may have; spots_max allows more"
+        );
     }
 }

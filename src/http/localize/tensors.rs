@@ -5,7 +5,7 @@
 //! [`settings`].
 //! Positions are in pixels from the centre of the frame's first pixel (of the ROI's, without corners), z in um.
 
-use super::share;
+use super::{share, telling::warn_of_left_out};
 use crate::{
     batch,
     engine::{
@@ -149,6 +149,7 @@ pub(in crate::http) async fn fit(
         let more = origins.table(&ran.outputs, &schema, &setting).map_err(InferError::Internal)?;
         table.append(more);
     }
+    warn_of_left_out(table.over_spots_max);
     // Spots that are in no row have no place in columns.
     let parameters =
         if searched { vec![(OVER_SPOTS_MAX, table.over_spots_max)] } else { OutputParameters::new() };

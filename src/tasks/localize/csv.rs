@@ -1,13 +1,16 @@
 //! Comma-separated values: a line of names, a line per row. Numbers that are not finite are `NaN`.
 //!
 //! Our own files begin with comments (`#`) that state the units and conventions. ThunderSTORM's files have none, because its reader takes
-//! the first line for the names; they quote the names as ThunderSTORM does. An output that breaks off ends with `# error: ...` in both.
+//! the first line for the names; they quote the names as ThunderSTORM does. An output that breaks off ends with `# error: ...` in both, so
+//! that no reader takes it for whole. One that lacks spots of full frames says so in a last comment; ThunderSTORM's cannot, since its reader
+//! takes every line for numbers.
 
 use super::{
     Counts, Encoder, Pieces, Status, Table,
     layout::{Layout, Values},
     number,
     schema::Schema,
+    table::OVER_SPOTS_MAX,
 };
 use bytes::Bytes;
 use std::sync::Arc;
@@ -78,8 +81,15 @@ impl Encoder for Csv {
         Ok(())
     }
 
-    fn end(self: Box<Self>, _counts: &Counts) -> Result<Vec<Bytes>, String> {
-        Ok(Vec::new())
+    fn end(self: Box<Self>, counts: &Counts) -> Result<Vec<Bytes>, String> {
+        let over = counts.over_spots_max;
+        if over == 0 || !self.comments {
+            return Ok(Vec::new());
+        }
+        let told = format!(
+            "{OVER_SPOTS_MAX}: {over} spots were not fitted, the weakest of frames with more than spots_max"
+        );
+        Ok(vec![comment(&told).into()])
     }
 
     fn error(self: Box<Self>, message: &str, _kind: &str, _counts: &Counts) -> Vec<u8> {
@@ -99,7 +109,7 @@ mod tests {
         let text = written(Format::Csv, &schema, &Options::default(), &[&table]);
         assert_eq!(
             text,
-            "# localizations: model xynb, sigma_px 1.3 1.25, pixel_size_nm 100 120, frame_size_px 64 48, camera test\n\
+            "# localizations: model xynb, sigma_px 1.3 1.25, pixel_size_nm 100 120, frame_size_px 64 48, excess_noise 1, keep all, p_min 0, camera test\n\
              # x_nm in nm, y_nm in nm, photons in photons, background in photons/px, x_error_nm in nm, y_error_nm in \
              nm, photons_error in photons, background_error in photons/px, xy_covariance_nm2 in nm2; the center of \
              the first pixel is (0, 0); frames count from 0\n\
@@ -178,6 +188,23 @@ mod tests {
             lines[4],
             "1.1,2.52,1000,10,0.14,0.005,0.0066,0.00001171875,40,0.5,0.003125,0.5,1,1,0,1,0"
         );
+    }
+
+    #[test]
+    fn spots_that_were_left_out_of_full_frames_are_told_in_a_last_comment_where_readers_know_comments() {
+        let schema = schema(Model::Xynb);
+        let full = Table { over_spots_max: 7, ..table(&schema, 3) };
+        let last = |format, full: &Table| {
+            let text = written(format, &schema, &Options::default(), &[full, full]);
+            text.lines().next_back().unwrap().to_owned()
+        };
+        assert_eq!(
+            last(Format::Csv, &full),
+            "# over_spots_max: 14 spots were not fitted, the weakest of frames with more than spots_max"
+        );
+        for (format, table) in [(Format::ThunderStorm, &full), (Format::Csv, &table(&schema, 3))] {
+            assert!(last(format, table).starts_with(|c: char| c.is_ascii_digit()), "{}", format.name());
+        }
     }
 
     #[test]

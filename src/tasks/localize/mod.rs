@@ -200,8 +200,14 @@ impl Writer {
     /// honour, and pictures above the limit.
     pub fn new(format: Format, schema: &Schema, options: &Options) -> Result<Writer, String> {
         schema.check()?;
-        let schema = Arc::new(schema.clone());
         check_options(format, options)?;
+        // Formats with open columns have one for the status.
+        let keep =
+            options.keep.unwrap_or(if format.has_open_columns() { Keep::All } else { Keep::Converged });
+        let mut schema = schema.clone();
+        let kept = [("keep", keep.name().to_owned()), ("p_min", options.p_min.to_string())];
+        schema.settings.extend(kept.map(|(key, value)| (key.to_owned(), value)));
+        let schema = Arc::new(schema);
         let open = || match options.columns {
             Columns::All => layout::all(&schema, options.units),
             Columns::GaussMle => layout::gaussmle(&schema),
@@ -222,11 +228,10 @@ impl Writer {
             Format::Png => {
                 let picture = picture::Picture::new(&schema, &options.picture)?;
                 let conventions = picture.conventions();
-                Made { conventions, has_status: false, encoder: Box::new(picture) }
+                Made { conventions, encoder: Box::new(picture) }
             }
         };
-        let Made { conventions, has_status, encoder } = made;
-        let keep = options.keep.unwrap_or(if has_status { Keep::All } else { Keep::Converged });
+        let Made { conventions, encoder } = made;
         let (p_min, counts) = (options.p_min, Counts::default());
         Ok(Writer { schema, keep, p_min, conventions, counts, encoder })
     }
@@ -331,14 +336,13 @@ impl Writer {
 /// An encoder, and what the writer reports about it.
 struct Made {
     conventions: String,
-    has_status: bool,
     encoder: Box<dyn Encoder>,
 }
 
 impl Made {
     /// From an encoder for these columns.
     fn of<E: Encoder + 'static>(layout: Layout, make: impl FnOnce(Layout) -> E) -> Made {
-        Made { conventions: layout.line(), has_status: layout.has_status, encoder: Box::new(make(layout)) }
+        Made { conventions: layout.line(), encoder: Box::new(make(layout)) }
     }
 }
 

@@ -39,10 +39,15 @@ impl Ndjson {
                 ("frames", _) => json!(self.schema.frames),
                 ("images", _) => json!(self.schema.images),
                 ("first_frame", _) => json!(self.schema.first_frame),
-                ("excess_noise", _) => json!(self.schema.excess_noise),
+                ("excess_noise", Some(numbers)) => json!(numbers[0]),
                 ("axes", _) => json!(self.schema.axes.map(|axes| json!({
                     "frames": axes.frames, "slices": axes.slices, "channels": axes.channels,
                 }))),
+                (key, Some(numbers)) if self.schema.settings.iter().any(|(of, _)| of == key) => {
+                    let whole = value.parse::<i64>().map(|whole| json!(whole));
+                    let one = || if numbers.len() == 1 { json!(numbers[0]) } else { json!(numbers) };
+                    whole.unwrap_or_else(|_| one())
+                }
                 _ => json!(value),
             };
         }
@@ -181,6 +186,19 @@ mod tests {
                 "end": true, "frames": 7, "localizations": 4, "left_out": 0, "over_spots_max": 0, "status": status
             })
         );
+    }
+
+    #[test]
+    fn the_head_tells_the_settings_as_numbers_where_they_are() {
+        let settings = [("gain", "0.46"), ("offset", "offset.npy"), ("box_px", "7"), ("z_um", "-1 0.5")];
+        let settings = settings.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
+        let schema = Schema { settings, images: 3, ..schema(Model::Xynb) };
+        let options = Options { p_min: 0.01, ..Options::default() };
+        let head = lines(&written(Format::Ndjson, &schema, &options, &[])).remove(0);
+        let told = ["gain", "offset", "box_px", "z_um", "keep", "p_min", "excess_noise", "images"]
+            .map(|key| &head[key]);
+        let expected = json!([0.46, "offset.npy", 7, [-1.0, 0.5], "all", 0.01, 1.0, 3]);
+        assert_eq!(json!(told), expected);
     }
 
     #[test]

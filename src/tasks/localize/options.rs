@@ -79,6 +79,15 @@ impl Keep {
         }
     }
 
+    /// The name in queries and heads.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Keep::All => "all",
+            Keep::Finite => "finite",
+            Keep::Converged => "converged",
+        }
+    }
+
     /// Whether a row is written.
     pub(super) fn takes(self, status: u8, finite: bool) -> bool {
         match self {

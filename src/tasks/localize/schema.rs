@@ -177,6 +177,8 @@ pub struct Schema {
     pub excess_noise: f32,
     /// What detection measured at each spot, if there was detection.
     pub score: Option<Score>,
+    /// The settings that made the rows, by their keys, beside those above.
+    pub settings: Vec<(String, String)>,
     /// Further facts for the reader, such as the names of the model and the camera.
     pub notes: Vec<(String, String)>,
 }
@@ -198,6 +200,7 @@ impl Schema {
             images: 1,
             excess_noise: 1.0,
             score: None,
+            settings: Vec::new(),
             notes: Vec::new(),
         };
         schema.check()?;
@@ -273,9 +276,8 @@ impl Schema {
         if self.images > 1 {
             fact("images", self.images.to_string());
         }
-        if self.excess_noise != 1.0 {
-            fact("excess_noise", self.excess_noise.to_string());
-        }
+        fact("excess_noise", self.excess_noise.to_string());
+        facts.extend(self.settings.iter().cloned());
         facts.extend(self.notes.iter().cloned());
         facts
     }

@@ -2,6 +2,7 @@
 //! ([`KEYS`]), which are parsed here.
 
 mod keys;
+mod told;
 
 pub use keys::{KEYS, Section, agree};
 
@@ -47,10 +48,13 @@ pub struct Settings {
     camera: Option<Arc<Camera>>,
     /// The column and row in the camera's maps at which frames begin, if set.
     corner_px: Option<[usize; 2]>,
+    /// The names of the files that hold the camera's maps, by the keys that they stand for.
+    maps: Vec<(String, String)>,
     least: Least,
     radius_px: usize,
     border: Border,
-    spots_max: usize,
+    /// `None`: as many as the area of the frame allows.
+    spots_max: Option<usize>,
     /// Keys in a request that apply to frames only.
     of_frames: Vec<&'static str>,
 }
@@ -59,8 +63,13 @@ pub struct Settings {
 const EXCESS_NOISE: RangeInclusive<f32> = 1.0..=4.0;
 /// The width of the mean that estimates a spot's background, in widths of the spot.
 const WIDE: f32 = 2.0;
-/// More spots than can be told apart in any frame.
+/// The most spots that a setting may allow.
 const SPOTS_MAX: usize = 65_536;
+/// How many spots a frame may have unless a setting says it. A frame of more pixels than `FULL_PIXELS` may have in proportion, up to
+/// `SPOTS_MAX`: in a large frame of usual density, the weakest would be missing otherwise, and with them the mean of photons would rise.
+/// Memory does not depend on it: ROIs are handed out in chunks, however many a frame has.
+const SPOTS_MAX_LEAST: usize = 10_000;
+const FULL_PIXELS: usize = 512 * 512;
 
 impl Default for Settings {
     fn default() -> Settings {
@@ -85,10 +94,11 @@ impl Default for Settings {
             excess_noise: 1.0,
             camera: None,
             corner_px: None,
+            maps: Vec::new(),
             least: Least::Noise(5.0),
             radius_px: 2,
             border: Border::Shift,
-            spots_max: 10_000,
+            spots_max: None,
             of_frames: Vec::new(),
         }
     }
@@ -166,7 +176,7 @@ impl Settings {
                     _ => return Err(wrong(&"shift or drop")),
                 }
             }
-            "spots_max" => self.spots_max = within(key, value, 1..=SPOTS_MAX)?,
+            "spots_max" => self.spots_max = Some(within(key, value, 1..=SPOTS_MAX)?),
             _ => {
                 let keys = KEYS.map(|(_, key)| key).join(", ");
                 return Err(format!("unknown setting {key:?}; there are {keys}"));
@@ -175,9 +185,11 @@ impl Settings {
         Ok(())
     }
 
-    /// Sets one of `offset`, `gain` and `read_noise` to a value for each pixel of the sensor.
-    pub fn set_map(&mut self, key: &str, map: SensorMap) -> Result<(), String> {
-        self.set_camera(key, CameraValue::Map(map))
+    /// Sets one of `offset`, `gain` and `read_noise` to a value for each pixel of the sensor, from the file of that name.
+    pub fn set_map(&mut self, key: &str, map: SensorMap, file: &str) -> Result<(), String> {
+        self.set_camera(key, CameraValue::Map(map))?;
+        self.maps.push((key.to_owned(), file.to_owned()));
+        Ok(())
     }
 
     fn set_camera(&mut self, key: &str, value: CameraValue) -> Result<(), String> {
@@ -187,6 +199,7 @@ impl Settings {
             "read_noise" => self.read_noise = value,
             _ => return Err(format!("{key} cannot be a map")),
         }
+        self.maps.retain(|(of, _)| of != key);
         self.camera = None;
         Ok(())
     }
@@ -299,7 +312,8 @@ impl Settings {
                 Arc::clone(self.camera.insert(Arc::new(camera)))
             }
         };
-        self.spots().check().map_err(said)?;
+        // The number of spots depends on the frame, but is never out of range.
+        self.spots([1; 2]).check().map_err(said)?;
         Ok(Setting::new(model, camera))
     }
 
@@ -330,7 +344,7 @@ impl Settings {
     /// # Errors
     /// Inconsistent values, by their keys.
     pub fn finder(&self, camera: &Camera, width: usize, height: usize) -> Result<SpotFinder, String> {
-        let mut options = self.spots();
+        let mut options = self.spots([width, height]);
         // The finder works in units that the camera counts; a multiple of the noise is the same in both.
         match &mut options.method {
             Method::Contrast { threshold: Threshold::Photons(electrons), .. }
@@ -340,8 +354,14 @@ impl Settings {
         SpotFinder::new(&options, camera, width, height).map_err(|error| error.to_string())
     }
 
-    /// What is taken for a spot; not checked.
-    fn spots(&self) -> FinderOptions {
+    /// How many spots a frame of this width and height may have.
+    fn spots_max(&self, [width, height]: [usize; 2]) -> usize {
+        let in_proportion = width.saturating_mul(height).saturating_mul(SPOTS_MAX_LEAST) / FULL_PIXELS;
+        self.spots_max.unwrap_or_else(|| in_proportion.clamp(SPOTS_MAX_LEAST, SPOTS_MAX))
+    }
+
+    /// What is taken for a spot in frames of this width and height; not checked.
+    fn spots(&self, size: [usize; 2]) -> FinderOptions {
         let contrast = |threshold| Method::Contrast {
             sigma_px: self.sigma_px,
             wide: WIDE,
@@ -353,7 +373,8 @@ impl Settings {
             Least::Noise(multiple) => contrast(Threshold::Noise(multiple)),
             Least::Gradient(minimum) => Method::NetGradient { minimum },
         };
-        FinderOptions { method, box_side: self.box_px, border: self.border, spots_max: self.spots_max }
+        let spots_max = self.spots_max(size);
+        FinderOptions { method, box_side: self.box_px, border: self.border, spots_max }
     }
 
     /// The schema of the results. `found` says that spots were looked for.
@@ -409,6 +430,22 @@ fn pair<T: FromStr + Copy>(key: &str, value: &str) -> Result<[T; 2], String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn larger_frames_may_have_more_spots_unless_a_setting_says_how_many() {
+        let mut settings = Settings::default();
+        let most = |settings: &Settings, size| {
+            let finder = settings.finder(&Camera::ideal(), size, size).expect("a finder");
+            finder.options().spots_max
+        };
+        let by_area =
+            [(64, 10_000), (512, 10_000), (724, 19_995), (1024, 40_000), (1310, 65_464), (2048, 65_536)];
+        for (side, spots) in by_area {
+            assert_eq!(most(&settings, side), spots, "{side} px");
+        }
+        settings.set("spots_max", "300").expect("a number");
+        assert_eq!([64, 2048].map(|side| most(&settings, side)), [300; 2]);
+    }
 
     #[test]
     fn a_value_out_of_range_is_told_by_its_key() {

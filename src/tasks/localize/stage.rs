@@ -182,8 +182,10 @@ impl Stager {
     /// # Errors
     /// Inconsistent settings.
     pub fn schema(&self) -> Result<Schema, String> {
-        let mut schema = self.settings.schema(!matches!(self.source, Source::Rois(_)))?;
+        let found = !matches!(self.source, Source::Rois(_));
+        let mut schema = self.settings.schema(found)?;
         if let Some(info) = self.info() {
+            schema.settings = self.settings.told([info.width as usize, info.height as usize], found);
             if matches!(self.source, Source::Frames(..) | Source::Whole(_)) {
                 schema.frame_size = Some([info.width, info.height]);
             }

@@ -122,7 +122,7 @@ fn frames_of_a_part_of_the_sensor_have_the_values_of_that_part_and_positions_of_
     let mapped = |size, corner, said: &[(&str, &str)]| {
         let mut settings = set(said);
         for key in ["gain", "read_noise"] {
-            settings.set_map(key, map(size, corner)).expect("a map");
+            settings.set_map(key, map(size, corner), "a.npy").expect("a map");
         }
         settings
     };
@@ -148,10 +148,10 @@ fn frames_of_a_part_of_the_sensor_have_the_values_of_that_part_and_positions_of_
 #[test]
 fn rois_lie_on_the_maps_from_the_corner_of_their_frames_on() {
     let mut settings = set(&[("corner_px", "17,9")]);
-    settings.set_map("gain", map([80, 50], [0, 0])).expect("a map");
+    settings.set_map("gain", map([80, 50], [0, 0]), "a.npy").expect("a map");
     let setting = settings.setting_of(None).expect("it is on the sensor");
     let mut expected = Settings::default();
-    expected.set_map("gain", map([63, 41], [17, 9])).expect("a map");
+    expected.set_map("gain", map([63, 41], [17, 9]), "a.npy").expect("a map");
     let expected = expected.setting().expect("a camera");
     assert_eq!(setting.camera().map_values(), expected.camera().map_values());
     settings.set("corner_px", "80,0").expect("numbers");
