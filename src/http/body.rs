@@ -133,7 +133,8 @@ impl Reader {
     /// [`InferError::BadRequest`] for a malformed chunk and for a flood of tiny ones, [`InferError::Cancelled`] if the
     /// connection was lost.
     pub async fn next(&mut self) -> Result<Option<Bytes>, InferError> {
-        let mut now = Instant::now();
+        let asked = Instant::now();
+        let mut now = asked;
         if let Some(since) = self.handed_out.take() {
             // Time in which nobody asks for more does not count: the client may have had to wait for us.
             self.began += now - since;
@@ -152,7 +153,7 @@ impl Reader {
                     self.meanwhile = Some(now + MEANWHILE);
                     continue;
                 }
-                Err(_) => return Err(self.slow()),
+                Err(_) => return Err(self.slow(asked.elapsed())),
                 Ok(None) => {
                     if let Some((permit, _)) = &self.permit {
                         permit.trim(self.received);
@@ -232,16 +233,25 @@ impl Reader {
         Ok(whole.freeze())
     }
 
-    fn slow(&self) -> InferError {
-        let BodyLimits { deadline, grace, rate_min, .. } = self.limits;
+    /// The refusal of a body of which nothing came for `silence`, and which is late.
+    fn slow(&self, silence: Duration) -> InferError {
+        let BodyLimits { deadline, grace, rate_min, silence_max, .. } = self.limits;
         let rate = self.limits.rate(self.length);
         let so_far =
-            format!("{} bytes of the body came in {} ms", self.received, self.began.elapsed().as_millis());
-        InferError::SlowBody(if self.began.elapsed() >= deadline {
-            format!("{so_far}; the whole body has {} ms", deadline.as_millis())
+            |took: Duration| format!("{} bytes of the body came in {} ms", self.received, took.as_millis());
+        let took = self.began.elapsed();
+        InferError::SlowBody(if took >= deadline {
+            format!("{}; the whole body has {} ms", so_far(took), deadline.as_millis())
+        } else if silence >= silence_max {
+            let so_far = so_far(took.saturating_sub(silence));
+            let pause = silence_max.as_millis();
+            format!("{so_far}, and then none for {pause} ms, the longest that it may pause (body_timeout_ms)")
         } else {
-            let must =
-                format!("{so_far}; after {} ms it must come at {rate} bytes/s or more", grace.as_millis());
+            let must = format!(
+                "{}; after {} ms it must come at {rate} bytes/s or more",
+                so_far(took),
+                grace.as_millis()
+            );
             match self.length.filter(|_| rate > rate_min) {
                 Some(length) => {
                     format!("{must}, as its {length} bytes have {} ms", deadline.as_millis())
@@ -524,6 +534,26 @@ mod tests {
             reader.received = received;
             assert!(left(&mut reader) > silence_max / 2, "{received} bytes");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_pauses_for_too_long_is_told_so() {
+        let silence_max = Duration::from_secs(20);
+        let limits = BodyLimits { silence_max, deadline: Duration::from_secs(30 * 24 * 3600), ..LIMITS };
+        let error = |bytes: usize| async move {
+            let piece = stream::once(async move {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                Ok::<_, Infallible>(Bytes::from(vec![0; bytes]))
+            });
+            read(Body::from_stream(piece.chain(stream::pending())), limits).await.unwrap_err().to_string()
+        };
+        // It is worth 500 s at the rate that is demanded.
+        assert_eq!(
+            error(500_000).await,
+            "500000 bytes of the body came in 10 ms, and then none for 20000 ms, the longest that it may pause (body_timeout_ms)"
+        );
+        let by_rate = error(100).await;
+        assert!(by_rate.contains("it must come at 1000 bytes/s or more"), "{by_rate}");
     }
 
     /// A body of 60 bytes, none of which comes.

@@ -83,6 +83,11 @@ def test_what_a_reply_holds_until_its_end_counts_as_bytes_in_flight(start_server
     assert (reply.status_code, reply.json()["error"]) == (413, told)
     for form in ["npy", "picasso", "hdf5"]:
         assert localize.post(server, data, format=form).status_code == 200
+    # What a form holds counts as a whole, what a body is does not.
+    movie = np.zeros((100, 100, 100), "<u2").tobytes()
+    form = requests.post(f"{server.url}/predictions/spots", files={"f": ("movie.raw", movie)}, params={"shape": "100,100"}, timeout=60)
+    wire.problem(form, 413, "held as a whole.*send it as the body itself, such as by curl -T FILE", "raise it with body_bytes_max")
+    assert localize.post(server, movie, shape="100,100").status_code == 200
 
     # So does what spots are looked for in, of a frame that a few kilobytes bring.
     for side, status in [(1024, 200), (2048, 413)]:

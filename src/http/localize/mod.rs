@@ -77,7 +77,8 @@ pub(super) async fn predict(
         }
         (Posted::Stream(reader), Share::of_stream(call.permit.as_ref(), options))
     } else {
-        let posted::Posted { mut files, parameters, .. } = posted::read(request, front).await?;
+        let read = posted::read(request, front).await;
+        let posted::Posted { mut files, parameters, .. } = read.map_err(streamed_instead)?;
         if let Some(key) = parameters.keys().next().map(|key| clipped(key)) {
             return Err(InferError::BadRequest(format!(
                 "{key:?} among the parameters of the body: what is asked of a stack is said in the query, such as ?psf=xynbs"
@@ -125,6 +126,20 @@ pub(super) async fn predict(
     Ok(response)
 }
 
+/// Says of a form or JSON that is too large how to send a file that is larger.
+fn streamed_instead(error: InferError) -> InferError {
+    match error {
+        InferError::TooLarge { what, got, limit, option: option @ "body_bytes_max" } => {
+            let what = format!(
+                "{what} (held as a whole, since the file is in a form or in JSON: send it as the body itself, such as by curl -T FILE, \
+                 which is read as it comes)"
+            );
+            InferError::TooLarge { what: what.into(), got, limit, option }
+        }
+        other => other,
+    }
+}
+
 /// The reply's body: all that comes after its beginning. Dropping it, for instance when the client goes away, ends the task.
 fn frames(
     coming: mpsc::Receiver<Event>,
@@ -168,6 +183,17 @@ mod tests {
     use super::{super::stack_options, *};
     use crate::config::Config;
     use futures_util::StreamExt;
+
+    #[test]
+    fn a_form_that_is_too_large_is_told_how_to_send_its_file() {
+        let too_large =
+            |option| InferError::TooLarge { what: "the body in bytes".into(), got: 503, limit: 256, option };
+        let told = streamed_instead(too_large("body_bytes_max")).to_string();
+        let begins = "the body in bytes (held as a whole, since the file is in a form or in JSON: send it as the body itself, ";
+        assert!(told.starts_with(begins), "{told}");
+        assert!(told.ends_with("is 503, more than the limit of 256; raise it with body_bytes_max"), "{told}");
+        assert_eq!(streamed_instead(too_large("")), too_large(""), "a bound that is not of bodies");
+    }
 
     #[tokio::test]
     async fn a_reply_that_fails_after_its_beginning_is_cut_off() {

@@ -112,8 +112,10 @@ fn explain(kind: Kind) -> Entry {
         SLOW_BODY => entry(
             "The whole body has a deadline (`body_timeout_ms`). After a grace period, it must also keep a minimum rate \
              (`body_rate_bytes_min`). A body of known length must also come fast enough that all of it is there in time. A stack of \
-             camera frames has no deadline, but may be silent for `body_timeout_ms` at a time at most.",
-            "Send it again over a better connection, or send less at once.",
+             camera frames has no deadline, but may be silent for `body_timeout_ms` at a time at most. Of one that was silent for longer, \
+             `detail` says: `… and then none for 120000 ms, the longest that it may pause (body_timeout_ms)`.",
+            "Send it again over a better connection, or send less at once. A camera that pauses for longer needs a larger \
+             `body_timeout_ms`, or a request of its own after each pause.",
             InferError::SlowBody(
                 "1460 bytes of the body came in 9002 ms; after 5000 ms it must come at 1024 bytes/s or more"
                     .into(),
@@ -122,8 +124,8 @@ fn explain(kind: Kind) -> Entry {
         TOO_LARGE => entry(
             "`detail` has the value, the limit, and the option that raises the limit, if one does. A body whose announced length is too \
              large is refused before any of it is read. Compressed data may decompress to 64 MiB plus 1032 times as many bytes as are \
-             sent.",
-            "Send fewer or smaller images, or ask the operator to raise the limit. If the data compresses that well, send \
+             sent. Forms and JSON are held as a whole; a stack of camera frames as the body itself is not.",
+            "Send fewer or smaller images, or a stack as the body itself (`curl -T FILE`), or ask the operator to raise the limit. If the data compresses that well, send \
              it uncompressed, or compressed with deflate.",
             InferError::TooLarge {
                 what: "the body in bytes".into(),

@@ -153,6 +153,14 @@ mod tests {
         );
         let mistakes = fit("[camera]\ngain = 0\n").unwrap_err();
         assert_eq!(mistakes, ["line 3: camera.gain 0 is not above 0 and up to 1000000"]);
+        let mistakes = fit("[camera]\ngain = \"gain.tif\"\n").unwrap_err();
+        assert_eq!(
+            mistakes,
+            [
+                "line 3: camera.gain is \"gain.tif\", expected a number, or in model.toml the name of a .npy file with a number for each \
+                 pixel of the sensor"
+            ]
+        );
         let mistakes = fit("[detect]\nnoise_min = 0\n").unwrap_err();
         assert_eq!(mistakes, ["line 3: detect.noise_min 0 is not above 0 and up to 1000000000"]);
         let mistakes = fit("[camera]\ngain = \"gain.npy\"\n[detect]\nradius_px = 40\n").unwrap_err();

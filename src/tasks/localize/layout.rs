@@ -212,7 +212,10 @@ impl Column {
             Source::BackgroundNoise => match schema.model.index(Parameter::Background) {
                 Some(index) => {
                     let excess = f64::from(schema.excess_noise);
-                    each(&|row| (excess * f64::from(table.theta[index][row])).max(0.0).sqrt())
+                    // Not `max`, by which NaN would be 0.
+                    each(&|row| {
+                        (excess * f64::from(table.theta[index][row])).clamp(0.0, f64::INFINITY).sqrt()
+                    })
                 }
                 None => vec![f32::NAN; table.rows()],
             },
@@ -333,6 +336,17 @@ mod tests {
                 assert_eq!(layout.values(&schema, table.clone(), 3), Ok(made));
             }
         }
+    }
+
+    #[test]
+    fn of_a_background_that_is_no_number_the_noise_is_none_either() {
+        let schema = square(Model::Xynb);
+        let mut table = table(&schema, 3);
+        table.theta[3] = vec![4.0, f32::NAN, -1.0];
+        let layout = thunderstorm(&schema).unwrap();
+        let noise = layout.columns.iter().find(|column| column.source == Source::BackgroundNoise).unwrap();
+        let Ok(Values::F32(noise)) = noise.values(&schema, &table, 0) else { panic!("they are numbers") };
+        assert!(noise[0] == 2.0 && noise[1].is_nan() && noise[2] == 0.0, "{noise:?}");
     }
 
     #[test]

@@ -143,7 +143,10 @@ impl Settings {
             }
             "pixel_nm" => self.pixel_nm = Some(self.pixel(key, value)?),
             "offset" | "gain" | "read_noise" => {
-                self.set_camera(key, CameraValue::Scalar(number(key, value)?))?;
+                let number = value.parse().map_err(|_| {
+                    wrong(&"a number, or in model.toml the name of a .npy file with a number for each pixel of the sensor")
+                })?;
+                self.set_camera(key, CameraValue::Scalar(number))?;
             }
             "excess_noise" => {
                 self.excess_noise = within(key, value, EXCESS_NOISE)?;
