@@ -21,8 +21,14 @@ fn said(error: impl ToString) -> DecodeError {
 /// The longest header that is read, in bytes, comments included. The decoder itself would keep a line of any length.
 const HEADER_BYTES_MAX: usize = 64 << 10;
 
-/// Refuses headers that are too long, and samples whose width the decoder would get wrong.
-fn check_header(bytes: &[u8]) -> Result<(), DecodeError> {
+/// Digits of the longest number in a file. Any number of zeros could stand before it.
+const DIGITS_MAX: usize = 10;
+
+/// Samples as text: the largest value, and where they begin.
+type Text<'a> = (u32, &'a [u8]);
+
+/// Refuses headers that are too long, and samples whose width the decoder would get wrong. Returns the samples if they are text.
+fn check_header(bytes: &[u8]) -> Result<Option<Text<'_>>, DecodeError> {
     let head = &bytes[..bytes.len().min(HEADER_BYTES_MAX)];
     let endless = || corrupt(format!("its header does not end within {HEADER_BYTES_MAX} bytes"));
     if head.starts_with(b"P7") {
@@ -41,12 +47,13 @@ fn check_header(bytes: &[u8]) -> Result<(), DecodeError> {
                 "16 bits and no TUPLTYPE",
                 "say one, such as TUPLTYPE GRAYSCALE",
             )),
-            _ => Ok(()),
+            _ => Ok(None),
         };
     }
     // Width, height, and, of kinds with more than black and white, the largest value.
     let numbers = if matches!(head.get(1), Some(b'1' | b'4')) { 2 } else { 3 };
     let mut rest = head.get(2..).unwrap_or_default();
+    let mut last = 1;
     for _ in 0..numbers {
         rest = rest.trim_ascii_start();
         while let Some(comment) = rest.strip_prefix(b"#") {
@@ -54,16 +61,77 @@ fn check_header(bytes: &[u8]) -> Result<(), DecodeError> {
             rest = comment[end..].trim_ascii_start();
         }
         let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        if !(1..=10).contains(&digits) {
+        let number = std::str::from_utf8(&rest[..digits]).ok().filter(|_| digits <= DIGITS_MAX);
+        let Some(Ok(number)) = number.map(str::parse::<u64>) else {
             return Err(corrupt("its header has something else where a number belongs"));
-        }
+        };
         rest = &rest[digits..];
+        last = number;
     }
-    Ok(())
+    let largest = if numbers == 2 { 1 } else { u32::try_from(last).map_err(corrupt)? };
+    let is_text = matches!(head[1], b'1'..=b'3');
+    Ok(is_text.then(|| (largest, &bytes[head.len() - rest.len()..])))
 }
 
-fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), DecodeError> {
-    check_header(bytes)?;
+/// Reads samples that are text. The decoder would take ten times as long, and reads numbers of any length.
+fn read_text(is_bits: bool, (largest, text): Text<'_>, header: &Header) -> Result<Samples, DecodeError> {
+    let is_space = |byte: &u8| matches!(byte, b'\t'..=b'\r' | b' ');
+    let count = header.frame_bytes as usize / usize::from(header.bits / 8);
+    let mut rest = text;
+    // A comment directly behind the last number of the header.
+    if rest.starts_with(b"#") {
+        rest = &rest[rest.iter().position(|byte| *byte == b'\n').unwrap_or(rest.len())..];
+    }
+    let mut next = || {
+        let begin = rest.iter().position(|byte| !is_space(byte));
+        rest = &rest[begin.ok_or_else(|| corrupt("its samples are fewer than its size says"))?..];
+        let (mut number, mut digits) = (0_u64, 0);
+        while let Some((digit, after)) = rest.split_first().filter(|(byte, _)| !is_space(byte)) {
+            if !digit.is_ascii_digit() {
+                return Err(corrupt("it has something else where a sample belongs"));
+            }
+            number = number * 10 + u64::from(digit - b'0');
+            (digits, rest) = (digits + 1, after);
+            if digits > DIGITS_MAX {
+                return Err(corrupt(format!("a sample of it has more than {DIGITS_MAX} digits")));
+            }
+            // Nothing needs to stand between bits.
+            if is_bits {
+                break;
+            }
+        }
+        Ok(number)
+    };
+    let beyond = |number| corrupt(format!("a sample of it is {number}, beyond what its header allows"));
+    if header.bits == 16 {
+        let scale = 65535.0 / largest as f32;
+        let mut samples = vec![0_u16; count];
+        for sample in &mut samples {
+            let number = next()?;
+            let number = u16::try_from(number).map_err(|_| beyond(number))?;
+            *sample = if largest == 65535 { number } else { (f32::from(number) * scale).round() as u16 };
+        }
+        return Ok(Samples::U16(samples));
+    }
+    let scale = 255.0 / largest as f32;
+    let mut samples = vec![0_u8; count];
+    for sample in &mut samples {
+        let number = next()?;
+        let number = u8::try_from(number).map_err(|_| beyond(number))?;
+        *sample = match (is_bits, number) {
+            // A set bit is black.
+            (true, 0) => 255,
+            (true, 1) => 0,
+            (true, other) => return Err(beyond(other.into())),
+            (false, number) if largest == 255 => number,
+            (false, number) => (f32::from(number) * scale).round() as u8,
+        };
+    }
+    Ok(Samples::U8(samples))
+}
+
+fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header, Option<Text<'a>>), DecodeError> {
+    let text = check_header(bytes)?;
     let decoder = PnmDecoder::new(Cursor::new(bytes)).map_err(said)?;
     let size = decoder.dimensions();
     limits.check_one(size.0, size.1)?;
@@ -81,18 +149,19 @@ fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), De
         ColorType::Rgba16 => (4, 16),
         other => return Err(corrupt(format!("its samples are {other:?}"))),
     };
-    Ok((decoder, Header::single(Format::Pnm, size, channels, bits, Orientation::UPRIGHT)))
+    Ok((decoder, Header::single(Format::Pnm, size, channels, bits, Orientation::UPRIGHT), text))
 }
 
 pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
-    open(bytes, limits).map(|(_, header)| header)
+    open(bytes, limits).map(|(_, header, _)| header)
 }
 
 pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Frame, DecodeError> {
-    let (decoder, header) = open(bytes, limits)?;
+    let (decoder, header, text) = open(bytes, limits)?;
     let samples = header.frame_bytes as usize / usize::from(header.bits / 8);
-    let samples = match header.bits {
-        16 => {
+    let samples = match (text, header.bits) {
+        (Some(text), _) => read_text(bytes[1] == b'1', text, &header)?,
+        (None, 16) => {
             let mut samples = vec![0_u16; samples];
             decoder.read_image(bytemuck::cast_slice_mut(&mut samples)).map_err(said)?;
             Samples::U16(samples)
@@ -161,6 +230,47 @@ mod tests {
         }
         let grey = decode(pam("TUPLTYPE GRAYSCALE\n").as_bytes(), &LIMITS).unwrap();
         assert_eq!(grey.samples, Samples::U16(vec![0x0102]));
+    }
+
+    #[test]
+    fn samples_as_text_are_read_as_the_decoder_reads_them() {
+        let kinds: [&[u8]; 7] = [
+            b"P2 3 1 7 0 0000000003 7",
+            b"P1 5 2\n01101 1 0\t0\x0b1\x0c1",
+            b"P2 3 1 255 0 128\r\n255 and more",
+            b"P2 2 1 100 100 200",
+            b"P2 3 1 1000\n0 500 1000",
+            b"P3 1 2 255\n1 2 3\n4 5 6\n",
+            b"P3 1 1 65535\n1 2 65535",
+        ];
+        for bytes in kinds {
+            let (decoder, header, _) = open(bytes, &LIMITS).unwrap();
+            let mut expected = vec![0; header.frame_bytes as usize];
+            decoder.read_image(&mut expected).unwrap();
+            let read = match decode(bytes, &LIMITS).unwrap().samples {
+                Samples::U8(samples) => samples,
+                Samples::U16(samples) => bytemuck::cast_slice(&samples).to_vec(),
+            };
+            assert_eq!(read, expected, "{:?}", String::from_utf8_lossy(bytes));
+        }
+        // As in Netpbm, a comment directly behind a number ends it.
+        let commented = decode(b"P2 2 1 7#largest\n0 7", &LIMITS).unwrap();
+        assert_eq!(commented.samples, Samples::U8(vec![0, 255]));
+    }
+
+    #[test]
+    fn text_that_is_no_sample_is_refused() {
+        let check = |bytes: &[u8], told: &str| {
+            let error = decode(bytes, &LIMITS).unwrap_err().to_string();
+            assert!(error.contains(told), "{error}");
+        };
+        check(&[b"P2 1 1 255 ".as_slice(), &vec![b'0'; 1 << 20]].concat(), "more than 10 digits");
+        check(b"P2 1 1 255 00000000001", "more than 10 digits");
+        check(b"P2 1 1 255 256", "is 256, beyond");
+        check(b"P2 1 1 256 9999999999", "is 9999999999, beyond");
+        check(b"P2 1 1 255 -1", "where a sample belongs");
+        check(b"P2 2 1 255 1", "fewer than its size says");
+        check(b"P1 1 1 2", "is 2, beyond");
     }
 
     #[test]
