@@ -6,6 +6,7 @@ use super::{
     binding::Binding,
     external::{self, Beside},
     failure::{self, of_load},
+    functions,
     gpu::{ConvSearch, OnGpu, Provider},
     placement::{self, Placement, checked},
     shapes::{self, End, OutputShapes},
@@ -69,6 +70,8 @@ impl Session {
         path: &Path,
         target: Target<'_>,
     ) -> Result<Session, String> {
+        let name = path.file_name().unwrap_or_default().display();
+        functions::check(path).map_err(|reason| format!("{name}: {reason}"))?;
         let providers = match target {
             Target::Cpu(_) => Vec::new(),
             Target::Gpu(gpu) => providers(runtime, path, gpu)?,
@@ -81,10 +84,7 @@ impl Session {
         let reads_itself = |gpu: GpuTarget<'_>| matches!(gpu.asked.provider, Provider::TensorRt { .. });
         let weights = match target {
             Target::Gpu(gpu) if reads_itself(gpu) => Vec::new(),
-            _ => {
-                let name = path.file_name().unwrap_or_default().display();
-                external::read(path).map_err(|reason| format!("{name}: {reason}"))?
-            }
+            _ => external::read(path).map_err(|reason| format!("{name}: {reason}"))?,
         };
         let others = match threads.saturating_sub(1) {
             0 => None,
