@@ -17,7 +17,7 @@ import tritonclient.grpc as triton
 import wire
 import yaml
 from conftest import EXAMPLES
-from server import BINARY
+from server import BINARY, until
 
 # An EMCCD: electrons are multiplied by 300, read with a noise of 60, and 10 of them are a count.
 GAIN, READ, PER_COUNT, OFFSET = 300, 60, 10, 200
@@ -189,9 +189,13 @@ def test_spots_beyond_those_allowed_are_told(server, tmp_path):
     tail = json.loads(reply.text.splitlines()[-1])
     assert tail["over_spots_max"] == every - tail["localizations"] > 1000 and tail["left_out"] == 0
     # A line in the log names the request, how many were left out, and what allows more.
-    id = reply.headers["x-request-id"]
-    told = [line for line in server.log_text().splitlines() if " WARN " in line and id in line]
-    assert len(told) == 1 and f"over_spots_max={tail['over_spots_max']}" in told[0] and "spots_max allows more" in told[0], told
+    def told():
+        lines = server.log_text().splitlines()
+        return [line for line in lines if " WARN " in line and reply.headers["x-request-id"] in line] or None
+
+    # The log is written beside the reply.
+    (line,) = until(told, 30, "the log tells of them")
+    assert f"over_spots_max={tail['over_spots_max']}" in line and "spots_max allows more" in line, line
     for name, options in (("a.csv", []), ("b.ndjson", ["--concurrency", "1"])):
         command = [BINARY, "predict", "spots", localize.MOVIE, "--url", server.url, "--set", "spots_max=2", "-o", tmp_path / name, *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
