@@ -76,7 +76,7 @@ pub struct DecodePool {
     threads: usize,
     /// For the steps of files of several frames, whose frames may be large: a quarter of the threads, at least one where there are several,
     /// is left to others.
-    steps: Semaphore,
+    steps: Arc<Semaphore>,
     limits: Limits,
     budget: Arc<Budget>,
     /// Jobs that wait for a thread or for memory, or run.
@@ -105,7 +105,8 @@ impl DecodePool {
             thread::Builder::new().name(format!("ocelli-decode-{index}")).spawn(work)?;
         }
         let (budget, in_pool) = (Arc::new(Budget::new(bytes_max)), Arc::default());
-        let (steps, gpu_jpegs) = (Semaphore::new(steps_at_once(threads)), AtomicU64::new(0));
+        let steps = Arc::new(Semaphore::new(steps_at_once(threads)));
+        let gpu_jpegs = AtomicU64::new(0);
         Ok(DecodePool { jobs, threads, steps, limits, budget, in_pool, jpeg: None, gpu_jpegs })
     }
 

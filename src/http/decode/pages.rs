@@ -62,9 +62,13 @@ impl DecodePool {
             loop {
                 let of = Arc::clone(&pages);
                 let step = async {
-                    // It is never closed.
-                    let _step = self.steps.acquire().await;
-                    self.run(charged(permit, move || of.step())).await
+                    // It is never closed. A step that has begun keeps it, even if nobody waits for it any more.
+                    let one_of_few = Arc::clone(&self.steps).acquire_owned().await;
+                    let work = move || {
+                        let _one_of_few = one_of_few;
+                        of.step()
+                    };
+                    self.run(charged(permit, work)).await
                 };
                 if !turns.step(step).await? {
                     return Ok::<_, InferError>(());
