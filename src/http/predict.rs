@@ -19,7 +19,9 @@ use super::{
     call::{Call, Spent},
     decode::{Decoded, Opened, Staged, Turns},
     encoded::of_image,
-    localize, posted, streamed,
+    localize, posted,
+    reject::kind_of,
+    streamed,
     tally::Tally,
     target::Target,
     wire::answer::{self, Entry, MaskForm, Of, Page},
@@ -163,7 +165,7 @@ fn placed<T>(
 /// The answers for files, in their order, one for each frame. A frame without an answer is an error in its place.
 ///
 /// # Errors
-/// The first error, if nothing could be answered.
+/// If nothing could be answered, the error of [`of_all`].
 pub(super) async fn entries(
     front: &Arc<Front>,
     model: &Arc<Model>,
@@ -184,12 +186,19 @@ pub(super) async fn entries(
             Entry { page, answer }
         }));
     }
-    if entries.iter().all(|entry| entry.answer.is_err())
-        && let Some(Entry { answer: Err(first), .. }) = entries.first()
-    {
-        return Err(first.clone());
+    match of_all(&entries) {
+        Some(error) => Err(error.clone()),
+        None => Ok((entries, spent)),
     }
-    Ok((entries, spent))
+}
+
+/// The error of a request if all its images failed: the first one that may pass, so that a caller who tries again gets the answers that
+/// there can be; otherwise the first.
+fn of_all(entries: &[Entry]) -> Option<&InferError> {
+    let errors: Option<Vec<&InferError>> = entries.iter().map(|entry| entry.answer.as_ref().err()).collect();
+    let errors = errors?;
+    let passes = |error: &&&InferError| matches!(kind_of(error).status, 429 | 503 | 504);
+    errors.iter().find(passes).or(errors.first()).copied()
 }
 
 type Answered = Result<(Vec<u8>, Spent), InferError>;
@@ -342,6 +351,21 @@ mod tests {
         tasks::testing::{signature, spec},
     };
     use axum::http::HeaderMap;
+
+    #[test]
+    fn where_all_images_fail_the_error_is_one_that_may_pass_if_there_is_one() {
+        let entry = |answer| Entry { page: None, answer };
+        let (bad, late) = (InferError::Decode("no image".into()), InferError::Late("late".into()));
+        let of = |errors: &[&InferError]| {
+            let entries: Vec<_> = errors.iter().map(|error| entry(Err((*error).clone()))).collect();
+            of_all(&entries).cloned()
+        };
+        let other = InferError::BadRequest("other".into());
+        assert_eq!(of(&[&bad, &other]), Some(bad.clone()));
+        assert_eq!(of(&[&bad, &late, &InferError::Draining]), Some(late));
+        assert_eq!(of(&[]), None);
+        assert_eq!(of_all(&[entry(Err(bad)), entry(Ok(Vec::new()))]), None);
+    }
 
     #[tokio::test]
     async fn a_request_of_many_files_leaves_room_for_others_in_the_pool() {
