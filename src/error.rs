@@ -2,7 +2,7 @@
 //!
 //! `http::reject` holds the only table from variant to status. Causes that only an operator can act on go to the log.
 
-use crate::words::told;
+use crate::words::{clipped, told};
 use std::{any::Any, borrow::Cow, time::Duration};
 
 /// When to retry after a transient error for which there is no better estimate.
@@ -62,7 +62,7 @@ pub enum InferError {
         accepted: &'static str,
     },
     /// No such model or version; `nearest` holds the closest names. 404. The message begins as Triton's, by which its clients know it.
-    #[error("Request for unknown model: '{}' is not found{}", name.escape_debug(), known(nearest))]
+    #[error("Request for unknown model: '{}' is not found{}", clipped(name).escape_debug(), known(nearest))]
     UnknownModel {
         /// What was asked for.
         name: String,
@@ -80,7 +80,7 @@ pub enum InferError {
         loading: bool,
     },
     /// A model could not be loaded; the version that served before still serves. 400.
-    #[error("failed to load {name:?}: {reason}")]
+    #[error("failed to load {:?}: {reason}", clipped(name))]
     LoadFailed {
         /// The model's name.
         name: String,

@@ -6,7 +6,6 @@ use crate::{
     http::catalog,
     models::{self, Command, Commands, Expected, Found, Given, Overrides, control::Reply},
     telemetry::logging::ModelLogs,
-    words::clipped,
 };
 use std::{
     io,
@@ -132,7 +131,7 @@ fn load(
     name: &str,
     overrides: &Overrides,
 ) -> Result<(), InferError> {
-    let failed = |reason: String| InferError::LoadFailed { name: clipped(name).to_owned(), reason };
+    let failed = |reason: String| InferError::LoadFailed { name: name.to_owned(), reason };
     let mut found = models::scan_one(folder, name, overrides.versions.as_ref()).map_err(failed)?;
     if found.is_empty() {
         return Err(failed("nothing lies in the model folder under this name".to_owned()));
@@ -162,8 +161,7 @@ fn load(
 /// Loads a model from files that a caller sent.
 fn bring(devices: &Devices, logs: &ModelLogs, name: &str, given: Given) -> Result<(), InferError> {
     // A name that no model can have is not listed either.
-    let failed = |reason| InferError::LoadFailed { name: clipped(name).to_owned(), reason };
-    models::check_name(name).map_err(failed)?;
+    models::check_name(name).map_err(|reason| InferError::LoadFailed { name: name.to_owned(), reason })?;
     reload(devices, logs, name, &given.lay_out(name))
 }
 
@@ -180,7 +178,7 @@ fn reload(devices: &Devices, logs: &ModelLogs, name: &str, found: &[Found]) -> R
 fn unload(devices: &Devices, name: &str) -> Result<(), InferError> {
     match devices.unload(name) {
         true => Ok(()),
-        false => Err(InferError::UnknownModel { name: clipped(name).to_owned(), nearest: Vec::new() }),
+        false => Err(InferError::UnknownModel { name: name.to_owned(), nearest: Vec::new() }),
     }
 }
 

@@ -8,11 +8,10 @@ use crate::{
     error::{InferError, bad},
     http::infer::INLINE_BYTES_MAX,
     http::wire::{
-        BINARY_OUTPUT, Parameter, Parameters, binary, data, flag,
+        BINARY_OUTPUT, Parameter, Parameters, binary, check_length, data, flag,
         reply::{InferReply, Output},
         request::{InferRequest, Input, Requested, datatype_of},
         shared_memory::{self, REGION},
-        short,
     },
     protocol::inference::{
         InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse,
@@ -46,7 +45,7 @@ pub(super) fn is_long(message: &ModelInferRequest) -> bool {
 
 /// The request in the form that `http` uses, whatever encoding it arrived in. `specs` are the model's inputs, if they are known.
 pub(super) fn request(message: ModelInferRequest, specs: &[TensorSpec]) -> Result<InferRequest, InferError> {
-    short("the request", &message.id).map_err(bad)?;
+    check_length("the request", &message.id).map_err(bad)?;
     let mut parameters = parameters("the request", message.parameters)?;
     parameters.remove(EMPTY_FINAL);
     if let Some(name) = parameters.keys().find(|name| name.starts_with("triton_")) {
@@ -214,7 +213,7 @@ fn bytes(name: &str, datatype: DataType, contents: InferTensorContents) -> Resul
 /// The parameters of a request, an input or an output.
 fn parameters(of: &str, given: BTreeMap<String, InferParameter>) -> Result<Parameters, InferError> {
     let value = |(name, parameter): (String, InferParameter)| {
-        short("a parameter", &name).map_err(bad)?;
+        check_length("a parameter", &name).map_err(bad)?;
         let value = match parameter.parameter_choice {
             Some(ParameterChoice::BoolParam(value)) => Parameter::Bool(value),
             Some(ParameterChoice::Int64Param(value)) => Parameter::Integer(value),

@@ -11,7 +11,7 @@ use super::{
     target::Target,
     wire::repository as wire,
 };
-use crate::{error::InferError, words::clipped};
+use crate::error::InferError;
 use axum::{
     Json,
     extract::{Request, State},
@@ -83,7 +83,7 @@ pub(crate) async fn load_as(
     };
     let current = front.catalog.get(name, None).ok().map(|model| catalog::config_of(&model));
     let failed = |error| match error {
-        InferError::BadRequest(reason) => InferError::LoadFailed { name: clipped(name).to_owned(), reason },
+        InferError::BadRequest(reason) => InferError::LoadFailed { name: name.to_owned(), reason },
         other => other,
     };
     front.control.change(name, load.change(name, current.as_ref()).map_err(failed)?).await

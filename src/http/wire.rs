@@ -173,7 +173,7 @@ const NAME_BYTES_MAX: usize = 4096;
 ///
 /// # Errors
 /// What it is, with the limit.
-pub(crate) fn short(whose: &str, name: &str) -> Result<(), String> {
+pub(crate) fn check_length(whose: &str, name: &str) -> Result<(), String> {
     if name.len() <= NAME_BYTES_MAX {
         return Ok(());
     }

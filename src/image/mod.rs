@@ -363,13 +363,19 @@ impl<B: AsRef<[u8]>> Image<B> {
     ///
     /// # Errors
     /// [`DecodeError::Corrupt`] for truncated or damaged pixel data, and what is wrong with this page of a TIFF.
-    /// Also for an index beyond the last.
+    /// Also for an index beyond the last frame.
     pub fn frame(&self, index: usize, enough: Enough<'_>) -> Result<Frame, DecodeError> {
+        let count = self.frame_count();
+        if index >= count {
+            return Err(DecodeError::corrupt(
+                self.header.format,
+                format!("it has {count} frames, none {index}"),
+            ));
+        }
         guarded(self.header.format, || self.decoded(index, enough))
     }
 
     fn decoded(&self, index: usize, enough: Enough<'_>) -> Result<Frame, DecodeError> {
-        assert!(index < self.frame_count(), "frame {index} of {}", self.frame_count());
         let (bytes, limits) = (self.bytes.as_ref(), &self.limits);
         if let Some(pages) = &self.pages {
             return pages.decode(bytes, index);

@@ -124,16 +124,16 @@ impl Catalog {
     /// [`InferError::ModelUnavailable`] with the reason for the version asked for, or for the highest.
     pub fn get(&self, name: &str, version: Option<&str>) -> Result<Arc<Model>, InferError> {
         let map = self.map();
-        let versions = map.get(name).ok_or_else(|| {
-            // It may have any length.
-            let name = clipped(name);
-            InferError::UnknownModel { name: name.to_owned(), nearest: near(name, &map) }
-        })?;
+        // It may have any length, by which the search for near ones would take its time.
+        let nearest = || near(clipped(name), &map);
+        let versions = map
+            .get(name)
+            .ok_or_else(|| InferError::UnknownModel { name: name.to_owned(), nearest: nearest() })?;
         let state = match version {
             Some(version) => {
                 versions.iter().find(|of| &*of.version == version).map(|of| &of.state).ok_or_else(|| {
                     InferError::UnknownModel {
-                        name: format!("{name}/{}", clipped(version)),
+                        name: format!("{name}/{version}"),
                         nearest: versions
                             .iter()
                             .rev()

@@ -125,8 +125,8 @@ fn explain(kind: Kind) -> Entry {
             "`detail` has the value, the limit, and the option that raises the limit, if one does. A body whose announced length is too \
              large is refused before any of it is read. Compressed data may decompress to 64 MiB plus 1032 times as many bytes as are \
              sent. Forms and JSON are held as a whole; a stack of camera frames as the body itself is not.",
-            "Send fewer or smaller images, or a stack as the body itself (`curl -T FILE`), or ask the operator to raise the limit. If the data compresses that well, send \
-             it uncompressed, or compressed with deflate.",
+            "Send fewer or smaller images, or a stack as the body itself (`curl -T FILE`), or ask the operator to raise the limit. If the \
+             data compresses that well, send it uncompressed, or compressed with deflate.",
             InferError::TooLarge {
                 what: "the body in bytes".into(),
                 got: 300_000_000,

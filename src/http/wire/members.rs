@@ -1,6 +1,6 @@
 //! Members of JSON objects, and elements of lists, of which a request has few. Anything else that a client writes costs no memory.
 
-use super::{clipped, short};
+use super::{check_length, clipped};
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
@@ -71,7 +71,7 @@ where
         fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
             let mut few = BTreeMap::new();
             while let Some(Str(key)) = map.next_key()? {
-                short("a member", &key).map_err(A::Error::custom)?;
+                check_length("a member", &key).map_err(A::Error::custom)?;
                 if few.len() == MAX && !few.contains_key(&key) {
                     let next = clipped(&key);
                     return Err(A::Error::custom(format!(

@@ -4,9 +4,8 @@
 mod json;
 
 use super::{
-    Parameters, binary, clipped, count, data, flag,
+    Parameters, binary, check_length, clipped, count, data, flag,
     shared_memory::{self, Place},
-    short,
 };
 use crate::{
     engine::{DataType, Dim, Tensor, TensorSpec},
@@ -106,7 +105,7 @@ impl Requested {
         mut parameters: Parameters,
         binary_default: bool,
     ) -> Result<Requested, InferError> {
-        short("an output", &name).map_err(bad)?;
+        check_length("an output", &name).map_err(bad)?;
         let binary = flag(&parameters, "binary_data")?;
         let classification = count(&parameters, "classification")?;
         let place = shared_memory::place(format_args!("output {name:?}"), &mut parameters)?;
@@ -150,7 +149,7 @@ pub(crate) fn datatype_of(
     shape: &[usize],
     specs: &[TensorSpec],
 ) -> Result<DataType, InferError> {
-    short("an input", name).map_err(bad)?;
+    check_length("an input", name).map_err(bad)?;
     data::elements(name, shape)?;
     let Some(datatype) = DataType::from_name(datatype) else {
         let names: Vec<_> = DataType::ALL.iter().map(|datatype| datatype.name()).collect();

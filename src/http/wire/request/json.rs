@@ -9,9 +9,10 @@
 
 use super::{
     super::{
-        BINARY_OUTPUT, HEADER_LENGTH, Parameters, Whole, bad_json, binary, clipped, count, data, flag,
+        BINARY_OUTPUT, HEADER_LENGTH, Parameters, Whole, bad_json, binary, check_length, clipped, count,
+        data, flag,
         members::{FEW_MAX, INNER_MAX, elements, elements_or_absent, members_or_absent},
-        not_finite, shared_memory, short,
+        not_finite, shared_memory,
     },
     InferRequest, Input, Requested, datatype_of,
 };
@@ -99,7 +100,7 @@ pub fn read(
             ),
             None => bad_json("the inference request", &error),
         })?;
-    short("the request", wire.id.as_deref().unwrap_or_default()).map_err(bad)?;
+    check_length("the request", wire.id.as_deref().unwrap_or_default()).map_err(bad)?;
     if let Some(name) = wire.parameters.keys().find(|name| name.starts_with("triton_")) {
         return Err(bad(format!(
             "parameter {:?} is reserved: names must not begin with triton_",
