@@ -79,13 +79,15 @@ pub enum InferError {
         /// Whether the reason is that the model is still being loaded, as it is in every replica that has just started.
         loading: bool,
     },
-    /// A model could not be loaded; the version that served before still serves. 400.
+    /// A model could not be loaded; the version that served before still serves. 400, or 503 if devices are to blame.
     #[error("failed to load {:?}: {reason}", clipped(name))]
     LoadFailed {
         /// The model's name.
         name: String,
         /// Why.
         reason: String,
+        /// Whether nothing is wrong with the model: its devices are away, or have no room for it now.
+        for_now: bool,
     },
     /// The caller may not do this. 403.
     #[error("{0}")]

@@ -1,7 +1,7 @@
 //! The thread that loads models: first those of the start one after the other, then by commands.
 
 use crate::{
-    devices::Devices,
+    devices::{Devices, NotReloaded},
     error::InferError,
     http::catalog,
     models::{self, Command, Commands, Expected, Found, Given, Overrides, control::Reply},
@@ -131,7 +131,7 @@ fn load(
     name: &str,
     overrides: &Overrides,
 ) -> Result<(), InferError> {
-    let failed = |reason: String| InferError::LoadFailed { name: name.to_owned(), reason };
+    let failed = |reason| load_failed(name, reason);
     let mut found = models::scan_one(folder, name, overrides.versions.as_ref()).map_err(failed)?;
     if found.is_empty() {
         return Err(failed("nothing lies in the model folder under this name".to_owned()));
@@ -161,18 +161,23 @@ fn load(
 /// Loads a model from files that a caller sent.
 fn bring(devices: &Devices, logs: &ModelLogs, name: &str, given: Given) -> Result<(), InferError> {
     // A name that no model can have is not listed either.
-    models::check_name(name).map_err(|reason| InferError::LoadFailed { name: name.to_owned(), reason })?;
+    models::check_name(name).map_err(|reason| load_failed(name, reason))?;
     reload(devices, logs, name, &given.lay_out(name))
 }
 
 fn reload(devices: &Devices, logs: &ModelLogs, name: &str, found: &[Found]) -> Result<(), InferError> {
     logs.add_model(name);
     let loaded = devices.reload(name, found);
-    loaded.map_err(|reason| match devices.ends() {
+    loaded.map_err(|NotReloaded { reason, for_now }| match devices.ends() {
         // This says nothing of the model.
         true => InferError::Draining,
-        false => InferError::LoadFailed { name: name.to_owned(), reason },
+        false => InferError::LoadFailed { name: name.to_owned(), reason, for_now },
     })
+}
+
+/// What is wrong with the model itself.
+fn load_failed(name: &str, reason: String) -> InferError {
+    InferError::LoadFailed { name: name.to_owned(), reason, for_now: false }
 }
 
 fn unload(devices: &Devices, name: &str) -> Result<(), InferError> {

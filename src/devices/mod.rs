@@ -42,4 +42,4 @@ mod worker;
 pub use device::CPU;
 pub use found::{Found, FoundGpu, find};
 pub use parts::{Parts, Sharing, Wanted};
-pub use supervisor::{Devices, LoadedOn, Loading};
+pub use supervisor::{Devices, LoadedOn, Loading, NotReloaded};

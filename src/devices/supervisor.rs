@@ -32,6 +32,7 @@ use std::{
     sync::{Arc, atomic::AtomicU64},
     time::{Duration, Instant},
 };
+pub use swap::NotReloaded;
 
 /// The index of the CPU in the list of devices, if it is there.
 const CPU_INDEX: usize = 0;

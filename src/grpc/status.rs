@@ -15,7 +15,7 @@ fn code(error: &InferError) -> Code {
         | InferError::NotAcceptable { .. }
         | InferError::UnsupportedMedia { .. }
         | InferError::UnsupportedEncoding { .. }
-        | InferError::LoadFailed { .. }
+        | InferError::LoadFailed { for_now: false, .. }
         | InferError::Input(_) => Code::InvalidArgument,
         InferError::Forbidden(_) => Code::PermissionDenied,
         InferError::UnknownModel { .. } => Code::NotFound,
@@ -23,6 +23,7 @@ fn code(error: &InferError) -> Code {
             Code::ResourceExhausted
         }
         InferError::ModelUnavailable { .. }
+        | InferError::LoadFailed { for_now: true, .. }
         | InferError::Unserved { .. }
         | InferError::Draining
         | InferError::Device(_) => Code::Unavailable,

@@ -48,21 +48,30 @@ pub struct Staged {
     pub placement: Placement,
 }
 
-/// The frames of one posted file, and how long they took.
+/// The frames of a file in their order. Each page may have an error of its own.
+pub type Frames = Vec<Result<Staged, InferError>>;
+
+/// The only frame of a posted file, or its [`Frames`], and how long they took.
 #[derive(Debug)]
-pub struct Decoded {
-    /// In file order. A multi-page file has several, and each page may have an error of its own.
-    pub frames: Vec<Result<Staged, InferError>>,
+pub struct Decoded<T> {
+    /// The frame, or the frames.
+    pub staged: T,
     /// Decode and resize.
     pub took: Duration,
-    /// The memory of the frames until a queue accounts for it: to be dropped once they are queued.
+    /// The memory of what is staged until a queue accounts for it: to be dropped once that is queued.
     pub share: Share,
+}
+
+impl From<Decoded<Staged>> for Decoded<Frames> {
+    fn from(Decoded { staged, took, share }: Decoded<Staged>) -> Decoded<Frames> {
+        Decoded { staged: vec![Ok(staged)], took, share }
+    }
 }
 
 /// A file that was opened.
 pub enum Opened {
     /// It has one frame, which was decoded.
-    Only(Decoded),
+    Only(Decoded<Staged>),
     /// It has several, for [`DecodePool::stage_several`].
     Several(Image<Bytes>),
 }
@@ -196,9 +205,9 @@ impl DecodePool {
         model: Arc<Model>,
         permit: Option<&Arc<Permit>>,
         turns: &Turns,
-    ) -> Result<Decoded, InferError> {
+    ) -> Result<Decoded<Frames>, InferError> {
         match self.stage_only(bytes, Arc::clone(&model), permit).await? {
-            Opened::Only(decoded) => Ok(decoded),
+            Opened::Only(decoded) => Ok(decoded.into()),
             Opened::Several(image) => self.stage_several(image, model, permit, turns).await,
         }
     }
@@ -268,10 +277,10 @@ fn bytes_of(header: &Header, input: &ImageInput) -> u64 {
 }
 
 /// Decodes and stages the only frame of an image.
-fn stage(image: &Image<Bytes>, model: &Model, share: Share) -> Result<Decoded, InferError> {
+fn stage(image: &Image<Bytes>, model: &Model, share: Share) -> Result<Decoded<Staged>, InferError> {
     let (started, input) = (Instant::now(), image_input(model)?);
     let staged = stage_frame(&image.frame(0, &enough(input))?, input)?;
-    Ok(Decoded { frames: vec![Ok(staged)], took: started.elapsed(), share })
+    Ok(Decoded { staged, took: started.elapsed(), share })
 }
 
 /// Writes a frame into the memory of the batch that it will be part of; a frame that keeps its own size has no batch

@@ -195,13 +195,12 @@ async fn decode(
         bytes
     };
     let opened = front.decode.stage_only(file, Arc::clone(model), permit).await;
-    let Decoded { mut frames, took, share } = match opened.map_err(|error| of_image(index, error))? {
+    let Decoded { staged, took, share } = match opened.map_err(|error| of_image(index, error))? {
         Opened::Only(decoded) => decoded,
         Opened::Several(_) => return Err(predict::several_frames(index, "a tensor", model)),
     };
     call.decoded(front, model, took);
-    let frame = frames.pop().ok_or_else(|| InferError::Internal("a file has no frames".into()))?;
-    Ok(Image { inputs: frame?.inputs, took, share })
+    Ok(Image { inputs: staged.inputs, took, share })
 }
 
 /// Adds to an error which image it is about.

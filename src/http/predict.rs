@@ -17,7 +17,7 @@ use self::{
 use super::{
     Front,
     call::{Call, Spent},
-    decode::{Decoded, Opened, Staged, Turns},
+    decode::{Decoded, Frames, Opened, Staged, Turns},
     encoded::of_image,
     localize, posted,
     reject::kind_of,
@@ -27,7 +27,7 @@ use super::{
     wire::answer::{self, Entry, MaskForm, Of, Page},
 };
 use crate::{
-    batch,
+    batch::{self, Ticket},
     error::InferError,
     image::Placement,
     models::{Model, may_be_image},
@@ -133,10 +133,12 @@ async fn picture(
     model: &Arc<Model>,
     call: &Call,
     (asked, form): (&Arc<Asked>, PictureForm),
-    decoded: Decoded,
+    Decoded { staged, took, share }: Decoded<Staged>,
 ) -> Result<Response, InferError> {
-    let only = frames(front, model, call, asked, decoded).await.pop();
-    let (file, spent) = only.ok_or_else(|| InferError::Internal("a file has no frames".into()))??;
+    call.decoded(front, model, took);
+    let frame = Pushed::new(front, model, call, asked, staged);
+    drop(share);
+    let (file, spent) = frame.answer(front, call, asked, took).await?;
     call.says(&file)?;
     Ok(replied(form.media(), file, &spent))
 }
@@ -213,17 +215,24 @@ async fn one_file(
     (index, file): (usize, Result<Bytes, InferError>),
 ) -> Result<Vec<Answered>, InferError> {
     let (of, permit) = (Arc::clone(model), call.permit.as_ref());
-    let decoded = match asked.pages {
+    let decoded: Decoded<Frames> = match asked.pages {
         true => call.in_time(turns.take(front.decode.stage(file?, of, permit, turns))).await?,
         false => {
             let only = call.in_time(turns.take(front.decode.stage_only(file?, of, permit))).await;
             match only.map_err(|error| of_image(index, error))? {
-                Opened::Only(decoded) => decoded,
+                Opened::Only(decoded) => decoded.into(),
                 Opened::Several(_) => return Err(several_frames(index, "a row", model)),
             }
         }
     };
-    Ok(frames(front, model, call, asked, decoded).await)
+    let Decoded { staged, took, share } = decoded;
+    call.decoded(front, model, took);
+    let push = |frame| Pushed::new(front, model, call, asked, frame);
+    let frames: Vec<_> = staged.into_iter().map(|frame| frame.map(push)).collect();
+    // From here on the queue accounts for their memory.
+    drop(share);
+    let answers = frames.into_iter().map(async |frame| frame?.answer(front, call, asked, took).await);
+    Ok(join_all(answers).await)
 }
 
 /// The error for a file of several frames where there is room for one answer only.
@@ -234,27 +243,22 @@ pub(super) fn several_frames(index: usize, what: &str, model: &Model) -> InferEr
     ))
 }
 
-/// Runs the frames of a decoded file.
-async fn frames(
-    front: &Arc<Front>,
-    model: &Arc<Model>,
-    call: &Call,
-    asked: &Arc<Asked>,
-    decoded: Decoded,
-) -> Vec<Answered> {
-    let Decoded { frames, took, share } = decoded;
-    call.decoded(front, model, took);
-    let queue = |frame: Result<_, _>| {
-        frame.map(|Staged { inputs, placement }| {
-            let tally = Tally::of(model);
-            (call.push_image(front, &tally, &asked.task, inputs), tally, placement)
-        })
-    };
-    let queued: Vec<_> = frames.into_iter().map(queue).collect();
-    // From here on the queue accounts for their memory.
-    drop(share);
-    let answers = queued.into_iter().map(async |frame| {
-        let (ticket, tally, placement) = frame?;
+/// A frame that was given to the queue, which may have refused it.
+struct Pushed {
+    ticket: Result<Ticket, InferError>,
+    tally: Tally,
+    placement: Placement,
+}
+
+impl Pushed {
+    fn new(front: &Front, model: &Arc<Model>, call: &Call, asked: &Asked, frame: Staged) -> Pushed {
+        let (Staged { inputs, placement }, tally) = (frame, Tally::of(model));
+        Pushed { ticket: call.push_image(front, &tally, &asked.task, inputs), tally, placement }
+    }
+
+    /// Waits for what the model makes of it, and writes that.
+    async fn answer(self, front: &Front, call: &Call, asked: &Arc<Asked>, took: Duration) -> Answered {
+        let Pushed { ticket, tally, placement } = self;
         let answer = async {
             let ran = call.answer(front, &tally, ticket?).await?;
             let answered = Instant::now();
@@ -263,8 +267,7 @@ async fn frames(
                 .inspect(|_| call.stage("encode", answered.elapsed()))
         };
         tally.ended(answer.await)
-    });
-    join_all(answers).await
+    }
 }
 
 /// Turns what a model gave for a frame into an entry of the reply.

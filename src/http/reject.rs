@@ -83,6 +83,7 @@ const INPUT_REFUSED: Kind = kind("input-refused", 400, Outcome::Input, "the mode
 const MODEL_NOT_READY: Kind =
     kind("model-not-ready", 400, Outcome::Unavailable, "the model cannot be served now");
 const LOAD_FAILED: Kind = kind("load-failed", 400, Outcome::BadRequest, "the model could not be loaded");
+const LOAD_WAITS: Kind = kind("load-waits", 503, Outcome::Unavailable, "no device can take the model now");
 const FORBIDDEN: Kind = kind("forbidden", 403, Outcome::BadRequest, "the caller may not do this");
 const NOT_FOUND: Kind = kind("not-found", 404, Outcome::BadRequest, "there is nothing at this path");
 const UNKNOWN_MODEL: Kind =
@@ -113,7 +114,7 @@ const NO_STORAGE: Kind =
     kind("insufficient-storage", 507, Outcome::Storage, "the server has no room on its disk");
 
 /// All kinds, by status.
-pub const KINDS: [Kind; 25] = [
+pub const KINDS: [Kind; 26] = [
     BAD_REQUEST,
     NOT_AN_IMAGE,
     INPUT_REFUSED,
@@ -133,6 +134,7 @@ pub const KINDS: [Kind; 25] = [
     INTERNAL,
     NOT_OFFERED,
     UNAVAILABLE,
+    LOAD_WAITS,
     DRAINING,
     NO_DEVICE,
     NOT_READY,
@@ -154,6 +156,7 @@ pub fn kind_of(error: &InferError) -> Kind {
         InferError::UnknownModel { .. } => UNKNOWN_MODEL,
         InferError::ModelUnavailable { loading: true, .. } => LOADING,
         InferError::ModelUnavailable { .. } => UNAVAILABLE,
+        InferError::LoadFailed { for_now: true, .. } => LOAD_WAITS,
         InferError::LoadFailed { .. } => LOAD_FAILED,
         InferError::Forbidden(_) => FORBIDDEN,
         InferError::Full { .. } => FULL,
@@ -355,7 +358,8 @@ mod tests {
             InferError::UnsupportedMedia { got: text(), accepted: "application/json" },
             InferError::UnknownModel { name: text(), nearest: vec![] },
             InferError::ModelUnavailable { name: text(), reason: text(), loading: false },
-            InferError::LoadFailed { name: text(), reason: text() },
+            InferError::LoadFailed { name: text(), reason: text(), for_now: false },
+            InferError::LoadFailed { name: text(), reason: text(), for_now: true },
             InferError::Forbidden(text()),
             InferError::UnsupportedEncoding { got: text(), accepted: "gzip" },
             InferError::Full { what: "the queue", limit: 3, retry_after },

@@ -83,7 +83,9 @@ pub(crate) async fn load_as(
     };
     let current = front.catalog.get(name, None).ok().map(|model| catalog::config_of(&model));
     let failed = |error| match error {
-        InferError::BadRequest(reason) => InferError::LoadFailed { name: name.to_owned(), reason },
+        InferError::BadRequest(reason) => {
+            InferError::LoadFailed { name: name.to_owned(), reason, for_now: false }
+        }
         other => other,
     };
     front.control.change(name, load.change(name, current.as_ref()).map_err(failed)?).await

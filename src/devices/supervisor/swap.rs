@@ -11,6 +11,15 @@ pub(super) struct Leaving {
     lent: Weak<Arc<Model>>,
 }
 
+/// Why a model was not loaded anew.
+#[derive(Debug, PartialEq)]
+pub struct NotReloaded {
+    /// The reasons of all versions that failed.
+    pub reason: String,
+    /// Whether none of them failed by itself: their devices are away, or have no room for them now.
+    pub for_now: bool,
+}
+
 impl Devices {
     /// Loads all versions of a model anew. If one fails, all that serve go on, and the reason is listed; otherwise versions that are gone
     /// from the folder are unloaded. A version that is only named, without files, is listed with its reason, and is no
@@ -18,11 +27,11 @@ impl Devices {
     /// be loaded, and those after it are left as they are.
     ///
     /// # Errors
-    /// The reasons of all versions that failed.
-    pub fn reload(&self, name: &str, found: &[Found]) -> Result<(), String> {
+    /// If a version failed.
+    pub fn reload(&self, name: &str, found: &[Found]) -> Result<(), NotReloaded> {
         let _turn = self.turn.lock();
         let mut reasons = Vec::new();
-        let mut refused = false;
+        let (mut refused, mut for_now) = (false, true);
         let is_some_there = found.iter().any(|found| !found.only_named);
         let before = self.parts.catalog.entries(name);
         // All versions show as loading at once, including those that wait for their turn.
@@ -41,6 +50,11 @@ impl Devices {
             let old = self.serving(name, Some(version)).pop();
             let loaded = self.try_load(found);
             refused = matches!(loaded, Err(NotLoaded::Unexpected(_)));
+            if let Err(why) = &loaded
+                && !may_lack
+            {
+                for_now &= matches!(why, NotLoaded::Away(_));
+            }
             match loaded {
                 Ok(loading) => self.present(found, &loading),
                 Err(why) if old.is_some() && !may_lack => {
@@ -77,7 +91,7 @@ impl Devices {
             // What serves goes on; what is listed only with a reason, and has no files any more, would be listed for ever.
             let serves = |version: &str| !self.serving(name, Some(version)).is_empty();
             self.remove(name, &|version| gone(version) && !serves(version));
-            return Err(reasons.join("; "));
+            return Err(NotReloaded { reason: reasons.join("; "), for_now });
         }
         self.book.stop_waiting(name, &|version| !gone(version));
         self.remove(name, &gone);

@@ -42,6 +42,10 @@ fn with_look(found: Found, look: impl Fn(&Model) -> Result<(), String> + Send + 
     Found { source, ..found }
 }
 
+fn failed(reason: &str) -> NotReloaded {
+    NotReloaded { reason: reason.to_owned(), for_now: false }
+}
+
 fn end(devices: &Devices) {
     devices.parts.queue.close();
     devices.join();
@@ -233,10 +237,10 @@ fn a_version_that_is_only_named_is_listed_and_fails_no_load_of_others() {
     let listed = devices.parts.catalog.list().pop().unwrap();
     assert!(matches!(listed.state, State::Unavailable(reason) if reason == "there is no folder 2"));
     let nothing_else = || devices.reload("spots", &[only_named()]);
-    assert_eq!((nothing_else(), ready()), (Err("there is no folder 2".to_owned()), vec!["1".to_owned()]));
+    assert_eq!((nothing_else(), ready()), (Err(failed("there is no folder 2")), vec!["1".to_owned()]));
     // Where only a named version is asked for, its failure leaves the serving one in place, as any failed load does.
     devices.reload("spots", &[of("2")]).unwrap();
-    assert_eq!((nothing_else(), ready()), (Err("there is no folder 2".to_owned()), vec!["2".to_owned()]));
+    assert_eq!((nothing_else(), ready()), (Err(failed("there is no folder 2")), vec!["2".to_owned()]));
     end(&devices);
 }
 
@@ -293,7 +297,7 @@ fn a_version_that_waits_for_its_turn_is_loading_and_one_that_is_left_alone_is_as
     };
     let unexpected = with_look(of("1"), look);
     let result = devices.reload("spots", &[unexpected, of("2"), of("3")]);
-    assert_eq!(result, Err("not as expected".to_owned()));
+    assert_eq!(result, Err(failed("not as expected")));
     assert_eq!(told.recv().unwrap(), ["loading"; 3]);
     let after = ["1", "2", "3"].map(&state);
     assert_eq!(after, [Some("not as expected".to_owned()), None, Some("it cannot be read".to_owned())]);
@@ -321,6 +325,25 @@ fn a_cpu_whose_thread_has_panicked_serves_all_its_models_again() {
         states.iter().any(|device| device.id == CPU && device.state == DeviceState::Serving)
     };
     until("that is told", serves);
+    end(&devices);
+}
+
+#[test]
+fn a_load_without_a_device_is_told_apart_from_a_broken_model_and_comes_about_later() {
+    let devices = devices();
+    let [cpu] = &devices.devices[..] else { panic!("the CPU alone") };
+    assert_eq!(devices.parts.status.drain_device(CPU, true), Some(true));
+    until("it is drained", || cpu.hold().is_none());
+    let broken = found("spots", Err("it cannot be read".into()));
+    assert_eq!(devices.reload("spots", &[broken]), Err(failed("it cannot be read")));
+    let good = found("spots", Ok(source("spots", "1", "engine = \"gauss-mle\"\n")));
+    let other = Found { version: "2".into(), ..found("spots", Err("it cannot be read".into())) };
+    let NotReloaded { reason, for_now } = devices.reload("spots", &[good.clone()]).unwrap_err();
+    assert!(for_now && reason.contains("none of its devices is there now: cpu is"), "{reason}");
+    // What is broken does not pass, whatever is wrong beside it.
+    assert!(!devices.reload("spots", &[good, other]).unwrap_err().for_now);
+    devices.parts.status.drain_device(CPU, false);
+    until("it is loaded", || !devices.parts.catalog.ready().is_empty());
     end(&devices);
 }
 

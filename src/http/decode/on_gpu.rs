@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 impl DecodePool {
     /// The file's only frame, staged, if a GPU should decode it and can; otherwise the pool decodes it.
-    pub(super) async fn on_gpu(&self, bytes: &Bytes, model: &Model) -> Option<Decoded> {
+    pub(super) async fn on_gpu(&self, bytes: &Bytes, model: &Model) -> Option<Decoded<Staged>> {
         let decoder = self.jpeg.as_ref()?;
         let load =
             Load { threads: self.threads, in_pool: self.jobs(), on_gpu: decoder.waiting(), batch: BATCH };
@@ -48,8 +48,7 @@ impl DecodePool {
         let item = tokio::time::timeout(HUNG, answer).await.ok()?.ok().flatten()?;
         self.gpu_jpegs.fetch_add(1, Ordering::Relaxed);
         let inputs = input.inputs(tensor(&item, form), (width, height));
-        let frames = vec![Ok(Staged { inputs, placement })];
-        Some(Decoded { frames, took: started.elapsed(), share })
+        Some(Decoded { staged: Staged { inputs, placement }, took: started.elapsed(), share })
     }
 }
 

@@ -1,8 +1,8 @@
 //! Files of several frames: some threads of the pool decode their frames, in short steps, so that other files come between.
 
 use super::{
-    Budget, DECODING, DecodePool, Decoded, Share, Staged, Turns, enough, image_input, policy::steps_at_once,
-    stage_frame,
+    Budget, DECODING, DecodePool, Decoded, Frames, Share, Staged, Turns, enough, image_input,
+    policy::steps_at_once, stage_frame,
 };
 use crate::{
     error::InferError,
@@ -35,7 +35,7 @@ struct Pages {
 }
 
 struct Done {
-    frames: Vec<Option<Result<Staged, InferError>>>,
+    staged: Vec<Option<Result<Staged, InferError>>>,
     took: Duration,
 }
 
@@ -51,12 +51,12 @@ impl DecodePool {
         model: Arc<Model>,
         permit: Option<&Arc<Permit>>,
         turns: &Turns,
-    ) -> Result<Decoded, InferError> {
+    ) -> Result<Decoded<Frames>, InferError> {
         let count = image.frame_count();
         let (at_once, bytes) = at_once(&image, &model, steps_at_once(self.threads).min(count), &self.budget)?;
         let share = self.share(bytes, DECODING).await?;
-        let frames = (0..count).map(|_| None).collect();
-        let done = Mutex::new(Done { frames, took: Duration::ZERO });
+        let staged = (0..count).map(|_| None).collect();
+        let done = Mutex::new(Done { staged, took: Duration::ZERO });
         let pages = Arc::new(Pages { image, model, share, next: AtomicUsize::new(0), done });
         let worker = async || {
             loop {
@@ -80,8 +80,8 @@ impl DecodePool {
         let pages = Arc::into_inner(pages);
         let Pages { share, done, .. } =
             pages.ok_or_else(|| InferError::Internal("a step of a file goes on after its end".into()))?;
-        let Done { frames, took } = done.into_inner();
-        Ok(Decoded { frames: frames.into_iter().flatten().collect(), took, share })
+        let Done { staged, took } = done.into_inner();
+        Ok(Decoded { staged: staged.into_iter().flatten().collect(), took, share })
     }
 }
 
@@ -98,7 +98,7 @@ impl Pages {
                 let frame = self.image.frame(index, &enough(input))?;
                 stage_frame(&frame, input)
             });
-            self.done.lock().frames[index] = Some(frame);
+            self.done.lock().staged[index] = Some(frame);
             if began.elapsed() >= STEP {
                 break true;
             }
@@ -157,8 +157,8 @@ mod tests {
         (pool, turns)
     }
 
-    fn first_bytes(decoded: &Decoded) -> Vec<u8> {
-        decoded.frames.iter().map(|frame| frame.as_ref().unwrap().inputs[0].data[0]).collect()
+    fn first_bytes(decoded: &Decoded<Frames>) -> Vec<u8> {
+        decoded.staged.iter().map(|frame| frame.as_ref().unwrap().inputs[0].data[0]).collect()
     }
 
     #[tokio::test]
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(pool.jobs(), busy.len() + 3);
         drop(release);
         for file in try_join_all(files).await.unwrap() {
-            assert_eq!(file.frames.len(), 8);
+            assert_eq!(file.staged.len(), 8);
         }
     }
 
@@ -234,7 +234,7 @@ mod tests {
         let (pool, turns) = pool(2, 1 << 30);
         let decoded = pool.stage_several(two_pages(), Arc::clone(&model), None, &turns).await.unwrap();
         let staged: Vec<_> =
-            decoded.frames.iter().flatten().map(|frame| frame.inputs[0].data.len() as u64).collect();
+            decoded.staged.iter().flatten().map(|frame| frame.inputs[0].data.len() as u64).collect();
         assert_eq!(staged, [4 * 3 * 3, 300 * 200 * 3 * 2]);
         // Of each page what the file has and what comes out of it.
         let (small, large, staged) = (2 * 4 * 3, 2 * 300 * 200 * 2, staged.iter().sum::<u64>());

@@ -115,14 +115,12 @@ impl Decoding {
     async fn ahead(&self, file: Bytes) -> Result<Ahead, InferError> {
         let (began, of) = (self.call.again(), Arc::clone(&self.model));
         let decode = self.front.decode.stage_only(file, of, self.call.permit.as_ref());
-        let Decoded { frames, took, share: _share } = match began.in_time(decode).await? {
+        let Decoded { staged, took, share: _share } = match began.in_time(decode).await? {
             Opened::Only(decoded) => decoded,
             Opened::Several(image) => return Ok(Ahead::Several(image)),
         };
         self.call.decoded(&self.front, &self.model, took);
-        let only =
-            frames.into_iter().next().ok_or_else(|| InferError::Internal("a file has no frames".into()))?;
-        self.queue(only?, took).map(Ahead::Queued)
+        self.queue(staged, took).map(Ahead::Queued)
     }
 
     /// Decodes a file of several frames. They are queued one by one as the client reads. Until then they are charged to the request, not to
@@ -131,7 +129,7 @@ impl Decoding {
         let (began, of) = (self.call.again(), Arc::clone(&self.model));
         let turns = self.front.decode.turns();
         let decode = self.front.decode.stage_several(image, of, self.call.permit.as_ref(), &turns);
-        let Decoded { frames, took, share } = began.in_time(decode).await?;
+        let Decoded { staged: frames, took, share } = began.in_time(decode).await?;
         self.call.decoded(&self.front, &self.model, took);
         let inputs = frames.iter().flatten().flat_map(|frame| &frame.inputs);
         let bytes = inputs.map(|input| input.data.len() as u64).sum();

@@ -3,9 +3,9 @@
 
 use super::{
     BAD_REQUEST, CANCELLED, DRAINING, FORBIDDEN, FULL, INPUT_REFUSED, INTERNAL, KINDS, Kind, LATE,
-    LOAD_FAILED, MEDIA, METHOD, MODEL_NOT_READY, NO_DEVICE, NO_STORAGE, NOT_ACCEPTABLE, NOT_AN_IMAGE,
-    NOT_FOUND, NOT_LIVE, NOT_OFFERED, NOT_READY, PROBLEM_JSON, Problem, SLOW_BODY, TOO_LARGE, UNAVAILABLE,
-    UNKNOWN_MODEL, URI_TOO_LONG,
+    LOAD_FAILED, LOAD_WAITS, MEDIA, METHOD, MODEL_NOT_READY, NO_DEVICE, NO_STORAGE, NOT_ACCEPTABLE,
+    NOT_AN_IMAGE, NOT_FOUND, NOT_LIVE, NOT_OFFERED, NOT_READY, PROBLEM_JSON, Problem, SLOW_BODY, TOO_LARGE,
+    UNAVAILABLE, UNKNOWN_MODEL, URI_TOO_LONG,
 };
 use crate::{
     error::{InferError, seconds_up},
@@ -73,6 +73,7 @@ fn explain(kind: Kind) -> Entry {
             InferError::LoadFailed {
                 name: "digits".into(),
                 reason: "it is not an ONNX file, or a damaged one (at byte 2)".into(),
+                for_now: false,
             },
         ),
         FORBIDDEN => entry(
@@ -188,6 +189,19 @@ fn explain(kind: Kind) -> Entry {
                 name: "digits".into(),
                 reason: "digits/model.onnx is not there".into(),
                 loading: false,
+            },
+        ),
+        LOAD_WAITS => entry(
+            "A load found no device for the model: those that may run it are away, drained, or have no room for it now. If no version of \
+             it served before, it waits, and is loaded once one of them can take it; otherwise what served goes on serving.",
+            "Wait for a device (`ocelli devices --url URL`), or free memory of one. A model that waits needs no other load; \
+             `POST /v2/repository/index` says which does.",
+            InferError::LoadFailed {
+                name: "digits".into(),
+                reason: "none of its devices is there now: cpu is fenced (drained by an operator); it is loaded when one of them is \
+                         back"
+                    .into(),
+                for_now: true,
             },
         ),
         DRAINING => entry(
