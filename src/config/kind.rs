@@ -52,6 +52,8 @@ pub enum Kind {
     Url,
     /// A prefix for the paths of URLs, such as `/vision`; empty for none.
     BasePath,
+    /// What somebody calls something, in 1 to 64 visible ASCII characters.
+    Name,
     /// A number from 0 to 1.
     Ratio,
     /// A text that is never shown; empty for none.
@@ -63,6 +65,8 @@ pub enum Kind {
 /// A shorter secret could be guessed; one beyond the maximum is a mistake.
 const SECRET_BYTES_MIN: usize = 16;
 const SECRET_BYTES_MAX: usize = 256;
+
+const NAME_BYTES_MAX: usize = 64;
 
 /// A checked value.
 #[derive(Debug, Clone, PartialEq)]
@@ -96,6 +100,7 @@ impl Kind {
                  empty for none"
                     .into()
             }
+            Kind::Name => format!("1 to {NAME_BYTES_MAX} visible ASCII characters, without spaces"),
             Kind::Ratio => "a number from 0 to 1".into(),
             Kind::Secret => {
                 format!("{SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} visible ASCII characters, or empty for none")
@@ -125,6 +130,7 @@ impl Kind {
             Kind::Address { .. } => "ADDRESS",
             Kind::Addresses => "ADDRESS,…",
             Kind::Names => "NAME,…",
+            Kind::Name => "NAME",
             Kind::Secret => "TOKEN",
             Kind::Url => "URL",
             Kind::Ratio => "RATIO",
@@ -180,6 +186,10 @@ impl Kind {
                 let fine = |part: &str| !matches!(part, "" | "." | "..") && part.bytes().all(plain);
                 let parts = text.strip_prefix('/');
                 text_if(text.is_empty() || parts.is_some_and(|parts| parts.split('/').all(fine)))
+            }
+            Kind::Name => {
+                let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
+                text_if(visible && (1..=NAME_BYTES_MAX).contains(&text.len()))
             }
             Kind::Ratio => {
                 let ratio = text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
@@ -401,6 +411,12 @@ mod tests {
         for text in ["vision", "/", "/vision/", "//vision", "/a/../b", "/a b", "/a%20b", "/a?b", "http://a/b"]
         {
             check(Kind::BasePath, text, None);
+        }
+        for text in ["triton", "eye-2/v1", &"n".repeat(64)] {
+            check(Kind::Name, text, Some(Value::Text(text.into())));
+        }
+        for text in ["", "two words", "ä", "a\n", &"n".repeat(65)] {
+            check(Kind::Name, text, None);
         }
         check(Kind::Ratio, "0.25", Some(Value::Real(0.25)));
         check(Kind::Ratio, "1", Some(Value::Real(1.0)));

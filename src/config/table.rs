@@ -189,7 +189,7 @@ macro_rules! options {
 }
 
 use Kind::{
-    Address, Addresses, BasePath, Bytes, Choice, Count, Filter, Millis, Names, Path, Ratio,
+    Address, Addresses, BasePath, Bytes, Choice, Count, Filter, Millis, Name, Names, Path, Ratio,
     Secret as SecretKind, Threads, Url,
 };
 
@@ -214,6 +214,9 @@ options! {
             "This listener has its own thread, so a jammed data path cannot fail a probe. It controls devices and models by the same rules as the API. Without admin_token, only callers by a loopback address (127.0.0.1, ::1) may do so; with it, only those who know the token. Whoever reaches this listener can read health and metrics, so keep it off public interfaces.";
     }
     section "Answers" {
+        server_name: String, Name, "ocelli",
+            "What the server calls itself in its metadata, at /v2 and over gRPC.",
+            "This is for callers that look for another server's name there, such as triton. It is Triton's --id. What it really is stands in ocelli_build_info and the log.";
         torchserve_answers: bool, Choice(&["off", "on"]), "off",
             "Whether /predictions answers for a classifier as TorchServe does: {label: probability} of the five best classes.",
             "This is for callers of TorchServe that cannot add ?format=torchserve to their requests. With it, ?format=ocelli asks for our own form.";

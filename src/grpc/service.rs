@@ -110,7 +110,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         _: Request<ServerMetadataRequest>,
     ) -> Result<Response<ServerMetadataResponse>, Status> {
         Ok(Response::new(ServerMetadataResponse {
-            name: "ocelli".to_owned(),
+            name: self.front.server_name.clone(),
             version: VERSION.to_owned(),
             extensions: catalog::extensions(&self.front).map(str::to_owned).collect(),
         }))

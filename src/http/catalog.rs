@@ -35,7 +35,7 @@ pub(crate) fn extensions(front: &Front) -> impl Iterator<Item = &'static str> {
 /// `GET /v2`
 pub(super) async fn server(State(front): State<Arc<Front>>) -> Json<Value> {
     let extensions: Vec<&str> = extensions(&front).collect();
-    Json(json!({ "name": "ocelli", "version": env!("CARGO_PKG_VERSION"), "extensions": extensions }))
+    Json(json!({ "name": front.server_name, "version": env!("CARGO_PKG_VERSION"), "extensions": extensions }))
 }
 
 /// `GET /v2/models`: every model and version, served or not, with the reason why not.

@@ -167,6 +167,8 @@ pub struct Front {
     base_path: Arc<str>,
     /// Where Triton's metrics are written beside our own.
     triton_metrics: TritonMetrics,
+    /// What its metadata call the server.
+    pub(crate) server_name: String,
     /// Whether predictions of classifiers have TorchServe's form where a request asks for none.
     torchserve_answers: bool,
     /// `None` if it is switched off.
@@ -250,6 +252,7 @@ impl Front {
             admin_token: config.admin_token.clone(),
             base_path: config.base_path.as_str().into(),
             triton_metrics: config.triton_metrics,
+            server_name: config.server_name.clone(),
             torchserve_answers: config.torchserve_answers,
             page: page::page(config.page),
             host: Host::default(),

@@ -107,6 +107,13 @@ def test_health_and_metadata(client):
     fails(lambda: client.get_model_metadata("digit"), "NOT_FOUND", "unknown model", "digits")
 
 
+def test_the_server_has_the_name_that_it_was_given(start_server, only_digits):
+    server = start_server(only_digits, server_name="triton")
+    with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        assert client.get_server_metadata().name == "triton"
+    assert wire.ok(requests.get(server.url + "/v2", timeout=wire.TIMEOUT))["name"] == "triton"
+
+
 def test_grpcs_own_health_check_says_ready(channel):
     check = channel.unary_unary("/grpc.health.v1.Health/Check")
     serving = b"\x08\x01"
