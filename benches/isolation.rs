@@ -93,7 +93,7 @@ fn main() {
         onnx_runtime: Some(library.clone()),
         patience: None,
     };
-    let runtime = Runtime::load(&library).expect("ONNX Runtime");
+    let runtime = Runtime::load(&library, u64::MAX).expect("ONNX Runtime");
     let mut here = recipe.make(&Place::Cpu(Ok(runtime))).expect("an engine");
     let child = Child::start(post()).expect("a child");
     let mut there = child.load(&recipe).expect("an engine");

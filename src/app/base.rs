@@ -1,6 +1,6 @@
 //! The parts below the front, built from the leaves up: the runtime, the models that were found, the queue, the devices.
 
-use super::{AppError, allowed_threads::not_started, failed, gpus::Gpus};
+use super::{AppError, allowed_threads::not_started, failed, gpus::Gpus, memory};
 use crate::{
     batch::{Queue, QueueLimits},
     config::{self, Backend, Chosen, Config, RepositoryMode},
@@ -219,7 +219,7 @@ fn network(found: &[models::Found]) -> Option<&models::Found> {
 
 /// ONNX Runtime, or why there is none: its absence ends a server only where a model needs it.
 fn runtime(config: &Config, found: &[models::Found]) -> Result<Result<Runtime, String>, AppError> {
-    let runtime = Runtime::load(&config.onnx_runtime);
+    let runtime = Runtime::load(&config.onnx_runtime, memory::of_models(config));
     match (&runtime, network(found)) {
         (Ok(runtime), _) => {
             tracing::info!(path = %config.onnx_runtime.display(), build = runtime.description(), "loaded ONNX Runtime");

@@ -1,7 +1,7 @@
 //! The server without its sockets: the same routes on the same queue and devices, for commands that run a model in-process. Its answers
 //! are those of the server, since it runs the same code.
 
-use super::{AppError, Core, base, gpus::Gpus};
+use super::{AppError, Core, base, gpus::Gpus, memory};
 use crate::{
     config::Config,
     engine::onnx::Runtime,
@@ -35,7 +35,8 @@ impl Local {
         if let Ok(source) = &mut found.source {
             change(&mut source.manifest);
             if source.manifest.engine == Engine::Onnx {
-                runtime = Ok(Runtime::load(&config.onnx_runtime).map_err(AppError::Backend)?);
+                runtime = Ok(Runtime::load(&config.onnx_runtime, memory::of_models(config))
+                    .map_err(AppError::Backend)?);
             }
         }
         let core = base::start(config, Gpus::of(config)?, runtime, vec![found])?;

@@ -1,4 +1,4 @@
-//! Whether the memory that the process may use exceeds what requests may take, by the options.
+//! The memory that the process may use: what models may take of it, and whether it exceeds what requests may take, by the options.
 
 use crate::{config::Config, telemetry::host};
 
@@ -11,6 +11,14 @@ struct Room {
     high: Option<u64>,
     /// Bytes shared with the processes of GPUs, used or not.
     shared: u64,
+}
+
+/// Bytes that ONNX models on the CPU may take. The rest is for everything else.
+pub(super) fn of_models(config: &Config) -> u64 {
+    match config.compute_bytes_max {
+        0 => host::memory_limit().map_or(u64::MAX, |limit| limit / 8 * 7),
+        bytes => bytes,
+    }
 }
 
 /// Warns at the start if it does not; `shared` bytes are shared with the processes of GPUs. Otherwise, in its first busy hour, the system
@@ -69,6 +77,14 @@ mod tests {
     /// With so many MiB.
     fn room(limit: u64, high: Option<u64>, shared: u64) -> Room {
         Room { limit: limit << 20, high: high.map(|high| high << 20), shared: shared << 20 }
+    }
+
+    #[test]
+    fn models_leave_an_eighth_of_the_memory_unless_an_option_says_what_they_may_take() {
+        let of = |compute_bytes_max| of_models(&Config { compute_bytes_max, ..config() });
+        assert_eq!(of(5), 5);
+        let limit = host::memory_limit().expect("Linux tells");
+        assert_eq!(of(0), limit / 8 * 7);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What the commands `serve`, `check` and `devices` do, from a configuration to the end.
 
 use super::{
-    App, AppError, Core, allowed_threads, failed,
+    App, AppError, Core, allowed_threads, failed, memory,
     signals::{self, Signals, Starting},
 };
 use crate::{
@@ -146,6 +146,6 @@ pub fn find_devices(config: &Config) -> Found {
     if let Some(folder) = &config.kernel_cache_folder {
         cuda::keep_kernels_in(folder);
     }
-    let runtime = Runtime::load(&config.onnx_runtime);
+    let runtime = Runtime::load(&config.onnx_runtime, memory::of_models(config));
     devices::find(config.compute_threads, config.nvml_library.as_deref(), &runtime)
 }

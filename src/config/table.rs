@@ -379,6 +379,9 @@ options! {
         compute_threads: usize, Threads { max: 1024 }, "0",
             "Threads that run a model on the CPU; 0 for one per core.",
             "One batch uses all of them. Each model on the CPU has threads of its own, less one: the thread that has the batch is one of them.";
+        compute_bytes_max: u64, Bytes { min: 0, max: 16 * TIB }, "0",
+            "Memory of ONNX models on the CPU: weights, intermediate tensors and outputs, all together; 0 for seven eighths of what the process may have.",
+            "A batch that finds no room is run again in smaller ones; a request that finds none alone is answered with 503. A model whose weights or smallest batch find none is not loaded.\n\nThis keeps one input that says how large an output is from ending the server. All models share this memory, since few of them run at the same time. What nobody needs goes back to the system when a model is idle or unloaded.";
     }
     section "Metrics" {
         metrics_listen: Option<SocketAddr>, Address { off: true }, "",

@@ -3,12 +3,16 @@
 import base64
 import contextlib
 import resource
+import shutil
 import socket
 
+import make_models
+import numpy as np
 import pytest
 import requests
 import wire
-from server import until
+from onnx import TensorProto
+from server import ROOT, until
 
 CONNECTIONS = 1500
 # Of what the burst took, what may be left once all of it is closed.
@@ -70,6 +74,37 @@ def test_what_is_decoded_from_base64_counts_beside_the_body(start_server, only_d
         return "\nocelli_in_flight_bytes 0\n" in requests.get(server.url + "/metrics", timeout=wire.TIMEOUT).text
 
     until(nothing_left, GIVEN_BACK_SECONDS_MAX, "what was set aside is given back")
+
+
+def test_an_input_that_asks_for_more_than_models_may_take_fails_alone(start_server, tmp_path, digits):
+    """`as-long` gives as many numbers as its input says; `folded` has a constant of 4 GiB, told in 100 bytes."""
+    shutil.copytree(ROOT / "examples/models/digits", tmp_path / "digits")
+
+    def write(name, graph, inputs):
+        (tmp_path / name).mkdir()
+        outputs = [("y", TensorProto.FLOAT, ["n"])]
+        (tmp_path / name / "model.onnx").write_bytes(graph.bytes(name, inputs, outputs))
+        (tmp_path / name / "model.toml").write_text('task = "tensors"\n[batch]\naxis = "none"\n')
+
+    as_long, folded = make_models.Graph(), make_models.Graph()
+    as_long.node("ConstantOfShape", "x", output="y")
+    write("as-long", as_long, [("x", TensorProto.INT64, [1])])
+    many = folded.node("ConstantOfShape", folded.constant(np.array([1 << 30], np.int64)))
+    folded.node("Add", folded.node("ReduceSum", many, keepdims=0), "x", output="y")
+    write("folded", folded, [("x", TensorProto.FLOAT, [1])])
+    server = start_server(tmp_path, compute_bytes_max="64MiB")
+
+    def numbers(count):
+        tensor = {"name": "x", "datatype": "INT64", "shape": [1], "data": [count]}
+        return requests.post(server.url + "/v2/models/as-long/infer", json={"inputs": [tensor]}, timeout=wire.TIMEOUT)
+
+    (listed,) = (model for model in wire.ok(requests.get(server.url + "/v2/models"))["models"] if model["name"] == "folded")
+    assert listed["state"] == "UNAVAILABLE" and "out of memory" in listed["reason"], listed
+    for count in (1 << 40, 1 << 33, 1 << 25):
+        wire.problem(numbers(count), 503, f"out of memory: ConstantOfShape 'y' needs {4 * count} bytes")
+        assert wire.ok(numbers(3))["outputs"][0]["data"] == [0.0] * 3
+    _, image, digit = digits[0]
+    assert wire.ok(wire.post_image(server, "digits", image))["classes"][0]["label"] == digit
 
 
 def test_what_a_burst_of_connections_took_goes_back_to_the_system(start_server, only_digits, many_files):

@@ -18,7 +18,7 @@ use std::{
 };
 
 fn runtime() -> Runtime {
-    Runtime::load(&config().onnx_runtime).unwrap()
+    Runtime::load(&config().onnx_runtime, u64::MAX).unwrap()
 }
 
 fn digits() -> PathBuf {

@@ -32,7 +32,7 @@ const WIDTH: usize = 9;
 const HEIGHT: usize = 5;
 
 fn runtime() -> Runtime {
-    Runtime::load(&config().onnx_runtime).unwrap()
+    Runtime::load(&config().onnx_runtime, u64::MAX).unwrap()
 }
 
 fn written(folder: &Path, file: &[u8]) -> std::path::PathBuf {

@@ -7,6 +7,6 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     report_nothing();
     let library = std::env::var_os("ORT_DYLIB_PATH").expect("ORT_DYLIB_PATH names ONNX Runtime");
-    Runtime::load(library.as_ref()).expect("ONNX Runtime is there").stand_in(true);
+    Runtime::load(library.as_ref(), u64::MAX).expect("ONNX Runtime is there").stand_in(true);
     ocelli::cli::run(std::env::args_os())
 }

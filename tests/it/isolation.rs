@@ -90,7 +90,7 @@ fn batches_for_which_too_little_is_shared_go_there_and_come_back_as_well() {
 
 fn check_network(shared_bytes: usize) {
     let (_region, child, mut engine) = start_with(shared_bytes);
-    let runtime = Runtime::load(&config().onnx_runtime).unwrap();
+    let runtime = Runtime::load(&config().onnx_runtime, u64::MAX).unwrap();
     let mut here = digits().make(&Place::Cpu(Ok(runtime))).unwrap();
     assert_eq!(engine.signature(), here.signature());
     for items in [1, 5, 16, 1000] {

@@ -338,7 +338,7 @@ fn a_load_without_a_device_is_told_apart_from_a_broken_model_and_comes_about_lat
     assert_eq!(devices.reload("spots", &[broken]), Err(failed("it cannot be read")));
     let good = found("spots", Ok(source("spots", "1", "engine = \"gauss-mle\"\n")));
     let other = Found { version: "2".into(), ..found("spots", Err("it cannot be read".into())) };
-    let NotReloaded { reason, for_now } = devices.reload("spots", &[good.clone()]).unwrap_err();
+    let NotReloaded { reason, for_now } = devices.reload("spots", std::slice::from_ref(&good)).unwrap_err();
     assert!(for_now && reason.contains("none of its devices is there now: cpu is"), "{reason}");
     // What is broken does not pass, whatever is wrong beside it.
     assert!(!devices.reload("spots", &[good, other]).unwrap_err().for_now);

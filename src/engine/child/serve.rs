@@ -104,7 +104,7 @@ fn take(open: &Open, region: &Region) -> Result<Taken, EngineError> {
         )));
     }
     let none = || Err("ONNX Runtime is not loaded".to_owned());
-    let runtime = open.onnx_runtime.as_deref().map_or_else(none, Runtime::load);
+    let runtime = open.onnx_runtime.as_deref().map_or_else(none, |path| Runtime::load(path, u64::MAX));
     let Some(id) = &open.gpu else {
         return Ok(Taken { place: Place::Cpu(runtime), _pins: Vec::new() });
     };

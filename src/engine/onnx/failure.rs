@@ -50,12 +50,23 @@ fn of_message(message: &str) -> EngineError {
     let library_failed = LIBRARY.iter().all(|word| message.contains(word)) && !says(&EXTENTS);
     let line = first_line(message);
     if is_out_of_memory(message) {
-        EngineError::OutOfMemory(format!("out of memory: {line}"))
+        let told = of_arena(&line).unwrap_or(line);
+        EngineError::OutOfMemory(format!("out of memory: {told}"))
     } else if says(&DEVICE) || library_failed {
         EngineError::Device(line)
     } else {
         EngineError::Input(line)
     }
+}
+
+/// What an arena that has reached its limit says in the names of its functions.
+fn of_arena(line: &str) -> Option<String> {
+    let (before, numbers) = line.split_once("Available memory of ")?;
+    let (left, needed) = numbers.split_once(" is smaller than requested bytes of ")?;
+    let (_, node) = before.split_once("while running ")?;
+    let (operator, name) = node.split_once(" node. Name:")?;
+    let (name, _) = name.split_once(" Status Message")?;
+    Some(format!("{operator} {name} needs {needed} bytes, and {left} are left"))
 }
 
 /// The first line of an ONNX Runtime message, without what only its developers can use: stack traces below it, names of source
@@ -133,6 +144,10 @@ mod tests {
                      onnxruntime::BFCArena::AllocateRawInternal(size_t, bool, onnxruntime::Stream*)";
         let full = format!("{arena} Available memory of 8388608 is smaller than requested bytes of 16777216");
         kind(&full, EngineError::OutOfMemory);
+        let told = EngineError::OutOfMemory(
+            "out of memory: MatMul '' needs 16777216 bytes, and 8388608 are left".to_owned(),
+        );
+        assert_eq!(of_message(&full), told);
         assert!(is_out_of_memory(&full), "of a load as well");
         kind(
             &format!("{arena} Failed to find a free memory block despite calling Extend. rounded_bytes=256"),

@@ -11,8 +11,9 @@
 //! - `value`: tensors in and out of a session without a copy; `binding`: the same with memory of a device.
 //! - [`report_nothing`]: turns off ONNX Runtime's telemetry.
 //! - `libraries`: whether ONNX Runtime can run models on a GPU here; `version`: whether it is new enough to replay CUDA graphs;
-//!   `failure`: classifies failed runs; `idle`: releases an idle model's memory; `under_way`: interrupts a run.
+//!   `failure`: classifies failed runs; `arena`: the memory of models on the CPU; `under_way`: interrupts a run.
 
+mod arena;
 pub(crate) mod axes;
 pub(super) mod binding;
 pub(crate) mod ending;
@@ -21,7 +22,6 @@ pub(super) mod failure;
 mod fields;
 mod functions;
 pub mod gpu;
-mod idle;
 mod libraries;
 pub(crate) mod operators;
 mod placement;
@@ -44,6 +44,7 @@ use super::{
     staging::{Blocks, Memory},
 };
 use crate::words::{causes, printable};
+use arena::Arena;
 use libraries::CudaProvider;
 use ort::{environment::Environment, ep::ExecutionProvider, logging::LogLevel};
 use parking_lot::Mutex;
@@ -65,6 +66,7 @@ static LOADED: Mutex<Option<(PathBuf, Runtime)>> = Mutex::new(None);
 #[derive(Clone)]
 pub struct Runtime {
     environment: Environment,
+    arena: Arc<Arena>,
     path: Arc<Path>,
     /// Whether CUDA graphs that it has recorded may be replayed, or why not.
     replays: Result<(), String>,
@@ -76,12 +78,14 @@ pub struct Runtime {
 impl Runtime {
     /// Loads the shared library at `path` and creates the process's environment.
     ///
+    /// All models on the CPU together may allocate `cpu_bytes_max` bytes.
+    ///
     /// Must come before any other use of `ort`, whose error type already needs the library. Loading the same library
-    /// again gives the same environment.
+    /// again gives the same environment, with the limit that it has.
     ///
     /// # Errors
     /// If the library is missing or too old, or another one is already loaded. The text is for an operator.
-    pub fn load(path: &Path) -> Result<Runtime, String> {
+    pub fn load(path: &Path, cpu_bytes_max: u64) -> Result<Runtime, String> {
         let mut loaded = LOADED.lock();
         match &*loaded {
             Some((from, runtime)) if from == path => return Ok(runtime.clone()),
@@ -111,10 +115,13 @@ impl Runtime {
             .with_logger(Arc::new(log))
             .build()
             .map_err(|error| format!("cannot start ONNX Runtime: {error}"))?;
+        let arena = Arena::register(&environment, cpu_bytes_max);
+        let arena = arena.map_err(|error| format!("ONNX Runtime takes no limit of memory: {error}"))?;
         let replays = version::of(path).and_then(|version| version::check_replays(&version));
         let replays = replays.map_err(|why| format!("{}: {why}", path.display()));
         let runtime = Runtime {
             environment,
+            arena: arena.into(),
             path: path.into(),
             replays,
             cuda: Arc::default(),
@@ -181,8 +188,8 @@ impl Runtime {
             session,
             ends: Ends::default(),
             blocks: Blocks::new(Memory::Plain),
-            had: idle::Inputs::default(),
             under_way: Arc::default(),
+            trims: Trims(Arc::clone(&self.arena)),
         })
     }
 }
@@ -208,10 +215,28 @@ pub struct OnnxEngine {
     ends: Ends,
     /// Memory in which pixels become numbers.
     blocks: Blocks,
-    had: idle::Inputs,
     under_way: Arc<UnderWay>,
     /// Whether its work depends on the shapes of its inputs alone.
     even: bool,
+    /// Dropped last, when all of the session is free.
+    trims: Trims,
+}
+
+/// Gives back memory of models that nobody uses.
+struct Trims(Arc<Arena>);
+
+impl Trims {
+    fn trim(&self) {
+        if let Err(error) = self.0.trim() {
+            tracing::debug!(%error, "memory of models that nobody uses is kept");
+        }
+    }
+}
+
+impl Drop for Trims {
+    fn drop(&mut self) {
+        self.trim();
+    }
 }
 
 impl Engine for OnnxEngine {
@@ -238,7 +263,6 @@ impl Engine for OnnxEngine {
         let run = self.under_way.begin()?;
         let outputs = self.session.inner().run_with_options(values.as_slice(), run.options());
         let outputs = outputs.map_err(|error| failure::of_run(&error))?;
-        self.had.note(views.iter());
         let outputs = outputs.into_iter().map(|(_, output)| value::take(output, &views));
         outputs.collect::<Result<_, _>>().map(Flight::Landed)
     }
@@ -253,8 +277,6 @@ impl Engine for OnnxEngine {
 
     fn rest(&mut self) {
         self.blocks.clear();
-        if let Err(error) = self.had.shrink(&mut self.session) {
-            tracing::debug!(%error, "an idle model keeps its memory");
-        }
+        self.trims.trim();
     }
 }

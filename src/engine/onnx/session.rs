@@ -218,6 +218,9 @@ fn commit(
         .with_config_entry("session.intra_op.spin_duration_us", SPIN_US)?
         .with_config_entry("session.force_spinning_stop", "1")?
         .with_execution_providers(providers)?;
+    if providers.is_empty() {
+        builder = runtime.arena.used_by(builder)?;
+    }
     if let Some(others) = others {
         builder = builder.with_thread_manager(others)?;
     }

@@ -80,7 +80,7 @@ fn main() -> ExitCode {
         _ => {
             if let (true, Some(library)) = (rehearsed(), given("ORT_DYLIB_PATH")) {
                 // The same library as the server's, which is loaded once: its networks run on the CPU, all else on the fake.
-                Runtime::load(Path::new(&library)).unwrap().stand_in(true);
+                Runtime::load(Path::new(&library), u64::MAX).unwrap().stand_in(true);
             }
             ocelli::cli::run(std::env::args_os())
         }

@@ -29,7 +29,7 @@ const APART_MAX: f32 = 2e-3;
 fn runtime() -> Runtime {
     let path =
         given("ORT_DYLIB_PATH").unwrap_or_else(|| skip("there is no ONNX Runtime: ORT_DYLIB_PATH names one"));
-    Runtime::load(Path::new(&path)).unwrap()
+    Runtime::load(Path::new(&path), u64::MAX).unwrap()
 }
 
 /// Folders with a model file, as `run.py` gives them.
