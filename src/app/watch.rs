@@ -1,5 +1,5 @@
-//! The watcher of the model folder (`repository_mode = "watch"`): once changes have settled, new and changed models are loaded, and those
-//! that are gone are unloaded.
+//! The watcher of the model folder (`repository_mode = "watch"`): once the files of a model have settled, it is loaded if it is new or
+//! changed, and unloaded if it is gone.
 //!
 //! The system reports most changes, but not all: not those made by another machine on a shared volume, nor a folder or a link replaced by
 //! another; nor any once its watches are used up. So the folder is also scanned every few seconds, and watched anew if it has been
@@ -10,6 +10,7 @@ use crate::models::{
     Command, Control,
     changes::{Change, Snapshot},
     control::Said,
+    settling::{REST, Settling},
 };
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use parking_lot::Mutex;
@@ -25,15 +26,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Changes have settled when nothing has happened for this long.
-const REST: Duration = Duration::from_millis(500);
-/// They count as settled when things have been happening for this long.
-const UNREST_MAX: Duration = Duration::from_secs(10);
 /// How long changes that the system does not report may go unseen.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// After a scan, there is none for this many times as long as it took: with thousands of models, a file that is written to without end,
 /// as logs are, must not occupy a core.
 const LOOK_REST: u32 = 20;
+/// There is a scan after this long all the same.
+const LOOK_REST_MAX: Duration = Duration::from_secs(10);
 
 /// The running watcher; it ends when this is dropped.
 pub(super) struct Watch {
@@ -83,6 +82,7 @@ impl Watch {
             control,
             happens,
             seen: first,
+            settling: Settling::default(),
             said: HashMap::new(),
             unread: false,
             watcher: watcher.as_ref().map_or_else(Weak::new, Arc::downgrade),
@@ -113,7 +113,9 @@ fn not_watched(folder: &Path, error: &notify::Error) {
 struct Follower {
     control: Arc<Control>,
     happens: mpsc::Receiver<()>,
+    /// The folder, as far as its changes have counted.
     seen: Snapshot,
+    settling: Settling,
     /// The last command for each model that has not begun: at most one per model, however slow the loader is.
     said: HashMap<String, Said>,
     /// The folder could not be read at the last scan.
@@ -131,23 +133,33 @@ struct Follower {
 impl Follower {
     /// Runs until the watcher is gone.
     fn follow(mut self) {
-        // Changes between the first scan and the watcher's start would be missed.
-        let now = self.look();
-        self.say(now);
         loop {
-            match self.happens.recv_timeout(LOOK_EVERY) {
-                Ok(()) => {}
-                Err(RecvTimeoutError::Timeout) if self.is_other() => {}
-                Err(RecvTimeoutError::Timeout) => continue,
-                Err(RecvTimeoutError::Disconnected) => return,
+            self.watch_what_is_there();
+            let now = self.look();
+            self.say(now, Instant::now());
+            if !self.pause() {
+                return;
             }
-            let now = self.settled();
-            self.say(now);
         }
     }
 
-    /// Whether there are changes that the system has not reported.
-    fn is_other(&mut self) -> bool {
+    /// Waits until it is time to look again; false once the watcher is gone. While files change, what else happens does not matter.
+    fn pause(&self) -> bool {
+        if self.settling.is_settled() {
+            return self.happens.recv_timeout(LOOK_EVERY) != Err(RecvTimeoutError::Disconnected);
+        }
+        let end = Instant::now() + REST;
+        loop {
+            match self.happens.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(()) => {}
+                Err(RecvTimeoutError::Timeout) => return true,
+                Err(RecvTimeoutError::Disconnected) => return false,
+            }
+        }
+    }
+
+    /// Watches the folder that has the name by now, if it is another one.
+    fn watch_what_is_there(&mut self) {
         let folder = self.control.folder();
         let which = identity(folder);
         if which.is_some()
@@ -163,22 +175,6 @@ impl Follower {
             // Tried and logged once for each folder: scans find the changes in any case.
             self.which = which;
         }
-        let now = self.look();
-        (now.unread().is_some() && !self.unread) || !self.seen.changes(&now).is_empty()
-    }
-
-    /// The folder once it has settled, by the system's reports and by its contents.
-    fn settled(&mut self) -> Snapshot {
-        let began = Instant::now();
-        let mut last = self.look();
-        loop {
-            let quiet = self.happens.recv_timeout(REST.max(self.rest)).is_err();
-            let now = self.look();
-            if quiet && now == last || began.elapsed() >= UNREST_MAX {
-                return now;
-            }
-            last = now;
-        }
     }
 
     /// The folder now, or once the pause after the last scan has passed; reports until then are covered by this scan.
@@ -189,21 +185,22 @@ impl Follower {
         let began = Instant::now();
         let now = (self.look_at)(self.control.folder()).after(&self.seen);
         self.looked = Instant::now();
-        self.rest = ((self.looked - began) * LOOK_REST).min(UNREST_MAX);
+        self.rest = ((self.looked - began) * LOOK_REST).min(LOOK_REST_MAX);
         now
     }
 
-    /// Sends commands for what changed.
-    fn say(&mut self, mut now: Snapshot) {
+    /// Sends commands for the changes to this look that count.
+    fn say(&mut self, mut now: Snapshot, at: Instant) {
         let folder = self.control.folder().display();
         if let Some(error) = now.unread().filter(|_| !self.unread) {
             tracing::warn!(%folder, error, "the model folder cannot be read: what is served stays");
         }
         self.unread = now.unread().is_some();
         self.said.retain(|_, said| !said.is_over());
+        let counted = self.settling.counted(&self.seen, &now, at);
         for change in self.seen.changes(&now) {
             let name = change.name();
-            if self.said.contains_key(name) {
+            if !counted.contains(&change) || self.said.contains_key(name) {
                 now = now.with_one_from(name, &self.seen);
                 continue;
             }
@@ -229,6 +226,7 @@ fn identity(folder: &Path) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::models::settling::REST_OF_COPIES;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
@@ -263,6 +261,7 @@ mod tests {
             control: Arc::new(control),
             happens: mpsc::sync_channel(1).1,
             seen: Snapshot::at(folder.path()),
+            settling: Settling::default(),
             said: HashMap::new(),
             unread: false,
             watcher: Weak::new(),
@@ -271,7 +270,13 @@ mod tests {
             rest: Duration::ZERO,
             looked: Instant::now(),
         };
-        let mut say = || follower.say(Snapshot::at(folder.path()));
+        let mut now = Instant::now();
+        let mut say = || {
+            for _ in 0..2 {
+                now += REST_OF_COPIES;
+                follower.say(Snapshot::at(folder.path()), now);
+            }
+        };
         let next = || match commands.recv_timeout(Duration::ZERO) {
             Ok(Command::Load { name, .. }) => format!("load {name}"),
             Ok(Command::Unload { name, .. }) => format!("unload {name}"),

@@ -18,8 +18,9 @@ const DEPTH_MAX: usize = 4;
 
 /// A file as a snapshot sees it.
 #[derive(Debug, Clone, PartialEq)]
-struct FileState {
-    name: String,
+pub(super) struct FileState {
+    /// Its path below the model folder.
+    pub(super) name: String,
     /// Its path with links resolved: a link that is redirected shows other files, whatever their size and time.
     place: PathBuf,
     bytes: u64,
@@ -119,6 +120,11 @@ impl Snapshot {
             None => _ = self.models.remove(name),
         }
         self
+    }
+
+    /// The files of a model; none if there is no such model.
+    pub(super) fn files(&self, name: &str) -> &[FileState] {
+        self.models.get(name).and_then(Option::as_deref).unwrap_or_default()
     }
 
     /// Why the folder cannot be read, if so.

@@ -1,0 +1,179 @@
+//! When changes in the model folder count: once the files of a model have been the same for a while.
+//!
+//! A file that is half written is as good a file as any, and weights beside an ONNX file have no checksum: a model that is loaded while
+//! its files are copied may serve with one half of the old numbers and one half of the new.
+
+use super::changes::{Change, FileState, Snapshot};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+/// How long the files of a model must have been the same. This is enough for what is moved or linked into place.
+pub const REST: Duration = Duration::from_millis(500);
+/// The same for files that have been seen to change more than once: somebody copies them, and a copy may falter.
+pub const REST_OF_COPIES: Duration = Duration::from_secs(5);
+/// After this long, files that still change are worth a line in the log.
+const LONG: Duration = Duration::from_secs(60);
+
+/// The models whose files have changed, and how.
+#[derive(Debug, Default)]
+pub struct Settling(BTreeMap<String, Unsettled>);
+
+#[derive(Debug)]
+struct Unsettled {
+    /// Its files at the last look.
+    files: Vec<FileState>,
+    /// The first look at which they were as they are now.
+    since: Instant,
+    /// The first look at which they differed from those that are served.
+    began: Instant,
+    /// They have changed since then.
+    copied: bool,
+    /// The log says so.
+    told: bool,
+}
+
+impl Settling {
+    /// Whether nothing changes.
+    pub fn is_settled(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The changes from what is served to a look at this moment that count by now. They are forgotten here.
+    pub fn counted(&mut self, served: &Snapshot, look: &Snapshot, now: Instant) -> Vec<Change> {
+        let changes = served.changes(look);
+        self.0.retain(|name, _| changes.iter().any(|change| change.name() == name));
+        changes.into_iter().filter(|change| self.counts(change.name(), look, now)).collect()
+    }
+
+    fn counts(&mut self, name: &str, look: &Snapshot, now: Instant) -> bool {
+        let files = look.files(name);
+        let Some(model) = self.0.get_mut(name) else {
+            let files = files.to_owned();
+            let new = Unsettled { files, since: now, began: now, copied: false, told: false };
+            self.0.insert(name.to_owned(), new);
+            return false;
+        };
+        if model.files != files {
+            if !model.told && now - model.began >= LONG {
+                model.told = true;
+                let other = files.iter().find(|file| !model.files.contains(file));
+                tracing::warn!(
+                    model = name,
+                    file = other.map(|file| &*file.name),
+                    "files of the model keep changing: what is served stays until all have been the same for {REST_OF_COPIES:?}"
+                );
+            }
+            (model.files, model.since, model.copied) = (files.to_owned(), now, true);
+            return false;
+        }
+        let rest = if model.copied { REST_OF_COPIES } else { REST };
+        let counts = now - model.since >= rest;
+        if counts {
+            self.0.remove(name);
+        }
+        counts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::*;
+    use std::fs;
+    use tempfile::TempDir;
+
+    /// A folder that is looked at every 500 ms.
+    struct Looks {
+        folder: TempDir,
+        served: Snapshot,
+        settling: Settling,
+        now: Instant,
+    }
+
+    impl Looks {
+        fn new() -> Looks {
+            let folder = tempfile::tempdir().unwrap();
+            let served = Snapshot::at(folder.path());
+            Looks { folder, served, settling: Settling::default(), now: Instant::now() }
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            fs::write(self.folder.path().join(name), text).unwrap();
+        }
+
+        /// What counts at the next look.
+        fn next(&mut self) -> Vec<Change> {
+            self.now += REST;
+            let look = Snapshot::at(self.folder.path());
+            self.settling.counted(&self.served, &look, self.now)
+        }
+
+        /// How many looks there are until something counts.
+        fn until(&mut self, expected: &Change) -> u32 {
+            for looks in 1..100 {
+                let counted = self.next();
+                if !counted.is_empty() {
+                    assert_eq!(counted, [expected.clone()]);
+                    return looks;
+                }
+            }
+            panic!("{expected:?} never counts");
+        }
+    }
+
+    fn load(name: &str) -> Change {
+        Change::Load(name.to_owned())
+    }
+
+    #[test]
+    fn what_is_there_at_once_counts_at_the_second_look() {
+        let mut looks = Looks::new();
+        looks.write("a.onnx", "all of it");
+        assert_eq!(looks.until(&load("a")), 2);
+        assert!(looks.settling.is_settled());
+    }
+
+    #[test]
+    fn what_comes_bit_by_bit_counts_when_it_has_been_the_same_for_longer() {
+        let mut looks = Looks::new();
+        for end in 1..=40 {
+            looks.write("a.onnx", &"x".repeat(end));
+            assert_eq!(looks.next(), [], "20 s of copying are not too long");
+        }
+        // A copy that falters, and goes on.
+        for _ in 0..8 {
+            assert_eq!(looks.next(), []);
+        }
+        looks.write("a.onnx", "the end");
+        let rest = REST_OF_COPIES.div_duration_f32(REST) as u32;
+        assert_eq!(looks.until(&load("a")), rest + 1);
+    }
+
+    #[test]
+    fn a_model_that_is_copied_keeps_no_other_waiting_and_one_that_is_as_before_is_no_change() {
+        let mut looks = Looks::new();
+        looks.write("a.onnx", "1");
+        assert_eq!(looks.next(), []);
+        looks.write("a.onnx", "12");
+        looks.write("b.onnx", "1");
+        assert_eq!(looks.next(), []);
+        looks.write("a.onnx", "123");
+        assert_eq!(looks.next(), [load("b")]);
+        fs::remove_file(looks.folder.path().join("a.onnx")).unwrap();
+        looks.write("b.onnx", "1");
+        looks.served = Snapshot::at(looks.folder.path());
+        assert_eq!(looks.next(), []);
+        assert!(looks.settling.is_settled());
+    }
+
+    #[test]
+    fn a_model_that_is_gone_counts_as_gone_at_the_second_look() {
+        let mut looks = Looks::new();
+        looks.write("a.onnx", "1");
+        looks.served = Snapshot::at(looks.folder.path());
+        fs::remove_file(looks.folder.path().join("a.onnx")).unwrap();
+        assert_eq!(looks.until(&Change::Unload("a".to_owned())), 2);
+    }
+}
