@@ -10,10 +10,12 @@
 //!    model is loading; models that are loaded later do not take readiness away),
 //! 2. at least one model is ready, and
 //! 3. at least one device is serving: a forward pass on it has succeeded. A device that was serving and was released because
-//!    it was idle counts as well: it is taken again when a request needs it.
+//!    it was idle counts as well: it is taken again when a request needs it, and
+//! 4. the data path runs its tasks, with less patience than for the process to count as live: it costs nothing to be asked no more
+//!    for a while.
 //!
-//! It becomes false again when the last serving device is lost or fenced, when no working model is left, or, for good,
-//! with [`Status::begin_drain`]. A full queue does not change it: the caller gets a 429. An unready replica would shift its
+//! It becomes false again when the last serving device is lost or fenced, when no working model is left, while the data path stands
+//! still, or, for good, with [`Status::begin_drain`]. A full queue does not change it: the caller gets a 429. An unready replica would shift its
 //! load to other replicas, which would then be full as well.
 
 mod device;
@@ -23,6 +25,7 @@ pub use device::{Cause, Device, DeviceInfo, DeviceState, HeldModel, THROTTLES};
 use parking_lot::{Mutex, RwLock};
 use std::{
     collections::BTreeMap,
+    iter,
     sync::{
         OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -34,6 +37,8 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
 /// The data path counts as stopped when its last beat is older than this.
 pub const BEAT_AGE_MAX: Duration = Duration::from_secs(30);
+/// It is not ready when that is older than this.
+const READY_BEAT_AGE_MAX: Duration = Duration::from_secs(10);
 
 /// How often each device entered each state, by cause.
 pub type Transitions = BTreeMap<(String, DeviceState, Cause), u64>;
@@ -113,10 +118,7 @@ impl Status {
     /// # Errors
     /// Why not, in words.
     pub fn live(&self, now: Instant) -> Result<(), String> {
-        let age = self.since_start_ms(now).saturating_sub(self.beat_ms.load(Ordering::Relaxed));
-        if u128::from(age) > BEAT_AGE_MAX.as_millis() {
-            return Err(format!("the data path has stood still for {} s", age / 1000));
-        }
+        self.moves(now, BEAT_AGE_MAX)?;
         // A device that was refused at the start was never usable, so it does not count. A draining server ends anyway.
         let mut devices = self.devices();
         devices.retain(|device| device.cause != Cause::Refused);
@@ -126,6 +128,15 @@ impl Status {
             return Err(format!("no device can be used without a restart: {}", list.join(", ")));
         }
         Ok(())
+    }
+
+    /// Whether the last beat is at most so old.
+    fn moves(&self, now: Instant, age_max: Duration) -> Result<(), String> {
+        let age = self.since_start_ms(now).saturating_sub(self.beat_ms.load(Ordering::Relaxed));
+        match u128::from(age) > age_max.as_millis() {
+            true => Err(format!("the data path has stood still for {} s", age / 1000)),
+            false => Ok(()),
+        }
     }
 
     fn since_start_ms(&self, now: Instant) -> u64 {
@@ -277,8 +288,8 @@ impl Status {
     ///
     /// # Errors
     /// Why not, in words.
-    pub fn ready(&self) -> Result<(), String> {
-        let now = self.stands();
+    pub fn ready(&self, now: Instant) -> Result<(), String> {
+        let now = self.stands(now);
         // Not logged here: the start, which each model logs, and a drain, which whoever began it logs.
         let news = self.models.read().loaded
             && !self.draining()
@@ -291,12 +302,13 @@ impl Status {
         now
     }
 
-    fn stands(&self) -> Result<(), String> {
+    fn stands(&self, now: Instant) -> Result<(), String> {
         if self.draining() {
             return Err("it is draining".into());
         }
-        self.models_ready()?;
         let devices = self.devices();
+        self.models_ready(&devices)?;
+        self.moves(now, READY_BEAT_AGE_MAX)?;
         // A device that was released because it was idle is taken again when a request needs it.
         if devices.iter().any(|device| device.state.runs() || device.cause == Cause::Idle) {
             return Ok(());
@@ -308,14 +320,19 @@ impl Status {
         Err(format!("no device is serving: {}", list.join(", ")))
     }
 
-    fn models_ready(&self) -> Result<(), String> {
+    fn models_ready(&self, devices: &[Device]) -> Result<(), String> {
         let models = self.models.read();
         let ModelCounts { ready, loading, unavailable } = models.counts;
         let all = ready + loading + unavailable;
         if !models.loaded {
             return Err(match all {
                 0 => "the models have not been looked at yet".into(),
-                all => format!("{loading} of {all} models are still loading"),
+                // What they may wait for is told as well.
+                all => {
+                    let away = devices.iter().filter(|device| !device.state.runs()).map(Device::stands);
+                    let told = iter::once(format!("{loading} of {all} models are still loading"));
+                    told.chain(away).collect::<Vec<_>>().join("; ")
+                }
             });
         }
         match (ready, all) {
@@ -348,7 +365,25 @@ mod tests {
     }
 
     fn check(status: &Status, expected: Result<(), &str>) {
-        assert_eq!(status.ready(), expected.map_err(String::from));
+        assert_eq!(status.ready(Instant::now()), expected.map_err(String::from));
+    }
+
+    #[test]
+    fn is_not_ready_while_the_data_path_stands_still() {
+        let (status, t0, s) = (serving(), Instant::now(), Duration::from_secs);
+        assert_eq!(status.ready(t0 + s(10)), Ok(()));
+        assert_eq!(status.ready(t0 + s(12)), Err("the data path has stood still for 12 s".into()));
+        status.beat(t0 + s(12));
+        assert_eq!(status.ready(t0 + s(13)), Ok(()));
+    }
+
+    #[test]
+    fn what_loading_models_may_wait_for_is_told() {
+        let status = Status::new(Instant::now());
+        status.set_models(counts(0, 1, 0));
+        status.set_device("cpu", DeviceState::Serving, Cause::Start, "");
+        status.set_device("gpu", DeviceState::Waiting, Cause::Start, "others use it");
+        check(&status, Err("1 of 1 models are still loading; gpu is waiting (others use it)"));
     }
 
     #[test]

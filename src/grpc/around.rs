@@ -14,6 +14,7 @@ use crate::{
         admission::{self, Permit},
         body::BodyLimits,
         guard::{self, X_REQUEST_ID, panicked, sign},
+        often::May,
         reject::{Problem, Readers},
     },
     telemetry::{
@@ -81,10 +82,17 @@ impl Call {
         }
         let _entered = span.enter();
         let ms = took.as_secs_f64() * 1e3;
-        match status::http(code) {
-            500.. => tracing::warn!(call, ?code, ms, error = message, "answered"),
-            400.. => tracing::info!(call, ?code, ms, error = message, "answered"),
-            _ => tracing::debug!(call, ?code, ms, "answered"),
+        let status = status::http(code);
+        let may = (status >= 400).then(|| front.often.may(call, status, Instant::now()));
+        match may {
+            Some(Some(May { passed_over })) if status >= 500 => {
+                tracing::warn!(call, ?code, ms, error = message, passed_over, "answered");
+            }
+            Some(Some(May { passed_over })) => {
+                tracing::info!(call, ?code, ms, error = message, passed_over, "answered");
+            }
+            Some(None) => {}
+            None => tracing::debug!(call, ?code, ms, "answered"),
         }
     }
 }

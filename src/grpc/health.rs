@@ -8,7 +8,11 @@ use crate::{
     words::clipped,
 };
 use futures_util::{Stream, StreamExt, stream};
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tonic::{Request, Response, Status};
 
 /// How often a watcher checks the status.
@@ -30,7 +34,7 @@ impl Health {
 fn now(front: &Front, service: &str) -> ServingStatus {
     if !SERVICES.contains(&service) {
         ServingStatus::ServiceUnknown
-    } else if front.status.ready().is_ok() {
+    } else if front.status.ready(Instant::now()).is_ok() {
         ServingStatus::Serving
     } else {
         ServingStatus::NotServing

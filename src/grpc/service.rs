@@ -92,7 +92,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         &self,
         _: Request<ServerReadyRequest>,
     ) -> Result<Response<ServerReadyResponse>, Status> {
-        Ok(Response::new(ServerReadyResponse { ready: self.front.status.ready().is_ok() }))
+        Ok(Response::new(ServerReadyResponse { ready: self.front.status.ready(Instant::now()).is_ok() }))
     }
 
     /// A model that does not exist is not ready, as in Triton.

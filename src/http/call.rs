@@ -17,6 +17,7 @@ use crate::{
         statistics::Failure,
         traces::{Ran, RequestTrace},
     },
+    words::clipped,
 };
 use axum::{
     body::Bytes,
@@ -340,9 +341,10 @@ const PRIORITY: HeaderName = HeaderName::from_static("priority");
 fn number(headers: &HeaderMap, name: &HeaderName) -> Result<Option<u64>, InferError> {
     let Some(value) = headers.get(name) else { return Ok(None) };
     let number = value.to_str().ok().and_then(|text| text.trim().parse().ok());
-    number
-        .map(Some)
-        .ok_or_else(|| InferError::BadRequest(format!("header {name} is {value:?}, expected a whole number")))
+    number.map(Some).ok_or_else(|| {
+        let value = String::from_utf8_lossy(value.as_bytes());
+        InferError::BadRequest(format!("header {name} is {:?}, expected a whole number", clipped(&value)))
+    })
 }
 
 /// Whether `priority` is the browsers' own header of this name, such as `u=1, i`, which is about their connection: RFC 9218's dictionary

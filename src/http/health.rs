@@ -45,7 +45,9 @@ pub(super) fn metrics(listener: Listener) -> Route {
 /// the models or a drain. Triton's clients read the status, KServe's the body.
 async fn live(State(front): State<Arc<Front>>) -> Response {
     match front.status.live(Instant::now()) {
-        Ok(()) => Json(json!({ "live": true, "ready": front.status.ready().is_ok() })).into_response(),
+        Ok(()) => {
+            Json(json!({ "live": true, "ready": front.status.ready(Instant::now()).is_ok() })).into_response()
+        }
         Err(reason) => Problem::not_live(&reason).into_response(),
     }
 }
@@ -53,7 +55,7 @@ async fn live(State(front): State<Arc<Front>>) -> Response {
 /// Ready means that no drain has begun; that all models of the start were tried and one of them works; and that a device runs batches, or
 /// would if one were needed.
 async fn ready(State(front): State<Arc<Front>>) -> Response {
-    match front.status.ready() {
+    match front.status.ready(Instant::now()) {
         Ok(()) => Json(json!({ "live": true, "ready": true })).into_response(),
         Err(reason) => Problem::not_ready(&reason).into_response(),
     }
@@ -69,7 +71,7 @@ pub(crate) fn starting(path: &str) -> Response {
 
 /// TorchServe's health check.
 async fn ping(State(front): State<Arc<Front>>) -> Response {
-    match front.status.ready() {
+    match front.status.ready(Instant::now()) {
         Ok(()) => Json(json!({ "status": "Healthy" })).into_response(),
         Err(reason) => Problem::not_ready(&reason).into_response(),
     }

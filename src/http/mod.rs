@@ -5,7 +5,8 @@
 //! - `around`: what every request passes, in order.
 //! - [`guard`]: names a request, checks its head, catches panics.
 //! - [`admission`]: who may come in, decided on the headers.
-//! - `observe`: a span, a log line and counts for each request; `tally`: a request in its model's statistics, once.
+//! - `observe`: a span, a log line and counts for each request; `often`: how often there is a line; `tally`: a request in its model's
+//!   statistics, once.
 //! - `accepted`: what a client says it accepts; `query`: what queries say; `coding`: compressed bodies and replies.
 //! - [`body`], [`multipart`], `posted`: bodies, with limits in bytes and in time, and the files in them.
 //! - `listing`: bounds on replies that grow with the models and are not admitted.
@@ -39,6 +40,7 @@ pub(crate) mod listing;
 mod localize;
 pub mod multipart;
 pub(crate) mod observe;
+pub(crate) mod often;
 mod origin;
 mod page;
 mod posted;
@@ -84,6 +86,7 @@ use decode::DecodePool;
 use guard::HeadLimits;
 pub(crate) use health::starting;
 use listing::Listings;
+use often::Often;
 use parking_lot::Mutex;
 use shared_memory::SharedMemory;
 use std::{sync::Arc, time::Duration};
@@ -175,6 +178,8 @@ pub struct Front {
     page: page::Page,
     host: Host,
     lines_lost: LinesLost,
+    /// How often the log has the same kind of failure.
+    pub(crate) often: Often,
     scrape: Mutex<()>,
 }
 
@@ -257,6 +262,7 @@ impl Front {
             page: page::page(config.page),
             host: Host::default(),
             lines_lost,
+            often: Often::default(),
             scrape: Mutex::default(),
         }
     }

@@ -6,6 +6,7 @@ use super::{
     Front,
     kserve::{PREDICTIONS, VERB},
     localize::{STACK, STACKS},
+    often::May,
     reject::{Kind, Problem},
 };
 use crate::{
@@ -118,11 +119,17 @@ impl Observation {
         }
         let _entered = begun.span.enter();
         let ms = took.as_secs_f64() * 1e3;
+        let may = error.map(|error| (error, front.often.may(route, status, Instant::now())));
         // With this type, it is a number in a span's event as well.
         let status = i64::from(status);
-        match error {
-            Some(error) if status >= 500 => tracing::warn!(%method, route, status, ms, error, "answered"),
-            Some(error) => tracing::info!(%method, route, status, ms, error, "answered"),
+        match may {
+            Some((error, Some(May { passed_over }))) if status >= 500 => {
+                tracing::warn!(%method, route, status, ms, error, passed_over, "answered");
+            }
+            Some((error, Some(May { passed_over }))) => {
+                tracing::info!(%method, route, status, ms, error, passed_over, "answered");
+            }
+            Some((_, None)) => {}
             None => tracing::debug!(%method, route, status, ms, "answered"),
         }
     }
@@ -311,7 +318,8 @@ mod tests {
         let front = testing::front(&[]);
         let told = logged(|| {
             let probe = || {
-                let problem = front.status.ready().err().map(|reason| Problem::not_ready(&reason));
+                let problem =
+                    front.status.ready(Instant::now()).err().map(|reason| Problem::not_ready(&reason));
                 let mut reply =
                     problem.map_or_else(|| Response::new(Body::empty()), IntoResponse::into_response);
                 Observation::begin(&front, &RequestId::new(), &mut Request::new(Body::empty()))

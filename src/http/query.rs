@@ -1,6 +1,6 @@
 //! What queries of requests say: keys with values, each at most once. Pure.
 
-use crate::words::meant;
+use crate::words::{clipped, meant};
 use std::borrow::Cow;
 
 /// The options of a prediction.
@@ -17,16 +17,16 @@ pub(super) fn pairs(query: &str) -> Result<Vec<Pair<'_>>, String> {
     let decode = |text| {
         percent_encoding::percent_decode_str(text)
             .decode_utf8()
-            .map_err(|_| format!("the query has {text:?}, which is not UTF-8"))
+            .map_err(|_| format!("the query has {:?}, which is not UTF-8", clipped(text)))
     };
     let mut pairs: Vec<Pair<'_>> = Vec::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (key, value) = pair
             .split_once('=')
-            .ok_or_else(|| format!("{pair:?} in the query has no value: write {pair}=..."))?;
+            .ok_or_else(|| format!("{0:?} in the query has no value: write {0}=...", clipped(pair)))?;
         let key = decode(key)?;
         if pairs.iter().any(|(known, _)| *known == key) {
-            return Err(format!("{key} is given twice"));
+            return Err(format!("{} is given twice", clipped(&key)));
         }
         pairs.push((key, decode(value)?));
     }
@@ -36,7 +36,7 @@ pub(super) fn pairs(query: &str) -> Result<Vec<Pair<'_>>, String> {
 /// The message for a key that is not one of these.
 pub(super) fn unknown<'k>(key: &str, known: impl IntoIterator<Item = &'k str>) -> String {
     let known: Vec<&str> = known.into_iter().collect();
-    let (hint, known) = (meant(key, &known), known.join(", "));
+    let (key, hint, known) = (clipped(key), meant(key, &known), known.join(", "));
     format!("unknown key {key:?} in the query; there are {known}{hint}")
 }
 

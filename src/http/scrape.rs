@@ -14,6 +14,7 @@ use prometheus::IntCounter;
 use std::{
     collections::BTreeMap,
     sync::{Arc, atomic::Ordering},
+    time::Instant,
 };
 
 /// The listener on which metrics are asked for.
@@ -84,6 +85,7 @@ impl Front {
             .iter()
             .zip(self.lines_lost.counts())
             .for_each(|(of, lost)| counted(of, lost));
+        metrics.log_waiting_bytes.set(self.lines_lost.waiting_bytes() as i64);
         if let Some(traces) = &self.traces {
             metrics
                 .trace_spans_lost_total
@@ -91,7 +93,7 @@ impl Front {
                 .zip(traces.spans_lost())
                 .for_each(|(of, lost)| counted(of, lost));
         }
-        metrics.ready.set(self.status.ready().is_ok().into());
+        metrics.ready.set(self.status.ready(Instant::now()).is_ok().into());
         metrics.requests_in_flight.set(flight.requests as i64);
         metrics.in_flight_bytes.set(flight.bytes as i64);
         counted(&metrics.gpu_jpegs_total, self.decode.gpu_jpegs());

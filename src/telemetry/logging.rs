@@ -4,6 +4,7 @@
 //! not fast enough, are dropped and counted ([`LinesLost`]).
 
 use super::{
+    console::{Console, Counts, End},
     lines::{HumanFields, JsonLines, KeepFields},
     model_files::{ModelFiles, ToModelFiles},
     traces::{Traces, is_request},
@@ -12,13 +13,9 @@ use std::{
     ffi::OsString,
     io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Weak},
 };
 use tracing::Subscriber;
-use tracing_appender::non_blocking::{ErrorCounter, WorkerGuard};
 use tracing_subscriber::{
     EnvFilter, Layer,
     filter::{FilterExt, LevelFilter, Targets, filter_fn},
@@ -79,6 +76,9 @@ pub enum LogError {
         #[source]
         error: io::Error,
     },
+    /// The system refuses the thread that writes the lines.
+    #[error("the thread that writes the log cannot be started: {0}")]
+    Thread(#[source] io::Error),
     /// The log is already set up.
     #[error("the log is set up already")]
     Twice,
@@ -89,9 +89,8 @@ pub enum LogError {
 pub struct Logging {
     files: Option<Arc<ModelFiles>>,
     traces: Option<Arc<Traces>>,
-    lost: ErrorCounter,
-    failed: Failed,
-    _console: WorkerGuard,
+    console: Counts,
+    _end: End,
 }
 
 impl Logging {
@@ -107,10 +106,7 @@ impl Logging {
 
     /// A handle that counts lost lines, also after the log has ended.
     pub fn lines_lost(&self) -> LinesLost {
-        LinesLost {
-            console: Some((self.lost.clone(), self.failed.clone())),
-            files: self.files.as_ref().map(Arc::downgrade),
-        }
+        LinesLost { console: Some(self.console.clone()), files: self.files.as_ref().map(Arc::downgrade) }
     }
 }
 
@@ -137,44 +133,6 @@ impl ModelLogs {
     }
 }
 
-/// Lines that could not be written.
-#[derive(Debug, Clone, Default)]
-struct Failed(Arc<AtomicUsize>);
-
-impl Failed {
-    /// The number so far.
-    fn count(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// Wraps a writer that gets each line in one call, and counts its failures.
-    fn counting<W>(&self, writer: W) -> Counting<W> {
-        Counting { writer, failed: self.clone() }
-    }
-}
-
-/// Counts the lines that could not be written: the thread that owns the writer ignores errors.
-struct Counting<W> {
-    writer: W,
-    failed: Failed,
-}
-
-impl<W: Write> Write for Counting<W> {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.write_all(line).map(|()| line.len())
-    }
-
-    fn write_all(&mut self, line: &[u8]) -> io::Result<()> {
-        self.writer.write_all(line).inspect_err(|_| {
-            self.failed.0.fetch_add(1, Ordering::Relaxed);
-        })
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.writer.flush()
-    }
-}
-
 /// The logs for which lost lines are counted: standard error, and the models' files.
 pub const LOGS: [&str; 2] = ["stderr", "files"];
 
@@ -182,16 +140,21 @@ pub const LOGS: [&str; 2] = ["stderr", "files"];
 /// default belongs to no log and stays at 0.
 #[derive(Debug, Clone, Default)]
 pub struct LinesLost {
-    console: Option<(ErrorCounter, Failed)>,
+    console: Option<Counts>,
     files: Option<Weak<ModelFiles>>,
 }
 
 impl LinesLost {
     /// The counts so far, for each of the [`LOGS`].
     pub fn counts(&self) -> [u64; 2] {
-        let console = self.console.as_ref().map_or(0, |(slow, failed)| slow.dropped_lines() + failed.count());
+        let console = self.console.as_ref().map_or(0, Counts::lost);
         let files = self.files.as_ref().and_then(Weak::upgrade).map_or(0, |files| files.lines_lost());
-        [console as u64, files]
+        [console, files]
+    }
+
+    /// Bytes of lines that wait for whoever reads standard error.
+    pub fn waiting_bytes(&self) -> u64 {
+        self.console.as_ref().map_or(0, Counts::waiting_bytes)
     }
 }
 
@@ -240,9 +203,7 @@ fn subscriber(
         }
         None => None,
     };
-    let failed = Failed::default();
-    let (writer, guard) = tracing_appender::non_blocking(failed.counting(console));
-    let lost = writer.error_counter();
+    let (writer, counts, end) = Console::start(console).map_err(LogError::Thread)?;
     let console = match format {
         Format::Human { colour } => tracing_subscriber::fmt::layer()
             .fmt_fields(HumanFields)
@@ -256,7 +217,7 @@ fn subscriber(
     let lines = Layer::and_then(keep, console).and_then(files.clone().map(ToModelFiles)).with_filter(filter);
     let subscriber =
         tracing_subscriber::registry().with(traces.as_ref().map(|traces| traces.layer())).with(lines);
-    Ok((subscriber, Logging { files, traces, lost, failed, _console: guard }))
+    Ok((subscriber, Logging { files, traces, console: counts, _end: end }))
 }
 
 /// A filter with the meaning that it has for `EnvFilter`. `EnvFilter` itself tracks spans behind a process-wide lock, which each

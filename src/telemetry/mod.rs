@@ -7,6 +7,7 @@
 //! - [`traces`]: spans of requests and batches, for a collector.
 //! - [`host`]: the load of the machine; [`thread_limits`]: advice if the system refuses a thread.
 //! - `lines`: formats events as lines, for people and as JSON, safely for any values.
+//! - `console`: the lines that wait for standard error.
 //! - `model_files`: which events go to which model's file; `daily`: daily files.
 
 /// Reasons that are counted separately: an enum, and their names in the order of output.
@@ -39,6 +40,7 @@ pub mod thread_limits;
 pub mod traces;
 pub mod triton;
 
+mod console;
 mod daily;
 mod lines;
 mod model_files;

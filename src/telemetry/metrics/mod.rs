@@ -101,6 +101,8 @@ pub struct Metrics {
     pub http_streams_reset_total: IntCounter,
     /// Lines that were dropped, of each of the [`LOGS`].
     pub log_lines_lost_total: [IntCounter; LOGS.len()],
+    /// Bytes of log lines that wait for standard error.
+    pub log_waiting_bytes: IntGauge,
     /// Spans that did not reach the collector, by the reasons of [`SPANS_LOST`].
     pub trace_spans_lost_total: [IntCounter; SPANS_LOST.len()],
     /// JPEGs that a GPU has decoded.
@@ -233,6 +235,10 @@ impl Metrics {
                 "Log lines that were dropped because their reader or disk was too slow, full or gone.",
                 "log",
                 LOGS,
+            ),
+            log_waiting_bytes: register.gauge(
+                "ocelli_log_waiting_bytes",
+                "Bytes of log lines that wait for whoever reads the standard error. If this stays above 0, nobody reads it; beyond 8 MiB, lines are lost.",
             ),
             trace_spans_lost_total: register.by_reason(
                 "ocelli_trace_spans_lost_total",
