@@ -115,7 +115,7 @@ mod tests {
             for looks in 1..100 {
                 let counted = self.next();
                 if !counted.is_empty() {
-                    assert_eq!(counted, [expected.clone()]);
+                    assert_eq!(counted, std::slice::from_ref(expected));
                     return looks;
                 }
             }

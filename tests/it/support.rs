@@ -127,7 +127,7 @@ impl Server {
 
     /// Whether it is ready, or why not.
     pub(crate) fn ready(&self) -> Result<(), String> {
-        self.app().status().ready()
+        self.app().status().ready(Instant::now())
     }
 
     /// Where each device stands.
