@@ -1,11 +1,14 @@
 """The manifests for Kubernetes: the API would take them, and what they say agrees with the server and among itself."""
 
 import os
+import re
+import shutil
 import urllib.parse
 
 import common
 import kubernetes
 import pytest
+import test_prometheus as prometheus
 import yaml
 from common import DEPLOY, ROOT
 from kubernetes import of_kind, only, rendered
@@ -202,6 +205,21 @@ def test_traces_may_go_to_the_collector_that_the_options_name_and_nowhere_else(t
     assert to["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] == endpoint.hostname.split(".")[1]
     assert collector["ports"] == [{"port": endpoint.port, "protocol": "TCP"}]
     assert options(objects)["backend"] == "gpu", "the other options are as they were"
+
+
+def test_one_line_says_where_all_runbooks_are(tmp_path):
+    """And no object with it goes to the cluster."""
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    file = tmp_path / "deploy" / "kubernetes" / "components" / "monitoring" / "runbooks.yaml"
+    address = "https://git.example.org/ocelli/blob/main/docs/runbooks.md"
+    for base in ("docs/runbooks.md", address):
+        file.write_text(file.read_text().replace("url: docs/runbooks.md", f"url: {base}"))
+        objects = rendered(tmp_path / "deploy" / "kubernetes" / "overlays" / "gpu")
+        rendered.cache_clear()
+        assert not [found for found in objects if found["metadata"]["name"].startswith("ocelli-runbooks")]
+        rules = [rule for group in only(objects, "PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
+        urls = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in rules if "alert" in rule}
+        assert urls == {alert: f"{base}#{alert.lower()}" for alert in prometheus.ALERTS}
 
 
 def test_without_a_gpu_more_processors_are_asked_for():

@@ -53,8 +53,8 @@ def test_every_alert_is_tested_where_it_fires_and_where_it_does_not(alert):
 def test_every_alert_says_what_is_the_matter_and_has_a_runbook(alert):
     rule = ALERTS[alert]
     assert rule["labels"]["severity"] in ("page", "ticket")
-    assert rule["annotations"].keys() == {"summary", "description", "runbook"}
-    page, _, anchor = rule["annotations"]["runbook"].partition("#")
+    assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+    page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
     assert anchor == alert.lower()
     sections = re.split(r"^## ", (ROOT / page).read_text(), flags=re.MULTILINE)[1:]
     (section,) = [text for text in sections if text.splitlines()[0] == alert]
