@@ -94,6 +94,11 @@ impl Entry {
         Urgency { priority, deadline, arrived, patience: None }
     }
 
+    /// How long it has waited for a device: until its first part was taken, or until now.
+    pub fn waited(&self, now: Instant) -> Duration {
+        if self.taken { self.done.timing.queue } else { now.saturating_duration_since(self.pushed) }
+    }
+
     /// These rows as part of a batch. If they are all rows of a job, the part has its inputs unchanged, so that a model without a batch
     /// axis gets them whole.
     pub fn part(&mut self, key: JobKey, range: Range<usize>, now: Instant) -> Part {

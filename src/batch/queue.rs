@@ -25,7 +25,7 @@ use super::{
     entry::Pieces,
     patience::OnTimeout,
 };
-use crate::{engine::Tensor, error::InferError};
+use crate::{engine::Tensor, error::InferError, telemetry::metrics::ModelMetrics};
 use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
@@ -60,6 +60,8 @@ struct State {
     parked: Vec<WorkerKey>,
     /// Workers' models that are lent for inline runs, and the batches that run so.
     inline: inline::All,
+    /// Where the waits of jobs that end without an answer are counted.
+    metrics: HashMap<ModelKey, Arc<ModelMetrics>>,
 }
 
 impl State {
@@ -98,6 +100,7 @@ impl Queue {
             woken: HashSet::new(),
             parked: Vec::new(),
             inline: inline::All::default(),
+            metrics: HashMap::new(),
         };
         Arc::new(Queue { state: Mutex::new(state), room: Notify::new() })
     }
@@ -105,6 +108,14 @@ impl Queue {
     /// Accepts jobs for a model from now on. `name` is for messages. A model that is known already keeps its rules.
     pub fn register(&self, model: ModelKey, name: &str, rules: Rules) {
         self.state.lock().book.register(model, name, rules);
+    }
+
+    /// Counts from now on how long jobs of a registered model have waited that end without an answer. Those with one know it themselves.
+    pub fn count_waits(&self, model: ModelKey, metrics: Arc<ModelMetrics>) {
+        let mut state = self.state.lock();
+        if state.book.knows(model) {
+            state.metrics.insert(model, metrics);
+        }
     }
 
     /// Says that a device runs a model only while no other device serves it.
@@ -325,6 +336,12 @@ impl Queue {
             .into_iter()
             .filter_map(|done| Some((state.replies.remove(&done.job)?, done.result)))
             .collect();
+        let waits = settled.waits.iter();
+        let waits =
+            waits.filter_map(|(model, wait)| Some((Arc::clone(state.metrics.get(model)?), *wait))).collect();
+        for model in &settled.forgotten {
+            state.metrics.remove(model);
+        }
         let bells = match changed {
             _ if state.book.is_closed() || !settled.forgotten.is_empty() => state.ring_all(),
             Some(model) => state.ring_for(model).into_iter().collect(),
@@ -336,7 +353,7 @@ impl Queue {
         }
         // One waiter for each job that has left, the longest waiting first: if all were woken, most would find no room.
         (0..settled.freed).for_each(|_| self.room.notify_one());
-        Answers { answers, _inputs: settled.inputs }
+        Answers { answers, waits, _inputs: settled.inputs }
     }
 }
 
@@ -344,11 +361,16 @@ impl Queue {
 #[must_use = "callers wait for it"]
 struct Answers {
     answers: Vec<(oneshot::Sender<Reply>, Result<Pieces, InferError>)>,
+    /// Of those who get none.
+    waits: Vec<(Arc<ModelMetrics>, Duration)>,
     _inputs: Vec<Vec<Tensor>>,
 }
 
 impl Answers {
     fn send(self) {
+        for (metrics, wait) in self.waits {
+            metrics.unanswered_queue_seconds.observe(wait.as_secs_f64());
+        }
         for (sender, result) in self.answers {
             // A caller that dropped its ticket meanwhile does not want the answer.
             let _ = sender.send(result.and_then(Pieces::join));

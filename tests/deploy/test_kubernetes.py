@@ -259,11 +259,30 @@ def test_the_number_of_replicas_is_the_autoscalers(name):
     assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
 
 
-def test_the_autoscaler_and_the_adapter_speak_of_the_same_metric():
+def test_the_autoscaler_and_the_adapter_speak_of_the_same_metrics():
     scaler = only(rendered(DEPLOY / "kubernetes" / "overlays" / "gpu"), "HorizontalPodAutoscaler")
     values = yaml.safe_load((DEPLOY / "kubernetes/components/hpa/prometheus-adapter.yaml").read_text())
-    (rule,) = values["rules"]["custom"]
-    assert [metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]] == [rule["name"]["as"]]
+    names = [rule["name"]["as"] for rule in values["rules"]["custom"]]
+    assert [metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]] == names
+
+
+def test_both_autoscalers_see_waits_for_devices_stalls_and_decoding():
+    values = yaml.safe_load((DEPLOY / "kubernetes/components/hpa/prometheus-adapter.yaml").read_text())
+    adapted = [rule["metricsQuery"] for rule in values["rules"]["custom"]]
+    for query, rule in zip(adapted, values["rules"]["custom"], strict=True):
+        # What the adapter asks for a pod is of the series that it has found for pods.
+        assert re.match(r"\w+", rule["seriesQuery"])[0] in query
+    scaled = only(rendered(DEPLOY / "kubernetes" / "overlays" / "gpu-keda"), "ScaledObject")["spec"]["triggers"]
+    asked = [trigger["metadata"]["query"] for trigger in scaled]
+    filled = [text.replace("<<.LabelMatchers>>", 'namespace="a"').replace("<<.GroupBy>>", "pod") for text in adapted]
+    for queries in (asked, filled):
+        names = [prometheus.named(query) for query in queries]
+        assert set().union(*names) <= prometheus.metrics()
+        assert names == [
+            {"ocelli_stage_duration_seconds_sum", "ocelli_stage_duration_seconds_count"},
+            {"ocelli_queue_items"},
+            {"ocelli_decode_jobs", "ocelli_decode_threads"},
+        ]
 
 
 def test_the_device_plugin_offers_what_the_overlay_asks_for():

@@ -228,11 +228,12 @@ def test_annotations_can_be_asked_for(prometheus):
 
 def test_what_autoscalers_ask_for_has_one_answer(prometheus):
     values = yaml.safe_load((DEPLOY / "kubernetes/components/hpa/prometheus-adapter.yaml").read_text())
-    (rule,) = values["rules"]["custom"]
-    found = {(one["namespace"], one["pod"]) for one in prometheus.get("series", **{"match[]": rule["seriesQuery"]})}
-    assert ("vision", "ocelli-0") in found
-    query = rule["metricsQuery"].replace("<<.LabelMatchers>>", 'namespace="vision",pod=~"ocelli-0"')
-    queries = [query.replace("<<.GroupBy>>", "pod")]
+    queries = []
+    for rule in values["rules"]["custom"]:
+        found = {(one["namespace"], one["pod"]) for one in prometheus.get("series", **{"match[]": rule["seriesQuery"]})}
+        assert ("vision", "ocelli-0") in found
+        query = rule["metricsQuery"].replace("<<.LabelMatchers>>", 'namespace="vision",pod=~"ocelli-0"')
+        queries.append(query.replace("<<.GroupBy>>", "pod"))
     (scaler,) = common.documents((DEPLOY / "kubernetes/components/keda/scaler.yaml").read_text())
     queries += [trigger["metadata"]["query"] for trigger in scaler["spec"]["triggers"]]
     for query in queries:

@@ -314,6 +314,9 @@ impl Book {
             return;
         };
         entry.over = true;
+        if !matches!(result, Some(Ok(_))) {
+            self.settled.waits.push((entry.job.model, entry.waited(now)));
+        }
         let (model_key, shape) = (entry.job.model, Arc::clone(&entry.shape));
         if let Some(result) = result {
             self.settled.done.push(Done { job: key, result });
@@ -359,8 +362,9 @@ impl Book {
 
     /// Whether the calls since the last [`Book::settle`] had no effects.
     pub fn is_settled(&self) -> bool {
-        let Settled { done, inputs, freed, forgotten, moved } = &self.settled;
-        done.is_empty() && inputs.is_empty() && *freed == 0 && forgotten.is_empty() && !moved
+        let Settled { done, inputs, freed, forgotten, moved, waits } = &self.settled;
+        let none = done.is_empty() && inputs.is_empty() && forgotten.is_empty() && waits.is_empty();
+        none && *freed == 0 && !moved
     }
 
     /// Models with waiting work.

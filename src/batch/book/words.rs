@@ -117,6 +117,8 @@ pub struct Settled {
     pub forgotten: Vec<ModelKey>,
     /// A worker serves other models than before: others may take the work that it leaves.
     pub moved: bool,
+    /// How long jobs that end without an answer have waited for a device.
+    pub waits: Vec<(ModelKey, Duration)>,
 }
 
 /// The present load, for metrics.

@@ -5,6 +5,7 @@ use super::*;
 use crate::{
     batch::{Fallback, Padding, QueuePolicies, Ran, patience::Wait, rows},
     engine::{DataType, Tensor},
+    telemetry::metrics::Metrics,
 };
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -187,6 +188,46 @@ fn who_is_refused_leaves_nobody_waiting_whose_time_was_over() {
     let answer = late.now_or_never().expect("it is answered at once");
     assert!(matches!(answer, Err(InferError::Late(_))), "{answer:?}");
     assert!(queue.state.lock().book.is_settled(), "and what was refused is not kept");
+}
+
+#[test]
+fn a_job_without_an_answer_has_waited_in_the_queue_all_the_same() {
+    let (queue, all) = (queue(Duration::ZERO), Metrics::new(&[], "0", "none"));
+    queue.count_waits(A, all.add_model("digits"));
+    let counted = |of: &str| {
+        let text = all.render();
+        let series =
+            format!("ocelli_stage_duration_seconds_{of}{{device=\"\",model=\"digits\",stage=\"queue\"}} ");
+        let found = text.lines().find_map(|line| line.strip_prefix(&series)?.parse::<f64>().ok());
+        found.unwrap_or_default()
+    };
+    let worker = queue.attach(&device("cpu"));
+    let answered = queue.push(job(A, 1, 0)).unwrap();
+    let running = worker.try_take(&[A]).unwrap();
+    let result = echo(&running);
+    let _ = running.finish(result);
+    assert!(answered.now_or_never().is_some_and(|answer| answer.is_ok()));
+    assert_eq!(counted("count"), 0.0, "who gets an answer is told its wait");
+    // It runs until its caller goes: what counts is the time before.
+    let runs = queue.push(job(A, 1, 0)).unwrap();
+    let running = worker.try_take(&[A]).unwrap();
+    thread::sleep(Duration::from_millis(60));
+    drop(runs);
+    assert_eq!(counted("count"), 1.0);
+    assert!(counted("sum") < 0.05, "{}", counted("sum"));
+    drop(running);
+    let deadline = Instant::now() + Duration::from_millis(30);
+    let late = queue.push(Job { deadline: Some(deadline), ..job(A, 1, 0) }).unwrap();
+    let given_up = queue.push(job(A, 1, 0)).unwrap();
+    thread::sleep(Duration::from_millis(40));
+    drop(given_up);
+    queue.expire(A);
+    assert!(matches!(late.now_or_never(), Some(Err(InferError::Late(_)))));
+    assert_eq!(counted("count"), 3.0);
+    assert!(counted("sum") > 0.08, "{}", counted("sum"));
+    // A model that is gone leaves nothing behind.
+    queue.retire(A);
+    assert!(queue.state.lock().metrics.is_empty());
 }
 
 #[tokio::test(start_paused = true)]

@@ -164,6 +164,7 @@ impl Devices {
     ) -> Vec<(Arc<str>, Result<LoadedOn, String>)> {
         let (key, placed) = (served.model.key, &served.placed);
         self.parts.queue.register(key, &served.model.name, served.model.rules.clone());
+        self.parts.queue.count_waits(key, self.parts.metrics.model(&served.model.name));
         let instead = placed.on.iter().filter(|_| placed.instead);
         for index in instead.chain(&placed.stands_in) {
             self.parts.queue.stand_by(key, &self.devices[*index].id);

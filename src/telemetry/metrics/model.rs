@@ -249,6 +249,8 @@ pub struct ModelMetrics {
     pub queue_items: IntGauge,
     /// Time from bytes to pixels to model input, per image. A device is chosen only afterwards.
     pub decode_seconds: Histogram,
+    /// Time from push until a device starts on the job, or until the job ends before that, per job without an answer.
+    pub unanswered_queue_seconds: Late,
 }
 
 impl ModelMetrics {
@@ -259,6 +261,7 @@ impl ModelMetrics {
             outcomes: Outcome::ALL.map(|outcome| families.outcomes.with_label_values(&[outcome.name()])),
             queue_items: families.queue_items.clone(),
             decode_seconds: families.stages.with_label_values(&["", "decode"]),
+            unanswered_queue_seconds: Late::new(&families.stages, &["", "queue"]),
             devices: Mutex::default(),
             requests_open: AtomicUsize::new(0),
             families,

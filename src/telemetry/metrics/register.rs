@@ -152,7 +152,10 @@ const LABELS: [(&str, &str); 14] = [
          outside of 100 to 599",
     ),
     ("commit", "git commit of the build, empty if unknown"),
-    ("device", "device id, such as `cpu`; empty for what happens before a device is chosen"),
+    (
+        "device",
+        "device id, such as `cpu`; empty for what happens before a device is chosen, and for the stage `queue` of jobs that got no answer",
+    ),
     (
         "kind",
         "`total`: all there is; `free`: what nobody holds; `own`: what this process holds; `others`: what other processes \
@@ -177,7 +180,8 @@ const LABELS: [(&str, &str); 14] = [
     ),
     (
         "stage",
-        "`decode`: bytes to pixels and model input; `queue`: waiting for a device; `stage`: putting the batch \
+        "`decode`: bytes to pixels and model input; `queue`: waiting for a device, also of jobs that a deadline or \
+         their caller ended before they had an answer; `stage`: putting the batch \
          together; `compute`: running the model; `reply`: from the result to the end of the reply",
     ),
     ("state", "see the metric"),
