@@ -108,6 +108,9 @@ pub enum InferError {
     /// The deadline has passed, or cannot be met at the measured service rate. 504.
     #[error("{0}")]
     Late(String),
+    /// The same for a deadline that the caller set, and that leaves less time than the model would have had. 504.
+    #[error("{0}")]
+    Hasty(String),
     /// The engine refused this input (not the whole batch that it ran in). 400.
     #[error("the model refused the input: {0}")]
     Input(String),

@@ -27,7 +27,7 @@ fn code(error: &InferError) -> Code {
         | InferError::Unserved { .. }
         | InferError::Draining
         | InferError::Device(_) => Code::Unavailable,
-        InferError::SlowBody(_) | InferError::Late(_) => Code::DeadlineExceeded,
+        InferError::SlowBody(_) | InferError::Late(_) | InferError::Hasty(_) => Code::DeadlineExceeded,
         InferError::Cancelled => Code::Cancelled,
         InferError::NotOffered(_) => Code::Unimplemented,
         InferError::Internal(_) => Code::Internal,
@@ -59,7 +59,7 @@ const WORDS_BYTES_MAX: usize = 6000;
 fn words(error: &InferError) -> String {
     let words = match error {
         // As gRPC itself says it: clients tell a timeout by these words.
-        InferError::Late(why) => format!("Deadline Exceeded: {why}"),
+        InferError::Late(why) | InferError::Hasty(why) => format!("Deadline Exceeded: {why}"),
         other => other.to_string(),
     };
     let mut left = WORDS_BYTES_MAX;
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_timeout_begins_as_clients_look_for_it() {
-        let late = of(&InferError::Late("no answer within the deadline of 49 ms".into()));
+        let late = of(&InferError::Hasty("no answer within the deadline of 49 ms".into()));
         assert_eq!(late.code(), Code::DeadlineExceeded);
         assert_eq!(late.message(), "Deadline Exceeded: no answer within the deadline of 49 ms");
     }

@@ -14,7 +14,6 @@ use crate::{
     tasks::Task,
     telemetry::{
         metrics::DropReason,
-        statistics::Failure,
         traces::{Ran, RequestTrace},
     },
     words::clipped,
@@ -40,6 +39,8 @@ pub(crate) struct Call {
     timeout: Duration,
     /// Whether a header set the timeout.
     timed: bool,
+    /// Whether its caller set a deadline that leaves less time than the model's own.
+    hasty: bool,
     /// How long it may wait in the queue, by the model's policy.
     wait: Option<Wait>,
     /// Whether a header set the priority.
@@ -57,6 +58,7 @@ impl Call {
     pub(crate) fn of(headers: &HeaderMap, model: &Model, timeout_max: Duration) -> Result<Call, InferError> {
         let arrived = Instant::now();
         let asked = number(headers, &TIMEOUT)?;
+        let own = model.timeout.min(timeout_max);
         let timeout = match asked {
             Some(0) => {
                 return Err(InferError::BadRequest(
@@ -64,7 +66,7 @@ impl Call {
                 ));
             }
             Some(ms) => Duration::from_millis(ms).min(timeout_max),
-            None => model.timeout.min(timeout_max),
+            None => own,
         };
         let wish = if is_of_browsers(headers) { None } else { number(headers, &PRIORITY)? };
         let priority = match wish {
@@ -84,6 +86,7 @@ impl Call {
             priority,
             timeout,
             timed: asked.is_some(),
+            hasty: timeout < own,
             wait: model.rules.queue.of(priority).wait(None),
             prioritised: wish.is_some(),
             trace: None,
@@ -162,7 +165,7 @@ impl Call {
     /// Sets the deadline to `timeout` after `since`, if that is earlier.
     pub(crate) fn no_later_than(mut self, timeout: Option<Duration>, since: Instant) -> Call {
         if let Some(timeout) = timeout.filter(|timeout| since + *timeout < self.deadline) {
-            (self.timeout, self.deadline) = (timeout, since + timeout);
+            (self.timeout, self.deadline, self.hasty) = (timeout, since + timeout, true);
         }
         self
     }
@@ -180,7 +183,8 @@ impl Call {
     ) -> Result<T, InferError> {
         let body = match self.timed {
             true => tokio::time::timeout_at(self.deadline.into(), read).await.unwrap_or_else(|_| {
-                Err(InferError::Late(format!(
+                // The model would have given it all the time that its body takes.
+                Err(InferError::Hasty(format!(
                     "the body had not been read to its end when the deadline of {} ms passed",
                     self.timeout.as_millis()
                 )))
@@ -244,6 +248,7 @@ impl Call {
         tally: &Tally,
         pushed: Result<Ticket, InferError>,
     ) -> Result<Ticket, InferError> {
+        let pushed = pushed.map_err(|error| self.by_whom(error));
         // The queue closes when the time to drain is over.
         if matches!(pushed, Err(InferError::Draining)) {
             front.metrics.dropped(DropReason::Job).inc();
@@ -276,6 +281,8 @@ impl Call {
     ) -> Result<Answer, InferError> {
         let (model, pushed) = (tally.model(), ticket.pushed());
         let answer = self.in_time(ticket).await;
+        // A wait that the model's queue bounds may end earlier.
+        let answer = answer.map_err(|error| if self.is_late() { self.by_whom(error) } else { error });
         let answer = answer.and_then(|answer| Ok(Answer { outputs: self.held(answer.outputs)?, ..answer }));
         tally.part(&answer);
         let answer = answer?;
@@ -311,22 +318,18 @@ impl Call {
 
     /// The error for a deadline that has passed.
     pub(super) fn late(&self) -> InferError {
-        InferError::Late(format!("no answer within the deadline of {} ms", self.timeout.as_millis()))
+        self.by_whom(InferError::Late(format!(
+            "no answer within the deadline of {} ms",
+            self.timeout.as_millis()
+        )))
     }
-}
 
-/// The reason under which an unanswered request is counted.
-pub(super) fn failure(error: &InferError) -> Failure {
-    match error {
-        InferError::Full { .. }
-        | InferError::TooLarge { .. }
-        | InferError::Late(_)
-        | InferError::Draining
-        | InferError::Unserved { .. }
-        | InferError::ModelUnavailable { .. } => Failure::Rejected,
-        InferError::Cancelled => Failure::Cancelled,
-        InferError::Input(_) | InferError::Device(_) => Failure::Backend,
-        _ => Failure::Other,
+    /// The same error, told apart where the deadline that is not met was its caller's.
+    fn by_whom(&self, error: InferError) -> InferError {
+        match error {
+            InferError::Late(why) if self.hasty => InferError::Hasty(why),
+            other => other,
+        }
     }
 }
 
@@ -522,7 +525,36 @@ mod tests {
         assert!(own.arrived > Instant::now() - MS * 4000, "it counts from when the body is there");
         let (late, _) = read(Some("1"), 0).await;
         let told = "the body had not been read to its end when the deadline of 1 ms passed";
-        assert_eq!(late, Err(InferError::Late(told.into())));
+        assert_eq!(late, Err(InferError::Hasty(told.into())));
+    }
+
+    #[test]
+    fn who_gives_less_time_than_the_model_is_hasty_and_nobody_else() {
+        // The model has 900 ms.
+        let model = model("");
+        let is_hasty = |call: &Call| match call.late() {
+            InferError::Hasty(_) => true,
+            InferError::Late(_) => false,
+            other => panic!("{other:?}"),
+        };
+        for (header, hasty) in
+            [(None, false), (Some("899"), true), (Some("900"), false), (Some("1000"), false)]
+        {
+            let headers: Vec<_> = header.map(|ms| ("timeout", ms)).into_iter().collect();
+            let call = call(&model, &headers).unwrap();
+            assert_eq!(is_hasty(&call), hasty, "{header:?}");
+            // So is the next part of a stack, however long the server took for the one before.
+            assert_eq!(is_hasty(&call.again().sooner_by(MS * 800)), hasty, "{header:?}");
+        }
+        let own = || call(&model, &[]).unwrap();
+        for (ms, hasty) in [(5, true), (5000, false)] {
+            assert_eq!(is_hasty(&own().asked(&model, Some(MS * ms), None)), hasty, "parameter, {ms} ms");
+            let since = own().arrived;
+            assert_eq!(is_hasty(&own().no_later_than(Some(MS * ms), since)), hasty, "grpc-timeout, {ms} ms");
+        }
+        // Where the parameter shortens the wait alone, the deadline is still the model's.
+        let delays = self::model("late = \"delay\"");
+        assert!(!is_hasty(&call(&delays, &[]).unwrap().asked(&delays, Some(MS * 5), None)));
     }
 
     #[test]

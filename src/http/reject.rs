@@ -110,6 +110,8 @@ const NO_DEVICE: Kind = kind("no-device", 503, Outcome::Device, "no device could
 const NOT_READY: Kind = kind("not-ready", 503, Outcome::Unavailable, "the server is not ready");
 const NOT_LIVE: Kind = kind("not-live", 503, Outcome::Unavailable, "the server must be restarted");
 const LATE: Kind = kind("late", 504, Outcome::Late, "the deadline passed or cannot be met");
+/// The same to callers. It is counted apart, since a caller that gives every request a millisecond says nothing of the server.
+const HASTY: Kind = Kind { outcome: Outcome::Hasty, ..LATE };
 const NO_STORAGE: Kind =
     kind("insufficient-storage", 507, Outcome::Storage, "the server has no room on its disk");
 
@@ -162,6 +164,7 @@ pub fn kind_of(error: &InferError) -> Kind {
         InferError::Full { .. } => FULL,
         InferError::Draining => DRAINING,
         InferError::Late(_) => LATE,
+        InferError::Hasty(_) => HASTY,
         InferError::Input(_) => INPUT_REFUSED,
         InferError::Unserved { .. } | InferError::Device(_) => NO_DEVICE,
         InferError::NotOffered(_) => NOT_OFFERED,
@@ -382,6 +385,14 @@ mod tests {
         let (loading, broken) = (told(true), told(false));
         assert_eq!((loading.kind.outcome, broken.kind.outcome), (Outcome::Loading, Outcome::Unavailable));
         assert_eq!(loading.to_json(None), broken.to_json(None));
+    }
+
+    #[test]
+    fn a_deadline_that_the_caller_set_is_counted_apart_and_told_alike() {
+        let (late, hasty) = (InferError::Late("why".into()), InferError::Hasty("why".into()));
+        let (late, hasty) = (Problem::from(&late), Problem::from(&hasty));
+        assert_eq!((late.kind.outcome, hasty.kind.outcome), (Outcome::Late, Outcome::Hasty));
+        assert_eq!(late.to_json(None), hasty.to_json(None));
     }
 
     #[test]

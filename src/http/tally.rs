@@ -1,6 +1,5 @@
 //! A request in the statistics of its model: counted once, by how it ended, however many jobs it became.
 
-use super::call::failure;
 use crate::{
     batch::Timing,
     error::InferError,
@@ -96,6 +95,22 @@ impl Tally {
 impl Drop for Tally {
     fn drop(&mut self) {
         self.count(Some(Failure::Cancelled));
+    }
+}
+
+/// The reason under which an unanswered request is counted.
+fn failure(error: &InferError) -> Failure {
+    match error {
+        InferError::Full { .. }
+        | InferError::TooLarge { .. }
+        | InferError::Late(_)
+        | InferError::Hasty(_)
+        | InferError::Draining
+        | InferError::Unserved { .. }
+        | InferError::ModelUnavailable { .. } => Failure::Rejected,
+        InferError::Cancelled => Failure::Cancelled,
+        InferError::Input(_) | InferError::Device(_) => Failure::Backend,
+        _ => Failure::Other,
     }
 }
 

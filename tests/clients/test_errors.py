@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -179,6 +180,22 @@ def test_a_late_answer_is_504(server):
     wire.problem(wire.post_image(server, "resnet18", picture, headers={"timeout": "1"}), 504)
     for bad in ("soon", "-5", "1e3"):
         wire.problem(wire.post_image(server, "digits", picture, headers={"timeout": bad}), 400, "timeout")
+
+
+def test_a_deadline_of_the_callers_own_is_no_failure_of_the_server(server):
+    def counted(model):
+        text = requests.get(f"{server.url}/metrics", timeout=10).text
+        found = re.findall(rf'^ocelli_outcomes_total{{model="{model}",outcome="(late|hasty)"}} (\d+)$', text, re.MULTILINE)
+        return {outcome: int(count) for outcome, count in found}
+
+    picture = reference.png(np.full((224, 224, 3), 100, np.uint8))
+    before = counted("resnet18")
+    wire.problem(wire.post_image(server, "resnet18", picture, headers={"timeout": "1"}), 504)
+    assert counted("resnet18") == before | {"hasty": before["hasty"] + 1}
+    endless = {"x": np.float32([[1e12]])}
+    before = counted("slow")
+    wire.problem(wire.post_infer(server, "slow", endless, parameters={"timeout": 200_000}), 504)
+    assert counted("slow") == before | {"hasty": before["hasty"] + 1}
 
 
 def test_a_run_without_end_is_ended_once_nobody_waits_for_it(server):

@@ -80,7 +80,7 @@ def test_outcomes_are_all_either_good_bad_or_left_out():
     counted = set(re.search(r'outcome=~"([^"]*ok[^"]*)"', str(ALL))[1].split("|"))
     assert counted < outcomes
     # One that begins refuses what another takes: where none is ready, OcelliNotReady tells.
-    assert outcomes - counted == {"bad_request", "decode", "too_large", "input", "cancelled", "loading"}
+    assert outcomes - counted == {"bad_request", "decode", "too_large", "input", "cancelled", "hasty", "loading"}
 
 
 def test_the_latency_objective_is_a_bound_of_the_histogram():

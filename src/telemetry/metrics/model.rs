@@ -34,6 +34,8 @@ reasons! {
         Draining = "draining",
         /// The deadline passed, or could not be met.
         Late = "late",
+        /// The same for a deadline that the caller set, with less time than the model's own.
+        Hasty = "hasty",
         /// The caller went away.
         Cancelled = "cancelled",
         /// The engine refused the input.

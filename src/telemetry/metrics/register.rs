@@ -168,7 +168,8 @@ const LABELS: [(&str, &str); 14] = [
         "outcome",
         "how a request for a model ended: `ok`; `bad_request`, `decode`, `too_large`, `input`: refused for what the request is; \
          `full`, `draining`, `unavailable`: refused for the state of the server; `loading`: the model is still being loaded, as in each \
-         replica that starts, and a load balancer asks another; `late`: the deadline passed; `cancelled`: the client went away; \
+         replica that starts, and a load balancer asks another; `late`: the deadline passed; `hasty`: a deadline passed that its caller had set (by a \
+         timeout or a deadline of gRPC), with less time than the model's own; `cancelled`: the client went away; \
          `storage`: the server's disk had no room for the stack; `device`, `internal`: the server's fault",
     ),
     ("reason", "see below"),
