@@ -284,15 +284,16 @@ mod tests {
         let front = front();
         let calls = Router::new().route(INFER, post(std::future::pending::<()>));
         let calls = calls.layer(middleware::from_fn_with_state(Arc::clone(&front), around));
-        for (code, times) in [(499, 1), (503, 2)] {
+        for (code, class) in [(499, "abandoned"), (503, "failed")] {
             let request = http::Request::post(INFER).version(Version::HTTP_2);
             let request = request.header(header::CONTENT_TYPE, "application/grpc");
             // The call has begun, and is dropped here.
             let call = calls.clone().oneshot(request.body(Body::empty()).unwrap());
             assert!(call.now_or_never().is_none());
             let text = front.metrics.render();
-            let times = format!("ocelli_http_request_duration_seconds_count{{route=\"{INFER}\"}} {times}");
-            assert!(counted(&front, code) && text.contains(&times), "{code}: {text}");
+            let labels = format!("{{class=\"{class}\",route=\"{INFER}\"}}");
+            let time = format!("ocelli_http_request_duration_seconds_count{labels} 1");
+            assert!(counted(&front, code) && text.contains(&time), "{code}: {text}");
             assert_eq!(front.admission.in_flight().requests, 0);
             // The server is what ends the second call.
             front.status.cut_from(Instant::now());

@@ -310,7 +310,11 @@ mod tests {
                 format!("ocelli_http_requests_total{{code=\"{code}\",method=\"GET\",route=\"other\"}} 1");
             assert!(text.contains(&line), "{text}");
         }
-        assert!(text.contains("ocelli_http_request_duration_seconds_count{route=\"other\"} 2"), "{text}");
+        for class in ["abandoned", "answered"] {
+            let line =
+                format!("ocelli_http_request_duration_seconds_count{{class=\"{class}\",route=\"other\"}} 1");
+            assert!(text.contains(&line), "{text}");
+        }
     }
 
     #[test]
@@ -438,10 +442,15 @@ mod tests {
             router.clone().oneshot(request).await.expect("infallible");
         }
         let text = front.metrics.render();
-        for (route, count) in
-            [(STACKS[0], 2), (STACKS[1], 1), ("/predictions/{model}", 1), ("/v2/models/{model}/infer", 1)]
-        {
-            let line = format!("ocelli_http_request_duration_seconds_count{{route=\"{route}\"}} {count}");
+        for (route, class) in [
+            (STACKS[0], "answered"),
+            (STACKS[0], "abandoned"),
+            (STACKS[1], "answered"),
+            ("/predictions/{model}", "answered"),
+            ("/v2/models/{model}/infer", "answered"),
+        ] {
+            let labels = format!("{{class=\"{class}\",route=\"{route}\"}}");
+            let line = format!("ocelli_http_request_duration_seconds_count{labels} 1");
             assert!(text.contains(&line), "{line} is not in\n{text}");
         }
     }

@@ -562,8 +562,9 @@ async fn a_caller_that_goes_away_takes_its_job_with_it() {
         "ocelli_requests_in_flight 0",
         "ocelli_outcomes_total{model=\"slow\",outcome=\"cancelled\"} 1",
         "ocelli_http_requests_total{code=\"499\",method=\"POST\",route=\"/predictions/{model}\"} 1",
-        // With the one that was answered before.
-        "ocelli_http_request_duration_seconds_count{route=\"/predictions/{model}\"} 2",
+        // Beside the one that was answered before.
+        "ocelli_http_request_duration_seconds_count{class=\"abandoned\",route=\"/predictions/{model}\"} 1",
+        "ocelli_http_request_duration_seconds_count{class=\"answered\",route=\"/predictions/{model}\"} 1",
         "ocelli_items_total{device=\"cpu\",model=\"slow\"} 1",
     ];
     until_metrics(server.address, &lines).await;
@@ -638,8 +639,10 @@ async fn predictions_of_kserves_first_protocol_are_counted_apart_from_its_probes
     let text = server.get("/metrics").await.body;
     let text = String::from_utf8_lossy(&text);
     for route in ["/v1/models/{model}", "/v1/models/{model}/versions/{version}"] {
-        for (route, count) in [(format!("{route}:predict"), 1), (route.to_owned(), 2)] {
-            let line = format!("ocelli_http_request_duration_seconds_count{{route=\"{route}\"}} {count}");
+        let predictions = format!("{route}:predict");
+        for (route, class) in [(&*predictions, "answered"), (route, "answered"), (route, "failed")] {
+            let labels = format!("{{class=\"{class}\",route=\"{route}\"}}");
+            let line = format!("ocelli_http_request_duration_seconds_count{labels} 1");
             assert!(text.lines().any(|each| each == line), "{line} is not in\n{text}");
         }
     }

@@ -78,6 +78,18 @@ reasons! {
     }
 }
 
+reasons! {
+    /// What the duration of a request says: how long answers take, or how long nobody waited, or nothing.
+    RequestClass {
+        /// It has its answer.
+        Answered = "answered",
+        /// Its caller went away, or a deadline passed: its answer would have taken longer.
+        Abandoned = "abandoned",
+        /// It was refused, or failed: however fast that was, it is no answer.
+        Failed = "failed",
+    }
+}
+
 /// All metrics of a process, on a registry of their own. Shared behind an `Arc`.
 #[derive(Debug)]
 pub struct Metrics {
@@ -563,13 +575,21 @@ mod tests {
         route.request("POST", 200, Duration::from_millis(3));
         route.request("POST", 200, Duration::from_millis(3));
         route.request("POST", 429, Duration::from_millis(1));
+        for code in [499, 504] {
+            route.request("POST", code, Duration::from_secs(3));
+        }
         for line in [
             "ocelli_http_requests_total{code=\"200\",method=\"POST\",route=\"/predictions/{model}\"} 2",
             "ocelli_http_requests_total{code=\"429\",method=\"POST\",route=\"/predictions/{model}\"} 1",
-            "ocelli_http_request_duration_seconds_count{route=\"/predictions/{model}\"} 3",
+            "ocelli_http_request_duration_seconds_count{class=\"answered\",route=\"/predictions/{model}\"} 2",
+            "ocelli_http_request_duration_seconds_count{class=\"failed\",route=\"/predictions/{model}\"} 1",
+            "ocelli_http_request_duration_seconds_count{class=\"abandoned\",route=\"/predictions/{model}\"} 2",
+            "ocelli_http_request_duration_seconds_bucket{class=\"abandoned\",route=\"/predictions/{model}\",le=\"1\"} 0",
+            "ocelli_http_request_duration_seconds_count{class=\"answered\",route=\"other\"} 0",
         ] {
             check(&metrics, line);
         }
+        assert!(!metrics.render().contains("class=\"failed\",route=\"other\""), "it has had none");
     }
 
     #[test]

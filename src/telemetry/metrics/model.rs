@@ -324,14 +324,19 @@ pub struct Late {
 }
 
 impl Late {
-    fn new(of: &HistogramVec, labels: &[&str]) -> Late {
+    pub(super) fn new(of: &HistogramVec, labels: &[&str]) -> Late {
         let labels = labels.iter().copied().map(str::to_owned).collect();
         Late { of: of.clone(), labels, made: OnceLock::new() }
     }
 
+    /// Creates it now.
+    pub(super) fn begin(&self) -> &Histogram {
+        self.made.get_or_init(|| self.of.with_label_values(&self.labels))
+    }
+
     /// Records a value.
     pub fn observe(&self, value: f64) {
-        self.made.get_or_init(|| self.of.with_label_values(&self.labels)).observe(value);
+        self.begin().observe(value);
     }
 }
 

@@ -141,10 +141,16 @@ impl Register {
 }
 
 /// What each label means, and its values where they are few.
-const LABELS: [(&str, &str); 14] = [
+const LABELS: [(&str, &str); 15] = [
     (
         "cause",
         "what lowers a GPU's clocks: `thermal` (heat), `power_brake` (its power supply), `power_cap` (its power limit: common under load)",
+    ),
+    (
+        "class",
+        "what a duration says: `answered`: codes below 400; `abandoned`: the caller went away (499) or a deadline passed (504), so the \
+         answer would have taken longer; `failed`: any other code, however fast. Each class after the first that a route has had adds 22 \
+         series",
     ),
     (
         "code",
@@ -229,7 +235,8 @@ pub fn metrics_md() -> String {
          <!-- Made from src/telemetry/metrics by `OCELLI_BLESS=1 cargo test --lib metrics`. -->\n\n\
          `GET /metrics` on the API, on the admin listener and at `metrics_listen` answers in Prometheus' text format 0.0.4. Units\n\
          are seconds, bytes and items. Every outcome of every model, and its wait for each device, is there from the start, at 0.\n\
-         The other histograms of a device begin with its first batch.\n\n\
+         The other histograms of a device begin with its first batch, and those of a route, but for the class `answered`, with\n\
+         the first request of their class.\n\n\
          The series of a model are there for as long as `GET /v2/models` lists it, even if it failed to load, and until the last\n\
          request that began with it has ended. Then they go, as Triton's do, so a server whose models come and go does not grow.\n\
          What was counted after the last scrape goes with them. A model that is loaded again begins at 0, which `rate` and\n\

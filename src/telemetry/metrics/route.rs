@@ -1,8 +1,12 @@
 //! Metrics of routes. Routes are known when the router is built; everything else counts as `other`.
 
-use super::{model::DURATION_BUCKETS, register::Register};
+use super::{
+    RequestClass,
+    model::{DURATION_BUCKETS, Late},
+    register::Register,
+};
 use parking_lot::RwLock;
-use prometheus::{Histogram, IntCounter, IntCounterVec};
+use prometheus::{HistogramVec, IntCounter, IntCounterVec};
 use std::{collections::BTreeMap, time::Duration};
 
 /// Methods that are counted separately; a caller may invent others.
@@ -11,6 +15,26 @@ const METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OP
 /// A method that is counted separately; `None` for others, which a caller may have invented.
 pub fn known_method(method: &str) -> Option<&'static str> {
     METHODS.into_iter().find(|known| *known == method)
+}
+
+impl RequestClass {
+    fn of_code(code: u16) -> RequestClass {
+        match code {
+            100..400 => RequestClass::Answered,
+            499 | 504 => RequestClass::Abandoned,
+            _ => RequestClass::Failed,
+        }
+    }
+
+    /// Its histogram of a route. That of answers is there from the start, so that rates have a beginning; of the others, most routes
+    /// never have one.
+    fn of(self, durations: &HistogramVec, route: &str) -> Late {
+        let of = Late::new(durations, &[route, self.name()]);
+        if self == RequestClass::Answered {
+            of.begin();
+        }
+        of
+    }
 }
 
 /// The routes of the router, and `other`.
@@ -30,12 +54,12 @@ impl Routes {
         let durations = register.histograms(
             "ocelli_http_request_duration_seconds",
             "Time from a request's headers to the head of its reply, or until its caller went away.",
-            &["route"],
+            &["route", "class"],
             &DURATION_BUCKETS,
         );
         let route = |template: &str| RouteMetrics {
             template: template.into(),
-            duration: durations.with_label_values(&[template]),
+            durations: RequestClass::ALL.map(|class| class.of(&durations, template)),
             requests: requests.clone(),
             counters: RwLock::default(),
         };
@@ -54,7 +78,7 @@ impl Routes {
 #[derive(Debug)]
 pub struct RouteMetrics {
     template: String,
-    duration: Histogram,
+    durations: [Late; RequestClass::ALL.len()],
     requests: IntCounterVec,
     /// By method and code, in order of first occurrence. There are a handful per route, searched linearly.
     counters: RwLock<Vec<(&'static str, u16, IntCounter)>>,
@@ -64,7 +88,7 @@ impl RouteMetrics {
     /// Counts a request that was answered with `code` after `duration`, or abandoned by its caller. `method` may be anything that a caller
     /// sends.
     pub fn request(&self, method: &str, code: u16, duration: Duration) {
-        self.duration.observe(duration.as_secs_f64());
+        self.durations[RequestClass::of_code(code) as usize].observe(duration.as_secs_f64());
         let method = known_method(method).unwrap_or("OTHER");
         // 0 stands for anything that is not a status code.
         let code = if (100..600).contains(&code) { code } else { 0 };

@@ -108,7 +108,7 @@ function tiles() {
   const items = rate(counted(before, now, "ocelli_items_total"));
   // The route that most asked of stands for all: quantiles do not add up.
   const busiest = routes.map((route) => [route, counted(before, now, `${DURATION}_count`, { route })]).sort(([, a], [, b]) => b - a)[0];
-  const of = (part) => (busiest ? quantile(before, now, DURATION, { route: busiest[0] }, part) : NaN);
+  const of = (part) => (busiest ? quantile(before, now, DURATION, { route: busiest[0], class: "answered" }, part) : NaN);
   const [half, most] = [of(0.5), of(0.95)];
   const refused = rate(counted(before, now, "ocelli_refused_total"));
   show([
