@@ -27,7 +27,7 @@ use crate::{
     grpc,
     http::{
         self, Front,
-        accept::{Acceptor, Clocks, Ended, Settings, Stages},
+        accept::{Acceptor, Clocks, Ended, Eviction, Settings, Stages},
         threads::Threads,
     },
     models::{Control, changes::Snapshot},
@@ -103,7 +103,7 @@ impl App {
         let sockets = Sockets::bind(&config).await?;
         let addresses = sockets.addresses();
         let apart = |socket: Option<Socket>, name| {
-            let settings = accept_settings(&config, admin::CONNECTIONS_MAX);
+            let settings = accept_settings(&config, admin::CONNECTIONS_MAX, Eviction::FAST);
             socket.map(|socket| Admin::start(socket.listener, name, settings)).transpose()
         };
         // Probes are answered from now on, however long the search for models takes.
@@ -136,7 +136,7 @@ impl App {
         front.metrics.http_connections_max.set(i64::try_from(connections_max).unwrap_or(i64::MAX));
         let acceptor = |socket: Socket| Acceptor {
             listener: socket.listener,
-            settings: accept_settings(&config, connections_max),
+            settings: accept_settings(&config, connections_max, Eviction::SLOW),
             stages: stages.clone(),
             connections: Arc::clone(&front.connections),
             threads: threads.handles().to_vec(),
@@ -221,9 +221,10 @@ async fn beat(status: Arc<Status>, threads: Vec<Handle>) {
     }
 }
 
-fn accept_settings(config: &Config, connections_max: usize) -> Settings {
+fn accept_settings(config: &Config, connections_max: usize, eviction: Eviction) -> Settings {
     Settings {
         connections_max,
+        eviction,
         clocks: Clocks {
             idle: config.idle_timeout_ms,
             header: config.header_timeout_ms,

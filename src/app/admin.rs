@@ -87,7 +87,7 @@ impl Drop for Admin {
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
-    use crate::http::accept::Clocks;
+    use crate::http::accept::{Clocks, Eviction};
     use axum::routing::get;
     use parking_lot::Mutex;
     use std::{
@@ -101,6 +101,7 @@ mod tests {
     fn settings() -> Settings {
         Settings {
             connections_max: 1,
+            eviction: Eviction::FAST,
             clocks: Clocks { idle: HOUR, header: HOUR, write_stall: HOUR },
             close_timeout: HOUR,
         }
@@ -124,6 +125,29 @@ mod tests {
         );
         admin.serve(Router::new().route("/v2/health/ready", get(async || "as ever")));
         assert_eq!(["/v2/health/live", "/v2/health/ready"].map(status), ["404", "200"]);
+        admin.end().await;
+    }
+
+    #[tokio::test]
+    async fn probes_are_answered_while_others_take_all_connections_and_send_half_a_head_or_nothing() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let admin = Admin::start(listener, "admin", Settings { connections_max: 3, ..settings() }).unwrap();
+        let mut flood = Vec::new();
+        for turn in 0..30 {
+            let mut half = std::net::TcpStream::connect(address).unwrap();
+            let sent: &[u8] = if turn % 3 == 0 { b"" } else { b"GET /v2/health/live HTTP/1.1\r\nHo" };
+            half.write_all(sent).unwrap();
+            flood.push(half);
+        }
+        for _ in 0..3 {
+            let mut asks = std::net::TcpStream::connect(address).unwrap();
+            asks.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            asks.write_all(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+            let mut reply = String::new();
+            asks.read_to_string(&mut reply).unwrap();
+            assert!(reply.starts_with("HTTP/1.1 200 "), "{reply}");
+        }
         admin.end().await;
     }
 

@@ -49,19 +49,36 @@ const BACKOFF_MAX: Duration = Duration::from_secs(1);
 /// How long to wait for the tasks of dropped connections to end: those on a stuck thread never do.
 const CUT_TIME_MAX: Duration = Duration::from_millis(250);
 
-/// How long a connection must have been idle before it may be evicted. Sooner, its next request may be under way.
-const EVICT_IDLE_MIN: Duration = Duration::from_secs(1);
 /// While a new connection waits for room, how often to look for one to evict.
 const EVICT_PAUSE: Duration = Duration::from_millis(100);
 /// How long one that was evicted may take to end before another is evicted as well.
 const EVICT_TIME_MAX: Duration = Duration::from_secs(2);
 
+/// Which connections may be evicted at the cap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Eviction {
+    /// How long one must have been idle. Sooner, its next request may be under way.
+    pub idle_min: Duration,
+    /// Whether one goes as well whose request's head has been coming for that long.
+    pub heads: bool,
+}
+
+impl Eviction {
+    /// For callers from anywhere, whose links may be slow.
+    pub const SLOW: Eviction = Eviction { idle_min: Duration::from_secs(1), heads: false };
+    /// For probes and scrapers: they are near, and send a head at once. Whoever takes all connections and sends nothing, or half a head on
+    /// each, must not keep them out.
+    pub const FAST: Eviction = Eviction { idle_min: Duration::from_millis(50), heads: true };
+}
+
 /// What a listener allows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// Connections at once. At the cap, one more is accepted, and the connection that has been idle for longest is evicted for it, if idle
-    /// for at least a second. If none is, the new one waits until a connection ends, and the backlog pushes back.
+    /// Connections at once. At the cap, one more is accepted, and the connection that has been idle for longest is evicted for it. If none
+    /// may be, the new one waits until a connection ends, and the backlog pushes back.
     pub connections_max: usize,
+    /// Which one may be evicted.
+    pub eviction: Eviction,
     /// How long a connection may stay in each of its states.
     pub clocks: Clocks,
     /// Time from [`Stages::close`] until the connections that are left are dropped.
@@ -190,7 +207,7 @@ impl<S: HttpService> Listening<S> {
                 () = shared.stages.closing.cancelled() => break,
                 true = self.open.one_ends() => continue,
                 () = tokio::time::sleep(EVICT_PAUSE), if self.waits.is_some() => {
-                    self.open.evict_one();
+                    self.open.evict_one(shared.settings.eviction);
                     continue;
                 }
                 accepted = listener.accept(), if self.waits.is_none() => accepted,
@@ -232,7 +249,7 @@ impl<S: HttpService> Listening<S> {
         let counts = &self.shared.connections;
         counts.capped.fetch_add(1, Ordering::Relaxed);
         counts.full.fetch_add(1, Ordering::Relaxed);
-        self.open.evict_one();
+        self.open.evict_one(self.shared.settings.eviction);
     }
 
     fn seat_who_waits(&mut self) {
@@ -309,8 +326,8 @@ impl Open {
         true
     }
 
-    /// Evicts the connection that has been idle for longest, if it has been for [`EVICT_IDLE_MIN`].
-    fn evict_one(&self) {
+    /// Evicts the connection that has been idle for longest, if it has been for long enough.
+    fn evict_one(&self, eviction: Eviction) {
         let now = Instant::now();
         let is_leaving = |watch: &Arc<Watch>| {
             let evicted = watch.evicted().is_some_and(|at| now < at + EVICT_TIME_MAX);
@@ -320,9 +337,10 @@ impl Open {
         if self.watches.values().any(is_leaving) {
             return;
         }
-        let idle = self.watches.values().filter_map(|watch| Some((watch.idle_since()?, watch)));
+        let idle = |watch: &Watch| watch.evictable_since(eviction.heads);
+        let idle = self.watches.values().filter_map(|watch| Some((idle(watch)?, watch)));
         if let Some((since, watch)) = idle.min_by_key(|(since, _)| *since)
-            && now >= since + EVICT_IDLE_MIN
+            && now >= since + eviction.idle_min
         {
             watch.evict(now);
         }

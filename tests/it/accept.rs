@@ -17,7 +17,7 @@ use futures_util::{StreamExt, stream};
 use ocelli::{
     error::InferError,
     http::{
-        accept::{Acceptor, Clocks, Connections, Ended, Settings, Stages},
+        accept::{Acceptor, Clocks, Connections, Ended, Eviction, Settings, Stages},
         body::{self, BodyLimits},
         guard::{self, HeadLimits},
         multipart,
@@ -52,6 +52,7 @@ const LARGE_BYTES: usize = 64 * 1024 * 1024;
 
 fn settings() -> Settings {
     Settings {
+        eviction: Eviction::SLOW,
         clocks: Clocks { idle: LONG, header: LONG, write_stall: LONG },
         close_timeout: LONG,
         connections_max: 4096,

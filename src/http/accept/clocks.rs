@@ -53,7 +53,7 @@ pub enum Reason {
     Header,
     /// The client does not read a response.
     Stalled,
-    /// Idle while a new connection waited for room.
+    /// Idle, or in a head that was not whole, while a new connection waited for room.
     Evicted,
 }
 
@@ -337,13 +337,16 @@ impl Watch {
         self.state.lock().phase
     }
 
-    /// Since when it has been idle and could be evicted; `None` if it is at work, or has been evicted.
-    pub fn idle_since(&self) -> Option<Instant> {
+    /// Since when it could be evicted: it has been idle, or its request's head has been coming where `heads` count. `None` if it is at
+    /// work, or has been evicted.
+    pub fn evictable_since(&self, heads: bool) -> Option<Instant> {
         let state = self.state.lock();
-        match state.phase {
-            Phase::Idle(since) if !state.has_request() && state.evicted.is_none() => Some(since),
-            _ => None,
-        }
+        let since = match state.phase {
+            Phase::Idle(since) => since,
+            Phase::Header(since) if heads => since,
+            _ => return None,
+        };
+        (!state.has_request() && state.evicted.is_none()).then_some(since)
     }
 
     /// Asks the connection to close, to make room for a new one.
@@ -434,16 +437,16 @@ mod tests {
     fn only_a_connection_without_a_request_and_with_all_of_its_answers_sent_is_idle() {
         let zero = Instant::now();
         let watch = Watch::new(zero);
-        assert_eq!(watch.idle_since(), Some(zero));
+        assert_eq!(watch.evictable_since(false), Some(zero));
         let request = watch.request_begins();
-        assert_eq!(watch.idle_since(), None);
+        assert_eq!(watch.evictable_since(false), None);
         watch.write_blocked(zero + s(1));
         watch.request_ends(request, zero + s(2));
-        assert_eq!(watch.idle_since(), None, "the socket has not taken all of the answer");
+        assert_eq!(watch.evictable_since(false), None, "the socket has not taken all of the answer");
         watch.flushed(zero + s(3));
-        assert_eq!(watch.idle_since(), Some(zero + s(3)));
+        assert_eq!(watch.evictable_since(false), Some(zero + s(3)));
         watch.evict(zero + s(4));
-        assert_eq!((watch.idle_since(), watch.evicted()), (None, Some(zero + s(4))));
+        assert_eq!((watch.evictable_since(false), watch.evicted()), (None, Some(zero + s(4))));
     }
 
     #[test]

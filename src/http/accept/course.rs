@@ -134,6 +134,10 @@ impl<'a> Course<'a> {
     fn evicted(&mut self, now: Instant) -> Action {
         self.idle_seen = true;
         self.count(Reason::Evicted);
+        if self.shared.settings.eviction.heads && matches!(self.watch.phase(), Phase::Header(_)) {
+            // There is nothing to answer, and the rest of the head may never come.
+            return Action::End;
+        }
         let soonest = now + FAREWELL;
         // Responses may have been handed over whole and wait for the window of an HTTP/2 client, who has its time for those.
         self.farewell_until = Some(match self.watch.phase() {
