@@ -53,6 +53,17 @@ def test_serves_where_kserve_looks(container):
         assert asked["port"] == common.port(options["admin_listen"]) != 8080 and "get" in PATHS[asked["path"]]
 
 
+def test_only_the_api_and_metrics_are_let_in(objects, container):
+    spec = only(objects, "NetworkPolicy")["spec"]
+    (chosen,) = spec["podSelector"]["matchExpressions"]
+    assert chosen["key"] == "serving.kserve.io/inferenceservice" and chosen["operator"] == "In"
+    assert set(chosen["values"]) == {service["metadata"]["name"] for service in of_kind(objects, "InferenceService")}
+    assert spec["policyTypes"] == ["Ingress"] and all(rule["from"] for rule in spec["ingress"])
+    options = given(container)
+    let_in = {entry["port"] for rule in spec["ingress"] for entry in rule["ports"]}
+    assert let_in == {common.port(options["listen"]), common.port(options["metrics_listen"])}
+
+
 def test_metrics_are_where_the_annotations_say(objects, container):
     annotations = only(objects, "ServingRuntime")["spec"]["annotations"]
     assert int(annotations["prometheus.kserve.io/port"]) == common.port(given(container)["metrics_listen"])
