@@ -355,8 +355,10 @@ def rows():
             target(f"sum by (instance) ({rate('process_cpu_seconds_total', REPLICA)})", "{{instance}}"), width=6,
         ),
         lines(
-            "Memory", "Resident, and what the process may have.", "bytes",
-            target(f"process_resident_memory_bytes{{{REPLICA}}}", "{{instance}}"),
+            "Memory", "What counts against the limit (resident memory where there is none), and the limit.", "bytes",
+            target(
+                f"ocelli_memory_used_bytes{{{REPLICA}}} or process_resident_memory_bytes{{{REPLICA}}}", "{{instance}}"
+            ),
             target(f"min(ocelli_memory_bytes_max{{{REPLICA}}})", "at most"), width=6,
         ),
         lines(

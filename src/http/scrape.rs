@@ -6,6 +6,7 @@ use crate::{
     models::Model,
     status::{Device, DeviceInfo, DeviceState, THROTTLES},
     telemetry::{
+        host,
         metrics::{EndReason, Readings, RefuseReason},
         triton,
     },
@@ -101,6 +102,7 @@ impl Front {
         let [read, written] = self.shared_memory.bytes();
         counted(&metrics.shared_memory_read_bytes_total, read);
         counted(&metrics.shared_memory_written_bytes_total, written);
+        metrics.set_memory_used(host::memory_used());
         metrics.decode_bytes.set(self.decode.bytes() as i64);
         metrics.decode_jobs.set(self.decode.jobs() as i64);
         let load = self.queue.load();

@@ -44,13 +44,35 @@ impl Host {
 pub fn memory_limit() -> Option<u64> {
     let (machine, _) = memory(&fs::read_to_string("/proc/meminfo").ok()?)?;
     // Without a limit, version 1 of control groups reports a number beyond any machine.
-    Some(least(limit_files(&groups())).map_or(machine, |limit| limit.min(machine)))
+    Some(least(&limit_files(&groups())).map_or(machine, |limit| limit.min(machine)))
+}
+
+/// Bytes of memory that count against [`memory_limit`] now, where that is the limit of a control group: of all processes in the group, and
+/// of files that they use, but not of file pages that are given back first (what Kubernetes calls the working set). `None` where the
+/// machine's memory is the limit, or the system does not tell.
+pub fn memory_used() -> Option<u64> {
+    let (machine, _) = memory(&fs::read_to_string("/proc/meminfo").ok()?)?;
+    used(limit_files(&groups()), machine)
+}
+
+/// What is used in the group with the smallest of the limits in these files, if it is below `machine`.
+fn used(files: Vec<String>, machine: u64) -> Option<u64> {
+    let limit = |file: String| Some((number(&file)?, file));
+    let (limit, file) = files.into_iter().filter_map(limit).min()?;
+    let (folder, name) = file.rsplit_once('/').filter(|_| limit < machine)?;
+    let (now, idle) = match name {
+        "memory.max" => ("memory.current", "inactive_file "),
+        _ => ("memory.usage_in_bytes", "total_inactive_file "),
+    };
+    let counts = fs::read_to_string(format!("{folder}/memory.stat")).unwrap_or_default();
+    let idle = counts.lines().find_map(|line| line.strip_prefix(idle)?.trim().parse().ok());
+    Some(number(&format!("{folder}/{now}"))?.saturating_sub(idle.unwrap_or(0)))
 }
 
 /// Bytes of memory above which the system throttles this process and reclaims memory from it: the smallest `memory.high` of its
 /// control groups. `None` if there is no such limit.
 pub fn memory_high() -> Option<u64> {
-    least(high_files(&groups()))
+    least(&high_files(&groups()))
 }
 
 fn groups() -> String {
@@ -58,8 +80,13 @@ fn groups() -> String {
 }
 
 /// The smallest limit in these files. Files that say `max` or do not exist set none.
-fn least(files: Vec<String>) -> Option<u64> {
-    files.into_iter().filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok()).min()
+fn least(files: &[String]) -> Option<u64> {
+    files.iter().filter_map(|file| number(file)).min()
+}
+
+/// The number that is all of a file.
+fn number(file: &str) -> Option<u64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
 /// Resident memory of this process in bytes; `None` if the system does not tell.
@@ -183,8 +210,34 @@ mod tests {
         };
         let (none, more, less) = (file("a", "max\n"), file("b", "900\n"), file("c", "70\n"));
         let absent = folder.path().join("d").display().to_string();
-        assert_eq!(least(vec![none.clone(), more, less, absent.clone()]), Some(70));
-        assert_eq!(least(vec![none, absent]), None);
+        assert_eq!(least(&[none.clone(), more, less, absent.clone()]), Some(70));
+        assert_eq!(least(&[none, absent]), None);
+    }
+
+    #[test]
+    fn what_is_used_is_that_of_the_group_whose_limit_is_met_first() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+            fs::write(&path, text).expect("a file");
+            path.display().to_string()
+        };
+        // The outer group has others beside this process, and less room.
+        let inner = write("outer/inner/memory.max", "900\n");
+        write("outer/inner/memory.current", "10\n");
+        let outer = write("outer/memory.max", "700\n");
+        write("outer/memory.current", "600\n");
+        write("outer/memory.stat", "anon 300\nfile 250\ninactive_file 250\nactive_file 40\n");
+        let files = vec![inner.clone(), outer];
+        assert_eq!(used(files.clone(), 1000), Some(350));
+        assert_eq!(used(files, 700), None, "the machine has no more");
+        assert_eq!(used(vec![inner], 1000), Some(10), "without counts, all counts");
+        let first = write("first/memory.limit_in_bytes", "500\n");
+        write("first/memory.usage_in_bytes", "400\n");
+        write("first/memory.stat", "inactive_file 1\ntotal_inactive_file 100\n");
+        assert_eq!(used(vec![first], 1000), Some(300));
+        assert_eq!(used(vec![write("none/memory.max", "max\n")], 1000), None);
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub use route::{RouteMetrics, known_method};
 use super::{logging::LOGS, traces::SPANS_LOST};
 use bounds::BoundMetrics;
 use model::Models;
-use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
+use prometheus::{IntCounter, IntGauge, IntGaugeVec, Registry, TextEncoder};
 use register::Register;
 use route::Routes;
 use std::sync::{Arc, atomic::Ordering};
@@ -147,6 +147,7 @@ pub struct Metrics {
     pub decode_bytes: IntGauge,
     /// Work of the decode pool that waits or runs.
     pub decode_jobs: IntGauge,
+    memory_used: IntGaugeVec,
 }
 
 impl Metrics {
@@ -218,6 +219,11 @@ impl Metrics {
             decode_jobs: register.gauge(
                 "ocelli_decode_jobs",
                 "Files and other long work that wait for a thread of the decode pool or run there. No stage counts the wait.",
+            ),
+            memory_used: register.gauges(
+                "ocelli_memory_used_bytes",
+                "Memory that counts against the limit of the control group: of all its processes, without file pages that are given back first. No sample without such a limit.",
+                &[],
             ),
             bounds: BoundMetrics::new(register),
             devices: DeviceFamilies::new(register),
@@ -302,6 +308,19 @@ impl Metrics {
     /// Says what the gauges of what is held can reach. Until then the bounds are 0.
     pub fn set_bounds(&self, bounds: Bounds) {
         self.bounds.set(bounds);
+    }
+
+    /// Sets what counts against the limit of memory; `None` where there is no such limit, or the system does not tell.
+    pub fn set_memory_used(&self, bytes: Option<u64>) {
+        match bytes {
+            Some(bytes) => {
+                self.memory_used.with_label_values::<&str>(&[]).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+            }
+            // Fails only if none was set.
+            None => {
+                let _ = self.memory_used.remove_label_values::<&str>(&[]);
+            }
+        }
     }
 
     /// Counts what was dropped at the end of a drain.
@@ -490,6 +509,16 @@ mod tests {
         metrics.set_bounds(Bounds { queue_bytes: 7, ..Bounds::default() });
         check(&metrics, "ocelli_queue_bytes_max 7");
         check(&metrics, "ocelli_queue_items_max 0");
+    }
+
+    #[test]
+    fn memory_has_a_sample_where_it_has_a_limit() {
+        let metrics = metrics();
+        assert!(!metrics.render().contains("ocelli_memory_used_bytes"));
+        metrics.set_memory_used(Some(5));
+        check(&metrics, "ocelli_memory_used_bytes 5");
+        metrics.set_memory_used(None);
+        assert!(!metrics.render().contains("ocelli_memory_used_bytes"));
     }
 
     #[test]
