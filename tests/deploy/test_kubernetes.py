@@ -114,6 +114,35 @@ def test_what_the_server_may_write_fits_into_its_volume(objects):
     assert written <= common.size(container(objects)["resources"]["limits"]["ephemeral-storage"])
 
 
+def test_models_from_an_image_are_checked_before_they_are_served_and_their_disk_is_asked_for():
+    objects = rendered(DEPLOY / "kubernetes" / "overlays" / "cpu")
+    copy, check = pod(objects)["initContainers"]
+    assert copy["volumeMounts"][0]["name"] == "models" and copy["command"][0] == "cp"
+    assert check["image"] == container(objects)["image"], "what checks is what serves"
+    assert check["args"][0] == "check"
+    given = OPTIONS.given(check["args"][1:])
+    assert (given["models"], given["backend"]) == (options(objects)["models"], "cpu")
+    asked = container(objects)["resources"]
+    for name in ("cpu", "memory"):
+        # More would be more than the pod needs later.
+        assert common.size(check["resources"]["requests"][name]) <= common.size(asked["requests"][name])
+    assert asked["requests"]["ephemeral-storage"] == asked["limits"]["ephemeral-storage"]
+
+
+def test_the_check_of_a_claim_that_the_manual_shows_is_one_that_the_api_takes(tmp_path):
+    text = (ROOT / "docs" / "operations.md").read_text()
+    (shown,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "name: check" in block]
+    resources = {"resources": [os.path.relpath(DEPLOY / "kubernetes" / "overlays" / "gpu", tmp_path)]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(resources | yaml.safe_load(shown)))
+    objects = rendered(tmp_path)
+    for found in objects:
+        kubernetes.validate(found)
+    test_replicas_run_without_rights_on_a_root_that_they_cannot_write(objects)
+    (check,) = pod(objects)["initContainers"]
+    assert check["image"] == container(objects)["image"]
+    assert OPTIONS.given(check["args"][1:])["models"] == "/models"
+
+
 def test_selectors_find_the_replicas(objects):
     labels = only(objects, "Deployment")["spec"]["template"]["metadata"]["labels"].items()
     chosen = [
