@@ -399,6 +399,10 @@ def rows():
             width=6,
         ),
         lines(
+            "Lines of the log that wait", "For whoever reads the standard error.", "bytes",
+            target(f"sum by (instance) (ocelli_log_waiting_bytes{{{REPLICA}}})", "{{instance}}"), width=6,
+        ),
+        lines(
             "Spans that were lost", "The collector of traces is too slow, gone, or does not take all that it is sent.", "short",
             target(
                 f"sum by (instance, reason) (increase(ocelli_trace_spans_lost_total{{{REPLICA}}}[$__rate_interval]))",
