@@ -35,6 +35,11 @@ impl FileState {
         let inode = (metadata.ino(), metadata.ctime(), metadata.ctime_nsec());
         FileState { name: name.to_owned(), place, bytes, modified, inode }
     }
+
+    /// Whether this is a file that has been written to since an earlier look, and no other in its place.
+    pub(super) fn is_rewritten(&self, earlier: &FileState) -> bool {
+        self.inode.0 == earlier.inode.0 && (self.bytes, self.modified) != (earlier.bytes, earlier.modified)
+    }
 }
 
 /// A snapshot of a model folder.

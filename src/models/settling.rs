@@ -11,7 +11,8 @@ use std::{
 
 /// How long the files of a model must have been the same. This is enough for what is moved or linked into place.
 pub const REST: Duration = Duration::from_millis(500);
-/// The same for files that have been seen to change more than once: somebody copies them, and a copy may falter.
+/// The same where a file is written over in place, or files have been seen to change more than once: somebody copies them, and a copy
+/// may falter.
 pub const REST_OF_COPIES: Duration = Duration::from_secs(5);
 /// After this long, files that still change are worth a line in the log.
 const LONG: Duration = Duration::from_secs(60);
@@ -28,7 +29,7 @@ struct Unsettled {
     since: Instant,
     /// The first look at which they differed from those that are served.
     began: Instant,
-    /// They have changed since then.
+    /// They are written over, or have changed since then.
     copied: bool,
     /// The log says so.
     told: bool,
@@ -44,14 +45,17 @@ impl Settling {
     pub fn counted(&mut self, served: &Snapshot, look: &Snapshot, now: Instant) -> Vec<Change> {
         let changes = served.changes(look);
         self.0.retain(|name, _| changes.iter().any(|change| change.name() == name));
-        changes.into_iter().filter(|change| self.counts(change.name(), look, now)).collect()
+        let counts = |change: &Change| {
+            let name = change.name();
+            self.counts(name, (served.files(name), look.files(name)), now)
+        };
+        changes.into_iter().filter(counts).collect()
     }
 
-    fn counts(&mut self, name: &str, look: &Snapshot, now: Instant) -> bool {
-        let files = look.files(name);
+    fn counts(&mut self, name: &str, (served, files): (&[FileState], &[FileState]), now: Instant) -> bool {
         let Some(model) = self.0.get_mut(name) else {
-            let files = files.to_owned();
-            let new = Unsettled { files, since: now, began: now, copied: false, told: false };
+            let copied = files.iter().any(|file| served.iter().any(|earlier| file.is_rewritten(earlier)));
+            let new = Unsettled { files: files.to_owned(), since: now, began: now, copied, told: false };
             self.0.insert(name.to_owned(), new);
             return false;
         };
@@ -149,6 +153,21 @@ mod tests {
         looks.write("a.onnx", "the end");
         let rest = REST_OF_COPIES.div_duration_f32(REST) as u32;
         assert_eq!(looks.until(&load("a")), rest + 1);
+    }
+
+    #[test]
+    fn a_file_that_is_written_over_counts_later_than_one_that_takes_its_place() {
+        let mut looks = Looks::new();
+        let rest = REST_OF_COPIES.div_duration_f32(REST) as u32;
+        looks.write("a.onnx", "old");
+        looks.served = Snapshot::at(looks.folder.path());
+        looks.write("a.onnx", "new, as far as it goes");
+        assert_eq!(looks.until(&load("a")), rest + 1);
+        looks.served = Snapshot::at(looks.folder.path());
+        looks.write(".next", "all of it");
+        let at = |name: &str| looks.folder.path().join(name);
+        fs::rename(at(".next"), at("a.onnx")).unwrap();
+        assert_eq!(looks.until(&load("a")), 2);
     }
 
     #[test]
