@@ -13,7 +13,7 @@
 //! - [`decode`]: the bounded CPU pool between bytes and queue.
 //! - `encoded`: images in tensors; `streamed`: replies that come item by item.
 //! - `predict`, `localize`, `infer`, `kserve`, `catalog`, `repository`, `devices`, `health`: the handlers; `target`, `call`: what they
-//!   share.
+//!   share; `stack_options`: how stacks are read.
 //! - `shared_memory`: tensors that clients on this machine pass without the connection.
 //! - `page`: the page for people, and the documents; `control`: who may control the server; `origin`: which pages may.
 //! - [`wire`]: the JSON and binary forms. Pure.
@@ -50,6 +50,7 @@ pub mod reject;
 pub(crate) mod repository;
 mod scrape;
 pub(crate) mod shared_memory;
+mod stack_options;
 mod streamed;
 pub(crate) mod tally;
 pub(crate) mod target;
@@ -62,7 +63,7 @@ use crate::{
     batch::Queue,
     config::{Config, RepositoryMode, Secret, TritonMetrics},
     error::InferError,
-    image::stack::{self, SpillFolder},
+    image::stack,
     models::{Catalog, Control},
     status::Status,
     telemetry::{
@@ -89,6 +90,7 @@ use listing::Listings;
 use often::Often;
 use parking_lot::Mutex;
 use shared_memory::SharedMemory;
+pub use stack_options::stack_options;
 use std::{sync::Arc, time::Duration};
 
 /// The API's contract, as it is served.
@@ -116,26 +118,6 @@ pub struct Limits {
     pub parts_max: usize,
     /// The longest deadline that a request may set.
     pub timeout_max: Duration,
-}
-
-/// How stacks are read under a configuration, by requests and by `ocelli predict` alike.
-pub fn stack_options(config: &Config) -> stack::Options {
-    // Without a temporary file, a stack is charged for all that it may hold: with a higher limit, none could ever be let in. The other half
-    // is for the search for spots, and for other requests.
-    let charged_max = usize::try_from(config.in_flight_bytes_max / 2).unwrap_or(usize::MAX);
-    let limits = stack::Limits {
-        side_max: config.image_side_max,
-        frame_pixels_max: config.image_pixels_max,
-        frames_max: config.stack_frames_max,
-        memory_bytes_max: config.stack_memory_bytes_max.min(charged_max),
-        spill_bytes_max: config.stack_spill_bytes_max,
-    };
-    let spill_folder = (config.stack_spill_bytes_max > 0).then(|| {
-        let folder = &config.stack_spill_folder;
-        let path = if folder.as_os_str().is_empty() { std::env::temp_dir() } else { folder.clone() };
-        Arc::new(SpillFolder::new(path, config.stack_spill_total_bytes_max))
-    });
-    stack::Options { limits, spill_folder, file_alone: false }
 }
 
 /// Everything that handlers share.
