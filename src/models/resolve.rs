@@ -11,7 +11,7 @@ use crate::{
         Batching, DataType, Dim, Ends, Signature,
         gauss_mle::frames::FrameMemory,
         onnx::{
-            ending::ending,
+            ending::{chosen_by, ending},
             operators::{self, Operators},
         },
         staging::{Memory, Staging},
@@ -47,6 +47,7 @@ impl Model {
             Some(input) => Some(input::resolve(input, &manifest.task, &signature, &source.path)?),
         };
         let mut task = resolved(&manifest.task, &signature, &source.labels, image.as_ref())?;
+        refuse_chosen(&task, source)?;
         settle_activation(&mut task, source);
         tell(source, &signature, &task, image.as_ref());
         // If the author says how to batch, the network's operators are not examined.
@@ -145,6 +146,20 @@ pub(super) fn resolved(
 ) -> Result<Task, String> {
     let batch_axis = image.is_some_and(|image| image.batch_axis);
     task.clone().resolve(signature, labels, image.and_then(ImageInput::size), batch_axis)
+}
+
+/// Refuses scores of a classifier that its network has already chosen and put in order: their places are not those of classes.
+fn refuse_chosen(task: &Task, source: &Source) -> Result<(), String> {
+    let Task::Classify(classify) = task else { return Ok(()) };
+    let output = classify.output.as_deref().unwrap_or_default();
+    match chosen_by(&source.path, output) {
+        None => Ok(()),
+        Some(operator) => Err(format!(
+            "output {output:?} comes from {operator}, by which the network has chosen among its scores, so that no place in it is that of a \
+             class: name the output with the scores before {operator} by classify.output, leave {operator} out at export, or serve it with \
+             task = \"tensors\""
+        )),
+    }
 }
 
 /// If a classifier's network already ends in probabilities, they must not be computed twice. The activation is omitted if the manifest
@@ -413,6 +428,32 @@ mod tests {
         // The manifest takes precedence.
         let softmax = "[classify]\nactivation = \"softmax\"";
         assert_eq!(activation("Softmax", softmax, &[-1, 10]).0, Some(Activation::Softmax));
+    }
+
+    #[test]
+    fn scores_that_the_network_has_put_in_order_are_refused_and_those_before_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let refused = |output: &str| {
+            let mut source =
+                source("m", "1", &format!("task = \"classify\"\n[classify]\noutput = {output:?}"));
+            source.path = folder.path().join("model.onnx");
+            let nodes = [
+                ["Gemm", "x", "l"],
+                ["TopK", "l k", "values indices"],
+                ["Squeeze", "values", "y"],
+                ["Softmax", "l", "all"],
+            ];
+            std::fs::write(&source.path, onnx(&nodes)).unwrap();
+            let signature = signature(&[("values", &[-1, 5]), ("y", &[-1, 5]), ("all", &[-1, 9])]);
+            let second = Duration::from_secs(1);
+            Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).err().unwrap_or_default()
+        };
+        for output in ["values", "y"] {
+            let error = refused(output);
+            assert!(error.starts_with(&format!("output {output:?} comes from TopK, ")), "{error}");
+            assert!(error.contains("by classify.output, leave TopK out at export"), "{error}");
+        }
+        assert_eq!(refused("all"), "");
     }
 
     #[test]

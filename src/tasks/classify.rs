@@ -64,7 +64,15 @@ impl Classify {
     pub(super) fn resolve(mut self, signature: &Signature, labels: &Labels) -> Result<Classify, String> {
         let output = choose(signature, self.output.as_deref(), "classify.output")?;
         if let Some(classes) = classes(&output.name, &output.shape)? {
-            if classes == 1 && matches!(output.datatype, DataType::Int64 | DataType::Int32) {
+            // A number for each class may be a score, but no network is trained to give whole ones.
+            if classes > 1 && is_whole(output.datatype) {
+                return Err(format!(
+                    "output {:?} has {classes} {}s for an image, which are no scores: name the output with the scores before TopK or ArgMax \
+                     by classify.output, or export the network without these (and with a last DequantizeLinear, if it is quantized)",
+                    output.name, output.datatype
+                ));
+            }
+            if classes == 1 && is_whole(output.datatype) {
                 return Err(format!(
                     "output {:?} is one {} for an image, which is the number of a class and no score: export the network without \
                      its argmax, or serve it with task = \"tensors\"",
@@ -148,6 +156,14 @@ impl Classify {
             Some(activation) => Ok(activation),
         }
     }
+}
+
+/// Whether numbers of this type have no fractions.
+fn is_whole(datatype: DataType) -> bool {
+    !matches!(
+        datatype,
+        DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64 | DataType::Bool | DataType::Bytes
+    )
 }
 
 /// Whether the labels name both classes of a single score: the one that it speaks against, and the one that it speaks for.
@@ -389,6 +405,27 @@ mod tests {
         assert!(resolve(&[-1, 2]).is_ok());
         let three = Labels::parse("a\nb\nc").unwrap();
         assert!(Classify::default().resolve(&signature(&[("y", &[-1, 1])]), &three).is_err());
+    }
+
+    #[test]
+    fn whole_numbers_for_an_image_are_no_scores() {
+        let resolve = |datatype, shape: &[i64]| {
+            let mut signature = signature(&[("y", shape)]);
+            signature.outputs[0].datatype = datatype;
+            Classify::default().resolve(&signature, &Labels::default()).err().unwrap_or_default()
+        };
+        for datatype in [DataType::Int64, DataType::Int32, DataType::Uint8] {
+            for shape in [&[-1, 5][..], &[5], &[1, 5, 1, 1]] {
+                let error = resolve(datatype, shape);
+                assert!(error.contains("has 5 ") && error.contains("before TopK"), "{error}");
+            }
+            assert!(resolve(datatype, &[-1, 1]).contains("the number of a class and no score"));
+            // The forward pass tells.
+            assert_eq!(resolve(datatype, &[-1, -1]), "");
+        }
+        for datatype in [DataType::Fp32, DataType::Fp16] {
+            assert_eq!(resolve(datatype, &[-1, 5]), "");
+        }
     }
 
     proptest! {

@@ -1,5 +1,5 @@
-//! Finds out, from a network's file without loading it, whether the network ends in softmax or sigmoid: its scores are then
-//! probabilities.
+//! Finds out, from a network's file without loading it, what an output comes from. Scores of a network that ends in softmax or sigmoid are
+//! probabilities. What has gone through ArgMax or TopK has no place for each class.
 
 use super::{
     fields::Fields,
@@ -62,6 +62,29 @@ pub(crate) fn ending(path: &Path, output: &str) -> Option<FinalActivation> {
     None
 }
 
+/// Operators that choose among scores. What they give is in the order of the scores, or numbers of classes.
+const CHOOSING: [&str; 3] = ["ArgMax", "ArgMin", "TopK"];
+
+/// The operator by which the network itself has chosen what an output gives, if it has; what follows may also make probabilities of it.
+/// `None` for a file that cannot be read, as in [`ending`].
+pub(crate) fn chosen_by(path: &Path, output: &str) -> Option<&'static str> {
+    let (file, bytes) = skeleton::open(path).ok()?;
+    let nodes = nodes(file, bytes).ok()?;
+    let mut name = output;
+    for _ in 0..nodes.len() {
+        let node = nodes.get(name)?;
+        let operator = &*node.operator;
+        if let Some(found) = CHOOSING.iter().find(|choosing| **choosing == operator) {
+            return Some(found);
+        }
+        if !PASSING.contains(&operator) && !matches!(operator, "Softmax" | "LogSoftmax" | "Sigmoid") {
+            return None;
+        }
+        name = &node.input;
+    }
+    None
+}
+
 /// Whether a division is the last step of a softmax that is written out: exponentials over their sum.
 fn is_share(nodes: &HashMap<String, Node>, Node { input, divisor, .. }: &Node) -> bool {
     let of = |operator: &str, name: &str| nodes.get(name).filter(|node| node.operator == operator);
@@ -71,7 +94,7 @@ fn is_share(nodes: &HashMap<String, Node>, Node { input, divisor, .. }: &Node) -
 }
 
 /// The parts of a node that are needed to follow it.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Node {
     operator: String,
     /// The first input.
@@ -80,10 +103,12 @@ struct Node {
     divisor: String,
     /// The first output.
     output: String,
+    /// The second output.
+    beside: String,
     domain: String,
 }
 
-/// The nodes of the outermost graph, by their first output.
+/// The nodes of the outermost graph, by their first output; those that choose by both.
 fn nodes(file: impl Read + Seek, bytes: u64) -> Result<HashMap<String, Node>, String> {
     let mut nodes = HashMap::new();
     skeleton::walk(file, bytes, |fields, field, bytes| {
@@ -92,6 +117,9 @@ fn nodes(file: impl Read + Seek, bytes: u64) -> Result<HashMap<String, Node>, St
                 let node = node(fields, bytes)?;
                 // `com.microsoft` is the domain of the operators that ONNX Runtime's quantizer adds.
                 if matches!(&*node.domain, "" | "ai.onnx" | "com.microsoft") {
+                    if CHOOSING.contains(&&*node.operator) && !node.beside.is_empty() {
+                        nodes.insert(node.beside.clone(), node.clone());
+                    }
                     nodes.insert(node.output.clone(), node);
                 }
             }
@@ -111,6 +139,7 @@ fn node(fields: &mut Fields<impl Read + Seek>, bytes: u64) -> Result<Node, Strin
             1 if node.input.is_empty() => &mut node.input,
             1 if node.divisor.is_empty() => &mut node.divisor,
             2 if node.output.is_empty() => &mut node.output,
+            2 if node.beside.is_empty() => &mut node.beside,
             4 => &mut node.operator,
             7 => &mut node.domain,
             _ => {
@@ -129,13 +158,15 @@ pub(crate) mod testing {
 
     use crate::engine::onnx::external::testing::field;
 
-    /// A model of these nodes, each an operator, its input (or two, separated by a space) and its output.
+    /// A model of these nodes, each an operator, its input and its output (or two, separated by a space).
     pub(crate) fn model(nodes: &[[&str; 3]]) -> Vec<u8> {
-        let node = |[operator, inputs, output]: &[&str; 3]| {
+        let node = |[operator, inputs, outputs]: &[&str; 3]| {
             let domain = if operator.starts_with("QLinear") { "com.microsoft" } else { "" };
             let (input, other) = inputs.split_once(' ').unwrap_or((*inputs, "other"));
-            let fields = [(1, input), (1, other), (2, *output), (3, "name"), (4, *operator), (7, domain)];
-            field(1, &fields.map(|(number, text)| field(number, text.as_bytes())).concat())
+            let mut fields = vec![(1, input), (1, other), (3, "name"), (4, *operator), (7, domain)];
+            fields.extend(outputs.split(' ').map(|output| (2, output)));
+            let fields = fields.into_iter().flat_map(|(number, text)| field(number, text.as_bytes()));
+            field(1, &fields.collect::<Vec<u8>>())
         };
         // The nodes are followed by weights and outputs.
         let graph =
@@ -188,6 +219,27 @@ mod tests {
         check(&model(&[["Identity", "q", "y"], ["Cast", "y", "q"]]), None);
         check(b"<html>", None);
         assert_eq!(ending(Path::new("/nowhere/model.onnx"), "y"), None);
+    }
+
+    #[test]
+    fn what_the_network_has_chosen_itself_is_found_behind_either_output_and_what_only_shapes_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let check = |nodes: &[[&str; 3]], output: &str, expected: Option<&str>| {
+            let path = folder.path().join("model.onnx");
+            std::fs::write(&path, testing::model(nodes)).unwrap();
+            assert_eq!(chosen_by(&path, output), expected, "{nodes:?}");
+        };
+        let top = ["TopK", "l k", "values indices"];
+        check(&[top], "values", Some("TopK"));
+        check(&[top], "indices", Some("TopK"));
+        check(&[top, ["Cast", "indices", "c"], ["Squeeze", "c", "y"]], "y", Some("TopK"));
+        check(&[top, ["Softmax", "values", "y"]], "y", Some("TopK"));
+        check(&[["ArgMax", "l", "a"], ["Cast", "a", "y"]], "y", Some("ArgMax"));
+        check(&[["Softmax", "l", "y"], ["TopK", "y k", "values indices"]], "y", None);
+        check(&[top, ["Gemm", "values", "y"]], "y", None);
+        check(&[["Split", "l", "a b"]], "b", None);
+        check(&[["Identity", "q", "y"], ["Cast", "y", "q"]], "y", None);
+        assert_eq!(chosen_by(Path::new("/nowhere/model.onnx"), "y"), None);
     }
 
     proptest! {
