@@ -46,7 +46,9 @@ pub(super) async fn run(
     tensor: &Tensor,
 ) -> Result<(Vec<Tensor>, Spent), InferError> {
     let model = tally.model();
-    let files = files(front, model, tensor, model.batching == Batching::Whole, call.permit.as_deref())?;
+    // Where requests run one by one although they may have many items, each image is a run of its own.
+    let one = model.batching == Batching::Whole && model.alone_max.is_none();
+    let files = files(front, model, tensor, one, call.permit.as_deref())?;
     // Those of the whole stream, if the request is a message of one.
     let turns = call.turns.clone().unwrap_or_else(|| Arc::new(front.decode.turns()));
     // Each is queued as soon as it is decoded. An image that waited for the others would keep its share of the memory for decoding, and

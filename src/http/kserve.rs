@@ -146,6 +146,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         }
         Asked::Tensors(inputs) => {
             let (inputs, items) = infer::arrange(model, inputs, call.permit.as_deref())?;
+            let first = inputs.first().and_then(|input| input.shape.first().copied());
             let decode = began.elapsed();
             call.stage("decode", decode);
             let tally = Tally::of(model);
@@ -153,8 +154,11 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             let ran = call.answer(front, &tally, ticket).await?;
             let spent = Spent::on(decode, &ran);
             let of = Arc::clone(model);
-            let rows = (form == Form::Rows && !of.rules.whole).then_some(items);
             let outputs = model.interface.outward(&ran.outputs);
+            // A request that is one run may still be of many items.
+            let are_rows = |rows: &usize| outputs.iter().all(|output| output.shape.first() == Some(rows));
+            let of_run = first.filter(|_| of.alone_max.is_some()).filter(are_rows);
+            let rows = if of.rules.whole { of_run } else { Some(items) }.filter(|_| form == Form::Rows);
             let (permit, text) = (call.permit.clone(), v1::text_bytes_max(&outputs));
             let write = move || {
                 let write = || v1::outputs(rows, form, &of.interface.signature.outputs, &outputs);

@@ -307,6 +307,12 @@ impl BatchLimits {
         !self.merges && self.has_sizes()
     }
 
+    /// Whether the author asks for batches of several requests.
+    pub fn asks_for_batches(&self) -> bool {
+        let waits = !self.wait_max.is_zero();
+        self.no_axis != Some(true) && self.largest() > 1 && (self.is_said() || waits)
+    }
+
     fn has_sizes(&self) -> bool {
         self.items_max.is_some() || self.sizes.is_some()
     }

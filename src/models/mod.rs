@@ -118,8 +118,8 @@ pub struct Model {
     /// count a detector's boxes, or be a height).
     pub batching: Batching,
     /// The most items that a request should have, for clients that ask. Set for a model that runs request by request although its
-    /// first axis counts items: one with strings, or one with a `config.pbtxt` without `dynamic_batching` whose items influence each
-    /// other.
+    /// first axis counts items: one with strings, one that is quantized as it runs, or one with a `config.pbtxt` without
+    /// `dynamic_batching` whose items influence each other.
     pub alone_max: Option<usize>,
     /// What its engines do before and after running its network.
     pub ends: Ends,
@@ -137,8 +137,7 @@ pub struct Model {
     pub frames: Option<FrameMemory>,
     /// How its items are batched.
     pub rules: Rules,
-    /// Whether its network is quantized dynamically, with scales taken over all rows of a batch. Not examined if its author has said
-    /// how it may be batched.
+    /// Whether its network is quantized dynamically, with scales taken over all rows of a batch.
     pub quantizes: bool,
     /// Default priority of its requests.
     pub priority: u8,

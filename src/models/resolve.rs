@@ -50,8 +50,7 @@ impl Model {
         refuse_chosen(&task, source)?;
         settle_activation(&mut task, source);
         tell(source, &signature, &task, image.as_ref());
-        // If the author says how to batch, the network's operators are not examined.
-        let operators = if manifest.batch.is_said() { None } else { operators::of(&source.path) };
+        let operators = operators::of(&source.path);
         let (batching, alone_max) = batching(source, &signature, &task, image.as_ref(), operators.as_ref());
         let rules = rules(manifest, batching, alone_max, &signature)?;
         check_wait(source, &rules)?;
@@ -194,9 +193,9 @@ fn unsaid_threshold(task: &Task, signature: &Signature, source: &Source) -> Opti
 
 /// Whether a network suppresses boxes itself while its author says nothing about batching. Many exports suppress only for as many
 /// pictures as they were traced with and return nothing for the others; forward passes with zeros do not reveal that.
-fn sorts_out_boxes(source: &Source, signature: &Signature, operators: Option<&Operators>) -> bool {
+fn sorts_out_boxes(source: &Source, operators: &Operators) -> bool {
     let Source { name, version, .. } = source;
-    let found = signature.batching() == Batching::Dynamic && operators.is_some_and(operators::suppresses);
+    let found = !source.manifest.batch.is_said() && operators::suppresses(operators);
     if found {
         tracing::warn!(
             model = name,
@@ -208,19 +207,51 @@ fn sorts_out_boxes(source: &Source, signature: &Signature, operators: Option<&Op
     found
 }
 
-/// Whether a network computes quantization scales over all rows of a batch, while its author says nothing about batching requests
-/// together.
-fn quantizes_requests(source: &Source, operators: Option<&Operators>) -> bool {
-    let found = source.manifest.batch.is_of_requests() && operators.is_some_and(operators::quantizes);
-    if found {
-        tracing::info!(
-            model = source.name,
-            version = source.version,
-            "the network is quantized as it runs, by what all rows hold, and its config.pbtxt has no dynamic_batching: each request is a \
-             run of its own"
-        );
+/// Whether a network computes quantization scales over all rows of a batch, while its author does not ask for batches of several requests.
+fn quantizes_requests(source: &Source, operators: &Operators) -> bool {
+    let Source { name, version, manifest, .. } = source;
+    // With one item a run, nothing is mixed.
+    if manifest.batch.largest() == 1 || !operators::quantizes(operators) {
+        return false;
     }
-    found
+    if manifest.batch.asks_for_batches() {
+        tracing::warn!(
+            model = name,
+            version,
+            "the network is quantized as it runs, by what all rows hold, and its author asks for batches of several requests: answers \
+             change with what other callers send (without [batch], or dynamic_batching in a config.pbtxt, each request is a run of its own)"
+        );
+        return false;
+    }
+    tracing::info!(
+        model = name,
+        version,
+        "the network is quantized as it runs, by what all rows hold: each request is a run of its own (batch.axis = \"items\", or \
+         dynamic_batching in a config.pbtxt, has requests put together all the same)"
+    );
+    true
+}
+
+/// Why each request of a network with a free first axis is a run of its own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Alone {
+    /// Nobody knows what the axis counts, or it counts something other than items.
+    Uncounted,
+    /// It counts items, which influence each other.
+    Mixed,
+}
+
+/// Whether and why each request is a run of its own, as the author or the network's operators say. Logs what the operators say.
+/// `can_batch`: whether the outputs that the task reads can have a batch axis.
+fn alone(source: &Source, operators: Option<&Operators>, can_batch: bool) -> Option<Alone> {
+    let of_requests = source.manifest.batch.is_of_requests();
+    let uncounted = if of_requests { Alone::Mixed } else { Alone::Uncounted };
+    match (source.manifest.batch.no_axis, operators) {
+        (Some(true), _) => Some(uncounted),
+        (None, Some(operators)) if sorts_out_boxes(source, operators) => Some(uncounted),
+        (_, Some(operators)) if can_batch && quantizes_requests(source, operators) => Some(Alone::Mixed),
+        _ => None,
+    }
 }
 
 /// How the model treats its first axis. If it takes requests whole although that axis counts items (because of strings, or because each
@@ -236,11 +267,11 @@ fn batching(
     // The first axis may be a side or the channels of an image.
     let side = image.is_some_and(|image| !image.batch_axis);
     let whole = side || manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
-    let alone = || sorts_out_boxes(source, signature, operators) || quantizes_requests(source, operators);
-    let alone = !whole && manifest.batch.no_axis.unwrap_or_else(alone);
+    let free = !whole && signature.batching() == Batching::Dynamic;
+    let alone = alone(source, operators.filter(|_| free), task.can_batch(signature)).filter(|_| !whole);
     // In that case the first axis still counts the items of a request.
-    let as_requests = alone && manifest.batch.is_of_requests();
-    let has_axis = !whole && (!alone || as_requests);
+    let as_requests = alone == Some(Alone::Mixed);
+    let has_axis = !whole && alone != Some(Alone::Uncounted);
     let own = if has_axis && task.can_batch(signature) { signature.batching() } else { Batching::Whole };
     if own != Batching::Dynamic || !(as_requests || has_strings(signature)) {
         return (own, None);
@@ -470,6 +501,37 @@ mod tests {
             (alone.batching, alone.rules.whole, &alone.rules.sizes[..]),
             (Batching::Whole, true, &[1][..])
         );
+    }
+
+    #[test]
+    fn a_network_that_quantizes_as_it_runs_takes_requests_one_by_one_unless_its_author_asks_for_batches() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |manifest: &str, operator: &str, input: &[i64]| {
+            let mut source = source("m", "1", manifest);
+            source.path = folder.path().join("model.onnx");
+            std::fs::write(&source.path, onnx(&[[operator, "x", "q"], ["Relu", "q", "y"]])).unwrap();
+            let mut signature = signature(&[("y", &[input[0], 10])]);
+            signature.inputs = vec![spec("x", DataType::Fp32, input)];
+            let second = Duration::from_secs(1);
+            let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+            (model.rules.whole, model.rules.largest(), model.alone_max)
+        };
+        let quantized = "DynamicQuantizeLinear";
+        // One request may still have several rows.
+        assert_eq!(of("", quantized, &[-1, 4]), (true, 1, Some(16)));
+        assert_eq!(of("[batch]\nweight = 2", quantized, &[-1, 4]), (true, 1, Some(16)));
+        assert_eq!(of("", "QLinearConv", &[-1, 4]), (false, 16, None));
+        for (said, largest) in [("axis = \"items\"", 16), ("items_max = 4", 4), ("wait_ms_max = 5", 16)] {
+            assert_eq!(
+                of(&format!("[batch]\n{said}"), quantized, &[-1, 4]),
+                (false, largest, None),
+                "{said}"
+            );
+        }
+        assert_eq!(of("[batch]\naxis = \"none\"", quantized, &[-1, 4]), (true, 1, None));
+        // Nothing is mixed in batches of one.
+        assert_eq!(of("[batch]\nitems_max = 1", quantized, &[-1, 4]), (false, 1, None));
+        assert_eq!(of("", quantized, &[1, 4]), (false, 1, None));
     }
 
     #[test]

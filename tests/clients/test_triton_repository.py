@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import make_models
 import numpy as np
 import pytest
+import reference
 import requests
 import tritonclient.http as triton
 import wire
@@ -142,6 +143,47 @@ def test_without_dynamic_batching_requests_are_put_together_only_if_that_changes
             (told,) = client.get_inference_statistics(name)["model_stats"]
             assert told["execution_count"] == told["inference_stats"]["success"]["count"] == 8 + 160, told
     assert server.stop() == 0
+
+
+def test_a_network_that_is_quantized_as_it_runs_answers_each_request_by_itself_without_a_config_too(start_server, tmp_path):
+    kind, shape = make_models.TYPES["FP32"], ["N", 4]
+    graph = make_models.Graph()
+    graph.nodes = [make_models.helper.make_node(op, given, made, **said) for op, given, made, said in MIXING["quantized"]]
+    graph.node("Neg", "y", output="z")
+    for name, manifest in (("plain", ""), ("asked", '[batch]\naxis = "items"\n')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.onnx").write_bytes(graph.bytes(name, [("x", kind, shape)], [("y", kind, shape), ("z", kind, shape)]))
+        (tmp_path / name / "model.toml").write_text(manifest)
+    pictures = make_models.Graph()
+    pictures.node("ReduceMean", "x", axes=[2, 3], keepdims=0, output="means")
+    pictures.nodes += [make_models.helper.make_node("DynamicQuantizeLinear", ["means"], ["q", "scale", "zero"])]
+    pictures.node("DequantizeLinear", "q", "scale", "zero", output="y")
+    file = pictures.bytes("pictures", [("x", kind, ["N", 3, 8, 8])], [("y", kind, ["N", 3])])
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "model.onnx").write_bytes(file)
+    (tmp_path / "pictures" / "model.toml").write_text("[input]\n")
+    server = start_server(tmp_path)
+    with triton.InferenceServerClient(f"127.0.0.1:{server.port}", concurrency=8) as client:
+        configs = {name: client.get_model_config(name) for name in ("plain", "asked")}
+        assert {config["max_batch_size"] for config in configs.values()} == {16}, configs
+        assert [name for name, config in configs.items() if "dynamic_batching" in config] == ["asked"], configs
+        asked = [np.full((1 + i % 3, 4), 10.0**i, np.float32) + np.float32([0, 1, 2, 3]) for i in range(8)]
+        alone = [client.infer("plain", [tensor("x", x)]).as_numpy("y") for x in asked]
+        many = [client.async_infer("plain", [tensor("x", x)]) for _ in range(20) for x in asked]
+        for i, reply in enumerate(many):
+            assert (reply.get_result().as_numpy("y") == alone[i % 8]).all(), i
+        (told,) = client.get_inference_statistics("plain")["model_stats"]
+        assert told["execution_count"] == told["inference_stats"]["success"]["count"] == 8 + 160, told
+        colours = [reference.png(np.full((8, 8, 3), value, np.uint8)) for value in (0, 20, 255)]
+        each = [client.infer("pictures", [tensor("x", np.array([one], object), "BYTES")]).as_numpy("y")[0] for one in colours]
+        together = client.infer("pictures", [tensor("x", np.array(colours, object), "BYTES")]).as_numpy("y")
+        assert (together == each).all() and len({tuple(row) for row in together}) == 3, (together, each)
+    # A row of a reply is an item also where the request was one run.
+    reply = requests.post(f"{server.url}/v1/models/plain:predict", json={"instances": asked[1].tolist()}, timeout=60).json()
+    assert [sorted(row) for row in reply["predictions"]] == [["y", "z"], ["y", "z"]], reply
+    assert server.stop() == 0
+    said = [line for line in server.log_text().splitlines() if "is quantized as it runs" in line]
+    assert len(said) == 3 and all(("WARN" in line) == ("asks for batches" in line) for line in said), said
 
 
 def test_what_no_file_declares_is_told_by_name_and_replies_are_in_that_order(start_server, tmp_path):
