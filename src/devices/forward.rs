@@ -6,6 +6,7 @@ use super::{
     company,
     health::Health,
     plan::{Buffers, Footprint},
+    probabilities::{self, Seen},
     refusal::Refusal,
     trial::Trial,
     warm::{GUESS, guessed, warm_shapes, zeros},
@@ -33,6 +34,8 @@ pub(super) struct Proof {
     pub(super) counts: Result<(), String>,
     /// The largest batch that it was tried with, in items, where that is not the model's largest.
     pub(super) largest: Option<usize>,
+    /// What the numbers of a classifier seem to be whose activation is a default.
+    pub(super) seen: Option<Seen>,
 }
 
 /// Why a model may not be served in batches, by the proofs of all its devices: its first axis does not count items, or no device was
@@ -109,17 +112,18 @@ pub(super) fn prove(
     let Sizes { counts, buffers, largest } = proving.sizes(weights)?;
     if counts.is_err() {
         // It is proved again without batches, and its memory is measured then.
-        return Ok(Proof { canary: Duration::ZERO, footprint: None, counts, largest });
+        return Ok(Proof { canary: Duration::ZERO, footprint: None, counts, largest, seen: None });
     }
     let frames = proving.frames()?;
     for asked in asked {
         proving.call(|engine| asked.run(engine))?;
     }
     let canary = proving.canary()?;
+    let seen = proving.seen()?;
     let memory = proving.memory()?;
     let footprint =
         memory.map(|(free, total)| Footprint { instances: 1, weights, buffers, frames, free, total });
-    Ok(Proof { canary, footprint, counts, largest })
+    Ok(Proof { canary, footprint, counts, largest, seen })
 }
 
 /// An engine that has to prove a model on its device.
@@ -270,6 +274,14 @@ impl<'a> Proving<'a> {
             model.check_outputs(&shapes).map_err(unread)?;
         }
         Ok(passed.took)
+    }
+
+    /// What a classifier's numbers seem to be, if nothing else tells.
+    fn seen(&mut self) -> Result<Option<Seen>, Refusal> {
+        let watch = self.watch();
+        let busy = || watch.map(Health::busy);
+        let seen = probabilities::seen(self.engine, self.model, self.ending, busy);
+        seen.map_err(|error| self.noted(error))
     }
 
     /// Free and total bytes of a device with memory of its own.
@@ -518,6 +530,7 @@ mod tests {
             footprint: None,
             counts: counts.map_err(str::to_owned),
             largest,
+            seen: None,
         };
         let (small, whole, mixes) =
             (proof(Ok(()), Some(1)), proof(Ok(()), None), proof(Err("it mixes"), Some(2)));

@@ -30,6 +30,7 @@ mod meanwhile;
 mod parts;
 mod place;
 pub mod plan;
+mod probabilities;
 pub mod probe;
 mod refusal;
 #[cfg(test)]

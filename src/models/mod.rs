@@ -13,11 +13,13 @@
 //! - [`files`]: the files of a model as they were when it was loaded.
 //! - `input`: resolves how an image becomes the model's input; `images`: the result.
 //! - `resolve`: makes a [`Model`] from manifest and signature.
+//! - `activation`: what makes a classifier's scores.
 //! - `answer`: answers of a model, and warnings about them for its author.
 //! - `map`: a property of a camera per pixel, from a file.
 //!
 //! A [`Source`] is a model on disk. It becomes a [`Model`] once an engine has reported its signature. The caller does the loading.
 
+mod activation;
 mod answer;
 pub mod catalog;
 pub mod changes;
@@ -38,6 +40,7 @@ mod strict;
 pub mod triton;
 pub mod warmup;
 
+pub use activation::ActivationBy;
 pub use catalog::{Catalog, Entry, State};
 pub use control::{Change, Command, Commands, Control};
 pub use declared::{Declared, DeclaredTensor, Interface};
@@ -125,6 +128,8 @@ pub struct Model {
     pub ends: Ends,
     /// What its outputs mean.
     pub task: Task,
+    /// How a classifier's activation was found; `None` for other tasks.
+    pub activation_by: Option<ActivationBy>,
     /// Class names.
     pub labels: Arc<Labels>,
     /// Class names of single outputs, if the author names them per output: use [`labels_of`](Model::labels_of).

@@ -2,8 +2,8 @@
 //! fit, with advice on what to change.
 
 use super::{
-    Declared, Engine, ImageInput, Interface, Manifest, Model, Source, declared, images::Slabs, input,
-    manifest,
+    Declared, Engine, ImageInput, Interface, Manifest, Model, Source, activation, declared, images::Slabs,
+    input, manifest,
 };
 use crate::{
     batch::{ModelKey, Padding, Rules},
@@ -16,7 +16,7 @@ use crate::{
         },
         staging::{Memory, Staging},
     },
-    tasks::{Activation, Labels, Task, localize::Settings},
+    tasks::{Labels, Task, localize::Settings},
     telemetry::statistics::Statistics,
 };
 use std::{
@@ -48,7 +48,7 @@ impl Model {
         };
         let mut task = resolved(&manifest.task, &signature, &source.labels, image.as_ref())?;
         refuse_chosen(&task, source)?;
-        settle_activation(&mut task, source);
+        let activation_by = activation::settle(&mut task, source);
         tell(source, &signature, &task, image.as_ref());
         let operators = operators::of(&source.path);
         let (batching, alone_max) = batching(source, &signature, &task, image.as_ref(), operators.as_ref());
@@ -81,6 +81,7 @@ impl Model {
             batching,
             alone_max,
             task,
+            activation_by,
             labels: Arc::clone(&source.labels),
             output_labels: source.output_labels.clone(),
             image,
@@ -158,23 +159,6 @@ fn refuse_chosen(task: &Task, source: &Source) -> Result<(), String> {
              class: name the output with the scores before {operator} by classify.output, leave {operator} out at export, or serve it with \
              task = \"tensors\""
         )),
-    }
-}
-
-/// If a classifier's network already ends in probabilities, they must not be computed twice. The activation is omitted if the manifest
-/// does not name one; if it does, the log warns.
-fn settle_activation(task: &mut Task, source: &Source) {
-    let Task::Classify(classify) = task else { return };
-    let ending = classify.output.as_deref().and_then(|output| ending(&source.path, output));
-    match (ending, classify.activation) {
-        (None, _) | (_, Some(Activation::None)) => {}
-        (Some(_), None) => classify.activation = Some(Activation::None),
-        (Some(ending), Some(_)) => tracing::warn!(
-            model = source.name,
-            version = source.version,
-            "its network ends in {}, and classify.activation makes probabilities once more: set it to \"none\", or leave it out",
-            ending.name()
-        ),
     }
 }
 
@@ -405,7 +389,10 @@ mod tests {
             DataType, Reduction, kernels::postprocess::ScoreActivation, onnx::ending::testing::model as onnx,
         },
         models::{Catalog, testing::source},
-        tasks::testing::{signature, spec},
+        tasks::{
+            Activation,
+            testing::{signature, spec},
+        },
     };
     use std::collections::BTreeMap;
 

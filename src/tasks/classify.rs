@@ -144,6 +144,18 @@ impl Classify {
             .collect())
     }
 
+    /// The activation of a resolved task, as a manifest would name it.
+    pub fn named(&self, signature: &Signature) -> &'static str {
+        let output = signature.outputs.iter().find(|output| Some(&output.name) == self.output.as_ref());
+        let classes = output.and_then(|output| classes(&output.name, &output.shape).ok().flatten());
+        match (self.activation, classes) {
+            (Some(Activation::Softmax), _) | (None, Some(2..)) => "\"softmax\"",
+            (Some(Activation::Sigmoid), _) | (None, Some(_)) => "\"sigmoid\"",
+            (Some(Activation::None), _) => "\"none\"",
+            (None, None) => "\"softmax\" (\"sigmoid\" for a single score)",
+        }
+    }
+
     /// The activation for this many scores.
     fn activation_of(&self, output: &str, classes: usize) -> Result<Activation, String> {
         match self.activation {

@@ -1,5 +1,7 @@
 """Whether a model's outputs are what its manifest says is known when it is loaded; and detectors of forms that few have."""
 
+from pathlib import Path
+
 import make_models
 import numpy as np
 import onnx
@@ -7,7 +9,7 @@ import pytest
 import reference
 import requests
 import wire
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 FLOAT, HALF, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64
 IMAGE = ("image", FLOAT, ["batch", 3, 64, 64])
@@ -109,6 +111,26 @@ def numbers_of_classes(to):
     return g.bytes("numbers", [IMAGE], [("y", to, ["batch"])])
 
 
+def colours(*last):
+    """A network of the mean of each colour, with these nodes behind it. The last gives `y`."""
+    g = make_models.Graph()
+    g.node("ReduceMean", "image", axes=[2, 3], keepdims=0, output="means")
+    g.nodes += [helper.make_node(operator, inputs, outputs) for operator, inputs, outputs in last]
+    g.weights += [numpy_helper.from_array(np.float32([0.5]), "half"), numpy_helper.from_array(np.int64([2]), "two")]
+    return g.bytes("colours", [IMAGE], [("y", FLOAT, ["batch", "n"])])
+
+
+# Two softmaxes and their mean, as of a picture and its mirror image.
+MEAN_OF_TWO = [
+    ("Softmax", ["means"], ["one"]),
+    ("Softmax", ["one"], ["other"]),
+    ("Add", ["one", "other"], ["both"]),
+    ("Mul", ["both", "half"], ["y"]),
+]
+CUT = [("Sigmoid", ["means"], ["parts"]), ("Min", ["parts", "half"], ["y"])]
+ORDERED = [("TopK", ["means", "two"], ["values", "places"]), ("Softmax", ["values"], ["y"])]
+
+
 def detr():
     """Logits, the last of no class, and boxes as parts of the input, as transformers' DETR has them."""
     g = make_models.Graph()
@@ -131,6 +153,9 @@ PETS = "cat\ndog\n"
 DETECT = 'task = "detect"\nlabels = "labels.txt"\n\n[detect]\n'
 CLASSIFY = 'task = "classify"\nlabels = "labels.txt"\n'
 READY = {
+    "mean-of-two": (colours(*MEAN_OF_TWO), f"{CLASSIFY}\n[input]\nmean = 0\nstd = 1\n", PETS + "cow\n"),
+    "cut": (colours(*CUT), CLASSIFY, PETS + "cow\n"),
+    "cut-said": (colours(*CUT), f'{CLASSIFY}\n[classify]\nactivation = "none"\n', PETS + "cow\n"),
     "fits": (open_shape(np.zeros((1, 6, 50))), DETECT, PETS),
     "dark": (dark(), f"{CLASSIFY}\n[input]\nmean = 0\nstd = 1\n", PETS + "cow\n"),
     "scalar": (scalar(), "", None),
@@ -151,6 +176,7 @@ REFUSED = {
     ),
     "ambiguous": (open_shape(np.zeros((1, 300, 6))), DETECT, PETS, 'output "y" of shape [?, 300, 6] can be read both ways'),
     "rotated": (open_shape(np.zeros((1, 300, 7))), DETECT, PETS + "cow\n", 'output "y" of shape [?, 300, 7] can be read both ways'),
+    "ordered": (colours(*ORDERED), CLASSIFY, PETS, 'output "y" comes from TopK, by which the network has chosen'),
     "argmax": (numbers_of_classes(INT64), CLASSIFY, PETS, "which is the number of a class and no score"),
     "squeezed": (numbers_of_classes(FLOAT), CLASSIFY, PETS + "cow\n", 'the labels file has 3 labels, output "y" has 1 classes'),
     "unsorted": (detr(), f'{DETECT}activation = "softmax"\n', PETS, "set detect.background"),
@@ -202,6 +228,24 @@ def test_zeros_that_give_no_numbers_tell_nothing_of_other_pictures(served):
     assert wire.post_image(served, "dark", reference.png(np.zeros((8, 8, 3), np.uint8))).status_code == 400
     classes, _ = wire.one(wire.post_image(served, "dark", reference.png(np.full((8, 8, 3), 255, np.uint8))), "classify")
     assert len(classes) == 3
+
+
+def test_a_classifier_that_gives_probabilities_is_answered_as_it_is_also_where_only_passes_show_it(served):
+    picture = reference.png(np.full((8, 8, 3), [255, 0, 0], np.uint8))
+    one = np.exp([1, 0, 0]) / np.exp([1, 0, 0]).sum()
+    other = np.exp(one) / np.exp(one).sum()
+    classes, _ = wire.one(wire.post_image(served, "mean-of-two", picture), "classify")
+    assert np.abs(np.subtract([c["score"] for c in classes], (one + other) / 2)).max() < 1e-6, classes
+    said = {name: [] for name in ("mean-of-two", "cut", "cut-said")}
+    for line in Path(served.log).read_text().splitlines():
+        for name in said:
+            if f"model={name} " in line.replace('"', "") + " " and "activation" in line:
+                said[name].append(line)
+    assert {name: len(lines) for name, lines in said.items()} == {"mean-of-two": 1, "cut": 2, "cut-said": 1}, said
+    assert 'activation = "none"' in said["mean-of-two"][0] and "sums to 1 each time" in said["mean-of-two"][0], said
+    assert 'activation = "softmax"' in said["cut"][0] and "the default" in said["cut"][0], said
+    assert "WARN" in said["cut"][1] and 'add the lines [classify] and activation = "none"' in said["cut"][1], said
+    assert 'activation = "none"' in said["cut-said"][0] and "its author says so" in said["cut-said"][0], said
 
 
 def test_a_single_number_is_an_input_as_any(served):

@@ -8,6 +8,7 @@ use super::{
         forward::{Asked, Proof, not_counted},
         place::{self, Kind, Placed},
         plan::NoRoom,
+        probabilities::Seen,
         refusal::Refusal,
         worker::Lent,
     },
@@ -96,7 +97,8 @@ impl Devices {
     }
 
     /// Resolves a model by the signature of its engines, and proves them on their devices. If forward passes there show that its first axis
-    /// does not count items, does so once more with each request as a run of its own.
+    /// does not count items, does so once more with each request as a run of its own; if a classifier gives probabilities, with none made
+    /// of them.
     fn resolve(
         &self,
         source: &Source,
@@ -105,16 +107,21 @@ impl Devices {
         mut made: Vec<Made>,
     ) -> Result<Resolved, String> {
         let key = ModelKey(self.next_key.fetch_add(1, Ordering::Relaxed));
-        let resolve = |source: &Source| -> Result<(Vec<Asked>, Lent), String> {
+        let resolve = |source: &Source, gives_probabilities| -> Result<(Vec<Asked>, Lent), String> {
             let mut model = Model::resolve(key, source, signature.clone(), self.parts.timeout, memory)?;
+            if gives_probabilities {
+                model.take_probabilities();
+            }
             model.may_use_gpu = self.may_use_gpu(&source.manifest);
             Ok((Asked::of(source, &model)?, Arc::new(Arc::new(model))))
         };
         let mut resolving = source.clone();
         // Why each request is a run of its own, if forward passes have shown that.
         let mut alone = None;
+        // Whether forward passes have shown that a classifier gives probabilities, which are then answered as they are.
+        let mut gives_probabilities = false;
         loop {
-            let (asked, model) = resolve(&resolving).map_err(|reason| {
+            let (asked, model) = resolve(&resolving, gives_probabilities).map_err(|reason| {
                 for ((_, hold), made) in holds.iter().zip(std::mem::take(&mut made)) {
                     if let Ok((engines, _)) = made {
                         give_back(hold, engines);
@@ -125,13 +132,6 @@ impl Devices {
                     None => reason,
                 }
             })?;
-            if let Some(why) = &alone {
-                let otherwise = match source.manifest.batch.is_of_requests() {
-                    true => "dynamic_batching { } in its config.pbtxt has them put together",
-                    false => "as by batch.axis = \"none\"",
-                };
-                tracing::warn!(model = source.name, "{why}: each request is a run of its own ({otherwise})");
-            }
             let proofs = holds.iter().zip(std::mem::take(&mut made)).map(|((index, hold), made)| {
                 let (asked, model) = (&asked, &model);
                 move || {
@@ -144,12 +144,29 @@ impl Devices {
             let proved: Vec<Proved> = side_by_side(proofs);
             let said = model.rules.whole || source.manifest.batch.is_said();
             let proofs = proved.iter().flatten().map(|(_, proof, _)| proof);
-            match not_counted(proofs, said).filter(|_| alone.is_none()) {
-                None => return Ok(Resolved { asked, model, proved }),
-                why => alone = why,
+            let saw = |seen| proofs.clone().any(|proof| proof.seen == Some(seen));
+            let sees_probabilities = saw(Seen::Probabilities);
+            match not_counted(proofs.clone(), said).filter(|_| alone.is_none()) {
+                None if sees_probabilities && !gives_probabilities => gives_probabilities = true,
+                None => {
+                    if proved.iter().any(Result::is_ok) {
+                        model.tell_activation(saw(Seen::Perhaps));
+                    }
+                    return Ok(Resolved { asked, model, proved });
+                }
+                Some(why) => {
+                    let otherwise = match source.manifest.batch.is_of_requests() {
+                        true => "dynamic_batching { } in its config.pbtxt has them put together",
+                        false => "as by batch.axis = \"none\"",
+                    };
+                    tracing::warn!(
+                        model = source.name,
+                        "{why}: each request is a run of its own ({otherwise})"
+                    );
+                    // As if its author had said so.
+                    (alone, resolving.manifest.batch.no_axis) = (Some(why), Some(true));
+                }
             }
-            // As if its author had said so.
-            resolving.manifest.batch.no_axis = Some(true);
             made =
                 proved.into_iter().map(|proved| proved.map(|(engines, _, load)| (engines, load))).collect();
         }
