@@ -27,14 +27,14 @@ def of_items(g, array, image="image", to=FLOAT, output=None):
     return g.node("Add", deep, g.constant(np.asarray(array, helper.tensor_dtype_to_np_dtype(to))), output=output)
 
 
-def open_shape(array):
-    """Numbers whose shape nobody knows before a run, as exports have that make it as they go."""
+def open_shape(array, axes="abc"):
+    """Numbers whose shape nobody knows before a run, as exports have that make it as they go; the file may tell some extents."""
     g = make_models.Graph()
     numbers = of_items(g, array)
     zero = g.node("ReduceSum", g.node("Mul", "image", g.constant(make_models.floats(0))), keepdims=0)
     shape = g.node("Cast", g.node("Add", zero, g.constant(make_models.floats([-1, *np.shape(array)[1:]]))), to=INT64)
     g.node("Reshape", numbers, shape, output="y")
-    return g.bytes("open", [IMAGE], [("y", FLOAT, ["batch", *"abc"[: np.ndim(array) - 1]])])
+    return g.bytes("open", [IMAGE], [("y", FLOAT, ["batch", *axes[: np.ndim(array) - 1]])])
 
 
 def dark():
@@ -150,12 +150,19 @@ def suppressing():
 
 
 PETS = "cat\ndog\n"
+# Three anchors as a YOLO gives them, with the channels first.
+YOLO = [[*(np.array(CENTRES[0]).T * 64), [0.1, 0.5, 0.1], [0.75, 0.2, 0.0]]]
 DETECT = 'task = "detect"\nlabels = "labels.txt"\n\n[detect]\n'
 CLASSIFY = 'task = "classify"\nlabels = "labels.txt"\n'
 READY = {
     "mean-of-two": (colours(*MEAN_OF_TWO), f"{CLASSIFY}\n[input]\nmean = 0\nstd = 1\n", PETS + "cow\n"),
     "cut": (colours(*CUT), CLASSIFY, PETS + "cow\n"),
     "cut-said": (colours(*CUT), f'{CLASSIFY}\n[classify]\nactivation = "none"\n', PETS + "cow\n"),
+    "channels": (open_shape(YOLO, ["c", 3]), f'{DETECT}iou_max = 1.0\n\n[input]\nresize = "stretch"\n', PETS),
+    "channels-said": (
+        open_shape(YOLO, ["c", 3]),
+        f'{DETECT}orientation = "channels_first"\niou_max = 1.0\n\n[input]\nresize = "stretch"\n', PETS,
+    ),
     "fits": (open_shape(np.zeros((1, 6, 50))), DETECT, PETS),
     "dark": (dark(), f"{CLASSIFY}\n[input]\nmean = 0\nstd = 1\n", PETS + "cow\n"),
     "scalar": (scalar(), "", None),
@@ -177,6 +184,10 @@ REFUSED = {
     "ambiguous": (open_shape(np.zeros((1, 300, 6))), DETECT, PETS, 'output "y" of shape [?, 300, 6] can be read both ways'),
     "rotated": (open_shape(np.zeros((1, 300, 7))), DETECT, PETS + "cow\n", 'output "y" of shape [?, 300, 7] can be read both ways'),
     "ordered": (colours(*ORDERED), CLASSIFY, PETS, 'output "y" comes from TopK, by which the network has chosen'),
+    "channels-misfit": (
+        open_shape(YOLO, ["c", 3]), DETECT, PETS + "cow\n",
+        'task "detect" cannot read what a forward pass gave: output "y" has shape [?, 6, 3], expected 7 channels for 3 labels',
+    ),
     "argmax": (numbers_of_classes(INT64), CLASSIFY, PETS, "which is the number of a class and no score"),
     "squeezed": (numbers_of_classes(FLOAT), CLASSIFY, PETS + "cow\n", 'the labels file has 3 labels, output "y" has 1 classes'),
     "unsorted": (detr(), f'{DETECT}activation = "softmax"\n', PETS, "set detect.background"),
@@ -263,6 +274,8 @@ def test_a_single_number_is_an_input_as_any(served):
         ("mmdeploy", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
         ("listed", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
         ("detr", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
+        ("channels", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
+        ("channels-said", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
     ],
 )
 def test_boxes_in_a_size_that_is_asked_for_are_in_pixels_of_the_posted_picture(served, name, expected):

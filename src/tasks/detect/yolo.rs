@@ -33,7 +33,8 @@ impl Detect {
                 [Dim::Free, Dim::Fixed(n)] => ([n; 2], Some(Orientation::ChannelsLast)),
                 [Dim::Free, Dim::Free] => ([0; 2], None),
             };
-            if axes != [0; 2] {
+            // Both axes are known once a forward pass has given them; then the task is resolved again.
+            if axes != [0; 2] && !self.opens_channels(&output.shape, labels) {
                 if let (Some(set), Some(known)) = (self.orientation, known)
                     && set != known
                 {
@@ -54,6 +55,26 @@ impl Detect {
         self.output = Some(output.name.clone());
         self.box_format.get_or_insert(BoxFormat::Cxcywh);
         Ok(())
+    }
+
+    /// Whether the axis that the model file leaves open is that of the channels, as legacy exporters do where only the batch is to be open:
+    /// `[batch, ?, 8400]`. The other one then counts anchors, so it is fixed only for an input of one size.
+    fn opens_channels(&self, shape: &[Dim], labels: &Labels) -> bool {
+        let (n, usual) = match *shape {
+            [.., Dim::Fixed(n), Dim::Free] => (n, Orientation::ChannelsFirst),
+            [.., Dim::Free, Dim::Fixed(n)] => (n, Orientation::ChannelsLast),
+            _ => return false,
+        };
+        let either = self.objectness.map_or(vec![false, true], |objectness| vec![objectness]);
+        let fits = either.into_iter().any(|objectness| self.classes(n, objectness, labels).is_some());
+        // Without labels, any number may be that of channels, but few networks have so many classes.
+        if self.input.is_none() || fits && (n <= ROWS_MAX || !labels.is_empty()) {
+            return false;
+        }
+        match self.orientation {
+            Some(set) => set != usual,
+            None => usual == Orientation::ChannelsLast || n > ROWS_MAX,
+        }
     }
 
     pub(super) fn read_yolo(&self, outputs: &Outputs<'_>, labels: &Labels) -> Result<Vec<Raw>, String> {
@@ -222,6 +243,10 @@ impl Detect {
         if are_rows || columns == Dim::Fixed(COLUMNS) || too_many && columns == Dim::Free {
             expected += "; rows of box, score and class are read with detect.format = \"end2end\"";
         }
+        if rows == Dim::Free || columns == Dim::Free {
+            expected +=
+                "; ? is an extent that the file leaves open, also where a forward pass always gives the same";
+        }
         wrong_shape(name, shape, &expected)
     }
 }
@@ -316,7 +341,65 @@ mod tests {
         let error = run(wrong, &outputs, "cat\ndog", None).unwrap_err();
         assert!(error.contains("counts anchors"), "{error}");
         let error = run(yolo(), &outputs, "a\nb\nc", None).unwrap_err();
+        assert!(error.contains("has shape [1, 6, 6], expected 7 channels"), "{error}");
+        // Where images keep their size, a fixed extent does not count anchors.
+        let signature = signature(&[("out", &[-1, -1, 6])]);
+        let error = yolo().resolve(&signature, &Labels::parse("a\nb\nc").unwrap(), None).unwrap_err();
         assert!(error.contains("has shape [?, ?, 6], expected 7 channels"), "{error}");
+        assert!(error.contains("? is an extent that the file leaves open"), "{error}");
+    }
+
+    #[test]
+    fn channels_that_the_model_file_leaves_open_are_those_of_the_pass() {
+        let mut many = rows();
+        many.extend([0.0; 30]);
+        let turned: Vec<f32> = (0..6)
+            .flat_map(|channel| (0..10).map(move |anchor| anchor * 6 + channel))
+            .map(|at| many[at])
+            .collect();
+        let first = floats(&[1, 6, 10], &turned);
+        let last = floats(&[1, 10, 6], &many);
+        let labels = "cat\ndog";
+        let run = |task: Detect, file: &[i64], tensor: &Tensor, labels| {
+            run(task, &[("out", file, tensor.clone())], labels, None)
+        };
+        let set = |orientation| Detect { orientation: Some(orientation), ..Detect::default() };
+        for file in [[-1, -1, 10], [-1, 6, -1], [-1, -1, -1]] {
+            assert_eq!(run(Detect::default(), &file, &first, labels).unwrap(), expected(), "{file:?}");
+            assert_eq!(run(set(Orientation::ChannelsFirst), &file, &first, labels).unwrap(), expected());
+        }
+        assert_eq!(run(set(Orientation::ChannelsLast), &[-1, 10, -1], &last, labels).unwrap(), expected());
+        // The pass does not fit the labels.
+        let error = run(Detect::default(), &[-1, -1, 10], &first, "a\nb\nc").unwrap_err();
+        assert!(error.contains("has shape [1, 6, 10], expected 7 channels"), "{error}");
+    }
+
+    #[test]
+    fn open_channels_hold_what_a_model_gives_beside_its_boxes_too() {
+        let resolve = |task: Detect, labels: &str, outputs: &[(&str, &[i64])]| {
+            let labels = if labels.is_empty() { Labels::default() } else { Labels::parse(labels).unwrap() };
+            let file = task.resolve(&signature(outputs), &labels, Some([640, 640])).unwrap();
+            assert_eq!(file.orientation, None, "the file does not tell");
+            let channels = |count: i64| {
+                let mut seen = outputs.to_vec();
+                let shape = [-1, count, 8400];
+                seen[0].1 = &shape;
+                file.clone().resolve(&signature(&seen), &labels, Some([640, 640]))
+            };
+            (1..=200).filter(|count| channels(*count).is_ok()).collect::<Vec<i64>>()
+        };
+        let open = ("output0", &[-1, -1, 8400][..]);
+        assert_eq!(resolve(Detect::default(), "a", &[open]), [5]);
+        assert_eq!(resolve(Detect::default(), "a\nb", &[open]), [6]);
+        assert_eq!(resolve(Detect { angle: true, ..Detect::default() }, "a\nb", &[open]), [7]);
+        let masks = Detect { masks: Some("output1".to_owned()), ..Detect::default() };
+        let prototypes = ("output1", &[-1, 32, 160, 160][..]);
+        assert_eq!(resolve(masks, "a\nb", &[open, prototypes]), [38]);
+        let points = super::super::Keypoints { count: 17, names: Labels::default() };
+        let pose = Detect { keypoints: Some(points), ..Detect::default() };
+        assert_eq!(resolve(pose, "person", &[open]), [39, 56]);
+        let bare = Detect { objectness: Some(false), ..Detect::default() };
+        assert!(resolve(bare, "", &[open]).contains(&84));
     }
 
     #[test]
