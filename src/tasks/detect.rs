@@ -260,6 +260,11 @@ impl Detect {
         (index >= 0.0 && index.fract() == 0.0 && index < 1e6).then_some(index as usize)
     }
 
+    /// Whether a class number is one of those below the first label's, which are the background.
+    fn is_background(&self, number: f32) -> bool {
+        number >= 0.0 && number.fract() == 0.0 && number < self.first_class.unwrap_or(0) as f32
+    }
+
     /// The error for a box whose class number is invalid.
     fn no_class(&self, index: usize) -> String {
         let output = self.classes.as_deref().or(self.output.as_deref()).unwrap_or_default();

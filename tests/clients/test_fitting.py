@@ -78,12 +78,12 @@ def sized():
     return g.bytes("sized", [IMAGE, ("orig_target_sizes", INT64, ["batch", 2])], outputs)
 
 
-def mmdeploy():
+def mmdeploy(labels=LABELS):
     """Boxes with their scores, in pixels of the input, and class numbers."""
     g = make_models.Graph()
     x, y, w, h = np.moveaxis(np.array(CENTRES) * 64, 2, 0)
     of_items(g, np.stack([x - w / 2, y - h / 2, x + w / 2, y + h / 2, np.array(SCORES)], axis=2), output="dets")
-    of_items(g, LABELS, to=INT64, output="labels")
+    of_items(g, labels, to=INT64, output="labels")
     return g.bytes("mmdeploy", [IMAGE], [("dets", FLOAT, ["batch", "n", 5]), ("labels", INT64, ["batch", "n"])])
 
 
@@ -163,6 +163,7 @@ READY = {
         open_shape(YOLO, ["c", 3]),
         f'{DETECT}orientation = "channels_first"\niou_max = 1.0\n\n[input]\nresize = "stretch"\n', PETS,
     ),
+    "background": (mmdeploy([[2, 0, 1]]), f'{DETECT}first_class = 1\niou_max = 1.0\n\n[input]\nresize = "stretch"\n', PETS),
     "fits": (open_shape(np.zeros((1, 6, 50))), DETECT, PETS),
     "dark": (dark(), f"{CLASSIFY}\n[input]\nmean = 0\nstd = 1\n", PETS + "cow\n"),
     "scalar": (scalar(), "", None),
@@ -276,6 +277,8 @@ def test_a_single_number_is_an_input_as_any(served):
         ("detr", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
         ("channels", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
         ("channels-said", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
+        # The other is of the background.
+        ("background", [("dog", [20, 25, 60, 75])]),
     ],
 )
 def test_boxes_in_a_size_that_is_asked_for_are_in_pixels_of_the_posted_picture(served, name, expected):
@@ -284,7 +287,7 @@ def test_boxes_in_a_size_that_is_asked_for_are_in_pixels_of_the_posted_picture(s
     assert [d["label"] for d in detections] == [label for label, _ in expected]
     # Those of logits are as exact as softmax is.
     tolerance = 1e-6 if name == "detr" else 0
-    assert np.abs(np.subtract([d["score"] for d in detections], [0.75, 0.5])).max() <= tolerance, detections
+    assert np.abs(np.subtract([d["score"] for d in detections], [0.75, 0.5][: len(expected)])).max() <= tolerance, detections
     for d, (_, box) in zip(detections, expected):
         assert np.abs(np.subtract(d["box"], box)).max() < 0.01, (d, box)
 

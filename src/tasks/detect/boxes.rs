@@ -133,7 +133,7 @@ impl Detect {
         boxes: &[f32],
         [n, valid]: [usize; 2],
     ) -> Result<Vec<(Option<usize>, f32)>, String> {
-        let numbers = match self.columns() {
+        let mut scores = match self.columns() {
             5 => self.scores_beside(boxes)?,
             _ => {
                 let output = outputs.get(self.scores.as_deref())?;
@@ -143,7 +143,11 @@ impl Detect {
             }
         };
         let classes = read_column(&outputs.get(Some(classes))?, n, valid)?;
-        Ok(classes.into_iter().map(|number| self.class(number)).zip(numbers).collect())
+        for (score, _) in scores.iter_mut().zip(&classes).filter(|(_, class)| self.is_background(**class)) {
+            // This is below any minimum, so that the box is left out.
+            *score = f32::NEG_INFINITY;
+        }
+        Ok(classes.into_iter().map(|number| self.class(number)).zip(scores).collect())
     }
 
     /// The scores included in boxes of five numbers.
@@ -454,10 +458,22 @@ mod tests {
     }
 
     #[test]
-    fn class_numbers_below_the_first_are_an_error_unless_they_are_padding() {
-        let error = tensorflow(&[0.0, 1.0, 0.0], 2.0).unwrap_err();
-        assert!(error.contains("\"detection_classes\" has a class number at box 0"), "{error}");
-        assert!(tensorflow(&[1.5, 1.0, 0.0], 2.0).is_err());
+    fn boxes_of_the_background_are_left_out_and_other_numbers_below_the_first_are_an_error() {
+        let second = ([0.0, 0.0, 25.0, 25.0], 0, 0.5);
+        assert_eq!(tensorflow(&[0.0, 1.0, 0.0], 2.0).unwrap(), [second]);
+        assert_eq!(tensorflow(&[0.0, 0.0, 0.0], 3.0).unwrap(), []);
+        for none in [-1.0, 0.5, 1.5, f32::INFINITY] {
+            let error = tensorflow(&[none, 1.0, 0.0], 2.0).unwrap_err();
+            assert!(error.contains("\"detection_classes\" has a class number at box 0"), "{error}");
+        }
+        // Such a box suppresses no other, here the one of class 2 that lies on it.
+        let outputs = [
+            ("boxes", &[-1, 4][..], floats(&[2, 4], &[10.0, 20.0, 30.0, 40.0].repeat(2))),
+            ("labels", &[-1], integers(&[2], &[0, 2])),
+            ("scores", &[-1], floats(&[2], &[0.9, 0.5])),
+        ];
+        let from_1 = Detect { first_class: Some(1), ..Detect::default() };
+        assert_eq!(run(from_1, &outputs, "cat\ndog", None).unwrap(), [([10.0, 20.0, 30.0, 40.0], 1, 0.5)]);
     }
 
     #[test]

@@ -33,8 +33,8 @@ impl Detect {
         let mut found = Vec::new();
         for (index, row) in numbers.chunks_exact(width).enumerate() {
             let Row { numbers, score, class, image } = places.read(row);
-            // Rows of a negative picture number are filler, too.
-            if score >= self.score_min && image >= 0.0 {
+            // Rows of a negative picture number are filler, too; those of the background are no things.
+            if score >= self.score_min && image >= 0.0 && !self.is_background(class) {
                 if image != 0.0 {
                     return Err(format!(
                         "output {:?} has box {index} of picture {image}, expected those of one picture, 0",
@@ -131,7 +131,12 @@ mod tests {
 
     #[test]
     fn boxes_of_rows_take_other_forms_and_class_numbers_another_start() {
-        let rows = [[0.25, 0.5, 0.25, 0.5, 0.75, 2.0], [0.5, 0.5, 0.5, 0.5, 0.1, 0.0]];
+        // The last one is of the background, which no label names.
+        let rows = [
+            [0.25, 0.5, 0.25, 0.5, 0.75, 2.0],
+            [0.5, 0.5, 0.5, 0.5, 0.1, 0.0],
+            [0.5, 0.5, 0.5, 0.5, 0.9, 0.0],
+        ];
         let task = Detect {
             box_format: Some(BoxFormat::Cxcywh),
             normalized: Some(true),
