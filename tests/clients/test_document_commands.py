@@ -26,7 +26,7 @@ DOCUMENTS = sorted(
 )
 PROGRAMS = ("cargo", "curl", "docker", "gzip", "kubectl", "make", "nvidia-smi", "ocelli", "pip", "python3", "target/release/ocelli")
 # What belongs to the machine: nothing of ours can make it wrong.
-FOREIGN = ("nvidia-smi", "pip")
+FOREIGN = ("apt-get", "gdb", "nvidia-smi", "pip")
 # What takes the output of another, to show a part of it.
 FILTERS = ("cut", "grep", "gzip", "head", "sed")
 # Names that a document stands in for the reader's own.
