@@ -197,10 +197,13 @@ impl Follower {
         }
         self.unread = now.unread().is_some();
         self.said.retain(|_, said| !said.is_over());
-        let counted = self.settling.counted(&self.seen, &now, at);
-        for change in self.seen.changes(&now) {
+        let (counted, others) = self.settling.sort(&self.seen, &now, at);
+        for change in others {
+            now = now.with_one_from(change.name(), &self.seen);
+        }
+        for change in counted {
             let name = change.name();
-            if !counted.contains(&change) || self.said.contains_key(name) {
+            if self.said.contains_key(name) {
                 now = now.with_one_from(name, &self.seen);
                 continue;
             }

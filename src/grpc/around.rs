@@ -83,16 +83,15 @@ impl Call {
         let _entered = span.enter();
         let ms = took.as_secs_f64() * 1e3;
         let status = status::http(code);
-        let may = (status >= 400).then(|| front.often.may(call, status, Instant::now()));
-        match may {
-            Some(Some(May { passed_over })) if status >= 500 => {
-                tracing::warn!(call, ?code, ms, error = message, passed_over, "answered");
-            }
-            Some(Some(May { passed_over })) => {
-                tracing::info!(call, ?code, ms, error = message, passed_over, "answered");
-            }
-            Some(None) => {}
-            None => tracing::debug!(call, ?code, ms, "answered"),
+        let passed_over = match (status >= 400).then(|| front.often.may(call, status, Instant::now())) {
+            Some(None) => return,
+            Some(Some(May { passed_over })) => passed_over,
+            None => None,
+        };
+        match status {
+            500.. => tracing::warn!(call, ?code, ms, error = message, passed_over, "answered"),
+            400.. => tracing::info!(call, ?code, ms, error = message, passed_over, "answered"),
+            _ => tracing::debug!(call, ?code, ms, "answered"),
         }
     }
 }

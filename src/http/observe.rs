@@ -119,17 +119,18 @@ impl Observation {
         }
         let _entered = begun.span.enter();
         let ms = took.as_secs_f64() * 1e3;
-        let may = error.map(|error| (error, front.often.may(route, status, Instant::now())));
+        let passed_over = match error.map(|_| front.often.may(route, status, Instant::now())) {
+            Some(None) => return,
+            Some(Some(May { passed_over })) => passed_over,
+            None => None,
+        };
         // With this type, it is a number in a span's event as well.
         let status = i64::from(status);
-        match may {
-            Some((error, Some(May { passed_over }))) if status >= 500 => {
+        match error {
+            Some(error) if status >= 500 => {
                 tracing::warn!(%method, route, status, ms, error, passed_over, "answered");
             }
-            Some((error, Some(May { passed_over }))) => {
-                tracing::info!(%method, route, status, ms, error, passed_over, "answered");
-            }
-            Some((_, None)) => {}
+            Some(error) => tracing::info!(%method, route, status, ms, error, passed_over, "answered"),
             None => tracing::debug!(%method, route, status, ms, "answered"),
         }
     }

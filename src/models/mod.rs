@@ -7,7 +7,8 @@
 //! - [`declared`]: inputs and outputs that an author declares, checked against the file; a model as requests see it.
 //! - [`warmup`]: runs that an author configures before the first request.
 //! - [`given`]: a model that a caller sends.
-//! - [`control`]: commands to load and unload models while the server runs; [`changes`]: changes in the folder; [`settling`]: when they count.
+//! - [`control`]: commands to load and unload models while the server runs; [`changes`]: changes in the folder; [`settling`]: when they
+//!   count.
 //! - `overrides`: what a caller of a load may change in the manifest.
 //! - `expected`: a condition that the caller of a load sets on the model.
 //! - [`files`]: the files of a model as they were when it was loaded.

@@ -41,15 +41,15 @@ impl Settling {
         self.0.is_empty()
     }
 
-    /// The changes from what is served to a look at this moment that count by now. They are forgotten here.
-    pub fn counted(&mut self, served: &Snapshot, look: &Snapshot, now: Instant) -> Vec<Change> {
+    /// The changes from what is served to a look at this moment: those that count by now, which are forgotten here, and the others.
+    pub fn sort(&mut self, served: &Snapshot, look: &Snapshot, now: Instant) -> (Vec<Change>, Vec<Change>) {
         let changes = served.changes(look);
         self.0.retain(|name, _| changes.iter().any(|change| change.name() == name));
         let counts = |change: &Change| {
             let name = change.name();
             self.counts(name, (served.files(name), look.files(name)), now)
         };
-        changes.into_iter().filter(counts).collect()
+        changes.into_iter().partition(counts)
     }
 
     fn counts(&mut self, name: &str, (served, files): (&[FileState], &[FileState]), now: Instant) -> bool {
@@ -111,7 +111,7 @@ mod tests {
         fn next(&mut self) -> Vec<Change> {
             self.now += REST;
             let look = Snapshot::at(self.folder.path());
-            self.settling.counted(&self.served, &look, self.now)
+            self.settling.sort(&self.served, &look, self.now).0
         }
 
         /// How many looks there are until something counts.

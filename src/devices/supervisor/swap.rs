@@ -50,14 +50,10 @@ impl Devices {
             let old = self.serving(name, Some(version)).pop();
             let loaded = self.try_load(found);
             refused = matches!(loaded, Err(NotLoaded::Unexpected(_)));
-            if let Err(why) = &loaded
-                && !may_lack
-            {
-                for_now &= matches!(why, NotLoaded::Away(_));
-            }
             match loaded {
                 Ok(loading) => self.present(found, &loading),
                 Err(why) if old.is_some() && !may_lack => {
+                    for_now &= matches!(why, NotLoaded::Away(_));
                     let reason = why.reason();
                     if !self.ends() {
                         tracing::error!(
@@ -73,9 +69,10 @@ impl Devices {
                     continue;
                 }
                 Err(why) => {
-                    let reason = self.not_loaded(found, why);
+                    let failed = self.not_loaded(found, why);
                     if !may_lack {
-                        reasons.push(reason);
+                        for_now &= failed.for_now;
+                        reasons.push(failed.reason);
                     }
                 }
             }

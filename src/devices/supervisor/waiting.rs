@@ -2,7 +2,7 @@
 
 use super::{
     super::{book::Away, device::Hold, health::Over, place::Placed, refusal::Refusal},
-    Devices, NotLoaded,
+    Devices, NotLoaded, NotReloaded,
 };
 use crate::models::{Found, State};
 use std::{sync::Arc, time::Instant};
@@ -106,7 +106,7 @@ impl Devices {
     }
 
     /// Publishes that no device serves a model, and lets it wait if that may help. Returns why, and what happens next.
-    pub(super) fn not_loaded(&self, found: &Found, why: NotLoaded) -> String {
+    pub(super) fn not_loaded(&self, found: &Found, why: NotLoaded) -> NotReloaded {
         let (name, version) = (&found.name, &found.version);
         let reason = match why {
             NotLoaded::Unexpected(reason) | NotLoaded::Failed(reason) => reason,
@@ -125,7 +125,7 @@ impl Devices {
                     // A server that has no room for one of its models counts as ready all the same.
                     let state = if beside_others { State::Unavailable(told.clone()) } else { State::Loading };
                     self.publish(found, state);
-                    return told;
+                    return NotReloaded { reason: told, for_now: true };
                 }
                 format!("{reason}; devices failed while it was loaded, {faults} times in a row")
             }
@@ -136,7 +136,7 @@ impl Devices {
         self.publish(found, State::Unavailable(reason.clone()));
         self.book.stop_waiting_for(found);
         self.book.disclaim(name);
-        reason
+        NotReloaded { reason, for_now: false }
     }
 }
 
