@@ -92,6 +92,7 @@ impl Core {
             metrics: Arc::clone(&self.metrics),
             decode,
             lines_lost: log.map(Logging::lines_lost).unwrap_or_default(),
+            log_filter: log.map(Logging::filter).unwrap_or_default(),
             control,
             traces: log.and_then(Logging::traces),
         };

@@ -406,7 +406,10 @@ options! {
             "auto writes for people on a terminal, and one JSON object per line elsewhere. Logs go to the standard error.";
         log_filter: String, Filter, "info",
             "Which log lines are written.",
-            "A level, or levels by target, such as warn,ocelli=debug, as tracing's EnvFilter reads them.";
+            "A level, or levels by target, such as warn,ocelli=debug, as tracing's EnvFilter reads them. POST /v2/logging changes it while the server runs.";
+        log_slow_ms: Duration, Millis { min: 0, max: DAY_MS }, "5000",
+            "Requests that take longer than this have a line in the log even if they go well; 0 for none.",
+            "The line has the stages' times. A stack of camera frames has none: it takes as long as its client sends. At most ten a second of a kind are written.";
         log_dir: Option<PathBuf>, Path { empty: true }, "",
             "A folder for one log file per model, as JSON lines; empty for none.",
             "MODEL.log is a link to the current day's file. Of each model, the last 14 files are kept; those of a model that is gone stay. The folder must not be within models if these are watched.";

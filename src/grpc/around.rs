@@ -13,6 +13,7 @@ use crate::{
         Front,
         admission::{self, Permit},
         body::BodyLimits,
+        call::{device_of, timing_of},
         guard::{self, X_REQUEST_ID, panicked, sign},
         often::May,
         reject::{Problem, Readers},
@@ -53,17 +54,17 @@ struct Call {
 }
 
 impl Call {
-    fn end(mut self, code: Code, message: &str) {
+    fn end(mut self, code: Code, message: &str, head: &HeaderMap) {
         // Nobody receives this reply: a client that goes away while its message arrives is reported like one that goes away later.
         if code != Code::Ok && self.lost.is_noted() {
             return;
         }
         self.ended = true;
-        self.tell(code, message);
+        self.tell(code, message, Some(head));
     }
 
-    /// Counts the call and logs how it ended.
-    fn tell(&self, code: Code, message: &str) {
+    /// Counts the call and logs how it ended, with the head of its reply if it has one.
+    fn tell(&self, code: Code, message: &str, head: Option<&HeaderMap>) {
         let Call { front, name: call, id, began, span, trace, .. } = self;
         let took = began.elapsed();
         front.metrics.route(call).request("POST", status::http(code), took);
@@ -83,7 +84,9 @@ impl Call {
         let _entered = span.enter();
         let ms = took.as_secs_f64() * 1e3;
         let status = status::http(code);
-        let passed_over = match (status >= 400).then(|| front.often.may(call, status, Instant::now())) {
+        let slow = front.log_slow.is_some_and(|slow| took > slow);
+        let told = (status >= 400 || slow).then(|| front.often.may(call, status, Instant::now()));
+        let passed_over = match told {
             Some(None) => return,
             Some(Some(May { passed_over })) => passed_over,
             None => None,
@@ -91,6 +94,10 @@ impl Call {
         match status {
             500.. => tracing::warn!(call, ?code, ms, error = message, passed_over, "answered"),
             400.. => tracing::info!(call, ?code, ms, error = message, passed_over, "answered"),
+            _ if slow => {
+                let (timing, device) = (head.and_then(timing_of), head.and_then(device_of));
+                tracing::info!(call, ?code, ms, timing, device, passed_over, "answered slowly");
+            }
             _ => tracing::debug!(call, ?code, ms, "answered"),
         }
     }
@@ -103,6 +110,7 @@ impl Drop for Call {
             self.tell(
                 if gone.kind.status == 503 { Code::Unavailable } else { Code::Cancelled },
                 &gone.detail,
+                None,
             );
         }
     }
@@ -155,7 +163,7 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
         .extensions()
         .get::<Status>()
         .map_or((code_of(reply.headers()), ""), |status| (status.code(), status.message()));
-    observed.end(code, message);
+    observed.end(code, message, reply.headers());
     reply
 }
 

@@ -4,8 +4,8 @@
 //! - `around`: middleware for every call: name, span, admission, counts; `unadmitted`: limits for open calls that are not admitted.
 //! - `incoming`: the bytes of a call, within their limits.
 //! - `large`: the calls whose messages may be large; `codec`: the memory that such a message needs, computed before it is decoded.
-//! - `service`: the calls; `inference`: those that run a model; `change`: parameters of those that load and unload models; `convert`:
-//!   tensors from and to messages.
+//! - `service`: the calls; `inference`: those that run a model; `change`: parameters of those that load and unload models;
+//!   `log_settings`: those of the log; `convert`: tensors from and to messages.
 //! - `health`: gRPC's own health checks; `reflection`: descriptions of the calls.
 //! - `status`: the table from errors to codes.
 
@@ -17,6 +17,7 @@ mod health;
 mod incoming;
 mod inference;
 mod large;
+mod log_settings;
 mod reflection;
 mod service;
 mod status;
@@ -39,13 +40,14 @@ use tonic::{Code, Status, codec::CompressionEncoding};
 use tonic_reflection::server::v1::ServerReflectionServer;
 
 /// Every call that is answered, by its path.
-const CALLS: [&str; 21] = [
+const CALLS: [&str; 22] = [
     "/grpc.health.v1.Health/Check",
     WATCH,
     REFLECTION,
     REFLECTION_ALPHA,
     "/inference.GRPCInferenceService/CudaSharedMemoryStatus",
     "/inference.GRPCInferenceService/CudaSharedMemoryUnregister",
+    "/inference.GRPCInferenceService/LogSettings",
     INFER,
     STREAM,
     "/inference.GRPCInferenceService/ModelConfig",

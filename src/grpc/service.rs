@@ -4,7 +4,7 @@ use super::{
     change::{load, model_of, one_repository, unload_body},
     codec,
     inference::{Head, infer, permit_of, stream_answer, target},
-    status,
+    log_settings, status,
 };
 use crate::{
     error::InferError,
@@ -12,7 +12,7 @@ use crate::{
         Front,
         accept::{Peer, Stages},
         admission::Permit,
-        catalog, control,
+        catalog, control, logging,
         reject::Problem,
         repository,
         shared_memory::{self, Region},
@@ -332,5 +332,18 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         _: Request<CudaSharedMemoryUnregisterRequest>,
     ) -> Result<Response<CudaSharedMemoryUnregisterResponse>, Status> {
         Ok(Response::new(CudaSharedMemoryUnregisterResponse {}))
+    }
+
+    /// Without settings, it only asks.
+    async fn log_settings(
+        &self,
+        request: Request<LogSettingsRequest>,
+    ) -> Result<Response<LogSettingsResponse>, Status> {
+        if !request.get_ref().settings.is_empty() {
+            self.may(control::known, &request)?;
+        }
+        let body = log_settings::body(request.into_inner().settings);
+        let settings = log_settings::reply(logging::change_as(&self.front, &body)?);
+        Ok(Response::new(LogSettingsResponse { settings }))
     }
 }

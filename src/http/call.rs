@@ -364,6 +364,16 @@ const FALLBACK: HeaderName = HeaderName::from_static("ocelli-fallback");
 /// Where the time went, by the W3C's Server Timing.
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
+/// What [`Spent::tell`] wrote of the stages' times to a reply's headers.
+pub(crate) fn timing_of(headers: &HeaderMap) -> Option<&str> {
+    headers.get(SERVER_TIMING)?.to_str().ok()
+}
+
+/// The device that it wrote there.
+pub(crate) fn device_of(headers: &HeaderMap) -> Option<&str> {
+    headers.get(DEVICE)?.to_str().ok()
+}
+
 /// Writes a time as milliseconds with three decimals. By integers and by hand: formatting takes three times the instructions.
 fn write_ms(text: &mut Vec<u8>, time: Duration) {
     let us = (time + Duration::from_nanos(500)).as_micros() as u64;

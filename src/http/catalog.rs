@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
 /// The protocol's extensions that are implemented.
-const EXTENSIONS: [&str; 7] = [
+const EXTENSIONS: [&str; 8] = [
     "classification",
     "model_repository",
     "schedule_policy",
@@ -25,6 +25,7 @@ const EXTENSIONS: [&str; 7] = [
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "logging",
 ];
 
 /// The extensions that callers may use here.

@@ -177,7 +177,6 @@ fn elsewhere(path: &str) -> Option<&'static str> {
         ["v2", "trace", ..] | ["v2", "models", .., "trace", "setting"] => {
             "traces are set up with the server's options, and not while it runs"
         }
-        ["v2", "logging"] => "the log is set up with the server's options, and not while it runs",
         ["v2", "models", .., "generate" | "generate_stream"] => "text is not generated here",
         ["v2", "models", .., "infer_stream"] => {
             "requests are not taken as a stream: post to infer, whose answers come item by item with Accept: text/event-stream"
@@ -218,7 +217,6 @@ mod tests {
             "/v2/cudasharedmemory/region/x/register",
             "/v2/trace/setting",
             "/v2/models/m/trace/setting",
-            "/v2/logging",
             "/v2/models/m/versions/1/generate_stream",
             "/v2/repository/mine/index",
             "/v2/repository/mine/models/m/load",

@@ -38,6 +38,7 @@ pub(crate) mod infer;
 mod kserve;
 pub(crate) mod listing;
 mod localize;
+pub(crate) mod logging;
 pub mod multipart;
 pub(crate) mod observe;
 pub(crate) mod often;
@@ -67,6 +68,7 @@ use crate::{
     models::{Catalog, Control},
     status::Status,
     telemetry::{
+        filter::LogFilter,
         host::{self, Host},
         logging::LinesLost,
         metrics::{Bounds, DropReason, Metrics},
@@ -160,6 +162,10 @@ pub struct Front {
     page: page::Page,
     host: Host,
     lines_lost: LinesLost,
+    /// Which lines the log has.
+    pub(crate) log_filter: LogFilter,
+    /// Requests that take longer than this are in the log.
+    pub(crate) log_slow: Option<Duration>,
     /// How often the log has the same kind of failure.
     pub(crate) often: Often,
     scrape: Mutex<()>,
@@ -179,6 +185,8 @@ pub struct Parts {
     pub decode: DecodePool,
     /// Lines of the log that were dropped.
     pub lines_lost: LinesLost,
+    /// Which lines the log has.
+    pub log_filter: LogFilter,
     /// Orders to load and unload models.
     pub control: Arc<Control>,
     /// Where spans go, if they go anywhere.
@@ -188,7 +196,8 @@ pub struct Parts {
 impl Front {
     /// Puts the parts together with the limits of the configuration.
     pub fn new(config: &Config, parts: Parts) -> Front {
-        let Parts { queue, catalog, status, metrics, decode, lines_lost, control, traces } = parts;
+        let Parts { queue, catalog, status, metrics, decode, lines_lost, log_filter, control, traces } =
+            parts;
         let admission = Admission::new(AdmissionLimits {
             requests_in_flight_max: config.requests_in_flight_max as u64,
             bytes_in_flight_max: config.in_flight_bytes_max,
@@ -244,6 +253,8 @@ impl Front {
             page: page::page(config.page),
             host: Host::default(),
             lines_lost,
+            log_filter,
+            log_slow: (!config.log_slow_ms.is_zero()).then_some(config.log_slow_ms),
             often: Often::default(),
             scrape: Mutex::default(),
         }
@@ -309,7 +320,7 @@ fn contract_routes() -> Vec<Route> {
     vec![("/openapi.yaml", get(openapi))]
 }
 
-/// What changes which models, devices and regions of shared memory there are: on both listeners.
+/// What changes which models, devices and regions of shared memory there are, and what is logged: on both listeners.
 fn control_routes() -> Vec<Route> {
     vec![
         ("/v2/repository/models/{model}/load", post(repository::load)),
@@ -323,6 +334,7 @@ fn control_routes() -> Vec<Route> {
         ("/v2/cudasharedmemory/unregister", post(shared_memory::cuda_unregister)),
         ("/v2/cudasharedmemory/region/{region}/status", get(shared_memory::cuda_status)),
         ("/v2/cudasharedmemory/region/{region}/unregister", post(shared_memory::cuda_unregister)),
+        ("/v2/logging", get(logging::settings).post(logging::change)),
         ("/v2/devices", get(devices::list)),
         ("/v2/devices/{id}/drain", post(devices::drain)),
         ("/v2/devices/{id}/resume", post(devices::resume)),

@@ -3,7 +3,7 @@
 //! shutdown with 503.
 
 use super::{
-    Front,
+    Front, call,
     kserve::{PREDICTIONS, VERB},
     localize::{STACK, STACKS},
     often::May,
@@ -20,7 +20,7 @@ use crate::{
 use axum::{
     body::Body,
     extract::{MatchedPath, Request},
-    http::{HeaderName, HeaderValue, Method, Response},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, Response},
 };
 use parking_lot::Mutex;
 use percent_encoding::percent_decode_str;
@@ -103,11 +103,11 @@ impl Observation {
         self.ended = true;
         // Probes come again and again: the log has the changes of state instead of their errors.
         let told = problem.filter(|problem| !problem.is_of_probe());
-        self.tell(reply.status().as_u16(), told.map(|problem| &*problem.detail));
+        self.tell(reply.status().as_u16(), told.map(|problem| &*problem.detail), Some(reply.headers()));
     }
 
-    /// Counts and logs how it ended.
-    fn tell(&self, status: u16, error: Option<&str>) {
+    /// Counts and logs how it ended, with the head of its reply if it has one.
+    fn tell(&self, status: u16, error: Option<&str>, head: Option<&HeaderMap>) {
         let Observation { front, began, method, begun, .. } = self;
         let took = began.elapsed();
         // The template (`/predictions/{model}`), never the path that a client chose.
@@ -119,11 +119,13 @@ impl Observation {
         }
         let _entered = begun.span.enter();
         let ms = took.as_secs_f64() * 1e3;
-        let passed_over = match error.map(|_| front.often.may(route, status, Instant::now())) {
-            Some(None) => return,
-            Some(Some(May { passed_over })) => passed_over,
-            None => None,
-        };
+        let slow = status < 400 && !self.stack && front.log_slow.is_some_and(|slow| took > slow);
+        let passed_over =
+            match (error.is_some() || slow).then(|| front.often.may(route, status, Instant::now())) {
+                Some(None) => return,
+                Some(Some(May { passed_over })) => passed_over,
+                None => None,
+            };
         // With this type, it is a number in a span's event as well.
         let status = i64::from(status);
         match error {
@@ -131,6 +133,10 @@ impl Observation {
                 tracing::warn!(%method, route, status, ms, error, passed_over, "answered");
             }
             Some(error) => tracing::info!(%method, route, status, ms, error, passed_over, "answered"),
+            None if slow => {
+                let (timing, device) = (head.and_then(call::timing_of), head.and_then(call::device_of));
+                tracing::info!(%method, route, status, ms, timing, device, passed_over, "answered slowly");
+            }
             None => tracing::debug!(%method, route, status, ms, "answered"),
         }
     }
@@ -171,7 +177,7 @@ impl Drop for Observation {
     fn drop(&mut self) {
         if !self.ended {
             let gone = Problem::gone(&self.front.status);
-            self.tell(gone.kind.status, Some(&gone.detail));
+            self.tell(gone.kind.status, Some(&gone.detail), None);
         }
     }
 }
@@ -315,6 +321,28 @@ mod tests {
             let line =
                 format!("ocelli_http_request_duration_seconds_count{{class=\"{class}\",route=\"other\"}} 1");
             assert!(text.contains(&line), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_request_that_takes_long_has_a_line_with_its_stages_though_it_goes_well() {
+        let front = testing::front(&[]);
+        let slow = front.log_slow.expect("it is on by default");
+        let told = logged(|| {
+            for (began, stack, status) in
+                [(Duration::ZERO, false, 200), (slow, false, 200), (slow, true, 200), (slow, false, 503)]
+            {
+                let mut request = Request::new(Body::empty());
+                let mut observation = Observation::begin(&front, &RequestId::new(), &mut request);
+                observation.began -= began;
+                observation.stack = stack;
+                let reply = Response::builder().status(status).header("server-timing", "decode;dur=9");
+                observation.end(&mut reply.body(Body::empty()).expect("a reply"));
+            }
+        });
+        assert_eq!(told.lines().count(), 1, "{told}");
+        for part in ["INFO", "answered slowly", "status=200", "timing=\"decode;dur=9\""] {
+            assert!(told.contains(part), "{told}");
         }
     }
 

@@ -36,6 +36,7 @@ pub(crate) fn front(routes: &[&str]) -> Arc<Front> {
         metrics: Arc::new(Metrics::new(routes, "", "")),
         decode: DecodePool::new(1, 1, limits).expect("a thread"),
         lines_lost: LinesLost::default(),
+        log_filter: LogFilter::default(),
         control: Arc::new(Control::new("models".into()).0),
         traces: None,
     };

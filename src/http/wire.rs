@@ -12,7 +12,7 @@
 //! - [`v1`]: predictions by KServe's first protocol.
 //! - [`shared_memory`]: the place of tensors that are not in the request.
 //! - [`statistics`], [`model_config`]: what Triton's clients ask about a model.
-//! - [`devices`]: the state of each device.
+//! - [`devices`]: the state of each device; `logging`: which lines the log has.
 
 pub mod answer;
 pub(super) mod base64_text;
@@ -23,6 +23,7 @@ mod depth;
 mod detection;
 pub mod devices;
 mod list;
+pub(crate) mod logging;
 mod members;
 pub mod model_config;
 mod not_finite;
@@ -200,6 +201,14 @@ fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> serde_json::Result<T> {
     }
 }
 
+/// Reads a body that may be left out, as an object.
+fn optional_object<'de, T: Default + Deserialize<'de>>(body: &'de [u8]) -> Result<T, InferError> {
+    if body.trim_ascii().is_empty() {
+        return Ok(T::default());
+    }
+    object(body).map_err(|error| bad_json("the body", &error))
+}
+
 /// A 400 for JSON that cannot be read. It says where, and repeats little of the content.
 fn bad_json(what: &str, error: &serde_json::Error) -> InferError {
     let words = error.to_string();
@@ -340,51 +349,8 @@ mod tests {
         }
     }
 
-    /// Pieces of requests, so that random input gets past the first bracket.
-    const PIECES: [&str; 24] = [
-        "{",
-        "}",
-        "[",
-        "]",
-        ",",
-        ":",
-        "\"",
-        "\\",
-        "\"inputs\":[",
-        "\"name\":\"a\"",
-        "\"shape\":[2]",
-        "\"data\":[1,2]",
-        "\"datatype\":\"FP32\"",
-        "\"datatype\":\"BYTES\"",
-        "\"parameters\":{",
-        "\"binary_data_size\":8",
-        "-1",
-        "1e999",
-        "18446744073709551616",
-        "null",
-        "\"instances\":[",
-        "\"b64\":\"YQ==\"",
-        "\"\\ud800\"",
-        "\u{0}",
-    ];
-
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
-
-        #[test]
-        fn whatever_is_sent_is_read_or_refused(
-            picks in prop::collection::vec(0..PIECES.len(), 0..40),
-            cut in prop::option::of(0..300usize),
-        ) {
-            let text: String = picks.into_iter().map(|pick| PIECES[pick]).collect();
-            let loose = Bytes::from(text.clone());
-            let one = format!("{{\"inputs\":[{{\"name\":\"a\",\"shape\":[2],\"datatype\":\"FP32\",{text}}}]}}");
-            for body in [loose, Bytes::from(one)] {
-                let _ = super::request::read(&body, cut, &[]);
-                let _ = super::predict::instances(&body, 4, &mut |_| Ok(()));
-                let _ = super::binary::strings(&body);
-            }
-        }
 
         #[test]
         fn whatever_json_is_sent_as_data_is_read_or_refused(

@@ -5,6 +5,7 @@
 
 use super::{
     console::{Console, Counts, End},
+    filter::{Changeable, LogFilter},
     lines::{HumanFields, JsonLines, KeepFields},
     model_files::{ModelFiles, ToModelFiles},
     traces::{Traces, is_request},
@@ -17,9 +18,9 @@ use std::{
 };
 use tracing::Subscriber;
 use tracing_subscriber::{
-    EnvFilter, Layer,
-    filter::{FilterExt, LevelFilter, Targets, filter_fn},
-    layer::{Filter, SubscriberExt},
+    Layer,
+    filter::{FilterExt, LevelFilter, filter_fn},
+    layer::SubscriberExt,
     util::SubscriberInitExt,
 };
 
@@ -89,11 +90,17 @@ pub enum LogError {
 pub struct Logging {
     files: Option<Arc<ModelFiles>>,
     traces: Option<Arc<Traces>>,
+    filter: LogFilter,
     console: Counts,
     _end: End,
 }
 
 impl Logging {
+    /// A handle that tells and changes which lines the log has.
+    pub fn filter(&self) -> LogFilter {
+        self.filter.clone()
+    }
+
     /// A handle that adds files for models while the log exists.
     pub fn models(&self) -> ModelLogs {
         ModelLogs { files: self.files.as_ref().map(Arc::downgrade) }
@@ -182,9 +189,6 @@ pub fn init(
     Ok(logging)
 }
 
-/// The log target of the library that watches folders.
-const WATCHES_FOLDERS: &str = "notify";
-
 fn subscriber(
     format: Format,
     filter: &str,
@@ -192,9 +196,9 @@ fn subscriber(
     traces: Option<Arc<Traces>>,
     console: impl Write + Send + 'static,
 ) -> Result<(impl Subscriber + Send + Sync, Logging), LogError> {
-    let filter = parsed(filter)
-        .map_err(|reason| LogError::Filter { filter: filter.into(), reason })?
-        .or(filter_fn(is_request).with_max_level_hint(LevelFilter::ERROR));
+    let (shown, filter) =
+        Changeable::new(filter).map_err(|reason| LogError::Filter { filter: filter.into(), reason })?;
+    let shown = shown.or(filter_fn(is_request).with_max_level_hint(LevelFilter::ERROR));
     let files = match folder {
         Some(folder) => {
             let files =
@@ -214,39 +218,21 @@ fn subscriber(
     };
     // The layer that keeps fields must precede those that read them. It is left out if none does.
     let keep = (format == Format::Json || files.is_some()).then_some(KeepFields);
-    let lines = Layer::and_then(keep, console).and_then(files.clone().map(ToModelFiles)).with_filter(filter);
+    let lines = Layer::and_then(keep, console).and_then(files.clone().map(ToModelFiles)).with_filter(shown);
     let subscriber =
         tracing_subscriber::registry().with(traces.as_ref().map(|traces| traces.layer())).with(lines);
-    Ok((subscriber, Logging { files, traces, console: counts, _end: end }))
-}
-
-/// A filter with the meaning that it has for `EnvFilter`. `EnvFilter` itself tracks spans behind a process-wide lock, which each
-/// request would take a dozen times. So it is used only if the filter mentions spans; otherwise the cheaper [`Targets`] is.
-fn parsed<S: Subscriber>(filter: &str) -> Result<Box<dyn Filter<S> + Send + Sync>, String> {
-    let quiet = format!("{WATCHES_FOLDERS}=error");
-    let mut parts: Vec<_> = filter.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
-    // Quiet by default: the watching library warns about each folder that is removed, because it can no longer watch it.
-    let lower: Vec<_> = parts.iter().map(|part| part.to_ascii_lowercase()).collect();
-    let of_all = lower.iter().any(|part| ["warn", "info", "debug", "trace"].contains(&&**part));
-    if of_all && !lower.iter().any(|part| part.starts_with(WATCHES_FOLDERS)) {
-        parts.push(&quiet);
-    }
-    let text = parts.join(",");
-    let with_spans = EnvFilter::builder().parse(&text).map_err(|error| error.to_string())?;
-    Ok(match text.parse::<Targets>() {
-        Ok(targets) if !text.contains('[') => Box::new(targets),
-        _ => Box::new(with_spans),
-    })
+    Ok((subscriber, Logging { files, traces, filter, console: counts, _end: end }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::{request::RequestId, traces::Begun};
+    use crate::telemetry::{filter::Now, request::RequestId, traces::Begun};
     use parking_lot::Mutex;
     use serde_json::Value;
     use std::{collections::BTreeSet, fs};
     use tracing::{debug, info, info_span, warn};
+    use tracing_subscriber::EnvFilter;
 
     #[derive(Clone, Default)]
     struct Console(Arc<Mutex<Vec<u8>>>);
@@ -390,6 +376,46 @@ mod tests {
         let refused = subscriber(PLAIN, "ocelli=loud", None, None, io::sink());
         let error = refused.err().expect("not a filter").to_string();
         assert!(error.starts_with("log_filter \"ocelli=loud\" is not"), "{error}");
+    }
+
+    #[test]
+    fn another_filter_holds_from_the_next_line_on_also_for_places_that_were_passed_before() {
+        let told = log(PLAIN, "info", None, |logging| {
+            let filter = logging.filter();
+            let say = |after: &str| {
+                info!(after, "ours");
+                debug!(after, "ours, in detail");
+                info_span!("inner").in_scope(|| debug!(after, "inside"));
+            };
+            say("nothing");
+            assert_eq!(filter.now().level, LevelFilter::INFO);
+            for (text, level) in [
+                ("info,ocelli=debug", LevelFilter::DEBUG),
+                ("off,[inner]=debug", LevelFilter::DEBUG),
+                ("warn", LevelFilter::WARN),
+                ("info", LevelFilter::INFO),
+            ] {
+                filter.set(text).expect("a filter");
+                assert_eq!(filter.now(), Now { text: text.into(), level });
+                say(text);
+            }
+            let refused = filter.set("ocelli=loud").expect_err("not a filter");
+            assert!(refused.contains("level"), "{refused}");
+            assert_eq!(filter.now().text, "info");
+            say("a mistake");
+        });
+        let of = |after: &str| {
+            let lines = told.lines().filter(|line| line.contains(&format!("after={after:?}")));
+            lines.filter_map(|line| line.rsplit_once(": ")?.1.split(" after").next()).collect::<Vec<_>>()
+        };
+        assert_eq!(of("nothing"), ["ours"], "{told}");
+        assert_eq!(of("info,ocelli=debug"), ["ours", "ours, in detail", "inside"], "{told}");
+        assert_eq!(of("off,[inner]=debug"), ["inside"], "{told}");
+        assert_eq!(of("warn"), [""; 0], "{told}");
+        assert_eq!(of("info"), ["ours"], "{told}");
+        assert_eq!(of("a mistake"), ["ours"], "{told}");
+        // Those that were in force when another came.
+        assert_eq!(told.matches("another log filter").count(), 2, "{told}");
     }
 
     /// `EnvFilter` is the reference.

@@ -1,7 +1,7 @@
 //! Logs, metrics and traces.
 //!
 //! - [`request`]: the ids of a request, its own and its trace's.
-//! - [`logging`]: log lines on the standard error and one file per model.
+//! - [`logging`]: log lines on the standard error and one file per model; [`filter`]: which of them.
 //! - [`metrics`]: every metric, one struct.
 //! - [`statistics`]: statistics of a model's requests, for Triton's clients; [`triton`]: the same as Triton's metrics.
 //! - [`traces`]: spans of requests and batches, for a collector.
@@ -31,6 +31,7 @@ macro_rules! reasons {
     };
 }
 
+pub mod filter;
 pub mod host;
 pub mod logging;
 pub mod metrics;

@@ -198,7 +198,7 @@ def test_paths_may_end_in_a_slash_and_those_of_others_say_so(server):
         assert reply.status_code == 200 and reply.content, (path, reply.text)
     for method, path, told in (
         ("POST", "/v2/cudasharedmemory/region/x/register", "binary data"),
-        ("POST", "/v2/logging", "options"),
+        ("POST", "/v2/trace/setting", "options"),
         ("POST", "/v2/models/digits/generate", "text"),
         ("POST", "/v2/repository/mine/index", "one repository"),
         ("POST", "/v1/models/digits/labels/stable:predict", "labels"),

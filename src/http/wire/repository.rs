@@ -1,7 +1,7 @@
 //! The bodies of repository control. They are optional, and parsed strictly, because a client would believe that an ignored member had an
 //! effect.
 
-use super::{bad_json, base64_text, clipped, members::Str, object};
+use super::{bad_json, base64_text, clipped, members::Str, object, optional_object};
 use crate::{
     error::{InferError, bad},
     models::{Change, Given, triton},
@@ -44,7 +44,7 @@ pub struct Known {
 /// # Errors
 /// 400 for an invalid body.
 pub fn only_ready(body: &[u8]) -> Result<bool, InferError> {
-    let index: Index = parse(body)?;
+    let index: Index = optional_object(body)?;
     Ok(index.ready.unwrap_or(false))
 }
 
@@ -53,7 +53,7 @@ pub fn only_ready(body: &[u8]) -> Result<bool, InferError> {
 /// # Errors
 /// 400 for unknown parameters.
 pub fn unload(body: &[u8]) -> Result<(), InferError> {
-    let control: Control<BTreeMap<Cow<'_, str>, &RawValue>> = parse(body)?;
+    let control: Control<BTreeMap<Cow<'_, str>, &RawValue>> = optional_object(body)?;
     let parameters = control.parameters.unwrap_or_default();
     let known =
         |name: &str, value: &RawValue| name == "unload_dependents" && matches!(value.get(), "true" | "false");
@@ -80,7 +80,7 @@ impl Load {
     /// # Errors
     /// 400 for unknown parameters, and for files that are not base64.
     pub fn of_body(body: &[u8]) -> Result<Load, InferError> {
-        let control: Control<BTreeMap<Cow<'_, str>, &RawValue>> = parse(body)?;
+        let control: Control<BTreeMap<Cow<'_, str>, &RawValue>> = optional_object(body)?;
         let mut load = Load::default();
         for (name, value) in control.parameters.unwrap_or_default() {
             let text = serde_json::from_str::<Str<'_>>(value.get()).ok();
@@ -170,14 +170,6 @@ fn not_a_file(name: &str) -> InferError {
 
 fn unknown(name: &str) -> InferError {
     bad(format!("parameter {:?} is not known; there are config and file:VERSION/NAME", clipped(name)))
-}
-
-/// A body that may also be absent.
-fn parse<'de, T: Default + Deserialize<'de>>(body: &'de [u8]) -> Result<T, InferError> {
-    if body.trim_ascii().is_empty() {
-        return Ok(T::default());
-    }
-    object(body).map_err(|error| bad_json("the body", &error))
 }
 
 #[cfg(test)]

@@ -1,0 +1,204 @@
+//! Triton's settings of the log, and how they follow from the filter and change it.
+//!
+//! Triton switches each level on and off. Here a level comes with all that are graver, and `log_filter` says more: levels by target.
+
+use super::optional_object;
+use crate::{
+    error::{InferError, bad},
+    telemetry::filter::Now,
+    words::clipped,
+};
+use serde_json::{Map, Value, json};
+use tracing::level_filters::LevelFilter;
+
+/// Times in the log are by ISO 8601, whatever the settings.
+const FORMAT: &str = "ISO8601";
+
+/// The names of the settings.
+const NAMES: [&str; 7] =
+    ["log_filter", "log_error", "log_warning", "log_info", "log_verbose_level", "log_file", "log_format"];
+
+/// The settings of a body that are given.
+#[derive(Default)]
+struct Asked {
+    log_filter: Option<String>,
+    log_error: Option<bool>,
+    log_warning: Option<bool>,
+    log_info: Option<bool>,
+    log_verbose_level: Option<u32>,
+}
+
+impl Asked {
+    fn of(body: &[u8]) -> Result<Asked, InferError> {
+        let mut asked = Asked::default();
+        for (name, value) in optional_object::<Map<String, Value>>(body)? {
+            let refused = |expected: &str| {
+                bad(format!("{:?} is {}, expected {expected}", clipped(&name), clipped(&value.to_string())))
+            };
+            let flag = || value.as_bool().map(Some).ok_or_else(|| refused("true or false"));
+            match &*name {
+                "log_filter" => {
+                    asked.log_filter = Some(value.as_str().ok_or_else(|| refused("a string"))?.to_owned())
+                }
+                "log_error" => asked.log_error = flag()?,
+                "log_warning" => asked.log_warning = flag()?,
+                "log_info" => asked.log_info = flag()?,
+                "log_verbose_level" => {
+                    let level = value.as_u64().and_then(|level| u32::try_from(level).ok());
+                    asked.log_verbose_level = Some(level.ok_or_else(|| refused("0 to 4294967295"))?);
+                }
+                "log_file" if value != "" => {
+                    return Err(refused(
+                        "\"\": lines go to standard error, and to the folder that the option log_dir names",
+                    ));
+                }
+                "log_format" if value != FORMAT => {
+                    return Err(refused("\"ISO8601\", which times always have"));
+                }
+                "log_file" | "log_format" => {}
+                _ => {
+                    let known = NAMES.join(", ");
+                    return Err(bad(format!(
+                        "there is no setting {:?}; the settings are {known}",
+                        clipped(&name)
+                    )));
+                }
+            }
+        }
+        Ok(asked)
+    }
+}
+
+/// The settings, by name, which follow from this filter.
+pub(crate) fn settings(now: &Now) -> Map<String, Value> {
+    let Now { text, level } = now;
+    let settings = json!({
+        "log_file": "",
+        "log_info": *level >= LevelFilter::INFO,
+        "log_warning": *level >= LevelFilter::WARN,
+        "log_error": *level >= LevelFilter::ERROR,
+        "log_verbose_level": verbosity(*level),
+        "log_format": FORMAT,
+        "log_filter": text,
+    });
+    match settings {
+        Value::Object(settings) => settings,
+        _ => Map::new(),
+    }
+}
+
+/// The filter that a body asks for, where this one is in force; `None` if it asks for no change.
+///
+/// # Errors
+/// 400 for what is no setting or cannot be had.
+pub(crate) fn filter(body: &[u8], now: &Now) -> Result<Option<String>, InferError> {
+    let Asked { log_filter, log_error, log_warning, log_info, log_verbose_level } = Asked::of(body)?;
+    let levels = log_info.is_some()
+        || log_warning.is_some()
+        || log_error.is_some()
+        || log_verbose_level.is_some_and(|level| level != verbosity(now.level));
+    if let Some(filter) = log_filter {
+        return match levels {
+            true => Err(bad("log_filter says which levels there are: send it or the levels, not both")),
+            false => Ok(Some(filter)),
+        };
+    }
+    if !levels {
+        return Ok(None);
+    }
+    let is = |level: LevelFilter| now.level >= level;
+    // The gravest first.
+    let switches = [
+        ("log_error", log_error.unwrap_or(is(LevelFilter::ERROR))),
+        ("log_warning", log_warning.unwrap_or(is(LevelFilter::WARN))),
+        ("log_info", log_info.unwrap_or(is(LevelFilter::INFO))),
+        ("log_verbose_level", log_verbose_level.unwrap_or(verbosity(now.level)) > 0),
+    ];
+    let on = switches.iter().take_while(|(_, on)| *on).count();
+    if let Some((finer, _)) = switches[on..].iter().find(|(_, on)| *on) {
+        return Err(bad(format!(
+            "{} is off and {finer} is not; lines of a level come with all that are graver: switch both off, or both on",
+            switches[on].0
+        )));
+    }
+    let verbose = log_verbose_level.unwrap_or(verbosity(now.level));
+    Ok(Some(
+        match (on, verbose) {
+            (0, _) => "off",
+            (1, _) => "error",
+            (2, _) => "warn",
+            (3, _) => "info",
+            (_, 1) => "info,ocelli=debug",
+            (_, _) => "info,ocelli=trace",
+        }
+        .to_owned(),
+    ))
+}
+
+/// Triton's number for what is finer than information.
+fn verbosity(level: LevelFilter) -> u32 {
+    match level {
+        LevelFilter::TRACE => 2,
+        LevelFilter::DEBUG => 1,
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn now(text: &str, level: LevelFilter) -> Now {
+        Now { text: text.to_owned(), level }
+    }
+
+    #[test]
+    fn levels_become_the_filter_that_shows_them_and_back() {
+        let info = now("warn,ocelli=info", LevelFilter::INFO);
+        for (body, expected, level) in [
+            (json!({"log_verbose_level": 1}), "info,ocelli=debug", LevelFilter::DEBUG),
+            (json!({"log_verbose_level": 7}), "info,ocelli=trace", LevelFilter::TRACE),
+            (json!({"log_info": false}), "warn", LevelFilter::WARN),
+            (json!({"log_info": false, "log_warning": false}), "error", LevelFilter::ERROR),
+            (json!({"log_info": false, "log_warning": false, "log_error": false}), "off", LevelFilter::OFF),
+            (json!({"log_info": true}), "info", LevelFilter::INFO),
+        ] {
+            let filter = filter(body.to_string().as_bytes(), &info).expect("settings").expect("a change");
+            assert_eq!(filter, expected, "{body}");
+            let told = settings(&now(&filter, level));
+            for (name, value) in body.as_object().expect("an object") {
+                let told = &told[name];
+                assert!(told == value || (*value == json!(7) && *told == json!(2)), "{name}: {told}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_filter_is_taken_as_it_is_and_what_is_said_already_changes_nothing() {
+        let info = now("info", LevelFilter::INFO);
+        let body = br#"{"log_filter": "warn,ocelli::models=debug"}"#;
+        assert_eq!(filter(body, &info), Ok(Some("warn,ocelli::models=debug".into())));
+        for body in ["", "{}", r#"{"log_file": "", "log_format": "ISO8601", "log_verbose_level": 0}"#] {
+            assert_eq!(filter(body.as_bytes(), &info), Ok(None), "{body}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_refused_with_what_to_do() {
+        let debug = now("debug", LevelFilter::DEBUG);
+        for (body, part) in [
+            (r#"{"log_info": false}"#, "log_info is off and log_verbose_level is not"),
+            (r#"{"log_warning": false, "log_verbose_level": 0}"#, "log_warning is off and log_info is not"),
+            (r#"{"log_file": "/tmp/x"}"#, "log_dir"),
+            (r#"{"log_format": "default"}"#, "ISO8601"),
+            (r#"{"log_filter": "info", "log_info": true}"#, "not both"),
+            (r#"{"log_level": 1}"#, "no setting \"log_level\"; the settings are log_filter, log_error"),
+            (r#"{"log_info": 1}"#, "\"log_info\" is 1, expected true or false"),
+            (r#"{"log_verbose_level": -1}"#, "\"log_verbose_level\" is -1, expected 0 to 4294967295"),
+            ("[]", "object"),
+        ] {
+            let error = filter(body.as_bytes(), &debug).expect_err(body).to_string();
+            assert!(error.contains(part), "{body}: {error}");
+        }
+    }
+}
