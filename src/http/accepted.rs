@@ -93,10 +93,14 @@ pub(super) fn joined(headers: &HeaderMap, name: HeaderName) -> String {
     String::from_utf8_lossy(&lines.join(&b", "[..])).into_owned()
 }
 
-/// The members of such a header with their parameters, and the weight of each: 0 means not wanted.
+/// Members of a list that are looked at: browsers send some ten, and a head has room for a hundred thousand.
+const MEMBERS_MAX: usize = 100;
+
+/// The members of such a header with their parameters, and the weight of each: 0 means not wanted. Those beyond the first
+/// [`MEMBERS_MAX`] are passed over.
 pub(super) fn weighted(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = (&str, f32)> {
     let lines = headers.get_all(name).into_iter().filter_map(|line| line.to_str().ok());
-    lines.flat_map(|line| line.split(',')).map(|member| {
+    lines.flat_map(|line| line.split(',')).take(MEMBERS_MAX).map(|member| {
         let mut parameters = member.split(';').skip(1);
         let weight = parameters.find_map(|part| part.trim().strip_prefix(['q', 'Q'])?.strip_prefix('='));
         // A weight that cannot be read counts as 0.

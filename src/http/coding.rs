@@ -78,8 +78,7 @@ pub(super) fn unpack(request: Request) -> Result<Request, InferError> {
     parts.headers.remove(header::CONTENT_ENCODING);
     // It is the packed length, not the unpacked one.
     parts.headers.remove(header::CONTENT_LENGTH);
-    let body =
-        unpack::Unpacked::new(body, coding, permit.map(|permit| &**permit)).map_err(InferError::Internal)?;
+    let body = unpack::Unpacked::new(body, coding, permit.map(|permit| &**permit))?;
     parts.extensions.insert(body.came());
     Ok(Request::from_parts(parts, Body::new(body)))
 }

@@ -5,6 +5,7 @@
 
 use crate::error::{InferError, bad};
 use axum::body::Bytes;
+use memchr::memmem::Finder;
 use std::ops::Range;
 
 /// Longest boundary that RFC 2046 allows.
@@ -62,7 +63,7 @@ pub fn parts(body: &Bytes, boundary: &str, parts_max: usize) -> Result<Vec<Part>
     let mut at = if body.starts_with(&delimiter[2..]) {
         delimiter.len() - 2
     } else {
-        finder.find(body, 0).ok_or_else(|| bad("the multipart body does not contain its boundary"))?
+        finder.find(body).ok_or_else(|| bad("the multipart body does not contain its boundary"))?
             + delimiter.len()
     };
     let mut parts = Vec::new();
@@ -86,9 +87,10 @@ pub fn parts(body: &Bytes, boundary: &str, parts_max: usize) -> Result<Vec<Part>
         let header = header_range(body, at, parts.len())?;
         let start = header.end + 4;
         // For an empty part, the delimiter's line break may be the one that ends the header.
-        let Some(found) = finder.find(body, start - 2) else {
+        let Some(found) = finder.find(&body[start - 2..]) else {
             return Err(bad("the multipart body ends inside a part; was it cut short?"));
         };
+        let found = start - 2 + found;
         let end = found.max(start);
         let part = part(&body[header], body.slice(start..end), parts.len())?;
         parts.push(part);
@@ -178,34 +180,6 @@ fn unquote(quoted: &str) -> Option<(String, &str)> {
         }
     }
     None
-}
-
-/// Finds a fixed string by comparing its last byte first and skipping as far as that byte allows (Horspool 1980).
-struct Finder<'a> {
-    needle: &'a [u8],
-    skip: [u8; 256],
-}
-
-impl<'a> Finder<'a> {
-    /// For needles of 1 to 255 bytes.
-    fn new(needle: &'a [u8]) -> Finder<'a> {
-        let mut skip = [needle.len() as u8; 256];
-        for (i, b) in needle[..needle.len() - 1].iter().enumerate() {
-            skip[usize::from(*b)] = (needle.len() - 1 - i) as u8;
-        }
-        Finder { needle, skip }
-    }
-
-    fn find(&self, haystack: &[u8], from: usize) -> Option<usize> {
-        let mut at = from;
-        while let Some(window) = haystack.get(at..at + self.needle.len()) {
-            if window == self.needle {
-                return Some(at);
-            }
-            at += usize::from(self.skip[usize::from(window[window.len() - 1])]);
-        }
-        None
-    }
 }
 
 #[cfg(test)]

@@ -52,42 +52,19 @@ impl Mask {
         Mask { width, height, classes, present }
     }
 
-    /// Bits per pixel of the PNG renderings: 8, or 16 when a class above 255 occurs.
-    pub fn png_bits(&self) -> u8 {
-        match self.present.last() {
-            Some(class) if class.index > 255 => 16,
-            _ => 8,
-        }
-    }
-
-    /// A grey PNG whose values are the classes.
-    ///
-    /// # Errors
-    /// If the encoder refuses the size (a side of zero).
-    pub fn to_png_gray(&self) -> Result<Vec<u8>, String> {
-        if self.png_bits() == 16 {
-            let data: Vec<u8> = self.classes.iter().flat_map(|c| c.to_be_bytes()).collect();
-            self.encode(png::ColorType::Grayscale, png::BitDepth::Sixteen, &data)
-        } else {
-            self.encode(png::ColorType::Grayscale, png::BitDepth::Eight, &self.low())
-        }
-    }
-
     /// A PNG whose palette indices are the classes, for viewing: class 0 is black, neighbouring classes differ strongly. Grey with 16 bits
     /// if a class above 255 occurs, since palettes end there.
     ///
     /// # Errors
     /// If the encoder refuses the size (a side of zero).
     pub fn to_png_palette(&self) -> Result<Vec<u8>, String> {
-        if self.png_bits() == 16 {
-            return self.to_png_gray();
+        let is_wide = self.present.last().is_some_and(|class| class.index > 255);
+        if is_wide {
+            let data: Vec<u8> = self.classes.iter().flat_map(|class| class.to_be_bytes()).collect();
+            return self.encode(png::ColorType::Grayscale, png::BitDepth::Sixteen, &data);
         }
-        self.encode(png::ColorType::Indexed, png::BitDepth::Eight, &self.low())
-    }
-
-    /// The classes as bytes, if all of them fit.
-    fn low(&self) -> Vec<u8> {
-        self.classes.iter().map(|class| *class as u8).collect()
+        let data: Vec<u8> = self.classes.iter().map(|class| *class as u8).collect();
+        self.encode(png::ColorType::Indexed, png::BitDepth::Eight, &data)
     }
 
     fn encode(&self, color: png::ColorType, depth: png::BitDepth, data: &[u8]) -> Result<Vec<u8>, String> {
@@ -198,10 +175,6 @@ mod tests {
     #[test]
     fn png_values_are_the_classes() {
         let small = mask(3, 2, &[0, 1, 2, 255, 4, 5]);
-        let (color, depth, _, data) = decode(&small.to_png_gray().unwrap());
-        assert_eq!((color, depth), (png::ColorType::Grayscale, png::BitDepth::Eight));
-        assert_eq!(data, [0, 1, 2, 255, 4, 5]);
-
         let (color, _, palette, data) = decode(&small.to_png_palette().unwrap());
         assert_eq!(color, png::ColorType::Indexed);
         assert_eq!(data, [0, 1, 2, 255, 4, 5]);
@@ -213,14 +186,11 @@ mod tests {
 
     #[test]
     fn classes_above_255_take_sixteen_bits() {
-        assert_eq!([255, 256].map(|class| mask(2, 1, &[1, class]).png_bits()), [8, 16]);
         for (class, bytes) in [(256, [1, 0]), (300, [1, 44])] {
             let large = mask(2, 1, &[1, class]);
-            for png in [large.to_png_gray().unwrap(), large.to_png_palette().unwrap()] {
-                let (color, depth, _, data) = decode(&png);
-                assert_eq!((color, depth), (png::ColorType::Grayscale, png::BitDepth::Sixteen));
-                assert_eq!(data, [0, 1, bytes[0], bytes[1]]);
-            }
+            let (color, depth, _, data) = decode(&large.to_png_palette().unwrap());
+            assert_eq!((color, depth), (png::ColorType::Grayscale, png::BitDepth::Sixteen));
+            assert_eq!(data, [0, 1, bytes[0], bytes[1]]);
         }
     }
 

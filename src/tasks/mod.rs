@@ -267,6 +267,18 @@ impl Output<'_> {
         self.first_numbers(usize::MAX)
     }
 
+    /// The elements as `f32`, all of which are finite.
+    fn finite_numbers(&self) -> Result<Vec<f32>, String> {
+        let numbers = self.numbers()?;
+        match numbers.iter().position(|number| number.is_infinite()) {
+            Some(index) => Err(format!(
+                "output {:?} is {} at element {index}, expected finite numbers: the model cannot process this input",
+                self.name, numbers[index]
+            )),
+            None => Ok(numbers),
+        }
+    }
+
     /// The first `count` elements, or all if there are fewer; later ones are not checked.
     fn first_numbers(&self, count: usize) -> Result<Vec<f32>, String> {
         let mut numbers = self.values()?;

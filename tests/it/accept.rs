@@ -547,12 +547,3 @@ async fn at_the_cap_the_connection_makes_room_that_has_been_idle_for_longest() {
     assert_eq!(server.connections.capped.load(Relaxed), 2);
     drop((at_work, others));
 }
-
-#[tokio::test]
-async fn a_request_whose_client_leaves_is_dropped() {
-    let server = start(settings()).await;
-    let stream = server.send(WAIT).await;
-    until(|| server.connections.open.load(Relaxed) == 1).await;
-    drop(stream);
-    until(|| server.connections.open.load(Relaxed) == 0).await;
-}

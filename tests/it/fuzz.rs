@@ -19,7 +19,7 @@ const CASES: u64 = 30_000;
 const CASES_OF_PIXELS: u64 = 2_000;
 
 /// What parsers trip over, more often than chance would have it.
-const TOKENS: [&[u8]; 16] = [
+const TOKENS: [&[u8]; 17] = [
     b"-1",
     b"0",
     b"18446744073709551616",
@@ -29,6 +29,7 @@ const TOKENS: [&[u8]; 16] = [
     b"{",
     b"\"",
     b"\\u",
+    b"\"\\ud800\"",
     b"null",
     b"\xff\xfe",
     b"\r\n--B",

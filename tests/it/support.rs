@@ -131,7 +131,6 @@ impl Server {
     }
 
     /// Where each device stands.
-    #[allow(dead_code, reason = "the tests on the fake driver take it")]
     pub(crate) fn devices(&self) -> Vec<ocelli::status::Device> {
         self.app().status().devices()
     }

@@ -67,17 +67,19 @@ enum Unpacker {
 }
 
 impl Unpacker {
-    fn new(coding: Coding) -> io::Result<Unpacker> {
+    fn new(coding: Coding) -> Result<Unpacker, InferError> {
         let feed = Feed::default();
-        Ok(match coding {
-            Coding::Gzip => Unpacker::Gzip(MultiGzDecoder::new(feed)),
-            Coding::Deflate => Unpacker::Deflate(ZlibDecoder::new(feed)),
-            Coding::Zstd => {
-                let mut decoder = zstd::stream::read::Decoder::with_buffer(feed)?;
-                decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
-                Unpacker::Zstd(decoder)
-            }
-        })
+        let zstd = |feed| {
+            let mut decoder = zstd::stream::read::Decoder::with_buffer(feed)?;
+            decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
+            Ok(Unpacker::Zstd(decoder))
+        };
+        match coding {
+            Coding::Gzip => Ok(Unpacker::Gzip(MultiGzDecoder::new(feed))),
+            Coding::Deflate => Ok(Unpacker::Deflate(ZlibDecoder::new(feed))),
+            Coding::Zstd => zstd(feed)
+                .map_err(|error: io::Error| InferError::Internal(format!("cannot unpack {coding}: {error}"))),
+        }
     }
 
     fn feed(&mut self) -> &mut Feed {
@@ -116,10 +118,7 @@ impl Unpacking {
     /// # Errors
     /// If there is no memory for it.
     pub(crate) fn new(coding: Coding) -> Result<Unpacking, InferError> {
-        let unpacker = Unpacker::new(coding);
-        let unpacker =
-            unpacker.map_err(|error| InferError::Internal(format!("cannot unpack {coding}: {error}")))?;
-        Ok(Unpacking { coding, unpacker })
+        Ok(Unpacking { coding, unpacker: Unpacker::new(coding)? })
     }
 
     /// Takes the next packed bytes, and hands on what comes out of them, piece by piece.
@@ -181,8 +180,8 @@ impl Unpacked {
     ///
     /// # Errors
     /// If there is no memory for it.
-    pub(super) fn new(body: Body, coding: Coding, permit: Option<&Permit>) -> Result<Unpacked, String> {
-        let unpacker = Unpacker::new(coding).map_err(|error| format!("cannot unpack {coding}: {error}"))?;
+    pub(super) fn new(body: Body, coding: Coding, permit: Option<&Permit>) -> Result<Unpacked, InferError> {
+        let unpacker = Unpacker::new(coding)?;
         let body = Ahead::new(body, permit.map(Permit::nothing_beside));
         let window = permit.filter(|_| coding == Coding::Zstd).map(Permit::nothing_beside);
         Ok(Unpacked { body, coding, unpacker, bytes: 0, piece: None, window, over: false })

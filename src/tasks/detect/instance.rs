@@ -166,7 +166,7 @@ impl Detect {
         Ok(Some(Masks {
             output: name.to_owned(),
             of: match self.prototypes {
-                Some(_) => Of::Prototypes(output.numbers()?),
+                Some(_) => Of::Prototypes(output.finite_numbers()?),
                 None => Of::Boxes(output.tensor.clone()),
             },
             rows,
@@ -183,7 +183,7 @@ impl Masks {
     /// The mask of a box with these corners in pixels of the input, and these edges in pixels of the posted image.
     ///
     /// # Errors
-    /// Prototype factors that are not finite, and values that are NaN.
+    /// Prototype factors and values that are not finite.
     pub(super) fn instance(&self, of: &Raw, corners: [f32; 4], edges: [f32; 4]) -> Result<Instance, String> {
         let covers = match self.area {
             MaskArea::Input => [0.0, 0.0, self.input[0] as f32, self.input[1] as f32],
@@ -281,7 +281,7 @@ impl Masks {
             shape: vec![self.rows, self.columns],
             data: all.data.slice(index * bytes..(index + 1) * bytes),
         };
-        Output { name: &self.output, tensor: &tensor }.numbers()
+        Output { name: &self.output, tensor: &tensor }.finite_numbers()
     }
 }
 
@@ -407,6 +407,12 @@ mod tests {
         let task = Detect { mask_threshold: Some(3.0), ..prototypes() };
         let none = segment(task, [1.0, 1.0], &protos, &placement).unwrap().remove(0).mask.unwrap();
         assert_eq!((none.pixels, none.counts), (0, vec![800]));
+        for infinite in [f32::INFINITY, f32::NEG_INFINITY] {
+            let protos = [[infinite].as_slice(), &protos[1..]].concat();
+            let error = segment(prototypes(), [1.0, 0.0], &protos, &placement).unwrap_err();
+            let told = format!("output \"protos\" is {infinite} at element 0, expected finite numbers");
+            assert!(error.contains(&told), "{error}");
+        }
         let error = segment(prototypes(), [f32::INFINITY, 0.0], &protos, &placement).unwrap_err();
         assert!(
             error.contains("box 0 has a factor of inf for its mask, expected a finite number"),
@@ -496,6 +502,13 @@ mod tests {
             assert_eq!((best.pixels, &best.counts[..]), (1, &[7030, 1, 2969][..]));
             assert_eq!((other.pixels, &other.counts[..]), (10_000, &[0, 10_000][..]));
         }
+        // Interpolated, it would become NaN, which is above and below no threshold.
+        values[10_000 + 30 * 100 + 71] = f32::NEG_INFINITY;
+        let error = of_boxes(task(), &[-1, 1, 100, 100], floats(&[2, 1, 100, 100], &values)).unwrap_err();
+        assert!(
+            error.contains("output \"masks\" is -inf at element 3071, expected finite numbers"),
+            "{error}"
+        );
         // The left half of each box; boxes are 50 and 40 pixels wide.
         let halves = floats(&[2, 1, 2, 2], &[1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]);
         let area = Detect { mask_area: Some(MaskArea::Box), ..task() };

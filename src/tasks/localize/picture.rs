@@ -22,6 +22,9 @@ const AUTO_PER_PIXEL_MAX: f64 = 10.0;
 const AUTO_SIDE_MAX: f64 = 4096.0;
 /// The allowed number of the picture's pixels per camera pixel.
 const PER_PIXEL: std::ops::RangeInclusive<f64> = 0.01..=64.0;
+/// The widest Gaussian that a localization is drawn as, by its sigma in the picture's pixels. The work is the square of it: some 250,000
+/// additions.
+const SIGMA_MAX: f64 = 64.0;
 
 pub(super) struct Picture {
     schema: Arc<Schema>,
@@ -40,6 +43,14 @@ impl Picture {
             "a picture shows whole frames, and ROIs alone do not tell how large theirs are: post the frames, or choose another format",
         )?;
         let per_pixel = per_pixel(schema, frame, options.scale)?;
+        let sigma_max = per_pixel.map(|per_pixel| per_pixel * f64::from(options.error_px_max));
+        if let Some(widest) = sigma_max.into_iter().find(|sigma| *sigma > SIGMA_MAX) {
+            return Err(format!(
+                "error_px_max is {}, which is {widest} pixels of the picture, expected at most {SIGMA_MAX}: choose fewer pixels per \
+                 camera pixel, or leave out fits that are less certain",
+                options.error_px_max
+            ));
+        }
         let size = [0, 1].map(|axis| (f64::from(frame[axis]) * per_pixel[axis] - 1e-6).ceil().max(1.0));
         let pixels = size[0] * size[1];
         let sides_max = f64::from(i32::MAX);
@@ -279,6 +290,23 @@ mod tests {
         assert_eq!((automatic.0, automatic.1), (png::ColorType::Indexed, [640, 576]));
         let picture = PictureOptions { scale: Scale::Nanometers(60.0), ..PictureOptions::default() };
         assert_eq!(draw(&schema, picture, &table(&schema, 1)).1, [107, 96]);
+    }
+
+    #[test]
+    fn the_work_for_one_localization_is_bounded() {
+        let writer = |error_px_max, scale| {
+            let picture =
+                PictureOptions { error_px_max, scale: Scale::PerPixel(scale), ..PictureOptions::default() };
+            Writer::new(Format::Png, &square(Model::Xynb), &options(picture)).map(drop)
+        };
+        for (error_px_max, scale) in [(1.0, 64.0), (2.0, 32.0)] {
+            assert_eq!(writer(error_px_max, scale), Ok(()));
+        }
+        let error = writer(2.0, 40.0).unwrap_err();
+        assert!(
+            error.starts_with("error_px_max is 2, which is 80 pixels of the picture, expected at most 64"),
+            "{error}"
+        );
     }
 
     #[test]
