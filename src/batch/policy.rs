@@ -26,8 +26,6 @@ pub enum Next {
     },
     /// Ask again then, or when more arrives.
     SleepUntil(Instant),
-    /// Ask again when something arrives.
-    Sleep,
 }
 
 /// How many of the waiting items a batch takes.
@@ -59,13 +57,10 @@ pub fn decide(
     rules: &Rules,
     sizes: &[usize],
     takes: Takes,
-    front: Option<&Front>,
+    front: &Front,
     costs: &Costs,
     now: Instant,
 ) -> Next {
-    let Some(front) = front.filter(|front| front.items > 0) else {
-        return Next::Sleep;
-    };
     let largest = largest(sizes);
     let items = front.items.min(largest);
     if items < largest && !front.shut && !front.again && !rules.wait_max.is_zero() {
@@ -284,7 +279,7 @@ mod tests {
         wait_ms: u32,
         change: impl Fn(&mut Front),
         costs: &[(usize, f64)],
-    ) -> Result<(usize, usize), Option<Duration>> {
+    ) -> Result<(usize, usize), Duration> {
         let oldest = Instant::now();
         let rules = rules(&[1, 2, 4, 8], MS * wait_ms);
         let mut front = pushed_at(oldest, items);
@@ -295,10 +290,9 @@ mod tests {
                 measured.record(size, seconds, oldest);
             }
         }
-        match decide(&rules, &rules.sizes, Takes::WithoutWaste, Some(&front), &measured, oldest + 10 * MS) {
+        match decide(&rules, &rules.sizes, Takes::WithoutWaste, &front, &measured, oldest + 10 * MS) {
             Next::Run { items, size } => Ok((items, size)),
-            Next::SleepUntil(at) => Err(Some(at - oldest)),
-            Next::Sleep => Err(None),
+            Next::SleepUntil(at) => Err(at - oldest),
         }
     }
 
@@ -372,13 +366,8 @@ mod tests {
     }
 
     #[test]
-    fn nothing_waiting_means_sleep() {
-        assert_eq!(check(0, 0, |_| {}, &[]), Err(None));
-    }
-
-    #[test]
     fn a_batch_that_is_not_full_waits_for_company_no_longer_than_wait_max() {
-        assert_eq!(check(7, 30, |_| {}, &[]), Err(Some(30 * MS)));
+        assert_eq!(check(7, 30, |_| {}, &[]), Err(30 * MS));
         assert_eq!(check(7, 10, |_| {}, &[]), Ok((7, 8)));
         assert_eq!(check(8, 30, |_| {}, &[]), Ok((8, 8)));
     }
@@ -395,20 +384,20 @@ mod tests {
 
     #[test]
     fn waiting_for_company_leaves_time_for_the_deadline() {
-        assert_eq!(check(3, 30, deadline(36), &[(4, 0.005)]), Err(Some(16 * MS)));
+        assert_eq!(check(3, 30, deadline(36), &[(4, 0.005)]), Err(16 * MS));
         assert_eq!(check(3, 30, deadline(30), &[(4, 0.005)]), Ok((3, 4)));
-        for (by_ms, until) in [(90, Err(Some(30 * MS))), (40, Err(Some(20 * MS))), (20, Ok((3, 4)))] {
+        for (by_ms, until) in [(90, Err(30 * MS)), (40, Err(20 * MS)), (20, Ok((3, 4)))] {
             assert_eq!(check(3, 30, deadline(by_ms), &[]), until, "half of it, where nothing is measured");
         }
-        assert_eq!(check(3, 30, deadline(90), &[(4, 0.005)]), Err(Some(30 * MS)));
+        assert_eq!(check(3, 30, deadline(90), &[(4, 0.005)]), Err(30 * MS));
     }
 
     #[test]
     fn waiting_for_company_ends_before_a_job_has_waited_for_too_long() {
         let patience = |ms: u32| move |front: &mut Front| front.patience = Some(front.oldest + MS * ms);
-        assert_eq!(check(3, 30, patience(25), &[]), Err(Some(15 * MS)));
+        assert_eq!(check(3, 30, patience(25), &[]), Err(15 * MS));
         assert_eq!(check(3, 30, patience(20), &[]), Ok((3, 4)));
-        assert_eq!(check(3, 30, patience(50), &[]), Err(Some(30 * MS)));
+        assert_eq!(check(3, 30, patience(50), &[]), Err(30 * MS));
     }
 
     #[test]
@@ -482,7 +471,7 @@ mod tests {
             }
             (0..4).for_each(|_| costs.record(2, seconds / 4.0, now));
             let front = Front { jobs, ..pushed_at(now, 4) };
-            decide(&rules(&sizes, Duration::ZERO), &sizes, Takes::WhatPays, Some(&front), &costs, now)
+            decide(&rules(&sizes, Duration::ZERO), &sizes, Takes::WhatPays, &front, &costs, now)
         };
         let (whole, half) = (Next::Run { items: 4, size: 4 }, Next::Run { items: 2, size: 2 });
         assert_eq!([take(1, 1e-3), take(2, 1e-3)], [whole, half]);
@@ -518,7 +507,6 @@ mod tests {
         match help(&[1, 2, 4, 8], items, &front, rival, pushed + 10 * MS) {
             Next::Run { items, size } => Ok((items, size)),
             Next::SleepUntil(at) => Err((at - pushed).as_millis()),
-            Next::Sleep => Err(0),
         }
     }
 

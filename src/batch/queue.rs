@@ -21,7 +21,7 @@ pub use worker::{Running, Taken, Worker};
 
 use super::{
     Aftermath, Answer, Batch, Job, JobKey, ModelKey, Rules, RunResult,
-    book::{Book, Receipt, WorkerKey},
+    book::{Book, Receipt, WorkerKey, check_tensors},
     entry::Pieces,
     patience::OnTimeout,
 };
@@ -167,6 +167,12 @@ impl Queue {
         self.state.lock().book.knows(model)
     }
 
+    /// Whether any of these models has work, waiting or running.
+    pub fn has_work(&self, models: &[ModelKey]) -> bool {
+        let state = self.state.lock();
+        models.iter().any(|model| state.book.items(*model) > 0)
+    }
+
     /// Accepts a job; the ticket is its answer to come.
     ///
     /// # Errors
@@ -176,6 +182,7 @@ impl Queue {
     /// for a deadline that has passed or clearly cannot be met by the measured rate, [`InferError::Internal`] for
     /// tensors that are not what they say.
     pub fn push(self: &Arc<Queue>, job: Job) -> Result<Ticket, InferError> {
+        check_tensors(&job)?;
         let (sender, receiver) = oneshot::channel();
         let mut state = self.state.lock();
         let (model, wait) = (job.model, job.wait);
@@ -218,6 +225,16 @@ impl Queue {
         let bell = Arc::new(Condvar::new());
         state.bells.insert(key, Arc::clone(&bell));
         Worker { key, bell, device: Arc::clone(device), queue: Arc::clone(self) }
+    }
+
+    /// Makes the current or next [`Worker::take`] of one worker return [`Taken::Woken`].
+    pub fn wake_one(&self, worker: WorkerKey) {
+        let mut state = self.state.lock();
+        let Some(bell) = state.bells.get(&worker).cloned() else { return };
+        state.woken.insert(worker);
+        state.parked.retain(|parked| *parked != worker);
+        drop(state);
+        bell.notify_one();
     }
 
     /// Makes the current or next [`Worker::take`] of every worker return [`Taken::Woken`].

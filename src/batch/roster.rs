@@ -38,7 +38,7 @@ pub struct WorkerKey(pub(super) u64);
 
 /// One device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct DeviceKey(u32);
+pub struct DeviceKey(pub(super) u32);
 
 /// What is said of a device that is away, or about to be.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,13 +6,14 @@
 //! urgent job overtakes jobs of its own model only, at the expense of that model's share alone.
 //!
 //! A model that has work again after a pause starts where the furthest behind of the busy models stands (the start of its running batch,
-//! if it has one), so idle time is not saved up. After a pause of all models, every one starts at the latest virtual time of all. Both
-//! are taken over the models that the asking worker serves: models that share no device are not compared. Of models at the same point,
+//! if it has one), so idle time is not saved up. Busy are those that have work waiting or running and that the asking worker serves:
+//! models that share no device are not compared. If none is, it starts at the latest virtual time that the worker's device has brought a
+//! model to, though that model may have its next work in a millisecond. Of models at the same point,
 //! the one that had less before goes first: an occasional request waits for the batch that runs, but not for the next one of a busy model
 //! as well. When devices come or go, models meet whose times have drifted apart; a model then owes at most two of the longest batches and
 //! a second.
 
-use super::ModelKey;
+use super::{ModelKey, roster::DeviceKey};
 use foldhash::HashMap;
 use std::collections::BTreeSet;
 
@@ -42,6 +43,10 @@ pub struct Shares {
     models: HashMap<ModelKey, Share>,
     /// Those with work waiting: few, where many are served.
     waiting: BTreeSet<ModelKey>,
+    /// Those with batches running.
+    running: BTreeSet<ModelKey>,
+    /// The latest virtual time to which each device has brought a model.
+    latest: HashMap<DeviceKey, f64>,
 }
 
 impl Shares {
@@ -66,6 +71,7 @@ impl Shares {
     pub fn remove(&mut self, model: ModelKey) {
         self.models.remove(&model);
         self.waiting.remove(&model);
+        self.running.remove(&model);
     }
 
     /// Says whether a model has work waiting.
@@ -85,34 +91,31 @@ impl Shares {
         self.waiting.iter().copied()
     }
 
-    /// Those of the served models that have work waiting, the one furthest behind first. `serves` names each model once.
-    pub fn order(&mut self, serves: &[ModelKey]) -> Vec<ModelKey> {
-        if !serves.iter().any(|key| self.waiting.contains(key)) {
-            return Vec::new();
-        }
-        let served = || serves.iter().filter_map(|key| Some((key, self.models.get(key)?)));
-        let floor = served()
-            .filter_map(|(key, share)| match share {
-                share if share.running > 0 => Some(share.start),
-                share if self.waiting.contains(key) && !share.fresh => Some(share.virtual_time),
-                _ => None,
-            })
-            .min_by(f64::total_cmp)
-            .or_else(|| served().map(|(_, share)| share.virtual_time).max_by(f64::total_cmp))
-            .unwrap_or(0.0);
-        let longest = served().map(|(_, share)| share.cost).fold(0.0, f64::max);
-        let mut order: Vec<(f64, f64, ModelKey)> = Vec::with_capacity(serves.len());
-        for &key in serves {
-            if !self.waiting.contains(&key) {
-                continue;
-            }
+    /// Puts the models that a worker of this device may run now in order, the one furthest behind first. `open` names each once; `serves`
+    /// says which models the worker serves at all.
+    pub fn order(
+        &mut self,
+        device: DeviceKey,
+        open: &[ModelKey],
+        serves: impl Fn(ModelKey) -> bool,
+    ) -> Vec<ModelKey> {
+        let served = self.running.union(&self.waiting).filter(|key| serves(**key));
+        let at_work: Vec<&Share> = served.filter_map(|key| self.models.get(key)).collect();
+        let stands = |share: &&Share| match share.running {
+            0 => (!share.fresh).then_some(share.virtual_time),
+            _ => Some(share.start),
+        };
+        let latest = || self.latest.get(&device).copied().unwrap_or(0.0);
+        let floor = at_work.iter().filter_map(stands).min_by(f64::total_cmp).unwrap_or_else(latest);
+        let longest = at_work.iter().map(|share| share.cost).fold(0.0, f64::max);
+        let debt_max = floor + DEBT_SECONDS + 2.0 * longest;
+        let mut order: Vec<(f64, f64, ModelKey)> = Vec::with_capacity(open.len());
+        for &key in open {
             if let Some(share) = self.models.get_mut(&key) {
                 let had = share.virtual_time;
-                if share.fresh {
-                    share.fresh = false;
+                if std::mem::take(&mut share.fresh) {
                     share.virtual_time = share.virtual_time.max(floor);
                 }
-                let debt_max = floor + DEBT_SECONDS + 2.0 * longest;
                 share.virtual_time = share.virtual_time.min(debt_max);
                 order.push((share.virtual_time, had, key));
             }
@@ -125,18 +128,24 @@ impl Shares {
     pub fn charge(&mut self, model: ModelKey, estimate: f64) {
         if let Some(share) = self.models.get_mut(&model) {
             share.running += 1;
+            self.running.insert(model);
             share.start = share.virtual_time;
             share.virtual_time += estimate / share.weight;
         }
     }
 
-    /// Replaces what was charged for a batch by its measured seconds.
-    pub fn correct(&mut self, model: ModelKey, estimate: f64, measured: f64) {
+    /// Replaces what was charged for a batch that this device has ended by its measured seconds.
+    pub fn correct(&mut self, device: DeviceKey, model: ModelKey, estimate: f64, measured: f64) {
         if let Some(share) = self.models.get_mut(&model) {
             share.running = share.running.saturating_sub(1);
+            if share.running == 0 {
+                self.running.remove(&model);
+            }
             share.virtual_time += (measured - estimate) / share.weight;
             let cost = measured / share.weight;
             share.cost = cost.min(std::mem::replace(&mut share.last, cost));
+            let latest = self.latest.entry(device).or_default();
+            *latest = latest.max(share.virtual_time);
         }
     }
 }
@@ -147,6 +156,8 @@ mod tests {
 
     const A: ModelKey = ModelKey(1);
     const B: ModelKey = ModelKey(2);
+    const ONE: DeviceKey = DeviceKey(1);
+    const OTHER: DeviceKey = DeviceKey(2);
 
     fn shares(weights: &[(ModelKey, f64)]) -> Shares {
         let mut shares = Shares::default();
@@ -157,12 +168,18 @@ mod tests {
         shares
     }
 
+    /// Whose turn it is on a device that serves these, by what waits now.
+    fn order(shares: &mut Shares, device: DeviceKey, serves: &[ModelKey]) -> Vec<ModelKey> {
+        let open: Vec<_> = shares.waiting().filter(|key| serves.contains(key)).collect();
+        shares.order(device, &open, |key| serves.contains(&key))
+    }
+
     /// Who is served in `turns` turns of one worker, when a batch takes the model's seconds.
     fn serve(shares: &mut Shares, turns: usize, seconds: impl Fn(ModelKey) -> f64) -> String {
         let turn = |_| {
-            let model = shares.order(&[A, B])[0];
+            let model = order(shares, ONE, &[A, B])[0];
             shares.charge(model, 0.01);
-            shares.correct(model, 0.01, seconds(model));
+            shares.correct(ONE, model, 0.01, seconds(model));
             if model == A { 'a' } else { 'b' }
         };
         (0..turns).map(turn).collect()
@@ -201,7 +218,7 @@ mod tests {
             let mut shares = shares(&[(A, 1.0), (B, 1.0)]);
             shares.set_waiting(seldom, false);
             let mut turn = |asks: bool| {
-                let first = shares.order(&[A, B])[0];
+                let first = order(&mut shares, ONE, &[A, B])[0];
                 shares.charge(first, 0.01);
                 // It comes while the batch runs.
                 if asks {
@@ -210,7 +227,7 @@ mod tests {
                 if first == seldom {
                     shares.set_waiting(seldom, false);
                 }
-                shares.correct(first, 0.01, if first == busy { 1.0 } else { 0.001 });
+                shares.correct(ONE, first, 0.01, if first == busy { 1.0 } else { 0.001 });
                 first
             };
             let turns = [true, false, false, true, false, true, false].map(&mut turn);
@@ -224,11 +241,24 @@ mod tests {
         shares.set_waiting(B, false);
         serve(&mut shares, 5, |_| 1.0);
         shares.set_waiting(A, false);
-        assert!(shares.order(&[A, B]).is_empty());
+        assert!(order(&mut shares, ONE, &[A, B]).is_empty());
         shares.set_waiting(B, true);
         assert_eq!(serve(&mut shares, 1, |_| 1.0), "b");
         shares.set_waiting(A, true);
         assert_eq!(serve(&mut shares, 4, |_| 1.0), "abab");
+    }
+
+    /// One caller of A, who sends its next request as soon as it has its answer, and a burst of B after a long silence.
+    #[test]
+    fn a_burst_after_a_pause_takes_turns_with_a_model_that_is_between_two_requests() {
+        let mut shares = shares(&[(A, 1.0), (B, 1.0)]);
+        shares.set_waiting(B, false);
+        assert_eq!(serve(&mut shares, 1000, |_| 0.01).len(), 1000);
+        shares.set_waiting(A, false);
+        shares.set_waiting(B, true);
+        assert_eq!(serve(&mut shares, 1, |_| 0.01), "b");
+        shares.set_waiting(A, true);
+        assert_eq!(serve(&mut shares, 6, |_| 0.01), "ababab");
     }
 
     #[test]
@@ -245,11 +275,11 @@ mod tests {
     fn a_model_that_comes_late_to_a_device_does_not_lock_the_others_out() {
         let mut shares = shares(&[(A, 1.0), (B, 1.0)]);
         // B had its own device for 100 s, which is gone now; A has been waiting for this one all along.
-        assert_eq!(shares.order(&[A]), [A]);
+        assert_eq!(order(&mut shares, ONE, &[A]), [A]);
         for _ in 0..100 {
-            assert_eq!(shares.order(&[B]), [B]);
+            assert_eq!(order(&mut shares, OTHER, &[B]), [B]);
             shares.charge(B, 1.0);
-            shares.correct(B, 1.0, 1.0);
+            shares.correct(OTHER, B, 1.0, 1.0);
         }
         let turns = serve(&mut shares, 10, |_| 1.0);
         assert_eq!(turns, "aaaabababa");

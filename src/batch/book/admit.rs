@@ -80,7 +80,7 @@ impl Book {
         };
         self.in_sight(job.model, job.deadline, now)?;
         let whole = model.rules.whole;
-        check_tensors(job, whole)?;
+        check_rows(job, whole)?;
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
         let shape = Arc::new(ItemShape::of(&job.inputs, job.setting.as_ref(), whole));
         if let Err(error) = self.within_bounds(job, bytes, now) {
@@ -189,15 +189,26 @@ impl Book {
     }
 }
 
-/// Checks that a job's tensors match their shapes and types. What callers send was checked where it was read: this catches our own bugs
-/// before they can take down a worker.
-fn check_tensors(job: &Job, whole: bool) -> Result<(), InferError> {
-    let rows = (!whole).then_some(job.items);
-    let tensors = job.inputs.iter().try_for_each(|input| rows::check(input, rows));
-    let items = match (whole, job.items) {
+/// Checks that a job's tensors match their shapes and types, before anybody is held up. What callers send was checked where it was read:
+/// this catches our own bugs before they can take down a worker.
+///
+/// # Errors
+/// [`InferError::Internal`], saying what does not match.
+pub fn check_tensors(job: &Job) -> Result<(), InferError> {
+    job.inputs.iter().try_for_each(rows::check).map_err(not_queued)
+}
+
+/// Checks that a job's tensors have a row for each item.
+fn check_rows(job: &Job, whole: bool) -> Result<(), InferError> {
+    let checked = match (whole, job.items) {
         (_, 0) => Err("0 items".into()),
         (true, 2..) => Err(format!("{} items for a model without a batch axis", job.items)),
-        _ => Ok(()),
+        (true, 1) => Ok(()),
+        (false, items) => job.inputs.iter().try_for_each(|input| rows::check_rows(input, items)),
     };
-    items.and(tensors).map_err(|error| InferError::Internal(format!("a job that cannot be queued: {error}")))
+    checked.map_err(not_queued)
+}
+
+fn not_queued(error: String) -> InferError {
+    InferError::Internal(format!("a job that cannot be queued: {error}"))
 }

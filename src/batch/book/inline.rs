@@ -37,9 +37,8 @@ impl Book {
         let model = self.models.get(&key)?;
         let place = (device, Kind::of(cut.shape.setting()));
         let costs = model.costs.get(&place)?;
-        let waiting: usize = model.lanes.iter().map(|(_, lane)| lane.items()).sum();
         let (sizes, gap) = (model.sizes(place), model.pace.gap());
-        if cut.items < waiting || !policy::is_inline(&sizes, cut.size, costs, gap, running, now) {
+        if cut.items < model.lanes.items() || !policy::is_inline(&sizes, cut.size, costs, gap, running, now) {
             return None;
         }
         Some(self.form(worker, device, key, cut, now))

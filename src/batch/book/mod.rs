@@ -32,6 +32,7 @@ use super::{
     steady::Steady,
 };
 use crate::error::InferError;
+pub use admit::check_tensors;
 use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
 use std::{
     collections::BTreeMap,
@@ -401,6 +402,11 @@ impl Book {
             oldest: oldest.map(|oldest| now.saturating_duration_since(oldest)),
             models: by_model,
         }
+    }
+
+    /// Items of a model that wait or run.
+    pub fn items(&self, model: ModelKey) -> usize {
+        self.models.get(&model).map_or(0, |model| model.items)
     }
 
     fn new_key(&mut self) -> u64 {

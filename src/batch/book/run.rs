@@ -87,7 +87,7 @@ impl Book {
         // The model whose turn it is, if its jobs wait for company.
         let mut first: Option<(ModelKey, Instant)> = None;
         let open = self.open_to(worker, device);
-        for key in self.shares.order(&open) {
+        for key in self.shares.order(device, &open, |key| self.roster.may_serve(worker, key)) {
             self.expire(key, now);
             match self.choose(worker, device, key, true, now) {
                 Choice::Run(cut) => {
@@ -175,7 +175,7 @@ impl Book {
                 continue;
             };
             front.shut |= hurry || !company;
-            let mut next = policy::decide(&model.rules, &sizes, takes, Some(&front), costs, now);
+            let mut next = policy::decide(&model.rules, &sizes, takes, &front, costs, now);
             let for_company = matches!(next, Next::SleepUntil(_));
             if let Next::Run { items, size } = next
                 && !front.again
@@ -196,7 +196,6 @@ impl Book {
                     let at = (at, for_company);
                     until = Some(until.map_or(at, |until| until.min(at)));
                 }
-                Next::Sleep => {}
             }
         }
         match best {
@@ -317,7 +316,8 @@ impl Book {
         seconds: f64,
         now: Instant,
     ) -> Aftermath {
-        self.shares.correct(batch.model, receipt.worth * receipt.estimate, receipt.worth * seconds);
+        let (estimate, measured) = (receipt.worth * receipt.estimate, receipt.worth * seconds);
+        self.shares.correct(receipt.device, batch.model, estimate, measured);
         self.roster.end(receipt.worker, receipt.batch, now);
         let (mut whole, mut ceiling) = (false, None);
         if let Some(model) = self.models.get_mut(&batch.model) {
@@ -418,7 +418,7 @@ fn usable(outputs: &[Tensor], size: usize, whole: bool) -> Result<(), String> {
                 output.shape
             ));
         }
-        rows::check(output, Some(size))?;
+        rows::check_rows(output, size).and_then(|()| rows::check(output))?;
     }
     Ok(())
 }

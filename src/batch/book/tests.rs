@@ -527,11 +527,37 @@ fn a_model_does_not_pay_for_the_time_that_a_device_hung_under_it() {
         let taken = pick(&mut desk, model);
         desk.end(&taken, ms, Ok(bytes(4, 0)));
     }
-    pick(&mut desk, MODEL);
+    let (_, receipt) = pick(&mut desk, MODEL);
     desk.pass(60_000);
     desk.book.attach(&"gpu".into());
     assert_eq!(desk.book.recall(desk.worker, "it hangs", desk.now).len(), 1);
-    assert_eq!(desk.book.shares.order(&serves), serves);
+    assert_eq!(desk.book.shares.order(receipt.device, &serves, |_| true), serves);
+}
+
+#[test]
+fn a_burst_of_one_model_takes_turns_with_another_that_was_between_two_requests_when_it_came() {
+    let mut desk = Desk::new(false);
+    let serves @ [_, other] = [MODEL, ModelKey(2)];
+    desk.book.register(other, "letters", desk.book.models[&MODEL].rules.clone());
+    let push = |desk: &mut Desk, model| {
+        let job = Job { model, ..desk.job(4, 0) };
+        desk.book.push(job, desk.now).unwrap();
+    };
+    let turn = |desk: &mut Desk| match desk.book.pick(desk.worker, &serves, desk.now) {
+        Pick::Run(batch, receipt) => (batch, receipt),
+        other => panic!("{other:?} instead of a batch"),
+    };
+    for _ in 0..100 {
+        push(&mut desk, MODEL);
+        let taken = turn(&mut desk);
+        desk.end(&taken, 100, Ok(bytes(4, 0)));
+    }
+    (0..4).for_each(|_| push(&mut desk, other));
+    let first = turn(&mut desk);
+    push(&mut desk, MODEL);
+    desk.end(&first, 100, Ok(bytes(4, 0)));
+    let second = turn(&mut desk);
+    assert_eq!([first.0.model, second.0.model], [other, MODEL]);
 }
 
 #[test]
@@ -996,7 +1022,7 @@ fn tensors_that_are_not_what_they_say_are_refused() {
     ] {
         let mut job = desk.job(2, 0);
         change(&mut job);
-        let refused = desk.book.push(job, desk.now);
+        let refused = check_tensors(&job).and_then(|()| desk.book.push(job, desk.now));
         assert!(matches!(refused, Err(InferError::Internal(_))), "{refused:?}");
     }
     assert_eq!(desk.held(), (0, 0));

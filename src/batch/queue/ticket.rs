@@ -45,11 +45,6 @@ impl Patience {
 }
 
 impl Ticket {
-    /// The job's key, for logs.
-    pub fn job(&self) -> JobKey {
-        self.job
-    }
-
     /// When the job was accepted.
     pub fn pushed(&self) -> Instant {
         self.pushed
