@@ -73,8 +73,9 @@ pub struct Status {
     hopeless: OnceLock<String>,
     models: RwLock<Models>,
     /// What to do if there is no model, for the message that says so.
-    without_models: OnceLock<&'static str>,
-    no_gpu: OnceLock<Vec<String>>,
+    pub without_models: Option<&'static str>,
+    /// Why GPUs that were looked for, some or all, are missing.
+    pub no_gpu: Vec<String>,
     /// Notified when the status of a device changes.
     told: Notify,
 }
@@ -100,8 +101,8 @@ impl Status {
             transitions: RwLock::default(),
             hopeless: OnceLock::new(),
             models: RwLock::default(),
-            without_models: OnceLock::new(),
-            no_gpu: OnceLock::new(),
+            without_models: None,
+            no_gpu: Vec::new(),
             told: Notify::new(),
         }
     }
@@ -262,21 +263,6 @@ impl Status {
         models.loaded |= counts.loading == 0;
     }
 
-    /// Sets what to do if there is no model, for the message that says so. The first call counts.
-    pub fn say_without_models(&self, how: &'static str) {
-        let _ = self.without_models.set(how);
-    }
-
-    /// Sets why GPUs that were looked for, some or all, are missing. The first call counts.
-    pub fn say_no_gpu(&self, reasons: Vec<String>) {
-        let _ = self.no_gpu.set(reasons);
-    }
-
-    /// What [`Status::say_no_gpu`] said.
-    pub fn no_gpu(&self) -> &[String] {
-        self.no_gpu.get().map_or(&[], Vec::as_slice)
-    }
-
     /// What [`Status::set_models`] said last.
     pub fn models(&self) -> ModelCounts {
         let models = self.models.read();
@@ -337,7 +323,7 @@ impl Status {
         }
         match (ready, all) {
             (0, 0) => {
-                let how = self.without_models.get().map(|how| format!(": {how}"));
+                let how = self.without_models.map(|how| format!(": {how}"));
                 Err(format!("no model is loaded{}", how.unwrap_or_default()))
             }
             (0, all) => {
@@ -478,12 +464,12 @@ mod tests {
 
     #[test]
     fn a_replica_whose_models_all_failed_or_left_is_not_ready() {
-        let status = serving();
+        let mut status = serving();
         status.set_models(counts(0, 0, 2));
         check(&status, Err("no model is ready: 2 of 2 unavailable, 0 loading"));
         status.set_models(counts(0, 0, 0));
         check(&status, Err("no model is loaded"));
-        status.say_without_models("restart");
+        status.without_models = Some("restart");
         check(&status, Err("no model is loaded: restart"));
         status.set_models(counts(1, 0, 0));
         check(&status, Ok(()));

@@ -129,10 +129,11 @@ pub(super) fn start(
     let shared_bytes = isolation.shared_bytes();
     let catalog = Arc::new(Catalog::new());
     let metrics = Arc::new(Metrics::new(&[http::counted(), grpc::paths()].concat(), VERSION, COMMIT));
-    let status = Arc::new(Status::new(Instant::now()));
-    status.say_without_models(without_models(config.repository_mode));
     metrics.gpus_failed.set(without.iter().filter(|(_, is_fault)| *is_fault).count() as i64);
-    status.say_no_gpu(without.into_iter().map(|(reason, _)| reason).collect());
+    let mut status = Status::new(Instant::now());
+    status.without_models = Some(without_models(config.repository_mode));
+    status.no_gpu = without.into_iter().map(|(reason, _)| reason).collect();
+    let status = Arc::new(status);
     let queue = Queue::new(QueueLimits {
         items_max: config.queue_items_max,
         bytes_max: config.queue_bytes_max as usize,

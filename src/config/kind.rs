@@ -6,11 +6,8 @@ use tracing_subscriber::EnvFilter;
 /// What an option takes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
-    /// An IP address and a port; with `off`, an empty text means none.
-    Address {
-        /// Whether the empty text is allowed.
-        off: bool,
-    },
+    /// An IP address and a port; an empty text means none.
+    Address,
     /// One or more addresses as above, separated by commas.
     Addresses,
     /// A path; with `empty`, an empty text is allowed, and the option's description says what it means.
@@ -84,9 +81,8 @@ impl Kind {
     /// What is allowed, as the end of the sentence "must be …".
     pub fn allowed(&self) -> String {
         match self {
-            Kind::Address { off } => {
-                let or = if *off { ", or empty for none" } else { "" };
-                format!("an IP address and a port, such as 127.0.0.1:8000 or [::1]:8000{or}")
+            Kind::Address => {
+                "an IP address and a port, such as 127.0.0.1:8000 or [::1]:8000, or empty for none".into()
             }
             Kind::Addresses => {
                 "an IP address and a port, such as 127.0.0.1:8000 or [::1]:8000, or several separated by commas".into()
@@ -127,7 +123,7 @@ impl Kind {
     /// The placeholder for the value in usage lines.
     pub fn placeholder(&self) -> &'static str {
         match self {
-            Kind::Address { .. } => "ADDRESS",
+            Kind::Address => "ADDRESS",
             Kind::Addresses => "ADDRESS,…",
             Kind::Names => "NAME,…",
             Kind::Name => "NAME",
@@ -167,8 +163,8 @@ impl Kind {
         let whole = || text.parse::<u64>().map_err(|_| refused());
         let text_if = |fine: bool| if fine { Ok(Value::Text(text.into())) } else { Err(refused()) };
         match self {
-            Kind::Address { off: true } if text.is_empty() => Ok(Value::Address(None)),
-            Kind::Address { .. } => match text.parse() {
+            Kind::Address if text.is_empty() => Ok(Value::Address(None)),
+            Kind::Address => match text.parse() {
                 Ok(address) => Ok(Value::Address(Some(address))),
                 Err(_) => Err(refused()),
             },
@@ -435,10 +431,9 @@ mod tests {
 
     #[test]
     fn an_empty_address_is_only_allowed_where_it_means_off() {
-        check(Kind::Address { off: true }, "", Some(Value::Address(None)));
-        check(Kind::Address { off: false }, "", None);
+        check(Kind::Address, "", Some(Value::Address(None)));
         for text in ["localhost:80", ":8000", "127.0.0.1", "1.2.3.4:70000", "::1:80"] {
-            check(Kind::Address { off: true }, text, None);
+            check(Kind::Address, text, None);
         }
     }
 

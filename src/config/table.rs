@@ -206,10 +206,10 @@ options! {
         base_path: String, BasePath, "",
             "A prefix that paths of the API may have, such as /vision; empty for none.",
             "This is for proxies that pass on a path as it is, and for clients that are given host:port/vision. /vision/v2/models and /v2/models are then the same, so probes and scrapers need not know the prefix. It applies to listen alone.";
-        grpc_listen: Option<SocketAddr>, Address { off: true }, "",
+        grpc_listen: Option<SocketAddr>, Address, "",
             "Where the same API is served over gRPC; empty turns gRPC off.",
             "Triton's port is 8001. Limits, deadlines and the drain are the same as for the HTTP API.";
-        admin_listen: Option<SocketAddr>, Address { off: true }, "127.0.0.1:8002",
+        admin_listen: Option<SocketAddr>, Address, "127.0.0.1:8002",
             "Where health, metrics and control are served apart from the API; empty turns this listener off.",
             "This listener has its own thread, so a jammed data path cannot fail a probe. It controls devices and models by the same rules as the API. Without admin_token, only callers by a loopback address (127.0.0.1, ::1) may do so; with it, only those who know the token. Whoever reaches this listener can read health and metrics, so keep it off public interfaces.";
     }
@@ -384,7 +384,7 @@ options! {
             "A batch that finds no room is run again in smaller ones; a request that finds none alone is answered with 503. A model whose weights or smallest batch find none is not loaded.\n\nThis keeps one input that says how large an output is from ending the server. All models share this memory, since few of them run at the same time. What nobody needs goes back to the system when a model is idle or unloaded.";
     }
     section "Metrics" {
-        metrics_listen: Option<SocketAddr>, Address { off: true }, "",
+        metrics_listen: Option<SocketAddr>, Address, "",
             "Where /metrics is served alone, on a thread of its own; empty turns this listener off.",
             "This is for scrapers that look for metrics elsewhere than on the API and on admin_listen, such as Triton's on port 8002.";
         triton_metrics: TritonMetrics, Choice(TritonMetrics::WORDS), "apart",

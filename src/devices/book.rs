@@ -123,6 +123,8 @@ struct State {
 pub(super) struct Book {
     state: Mutex<State>,
     learned: Mutex<Learned>,
+    /// Held while a file is written.
+    keeping: Mutex<()>,
     /// Bytes of each GPU that are reserved for something else than models.
     beside: u64,
 }
@@ -131,7 +133,12 @@ impl Book {
     /// A book without models, with the measurements that an earlier run left in the state folder. On each GPU, `beside` bytes are
     /// reserved for something else than models.
     pub(super) fn new(state_folder: Option<&Path>, beside: u64) -> Book {
-        Book { state: Mutex::default(), learned: Mutex::new(Learned::read(state_folder)), beside }
+        Book {
+            state: Mutex::default(),
+            learned: Mutex::new(Learned::read(state_folder)),
+            keeping: Mutex::default(),
+            beside,
+        }
     }
 
     /// A model is about to be loaded onto these devices.
@@ -297,17 +304,17 @@ impl Book {
 
     /// Whether models of a device have work now, and a counter that grows with each request to them.
     pub(super) fn activity(&self, index: usize, queue: &Queue) -> (bool, u64) {
-        let load = queue.load();
         let state = self.state.lock();
-        let entries = state.entries.iter().filter(|entry| entry.served.placed.has(index));
-        let mut activity = (state.waiting.iter().any(|waiting| waiting.is_for(index)), 0);
-        for Entry { served, .. } in entries {
+        let waits = state.waiting.iter().any(|waiting| waiting.is_for(index));
+        let (mut keys, mut requests) = (Vec::new(), 0);
+        for Entry { served, .. } in state.entries.iter().filter(|entry| entry.served.placed.has(index)) {
             let counts = served.model.statistics.snapshot();
             let failures: u64 = counts.failures.iter().map(|sum| sum.count).sum();
-            activity.0 |= load.of(served.model.key).is_some_and(|load| load.items > 0);
-            activity.1 += counts.success.count + failures;
+            keys.push(served.model.key);
+            requests += counts.success.count + failures;
         }
-        activity
+        drop(state);
+        (waits || queue.has_work(&keys), requests)
     }
 
     /// Reserves the GPUs among these devices for a model, if its manifest says so: from before it is loaded.

@@ -115,6 +115,9 @@ fn compared(
             }
             let Some(output) = differs(&before, &after, row) else { continue };
             let Some(again) = run(None, Company::Alike)? else { return Ok(None) };
+            if let Some(why) = miscounted(&again, model, rows) {
+                return Ok(Some(Some(why)));
+            }
             let why = match differs(&before, &again, row) {
                 Some(output) => format!(
                     "output {:?} has other numbers each time, so that nobody can see whether its rows are computed each for itself {SAID}",

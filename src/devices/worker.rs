@@ -132,14 +132,14 @@ impl Worker {
     pub(super) fn serve(&self, model: Lent, engine: Box<dyn Engine + Send>) {
         // A worker that is gone serves nothing; the queue is closed by then, or the device is lost.
         let _ = self.mail.send(Mail::Serve(model, engine));
-        self.queue.wake();
+        self.queue.wake_one(self.place);
     }
 
     /// Has the worker stop, or resume, taking work for a model.
     pub(super) fn pause(&self, model: ModelKey, paused: bool) {
         // A worker that is gone takes none.
         let _ = self.mail.send(Mail::Pause(model, paused));
-        self.queue.wake();
+        self.queue.wake_one(self.place);
     }
 
     /// Takes back the batches that it has started and does not return: other workers run their jobs. The memory that the device reads and
@@ -153,7 +153,7 @@ impl Worker {
     pub(super) fn complete(&self) {
         let (told, reply) = mpsc::channel();
         let sent = self.mail.send(Mail::Complete(told));
-        self.queue.wake();
+        self.queue.wake_one(self.place);
         if sent.is_ok() {
             let _ = self.wait(&reply);
         }
@@ -194,7 +194,7 @@ impl Worker {
             let _ = done.send(result.map_err(|panic| format!("it panicked: {}", panic_words(&panic))));
         });
         let sent = self.mail.send(Mail::Do(work));
-        self.queue.wake();
+        self.queue.wake_one(self.place);
         sent.map(|()| reply).map_err(|_| ENDED.to_owned())
     }
 
@@ -322,15 +322,13 @@ impl Work {
         let Work { queue, place, served, seats, interrupts, health, .. } = self;
         // Freeing memory on the device makes calls that may hang, too.
         let _busy = health.busy();
-        served.retain(|key| queue.knows(*key));
-        interrupts.lock().retain(|key, _| queue.knows(*key));
-        seats.retain(|key, _| {
-            let stays = queue.knows(*key);
-            if !stays {
-                place.lend(*key, None);
-            }
-            stays
-        });
+        let gone: Vec<ModelKey> = seats.keys().copied().filter(|key| !queue.knows(*key)).collect();
+        for key in gone {
+            served.retain(|served| *served != key);
+            interrupts.lock().remove(&key);
+            place.lend(key, None);
+            seats.remove(&key);
+        }
     }
 
     fn accept(&mut self, model: Lent, engine: Box<dyn Engine + Send>) {

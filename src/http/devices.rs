@@ -19,7 +19,7 @@ const HEEDED: Duration = Duration::from_secs(5);
 /// `GET /v2/devices`
 pub(super) async fn list(State(front): State<Arc<Front>>) -> Json<Value> {
     let status = &front.status;
-    Json(wire::devices(&status.devices(), status.no_gpu(), Instant::now()))
+    Json(wire::devices(&status.devices(), &status.no_gpu, Instant::now()))
 }
 
 /// `POST /v2/devices/{id}/drain`: the device finishes what it has begun, is given back, and is not taken until it is resumed.

@@ -3,6 +3,7 @@
 use super::{
     super::{
         device::Hold,
+        lease::memory,
         plan::{Footprint, Need},
     },
     Book, Entry,
@@ -54,6 +55,21 @@ impl Book {
         let mut learned = self.learned.lock();
         let beside = learned.beside(gpu, others).saturating_add(footprint.headroom());
         learned.model(gpu, &own, footprint.all(), footprint.total.saturating_sub(beside));
+        drop(learned);
+        self.keep();
+    }
+
+    /// Keeps what was learned for the next run. The disk may be slow, and nobody else waits for it.
+    fn keep(&self) {
+        let _in_turn = self.keeping.lock();
+        let unsaved = self.learned.lock().unsaved();
+        if let Some((file, measured)) = unsaved
+            && let Err(error) = memory::write(&file, &measured)
+        {
+            tracing::warn!(file = %file.display(), %error, "what models need of a GPU cannot be kept; it is measured anew");
+            // Logged once, and not tried again: the next write would fail likewise.
+            self.learned.lock().give_up();
+        }
     }
 
     /// What a model needs on a device, if that was measured.
@@ -100,6 +116,8 @@ impl Book {
         if held > models {
             learned.context(gpu, held - models);
         }
+        drop(learned);
+        self.keep();
     }
 }
 

@@ -331,7 +331,7 @@ mod tests {
 
     /// Checks the evidence of a sample, besides that the GPU is on the bus.
     fn check(change: impl Fn(&mut Sample), expected: &[Evidence]) {
-        let mut sample = Sample::of(GpuId { uuid: "GPU-1".into(), pci: String::new(), name: "H100".into() });
+        let mut sample = Sample::of(GpuId { uuid: "GPU-1".into(), pci: String::new() });
         change(&mut sample);
         assert_eq!(read(&sample), [&[Evidence::OnBus(true)], expected].concat(), "{sample:?}");
     }

@@ -328,7 +328,7 @@ mod tests {
     use super::*;
 
     fn gpu(uuid: &str, pci: &str) -> GpuId {
-        GpuId { uuid: uuid.into(), pci: pci.into(), name: String::new() }
+        GpuId { uuid: uuid.into(), pci: pci.into() }
     }
 
     #[test]

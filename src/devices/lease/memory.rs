@@ -21,7 +21,7 @@ const MODEL_BYTES_MIN: u64 = 64 << 20;
 const CONTEXT: &str = "";
 
 /// Bytes, by the name of the GPU, then by that of the model.
-type Measured = BTreeMap<String, BTreeMap<String, u64>>;
+pub type Measured = BTreeMap<String, BTreeMap<String, u64>>;
 
 /// The measurements.
 #[derive(Debug, Default)]
@@ -30,6 +30,8 @@ pub struct Learned {
     /// Measurements above the value in use, seen once: of two in a row, the smaller one is used.
     doubted: Measured,
     file: Option<PathBuf>,
+    /// Whether the file is to have what was measured since it was written.
+    is_news: bool,
 }
 
 impl Learned {
@@ -110,16 +112,18 @@ impl Learned {
 
     fn note(&mut self, gpu: &str, name: &str, bytes: u64) {
         let old = self.measured.entry(gpu.to_owned()).or_default().insert(name.to_owned(), bytes);
-        if old == Some(bytes) {
-            return;
-        }
-        if let Some(file) = &self.file
-            && let Err(error) = write(file, &self.measured)
-        {
-            tracing::warn!(file = %file.display(), %error, "what models need of a GPU cannot be kept; it is measured anew");
-            // Logged once, and not tried again: the next write would fail likewise.
-            self.file = None;
-        }
+        self.is_news |= old != Some(bytes);
+    }
+
+    /// What is to be written for the next run, and to which file, if anything has changed since the last call.
+    pub fn unsaved(&mut self) -> Option<(PathBuf, Measured)> {
+        let file = self.file.clone()?;
+        std::mem::take(&mut self.is_news).then(|| (file, self.measured.clone()))
+    }
+
+    /// Nothing is to be written any more.
+    pub fn give_up(&mut self) {
+        self.file = None;
     }
 }
 
@@ -139,7 +143,11 @@ fn read(file: &Path) -> Measured {
 }
 
 /// Replaces the file in one step, so that nobody reads half of it.
-fn write(file: &Path, measured: &Measured) -> std::io::Result<()> {
+/// Writes the measurements to a file, which readers see whole, as it was or as it becomes.
+///
+/// # Errors
+/// What the system says.
+pub fn write(file: &Path, measured: &Measured) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
     // Servers in containers may share the folder and have the same process id, so the name must be unique. Other users of the folder must
@@ -158,6 +166,11 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
     const MOST: u64 = 70 * GIB;
+
+    fn save(learned: &mut Learned) {
+        let (file, measured) = learned.unsaved().unwrap();
+        write(&file, &measured).unwrap();
+    }
 
     #[test]
     fn what_others_took_during_one_measurement_does_not_count_for_ever() {
@@ -207,6 +220,9 @@ mod tests {
         let state = folder.path().join("state");
         let mut learned = Learned::read(Some(&state));
         learned.model("H100", "a", GIB, MOST);
+        save(&mut learned);
+        learned.model("H100", "a", GIB, MOST);
+        assert_eq!(learned.unsaved(), None, "nothing is new");
         let again = Learned::read(Some(&state));
         assert_eq!(again.required("H100", [("a", 0)].into_iter()), CONTEXT_BYTES + GIB);
         std::fs::write(state.join(FILE), "no json").unwrap();
@@ -223,6 +239,7 @@ mod tests {
         std::fs::write(&other, "half of it").unwrap();
         let mut learned = Learned::read(Some(state.path()));
         learned.model("H100", "a", GIB, MOST);
+        save(&mut learned);
         assert_eq!(std::fs::read_to_string(&other).unwrap(), "half of it");
         let mode = std::fs::metadata(state.path().join(FILE)).unwrap().permissions().mode();
         assert_eq!(mode & 0o400, 0o400);

@@ -1,7 +1,6 @@
 //! What can be learnt of a machine's GPUs from outside: no CUDA context is made, and no other process is disturbed.
 //!
 //! - [`nvml`]: the readings of NVIDIA's management library.
-//! - [`scripted`]: readings that a test or a simulation supplies.
 //! - [`sampler`]: a thread that samples regularly, so that a library that hangs blocks nobody else.
 //! - [`events`]: Xid errors as they happen, on a thread of their own.
 //! - [`others`]: how much of a GPU's memory other processes hold.
@@ -12,7 +11,6 @@ pub mod events;
 pub mod nvml;
 pub mod others;
 pub mod sampler;
-pub mod scripted;
 
 /// The reading that is missing if a GPU cannot even be asked for: then all are, for that look.
 pub(super) const GPU: &str = "gpu";
@@ -31,8 +29,6 @@ pub struct GpuId {
     pub uuid: String,
     /// Such as `00000000:41:00.0`.
     pub pci: String,
-    /// The maker's name for it.
-    pub name: String,
 }
 
 impl GpuId {

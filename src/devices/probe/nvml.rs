@@ -52,7 +52,7 @@ pub(super) fn open(library: Option<&Path>) -> Result<Nvml, Unavailable> {
 pub(super) fn gpus(nvml: &Nvml) -> Vec<GpuId> {
     let identity = |index| -> Result<GpuId, NvmlError> {
         let device = nvml.device_by_index(index)?;
-        Ok(GpuId { uuid: device.uuid()?, pci: device.pci_info()?.bus_id, name: device.name()? })
+        Ok(GpuId { uuid: device.uuid()?, pci: device.pci_info()?.bus_id })
     };
     let count = nvml.device_count().unwrap_or(0);
     let found = (0..count).map(|index| identity(index).map_err(|why| (index, why)));

@@ -134,7 +134,7 @@ mod tests {
 
     /// A sample of a GPU of 80 GiB with these processes, of which `held` bytes are held.
     fn sample(held: u64, processes: Option<&[(u32, u64)]>) -> Sample {
-        let gpu = GpuId { uuid: "GPU-1".to_owned(), pci: String::new(), name: String::new() };
+        let gpu = GpuId { uuid: "GPU-1".to_owned(), pci: String::new() };
         let memory = Some(Memory { total: 80 * GIB, free: 79 * GIB - held, reserved: GIB });
         let listed = |list: &[(u32, u64)]| {
             list.iter().map(|&(pid, bytes)| Process { pid, memory: Some(bytes) }).collect()
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_no_contention() {
-        let gpu = GpuId { uuid: "GPU-1".to_owned(), pci: String::new(), name: String::new() };
+        let gpu = GpuId { uuid: "GPU-1".to_owned(), pci: String::new() };
         let others = Ourselves::before(OWN).others(&Sample::of(gpu));
         assert_eq!(others, Others::Unknown);
         assert!(!others.any());

@@ -120,21 +120,24 @@ fn scattered(look: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::{GpuId, scripted::Scripted},
-        *,
-    };
+    use super::{super::GpuId, *};
 
     fn sample(free: u64) -> Sample {
-        let gpu = GpuId { uuid: "GPU-1".to_owned(), pci: String::new(), name: String::new() };
+        let gpu = GpuId { uuid: "GPU-1".to_owned(), pci: String::new() };
         let memory = Some(super::super::Memory { total: 100, free, reserved: 0 });
         Sample { memory, ..Sample::of(gpu) }
     }
 
     #[test]
     fn the_last_look_is_kept_with_its_time() {
-        let probe = Scripted::new(vec![vec![sample(1)], vec![sample(2)]]);
-        let sampler = Sampler::start(Box::new(probe), Duration::from_millis(1)).unwrap();
+        struct Two(u64);
+        impl Probe for Two {
+            fn sample(&mut self) -> Vec<Sample> {
+                self.0 = 2.min(self.0 + 1);
+                vec![sample(self.0)]
+            }
+        }
+        let sampler = Sampler::start(Box::new(Two(0)), Duration::from_millis(1)).unwrap();
         let free = |look: &Look| look.samples[0].memory.unwrap().free;
         let look = loop {
             let look = sampler.fresh(Duration::from_secs(60)).unwrap();

@@ -16,7 +16,7 @@ use std::{
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// Longer lines are split at this many bytes.
@@ -98,20 +98,15 @@ impl Running {
         }
     }
 
-    /// Waits up to `patience` for the process to end.
-    pub(super) fn end_within(&mut self, patience: Duration) -> End {
-        let until = Instant::now() + patience;
-        loop {
-            match self.process.try_wait() {
-                Ok(Some(status)) if status.success() => return End::Done,
-                Ok(Some(status)) if status.code() == Some(FAULT) => return End::Fault,
-                Ok(Some(status)) => return End::Other(status),
-                Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_micros(100)),
-                Ok(None) => return End::Hangs,
-                Err(error) => {
-                    tracing::error!(%error, "cannot ask how a child ended");
-                    return End::Hangs;
-                }
+    /// How the process has ended, if it has.
+    pub(super) fn ended(&mut self) -> Option<End> {
+        match self.process.try_wait() {
+            Ok(Some(status)) if status.success() => Some(End::Done),
+            Ok(Some(status)) if status.code() == Some(FAULT) => Some(End::Fault),
+            Ok(status) => status.map(End::Other),
+            Err(error) => {
+                tracing::error!(%error, "cannot ask how a child ended");
+                Some(End::Hangs)
             }
         }
     }

@@ -6,23 +6,39 @@ use super::{
     Asks, GRACE, Waiting,
 };
 use crate::engine::EngineError;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a process may take to end after its socket has closed.
 const LEAVING: Duration = Duration::from_millis(200);
+/// Within this time a process mostly ends.
+const SOON: Duration = Duration::from_millis(10);
 /// Interval between checks of a process that does not end.
 const OUTLASTS: Duration = Duration::from_secs(1);
 
 impl Asks {
     /// Waits for the process to end, and kills it if it does not.
     pub(super) fn end(&self) -> End {
-        let mut process = self.process.lock();
-        match process.end_within(LEAVING) {
+        match self.end_within(LEAVING) {
             End::Hangs => {
-                process.kill();
-                process.end_within(GRACE)
+                self.process.lock().kill();
+                self.end_within(GRACE)
             }
             end => end,
+        }
+    }
+
+    /// Waits up to `patience` for the process to end. Others may kill it meanwhile.
+    fn end_within(&self, patience: Duration) -> End {
+        let began = Instant::now();
+        loop {
+            if let Some(end) = self.process.lock().ended() {
+                return end;
+            }
+            let waited = began.elapsed();
+            if waited >= patience {
+                return End::Hangs;
+            }
+            std::thread::sleep(if waited < SOON { SOON / 100 } else { SOON / 2 });
         }
     }
 
@@ -62,7 +78,7 @@ impl Asks {
 
     /// Waits until a process that hung has ended after all, and frees its share.
     pub(super) fn wait_for_the_end(&self, outlasts: Outlasts) {
-        while self.process.lock().end_within(Duration::ZERO) == End::Hangs {
+        while matches!(self.process.lock().ended(), None | Some(End::Hangs)) {
             std::thread::sleep(OUTLASTS);
         }
         self.give_place();
