@@ -154,7 +154,8 @@ fn constant(spec: &TensorSpec, number: f64, batch_axis: bool) -> Result<Tensor, 
         _ if number.fract() != 0.0 => None,
         DataType::Int64 => Some((number as i64).to_le_bytes().to_vec()),
         DataType::Int32 => Some((number as i32).to_le_bytes().to_vec()),
-        DataType::Uint8 | DataType::Bool => Some(vec![number as u8]),
+        DataType::Uint8 => Some(vec![number as u8]),
+        DataType::Bool => Some(vec![u8::from(number != 0.0)]),
         _ => None,
     };
     match (extents.collect::<Option<Vec<usize>>>(), element) {

@@ -468,15 +468,17 @@ mod tests {
     fn constants_are_numbers_with_names_of_inputs() {
         let constants = |text: &str| Manifest::parse(text).unwrap().input.unwrap().constants;
         let expected = BTreeMap::from([("mask".to_owned(), 1.0), ("s:0".to_owned(), 0.5)]);
+        assert_eq!(constants("[input]\nconstants = { mask = true, \"s:0\" = 0.5 }"), expected);
+        assert_eq!(constants("[input]\nconstants = { mask = false }")["mask"], 0.0);
         assert_eq!(constants("[input]\nconstants = { mask = 1, \"s:0\" = 0.5 }"), expected);
         assert_eq!(constants("[input.constants]\nmask = 1\n\"s:0\" = 0.5"), expected);
         let wrong = |value: &str, told: &str| {
             let error = format!(
-                "line 2: input.constants is {told}, allowed: names with numbers from -1000000000 to 1000000000"
+                "line 2: input.constants is {told}, allowed: names with numbers from -1000000000 to 1000000000, true or false"
             );
             check(&format!("[input]\nconstants = {value}"), &[&error]);
         };
-        wrong("{ mask = true }", "a table");
+        wrong("{ mask = \"true\" }", "a table");
         wrong("1", "1");
     }
 

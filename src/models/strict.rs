@@ -245,13 +245,16 @@ impl<'a, 't> Table<'a, 't> {
         self.read(key, read, format_args!("{} to {}", range.start(), range.end()))
     }
 
-    /// Numbers in a range, by names that the author chooses.
+    /// Numbers in a range, by names that the author chooses; true is 1, and false is 0.
     pub(super) fn numbers(
         &self,
         key: &'static str,
         range: RangeInclusive<f64>,
     ) -> Option<BTreeMap<String, f64>> {
-        let in_range = |value: &DeValue<'_>| number(value).filter(|number| range.contains(number));
+        let in_range = |value: &DeValue<'_>| match value {
+            DeValue::Boolean(flag) => Some(f64::from(u8::from(*flag))),
+            value => number(value).filter(|number| range.contains(number)),
+        };
         let read = |value: &DeValue<'t>| match value {
             DeValue::Table(table) => table
                 .iter()
@@ -260,7 +263,7 @@ impl<'a, 't> Table<'a, 't> {
             _ => None,
         };
         let (from, to) = (range.start(), range.end());
-        self.read(key, read, format_args!("names with numbers from {from} to {to}"))
+        self.read(key, read, format_args!("names with numbers from {from} to {to}, true or false"))
     }
 
     /// `true` or `false`.
