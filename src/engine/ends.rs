@@ -17,6 +17,8 @@ pub struct Ends {
     pub pixels: Option<PixelInput>,
     /// How outputs may be reduced, for requests that want only the task's answer; `None` where a reduction would save nothing.
     pub reduction: Option<Reduction>,
+    /// The input that comes first in batches although it is not the file's first: the one that images become.
+    pub first: Option<String>,
 }
 
 /// How pixels become numbers.

@@ -96,6 +96,13 @@ impl Signature {
         self.unshaped.is_empty() && self.inputs.iter().all(is_fixed)
     }
 
+    /// Moves the input of this name before the others, which keep their order. Returns where it was; `None` if there is no such input.
+    pub fn put_first(&mut self, name: &str) -> Option<usize> {
+        let at = self.inputs.iter().position(|input| input.name == name)?;
+        self.inputs[..=at].rotate_right(1);
+        Some(at)
+    }
+
     /// How the model treats its first axis, from its shapes.
     pub fn batching(&self) -> Batching {
         let first = |specs: &[TensorSpec], dim| {

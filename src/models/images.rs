@@ -1,10 +1,10 @@
 //! The resolved conversion of an image to a model's input: its size, its tensor, and the memory that it is written to.
 
+use super::manifest::Input;
 use crate::{
     engine::{DataType, Dim, PixelInput, Tensor, TensorSpec, staging::Staging},
     image::{Color, Filter, Layout, Preprocess, Resize},
 };
-use std::collections::BTreeMap;
 
 /// How an image becomes a model's input or inputs.
 pub struct ImageInput {
@@ -75,9 +75,8 @@ impl ImageInput {
         (!own).then_some([self.preprocess.width, self.preprocess.height])
     }
 
-    /// The conversion as a line of a manifest that can replace its `[input]`: the author's settings, including `constants`, and the
-    /// defaults in effect.
-    pub fn told(&self, constants: &BTreeMap<String, f64>) -> String {
+    /// The conversion as a line of a manifest that can replace its `[input]`: the author's settings, and the defaults in effect.
+    pub fn told(&self, Input { name, constants, .. }: &Input) -> String {
         let Preprocess { width, height, resize, filter, color, background, pad, scale, mean, std, .. } =
             &self.preprocess;
         let resize = match resize {
@@ -98,7 +97,10 @@ impl ImageInput {
         };
         let constants: Vec<_> =
             constants.iter().map(|(name, number)| format!("{name:?} = {number}")).collect();
-        let keys: Vec<_> = std::iter::once(format!("resize = {resize}"))
+        let name = name.as_ref().map(|name| format!("name = {name:?}"));
+        let keys: Vec<_> = name
+            .into_iter()
+            .chain(std::iter::once(format!("resize = {resize}")))
             .chain(sides)
             .chain(filter)
             .chain(std::iter::once(format!("color = {:?}", word(&Color::ALL, color))))

@@ -1,24 +1,27 @@
 //! Resolves how an image becomes the model's input, from `[input]`, the task and the signature.
 
+mod which;
+
+pub(super) use which::of_image;
+
 use super::{
     ImageInput,
-    images::{Other, layout_word, size_bytes},
+    images::{Other, layout_word},
     manifest::{Input, ResizeRule},
 };
 use crate::{
-    engine::{
-        Batching, DataType, Dim, PixelInput, Signature, Tensor, TensorSpec, onnx::axes::channel_axis, show,
-    },
+    engine::{Batching, Dim, PixelInput, Signature, TensorSpec, onnx::axes::channel_axis, show},
     image::{self, Color, Filter, Layout, Preprocess, Resize},
     tasks::Task,
 };
 use std::path::Path;
+use which::{constant, inputs, is_convertible, size_type};
 
 /// ImageNet's mean and standard deviation of red, green and blue, for values from 0 to 1.
 const IMAGENET: [[f32; 3]; 2] = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]];
 
-/// Resolves how an image becomes the model's input. The caller, which knows the largest batch, adds the staging memory. What the
-/// extents leave open may follow from the names of axes in the model's `file`.
+/// Resolves how an image becomes the model's first input; [`of_image`] says which is to be the first. The caller, which knows the largest
+/// batch, adds the staging memory. What the extents leave open may follow from the names of axes in the model's `file`.
 ///
 /// # Errors
 /// A model that takes more than one image, and settings that contradict its input.
@@ -98,106 +101,11 @@ pub(super) fn resolve(
     })
 }
 
-/// The input that an image becomes, and those after it: constants, and the one for the size in whose pixels boxes are to come.
-fn inputs<'a>(
-    input: &Input,
-    task: &Task,
-    signature: &'a Signature,
-) -> Result<(&'a TensorSpec, &'a [TensorSpec]), String> {
-    let size_input = match task {
-        Task::Detect(detect) => detect.size_input.as_deref(),
-        _ => None,
-    };
-    let names = || {
-        let names = signature.inputs.iter().map(|input| format!("{:?}", input.name));
-        names.collect::<Vec<_>>().join(", ")
-    };
-    let (image, others) = signature.inputs.split_first().ok_or("the model has no inputs")?;
-    let has = |name: &str| others.iter().any(|other| other.name == name);
-    if let Some(name) = input.constants.keys().find(|name| !has(name)) {
-        return Err(format!(
-            "input.constants has {name:?}, expected inputs behind the first, which the image becomes; the model has {}",
-            names()
-        ));
-    }
-    let mut rest = others.iter().filter(|other| !input.constants.contains_key(&other.name));
-    match (size_input, rest.next(), rest.next()) {
-        (None, None, _) => Ok((image, others)),
-        (Some(name), Some(size), None) if size.name == name && is_factor(name) => Err(format!(
-            "detect.size_input: input {name:?} seems to take the factor by which an image was resized, which is no width and height: \
-             for boxes in pixels of the input set input.constants = {{ {name:?} = 1 }}"
-        )),
-        (Some(name), Some(size), None) if size.name == name => Ok((image, others)),
-        (Some(name), ..) => Err(format!(
-            "detect.size_input is {name:?}, expected the second of two inputs, after that of the image; the model has {}",
-            names()
-        )),
-        (None, ..) => Err(format!(
-            "the model has {} inputs ({}); an image becomes one only, and of a detector detect.size_input may name a second \
-             that takes the image's width and height; input.constants = {{ NAME = 1 }} fills those that are always the same (masks of \
-             pixels that count, factors): else serve it with task = \"tensors\" and no [input]",
-            signature.inputs.len(),
-            names()
-        )),
-    }
-}
-
-/// A tensor for one image, for an input that holds the same number everywhere.
-fn constant(spec: &TensorSpec, number: f64, batch_axis: bool) -> Result<Tensor, String> {
-    let extents = spec.shape.iter().enumerate().map(|(axis, extent)| match extent {
-        Dim::Free if axis == 0 && batch_axis => Some(1),
-        Dim::Free => None,
-        Dim::Fixed(extent) => Some(*extent),
-    });
-    let element = match spec.datatype {
-        DataType::Fp32 => Some((number as f32).to_le_bytes().to_vec()),
-        _ if number.fract() != 0.0 => None,
-        DataType::Int64 => Some((number as i64).to_le_bytes().to_vec()),
-        DataType::Int32 => Some((number as i32).to_le_bytes().to_vec()),
-        DataType::Uint8 => Some(vec![number as u8]),
-        DataType::Bool => Some(vec![u8::from(number != 0.0)]),
-        _ => None,
-    };
-    match (extents.collect::<Option<Vec<usize>>>(), element) {
-        (Some(shape), Some(element)) => {
-            let data = element.repeat(shape.iter().product()).into();
-            Ok(Tensor { datatype: spec.datatype, shape, data })
-        }
-        _ => Err(format!(
-            "input.constants: input {:?} is {} of shape {}, and {number} can fill FP32, and if it is whole INT64, INT32, UINT8 and BOOL, of \
-             which nothing but the batch is open",
-            spec.name,
-            spec.datatype,
-            show(&spec.shape)
-        )),
-    }
-}
-
-/// Whether an input of this name takes the factor by which an image was resized, as in PaddleDetection's models. With a factor of 1,
-/// boxes come in pixels of the input.
-fn is_factor(name: &str) -> bool {
-    name.to_ascii_lowercase().contains("scale")
-}
-
-/// The type of an input for sizes.
-fn size_type(size: &TensorSpec, batch_axis: bool) -> Result<DataType, String> {
-    let shape: Vec<usize> = batch_axis.then_some(1).into_iter().chain([2]).collect();
-    if size.takes(&shape) && size_bytes(size.datatype, [0; 2]).is_some() {
-        return Ok(size.datatype);
-    }
-    Err(format!(
-        "detect.size_input: input {:?} is {} of shape {}, expected a width and a height, {shape:?}, of INT64, INT32 or FP32",
-        size.name,
-        size.datatype,
-        show(&size.shape)
-    ))
-}
-
-/// Whether an image could become the first input, with further settings if need be.
+/// Whether an image could become one of the inputs, with further settings if need be.
 pub fn may_be_image(signature: &Signature) -> bool {
-    signature.inputs.first().is_some_and(|spec| {
+    signature.inputs.iter().any(|spec| {
         let axes = || Axes::find(spec, signature.batching(), &Input::default(), Path::new(""));
-        image::DataType::from_name(spec.datatype.name()).is_some() && axes().is_ok()
+        is_convertible(spec) && axes().is_ok()
     })
 }
 
@@ -409,7 +317,7 @@ fn per_channel(key: &str, set: Option<&[f32]>, usual: [f32; 3], channels: usize)
 mod tests {
     use super::*;
     use crate::{
-        engine::onnx::axes::testing::model as onnx,
+        engine::{DataType, Tensor, onnx::axes::testing::model as onnx},
         models::manifest::Manifest,
         tasks::testing::{signature, spec},
     };
@@ -480,7 +388,7 @@ mod tests {
                 let manifest = Manifest::parse(&format!("task = {task:?}\n{line}")).unwrap();
                 let input = manifest.input.unwrap();
                 let resolved = resolve(&input, &manifest.task, &signature, Path::new("")).unwrap();
-                (resolved.told(&input.constants), resolved)
+                (resolved.told(&input), resolved)
             };
             let (told, first) = read(&format!("[input]\n{keys}"));
             let (again, second) = read(&told);
@@ -570,7 +478,7 @@ mod tests {
         check(
             key,
             ("scale", DataType::Int64, &[-1, 2]),
-            "detect.size_input is \"sizes\", expected the second of two inputs",
+            "detect.size_input is \"sizes\", expected the one input beside that of the image",
         );
         check(
             key,
@@ -616,7 +524,7 @@ mod tests {
         check(
             one,
             std::slice::from_ref(&factor),
-            "input.constants has \"pixel_mask\", expected inputs behind the first",
+            "input.constants has \"pixel_mask\", expected inputs beside that of the image (\"images\")",
         );
         check("[input.constants]\nimages = 1", &[], "input.constants has \"images\"");
         check(one, &[mask.clone(), size], "fills those that are always the same");

@@ -8,6 +8,7 @@
 //! timeout_ms = 30000           # default deadline of its requests: 1 to 3600000
 //!
 //! [input]                      # how an image becomes the input; with task = "tensors", images are taken only if this is there
+//! name = "images"              # of several inputs, the one that an image becomes; default: the only one that has the form of an image
 //! resize = "shorter"           # shorter (then the centre is cut out) | stretch | letterbox | none (images keep their size, which must be the input's where that is fixed)
 //!                              # default: shorter for classify, embed, tensors; letterbox for detect; stretch for segment, image
 //! size = 256                   # shorter: pixels of the shorter side; default: the input's longer side * 256 / 224
@@ -40,7 +41,7 @@
 //! scores = "scores"            # the same as boxes: the fifth number of each box
 //! classes = "labels"           # an output of class numbers; without one scores are [1, N, C], or there is one class
 //! count = "num_detections"
-//! size_input = "orig_target_sizes"  # the second input, if it takes the width and height in whose pixels boxes come; default: none
+//! size_input = "orig_target_sizes"  # a further input, if it takes the width and height in whose pixels boxes come; default: none
 //! activation = "none"          # boxes: softmax | sigmoid | none (outputs are scores); default: none; must be set for outputs named logits
 //! background = "first"         # boxes, scores [N, K, C]: column that is no class, first | last; labels count the others; default: none
 //! first_class = 0              # boxes, end2end: class number of the first label; default: 1 for an output named detection_classes, else 0
@@ -237,6 +238,8 @@ pub enum Engine {
 /// `[input]`: what is `None` is filled in from the task and the model.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Input {
+    /// The input that an image becomes.
+    pub name: Option<String>,
     /// How the size is reached.
     pub resize: Option<ResizeRule>,
     /// Pixels of the shorter side.

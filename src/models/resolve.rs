@@ -41,6 +41,7 @@ impl Model {
         memory: &Memory,
     ) -> Result<Model, String> {
         let manifest = &source.manifest;
+        let (signature, first) = image_first(source, signature)?;
         let (signature, interface) = interface(source, signature)?;
         let mut image = match &manifest.input {
             None => None,
@@ -66,6 +67,7 @@ impl Model {
         let ends = Ends {
             pixels: image.as_ref().and_then(|image| image.pixels.clone()),
             reduction: task.reduction(&signature),
+            first,
         };
         let for_frames = manifest.engine != Engine::Onnx && memory.is_pinned();
         let frames = for_frames.then(|| FrameMemory::new(memory.clone())).transpose()?;
@@ -102,6 +104,17 @@ impl Model {
     }
 }
 
+/// The signature with the input that images become before the others, and the name of that input if it is not the file's first.
+fn image_first(source: &Source, mut signature: Signature) -> Result<(Signature, Option<String>), String> {
+    let Some(input) = &source.manifest.input else { return Ok((signature, None)) };
+    let at = input::of_image(input, &source.manifest.task, &signature, &source.path)?;
+    let first = (at > 0).then(|| signature.inputs[at].name.clone());
+    if let Some(name) = &first {
+        signature.put_first(name);
+    }
+    Ok((signature, first))
+}
+
 /// The model's signature as its author declares it, and as requests see it.
 fn interface(source: &Source, signature: Signature) -> Result<(Signature, Interface), String> {
     let manifest = &source.manifest;
@@ -132,7 +145,7 @@ fn tell(source: &Source, signature: &Signature, task: &Task, image: Option<&Imag
         tracing::warn!(model = source.name, version = source.version, "{told}");
     }
     if let (Some(image), Some(input)) = (image, &source.manifest.input) {
-        let by = image.told(&input.constants);
+        let by = image.told(input);
         tracing::info!(model = source.name, version = source.version, "a picture becomes its input by: {by}");
     }
 }
@@ -388,13 +401,12 @@ mod tests {
         engine::{
             DataType, Reduction, kernels::postprocess::ScoreActivation, onnx::ending::testing::model as onnx,
         },
-        models::{Catalog, testing::source},
+        models::{Catalog, manifest::Input, testing::source},
         tasks::{
             Activation,
             testing::{signature, spec},
         },
     };
-    use std::collections::BTreeMap;
 
     fn resolve(manifest: &str, input: &[i64], output: &[i64]) -> Result<Model, String> {
         let mut signature = signature(&[("logits", output)]);
@@ -618,7 +630,7 @@ mod tests {
     #[test]
     fn how_a_picture_becomes_the_input_is_told_in_the_words_of_a_manifest() {
         let told = |manifest, shape: &[i64]| {
-            resolve(manifest, shape, &[-1, 10]).unwrap().image.unwrap().told(&BTreeMap::new())
+            resolve(manifest, shape, &[-1, 10]).unwrap().image.unwrap().told(&Input::default())
         };
         assert_eq!(
             told("task = \"classify\"", &[-1, 3, 224, 224]),
@@ -632,6 +644,23 @@ mod tests {
             "input = { resize = \"none\", height = 48, color = \"bgr\", layout = \"nchw\", scale = 1, mean = [127.5, 127.5, 127.5], \
              std = [128.0, 128.0, 128.0], background = [255, 255, 255] }"
         );
+    }
+
+    #[test]
+    fn the_input_that_images_become_comes_first() {
+        let source = source("m", "1", "task = \"classify\"\n[input]\nconstants = { t = 2, u = 3 }");
+        let mut signature = signature(&[("y", &[-1, 10])]);
+        let scalar = |name| spec(name, DataType::Fp32, &[-1, 1]);
+        signature.inputs = vec![scalar("t"), spec("x", DataType::Fp32, &[-1, 3, 8, 8]), scalar("u")];
+        let second = Duration::from_secs(1);
+        let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+        assert_eq!(model.ends.first.as_deref(), Some("x"));
+        for signature in [&model.signature, &model.interface.signature] {
+            let names: Vec<_> = signature.inputs.iter().map(|input| input.name.as_str()).collect();
+            assert_eq!(names, ["x", "t", "u"]);
+        }
+        let behind: Vec<_> = model.image.unwrap().behind(8, 8).map(|one| one.to_f32().unwrap()).collect();
+        assert_eq!(behind, [[2.0], [3.0]]);
     }
 
     #[test]

@@ -61,7 +61,7 @@ fn ends(datatype: image::DataType) -> Ends {
         ..Preprocess::new(1, 1)
     };
     let map = ClassMap { output: 0, last: false, threshold: 0.5 };
-    Ends { pixels: PixelInput::new(&to, true, true), reduction: Some(Reduction::Segment(map)) }
+    Ends { pixels: PixelInput::new(&to, true, true), reduction: Some(Reduction::Segment(map)), first: None }
 }
 
 /// Pictures by chance, of 8 or 16 bits.
@@ -114,6 +114,41 @@ fn same(what: &str, got: &[Tensor], expected: &[Tensor]) {
 /// The kernels that ran, in order.
 fn kernels(log: Vec<Operation>) -> Vec<String> {
     log.into_iter().filter(|operation| operation.kind == "kernel").map(|operation| operation.kernel).collect()
+}
+
+/// The image, each item times a number of its own, which the file has before or behind the image.
+fn scaled(folder: &Path, before: bool) -> std::path::PathBuf {
+    let image = [Named("batch"), Fixed(3), Fixed(HEIGHT as u64), Fixed(WIDTH as u64)];
+    let scale = [Named("batch"), Fixed(1), Fixed(1), Fixed(1)];
+    let mut inputs = [("image", FLOAT, &image[..]), ("scale", FLOAT, &scale[..])];
+    if before {
+        inputs.reverse();
+    }
+    let file = model(&[("Mul", &["image", "scale"], "scores")], &inputs, &[("scores", FLOAT, &image[..])]);
+    written(folder, &file)
+}
+
+#[test]
+fn an_image_that_the_file_has_behind_another_input_comes_first_all_the_same() {
+    let _fake = FakeCuda::start("");
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let usual = Ends { reduction: None, ..ends(image::DataType::Fp32) };
+    let moved = Ends { first: Some("image".to_owned()), ..usual.clone() };
+    let (first, second) = (scaled(folders[0].path(), false), scaled(folders[1].path(), true));
+    let mut engine = OnnxOnGpu::load_on_host(&runtime(), &open(0), &second).unwrap().0;
+    // Equipped again, as for a model that is resolved once more.
+    engine.equip(&moved).unwrap();
+    engine.equip(&moved).unwrap();
+    assert_eq!(engine.signature().inputs[0].name, "image");
+    for count in [3, 1] {
+        let mut inputs = pictures(count as u64, count, false);
+        let numbers = (0..count).flat_map(|item| (item as f32 - 0.5).to_ne_bytes()).collect::<Vec<u8>>();
+        inputs.push(Tensor { datatype: DataType::Fp32, shape: vec![count, 1, 1, 1], data: numbers.into() });
+        let expected = on_cpu(&first, &usual, &inputs);
+        same("on the CPU", &on_cpu(&second, &moved, &inputs), &expected);
+        let flight = engine.start(staged(&engine, &inputs), None).unwrap();
+        same("on a GPU", &flight.land().unwrap(), &expected);
+    }
 }
 
 #[test]
@@ -292,8 +327,11 @@ fn of_boxes_only_those_of_the_score_asked_for_leave_the_device() {
             size: None,
             score_min: 22.0,
         };
-        let ends =
-            Ends { pixels: PixelInput::new(&to, true, false), reduction: Some(Reduction::Detect(anchors)) };
+        let ends = Ends {
+            pixels: PixelInput::new(&to, true, false),
+            reduction: Some(Reduction::Detect(anchors)),
+            first: None,
+        };
         let mut engine = OnnxOnGpu::load_on_host(&runtime(), &open(0), &path).unwrap().0;
         engine.equip(&ends).unwrap();
         let random = &mut Random(7);

@@ -342,7 +342,9 @@ mod tests {
             };
             for reduction in [Reduction::Classify(best), Reduction::Segment(map), Reduction::Detect(anchors)]
             {
-                let ends = Ends { pixels: PixelInput::new(&to, true, false), reduction: Some(reduction) };
+                let first = Some("x".to_owned());
+                let ends =
+                    Ends { pixels: PixelInput::new(&to, true, false), reduction: Some(reduction), first };
                 assert_eq!(format!("{:?}", crossed(&ends)), format!("{ends:?}"));
             }
         }

@@ -363,6 +363,9 @@ impl Engine for OnnxOnGpu {
     }
 
     fn equip(&mut self, ends: &Ends) -> Result<(), EngineError> {
+        if let Some(from) = ends.first.as_ref().and_then(|first| self.session.put_first(first)) {
+            self.on_gpu[..=from].rotate_right(1);
+        }
         self.ends = ends.clone();
         self.normalizer = None;
         if let (Some(pixels), Some(true)) = (&ends.pixels, self.on_gpu.first()) {

@@ -245,6 +245,9 @@ impl Engine for OnnxEngine {
     }
 
     fn equip(&mut self, ends: &Ends) -> Result<(), EngineError> {
+        if let Some(first) = &ends.first {
+            self.session.put_first(first);
+        }
         self.ends = ends.clone();
         Ok(())
     }
@@ -259,7 +262,8 @@ impl Engine for OnnxEngine {
         let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
         let named = self.session.signature().inputs.iter().zip(&views);
         let lent = named.map(|(spec, view)| value::lend(&spec.name, view));
-        let values: Vec<_> = lent.collect::<Result<_, _>>()?;
+        let mut values: Vec<_> = lent.collect::<Result<_, _>>()?;
+        self.session.in_file_order(&mut values);
         let run = self.under_way.begin()?;
         let outputs = self.session.inner().run_with_options(values.as_slice(), run.options());
         let outputs = outputs.map_err(|error| failure::of_run(&error))?;

@@ -58,6 +58,8 @@ pub(in crate::engine) struct Session {
     session: OrtSession,
     signature: Signature,
     outputs: OutputShapes,
+    /// Where the first input is in the file.
+    first: usize,
 }
 
 impl Session {
@@ -93,11 +95,26 @@ impl Session {
         let session = commit(runtime, path, (others, threads, graphs), &providers, weights);
         let session = session.map_err(|error| of_load(error.message()))?;
         let (signature, outputs) = shapes::of(&session)?;
-        let mut session = Session { session, signature, outputs };
+        let mut session = Session { session, signature, outputs, first: 0 };
         if let Target::Gpu(_) = target {
             session.leave_open_what_the_cpu_gives();
         }
         Ok(session)
+    }
+
+    /// Has the input of this name come first from now on. Returns where it was, if it came later.
+    pub(in crate::engine) fn put_first(&mut self, name: &str) -> Option<usize> {
+        let from = self.signature.put_first(name).filter(|from| *from > 0)?;
+        self.outputs.put_first(from);
+        self.first = from;
+        Some(from)
+    }
+
+    /// Brings what was given for each input into the order of the file, which ONNX Runtime expects.
+    pub(in crate::engine) fn in_file_order<T>(&self, given: &mut [T]) {
+        if let Some(moved) = given.get_mut(..=self.first) {
+            moved.rotate_left(1);
+        }
     }
 
     /// Its inputs and outputs.

@@ -38,6 +38,17 @@ impl OutputShapes {
         self.0.iter_mut().zip(which).filter(|(_, open)| **open).for_each(|(extents, _)| *extents = None);
     }
 
+    /// Follows an input from this index to the front; those before it move back.
+    pub(super) fn put_first(&mut self, from: usize) {
+        for extent in self.0.iter_mut().flatten().flatten() {
+            if let Extent::Of(input, _) = extent
+                && *input <= from
+            {
+                *input = if *input == from { 0 } else { *input + 1 };
+            }
+        }
+    }
+
     /// Whether all are known before a run.
     pub(in crate::engine) fn all_known(&self) -> bool {
         self.0.iter().all(Option::is_some)
@@ -185,6 +196,17 @@ mod tests {
         assert_eq!(shapes.for_inputs(&[vec![4, 3, 64]]), [Some(vec![4, 10]), Some(vec![64, 4]), None, None]);
         assert!(shapes.any_known() && !output_shapes(&inputs, &outputs[2..]).any_known());
         assert!(!shapes.all_known() && output_shapes(&inputs, &outputs[..2]).all_known());
+    }
+
+    #[test]
+    fn extents_of_an_input_follow_it_to_the_front() {
+        let input = |name, symbol| tensor(name, &[(Dim::Free, symbol)]);
+        let inputs = [input("a", "a"), input("b", "b"), input("c", "c")];
+        let outputs = [tensor("y", &[(Dim::Free, "a"), (Dim::Free, "b"), (Dim::Free, "c")])];
+        let mut shapes = output_shapes(&inputs, &outputs);
+        shapes.put_first(1);
+        // b, a, c
+        assert_eq!(shapes.for_inputs(&[vec![20], vec![10], vec![30]]), [Some(vec![10, 20, 30])]);
     }
 
     #[test]

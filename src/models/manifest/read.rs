@@ -143,6 +143,7 @@ pub(super) fn urgency(root: &Table<'_, '_>, priorities: u8) -> (u8, Option<Durat
 fn read_input(table: &Table<'_, '_>) -> Input {
     let pixels = 1..=16384_u32;
     let input = Input {
+        name: table.string("name"),
         resize: table.choice(
             "resize",
             &[

@@ -1,0 +1,82 @@
+"""Forms of exports that need few lines in a manifest, or none."""
+
+import make_models
+import numpy as np
+import pytest
+import reference
+import requests
+import wire
+from onnx import TensorProto
+
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+PLAIN = "\n[input]\nmean = 0\nstd = 1\n"
+
+
+def warmed():
+    """The mean of each colour times a temperature, which is the first input."""
+    g = make_models.Graph()
+    g.node("Mul", g.node("ReduceMean", "image", axes=[2, 3], keepdims=0), "temperature", output="y")
+    inputs = [("temperature", FLOAT, ["batch", 1]), ("image", FLOAT, ["batch", 3, 8, 8])]
+    return g.bytes("warmed", inputs, [("y", FLOAT, ["batch", 3])])
+
+
+def beside():
+    """The mean of one picture less that of another."""
+    g = make_models.Graph()
+    one, other = (g.node("ReduceMean", image, axes=[2, 3], keepdims=0) for image in ("before", "after"))
+    g.node("Sub", other, one, output="y")
+    inputs = [(name, FLOAT, ["batch", 3, 8, 8]) for name in ("before", "after")]
+    return g.bytes("beside", inputs, [("y", FLOAT, ["batch", 3])])
+
+
+READY = {
+    "warmed": (warmed(), f'task = "embed"\n{PLAIN}constants = {{ temperature = 2 }}\n'),
+    "after": (beside(), f'task = "embed"\n{PLAIN}name = "after"\nconstants = {{ before = 0.25 }}\n'),
+}
+REFUSED = {
+    "beside": (beside(), 'task = "embed"\n', 'an image can become each of "before", "after": say which by input.name = "before"'),
+}
+
+
+@pytest.fixture(scope="module")
+def served(start_server, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exports")
+    for name, (model, manifest, *_) in (READY | REFUSED).items():
+        (folder / name).mkdir()
+        (folder / name / "model.onnx").write_bytes(model)
+        if manifest is not None:
+            (folder / name / "model.toml").write_text(manifest)
+    return start_server(folder)
+
+
+def listed(server, name):
+    """Its state and the reason of it."""
+    index = requests.post(f"{server.url}/v2/repository/index", timeout=60).json()
+    (entry,) = (entry for entry in index if entry["name"] == name)
+    return entry["state"], entry["reason"]
+
+
+def of_colour(*colour):
+    return reference.png(np.full((8, 8, 3), colour, np.uint8))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_served_says_which_line_settles_it(served, name):
+    state, reason = listed(served, name)
+    assert state == "UNAVAILABLE" and REFUSED[name][-1] in reason, reason
+
+
+@pytest.mark.parametrize("name, expected", [("warmed", lambda x: 2 * x), ("after", lambda x: x - 0.25)])
+def test_a_picture_becomes_its_input_wherever_that_is_in_the_file(served, name, expected):
+    colours = [(255, 0, 51), (0, 102, 0), (51, 51, 255)]
+    files = [(str(i), of_colour(*colour)) for i, colour in enumerate(colours)]
+    replies = wire.many(wire.post_files(served, name, files), "embed", 3)
+    for reply, colour in zip(replies, colours):
+        assert np.abs(np.subtract(reply["vector"], expected(np.array(colour) / 255))).max() < 1e-5, reply
+
+
+def test_tensors_are_told_by_their_names_whatever_their_order(served):
+    image, temperature = np.random.default_rng(1).random((2, 3, 8, 8), np.float32), np.float32([[2], [3]])
+    for tensors in ({"image": image, "temperature": temperature}, {"temperature": temperature, "image": image}):
+        outputs = wire.infer(served, "warmed", tensors)
+        assert np.abs(outputs["y"] - image.mean((2, 3)) * temperature).max() < 1e-5, outputs
