@@ -139,6 +139,7 @@ pub fn signature() -> Signature {
         platform: "ocelli_gauss_mle".into(),
         defaulted: Vec::new(),
         unshaped: Vec::new(),
+        left_out: Vec::new(),
         inputs: vec![
             spec("rois", DataType::Fp32, &[Dim::Free; 3]),
             spec("corners", DataType::Uint32, &[Dim::Free, Dim::Fixed(2)]),

@@ -84,6 +84,8 @@ pub struct Signature {
     pub defaulted: Vec<String>,
     /// Names of inputs and outputs whose number of axes the file does not state. Their `shape` is empty.
     pub unshaped: Vec<String>,
+    /// Names of outputs that are no tensors. They are not among `outputs`, and are not computed.
+    pub left_out: Vec<String>,
 }
 
 impl Signature {
@@ -132,7 +134,14 @@ mod tests {
                 |datatype, shape: &[Dim]| TensorSpec { name: "x".into(), datatype, shape: shape.to_vec() };
             let inputs = vec![input(DataType::Bool, &[Free, Fixed(2)]), input(datatype, shape)];
             let (platform, outputs) = ("onnxruntime_onnx".into(), Vec::new());
-            Signature { platform, inputs, outputs, defaulted: Vec::new(), unshaped: Vec::new() }
+            Signature {
+                platform,
+                inputs,
+                outputs,
+                defaulted: Vec::new(),
+                unshaped: Vec::new(),
+                left_out: Vec::new(),
+            }
         };
         let fixed = of(DataType::Fp32, &[Free, Fixed(3), Fixed(4)]);
         assert_eq!([true, false].map(|counts| fixed.is_fixed(counts)), [true, false]);

@@ -282,6 +282,7 @@ mod tests {
             outputs: vec![spec("y", DataType::Fp32, output)],
             defaulted: Vec::new(),
             unshaped: Vec::new(),
+            left_out: Vec::new(),
         }
     }
 
@@ -436,6 +437,7 @@ mod tests {
             outputs: two("y", "z"),
             defaulted: Vec::new(),
             unshaped: Vec::new(),
+            left_out: Vec::new(),
         };
         let declared = Declared {
             items_max: None,

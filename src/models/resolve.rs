@@ -42,12 +42,14 @@ impl Model {
     ) -> Result<Model, String> {
         let manifest = &source.manifest;
         let (signature, first) = image_first(source, signature)?;
-        let (signature, interface) = interface(source, signature)?;
+        let but = left_out(&signature).map(|told| format!("; {told}")).unwrap_or_default();
+        let but = |why: String| why + &but;
+        let (signature, interface) = interface(source, signature).map_err(but)?;
         let mut image = match &manifest.input {
             None => None,
             Some(input) => Some(input::resolve(input, &manifest.task, &signature, &source.path)?),
         };
-        let mut task = resolved(&manifest.task, &signature, &source.labels, image.as_ref())?;
+        let mut task = resolved(&manifest.task, &signature, &source.labels, image.as_ref()).map_err(but)?;
         refuse_chosen(&task, source)?;
         let activation_by = activation::settle(&mut task, source);
         tell(source, &signature, &task, image.as_ref());
@@ -139,10 +141,24 @@ fn interface(source: &Source, signature: Signature) -> Result<(Signature, Interf
     }
 }
 
+/// What there is to say of outputs that are no tensors.
+fn left_out(signature: &Signature) -> Option<String> {
+    let names: Vec<_> = signature.left_out.iter().map(|name| format!("{name:?}")).collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "outputs that are no tensors are left out: {} (to have them, export them as tensors; of scikit-learn with zipmap=False)",
+            names.join(", ")
+        )
+    })
+}
+
 /// Logs how pictures become the input, and what its author should know of the outputs.
 fn tell(source: &Source, signature: &Signature, task: &Task, image: Option<&ImageInput>) {
     for told in task.unread(signature).into_iter().chain(unsaid_threshold(task, signature, source)) {
         tracing::warn!(model = source.name, version = source.version, "{told}");
+    }
+    if let Some(told) = left_out(signature) {
+        tracing::info!(model = source.name, version = source.version, "{told}");
     }
     if let (Some(image), Some(input)) = (image, &source.manifest.input) {
         let by = image.told(input);

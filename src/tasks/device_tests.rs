@@ -24,6 +24,7 @@ fn signature(outputs: &[(&str, &Tensor)]) -> Signature {
         outputs: outputs.iter().map(|(name, tensor)| spec(name, tensor.datatype, &[])).collect(),
         defaulted: Vec::new(),
         unshaped: Vec::new(),
+        left_out: Vec::new(),
     }
 }
 

@@ -386,6 +386,7 @@ pub(crate) mod testing {
             outputs: outputs.iter().map(|(name, shape)| spec(name, DataType::Fp32, shape)).collect(),
             defaulted: Vec::new(),
             unshaped: Vec::new(),
+            left_out: Vec::new(),
         }
     }
 }

@@ -2,11 +2,12 @@
 
 import make_models
 import numpy as np
+import onnx
 import pytest
 import reference
 import requests
 import wire
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 PLAIN = "\n[input]\nmean = 0\nstd = 1\n"
@@ -29,11 +30,34 @@ def beside():
     return g.bytes("beside", inputs, [("y", FLOAT, ["batch", 3])])
 
 
+def with_others(integers=False):
+    """The mean of each colour (or whole numbers), and outputs that are no tensors: a sequence, and an optional one that is empty."""
+    g = make_models.Graph()
+    g.node("ReduceMean", "image", axes=[2, 3], keepdims=0, output="y")
+    g.node("Cast", "y", to=INT64, output="label")
+    g.nodes.append(helper.make_node("SequenceConstruct", ["y", "y"], ["parts"]))
+    g.nodes.append(helper.make_node("Optional", [], ["none"], type=helper.make_tensor_type_proto(FLOAT, [1])))
+    y = ("label", INT64, ["batch", 3]) if integers else ("y", FLOAT, ["batch", 3])
+    model = onnx.load_from_string(g.bytes("with-others", [("image", FLOAT, ["batch", 3, 8, 8])], [y]))
+    model.graph.output.insert(0, helper.make_tensor_sequence_value_info("parts", FLOAT, None))
+    of_optional = helper.make_optional_type_proto(helper.make_tensor_type_proto(FLOAT, [1]))
+    model.graph.output.append(helper.make_value_info("none", of_optional))
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
 READY = {
+    "others": (with_others(), f'task = "embed"\n{PLAIN}'),
+    "others-tensors": (with_others(), ""),
     "warmed": (warmed(), f'task = "embed"\n{PLAIN}constants = {{ temperature = 2 }}\n'),
     "after": (beside(), f'task = "embed"\n{PLAIN}name = "after"\nconstants = {{ before = 0.25 }}\n'),
 }
 REFUSED = {
+    "others-named": (
+        with_others(), 'task = "embed"\n\n[embed]\noutput = "parts"\n',
+        'has no output "parts"; it has "y"; outputs that are no tensors are left out: "parts", "none" (to have them, export them as tensors;',
+    ),
+    "others-labels": (with_others(integers=True), 'task = "classify"\n', "of scikit-learn with zipmap=False"),
     "beside": (beside(), 'task = "embed"\n', 'an image can become each of "before", "after": say which by input.name = "before"'),
 }
 
@@ -64,6 +88,16 @@ def of_colour(*colour):
 def test_what_cannot_be_served_says_which_line_settles_it(served, name):
     state, reason = listed(served, name)
     assert state == "UNAVAILABLE" and REFUSED[name][-1] in reason, reason
+
+
+def test_outputs_that_are_no_tensors_are_left_out(served):
+    vector, _ = wire.one(wire.post_image(served, "others", of_colour(255, 51, 0)), "embed")
+    assert np.abs(np.subtract(vector, [1, 0.2, 0])).max() < 1e-6, vector
+    metadata = requests.get(f"{served.url}/v2/models/others-tensors", timeout=60).json()
+    assert [output["name"] for output in metadata["outputs"]] == ["y"], metadata
+    image = np.random.default_rng(1).random((2, 3, 8, 8), np.float32)
+    outputs = wire.infer(served, "others-tensors", {"image": image})
+    assert outputs.keys() == {"y"} and np.abs(outputs["y"] - image.mean((2, 3))).max() < 1e-6, outputs
 
 
 @pytest.mark.parametrize("name, expected", [("warmed", lambda x: 2 * x), ("after", lambda x: x - 0.25)])

@@ -264,7 +264,7 @@ impl Engine for OnnxEngine {
         let lent = named.map(|(spec, view)| value::lend(&spec.name, view));
         let mut values: Vec<_> = lent.collect::<Result<_, _>>()?;
         self.session.in_file_order(&mut values);
-        let run = self.under_way.begin()?;
+        let run = self.under_way.begin(&self.session.signature().left_out)?;
         let outputs = self.session.inner().run_with_options(values.as_slice(), run.options());
         let outputs = outputs.map_err(|error| failure::of_run(&error))?;
         let outputs = outputs.into_iter().map(|(_, output)| value::take(output, &views));

@@ -161,19 +161,21 @@ impl Session {
         match self.memory_of(End::Output) {
             Ok(names) => {
                 let on_host = |name: &CString| matches!(name.to_bytes(), b"Cpu" | b"CudaPinned");
-                self.outputs.leave_open(&names.iter().map(on_host).collect::<Vec<_>>());
+                let is_tensor = |name: &str| self.signature.left_out.iter().all(|other| other != name);
+                let tensors = names.iter().zip(self.session.outputs()).filter(|(_, o)| is_tensor(o.name()));
+                self.outputs.leave_open(&tensors.map(|(name, _)| on_host(name)).collect::<Vec<_>>());
             }
             // For an output that no node computes, ONNX Runtime does not say.
             Err(why) => tracing::debug!(why, "ONNX Runtime does not say where outputs come from"),
         }
     }
 
-    /// For each input or output, the name of the memory that nodes read it from or write it to.
+    /// For each input or output of the file, the name of the memory that nodes read it from or write it to.
     fn memory_of(&self, end: End) -> Result<Vec<CString>, String> {
         let api = ort::api();
         let (ask, count) = match end {
             End::Input => (api.SessionGetMemoryInfoForInputs, self.signature.inputs.len()),
-            End::Output => (api.SessionGetMemoryInfoForOutputs, self.signature.outputs.len()),
+            End::Output => (api.SessionGetMemoryInfoForOutputs, self.session.outputs().len()),
         };
         let mut infos = vec![ptr::null(); count];
         // SAFETY: the array has as many entries as the session has inputs or outputs; what it returns belongs to the session.
@@ -343,6 +345,7 @@ mod tests {
             outputs: Vec::new(),
             defaulted: Vec::new(),
             unshaped: Vec::new(),
+            left_out: Vec::new(),
         };
         assert_eq!(profile(&signature, 16), Some(["a:1x3x8,b:1x3".into(), "a:16x3x8,b:16x3".into()]));
         signature.inputs[0].shape[2] = Dim::Free;

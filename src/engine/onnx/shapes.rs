@@ -69,11 +69,19 @@ struct Described {
 /// A session's inputs and outputs.
 ///
 /// # Errors
-/// If an input or output is not a tensor, has a type that we do not carry, or is listed twice. The text is for the model's author.
+/// If an input or all outputs are not tensors, or any has a type that we do not carry or is listed twice. The text is for the model's
+/// author.
 pub(super) fn of(session: &Session) -> Result<(Signature, OutputShapes), String> {
     let inputs = session.inputs().iter().map(|i| described("input", i.name(), i.dtype()));
     let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
-    let outputs = session.outputs().iter().map(|o| described("output", o.name(), o.dtype()));
+    let all = session.outputs().iter().enumerate();
+    let (mut tensors, mut others): (Vec<_>, Vec<_>) =
+        all.partition(|(_, output)| matches!(output.dtype(), ValueType::Tensor { .. }));
+    if tensors.is_empty() {
+        // They are then told as what is wrong.
+        std::mem::swap(&mut tensors, &mut others);
+    }
+    let outputs = tensors.iter().map(|(_, o)| described("output", o.name(), o.dtype()));
     let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
     let twice = outputs
         .iter()
@@ -83,11 +91,11 @@ pub(super) fn of(session: &Session) -> Result<(Signature, OutputShapes), String>
         return Err(format!("the file lists output {:?} twice: list it once", output.spec.name));
     }
     let mut unshaped = Vec::new();
-    for (end, described) in [(End::Input, &inputs), (End::Output, &outputs)] {
-        for (index, Described { spec, .. }) in described.iter().enumerate() {
-            if spec.shape.is_empty() && !has_shape(session, end, index)? {
-                unshaped.push(spec.name.clone());
-            }
+    let places = inputs.iter().enumerate().map(|(index, input)| (End::Input, index, input));
+    let of_outputs = tensors.iter().zip(&outputs).map(|((index, _), output)| (End::Output, *index, output));
+    for (end, index, Described { spec, .. }) in places.chain(of_outputs) {
+        if spec.shape.is_empty() && !has_shape(session, end, index)? {
+            unshaped.push(spec.name.clone());
         }
     }
     let shapes = output_shapes(&inputs, &outputs);
@@ -99,6 +107,7 @@ pub(super) fn of(session: &Session) -> Result<(Signature, OutputShapes), String>
         outputs: specs(outputs),
         defaulted,
         unshaped,
+        left_out: others.iter().map(|(_, output)| output.name().to_owned()).collect(),
     };
     Ok((signature, shapes))
 }

@@ -59,6 +59,7 @@ pub(in crate::http) fn signature(settings: &Settings) -> Signature {
         outputs: outputs.map(Iterator::collect).unwrap_or_default(),
         defaulted: Vec::new(),
         unshaped: Vec::new(),
+        left_out: Vec::new(),
     }
 }
 
