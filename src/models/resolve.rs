@@ -8,12 +8,13 @@ use super::{
 use crate::{
     batch::{ModelKey, Padding, Rules},
     engine::{
-        Batching, DataType, Dim, Ends, Signature,
+        Batching, DataType, Dim, Ends, Signature, TensorSpec,
         gauss_mle::frames::FrameMemory,
         onnx::{
             ending::{chosen_by, ending},
             operators::{self, Operators},
         },
+        show,
         staging::{Memory, Staging},
     },
     tasks::{Labels, Task, localize::Settings},
@@ -163,6 +164,9 @@ fn tell(source: &Source, signature: &Signature, task: &Task, image: Option<&Imag
     if let (Some(image), Some(input)) = (image, &source.manifest.input) {
         let by = image.told(input);
         tracing::info!(model = source.name, version = source.version, "a picture becomes its input by: {by}");
+        if let Some(told) = unbatched(source, signature, image) {
+            tracing::info!(model = source.name, version = source.version, "{told}");
+        }
     }
 }
 
@@ -243,6 +247,23 @@ fn quantizes_requests(source: &Source, operators: &Operators) -> bool {
          dynamic_batching in a config.pbtxt, has requests put together all the same)"
     );
     true
+}
+
+/// Why images run one at a time although their input has a free batch axis: other inputs have none.
+fn unbatched(source: &Source, signature: &Signature, image: &ImageInput) -> Option<String> {
+    let has_axis = |spec: &TensorSpec| spec.shape.first() == Some(&Dim::Free);
+    let (first, others) = signature.inputs.split_first()?;
+    let without: Vec<_> = others.iter().filter(|other| !has_axis(other)).collect();
+    let could = image.batch_axis && has_axis(first) && source.manifest.batch.no_axis != Some(true);
+    (could && !without.is_empty()).then(|| {
+        let each = without.iter().map(|spec| format!("{:?} of shape {}", spec.name, show(&spec.shape)));
+        format!(
+            "images run one at a time, since input {} has no free batch axis: export it with one (its first axis as free as that of {:?}) \
+             to have them share passes",
+            each.collect::<Vec<_>>().join(", input "),
+            first.name
+        )
+    })
 }
 
 /// Why each request of a network with a free first axis is a run of its own.
@@ -660,6 +681,28 @@ mod tests {
             "input = { resize = \"none\", height = 48, color = \"bgr\", layout = \"nchw\", scale = 1, mean = [127.5, 127.5, 127.5], \
              std = [128.0, 128.0, 128.0], background = [255, 255, 255] }"
         );
+    }
+
+    #[test]
+    fn a_constant_without_a_batch_axis_is_told_as_why_images_run_alone() {
+        let told = |manifest: &str, constant: &[i64]| {
+            let source =
+                source("m", "1", &format!("task = \"embed\"\n[input]\nconstants = {{ t = 1 }}\n{manifest}"));
+            let mut signature = signature(&[("y", &[-1, 10])]);
+            signature.inputs =
+                vec![spec("x", DataType::Fp32, &[-1, 3, 8, 8]), spec("t", DataType::Fp32, constant)];
+            let second = Duration::from_secs(1);
+            let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+            let alone = unbatched(&source, &model.signature, model.image.as_ref().unwrap());
+            assert_eq!(alone.is_none(), model.rules.largest() > 1 || !manifest.is_empty(), "{alone:?}");
+            alone
+        };
+        for shape in [&[][..], &[1], &[1, 2]] {
+            let told = told("", shape).unwrap();
+            assert!(told.contains("since input \"t\" of shape ["), "{told}");
+        }
+        assert_eq!(told("", &[-1, 2]), None);
+        assert_eq!(told("[batch]\naxis = \"none\"", &[1]), None);
     }
 
     #[test]
