@@ -117,6 +117,19 @@ impl ImageInput {
         format!("input = {{ {} }}", keys.join(", "))
     }
 
+    /// The keys of `[input]` that nothing but a default sets, although no file tells what its network was trained on.
+    pub fn by_default(&self, input: &Input) -> Vec<&'static str> {
+        let numbers = self.pixels.is_some();
+        let keys = [
+            ("resize", input.resize.is_none()),
+            ("color", input.color.is_none() && self.preprocess.color == Color::Rgb),
+            ("scale", numbers && input.scale.is_none()),
+            ("mean", numbers && input.mean.is_none()),
+            ("std", numbers && input.std.is_none()),
+        ];
+        keys.into_iter().filter(|(_, unset)| *unset).map(|(key, _)| key).collect()
+    }
+
     /// The preprocessing for an image of `width` × `height` pixels. An image whose size does not fit is refused when this is applied.
     pub fn preprocess_for(&self, width: u32, height: u32) -> Preprocess {
         let mut preprocess = self.preprocess.clone();

@@ -163,7 +163,13 @@ fn tell(source: &Source, signature: &Signature, task: &Task, image: Option<&Imag
     }
     if let (Some(image), Some(input)) = (image, &source.manifest.input) {
         let by = image.told(input);
-        tracing::info!(model = source.name, version = source.version, "a picture becomes its input by: {by}");
+        let by_default = image.by_default(input).join(", ");
+        tracing::info!(
+            model = source.name,
+            version = source.version,
+            by_default,
+            "a picture becomes its input by: {by}"
+        );
         if let Some(told) = unbatched(source, signature, image) {
             tracing::info!(model = source.name, version = source.version, "{told}");
         }
@@ -675,6 +681,13 @@ mod tests {
              layout = \"nchw\", scale = 0.003921569, mean = [0.485, 0.456, 0.406], std = [0.229, 0.224, 0.225], \
              background = [255, 255, 255] }"
         );
+        let chosen = |manifest: &str| {
+            let image = resolve(manifest, &[-1, 3, 8, 8], &[-1, 10]).unwrap().image.unwrap();
+            image.by_default(&Manifest::parse(manifest).unwrap().input.unwrap())
+        };
+        assert_eq!(chosen("task = \"embed\""), ["resize", "color", "scale", "mean", "std"]);
+        let said = "task = \"embed\"\n[input]\nresize = \"stretch\"\ncolor = \"rgb\"\nmean = 0\nstd = 1";
+        assert_eq!(chosen(said), ["scale"]);
         let own = "task = \"embed\"\n[input]\nresize = \"none\"\ncolor = \"bgr\"\nscale = 1\nmean = 127.5\nstd = 128";
         assert_eq!(
             told(own, &[-1, 3, 48, -1]),
