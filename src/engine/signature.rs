@@ -105,6 +105,22 @@ impl Signature {
         Some(at)
     }
 
+    /// The number at which the first axes of all inputs and outputs are fixed, if it is the same.
+    pub fn fixed_first(&self) -> Option<usize> {
+        let mut all = self.inputs.iter().chain(&self.outputs).map(|spec| spec.shape.first().copied());
+        let first = all.next()??;
+        let Dim::Fixed(n) = first else { return None };
+        all.all(|other| other == Some(first)).then_some(n)
+    }
+
+    /// The same with free first axes.
+    #[must_use]
+    pub fn with_free_first(mut self) -> Signature {
+        let specs = self.inputs.iter_mut().chain(&mut self.outputs);
+        specs.filter_map(|spec| spec.shape.first_mut()).for_each(|first| *first = Dim::Free);
+        self
+    }
+
     /// How the model treats its first axis, from its shapes.
     pub fn batching(&self) -> Batching {
         let first = |specs: &[TensorSpec], dim| {

@@ -128,7 +128,7 @@ impl Axes {
         let wrong = || {
             format!(
                 "input {:?} has shape {}; an image needs [N, C, H, W], [N, H, W, C], [C, H, W] or [H, W, C] with 1 or 3 \
-                 channels, and N free or 1, or of grey [N, H, W] with N free",
+                 channels, and N free, 1, or the same number in all inputs and outputs, or of grey [N, H, W] with N free",
                 spec.name,
                 show(&spec.shape)
             )

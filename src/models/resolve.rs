@@ -1,25 +1,29 @@
 //! Makes a [`Model`] from a manifest and the signature of its file. Fills in what the author leaves open, and refuses what does not
 //! fit, with advice on what to change.
 
+mod sizes;
+
+pub(super) use sizes::powers_of_two;
+
 use super::{
     Declared, Engine, ImageInput, Interface, Manifest, Model, Source, activation, declared, images::Slabs,
-    input, manifest,
+    input,
 };
 use crate::{
-    batch::{ModelKey, Padding, Rules},
+    batch::ModelKey,
     engine::{
-        Batching, DataType, Dim, Ends, Signature, TensorSpec,
+        Batching, Ends, Signature,
         gauss_mle::frames::FrameMemory,
         onnx::{
             ending::{chosen_by, ending},
             operators::{self, Operators},
         },
-        show,
         staging::{Memory, Staging},
     },
     tasks::{Labels, Task, localize::Settings},
     telemetry::statistics::Statistics,
 };
+use sizes::{check_wait, fixed_batch, fixed_rules, has_strings, rules, unbatched};
 use std::{
     sync::{
         Arc,
@@ -42,6 +46,8 @@ impl Model {
         memory: &Memory,
     ) -> Result<Model, String> {
         let manifest = &source.manifest;
+        let fixed = fixed_batch(source, &signature);
+        let signature = if fixed.is_some() { signature.with_free_first() } else { signature };
         let (signature, first) = image_first(source, signature)?;
         let but = left_out(&signature).map(|told| format!("; {told}")).unwrap_or_default();
         let but = |why: String| why + &but;
@@ -56,7 +62,10 @@ impl Model {
         tell(source, &signature, &task, image.as_ref());
         let operators = operators::of(&source.path);
         let (batching, alone_max) = batching(source, &signature, &task, image.as_ref(), operators.as_ref());
-        let rules = rules(manifest, batching, alone_max, &signature)?;
+        let rules = match fixed {
+            Some(items) => fixed_rules(source, batching, items)?,
+            None => rules(manifest, batching, alone_max, &signature)?,
+        };
         check_wait(source, &rules)?;
         if let Some(image) = &mut image
             && image.size().is_some()
@@ -255,23 +264,6 @@ fn quantizes_requests(source: &Source, operators: &Operators) -> bool {
     true
 }
 
-/// Why images run one at a time although their input has a free batch axis: other inputs have none.
-fn unbatched(source: &Source, signature: &Signature, image: &ImageInput) -> Option<String> {
-    let has_axis = |spec: &TensorSpec| spec.shape.first() == Some(&Dim::Free);
-    let (first, others) = signature.inputs.split_first()?;
-    let without: Vec<_> = others.iter().filter(|other| !has_axis(other)).collect();
-    let could = image.batch_axis && has_axis(first) && source.manifest.batch.no_axis != Some(true);
-    (could && !without.is_empty()).then(|| {
-        let each = without.iter().map(|spec| format!("{:?} of shape {}", spec.name, show(&spec.shape)));
-        format!(
-            "images run one at a time, since input {} has no free batch axis: export it with one (its first axis as free as that of {:?}) \
-             to have them share passes",
-            each.collect::<Vec<_>>().join(", input "),
-            first.name
-        )
-    })
-}
-
 /// Why each request of a network with a free first axis is a run of its own.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Alone {
@@ -320,24 +312,6 @@ fn batching(
     (Batching::Whole, Some(items_max.unwrap_or_else(|| manifest.batch.largest())))
 }
 
-/// Whether waiting for company makes sense.
-fn check_wait(source: &Source, rules: &Rules) -> Result<(), String> {
-    if rules.sizes != [1] || rules.wait_max.is_zero() {
-        return Ok(());
-    }
-    if source.manifest.declared.is_none() {
-        return Err(
-            "batch.wait_ms_max waits for company, and the model takes one item at a time: leave it out"
-                .to_owned(),
-        );
-    }
-    tracing::warn!(
-        model = source.name,
-        "dynamic_batching.max_queue_delay_microseconds: nothing is waited for, since the model takes one item at a time"
-    );
-    Ok(())
-}
-
 /// The memory that images are decoded into, with `slots` images side by side.
 fn slabs(image: &ImageInput, slots: usize, memory: &Memory) -> Result<Slabs, String> {
     let low = match &image.pixels {
@@ -357,92 +331,14 @@ fn fit(manifest: &Manifest) -> Result<Option<Settings>, String> {
     Ok(Some(settings))
 }
 
-/// Whether the model has inputs or outputs of strings. Their rows differ in length, so such a model runs request by request.
-fn has_strings(signature: &Signature) -> bool {
-    signature.inputs.iter().chain(&signature.outputs).any(|spec| spec.datatype == DataType::Bytes)
-}
-
-/// Batch sizes as set, or powers of two up to the largest; only 1 for a model that does not batch.
-fn rules(
-    manifest: &Manifest,
-    batching: Batching,
-    alone_max: Option<usize>,
-    signature: &Signature,
-) -> Result<Rules, String> {
-    let asked = &manifest.batch;
-    let largest = match &asked.sizes {
-        // The declared size limits requests here, and such a model takes requests unbatched.
-        _ if manifest.declared.is_some() && (alone_max.is_some() || has_strings(signature)) => None,
-        Some(sizes) => sizes.last().copied(),
-        None => asked.items_max,
-    };
-    if batching != Batching::Dynamic && largest.is_some_and(|largest| largest > 1) {
-        let what = match batching {
-            _ if has_strings(signature) => "takes or gives strings, which are run request by request",
-            _ if asked.no_axis == Some(true) => "has a first axis that does not count items",
-            Batching::One => "has its batch axis fixed at 1",
-            _ => "has no batch axis that is free in all inputs and outputs",
-        };
-        let (asked, or) = match manifest.declared {
-            Some(_) => ("max_batch_size", "set max_batch_size to 0"),
-            None => ("[batch]", "leave items_max and sizes out"),
-        };
-        return Err(format!(
-            "{asked} asks for up to {} items, but the model {what}{}: export it with a dynamic batch axis (with torch: \
-             dynamic_shapes=({}{{0: \"batch\"}},)), or {or}",
-            largest.unwrap_or(1),
-            first_fixed(signature),
-            "{0: \"batch\"}, ".repeat(signature.inputs.len().saturating_sub(1))
-        ));
-    }
-    let sizes = match (&asked.sizes, batching) {
-        (_, Batching::One | Batching::Whole) => vec![1],
-        (Some(sizes), Batching::Dynamic) => sizes.clone(),
-        (None, Batching::Dynamic) => powers_of_two(asked.items_max.unwrap_or(manifest::BATCH_ITEMS_MAX)),
-    };
-    Ok(Rules {
-        sizes,
-        padding: match (&manifest.engine, &asked.sizes) {
-            (Engine::GaussMle(_), _) => Padding::Never,
-            (Engine::Onnx, None) => Padding::OnGpus,
-            (Engine::Onnx, Some(_)) => Padding::Everywhere,
-        },
-        whole: batching == Batching::Whole,
-        wait_max: asked.wait_max,
-        weight: asked.weight,
-        queue: manifest.queue.policies.clone(),
-    })
-}
-
-/// Names a tensor whose first axis is not free, to show where the export has to change.
-fn first_fixed(signature: &Signature) -> String {
-    signature
-        .inputs
-        .iter()
-        .chain(&signature.outputs)
-        .find_map(|spec| match spec.shape.first() {
-            Some(Dim::Fixed(n)) => Some(format!(" ({:?} begins with {n})", spec.name)),
-            Some(Dim::Free) => None,
-            None => Some(format!(" ({:?} has no axis)", spec.name)),
-        })
-        .unwrap_or_default()
-}
-
-/// 1, 2, 4 and so on, and `largest` itself.
-pub(super) fn powers_of_two(largest: usize) -> Vec<usize> {
-    let mut sizes: Vec<usize> = std::iter::successors(Some(1), |size: &usize| size.checked_mul(2))
-        .take_while(|size| *size < largest)
-        .collect();
-    sizes.push(largest.max(1));
-    sizes
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
+        batch::Padding,
         engine::{
-            DataType, Reduction, kernels::postprocess::ScoreActivation, onnx::ending::testing::model as onnx,
+            DataType, Dim, Reduction, kernels::postprocess::ScoreActivation,
+            onnx::ending::testing::model as onnx,
         },
         models::{Catalog, manifest::Input, testing::source},
         tasks::{
@@ -716,6 +612,37 @@ mod tests {
         }
         assert_eq!(told("", &[-1, 2]), None);
         assert_eq!(told("[batch]\naxis = \"none\"", &[1]), None);
+    }
+
+    #[test]
+    fn a_batch_axis_that_is_fixed_is_filled_up() {
+        let run = |manifest: &str, input: &[i64], output: &[i64]| {
+            let model = resolve(manifest, input, output)?;
+            Ok::<_, String>((model.batching, model.rules, model.signature.inputs[0].shape[0]))
+        };
+        let (image, scores) = (&[4, 3, 8, 8], &[4, 10]);
+        for said in ["", "[batch]\nitems_max = 4", "[batch]\nsizes = [4]\nwait_ms_max = 5"] {
+            let (batching, rules, first) =
+                run(&format!("task = \"classify\"\n{said}"), image, scores).unwrap();
+            assert_eq!((batching, first), (Batching::Dynamic, Dim::Free), "{said}");
+            assert_eq!(
+                (&rules.sizes[..], rules.padding, rules.whole),
+                (&[4][..], Padding::Everywhere, false)
+            );
+        }
+        let wrong = |manifest: &str, input: &[i64], output: &[i64], expected: &str| {
+            let why =
+                run(&format!("task = \"classify\"\n{manifest}"), input, output).map(|_| ()).unwrap_err();
+            assert!(why.contains(expected), "{why}");
+        };
+        wrong("[batch]\nitems_max = 8", image, scores, "[batch] asks for batches of 8, but the file has");
+        wrong("[batch]\naxis = \"none\"", image, scores, "or the same number in all inputs and outputs");
+        wrong("", image, &[2, 10], "or the same number in all inputs and outputs");
+        wrong("", &[2000, 3, 8, 8], &[2000, 10], "or the same number in all inputs and outputs");
+        // Without images, requests are run as they come.
+        assert_eq!(run("", image, scores).unwrap().0, Batching::Whole);
+        // Three channels are no batch.
+        assert_eq!(run("task = \"segment\"", &[3, 8, 9], &[3, 8, 9]).unwrap().0, Batching::Whole);
     }
 
     #[test]

@@ -46,9 +46,20 @@ def with_others(integers=False):
     return model.SerializeToString()
 
 
+def by_eight(mixed=False):
+    """The mean of each colour in batches of eight, for each picture or (mixed) less that of all."""
+    g = make_models.Graph()
+    mean = g.node("ReduceMean", "image", axes=[2, 3], keepdims=0, output=None if mixed else "y")
+    if mixed:
+        g.node("Sub", mean, g.node("ReduceMean", mean, axes=[0], keepdims=1), output="y")
+    return g.bytes("by-eight", [("image", FLOAT, [8, 3, 8, 8])], [("y", FLOAT, [8, 3])])
+
+
 READY = {
     "others": (with_others(), f'task = "embed"\n{PLAIN}'),
     "others-tensors": (with_others(), ""),
+    "by-eight": (by_eight(), f'task = "embed"\n{PLAIN}'),
+    "by-eight-tensors": (by_eight(), ""),
     "warmed": (warmed(), f'task = "embed"\n{PLAIN}constants = {{ temperature = 2 }}\n'),
     "after": (beside(), f'task = "embed"\n{PLAIN}name = "after"\nconstants = {{ before = 0.25 }}\n'),
 }
@@ -58,6 +69,7 @@ REFUSED = {
         'has no output "parts"; it has "y"; outputs that are no tensors are left out: "parts", "none" (to have them, export them as tensors;',
     ),
     "others-labels": (with_others(integers=True), 'task = "classify"\n', "of scikit-learn with zipmap=False"),
+    "by-eight-mixed": (by_eight(mixed=True), 'task = "embed"\n', "changes with what is in the others, so they are not computed each for itself"),
     "beside": (beside(), 'task = "embed"\n', 'an image can become each of "before", "after": say which by input.name = "before"'),
 }
 
@@ -98,6 +110,25 @@ def test_outputs_that_are_no_tensors_are_left_out(served):
     image = np.random.default_rng(1).random((2, 3, 8, 8), np.float32)
     outputs = wire.infer(served, "others-tensors", {"image": image})
     assert outputs.keys() == {"y"} and np.abs(outputs["y"] - image.mean((2, 3))).max() < 1e-6, outputs
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 11])
+def test_a_batch_that_the_file_fixes_is_filled_up_for_fewer_pictures(served, count):
+    colours = np.random.default_rng(count).integers(0, 256, (count, 3))
+    files = [(str(i), of_colour(*colour)) for i, colour in enumerate(colours)]
+    replies = wire.many(wire.post_files(served, "by-eight", files), "embed", count)
+    for reply, colour in zip(replies, colours):
+        assert np.abs(np.subtract(reply["vector"], colour / 255)).max() < 1e-5, reply
+
+
+def test_tensors_of_a_fixed_batch_are_as_many_as_wanted_where_pictures_are_taken(served):
+    image = np.random.default_rng(1).random((8, 3, 8, 8), np.float32)
+    for name, count in (("by-eight", 2), ("by-eight", 8), ("by-eight-tensors", 8)):
+        outputs = wire.infer(served, name, {"image": image[:count]})
+        assert np.abs(outputs["y"] - image[:count].mean((2, 3))).max() < 1e-5, outputs
+    reply = wire.post_infer(served, "by-eight-tensors", {"image": image[:2]})
+    assert reply.status_code == 400, reply.text
+    assert "batch axis fixed at 8: up to 8 images share a pass" in served.log_text()
 
 
 @pytest.mark.parametrize("name, expected", [("warmed", lambda x: 2 * x), ("after", lambda x: x - 0.25)])
