@@ -149,6 +149,7 @@ mod read;
 
 pub use fit::Fit;
 pub use queue::Waiting;
+pub(super) use read::KEYPOINTS_MAX;
 
 use super::{
     Declared, Warmup,

@@ -15,6 +15,7 @@
 //! - `input`: resolves how an image becomes the model's input; `images`: the result.
 //! - `resolve`: makes a [`Model`] from manifest and signature.
 //! - `activation`: what makes a classifier's scores.
+//! - `ultralytics`: what a YOLO's file says of itself.
 //! - `answer`: answers of a model, and warnings about them for its author.
 //! - `map`: a property of a camera per pixel, from a file.
 //!
@@ -39,6 +40,7 @@ pub mod scan;
 pub mod settling;
 mod strict;
 pub mod triton;
+mod ultralytics;
 pub mod warmup;
 
 pub use activation::ActivationBy;

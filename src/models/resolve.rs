@@ -7,7 +7,7 @@ pub(super) use sizes::powers_of_two;
 
 use super::{
     Declared, Engine, ImageInput, Interface, Manifest, Model, Source, activation, declared, images::Slabs,
-    input,
+    input, ultralytics,
 };
 use crate::{
     batch::ModelKey,
@@ -56,7 +56,8 @@ impl Model {
             None => None,
             Some(input) => Some(input::resolve(input, &manifest.task, &signature, &source.path)?),
         };
-        let mut task = resolved(&manifest.task, &signature, &source.labels, image.as_ref()).map_err(but)?;
+        let (task, labels) = ultralytics::complete(source, &signature);
+        let mut task = resolved(&task, &signature, &labels, image.as_ref()).map_err(but)?;
         refuse_chosen(&task, source)?;
         let activation_by = activation::settle(&mut task, source);
         tell(source, &signature, &task, image.as_ref());
@@ -96,7 +97,7 @@ impl Model {
             alone_max,
             task,
             activation_by,
-            labels: Arc::clone(&source.labels),
+            labels,
             output_labels: source.output_labels.clone(),
             image,
             fit,

@@ -30,6 +30,27 @@ def beside():
     return g.bytes("beside", inputs, [("y", FLOAT, ["batch", 3])])
 
 
+def saying(model, **entries):
+    """The same with entries in its metadata."""
+    model = onnx.load_from_string(model)
+    helper.set_model_props(model, entries)
+    return model.SerializeToString()
+
+
+def yolo(channels, **entries):
+    """Three anchors of so many channels: a box in the middle, then numbers that fall from 0.9."""
+    g = make_models.Graph()
+    numbers = np.zeros((1, channels, 3), np.float32)
+    numbers[0, :4] = [[32], [32], [16], [16]]
+    numbers[0, 4:, 0] = np.linspace(0.9, 0.1, channels - 4)
+    zero = g.node("Mul", g.node("ReduceMean", "image", axes=[2, 3], keepdims=0), g.constant(make_models.floats(0)))
+    zero = g.node("ReduceSum", zero, g.constant(np.array([1])), keepdims=1)
+    zero = g.node("Unsqueeze", zero, g.constant(np.array([2])))
+    g.node("Add", zero, g.constant(numbers), output="output0")
+    model = g.bytes("yolo", [("image", FLOAT, ["batch", 3, 64, 64])], [("output0", FLOAT, ["batch", channels, 3])])
+    return saying(model, **entries) if entries else model
+
+
 def with_others(integers=False):
     """The mean of each colour (or whole numbers), and outputs that are no tensors: a sequence, and an optional one that is empty."""
     g = make_models.Graph()
@@ -55,9 +76,15 @@ def by_eight(mixed=False):
     return g.bytes("by-eight", [("image", FLOAT, [8, 3, 8, 8])], [("y", FLOAT, [8, 3])])
 
 
+PETS = "{0: 'cat', 1: \"dog's\"}"
 READY = {
     "others": (with_others(), f'task = "embed"\n{PLAIN}'),
     "others-tensors": (with_others(), ""),
+    "yolo": (yolo(6, task="detect", names=PETS, stride="32"), 'task = "detect"\n'),
+    "yolo-pose": (yolo(11, task="pose", names="{0: 'fish'}", kpt_shape="[2, 3]"), 'task = "detect"\n'),
+    "yolo-obb": (yolo(7, task="obb", names=PETS), 'task = "detect"\n'),
+    "yolo-bare": (yolo(6, task="detect", names=PETS), None),
+    "yolo-odd": (yolo(6, task="detect", names="{0: 'cat', 1: open('x')}"), 'task = "detect"\n\n[detect]\nobjectness = false\n'),
     "by-eight": (by_eight(), f'task = "embed"\n{PLAIN}'),
     "by-eight-tensors": (by_eight(), ""),
     "warmed": (warmed(), f'task = "embed"\n{PLAIN}constants = {{ temperature = 2 }}\n'),
@@ -100,6 +127,21 @@ def of_colour(*colour):
 def test_what_cannot_be_served_says_which_line_settles_it(served, name):
     state, reason = listed(served, name)
     assert state == "UNAVAILABLE" and REFUSED[name][-1] in reason, reason
+
+
+def test_a_yolo_brings_its_labels_and_says_what_follows_a_box(served):
+    picture = reference.png(np.zeros((64, 64, 3), np.uint8))
+    found = {name: wire.one(wire.post_image(served, name, picture), "detect")[0] for name in READY if name.startswith("yolo") and READY[name][1]}
+    assert [d["label"] for d in found["yolo"]] == ["cat"], found
+    (fish,) = found["yolo-pose"]
+    assert fish["label"] == "fish" and len(fish["keypoints"]) == 2, fish
+    (turned,) = found["yolo-obb"]
+    assert turned["label"] == "cat" and "corners" in turned, turned
+    assert [d["label"] for d in found["yolo-odd"]] == [None], found
+    log = served.log_text()
+    assert "taken from the file, which says that it is a YOLO for pose: 1 labels, keypoints = 2" in log
+    assert "the names of classes in the file's metadata are ignored" in log
+    assert 'it is a YOLO for detect: it takes images with the line task = "detect" in its model.toml' in log.replace("\\", "")
 
 
 def test_outputs_that_are_no_tensors_are_left_out(served):

@@ -6,8 +6,8 @@
 //! - `session`: a model file, loaded for a provider, with the files that it refers to (`external`); `shapes`: output shapes that are
 //!   known before a run; `placement`: which node runs where; `threads`: the threads that share its operators.
 //! - Reading a model file without loading it: `ending`: whether an output holds probabilities; `operators`: which operators it has;
-//!   `axes`: which axis is named for the channels; `functions`: how many nodes its functions are written out to; `fields` and `skeleton`:
-//!   the traversal that these use.
+//!   `axes`: which axis is named for the channels; `metadata`: what its exporter wrote about it; `functions`: how many nodes its
+//!   functions are written out to; `fields` and `skeleton`: the traversal that these use.
 //! - `value`: tensors in and out of a session without a copy; `binding`: the same with memory of a device.
 //! - [`report_nothing`]: turns off ONNX Runtime's telemetry.
 //! - `libraries`: whether ONNX Runtime can run models on a GPU here; `version`: whether it is new enough to replay CUDA graphs;
@@ -23,6 +23,7 @@ mod fields;
 mod functions;
 pub mod gpu;
 mod libraries;
+pub(crate) mod metadata;
 pub(crate) mod operators;
 mod placement;
 mod reports;

@@ -182,7 +182,7 @@ fn read_classify(table: &Table<'_, '_>) -> Classify {
 }
 
 /// A face with all its contours has 478 points.
-const KEYPOINTS_MAX: usize = 1000;
+pub(in crate::models) const KEYPOINTS_MAX: usize = 1000;
 
 fn read_detect(table: &Table<'_, '_>) -> Detect {
     let default = Detect::default();
