@@ -39,6 +39,8 @@ pub enum Resize {
     Stretch,
     /// As large as fits with the aspect ratio kept, centred, with [`Preprocess::pad`] around it.
     Letterbox,
+    /// The height becomes the input's, and the input is as wide as that makes the image: see [`Preprocess::width_of`].
+    Height,
     /// No resize: an image of another size is refused.
     Exact,
 }
@@ -262,7 +264,7 @@ impl Preprocess {
         let (width, height) = (width.max(1), height.max(1));
         let resized = match self.resize {
             Resize::Exact => (width, height),
-            Resize::Stretch => (self.width, self.height),
+            Resize::Stretch | Resize::Height => (self.width, self.height),
             Resize::Shorter(side) => {
                 let long = |long: u32, short: u32| {
                     let long = u64::from(side) * u64::from(long) / u64::from(short);

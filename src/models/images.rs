@@ -83,6 +83,7 @@ impl ImageInput {
             Resize::Shorter(size) => format!("\"shorter\", size = {size}"),
             Resize::Exact => "\"none\"".to_owned(),
             Resize::Stretch => "\"stretch\"".to_owned(),
+            Resize::Height => "\"height\"".to_owned(),
             Resize::Letterbox => format!("\"letterbox\", pad = {pad}"),
         };
         let sides = [("width", width, self.own_width), ("height", height, self.own_height)];
@@ -134,7 +135,10 @@ impl ImageInput {
     pub fn preprocess_for(&self, width: u32, height: u32) -> Preprocess {
         let mut preprocess = self.preprocess.clone();
         if self.own_width {
-            preprocess.width = width;
+            preprocess.width = match preprocess.resize {
+                Resize::Height => preprocess.width_of((width, height)),
+                _ => width,
+            };
         }
         if self.own_height {
             preprocess.height = height;

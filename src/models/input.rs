@@ -44,6 +44,14 @@ pub(super) fn resolve(
     let channels = channels(spec, &axes, input, task)?;
     let sides =
         [side(spec, "width", axes.width, input.width)?, side(spec, "height", axes.height, input.height)?];
+    if let (Some(ResizeRule::Height), Some(width)) = (input.resize, sides[0]) {
+        return Err(format!(
+            "input.resize = \"height\" makes an image as wide as its proportions say, and input {:?} of shape {} is always {width} wide: \
+             set \"letterbox\" or \"stretch\"",
+            spec.name,
+            show(&spec.shape)
+        ));
+    }
     // A side that each image sets itself is 1 until there is an image.
     let [width, height] = sides.map(|side| side.unwrap_or(1));
     let color = match (input.color, channels) {
@@ -202,7 +210,9 @@ fn channels(spec: &TensorSpec, axes: &Axes, input: &Input, task: &Task) -> Resul
     let channels = axes.channels.or(input.color.map(Color::channels)).or(usual);
     let any_size = input.resize == Some(ResizeRule::None);
     let open = |dim, set: Option<u32>| dim == Dim::Free && set.is_none() && !any_size;
-    let sides = [("width", open(axes.width, input.width)), ("height", open(axes.height, input.height))];
+    let follows = input.resize == Some(ResizeRule::Height);
+    let sides =
+        [("width", !follows && open(axes.width, input.width)), ("height", open(axes.height, input.height))];
     let pixels = if matches!(task, Task::Detect(_)) { 640 } else { 224 };
     let layout = layout_word(axes.layout);
     let keys =
@@ -287,6 +297,7 @@ fn resize(input: &Input, task: &Task, width: u32, height: u32) -> Result<Resize,
         }
         ResizeRule::Stretch => Resize::Stretch,
         ResizeRule::Letterbox => Resize::Letterbox,
+        ResizeRule::Height => Resize::Height,
         ResizeRule::None => Resize::Exact,
     })
 }
@@ -443,6 +454,36 @@ mod tests {
         assert_eq!(half.item_shape(33, 20), [1, 64, 33, 3]);
         let fixed = run(&[-1, 3, 8, 9]);
         assert_eq!(fixed.size(), Some([9, 8]));
+    }
+
+    #[test]
+    fn the_width_follows_where_images_are_brought_to_a_height() {
+        let run = |shape: &[i64], more: &str| {
+            let text = format!("task = \"embed\"\n[input]\nresize = \"height\"\n{more}");
+            let manifest = Manifest::parse(&text).unwrap();
+            let mut signature = signature(&[("out", &[-1, -1, 37])]);
+            signature.inputs = vec![spec("image", DataType::Fp32, shape)];
+            resolve(&manifest.input.unwrap(), &manifest.task, &signature, Path::new(""))
+        };
+        let open = run(&[-1, 1, 32, -1], "").unwrap();
+        assert_eq!((open.size(), open.own_width, open.own_height), (None, true, false));
+        assert_eq!(open.item_shape(100, 64), [1, 1, 32, 50]);
+        assert_eq!(open.item_shape(1, 1000), [1, 1, 32, 1]);
+        let placement = open.preprocess_for(100, 64).placement(100, 64);
+        assert_eq!(placement.scale(), (0.5, 0.5));
+        // Whatever is posted, the width is bounded.
+        assert_eq!(open.item_shape(u32::MAX, 1), [1, 1, 32, (1 << 14) + 1]);
+        let wide = |width| open.preprocess_for(width, 2).takes((width, 2)).map_err(|error| error.to_string());
+        assert_eq!(wide(1 << 10), Ok(()));
+        assert!(wide((1 << 10) + 1).unwrap_err().contains("wider than 16384"), "{:?}", wide(1025));
+        assert_eq!(run(&[-1, 1, -1, -1], "height = 48").unwrap().item_shape(96, 96), [1, 1, 48, 48]);
+        let wrong = |shape: &[i64], more: &str, expected: &str| {
+            let why = run(shape, more).map(|_| ()).unwrap_err();
+            assert!(why.contains(expected), "{why}");
+        };
+        wrong(&[-1, 1, 32, 100], "", "is always 100 wide: set \"letterbox\" or \"stretch\"");
+        wrong(&[-1, 1, 32, -1], "width = 320", "is always 320 wide");
+        wrong(&[-1, 1, -1, -1], "", "leaves open height: ");
     }
 
     #[test]

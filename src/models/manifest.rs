@@ -9,7 +9,7 @@
 //!
 //! [input]                      # how an image becomes the input; with task = "tensors", images are taken only if this is there
 //! name = "images"              # of several inputs, the one that an image becomes; default: the only one that has the form of an image
-//! resize = "shorter"           # shorter (then the centre is cut out) | stretch | letterbox | none (images keep their size, which must be the input's where that is fixed)
+//! resize = "shorter"           # shorter (then the centre is cut out) | stretch | letterbox | height (the width follows) | none (images keep their size, which must be the input's where that is fixed)
 //!                              # default: shorter for classify, embed, tensors; letterbox for detect; stretch for segment, image
 //! size = 256                   # shorter: pixels of the shorter side; default: the input's longer side * 256 / 224
 //! width = 224                  # of the input, if the model leaves it open; likewise height
@@ -278,6 +278,8 @@ pub enum ResizeRule {
     Stretch,
     /// As large as fits, padded.
     Letterbox,
+    /// To the input's height; the width follows.
+    Height,
     /// Not at all: if the input's size is fixed, images of another size are refused.
     None,
 }

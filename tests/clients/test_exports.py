@@ -51,6 +51,13 @@ def yolo(channels, **entries):
     return saying(model, **entries) if entries else model
 
 
+def lines():
+    """The mean of each column of a line of text, whose width is open."""
+    g = make_models.Graph()
+    g.node("ReduceMean", "line", axes=[1, 2], keepdims=0, output="y")
+    return g.bytes("lines", [("line", FLOAT, ["batch", 1, 32, "width"])], [("y", FLOAT, ["batch", "width"])])
+
+
 def with_others(integers=False):
     """The mean of each colour (or whole numbers), and outputs that are no tensors: a sequence, and an optional one that is empty."""
     g = make_models.Graph()
@@ -80,6 +87,7 @@ PETS = "{0: 'cat', 1: \"dog's\"}"
 READY = {
     "others": (with_others(), f'task = "embed"\n{PLAIN}'),
     "others-tensors": (with_others(), ""),
+    "lines": (lines(), '[input]\nresize = "height"\n'),
     "yolo": (yolo(6, task="detect", names=PETS, stride="32"), 'task = "detect"\n'),
     "yolo-pose": (yolo(11, task="pose", names="{0: 'fish'}", kpt_shape="[2, 3]"), 'task = "detect"\n'),
     "yolo-obb": (yolo(7, task="obb", names=PETS), 'task = "detect"\n'),
@@ -142,6 +150,16 @@ def test_a_yolo_brings_its_labels_and_says_what_follows_a_box(served):
     assert "taken from the file, which says that it is a YOLO for pose: 1 labels, keypoints = 2" in log
     assert "the names of classes in the file's metadata are ignored" in log
     assert 'it is a YOLO for detect: it takes images with the line task = "detect" in its model.toml' in log.replace("\\", "")
+
+
+def test_a_line_of_text_is_as_wide_as_its_proportions_say(served):
+    files = [(str(i), reference.png(np.full((height, width, 3), 51, np.uint8))) for i, (width, height) in enumerate([(100, 64), (31, 16), (5, 320)])]
+    replies = wire.many(wire.post_files(served, "lines", files), "tensors", 3)
+    widths = [reply["outputs"][0]["shape"] for reply in replies]
+    assert widths == [[1, 50], [1, 62], [1, 1]], widths
+    assert all(np.abs(np.subtract(reply["outputs"][0]["data"], 0.2)).max() < 1e-6 for reply in replies)
+    reply = wire.post_image(served, "lines", reference.png(np.zeros((1, 600, 3), np.uint8)))
+    assert reply.status_code == 400 and "wider than 16384" in reply.text, reply.text
 
 
 def test_outputs_that_are_no_tensors_are_left_out(served):

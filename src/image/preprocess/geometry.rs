@@ -26,12 +26,28 @@ pub struct Geometry {
     pub from: Region,
 }
 
+/// The widest input for [`Resize::Height`], in pixels. A posted row of pixels would become one of a million.
+const WIDTH_MAX: u32 = 1 << 14;
+
 impl Preprocess {
+    /// The width of an image that is brought to the input's height. It is one pixel more than the widest where
+    /// [`takes`](Preprocess::takes) refuses the image.
+    pub fn width_of(&self, (width, height): (u32, u32)) -> u32 {
+        let wide = f64::from(width) * f64::from(self.height) / f64::from(height.max(1));
+        (wide.round() as u32).clamp(1, WIDTH_MAX + 1)
+    }
+
     /// Checks whether an image of this size is accepted at all.
     ///
     /// # Errors
-    /// [`InferError::BadRequest`] when the image must have the input's size and has another.
+    /// [`InferError::BadRequest`] when the image must have the input's size and has another, or would become too wide.
     pub fn takes(&self, (width, height): (u32, u32)) -> Result<(), InferError> {
+        if self.resize == Resize::Height && self.width_of((width, height)) > WIDTH_MAX {
+            return Err(InferError::BadRequest(format!(
+                "the image is {width} × {height} pixels: at the height of {} that the model takes, it is wider than {WIDTH_MAX}",
+                self.height
+            )));
+        }
         if self.resize != Resize::Exact {
             return Ok(());
         }

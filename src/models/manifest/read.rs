@@ -150,6 +150,7 @@ fn read_input(table: &Table<'_, '_>) -> Input {
                 ("shorter", ResizeRule::Shorter),
                 ("stretch", ResizeRule::Stretch),
                 ("letterbox", ResizeRule::Letterbox),
+                ("height", ResizeRule::Height),
                 ("none", ResizeRule::None),
             ],
         ),
