@@ -571,7 +571,7 @@ mod tests {
         check(one, &[mask.clone(), size], "fills those that are always the same");
         check("", &[factor], "input.constants = { NAME = 1 }");
         check(one, &[spec("pixel_mask", DataType::Int64, &[-1, -1, -1])], "nothing but the batch is open");
-        check("[input.constants]\npixel_mask = 0.5", &[mask], "and if it is whole");
+        check("[input.constants]\npixel_mask = 0.5", &[mask], "a whole number also");
     }
 
     #[test]

@@ -117,8 +117,8 @@ pub(super) fn constant(spec: &TensorSpec, number: f64, batch_axis: bool) -> Resu
         _ if number.fract() != 0.0 => None,
         DataType::Int64 => Some((number as i64).to_le_bytes().to_vec()),
         DataType::Int32 => Some((number as i32).to_le_bytes().to_vec()),
-        DataType::Uint8 => Some(vec![number as u8]),
-        DataType::Bool => Some(vec![u8::from(number != 0.0)]),
+        DataType::Uint8 if (0.0..=255.0).contains(&number) => Some(vec![number as u8]),
+        DataType::Bool if number == 0.0 || number == 1.0 => Some(vec![number as u8]),
         _ => None,
     };
     match (extents.collect::<Option<Vec<usize>>>(), element) {
@@ -127,8 +127,8 @@ pub(super) fn constant(spec: &TensorSpec, number: f64, batch_axis: bool) -> Resu
             Ok(Tensor { datatype: spec.datatype, shape, data })
         }
         _ => Err(format!(
-            "input.constants: input {:?} is {} of shape {}, and {number} can fill FP32, and if it is whole INT64, INT32, UINT8 and BOOL, of \
-             which nothing but the batch is open",
+            "input.constants: input {:?} is {} of shape {}, and {number} can fill FP32, a whole number also INT64 and INT32, 0 to 255 UINT8, \
+             and 0 or 1 BOOL, of which nothing but the batch is open",
             spec.name,
             spec.datatype,
             show(&spec.shape)
@@ -170,6 +170,23 @@ mod tests {
         signature.inputs = inputs.to_vec();
         let at = of_image(&manifest.input.unwrap(), &manifest.task, &signature, Path::new(""))?;
         Ok(signature.inputs[at].name.clone())
+    }
+
+    #[test]
+    fn a_constant_is_one_that_its_type_can_hold() {
+        for (datatype, number, expected) in [
+            (DataType::Uint8, 255.0, Some(255)),
+            (DataType::Uint8, 256.0, None),
+            (DataType::Uint8, -1.0, None),
+            (DataType::Bool, 1.0, Some(1)),
+            (DataType::Bool, 2.0, None),
+            (DataType::Int32, -2.0, Some(254)),
+            (DataType::Int32, 0.5, None),
+            (DataType::Fp16, 1.0, None),
+        ] {
+            let filled = constant(&spec("mask", datatype, &[-1, 2]), number, true);
+            assert_eq!(filled.as_ref().ok().map(|tensor| tensor.data[0]), expected, "{datatype} {filled:?}");
+        }
     }
 
     #[test]
