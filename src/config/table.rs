@@ -330,7 +330,7 @@ options! {
             "A format of which only the first frame is used counts as one frame.";
         decode_bytes_max: u64, Bytes { min: KIB, max: 16 * TIB }, "1GiB",
             "Memory for decoded images, the model input made of them, and masks and pictures being written, all together.",
-            "A decode waits until its share is free. What needs more than all of it is answered with 413. At least 4 bytes for each of image_pixels_max.\n\nFormats whose decoders work on more (progressive JPEG, WebP, 16 bits) take up to 19 bytes for each pixel. A mask takes 8 bytes for each pixel of the posted image (24 as run lengths). A picture takes 10 bytes for each channel of each pixel (16 for 16 bits, and more if it is resized).";
+            "A decode waits until its share is free. What needs more than all of it is answered with 413. At least 4 bytes for each of image_pixels_max.\n\nFormats whose decoders work on more (progressive JPEG, WebP, 16 bits) take up to 19 bytes for each pixel, JPEG 2000 up to 48, and JPEG XL 25 to 100. A mask takes 8 bytes for each pixel of the posted image (24 as run lengths). A picture takes 10 bytes for each channel of each pixel (16 for 16 bits, and more if it is resized).";
         gpu_jpeg: bool, Choice(&["off", "on"]), "off",
             "Whether a GPU decodes JPEGs while the CPU has more of them than it has threads for.",
             "NVIDIA's nvJPEG (libnvjpeg.so.13, .12 or .11) decodes them, on a GPU that is held anyway: the first if there are several. It takes plain photos only; the CPU does the rest. Pixels differ by a few steps from the CPU's. Not with isolation = \"process\".";

@@ -256,6 +256,21 @@ pub(super) fn every_kind() -> Vec<(&'static str, Format, Vec<u8>)> {
         ("white_is_zero.tif", Format::Tiff),
         ("rgba.tif", Format::Tiff),
         ("gray_alpha.tif", Format::Tiff),
+        ("jxl_rgb.jxl", Format::Jxl),
+        ("jxl_rgba.jxl", Format::Jxl),
+        ("jxl_gray_alpha.jxl", Format::Jxl),
+        ("jxl_wide.jxl", Format::Jxl),
+        ("jxl_lossy.jxl", Format::Jxl),
+        ("jxl_hidden.jxl", Format::Jxl),
+        ("jxl_turned.jxl", Format::Jxl),
+        ("jxl_animated.jxl", Format::Jxl),
+        ("j2k_rgb.jp2", Format::Jpeg2000),
+        ("j2k_rgba.jp2", Format::Jpeg2000),
+        ("j2k_gray_alpha.jp2", Format::Jpeg2000),
+        ("j2k_12.jp2", Format::Jpeg2000),
+        ("j2k_tiles.jp2", Format::Jpeg2000),
+        ("j2k_palette.jp2", Format::Jpeg2000),
+        ("j2k_bare.j2k", Format::Jpeg2000),
     ] {
         images.push((name, format, fixture(name)));
     }

@@ -17,6 +17,10 @@ pub enum Format {
     Gif,
     /// Any number of pages of 8 or 16 bits (and fewer, for grey and palettes), classic and BigTIFF.
     Tiff,
+    /// Lossy and lossless, up to 16 bits; of an animation, its first frame.
+    Jxl,
+    /// Files (JP2) and bare codestreams, up to 16 bits.
+    Jpeg2000,
     /// PBM, PGM, PPM and PAM, with up to 16 bits a sample; the first image.
     Pnm,
     /// NumPy arrays of 8 or 16 bits, of one image or several.
@@ -25,13 +29,15 @@ pub enum Format {
 
 impl Format {
     /// All of them, in the order in which they are tried.
-    pub const ALL: [Format; 8] = [
+    pub const ALL: [Format; 10] = [
         Format::Jpeg,
         Format::Png,
         Format::WebP,
         Format::Bmp,
         Format::Gif,
         Format::Tiff,
+        Format::Jxl,
+        Format::Jpeg2000,
         Format::Pnm,
         Format::Npy,
     ];
@@ -51,6 +57,8 @@ impl Format {
             Format::Bmp => begins(b"BM") && (bytes.get(6..10) == Some(&[0; 4]) || has_bmp_header(bytes)),
             Format::Gif => begins(b"GIF87a") || begins(b"GIF89a"),
             Format::Tiff => [b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"].into_iter().any(|magic| begins(magic)),
+            Format::Jxl => begins(b"\xff\x0a") || begins(b"\0\0\0\x0cJXL \r\n\x87\n"),
+            Format::Jpeg2000 => begins(b"\xff\x4f\xff\x51") || begins(b"\0\0\0\x0cjP  \r\n\x87\n"),
             Format::Pnm => is_pnm(bytes),
             Format::Npy => begins(b"\x93NUMPY"),
         }
@@ -65,6 +73,8 @@ impl Format {
             Format::Bmp => "image/bmp",
             Format::Gif => "image/gif",
             Format::Tiff => "image/tiff",
+            Format::Jxl => "image/jxl",
+            Format::Jpeg2000 => "image/jp2",
             Format::Pnm => "image/x-portable-anymap",
             // None is registered.
             Format::Npy => "application/x-npy",
@@ -80,6 +90,8 @@ impl Format {
             Format::Bmp => "BMP",
             Format::Gif => "GIF",
             Format::Tiff => "TIFF",
+            Format::Jxl => "JPEG XL",
+            Format::Jpeg2000 => "JPEG 2000",
             Format::Pnm => "PNM",
             Format::Npy => "NPY",
         }
@@ -126,6 +138,10 @@ mod tests {
             (b"BMW is a car maker", None),
             (b"GIF89a", Some(Format::Gif)),
             (b"MM\0+", Some(Format::Tiff)),
+            (b"\xff\x0a\xfa\x7f", Some(Format::Jxl)),
+            (b"\0\0\0\x0cJXL \r\n\x87\n\0\0", Some(Format::Jxl)),
+            (b"\0\0\0\x0cjP  \r\n\x87\n\0\0", Some(Format::Jpeg2000)),
+            (b"\xff\x4f\xff\x51\0\x2f", Some(Format::Jpeg2000)),
             (b"P5\n64 64\n255\n", Some(Format::Pnm)),
             (b"P2\n# by hand", Some(Format::Pnm)),
             (b"P7\nWIDTH 7", Some(Format::Pnm)),

@@ -3,8 +3,8 @@
 //! - [`mod@format`]: recognises the format of an image; `foreign`: recognises bytes that are in none of the supported formats, with the
 //!   table of `signature`, which stacks use as well.
 //! - [`open`]: checks the sizes that the headers state against [`Limits`] before any pixels are allocated. Then one strict decoder per
-//!   format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`, `pnm`, `npy`) makes [`Frame`]s, turned upright (`orient`). A truncated file is
-//!   refused, whatever its format.
+//!   format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`, `jxl`, `jpeg2000`, `pnm`, `npy`) makes [`Frame`]s, turned upright (`orient`). A
+//!   truncated file is refused, whatever its format.
 //! - [`mod@plain_jpeg`]: selects the JPEGs that a hardware decoder may be given instead.
 //! - [`preprocess`]: turns a frame into a model's input (resize, crop, colour, and normalisation by `normalize`, now or later), written
 //!   straight into the caller's memory. It returns a [`Placement`], which maps back to the pixels of the posted image.
@@ -13,6 +13,7 @@
 
 mod back;
 mod bmp;
+mod boxes;
 #[cfg(test)]
 mod corpus;
 mod error;
@@ -20,6 +21,8 @@ mod foreign;
 pub mod format;
 mod gif;
 mod jpeg;
+mod jpeg2000;
+mod jxl;
 mod normalize;
 mod npy;
 mod orient;
@@ -129,6 +132,8 @@ pub struct Header {
     orientation: Orientation,
     /// The component sampling from which a reduced scale is chosen, if the image may be decoded at a fraction of its size.
     scales: Option<jpeg::Sampling>,
+    /// The same if it may be decoded at half its size, and that halved again.
+    halvings: Option<jpeg2000::Halvings>,
     /// Bytes of the first frame, decoded at its full size.
     frame_bytes: u64,
     /// The most bytes that the decoder holds beside the first frame.
@@ -166,6 +171,7 @@ impl Header {
             refused: 0,
             orientation,
             scales: None,
+            halvings: None,
             frame_bytes: samples * u64::from(bits.div_ceil(8)),
             work_bytes: 0,
         }
@@ -201,6 +207,9 @@ impl Header {
             let eighths = sampling.eighths(stored, self.orientation, enough);
             let scaled = |side: u32| u64::from(jpeg::scaled(side, eighths));
             bytes = scaled(self.width) * scaled(self.height) * u64::from(self.channels);
+        }
+        if let Some(halvings) = self.halvings {
+            bytes = halvings.bytes((self.width, self.height), enough);
         }
         let copies = if self.orientation == Orientation::UPRIGHT { 1 } else { 2 };
         bytes * copies + self.work_bytes
@@ -271,9 +280,9 @@ pub struct Frame {
     pub channels: u8,
     /// `width × height × channels` samples.
     pub samples: Samples,
-    /// Width and height of the posted image after orientation: larger than the frame's when a JPEG was decoded scaled.
+    /// Width and height of the posted image after orientation: larger than the frame's when a JPEG or a JPEG 2000 was decoded scaled.
     pub source: (u32, u32),
-    /// Where the posted image lies in the frame. The image covers the last column and row of a scaled JPEG only in part if its size is not
+    /// Where the posted image lies in the frame. The image covers the last column and row of a scaled frame only in part if its size is not
     /// a multiple of the scale. In every other case it covers the whole frame.
     pub covered: Region,
 }
@@ -337,6 +346,8 @@ fn open_as<B: AsRef<[u8]>>(format: Format, bytes: B, limits: &Limits) -> Result<
         Format::WebP => webp::header(file, limits),
         Format::Bmp => bmp::header(file, limits),
         Format::Gif => gif::header(file, limits),
+        Format::Jxl => jxl::header(file, limits),
+        Format::Jpeg2000 => jpeg2000::header(file, limits),
         Format::Pnm => pnm::header(file, limits),
         Format::Npy => npy::header(file, limits),
         Format::Tiff => pages.insert(tiff::walk(file, limits)?).header(),
@@ -359,7 +370,8 @@ impl<B: AsRef<[u8]>> Image<B> {
     /// Decodes the frame at `index`, upright.
     ///
     /// With `enough`, a JPEG may be decoded at a fraction of its size: at the smallest scale that leaves at least twice the size that
-    /// `enough` asks for along both axes, of colours too. `enough` takes and returns sizes after orientation.
+    /// `enough` asks for along both axes, of colours too; a JPEG 2000 at the smallest that leaves four times that size. `enough` takes and
+    /// returns sizes after orientation.
     ///
     /// # Errors
     /// [`DecodeError::Corrupt`] for truncated or damaged pixel data, and what is wrong with this page of a TIFF.
@@ -386,6 +398,8 @@ impl<B: AsRef<[u8]>> Image<B> {
             Format::WebP => webp::decode(bytes, limits),
             Format::Bmp => bmp::decode(bytes, limits),
             Format::Gif => gif::decode(bytes, limits),
+            Format::Jxl => jxl::decode(bytes, limits),
+            Format::Jpeg2000 => jpeg2000::decode(bytes, limits, enough),
             Format::Pnm => pnm::decode(bytes, limits),
             Format::Npy => npy::decode(bytes, limits, index),
             Format::Tiff => Err(DecodeError::corrupt(Format::Tiff, "it has no pages")),

@@ -260,6 +260,77 @@ fn lossy_webp_comes_back_nearly_as_it_was() {
 }
 
 #[test]
+fn lossless_jpeg_xl_and_jpeg_2000_come_back_as_they_were() {
+    let alpha = |x: u32, y: u32| (10 * x + y) as u8;
+    let colors = pixels(rgb);
+    let clear = pixels(|x, y| {
+        let [r, g, b] = rgb(x, y);
+        [r, g, b, alpha(x, y)]
+    });
+    let gray = pixels(|x, y| [(12 * x + y) as u8]);
+    let gray_alpha = pixels(|x, y| [(12 * x + y) as u8, alpha(x, y)]);
+    let wide = pixels(|x, y| [((12 * x + y) as u16 * 257) ^ 0x55]);
+    for (names, channels, expected) in [
+        (&["jxl_rgb.jxl", "jxl_animated.jxl", "j2k_rgb.jp2", "j2k_tiles.jp2"][..], 3, &colors),
+        (&["jxl_rgba.jxl", "j2k_rgba.jp2"], 4, &clear),
+        (&["jxl_gray.jxl"], 1, &gray),
+        (&["jxl_gray_alpha.jxl", "j2k_gray_alpha.jp2"], 2, &gray_alpha),
+    ] {
+        for name in names {
+            println!("{name}");
+            exactly(&corpus::fixture(name), channels, expected);
+        }
+    }
+    for name in ["jxl_wide.jxl", "j2k_wide.jp2"] {
+        assert_eq!(u16s(&frame(&corpus::fixture(name))), wide, "{name}");
+    }
+    // White is white, also of 12 bits.
+    let scaled = wide.iter().map(|v| (f64::from(v >> 4) * 65_535.0 / 4095.0).round() as u16);
+    assert!(u16s(&frame(&corpus::fixture("j2k_12.jp2"))).iter().copied().eq(scaled));
+    let palette = [[10, 20, 30], [200, 0, 90], [0, 255, 7], [90, 91, 92]];
+    exactly(&corpus::fixture("j2k_palette.jp2"), 3, &pixels(|x, y| palette[(12 * x + y) as usize % 4]));
+}
+
+#[test]
+fn lossy_jpeg_xl_and_jpeg_2000_are_what_other_decoders_make_of_them() {
+    // A JPEG inside of a JPEG XL is decoded with sums of its own, as each decoder of JPEG has.
+    for (name, most) in
+        [("jxl_lossy.jxl", 1), ("jxl_hidden.jxl", 1), ("jxl_turned.jxl", 3), ("j2k_bare.j2k", 1)]
+    {
+        println!("{name}");
+        let (stem, _) = name.split_once('.').unwrap();
+        let expected = frame(&corpus::fixture(&format!("{stem}.png")));
+        let decoded = frame(&corpus::fixture(name));
+        assert_eq!((decoded.width, decoded.height), (expected.width, expected.height));
+        assert!(largest_difference(u8s(&decoded), u8s(&expected)) <= most, "{name}");
+    }
+}
+
+#[test]
+fn a_jpeg_2000_is_halved_while_it_is_four_times_what_is_wanted() {
+    let bytes = corpus::fixture("j2k_halved.jp2");
+    let whole = decode(&bytes, &LIMITS, &whole).unwrap().remove(0);
+    assert_eq!((whole.width, whole.height), (100, 68));
+    for (wanted, times) in [((50, 34), 0), ((13, 8), 0), ((12, 8), 1), ((6, 4), 2), ((1, 1), 3)] {
+        let frame = decode(&bytes, &LIMITS, &|w, h| {
+            assert_eq!((w, h), (100, 68));
+            Some(wanted)
+        });
+        let frame = frame.unwrap().remove(0);
+        let size = (100u32.div_ceil(1 << times), 68u32.div_ceil(1 << times));
+        assert_eq!((frame.width, frame.height), size, "for {wanted:?}");
+        assert_eq!((frame.source, frame.covered.width), ((100, 68), 100.0 / f64::from(1 << times)));
+        let bytes = |enough| header(&bytes, &LIMITS).unwrap().decoded_bytes_for(enough);
+        assert_eq!(bytes(&|_, _| Some(wanted)) < bytes(&corpus::whole), times > 0);
+        if times == 1 {
+            // What Pillow makes of it.
+            let expected = self::frame(&corpus::fixture("j2k_halved.png"));
+            assert!(largest_difference(u8s(&frame), u8s(&expected)) <= 1);
+        }
+    }
+}
+
+#[test]
 fn every_kind_of_tiff_is_read() {
     use tiff::encoder::{Compression, DeflateLevel, colortype as tc};
     let gray = pixels(|x, y| [(12 * x + y) as u8]);
@@ -322,8 +393,8 @@ fn what_is_no_image_is_refused_with_what_was_tried() {
     let error = decode(b"%!PS-1.7 etc", &LIMITS, &whole).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "not an image: tried JPEG, PNG, WebP, BMP, GIF, TIFF, PNM, NPY, but the body begins with the text \"%!PS-1.7 etc\"; curl \
-         sends a file by -T FILE, and in a form by -F data=@FILE"
+        "not an image: tried JPEG, PNG, WebP, BMP, GIF, TIFF, JPEG XL, JPEG 2000, PNM, NPY, but the body begins with the text \
+         \"%!PS-1.7 etc\"; curl sends a file by -T FILE, and in a form by -F data=@FILE"
     );
     let other = decode(b"%!\0\x01", &LIMITS, &whole).unwrap_err().to_string();
     assert!(other.ends_with("begins with 25 21 00 01"), "{other}");
@@ -531,6 +602,15 @@ fn images_that_claim_too_much_are_refused_by_their_headers() {
     let mut bmp = corpus::bmp(&pixels(rgb), image::ExtendedColorType::Rgb8);
     bmp[18..26].copy_from_slice(&[0x20, 0x4e, 0, 0, 0x20, 0x4e, 0, 0]);
     too_large(&bmp, &limits, "image_pixels_max", square);
+
+    let mut jpeg2000 = corpus::fixture("j2k_bare.j2k");
+    for at in [8, 12, 24, 28] {
+        jpeg2000[at..at + 4].copy_from_slice(&20_000u32.to_be_bytes());
+    }
+    too_large(&jpeg2000, &limits, "image_pixels_max", square);
+
+    // Both sides are numbers of 18 bits, and all else is as usual.
+    too_large(b"\xff\x0a\xfc\x70\x02\x7e\x38\x31\0\0", &limits, "image_pixels_max", square);
 
     let mut webp = corpus::fixture("turned.webp");
     webp[24..30].copy_from_slice(&[0x1f, 0x4e, 0, 0x1f, 0x4e, 0]);

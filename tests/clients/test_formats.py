@@ -78,6 +78,9 @@ def npy(array):
         ("TIFF", {"compression": "tiff_adobe_deflate"}),
         ("TIFF", {"compression": "packbits"}),
         ("TIFF", {"compression": "zstd"}),
+        ("JPEG2000", {}),
+        ("JPEG2000", {"tile_size": (128, 128)}),
+        ("JPEG2000", {"no_jp2": True}),
     ],
 )
 def test_a_lossless_format_gives_the_picture(server, picture, form, options):
@@ -92,6 +95,7 @@ def test_a_lossless_format_gives_the_picture(server, picture, form, options):
         ("JPEG", {"quality": 90, "subsampling": 0}),
         ("JPEG", {"quality": 90, "subsampling": 1}),
         ("WEBP", {"quality": 90}),
+        ("JPEG2000", {"irreversible": True, "quality_mode": "rates", "quality_layers": [20]}),
         ("GIF", {}),
     ],
 )
@@ -100,7 +104,7 @@ def test_a_lossy_format_gives_what_pillow_reads(server, picture, form, options):
     check(server, data, rgb(Image.open(io.BytesIO(data))))
 
 
-@pytest.mark.parametrize("form", ["PNG", "JPEG", "TIFF", "BMP"])
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "TIFF", "BMP", "JPEG2000"])
 def test_grey_becomes_three_equal_channels(server, picture, form):
     data = reference.encoded(grey_of(picture), form)
     check(server, data, rgb(Image.open(io.BytesIO(data))))
@@ -124,14 +128,14 @@ def test_a_picture_of_one_bit_is_black_and_white(server, picture):
 
 def test_an_opaque_alpha_channel_changes_nothing(server, picture):
     opaque = np.dstack([picture, np.full((HEIGHT, WIDTH), 255, np.uint8)])
-    for form, options in (("PNG", {}), ("WEBP", {"lossless": True}), ("TIFF", {})):
+    for form, options in (("PNG", {}), ("WEBP", {"lossless": True}), ("TIFF", {}), ("JPEG2000", {})):
         check(server, reference.encoded(opaque, form, **options), picture)
 
 
 def test_sixteen_bits_are_scaled_to_the_same_range(server, picture):
     grey = grey_of(picture)
     deep = grey.astype(np.uint16) * 257
-    for form in ("PNG", "TIFF"):
+    for form in ("PNG", "TIFF", "JPEG2000"):
         check(server, reference.encoded(deep, form), np.dstack([grey] * 3))
 
 

@@ -22,7 +22,8 @@ impl Takes {
     fn extensions(self) -> &'static [&'static str] {
         match self {
             Takes::Images => &[
-                "jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm", "pam",
+                "jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "jxl", "jp2", "j2k", "pbm", "pgm",
+                "ppm", "pnm", "pam",
             ],
             Takes::Stacks => &["tif", "tiff", "npy"],
             Takes::Tensors => &["npy", "json"],
