@@ -17,14 +17,14 @@ use crate::{
         cuda::jpeg::{self, JpegOnGpu},
     },
     error::InferError,
-    image::{self, Frame, Header, Image, Limits, Placement, Scratch},
+    image::{self, Format, Frame, Header, Image, Limits, Placement, Scratch},
     models::{Form, ImageInput, Model},
 };
 pub use budget::Share;
 use budget::{Budget, DECODING};
 use bytes::Bytes;
 use crossbeam_channel::Sender;
-use policy::{files_of_request, steps_at_once};
+use policy::{files_of_request, slow_at_once, steps_at_once};
 use std::{
     cell::RefCell,
     io,
@@ -35,7 +35,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 pub use waiting::Turns;
 use waiting::{Counted, Waiting};
 
@@ -86,6 +86,8 @@ pub struct DecodePool {
     /// For the steps of files of several frames, whose frames may be large: a quarter of the threads, at least one where there are several,
     /// is left to others.
     steps: Arc<Semaphore>,
+    /// For files of [slow](Format::is_slow) formats, one of which may keep a thread for long.
+    slow: Semaphore,
     limits: Limits,
     budget: Arc<Budget>,
     /// Jobs that wait for a thread or for memory, or run.
@@ -115,8 +117,8 @@ impl DecodePool {
         }
         let (budget, in_pool) = (Arc::new(Budget::new(bytes_max)), Arc::default());
         let steps = Arc::new(Semaphore::new(steps_at_once(threads)));
-        let gpu_jpegs = AtomicU64::new(0);
-        Ok(DecodePool { jobs, threads, steps, limits, budget, in_pool, jpeg: None, gpu_jpegs })
+        let (slow, gpu_jpegs) = (Semaphore::new(slow_at_once(threads)), AtomicU64::new(0));
+        Ok(DecodePool { jobs, threads, steps, slow, limits, budget, in_pool, jpeg: None, gpu_jpegs })
     }
 
     /// The same, with a GPU for JPEGs that the threads have no time for.
@@ -225,6 +227,7 @@ impl DecodePool {
         if let Some(decoded) = self.on_gpu(&bytes, &model).await {
             return Ok(Opened::Only(decoded));
         }
+        let _turn = self.slow_turn(&bytes).await;
         let (limits, budget, of) = (self.limits, Arc::clone(&self.budget), Arc::clone(&model));
         let open = move || {
             let image = image::open(bytes, &limits)?;
@@ -243,6 +246,16 @@ impl DecodePool {
         };
         let share = self.share(needed, DECODING).await?;
         self.run(charged(permit, move || stage(&image, &model, share))).await?.map(Opened::Only)
+    }
+
+    /// Waits until a file of a slow format may be begun, if it is one.
+    async fn slow_turn(&self, bytes: &[u8]) -> Option<SemaphorePermit<'_>> {
+        if !Format::sniff(bytes).is_some_and(Format::is_slow) {
+            return None;
+        }
+        let _counted = Counted::among(&self.in_pool);
+        // An error: the semaphore was closed, which nobody does.
+        self.slow.acquire().await.ok()
     }
 
     /// Waits for memory.
@@ -363,6 +376,22 @@ mod tests {
         drop(all);
         assert!(matches!(waits.await, Ok(Opened::Only(_))));
         assert_eq!((pool.jobs(), pool.bytes()), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn files_of_slow_formats_wait_for_each_other_and_others_do_not_wait_for_them() {
+        let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
+        let pool = DecodePool::new(2, 1 << 20, limits).expect("two threads");
+        let stage = |bytes: &'static [u8]| pool.stage_only(bytes.into(), image_model(), None);
+        let other_one = pool.slow.acquire().await.expect("one at a time");
+        let mut waits = Box::pin(stage(b"\xff\x0a"));
+        assert!(futures_util::poll!(&mut waits).is_pending());
+        assert!(matches!(stage(b"P5 3 2 255 123456").await, Ok(Opened::Only(_))));
+        assert!(futures_util::poll!(&mut waits).is_pending());
+        assert_eq!(pool.jobs(), 1);
+        drop(other_one);
+        assert!(matches!(waits.await, Err(InferError::Decode(_))));
+        assert_eq!(pool.jobs(), 0);
     }
 
     #[tokio::test]

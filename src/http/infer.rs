@@ -24,6 +24,7 @@ use super::{
 use crate::{
     engine::{Tensor, TensorSpec},
     error::{InferError, bad},
+    image::Format,
     models::Model,
     words::clipped,
 };
@@ -108,7 +109,8 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let caller = Caller::of(front, request.extensions(), request.headers(), request.uri());
     let body = call.body(body::aligned(request, front.limits.body, length.unwrap_or(0))).await?;
     let (began, text) = (Instant::now(), length.unwrap_or(body.len()));
-    // Numbers as text take milliseconds per megabyte: not on the async threads.
+    // Numbers as text take milliseconds per megabyte, and so may the header of an image: not on the async threads.
+    let slow = length == Some(0) && Format::sniff(&body).is_some_and(Format::is_slow);
     let signature = Arc::clone(model);
     let images = model.image.is_some().then(|| front.decode.limits());
     let read = move || match length {
@@ -120,7 +122,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         length if signature.fit.is_some() => oip::read(&body, length, &[]),
         length => oip::read(&body, length, &signature.takes),
     };
-    let mut request = if text < INLINE_BYTES_MAX {
+    let mut request = if text < INLINE_BYTES_MAX && !slow {
         read()?
     } else {
         front.decode.run(charged(call.permit.as_ref(), read)).await??

@@ -64,6 +64,12 @@ impl Format {
         }
     }
 
+    /// Whether a small file can take its decoder many seconds, however few pixels it has for that: nothing bounds the work for a pixel
+    /// but the format.
+    pub fn is_slow(self) -> bool {
+        matches!(self, Format::Jxl | Format::Jpeg2000)
+    }
+
     /// The media type that HTTP uses, such as `image/jpeg`.
     pub fn media_type(self) -> &'static str {
         match self {

@@ -34,6 +34,11 @@ pub(super) fn steps_at_once(threads: usize) -> usize {
     (threads - threads.div_ceil(4)).max(1)
 }
 
+/// The most files of slow formats that are decoded at once: half of the threads are left to others, at least one where there are several.
+pub(super) fn slow_at_once(threads: usize) -> usize {
+    (threads / 2).max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,6 +77,12 @@ mod tests {
     fn files_of_several_frames_leave_a_quarter_of_the_threads_to_others() {
         let left = [1, 2, 3, 4, 8, 9, 16].map(|threads| threads - steps_at_once(threads));
         assert_eq!(left, [0, 1, 1, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn files_of_slow_formats_leave_half_of_the_threads_to_others() {
+        let left = [1, 2, 3, 4, 9].map(|threads| threads - slow_at_once(threads));
+        assert_eq!(left, [0, 1, 2, 2, 5]);
     }
 
     #[test]
