@@ -432,6 +432,7 @@ fn failed(what: &str, error: EngineError) -> EngineError {
     match error {
         EngineError::Input(reason) => EngineError::Input(with(reason)),
         EngineError::OutOfMemory(reason) => EngineError::OutOfMemory(with(reason)),
+        EngineError::Passing(reason) => EngineError::Passing(with(reason)),
         EngineError::Device(reason) => EngineError::Device(with(reason)),
     }
 }

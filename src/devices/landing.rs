@@ -111,6 +111,7 @@ impl Outbound {
         let reason = match &error {
             EngineError::Input(_) => FailReason::Input,
             EngineError::OutOfMemory(_) => FailReason::OutOfMemory,
+            EngineError::Passing(_) => FailReason::Passing,
             EngineError::Device(_) => FailReason::Device,
         };
         // Done first, so that no worker of this device takes the jobs again.

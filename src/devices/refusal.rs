@@ -51,7 +51,9 @@ impl From<EngineError> for Refusal {
     fn from(error: EngineError) -> Refusal {
         match error {
             EngineError::OutOfMemory(reason) => Refusal::Memory(reason),
-            EngineError::Input(reason) | EngineError::Device(reason) => Refusal::Failed(reason),
+            EngineError::Input(reason) | EngineError::Passing(reason) | EngineError::Device(reason) => {
+                Refusal::Failed(reason)
+            }
         }
     }
 }

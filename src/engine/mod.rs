@@ -41,6 +41,9 @@ pub enum EngineError {
     /// Too little memory was free for this batch; the engine still works. The jobs of the batch are run once more.
     #[error("{0}")]
     OutOfMemory(String),
+    /// Neither is at fault: something beside it was in its way, and has passed. The jobs of the batch are run once more.
+    #[error("{0}")]
+    Passing(String),
     /// The engine or its device is at fault: drop both.
     #[error("{0}")]
     Device(String),
@@ -120,8 +123,8 @@ pub trait Engine {
     /// parameters. If [`Engine::depth`] batches are in flight, this waits for the oldest first.
     ///
     /// # Errors
-    /// [`EngineError::Input`] if another batch may succeed, [`EngineError::OutOfMemory`] if this one may succeed later,
-    /// [`EngineError::Device`] if none will.
+    /// [`EngineError::Input`] if another batch may succeed, [`EngineError::OutOfMemory`] or [`EngineError::Passing`] if this one may
+    /// succeed later, [`EngineError::Device`] if none will.
     fn start(&mut self, inputs: Vec<Tensor>, setting: Option<&Setting>) -> Result<Flight, EngineError>;
 
     /// Runs one batch from any memory: starts a copy of it, and waits for that. For rare use: the copy is in pageable memory, since

@@ -352,6 +352,8 @@ impl Book {
             }
             Err(EngineError::Input(error)) => self.run_alone(batch, &InferError::Input(error), now),
             Err(EngineError::OutOfMemory(error)) => self.halve(batch, receipt, &error, now),
+            // A second chance and no third, as after a fault, which it is not: the device goes on.
+            Err(EngineError::Passing(error)) => self.run_elsewhere(batch, receipt, &error, false, now),
             Err(EngineError::Device(error)) => {
                 self.roster.note_fault(receipt.device, &error);
                 self.run_elsewhere(batch, receipt, &error, false, now)

@@ -358,6 +358,24 @@ fn a_failed_device_gives_its_jobs_a_second_chance_but_no_third() {
 }
 
 #[test]
+fn what_something_was_in_the_way_of_is_run_once_more_on_a_device_that_goes_on() {
+    let mut desk = Desk::new(false);
+    let passing = || Err(EngineError::Passing("a recording".into()));
+    let key = desk.push(3, 1);
+    let taken = desk.take();
+    desk.end(&taken, 1, passing());
+    assert_eq!((desk.answers(), desk.run(1)), (Vec::new(), vec![(0, 3)]));
+    assert_eq!(desk.answers(), [(key, Ok(vec![1, 2, 3]))]);
+    let key = desk.push(3, 1);
+    for _ in 0..2 {
+        let taken = desk.take();
+        desk.end(&taken, 1, passing());
+    }
+    let twice = "cpu: a recording, and then cpu: a recording";
+    assert_eq!(desk.answers(), [(key, Err(InferError::Device(twice.into())))]);
+}
+
+#[test]
 fn batches_of_one_job_that_were_on_their_way_together_fail_it_once() {
     let mut desk = Desk::new(false);
     let broken = || Err(EngineError::Device("xid 79".into()));

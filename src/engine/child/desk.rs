@@ -96,6 +96,7 @@ fn shortened(error: EngineError) -> EngineError {
     match error {
         EngineError::Input(text) => EngineError::Input(short(text)),
         EngineError::OutOfMemory(text) => EngineError::OutOfMemory(short(text)),
+        EngineError::Passing(text) => EngineError::Passing(short(text)),
         EngineError::Device(text) => EngineError::Device(short(text)),
     }
 }

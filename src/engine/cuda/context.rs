@@ -259,7 +259,7 @@ impl Context {
     /// may not say. The call that asks has no input, so it cannot fail because of one.
     pub fn judged(&self, error: EngineError) -> EngineError {
         match self.memory() {
-            Err(broken) if broken.fault() != Fault::OutOfMemory => {
+            Err(broken) if !matches!(broken.fault(), Fault::OutOfMemory | Fault::Passing) => {
                 EngineError::Device(format!("{error}; {broken}"))
             }
             _ => error,

@@ -1,8 +1,8 @@
-//! Classifies the driver's error codes by their consequence, of which there are three.
+//! Classifies the driver's error codes by their consequence, of which there are four.
 
 use crate::engine::EngineError;
 use cudarc::driver::{DriverError, sys::CUresult as Code};
-use std::ffi::CStr;
+use std::{ffi::CStr, ops::RangeInclusive};
 
 /// The consequence of an error of the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,6 +11,8 @@ pub enum Fault {
     Input,
     /// Memory of the device or of the host is used up; the context is intact.
     OutOfMemory,
+    /// A CUDA graph was being recorded somewhere, or that recording was broken; the context is intact, and the same may be done again.
+    Passing,
     /// The context cannot be trusted any more. This includes errors of kernels: every later call returns them again, and
     /// according to NVIDIA the process must end.
     Sticky,
@@ -79,10 +81,16 @@ impl From<CudaError> for EngineError {
         match error.fault() {
             Fault::Input => EngineError::Input(error.to_string()),
             Fault::OutOfMemory => EngineError::OutOfMemory(error.to_string()),
+            Fault::Passing => EngineError::Passing(error.to_string()),
             Fault::Sticky => EngineError::Device(error.to_string()),
         }
     }
 }
+
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` to `_WRONG_THREAD`: what a recording does not allow, and what breaks it. For none of these
+/// does `cuda.h` say, as it does for errors of kernels, that the context or the process must end.
+const RECORDING: RangeInclusive<u32> =
+    Code::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED as u32..=Code::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD as u32;
 
 /// The consequence of a code. A code that is not known to leave the context intact counts as sticky: a broken context gives wrong
 /// answers or none.
@@ -92,6 +100,8 @@ fn fault(code: u32) -> Fault {
         Fault::OutOfMemory
     } else if INPUT.iter().any(|input| *input as u32 == code) {
         Fault::Input
+    } else if RECORDING.contains(&code) {
+        Fault::Passing
     } else {
         Fault::Sticky
     }
@@ -150,6 +160,14 @@ mod tests {
         assert_eq!(fault(2), Fault::OutOfMemory);
         assert_eq!(fault(1), Fault::Input);
         assert_eq!(fault(12_345), Fault::Sticky, "what nobody knows");
+    }
+
+    #[test]
+    fn what_a_recording_forbids_or_is_broken_by_is_nobodys_fault() {
+        let passing: Vec<u32> = (0..1000).filter(|code| fault(*code) == Fault::Passing).collect();
+        assert_eq!(passing, (900..=908).collect::<Vec<_>>());
+        let error: EngineError = CudaError::of_code(900).into();
+        assert!(matches!(error, EngineError::Passing(_)), "{error:?}");
     }
 
     #[test]

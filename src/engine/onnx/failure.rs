@@ -29,6 +29,23 @@ const DEVICE: [&str; 7] = [
     "no kernel image is available",
 ];
 
+/// Texts of a call that the recording of a CUDA graph was in the way of, or of a recording that another call broke: CUDA's words, and its
+/// names and numbers for all of that kind.
+const RECORDING: [&str; 12] = [
+    "when stream is capturing",
+    "error during capture",
+    "cudaErrorStreamCapture",
+    "CUDA failure 900:",
+    "CUDA failure 901:",
+    "CUDA failure 902:",
+    "CUDA failure 903:",
+    "CUDA failure 904:",
+    "CUDA failure 905:",
+    "CUDA failure 906:",
+    "CUDA failure 907:",
+    "CUDA failure 908:",
+];
+
 /// ONNX Runtime reports the failure of any library in this form: `CUDNN_FE failure 11: CUDNN_BACKEND_API_FAILED ; GPU=0 ; hostname=n1`.
 const LIBRARY: [&str; 2] = [" failure ", " ; GPU="];
 
@@ -52,6 +69,8 @@ fn of_message(message: &str) -> EngineError {
     if is_out_of_memory(message) {
         let told = of_arena(&line).unwrap_or(line);
         EngineError::OutOfMemory(format!("out of memory: {told}"))
+    } else if says(&RECORDING) {
+        EngineError::Passing(line)
     } else if says(&DEVICE) || library_failed {
         EngineError::Device(line)
     } else {
@@ -159,6 +178,21 @@ mod tests {
         kind("CUDA failure 700: an illegal memory access was encountered ; GPU=0", EngineError::Device);
         kind("CUDA error cudaErrorNoKernelImageForDevice:no kernel image is available", EngineError::Device);
         kind("Non-zero status code returned while running Reshape node", EngineError::Input);
+    }
+
+    #[test]
+    fn a_recording_beside_a_run_is_neither_the_devices_fault_nor_the_inputs() {
+        let check = |failed: &str| {
+            kind(&format!("{failed} ; GPU=0 ; hostname=n1 ; file=/a.cc"), EngineError::Passing);
+        };
+        check("CUDA failure 900: operation not permitted when stream is capturing");
+        check("CUDA failure 901: operation failed due to a previous error during capture");
+        check(
+            "CUDA failure 906: operation would make the legacy stream depend on a capturing blocking stream",
+        );
+        check("CUDA error cudaErrorStreamCaptureInvalidated: operation failed");
+        kind("CUDA failure 9: invalid configuration argument ; GPU=0", EngineError::Device);
+        kind("CUDA failure 909: the operation cannot be performed ; GPU=0", EngineError::Device);
     }
 
     #[test]

@@ -73,6 +73,8 @@ reasons! {
         Input = "input",
         /// The device's memory was too small.
         OutOfMemory = "out_of_memory",
+        /// Something beside it was in its way.
+        Passing = "passing",
         /// The device failed.
         Device = "device",
     }

@@ -219,7 +219,8 @@ they were: `the model's work is dropped`, and `requests of the model are cut`\n\
 (a reply was not taken: `reply_stall_ms`; over HTTP/2 only if no other reply was open, or nothing of any was taken), `evicted` (it was \
 idle, and another waited for its place: `connections_max`)\n\
 - `ocelli_failed_batches_total`, `ocelli_retried_jobs_total`: `input` (the model refused the batch: its jobs run alone), `out_of_memory` \
-(the jobs run in smaller batches), `device` (the jobs run elsewhere)\n\
+(the jobs run in smaller batches), `passing` (a CUDA graph was being recorded beside it: the jobs run once more), `device` (the jobs run \
+elsewhere)\n\
 - `ocelli_fallbacks_total`: `device_away` (no device that the model is meant for serves it now), `device_failed`, `out_of_memory` \
 (of the device that had the job first)\n\
 - `nv_inference_request_failure`: `REJECTED` (refused for a full queue, a deadline or a drain), `CANCELED` (the caller went \

@@ -46,7 +46,7 @@ pub(super) struct File<'a> {
 pub(super) enum Failed {
     /// One of its files cannot be decoded.
     File(String),
-    /// Too little memory was free.
+    /// Too little memory was free, or something else was in the way, for now.
     Memory(String),
     /// The decoder cannot be trusted any more.
     Broken(String),
@@ -55,7 +55,7 @@ pub(super) enum Failed {
 impl From<CudaError> for Failed {
     fn from(error: CudaError) -> Failed {
         match error.fault() {
-            Fault::OutOfMemory => Failed::Memory(error.to_string()),
+            Fault::OutOfMemory | Fault::Passing => Failed::Memory(error.to_string()),
             Fault::Input | Fault::Sticky => Failed::Broken(error.to_string()),
         }
     }
