@@ -255,6 +255,11 @@ impl Context {
         Ok(MemoryInfo { free: free as u64, total: total as u64 })
     }
 
+    /// Why nothing more can be done in it, if so.
+    pub(super) fn broken(&self) -> Option<CudaError> {
+        self.memory().err().filter(|error| error.fault() == Fault::Sticky)
+    }
+
     /// Reclassifies the error of a batch that could not be started, by asking the driver whether the context is intact: the error itself
     /// may not say. The call that asks has no input, so it cannot fail because of one.
     pub fn judged(&self, error: EngineError) -> EngineError {
@@ -352,6 +357,9 @@ impl Streams {
     /// Ends a recording that was left open on the compute stream: until it ends, nobody can wait for the stream.
     pub(super) fn end_recording(&self) {
         let stream = self.compute.cu_stream();
+        if let Err(error) = enter(self.compute.context()) {
+            tracing::debug!(?error, "a recording may be left open");
+        }
         // SAFETY: the stream is alive; nobody uses what was recorded.
         unsafe {
             let status = result::stream::is_capturing(stream);

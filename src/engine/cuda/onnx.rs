@@ -5,9 +5,9 @@
 //! Device memory for inputs, and for outputs whose shapes follow from the inputs', is allocated once per batch size (`bucket`). Pixels
 //! are copied to memory of their own, and a kernel converts them to numbers (`pixels`). Another kernel reduces an output before it
 //! leaves the device (`reduced`). `launch` enqueues these steps; `graphs` records and replays them, for networks that `recordable`
-//! accepts; `met` is what is known about shapes. `place` has the resources of a batch in flight, `flight` its pending results; `idle`
-//! releases memory. ONNX Runtime allocates the rest from an arena of its own, which grows with the first batch of a size. The free
-//! memory of the device then shows how much it has taken.
+//! accepts; `met` is what is known about shapes. `kept` is the session, and how it ends. `place` has the resources of a batch in flight,
+//! `flight` its pending results; `idle` releases memory. ONNX Runtime allocates the rest from an arena of its own, which grows with the
+//! first batch of a size. The free memory of the device then shows how much it has taken.
 //!
 //! Bindings are dropped before the session, and the session before the stream that it was created with. Values of ONNX Runtime's hold
 //! the session, so whoever holds such a value must hold the streams as well.
@@ -17,6 +17,7 @@ mod bucket;
 mod flight;
 mod graphs;
 mod idle;
+mod kept;
 mod launch;
 mod met;
 mod pixels;
@@ -26,7 +27,7 @@ mod reduced;
 
 pub use crate::engine::onnx::gpu::Load;
 
-use super::{Context, Fault, Heap, HostMemory, Streams};
+use super::{Context, Heap, HostMemory, Streams};
 use crate::engine::{
     DataType, Ends, Engine, EngineError, Flight, Habits, Setting, Signature, Tensor,
     ends::Reading,
@@ -34,12 +35,13 @@ use crate::engine::{
         Placement, Runtime,
         binding::Where,
         gpu::{CudaGraph, Provider},
-        session::{GpuTarget, Session, Target},
+        session::{GpuTarget, Target},
     },
     staging::{Blocks, Memory},
 };
 use bucket::{Bucket, Output};
 use graphs::Graphs;
+use kept::Kept;
 use met::Met;
 use ort::session::RunOptions;
 use pixels::Normalizer;
@@ -65,7 +67,7 @@ pub struct OnnxOnGpu {
     /// Declared, and so dropped, before the session, to which their bindings belong.
     places: Vec<Place>,
     /// Declared before the streams, on one of which it works.
-    session: Session,
+    session: Kept,
     streams: Arc<Streams>,
     context: Arc<Context>,
     heap: Arc<Heap>,
@@ -117,7 +119,7 @@ impl OnnxOnGpu {
         runtime.check_gpu(context.gpu())?;
         let too_old = recordable::too_old(runtime.check_replays(), &load.asked)?;
         let ordinal = i32::try_from(context.gpu().ordinal).map_err(|_| "no such GPU".to_owned())?;
-        let streams = context.streams().map_err(|error| error.to_string())?;
+        let streams = Arc::new(context.streams().map_err(|error| error.to_string())?);
         let memory = context.memory().map_err(|error| error.to_string())?;
         let arena_bytes_max = memory.part(load.instances, load.memory_bytes_max);
         // With `auto`, graphs are only tried if nothing speaks against it.
@@ -132,7 +134,8 @@ impl OnnxOnGpu {
             arena_bytes_max,
             cache: load.cache.as_deref(),
         };
-        let with = Session::load(runtime, &load.path, Target::Gpu(target));
+        let session = |target| Kept::load(runtime, &load.path, Target::Gpu(target), (context, &streams));
+        let with = session(target);
         let (session, refused) = if target.graphs && tried {
             // ONNX Runtime refuses to record, for example, nodes on the CPU.
             let fit = with.and_then(|session| match recordable::speaks_against(&session)? {
@@ -144,7 +147,7 @@ impl OnnxOnGpu {
                 Err(why) => {
                     // The memory of the first session is free again.
                     let without = GpuTarget { graphs: false, ..target };
-                    (Session::load(runtime, &load.path, Target::Gpu(without))?, Some(why))
+                    (session(without)?, Some(why))
                 }
             }
         } else {
@@ -190,8 +193,8 @@ impl OnnxOnGpu {
         context: &Arc<Context>,
         path: &Path,
     ) -> Result<(OnnxOnGpu, Placement), String> {
-        let streams = context.streams().map_err(|error| error.to_string())?;
-        let session = Session::load(runtime, path, Target::Cpu(1))?;
+        let streams = Arc::new(context.streams().map_err(|error| error.to_string())?);
+        let session = Kept::load(runtime, path, Target::Cpu(1), (context, &streams))?;
         let placement = session.placement()?;
         let on_gpu = vec![true; session.signature().inputs.len()];
         let engine = OnnxOnGpu::around(session, streams, context, Where::Host, on_gpu, 0)?;
@@ -213,8 +216,8 @@ impl OnnxOnGpu {
     }
 
     fn around(
-        session: Session,
-        streams: Streams,
+        session: Kept,
+        streams: Arc<Streams>,
         context: &Arc<Context>,
         device: Where,
         on_gpu: Vec<bool>,
@@ -231,7 +234,7 @@ impl OnnxOnGpu {
         let mut engine = OnnxOnGpu {
             places: Vec::new(),
             session,
-            streams: Arc::new(streams),
+            streams,
             context: Arc::clone(context),
             heap: Heap::new(context),
             device,
@@ -416,14 +419,10 @@ impl Engine for OnnxOnGpu {
 
 impl Drop for OnnxOnGpu {
     fn drop(&mut self) {
-        // Batches in flight use memory of the places.
+        // Batches in flight use memory of the places; a recording that was left open would keep anybody from waiting for them.
+        self.streams.end_recording();
         self.streams.settle();
-        if let Err(error) = self.context.memory()
-            && error.fault() == Fault::Sticky
-        {
-            // This process can no longer use the context in any case.
-            tracing::warn!(gpu = self.context.gpu().id, %error, "what ONNX Runtime has on a GPU that failed is left there");
-            self.session.leak();
+        if self.context.broken().is_some() {
             for place in &mut self.places {
                 place.buckets.drain(..).for_each(Bucket::leak);
             }

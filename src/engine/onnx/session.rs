@@ -132,12 +132,6 @@ impl Session {
         &mut self.session
     }
 
-    /// Leaks ONNX Runtime's own session: destroying it in a failed context throws an exception that nobody catches, which ends
-    /// the process.
-    pub(in crate::engine) fn leak(&self) {
-        std::mem::forget(self.session.inner());
-    }
-
     /// Where its nodes run.
     ///
     /// # Errors

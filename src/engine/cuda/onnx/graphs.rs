@@ -12,7 +12,7 @@
 #![allow(unsafe_code)]
 
 use super::{
-    super::{CudaError, Fault, context::synchronize},
+    super::{CudaError, context::synchronize},
     OnnxOnGpu,
     bucket::Output,
     place::BUCKETS_MAX,
@@ -139,7 +139,7 @@ impl OnnxOnGpu {
             Err(error) => {
                 self.streams.end_recording();
                 self.streams.settle();
-                if self.context.memory().is_err_and(|broken| broken.fault() == Fault::Sticky) {
+                if self.context.broken().is_some() {
                     return Err(error);
                 }
                 error.to_string()

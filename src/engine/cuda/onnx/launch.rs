@@ -132,7 +132,8 @@ impl OnnxOnGpu {
         let values = match begun {
             Ok(values) => values,
             Err(error) => {
-                // Work that was enqueued may still read and write.
+                // Work that was enqueued may still read and write; where a recording is left open, it cannot be waited for.
+                self.streams.end_recording();
                 self.streams.settle();
                 self.places[place].buckets.remove(bucket);
                 self.put_back(place);
