@@ -21,6 +21,7 @@ mod pixels;
 mod poisoned;
 mod process;
 mod readings;
+mod recording;
 mod room;
 mod scenarios;
 mod search;

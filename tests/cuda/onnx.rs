@@ -17,20 +17,20 @@ use std::{
     sync::Arc,
 };
 
-fn runtime() -> Runtime {
+pub(crate) fn runtime() -> Runtime {
     Runtime::load(&config().onnx_runtime, u64::MAX).unwrap()
 }
 
-fn digits() -> PathBuf {
+pub(crate) fn digits() -> PathBuf {
     root().join("examples/models/digits/model.onnx")
 }
 
-fn load(context: &Arc<Context>, path: &Path) -> OnnxOnGpu {
+pub(crate) fn load(context: &Arc<Context>, path: &Path) -> OnnxOnGpu {
     OnnxOnGpu::load_on_host(&runtime(), context, path).unwrap().0
 }
 
 /// Pictures of digits that nobody wrote.
-fn pictures(seed: u64, count: usize) -> Vec<Tensor> {
+pub(crate) fn pictures(seed: u64, count: usize) -> Vec<Tensor> {
     let random = &mut Random(seed);
     let values: Vec<f32> = (0..count * 32 * 32).map(|_| random.next()).collect();
     vec![floats(vec![count, 1, 32, 32], &values)]
@@ -41,18 +41,18 @@ fn floats(shape: Vec<usize>, values: &[f32]) -> Tensor {
 }
 
 /// Begins a batch as a worker does.
-fn start(engine: &mut OnnxOnGpu, inputs: &[Tensor]) -> Result<Flight, EngineError> {
+pub(crate) fn start(engine: &mut OnnxOnGpu, inputs: &[Tensor]) -> Result<Flight, EngineError> {
     let inputs = staged(engine, inputs);
     engine.start(inputs, None)
 }
 
-fn on_cpu(path: &Path, inputs: &[Tensor]) -> Vec<Tensor> {
+pub(crate) fn on_cpu(path: &Path, inputs: &[Tensor]) -> Vec<Tensor> {
     let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
     runtime().load_cpu(path, 1).unwrap().run(&views, None).unwrap()
 }
 
 /// Fails unless all outputs are the same to the bit: it is the same code that computed them.
-fn same(what: &str, got: &[Tensor], expected: &[Tensor]) {
+pub(crate) fn same(what: &str, got: &[Tensor], expected: &[Tensor]) {
     let all = |tensors: &[Tensor]| -> Vec<(DataType, Vec<usize>, Vec<u8>)> {
         tensors.iter().map(|t| (t.datatype, t.shape.clone(), t.data.to_vec())).collect()
     };
@@ -360,7 +360,7 @@ fn a_copy_that_fails_is_the_devices_fault_and_leaves_nothing_behind() {
 }
 
 /// What the log says of what this thread does.
-fn said(act: impl FnOnce()) -> String {
+pub(crate) fn said(act: impl FnOnce()) -> String {
     let file = tempfile::NamedTempFile::new().unwrap();
     let log = tracing_subscriber::fmt().with_writer(Arc::new(file.reopen().unwrap())).finish();
     tracing::subscriber::with_default(log, act);

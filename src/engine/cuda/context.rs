@@ -1,4 +1,4 @@
-//! A GPU that this process has taken: its primary context, streams and events, and how much of its memory is used.
+//! A GPU that this process has taken: its primary context, what is created in it, and how much of its memory is used.
 //!
 //! ONNX Runtime uses the same primary context. It is kept until the last thing created in it is dropped. If the CUDA runtime has
 //! retained it for a library, it is kept even longer: for good ([`remains`]). cudarc's own tracking of which stream uses which
@@ -6,15 +6,16 @@
 #![allow(unsafe_code)]
 
 use super::{
-    CudaError, Fault, HostMemory,
+    CudaError, Event, Fault, HostMemory, Streams,
     driver::Gpu,
     numa::{self, Near},
 };
 use crate::engine::{EngineError, staging::Memory};
 use cudarc::driver::{
-    CudaContext, CudaEvent, CudaStream, DriverError, result,
+    CudaContext, CudaStream, DriverError, result,
     sys::{self, CUevent_flags, CUmemPool_attribute, CUmemoryPool},
 };
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::{
     cell::Cell,
     path::Path,
@@ -38,6 +39,8 @@ pub struct Context {
     pub(super) host: HostMemory,
     /// Memory that results are copied to, if not ordinary pinned memory.
     landing: OnceLock<Memory>,
+    /// Held alone by whoever records a CUDA graph, and shared by those who must not meet a recording ([`Context::no_recording`]).
+    recordings: RwLock<()>,
     /// Declared last, so that it is dropped last.
     _after: After,
 }
@@ -120,7 +123,10 @@ pub(super) fn synchronize(stream: &CudaStream) -> Result<(), DriverError> {
 
 /// Has this thread wait for work in this context, even after earlier errors: until then, the device still reads and writes the memory
 /// involved, so it must not be reused.
-fn wait_in(cuda: &CudaContext, wait: impl FnOnce() -> Result<(), DriverError>) -> Result<(), DriverError> {
+pub(super) fn wait_in(
+    cuda: &CudaContext,
+    wait: impl FnOnce() -> Result<(), DriverError>,
+) -> Result<(), DriverError> {
     if let Err(error) = enter(cuda) {
         tracing::debug!(?error, "a thread waits for a context that it cannot make its own");
     }
@@ -196,8 +202,17 @@ impl Context {
         let near = Near::find(Path::new(numa::SYSTEM), gpu.numa_node);
         host.open(&cuda, near.as_ref());
         let after = After { gpu: gpu.clone(), host: host.clone() };
-        let (held, landing) = (AtomicU64::new(0), OnceLock::new());
-        let context = Context { cuda, gpu: gpu.clone(), near, heap, held, host, landing, _after: after };
+        let context = Context {
+            cuda,
+            gpu: gpu.clone(),
+            near,
+            heap,
+            held: AtomicU64::new(0),
+            host,
+            landing: OnceLock::new(),
+            recordings: RwLock::new(()),
+            _after: after,
+        };
         // The pool keeps memory that a batch has freed for the next one; `trim` releases it.
         if let Some(pool) = context.pool().map_err(failed())? {
             let mut threshold = u64::MAX;
@@ -258,6 +273,29 @@ impl Context {
     /// Why nothing more can be done in it, if so.
     pub(super) fn broken(&self) -> Option<CudaError> {
         self.memory().err().filter(|error| error.fault() == Fault::Sticky)
+    }
+
+    /// Waits until nobody records a CUDA graph here, and keeps it so while the guard is held: for calls that wait for the whole device.
+    /// CUDA refuses these beside any recording, and breaks the recording, whatever mode either thread is in. ONNX Runtime waits so when it
+    /// makes a session, and the libraries that it and nvJPEG use do when what they hold begins and ends.
+    ///
+    /// No two threads wait for each other here. Whoever records takes the lock only if it is free ([`Context::recording`]), and then waits
+    /// for the device alone, never for a thread. So whoever waits here waits for a recording at most, and guards may be nested.
+    pub(super) fn no_recording(&self) -> RwLockReadGuard<'_, ()> {
+        self.recordings.read_recursive()
+    }
+
+    /// The right to record a CUDA graph while the guard is held; `None` if that cannot be had at once. Not waited for: a model may take
+    /// minutes to load, and a batch can be run without a graph. Nor is it needed to replay one.
+    pub(super) fn recording(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        self.recordings.try_write()
+    }
+
+    /// Waits for everything on the GPU that is this process's.
+    pub(super) fn synchronize(&self) -> Result<(), CudaError> {
+        enter(&self.cuda)
+            .and_then(|()| result::ctx::synchronize())
+            .map_err(CudaError::when("cannot wait for the GPU"))
     }
 
     /// Reclassifies the error of a batch that could not be started, by asking the driver whether the context is intact: the error itself
@@ -331,82 +369,6 @@ impl Context {
             made.map_err(CudaError::when("cannot make a stream"))
         };
         Ok(Streams { upload: stream()?, compute: stream()?, download: stream()? })
-    }
-}
-
-/// Streams that run concurrently: copies in each direction, and kernels.
-#[derive(Debug)]
-pub struct Streams {
-    pub(super) upload: Arc<CudaStream>,
-    pub(super) compute: Arc<CudaStream>,
-    pub(super) download: Arc<CudaStream>,
-}
-
-impl Streams {
-    /// Waits until nothing runs on any stream, even after errors: afterwards, memory that was being copied can be reused.
-    pub(super) fn settle(&self) {
-        for stream in [&self.upload, &self.compute, &self.download] {
-            if let Err(error) = synchronize(stream) {
-                tracing::debug!(?error, "work on a stream ended badly");
-            }
-        }
-    }
-}
-
-impl Streams {
-    /// Ends a recording that was left open on the compute stream: until it ends, nobody can wait for the stream.
-    pub(super) fn end_recording(&self) {
-        let stream = self.compute.cu_stream();
-        if let Err(error) = enter(self.compute.context()) {
-            tracing::debug!(?error, "a recording may be left open");
-        }
-        // SAFETY: the stream is alive; nobody uses what was recorded.
-        unsafe {
-            let status = result::stream::is_capturing(stream);
-            if matches!(status, Ok(sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) | Err(_)) {
-                return;
-            }
-            match result::stream::end_capture(stream) {
-                Ok(graph) if !graph.is_null() => drop(result::graph::destroy(graph)),
-                ended => tracing::debug!(?ended, "a recording that was left came to nothing"),
-            }
-        }
-    }
-}
-
-/// A point in a stream.
-#[derive(Debug)]
-pub struct Event(CudaEvent);
-
-impl Event {
-    /// Marks the work that has been enqueued on the stream so far.
-    pub(super) fn record(&self, stream: &CudaStream) -> Result<(), CudaError> {
-        let entered = enter(self.0.context());
-        // SAFETY: event and stream are there.
-        let recorded =
-            entered.and_then(|()| unsafe { result::event::record(self.0.cu_event(), stream.cu_stream()) });
-        recorded.map_err(CudaError::when("cannot mark a point in a stream"))
-    }
-
-    /// Has a stream, not this thread, wait for the event.
-    pub(super) fn before(&self, stream: &CudaStream) -> Result<(), CudaError> {
-        let entered = enter(self.0.context());
-        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: event and stream are there.
-        let waits = entered.and_then(|()| unsafe {
-            result::stream::wait_event(stream.cu_stream(), self.0.cu_event(), flags)
-        });
-        waits.map_err(CudaError::when("cannot have one stream wait for another"))
-    }
-
-    /// Waits for the event, without keeping a core busy.
-    ///
-    /// # Errors
-    /// If the work before it failed.
-    pub fn wait(&self) -> Result<(), CudaError> {
-        // SAFETY: the event is alive.
-        wait_in(self.0.context(), || unsafe { result::event::synchronize(self.0.cu_event()) })
-            .map_err(CudaError::when("work on the GPU failed"))
     }
 }
 

@@ -2,7 +2,7 @@
 //! libraries but the driver's.
 //!
 //! - [`driver`]: finds the driver and GPUs, or says in one line why there are none.
-//! - [`context`]: a GPU that this process has taken, its streams and events.
+//! - [`context`]: a GPU that this process has taken. `streams`: its streams and events.
 //! - [`numa`]: the processors near it.
 //! - [`memory`]: buffers on it; [`host`]: pinned host memory, which it copies from and to by itself.
 //! - [`module`]: our kernels on it; `preprocess`: those that turn images into items.
@@ -25,11 +25,13 @@ pub mod module;
 pub mod numa;
 pub mod onnx;
 mod preprocess;
+mod streams;
 
 pub use canary::canary;
-pub use context::{Context, Event, MemoryInfo, Streams, headroom_bytes, remains};
+pub use context::{Context, MemoryInfo, headroom_bytes, remains};
 pub use driver::{Driver, Gpu, NoGpu, keep_kernels_in, probe};
 pub use fault::{CudaError, Fault};
 pub use host::HostMemory;
 pub use memory::{Buffer, Heap};
 pub use module::{Kernel, Module};
+pub use streams::{Event, Streams};

@@ -100,6 +100,8 @@ pub struct OnnxOnGpu {
     /// Places that are not used for lack of memory, until the engine is idle.
     given_up: Vec<usize>,
     batches: u64,
+    /// Whether a batch has been begun.
+    has_run: bool,
     /// The options of runs that are waited for.
     waited: RunOptions,
 }
@@ -256,6 +258,7 @@ impl OnnxOnGpu {
             in_use: 0,
             given_up: Vec::new(),
             batches: 0,
+            has_run: false,
             waited: options(true).map_err(|error| error.to_string())?,
         };
         for index in 0..DEPTH {
@@ -422,9 +425,11 @@ impl Drop for OnnxOnGpu {
         // Batches in flight use memory of the places; a recording that was left open would keep anybody from waiting for them.
         self.streams.end_recording();
         self.streams.settle();
-        if self.context.broken().is_some() {
-            for place in &mut self.places {
-                place.buckets.drain(..).for_each(Bucket::leak);
+        let broken = self.context.broken().is_some();
+        let _alone = self.context.no_recording();
+        for bucket in self.places.iter_mut().flat_map(|place| place.buckets.drain(..)) {
+            if broken {
+                bucket.leak();
             }
         }
     }

@@ -27,8 +27,9 @@ pub(super) struct Bucket {
     pub(super) binding: Binding,
     /// The options of its runs.
     pub(super) options: RunOptions,
-    /// Whether its runs replay a graph.
+    /// Whether its runs replay a graph, and whether it is still to be found out if they may.
     pub(super) recorded: bool,
+    pub(super) untried: bool,
     inputs: Vec<Input>,
     /// The pixels of the first input, once pixels have come for it.
     pixels: Option<Pixels>,
@@ -153,6 +154,7 @@ impl Bucket {
             binding,
             options,
             recorded: false,
+            untried: true,
             inputs,
             pixels: None,
             reduced: None,

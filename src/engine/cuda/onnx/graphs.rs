@@ -6,6 +6,11 @@
 //! with a number may already end in a replay, and comparing two replays would show nothing. Before the replay that is compared, the
 //! outputs are overwritten, so that a replay which writes nothing is noticed.
 //!
+//! Nothing is recorded while somebody makes or ends what waits for the whole device, such as a session ([`Context::recording`]): a later
+//! batch of the size is recorded instead. A recording that such a call has broken all the same is tried once more.
+//!
+//! [`Context::recording`]: super::super::Context::recording
+//!
 //! This comparison is made only once. ONNX Runtime has to keep the memory of a recorded size in place, whatever runs later. Version 1.31
 //! does, except for convolutions that it fuses with what follows (`Session::load` disables that). With older versions nothing is
 //! recorded ([`Runtime::check_replays`](crate::engine::onnx::Runtime::check_replays)).
@@ -22,6 +27,7 @@ use crate::engine::{
     onnx::{binding::Where, gpu::CudaGraph},
 };
 use ort::session::RunOptions;
+use std::sync::Arc;
 
 /// Most graphs that are recorded. ONNX Runtime keeps each as long as the session, whatever happens to the memory that it was recorded
 /// with: if callers choose extents, their number would grow without limit. A number cannot be reused either: a run with it is always a
@@ -31,6 +37,9 @@ const GRAPHS_MAX: usize = super::DEPTH * BUCKETS_MAX;
 
 /// Bytes of each output that are compared, from its start: all items are processed alike.
 const COMPARED_MAX: usize = 16 << 20;
+
+/// How often a batch is tried to be recorded, if something else has broken the recording.
+const TRIES: usize = 2;
 
 /// How far floats may differ, relative to the largest of their output: other algorithms may round differently, and wrong results are
 /// mostly further off.
@@ -125,24 +134,35 @@ pub(super) fn number(options: &mut RunOptions, graph: Option<usize>) -> Result<(
 }
 
 impl OnnxOnGpu {
-    /// Records a batch, if possible, after its first run has ended. Afterwards the outputs on the device are those of a run, whether it
-    /// could be recorded or not.
+    /// Records a batch that was run, if possible and if nobody is in the way. Afterwards the outputs on the device are those of a run,
+    /// whether it could be recorded or not.
     ///
     /// # Errors
     /// If nothing can be run any more.
     pub(super) fn record(&mut self, (place, bucket): (usize, usize)) -> Result<(), EngineError> {
+        let context = Arc::clone(&self.context);
+        let Some(_alone) = context.recording() else { return Ok(()) };
+        self.places[place].buckets[bucket].untried = false;
         let is_fixed = self.places[place].buckets[bucket].is_fixed();
-        let Some(graph) = self.graphs.next(is_fixed) else { return Ok(()) };
-        let why = match self.replay((place, bucket), graph) {
-            Ok(None) => return Ok(()),
-            Ok(Some(difference)) => difference,
-            Err(error) => {
-                self.streams.end_recording();
-                self.streams.settle();
-                if self.context.broken().is_some() {
-                    return Err(error);
+        let mut tries = 0;
+        let why = loop {
+            let Some(graph) = self.graphs.next(is_fixed) else { return Ok(()) };
+            tries += 1;
+            match self.replay((place, bucket), graph) {
+                Ok(None) => return Ok(()),
+                Ok(Some(difference)) => break difference,
+                Err(error) => {
+                    self.streams.end_recording();
+                    self.streams.settle();
+                    if self.context.broken().is_some() {
+                        return Err(error);
+                    }
+                    if tries == TRIES || !matches!(error, EngineError::Passing(_)) {
+                        break error.to_string();
+                    }
+                    tracing::debug!(%error, "a CUDA graph is recorded again");
+                    self.run_plainly((place, bucket))?;
                 }
-                error.to_string()
             }
         };
         self.graphs.records = false;
@@ -151,7 +171,14 @@ impl OnnxOnGpu {
             number(&mut bucket.options, None)?;
         }
         self.graphs.tell("no CUDA graphs are recorded for the model any more", &why);
-        let bucket = &self.places[place].buckets[bucket];
+        self.run_plainly((place, bucket))
+    }
+
+    /// Runs a batch again after a recording of it has failed, as no part of a graph.
+    fn run_plainly(&mut self, (place, bucket): (usize, usize)) -> Result<(), EngineError> {
+        let bucket = &mut self.places[place].buckets[bucket];
+        bucket.recorded = false;
+        number(&mut bucket.options, None)?;
         // The CUDA runtime may report the earlier failure to the next run, so a failed run is repeated once.
         let ran = self.session.run(&bucket.binding, &bucket.options);
         ran.or_else(|_| self.session.run(&bucket.binding, &bucket.options))?;
@@ -164,12 +191,22 @@ impl OnnxOnGpu {
         (place, bucket): (usize, usize),
         graph: usize,
     ) -> Result<Option<String>, EngineError> {
+        // The first batch of a size has ended. Of a later one, which is recorded since the first could not be, not even its uploads have.
+        self.streams.settle();
         let ran = self.outputs((place, bucket))?;
         let bucket_of = &mut self.places[place].buckets[bucket];
         number(&mut bucket_of.options, Some(graph))?;
         bucket_of.recorded = true;
-        // ONNX Runtime decides whether the first run records or only prepares for it.
-        self.session.run(&bucket_of.binding, &bucket_of.options)?;
+        // ONNX Runtime decides whether the first run records or only prepares for it. The CPU leaves nothing to record, but while it stands
+        // in for a GPU, the stream is recorded as one's is.
+        if self.device == Where::Host {
+            self.streams.begin_recording()?;
+            let ran = self.session.run(&bucket_of.binding, &bucket_of.options);
+            self.streams.finish_recording()?;
+            ran?;
+        } else {
+            self.session.run(&bucket_of.binding, &bucket_of.options)?;
+        }
         for output in &bucket_of.outputs {
             if let Output::Ours { buffer, is_input: false, .. } = output {
                 buffer.fill(0xa5, &self.streams.compute)?;

@@ -1,7 +1,7 @@
 //! A session in a GPU's context, and how it ends there.
 #![allow(unsafe_code)]
 
-use super::super::{Context, Streams};
+use super::super::{Context, CudaError, Streams};
 use crate::engine::onnx::{
     Runtime,
     session::{Session, Target},
@@ -20,6 +20,8 @@ pub(super) struct Kept {
     context: Arc<Context>,
     /// Those that the session works on.
     streams: Arc<Streams>,
+    /// Whether the CPU runs it in place of an emulated GPU.
+    stands_in: bool,
 }
 
 impl Kept {
@@ -33,8 +35,21 @@ impl Kept {
         target: Target<'_>,
         (context, streams): (&Arc<Context>, &Arc<Streams>),
     ) -> Result<Kept, String> {
-        let session = ManuallyDrop::new(Session::load(runtime, path, target)?);
-        Ok(Kept { session, context: Arc::clone(context), streams: Arc::clone(streams) })
+        let _alone = context.no_recording();
+        let kept = Kept {
+            session: ManuallyDrop::new(Session::load(runtime, path, target)?),
+            context: Arc::clone(context),
+            streams: Arc::clone(streams),
+            stands_in: matches!(target, Target::Cpu(_)),
+        };
+        kept.wait_as_a_gpus().map_err(|error| error.to_string())?;
+        Ok(kept)
+    }
+
+    /// Waits for the whole device where a session on a GPU does: ONNX Runtime's provider for CUDA when it is made, and its libraries
+    /// when they end.
+    fn wait_as_a_gpus(&self) -> Result<(), CudaError> {
+        if self.stands_in { self.context.synchronize() } else { Ok(()) }
     }
 }
 
@@ -62,7 +77,11 @@ impl Drop for Kept {
             tracing::warn!(gpu, %error, "what ONNX Runtime has on a GPU that failed is left there");
             return;
         }
+        let _alone = self.context.no_recording();
         // SAFETY: nobody uses it any more, and it is dropped nowhere else.
         unsafe { ManuallyDrop::drop(&mut self.session) };
+        if let Err(error) = self.wait_as_a_gpus() {
+            tracing::debug!(%error, "a session that stands in for one on a GPU ended badly");
+        }
     }
 }

@@ -92,6 +92,14 @@ impl OnnxOnGpu {
         Ok(values)
     }
 
+    /// Has work begun while nobody records a graph: the first of an engine, since what it makes for it, such as handles of libraries, may
+    /// wait for the whole device, and work that a recording was in the way of.
+    fn beside_no_recording<T>(&mut self, begin: impl FnOnce(&mut OnnxOnGpu) -> T) -> T {
+        let context = Arc::clone(&self.context);
+        let _alone = context.no_recording();
+        begin(self)
+    }
+
     /// Allocates the memory that a bucket's outputs are copied to, for as many batches as may be in flight: whole outputs or, for an
     /// output that can be reduced, the reduced one, which most requests need.
     fn ready(&self, (place, bucket): (usize, usize)) {
@@ -119,12 +127,26 @@ impl OnnxOnGpu {
         let mut arrivals = Arrival::all(outputs, signature, reduced, results);
         let mut whole =
             reduced.map(|reduced| Whole::of(outputs, signature, reduced.faults(results), results));
-        let faults = whole.as_mut().map(|whole| &mut whole.faults);
-        let begun = self.begin((place, bucket), (&inputs, pixels.is_some()), &mut arrivals, faults);
+        let mut begin = |engine: &mut OnnxOnGpu| {
+            let faults = whole.as_mut().map(|whole| &mut whole.faults);
+            engine.begin((place, bucket), (&inputs, pixels.is_some()), &mut arrivals, faults)
+        };
+        let mut begun = match self.has_run {
+            true => begin(self),
+            false => self.beside_no_recording(&mut begin),
+        };
+        if let Err(EngineError::Passing(reason)) = &begun {
+            tracing::debug!(reason, "a batch is begun again when nobody records");
+            self.streams.settle();
+            begun = self.beside_no_recording(&mut begin);
+        }
+        self.has_run |= begun.is_ok();
         let begun = begun.and_then(|values| {
             if first {
                 // Once for each size: how much memory ONNX Runtime has taken is known when the batch is done.
                 self.streams.settle();
+            }
+            if self.places[place].buckets[bucket].untried {
                 self.record((place, bucket))?;
             }
             Ok(values)
