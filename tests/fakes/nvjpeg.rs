@@ -1,4 +1,4 @@
-//! The fake nvJPEG: decodes with the host's decoder, in the order of the fake driver's streams. What can be said to it is in
+//! The fake nvJPEG: decodes with the host's decoder, mostly in the order of the fake driver's streams. What can be said to it is in
 //! `tests/fake_nvjpeg/nvjpeg.cpp`. Hold a [`FakeNvjpeg`] while it is used: its state is the process's.
 
 use std::{
@@ -91,6 +91,7 @@ pub struct Books {
     pub states: i64,
     pub batches: i64,
     pub files: i64,
+    pub made: i64,
 }
 
 /// The fake, held by one test at a time.
@@ -118,11 +119,11 @@ impl FakeNvjpeg {
     /// What is held now, and what was done.
     #[allow(unsafe_code, reason = "an entry of a C library")]
     pub fn books(&self) -> Books {
-        let mut books = [0; 4];
-        // SAFETY: four numbers are written.
+        let mut books = [0; 5];
+        // SAFETY: five numbers are written.
         unsafe { (entries().books)(books.as_mut_ptr()) };
-        let [handles, states, batches, files] = books;
-        Books { handles, states, batches, files }
+        let [handles, states, batches, files, made] = books;
+        Books { handles, states, batches, files, made }
     }
 }
 

@@ -49,22 +49,43 @@ fn to(width: u32, height: u32, resize: Resize) -> Preprocess {
     Preprocess { datatype: DataType::Uint8, layout: Layout::Nhwc, resize, ..Preprocess::new(width, height) }
 }
 
+fn job(bytes: &[u8], to: &Preprocess, answer: impl FnOnce(Option<Vec<u8>>) + Send + 'static) -> Job {
+    let jpeg = plain_jpeg(bytes).unwrap();
+    Job { bytes: Bytes::copy_from_slice(bytes), jpeg, to: to.clone(), answer: Box::new(answer) }
+}
+
 /// Has files decoded, all at once: the item of each.
 fn decode(decoder: &JpegOnGpu, files: &[(&[u8], &Preprocess)]) -> Vec<Option<Vec<u8>>> {
     let answers: Vec<_> = files
         .iter()
         .map(|(bytes, to)| {
             let (send, answer) = mpsc::channel();
-            decoder.decode(Job {
-                bytes: Bytes::copy_from_slice(bytes),
-                jpeg: plain_jpeg(bytes).unwrap(),
-                to: (*to).clone(),
-                answer: Box::new(move |item| send.send(item).unwrap()),
-            });
+            decoder.decode(job(bytes, to, move |item| send.send(item).unwrap()));
             answer
         })
         .collect();
     answers.into_iter().map(|answer| answer.recv().unwrap()).collect()
+}
+
+/// The same in one batch: they come while the decoder is kept from going on after a file.
+fn decode_together(decoder: &JpegOnGpu, files: &[(&[u8], &Preprocess)]) -> Vec<Option<Vec<u8>>> {
+    let ((go, told), (bytes, to)) = (mpsc::channel::<()>(), files[0]);
+    let (begun, begins) = mpsc::channel();
+    decoder.decode(job(bytes, to, move |_| {
+        begun.send(()).unwrap();
+        // An error: all have come.
+        let _ = told.recv();
+    }));
+    begins.recv().unwrap();
+    let waiting = decoder.waiting().unwrap() + files.len();
+    std::thread::scope(|scope| {
+        let decoding = scope.spawn(|| decode(decoder, files));
+        while decoder.waiting().unwrap() < waiting && !decoding.is_finished() {
+            std::thread::yield_now();
+        }
+        drop(go);
+        decoding.join().unwrap()
+    })
 }
 
 /// What the CPU makes of a file, at its full size.
@@ -106,6 +127,14 @@ fn files_of_all_kinds_and_turns_become_what_the_cpu_makes_of_them() {
     drop(offer);
 }
 
+/// The same file with tables of codes that are none; whole by its markers.
+fn bad(good: &[u8]) -> Vec<u8> {
+    let mut bad = good.to_vec();
+    let tables = bad.windows(2).position(|pair| pair == [0xff, 0xc4]).unwrap();
+    bad[tables + 5..tables + 21].fill(0xfe);
+    bad
+}
+
 #[test]
 fn one_bad_file_of_many_is_left_to_the_cpu_and_the_others_are_decoded() {
     let _cuda = FakeCuda::start("");
@@ -114,10 +143,7 @@ fn one_bad_file_of_many_is_left_to_the_cpu_and_the_others_are_decoded() {
     let offer = decoder.offer(&context);
     let to = to(16, 16, Resize::Stretch);
     let good = jpeg(64, 48, Subsamp::Sub2x2);
-    // Whole by its markers; its tables of codes are none.
-    let mut bad = good.clone();
-    let tables = bad.windows(2).position(|pair| pair == [0xff, 0xc4]).unwrap();
-    bad[tables + 5..tables + 21].fill(0xfe);
+    let bad = bad(&good);
     let items = decode(&decoder, &[(&good, &to), (&bad, &to), (&good, &to)]);
     assert!(items[1].is_none());
     for item in [&items[0], &items[2]] {
@@ -184,6 +210,51 @@ fn memory_that_runs_out_leaves_a_batch_to_the_cpu_and_no_more() {
     cuda.tell("fault on=cuMemAllocAsync code=2 times=2");
     assert!(decode(&decoder, &[(&file, &to)])[0].is_none());
     assert!(decode(&decoder, &[(&file, &to)])[0].is_some());
+    drop(offer);
+}
+
+#[test]
+fn what_is_written_late_of_a_batch_that_failed_goes_where_nobody_else_is() {
+    let cuda = FakeCuda::start("");
+    let fake = FakeNvjpeg::start();
+    let (decoder, context) = (decoder(), context());
+    let offer = decoder.offer(&context);
+    let to = to(16, 16, Resize::Stretch);
+    let file = jpeg(64, 48, Subsamp::Sub2x2);
+    // After the one before them: what was begun of the first is written when memory was lacking for the second, and was given back.
+    fake.tell("fault on=file after=2 code=5");
+    assert_eq!(decode_together(&decoder, &[(&file, &to), (&file, &to)]), [None, None]);
+    assert_eq!(cuda.books().devices[0].pool_used, 0, "it was given back");
+    assert!(decode(&decoder, &[(&file, &to)])[0].is_some());
+    drop(offer);
+}
+
+#[test]
+fn a_file_that_is_refused_has_only_the_librarys_decoder_made_anew_and_many_have_none_for_a_while() {
+    let cuda = FakeCuda::start("");
+    let fake = FakeNvjpeg::start();
+    let (decoder, context) = (decoder(), context());
+    let offer = decoder.offer(&context);
+    let to = to(16, 16, Resize::Stretch);
+    let good = jpeg(64, 48, Subsamp::Sub2x2);
+    let bad = bad(&good);
+    assert!(decode(&decoder, &[(&good, &to)])[0].is_some());
+    let made = || {
+        let (calls, books) = (cuda.books(), fake.books());
+        let kept = ["cuModuleLoadData", "cuStreamCreate", "cuMemAllocAsync"].map(|call| calls.calls(call));
+        (books.made, kept)
+    };
+    let (before, kept) = made();
+    for refused in 1..=8 {
+        assert!(decode(&decoder, &[(&bad, &to)])[0].is_none());
+        if refused < 8 {
+            assert!(decode(&decoder, &[(&good, &to)])[0].is_some());
+            assert_eq!(made(), (before + refused, kept), "after {refused}");
+        }
+    }
+    assert_eq!(decoder.waiting(), None, "too many");
+    assert!(decode(&decoder, &[(&good, &to)])[0].is_none());
+    assert_eq!((fake.books().made, fake.books().handles), (before + 7, 0));
     drop(offer);
 }
 

@@ -68,8 +68,11 @@ pub(super) fn pixel_bytes(jpeg: &PlainJpeg) -> usize {
 
 /// A decoder in a GPU's context. For one thread, to which the context is bound.
 pub(super) struct Decoder {
-    /// Declared, and so dropped, before the stream that it works on.
-    session: Session,
+    /// Made anew for the next batch after it has failed.
+    session: Option<Session>,
+    library: Arc<Library>,
+    /// Whether it has just failed: it may go on with what it has begun.
+    doubted: bool,
     context: Arc<Context>,
     heap: Arc<Heap>,
     stream: Arc<CudaStream>,
@@ -90,11 +93,10 @@ impl Decoder {
     /// If the library or the driver refuses.
     pub(super) fn new(library: &Arc<Library>, context: &Arc<Context>) -> Result<Decoder, Failed> {
         context.bind()?;
-        let session = Session::new(library).map_err(|status| {
-            Failed::Broken(format!("{} makes no decoder on {}: {status}", library.name(), context.gpu().id))
-        })?;
         Ok(Decoder {
-            session,
+            session: Some(make(library, context)?),
+            library: Arc::clone(library),
+            doubted: false,
             heap: Heap::new(context),
             // One stream is enough: whoever waits for a file waits for its whole batch.
             stream: context.streams()?.compute,
@@ -111,7 +113,7 @@ impl Decoder {
 
     /// Whether the GPU decodes in dedicated hardware.
     pub(super) fn hardware(&self) -> bool {
-        self.session.hardware()
+        self.session.as_ref().is_some_and(Session::hardware)
     }
 
     /// Decodes the files of a batch and resizes each as its `to` says. Returns the items in the files' order.
@@ -125,13 +127,27 @@ impl Decoder {
         };
         // Work that was enqueued may still read and write. And the library's error may be due to a broken context.
         match synchronize(&self.stream) {
-            Ok(()) => Err(failed),
+            Ok(()) => {
+                if std::mem::take(&mut self.doubted) {
+                    self.end_session();
+                }
+                Err(failed)
+            }
             Err(error) => {
-                self.session.abandon();
+                if let Some(session) = &mut self.session {
+                    session.abandon();
+                }
                 let (Failed::File(reason) | Failed::Memory(reason) | Failed::Broken(reason)) = failed;
                 Err(Failed::Broken(format!("{reason}; {error}")))
             }
         }
+    }
+
+    /// Ends the session. The library then waits for its hardware decoders, which may write what they have begun after it has reported an
+    /// error, whatever that was, and which no stream shows: only afterwards may our memory be used for something else.
+    fn end_session(&mut self) {
+        let _alone = self.context.no_recording();
+        self.session = None;
     }
 
     fn begin(&mut self, files: &[File<'_>]) -> Result<Vec<Vec<u8>>, Failed> {
@@ -165,18 +181,21 @@ impl Decoder {
             })
             .collect();
         let sources: Vec<&[u8]> = files.iter().map(|file| file.bytes).collect();
+        let session = match &mut self.session {
+            Some(session) => session,
+            none => none.insert(make(&self.library, &self.context)?),
+        };
         // SAFETY: each target has as many bytes as its rows take (`pixel_bytes`); files and targets live until the end of this, which
         // waits for the stream, as does the caller if this fails.
-        unsafe { self.session.decode(&sources, &mut targets, self.stream.cu_stream()) }.map_err(
-            |status| {
-                let reason = status.to_string();
-                match (status.is_of_file(), status.is_of_memory()) {
-                    (true, _) => Failed::File(reason),
-                    (_, true) => Failed::Memory(reason),
-                    _ => Failed::Broken(reason),
-                }
-            },
-        )?;
+        if let Err(status) = unsafe { session.decode(&sources, &mut targets, self.stream.cu_stream()) } {
+            self.doubted = true;
+            let reason = status.to_string();
+            return Err(match (status.is_of_file(), status.is_of_memory()) {
+                (true, _) => Failed::File(reason),
+                (_, true) => Failed::Memory(reason),
+                _ => Failed::Broken(reason),
+            });
+        }
 
         // Descriptions of images and tables of weights, of all groups in succession.
         let batches = groups.iter().map(|group| group.batch(at, &places));
@@ -227,6 +246,21 @@ impl Decoder {
             tracing::debug!(%error, "an idle decoder keeps its memory");
         }
     }
+}
+
+impl Drop for Decoder {
+    fn drop(&mut self) {
+        // Before the stream that it works on.
+        self.end_session();
+    }
+}
+
+/// A session, made while nobody records a CUDA graph there: its memory comes from allocators that may wait for the whole device.
+fn make(library: &Arc<Library>, context: &Context) -> Result<Session, Failed> {
+    let _alone = context.no_recording();
+    Session::new(library).map_err(|status| {
+        Failed::Broken(format!("{} makes no decoder on {}: {status}", library.name(), context.gpu().id))
+    })
 }
 
 /// Files that become items of one kind, in one launch.

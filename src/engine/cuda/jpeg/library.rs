@@ -217,7 +217,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // SAFETY: each was created by the library and is destroyed once, the state first; no decoding is in flight (`decode`).
+        // SAFETY: each was created by the library and is destroyed once, the state first; it waits for what hardware still decodes.
         unsafe {
             if !self.state.is_null() {
                 (self.library.state_destroy)(self.state);

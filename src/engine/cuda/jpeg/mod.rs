@@ -33,6 +33,11 @@ const IDLE: Duration = Duration::from_secs(5);
 /// A batch that takes longer counts as hung.
 pub const HUNG: Duration = Duration::from_secs(10);
 
+/// As many files may be refused within so long. Beyond that, all go to the CPU for a while: the library's decoder is made anew after each,
+/// which may have everything on the GPU wait, and callers choose the files.
+const REFUSED_MAX: usize = 8;
+const REFUSED_IN: Duration = Duration::from_secs(60);
+
 /// How long ending the decoder waits for one that has hung.
 const LEAVE: Duration = Duration::from_secs(2);
 
@@ -73,6 +78,8 @@ struct State {
     /// The offer whose context the decoder uses.
     in_use: Option<u64>,
     next: u64,
+    /// When the last [`REFUSED_MAX`] files were refused, the newest first.
+    refused: VecDeque<Instant>,
     jobs: VecDeque<Job>,
     /// The number of files that are being decoded, and since when.
     running: Option<(usize, Instant)>,
@@ -86,7 +93,21 @@ struct State {
 impl State {
     /// The context to use.
     fn usable(&self) -> Option<&(u64, Arc<Context>)> {
-        self.offered.iter().find(|(number, _)| !self.ended && !self.fenced.contains(number))
+        let rests = self.ended || self.rests(Instant::now());
+        self.offered.iter().find(|(number, _)| !rests && !self.fenced.contains(number))
+    }
+
+    /// Whether too many files were refused of late.
+    fn rests(&self, now: Instant) -> bool {
+        self.refused.len() == REFUSED_MAX
+            && self.refused.back().is_some_and(|first| now.saturating_duration_since(*first) < REFUSED_IN)
+    }
+
+    /// A file was refused. Returns whether that is too many.
+    fn has_refused(&mut self, now: Instant) -> bool {
+        self.refused.push_front(now);
+        self.refused.truncate(REFUSED_MAX);
+        self.rests(now)
     }
 
     /// Whether the current batch has hung. If so, returns the waiting jobs, for the CPU.
@@ -366,11 +387,10 @@ impl Worker {
         if self.shared.state.lock().fenced.contains(&number) {
             return Err(Failed::Memory("there is no decoder any more".to_owned()));
         }
-        let decoder = match self.decoder.take() {
+        let decoder = match &mut self.decoder {
             Some(decoder) => decoder,
-            None => Decoder::new(&self.library, context)?,
+            none => none.insert(Decoder::new(&self.library, context)?),
         };
-        let decoder = self.decoder.insert(decoder);
         if self.announced.replace(number) != Some(number) {
             let (gpu, hardware) = (context.gpu().id.as_str(), decoder.hardware());
             tracing::info!(
@@ -382,20 +402,19 @@ impl Worker {
         }
         let files: Vec<File<'_>> =
             jobs.iter().map(|job| File { bytes: &job.bytes, jpeg: job.jpeg, to: &job.to }).collect();
-        let items = decoder.decode(&files);
-        if matches!(items, Err(Failed::File(_))) {
-            // A hardware decoder may still write what it has started, which no stream shows. The library waits for that when it frees its
-            // memory: only afterwards may our memory be reused.
-            self.decoder = None;
-        }
-        items
+        decoder.decode(&files)
     }
 
     /// Reacts to a failure: with nothing, by freeing buffers, or by using no decoder on this GPU until it is offered again.
     fn judge(&mut self, number: u64, context: &Arc<Context>, failed: &Failed) {
         let gpu = context.gpu().id.as_str();
         match failed {
-            Failed::File(reason) => tracing::debug!(gpu, reason, "a JPEG is left to the CPU"),
+            Failed::File(reason) => {
+                tracing::debug!(gpu, reason, "a JPEG is left to the CPU");
+                if self.shared.state.lock().has_refused(Instant::now()) {
+                    tracing::info!(gpu, pause = ?REFUSED_IN, "JPEGs are left to the CPU for a while: too many are refused");
+                }
+            }
             Failed::Memory(reason) => {
                 tracing::debug!(gpu, reason, "JPEGs are left to the CPU");
                 if let Some(decoder) = &mut self.decoder {
@@ -495,6 +514,17 @@ mod tests {
         drop(offer);
         drop(owner);
         drop(release);
+    }
+
+    #[test]
+    fn after_too_many_refusals_within_a_minute_there_is_a_pause() {
+        let (mut state, start) = (State::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert!((0..7).all(|second| !state.has_refused(at(second))));
+        assert!(!state.rests(at(7)) && state.has_refused(at(7)));
+        assert!(state.rests(at(59)) && !state.rests(at(60)), "until the first is a minute ago");
+        assert!(state.has_refused(at(60)) && !state.rests(at(61)), "and so on: eight in any minute");
+        assert!((0..9).all(|minutes| !state.has_refused(at(200 + 60 * minutes))));
     }
 
     #[test]
