@@ -98,7 +98,7 @@ impl Device {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let hold = |executor| {
             let context = match &executor {
-                Some(Executor::Thread(context)) => Some(context),
+                Some(Executor::Thread(context, _)) => Some(context),
                 _ => None,
             };
             let jpeg = context.zip(parts.jpeg.as_ref()).map(|(context, jpeg)| jpeg.offer(context));

@@ -4,7 +4,11 @@ use crate::{
     fakes::cuda::{FakeCuda, Operation},
     support::{SIDE, batch, camera_with_maps, on_cpu, open, plain, psfs, read, setting, staged, until},
 };
-use ocelli::engine::{Engine, EngineError, Flight, Tensor, cuda::gauss_mle::GaussMle, kernels::Camera};
+use ocelli::engine::{
+    Engine, EngineError, Flight, Tensor,
+    cuda::{Canary, gauss_mle::GaussMle},
+    kernels::Camera,
+};
 use std::{collections::BTreeSet, sync::Arc};
 
 /// A row of 11 columns, and two codes.
@@ -321,4 +325,24 @@ fn what_is_copied_out_is_the_reply() {
         let [fits, codes] = [0, 1].map(|output| outputs[output].data.as_ptr_range());
         assert_eq!(fits.end, codes.start, "rows and codes lie as they came");
     }
+}
+
+#[test]
+fn the_check_of_a_gpu_keeps_its_kernels_until_it_fails() {
+    let fake = FakeCuda::start("");
+    let (context, canary) = (open(0), Canary::default());
+    let loaded = || fake.books().calls("cuModuleLoadData");
+    canary.check(&context).unwrap();
+    let once = loaded();
+    assert!(once > 0);
+    canary.check(&context).unwrap();
+    assert_eq!(
+        (loaded(), context.held_bytes()),
+        (once, 0),
+        "an idle GPU is checked for as long as it is held"
+    );
+    fake.tell("fault on=cuMemcpyHtoDAsync* code=1");
+    canary.check(&context).unwrap_err();
+    canary.check(&context).unwrap();
+    assert_eq!(loaded(), 2 * once, "one that has failed is not used again");
 }

@@ -3,7 +3,7 @@
 use super::{Child, Place, Post, Program, Recipe, Region};
 use crate::engine::{
     Engine, EngineError,
-    cuda::{self, Context, CudaError, Gpu, HostMemory, MemoryInfo},
+    cuda::{self, Canary, Context, CudaError, Gpu, HostMemory, MemoryInfo},
     onnx::Runtime,
     staging::Memory,
 };
@@ -72,7 +72,7 @@ impl Isolation {
                     EngineError::Device(_) if kept || error.ends_process() => NotOpened::Poisoned(error),
                     failed => NotOpened::Failed(failed),
                 });
-                opened.map(Executor::Thread)
+                opened.map(|context| Executor::Thread(context, Arc::default()))
             }
             Isolation::Process(apart) => Ok(Executor::Process(Child::start(Post {
                 device: gpu.id.clone(),
@@ -101,8 +101,8 @@ pub enum NotOpened {
 /// A GPU that the server has taken.
 #[derive(Debug, Clone)]
 pub enum Executor {
-    /// Used from this process.
-    Thread(Arc<Context>),
+    /// Used from this process, with what checks it.
+    Thread(Arc<Context>, Arc<Canary>),
     /// Used from a child process.
     Process(Arc<Child>),
 }
@@ -115,7 +115,7 @@ impl Executor {
     /// If the GPU's context is broken.
     pub fn bind(&self) -> Result<(), EngineError> {
         match self {
-            Executor::Thread(context) => Ok(context.bind()?),
+            Executor::Thread(context, _) => Ok(context.bind()?),
             Executor::Process(_) => Ok(()),
         }
     }
@@ -130,7 +130,7 @@ impl Executor {
         runtime: &Result<Runtime, String>,
     ) -> Result<Box<dyn Engine + Send>, EngineError> {
         match self {
-            Executor::Thread(context) => recipe.make(&Place::Gpu(Arc::clone(context), runtime.clone())),
+            Executor::Thread(context, _) => recipe.make(&Place::Gpu(Arc::clone(context), runtime.clone())),
             Executor::Process(child) => Ok(Box::new(child.load(recipe)?)),
         }
     }
@@ -141,7 +141,7 @@ impl Executor {
     /// If the GPU's context is broken, or the child is gone.
     pub fn memory(&self) -> Result<MemoryInfo, EngineError> {
         match self {
-            Executor::Thread(context) => Ok(context.memory()?),
+            Executor::Thread(context, _) => Ok(context.memory()?),
             Executor::Process(child) => child.memory(),
         }
     }
@@ -152,7 +152,7 @@ impl Executor {
     /// If the GPU's context is broken, or the child is gone.
     pub fn trim(&self) -> Result<(), EngineError> {
         match self {
-            Executor::Thread(context) => Ok(context.trim()?),
+            Executor::Thread(context, _) => Ok(context.trim()?),
             Executor::Process(child) => child.trim(),
         }
     }
@@ -163,7 +163,7 @@ impl Executor {
     /// What it did instead.
     pub fn canary(&self) -> Result<(), EngineError> {
         match self {
-            Executor::Thread(context) => cuda::canary(context),
+            Executor::Thread(context, canary) => canary.check(context),
             Executor::Process(child) => child.canary(),
         }
     }
@@ -171,7 +171,7 @@ impl Executor {
     /// The id of the child process, if there is one.
     pub fn process(&self) -> Option<u32> {
         match self {
-            Executor::Thread(_) => None,
+            Executor::Thread(..) => None,
             Executor::Process(child) => Some(child.id()),
         }
     }
@@ -179,7 +179,7 @@ impl Executor {
     /// Why the child process is gone, once it is.
     pub fn ended(&self) -> Option<String> {
         match self {
-            Executor::Thread(_) => None,
+            Executor::Thread(..) => None,
             Executor::Process(child) => child.ended(),
         }
     }
@@ -188,7 +188,7 @@ impl Executor {
     pub fn kill(&self, reason: &str) {
         match self {
             // Threads cannot be ended from outside.
-            Executor::Thread(_) => {}
+            Executor::Thread(..) => {}
             Executor::Process(child) => child.kill(reason),
         }
     }

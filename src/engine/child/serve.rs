@@ -16,7 +16,7 @@ use super::{
 };
 use crate::engine::{
     EngineError,
-    cuda::{self, Context, HostMemory},
+    cuda::{self, Canary, Context, HostMemory},
     onnx::Runtime,
     staging::{Memory, Pin, Pinner},
 };
@@ -128,7 +128,9 @@ type Errand<'a> = Box<dyn FnOnce() -> Result<Answer, EngineError> + Send + 'a>;
 
 /// Handles asks until the parent closes the socket. Engines are gone when it returns.
 fn attend(desk: &Arc<Desk>, place: &Place) -> Result<(), String> {
+    let canary = Canary::default();
     let (errands, to_do) = mpsc::channel::<(u64, Errand<'_>)>();
+    let canary = &canary;
     std::thread::scope(move |scope| {
         let clerk =
             std::thread::Builder::new().name("ocelli-errands".into()).spawn_scoped(scope, move || {
@@ -139,7 +141,7 @@ fn attend(desk: &Arc<Desk>, place: &Place) -> Result<(), String> {
                 }
             });
         clerk.map_err(|error| format!("no thread for errands: {error}"))?;
-        listen(desk, place, &|id, errand| {
+        listen(desk, (place, canary), &|id, errand| {
             // Cannot fail: the receiving thread ends after this function.
             let _ = errands.send((id, errand));
         })
@@ -147,7 +149,11 @@ fn attend(desk: &Arc<Desk>, place: &Place) -> Result<(), String> {
 }
 
 /// Reads asks, and passes each to the engine or thread that handles it.
-fn listen<'a>(desk: &Arc<Desk>, place: &'a Place, send: &dyn Fn(u64, Errand<'a>)) -> Result<(), String> {
+fn listen<'a>(
+    desk: &Arc<Desk>,
+    (place, canary): (&'a Place, &'a Canary),
+    send: &dyn Fn(u64, Errand<'a>),
+) -> Result<(), String> {
     let refuse = |id, why: String| send(id, Box::new(move || Err(EngineError::Input(why))));
     let mut engines: HashMap<u64, Seated> = HashMap::new();
     loop {
@@ -179,7 +185,7 @@ fn listen<'a>(desk: &Arc<Desk>, place: &'a Place, send: &dyn Fn(u64, Errand<'a>)
                     }
                     Ask::Memory => send(id, Box::new(|| memory(place))),
                     Ask::Trim => send(id, Box::new(|| trim(place))),
-                    Ask::Canary => send(id, Box::new(|| canary(place))),
+                    Ask::Canary => send(id, Box::new(|| check(place, canary))),
                     Ask::Unload { engine } => {
                         if let Some(seated) = engines.remove(&engine) {
                             seated.leave(id, words, ask);
@@ -223,12 +229,12 @@ fn trim(place: &Place) -> Result<Answer, EngineError> {
     Ok(Answer::Done)
 }
 
-fn canary(place: &Place) -> Result<Answer, EngineError> {
+fn check(place: &Place, canary: &Canary) -> Result<Answer, EngineError> {
     match place {
         Place::Cpu(_) => {}
         Place::Gpu(context, _) => {
             context.bind()?;
-            cuda::canary(context)?;
+            canary.check(context)?;
         }
     }
     Ok(Answer::Done)

@@ -9,6 +9,7 @@ use crate::engine::{
     kernels::{Camera, FitModel, Psf},
     tensor::DataType,
 };
+use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// Side of the ROI, px.
@@ -20,11 +21,31 @@ const SPOT: [f32; 3] = [1.25, 4000.0, 10.0];
 /// How far off the answer may be, px: the kernel integrates over a pixel, but the spot here is sampled at the pixel's middle.
 const OFF_MAX: f32 = 0.05;
 
-/// Fits the spot.
-///
-/// # Errors
-/// What the device did instead; [`EngineError::Device`] for a wrong answer.
-pub fn canary(context: &Arc<Context>) -> Result<(), EngineError> {
+/// The check of one context. Keeps its fitter, without memory, from one time to the next: an idle GPU is checked twice a minute, and for a
+/// new fitter the driver compiles the kernels, which takes a second where it keeps nothing that it has compiled.
+#[derive(Debug, Default)]
+pub struct Canary(Mutex<Option<GaussMle>>);
+
+impl Canary {
+    /// Fits the spot.
+    ///
+    /// # Errors
+    /// What the device did instead; [`EngineError::Device`] for a wrong answer.
+    pub fn check(&self, context: &Arc<Context>) -> Result<(), EngineError> {
+        // Not locked meanwhile: a fit may hang.
+        let kept = self.0.lock().take();
+        let mut fitter = match kept {
+            Some(fitter) => fitter,
+            None => GaussMle::new(context)?,
+        };
+        check(&mut fitter)?;
+        fitter.free();
+        *self.0.lock() = Some(fitter);
+        Ok(())
+    }
+}
+
+fn check(fitter: &mut GaussMle) -> Result<(), EngineError> {
     let psf = Psf::Xynb { sigma_px: [SPOT[0]; 2] };
     let model = FitModel::new(psf, [0.1, 0.1]).map_err(|invalid| EngineError::Input(invalid.to_string()))?;
     let setting = Setting::new(model, Arc::new(Camera::ideal()));
@@ -34,7 +55,7 @@ pub fn canary(context: &Arc<Context>) -> Result<(), EngineError> {
         view(DataType::Fp32, &[1, SIDE, SIDE], bytemuck::cast_slice(&roi)),
         view(DataType::Uint32, &[1, 2], bytemuck::cast_slice(&corner)),
     ];
-    let outputs = GaussMle::new(context)?.run(&inputs, Some(&setting))?;
+    let outputs = fitter.run(&inputs, Some(&setting))?;
     let fit = outputs[0].to_f32().unwrap_or_default();
     let off = |axis: usize| fit.get(axis).map_or(f32::NAN, |found| (found - CENTRE[axis]).abs());
     // Also false for NaN.

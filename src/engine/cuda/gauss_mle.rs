@@ -289,21 +289,26 @@ impl Engine for GaussMle {
     }
 
     fn rest(&mut self) {
-        self.cameras.clear();
-        self.rounds.rest();
-        self.search.rest();
-        self.empty();
-        self.results.clear();
+        self.free();
         if let Err(error) = self.context.trim() {
             tracing::warn!(%error, "an idle GPU keeps its memory");
-        }
-        if let Err(error) = self.fill() {
-            tracing::warn!(%error, "fewer batches at once than there could be");
         }
     }
 }
 
 impl GaussMle {
+    /// Frees the memory of batches, for others in this process. No batch is in flight.
+    pub(super) fn free(&mut self) {
+        self.cameras.clear();
+        self.rounds.rest();
+        self.search.rest();
+        self.empty();
+        self.results.clear();
+        if let Err(error) = self.fill() {
+            tracing::warn!(%error, "fewer batches at once than there could be");
+        }
+    }
+
     /// Marks a place as taken by a batch in flight.
     fn taken(&self, place: Place) -> Taken {
         Taken { place: Some(place), back: self.back.clone(), streams: Arc::clone(&self.streams) }

@@ -6,7 +6,7 @@
 //! - [`numa`]: the processors near it.
 //! - [`memory`]: buffers on it; [`host`]: pinned host memory, which it copies from and to by itself.
 //! - [`module`]: our kernels on it; `preprocess`: those that turn images into items.
-//! - [`mod@canary`]: checks that it computes correctly.
+//! - [`canary`]: checks that it computes correctly.
 //! - [`fault`]: what follows from an error.
 //! - [`jpeg`]: decodes JPEGs when the CPU has too many of them.
 //! - [`gauss_mle`]: the fitter; [`onnx`]: ONNX Runtime.
@@ -27,7 +27,7 @@ pub mod onnx;
 mod preprocess;
 mod streams;
 
-pub use canary::canary;
+pub use canary::Canary;
 pub use context::{Context, MemoryInfo, headroom_bytes, remains};
 pub use driver::{Driver, Gpu, NoGpu, keep_kernels_in, probe};
 pub use fault::{CudaError, Fault};

@@ -8,7 +8,7 @@ use crate::{
 use cudarc::driver::{result, sys};
 use ocelli::engine::{
     Engine, TensorView,
-    cuda::{Context, Fault, canary},
+    cuda::{Canary, Context, Fault},
 };
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ fn break_context(context: &Arc<Context>) {
 fn works() -> bool {
     let tried = ocelli::engine::cuda::probe().map_err(|error| error.to_string()).and_then(|driver| {
         let context = Context::open(&driver.gpus[0]).map_err(|error| error.to_string())?;
-        canary(&context).map_err(|error| error.to_string())
+        Canary::default().check(&context).map_err(|error| error.to_string())
     });
     println!("afterwards: {tried:?}");
     tried.is_ok()

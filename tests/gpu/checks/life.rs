@@ -8,7 +8,7 @@ use crate::{
 use cudarc::driver::{CudaEvent, CudaStream, sys};
 use ocelli::engine::{
     Engine, EngineError, Flight,
-    cuda::{Buffer, Fault, Heap, canary, gauss_mle::GaussMle},
+    cuda::{Buffer, Canary, Fault, Heap, gauss_mle::GaussMle},
     staging::Assembler,
 };
 use std::{sync::Arc, time::Instant};
@@ -160,5 +160,5 @@ pub(crate) fn memory_runs_out_and_comes_back() {
     number("memory_back", back.free as f64 / before.free as f64);
     assert!(back.free as f64 > 0.95 * before.free as f64, "{} of {} bytes came back", back.free, before.free);
     assert_eq!(support::read(&run(&mut engine, &inputs, &known_width())), first, "the same fits afterwards");
-    canary(&context).unwrap();
+    Canary::default().check(&context).unwrap();
 }
