@@ -58,6 +58,14 @@ fn a_session_is_neither_made_nor_ended_while_a_graph_is_recorded() {
 }
 
 #[test]
+fn a_gpu_is_taken_by_a_new_thread_while_another_one_records() {
+    let fake = FakeCuda::start("count=2");
+    let mut engine = recording(&open(0));
+    while_it_records(&fake, &mut engine, || drop(open(1)));
+    assert!(!engine.habits().plans_anew && recorded(&fake) == 1, "{}", recorded(&fake));
+}
+
+#[test]
 fn what_is_not_recorded_while_a_session_is_made_is_run_and_recorded_later() {
     let fake = FakeCuda::start("");
     let context = open(0);

@@ -257,6 +257,8 @@ extern Handles<Capture>&graphs, &executables;
 int refuse_in_capture(const Context& context);
 // The same for what only captures of other threads forbid.
 int refuse_beside_capture(const Context& context);
+// The same for making a context.
+int refuse_context_beside_capture();
 
 // ---- memory ------------------------------------------------------------------------------------------------------------
 

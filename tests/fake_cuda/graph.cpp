@@ -13,27 +13,29 @@ Handles<Capture>& executables = *new Handles<Capture>{"executable graph", 0x6E, 
 
 static auto& under_way = *new std::vector<std::shared_ptr<Capture>>;
 
-// How this thread's calls and captures meet: with the default, captures of others in the same mode count as well.
+// How this thread's calls and captures meet: with the default, captures of others in the same mode count as well, whatever they are of.
 static thread_local int thread_mode = CAPTURE_GLOBAL;
 
-static int refuse(const Context& context, bool own) {
+static int refuse(const Context* context, bool own) {
     const auto me = std::this_thread::get_id();
     for (auto& capture : under_way) {
-        if (capture->context.get() != &context) continue;
-        if (capture->thread == me ? !own : capture->mode != CAPTURE_GLOBAL || thread_mode != CAPTURE_GLOBAL) continue;
+        if (capture->thread == me ? !own || capture->context.get() != context
+                                  : capture->mode != CAPTURE_GLOBAL || thread_mode != CAPTURE_GLOBAL) continue;
         capture->broken = CAPTURE_INVALIDATED;
         return CAPTURE_UNSUPPORTED;
     }
     return SUCCESS;
 }
 
-int refuse_in_capture(const Context& context) { return refuse(context, true); }
+int refuse_in_capture(const Context& context) { return refuse(&context, true); }
 
-int refuse_beside_capture(const Context& context) { return refuse(context, false); }
+int refuse_beside_capture(const Context& context) { return refuse(&context, false); }
 
-// Refused where the thread has no context, which is among what the real one may give.
+int refuse_context_beside_capture() { return refuse(nullptr, false); }
+
+// For the thread, whether it has a context or not.
 EXPORT int cuThreadExchangeStreamCaptureMode(int* mode) {
-    ENTER(AnyContext)
+    ENTER(Init)
     if (*mode < 0 || *mode > 2) return INVALID_VALUE;
     std::swap(*mode, thread_mode);
     return SUCCESS;

@@ -288,6 +288,7 @@ EXPORT int cuDevicePrimaryCtxRetain(Handle* handle, int ordinal) {
     Device& device = *world.visible[(size_t)ordinal];
     if (device.lost) return device.lost;
     if (!device.context) {
+        if (const int refused = refuse_context_beside_capture()) return refused;
         const SharedTurn turn;
         if (device.context_bytes > device.free()) return OUT_OF_MEMORY;
         device.context = std::make_shared<Context>(&device);

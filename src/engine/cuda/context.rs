@@ -91,20 +91,19 @@ impl Drop for Context {
 /// Allows this thread's driver calls while other threads record CUDA graphs. ONNX Runtime records in a mode in which the driver
 /// refuses potentially blocking calls of all other threads, such as pinning memory or waiting for an event, and which these calls
 /// break: loading a model would then fail batches of models that serve. Nothing that one thread does here is part of another's recording.
+/// What waits for the whole device breaks recordings all the same ([`Context::no_recording`]).
 ///
-/// Makes `cuda` the thread's context, since the call may be refused without one. If it is refused, the next call tries again.
-pub(super) fn beside_captures(cuda: &CudaContext) {
+/// `cuda` is made the thread's context, since the call may be refused without one. If it is refused, the next call tries again.
+fn beside_captures(cuda: Option<&CudaContext>) {
     thread_local!(static HEARD: Cell<bool> = const { Cell::new(false) });
     if HEARD.get() {
         return;
     }
     let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    // SAFETY: the context is alive; the call exchanges the driver's mode for this thread.
-    let asked = unsafe {
-        result::ctx::set_current(cuda.cu_ctx())
-            .and_then(|()| sys::cuThreadExchangeStreamCaptureMode(&raw mut mode).result())
-    };
-    match asked {
+    // SAFETY: the context is alive.
+    let entered = cuda.map_or(Ok(()), |cuda| unsafe { result::ctx::set_current(cuda.cu_ctx()) });
+    // SAFETY: the call exchanges the driver's mode for this thread.
+    match entered.and_then(|()| unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result()) {
         Ok(()) => HEARD.set(true),
         Err(error) => {
             tracing::debug!(?error, "a thread may be in the way of graphs that others record");
@@ -136,7 +135,7 @@ pub(super) fn wait_in(
 /// Makes this the thread's context, even after earlier errors. cudarc keeps an error from a drop for the next caller: its own functions
 /// return that error instead of doing their work. It has nothing to do with the later call, so it is only logged here.
 pub(super) fn enter(cuda: &CudaContext) -> Result<(), DriverError> {
-    beside_captures(cuda);
+    beside_captures(Some(cuda));
     if let Err(error) = cuda.check_err() {
         tracing::debug!(?error, "something could not be given back");
     }
@@ -193,8 +192,10 @@ impl Context {
     /// As [`Context::open`].
     pub fn open_with(gpu: &Gpu, host: HostMemory) -> Result<Arc<Context>, CudaError> {
         let failed = || CudaError::when(format!("cannot take {} ({})", gpu.id, gpu.name));
+        // To make a context may itself be among the calls that break recordings, also those on other GPUs.
+        beside_captures(None);
         let cuda = CudaContext::new(gpu.ordinal).map_err(failed())?;
-        beside_captures(&cuda);
+        beside_captures(Some(&cuda));
         // SAFETY: whoever uses a buffer on several streams orders them by events, and drops the buffer only when all work on it
         // is done (`memory`).
         unsafe { cuda.disable_event_tracking() };
