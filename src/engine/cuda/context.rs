@@ -344,7 +344,7 @@ impl Context {
     /// # Errors
     /// If the driver refuses.
     pub fn event(&self) -> Result<Event, CudaError> {
-        self.new_event(CUevent_flags::CU_EVENT_BLOCKING_SYNC)
+        Event::new(&self.cuda, &[CUevent_flags::CU_EVENT_BLOCKING_SYNC])
     }
 
     /// An event that only streams wait for.
@@ -352,12 +352,7 @@ impl Context {
     /// # Errors
     /// If the driver refuses.
     pub fn mark(&self) -> Result<Event, CudaError> {
-        self.new_event(CUevent_flags::CU_EVENT_DISABLE_TIMING)
-    }
-
-    fn new_event(&self, flags: CUevent_flags) -> Result<Event, CudaError> {
-        let made = enter(&self.cuda).and_then(|()| self.cuda.new_event(Some(flags)));
-        made.map(Event).map_err(CudaError::when("cannot make an event"))
+        Event::new(&self.cuda, &[])
     }
 
     /// Three new streams.

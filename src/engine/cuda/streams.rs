@@ -5,8 +5,8 @@ use super::{
     CudaError,
     context::{enter, synchronize, wait_in},
 };
-use cudarc::driver::{CudaEvent, CudaStream, result, sys};
-use std::sync::Arc;
+use cudarc::driver::{CudaContext, CudaStream, result, sys};
+use std::{ptr, sync::Arc};
 
 /// Streams that run concurrently: copies in each direction, and kernels.
 #[derive(Debug)]
@@ -65,28 +65,46 @@ impl Streams {
     }
 }
 
-/// A point in a stream.
+/// A point in a stream, whose time nobody reads.
 #[derive(Debug)]
-pub struct Event(pub(super) CudaEvent);
+pub struct Event {
+    event: sys::CUevent,
+    cuda: Arc<CudaContext>,
+}
+
+// SAFETY: the driver ties events to no thread.
+unsafe impl Send for Event {}
+// SAFETY: as above, and it has them used by several threads at once.
+unsafe impl Sync for Event {}
 
 impl Event {
+    /// An event with these flags, and without time stamps, which would take time.
+    pub(super) fn new(cuda: &Arc<CudaContext>, flags: &[sys::CUevent_flags]) -> Result<Event, CudaError> {
+        let untimed = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        let flags = flags.iter().fold(untimed, |all, flag| all | *flag as u32);
+        let mut event = ptr::null_mut();
+        // SAFETY: one handle is written. Called directly: cudarc takes one flag.
+        let made = enter(cuda).and_then(|()| unsafe { sys::cuEventCreate(&raw mut event, flags) }.result());
+        made.map_err(CudaError::when("cannot make an event"))?;
+        Ok(Event { event, cuda: Arc::clone(cuda) })
+    }
+
     /// Marks the work that has been enqueued on the stream so far.
     pub(super) fn record(&self, stream: &CudaStream) -> Result<(), CudaError> {
-        let entered = enter(self.0.context());
+        let entered = enter(&self.cuda);
         // SAFETY: event and stream are there.
         let recorded =
-            entered.and_then(|()| unsafe { result::event::record(self.0.cu_event(), stream.cu_stream()) });
+            entered.and_then(|()| unsafe { result::event::record(self.event, stream.cu_stream()) });
         recorded.map_err(CudaError::when("cannot mark a point in a stream"))
     }
 
     /// Has a stream, not this thread, wait for the event.
     pub(super) fn before(&self, stream: &CudaStream) -> Result<(), CudaError> {
-        let entered = enter(self.0.context());
+        let entered = enter(&self.cuda);
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: event and stream are there.
-        let waits = entered.and_then(|()| unsafe {
-            result::stream::wait_event(stream.cu_stream(), self.0.cu_event(), flags)
-        });
+        let waits = entered
+            .and_then(|()| unsafe { result::stream::wait_event(stream.cu_stream(), self.event, flags) });
         waits.map_err(CudaError::when("cannot have one stream wait for another"))
     }
 
@@ -96,7 +114,17 @@ impl Event {
     /// If the work before it failed.
     pub fn wait(&self) -> Result<(), CudaError> {
         // SAFETY: the event is alive.
-        wait_in(self.0.context(), || unsafe { result::event::synchronize(self.0.cu_event()) })
+        wait_in(&self.cuda, || unsafe { result::event::synchronize(self.event) })
             .map_err(CudaError::when("work on the GPU failed"))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: it was made once and is destroyed once; work that waits for it is none the worse.
+        let gone = enter(&self.cuda).and_then(|()| unsafe { result::event::destroy(self.event) });
+        if let Err(error) = gone {
+            tracing::debug!(?error, "an event could not be given back");
+        }
     }
 }
