@@ -115,6 +115,11 @@ pub enum NoGpu {
     /// A driver without a GPU.
     #[error("the driver shows no GPU: {0}")]
     NoneVisible(String),
+    /// A driver whose part in the kernel is not loaded (yet), on a machine with a GPU for it.
+    #[error(
+        "the driver shows no GPU: there is one from NVIDIA, but the kernel has no driver for it (nvidia.ko is not loaded)"
+    )]
+    NotLoaded,
     /// Anything else.
     #[error(transparent)]
     Failed(#[from] CudaError),
@@ -125,7 +130,11 @@ impl NoGpu {
     pub fn may_pass(&self) -> bool {
         const NOT_READY: [Code; 3] =
             [Code::CUDA_ERROR_NOT_INITIALIZED, Code::CUDA_ERROR_SYSTEM_NOT_READY, Code::CUDA_ERROR_UNKNOWN];
-        matches!(self, NoGpu::Failed(error) if NOT_READY.iter().any(|code| *code as u32 == error.code))
+        match self {
+            NoGpu::Failed(error) => NOT_READY.iter().any(|code| *code as u32 == error.code),
+            NoGpu::NotLoaded => true,
+            _ => false,
+        }
     }
 }
 
@@ -169,9 +178,23 @@ pub fn probe() -> Result<Driver, NoGpu> {
 fn no_gpu(error: result::DriverError) -> NoGpu {
     match error.0 {
         Code::CUDA_ERROR_STUB_LIBRARY => NoGpu::Stub,
+        Code::CUDA_ERROR_NO_DEVICE if is_not_loaded(Path::new("/")) => NoGpu::NotLoaded,
         Code::CUDA_ERROR_NO_DEVICE => NoGpu::NoneVisible(none_visible()),
         _ => NoGpu::Failed(CudaError::when("the driver does not start")(error)),
     }
+}
+
+/// Whether a machine, whose files begin at `root`, has a GPU from NVIDIA and its kernel no driver for it, as while it boots.
+fn is_not_loaded(root: &Path) -> bool {
+    // A vendor, and the class of displays and of what computes beside one.
+    const NVIDIA: (&str, &str) = ("0x10de", "0x03");
+    let says = |device: &Path, file: &str, begins: &str| {
+        std::fs::read_to_string(device.join(file)).is_ok_and(|text| text.starts_with(begins))
+    };
+    let mut devices = std::fs::read_dir(root.join("sys/bus/pci/devices")).into_iter().flatten().flatten();
+    !root.join("proc/driver/nvidia/version").exists()
+        && devices
+            .any(|device| says(&device.path(), "vendor", NVIDIA.0) && says(&device.path(), "class", NVIDIA.1))
 }
 
 /// The likely reason why a driver shows no GPU.
@@ -269,10 +292,36 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_whose_driver_is_not_in_the_kernel_yet_is_told_from_none() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let put = |path: &str, text: &str| {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().expect("it has one")).expect("made");
+            std::fs::write(path, text).expect("written");
+        };
+        let is_not_loaded = || is_not_loaded(folder.path());
+        assert!(!is_not_loaded(), "no bus");
+        put("sys/bus/pci/devices/0000:00:02.0/vendor", "0x8086\n");
+        put("sys/bus/pci/devices/0000:00:02.0/class", "0x030000\n");
+        put("sys/bus/pci/devices/0000:01:00.1/vendor", "0x10de\n");
+        put("sys/bus/pci/devices/0000:01:00.1/class", "0x040300\n");
+        assert!(!is_not_loaded(), "another maker's, and one for sound");
+        put("sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n");
+        put("sys/bus/pci/devices/0000:01:00.0/class", "0x030200\n");
+        assert!(is_not_loaded() && NoGpu::NotLoaded.may_pass());
+        put("proc/driver/nvidia/version", "NVRM version: 580\n");
+        assert!(!is_not_loaded(), "its driver is there, and shows it to others");
+    }
+
+    #[test]
     fn every_reason_to_have_no_gpu_is_one_line() {
-        for reason in
-            [NoGpu::NoDriver, NoGpu::TooOld(Version(11_080)), NoGpu::Stub, NoGpu::NoneVisible(none_visible())]
-        {
+        for reason in [
+            NoGpu::NoDriver,
+            NoGpu::TooOld(Version(11_080)),
+            NoGpu::Stub,
+            NoGpu::NoneVisible(none_visible()),
+            NoGpu::NotLoaded,
+        ] {
             let text = reason.to_string();
             assert!(!text.contains('\n') && !text.ends_with('.'), "{text}");
         }
