@@ -64,6 +64,17 @@ fn a_gpu_that_is_too_old_says_what_is_needed() {
     assert_eq!(why, "Old has compute capability 7.0; 7.5 or more is needed");
 }
 
+#[test]
+fn a_gpu_that_nobody_may_use_says_what_to_do() {
+    let fake = FakeCuda::start("name=Shut mode=2");
+    let gpu = &cuda::probe().unwrap().gpus[0];
+    let why = gpu.check().unwrap_err();
+    assert!(why.starts_with("Shut is in compute mode PROHIBITED") && why.contains("-c DEFAULT"), "{why}");
+    assert!(why.contains(&gpu.id) && cuda::Context::open(gpu).is_err_and(|error| error.code == 46), "{why}");
+    fake.tell("devices mode=3");
+    assert_eq!(cuda::probe().unwrap().gpus[0].check(), Ok(()), "it may be one's alone");
+}
+
 /// Runs the program with the fake as its driver.
 fn run(script: &str, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ocelli"))

@@ -9,6 +9,7 @@ enum Code {
     INVALID_VALUE = 1,
     OUT_OF_MEMORY = 2,
     NOT_INITIALIZED = 3,
+    DEVICE_UNAVAILABLE = 46,
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
     INVALID_IMAGE = 200,
@@ -41,6 +42,7 @@ enum Code {
 
 constexpr unsigned STREAM_NON_BLOCKING = 1;
 constexpr unsigned EVENT_DISABLE_TIMING = 2;
+constexpr int COMPUTE_PROHIBITED = 2;
 constexpr int CAPTURE_GLOBAL = 0, CAPTURE_THREAD_LOCAL = 1;
 constexpr int PRIORITY_LEAST = 0, PRIORITY_GREATEST = -5;
 

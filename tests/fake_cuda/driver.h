@@ -116,6 +116,7 @@ struct Device {
     int processors = 0;
     u64 context_bytes = 0;  // that a context takes by itself
     bool pools_supported = true;
+    int compute_mode = 0;
 
     int ordinal = 0;  // among the visible ones
     int index = 0;    // among all

@@ -1,9 +1,10 @@
 /*
 script: what a test says to the fake, one line each, in words and key=value pairs.
 
-    devices [count=N] [name=TEXT] [memory=8GiB] [pci=N] [capability=9.0] [processors=N] [context=BYTES] [pools=0] [part=K] [| ...]
+    devices [count=N] [name=TEXT] [memory=8GiB] [pci=N] [capability=9.0] [processors=N] [context=BYTES] [pools=0] [part=K]
+            [mode=N] [| ...]
                                   all as after loading, with these; refused while a context is held. part: the device is
-                                  the K-th part (MIG) of the GPU on its bus
+                                  the K-th part (MIG) of the GPU on its bus. mode: its compute mode; 2 is PROHIBITED
     fault on=WHAT ...             see ../fakes/script.h. WHAT is a call (cuMemAllocAsync, cuMemAlloc*) or an operation of a stream
                                   (copy_in, copy_out, copy, memset, kernel, kernel:NAME, host, free, record, wait); a code
                                   is what a call returns, or what an operation ends its context with
@@ -62,7 +63,7 @@ void end_by(int signal) {
 
 std::string add_devices(const std::string& group) {
     Words words;
-    const std::string wrong = read(group, {"count", "name", "memory", "pci", "capability", "processors", "context", "pools", "part"}, words);
+    const std::string wrong = read(group, {"count", "name", "memory", "pci", "capability", "processors", "context", "pools", "part", "mode"}, words);
     if (!wrong.empty()) return wrong;
     for (u64 i = 0; i < number(words, "count", 1); ++i) {
         auto device = std::make_unique<Device>();
@@ -74,6 +75,7 @@ std::string add_devices(const std::string& group) {
         device->uuid[15] = (unsigned char)device->pci_bus;
         device->part = (int)number(words, "part", 0);
         device->uuid[14] = (unsigned char)device->part;
+        device->compute_mode = (int)number(words, "mode", 0);
         device->major = 9;
         if (words.count("capability")) sscanf(words["capability"].c_str(), "%d.%d", &device->major, &device->minor);
         device->processors = (int)number(words, "processors", 132);

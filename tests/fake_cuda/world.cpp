@@ -260,6 +260,7 @@ EXPORT int cuDeviceGetAttribute(int* value, int attribute, int ordinal) {
         case 15: case 31: *value = 1; break;         // copies overlap; kernels run side by side
         case 16: *value = device.processors; break;
         case 19: case 41: *value = 1; break;         // maps host memory; one address space
+        case 20: *value = device.compute_mode; break;
         case 33: *value = device.pci_bus; break;
         case 36: *value = 2619000; break;            // memory clock, kHz
         case 37: *value = 5120; break;               // memory bus, bits
@@ -288,6 +289,7 @@ EXPORT int cuDevicePrimaryCtxRetain(Handle* handle, int ordinal) {
     Device& device = *world.visible[(size_t)ordinal];
     if (device.lost) return device.lost;
     if (!device.context) {
+        if (device.compute_mode == COMPUTE_PROHIBITED) return DEVICE_UNAVAILABLE;
         if (const int refused = refuse_context_beside_capture()) return refused;
         const SharedTurn turn;
         if (device.context_bytes > device.free()) return OUT_OF_MEMORY;

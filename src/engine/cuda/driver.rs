@@ -17,6 +17,9 @@ const VERSION_MIN: Version = Version::new(12, 0);
 /// The lowest compute capability that the kernels support.
 const CAPABILITY_MIN: (u32, u32) = (7, 5);
 
+/// The compute mode in which no context can be made on a GPU (`CU_COMPUTEMODE_PROHIBITED`).
+const PROHIBITED: u32 = 2;
+
 /// A version of CUDA, as drivers number it: 1000 × major + 10 × minor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(i32);
@@ -62,16 +65,25 @@ pub struct Gpu {
     pub pci: String,
     /// The NUMA node that it is attached to, if the system says.
     pub numa_node: Option<u32>,
+    /// Whether its compute mode lets no process use it.
+    pub prohibited: bool,
     /// The newest CUDA version that its driver supports.
     pub cuda: Version,
 }
 
 impl Gpu {
-    /// Checks that our kernels support it.
+    /// Checks that our kernels support it, and that anybody may use it.
     ///
     /// # Errors
-    /// The capability that it has, and the one that is needed.
+    /// The capability that it has and the one that is needed, or what to do.
     pub fn check(&self) -> Result<(), String> {
+        if self.prohibited {
+            return Err(format!(
+                "{} is in compute mode PROHIBITED: no process may use it before `nvidia-smi -i {} -c DEFAULT`, and a server that runs \
+                 by then is to be started again",
+                self.name, self.id
+            ));
+        }
         if self.capability >= CAPABILITY_MIN {
             return Ok(());
         }
@@ -246,6 +258,7 @@ fn gpu(ordinal: i32, cuda: Version) -> Result<Gpu, CudaError> {
         memory_bytes: memory as u64,
         numa_node: numa::node(Path::new(numa::SYSTEM), &pci),
         pci,
+        prohibited: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, "compute mode")? == PROHIBITED,
         cuda,
     })
 }
