@@ -30,7 +30,7 @@ fn one_thread() -> Config {
 }
 
 /// A picture of a digit, as a JPEG, larger than the model's input.
-fn digit(number: usize) -> Vec<u8> {
+pub(crate) fn digit(number: usize) -> Vec<u8> {
     let png = std::fs::read(root().join(format!("examples/images/digits/{number}-0.png"))).unwrap();
     let limits = ocelli::image::Limits { side_max: 4096, pixels_max: 1 << 20, frames_max: 1 };
     let frame = ocelli::image::decode(&png, &limits, &|_, _| None).unwrap().remove(0);

@@ -2,16 +2,28 @@
 //! stream is recorded, and the device waited for, where they would be on a GPU; the fake driver refuses and breaks what a real one does.
 
 use crate::{
-    fakes::cuda::FakeCuda,
+    fakes::{cuda::FakeCuda, nvjpeg::FakeNvjpeg},
+    jpeg::digit,
     onnx::{digits, load, on_cpu, pictures, runtime, said, same, start},
     support::{open, until},
 };
 use cudarc::driver::result;
-use ocelli::engine::{
-    Engine, EngineError, Flight, Tensor,
-    cuda::{Context, onnx::OnnxOnGpu},
+use ocelli::{
+    engine::{
+        Engine, EngineError, Flight, Tensor,
+        cuda::{
+            self, Context,
+            jpeg::{Job, JpegOnGpu},
+            onnx::OnnxOnGpu,
+        },
+    },
+    image::{DataType, Layout, Preprocess, plain_jpeg},
 };
-use std::{sync::Arc, thread, time::Duration};
+use std::{
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
 
 /// Long enough for a call to be made, if nothing keeps a thread from it.
 const A_WHILE: Duration = Duration::from_millis(300);
@@ -54,6 +66,28 @@ fn a_session_is_neither_made_nor_ended_while_a_graph_is_recorded() {
     assert!(!engine.habits().plans_anew && recorded(&fake) == 1, "made: {}", recorded(&fake));
     let (mut engine, other) = (recording(&context), load(&context, &digits()));
     while_it_records(&fake, &mut engine, || drop(other));
+    assert!(!engine.habits().plans_anew && recorded(&fake) == 2, "ended: {}", recorded(&fake));
+}
+
+#[test]
+fn a_decoder_of_jpegs_is_neither_made_nor_ended_while_a_graph_is_recorded() {
+    let fake = FakeCuda::start("");
+    let _nvjpeg = FakeNvjpeg::start();
+    let context = open(0);
+    let decoder = JpegOnGpu::start(cuda::probe().unwrap().version).unwrap();
+    let offer = decoder.offer(&context);
+    let (file, (send, item)) = (digit(3), mpsc::channel());
+    let job = Job {
+        jpeg: plain_jpeg(&file).unwrap(),
+        bytes: file.into(),
+        to: Preprocess { datatype: DataType::Uint8, layout: Layout::Nhwc, ..Preprocess::new(16, 16) },
+        answer: Box::new(move |item| send.send(item).unwrap()),
+    };
+    let mut engine = recording(&context);
+    while_it_records(&fake, &mut engine, || decoder.decode(job));
+    assert!(item.recv().unwrap().is_some() && recorded(&fake) == 1, "made: {}", recorded(&fake));
+    let mut engine = recording(&context);
+    while_it_records(&fake, &mut engine, || drop(offer));
     assert!(!engine.habits().plans_anew && recorded(&fake) == 2, "ended: {}", recorded(&fake));
 }
 
