@@ -184,7 +184,7 @@ def with_component(folder, name):
 
 
 # What is for those who run the server.
-CONTROL = ("/metrics", "/v2/repository", "/v2/systemsharedmemory", "/v2/cudasharedmemory", "/v2/devices")
+CONTROL = ("/metrics", "/v2/repository", "/v2/systemsharedmemory", "/v2/cudasharedmemory", "/v2/devices", "/v2/logging")
 # The server's own page, which shows and does what these do.
 PAGE = ("/", "/docs", "/docs/{manual}", "/page/{file}")
 
