@@ -144,9 +144,9 @@ impl Status {
         now.saturating_duration_since(self.started).as_millis() as u64
     }
 
-    /// Makes the process unready from now on, for good. True for the first call.
-    pub fn begin_drain(&self) -> bool {
-        !self.draining.swap(true, Ordering::SeqCst)
+    /// Makes the process unready from now on, for good.
+    pub fn begin_drain(&self) {
+        self.draining.store(true, Ordering::SeqCst);
     }
 
     /// Whether [`Status::begin_drain`] was called.
@@ -498,8 +498,7 @@ mod tests {
     fn draining_is_unready_for_good_and_stays_live() {
         let t0 = Instant::now();
         let status = serving();
-        assert!(status.begin_drain());
-        assert!(!status.begin_drain(), "only the first begins it");
+        status.begin_drain();
         check(&status, Err("it is draining"));
         status.set_device("cpu", DeviceState::Serving, Cause::Start, "");
         check(&status, Err("it is draining"));

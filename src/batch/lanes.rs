@@ -280,9 +280,8 @@ impl Lanes {
         self.jobs += 1;
     }
 
-    /// Puts rows that were taken back at the head of the lane, before all jobs that never ran; returns whether no other rows of the job
-    /// were waiting.
-    pub fn put_back(&mut self, shape: &Arc<ItemShape>, back: Back, now: Instant) -> bool {
+    /// Puts rows that were taken back at the head of the lane, before all jobs that never ran.
+    pub fn put_back(&mut self, shape: &Arc<ItemShape>, back: Back, now: Instant) {
         let Back { job, urgency, rows, alone, avoid } = back;
         let lane = self.lane(shape);
         let before = lane.remove(job);
@@ -311,15 +310,13 @@ impl Lanes {
         });
         lane.insert(job, waiting);
         self.jobs += usize::from(new);
-        new
     }
 
-    /// Takes a job out; false if nothing of it waits.
-    pub fn remove(&mut self, shape: &Arc<ItemShape>, job: JobKey) -> bool {
+    /// Takes a job out, if anything of it waits.
+    pub fn remove(&mut self, shape: &Arc<ItemShape>, job: JobKey) {
         let found = self.lanes.get_mut(shape).and_then(|lane| lane.remove(job));
         self.jobs -= usize::from(found.is_some());
         self.sweep(shape);
-        found.is_some()
     }
 
     /// Moves jobs to the place that is due to them by now, and removes those whose time is over.

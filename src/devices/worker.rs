@@ -290,7 +290,7 @@ impl Work {
                 self.queue.suppose(&self.health.device, absence);
                 return;
             }
-            match self.place.take_within(&self.served, self.patience()) {
+            match self.place.take(&self.served, self.patience()) {
                 Taken::Batch(batch) => self.serve(batch),
                 Taken::Woken => {
                     // Read first: a model that has just arrived may be retired already, which is not announced again.

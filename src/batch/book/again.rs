@@ -52,8 +52,8 @@ impl Book {
         let before = model.ceilings.get(&place).copied();
         let after = Ceiling::lowered(before, items, now);
         model.ceilings.insert(place, after);
-        let mut aftermath = Aftermath { halved: true, ..Aftermath::default() };
-        aftermath.ceiling = (before != Some(after)).then_some(after.items());
+        let ceiling = (before != Some(after)).then_some(after.items());
+        let mut aftermath = Aftermath { ceiling, ..Aftermath::default() };
         for (part, new) in each_job(batch) {
             if self.jobs.get(&part.job).is_none_or(|entry| entry.over) {
                 continue;

@@ -399,7 +399,7 @@ fn too_little_memory_halves_a_batch_and_what_comes_after_it() {
     let full = || Err(EngineError::OutOfMemory("no room".into()));
     let key = desk.push(4, 1);
     let taken = desk.take();
-    assert_eq!(desk.end(&taken, 1, full()), Aftermath { again: 1, halved: true, ceiling: Some(2) });
+    assert_eq!(desk.end(&taken, 1, full()), Aftermath { again: 1, ceiling: Some(2) });
     assert_eq!([desk.run(1), desk.run(1)], [[(0, 2)], [(2, 4)]]);
     assert_eq!(desk.answers(), [(key, Ok(vec![1, 2, 3, 4]))], "in order, and no error was anybody's");
     desk.push(4, 1);

@@ -78,8 +78,6 @@ impl Receipt {
 pub struct Aftermath {
     /// Jobs that are run again.
     pub again: usize,
-    /// The batch was too large for the device's memory: the jobs run again in smaller ones.
-    pub halved: bool,
     /// The largest batch of the model, in rows, that the device gets from now on, where that has changed.
     pub ceiling: Option<usize>,
 }

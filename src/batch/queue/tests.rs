@@ -72,7 +72,7 @@ fn worker(queue: &Arc<Queue>, serves: &'static [ModelKey]) -> thread::JoinHandle
     let worker = queue.attach(&device("cpu"));
     thread::spawn(move || {
         loop {
-            match worker.take(serves) {
+            match worker.take(serves, None) {
                 Taken::Batch(running) => {
                     let result = echo(&running);
                     running.finish(result);
@@ -127,7 +127,7 @@ fn what_a_worker_serves_no_more_wakes_one_that_stands_by() {
     let (gpu, cpu) = (queue.attach(&device("gpu")), queue.attach(&device("cpu")));
     assert!(gpu.try_take(&[A]).is_none());
     let ticket = queue.push(job(A, 1, 7)).unwrap();
-    let stands_by = thread::spawn(move || match cpu.take(&[A]) {
+    let stands_by = thread::spawn(move || match cpu.take(&[A], None) {
         Taken::Batch(running) => {
             let result = echo(&running);
             running.finish(result);
@@ -135,7 +135,7 @@ fn what_a_worker_serves_no_more_wakes_one_that_stands_by() {
         other => panic!("{other:?}"),
     });
     until_parked(&queue, 1);
-    let serves_nothing = thread::spawn(move || gpu.take(&[]));
+    let serves_nothing = thread::spawn(move || gpu.take(&[], None));
     assert_eq!(bytes(wait(ticket)), [7]);
     stands_by.join().unwrap();
     queue.close();
@@ -264,7 +264,7 @@ fn what_a_hung_worker_has_is_run_elsewhere_at_once_and_its_late_results_are_thro
     );
     assert!(recalled.iter().all(|one| one.aftermath.again == 1));
     assert!(queue.recall(hangs.key(), "it hangs").is_empty(), "once");
-    assert!(matches!(hangs.take(&[A]), Taken::Closed), "it gets nothing more");
+    assert!(matches!(hangs.take(&[A], None), Taken::Closed), "it gets nothing more");
     // One comes back while others have its jobs, one when they are answered; both with nonsense.
     let nonsense =
         |batch: &Batch| echo(batch).map(|ran| Ran { outputs: vec![ran.outputs[0].clone(); 2], ..ran });
@@ -382,7 +382,7 @@ fn aborting_answers_what_waits_and_runs_and_counts_it() {
     for ticket in tickets {
         assert_eq!(wait(ticket).unwrap_err(), error);
     }
-    assert!(matches!(place.take(&[A]), Taken::Closed));
+    assert!(matches!(place.take(&[A], None), Taken::Closed));
     // A result after that finds nobody.
     let result = echo(&running);
     running.finish(result);
@@ -394,7 +394,7 @@ fn aborting_answers_what_waits_and_runs_and_counts_it() {
 fn a_sleeping_worker_can_be_told_to_look_at_its_own_mail() {
     let queue = queue(Duration::ZERO);
     let place = queue.attach(&device("cpu"));
-    let thread = thread::spawn(move || matches!(place.take(&[A]), Taken::Woken));
+    let thread = thread::spawn(move || matches!(place.take(&[A], None), Taken::Woken));
     until_parked(&queue, 1);
     queue.wake();
     assert!(thread.join().unwrap());
@@ -404,7 +404,7 @@ fn a_sleeping_worker_can_be_told_to_look_at_its_own_mail() {
 fn workers_hear_of_it_when_a_retired_model_is_empty() {
     let queue = queue(Duration::ZERO);
     let place = queue.attach(&device("cpu"));
-    let thread = thread::spawn(move || matches!(place.take(&[A]), Taken::Woken));
+    let thread = thread::spawn(move || matches!(place.take(&[A], None), Taken::Woken));
     until_parked(&queue, 1);
     queue.retire(A);
     assert!(thread.join().unwrap());
@@ -445,7 +445,7 @@ fn one_large_job_wakes_every_worker_that_can_help() {
             let place = queue.attach(&device("gpu"));
             let barrier = Arc::clone(&barrier);
             thread::spawn(move || {
-                let Taken::Batch(running) = place.take(&[A]) else {
+                let Taken::Batch(running) = place.take(&[A], None) else {
                     panic!("woken without work");
                 };
                 // Nobody gets past this before all three have a batch.
@@ -472,7 +472,7 @@ fn many_callers_and_failing_workers_end_with_every_answer_right_and_nothing_left
     let sick = thread::spawn(move || {
         let mut dropped = 0;
         loop {
-            match place.take(&[A, B]) {
+            match place.take(&[A, B], None) {
                 Taken::Batch(running) => {
                     drop(running);
                     dropped += 1;
@@ -590,7 +590,7 @@ fn a_short_batch_of_a_worker_that_sleeps_is_run_where_it_is_pushed_and_any_other
     place.lend(A, Some(Arc::clone(&here) as Arc<dyn Inline>));
     let thread = thread::spawn(move || {
         loop {
-            match place.take(&[A, B]) {
+            match place.take(&[A, B], None) {
                 Taken::Batch(running) => {
                     let result = echo(&running);
                     running.finish(result);
@@ -664,7 +664,7 @@ fn jobs_that_gain_nothing_from_company_run_at_once_until_something_waits_for_the
     place.lend(A, Some(Arc::new(When(Mutex::new(told), tell))));
     let (took, taken) = std::sync::mpsc::channel();
     let thread = thread::spawn(move || {
-        while let Taken::Batch(running) = place.take(&[A, B]) {
+        while let Taken::Batch(running) = place.take(&[A, B], None) {
             took.send(running.model).unwrap();
             let result = echo(&running);
             running.finish(result);
@@ -708,7 +708,7 @@ fn a_job_whose_batch_is_dropped_where_it_was_pushed_runs_on_another_device() {
     let sleeps = Arc::clone(&queue);
     first.lend(A, Some(Arc::new(Broken)));
     let thread = thread::spawn(move || {
-        while let Taken::Batch(running) = first.take(&[A]) {
+        while let Taken::Batch(running) = first.take(&[A], None) {
             let result = echo(&running);
             running.finish(result);
         }

@@ -69,13 +69,9 @@ impl Worker {
         let _before = self.queue.state.lock().inline.set(self.key, model, inline);
     }
 
-    /// Waits for a batch of one of the models that the worker serves. To be called from a thread that may block.
-    pub fn take(&self, serves: &[ModelKey]) -> Taken {
-        self.take_within(serves, None)
-    }
-
-    /// Like [`Worker::take`], for at most `patience` where that is given.
-    pub fn take_within(&self, serves: &[ModelKey], patience: Option<Duration>) -> Taken {
+    /// Waits for a batch of one of the models that the worker serves, for at most `patience` where that is given. To be called from a
+    /// thread that may block.
+    pub fn take(&self, serves: &[ModelKey], patience: Option<Duration>) -> Taken {
         let end = patience.and_then(|patience| Instant::now().checked_add(patience));
         loop {
             let mut state = self.queue.state.lock();
@@ -88,7 +84,8 @@ impl Worker {
             let until = match state.book.pick(self.key, serves, now) {
                 Pick::Run(batch, receipt) => {
                     self.queue.leave(state, None);
-                    return Taken::Batch(self.running(batch, receipt));
+                    let (device, queue) = (Arc::clone(&self.device), Arc::clone(&self.queue));
+                    return Taken::Batch(Running { batch, receipt: Some(receipt), device, queue });
                 }
                 Pick::Closed => {
                     self.queue.leave(state, None);
@@ -111,20 +108,13 @@ impl Worker {
         }
     }
 
-    /// A batch, if there is one now: for a worker that stages the next batch while one runs.
-    pub fn try_take(&self, serves: &[ModelKey]) -> Option<Running> {
-        let mut state = self.queue.state.lock();
-        let pick = state.book.pick(self.key, serves, Instant::now());
-        self.queue.leave(state, None);
-        match pick {
-            Pick::Run(batch, receipt) => Some(self.running(batch, receipt)),
-            Pick::SleepUntil(_) | Pick::Sleep | Pick::Closed => None,
+    /// A batch, if there is one now.
+    #[cfg(test)]
+    pub(crate) fn try_take(&self, serves: &[ModelKey]) -> Option<Running> {
+        match self.take(serves, Some(Duration::ZERO)) {
+            Taken::Batch(running) => Some(running),
+            Taken::Woken | Taken::Idle | Taken::Closed => None,
         }
-    }
-
-    fn running(&self, batch: Arc<Batch>, receipt: Receipt) -> Running {
-        let (device, queue) = (Arc::clone(&self.device), Arc::clone(&self.queue));
-        Running { batch, receipt: Some(receipt), device, queue }
     }
 
     fn sleep(&self, mut state: MutexGuard<'_, State>, limit: Option<Duration>) {
