@@ -11,7 +11,7 @@ use ocelli::engine::{
     DataType, Engine, Tensor,
     child::{Child, Place, Post, Program, Recipe, Region},
     onnx::{Runtime, report_nothing},
-    staging::Assembler,
+    staging::Blocks,
 };
 use std::{
     path::PathBuf,
@@ -58,9 +58,9 @@ fn spread(mut times: Vec<Duration>) -> (Duration, Duration) {
 
 /// Times batches of `tensor`, put together by the engine's wishes if `staged`.
 fn time(engine: &mut dyn Engine, tensor: &Tensor, staged: bool) -> (Duration, Duration) {
-    let assembler = Assembler::new(engine.memory());
+    let blocks = Blocks::new(engine.memory());
     let input = |tensor: &Tensor| match staged {
-        true => assembler.assemble(&[tensor], tensor.shape[0], false, None),
+        true => blocks.assemble(&[tensor], tensor.shape[0], false, None),
         false => tensor.clone(),
     };
     let mut times = Vec::with_capacity(CALLS);

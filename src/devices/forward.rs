@@ -14,7 +14,7 @@ use super::{
 use crate::{
     engine::{
         DataType, Engine, EngineError, Flight, Signature, Tensor, TensorView, child::Executor,
-        staging::Assembler,
+        staging::Blocks,
     },
     models::{Model, Source},
     tasks::localize::Settings,
@@ -366,9 +366,9 @@ fn forward(
         failed(&format!("a forward pass with zeros at batch size {size}"), EngineError::Input(why))
     })?;
     // As a worker would put it together.
-    let assembler = Assembler::new(engine.memory());
+    let blocks = Blocks::new(engine.memory());
     let zeros = zeros(shapes, model);
-    let inputs = zeros.iter().map(|zeros| assembler.assemble(&[zeros], size, true, None)).collect();
+    let inputs = zeros.iter().map(|zeros| blocks.assemble(&[zeros], size, true, None)).collect();
     let started = Instant::now();
     let pass = |engine: &mut dyn Engine| engine.start(inputs, setting.as_ref()).and_then(Flight::land);
     match bounded(engine, RUN_MAX, ending, pass) {

@@ -118,7 +118,7 @@ pub trait Engine {
     }
 
     /// Starts one batch. `inputs` are in the order of the signature's inputs, outputs come back in the order of its outputs. For a
-    /// model that batches, all have the same `shape[0]`. They are aligned for their types, as an [`Assembler`](staging::Assembler)
+    /// model that batches, all have the same `shape[0]`. They are aligned for their types, as [`Blocks`](staging::Blocks)
     /// makes them. `setting` holds the parameters that the requests of the batch set beside their tensors, for engines that take
     /// parameters. If [`Engine::depth`] batches are in flight, this waits for the oldest first.
     ///

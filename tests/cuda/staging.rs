@@ -8,7 +8,7 @@ use cudarc::driver::{CudaContext, DriverError, sys};
 use ocelli::engine::{
     Engine, Flight, Tensor, TensorView,
     cuda::{Context, HostMemory, gauss_mle::GaussMle, probe},
-    staging::{Assembler, Memory, Pinner, Staging},
+    staging::{Blocks, Memory, Pinner, Staging},
 };
 use std::{
     ptr::NonNull,
@@ -234,13 +234,13 @@ fn of_two_gpus_each_copies_from_what_is_pinned_for_itself_so_that_the_other_may_
     slot.copy_from_slice(&inputs[0].data);
     let Tensor { datatype, shape, .. } = inputs[0].clone();
     let part = Tensor { datatype, shape, data: slot.freeze() };
-    let assembled = |memory| Assembler::new(memory).assemble(&[&part], 3, false, Some(&staging));
+    let assembled = |memory| Blocks::new(memory).assemble(&[&part], 3, false, Some(&staging));
     assert_eq!(assembled(memory).data.as_ptr(), part.data.as_ptr(), "its own GPU needs no copy");
 
     second.bind().unwrap();
     let mut engine = GaussMle::new(&second).unwrap();
     let rows = assembled(engine.memory());
-    let others = Assembler::new(engine.memory()).assemble(&[&inputs[1]], 3, false, None);
+    let others = Blocks::new(engine.memory()).assemble(&[&inputs[1]], 3, false, None);
     fake.tell("fault on=copy_in hang");
     let Flight::Airborne(flight) = engine.start(vec![rows, others], Some(&plain())).unwrap() else {
         panic!("it is done at once")

@@ -5,7 +5,7 @@ use ocelli::engine::{
     cuda::{self, Context},
     gauss_mle,
     kernels::{Astigmatism, Camera, CameraValue, FitModel, Psf, SensorMap},
-    staging::Assembler,
+    staging::Blocks,
 };
 use std::{
     sync::Arc,
@@ -115,8 +115,8 @@ pub(crate) fn plain() -> Setting {
 
 /// The inputs of a batch as a worker hands them to an engine.
 pub(crate) fn staged(engine: &dyn Engine, inputs: &[Tensor]) -> Vec<Tensor> {
-    let assembler = Assembler::new(engine.memory());
-    inputs.iter().map(|input| assembler.assemble(&[input], input.shape[0], false, None)).collect()
+    let blocks = Blocks::new(engine.memory());
+    inputs.iter().map(|input| blocks.assemble(&[input], input.shape[0], false, None)).collect()
 }
 
 /// What the CPU makes of it: the rows and the codes.

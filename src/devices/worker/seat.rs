@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     batch::{self, ModelKey, Running, queue::Inline},
-    engine::{DataType, Engine, EngineError, Flight, Habits, Tensor, staging::Assembler},
+    engine::{DataType, Engine, EngineError, Flight, Habits, Tensor, staging::Blocks},
     error::panic_words,
     telemetry::metrics::DeviceMetrics,
 };
@@ -38,7 +38,7 @@ pub(super) struct Seat {
 struct Loaded {
     model: Lent,
     engine: Box<dyn Engine + Send>,
-    assembler: Assembler,
+    blocks: Blocks,
     metrics: Arc<DeviceMetrics>,
     /// How the engine takes batches, as last reported.
     habits: Option<Habits>,
@@ -53,15 +53,15 @@ impl Seat {
         health: Health,
         metrics: Arc<DeviceMetrics>,
     ) -> Seat {
-        let assembler = Assembler::for_inputs(engine.memory(), model.signature.inputs.len());
+        let blocks = Blocks::for_batches(engine.memory(), model.signature.inputs.len());
         if let Some(slabs) = model.staging(DataType::Uint8) {
             // Images that are not contiguous are gathered into buffers; on a device, as many as there may be batches in flight.
-            assembler.ready(slabs.slab_bytes(), engine.depth());
+            blocks.ready(slabs.slab_bytes(), engine.depth());
         }
         // If so, the number of items alone determines how long a batch takes.
         let is_lent = engine.is_even() && model.signature.is_fixed(!model.rules.whole);
         let (key, ran) = (model.key, Some(Instant::now()));
-        let loaded = Loaded { model, engine, assembler, metrics, habits: None, ran };
+        let loaded = Loaded { model, engine, blocks, metrics, habits: None, ran };
         Seat { key, is_lent, told: Arc::default(), health, loaded: Mutex::new(loaded) }
     }
 
@@ -99,7 +99,7 @@ impl Seat {
         let mut loaded = self.loaded.lock();
         if loaded.ran.is_some_and(|ran| now.saturating_duration_since(ran) >= REST_AFTER) {
             loaded.engine.rest();
-            loaded.assembler.clear();
+            loaded.blocks.clear();
             loaded.model.rest();
             loaded.ran = None;
         }
@@ -143,7 +143,7 @@ impl Loaded {
         inputs
             .map(|index| {
                 let parts: Vec<_> = batch.parts.iter().map(|part| &part.inputs[index]).collect();
-                self.assembler.assemble(&parts, batch.size, whole, staging.take())
+                self.blocks.assemble(&parts, batch.size, whole, staging.take())
             })
             .collect()
     }

@@ -1,30 +1,9 @@
 //! Joins the parts of a batch into contiguous tensors for an engine.
 
-use super::{Blocks, Memory, Staging};
+use super::{Blocks, Staging};
 use crate::engine::tensor::Tensor;
 
-/// One per worker and model. Its blocks are reused when the engine is done with them.
-#[derive(Clone)]
-pub struct Assembler {
-    blocks: Blocks,
-}
-
-impl Assembler {
-    /// Copies into this kind of memory: pinned for an engine that copies it to a device.
-    pub fn new(memory: Memory) -> Assembler {
-        Assembler::for_inputs(memory, 0)
-    }
-
-    /// The same for batches of `inputs` inputs, whose memory it keeps.
-    pub fn for_inputs(memory: Memory, inputs: usize) -> Assembler {
-        Assembler { blocks: Blocks::for_batches(memory, inputs) }
-    }
-
-    /// Allocates memory for `batches` batches of `bytes` each now, as [`Blocks::ready`].
-    pub fn ready(&self, bytes: usize, batches: usize) {
-        self.blocks.ready(bytes, batches);
-    }
-
+impl Blocks {
     /// The parts of one input as one tensor, aligned for its type and padded to `size` rows.
     ///
     /// Nothing is copied if the parts fill the batch and are adjacent slots of `staging`. For a device, these must be pinned for that
@@ -42,8 +21,8 @@ impl Assembler {
         }
         let tensor = |data| Tensor { datatype: first.datatype, shape, data };
         if items == size {
-            let any = !self.blocks.memory().is_pinned();
-            let fits = |staging: &&Staging| any || staging.is_known_to(self.blocks.memory());
+            let any = !self.memory().is_pinned();
+            let fits = |staging: &&Staging| any || staging.is_known_to(self.memory());
             if let Some(data) = staging.filter(fits).and_then(|staging| staging.side_by_side(parts)) {
                 return tensor(data);
             }
@@ -54,7 +33,7 @@ impl Assembler {
         }
         let last = parts[parts.len() - 1];
         let row = if whole { 0 } else { last.data.len() / last.shape[0].max(1) };
-        let mut data = self.blocks.lend(bytes + row * (size - items));
+        let mut data = self.lend(bytes + row * (size - items));
         let mut at = 0;
         for part in parts {
             data[at..at + part.data.len()].copy_from_slice(&part.data);
@@ -65,10 +44,5 @@ impl Assembler {
             at += row;
         }
         tensor(data.freeze())
-    }
-
-    /// Frees memory that no batch uses.
-    pub fn clear(&self) {
-        self.blocks.clear();
     }
 }

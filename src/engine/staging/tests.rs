@@ -31,8 +31,8 @@ fn values(view: &Tensor) -> Vec<f32> {
 fn slots_taken_in_order_are_one_slice_without_a_copy() {
     let staging = Staging::new(8, 4, Memory::Plain).unwrap();
     let rows: Vec<Tensor> = (0..4u8).map(|i| row(&staging, f32::from(i))).collect();
-    let assembler = Assembler::new(Memory::Plain);
-    let view = assembler.assemble(&[&rows[1], &rows[2]], 2, false, Some(&staging));
+    let blocks = Blocks::new(Memory::Plain);
+    let view = blocks.assemble(&[&rows[1], &rows[2]], 2, false, Some(&staging));
     assert_eq!(values(&view), [1.0, 1.0, 2.0, 2.0]);
     assert_eq!(view.data.as_ptr(), rows[1].data.as_ptr(), "no copy");
     assert_eq!(view.shape, [2, 2]);
@@ -42,10 +42,10 @@ fn slots_taken_in_order_are_one_slice_without_a_copy() {
 fn slots_out_of_order_and_across_slabs_are_gathered() {
     let staging = Staging::new(8, 2, Memory::Plain).unwrap();
     let rows: Vec<Tensor> = (0..4u8).map(|i| row(&staging, f32::from(i))).collect();
-    let assembler = Assembler::new(Memory::Plain);
-    let view = assembler.assemble(&[&rows[1], &rows[0]], 2, false, Some(&staging));
+    let blocks = Blocks::new(Memory::Plain);
+    let view = blocks.assemble(&[&rows[1], &rows[0]], 2, false, Some(&staging));
     assert_eq!(values(&view), [1.0, 1.0, 0.0, 0.0]);
-    let view = assembler.assemble(&[&rows[1], &rows[2]], 2, false, Some(&staging));
+    let view = blocks.assemble(&[&rows[1], &rows[2]], 2, false, Some(&staging));
     assert_eq!(values(&view), [1.0, 1.0, 2.0, 2.0]);
 }
 
@@ -54,8 +54,8 @@ fn padding_repeats_the_last_row() {
     let staging = Staging::new(4, 4, Memory::Plain).unwrap();
     let rows = [row(&staging, 1.0), row(&staging, 2.0), row(&staging, 3.0)];
     let parts: Vec<&Tensor> = rows.iter().collect();
-    let assembler = Assembler::new(Memory::Plain);
-    let view = assembler.assemble(&parts, 4, false, Some(&staging));
+    let blocks = Blocks::new(Memory::Plain);
+    let view = blocks.assemble(&parts, 4, false, Some(&staging));
     assert_eq!(values(&view), [1.0, 2.0, 3.0, 3.0]);
     assert_eq!(view.shape, [4, 1]);
     for first in [1, 2] {
@@ -65,7 +65,7 @@ fn padding_repeats_the_last_row() {
             shape: vec![rows.len(), 1],
             data: Bytes::copy_from_slice(&numbers[4 * rows.start..4 * rows.end]),
         };
-        let view = assembler.assemble(&[&part(0..first), &part(first..3)], 4, false, None);
+        let view = blocks.assemble(&[&part(0..first), &part(first..3)], 4, false, None);
         assert_eq!(values(&view), [1.0, 2.0, 3.0, 3.0], "the first part has {first} rows");
     }
 }
@@ -76,8 +76,8 @@ fn a_misaligned_network_buffer_is_copied_to_aligned_memory() {
     let bytes =
         if bytes.as_ptr().addr().is_multiple_of(4) { Bytes::from(vec![0u8; 10]).slice(2..10) } else { bytes };
     let tensor = Tensor { datatype: DataType::Fp32, shape: vec![1, 2], data: bytes };
-    let assembler = Assembler::new(Memory::Plain);
-    let view = assembler.assemble(&[&tensor], 1, false, None);
+    let blocks = Blocks::new(Memory::Plain);
+    let view = blocks.assemble(&[&tensor], 1, false, None);
     assert!(view.data.as_ptr().addr().is_multiple_of(4));
 }
 
@@ -183,7 +183,7 @@ impl Pinner for Gone {
 #[test]
 fn a_device_reads_pinned_slots_in_place_and_the_rest_from_a_pinned_copy() {
     let counted = Arc::new(AtomicUsize::new(0));
-    let assembler = Assembler::new(pinned(&counted));
+    let blocks = Blocks::new(pinned(&counted));
     let gone = Memory::Pinned(Arc::new(Gone(Counter(Arc::clone(&counted)))));
     let others = pinned(&Arc::default());
     for (memory, in_place) in
@@ -192,22 +192,22 @@ fn a_device_reads_pinned_slots_in_place_and_the_rest_from_a_pinned_copy() {
         let staging = Staging::new(8, 4, memory).unwrap();
         let rows = [row(&staging, 1.0), row(&staging, 2.0)];
         let parts: Vec<&Tensor> = rows.iter().collect();
-        let tensor = assembler.assemble(&parts, 2, false, Some(&staging));
+        let tensor = blocks.assemble(&parts, 2, false, Some(&staging));
         assert_eq!(tensor.data.as_ptr() == rows[0].data.as_ptr(), in_place);
         assert_eq!(values(&tensor), [1.0, 1.0, 2.0, 2.0]);
     }
     let network = Tensor { datatype: DataType::Fp32, shape: vec![1, 2], data: Bytes::from(vec![0; 8]) };
-    let tensor = assembler.assemble(&[&network], 1, false, None);
+    let tensor = blocks.assemble(&[&network], 1, false, None);
     assert_ne!(tensor.data.as_ptr(), network.data.as_ptr(), "the network's memory is not pinned");
-    drop((tensor, assembler));
+    drop((tensor, blocks));
     assert_eq!(counted.load(Ordering::SeqCst), 0, "all pins are gone with their memory");
 }
 
 #[test]
 fn a_batch_on_its_way_keeps_its_memory_while_the_next_one_is_put_together() {
-    let assembler = Assembler::new(Memory::Plain);
+    let blocks = Blocks::new(Memory::Plain);
     let part = |value: u8| Tensor { datatype: DataType::Uint8, shape: vec![1, 1], data: vec![value].into() };
-    let batch = |value| assembler.assemble(&[&part(value), &part(value)], 3, false, None);
+    let batch = |value| blocks.assemble(&[&part(value), &part(value)], 3, false, None);
     let (first, second) = (batch(1), batch(2));
     assert_eq!((&first.data[..], &second.data[..]), (&[1; 3][..], &[2; 3][..]));
     let place = first.data.as_ptr();
@@ -220,7 +220,7 @@ fn a_slab_that_a_batch_reads_is_not_handed_out_when_its_rows_are_gone() {
     let staging = Staging::new(8, 2, Memory::Plain).unwrap();
     let rows = [row(&staging, 1.0), row(&staging, 2.0)];
     let parts: Vec<&Tensor> = rows.iter().collect();
-    let batch = Assembler::new(Memory::Plain).assemble(&parts, 2, false, Some(&staging));
+    let batch = Blocks::new(Memory::Plain).assemble(&parts, 2, false, Some(&staging));
     drop(rows);
     let _others: Vec<Tensor> = (0..8u8).map(|_| row(&staging, 9.0)).collect();
     assert_eq!(values(&batch), [1.0, 1.0, 2.0, 2.0]);

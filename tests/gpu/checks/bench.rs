@@ -16,7 +16,7 @@ use ocelli::{
                 device::{FitAddresses, FitLaunch, FitRound, ROUNDS, SharedMemory, state_words},
             },
         },
-        staging::Assembler,
+        staging::Blocks,
     },
     image::Preprocess,
 };
@@ -123,11 +123,11 @@ pub(crate) fn host_to_host(
     depth: usize,
 ) -> f64 {
     let setting: Setting = known_width();
-    let assembler = Assembler::new(engine.memory());
+    let blocks = Blocks::new(engine.memory());
     let inputs = tensors(values, side);
     let count = inputs[0].shape[0];
     let staged: Vec<Tensor> =
-        inputs.iter().map(|input| assembler.assemble(&[input], count, false, None)).collect();
+        inputs.iter().map(|input| blocks.assemble(&[input], count, false, None)).collect();
     let mut flights = VecDeque::<Flight>::new();
     let mut begin = |engine: &mut GaussMle| {
         if flights.len() == depth {

@@ -9,7 +9,7 @@ use cudarc::driver::{CudaEvent, CudaStream, sys};
 use ocelli::engine::{
     Engine, EngineError, Flight,
     cuda::{Buffer, Canary, Fault, Heap, gauss_mle::GaussMle},
-    staging::Assembler,
+    staging::Blocks,
 };
 use std::{sync::Arc, time::Instant};
 
@@ -147,9 +147,9 @@ pub(crate) fn memory_runs_out_and_comes_back() {
     let full = context.memory().unwrap();
     println!("{} pieces, {} bytes are left", taken.len(), full.free);
     assert!(heap.held_bytes() as f64 > 0.9 * before.free as f64, "memory was refused while there was some");
-    let assembler = Assembler::new(engine.memory());
+    let blocks = Blocks::new(engine.memory());
     let larger = tensors(&simulated(2, 3000, 7).0, 7);
-    let larger = larger.iter().map(|input| assembler.assemble(&[input], 3000, false, None)).collect();
+    let larger = larger.iter().map(|input| blocks.assemble(&[input], 3000, false, None)).collect();
     let refused = engine.start(larger, Some(&known_width())).and_then(Flight::land).err();
     let judged = refused.as_ref().is_none_or(|error| matches!(error, EngineError::OutOfMemory(_)));
     assert!(judged, "too little memory is no fault of the device: {refused:?}");

@@ -12,7 +12,7 @@ use ocelli::{
             OnGpu, Runtime,
             gpu::{ConvSearch, CudaGraph},
         },
-        staging::Assembler,
+        staging::Blocks,
     },
     random::Random,
 };
@@ -139,11 +139,11 @@ pub(crate) fn bench() {
     for path in models() {
         let name = path.parent().and_then(Path::file_name).and_then(|name| name.to_str()).unwrap().to_owned();
         let mut engine = load(&runtime, &context, &path, *sizes.last().unwrap());
-        let assembler = Assembler::new(engine.memory());
+        let blocks = Blocks::new(engine.memory());
         for &items in &sizes {
             let inputs = batch(&engine, random, items);
             let staged = |inputs: &[Tensor]| -> Vec<Tensor> {
-                inputs.iter().map(|input| assembler.assemble(&[input], items, false, None)).collect()
+                inputs.iter().map(|input| blocks.assemble(&[input], items, false, None)).collect()
             };
             for _ in 0..4 {
                 let outputs = engine.start(staged(&inputs), None).unwrap().land().unwrap();
