@@ -1,7 +1,7 @@
 //! One accepted job from push to answer, and the outputs that it has so far. Pure.
 
 use super::{
-    Answer, Fallback, Job, JobKey, Part, Timing,
+    Answer, Fallback, Job, JobKey, Part, Ran, Timing,
     lanes::ItemShape,
     roster::{Avoid, DeviceKey},
     rows::{self, Mark},
@@ -53,23 +53,6 @@ pub struct Failure {
     pub until: u64,
 }
 
-/// Which device computed outputs, and how.
-#[derive(Debug, Clone, Copy)]
-pub struct By<'a> {
-    /// The device's name.
-    pub device: &'a Arc<str>,
-    /// Why this device ran it, if it is not one that the model is meant for.
-    pub fallback: Option<Fallback>,
-    /// Items of the batch.
-    pub batch_items: usize,
-    /// Putting the batch together.
-    pub stage: Duration,
-    /// Waiting until the engine reached it.
-    pub waited: Duration,
-    /// Running the engine.
-    pub compute: Duration,
-}
-
 impl Entry {
     /// A job that was just accepted.
     pub fn new(job: Job, shape: Arc<ItemShape>, bytes: usize, pushed: Instant) -> Entry {
@@ -117,21 +100,27 @@ impl Entry {
         Part { job: key, rows: range, inputs }
     }
 
-    /// Keeps the outputs of some rows; returns all outputs with the last of them.
-    pub fn collect(&mut self, range: Range<usize>, outputs: Vec<Tensor>, by: By<'_>) -> Option<Pieces> {
+    /// Keeps the outputs of some rows, which a device ran in a batch of so many items; returns all outputs with the last of them.
+    pub fn collect(
+        &mut self,
+        range: Range<usize>,
+        outputs: Vec<Tensor>,
+        ran: &Ran,
+        (device, fallback, batch_items): (&Arc<str>, Option<Fallback>, usize),
+    ) -> Option<Pieces> {
         let done = &mut self.done;
         // Only the first batch counts: the others mostly wait behind it, which is not time in the queue.
         if done.items == 0 {
-            done.timing.queue += by.waited;
-            done.timing.behind = by.waited;
+            done.timing.queue += ran.waited;
+            done.timing.behind = ran.waited;
         }
         done.items += range.len();
         done.outputs.push((range.start, outputs));
-        done.device = Some(Arc::clone(by.device));
-        done.fallback = by.fallback.or(done.fallback);
-        done.batch_items = done.batch_items.max(by.batch_items);
-        done.timing.stage += by.stage;
-        done.timing.compute += by.compute;
+        done.device = Some(Arc::clone(device));
+        done.fallback = fallback.or(done.fallback);
+        done.batch_items = done.batch_items.max(batch_items);
+        done.timing.stage += ran.stage;
+        done.timing.compute += ran.compute;
         (done.items >= self.job.items).then(|| std::mem::take(done))
     }
 }

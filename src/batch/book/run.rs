@@ -4,7 +4,6 @@ use super::{Aftermath, Book, Kind, Model, Pick, Recalled, Receipt, Stage, Worker
 use crate::{
     batch::{
         Batch, Fallback, ModelKey, Part, Ran, RunResult, ceiling,
-        entry::By,
         lanes::{Admits, ItemShape, Piece},
         policy::{self, Next, Rival, Takes},
         rates::Costs,
@@ -390,15 +389,8 @@ impl Book {
                     Some(_) => Some(Fallback::DeviceFailed),
                     None => receipt.standby.then_some(Fallback::DeviceAway),
                 };
-                let by = By {
-                    device: &device,
-                    fallback,
-                    batch_items: batch.items,
-                    stage: ran.stage,
-                    waited: ran.waited,
-                    compute: ran.compute,
-                };
-                if let Some(pieces) = entry.collect(part.rows.clone(), outputs, by) {
+                let by = (&device, fallback, batch.items);
+                if let Some(pieces) = entry.collect(part.rows.clone(), outputs, ran, by) {
                     self.end(part.job, Some(Ok(pieces)), now);
                 }
             }
