@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     batch::{Ran, Running},
-    engine::{Airborne, EngineError, Tensor},
+    engine::{Airborne, EngineError, Tensor, caught},
     error::panic_words,
     telemetry::metrics::{DeviceMetrics, FailReason},
 };
@@ -223,9 +223,7 @@ fn land_all(coming: &mpsc::Receiver<Message>, health: &Health) {
         match message {
             Message::Flight(out, flight) => {
                 let busy = health.busy();
-                let result = catch_unwind(AssertUnwindSafe(|| flight.land())).unwrap_or_else(|panic| {
-                    Err(EngineError::Device(format!("the engine panicked: {}", panic_words(&panic))))
-                });
+                let result = caught("the engine", || flight.land());
                 drop(busy);
                 let since = free.map_or(out.begun, |free| out.begun.max(free));
                 free = Some(Instant::now());

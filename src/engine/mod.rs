@@ -29,8 +29,9 @@ pub use reduction::{Anchors, Best, ClassMap, Reduction};
 pub use signature::{Batching, Dim, Signature, TensorSpec, show};
 pub use tensor::{DataType, Tensor, TensorView};
 
+use crate::error::panic_words;
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
+use std::{panic, sync::Arc};
 
 /// Why an engine did not answer: one variant for each way in which the worker reacts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
@@ -47,6 +48,15 @@ pub enum EngineError {
     /// The engine or its device is at fault: drop both.
     #[error("{0}")]
     Device(String),
+}
+
+/// The result of `work`; a panic in it is a fault of the device.
+pub(crate) fn caught<T>(
+    whose: &str,
+    work: impl FnOnce() -> Result<T, EngineError>,
+) -> Result<T, EngineError> {
+    let failed = |words| EngineError::Device(format!("{whose} panicked: {}", panic_words(&words)));
+    panic::catch_unwind(panic::AssertUnwindSafe(work)).map_err(failed).flatten()
 }
 
 /// A batch that an engine has started.

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     batch::{self, ModelKey, Running, queue::Inline},
-    engine::{DataType, Engine, EngineError, Flight, Habits, Tensor, staging::Blocks},
+    engine::{DataType, Engine, EngineError, Flight, Habits, Tensor, caught, staging::Blocks},
     error::panic_words,
     telemetry::metrics::DeviceMetrics,
 };
@@ -79,9 +79,7 @@ impl Seat {
             true => engine.start_reduced(inputs),
             false => engine.start(inputs, batch.setting.as_ref()),
         };
-        let flight = catch_unwind(AssertUnwindSafe(begin)).unwrap_or_else(|panic| {
-            Err(EngineError::Device(format!("the engine panicked: {}", panic_words(&panic))))
-        });
+        let flight = caught("the engine", begin);
         let (model, metrics) = (Arc::clone(&loaded.model), Arc::clone(&loaded.metrics));
         let told = Arc::clone(&self.told);
         (Outbound { batch, model, stage, begun, metrics, told }, flight)

@@ -5,16 +5,12 @@
 //! system has given their cores to another process for a while.
 
 use crate::{
-    engine::{Airborne, EngineError, Flight, Tensor},
-    error::panic_words,
+    engine::{Airborne, EngineError, Flight, Tensor, caught},
     telemetry::thread_limits::told,
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Weak},
-};
+use std::sync::{Arc, Weak};
 
 /// A batch in parts, with all that the parts read and write.
 pub(super) trait Parts: Send + Sync {
@@ -69,9 +65,7 @@ impl Shared {
             // SAFETY: nobody else has this part.
             #[allow(unsafe_code, reason = "each part is done once")]
             let work = || unsafe { self.parts.work(part) };
-            let done = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-                Err(EngineError::Device(format!("the fitter panicked: {}", panic_words(&panic))))
-            });
+            let done = caught("the fitter", work);
             let mut progress = self.progress.lock();
             progress.ended += 1;
             if let Err(error) = done {

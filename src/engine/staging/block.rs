@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::engine::{
-    child::region::Region,
+    child::{arena::ALIGN, region::Region},
     tensor::{Tensor, TensorView},
 };
 use bytes::Bytes;
@@ -14,9 +14,6 @@ use std::{
     ptr::NonNull,
     sync::Arc,
 };
-
-/// Blocks begin at multiples of this, which suits AVX-512 loads and cache lines.
-const ALIGN: usize = 64;
 
 /// Pinned memory consists of whole pages, so that no other memory shares them.
 const PAGE: usize = 4096;
