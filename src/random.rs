@@ -1,5 +1,7 @@
 //! Pseudo-random numbers that are reproducible from a seed: for synthetic inputs, and for tests that print their seed.
 
+use std::hash::{BuildHasher, RandomState};
+
 /// SplitMix64, by Steele, Lea and Flood (2014).
 #[derive(Debug, Clone)]
 pub struct Random(u64);
@@ -8,6 +10,11 @@ impl Random {
     /// Any seed is valid.
     pub fn new(seed: u64) -> Random {
         Random(seed)
+    }
+
+    /// Varies from process to process and from time to time.
+    pub fn anew() -> Random {
+        Random(RandomState::new().hash_one(0))
     }
 
     /// 64 random bits.
@@ -67,6 +74,7 @@ mod tests {
         let mut random = Random::new(1_234_567);
         assert_eq!([random.bits(), random.bits()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
         assert!((0..1000).all(|_| (0.0..1.0).contains(&random.unit())));
+        assert_ne!(Random::anew().bits(), Random::anew().bits());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{Probe, Sample};
-use crate::error::panic_words;
+use crate::{error::panic_words, random::Random};
 
 /// All GPUs at one time.
 #[derive(Debug, Clone)]
@@ -74,7 +74,7 @@ impl Sampler {
                         panics = true;
                     }
                 }
-                let pause = period.mul_f64(0.9 + 0.2 * scattered(state.looks));
+                let pause = period.mul_f64(0.9 + 0.2 * Random::anew().unit());
                 theirs.changed.wait_while_for(&mut state, |state| !state.ended, pause);
             }
         })?;
@@ -108,14 +108,6 @@ impl Drop for Sampler {
             let _ = thread.join();
         }
     }
-}
-
-/// A number from 0 to 1 that varies from look to look and from process to process.
-fn scattered(look: u64) -> f64 {
-    let seed = look.wrapping_add(u64::from(std::process::id()) << 32);
-    // The top bits of the product with an odd number whose bits are well mixed.
-    let mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
-    mixed as f64 / f64::from(1u32 << 24)
 }
 
 #[cfg(test)]
@@ -176,13 +168,5 @@ mod tests {
         assert!(sampler.last().is_none());
         drop(sampler);
         drop(release);
-    }
-
-    #[test]
-    fn pauses_are_scattered_within_their_bounds() {
-        let all: Vec<f64> = (0..1000).map(scattered).collect();
-        assert!(all.iter().all(|x| (0.0..1.0).contains(x)));
-        let mean = all.iter().sum::<f64>() / 1000.0;
-        assert!((0.45..0.55).contains(&mean), "{mean}");
     }
 }

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     engine::cuda::headroom_bytes,
+    random::Random,
     status::{Cause, HeldModel},
 };
 use std::{sync::Arc, time::Instant};
@@ -177,7 +178,7 @@ impl Keeper {
                 // The reason that is published when it leaves.
                 self.claim.states.refused(Cause::Memory, reason.as_str());
                 self.leave(now, Over::Left);
-                self.claim.short_of_memory(now, &reason, scatter(now));
+                self.claim.short_of_memory(now, &reason, Random::anew().unit());
             }
             (Refusal::Poisoned(_), None) => {
                 let known = self.claim.states.cause() == Cause::Poisoned;
@@ -208,10 +209,4 @@ impl Keeper {
         }
         self.ticket = None;
     }
-}
-
-/// From 0 to 1; varies from process to process and from time to time.
-fn scatter(now: Instant) -> f64 {
-    use std::hash::{BuildHasher, RandomState};
-    (RandomState::new().hash_one(now) >> 40) as f64 / f64::from(1u32 << 24)
 }
