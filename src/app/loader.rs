@@ -4,7 +4,7 @@ use crate::{
     devices::{Devices, NotReloaded},
     error::InferError,
     http::catalog,
-    models::{self, Command, Commands, Expected, Found, Given, Overrides, control::Reply},
+    models::{self, Change, Command, Commands, Expected, Found, Given, Overrides, control::Reply},
     telemetry::logging::ModelLogs,
 };
 use std::{
@@ -89,13 +89,13 @@ fn run(
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             // Commands that have waited until now are refused, not carried out.
             Ok(command) if stop() => answer(command.into_reply(), Err(InferError::Draining)),
-            Ok(Command::Load { name, overrides, reply }) => {
+            Ok(Command::Load { name, change: Change::Overrides(overrides), reply }) => {
                 let loaded = load(devices, folder, logs, &name, &overrides);
                 forget_beside(devices, folder, &name);
                 answer(reply, loaded);
             }
-            Ok(Command::Bring { name, given, reply }) => {
-                answer(Some(reply), bring(devices, logs, &name, *given));
+            Ok(Command::Load { name, change: Change::Given(given), reply }) => {
+                answer(reply, bring(devices, logs, &name, given));
             }
             Ok(Command::Unload { name, reply }) => {
                 let unloaded = unload(devices, &name);
@@ -243,7 +243,7 @@ mod tests {
 
     fn load(name: &str) -> impl FnOnce(Reply) -> Command {
         let name = name.to_owned();
-        |reply| Command::Load { name, overrides: Box::default(), reply: Some(reply) }
+        |reply| Command::Load { name, change: Change::Overrides(Box::default()), reply: Some(reply) }
     }
 
     fn unload(reply: Reply) -> Command {

@@ -7,8 +7,8 @@
 
 use super::{AppError, allowed_threads::not_started};
 use crate::models::{
-    Command, Control,
-    changes::{Change, Snapshot},
+    Change, Command, Control,
+    changes::{Difference, Snapshot},
     control::Said,
     settling::{REST, Settling},
 };
@@ -210,10 +210,12 @@ impl Follower {
             tracing::info!(?change, "the model folder changed");
             let name = name.to_owned();
             let said = self.control.say(match &change {
-                Change::Load(_) => {
-                    Command::Load { name: name.clone(), overrides: Box::default(), reply: None }
-                }
-                Change::Unload(_) => Command::Unload { name: name.clone(), reply: None },
+                Difference::Load(_) => Command::Load {
+                    name: name.clone(),
+                    change: Change::Overrides(Box::default()),
+                    reply: None,
+                },
+                Difference::Unload(_) => Command::Unload { name: name.clone(), reply: None },
             });
             self.said.insert(name, said);
         }

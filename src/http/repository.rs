@@ -88,7 +88,7 @@ pub(crate) async fn load_as(
         }
         other => other,
     };
-    front.control.change(name, load.change(name, current.as_ref()).map_err(failed)?).await
+    front.control.load(name, load.change(name, current.as_ref()).map_err(failed)?).await
 }
 
 /// `POST /v2/repository/models/{model}/unload`

@@ -55,17 +55,17 @@ pub struct Snapshot {
 
 /// What a difference between two snapshots asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
+pub enum Difference {
     /// A model is new or different.
     Load(String),
     /// A model is gone.
     Unload(String),
 }
 
-impl Change {
+impl Difference {
     /// The model's name.
     pub fn name(&self) -> &str {
-        let (Change::Load(name) | Change::Unload(name)) = self;
+        let (Difference::Load(name) | Difference::Unload(name)) = self;
         name
     }
 }
@@ -138,15 +138,15 @@ impl Snapshot {
     }
 
     /// The changes from this snapshot to a later one.
-    pub fn changes(&self, later: &Snapshot) -> Vec<Change> {
+    pub fn changes(&self, later: &Snapshot) -> Vec<Difference> {
         if later.unread.is_some() {
             return Vec::new();
         }
         let gone = self.models.keys().filter(|name| !later.models.contains_key(*name));
         let read = later.models.iter().filter(|(_, files)| files.is_some());
         let other = read.filter(|(name, files)| self.models.get(*name) != Some(*files));
-        let load = other.map(|(name, _)| Change::Load(name.clone()));
-        gone.map(|name| Change::Unload(name.clone())).chain(load).collect()
+        let load = other.map(|(name, _)| Difference::Load(name.clone()));
+        gone.map(|name| Difference::Unload(name.clone())).chain(load).collect()
     }
 }
 
@@ -220,8 +220,11 @@ mod tests {
         write("lost+found/#1234", "no model");
         fs::remove_dir_all(folder.path().join("gone")).unwrap();
         let second = Snapshot::at(folder.path());
-        let load = |name: &str| Change::Load(name.to_owned());
-        assert_eq!(first.changes(&second), [Change::Unload("gone".to_owned()), load("bare"), load("other")]);
+        let load = |name: &str| Difference::Load(name.to_owned());
+        assert_eq!(
+            first.changes(&second),
+            [Difference::Unload("gone".to_owned()), load("bare"), load("other")]
+        );
 
         write("same/2/model.onnx", "a");
         assert_eq!(second.changes(&Snapshot::at(folder.path())), [load("same")]);
@@ -235,7 +238,7 @@ mod tests {
         fs::write(&data, "a").unwrap();
         let first = Snapshot::at(folder.path());
         fs::write(&data, "other").unwrap();
-        assert_eq!(first.changes(&Snapshot::at(folder.path())), [Change::Load("m".to_owned())]);
+        assert_eq!(first.changes(&Snapshot::at(folder.path())), [Difference::Load("m".to_owned())]);
     }
 
     #[test]
@@ -256,7 +259,7 @@ mod tests {
         assert_eq!(first.changes(&Snapshot::at(folder.path())), []);
         write(&place(".next"), "new");
         fs::rename(place(".next"), place("one.onnx")).unwrap();
-        assert_eq!(first.changes(&Snapshot::at(folder.path())), [Change::Load("one".to_owned())]);
+        assert_eq!(first.changes(&Snapshot::at(folder.path())), [Difference::Load("one".to_owned())]);
     }
 
     #[test]
@@ -264,7 +267,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("one.onnx"), "a").unwrap();
         let first = Snapshot::at(folder.path());
-        let gone = || vec![Change::Unload("one".to_owned())];
+        let gone = || vec![Difference::Unload("one".to_owned())];
         assert!(first.volume.is_some());
         let bare = Snapshot { volume: first.volume.map(|volume| volume + 1), ..Snapshot::default() };
         assert_eq!(first.changes(&bare), gone(), "were it not held against the look before");
@@ -275,7 +278,7 @@ mod tests {
         assert_eq!(later.filled_from(first.clone()).changes(&Snapshot::at(folder.path()).after(&first)), []);
         fs::rename(folder.path().join("one.onnx"), folder.path().join("two.onnx")).unwrap();
         let other = Snapshot { volume: bare.volume, ..Snapshot::at(folder.path()) }.after(&first);
-        assert_eq!(first.changes(&other), [gone(), vec![Change::Load("two".to_owned())]].concat());
+        assert_eq!(first.changes(&other), [gone(), vec![Difference::Load("two".to_owned())]].concat());
         fs::remove_file(folder.path().join("two.onnx")).unwrap();
         assert_eq!(first.changes(&Snapshot::at(folder.path()).after(&first)), gone());
         // A folder that had no models misses none.
@@ -295,12 +298,12 @@ mod tests {
         let first = Snapshot::at(&models);
         fs::rename(&place, folder.path().join("aside")).unwrap();
         let second = Snapshot::at(&models);
-        assert_eq!(first.changes(&second), [Change::Load("one".to_owned())]);
+        assert_eq!(first.changes(&second), [Difference::Load("one".to_owned())]);
         assert_eq!(second.changes(&Snapshot::at(&models)), [], "once");
         fs::rename(folder.path().join("aside"), &place).unwrap();
-        assert_eq!(second.changes(&Snapshot::at(&models)), [Change::Load("one".to_owned())]);
+        assert_eq!(second.changes(&Snapshot::at(&models)), [Difference::Load("one".to_owned())]);
         fs::remove_file(models.join("one")).unwrap();
-        assert_eq!(first.changes(&Snapshot::at(&models)), [Change::Unload("one".to_owned())]);
+        assert_eq!(first.changes(&Snapshot::at(&models)), [Difference::Unload("one".to_owned())]);
     }
 
     #[test]
@@ -323,7 +326,7 @@ mod tests {
         fs::rename(&aside, models.join("one")).unwrap();
         // Compared with that snapshot alone it is new; compared with the one before, it is the same.
         assert_eq!(second.clone().filled_from(first.clone()).changes(&Snapshot::at(&models)), []);
-        assert_eq!(second.changes(&Snapshot::at(&models)), [Change::Load("one".to_owned())]);
+        assert_eq!(second.changes(&Snapshot::at(&models)), [Difference::Load("one".to_owned())]);
 
         fs::rename(&models, &aside).unwrap();
         std::os::unix::fs::symlink("models", &models).unwrap();

@@ -24,23 +24,14 @@ pub type Reply = oneshot::Sender<Result<(), InferError>>;
 /// A command to the loading thread.
 #[derive(Debug)]
 pub enum Command {
-    /// Load all versions of a model again, as they lie in the folder now.
+    /// Load all versions of a model again.
     Load {
         /// Its name.
         name: String,
-        /// What to change in its manifest.
-        overrides: Box<Overrides>,
+        /// Which model.
+        change: Change,
         /// Who waits; `None` if a change in the folder caused the load.
         reply: Option<Reply>,
-    },
-    /// Load a model that a caller sent, in place of the folder's.
-    Bring {
-        /// Its name.
-        name: String,
-        /// Its files and configuration.
-        given: Box<Given>,
-        /// Who waits.
-        reply: Reply,
     },
     /// Stop serving a model.
     Unload {
@@ -56,9 +47,9 @@ pub enum Command {
 /// The two kinds of load.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// The model in the folder, with changes to its manifest.
+    /// The model as it lies in the folder now, with changes to its manifest.
     Overrides(Box<Overrides>),
-    /// A model sent with the load.
+    /// A model sent with the load, in place of the folder's.
     Given(Given),
 }
 
@@ -150,7 +141,6 @@ impl Command {
     pub fn into_reply(self) -> Option<Reply> {
         match self {
             Command::Load { reply, .. } | Command::Unload { reply, .. } => reply,
-            Command::Bring { reply, .. } => Some(reply),
             Command::Stop => None,
         }
     }
@@ -177,27 +167,13 @@ impl Control {
         command
     }
 
-    /// Applies a change to a model. Dropping the future cancels it unless it has begun.
-    ///
-    /// # Errors
-    /// As [`load`](Control::load).
-    pub async fn change(&self, name: &str, change: Change) -> Result<(), InferError> {
-        match change {
-            Change::Overrides(overrides) => self.load(name, *overrides).await,
-            Change::Given(given) => {
-                let (given, name) = (Box::new(given), name.to_owned());
-                self.ask(|reply| Command::Bring { name, given, reply }).await
-            }
-        }
-    }
-
     /// Loads a model again. Dropping the future cancels it unless it has begun.
     ///
     /// # Errors
     /// [`InferError::UnknownModel`], [`InferError::LoadFailed`], [`InferError::Draining`], [`InferError::Full`].
-    pub async fn load(&self, name: &str, overrides: Overrides) -> Result<(), InferError> {
-        let (overrides, name) = (Box::new(overrides), name.to_owned());
-        self.ask(|reply| Command::Load { name, overrides, reply: Some(reply) }).await
+    pub async fn load(&self, name: &str, change: Change) -> Result<(), InferError> {
+        let name = name.to_owned();
+        self.ask(|reply| Command::Load { name, change, reply: Some(reply) }).await
     }
 
     /// Stops serving a model; requests that have begun are still answered. Dropping the future cancels it unless it has begun.
@@ -252,7 +228,7 @@ mod tests {
             }
             let bytes = bytes::Bytes::from_owner(Held(Arc::clone(&file)));
             let given = Given::new("{}".to_owned(), vec![("1/model.onnx".to_owned(), bytes)]).expect("fine");
-            Box::pin(control.change(name, Change::Given(given)))
+            Box::pin(control.load(name, Change::Given(given)))
         };
         let (mut first, mut second) = (bring("first"), bring("second"));
         let mut third = Box::pin(control.unload("third"));
@@ -261,7 +237,7 @@ mod tests {
         );
         assert!(futures_util::poll!(&mut third).is_pending());
         let begun = commands.recv().expect("the first");
-        assert!(matches!(&begun, Command::Bring { name, .. } if name == "first"), "{begun:?}");
+        assert!(matches!(&begun, Command::Load { name, .. } if name == "first"), "{begun:?}");
         assert_eq!(Arc::strong_count(&file), 3);
         drop((first, second));
         assert_eq!(Arc::strong_count(&file), 2, "what has begun goes on");
@@ -285,7 +261,7 @@ mod tests {
         for unload in &mut waiting {
             assert!(futures_util::poll!(unload).is_pending());
         }
-        let full = control.load("m", Overrides::default()).await.expect_err("it is full");
+        let full = control.load("m", Change::Overrides(Box::default())).await.expect_err("it is full");
         assert_eq!(full.to_string(), "the queue of loads and unloads is full (1000); retry after 5 s");
         control.say(Command::Stop);
         drop(commands.recv().expect("the first"));

@@ -3,7 +3,7 @@
 //! A file that is half written is as good a file as any, and weights beside an ONNX file have no checksum: a model that is loaded while
 //! its files are copied may serve with one half of the old numbers and one half of the new.
 
-use super::changes::{Change, FileState, Snapshot};
+use super::changes::{Difference, FileState, Snapshot};
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
@@ -42,10 +42,15 @@ impl Settling {
     }
 
     /// The changes from what is served to a look at this moment: those that count by now, which are forgotten here, and the others.
-    pub fn sort(&mut self, served: &Snapshot, look: &Snapshot, now: Instant) -> (Vec<Change>, Vec<Change>) {
+    pub fn sort(
+        &mut self,
+        served: &Snapshot,
+        look: &Snapshot,
+        now: Instant,
+    ) -> (Vec<Difference>, Vec<Difference>) {
         let changes = served.changes(look);
         self.0.retain(|name, _| changes.iter().any(|change| change.name() == name));
-        let counts = |change: &Change| {
+        let counts = |change: &Difference| {
             let name = change.name();
             self.counts(name, (served.files(name), look.files(name)), now)
         };
@@ -108,14 +113,14 @@ mod tests {
         }
 
         /// What counts at the next look.
-        fn next(&mut self) -> Vec<Change> {
+        fn next(&mut self) -> Vec<Difference> {
             self.now += REST;
             let look = Snapshot::at(self.folder.path());
             self.settling.sort(&self.served, &look, self.now).0
         }
 
         /// How many looks there are until something counts.
-        fn until(&mut self, expected: &Change) -> u32 {
+        fn until(&mut self, expected: &Difference) -> u32 {
             for looks in 1..100 {
                 let counted = self.next();
                 if !counted.is_empty() {
@@ -127,8 +132,8 @@ mod tests {
         }
     }
 
-    fn load(name: &str) -> Change {
-        Change::Load(name.to_owned())
+    fn load(name: &str) -> Difference {
+        Difference::Load(name.to_owned())
     }
 
     #[test]
@@ -193,6 +198,6 @@ mod tests {
         looks.write("a.onnx", "1");
         looks.served = Snapshot::at(looks.folder.path());
         fs::remove_file(looks.folder.path().join("a.onnx")).unwrap();
-        assert_eq!(looks.until(&Change::Unload("a".to_owned())), 2);
+        assert_eq!(looks.until(&Difference::Unload("a".to_owned())), 2);
     }
 }
