@@ -150,22 +150,6 @@ impl Snapshot {
     }
 }
 
-/// The entries of a folder, sorted by name; none if the folder is gone by now.
-fn entries(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
-    let Some(found) = there(fs::read_dir(folder))? else { return Ok(Vec::new()) };
-    let mut entries = Vec::new();
-    for entry in found {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        // Mounted volumes use hidden names for content that they are about to show.
-        if !name.starts_with('.') {
-            entries.push((name, entry.path()));
-        }
-    }
-    entries.sort();
-    Ok(entries)
-}
-
 fn collect(name: &str, path: &Path, depth: usize, files: &mut Vec<FileState>) -> io::Result<()> {
     let Some(metadata) = there(fs::metadata(path))? else {
         // A dangling link does not count as gone: loading it reports the reason.
@@ -177,7 +161,7 @@ fn collect(name: &str, path: &Path, depth: usize, files: &mut Vec<FileState>) ->
         let Some(place) = there(fs::canonicalize(path))? else { return Ok(()) };
         files.push(FileState::of(name, place, &metadata));
     } else if metadata.is_dir() && depth > 0 {
-        for (inner, path) in entries(path)? {
+        for (inner, path) in there(scan::listed(path))?.unwrap_or_default() {
             collect(&format!("{name}/{inner}"), &path, depth - 1, files)?;
         }
     }

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{engine::Dim, tasks::Labels};
 use disk::{Candidate, Folder, at, file_bytes, look, may_be_folder, model_bytes, opened, text};
-pub(super) use disk::{candidate, entries, inside, read_bytes};
+pub(super) use disk::{candidate, entries, inside, listed, read_bytes};
 use instead::instead;
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -11,12 +11,17 @@ use std::{
 
 /// The names in a folder and their paths, sorted; those that begin with a dot are left out.
 pub(in crate::models) fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, String> {
-    let cannot = |error| format!("cannot read the folder {}: {error}", folder.display());
+    listed(folder).map_err(|error| format!("cannot read the folder {}: {error}", folder.display()))
+}
+
+/// The same, with the system's error.
+pub(in crate::models) fn listed(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let mut entries = Vec::new();
-    for entry in fs::read_dir(folder).map_err(cannot)? {
-        let entry = entry.map_err(cannot)?;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        // `lost+found` lies at the top of a volume; file system checks put recovered files there.
+        // Mounted volumes use hidden names for content that they are about to show. `lost+found` lies at the top of a volume; file system
+        // checks put recovered files there.
         if !name.starts_with('.') && name != "lost+found" {
             entries.push((name, entry.path()));
         }
