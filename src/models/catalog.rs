@@ -88,7 +88,7 @@ impl Catalog {
         self.change(|map| {
             let versions = map.entry(Arc::from(name)).or_default();
             let note = Arc::from("");
-            match versions.binary_search_by(|other| order(&other.version, version)) {
+            match versions.binary_search_by(|other| by_version(&other.version, version)) {
                 Ok(at) => (versions[at].state, versions[at].note) = (state, note),
                 Err(at) => versions.insert(at, Version { version: Arc::from(version), state, note }),
             }
@@ -223,7 +223,7 @@ fn entries<'m>((name, versions): (&'m Arc<str>, &'m Versions)) -> impl Iterator<
 }
 
 /// Versions are digits without leading zeros, so the longer is the higher.
-fn order(a: &str, b: &str) -> std::cmp::Ordering {
+pub fn by_version(a: &str, b: &str) -> std::cmp::Ordering {
     (a.len(), a).cmp(&(b.len(), b))
 }
 

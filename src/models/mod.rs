@@ -44,7 +44,7 @@ mod ultralytics;
 pub mod warmup;
 
 pub use activation::ActivationBy;
-pub use catalog::{Catalog, Entry, State};
+pub use catalog::{Catalog, Entry, State, by_version};
 pub use control::{Change, Command, Commands, Control};
 pub use declared::{Declared, DeclaredTensor, Interface};
 pub use expected::Expected;

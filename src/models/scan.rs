@@ -18,7 +18,7 @@ mod instead;
 mod misplaced;
 
 use super::{
-    Engine, Expected, Manifest, Source,
+    Engine, Expected, Manifest, Source, by_version,
     given::Kept,
     manifest::Versions,
     map,
@@ -125,10 +125,7 @@ fn found_of(folder: &Path, entries: Vec<(String, PathBuf)>, versions: Option<&Ve
             }
         });
     }
-    found.sort_by(|a, b| {
-        let key = |f: &Found| (f.name.clone(), f.version.len(), f.version.clone());
-        key(a).cmp(&key(b))
-    });
+    found.sort_by(|a, b| a.name.cmp(&b.name).then_with(|| by_version(&a.version, &b.version)));
     found
 }
 
@@ -309,7 +306,7 @@ fn choose(versions: &Versions, there: &mut Vec<(String, PathBuf)>) -> Vec<String
     match versions {
         Versions::All => Vec::new(),
         Versions::Latest(count) => {
-            there.sort_by(|(a, _), (b, _)| (a.len(), a).cmp(&(b.len(), b)));
+            there.sort_by(|(a, _), (b, _)| by_version(a, b));
             there.drain(..there.len().saturating_sub(*count));
             Vec::new()
         }

@@ -8,7 +8,8 @@ use super::{
     },
     Book, Entry,
 };
-use crate::{models::Source, status::HeldModel};
+use crate::models::{Source, by_version};
+use crate::status::HeldModel;
 
 impl Book {
     /// What models hold of a device with `free` bytes free, where that is known, by name and version.
@@ -21,7 +22,7 @@ impl Book {
             Some(footprint.of(&entry.served.source.name, &entry.served.model.version))
         };
         let mut held: Vec<HeldModel> = state.entries.iter().filter_map(of).collect();
-        held.sort_by(|one, other| (&one.name, &one.version).cmp(&(&other.name, &other.version)));
+        held.sort_by(|a, b| a.name.cmp(&b.name).then_with(|| by_version(&a.version, &b.version)));
         held
     }
 
