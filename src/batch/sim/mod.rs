@@ -9,7 +9,7 @@
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod fairness;
-mod tally;
+pub(crate) mod tally;
 mod truth;
 mod world;
 

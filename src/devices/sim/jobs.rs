@@ -141,7 +141,7 @@ impl Jobs {
     /// The CPU's turn, which never fails.
     pub(super) fn on_cpu(&mut self, random: &mut Random, now: Instant, tally: &mut Tally) {
         let mut cpu = self.cpu.take().unwrap();
-        tally.on_cpu += u64::from(self.finish(&mut cpu, None, now, tally));
+        tally.on_cpu += usize::from(self.finish(&mut cpu, None, now, tally));
         self.pick(&mut cpu, random.between(20, 400), now);
         self.cpu = Some(cpu);
         self.settle(now, tally);
@@ -190,7 +190,7 @@ impl Jobs {
                 Ok(answer) => {
                     assert_eq!(answer.outputs[0].data, job.input.data, "somebody else's rows");
                     // Answered by the CPU, then.
-                    tally.twice_failed += u64::from(job.failures >= 2);
+                    tally.twice_failed += usize::from(job.failures >= 2);
                 }
                 Err(InferError::Late(_)) => {
                     assert!(job.deadline.is_some_and(|deadline| deadline <= now), "it was not late");

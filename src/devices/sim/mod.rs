@@ -18,7 +18,10 @@ mod jobs;
 mod machine;
 mod server;
 
-use crate::{batch::sim::run, random::Random};
+use crate::{
+    batch::sim::{run, tally::tally},
+    random::Random,
+};
 use machine::Machine;
 use server::Server;
 use std::{
@@ -37,44 +40,20 @@ const QUIET_STEP_MS: u64 = 500;
 /// For how long nothing may have changed at the end.
 const STILL: Duration = Duration::from_secs(60);
 
-/// Counts of what happened, to show that the worlds cover everything.
-#[derive(Debug, Default)]
-struct Tally {
-    taken: u64,
-    too_full: u64,
-    contended: u64,
-    raced: u64,
-    faults: u64,
-    lost: u64,
-    canaries: u64,
-    drained: u64,
-    turns: u64,
-    on_gpu: u64,
-    on_cpu: u64,
-    again: u64,
-    twice_failed: u64,
-}
-
-impl Tally {
-    fn fields(&mut self) -> [&mut u64; 13] {
-        let Tally { taken, too_full, contended, raced, faults, lost, .. } = self;
-        let Tally { canaries, drained, turns, on_gpu, on_cpu, again, twice_failed, .. } = self;
-        [
-            taken,
-            too_full,
-            contended,
-            raced,
-            faults,
-            lost,
-            canaries,
-            drained,
-            turns,
-            on_gpu,
-            on_cpu,
-            again,
-            twice_failed,
-        ]
-    }
+tally! {
+    taken,
+    too_full,
+    contended,
+    raced,
+    faults,
+    lost,
+    canaries,
+    drained,
+    turns,
+    on_gpu,
+    on_cpu,
+    again,
+    twice_failed,
 }
 
 struct World {
@@ -181,17 +160,10 @@ impl World {
 #[test]
 fn servers_that_share_gpus_lose_no_job_and_hold_nothing_twice_whatever_happens() {
     let total = RefCell::new(Tally::default());
-    run(SEEDS, |seed| {
-        let mut tally = world(seed);
-        let mut total = total.borrow_mut();
-        for (sum, term) in total.fields().into_iter().zip(tally.fields()) {
-            *sum += *term;
-        }
-    });
-    let mut total = total.into_inner();
+    run(SEEDS, |seed| total.borrow_mut().add(&world(seed)));
+    let total = total.into_inner();
     println!("{total:?}");
     if std::env::var_os("OCELLI_SIM_SEED").is_none() {
-        let text = format!("{total:?}");
-        assert!(total.fields().into_iter().all(|count| *count > 0), "a part never happened: {text}");
+        total.assert_everything_happened();
     }
 }

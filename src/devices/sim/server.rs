@@ -191,7 +191,7 @@ impl Server {
         }
         for evidence in evidence {
             if self.keepers[gpu].note(now, &evidence) {
-                tally.lost += u64::from(matches!(evidence, Evidence::OnBus(false) | Evidence::Xid(79)));
+                tally.lost += usize::from(matches!(evidence, Evidence::OnBus(false) | Evidence::Xid(79)));
                 tally.faults += 1;
                 self.leave(gpu, "it fell ill", machine, index, now, tally);
             }
@@ -229,7 +229,7 @@ impl Server {
                 random.percent(3).then(|| EngineError::OutOfMemory("no room".into()))
             };
             *worked = if error.is_none() { now } else { *worked };
-            tally.on_gpu += u64::from(jobs.finish(worker, error, now, tally));
+            tally.on_gpu += usize::from(jobs.finish(worker, error, now, tally));
         }
         if broken {
             tally.faults += 1;
@@ -270,8 +270,8 @@ impl Server {
         match decision.next {
             Next::Leave => {
                 keeper.queued = false;
-                tally.contended += u64::from(decision.verdict == "contended");
-                tally.too_full += u64::from(decision.verdict == "too full");
+                tally.contended += usize::from(decision.verdict == "contended");
+                tally.too_full += usize::from(decision.verdict == "too full");
             }
             Next::Stay => {}
             Next::QueueUp => keeper.queued = true,
