@@ -7,14 +7,14 @@
 //! Unknown members, such as `key`, are ignored; `parameters` may stand beside `instances`.
 
 use super::{
-    Parameters, bad_json, base64_text,
+    Parameters, bad_json, base64_text, list,
     members::{FEW_MAX, Str, members_or_absent},
     object,
 };
 use crate::error::InferError;
 use serde::{
     Deserialize, Deserializer,
-    de::{DeserializeSeed, Error, Expected, IgnoredAny, MapAccess, SeqAccess, Visitor},
+    de::{DeserializeSeed, Error, Expected, IgnoredAny, MapAccess, Visitor},
 };
 use serde_json::value::RawValue;
 use std::{borrow::Cow, fmt};
@@ -35,45 +35,9 @@ pub struct Instances {
 #[serde(expecting = "an object")]
 struct Wire<'a> {
     #[serde(borrow)]
-    instances: Bounded<'a>,
+    instances: &'a RawValue,
     #[serde(default, deserialize_with = "members_or_absent::<FEW_MAX, _, _>")]
     parameters: Parameters,
-}
-
-/// The most instances that are kept, which is the most that `parts_max` can be set to: the rest are only counted.
-const INSTANCES_KEPT_MAX: usize = 100_000;
-
-#[derive(Default)]
-struct Bounded<'a> {
-    kept: Vec<Instance<'a>>,
-    count: usize,
-}
-
-impl<'de: 'a, 'a> Deserialize<'de> for Bounded<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Bounded<'a>, D::Error> {
-        struct Visit<'a>(Bounded<'a>);
-        impl<'de: 'a, 'a> Visitor<'de> for Visit<'a> {
-            type Value = Bounded<'a>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list of instances")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Bounded<'a>, A::Error> {
-                let Visit(mut bounded) = self;
-                while bounded.kept.len() < INSTANCES_KEPT_MAX {
-                    let Some(instance) = list.next_element()? else { return Ok(bounded) };
-                    bounded.kept.push(instance);
-                    bounded.count += 1;
-                }
-                while list.next_element::<IgnoredAny>()?.is_some() {
-                    bounded.count += 1;
-                }
-                Ok(bounded)
-            }
-        }
-        deserializer.deserialize_seq(Visit(Bounded::default()))
-    }
 }
 
 /// An image as base64 text: bare, or in an object whose other members are skipped.
@@ -190,7 +154,14 @@ impl Instance<'_> {
 pub fn instances(body: &[u8], parts_max: usize, room: Room<'_>) -> Result<Instances, InferError> {
     let wire: Wire<'_> =
         object(body).map_err(|error| bad_json("the JSON body {\"instances\": […]}", &error))?;
-    let Bounded { kept, count } = wire.instances;
+    let mut kept = Vec::new();
+    let count = list::each(wire.instances.get(), "the list of instances", |index, instance| {
+        if index < parts_max {
+            let read = serde_json::from_str(instance.get());
+            kept.push(read.map_err(|error| bad_json(&format!("instance {index}"), &error))?);
+        }
+        Ok(())
+    })?;
     Ok(Instances { images: decoded(kept, count, parts_max, room)?, parameters: wire.parameters })
 }
 
