@@ -8,7 +8,7 @@ use crate::{
     },
     image::stack::{Format as StackFormat, Raw, Received, SampleType},
     tasks::localize::{
-        Format, Holds, Options, Settings,
+        Format, Holds, Options, Settings, Words,
         options::{self, word},
         settings::{self, KEYS},
     },
@@ -65,7 +65,7 @@ impl Asked {
         for (key, value) in &pairs {
             let value = value.as_ref();
             match key.as_ref() {
-                "input" => holds = word("input", value, Holds::from_name, "auto, frames or rois")?,
+                "input" => holds = Holds::read("input", value)?,
                 "planes" => file_alone = word("planes", value, is_here, "all or here")?,
                 "first_frame" => first_frame = Some(whole("first_frame", value)?),
                 "dtype" => dtype = Some(sample_type(value)?),

@@ -42,7 +42,7 @@ mod zip;
 mod testing;
 
 pub use colormap::Colormap;
-pub use options::{ColorBy, Columns, Keep, Options, PictureOptions, Render, Scale, Units};
+pub use options::{ColorBy, Columns, Keep, Options, PictureOptions, Render, Scale, Units, Words};
 pub use picasso::metadata as picasso_metadata;
 pub use pieces::Pieces;
 pub use schema::{Astigmatism, Model, Parameter, Schema, Score, Width};

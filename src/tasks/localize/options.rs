@@ -22,6 +22,30 @@ pub const KEYS: [&str; 11] = [
 const OF_PICTURES: [&str; 8] =
     ["render", "scale", "scale_nm", "colormap", "color_by", "z_range_um", "white_percentile", "error_px_max"];
 
+/// What is chosen by a word in manifests and queries.
+pub trait Words: Copy + PartialEq + 'static {
+    /// Each choice with its word.
+    const ALL: &'static [(&'static str, Self)];
+
+    /// The choice of a key's value.
+    ///
+    /// # Errors
+    /// The words, if the value is none of them.
+    fn read(key: &str, value: &str) -> Result<Self, String> {
+        let found = Self::ALL.iter().find(|(name, _)| *name == value);
+        found.map(|(_, choice)| *choice).ok_or_else(|| {
+            let names: Vec<&str> = Self::ALL.iter().map(|(name, _)| *name).collect();
+            let (last, others) = names.split_last().expect("there are words");
+            format!("{key} is {value:?}, expected {} or {last}", others.join(", "))
+        })
+    }
+
+    /// Its word.
+    fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, choice)| *choice == self).map_or("", |(name, _)| name)
+    }
+}
+
 /// Units of positions and widths in our own columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Units {
@@ -34,16 +58,9 @@ pub enum Units {
     Nanometers,
 }
 
-impl Units {
-    /// By the names `auto`, `px` and `nm`.
-    pub fn from_name(name: &str) -> Option<Units> {
-        match name {
-            "auto" => Some(Units::Auto),
-            "px" => Some(Units::Pixels),
-            "nm" => Some(Units::Nanometers),
-            _ => None,
-        }
-    }
+impl Words for Units {
+    const ALL: &'static [(&'static str, Units)] =
+        &[("auto", Units::Auto), ("px", Units::Pixels), ("nm", Units::Nanometers)];
 }
 
 /// The columns of formats without columns of their own (CSV, NDJSON, Arrow, npy).
@@ -57,6 +74,11 @@ pub enum Columns {
     GaussMle,
 }
 
+impl Words for Columns {
+    const ALL: &'static [(&'static str, Columns)] =
+        &[("none", Columns::All), ("gaussmle", Columns::GaussMle)];
+}
+
 /// Which rows are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keep {
@@ -68,26 +90,12 @@ pub enum Keep {
     Converged,
 }
 
+impl Words for Keep {
+    const ALL: &'static [(&'static str, Keep)] =
+        &[("all", Keep::All), ("finite", Keep::Finite), ("converged", Keep::Converged)];
+}
+
 impl Keep {
-    /// By the names `all`, `finite` and `converged`.
-    pub fn from_name(name: &str) -> Option<Keep> {
-        match name {
-            "all" => Some(Keep::All),
-            "finite" => Some(Keep::Finite),
-            "converged" => Some(Keep::Converged),
-            _ => None,
-        }
-    }
-
-    /// The name in queries and heads.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Keep::All => "all",
-            Keep::Finite => "finite",
-            Keep::Converged => "converged",
-        }
-    }
-
     /// Whether a row is written.
     pub(super) fn takes(self, status: u8, finite: bool) -> bool {
         match self {
@@ -108,15 +116,9 @@ pub enum Render {
     Blur,
 }
 
-impl Render {
-    /// By the names `histogram` and `blur`.
-    pub fn from_name(name: &str) -> Option<Render> {
-        match name {
-            "histogram" => Some(Render::Histogram),
-            "blur" => Some(Render::Blur),
-            _ => None,
-        }
-    }
+impl Words for Render {
+    const ALL: &'static [(&'static str, Render)] =
+        &[("histogram", Render::Histogram), ("blur", Render::Blur)];
 }
 
 /// Size of the picture's pixels.
@@ -140,6 +142,10 @@ pub enum ColorBy {
     /// Brightness shows density, the hue the mean z: red at the lower end of the range, azure at the upper end. The range is in um; without
     /// one, it covers the middle 98 % of the bright pixels.
     Z(Option<[f32; 2]>),
+}
+
+impl Words for ColorBy {
+    const ALL: &'static [(&'static str, ColorBy)] = &[("density", ColorBy::Density), ("z", ColorBy::Z(None))];
 }
 
 /// What a caller may choose about the picture.
@@ -216,27 +222,21 @@ impl Options {
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
         let picture = &mut self.picture;
         match key {
-            "units" => self.units = word(key, value, Units::from_name, "auto, px or nm")?,
-            "keep" => self.keep = Some(word(key, value, Keep::from_name, "all, finite or converged")?),
+            "units" => self.units = Units::read(key, value)?,
+            "keep" => self.keep = Some(Keep::read(key, value)?),
             "p_min" => {
                 let p_min = value.parse().ok().filter(|p| (0.0..=1.0).contains(p));
                 self.p_min =
                     p_min.ok_or_else(|| format!("{key} is {value:?}, expected a number from 0 to 1"))?;
             }
-            "render" => picture.render = word(key, value, Render::from_name, "histogram or blur")?,
+            "render" => picture.render = Render::read(key, value)?,
             "scale" => picture.scale = Scale::PerPixel(number(key, value)?),
             "scale_nm" => picture.scale = Scale::Nanometers(number(key, value)?),
             "colormap" => {
                 let names = Colormap::ALL.map(Colormap::name).join(", ");
                 picture.colormap = word(key, value, Colormap::from_name, &names)?;
             }
-            "color_by" => {
-                picture.color_by = match value {
-                    "density" => ColorBy::Density,
-                    "z" => ColorBy::Z(None),
-                    _ => return Err(format!("{key} is {value:?}, expected density or z")),
-                }
-            }
+            "color_by" => picture.color_by = ColorBy::read(key, value)?,
             "z_range_um" => match &mut picture.color_by {
                 ColorBy::Z(of) => *of = Some(range(key, value)?),
                 ColorBy::Density => return Err(format!("{key} needs color_by=z")),

@@ -7,7 +7,7 @@ mod told;
 pub use keys::{KEYS, Section, agree};
 
 use super::{
-    options::{Columns, number},
+    options::{Columns, Words, number},
     schema::{self, Model, Schema, Score, Width},
 };
 use crate::engine::{
@@ -19,6 +19,10 @@ use crate::engine::{
 };
 use keys::{BOX, OF_Z};
 use std::{fmt::Display, ops::RangeInclusive, str::FromStr, sync::Arc};
+
+impl Words for Border {
+    const ALL: &'static [(&'static str, Border)] = &[("shift", Border::Shift), ("drop", Border::Drop)];
+}
 
 /// What a spot must exceed.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -134,13 +138,7 @@ impl Settings {
                 self.box_px = side.ok_or_else(|| wrong(&range))?;
             }
             "iterations_max" => self.iterations_max = number(key, value)?,
-            "preset" => {
-                self.columns = match value {
-                    "none" => Columns::All,
-                    "gaussmle" => Columns::GaussMle,
-                    _ => return Err(wrong(&"none or gaussmle")),
-                }
-            }
+            "preset" => self.columns = Columns::read(key, value)?,
             "pixel_nm" => self.pixel_nm = Some(self.pixel(key, value)?),
             "offset" | "gain" | "read_noise" => {
                 let number = value.parse().map_err(|_| {
@@ -172,13 +170,7 @@ impl Settings {
             "noise_min" => self.least = Least::Noise(number(key, value)?),
             "gradient_min" => self.least = Least::Gradient(number(key, value)?),
             "radius_px" => self.radius_px = within(key, value, RADIUS)?,
-            "border" => {
-                self.border = match value {
-                    "shift" => Border::Shift,
-                    "drop" => Border::Drop,
-                    _ => return Err(wrong(&"shift or drop")),
-                }
-            }
+            "border" => self.border = Border::read(key, value)?,
             "spots_max" => self.spots_max = Some(within(key, value, 1..=SPOTS_MAX)?),
             _ => {
                 let keys = KEYS.map(|(_, key)| key).join(", ");

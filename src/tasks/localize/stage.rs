@@ -8,6 +8,7 @@ mod search;
 use super::{
     Schema, Settings,
     chunk::{Chunk, Posted, ROIS, Whole},
+    options::Words,
 };
 use crate::{
     engine::{
@@ -47,16 +48,9 @@ pub enum Holds {
     Rois,
 }
 
-impl Holds {
-    /// By the names `auto`, `frames` and `rois`.
-    pub fn from_name(name: &str) -> Option<Holds> {
-        match name {
-            "auto" => Some(Holds::Auto),
-            "frames" => Some(Holds::Frames),
-            "rois" => Some(Holds::Rois),
-            _ => None,
-        }
-    }
+impl Words for Holds {
+    const ALL: &'static [(&'static str, Holds)] =
+        &[("auto", Holds::Auto), ("frames", Holds::Frames), ("rois", Holds::Rois)];
 }
 
 /// The outcome of a [step](Stager::step).

@@ -1,6 +1,6 @@
 //! The settings as a reply's head tells them, by the keys of manifests and queries: what made its rows.
 
-use super::{Border, CameraValue, Least, Model, Settings};
+use super::{CameraValue, Least, Model, Settings, Words};
 
 impl Settings {
     /// The settings that made rows from frames of this width and height, or from ROIs if `found` is false, beside those that a
@@ -42,11 +42,7 @@ impl Settings {
         tell(key, least.to_string());
         if method == "contrast" {
             tell("radius_px", self.radius_px.to_string());
-            let border = match self.border {
-                Border::Shift => "shift",
-                Border::Drop => "drop",
-            };
-            tell("border", border.to_owned());
+            tell("border", self.border.name().to_owned());
         }
         tell("spots_max", self.spots_max(size).to_string());
         told
