@@ -6,8 +6,6 @@ use crate::support::{
 use ocelli::config::{Config, RepositoryMode};
 use serde_json::{Value, json};
 
-const BASE64: &str = "base64 of the image";
-
 fn base64(bytes: &[u8]) -> String {
     use base64::{Engine, prelude::BASE64_STANDARD};
     BASE64_STANDARD.encode(bytes)
@@ -86,7 +84,7 @@ async fn a_posted_image_is_answered_in_every_form_it_can_come_in() {
         let reply =
             server.send("POST", "/predictions/digits", &[("content-type", "application/json")], body).await;
         let predictions = reply.json()["predictions"].clone();
-        assert_eq!(predictions.as_array().map(Vec::len), Some(2), "{BASE64}: {predictions}");
+        assert_eq!(predictions.as_array().map(Vec::len), Some(2), "base64 of the image: {predictions}");
         assert_eq!(predictions[0]["classes"], json!([predictions[1]["classes"][0]]));
     }
     server.end().await;
@@ -327,11 +325,8 @@ async fn pixels_and_the_networks_own_numbers_give_what_their_image_gives_also_si
     let server = Server::start_with(models, config()).await;
     let infer = async |datatype: &str, shape: &[usize], data: Vec<u8>| {
         let head = json!({"inputs": [{"name": "image", "shape": shape, "datatype": datatype,
-            "parameters": {"binary_data_size": data.len()}}]})
-        .to_string();
-        let length = head.len().to_string();
-        let headers = [("inference-header-content-length", length.as_str())];
-        server.send("POST", "/v2/models/digits/infer", &headers, [head.as_bytes(), &data].concat()).await
+            "parameters": {"binary_data_size": data.len()}}]});
+        server.infer_binary(&head, &data, "*/*").await
     };
     let number = |value: f32| (value * (1.0 / 255.0)).to_le_bytes();
     let one = async |seed: usize| {
@@ -391,12 +386,8 @@ async fn a_request_larger_than_a_batch_is_split_and_comes_back_in_order() {
         let data: Vec<u8> = pixels.iter().flat_map(|p| p.to_le_bytes()).collect();
         let n = pixels.len() / 1024;
         let head = json!({"inputs": [{"name": "image", "shape": [n, 1, 32, 32], "datatype": "FP32",
-            "parameters": {"binary_data_size": data.len()}}]})
-        .to_string();
-        let length = head.len().to_string();
-        let body = [head.as_bytes(), &data].concat();
-        let headers = [("inference-header-content-length", length.as_str())];
-        let reply = server.send("POST", "/v2/models/digits/infer", &headers, body).await;
+            "parameters": {"binary_data_size": data.len()}}]});
+        let reply = server.infer_binary(&head, &data, "*/*").await;
         let body = reply.json();
         assert_eq!(reply.status, 200, "{body}");
         let data: Vec<f64> =

@@ -51,12 +51,9 @@ async fn a_request_is_one_request_however_many_batches_it_takes_and_however_its_
     let files = [&(file.len() as u32).to_le_bytes()[..], &file].concat().repeat(3);
     let head = json!({ "inputs": [{ "name": input["name"], "datatype": "BYTES", "shape": [3],
                                      "parameters": { "binary_data_size": files.len() } }] });
-    let head = head.to_string();
-    let (length, body) = (head.len().to_string(), [head.as_bytes(), &files].concat());
     for accept in [LINES, "*/*"] {
-        let headers = [("inference-header-content-length", length.as_str()), ("accept", accept)];
         let before = counts(&server).await;
-        let reply = server.send("POST", "/v2/models/digits/infer", &headers, body.clone()).await;
+        let reply = server.infer_binary(&head, &files, accept).await;
         assert_eq!(reply.status, 200, "{:?}", reply.body);
         let after = counts(&server).await;
         assert_eq!(after[..3], [before[0] + 1, before[1], before[2] + 3], "{accept}");
@@ -81,15 +78,12 @@ async fn a_reply_that_cannot_be_written_is_a_failure_of_its_request() {
             // Nothing is best where there is no number.
             head["outputs"] = json!([{ "name": "logits", "parameters": { "classification": 1 } }]);
         }
-        head.to_string()
+        head
     };
     let nan = f32::NAN.to_le_bytes().repeat(elements as usize);
     for (binary, status, grown) in [(true, 200, [1, 0, 1, 1]), (false, 400, [0, 1, 1, 1])] {
         let head = head(binary);
-        let length = head.len().to_string();
-        let headers = [("inference-header-content-length", length.as_str())];
-        let body = [head.as_bytes(), &nan].concat();
-        let request = server.send("POST", "/v2/models/digits/infer", &headers, body);
+        let request = server.infer_binary(&head, &nan, "*/*");
         let reply = check(&server, request, status, grown).await;
         assert!(binary || reply.json()["detail"].as_str().unwrap().contains("is not a number (NaN)"));
     }

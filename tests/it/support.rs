@@ -155,6 +155,14 @@ impl Server {
         send(self.address, method, path, headers, body.into()).await
     }
 
+    /// Asks the classifier for an inference whose data follows its head.
+    pub(crate) async fn infer_binary(&self, head: &Value, data: &[u8], accept: &str) -> Reply {
+        let head = head.to_string();
+        let length = head.len().to_string();
+        let headers = [("inference-header-content-length", length.as_str()), ("accept", accept)];
+        self.send("POST", "/v2/models/digits/infer", &headers, [head.as_bytes(), data].concat()).await
+    }
+
     /// Gets something from the API.
     pub(crate) async fn get(&self, path: &str) -> Reply {
         self.send("GET", path, &[], Body::empty()).await
