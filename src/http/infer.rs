@@ -196,11 +196,11 @@ async fn counted(
     front: &Arc<Front>,
     tally: &Arc<Tally>,
     call: &Call,
-    request: InferRequest,
+    mut request: InferRequest,
     began: Instant,
 ) -> Result<Ran, InferError> {
-    let (model, id) = (tally.model(), request.id.clone());
-    let asked = (request.outputs.clone(), request.binary_default);
+    let (model, id) = (tally.model(), request.id.take());
+    let asked = (mem::take(&mut request.outputs), request.binary_default);
     if let Some(settings) = &model.fit {
         // Boxed: what fitters need would make every request's future larger.
         let fitted = Box::pin(tensors::fit(front, tally, settings, call, request));
