@@ -243,7 +243,7 @@ impl Queue {
         let State { bells, woken, .. } = &mut *state;
         woken.extend(bells.keys());
         let bells = state.ring_all();
-        ring(state, bells);
+        ring(state, &bells);
     }
 
     /// From now on no job waits for company: the server is ending, so no more will come.
@@ -251,7 +251,7 @@ impl Queue {
         let mut state = self.state.lock();
         state.book.hurry();
         let bells = state.ring_all();
-        ring(state, bells);
+        ring(state, &bells);
     }
 
     /// Accepts no more jobs. Those that are in still run, without waiting for company; jobs that no worker serves are answered with an
@@ -358,7 +358,7 @@ impl Queue {
             Some(model) => state.ring_for(model).into_iter().collect(),
             None => state.ring_for_each(),
         };
-        ring(state, bells);
+        ring(state, &bells);
         // One waiter for each job that has left, the longest waiting first: if all were woken, most would find no room.
         (0..settled.freed).for_each(|_| self.room.notify_one());
         Answers { answers, waits, _inputs: settled.inputs }
@@ -366,7 +366,7 @@ impl Queue {
 }
 
 /// Releases the lock, then wakes the workers that were picked under it.
-fn ring(state: MutexGuard<'_, State>, bells: Vec<Arc<Condvar>>) {
+fn ring(state: MutexGuard<'_, State>, bells: &[Arc<Condvar>]) {
     drop(state);
     bells.iter().for_each(|bell| _ = bell.notify_one());
 }

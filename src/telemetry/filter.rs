@@ -19,8 +19,11 @@ pub struct LogFilter(Option<Arc<Handle>>);
 
 struct Handle {
     now: Mutex<Now>,
-    put: Box<dyn Fn(&str) -> Result<LevelFilter, String> + Send + Sync>,
+    put: Box<Put>,
 }
+
+/// Puts a filter in force, and returns its level; or why it is none.
+type Put = dyn Fn(&str) -> Result<LevelFilter, String> + Send + Sync;
 
 /// A filter that is in force.
 #[derive(Debug, Clone, PartialEq, Eq)]

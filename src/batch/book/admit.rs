@@ -195,7 +195,7 @@ impl Book {
 /// # Errors
 /// [`InferError::Internal`], saying what does not match.
 pub fn check_tensors(job: &Job) -> Result<(), InferError> {
-    job.inputs.iter().try_for_each(rows::check).map_err(not_queued)
+    job.inputs.iter().try_for_each(rows::check).map_err(|error| not_queued(&error))
 }
 
 /// Checks that a job's tensors have a row for each item.
@@ -206,9 +206,9 @@ fn check_rows(job: &Job, whole: bool) -> Result<(), InferError> {
         (true, 1) => Ok(()),
         (false, items) => job.inputs.iter().try_for_each(|input| rows::check_rows(input, items)),
     };
-    checked.map_err(not_queued)
+    checked.map_err(|error| not_queued(&error))
 }
 
-fn not_queued(error: String) -> InferError {
+fn not_queued(error: &str) -> InferError {
     InferError::Internal(format!("a job that cannot be queued: {error}"))
 }

@@ -38,7 +38,7 @@ impl Asked {
             let flag = || value.as_bool().map(Some).ok_or_else(|| refused("true or false"));
             match &*name {
                 "log_filter" => {
-                    asked.log_filter = Some(value.as_str().ok_or_else(|| refused("a string"))?.to_owned())
+                    asked.log_filter = Some(value.as_str().ok_or_else(|| refused("a string"))?.to_owned());
                 }
                 "log_error" => asked.log_error = flag()?,
                 "log_warning" => asked.log_warning = flag()?,
