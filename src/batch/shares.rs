@@ -8,10 +8,9 @@
 //! A model that has work again after a pause starts where the furthest behind of the busy models stands (the start of its running batch,
 //! if it has one), so idle time is not saved up. Busy are those that have work waiting or running and that the asking worker serves:
 //! models that share no device are not compared. If none is, it starts at the latest virtual time that the worker's device has brought a
-//! model to, though that model may have its next work in a millisecond. Of models at the same point,
-//! the one that had less before goes first: an occasional request waits for the batch that runs, but not for the next one of a busy model
-//! as well. When devices come or go, models meet whose times have drifted apart; a model then owes at most two of the longest batches and
-//! a second.
+//! model to: that model may only be between two requests. Of models at the same point, the one that had less before goes first: an
+//! occasional request waits for the batch that runs, but not for the next one of a busy model as well. When devices come or go, models
+//! meet whose times have drifted apart; a model then owes at most two of the longest batches and a second.
 
 use super::{ModelKey, roster::DeviceKey};
 use foldhash::HashMap;

@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_address_is_only_allowed_where_it_means_off() {
+    fn an_empty_address_means_none_and_others_are_numbers() {
         check(Kind::Address, "", Some(Value::Address(None)));
         for text in ["localhost:80", ":8000", "127.0.0.1", "1.2.3.4:70000", "::1:80"] {
             check(Kind::Address, text, None);

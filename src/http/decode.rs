@@ -35,7 +35,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 pub use waiting::Turns;
 use waiting::{Counted, Waiting};
 
@@ -87,7 +87,7 @@ pub struct DecodePool {
     /// is left to others.
     steps: Arc<Semaphore>,
     /// For files of [slow](Format::is_slow) formats, one of which may keep a thread for long.
-    slow: Semaphore,
+    slow: Arc<Semaphore>,
     limits: Limits,
     budget: Arc<Budget>,
     /// Jobs that wait for a thread or for memory, or run.
@@ -117,7 +117,7 @@ impl DecodePool {
         }
         let (budget, in_pool) = (Arc::new(Budget::new(bytes_max)), Arc::default());
         let steps = Arc::new(Semaphore::new(steps_at_once(threads)));
-        let (slow, gpu_jpegs) = (Semaphore::new(slow_at_once(threads)), AtomicU64::new(0));
+        let (slow, gpu_jpegs) = (Arc::new(Semaphore::new(slow_at_once(threads))), AtomicU64::new(0));
         Ok(DecodePool { jobs, threads, steps, slow, limits, budget, in_pool, jpeg: None, gpu_jpegs })
     }
 
@@ -227,7 +227,7 @@ impl DecodePool {
         if let Some(decoded) = self.on_gpu(&bytes, &model).await {
             return Ok(Opened::Only(decoded));
         }
-        let _turn = self.slow_turn(&bytes).await;
+        let turn = self.slow_turn(&bytes).await;
         let (limits, budget, of) = (self.limits, Arc::clone(&self.budget), Arc::clone(&model));
         let open = move || {
             let image = image::open(bytes, &limits)?;
@@ -237,25 +237,29 @@ impl DecodePool {
             let needed = bytes_of(image.header(), image_input(&of)?);
             match budget.try_take(needed) {
                 Some(share) => stage(&image, &of, share).map(|decoded| Begun::Ended(Opened::Only(decoded))),
-                None => Ok(Begun::Waits(image, needed)),
+                None => Ok(Begun::Waits(image, needed, turn)),
             }
         };
-        let (image, needed) = match self.run(charged(permit, open)).await?? {
+        let (image, needed, turn) = match self.run(charged(permit, open)).await?? {
             Begun::Ended(opened) => return Ok(opened),
-            Begun::Waits(image, needed) => (image, needed),
+            Begun::Waits(image, needed, turn) => (image, needed, turn),
         };
         let share = self.share(needed, DECODING).await?;
-        self.run(charged(permit, move || stage(&image, &model, share))).await?.map(Opened::Only)
+        let work = move || {
+            let _turn = turn;
+            stage(&image, &model, share)
+        };
+        self.run(charged(permit, work)).await?.map(Opened::Only)
     }
 
-    /// Waits until a file of a slow format may be begun, if it is one.
-    async fn slow_turn(&self, bytes: &[u8]) -> Option<SemaphorePermit<'_>> {
+    /// Waits until a file of a slow format may be begun, if it is one. Its work is to keep the turn: it goes on when its caller has left.
+    async fn slow_turn(&self, bytes: &[u8]) -> Option<OwnedSemaphorePermit> {
         if !Format::sniff(bytes).is_some_and(Format::is_slow) {
             return None;
         }
         let _counted = Counted::among(&self.in_pool);
         // An error: the semaphore was closed, which nobody does.
-        self.slow.acquire().await.ok()
+        Arc::clone(&self.slow).acquire_owned().await.ok()
     }
 
     /// Waits for memory.
@@ -268,8 +272,8 @@ impl DecodePool {
 /// What a thread has done with a file of one frame that it opened.
 enum Begun {
     Ended(Opened),
-    /// The image that has no room yet, and the bytes that it needs.
-    Waits(Image<Bytes>, u64),
+    /// The image that has no room yet, the bytes that it needs, and its turn if its format is slow.
+    Waits(Image<Bytes>, u64, Option<OwnedSemaphorePermit>),
 }
 
 fn image_input(model: &Model) -> Result<&ImageInput, InferError> {
@@ -392,6 +396,34 @@ mod tests {
         drop(other_one);
         assert!(matches!(waits.await, Err(InferError::Decode(_))));
         assert_eq!(pool.jobs(), 0);
+    }
+
+    #[tokio::test]
+    async fn the_turn_of_a_slow_file_is_kept_by_its_work_and_not_by_its_caller() {
+        let limits = Limits { side_max: 32, pixels_max: 1024, frames_max: 1 };
+        let pool = DecodePool::new(1, 16 << 20, limits).expect("one thread");
+        let file = include_bytes!("../../tests/fixtures/images/jxl_rgb.jxl");
+        let stage = || Box::pin(pool.stage_only(file.as_slice().into(), image_model(), None));
+        let all = pool.budget.try_take(16 << 20).expect("nobody has any");
+        let mut waits = stage();
+        assert!(futures_util::poll!(&mut waits).is_pending());
+        // Behind it on the only thread: by then it is open.
+        assert_eq!(pool.run(|| 7).await, Ok(7));
+        assert!(futures_util::poll!(&mut waits).is_pending());
+        assert_eq!(pool.slow.available_permits(), 0, "it waits for memory with its turn");
+        drop(all);
+        assert!(matches!(waits.await, Ok(Opened::Only(_))));
+        assert_eq!(pool.slow.available_permits(), 1);
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let mut first = Box::pin(pool.run(move || released.recv().is_ok()));
+        assert!(futures_util::poll!(&mut first).is_pending());
+        let mut second = stage();
+        assert!(futures_util::poll!(&mut second).is_pending());
+        assert_eq!(pool.slow.available_permits(), 0, "it waits for a thread");
+        drop(second);
+        assert_eq!(pool.slow.available_permits(), 1, "it is not begun any more");
+        release.send(()).expect("it waits");
+        assert_eq!(first.await, Ok(true));
     }
 
     #[tokio::test]

@@ -222,7 +222,7 @@ fn entries<'m>((name, versions): (&'m Arc<str>, &'m Versions)) -> impl Iterator<
     })
 }
 
-/// Versions are digits without leading zeros, so the longer is the higher.
+/// The order of versions. They are digits without leading zeros, so the longer is the higher.
 pub fn by_version(a: &str, b: &str) -> std::cmp::Ordering {
     (a.len(), a).cmp(&(b.len(), b))
 }

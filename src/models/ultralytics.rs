@@ -84,9 +84,9 @@ const ALL: [(&str, Of); 5] = [
 impl Said {
     /// What a model's file says; `None` if it is no such export. Names of classes that cannot be read are left out, and the log says so.
     fn of(source: &Source) -> Option<Said> {
-        let of = metadata::value(&source.path, "task")?.ok()?;
+        let [task, names, keypoints] = metadata::values(&source.path, ["task", "names", "kpt_shape"]);
+        let (of, names) = (task?.ok()?, names?);
         let (word, of) = ALL.into_iter().find(|(word, _)| *word == of)?;
-        let names = metadata::value(&source.path, "names")?;
         let labels = names.and_then(|text| names_of(&text).ok_or("it is no {0: 'name', 1: …}".to_owned()));
         let labels = labels.unwrap_or_else(|why| {
             tracing::warn!(
@@ -96,8 +96,7 @@ impl Said {
             );
             Labels::default()
         });
-        let keypoints = metadata::value(&source.path, "kpt_shape").and_then(Result::ok);
-        let keypoints = keypoints.and_then(|text| {
+        let keypoints = keypoints.and_then(Result::ok).and_then(|text| {
             let (count, _) = text.strip_prefix('[')?.strip_suffix(']')?.split_once(',')?;
             count.parse().ok().filter(|count| (1..=KEYPOINTS_MAX).contains(count))
         });

@@ -120,20 +120,13 @@ def served(start_server, tmp_path_factory):
     return start_server(folder)
 
 
-def listed(server, name):
-    """Its state and the reason of it."""
-    index = requests.post(f"{server.url}/v2/repository/index", timeout=60).json()
-    (entry,) = (entry for entry in index if entry["name"] == name)
-    return entry["state"], entry["reason"]
-
-
 def of_colour(*colour):
     return reference.png(np.full((8, 8, 3), colour, np.uint8))
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_served_says_which_line_settles_it(served, name):
-    state, reason = listed(served, name)
+    state, reason = wire.stands(served, name)
     assert state == "UNAVAILABLE" and REFUSED[name][-1] in reason, reason
 
 

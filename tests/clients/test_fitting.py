@@ -210,16 +210,9 @@ def served(start_server, tmp_path_factory):
     return start_server(folder)
 
 
-def listed(server, name):
-    """Its state and the reason of it."""
-    index = requests.post(f"{server.url}/v2/repository/index", timeout=60).json()
-    (entry,) = (entry for entry in index if entry["name"] == name)
-    return entry["state"], entry["reason"]
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_request_could_be_answered_by_is_refused_at_load(served, name):
-    state, reason = listed(served, name)
+    state, reason = wire.stands(served, name)
     assert state == "UNAVAILABLE" and REFUSED[name][-1] in reason, reason
     reply = wire.post_image(served, name, reference.png(np.zeros((8, 8, 3), np.uint8)))
     assert reply.status_code == 503 and REFUSED[name][-1] in reply.json()["detail"], reply.text
@@ -227,7 +220,7 @@ def test_what_no_request_could_be_answered_by_is_refused_at_load(served, name):
 
 @pytest.mark.parametrize("name", READY)
 def test_what_another_picture_may_be_answered_by_is_served(served, name):
-    assert listed(served, name) == ("READY", "")
+    assert wire.stands(served, name) == ("READY", "")
 
 
 def test_a_network_that_sorts_boxes_out_runs_a_picture_at_a_time_unless_it_is_said_to_take_more(served):

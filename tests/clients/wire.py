@@ -36,6 +36,13 @@ def ok(response):
     return strict(response)
 
 
+def stands(server, model):
+    """The state of a model's only version, and the reason of it."""
+    index = requests.post(f"{server.url}/v2/repository/index", timeout=TIMEOUT).json()
+    (entry,) = (entry for entry in index if entry["name"] == model)
+    return entry["state"], entry["reason"]
+
+
 # --- Posting images -------------------------------------------------------------------------------------------------
 
 

@@ -401,6 +401,24 @@ fn a_sleeping_worker_can_be_told_to_look_at_its_own_mail() {
 }
 
 #[test]
+fn a_letter_to_one_worker_wakes_no_other() {
+    let queue = queue(Duration::ZERO);
+    let sleep = || {
+        let place = queue.attach(&device("cpu"));
+        let key = place.key();
+        (key, thread::spawn(move || matches!(place.take(&[A], None), Taken::Woken)))
+    };
+    let ((_, other), (key, one)) = (sleep(), sleep());
+    until_parked(&queue, 2);
+    queue.wake_one(key);
+    assert!(one.join().unwrap());
+    assert!(!other.is_finished());
+    assert_eq!(queue.state.lock().parked.len(), 1, "the other sleeps on");
+    queue.close();
+    assert!(!other.join().unwrap());
+}
+
+#[test]
 fn workers_hear_of_it_when_a_retired_model_is_empty() {
     let queue = queue(Duration::ZERO);
     let place = queue.attach(&device("cpu"));

@@ -8,8 +8,10 @@ use super::{
     },
     Book, Entry,
 };
-use crate::models::{Source, by_version};
-use crate::status::HeldModel;
+use crate::{
+    models::{Source, by_version},
+    status::HeldModel,
+};
 
 impl Book {
     /// What models hold of a device with `free` bytes free, where that is known, by name and version.

@@ -143,7 +143,6 @@ fn read(file: &Path) -> Measured {
 }
 
 /// Replaces the file in one step, so that nobody reads half of it.
-/// Writes the measurements to a file, which readers see whole, as it was or as it becomes.
 ///
 /// # Errors
 /// What the system says.

@@ -426,7 +426,7 @@ impl Drop for OnnxOnGpu {
         self.streams.end_recording();
         self.streams.settle();
         let broken = self.context.broken().is_some();
-        let _alone = self.context.no_recording();
+        let _unrecorded = self.context.no_recording();
         for bucket in self.places.iter_mut().flat_map(|place| place.buckets.drain(..)) {
             if broken {
                 bucket.leak();

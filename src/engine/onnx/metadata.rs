@@ -12,20 +12,31 @@ use std::{
 /// A longer value is an error. The names of 10,000 classes take a fifth of it.
 const VALUE_BYTES_MAX: u64 = 1 << 20;
 
-/// The value under a key; `None` if there is none, or the file cannot be read: loading it reports why.
-///
-/// # Errors
-/// A value that is too long, or no text.
-pub(crate) fn value(path: &Path, key: &str) -> Option<Result<String, String>> {
-    let (file, bytes) = skeleton::open(path).ok()?;
-    find(file, bytes, key).ok()?
+/// A value, or why it is none: it is too long, or no text.
+type Value = Result<String, String>;
+
+/// The value under each key; `None` if there is none, or the file cannot be read: loading it reports why.
+pub(crate) fn values<const N: usize>(path: &Path, keys: [&str; N]) -> [Option<Value>; N] {
+    let found = || {
+        let (file, bytes) = skeleton::open(path).ok()?;
+        find(file, bytes, keys).ok()
+    };
+    found().unwrap_or([const { None }; N])
 }
 
-fn find(file: impl Read + Seek, bytes: u64, key: &str) -> Result<Option<Result<String, String>>, String> {
-    let mut found = None;
+fn find<const N: usize>(
+    file: impl Read + Seek,
+    bytes: u64,
+    keys: [&str; N],
+) -> Result<[Option<Value>; N], String> {
+    let mut found = [const { None }; N];
     skeleton::walk(file, bytes, |fields, field, bytes| {
         match field {
-            (Message::Model, 14) => found = entry(fields, bytes, key)?.or(found.take()),
+            (Message::Model, 14) => {
+                if let Some((at, value)) = entry(fields, bytes, &keys)? {
+                    found[at] = Some(value);
+                }
+            }
             _ => fields.skip(bytes)?,
         }
         Ok(true)
@@ -33,17 +44,20 @@ fn find(file: impl Read + Seek, bytes: u64, key: &str) -> Result<Option<Result<S
     Ok(found)
 }
 
-/// The value of an entry, if it is under this key.
+/// The value of an entry, if it is under one of these keys, and under which.
 fn entry(
     fields: &mut Fields<impl Read + Seek>,
     bytes: u64,
-    key: &str,
-) -> Result<Option<Result<String, String>>, String> {
+    keys: &[&str],
+) -> Result<Option<(usize, Value)>, String> {
     let end = fields.at() + bytes;
-    let (mut is_it, mut value) = (false, None);
+    let (mut at, mut value) = (None, None);
     while let Some((number, bytes)) = fields.next_until(end)? {
         match number {
-            1 => is_it = fields.name(bytes)? == key,
+            1 => {
+                let name = fields.name(bytes)?;
+                at = keys.iter().position(|key| name == *key);
+            }
             2 if bytes > VALUE_BYTES_MAX => {
                 fields.skip(bytes)?;
                 value = Some(Err(format!("it has {bytes} bytes, more than the limit of {VALUE_BYTES_MAX}")));
@@ -52,7 +66,7 @@ fn entry(
             _ => fields.skip(bytes)?,
         }
     }
-    Ok(value.filter(|_| is_it))
+    Ok(at.zip(value))
 }
 
 #[cfg(test)]
@@ -84,7 +98,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.onnx");
         std::fs::write(&path, model).unwrap();
-        value(&path, key)
+        let [value] = values(&path, [key]);
+        value
     }
 
     #[test]
@@ -95,7 +110,7 @@ mod tests {
         assert_eq!(check(&model, "task"), None);
         assert_eq!(check(&model, "raw"), Some(Err("it is no text".into())));
         assert_eq!(check(b"<html>", "names"), None);
-        assert_eq!(value(Path::new("/nowhere/model.onnx"), "names"), None);
+        assert_eq!(values(Path::new("/nowhere/model.onnx"), ["names"]), [None]);
     }
 
     #[test]
@@ -112,7 +127,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_give_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = find(Cursor::new(&bytes), bytes.len() as u64, "names");
+            let _ = find(Cursor::new(&bytes), bytes.len() as u64, ["names"]);
         }
     }
 }

@@ -72,47 +72,47 @@ impl Asked {
 /// The settings, by name, which follow from this filter.
 pub(crate) fn settings(now: &Now) -> Map<String, Value> {
     let Now { text, level } = now;
-    let settings = json!({
-        "log_file": "",
-        "log_info": *level >= LevelFilter::INFO,
-        "log_warning": *level >= LevelFilter::WARN,
-        "log_error": *level >= LevelFilter::ERROR,
-        "log_verbose_level": verbosity(*level),
-        "log_format": FORMAT,
-        "log_filter": text,
-    });
-    match settings {
-        Value::Object(settings) => settings,
-        _ => Map::new(),
-    }
+    let settings = [
+        ("log_file", json!("")),
+        ("log_info", json!(*level >= LevelFilter::INFO)),
+        ("log_warning", json!(*level >= LevelFilter::WARN)),
+        ("log_error", json!(*level >= LevelFilter::ERROR)),
+        ("log_verbose_level", json!(verbosity(*level))),
+        ("log_format", json!(FORMAT)),
+        ("log_filter", json!(text)),
+    ];
+    settings.map(|(name, value)| (name.to_owned(), value)).into_iter().collect()
 }
 
-/// The filter that a body asks for, where this one is in force; `None` if it asks for no change.
+/// The filter that a body asks for, where this one is in force; `None` if it asks for no change. What is as it was asks for none, so a
+/// caller may send all settings back with one of them changed.
 ///
 /// # Errors
 /// 400 for what is no setting or cannot be had.
 pub(crate) fn filter(body: &[u8], now: &Now) -> Result<Option<String>, InferError> {
     let Asked { log_filter, log_error, log_warning, log_info, log_verbose_level } = Asked::of(body)?;
-    let levels = log_info.is_some()
-        || log_warning.is_some()
-        || log_error.is_some()
-        || log_verbose_level.is_some_and(|level| level != verbosity(now.level));
-    if let Some(filter) = log_filter {
+    let before =
+        [now.level >= LevelFilter::ERROR, now.level >= LevelFilter::WARN, now.level >= LevelFilter::INFO];
+    let after = [log_error, log_warning, log_info];
+    let after: [bool; 3] = std::array::from_fn(|at| after[at].unwrap_or(before[at]));
+    let verbose = log_verbose_level.unwrap_or(verbosity(now.level));
+    let levels = after != before || verbose != verbosity(now.level);
+    if let Some(filter) = log_filter.filter(|filter| *filter != now.text) {
         return match levels {
-            true => Err(bad("log_filter says which levels there are: send it or the levels, not both")),
+            true => Err(bad("log_filter says which levels there are: change it or the levels, not both")),
             false => Ok(Some(filter)),
         };
     }
     if !levels {
         return Ok(None);
     }
-    let is = |level: LevelFilter| now.level >= level;
     // The gravest first.
+    let [error, warning, info] = after;
     let switches = [
-        ("log_error", log_error.unwrap_or(is(LevelFilter::ERROR))),
-        ("log_warning", log_warning.unwrap_or(is(LevelFilter::WARN))),
-        ("log_info", log_info.unwrap_or(is(LevelFilter::INFO))),
-        ("log_verbose_level", log_verbose_level.unwrap_or(verbosity(now.level)) > 0),
+        ("log_error", error),
+        ("log_warning", warning),
+        ("log_info", info),
+        ("log_verbose_level", verbose > 0),
     ];
     let on = switches.iter().take_while(|(_, on)| *on).count();
     if let Some((finer, _)) = switches[on..].iter().find(|(_, on)| *on) {
@@ -121,7 +121,6 @@ pub(crate) fn filter(body: &[u8], now: &Now) -> Result<Option<String>, InferErro
             switches[on].0
         )));
     }
-    let verbose = log_verbose_level.unwrap_or(verbosity(now.level));
     Ok(Some(
         match (on, verbose) {
             (0, _) => "off",
@@ -161,12 +160,14 @@ mod tests {
             (json!({"log_info": false}), "warn", LevelFilter::WARN),
             (json!({"log_info": false, "log_warning": false}), "error", LevelFilter::ERROR),
             (json!({"log_info": false, "log_warning": false, "log_error": false}), "off", LevelFilter::OFF),
-            (json!({"log_info": true}), "info", LevelFilter::INFO),
+            (json!({"log_filter": "warn,ocelli=info", "log_info": false}), "warn", LevelFilter::WARN),
         ] {
             let filter = filter(body.to_string().as_bytes(), &info).expect("settings").expect("a change");
             assert_eq!(filter, expected, "{body}");
             let told = settings(&now(&filter, level));
-            for (name, value) in body.as_object().expect("an object") {
+            for (name, value) in
+                body.as_object().expect("an object").iter().filter(|(name, _)| *name != "log_filter")
+            {
                 let told = &told[name];
                 assert!(told == value || (*value == json!(7) && *told == json!(2)), "{name}: {told}");
             }
@@ -178,9 +179,18 @@ mod tests {
         let info = now("info", LevelFilter::INFO);
         let body = br#"{"log_filter": "warn,ocelli::models=debug"}"#;
         assert_eq!(filter(body, &info), Ok(Some("warn,ocelli::models=debug".into())));
-        for body in ["", "{}", r#"{"log_file": "", "log_format": "ISO8601", "log_verbose_level": 0}"#] {
+        let all = Value::Object(settings(&info)).to_string();
+        for body in ["", "{}", r#"{"log_info": true, "log_verbose_level": 0}"#, &all] {
             assert_eq!(filter(body.as_bytes(), &info), Ok(None), "{body}");
         }
+        let mut all = settings(&info);
+        all["log_verbose_level"] = json!(1);
+        let all = Value::Object(all).to_string();
+        assert_eq!(
+            filter(all.as_bytes(), &info),
+            Ok(Some("info,ocelli=debug".into())),
+            "all but one are as they were"
+        );
     }
 
     #[test]
@@ -191,7 +201,7 @@ mod tests {
             (r#"{"log_warning": false, "log_verbose_level": 0}"#, "log_warning is off and log_info is not"),
             (r#"{"log_file": "/tmp/x"}"#, "log_dir"),
             (r#"{"log_format": "default"}"#, "ISO8601"),
-            (r#"{"log_filter": "info", "log_info": true}"#, "not both"),
+            (r#"{"log_filter": "info", "log_verbose_level": 0}"#, "not both"),
             (r#"{"log_level": 1}"#, "no setting \"log_level\"; the settings are log_filter, log_error"),
             (r#"{"log_info": 1}"#, "\"log_info\" is 1, expected true or false"),
             (r#"{"log_verbose_level": -1}"#, "\"log_verbose_level\" is -1, expected 0 to 4294967295"),

@@ -146,7 +146,7 @@ impl Decoder {
     /// Ends the session. The library then waits for its hardware decoders, which may write what they have begun after it has reported an
     /// error, whatever that was, and which no stream shows: only afterwards may our memory be used for something else.
     fn end_session(&mut self) {
-        let _alone = self.context.no_recording();
+        let _unrecorded = self.context.no_recording();
         self.session = None;
     }
 
@@ -257,7 +257,7 @@ impl Drop for Decoder {
 
 /// A session, made while nobody records a CUDA graph there: its memory comes from allocators that may wait for the whole device.
 fn make(library: &Arc<Library>, context: &Context) -> Result<Session, Failed> {
-    let _alone = context.no_recording();
+    let _unrecorded = context.no_recording();
     Session::new(library).map_err(|status| {
         Failed::Broken(format!("{} makes no decoder on {}: {status}", library.name(), context.gpu().id))
     })

@@ -35,7 +35,7 @@ impl Kept {
         target: Target<'_>,
         (context, streams): (&Arc<Context>, &Arc<Streams>),
     ) -> Result<Kept, String> {
-        let _alone = context.no_recording();
+        let _unrecorded = context.no_recording();
         let kept = Kept {
             session: ManuallyDrop::new(Session::load(runtime, path, target)?),
             context: Arc::clone(context),
@@ -77,7 +77,7 @@ impl Drop for Kept {
             tracing::warn!(gpu, %error, "what ONNX Runtime has on a GPU that failed is left there");
             return;
         }
-        let _alone = self.context.no_recording();
+        let _unrecorded = self.context.no_recording();
         // SAFETY: nobody uses it any more, and it is dropped nowhere else.
         unsafe { ManuallyDrop::drop(&mut self.session) };
         if let Err(error) = self.wait_as_a_gpus() {

@@ -96,7 +96,7 @@ impl OnnxOnGpu {
     /// wait for the whole device, and work that a recording was in the way of.
     fn beside_no_recording<T>(&mut self, begin: impl FnOnce(&mut OnnxOnGpu) -> T) -> T {
         let context = Arc::clone(&self.context);
-        let _alone = context.no_recording();
+        let _unrecorded = context.no_recording();
         begin(self)
     }
 
