@@ -331,6 +331,7 @@ fn stage_frame(frame: &Frame, input: &ImageInput) -> Result<Staged, InferError> 
 mod tests {
     use super::*;
     use crate::http::testing::image_model;
+    use std::sync::mpsc;
 
     #[tokio::test]
     async fn work_that_takes_memory_has_its_share_while_it_runs() {
@@ -350,7 +351,7 @@ mod tests {
     async fn what_nobody_waits_for_any_more_is_not_begun() {
         let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
         let pool = DecodePool::new(1, 100, limits).expect("one thread");
-        let (release, released) = std::sync::mpsc::channel::<()>();
+        let (release, released) = mpsc::channel::<()>();
         let mut first = Box::pin(pool.run(move || released.recv().is_ok()));
         assert!(futures_util::poll!(&mut first).is_pending());
         let begun = Arc::new(AtomicUsize::new(0));
@@ -398,32 +399,54 @@ mod tests {
         assert_eq!(pool.jobs(), 0);
     }
 
+    /// A file that whoever drops it has to wait with.
+    struct Held(mpsc::Sender<()>, mpsc::Receiver<()>);
+
+    impl AsRef<[u8]> for Held {
+        fn as_ref(&self) -> &[u8] {
+            b"\xff\x0a"
+        }
+    }
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            self.0.send(()).expect("the test waits");
+            self.1.recv().expect("the test says when");
+        }
+    }
+
     #[tokio::test]
-    async fn the_turn_of_a_slow_file_is_kept_by_its_work_and_not_by_its_caller() {
+    async fn the_turn_of_a_slow_file_is_kept_by_its_work_when_its_caller_has_left() {
+        let limits = Limits { side_max: 32, pixels_max: 1024, frames_max: 1 };
+        let pool = DecodePool::new(1, 1 << 20, limits).expect("one thread");
+        let ((begins, begun), (release, released)) = (mpsc::channel(), mpsc::channel());
+        let file = Bytes::from_owner(Held(begins, released));
+        let mut caller = Box::pin(pool.stage_only(file, image_model(), None));
+        assert!(futures_util::poll!(&mut caller).is_pending());
+        begun.recv().expect("the thread refuses it");
+        drop(caller);
+        assert_eq!(pool.slow.available_permits(), 0);
+        release.send(()).expect("it waits");
+        // Behind it on the only thread.
+        assert_eq!(pool.run(|| 7).await, Ok(7));
+        assert_eq!(pool.slow.available_permits(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_slow_file_waits_for_memory_with_its_turn() {
         let limits = Limits { side_max: 32, pixels_max: 1024, frames_max: 1 };
         let pool = DecodePool::new(1, 16 << 20, limits).expect("one thread");
         let file = include_bytes!("../../tests/fixtures/images/jxl_rgb.jxl");
-        let stage = || Box::pin(pool.stage_only(file.as_slice().into(), image_model(), None));
         let all = pool.budget.try_take(16 << 20).expect("nobody has any");
-        let mut waits = stage();
+        let mut waits = Box::pin(pool.stage_only(file.as_slice().into(), image_model(), None));
         assert!(futures_util::poll!(&mut waits).is_pending());
         // Behind it on the only thread: by then it is open.
         assert_eq!(pool.run(|| 7).await, Ok(7));
         assert!(futures_util::poll!(&mut waits).is_pending());
-        assert_eq!(pool.slow.available_permits(), 0, "it waits for memory with its turn");
+        assert_eq!(pool.slow.available_permits(), 0);
         drop(all);
         assert!(matches!(waits.await, Ok(Opened::Only(_))));
         assert_eq!(pool.slow.available_permits(), 1);
-        let (release, released) = std::sync::mpsc::channel::<()>();
-        let mut first = Box::pin(pool.run(move || released.recv().is_ok()));
-        assert!(futures_util::poll!(&mut first).is_pending());
-        let mut second = stage();
-        assert!(futures_util::poll!(&mut second).is_pending());
-        assert_eq!(pool.slow.available_permits(), 0, "it waits for a thread");
-        drop(second);
-        assert_eq!(pool.slow.available_permits(), 1, "it is not begun any more");
-        release.send(()).expect("it waits");
-        assert_eq!(first.await, Ok(true));
     }
 
     #[tokio::test]
