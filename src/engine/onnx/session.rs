@@ -21,6 +21,7 @@ use ort::{
 };
 use std::{
     ffi::{CStr, CString, c_char},
+    fs::File,
     path::Path,
     ptr,
 };
@@ -74,6 +75,12 @@ impl Session {
     ) -> Result<Session, String> {
         let name = path.file_name().unwrap_or_default().display();
         functions::check(path).map_err(|reason| format!("{name}: {reason}"))?;
+        let _alone = match target {
+            Target::Gpu(GpuTarget { cache: Some(folder), asked, .. }) if asked.provider.builds() => {
+                alone(folder)?
+            }
+            _ => None,
+        };
         let providers = match target {
             Target::Cpu(_) => Vec::new(),
             Target::Gpu(gpu) => providers(runtime, path, gpu)?,
@@ -82,10 +89,9 @@ impl Session {
             Target::Cpu(threads) => (threads, false),
             Target::Gpu(gpu) => (1, gpu.graphs),
         };
-        // TensorRT reads a model's files itself, while it builds.
-        let reads_itself = |gpu: GpuTarget<'_>| matches!(gpu.asked.provider, Provider::TensorRt { .. });
         let weights = match target {
-            Target::Gpu(gpu) if reads_itself(gpu) => Vec::new(),
+            // TensorRT reads a model's files itself, while it builds.
+            Target::Gpu(gpu) if gpu.asked.provider.builds() => Vec::new(),
             _ => external::read(path).map_err(|reason| format!("{name}: {reason}"))?,
         };
         let others = match threads.saturating_sub(1) {
@@ -260,8 +266,6 @@ fn providers(
         let mut tensorrt =
             ep::TensorRT::default().with_device_id(gpu.ordinal).with_fp16(fp16).with_cuda_graph(gpu.graphs);
         if let Some(folder) = gpu.cache {
-            std::fs::create_dir_all(folder)
-                .map_err(|error| format!("cannot make {} for TensorRT: {error}", folder.display()))?;
             let folder = folder.display();
             tensorrt = tensorrt
                 .with_engine_cache(true)
@@ -299,6 +303,20 @@ fn providers(
     Ok(providers)
 }
 
+/// Makes the folder in which TensorRT caches what it builds from a model, and has it alone until the file is closed. ONNX Runtime keeps
+/// threads from reading what another is still writing, but not processes, and each GPU may be served by one. Whoever waits here finds a
+/// whole engine afterwards, instead of building the same for minutes. `None` where nothing can be written, or there are no locks.
+///
+/// # Errors
+/// If the folder cannot be made.
+fn alone(folder: &Path) -> Result<Option<File>, String> {
+    std::fs::create_dir_all(folder)
+        .map_err(|error| format!("cannot make {} for TensorRT: {error}", folder.display()))?;
+    let lock = File::options().create(true).append(true).open(folder.join("lock"));
+    let lock = lock.and_then(|file| file.lock().map(|()| file));
+    Ok(lock.inspect_err(|error| tracing::warn!(%error, ?folder, "TensorRT's engines are not locked")).ok())
+}
+
 /// The input shapes for one item and for the largest batch, in TensorRT's notation; `None` if more than the batch axis is free.
 fn profile(signature: &Signature, items_max: usize) -> Option<[String; 2]> {
     if !signature.unshaped.is_empty() {
@@ -324,6 +342,21 @@ fn profile(signature: &Signature, items_max: usize) -> Option<[String; 2]> {
 mod tests {
     use super::*;
     use crate::engine::{DataType, TensorSpec};
+    use std::fs::TryLockError;
+
+    #[test]
+    fn only_one_process_at_a_time_has_a_folder_of_engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("cache/of a model");
+        let first = alone(&folder).unwrap().expect("it can be locked");
+        let other = File::open(folder.join("lock")).unwrap();
+        assert!(matches!(other.try_lock(), Err(TryLockError::WouldBlock)));
+        drop(first);
+        other.try_lock().unwrap();
+        std::fs::write(folder.join("file"), "").unwrap();
+        let told = alone(&folder.join("file")).unwrap_err();
+        assert!(told.starts_with("cannot make ") && told.contains("file for TensorRT: "), "{told}");
+    }
 
     #[test]
     fn tensorrt_is_told_the_range_of_batches_where_nothing_else_is_free() {
