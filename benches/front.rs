@@ -3,15 +3,20 @@
 //! ```text
 //! make bench-front                                        # what calls these
 //! cargo bench --bench front -- load ADDRESS FILE CONNECTIONS SECONDS
+//! cargo bench --bench front -- grpc ADDRESS FILE CONNECTIONS SECONDS
 //! cargo bench --bench front -- echo
 //! cargo bench --bench front -- handed
 //! ```
 //!
 //! `load` sends the request in FILE, all of it with its head, over so many connections, each as soon as it has its answer, and
-//! prints as JSON what came of it. `echo` is bare axum on a free port of 127.0.0.1, which it prints: it sends each body back.
+//! prints as JSON what came of it. `grpc` does so with calls of `ModelInfer`, of which FILE has the message, each connection with one call
+//! at a time, and prints the end of the last answer, too. `echo` is bare axum on a free port of 127.0.0.1, which it prints: it sends each body back.
 //! `handed` is the same, but another thread copies each body.
 
-use axum::{Router, body::Bytes, extract::DefaultBodyLimit, routing::post};
+use axum::{Router, body::Bytes, extract::DefaultBodyLimit, http, routing::post};
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use socket2::SockRef;
 use std::{
     os::fd::AsFd,
@@ -77,39 +82,97 @@ fn unpaced(socket: &impl AsFd) {
     SockRef::from(socket).set_tcp_congestion(b"reno").expect("a control that everybody may choose");
 }
 
-/// Sends over one connection until `end`; the seconds of each call.
-async fn call(address: String, request: Bytes, begin: Instant, end: Instant) -> Vec<f64> {
+/// A connection to the server.
+async fn connect(address: &str) -> TcpStream {
     let socket = TcpSocket::new_v4().expect("a socket");
     unpaced(&socket);
-    let mut stream = socket.connect(address.parse().expect("an address")).await.expect("a server");
+    let stream = socket.connect(address.parse().expect("an address")).await.expect("a server");
     stream.set_nodelay(true).expect("an option of the socket");
+    stream
+}
+
+/// What calls over one connection took, in seconds, and the last answer.
+#[derive(Default)]
+struct Called {
+    seconds: Vec<f64>,
+    answer: Bytes,
+}
+
+/// Sends over one connection until `end`.
+async fn call(address: String, request: Bytes, begin: Instant, end: Instant) -> Called {
+    let mut stream = connect(&address).await;
     let mut buffer = Vec::with_capacity(request.len() + 4096);
-    let mut seconds = Vec::new();
+    let mut called = Called::default();
     while Instant::now() < end {
         let sent = Instant::now();
         stream.write_all(&request).await.expect("a server that reads");
         answer(&mut stream, &mut buffer).await;
         if sent >= begin {
-            seconds.push(sent.elapsed().as_secs_f64());
+            called.seconds.push(sent.elapsed().as_secs_f64());
         }
     }
-    seconds
+    called
 }
 
-async fn load(address: &str, file: &str, connections: usize, seconds: f64) {
+/// The same by gRPC.
+async fn call_grpc(address: String, message: Bytes, begin: Instant, end: Instant) -> Called {
+    let io = TokioIo::new(connect(&address).await);
+    // Replies are taken as fast as they come, as gRPC's own clients do.
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder.initial_stream_window_size(8 << 20).initial_connection_window_size(8 << 20);
+    let (mut sender, connection) = builder.handshake(io).await.expect("a server of HTTP/2");
+    tokio::spawn(connection);
+    // Not compressed, and how long it is.
+    let head = [&[0][..], &u32::try_from(message.len()).expect("a message").to_be_bytes()].concat();
+    let body = Bytes::from([&head, &message[..]].concat());
+    let mut called = Called::default();
+    while Instant::now() < end {
+        let sent = Instant::now();
+        let request =
+            http::Request::post(format!("http://{address}/inference.GRPCInferenceService/ModelInfer"))
+                .header("content-type", "application/grpc")
+                .header("te", "trailers")
+                .body(Full::new(body.clone()))
+                .expect("a request");
+        let answer = sender.send_request(request).await.expect("an answer");
+        let (head, body) = answer.into_parts();
+        let body = body.collect().await.expect("all of an answer");
+        let status = body.trailers().unwrap_or(&head.headers).get("grpc-status");
+        assert!(status.is_some_and(|status| status == "0"), "{head:?} {:?}", body.trailers());
+        if sent >= begin {
+            called.seconds.push(sent.elapsed().as_secs_f64());
+        }
+        called.answer = body.to_bytes();
+    }
+    called
+}
+
+/// Loads a server over so many connections, each of which `call` keeps busy with the request in a file.
+async fn load<F>(
+    call: fn(String, Bytes, Instant, Instant) -> F,
+    [address, file, connections, seconds]: [&str; 4],
+) where
+    F: Future<Output = Called> + Send + 'static,
+{
     let request = Bytes::from(std::fs::read(file).expect("a request"));
+    let (connections, seconds): (usize, f64) =
+        (connections.parse().expect("a number"), seconds.parse().expect("seconds"));
     // The first fifth is warm-up.
     let begin = Instant::now() + Duration::from_secs_f64(seconds / 5.0);
     let end = begin + Duration::from_secs_f64(seconds);
     let calls = (0..connections).map(|_| tokio::spawn(call(address.to_owned(), request.clone(), begin, end)));
-    let mut all = Vec::new();
+    let (mut all, mut answer) = (Vec::new(), Bytes::new());
     for call in calls.collect::<Vec<_>>() {
-        all.extend(call.await.expect("no panic"));
+        let called = call.await.expect("no panic");
+        all.extend(called.seconds);
+        answer = called.answer;
     }
     all.sort_by(f64::total_cmp);
     let at = |part: f64| all.get((all.len() as f64 * part) as usize).copied().unwrap_or_default() * 1e6;
+    let end: String =
+        answer[answer.len().saturating_sub(64)..].iter().map(|byte| format!("{byte:02x}")).collect();
     println!(
-        "{{\"rate\": {:.1}, \"p50_us\": {:.0}, \"p99_us\": {:.0}, \"bytes\": {}}}",
+        "{{\"rate\": {:.1}, \"p50_us\": {:.0}, \"p99_us\": {:.0}, \"bytes\": {}, \"end\": \"{end}\"}}",
         all.len() as f64 / seconds,
         at(0.5),
         at(0.99),
@@ -156,9 +219,10 @@ fn main() {
     let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     match arguments[..] {
         ["load", address, file, connections, seconds] => {
-            let (connections, seconds) =
-                (connections.parse().expect("a number"), seconds.parse().expect("seconds"));
-            runtime().block_on(load(address, file, connections, seconds));
+            runtime().block_on(load(call, [address, file, connections, seconds]));
+        }
+        ["grpc", address, file, connections, seconds] => {
+            runtime().block_on(load(call_grpc, [address, file, connections, seconds]));
         }
         ["echo"] => runtime().block_on(echo()),
         ["handed"] => runtime().block_on(handed()),

@@ -40,6 +40,22 @@ def infer(model, name, array, output, region=None):
     return request("POST", f"/v2/models/{model}/infer", head + data, headers)
 
 
+def infer_message(model, name, array, output):
+    """The same as a message of gRPC, `ModelInferRequest`, with the input as raw bytes."""
+
+    def varint(number):
+        low, rest = number & 0x7F, number >> 7
+        return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
+
+    def field(number, content):
+        return varint(number << 3 | 2) + varint(len(content)) + content
+
+    shape = field(3, b"".join(varint(extent) for extent in array.shape))
+    datatype = {"float32": b"FP32", "uint8": b"UINT8"}[array.dtype.name]
+    described = field(1, name.encode()) + field(2, datatype) + shape
+    return field(1, model.encode()) + field(5, described) + field(6, field(1, output.encode())) + field(7, array.tobytes())
+
+
 class Connection:
     """One kept-alive connection."""
 

@@ -11,8 +11,9 @@ formed. What cannot be installed or started is left out, with its reason.
 
 Requests are one item: FP32 [1, 3, 224, 224] to ResNet-18 with random weights, FP32 [1, 16] to a model that copies it, a JPEG of
 500 x 375 to ResNet-18. They travel as each server takes them best over HTTP/1.1: as binary tensors of the Open Inference
-Protocol where it has them, else as raw bytes, a file of a form, or base64. Batches of at most 16 are formed wherever the server
-can; requests that wait for company do so for a millisecond where some time has to be given, and not at all where none has.
+Protocol where it has them, else as raw bytes, a file of a form, or base64. Ocelli and Triton get the tensors by gRPC, too, each
+connection with one call at a time. Batches of at most 16 are formed wherever the server can; requests that wait for company do so
+for a millisecond where some time has to be given, and not at all where none has.
 
 Before anything is timed, each server's answers, asked for one by one and many at once, are compared with those of a session in this
 process: a wrong one ends the run. All servers then run at once and take turns, the others stopped (SIGSTOP), so that they cost nothing. A
@@ -47,19 +48,22 @@ HERE = ROOT / "benches" / "servers"
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "clients"), str(HERE)]
 import engine  # noqa: E402
 import make_models  # noqa: E402
-from rawhttp import Connection, infer, request  # noqa: E402
+from rawhttp import Connection, infer, infer_message, request  # noqa: E402
 from server import BINARY, LIBRARY, free_ports  # noqa: E402
 
 CLIENT = os.environ["FRONT_BINARY"]
 START_SECONDS_MAX = 120
 BATCH, DELAY_MS = 16, 1
 # Where the time is spent: what is posted, over how many connections.
-LOADS = [(what, n) for what in ("resnet18", "identity") for n in (1, 8, 32)] + [("image", n) for n in (1, 8)]
+TENSORS = ("resnet18", "identity", "resnet18-grpc", "identity-grpc")
+LOADS = [(what, n) for what in TENSORS for n in (1, 8, 32)] + [("image", n) for n in (1, 8)]
 # How much longer or shorter than the others: a second of the copy is thousands of requests, and 32 wait long for ResNet-18.
-LENGTHS = {("resnet18", 32): 2, ("identity", 1): 0.5, ("identity", 8): 0.5, ("identity", 32): 0.5}
+LENGTHS = {(what, n): 2 if what.startswith("resnet18") else 0.5 for what, n in LOADS if what.startswith("identity") or n == 32}
 TITLES = {
     "resnet18": "ResNet-18, FP32 [1, 3, 224, 224]",
     "identity": "A copy of FP32 [1, 16]",
+    "resnet18-grpc": "ResNet-18, FP32 [1, 3, 224, 224], by gRPC",
+    "identity-grpc": "A copy of FP32 [1, 16], by gRPC",
     "image": "JPEG 500 x 375, decoded and classified by ResNet-18",
 }
 FORM = "a-boundary-that-no-file-has"
@@ -83,7 +87,7 @@ class Peer:
     """A server under comparison. One of another kind has a virtual environment, and a command that starts it."""
 
     name = protocol = batches = ""
-    images = True
+    images, grpc = True, False
     # What is pinned in the requirements and has the server's version.
     package = None
 
@@ -92,7 +96,7 @@ class Peer:
         self.folder.mkdir()
         (self.folder / "counts").mkdir()
         self.log = self.folder / "log"
-        self.port, *self.ports = free_ports(4)
+        self.port, self.grpc_port, *self.ports = free_ports(5)
         self.process = None
 
     @property
@@ -184,9 +188,17 @@ class Peer:
         assert len(body) >= like.nbytes, f"{body[:300]!r}"
         return np.frombuffer(body[-like.nbytes :], np.float32)
 
+    def message(self, name, x):
+        """The message of the same request by gRPC."""
+        return infer_message(name, NAMES[name][0], x, NAMES[name][1])
+
     def image(self, file):
         """The bytes of a request with a picture."""
         raise NotImplementedError
+
+    def takes(self, what):
+        """Whether it is asked in this way."""
+        return self.images if what == "image" else self.grpc or not what.endswith("-grpc")
 
     def best(self, body):
         """The class that a reply to a picture names first, and its score."""
@@ -210,7 +222,7 @@ def statistics_of(port, name):
 
 
 class Ocelli(Peer):
-    name, protocol = "ocelli", "Open Inference Protocol, binary"
+    name, protocol, grpc = "ocelli", "Open Inference Protocol, binary", True
     batches = f"at most {BATCH}, of what waits while another runs"
 
     version = property(lambda self: subprocess.run([BINARY, "--version"], capture_output=True, text=True).stdout.strip())
@@ -224,6 +236,7 @@ class Ocelli(Peer):
     def environment(self):
         settings = {
             "listen": f"127.0.0.1:{self.port}",
+            "grpc_listen": f"127.0.0.1:{self.grpc_port}",
             "admin_listen": f"127.0.0.1:{self.ports[0]}",
             "models": self.models,
             "backend": "cpu",
@@ -243,7 +256,7 @@ class Ocelli(Peer):
 class TritonPython(Peer):
     name, protocol = "triton-python", "Open Inference Protocol, binary"
     batches = f"at most {BATCH}, of what waits while another runs"
-    images, package = False, "nvidia-pytriton"
+    images, grpc, package = False, True, "nvidia-pytriton"
 
     def repository(self, name):
         """Writes what Triton wants for a model; the text of its configuration beside inputs and outputs."""
@@ -287,7 +300,8 @@ class TritonPython(Peer):
             f"--backend-directory={self.folder / 'backends'}",
             f"--http-port={self.port}",
             "--http-address=127.0.0.1",
-            "--allow-grpc=false",
+            f"--grpc-port={self.grpc_port}",
+            "--grpc-address=127.0.0.1",
             "--allow-metrics=false",
             "--log-info=false",
         ]
@@ -566,26 +580,39 @@ def check(peer, models, threads, items, picture):
                 for body, right in zip(bodies, expected):
                     largest = float(np.abs(peer.answer(name, body, right) - right.ravel()).max())
                     assert largest < 1e-3, f"{peer.name}: {name} differs by {largest}"
+        if peer.grpc:
+            # The client gives the end of an answer, and the output is the last part of it.
+            file = peer.folder / "message"
+            file.write_bytes(peer.message(name, x[:1]))
+            end = np.frombuffer(bytes.fromhex(call("grpc", peer, file, 1, 0.1)["end"]), np.float32)
+            largest = float(np.abs(end - expected[0].ravel()[-len(end) :]).max())
+            assert len(end) == 16 and largest < 1e-3, f"{peer.name}: {name} by gRPC differs by {largest}"
     if peer.images:
         right = engine.classes(engine.Engine("resnet18", models, threads).run(engine.pixels(picture))[0])["classes"][0]
         index, score = peer.best(ask(peer.image(picture)))
         assert index == right["index"] and abs(score - right["score"]) < 0.02, f"{peer.name}: {index} {score}, not {right}"
 
 
-def load(peer, file, connections, seconds):
+def call(how, peer, file, connections, seconds):
+    """What the client prints, which sends the request in a file over and over by HTTP (`load`) or gRPC."""
+    port = peer.grpc_port if how == "grpc" else peer.port
+    command = [CLIENT, how, f"127.0.0.1:{port}", file, str(connections), str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"servers: {peer.name} failed: {done.stderr[-500:]} {peer.last_words()}")
+    return json.loads(done.stdout)
+
+
+def load(how, peer, file, connections, seconds):
     """What a load of one request over and over gives; also the server's CPU time, and the share of the cores that others had."""
     pids = family(peer.process.pid)
     before, busy, started = cpu_seconds(pids), busy_seconds(), time.perf_counter()
     own = os.times()
-    command = [CLIENT, "load", f"127.0.0.1:{peer.port}", file, str(connections), str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    got = call(how, peer, file, connections, seconds)
     elapsed, now = time.perf_counter() - started, os.times()
-    if done.returncode != 0:
-        sys.exit(f"servers: {peer.name} failed: {done.stderr[-500:]} {peer.last_words()}")
-    got = json.loads(done.stdout)
     if not got["rate"]:
         # Each connection waited through all of it for the answer to its first request.
-        return load(peer, file, connections, seconds * 2)
+        return load(how, peer, file, connections, seconds * 2)
     client = sum(now[:4]) - sum(own[:4])
     got["cpu_seconds"] = cpu_seconds(pids) - before
     got["others"] = max(0.0, busy_seconds() - busy - got["cpu_seconds"] - client) / elapsed / os.cpu_count()
@@ -693,7 +720,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement, after a fifth of it as warm-up")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--others-max", type=float, default=0.05, help="share of the cores that others may take in a round")
-    parser.add_argument("--loads", default="resnet18,identity,image", help="which of these")
+    parser.add_argument("--loads", default=",".join(TITLES), help="which of these")
     parser.add_argument("--json", type=Path, help="also write all results here")
     given = parser.parse_args()
     only = given.only.split(",") if given.only else names
@@ -722,9 +749,11 @@ def main():
                 check(peer, models, given.threads, items, picture)
                 print(f"{peer.name}: answers are right", flush=True)
                 for what in {what for what, _ in loads}:
-                    if what == "image" and not peer.images:
+                    if not peer.takes(what):
                         continue
-                    data = peer.image(picture) if what == "image" else peer.tensor(what, items[what][:1])
+                    name, _, way = what.partition("-")
+                    ask = peer.message if way else peer.tensor
+                    data = peer.image(picture) if what == "image" else ask(name, items[name][:1])
                     (peer.folder / f"request-{what}").write_bytes(data)
                 send(peer, signal.SIGSTOP)
             for turn in range(given.rounds):
@@ -732,13 +761,14 @@ def main():
                 order = peers[turn % len(peers) :] + peers[: turn % len(peers)]
                 for what, connections in loads:
                     for peer in order:
-                        if what == "image" and not peer.images:
+                        if not peer.takes(what):
                             continue
                         send(peer, signal.SIGCONT)
-                        model = "resnet18" if what == "image" else what
+                        name, _, way = what.partition("-")
+                        model = "resnet18" if what == "image" else name
                         before = peer.counts(model)
                         seconds = given.seconds * LENGTHS.get((what, connections), 1)
-                        got = load(peer, peer.folder / f"request-{what}", connections, seconds)
+                        got = load(way or "load", peer, peer.folder / f"request-{what}", connections, seconds)
                         ran, calls = (b - a for a, b in zip(before, peer.counts(model)))
                         # Of all that it ran, warm-up and what was still under way at the end included.
                         got["batch"], got["cpu_ms"] = ran / calls, got.pop("cpu_seconds") * 1000 / ran
