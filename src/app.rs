@@ -112,7 +112,8 @@ impl App {
         // Before the search for models: what changes from now on is a change.
         let files_max = open_files::raise();
         config.shared_memory_regions_max = open_files::regions_max(&config, files_max);
-        let first = Snapshot::at(&config.models);
+        let repository = base::repository(&config);
+        let first = Snapshot::at(&repository);
 
         let core = Core::start(&config, log)?;
         if core.found.is_empty() && config.startup_models == Chosen::All {
@@ -121,7 +122,7 @@ impl App {
                 "no models found: each has a folder NAME/model.onnx there; {}", base::without_models(config.repository_mode)
             );
         }
-        let (control, commands) = Control::new(config.models.clone());
+        let (control, commands) = Control::new(repository.clone());
         let control = Arc::new(control);
         let front = core.front(&config, Arc::clone(&control), log)?;
         let Core { devices, found, shared_bytes, .. } = core;
@@ -158,7 +159,7 @@ impl App {
             metrics.serve(http::metrics_routes(Arc::clone(&front)));
         }
 
-        let reads = (config.models.clone(), log.map(Logging::models).unwrap_or_default());
+        let reads = (repository, log.map(Logging::models).unwrap_or_default());
         let loading =
             Loading::start(devices, found, commands, reads).map_err(not_started("the loading thread"))?;
         let watch = match config.repository_mode {

@@ -13,7 +13,7 @@ use crate::{
     grpc,
     http::{self, Front, decode::DecodePool},
     image::Limits,
-    models::{self, Catalog, Control},
+    models::{self, Catalog, Control, Repository},
     status::Status,
     telemetry::{COMMIT, VERSION, logging::Logging, metrics::Metrics},
     words::meant,
@@ -59,7 +59,7 @@ impl Core {
             tracing::warn!("{why}");
         }
         let gpus = Gpus::of(config)?;
-        let mut found = models::scan(&config.models).map_err(|reason| {
+        let mut found = models::scan(&repository(config)).map_err(|reason| {
             AppError::Failed(format!("{reason}; the option models names the folder that holds them"))
         })?;
         choose(&mut found, config)?;
@@ -187,6 +187,11 @@ fn default_spill_folder(config: &Config, folder: &Path) -> Result<(), String> {
              stack_spill_folder or TMPDIR, or set stack_spill_bytes_max = 0"
         )
     })
+}
+
+/// Where the models lie.
+pub(super) fn repository(config: &Config) -> Repository {
+    Repository::new(config.models.clone(), config.model_name.clone())
 }
 
 /// The names in `startup_models` that were not found, with suggestions.

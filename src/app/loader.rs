@@ -4,12 +4,13 @@ use crate::{
     devices::{Devices, NotReloaded},
     error::InferError,
     http::catalog,
-    models::{self, Change, Command, Commands, Expected, Found, Given, Overrides, control::Reply},
+    models::{
+        self, Change, Command, Commands, Expected, Found, Given, Overrides, Repository, control::Reply,
+    },
     telemetry::logging::ModelLogs,
 };
 use std::{
     io,
-    path::{Path, PathBuf},
     sync::{Arc, mpsc},
     thread,
     time::Duration,
@@ -36,13 +37,13 @@ impl Loading {
         devices: Arc<Devices>,
         found: Vec<Found>,
         commands: Commands,
-        (folder, logs): (PathBuf, ModelLogs),
+        (repository, logs): (Repository, ModelLogs),
     ) -> io::Result<Loading> {
         let (stop, (end, to_end), (tell, ended)) =
             (CancellationToken::new(), mpsc::channel(), oneshot::channel());
         let stopped = stop.clone();
         thread::Builder::new().name("ocelli-load".into()).spawn(move || {
-            run(&devices, &found, &commands, (&folder, &logs), &|| stopped.is_cancelled());
+            run(&devices, &found, &commands, (&repository, &logs), &|| stopped.is_cancelled());
             // If a server is dropped without [`Loading::end`], its devices last until the process ends.
             if to_end.recv().is_ok() {
                 devices.join();
@@ -72,7 +73,7 @@ fn run(
     devices: &Devices,
     found: &[Found],
     commands: &Commands,
-    (folder, logs): (&Path, &ModelLogs),
+    (repository, logs): (&Repository, &ModelLogs),
     stop: &dyn Fn() -> bool,
 ) {
     models::given::remove_left_behind();
@@ -90,8 +91,8 @@ fn run(
             // Commands that have waited until now are refused, not carried out.
             Ok(command) if stop() => answer(command.into_reply(), Err(InferError::Draining)),
             Ok(Command::Load { name, change: Change::Overrides(overrides), reply }) => {
-                let loaded = load(devices, folder, logs, &name, &overrides);
-                forget_beside(devices, folder, &name);
+                let loaded = load(devices, repository, logs, &name, &overrides);
+                forget_beside(devices, repository, &name);
                 answer(reply, loaded);
             }
             Ok(Command::Load { name, change: Change::Given(given), reply }) => {
@@ -99,7 +100,7 @@ fn run(
             }
             Ok(Command::Unload { name, reply }) => {
                 let unloaded = unload(devices, &name);
-                forget_beside(devices, folder, &name);
+                forget_beside(devices, repository, &name);
                 answer(reply, unloaded);
             }
         }
@@ -109,9 +110,9 @@ fn run(
 }
 
 /// A file `NAME.onnx` beside the folder `NAME` stays listed until one of the two is gone.
-fn forget_beside(devices: &Devices, folder: &Path, name: &str) {
+fn forget_beside(devices: &Devices, repository: &Repository, name: &str) {
     let beside = format!("{name}.onnx");
-    let is_gone = || models::scan_one(folder, &beside, None).is_ok_and(|found| found.is_empty());
+    let is_gone = || models::scan_one(repository, &beside, None).is_ok_and(|found| found.is_empty());
     if devices.lists_none_that_serves(&beside) && is_gone() {
         devices.unload(&beside);
     }
@@ -126,13 +127,13 @@ fn answer(reply: Option<Reply>, result: Result<(), InferError>) {
 
 fn load(
     devices: &Devices,
-    folder: &Path,
+    repository: &Repository,
     logs: &ModelLogs,
     name: &str,
     overrides: &Overrides,
 ) -> Result<(), InferError> {
     let failed = |reason| load_failed(name, reason);
-    let mut found = models::scan_one(folder, name, overrides.versions.as_ref()).map_err(failed)?;
+    let mut found = models::scan_one(repository, name, overrides.versions.as_ref()).map_err(failed)?;
     if found.is_empty() {
         return Err(failed("nothing lies in the model folder under this name".to_owned()));
     }
@@ -216,7 +217,7 @@ mod tests {
             fs::create_dir(folder.path().join("spots")).unwrap();
             fs::write(folder.path().join("spots/model.toml"), FITTER).unwrap();
             fs::write(folder.path().join("spots.onnx"), "").unwrap();
-            let found = models::scan(folder.path()).unwrap();
+            let found = models::scan(&folder.path().into()).unwrap();
             let core =
                 base::start(&Config::default(), Gpus::default(), Err("there is none here".into()), found)
                     .unwrap();
@@ -227,11 +228,17 @@ mod tests {
 
         /// What comes of a command.
         fn told(&self, command: impl FnOnce(Reply) -> Command, stop: bool) -> Result<(), InferError> {
-            let (control, commands) = Control::new(self.folder.path().to_owned());
+            let (control, commands) = Control::new(self.folder.path().into());
             let (reply, mut answer) = oneshot::channel();
             control.say(command(reply));
             control.say(Command::Stop);
-            run(&self.core.devices, &[], &commands, (self.folder.path(), &ModelLogs::default()), &|| stop);
+            run(
+                &self.core.devices,
+                &[],
+                &commands,
+                (&self.folder.path().into(), &ModelLogs::default()),
+                &|| stop,
+            );
             answer.try_recv().unwrap()
         }
 

@@ -1,7 +1,12 @@
 //! The server without its sockets: the same routes on the same queue and devices, for commands that run a model in-process. Its answers
 //! are those of the server, since it runs the same code.
 
-use super::{AppError, Core, base, gpus::Gpus, memory};
+use super::{
+    AppError, Core,
+    base::{self, repository},
+    gpus::Gpus,
+    memory,
+};
 use crate::{
     config::Config,
     engine::onnx::Runtime,
@@ -48,7 +53,7 @@ impl Local {
             .load(found)
             .map_err(|reason| AppError::Failed(format!("model {name:?}: {reason}")))?;
         // The other end is dropped: models neither come nor go.
-        let (control, _) = Control::new(config.models.clone());
+        let (control, _) = Control::new(repository(config));
         let router = http::routes(core.front(config, Arc::new(control), None)?);
         Ok(Local { core, model: loading.model, router })
     }
@@ -72,7 +77,7 @@ impl Local {
 
 /// A model of the folder, or an error that says what there is instead.
 fn find(config: &Config, name: &str, version: Option<&str>) -> Result<Found, String> {
-    let mut found = models::scan(&config.models)
+    let mut found = models::scan(&repository(config))
         .map_err(|reason| format!("{reason}; the option models names the folder that holds them"))?;
     let there = |found: &Found| found.name == name && version.is_none_or(|version| found.version == version);
     let Some(index) = found.iter().rposition(there) else {

@@ -2,7 +2,7 @@
 //! problems are reported together, as mistakes in the configuration.
 
 use super::{
-    base::{spill_folder, unknown},
+    base::{repository, spill_folder, unknown},
     listen::taken,
 };
 use crate::{
@@ -34,12 +34,13 @@ pub fn unfit(config: &Config, serves: bool) -> Vec<(&'static str, String)> {
     );
     // Scanned only if needed: that may take long.
     if let Chosen::Only(_) = &config.startup_models
-        && let Ok(found) = models::scan(&config.models)
+        && let Ok(found) = models::scan(&repository(config))
     {
         for why in unknown(&found, config) {
             note("startup_models", Err(why));
         }
     }
+    note("model_name", config.model_name.as_deref().map_or(Ok(()), models::check_name));
     note("base_path", http::check_base_path(&config.base_path));
     note("stack_spill_folder", spill_folder(config));
     if let Some(folder) = &config.log_dir {

@@ -7,7 +7,7 @@
 
 use super::{AppError, allowed_threads::not_started};
 use crate::models::{
-    Change, Command, Control,
+    Change, Command, Control, Repository,
     changes::{Difference, Snapshot},
     control::Said,
     settling::{REST, Settling},
@@ -60,11 +60,11 @@ impl Watch {
     fn start_with(
         control: Arc<Control>,
         first: Snapshot,
-        look_at: fn(&Path) -> Snapshot,
+        look_at: fn(&Repository) -> Snapshot,
         watcher: impl FnOnce(mpsc::SyncSender<()>) -> notify::Result<RecommendedWatcher>,
     ) -> Result<Watch, AppError> {
         let (happened, happens) = mpsc::sync_channel(1);
-        let folder = control.folder();
+        let folder = control.repository().folder();
         let which = identity(folder);
         let watcher = match watcher(happened.clone()) {
             Ok(mut watcher) => {
@@ -123,7 +123,7 @@ struct Follower {
     watcher: Weak<Mutex<RecommendedWatcher>>,
     /// The identity of the folder that is watched, or that could not be watched.
     which: Option<(u64, u64)>,
-    look_at: fn(&Path) -> Snapshot,
+    look_at: fn(&Repository) -> Snapshot,
     /// How long there is no scan after the last one.
     rest: Duration,
     /// When the last scan ended.
@@ -160,7 +160,7 @@ impl Follower {
 
     /// Watches the folder that has the name by now, if it is another one.
     fn watch_what_is_there(&mut self) {
-        let folder = self.control.folder();
+        let folder = self.control.repository().folder();
         let which = identity(folder);
         if which.is_some()
             && which != self.which
@@ -183,7 +183,7 @@ impl Follower {
         // There is nothing to report once the watcher is gone.
         while self.happens.recv_timeout(rested.saturating_duration_since(Instant::now())).is_ok() {}
         let began = Instant::now();
-        let now = (self.look_at)(self.control.folder()).after(&self.seen);
+        let now = (self.look_at)(self.control.repository()).after(&self.seen);
         self.looked = Instant::now();
         self.rest = ((self.looked - began) * LOOK_REST).min(LOOK_REST_MAX);
         now
@@ -191,7 +191,7 @@ impl Follower {
 
     /// Sends commands for the changes to this look that count.
     fn say(&mut self, mut now: Snapshot, at: Instant) {
-        let folder = self.control.folder().display();
+        let folder = self.control.repository().folder().display();
         if let Some(error) = now.unread().filter(|_| !self.unread) {
             tracing::warn!(%folder, error, "the model folder cannot be read: what is served stays");
         }
@@ -237,8 +237,8 @@ mod tests {
     #[test]
     fn where_the_system_can_watch_nothing_the_folder_is_looked_at() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (control, commands) = Control::new(folder.path().to_owned());
-        let first = Snapshot::at(folder.path());
+        let (control, commands) = Control::new(folder.path().into());
+        let first = Snapshot::at(&folder.path().into());
         let used_up = || notify::Error::new(notify::ErrorKind::MaxFilesWatch);
         let watch =
             Watch::start_with(Arc::new(control), first, Snapshot::at, |_| Err(used_up())).expect("it looks");
@@ -261,11 +261,11 @@ mod tests {
     fn a_model_that_waits_to_be_loaded_is_told_of_once_and_again_once_that_has_begun() {
         let folder = tempfile::tempdir().expect("a folder");
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).expect("a file");
-        let (control, commands) = Control::new(folder.path().to_owned());
+        let (control, commands) = Control::new(folder.path().into());
         let mut follower = Follower {
             control: Arc::new(control),
             happens: mpsc::sync_channel(1).1,
-            seen: Snapshot::at(folder.path()),
+            seen: Snapshot::at(&folder.path().into()),
             settling: Settling::default(),
             said: HashMap::new(),
             unread: false,
@@ -279,7 +279,7 @@ mod tests {
         let mut say = || {
             for _ in 0..2 {
                 now += REST_OF_COPIES;
-                follower.say(Snapshot::at(folder.path()), now);
+                follower.say(Snapshot::at(&folder.path().into()), now);
             }
         };
         let next = || match commands.recv_timeout(Duration::ZERO) {
@@ -304,18 +304,19 @@ mod tests {
     fn a_folder_in_which_something_happens_all_the_time_is_looked_at_seldom_if_that_takes_long() {
         static LOOKS: AtomicU32 = AtomicU32::new(0);
         const TAKES: Duration = Duration::from_millis(10);
-        fn slow(folder: &Path) -> Snapshot {
+        fn slow(folder: &Repository) -> Snapshot {
             LOOKS.fetch_add(1, Ordering::Relaxed);
             std::thread::sleep(TAKES);
             Snapshot::at(folder)
         }
         let folder = tempfile::tempdir().expect("a folder");
-        let (control, commands) = Control::new(folder.path().to_owned());
+        let (control, commands) = Control::new(folder.path().into());
         let mut happens = None;
-        let watch = Watch::start_with(Arc::new(control), Snapshot::at(folder.path()), slow, |happened| {
-            happens = Some(happened);
-            Err(notify::Error::new(notify::ErrorKind::MaxFilesWatch))
-        });
+        let watch =
+            Watch::start_with(Arc::new(control), Snapshot::at(&folder.path().into()), slow, |happened| {
+                happens = Some(happened);
+                Err(notify::Error::new(notify::ErrorKind::MaxFilesWatch))
+            });
         let (watch, happens) = (watch.expect("it looks"), happens.expect("asked for a watcher"));
         let began = Instant::now();
         while began.elapsed() < 100 * TAKES {

@@ -50,7 +50,10 @@ pub enum Kind {
     /// A prefix for the paths of URLs, such as `/vision`; empty for none.
     BasePath,
     /// What somebody calls something, in 1 to 64 visible ASCII characters.
-    Name,
+    Name {
+        /// Whether the empty text is allowed.
+        empty: bool,
+    },
     /// A number from 0 to 1.
     Ratio,
     /// A text that is never shown; empty for none.
@@ -96,7 +99,10 @@ impl Kind {
                  empty for none"
                     .into()
             }
-            Kind::Name => format!("1 to {NAME_BYTES_MAX} visible ASCII characters, without spaces"),
+            Kind::Name { empty } => {
+                let none = if *empty { ", or empty for none" } else { "" };
+                format!("1 to {NAME_BYTES_MAX} visible ASCII characters, without spaces{none}")
+            }
             Kind::Ratio => "a number from 0 to 1".into(),
             Kind::Secret => {
                 format!("{SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} visible ASCII characters, or empty for none")
@@ -126,7 +132,7 @@ impl Kind {
             Kind::Address => "ADDRESS",
             Kind::Addresses => "ADDRESS,…",
             Kind::Names => "NAME,…",
-            Kind::Name => "NAME",
+            Kind::Name { .. } => "NAME",
             Kind::Secret => "TOKEN",
             Kind::Url => "URL",
             Kind::Ratio => "RATIO",
@@ -183,9 +189,9 @@ impl Kind {
                 let parts = text.strip_prefix('/');
                 text_if(text.is_empty() || parts.is_some_and(|parts| parts.split('/').all(fine)))
             }
-            Kind::Name => {
+            Kind::Name { empty } => {
                 let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
-                text_if(visible && (1..=NAME_BYTES_MAX).contains(&text.len()))
+                text_if(visible && (usize::from(!empty)..=NAME_BYTES_MAX).contains(&text.len()))
             }
             Kind::Ratio => {
                 let ratio = text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
@@ -409,10 +415,10 @@ mod tests {
             check(Kind::BasePath, text, None);
         }
         for text in ["triton", "eye-2/v1", &"n".repeat(64)] {
-            check(Kind::Name, text, Some(Value::Text(text.into())));
+            check(Kind::Name { empty: false }, text, Some(Value::Text(text.into())));
         }
         for text in ["", "two words", "ä", "a\n", &"n".repeat(65)] {
-            check(Kind::Name, text, None);
+            check(Kind::Name { empty: false }, text, None);
         }
         check(Kind::Ratio, "0.25", Some(Value::Real(0.25)));
         check(Kind::Ratio, "1", Some(Value::Real(1.0)));

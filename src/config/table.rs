@@ -214,7 +214,7 @@ options! {
             "This listener has its own thread, so a jammed data path cannot fail a probe. It controls devices and models by the same rules as the API. Without admin_token, only callers by a loopback address (127.0.0.1, ::1) may do so; with it, only those who know the token. Whoever reaches this listener can read health and metrics, so keep it off public interfaces.";
     }
     section "Answers" {
-        server_name: String, Name, "ocelli",
+        server_name: String, Name { empty: false }, "ocelli",
             "What the server calls itself in its metadata, at /v2 and over gRPC.",
             "This is for callers that look for another server's name there, such as triton. It is Triton's --id. What it really is stands in ocelli_build_info and the log.";
         torchserve_answers: bool, Choice(&["off", "on"]), "off",
@@ -244,6 +244,9 @@ options! {
         models: PathBuf, Path { empty: false }, "models",
             "The folder that holds the models, one folder each.",
             "A relative path starts from the folder in which the server was started.";
+        model_name: Option<String>, Name { empty: true }, "",
+            "What the model is called if models is itself one model's folder; empty if it never is.",
+            "It is if it has a model.onnx, a model.toml, a config.pbtxt, or a VERSION/model.onnx. Otherwise this option has no effect, so that it may be set for folders of both kinds, as KServe's runtimes do with the name of a service.";
         backend: Backend, Choice(Backend::WORDS), "auto",
             "What the models run on.",
             "auto takes a GPU where one is free and the CPU otherwise; cpu never touches a GPU; gpu refuses to run on anything else.";

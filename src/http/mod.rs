@@ -232,7 +232,7 @@ impl Front {
             timeout_max: config.timeout_ms_max,
         };
         Front {
-            folder: repository::Folder::new(control.folder()),
+            folder: repository::Folder::new(control.repository()),
             queue,
             catalog,
             status,

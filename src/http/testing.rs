@@ -37,7 +37,7 @@ pub(crate) fn front(routes: &[&str]) -> Arc<Front> {
         decode: DecodePool::new(1, 1, limits).expect("a thread"),
         lines_lost: LinesLost::default(),
         log_filter: LogFilter::default(),
-        control: Arc::new(Control::new("models".into()).0),
+        control: Arc::new(Control::new(std::path::Path::new("models").into()).0),
         traces: None,
     };
     Arc::new(Front::new(&Config::default(), parts))

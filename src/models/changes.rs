@@ -4,7 +4,7 @@
 //! What cannot be read counts as unchanged: a file system that does not answer for a moment is no reason to unload anything. Nor is one
 //! that is no longer mounted: its mount point is then an empty folder on another file system.
 
-use super::scan::{self, candidate};
+use super::scan::{self, Repository, candidate};
 use std::{
     collections::BTreeMap,
     fs, io,
@@ -72,10 +72,10 @@ impl Difference {
 
 impl Snapshot {
     /// Takes a snapshot now.
-    pub fn at(folder: &Path) -> Snapshot {
+    pub fn at(repository: &Repository) -> Snapshot {
         let mut look = Snapshot::default();
         // A missing folder does not count as empty: it may be about to be mounted or moved into place.
-        let entries = scan::entries(folder).unwrap_or_else(|error| {
+        let entries = repository.entries().unwrap_or_else(|error| {
             look.unread = Some(error);
             Vec::new()
         });
@@ -90,7 +90,7 @@ impl Snapshot {
         }
         // A folder without files is not yet a model.
         look.models.retain(|_, files| files.as_ref().is_none_or(|files| !files.is_empty()));
-        look.volume = fs::metadata(folder).ok().map(|metadata| metadata.dev());
+        look.volume = fs::metadata(repository.folder()).ok().map(|metadata| metadata.dev());
         look
     }
 
@@ -194,8 +194,8 @@ mod tests {
         write("other/model.toml", "a");
         write("gone/model.onnx", "a");
         fs::create_dir(folder.path().join("empty")).unwrap();
-        let first = Snapshot::at(folder.path());
-        assert_eq!(first.changes(&Snapshot::at(folder.path())), []);
+        let first = Snapshot::at(&folder.path().into());
+        assert_eq!(first.changes(&Snapshot::at(&folder.path().into())), []);
 
         write("other/model.toml", "longer");
         write("bare.onnx", "a");
@@ -203,7 +203,7 @@ mod tests {
         write("README.md", "no model");
         write("lost+found/#1234", "no model");
         fs::remove_dir_all(folder.path().join("gone")).unwrap();
-        let second = Snapshot::at(folder.path());
+        let second = Snapshot::at(&folder.path().into());
         let load = |name: &str| Difference::Load(name.to_owned());
         assert_eq!(
             first.changes(&second),
@@ -211,7 +211,7 @@ mod tests {
         );
 
         write("same/2/model.onnx", "a");
-        assert_eq!(second.changes(&Snapshot::at(folder.path())), [load("same")]);
+        assert_eq!(second.changes(&Snapshot::at(&folder.path().into())), [load("same")]);
     }
 
     #[test]
@@ -220,9 +220,9 @@ mod tests {
         let data = folder.path().join("m/1/weights/large/w");
         fs::create_dir_all(data.parent().unwrap()).unwrap();
         fs::write(&data, "a").unwrap();
-        let first = Snapshot::at(folder.path());
+        let first = Snapshot::at(&folder.path().into());
         fs::write(&data, "other").unwrap();
-        assert_eq!(first.changes(&Snapshot::at(folder.path())), [Difference::Load("m".to_owned())]);
+        assert_eq!(first.changes(&Snapshot::at(&folder.path().into())), [Difference::Load("m".to_owned())]);
     }
 
     #[test]
@@ -239,18 +239,18 @@ mod tests {
                 .unwrap();
         };
         write(&place("one.onnx"), "old");
-        let first = Snapshot::at(folder.path());
-        assert_eq!(first.changes(&Snapshot::at(folder.path())), []);
+        let first = Snapshot::at(&folder.path().into());
+        assert_eq!(first.changes(&Snapshot::at(&folder.path().into())), []);
         write(&place(".next"), "new");
         fs::rename(place(".next"), place("one.onnx")).unwrap();
-        assert_eq!(first.changes(&Snapshot::at(folder.path())), [Difference::Load("one".to_owned())]);
+        assert_eq!(first.changes(&Snapshot::at(&folder.path().into())), [Difference::Load("one".to_owned())]);
     }
 
     #[test]
     fn a_volume_that_is_unmounted_takes_no_model_with_it_and_one_that_is_emptied_does() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("one.onnx"), "a").unwrap();
-        let first = Snapshot::at(folder.path());
+        let first = Snapshot::at(&folder.path().into());
         let gone = || vec![Difference::Unload("one".to_owned())];
         assert!(first.volume.is_some());
         let bare = Snapshot { volume: first.volume.map(|volume| volume + 1), ..Snapshot::default() };
@@ -259,14 +259,17 @@ mod tests {
         assert!(later.unread().is_some_and(|why| why.contains("mounted")), "{later:?}");
         assert_eq!(first.changes(&later), []);
         // Mounted again, nothing has changed. Other files in its place do count.
-        assert_eq!(later.filled_from(first.clone()).changes(&Snapshot::at(folder.path()).after(&first)), []);
+        assert_eq!(
+            later.filled_from(first.clone()).changes(&Snapshot::at(&folder.path().into()).after(&first)),
+            []
+        );
         fs::rename(folder.path().join("one.onnx"), folder.path().join("two.onnx")).unwrap();
-        let other = Snapshot { volume: bare.volume, ..Snapshot::at(folder.path()) }.after(&first);
+        let other = Snapshot { volume: bare.volume, ..Snapshot::at(&folder.path().into()) }.after(&first);
         assert_eq!(first.changes(&other), [gone(), vec![Difference::Load("two".to_owned())]].concat());
         fs::remove_file(folder.path().join("two.onnx")).unwrap();
-        assert_eq!(first.changes(&Snapshot::at(folder.path()).after(&first)), gone());
+        assert_eq!(first.changes(&Snapshot::at(&folder.path().into()).after(&first)), gone());
         // A folder that had no models misses none.
-        let empty = Snapshot::at(folder.path());
+        let empty = Snapshot::at(&folder.path().into());
         assert_eq!(bare.after(&empty).unread(), None);
     }
 
@@ -279,15 +282,21 @@ mod tests {
         fs::create_dir(&place).unwrap();
         fs::write(place.join("model.onnx"), "a").unwrap();
         std::os::unix::fs::symlink(&place, models.join("one")).unwrap();
-        let first = Snapshot::at(&models);
+        let first = Snapshot::at(&models.as_path().into());
         fs::rename(&place, folder.path().join("aside")).unwrap();
-        let second = Snapshot::at(&models);
+        let second = Snapshot::at(&models.as_path().into());
         assert_eq!(first.changes(&second), [Difference::Load("one".to_owned())]);
-        assert_eq!(second.changes(&Snapshot::at(&models)), [], "once");
+        assert_eq!(second.changes(&Snapshot::at(&models.as_path().into())), [], "once");
         fs::rename(folder.path().join("aside"), &place).unwrap();
-        assert_eq!(second.changes(&Snapshot::at(&models)), [Difference::Load("one".to_owned())]);
+        assert_eq!(
+            second.changes(&Snapshot::at(&models.as_path().into())),
+            [Difference::Load("one".to_owned())]
+        );
         fs::remove_file(models.join("one")).unwrap();
-        assert_eq!(first.changes(&Snapshot::at(&models)), [Difference::Unload("one".to_owned())]);
+        assert_eq!(
+            first.changes(&Snapshot::at(&models.as_path().into())),
+            [Difference::Unload("one".to_owned())]
+        );
     }
 
     #[test]
@@ -297,28 +306,34 @@ mod tests {
         fs::create_dir_all(models.join("one")).unwrap();
         fs::write(models.join("one/model.onnx"), "a").unwrap();
         fs::write(models.join("two.onnx"), "a").unwrap();
-        let first = Snapshot::at(&models);
+        let first = Snapshot::at(&models.as_path().into());
         assert_eq!(first.models.len(), 2);
 
         // Nobody can read a link to itself, not even root.
         let aside = folder.path().join("aside");
         fs::rename(models.join("one"), &aside).unwrap();
         std::os::unix::fs::symlink("one", models.join("one")).unwrap();
-        let second = Snapshot::at(&models);
+        let second = Snapshot::at(&models.as_path().into());
         assert_eq!(first.changes(&second), []);
         fs::remove_file(models.join("one")).unwrap();
         fs::rename(&aside, models.join("one")).unwrap();
         // Compared with that snapshot alone it is new; compared with the one before, it is the same.
-        assert_eq!(second.clone().filled_from(first.clone()).changes(&Snapshot::at(&models)), []);
-        assert_eq!(second.changes(&Snapshot::at(&models)), [Difference::Load("one".to_owned())]);
+        assert_eq!(
+            second.clone().filled_from(first.clone()).changes(&Snapshot::at(&models.as_path().into())),
+            []
+        );
+        assert_eq!(
+            second.changes(&Snapshot::at(&models.as_path().into())),
+            [Difference::Load("one".to_owned())]
+        );
 
         fs::rename(&models, &aside).unwrap();
         std::os::unix::fs::symlink("models", &models).unwrap();
-        let none = Snapshot::at(&models);
+        let none = Snapshot::at(&models.as_path().into());
         assert_eq!(first.changes(&none), []);
-        assert_eq!(none.changes(&Snapshot::at(&aside)).len(), 2);
+        assert_eq!(none.changes(&Snapshot::at(&aside.as_path().into())).len(), 2);
         assert_eq!(none.filled_from(first.clone()), first);
         fs::remove_file(&models).unwrap();
-        assert_eq!(first.changes(&Snapshot::at(&models)), []);
+        assert_eq!(first.changes(&Snapshot::at(&models.as_path().into())), []);
     }
 }

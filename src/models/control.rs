@@ -1,11 +1,10 @@
 //! The command queue for loading and unloading models while the server runs. Callers and the watcher of the model folder send;
 //! the loading thread receives.
 
-use super::{Given, Overrides};
+use super::{Given, Overrides, Repository};
 use crate::error::{InferError, RETRY_AFTER};
 use parking_lot::Mutex;
 use std::{
-    path::PathBuf,
     sync::{
         Arc,
         mpsc::{self, RecvError, RecvTimeoutError},
@@ -58,7 +57,7 @@ pub enum Change {
 pub struct Control {
     sender: Mutex<mpsc::Sender<Queued>>,
     places: Arc<Semaphore>,
-    folder: PathBuf,
+    repository: Repository,
 }
 
 /// The receiving end: commands in order. Commands whose callers have given up are skipped.
@@ -147,11 +146,11 @@ impl Command {
 }
 
 impl Control {
-    /// Both ends of the queue. `folder` is the model folder.
-    pub fn new(folder: PathBuf) -> (Control, Commands) {
+    /// Both ends of the queue.
+    pub fn new(repository: Repository) -> (Control, Commands) {
         let (sender, commands) = mpsc::channel();
         let places = Arc::new(Semaphore::new(WAITING_MAX));
-        (Control { sender: Mutex::new(sender), places, folder }, Commands(commands))
+        (Control { sender: Mutex::new(sender), places, repository }, Commands(commands))
     }
 
     /// Queues a command and does not wait for its result. There is no bound here: callers limit themselves by [`Said::is_over`].
@@ -198,26 +197,27 @@ impl Control {
         answer.await.unwrap_or(Err(draining))
     }
 
-    /// The model folder.
-    pub fn folder(&self) -> &std::path::Path {
-        &self.folder
+    /// Where the models lie.
+    pub fn repository(&self) -> &Repository {
+        &self.repository
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::PathBuf;
 
     #[tokio::test]
     async fn whoever_asks_a_thread_that_is_gone_is_told() {
-        let (control, commands) = Control::new(PathBuf::new());
+        let (control, commands) = Control::new(Repository::new(PathBuf::new(), None));
         drop(commands);
         assert!(matches!(control.unload("m").await, Err(InferError::Draining)));
     }
 
     #[tokio::test]
     async fn what_waits_goes_with_whoever_waits_for_it_and_is_passed_over() {
-        let (control, commands) = Control::new(PathBuf::new());
+        let (control, commands) = Control::new(Repository::new(PathBuf::new(), None));
         let file = Arc::new([7]);
         let bring = |name: &'static str| {
             struct Held(Arc<[u8; 1]>);
@@ -256,7 +256,7 @@ mod tests {
 
     #[tokio::test]
     async fn loads_that_wait_have_a_bound_and_the_watcher_and_the_end_are_always_heard() {
-        let (control, commands) = Control::new(PathBuf::new());
+        let (control, commands) = Control::new(Repository::new(PathBuf::new(), None));
         let mut waiting: Vec<_> = (0..WAITING_MAX).map(|_| Box::pin(control.unload("m"))).collect();
         for unload in &mut waiting {
             assert!(futures_util::poll!(unload).is_pending());

@@ -54,7 +54,7 @@ pub use images::{Form, ImageInput};
 pub use input::may_be_image;
 pub use manifest::{Engine, Manifest, ManifestError};
 pub use overrides::Overrides;
-pub use scan::{Found, check_name, scan, scan_one};
+pub use scan::{Found, Repository, check_name, scan, scan_one};
 pub use warmup::{Fill, Warmup, WarmupInput, chance};
 
 use crate::{

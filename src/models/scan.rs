@@ -10,12 +10,15 @@
 //! models/NAME.onnx                 version 1, served as tensors
 //! ```
 //!
+//! Where the folder is itself a model's, it is served by the name of the option `model_name`: see [`Repository`].
+//!
 //! Names that begin with a dot are skipped (mounted volumes have such folders), and so are `lost+found` and unrelated files. Whatever
 //! looks like a model but cannot be one is listed with the reason. So is whatever may be a model but cannot be read.
 
 mod disk;
 mod instead;
 mod misplaced;
+mod repository;
 
 use super::{
     Engine, Expected, Manifest, Source, by_version,
@@ -28,6 +31,7 @@ use crate::{engine::Dim, tasks::Labels};
 use disk::{Candidate, Folder, at, file_bytes, look, may_be_folder, model_bytes, opened, text};
 pub(super) use disk::{candidate, entries, inside, listed, read_bytes};
 use instead::instead;
+pub use repository::Repository;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
@@ -57,34 +61,38 @@ pub struct Found {
     pub only_named: bool,
 }
 
-/// Everything in a model folder, by name and ascending version.
+/// Every model, by name and ascending version.
 ///
 /// # Errors
 /// If the folder itself cannot be read.
-pub fn scan(folder: &Path) -> Result<Vec<Found>, String> {
-    Ok(found_of(folder, entries(folder)?, None))
+pub fn scan(repository: &Repository) -> Result<Vec<Found>, String> {
+    Ok(found_of(repository.folder(), repository.entries()?, None))
 }
 
-/// One model of a folder. `versions`, if given, replaces the model's own version policy. No other model is read.
+/// One model. `versions`, if given, replaces the model's own version policy. No other model is read.
 ///
 /// # Errors
 /// As [`scan`].
-pub fn scan_one(folder: &Path, name: &str, versions: Option<&Versions>) -> Result<Vec<Found>, String> {
-    let mut there = entries(folder)?;
+pub fn scan_one(
+    repository: &Repository,
+    name: &str,
+    versions: Option<&Versions>,
+) -> Result<Vec<Found>, String> {
+    let mut there = repository.entries()?;
     // A file `NAME.onnx` and a folder `NAME` must be seen together: only one of them can be served.
     let is_bare = |file: &str, stem: &str| file.strip_suffix(".onnx") == Some(stem);
     there.retain(|(other, _)| other == name || is_bare(other, name) || is_bare(name, other));
-    let mut found = found_of(folder, there, versions);
+    let mut found = found_of(repository.folder(), there, versions);
     found.retain(|found| found.name == name);
     Ok(found)
 }
 
-/// The names of possible models in a folder; none of them is read.
+/// The names of possible models; none of them is read.
 ///
 /// # Errors
 /// As [`scan`].
-pub fn names(folder: &Path) -> Result<BTreeSet<String>, String> {
-    let there = entries(folder)?.into_iter();
+pub fn names(repository: &Repository) -> Result<BTreeSet<String>, String> {
+    let there = repository.entries()?.into_iter();
     Ok(there.filter_map(|(name, path)| candidate(&name, &path).map(|(model, _)| model)).collect())
 }
 

@@ -104,7 +104,7 @@ mod tests {
     impl Looks {
         fn new() -> Looks {
             let folder = tempfile::tempdir().unwrap();
-            let served = Snapshot::at(folder.path());
+            let served = Snapshot::at(&folder.path().into());
             Looks { folder, served, settling: Settling::default(), now: Instant::now() }
         }
 
@@ -115,7 +115,7 @@ mod tests {
         /// What counts at the next look.
         fn next(&mut self) -> Vec<Difference> {
             self.now += REST;
-            let look = Snapshot::at(self.folder.path());
+            let look = Snapshot::at(&self.folder.path().into());
             self.settling.sort(&self.served, &look, self.now).0
         }
 
@@ -165,10 +165,10 @@ mod tests {
         let mut looks = Looks::new();
         let rest = REST_OF_COPIES.div_duration_f32(REST) as u32;
         looks.write("a.onnx", "old");
-        looks.served = Snapshot::at(looks.folder.path());
+        looks.served = Snapshot::at(&looks.folder.path().into());
         looks.write("a.onnx", "new, as far as it goes");
         assert_eq!(looks.until(&load("a")), rest + 1);
-        looks.served = Snapshot::at(looks.folder.path());
+        looks.served = Snapshot::at(&looks.folder.path().into());
         looks.write(".next", "all of it");
         let at = |name: &str| looks.folder.path().join(name);
         fs::rename(at(".next"), at("a.onnx")).unwrap();
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(looks.next(), [load("b")]);
         fs::remove_file(looks.folder.path().join("a.onnx")).unwrap();
         looks.write("b.onnx", "1");
-        looks.served = Snapshot::at(looks.folder.path());
+        looks.served = Snapshot::at(&looks.folder.path().into());
         assert_eq!(looks.next(), []);
         assert!(looks.settling.is_settled());
     }
@@ -196,7 +196,7 @@ mod tests {
     fn a_model_that_is_gone_counts_as_gone_at_the_second_look() {
         let mut looks = Looks::new();
         looks.write("a.onnx", "1");
-        looks.served = Snapshot::at(looks.folder.path());
+        looks.served = Snapshot::at(&looks.folder.path().into());
         fs::remove_file(looks.folder.path().join("a.onnx")).unwrap();
         assert_eq!(looks.until(&Difference::Unload("a".to_owned())), 2);
     }

@@ -29,6 +29,15 @@ def test_models_and_their_readiness_are_told(server):
         assert reply.status_code == status and reply.json()["error"], reply.text
 
 
+def test_the_folder_of_one_model_is_served_by_the_name_of_the_service(start_server, digits):
+    """What a runtime's `--model_name={{.Name}}` and a storageUri of one model are."""
+    server = start_server(ROOT / "examples" / "models" / "digits", model_name="flowers")
+    assert wire.ok(requests.get(server.url + "/v1/models", timeout=wire.TIMEOUT)) == {"models": ["flowers"]}
+    _, image, digit = digits[0]
+    (answer,) = wire.ok(predict(server, "flowers", {"instances": [{"b64": wire.b64(image)}]}))["predictions"]
+    assert answer["classes"][0]["label"] == digit
+
+
 def test_images_are_predicted_as_rows_and_as_columns(server, digits):
     images = [{"b64": wire.b64(image)} for _, image, _ in digits]
     forms = {

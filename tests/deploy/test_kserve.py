@@ -45,7 +45,7 @@ def test_containers_and_pods_are_ones_that_kubernetes_takes(objects, container):
 
 def test_serves_where_kserve_looks(container):
     options = given(container)
-    assert options["models"] == "/mnt/models"
+    assert options["models"] == "/mnt/models" and options["model_name"] == "{{.Name}}"
     assert options["listen"] == "0.0.0.0:8080"
     assert [entry["containerPort"] for entry in container["ports"]] == [8080]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):

@@ -1,11 +1,10 @@
 //! Lists the model folder by name, for clients that ask which models there are. It is read on a thread of its own, once at a time and for
 //! all that wait: anybody may ask, and a folder on another machine may not answer for long, or ever.
 
-use crate::models::scan;
+use crate::models::scan::{self, Repository};
 use parking_lot::Mutex;
 use std::{
     collections::BTreeSet,
-    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -25,11 +24,11 @@ const KEPT_MAX: Duration = Duration::from_secs(1);
 type Names = Result<BTreeSet<String>, String>;
 
 /// The function that reads the folder.
-type Read = Arc<dyn Fn(&Path) -> Names + Send + Sync>;
+type Read = Arc<dyn Fn(&Repository) -> Names + Send + Sync>;
 
 /// The folder.
 pub(crate) struct Folder {
-    path: PathBuf,
+    repository: Repository,
     read: Read,
     last: Mutex<Option<Reading>>,
 }
@@ -52,12 +51,12 @@ struct Done {
 }
 
 impl Folder {
-    pub(crate) fn new(path: &Path) -> Folder {
-        Folder::read_by(path, Arc::new(scan::names))
+    pub(crate) fn new(repository: &Repository) -> Folder {
+        Folder::read_by(repository, Arc::new(scan::names))
     }
 
-    fn read_by(path: &Path, read: Read) -> Folder {
-        Folder { path: path.to_owned(), read, last: Mutex::default() }
+    fn read_by(repository: &Repository, read: Read) -> Folder {
+        Folder { repository: repository.clone(), read, last: Mutex::default() }
     }
 
     /// The names of what may be models there. Empty if the folder cannot be read, or not soon: what is loaded is listed all the same.
@@ -67,7 +66,7 @@ impl Folder {
         let done = tokio::time::timeout_at(due, done.wait_for(Option::is_some)).await;
         if done.is_err() && !told.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                folder = %self.path.display(),
+                folder = %self.repository.folder().display(),
                 "the model folder has not answered for {ANSWERS_WITHIN:?}: until it does, the repository's index has only what is loaded"
             );
         }
@@ -89,9 +88,9 @@ impl Folder {
 
     fn begin(&self) -> Reading {
         let (tell, done) = watch::channel(None);
-        let (path, read, began) = (self.path.clone(), Arc::clone(&self.read), Instant::now());
+        let (repository, read, began) = (self.repository.clone(), Arc::clone(&self.read), Instant::now());
         let work = move || {
-            let names = read(&path).unwrap_or_else(|error| {
+            let names = read(&repository).unwrap_or_else(|error| {
                 tracing::debug!(error, "the repository's index has only what is loaded");
                 BTreeSet::new()
             });
@@ -121,7 +120,7 @@ impl Reading {
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
-    use std::{fs, sync::atomic::AtomicUsize};
+    use std::{fs, path::Path, sync::atomic::AtomicUsize};
 
     /// A folder that does not answer, since opening a pipe waits for its writer; and how often it was read.
     fn hanging(place: &Path) -> (Folder, Arc<AtomicUsize>) {
@@ -129,18 +128,18 @@ mod tests {
         rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
         let count = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&count);
-        let read = move |path: &Path| {
+        let read = move |folder: &Repository| {
             counted.fetch_add(1, Ordering::Relaxed);
-            let text = fs::read_to_string(path).unwrap();
+            let text = fs::read_to_string(folder.folder()).unwrap();
             Ok(text.split_whitespace().map(str::to_owned).collect())
         };
-        (Folder::read_by(&path, Arc::new(read)), count)
+        (Folder::read_by(&path.as_path().into(), Arc::new(read)), count)
     }
 
     #[tokio::test]
     async fn the_names_are_those_of_what_lies_there_now() {
         let place = tempfile::tempdir().unwrap();
-        let folder = Folder::new(place.path());
+        let folder = Folder::new(&place.path().into());
         let names = async || {
             // What was kept is over.
             *folder.last.lock() = None;
@@ -161,7 +160,7 @@ mod tests {
         let names = async || folder.names().await.len();
         let mut asked = std::pin::pin!(futures_util::future::join_all((0..20).map(|_| names())));
         assert!(futures_util::poll!(&mut asked).is_pending());
-        let path = folder.path.clone();
+        let path = folder.repository.folder().to_owned();
         let writes = std::thread::spawn(move || fs::write(path, "one two").unwrap());
         assert_eq!(asked.await, [2; 20]);
         writes.join().unwrap();
@@ -179,7 +178,7 @@ mod tests {
         kept(Instant::now());
         let mut again = std::pin::pin!(names());
         assert!(futures_util::poll!(&mut again).is_pending());
-        fs::write(&folder.path, "one").unwrap();
+        fs::write(folder.repository.folder(), "one").unwrap();
         assert_eq!((again.await, read.load(Ordering::Relaxed)), (1, 2));
     }
 
@@ -197,7 +196,7 @@ mod tests {
         assert_eq!(began.elapsed(), waited, "nobody waits for it again");
         // Once it does answer, its names are listed.
         let mut done = folder.last.lock().clone().unwrap().done;
-        fs::write(&folder.path, "one two").unwrap();
+        fs::write(folder.repository.folder(), "one two").unwrap();
         let done = done.wait_for(Option::is_some).await.unwrap().clone().unwrap();
         assert_eq!((done.names.len(), read.load(Ordering::Relaxed)), (2, 1));
     }

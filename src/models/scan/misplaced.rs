@@ -13,7 +13,7 @@ pub(super) fn at_top(name: &str) -> Option<String> {
     let file = meant(name)?;
     Some(format!(
         "it lies in the models folder itself, where nothing reads it: each model has a folder of its own there, with NAME/{file} \
-         beside NAME/model.onnx; where this folder is one model's, serve the folder above it"
+         beside NAME/model.onnx; where this folder is one model's, name it by model_name, or serve the folder above it"
     ))
 }
 
@@ -24,7 +24,7 @@ pub(super) fn in_folder(name: &str, inside: &[(String, PathBuf)], model_file: &s
     let is_version = is_number(name) && has(model_file) && !has(MANIFEST_FILE) && !has(CONFIG_FILE);
     let itself = is_version.then(|| {
         format!(
-            "it is served by the name {name}: where {name} is a version of one model, whose folder this is, serve the folder above it"
+            "it is served by the name {name}: where {name} is a version of one model, whose folder this is, name it by model_name, or serve the folder above it"
         )
     });
     let named = inside.iter().filter(|(name, path)| !is_number(name) && path.join(model_file).is_file());

@@ -26,7 +26,7 @@ fn check(files: &[(&str, &str)], expected: &[(&str, &str, &str)]) {
 }
 
 fn check_folder(folder: &Path, expected: &[(&str, &str, &str)]) {
-    let found = scan(folder).unwrap();
+    let found = scan(&folder.into()).unwrap();
     let got: Vec<(&str, &str, &str)> = found
         .iter()
         .map(|f| {
@@ -84,7 +84,7 @@ fn a_file_whose_name_ends_in_capitals_is_told_and_not_passed_over() {
 fn a_model_that_is_called_as_a_path_of_the_api_is_told_of_it() {
     for file in ["stats/model.onnx", "stats.onnx", "stat.onnx"] {
         let folder = folder(&[(file, ONNX)]);
-        let found = scan(folder.path()).unwrap();
+        let found = scan(&folder.path().into()).unwrap();
         let notes = &found[0].source.as_ref().unwrap().notes;
         let told = notes.iter().any(|note| note.contains("/v2/models/stats"));
         assert_eq!(told, file.starts_with("stats"), "{file}: {notes:?}");
@@ -105,7 +105,7 @@ fn what_describes_a_model_and_lies_in_the_models_folder_itself_is_told() {
 #[test]
 fn what_describes_a_model_and_is_not_read_is_told_with_the_model() {
     let notes = |files: &[(&str, &str)]| {
-        let found = scan(folder(files).path()).unwrap();
+        let found = scan(&folder(files).path().into()).unwrap();
         let notes =
             found.into_iter().map(|found| found.source.map_or_else(|why| vec![why], |source| source.notes));
         notes.collect::<Vec<_>>().concat()
@@ -270,7 +270,7 @@ fn a_configuration_may_have_a_byte_order_mark_and_comments_in_any_encoding() {
     write("label/l", b"\xc5\xfa\n");
     let utf8 = "labels file \"l\": cannot read it: it is not UTF-8 at byte 1: save it as UTF-8";
     check_folder(folder.path(), &[("bom", "1", ""), ("gbk", "1", ""), ("label", "1", utf8)]);
-    let found = scan(folder.path()).unwrap();
+    let found = scan(&folder.path().into()).unwrap();
     let largest = |found: &Found| found.source.as_ref().unwrap().manifest.batch.items_max;
     assert_eq!([largest(&found[0]), largest(&found[1])], [Some(4), Some(4)]);
 }
@@ -289,7 +289,7 @@ fn a_network_may_have_a_folder_of_its_own_with_its_external_data() {
     fs::write(folder.path().join("m/1/model.onnx/model.onnx"), &model).unwrap();
     let missing = "1/model.onnx is missing, but there is model.onnx/net.onnx";
     check_folder(folder.path(), &[("m", "1", ""), ("named", "1", ""), ("other", "1", missing)]);
-    let source = scan(folder.path()).unwrap().remove(0).source.unwrap();
+    let source = scan(&folder.path().into()).unwrap().remove(0).source.unwrap();
     assert_eq!(source.path, folder.path().join("m/1/model.onnx/model.onnx"));
     assert_eq!((source.folder, source.bytes), (folder.path().join("m"), model.len() as u64 + 5));
 }
@@ -298,7 +298,7 @@ fn a_network_may_have_a_folder_of_its_own_with_its_external_data() {
 fn versions_that_are_only_named_are_told_from_those_that_are_broken() {
     let config = "version_policy { specific { versions: [ 1, 2, 3 ] } }";
     let folder = folder(&[("m/1/model.onnx", ONNX), ("m/2/other", ""), ("m/config.pbtxt", config)]);
-    let found = scan(folder.path()).unwrap();
+    let found = scan(&folder.path().into()).unwrap();
     let got: Vec<_> = found.iter().map(|found| (found.source.is_ok(), found.only_named)).collect();
     assert_eq!(got, [(true, false), (false, false), (false, true)]);
 }
@@ -313,7 +313,7 @@ fn a_repository_of_tritons_may_have_folders_with_leading_zeros_which_are_passed_
         ("m/config.pbtxt", config),
     ];
     check(&files, &[("m", "0", ""), ("m", "2", "")]);
-    let notes = scan(folder(&files).path()).unwrap().remove(1).source.unwrap().notes;
+    let notes = scan(&folder(&files).path().into()).unwrap().remove(1).source.unwrap().notes;
     let told = "the folder 003 is passed over: a version has no leading zeros";
     assert_eq!(notes, [told]);
     // Reported as well if nothing else is there.
@@ -326,7 +326,7 @@ fn another_number_of_labels_than_of_classes_is_told_of_outputs_whose_size_is_kno
         let config =
             format!("output {{ name: \"y\" data_type: TYPE_FP32 {output} label_filename: \"words.txt\" }}");
         let files = [("m/1/model.onnx", ONNX), ("m/config.pbtxt", &config), ("m/words.txt", "a\nb\n")];
-        scan(folder(&files).path()).unwrap().remove(0).source.unwrap().notes
+        scan(&folder(&files).path().into()).unwrap().remove(0).source.unwrap().notes
     };
     let told = "config.pbtxt: output[\"y\"].label_filename: \"words.txt\" has 2 labels, and the output has 6 classes";
     assert_eq!(notes("dims: [ 2, 3 ]"), [told]);
@@ -339,7 +339,7 @@ fn an_output_of_tritons_whose_file_of_labels_is_empty_has_none() {
         let config =
             format!("output {{ name: \"y\" data_type: TYPE_FP32 {output} label_filename: \"words.txt\" }}");
         let files = [("m/1/model.onnx", ONNX), ("m/config.pbtxt", &config), ("m/words.txt", "\n")];
-        let source = scan(folder(&files).path()).unwrap().remove(0).source.unwrap();
+        let source = scan(&folder(&files).path().into()).unwrap().remove(0).source.unwrap();
         assert_eq!(source.notes, ["config.pbtxt: output[\"y\"].label_filename: \"words.txt\" has no labels"]);
         assert!(source.labels.is_empty() && source.output_labels["y"].is_empty());
     }
@@ -356,7 +356,7 @@ fn outputs_have_the_labels_that_are_named_for_them() {
         ("m/words.txt", "a\nb\n"),
         ("m/colors.txt", "red\ngreen\n"),
     ]);
-    let source = scan(folder.path()).unwrap().remove(0).source.unwrap();
+    let source = scan(&folder.path().into()).unwrap().remove(0).source.unwrap();
     let first = |output: &str| source.output_labels.get(output).and_then(|labels| labels.get(0));
     assert_eq!([first("y").as_deref(), first("z").as_deref()], [Some("a"), Some("red")]);
     assert_eq!(first("plain"), None);
@@ -500,7 +500,7 @@ fn labels_and_external_data_go_with_every_version() {
     ]);
     let model = external::testing::model("weights.data");
     fs::write(folder.path().join("m/1/model.onnx"), &model).unwrap();
-    let found = scan(folder.path()).unwrap();
+    let found = scan(&folder.path().into()).unwrap();
     let sources: Vec<&Source> = found.iter().map(|f| f.source.as_ref().unwrap()).collect();
     assert_eq!(sources[0].bytes, model.len() as u64 + 5);
     assert_eq!(sources[1].bytes, 2);
@@ -572,7 +572,7 @@ fn labels_cannot_leave_their_folder_through_a_link() {
 
 #[test]
 fn a_folder_that_cannot_be_read_is_an_error() {
-    let error = scan(Path::new("/nonexistent/models")).unwrap_err();
+    let error = scan(&Path::new("/nonexistent/models").into()).unwrap_err();
     assert!(error.starts_with("cannot read the folder /nonexistent/models"), "{error}");
 }
 
@@ -634,7 +634,7 @@ fn a_policy_chooses_among_versions_whose_links_lead_nowhere_as_among_others() {
         ("named/config.pbtxt", named),
     ]);
     link(&folder, &[("/nonexistent/2", "latest/2"), ("/nonexistent/2", "named/2")]);
-    let found = scan(folder.path()).unwrap();
+    let found = scan(&folder.path().into()).unwrap();
     let got: Vec<_> = found
         .iter()
         .map(|found| (&*found.name, &*found.version, found.source.is_ok(), found.only_named))
@@ -662,16 +662,16 @@ fn one_model_is_found_as_among_all_and_no_other_is_looked_into() {
         let told = |f: &Found| (f.name.clone(), f.version.clone(), f.source.as_ref().err().cloned());
         found.iter().map(told).collect()
     };
-    let all = scan(folder.path()).unwrap();
+    let all = scan(&folder.path().into()).unwrap();
     for name in ["digits", "digits.onnx", "spots", "spots.onnx", "UP.ONNX", "README.md", "../digits", "."] {
-        let one = scan_one(folder.path(), name, None).unwrap();
+        let one = scan_one(&folder.path().into(), name, None).unwrap();
         let of_all: Vec<Found> = all.iter().filter(|found| found.name == name).cloned().collect();
         assert_eq!(told(&one), told(&of_all), "{name}");
     }
     let first = Versions::Specific(["1".to_owned()].into());
-    let one = scan_one(folder.path(), "digits", Some(&first)).unwrap();
+    let one = scan_one(&folder.path().into(), "digits", Some(&first)).unwrap();
     assert_eq!(told(&one), [("digits".to_owned(), "1".to_owned(), None)]);
-    assert!(scan_one(Path::new("/nonexistent/models"), "m", None).is_err());
+    assert!(scan_one(&Path::new("/nonexistent/models").into(), "m", None).is_err());
 }
 
 #[test]
@@ -686,8 +686,41 @@ fn names_are_those_of_what_is_found_without_what_lies_beside_the_models() {
         ("lost+found/#1234", "text"),
     ]);
     link(&folder, &[("/nonexistent/model", "away"), ("digits", "linked"), ("README.md", "notes")]);
-    let names = names(folder.path()).unwrap();
-    let found: BTreeSet<String> = scan(folder.path()).unwrap().into_iter().map(|found| found.name).collect();
+    let names = names(&folder.path().into()).unwrap();
+    let found: BTreeSet<String> =
+        scan(&folder.path().into()).unwrap().into_iter().map(|found| found.name).collect();
     assert_eq!(names, found);
     assert_eq!(names.iter().collect::<Vec<_>>(), ["UP.ONNX", "away", "bare", "digits", "linked"]);
+}
+
+#[test]
+fn a_folder_that_is_itself_one_model_s_is_served_by_the_name_that_is_given() {
+    let named = |files: &[(&str, &str)], name: Option<&str>| {
+        let folder = folder(files);
+        let repository = Repository::new(folder.path().to_owned(), name.map(str::to_owned));
+        let all = scan(&repository).unwrap();
+        let text = |found: &Found| format!("{}/{}", found.name, found.version);
+        let texts = all.iter().map(text).collect::<Vec<_>>().join(" ");
+        assert_eq!(names(&repository).unwrap(), all.iter().map(|found| found.name.clone()).collect());
+        let one = scan_one(&repository, "flowers", None).unwrap();
+        assert_eq!(one.len(), all.iter().filter(|found| found.name == "flowers").count(), "{texts}");
+        (texts, all.into_iter().find_map(|found| found.source.ok()))
+    };
+    let described: &[_] =
+        &[("model.onnx", ONNX), ("model.toml", "labels = \"labels.txt\""), ("labels.txt", "rose\ntulip")];
+    let (texts, source) = named(described, Some("flowers"));
+    assert_eq!((texts.as_str(), source.unwrap().labels.len()), ("flowers/1", 2));
+    for (files, texts) in [
+        (&[("1/model.onnx", ONNX), ("3/model.onnx", ONNX)][..], "flowers/1 flowers/3"),
+        (&[("1/model.onnx", ONNX), ("config.pbtxt", "")], "flowers/1"),
+        (&[("model.onnx", ONNX)], "flowers/1"),
+        // Folders of models, whatever the name.
+        (&[("roses/model.onnx", ONNX), ("README.md", "")], "roses/1"),
+        (&[("flowers/model.onnx", ONNX), ("tulips.onnx", ONNX)], "flowers/1 tulips/1"),
+        (&[], ""),
+    ] {
+        assert_eq!(named(files, Some("flowers")).0, texts, "{files:?}");
+    }
+    // Without a name, the files that describe it are told as mistakes.
+    assert_eq!(named(described, None).0, "model/1 model.toml/");
 }
