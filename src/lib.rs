@@ -91,3 +91,5 @@ pub(crate) mod words;
 
 #[cfg(test)]
 mod blessed;
+#[cfg(test)]
+mod worse;

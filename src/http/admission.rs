@@ -246,6 +246,32 @@ mod tests {
     }
 
     #[test]
+    fn a_refusal_says_to_retry_after_the_mean_time_in_flight() {
+        let admission = admission();
+        let _both = [admission.admit().unwrap(), admission.admit().unwrap()];
+        for (held_us, seconds) in [(0, 1), (7_000_000, 7), (u64::MAX, 60)] {
+            admission.held_us.store(held_us, Ordering::Relaxed);
+            let full = admission.admit().unwrap_err();
+            let InferError::Full { retry_after, .. } = full else { panic!("{full}") };
+            assert_eq!(retry_after, Duration::from_secs(seconds));
+        }
+    }
+
+    #[test]
+    fn what_a_reply_did_not_need_of_its_most_is_given_back() {
+        const MOST: u64 = 1 << 20;
+        let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: 2 * MOST };
+        let permit = Arc::new(Admission::new(limits).admit().unwrap());
+        permit.cover(1000).unwrap();
+        let during = || Ok(permit.bytes());
+        assert_eq!(written(Some(&permit), MOST, during, |_| 100 << 10), Ok(1000 + MOST));
+        assert_eq!(permit.bytes(), 1000 + (100 << 10));
+        let fails = || Err::<(), _>(InferError::Draining);
+        written(Some(&permit), MOST, fails, |()| 0).unwrap_err();
+        assert_eq!(permit.bytes(), 1000 + (100 << 10));
+    }
+
+    #[test]
     fn how_long_a_call_is_open_says_nothing_of_when_to_retry() {
         let admission = admission();
         let held = || admission.held_us.load(Ordering::Relaxed);

@@ -384,6 +384,19 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_image_has_a_share_of_the_memory_for_its_frame_and_for_its_staged_form() {
+        let limits = Limits { side_max: 100, pixels_max: 10_000, frames_max: 1 };
+        let pool = DecodePool::new(1, 1 << 20, limits).expect("one thread");
+        let grey = [&b"P5 100 100 255 "[..], &[7; 10_000]].concat();
+        let opened = pool.stage_only(grey.into(), image_model(), None).await;
+        let Ok(Opened::Only(decoded)) = opened else { panic!("it is one image") };
+        // A byte for each pixel, and three channels of bytes for the device to turn into numbers, in whole pages.
+        assert_eq!(pool.bytes(), (10_000 + 3 * 10_000_u64).next_multiple_of(4096));
+        drop(decoded);
+        assert_eq!(pool.bytes(), 0);
+    }
+
+    #[tokio::test]
     async fn files_of_slow_formats_wait_for_each_other_and_others_do_not_wait_for_them() {
         let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
         let pool = DecodePool::new(2, 1 << 20, limits).expect("two threads");

@@ -244,8 +244,8 @@ mod tests {
     async fn each_listener_has_places_of_its_own() {
         let front = testing::front(&paths());
         let listeners = [routes, admin_routes, metrics_routes].map(|routes| routes(Arc::clone(&front)));
+        let mut held = Vec::new();
         for router in &listeners {
-            let mut held = Vec::new();
             for _ in 0..OF_ALL_MAX {
                 held.push(ask(router, "GET", "/metrics", "gzip").await);
             }

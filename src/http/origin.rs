@@ -127,6 +127,6 @@ mod tests {
         use header::{AUTHORIZATION, HOST, ORIGIN};
         let foreign =
             [(HOST, "127.0.0.1:8000"), (ORIGIN, "http://evil.example"), (AUTHORIZATION, "Basic eDp5")];
-        check(&Method::POST, &foreign, false);
+        check_with(&Method::POST, &foreign, true, false);
     }
 }

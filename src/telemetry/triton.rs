@@ -224,7 +224,7 @@ mod tests {
         let statistics = Statistics::default();
         statistics.ran(4, Duration::from_micros(3), Duration::from_micros(50));
         let us = Duration::from_micros;
-        let steps = Steps { queue: us(30), input: us(3), infer: us(50), output: us(0) };
+        let steps = Steps { queue: us(30), input: us(3), infer: us(50), output: us(7) };
         statistics.answered(us(90), steps);
         statistics.failed(Failure::Rejected, Duration::ZERO);
         statistics.loaded(Duration::from_millis(1500));
@@ -256,6 +256,9 @@ mod tests {
             "nv_inference_exec_count{model=\"m\",version=\"2\"} 1",
             "nv_inference_request_duration_us{model=\"m\",version=\"2\"} 90",
             "nv_inference_queue_duration_us{model=\"m\",version=\"2\"} 30",
+            "nv_inference_compute_input_duration_us{model=\"m\",version=\"2\"} 3",
+            "nv_inference_compute_infer_duration_us{model=\"m\",version=\"2\"} 50",
+            "nv_inference_compute_output_duration_us{model=\"m\",version=\"2\"} 7",
             "nv_inference_pending_request_count{model=\"m\",version=\"2\"} 5",
             "nv_model_load_duration_secs{model=\"m\",version=\"2\"} 1.5",
             "nv_cpu_utilization 0.25",

@@ -2,7 +2,9 @@
 
 use crate::{
     fakes::cuda::{FakeCuda, Operation},
-    support::{SIDE, batch, camera_with_maps, on_cpu, open, plain, psfs, read, setting, staged, until},
+    support::{
+        SIDE, batch, camera_with_maps, on_cpu, open, plain, psfs, read, setting, staged, until, worse,
+    },
 };
 use ocelli::engine::{
     Engine, EngineError, Flight, Tensor,
@@ -27,7 +29,7 @@ pub(crate) fn agree(what: &str, got: &(Vec<f32>, Vec<u8>), expected: &(Vec<f32>,
     assert_eq!(status(&got.1), status(&expected.1), "{what}: how the fits ended");
     let off =
         |(a, b): (&f32, &f32)| if a.is_nan() && b.is_nan() { 0.0 } else { (a - b).abs() / b.abs().max(1.0) };
-    let worst = got.0.iter().zip(&expected.0).map(off).fold(0.0, f32::max);
+    let worst = got.0.iter().zip(&expected.0).map(off).fold(0.0, worse);
     println!("{what}: largest difference {worst:.1e}");
     assert!(worst <= tolerance, "{what}: {worst} is more than {tolerance}");
 }

@@ -433,7 +433,7 @@ pub(crate) fn near(got: &[Vec<f64>], expected: &[Vec<f64>]) {
     assert_eq!(got.len(), expected.len());
     for (row, (got, expected)) in got.iter().zip(expected).enumerate() {
         let off = |(a, b): (&f64, &f64)| (a - b).abs() / b.abs().max(1.0);
-        let worst = got.iter().zip(expected).take(5).map(off).fold(0.0, f64::max);
-        assert!(worst < 0.02, "row {row}: {got:?} and {expected:?}");
+        let near = got.iter().zip(expected).take(5).map(off).all(|off| off < 0.02);
+        assert!(near, "row {row}: {got:?} and {expected:?}");
     }
 }

@@ -3,7 +3,7 @@
 use crate::{
     fakes::cuda::FakeCuda,
     fitter::agree,
-    support::{Random, camera_with_maps, open, psfs, samples, setting, staged},
+    support::{Random, camera_with_maps, open, psfs, samples, setting, staged, worse},
 };
 use ocelli::engine::{
     DataType, Engine, EngineError, Setting, Tensor, TensorView,
@@ -86,7 +86,7 @@ fn check(what: &str, got: &Found, expected: &Found) {
     assert_eq!(got.counts, expected.counts, "{what}");
     assert_eq!(got.corners, expected.corners, "{what}");
     assert_eq!(got.over_max, expected.over_max, "{what}");
-    let worst = got.scores.iter().zip(&expected.scores).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f32::max);
+    let worst = got.scores.iter().zip(&expected.scores).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, worse);
     assert!(worst < 1e-4, "{what}: scores {worst} apart");
     let rows = |found: &Found| (found.fits.clone(), found.codes.clone());
     agree(what, &rows(got), &rows(expected), 5e-3);

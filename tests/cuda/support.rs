@@ -1,5 +1,8 @@
 //! ROIs to fit, and the engines that fit them.
 
+#[path = "../../src/worse.rs"]
+mod worse;
+
 use ocelli::engine::{
     DataType, Engine, Setting, Tensor, TensorView,
     cuda::{self, Context},
@@ -11,6 +14,8 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+
+pub(crate) use worse::worse;
 
 /// Side of the ROIs, px.
 pub(crate) const SIDE: usize = 7;

@@ -26,8 +26,9 @@ async fn a_draining_server_is_live_not_ready_and_still_answers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_queued_when_the_listener_closes_is_answered() {
-    // The job waits for company for ten seconds: the end lets it run alone.
-    let server = Server::start_slow(Config { drain_delay_ms: Duration::from_millis(1), ..config() }).await;
+    // The job waits for company for ten seconds, longer than the end may take: the end lets it run alone.
+    let (drain_delay_ms, drain_timeout_ms) = (Duration::from_millis(1), Duration::from_secs(6));
+    let server = Server::start_slow(Config { drain_delay_ms, drain_timeout_ms, ..config() }).await;
     let waiting = tokio::spawn(send(
         server.address,
         "POST",

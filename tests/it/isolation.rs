@@ -163,7 +163,7 @@ fn a_model_that_cannot_be_loaded_is_an_error_with_the_reason() {
     let (_region, child, _engine) = start();
     let why =
         child.load(&Recipe::Onnx { path: "/nowhere/model.onnx".into(), threads: 1 }).unwrap_err().to_string();
-    assert!(why.contains("/nowhere/model.onnx") || why.contains("model.onnx"), "{why}");
+    assert!(why.contains("model.onnx"), "{why}");
     assert!(child.load(&digits()).is_ok(), "the child goes on");
 }
 

@@ -345,8 +345,17 @@ mod tests {
 
     #[test]
     fn integers_keep_all_their_bits_and_their_range() {
-        let max = u64::MAX;
-        assert_eq!(read(DataType::Uint64, &[1], &format!("[{max}]")).unwrap(), max.to_le_bytes());
+        macro_rules! extremes {
+            ($($name:ident $type:ty),*) => {$(
+                let (min, max) = (<$type>::MIN, <$type>::MAX);
+                let bytes = [min.to_le_bytes(), max.to_le_bytes()].concat();
+                assert_eq!(read(DataType::$name, &[2], &format!("[{min},{max}]")).unwrap(), bytes);
+                for beyond in [i128::from(min) - 1, i128::from(max) + 1] {
+                    refuses(DataType::$name, &[1], &format!("[{beyond}]"), &format!("element 0 is {beyond}"));
+                }
+            )*};
+        }
+        extremes!(Uint8 u8, Uint16 u16, Uint32 u32, Uint64 u64, Int8 i8, Int16 i16, Int32 i32, Int64 i64);
         refuses(
             DataType::Uint8,
             &[2],

@@ -402,7 +402,20 @@ mod tests {
         let floats: Vec<u8> = [0.1f32, -3e38, 1.0].iter().flat_map(|n| n.to_le_bytes()).collect();
         check(DataType::Fp32, &floats, &[3], "[0.1,-3e+38,1.0]");
         check(DataType::Bytes, b"\x02\0\0\0ab\x01\0\0\0\"", &[2], r#"["ab","\""]"#);
+        check(DataType::Fp64, &0.1f64.to_le_bytes(), &[1], "[0.1]");
         check(DataType::Fp32, &[], &[0, 4], "[]");
+    }
+
+    #[test]
+    fn integers_have_all_their_bits_and_their_sign() {
+        macro_rules! extremes {
+            ($($name:ident $type:ty),*) => {$(
+                let (min, max) = (<$type>::MIN, <$type>::MAX);
+                let bytes = [min.to_le_bytes(), max.to_le_bytes()].concat();
+                check(DataType::$name, &bytes, &[2], &format!("[{min},{max}]"));
+            )*};
+        }
+        extremes!(Uint8 u8, Uint16 u16, Uint32 u32, Uint64 u64, Int8 i8, Int16 i16, Int32 i32, Int64 i64);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::{
         decode,
     },
     random::Random,
+    worse::worse,
 };
 use half::f16;
 use turbojpeg::{PixelFormat, Subsamp};
@@ -48,7 +49,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 fn differences(a: &[f64], b: &[f64]) -> (f64, f64) {
     assert_eq!(a.len(), b.len());
     let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
-    let largest = differences.clone().fold(0.0, f64::max);
+    let largest = differences.clone().fold(0.0, worse);
     (largest, differences.sum::<f64>() / a.len() as f64)
 }
 
@@ -287,7 +288,7 @@ fn a_letterboxed_image_stands_in_the_middle_and_boxes_find_their_way_back() {
         let point = (random.below(1 + width as usize) as f32, random.below(1 + height as usize) as f32);
         let (x, y) = placement.from_source(point.0, point.1);
         let back = placement.to_source(x, y);
-        largest = largest.max((back.0 - point.0).abs()).max((back.1 - point.1).abs());
+        largest = worse(largest, worse((back.0 - point.0).abs(), (back.1 - point.1).abs()));
     }
     println!("largest error of a round trip: {largest} px");
     // Far outside a crop, the input's coordinates are large and their floats coarse.

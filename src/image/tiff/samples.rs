@@ -226,3 +226,23 @@ fn rgb_from_ycbcr([y, cb, cr]: [u8; 3]) -> [u8; 3] {
     // Conversion to an integer saturates.
     [y + 1.402 * cr, y - 0.344_136 * cb - 0.714_136 * cr, y + 1.772 * cb].map(|value| value.round() as u8)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_are_those_of_jfif() {
+        // The primaries, as JFIF's equations give them, rounded.
+        for (ycbcr, rgb) in [
+            ([76, 85, 255], [255, 0, 0]),
+            ([150, 44, 21], [0, 255, 0]),
+            ([29, 255, 107], [0, 0, 255]),
+            ([128, 128, 128], [128, 128, 128]),
+        ] {
+            let got = rgb_from_ycbcr(ycbcr);
+            let apart = got.iter().zip(rgb).map(|(a, b): (&u8, u8)| a.abs_diff(b)).max();
+            assert!(apart <= Some(2), "{ycbcr:?} is {got:?}, not {rgb:?}");
+        }
+    }
+}

@@ -134,7 +134,8 @@ fn check(device: &Device, kernels: &[Kernel; KERNELS.len()], to: &Preprocess, fr
         to.apply(frame, &mut scratch, &mut expected).unwrap();
         let step = to.scale / to.std.iter().copied().fold(f32::MAX, f32::min);
         for (got, expected) in numbers(to.datatype, got).into_iter().zip(numbers(to.datatype, &expected)) {
-            let off = ((got - expected).abs() - expected.abs() * 1e-6).max(0.0) / step;
+            let (off, rounding) = ((got - expected).abs(), expected.abs() * 1e-6);
+            let off = if off <= rounding { 0.0 } else { (off - rounding) / step };
             // What is no number is not near either.
             assert!(
                 off <= apart_max(to.filter),

@@ -5,6 +5,7 @@ use crate::{
     erf::erf,
     fits::seeded,
     number,
+    support::worse,
 };
 use ocelli::{
     engine::kernels::postprocess::{
@@ -72,7 +73,7 @@ fn classify(device: &Device, random: &mut Random) -> f64 {
                     continue;
                 };
                 assert_eq!(class as usize, expected, "{classes} classes, item {item}, place {place}");
-                worst = worst.max((f64::from(score) - f64::from(values[expected]).exp() / sum).abs());
+                worst = worse(worst, (f64::from(score) - f64::from(values[expected]).exp() / sum).abs());
             }
         }
     }
@@ -159,9 +160,9 @@ fn detect(device: &Device, random: &mut Random) -> f64 {
             let words = detections[item * most + place];
             let from = (item * ANCHORS + spot) * 4;
             for (number, bits) in words[..4].iter().enumerate() {
-                worst = worst.max(f64::from((f32::from_bits(*bits) - boxes[from + number]).abs()));
+                worst = worse(worst, f64::from((f32::from_bits(*bits) - boxes[from + number]).abs()));
             }
-            worst = worst.max(f64::from((f32::from_bits(words[4]) - score).abs()));
+            worst = worse(worst, f64::from((f32::from_bits(words[4]) - score).abs()));
             assert_eq!(words[5] as usize, spot / 2 % CLASSES, "item {item}, place {place}");
         }
     }

@@ -4,6 +4,7 @@ use crate::{
     device::{Device, Memory, at},
     fits::seeded,
     number,
+    support::worse,
 };
 use ocelli::engine::kernels::{
     Adu, Border, Camera, FinderOptions, Method, RoiBuffer, Spot, SpotFinder, Threshold,
@@ -71,7 +72,7 @@ fn check(device: &Device, method: Method, adu: &[u16], width: usize, height: usi
     let boxes: Vec<u8> = boxes.iter().flat_map(|value| value.to_le_bytes()).collect();
     assert_eq!(boxes, expected.to_le_bytes(), "{what}: boxes");
     let off = |(a, b): (&Spot, &Spot)| (a.score - b.score).abs() / b.score.abs().max(1e-3);
-    let worst = found.iter().zip(&host).map(off).fold(0.0, f32::max);
+    let worst = found.iter().zip(&host).map(off).fold(0.0, worse);
     println!("{what}: {} spots, scores {worst:.1e} apart", host.len());
     assert!(worst <= APART_MAX, "{what}: scores are {worst} apart, more than {APART_MAX}");
     worst

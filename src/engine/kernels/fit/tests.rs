@@ -6,7 +6,7 @@ use super::{
     super::{erf::erf, *},
     *,
 };
-use crate::random::Random;
+use crate::{random::Random, worse::worse};
 
 /// Uniform between two numbers.
 fn between(random: &mut Random, low: f64, high: f64) -> f64 {
@@ -171,7 +171,7 @@ fn instruction_sets_agree() {
                 for (a, b) in first.iter().zip(run(set, &model(psf), &Camera::ideal(), rois)) {
                     assert_eq!(a.status(), b.status(), "{a:?} {b:?}");
                     for k in 0..psf.parameter_names().len() {
-                        worst = worst.max((a.theta[k] - b.theta[k]).abs() / a.errors[k]);
+                        worst = worse(worst, (a.theta[k] - b.theta[k]).abs() / a.errors[k]);
                     }
                 }
                 println!("{set}, {} {side}: at most {worst:.1e} standard errors apart", psf.name());

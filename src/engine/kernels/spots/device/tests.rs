@@ -6,7 +6,10 @@ use super::{
     super::{super::emulated, tests::*, *},
     *,
 };
-use crate::engine::kernels::{CameraValue, SensorMap};
+use crate::{
+    engine::kernels::{CameraValue, SensorMap},
+    worse::worse,
+};
 
 /// A device's memory: aligned, and garbage.
 struct Memory(Vec<u128>);
@@ -100,7 +103,7 @@ fn check(what: &str, options: &FinderOptions, camera: &Camera, scene: &Scene) {
         assert_eq!(places(device), places(&host), "{what}");
         for (one, other) in host.iter().zip(device) {
             assert_eq!(one.corner, other.corner, "{what}");
-            worst = worst.max((one.score - other.score).abs() / one.score.abs().max(1e-3));
+            worst = worse(worst, (one.score - other.score).abs() / one.score.abs().max(1e-3));
         }
     }
     println!("{what}: {} spots, scores at most {worst:.1e} of theirs apart", host.len());
