@@ -78,9 +78,9 @@ fn check(name: &str, cases: u64) {
     let mut random = Random::new(seed);
     for case in 0..cases {
         let body = body(&mut random, &files);
-        let text = String::from_utf8_lossy(&body).into_owned();
         let parsed = catch_unwind(AssertUnwindSafe(|| (parser.parse)(&body)));
-        assert!(parsed.is_ok(), "{name}: case {case} of FUZZ_SEED={seed}: {text}");
+        let text = || String::from_utf8_lossy(&body).into_owned();
+        assert!(parsed.is_ok(), "{name}: case {case} of {cases}, FUZZ_SEED={seed}: {}", text());
     }
 }
 

@@ -643,7 +643,7 @@ mod tests {
             seen in prop::collection::vec((0u64..2000, evidence()), 1..200),
         ) {
             let (mut now, mut states, mut ours) = (Instant::now(), States::default(), false);
-            let (mut failures, mut last_failure) = (0, None);
+            let mut last_failure = None;
             for (wait, evidence) in seen {
                 now += Duration::from_millis(wait);
                 states.tick(now);
@@ -659,11 +659,9 @@ mod tests {
                 prop_assert!(!given_up || ours, "{evidence:?} gave up what was not ours");
                 if given_up {
                     (ours, last_failure) = (false, Some(now));
-                    failures += 1;
                 }
                 prop_assert_eq!(states.state().runs(), ours);
             }
-            prop_assert!(failures <= 200);
         }
     }
 }
