@@ -5,7 +5,7 @@
 mod detect;
 
 use super::{
-    Activation, Answer, Classify, Labels, Segment, Task,
+    Activation, Answer, Classify, Enlarge, Labels, Segment, Task,
     testing::{floats, spec},
 };
 use crate::engine::{
@@ -192,7 +192,8 @@ fn masks_are_those_of_the_task() {
             for tensor in [tensor.clone(), halves(&tensor)] {
                 let layout = Some(if last { crate::image::Layout::Nhwc } else { crate::image::Layout::Nchw });
                 let signature = signature(&[("map", &tensor)]);
-                let task = Task::Segment(Segment { layout, threshold: Some(0.6), ..Segment::default() });
+                let segment = Segment { layout, threshold: Some(0.6), ..Segment::default() };
+                let task = Task::Segment(Segment { enlarge: Some(Enlarge::Nearest), ..segment });
                 let task = task.resolve(&signature, &Labels::default(), None, true).unwrap();
                 let expected =
                     task.answer(std::slice::from_ref(&tensor), &signature, &Labels::default(), None);

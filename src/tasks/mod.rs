@@ -38,7 +38,7 @@ pub use image::Image;
 pub use labels::Labels;
 pub use mask::{Mask, MaskClass, Run};
 pub use picture::Picture;
-pub use segment::Segment;
+pub use segment::{Enlarge, Segment};
 
 use crate::{
     engine::{DataType, Dim, Reduction, Signature, Tensor, TensorSpec, show},
@@ -133,8 +133,8 @@ impl Task {
     /// The part of the outputs that a resolved task needs, if that is much smaller than the outputs. [`Task::answer`] accepts this part as
     /// well.
     ///
-    /// That is a classifier's best classes, a mask's classes, and the YOLO boxes that reach the minimum score; separate outputs for boxes
-    /// hold few boxes. Overlapping boxes are suppressed here, because the placement of the posted image in the input is known here: a box
+    /// That is a classifier's best classes, a mask's classes if scores are not enlarged, and the YOLO boxes that reach the minimum score;
+    /// separate outputs for boxes hold few boxes. Overlapping boxes are suppressed here, because the placement of the posted image in the input is known here: a box
     /// outside the image is dropped, and must not suppress another one before.
     pub fn reduction(&self, signature: &Signature) -> Option<Reduction> {
         match self {

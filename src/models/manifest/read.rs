@@ -12,8 +12,8 @@ use crate::{
     image::{Color, Filter, Layout},
     models::strict::Table,
     tasks::{
-        Activation, Background, BoxFormat, Classify, Columns, Detect, Embed, Format, Image, Keypoints,
-        Labels, MaskArea, Orientation, Pool, Segment, Task,
+        Activation, Background, BoxFormat, Classify, Columns, Detect, Embed, Enlarge, Format, Image,
+        Keypoints, Labels, MaskArea, Orientation, Pool, Segment, Task,
         image::{Range, Size},
     },
 };
@@ -245,6 +245,7 @@ fn read_segment(table: &Table<'_, '_>) -> Segment {
         output: table.string("output"),
         layout: table.choice("layout", LAYOUTS),
         threshold: table.number("threshold", -1e6..=1e6).map(|n| n as f32),
+        enlarge: table.choice("enlarge", &Enlarge::ALL),
         ..Segment::default()
     }
 }
