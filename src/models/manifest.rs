@@ -31,7 +31,7 @@
 //! top_k = 5                    # 1 to 1000
 //!
 //! [detect]
-//! format = "yolo"              # yolo | boxes | end2end; default: yolo for a model of one output, or where output names one (of [N, K, 6] with K open or up to 1000, none), else boxes
+//! format = "yolo"              # yolo | boxes | end2end; default: yolo for a model of one output, or where output names one (of [N, K, 6] with K open or up to 1000, none, but end2end if an Ultralytics file says so), else boxes
 //! output = "output0"           # yolo, end2end; default: the only output
 //! orientation = "channels_first"  # yolo: channels_first ([1, 4 + C, A]) | channels_last; default: found from the labels
 //! objectness = false           # yolo: whether the fifth channel is an objectness; default: found from the labels if channels are last
@@ -621,7 +621,7 @@ mod tests {
         let iou_max = |detect: &str| {
             let manifest = Manifest::parse(&format!("task = \"detect\"\n[detect]\n{detect}")).unwrap();
             let Task::Detect(detect) = manifest.task else { panic!("expected a detector") };
-            detect.iou_max
+            detect.iou_max()
         };
         assert_eq!(iou_max("format = \"end2end\""), 1.0);
         assert_eq!(iou_max("format = \"end2end\"\niou_max = 0.7"), 0.7);

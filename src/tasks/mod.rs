@@ -31,7 +31,7 @@ pub mod segment;
 pub use classify::{Activation, Class, Classify};
 pub use detect::{
     Background, BoxFormat, Columns, Detect, Detection, Format, Instance, Keypoint, Keypoints, MaskArea,
-    Orientation,
+    Orientation, ROWS_MAX,
 };
 pub use embed::{Embed, Pool};
 pub use image::Image;

@@ -188,9 +188,7 @@ pub(in crate::models) const KEYPOINTS_MAX: usize = 1000;
 fn read_detect(table: &Table<'_, '_>) -> Detect {
     let default = Detect::default();
     let format = table.choice("format", &Format::ALL);
-    // Such a model suppresses boxes itself; the server suppresses again only if the manifest says so.
     let columns = table.words("columns", Columns::ALLOWED, Columns::is_one);
-    let iou_max = if format == Some(Format::End2end) || columns.is_some() { 1.0 } else { default.iou_max };
     let columns = columns.and_then(|words| {
         let columns = Columns::of(&words);
         if columns.is_none() {
@@ -231,10 +229,10 @@ fn read_detect(table: &Table<'_, '_>) -> Detect {
         masks: table.string("masks"),
         mask_area: table.choice("mask_area", &[("input", MaskArea::Input), ("box", MaskArea::Box)]),
         mask_threshold: table.number("mask_threshold", -1e6..=1e6).map(|n| n as f32),
-        angle: table.flag("angle").unwrap_or(default.angle),
+        angle: table.flag("angle"),
         prototypes: None,
         score_min: table.number("score_min", 0.0..=1.0).map_or(default.score_min, |n| n as f32),
-        iou_max: table.number("iou_max", 0.0..=1.0).map_or(iou_max, |n| n as f32),
+        iou_max: table.number("iou_max", 0.0..=1.0).map(|n| n as f32),
         detections_max: table.integer("detections_max", 1..=1000).unwrap_or(default.detections_max),
         input: None,
     }
