@@ -77,7 +77,8 @@ fn check_classify(scores: &[f32], activation: Activation, top: usize) -> f32 {
     }
     let tensor = floats(&[1, scores.len()], scores);
     for tensor in [tensor.clone(), halves(&tensor)] {
-        let task = Task::Classify(Classify { output: None, activation: Some(activation), top_k: top });
+        let task =
+            Task::Classify(Classify { activation: Some(activation), top_k: top, ..Classify::default() });
         let signature = signature(&[("scores", &tensor)]);
         let task = task.resolve(&signature, &Labels::default(), None, true).unwrap();
         let expected = task.answer(std::slice::from_ref(&tensor), &signature, &Labels::default(), None);

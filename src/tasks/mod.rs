@@ -28,7 +28,7 @@ mod planes;
 pub mod quad;
 pub mod segment;
 
-pub use classify::{Activation, Class, Classify};
+pub use classify::{Activation, Class, Classify, is_byte};
 pub use detect::{
     Background, BoxFormat, Columns, Detect, Detection, Format, Instance, Keypoint, Keypoints, MaskArea,
     Orientation, ROWS_MAX,

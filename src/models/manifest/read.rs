@@ -179,6 +179,7 @@ fn read_classify(table: &Table<'_, '_>) -> Classify {
         output: table.string("output"),
         activation: table.choice("activation", ACTIVATIONS),
         top_k: table.integer("top_k", 1..=1000).unwrap_or(default.top_k),
+        quantized: None,
     }
 }
 
