@@ -8,6 +8,7 @@
 //!   each box; [`nms`] suppresses overlapping boxes, rotated ones as a [`quad`].
 //! - [`segment`]: class maps to a [`mask`] of the posted image's size, with its PNG and run-length renderings.
 //! - [`image`]: an output that is a [`picture`], with its PNG and TIFF renderings.
+//! - [`landmarks`]: coordinates or heatmaps to the points of one thing.
 //! - `planes`: where rows, columns and channels lie in an output that is a map of the image.
 //! - [`embed`]: a vector.
 //! - [`labels`]: class names.
@@ -20,6 +21,7 @@ mod device_tests;
 pub mod embed;
 pub mod image;
 pub mod labels;
+pub mod landmarks;
 pub mod localize;
 pub mod mask;
 pub mod nms;
@@ -36,6 +38,7 @@ pub use detect::{
 pub use embed::{Embed, Pool};
 pub use image::Image;
 pub use labels::Labels;
+pub use landmarks::Landmarks;
 pub use mask::{Mask, MaskClass, Run};
 pub use picture::Picture;
 pub use segment::{Enlarge, Segment};
@@ -56,6 +59,8 @@ pub enum Task {
     Segment(Segment),
     /// Another picture: larger, denoised, or of depths.
     Image(Image),
+    /// The points of one thing.
+    Landmarks(Landmarks),
     /// A vector.
     Embed(Embed),
     /// The outputs as the model gives them.
@@ -75,6 +80,8 @@ pub enum Answer {
     Mask(Mask),
     /// A picture.
     Picture(Picture),
+    /// Points of the posted image, in the model's order.
+    Landmarks(Vec<Keypoint>),
     /// An embedding.
     Vector(Vec<f32>),
     /// The outputs as they are, in the order of the signature.
@@ -89,6 +96,7 @@ impl Task {
             Task::Detect(_) => "detect",
             Task::Segment(_) => "segment",
             Task::Image(_) => "image",
+            Task::Landmarks(_) => "landmarks",
             Task::Embed(_) => "embed",
             Task::Tensors => "tensors",
             Task::Localize => "localize",
@@ -115,6 +123,7 @@ impl Task {
             Task::Detect(task) => Task::Detect(Box::new(task.resolve(signature, labels, input)?)),
             Task::Segment(task) => Task::Segment(task.resolve(signature, labels, input, batch_axis)?),
             Task::Image(task) => Task::Image(task.resolve(signature, input, batch_axis)?),
+            Task::Landmarks(task) => Task::Landmarks(task.resolve(signature, labels, input)?),
             Task::Embed(task) => Task::Embed(task.resolve(signature)?),
             Task::Tensors => Task::Tensors,
             Task::Localize => Task::Localize,
@@ -199,6 +208,7 @@ impl Task {
             Task::Detect(task) => Answer::Detections(task.answer(&outputs, labels, placement)?),
             Task::Segment(task) => Answer::Mask(task.answer(&outputs, labels, placement)?),
             Task::Image(task) => Answer::Picture(task.answer(&outputs, placement)?),
+            Task::Landmarks(task) => Answer::Landmarks(task.answer(&outputs, labels, placement)?),
             Task::Embed(task) => Answer::Vector(task.answer(&outputs)?),
             Task::Tensors | Task::Localize => Answer::Tensors(outputs.tensors.to_vec()),
         })

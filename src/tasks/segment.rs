@@ -296,7 +296,7 @@ impl Segment {
 
 /// Whether the channels of a map with these extents come after its rows and columns, or before them; `None` if both are possible. The
 /// layout setting decides first, then the number of labels, then the input's size.
-fn channels_last(
+pub(super) fn channels_last(
     [a, b, c]: [Dim; 3],
     layout: Option<Layout>,
     labels: usize,
