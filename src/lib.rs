@@ -82,7 +82,7 @@ pub mod protocol;
 pub mod random;
 // What the process knows about itself: live, draining, devices, ready.
 pub mod status;
-// Engine outputs to answers: classify, detect, segment, image, embed, tensors, localize.
+// Engine outputs to answers: classify, detect, segment, image, landmarks, embed, tensors, localize.
 pub mod tasks;
 // Logs, metrics and traces.
 pub mod telemetry;

@@ -360,6 +360,18 @@ def turned(_):
     return detector(g, [anchors(g, rows, 1)], "ship\n", 'format = "yolo"\nangle = true\n')
 
 
+def brightest(_):
+    """Where each colour is brightest: heatmaps `[N, 3, 16, 16]` of tiles of 4 x 4 pixels."""
+    g = Graph()
+    g.node("AveragePool", "image", kernel_shape=[4, 4], strides=[4, 4], output="heatmaps")
+    shapes = [("image", FLOAT, ["N", 3, 64, 64])], [("heatmaps", FLOAT, ["N", 3, 16, 16])]
+    return {
+        "model.onnx": g.bytes("brightest", *shapes),
+        "model.toml": f'task = "landmarks"\nlabels = "labels.txt"\n\n{PLAIN_INPUT}',
+        "labels.txt": "red\ngreen\nblue\n",
+    }
+
+
 def slow(_):
     """`y = x` after as many products of matrices as the largest `x` says, `[N, 1]`: runs as long as a test wants."""
     body = Graph()
@@ -494,6 +506,7 @@ MODELS = {
     "pose": pose,
     "instances": instances,
     "turned": turned,
+    "brightest": brightest,
 }
 
 

@@ -2,8 +2,14 @@
 
 use super::{Model, Source};
 use crate::{
-    engine::onnx::ending::{FinalActivation, ending},
-    tasks::{Activation, Classify, Task},
+    engine::{
+        DataType, Signature,
+        onnx::{
+            ending::{FinalActivation, ending},
+            quantized::quantized,
+        },
+    },
+    tasks::{Activation, Classify, Task, is_byte},
 };
 
 /// How a classifier's activation was found.
@@ -40,6 +46,29 @@ pub(super) fn settle(task: &mut Task, source: &Source) -> Option<ActivationBy> {
         }
         (_, Some(_)) => ActivationBy::Author,
     })
+}
+
+/// Fills in what a classifier's whole numbers stand for, if its output has bytes and its file says it. The log tells it.
+pub(super) fn dequantize(task: &mut Task, source: &Source, signature: &Signature) {
+    let Task::Classify(classify) = task else { return };
+    let output = match (&classify.output, &signature.outputs[..]) {
+        (Some(name), outputs) => outputs.iter().find(|output| output.name == *name),
+        (None, [only]) => Some(only),
+        (None, _) => None,
+    };
+    let Some(output) = output.filter(|output| is_byte(output.datatype)) else { return };
+    let is_signed = output.datatype == DataType::Int8;
+    if let Some((operator, by)) = quantized(&source.path, &output.name, is_signed) {
+        classify.quantized = Some(by);
+        tracing::info!(
+            model = source.name,
+            version = source.version,
+            scale = by.scale,
+            zero_point = by.zero,
+            "output {:?} is quantized by {operator}: its numbers are taken as (number - zero_point) * scale",
+            output.name
+        );
+    }
 }
 
 impl Model {

@@ -62,7 +62,9 @@ impl Model {
             Answer::Classes(classes) => classes.iter().find(|class| class.label.is_none())?.index,
             Answer::Detections(boxes) => boxes.iter().find(|found| found.label.is_none())?.index,
             Answer::Mask(mask) => mask.present.iter().find(|class| class.label.is_none())?.index.into(),
-            Answer::Picture(_) | Answer::Vector(_) | Answer::Tensors(_) => return None,
+            Answer::Picture(_) | Answer::Landmarks(_) | Answer::Vector(_) | Answer::Tensors(_) => {
+                return None;
+            }
         };
         if self.nameless.swap(true, Ordering::Relaxed) {
             return None;

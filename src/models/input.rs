@@ -262,7 +262,7 @@ fn resize(input: &Input, task: &Task, width: u32, height: u32) -> Result<Resize,
     let rule = input.resize.unwrap_or(match task {
         Task::Classify(_) | Task::Embed(_) | Task::Tensors | Task::Localize => ResizeRule::Shorter,
         Task::Detect(_) => ResizeRule::Letterbox,
-        Task::Segment(_) | Task::Image(_) => ResizeRule::Stretch,
+        Task::Segment(_) | Task::Image(_) | Task::Landmarks(_) => ResizeRule::Stretch,
     });
     if rule != ResizeRule::Shorter
         && let Some(size) = input.size

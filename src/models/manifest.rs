@@ -2,7 +2,7 @@
 //!
 //! ```toml
 //! engine = "onnx"              # what runs the model: onnx | gauss-mle (a fitter, with its own tables: see below)
-//! task = "tensors"             # classify | detect | segment | image | embed | tensors
+//! task = "tensors"             # classify | detect | segment | image | landmarks | embed | tensors
 //! labels = "labels.txt"        # class names, one per line, a file in the model's folder; default: none
 //! priority = 1                 # default of its requests: 0 (most urgent) to 9
 //! timeout_ms = 30000           # default deadline of its requests: 1 to 3600000
@@ -10,7 +10,7 @@
 //! [input]                      # how an image becomes the input; with task = "tensors", images are taken only if this is there
 //! name = "images"              # of several inputs, the one that an image becomes; default: the only one that has the form of an image
 //! resize = "shorter"           # shorter (then the centre is cut out) | stretch | letterbox | height (the width follows) | none (images keep their size, which must be the input's where that is fixed)
-//!                              # default: shorter for classify, embed, tensors; letterbox for detect; stretch for segment, image
+//!                              # default: shorter for classify, embed, tensors; letterbox for detect; stretch for segment, image, landmarks
 //! size = 256                   # shorter: pixels of the shorter side; default: the input's longer side * 256 / 224
 //! width = 224                  # of the input, if the model leaves it open; likewise height
 //! height = 224
@@ -31,7 +31,7 @@
 //! top_k = 5                    # 1 to 1000
 //!
 //! [detect]
-//! format = "yolo"              # yolo | boxes | end2end; default: yolo for a model of one output, or where output names one (of [N, K, 6] with K open or up to 1000, none), else boxes
+//! format = "yolo"              # yolo | boxes | end2end; default: yolo for a model of one output, or where output names one (of [N, K, 6] with K open or up to 1000, none, but end2end if an Ultralytics file says so), else boxes
 //! output = "output0"           # yolo, end2end; default: the only output
 //! orientation = "channels_first"  # yolo: channels_first ([1, 4 + C, A]) | channels_last; default: found from the labels
 //! objectness = false           # yolo: whether the fifth channel is an objectness; default: found from the labels if channels are last
@@ -60,6 +60,7 @@
 //! output = "out"               # default: the only output
 //! layout = "nchw"              # nchw | nhwc; default: found from the labels, or from the extents of the input
 //! threshold = 0.5              # for models of one channel: 0.5 is for probabilities, for logits say 0
+//! enlarge = "nearest"          # nearest (by the class of the output's pixel) | bilinear (by the scores between pixels); default: bilinear for scores
 //!
 //! [image]
 //! output = "out"               # default: the only output
@@ -69,6 +70,16 @@
 //!                              # default: 0 and 1 for floating point, 255 for UINT8, 65535 for UINT16
 //! depth = 8                    # bits of a channel in PNG: 8 | 16
 //! size = "source"              # source (the posted image's size and place) | output (the network's); default: output with resize = "none", else source
+//!
+//! [landmarks]
+//! output = "out"               # default: the only output
+//! form = "coordinates"         # coordinates ([N, 2 K], [N, K, 2], [N, K, 3]) | heatmaps ([N, K, H, W]); default: found from the shape
+//! points = 68                  # 1 to 10000; default: as many as labels, else found from the shape
+//! unit = "pixels"              # coordinates: pixels (of the input) | parts (0 to 1 of its sides) | centred (-1 to 1); must be set
+//! order = "xy"                 # coordinates: xy | yx
+//! third = "score"              # coordinates: what a third number of a point is, score | skip
+//! # layout = "nchw"            # heatmaps: nchw | nhwc; default: found from the number of points, or from the extents of the input
+//! # refine = true              # heatmaps: whether a point is moved by a quarter towards the higher neighbours
 //!
 //! [embed]
 //! output = "features"          # default: the only output
@@ -540,7 +551,7 @@ mod tests {
         assert!(text.contains("[placement]"), "{text}");
         for (task, _) in TASKS {
             let text = text.replace("task = \"tensors\"", &format!("task = {task:?}"));
-            let others: Vec<String> = ["classify", "detect", "segment", "image", "embed"]
+            let others: Vec<String> = ["classify", "detect", "segment", "image", "landmarks", "embed"]
                 .iter()
                 .filter(|name| *name != task)
                 .map(|name| format!("[{name}] is only read with task = {name:?} above all tables"))
@@ -560,7 +571,7 @@ mod tests {
              [batch]\nsizes = [4, 2]\nwait_ms_max = -1\n",
             &[
                 "line 1: engine is \"onnxx\", allowed: onnx, gauss-mle; nearest: onnx",
-                "line 2: task is \"clasify\", allowed: classify, detect, segment, image, embed, tensors; nearest: classify",
+                "line 2: task is \"clasify\", allowed: classify, detect, segment, image, landmarks, embed, tensors; nearest: classify",
                 "line 3: priority is 10, allowed: whole numbers from 0 to 9",
                 "line 4: timeout_ms is \"soon\", allowed: whole numbers from 1 to 3600000",
                 "line 6: unknown key \"input.resise\"; nearest: resize",
@@ -620,7 +631,7 @@ mod tests {
         let iou_max = |detect: &str| {
             let manifest = Manifest::parse(&format!("task = \"detect\"\n[detect]\n{detect}")).unwrap();
             let Task::Detect(detect) = manifest.task else { panic!("expected a detector") };
-            detect.iou_max
+            detect.iou_max()
         };
         assert_eq!(iou_max("format = \"end2end\""), 1.0);
         assert_eq!(iou_max("format = \"end2end\"\niou_max = 0.7"), 0.7);

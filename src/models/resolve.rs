@@ -56,7 +56,8 @@ impl Model {
             None => None,
             Some(input) => Some(input::resolve(input, &manifest.task, &signature, &source.path)?),
         };
-        let (task, labels) = ultralytics::complete(source, &signature);
+        let (mut task, labels) = ultralytics::complete(source, &signature)?;
+        activation::dequantize(&mut task, source, &signature);
         let mut task = resolved(&task, &signature, &labels, image.as_ref()).map_err(but)?;
         refuse_chosen(&task, source)?;
         let activation_by = activation::settle(&mut task, source);

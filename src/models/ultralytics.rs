@@ -2,25 +2,32 @@
 
 use super::{Engine, Manifest, Source, manifest::KEYPOINTS_MAX};
 use crate::{
-    engine::{Signature, onnx::metadata},
-    tasks::{Detect, Format, Keypoints, Labels, Task},
+    engine::{Dim, Signature, onnx::metadata},
+    tasks::{Detect, Format, Keypoints, Labels, ROWS_MAX, Task},
 };
 use std::{iter::Peekable, str::Chars, sync::Arc};
 
 /// More classes are no list of classes.
 const CLASSES_MAX: usize = 65_536;
+/// Where the boxes are.
+const BOXES: &str = "output0";
 /// Where the prototypes of masks are.
 const PROTOTYPES: &str = "output1";
+/// Box, score and class in a row that the model has sorted out.
+const COLUMNS: usize = 6;
 
 /// The task and the labels of a model: what its manifest leaves open is as its file says, and the log tells it. If there is no manifest,
 /// the log says which line makes the file take images.
-pub(super) fn complete(source: &Source, signature: &Signature) -> (Task, Arc<Labels>) {
+///
+/// # Errors
+/// A manifest that denies what the file says follows each box.
+pub(super) fn complete(source: &Source, signature: &Signature) -> Result<(Task, Arc<Labels>), String> {
     let Source { name, version, manifest, labels, .. } = source;
     let (mut task, mut labels) = (manifest.task.clone(), Arc::clone(labels));
     if manifest.engine != Engine::Onnx || manifest.declared.is_some() {
-        return (task, labels);
+        return Ok((task, labels));
     }
-    let Some(said) = Said::of(source) else { return (task, labels) };
+    let Some(said) = Said::of(source) else { return Ok((task, labels)) };
     let word = said.word;
     if *manifest == Manifest::default() {
         tracing::info!(
@@ -31,18 +38,18 @@ pub(super) fn complete(source: &Source, signature: &Signature) -> (Task, Arc<Lab
         );
     }
     if task.name() != said.task() {
-        return (task, labels);
+        return Ok((task, labels));
     }
-    let line = match &mut task {
-        Task::Detect(detect) => said.fill(detect, signature),
-        _ => None,
+    let lines = match &mut task {
+        Task::Detect(detect) => [said.fill(detect, signature)?, said.sort_out(detect, signature)],
+        _ => [None, None],
     };
     let own = labels.is_empty() && !said.labels.is_empty();
     let names = own.then(|| format!("{} labels", said.labels.len()));
     if own {
         labels = Arc::new(said.labels);
     }
-    let taken: Vec<String> = names.into_iter().chain(line).collect();
+    let taken: Vec<String> = names.into_iter().chain(lines.into_iter().flatten()).collect();
     if !taken.is_empty() {
         let taken = taken.join(", ");
         tracing::info!(
@@ -51,7 +58,7 @@ pub(super) fn complete(source: &Source, signature: &Signature) -> (Task, Arc<Lab
             "taken from the file, which says that it is a YOLO for {word}: {taken}"
         );
     }
-    (task, labels)
+    Ok((task, labels))
 }
 
 /// What such a file says.
@@ -60,6 +67,8 @@ struct Said {
     of: Of,
     labels: Labels,
     keypoints: Option<usize>,
+    /// Whether the network sorts out its boxes itself.
+    sorts_out: bool,
 }
 
 /// What it is for.
@@ -84,7 +93,8 @@ const ALL: [(&str, Of); 5] = [
 impl Said {
     /// What a model's file says; `None` if it is no such export. Names of classes that cannot be read are left out, and the log says so.
     fn of(source: &Source) -> Option<Said> {
-        let [task, names, keypoints] = metadata::values(&source.path, ["task", "names", "kpt_shape"]);
+        let keys = ["task", "names", "kpt_shape", "end2end", "args", "description", "head"];
+        let [task, names, keypoints, end2end, args, description, head] = metadata::values(&source.path, keys);
         let (of, names) = (task?.ok()?, names?);
         let (word, of) = ALL.into_iter().find(|(word, _)| *word == of)?;
         let labels = names.and_then(|text| names_of(&text).ok_or("it is no {0: 'name', 1: …}".to_owned()));
@@ -100,7 +110,12 @@ impl Said {
             let (count, _) = text.strip_prefix('[')?.strip_suffix(']')?.split_once(',')?;
             count.parse().ok().filter(|count| (1..=KEYPOINTS_MAX).contains(count))
         });
-        Some(Said { word, of, labels, keypoints })
+        let text = |value: Option<Result<String, String>>| value.and_then(Result::ok).unwrap_or_default();
+        let [kind, head] = [description, head].map(|value| text(value).to_lowercase());
+        // Exporters before 8.4 do not say it of YOLOv10, which has no other form. RT-DETR's rows have boxes of another form.
+        let said = text(end2end) == "True" || text(args).contains("'nms': True") || kind.contains("yolov10");
+        let other = [&kind, &head].iter().any(|text| text.replace('-', "").contains("rtdetr"));
+        Some(Said { word, of, labels, keypoints, sorts_out: said && !other })
     }
 
     /// The task in a manifest.
@@ -109,28 +124,71 @@ impl Said {
     }
 
     /// Fills in what a detector's manifest leaves open of what follows each box. Returns the line that says the same.
-    fn fill(&self, detect: &mut Detect, signature: &Signature) -> Option<String> {
-        let told = detect.keypoints.is_some() || detect.masks.is_some() || detect.angle;
+    fn fill(&self, detect: &mut Detect, signature: &Signature) -> Result<Option<String>, String> {
+        let told = detect.keypoints.is_some() || detect.masks.is_some() || detect.angle == Some(true);
         if told || detect.columns.is_some() || detect.format == Some(Format::Boxes) {
-            return None;
+            return Ok(None);
         }
-        match self.of {
-            Of::Pose => {
-                let count = self.keypoints?;
+        Ok(match (self.of, self.keypoints) {
+            (Of::Pose, Some(count)) => {
                 detect.keypoints = Some(Keypoints { count, names: Labels::default() });
                 Some(format!("keypoints = {count}"))
             }
-            Of::Obb => {
-                detect.angle = true;
+            (Of::Obb, _) if detect.angle == Some(false) => {
+                return Err(
+                    "detect.angle is false, but the file says that it is a YOLO for obb: the last number of each box is the angle by which \
+                     it is turned, without which its sides are those of another box; leave detect.angle out"
+                        .to_owned(),
+                );
+            }
+            (Of::Obb, _) => {
+                detect.angle = Some(true);
                 Some("angle = true".to_owned())
             }
-            Of::Segment => {
-                signature.outputs.iter().find(|output| output.name == PROTOTYPES)?;
+            (Of::Segment, _) if signature.outputs.iter().any(|output| output.name == PROTOTYPES) => {
                 detect.masks = Some(PROTOTYPES.to_owned());
                 Some(format!("masks = {PROTOTYPES:?}"))
             }
-            Of::Classify | Of::Detect => None,
+            _ => None,
+        })
+    }
+
+    /// Fills in that boxes come in rows that the network has sorted out, if the file says so, the output's shape allows it, and the manifest
+    /// says nothing of either form. Returns the line that says the same.
+    fn sort_out(&self, detect: &mut Detect, signature: &Signature) -> Option<String> {
+        let told = detect.format.is_some()
+            || detect.columns.is_some()
+            || detect.orientation.is_some()
+            || detect.objectness.is_some();
+        if told || !self.sorts_out {
+            return None;
         }
+        let named = |name: &str| signature.outputs.iter().find(|output| output.name == name);
+        let output = match (&detect.output, &signature.outputs[..]) {
+            (Some(name), _) => named(name)?,
+            (None, [only]) => only,
+            (None, _) => named(BOXES)?,
+        };
+        let behind = match (&detect.keypoints, &detect.masks) {
+            (Some(keypoints), _) => vec![2 * keypoints.count, 3 * keypoints.count],
+            (None, Some(masks)) => match named(masks)?.shape[..] {
+                [_, Dim::Fixed(prototypes), _, _] => vec![prototypes],
+                _ => return None,
+            },
+            (None, None) => vec![usize::from(detect.angle == Some(true))],
+        };
+        let fits = match output.shape[..] {
+            [] => true,
+            [_, rows, numbers] => {
+                let few = matches!(rows, Dim::Free | Dim::Fixed(0..=ROWS_MAX));
+                few && behind.iter().any(|behind| numbers.takes(COLUMNS + behind))
+            }
+            _ => false,
+        };
+        fits.then(|| {
+            detect.format = Some(Format::End2end);
+            "format = \"end2end\"".to_owned()
+        })
     }
 }
 
@@ -176,7 +234,88 @@ fn quoted(rest: &mut Peekable<Chars<'_>>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{engine::onnx::metadata::testing::model, models::testing::source, tasks::testing::signature};
     use proptest::prelude::*;
+
+    type Outputs<'a> = &'a [(&'a str, &'a [i64])];
+
+    /// The detector of a file with these entries and outputs, under these lines of `[detect]`.
+    fn completed(lines: &str, entries: &[(&str, &str)], outputs: Outputs<'_>) -> Result<Detect, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let mut source = source("m", "1", &format!("task = \"detect\"\n[detect]\n{lines}"));
+        source.path = folder.path().join("model.onnx");
+        let entries: Vec<_> = entries.iter().map(|(key, value)| (*key, value.as_bytes())).collect();
+        std::fs::write(&source.path, model(&entries)).unwrap();
+        let (task, labels) = complete(&source, &signature(outputs))?;
+        task.clone().resolve(&signature(outputs), &labels, None, true)?;
+        let Task::Detect(detect) = task else { panic!("expected a detector") };
+        Ok(*detect)
+    }
+
+    const PETS: (&str, &str) = ("names", "{0: 'cat', 1: 'dog'}");
+    const SORTED: (&str, &str) = ("end2end", "True");
+
+    #[test]
+    fn rows_that_the_file_says_the_network_has_sorted_out_need_no_format() {
+        let check = |task: &str, entries: &[(&str, &str)], outputs: Outputs<'_>| {
+            let entries = [&[("task", task), PETS], entries].concat();
+            let detect = completed("", &entries, outputs).unwrap();
+            assert_eq!((detect.format, detect.iou_max()), (Some(Format::End2end), 1.0), "{entries:?}");
+        };
+        let rows: Outputs<'_> = &[("output0", &[1, 300, 6])];
+        check("detect", &[SORTED], rows);
+        check("detect", &[("end2end", "False"), ("args", "{'batch': 1, 'nms': True}")], rows);
+        check("detect", &[("description", "Ultralytics YOLOv10n model trained on coco.yaml")], rows);
+        // As many rows as channels of anchors, and rows that the file leaves open.
+        check("detect", &[SORTED], &[("output0", &[-1, 6, 6])]);
+        check("detect", &[SORTED], &[("output0", &[-1, -1, 6])]);
+        check("obb", &[SORTED], &[("output0", &[-1, 300, 7])]);
+        check("pose", &[SORTED, ("kpt_shape", "[17, 3]")], &[("output0", &[-1, 300, 57])]);
+        let masks: Outputs<'_> = &[("output0", &[-1, 300, 38]), ("output1", &[-1, 32, 160, 160])];
+        check("segment", &[SORTED], masks);
+    }
+
+    #[test]
+    fn rows_are_not_taken_for_sorted_out_where_the_file_or_the_manifest_says_something_else() {
+        let rows: Outputs<'_> = &[("output0", &[1, 300, 6])];
+        let check = |lines: &str, entries: &[(&str, &str)], outputs: Outputs<'_>| {
+            completed(lines, &[&[("task", "detect"), PETS], entries].concat(), outputs)
+        };
+        for entries in [
+            &[][..],
+            &[("end2end", "False"), ("args", "{'nms': False}")],
+            &[SORTED, ("description", "Ultralytics rtdetr-l model")],
+            &[SORTED, ("head", "RTDETRDecoder")],
+        ] {
+            let error = check("", entries, rows).unwrap_err();
+            assert!(error.contains("set detect.format"), "{error}");
+        }
+        // The shape is that of anchors.
+        let anchors: Outputs<'_> = &[("output0", &[1, 6, 8400])];
+        assert_eq!(check("", &[SORTED], anchors).unwrap().format, None);
+        let format = check("format = \"yolo\"", &[SORTED], rows).map(|detect| detect.format);
+        assert_eq!(format, Ok(Some(Format::Yolo)));
+        let iou_max = check("iou_max = 0.5", &[SORTED], rows).map(|detect| detect.iou_max());
+        assert_eq!(iou_max, Ok(0.5));
+    }
+
+    #[test]
+    fn the_angle_of_turned_boxes_cannot_be_denied() {
+        let turned = [("task", "obb"), PETS];
+        for outputs in [&[("output0", &[1, 7, 8400][..])], &[("output0", &[1, 300, 7][..])]] {
+            let error = completed("angle = false", &turned, outputs).unwrap_err();
+            assert!(
+                error.starts_with("detect.angle is false, but the file says that it is a YOLO for obb"),
+                "{error}"
+            );
+        }
+        let anchors: Outputs<'_> = &[("output0", &[1, 7, 8400])];
+        assert_eq!(completed("", &turned, anchors).unwrap().angle, Some(true));
+        assert_eq!(completed("angle = true", &turned, anchors).unwrap().angle, Some(true));
+        // Of a file for upright boxes it says nothing new.
+        let upright: Outputs<'_> = &[("output0", &[1, 6, 8400])];
+        assert!(completed("angle = false", &[("task", "detect"), PETS], upright).is_ok());
+    }
 
     #[test]
     fn names_are_read_as_python_writes_them() {

@@ -2,8 +2,9 @@
 
 use super::{Labels, Output, Outputs, choose, is_one, wrong_shape};
 use crate::engine::{
-    Best, DataType, Dim, Signature,
+    Best, DataType, Dim, Signature, TensorSpec,
     kernels::postprocess::ScoreActivation,
+    onnx::Quantized,
     reduction::{SCORED_WORDS, Scored},
 };
 use std::sync::Arc;
@@ -39,11 +40,13 @@ pub struct Classify {
     pub activation: Option<Activation>,
     /// How many classes to answer, at least 1.
     pub top_k: usize,
+    /// What whole numbers of the output stand for, as its network's file says; `None` if the output has none, or it does not say.
+    pub quantized: Option<Quantized>,
 }
 
 impl Default for Classify {
     fn default() -> Classify {
-        Classify { output: None, activation: None, top_k: 5 }
+        Classify { output: None, activation: None, top_k: 5, quantized: None }
     }
 }
 
@@ -64,20 +67,8 @@ impl Classify {
     pub(super) fn resolve(mut self, signature: &Signature, labels: &Labels) -> Result<Classify, String> {
         let output = choose(signature, self.output.as_deref(), "classify.output")?;
         if let Some(classes) = classes(&output.name, &output.shape)? {
-            // A number for each class may be a score, but no network is trained to give whole ones.
-            if classes > 1 && is_whole(output.datatype) {
-                return Err(format!(
-                    "output {:?} has {classes} {}s for an image, which are no scores: name the output with the scores before TopK or ArgMax \
-                     by classify.output, or export the network without these (and with a last DequantizeLinear, if it is quantized)",
-                    output.name, output.datatype
-                ));
-            }
-            if classes == 1 && is_whole(output.datatype) {
-                return Err(format!(
-                    "output {:?} is one {} for an image, which is the number of a class and no score: export the network without \
-                     its argmax, or serve it with task = \"tensors\"",
-                    output.name, output.datatype
-                ));
+            if is_whole(output.datatype) && self.quantized.is_none() {
+                self.refuse_whole(output, classes)?;
             }
             self.activation_of(&output.name, classes)?;
             if !is_yes_or_no(classes, labels) {
@@ -86,6 +77,31 @@ impl Classify {
         }
         self.output = Some(output.name.clone());
         Ok(self)
+    }
+
+    /// Refuses whole numbers that are no scores. A number for each class may be one, but no network is trained to give whole ones, so only
+    /// those that quantization leaves may be, if their author says that they are.
+    fn refuse_whole(
+        &self,
+        TensorSpec { name, datatype, .. }: &TensorSpec,
+        classes: usize,
+    ) -> Result<(), String> {
+        match classes {
+            1 => Err(format!(
+                "output {name:?} is one {datatype} for an image, which is the number of a class and no score: export the network without \
+                 its argmax, or serve it with task = \"tensors\""
+            )),
+            _ if is_byte(*datatype) && self.activation == Some(Activation::None) => Ok(()),
+            _ if is_byte(*datatype) => Err(format!(
+                "output {name:?} has {classes} {datatype}s for an image, and the file does not say what they stand for (by a constant scale \
+                 of the QuantizeLinear or QLinear operator that gives them): export the network with a last DequantizeLinear, or set \
+                 classify.activation = \"none\" to have them answered as they are, whole numbers whose order alone means something"
+            )),
+            _ => Err(format!(
+                "output {name:?} has {classes} {datatype}s for an image, which are no scores: name the output with the scores before TopK or \
+                 ArgMax by classify.output, or export the network without these"
+            )),
+        }
     }
 
     /// How an engine may find the best classes, for a resolved task.
@@ -125,6 +141,9 @@ impl Classify {
         }
         classes(output.name, &output.shape())?;
         let mut scores = output.numbers()?;
+        if let Some(quantized) = self.quantized {
+            scores.iter_mut().for_each(|score| *score = quantized.value(*score));
+        }
         let activation = self.activation_of(output.name, scores.len())?;
         if is_yes_or_no(scores.len(), labels) {
             scores.insert(0, opposite(&output, activation, scores[0])?);
@@ -176,6 +195,11 @@ fn is_whole(datatype: DataType) -> bool {
         datatype,
         DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64 | DataType::Bool | DataType::Bytes
     )
+}
+
+/// Whether numbers of this type are what quantization mostly leaves.
+pub fn is_byte(datatype: DataType) -> bool {
+    matches!(datatype, DataType::Uint8 | DataType::Int8)
 }
 
 /// Whether the labels name both classes of a single score: the one that it speaks against, and the one that it speaks for.
@@ -268,7 +292,7 @@ mod tests {
 
     /// Scores in, (index, score) out.
     fn check(activation: Activation, top_k: usize, scores: &[f32], expected: &[(usize, f32)]) {
-        let task = Classify { output: None, activation: Some(activation), top_k };
+        let task = Classify { activation: Some(activation), top_k, ..Classify::default() };
         let got = run(task, &[1, scores.len()], scores).unwrap();
         assert_eq!(got.len(), expected.len(), "{got:?}");
         for (class, (index, score)) in got.iter().zip(expected) {
@@ -426,10 +450,11 @@ mod tests {
             signature.outputs[0].datatype = datatype;
             Classify::default().resolve(&signature, &Labels::default()).err().unwrap_or_default()
         };
-        for datatype in [DataType::Int64, DataType::Int32, DataType::Uint8] {
+        for datatype in [DataType::Int64, DataType::Int32, DataType::Uint8, DataType::Int8] {
+            let told = if is_byte(datatype) { "with a last DequantizeLinear" } else { "before TopK" };
             for shape in [&[-1, 5][..], &[5], &[1, 5, 1, 1]] {
                 let error = resolve(datatype, shape);
-                assert!(error.contains("has 5 ") && error.contains("before TopK"), "{error}");
+                assert!(error.contains("has 5 ") && error.contains(told), "{error}");
             }
             assert!(resolve(datatype, &[-1, 1]).contains("the number of a class and no score"));
             // The forward pass tells.
@@ -438,6 +463,44 @@ mod tests {
         for datatype in [DataType::Fp32, DataType::Fp16] {
             assert_eq!(resolve(datatype, &[-1, 5]), "");
         }
+    }
+
+    #[test]
+    fn bytes_are_scores_by_what_they_stand_for_or_as_they_are_where_that_is_said() {
+        let answer = |task: Classify, classes: usize, datatype, data: &[u8]| {
+            let mut signature = signature(&[("y", &[-1, classes as i64])]);
+            signature.outputs[0].datatype = datatype;
+            let tensors = [Tensor { datatype, shape: vec![1, classes], data: data.to_vec().into() }];
+            let task = task.resolve(&signature, &Labels::default())?;
+            let found = task.answer(&Outputs::new(&tensors, &signature)?, &Labels::default())?;
+            Ok::<_, String>(found.iter().map(|class| (class.index, class.score)).collect::<Vec<_>>())
+        };
+        let quantized = |scale, zero| Classify {
+            quantized: Some(Quantized { scale, zero }),
+            activation: Some(Activation::None),
+            ..Classify::default()
+        };
+        let bytes = [255, 0, 130];
+        let found = answer(quantized(0.5, 128.0), 3, DataType::Uint8, &bytes).unwrap();
+        assert_eq!(found, [(0, 63.5), (2, 1.0), (1, -64.0)]);
+        let found = answer(quantized(0.5, -1.0), 3, DataType::Int8, &bytes).unwrap();
+        assert_eq!(found, [(1, 0.5), (0, 0.0), (2, -62.5)]);
+        // Logits by default.
+        let logits = Classify { activation: None, ..quantized(0.1, 0.0) };
+        let found = answer(logits.clone(), 3, DataType::Uint8, &[10, 20, 30]).unwrap();
+        assert!((found[0].1 - 0.665_240_94).abs() < 1e-6, "{found:?}");
+        let found = answer(logits, 1, DataType::Uint8, &[20]).unwrap();
+        assert!((found[0].1 - 0.880_797_1).abs() < 1e-6, "{found:?}");
+        // Nobody knows what they stand for.
+        let plain = Classify { activation: Some(Activation::None), ..Classify::default() };
+        let found = answer(plain.clone(), 3, DataType::Int8, &bytes).unwrap();
+        assert_eq!(found, [(1, 0.0), (0, -1.0), (2, -126.0)]);
+        assert!(answer(plain, 1, DataType::Int8, &[1]).unwrap_err().contains("the number of a class"));
+        let error = answer(Classify::default(), 3, DataType::Uint8, &bytes).unwrap_err();
+        assert!(
+            error.starts_with("output \"y\" has 3 UINT8s for an image, and the file does not say"),
+            "{error}"
+        );
     }
 
     proptest! {
@@ -457,7 +520,8 @@ mod tests {
         #[test]
         fn top_k_is_the_head_of_the_full_order(scores in prop::collection::vec(0_u8..5, 1..40), k in 1_usize..40) {
             let scores: Vec<f32> = scores.into_iter().map(f32::from).collect();
-            let task = |top_k| Classify { output: None, activation: Some(Activation::None), top_k };
+            let task =
+                |top_k| Classify { activation: Some(Activation::None), top_k, ..Classify::default() };
             let full = run(task(scores.len()), &[1, scores.len()], &scores).unwrap();
             let head = run(task(k), &[1, scores.len()], &scores).unwrap();
             prop_assert_eq!(&full[..k.min(full.len())], &head[..]);

@@ -29,6 +29,7 @@ use crate::{
 
 pub use columns::Columns;
 pub use detection::{Detection, Instance, Keypoint};
+pub use end2end::ROWS_MAX;
 pub use settings::{Background, BoxFormat, Detect, Format, Keypoints, MaskArea, Orientation};
 
 /// Numbers in a row of box, score and class.
@@ -94,7 +95,7 @@ impl Detect {
         if self.columns.is_some() {
             return Ok(Some(Format::End2end));
         }
-        let few = |rows| matches!(rows, Dim::Free | Dim::Fixed(0..=end2end::ROWS_MAX));
+        let few = |rows| matches!(rows, Dim::Free | Dim::Fixed(0..=ROWS_MAX));
         let follows = self.follows();
         let is_row = |numbers: usize| follows.widths().iter().any(|width| numbers == COLUMNS + width);
         match output.shape[..] {
@@ -231,7 +232,7 @@ impl Detect {
         let candidate = |(from, raw): (usize, &Raw)| {
             let mut corners = self.corners(raw.numbers, size);
             let mut quad = None;
-            if self.angle
+            if self.is_turned()
                 && let [angle] = raw.beside[..]
             {
                 if !angle.is_finite() {
@@ -251,7 +252,7 @@ impl Detect {
     fn thin_out(&self, mut candidates: Vec<Candidate>, placement: Option<&Placement>) -> Vec<Candidate> {
         // Boxes in the padding are not answered and do not suppress others.
         candidates.retain(|candidate| self.place(candidate.corners, placement).is_some());
-        suppress(candidates, self.iou_max, self.detections_max)
+        suppress(candidates, self.iou_max(), self.detections_max)
     }
 
     /// The class for a class number, if it is valid.

@@ -5,7 +5,7 @@
 mod detect;
 
 use super::{
-    Activation, Answer, Classify, Labels, Segment, Task,
+    Activation, Answer, Classify, Enlarge, Labels, Segment, Task,
     testing::{floats, spec},
 };
 use crate::engine::{
@@ -77,7 +77,8 @@ fn check_classify(scores: &[f32], activation: Activation, top: usize) -> f32 {
     }
     let tensor = floats(&[1, scores.len()], scores);
     for tensor in [tensor.clone(), halves(&tensor)] {
-        let task = Task::Classify(Classify { output: None, activation: Some(activation), top_k: top });
+        let task =
+            Task::Classify(Classify { activation: Some(activation), top_k: top, ..Classify::default() });
         let signature = signature(&[("scores", &tensor)]);
         let task = task.resolve(&signature, &Labels::default(), None, true).unwrap();
         let expected = task.answer(std::slice::from_ref(&tensor), &signature, &Labels::default(), None);
@@ -192,7 +193,8 @@ fn masks_are_those_of_the_task() {
             for tensor in [tensor.clone(), halves(&tensor)] {
                 let layout = Some(if last { crate::image::Layout::Nhwc } else { crate::image::Layout::Nchw });
                 let signature = signature(&[("map", &tensor)]);
-                let task = Task::Segment(Segment { layout, threshold: Some(0.6), ..Segment::default() });
+                let segment = Segment { layout, threshold: Some(0.6), ..Segment::default() };
+                let task = Task::Segment(Segment { enlarge: Some(Enlarge::Nearest), ..segment });
                 let task = task.resolve(&signature, &Labels::default(), None, true).unwrap();
                 let expected =
                     task.answer(std::slice::from_ref(&tensor), &signature, &Labels::default(), None);

@@ -8,6 +8,7 @@
 //!   each box; [`nms`] suppresses overlapping boxes, rotated ones as a [`quad`].
 //! - [`segment`]: class maps to a [`mask`] of the posted image's size, with its PNG and run-length renderings.
 //! - [`image`]: an output that is a [`picture`], with its PNG and TIFF renderings.
+//! - [`landmarks`]: coordinates or heatmaps to the points of one thing.
 //! - `planes`: where rows, columns and channels lie in an output that is a map of the image.
 //! - [`embed`]: a vector.
 //! - [`labels`]: class names.
@@ -20,6 +21,7 @@ mod device_tests;
 pub mod embed;
 pub mod image;
 pub mod labels;
+pub mod landmarks;
 pub mod localize;
 pub mod mask;
 pub mod nms;
@@ -28,17 +30,18 @@ mod planes;
 pub mod quad;
 pub mod segment;
 
-pub use classify::{Activation, Class, Classify};
+pub use classify::{Activation, Class, Classify, is_byte};
 pub use detect::{
     Background, BoxFormat, Columns, Detect, Detection, Format, Instance, Keypoint, Keypoints, MaskArea,
-    Orientation,
+    Orientation, ROWS_MAX,
 };
 pub use embed::{Embed, Pool};
 pub use image::Image;
 pub use labels::Labels;
+pub use landmarks::Landmarks;
 pub use mask::{Mask, MaskClass, Run};
 pub use picture::Picture;
-pub use segment::Segment;
+pub use segment::{Enlarge, Segment};
 
 use crate::{
     engine::{DataType, Dim, Reduction, Signature, Tensor, TensorSpec, show},
@@ -56,6 +59,8 @@ pub enum Task {
     Segment(Segment),
     /// Another picture: larger, denoised, or of depths.
     Image(Image),
+    /// The points of one thing.
+    Landmarks(Landmarks),
     /// A vector.
     Embed(Embed),
     /// The outputs as the model gives them.
@@ -75,6 +80,8 @@ pub enum Answer {
     Mask(Mask),
     /// A picture.
     Picture(Picture),
+    /// Points of the posted image, in the model's order.
+    Landmarks(Vec<Keypoint>),
     /// An embedding.
     Vector(Vec<f32>),
     /// The outputs as they are, in the order of the signature.
@@ -89,6 +96,7 @@ impl Task {
             Task::Detect(_) => "detect",
             Task::Segment(_) => "segment",
             Task::Image(_) => "image",
+            Task::Landmarks(_) => "landmarks",
             Task::Embed(_) => "embed",
             Task::Tensors => "tensors",
             Task::Localize => "localize",
@@ -115,6 +123,7 @@ impl Task {
             Task::Detect(task) => Task::Detect(Box::new(task.resolve(signature, labels, input)?)),
             Task::Segment(task) => Task::Segment(task.resolve(signature, labels, input, batch_axis)?),
             Task::Image(task) => Task::Image(task.resolve(signature, input, batch_axis)?),
+            Task::Landmarks(task) => Task::Landmarks(task.resolve(signature, labels, input)?),
             Task::Embed(task) => Task::Embed(task.resolve(signature)?),
             Task::Tensors => Task::Tensors,
             Task::Localize => Task::Localize,
@@ -133,8 +142,8 @@ impl Task {
     /// The part of the outputs that a resolved task needs, if that is much smaller than the outputs. [`Task::answer`] accepts this part as
     /// well.
     ///
-    /// That is a classifier's best classes, a mask's classes, and the YOLO boxes that reach the minimum score; separate outputs for boxes
-    /// hold few boxes. Overlapping boxes are suppressed here, because the placement of the posted image in the input is known here: a box
+    /// That is a classifier's best classes, a mask's classes if scores are not enlarged, and the YOLO boxes that reach the minimum score;
+    /// separate outputs for boxes hold few boxes. Overlapping boxes are suppressed here, because the placement of the posted image in the input is known here: a box
     /// outside the image is dropped, and must not suppress another one before.
     pub fn reduction(&self, signature: &Signature) -> Option<Reduction> {
         match self {
@@ -199,6 +208,7 @@ impl Task {
             Task::Detect(task) => Answer::Detections(task.answer(&outputs, labels, placement)?),
             Task::Segment(task) => Answer::Mask(task.answer(&outputs, labels, placement)?),
             Task::Image(task) => Answer::Picture(task.answer(&outputs, placement)?),
+            Task::Landmarks(task) => Answer::Landmarks(task.answer(&outputs, labels, placement)?),
             Task::Embed(task) => Answer::Vector(task.answer(&outputs)?),
             Task::Tensors | Task::Localize => Answer::Tensors(outputs.tensors.to_vec()),
         })

@@ -1,5 +1,8 @@
 //! Segment: a class per pixel of the posted image.
 
+mod enlarge;
+
+use self::enlarge::{Grid, SCORES_MAX, Scores};
 use super::{
     Labels, Mask, Output, Outputs, choose, is_one,
     planes::{Planes, both_ways, extent, of_item},
@@ -24,10 +27,26 @@ pub struct Segment {
     /// For one channel of scores: class 1 from this value on, class 0 below. If not set: 0.5, which is right for probabilities; for logits
     /// it should be 0.
     pub threshold: Option<f32>,
+    /// How a mask gets the posted image's size. If not set: `bilinear` for scores, `nearest` for class numbers.
+    pub enlarge: Option<Enlarge>,
     /// Whether the output is one channel of scores, set by resolving.
     pub one_channel: bool,
     /// Width and height of the model's image input in pixels, set by resolving; `None` where images keep their size.
     pub input: Option<[u32; 2]>,
+}
+
+/// How a mask gets from the output's size to the posted image's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Enlarge {
+    /// Each pixel has the class of the output's pixel that it lies on.
+    Nearest,
+    /// Each pixel has the class of the scores at its centre, between those of the output's pixels.
+    Bilinear,
+}
+
+impl Enlarge {
+    /// All ways, with their names in manifests.
+    pub const ALL: [(&str, Enlarge); 2] = [("nearest", Enlarge::Nearest), ("bilinear", Enlarge::Bilinear)];
 }
 
 /// The threshold for probabilities.
@@ -67,6 +86,13 @@ impl Segment {
             ));
         }
         let output = choose(signature, self.output.as_deref(), "segment.output")?;
+        if self.enlarge == Some(Enlarge::Bilinear) && is_integers(output.datatype) {
+            return Err(format!(
+                "segment.enlarge = \"bilinear\" is for scores: output {:?} is {}, and there is no class between two others; leave it out, \
+                 or have the network give scores (without its last ArgMax)",
+                output.name, output.datatype
+            ));
+        }
         self.input = input;
         // If the file leaves this open, resolving is repeated once a shape has been seen.
         let untold = match output.shape[..] {
@@ -108,8 +134,11 @@ impl Segment {
         Ok(self)
     }
 
-    /// How an engine may find the classes, if the output holds scores whose axes are known.
+    /// How an engine may find the classes, if the output holds scores whose axes are known, and nobody needs the scores after that.
     pub(super) fn class_map(&self, signature: &Signature) -> Option<ClassMap> {
+        if self.enlarge != Some(Enlarge::Nearest) {
+            return None;
+        }
         let output =
             signature.outputs.iter().position(|output| Some(&output.name) == self.output.as_ref())?;
         let scores = matches!(signature.outputs[output].datatype, DataType::Fp32 | DataType::Fp16);
@@ -139,42 +168,56 @@ impl Segment {
         let shape = output.shape();
         // An image that keeps its size has the size of the input.
         let input = self.input.or(placement.map(|placement| placement.source.into()));
-        let (classes, [width, height]) =
-            match self.reading(output.name, output.tensor.datatype, &shape, labels, input)? {
-                Reading::Classes { height, width } => (given(&output)?, [width, height]),
-                Reading::First { classes, height, width } => {
-                    (self.best(&output, extent(classes), true)?, [width, height])
-                }
-                Reading::Last { height, width, classes } => {
-                    (self.best(&output, extent(classes), false)?, [width, height])
-                }
-            };
-        let [width, height] = [extent(width), extent(height)];
+        let reading = self.reading(output.name, output.tensor.datatype, &shape, labels, input)?;
+        let (Reading::First { height, width, .. }
+        | Reading::Last { height, width, .. }
+        | Reading::Classes { height, width }) = reading;
+        let size @ [width, height] = [extent(width), extent(height)];
         if width == 0 || height == 0 {
             return Err(wrong_shape(output.name, &shape, SHAPE));
         }
-        let Some(placement) = placement else {
-            return Ok(Mask::new(width as u32, height as u32, classes, labels));
+        let source = placement.map_or([width as u32, height as u32], |placement| placement.source.into());
+        let grid = || placement.map(|placement| Grid::new(placement, input.unwrap_or(source), size));
+        let classes = match reading {
+            Reading::Classes { .. } => given(&output)?,
+            Reading::First { classes, .. } | Reading::Last { classes, .. } => {
+                let values = output.numbers()?;
+                let planes = matches!(reading, Reading::First { .. });
+                let scores = Scores { values: &values, classes: extent(classes), planes };
+                let best = self.best(&output, &scores)?;
+                match grid().filter(|_| self.enlarge != Some(Enlarge::Nearest)) {
+                    None => best,
+                    Some(grid) => {
+                        let classes = match scores.classes {
+                            1 => grid.above(&scores, self.threshold()),
+                            _ => grid.best(&scores, &best, SCORES_MAX),
+                        };
+                        return Ok(Mask::new(source[0], source[1], classes?, labels));
+                    }
+                }
+            }
         };
-        let (source_width, source_height) = placement.source;
-        let [input_width, input_height] = input.unwrap_or([source_width, source_height]);
-        let columns = nearest(source_width, input_width, width, |x| placement.from_source(x, 0.0).0);
-        let rows = nearest(source_height, input_height, height, |y| placement.from_source(0.0, y).1);
+        let Some(placement) = placement else {
+            return Ok(Mask::new(source[0], source[1], classes, labels));
+        };
+        let [input_width, input_height] = input.unwrap_or(source);
+        let columns = nearest(source[0], input_width, width, |x| placement.from_source(x, 0.0).0);
+        let rows = nearest(source[1], input_height, height, |y| placement.from_source(0.0, y).1);
         let lines = rows.into_iter().map(|row| &classes[row * width..(row + 1) * width]);
         let mapped = lines.flat_map(|line| columns.iter().map(|x| line[*x])).collect();
-        Ok(Mask::new(source_width, source_height, mapped, labels))
+        Ok(Mask::new(source[0], source[1], mapped, labels))
     }
 
     /// From scores to the class of each pixel: the best class, the first if several are equal; a single channel is compared with the
     /// threshold.
-    fn best(&self, output: &Output<'_>, classes: usize, planes: bool) -> Result<Vec<u16>, String> {
+    fn best(&self, output: &Output<'_>, scores: &Scores<'_>) -> Result<Vec<u16>, String> {
+        let Scores { values: scores, classes, planes } = *scores;
         if classes == 0 || classes > usize::from(u16::MAX) + 1 {
             return Err(wrong_shape(output.name, &output.shape(), "1 to 65536 classes"));
         }
-        let scores = output.numbers()?;
         if classes == 1 {
             let threshold = self.threshold();
-            return Ok(scores.into_iter().map(|score| u16::from(score >= threshold)).collect());
+            return Ok(scores.iter().map(|score| u16::from(*score >= threshold)).collect());
         }
         let pixels = scores.len() / classes;
         if planes {
@@ -253,7 +296,7 @@ impl Segment {
 
 /// Whether the channels of a map with these extents come after its rows and columns, or before them; `None` if both are possible. The
 /// layout setting decides first, then the number of labels, then the input's size.
-fn channels_last(
+pub(super) fn channels_last(
     [a, b, c]: [Dim; 3],
     layout: Option<Layout>,
     labels: usize,

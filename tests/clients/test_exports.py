@@ -51,6 +51,17 @@ def yolo(channels, **entries):
     return saying(model, **entries) if entries else model
 
 
+def sorted_out(*rows, **entries):
+    """Two rows that the network has sorted out itself, whatever the picture is."""
+    g = make_models.Graph()
+    zero = g.node("Mul", g.node("ReduceMean", "image", axes=[1, 2, 3], keepdims=0), g.constant(make_models.floats(0)))
+    zero = g.node("Unsqueeze", zero, g.constant(np.array([1, 2])))
+    g.node("Add", zero, g.constant(make_models.floats([rows])), output="output0")
+    shape = ["batch", len(rows), len(rows[0])]
+    model = g.bytes("sorted-out", [("image", FLOAT, ["batch", 3, 64, 64])], [("output0", FLOAT, shape)])
+    return saying(model, **entries)
+
+
 def lines():
     """The mean of each column of a line of text, whose width is open."""
     g = make_models.Graph()
@@ -84,6 +95,8 @@ def by_eight(mixed=False):
 
 
 PETS = "{0: 'cat', 1: \"dog's\"}"
+# One over the other, and of one class: nothing but the network may sort these out.
+ROWS = [8, 8, 40, 40, 0.9, 1], [8, 8, 40, 41, 0.8, 1]
 READY = {
     "others": (with_others(), f'task = "embed"\n{PLAIN}'),
     "others-tensors": (with_others(), ""),
@@ -91,6 +104,9 @@ READY = {
     "yolo": (yolo(6, task="detect", names=PETS, stride="32"), 'task = "detect"\n'),
     "yolo-pose": (yolo(11, task="pose", names="{0: 'fish'}", kpt_shape="[2, 3]"), 'task = "detect"\n'),
     "yolo-obb": (yolo(7, task="obb", names=PETS), 'task = "detect"\n'),
+    "sorted": (sorted_out(*ROWS, task="detect", names=PETS, end2end="True"), 'task = "detect"\n'),
+    "sorted-nms": (sorted_out(*ROWS, task="detect", names=PETS, end2end="False", args="{'batch': 1, 'nms': True}"), 'task = "detect"\n'),
+    "sorted-pose": (sorted_out(*(row + [9, 9, 1] for row in ROWS), task="pose", names=PETS, kpt_shape="[1, 3]", end2end="True"), 'task = "detect"\n'),
     "yolo-bare": (yolo(6, task="detect", names=PETS), None),
     "yolo-odd": (yolo(6, task="detect", names="{0: 'cat', 1: open('x')}"), 'task = "detect"\n\n[detect]\nobjectness = false\n'),
     "by-eight": (by_eight(), f'task = "embed"\n{PLAIN}'),
@@ -102,6 +118,14 @@ REFUSED = {
     "others-named": (
         with_others(), 'task = "embed"\n\n[embed]\noutput = "parts"\n',
         'has no output "parts"; it has "y"; outputs that are no tensors are left out: "parts", "none" (to have them, export them as tensors;',
+    ),
+    "rtdetr": (
+        sorted_out(*ROWS, task="detect", names=PETS, description="Ultralytics rtdetr-l model"), 'task = "detect"\n',
+        "can be read both ways, as YOLO's anchors",
+    ),
+    "obb-upright": (
+        yolo(7, task="obb", names=PETS), 'task = "detect"\n\n[detect]\nangle = false\n',
+        "detect.angle is false, but the file says that it is a YOLO for obb",
     ),
     "others-labels": (with_others(integers=True), 'task = "classify"\n', "of scikit-learn with zipmap=False"),
     "by-eight-mixed": (by_eight(mixed=True), 'task = "embed"\n', "changes with what is in the others, so they are not computed each for itself"),
@@ -143,6 +167,17 @@ def test_a_yolo_brings_its_labels_and_says_what_follows_a_box(served):
     assert "taken from the file, which says that it is a YOLO for pose: 1 labels, keypoints = 2" in log
     assert "the names of classes in the file's metadata are ignored" in log
     assert 'it is a YOLO for detect: it takes images with the line task = "detect" in its model.toml' in log.replace("\\", "")
+
+
+def test_a_yolo_that_says_so_has_sorted_out_its_boxes_itself(served):
+    picture = reference.png(np.zeros((128, 64, 3), np.uint8))  # letterboxed: 16 columns of padding on either side
+    for name in ("sorted", "sorted-nms", "sorted-pose"):
+        found, _ = wire.one(wire.post_image(served, name, picture), "detect")
+        assert [(d["label"], round(d["score"], 2)) for d in found] == [("dog's", 0.9), ("dog's", 0.8)], (name, found)
+        assert np.abs(np.subtract(found[0]["box"], [0, 16, 48, 80])).max() < 1e-3, found
+        assert ("keypoints" in found[0]) == (name == "sorted-pose"), found
+    told = 'taken from the file, which says that it is a YOLO for detect: 2 labels, format = "end2end"'
+    assert told in served.log_text().replace("\\", "")
 
 
 def test_a_line_of_text_is_as_wide_as_its_proportions_say(served):

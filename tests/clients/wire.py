@@ -15,6 +15,7 @@ TASK_MEMBER = {
     "detect": "detections",
     "segment": "mask",
     "image": "picture",
+    "landmarks": "landmarks",
     "embed": "vector",
     "tensors": "outputs",
 }

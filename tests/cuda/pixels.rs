@@ -482,7 +482,7 @@ async fn serve(machine: &Machine, isolation: &str, backend: &str, devices: &str)
     let detect = "task = \"detect\"\n[input]\nresize = \"stretch\"\n[detect]\nscore_min = 0.5\niou_max = 1.0\n\
                   objectness = false\norientation = \"channels_first\"\n";
     let classify = "task = \"classify\"\n";
-    let segment = "task = \"segment\"\n[segment]\nlayout = \"nchw\"\n";
+    let segment = "task = \"segment\"\n[segment]\nlayout = \"nchw\"\nenlarge = \"nearest\"\n";
     for (name, manifest) in [("map", segment), ("boxes", detect), ("classes", classify), ("other", segment)] {
         let folder = models.path().join(name);
         std::fs::create_dir(&folder).unwrap();

@@ -59,7 +59,7 @@ pub(super) struct Sheet {
 }
 
 /// The members of replies that contain an answer.
-const MEMBERS: &str = "classes, detections, mask, picture, vector and outputs";
+const MEMBERS: &str = "classes, detections, mask, picture, landmarks, vector and outputs";
 
 /// Numbers of a vector or tensor that a table shows.
 const SHOWN: usize = 4;
@@ -72,6 +72,7 @@ impl Sheet {
             "detect" => &["label", "index", "score", "left", "top", "right", "bottom"],
             "segment" => &["label", "index", "pixels"],
             "image" => &["width", "height", "channels", "depth"],
+            "landmarks" => &["label", "index", "x", "y", "score"],
             "embed" => &["vector"],
             _ if form == Form::Csv => &["output", "index", "value"],
             _ => &["output", "datatype", "shape", "data"],
@@ -196,6 +197,13 @@ impl Sheet {
         }
         if let picture @ Value::Object(_) = &answer["picture"] {
             return Some(vec![keys(picture, self.columns)]);
+        }
+        if let Some(points) = answer["landmarks"].as_array() {
+            let row = |(index, point): (usize, &Value)| {
+                let [label, x, y, score] = ["label", "x", "y", "score"].map(|key| cell(&point[key]));
+                vec![label, index.to_string(), x, y, score]
+            };
+            return Some(points.iter().enumerate().map(row).collect());
         }
         if let Some(vector) = answer["vector"].as_array() {
             return Some(match self.form {
@@ -423,6 +431,13 @@ mod tests {
             &[("a", r#"{"detections":[]}"#)],
             "FILE  LABEL  INDEX  SCORE  LEFT  TOP  RIGHT  BOTTOM\na\n",
         );
+        let points = r#"{"landmarks":[{"label":"nose","x":1.5,"y":2,"score":0.5},{"x":3,"y":4}]}"#;
+        check(
+            Form::Csv,
+            "landmarks",
+            &[("a", points)],
+            "file,frame,label,index,x,y,score,error\na,,nose,0,1.5,2,0.5,\na,,,1,3,4,,\n",
+        );
         let outputs = r#"{"outputs":[{"name":"y","datatype":"FP32","shape":[1,5],"data":[1,2,3,4,5.5]}]}"#;
         check(
             Form::Table,
@@ -456,7 +471,7 @@ mod tests {
             "classify",
             &[told],
             "file,frame,label,index,score,error\n\
-             a,,,,,\"the reply has none of classes, detections, mask, picture, vector and outputs\"\n",
+             a,,,,,\"the reply has none of classes, detections, mask, picture, landmarks, vector and outputs\"\n",
         );
     }
 

@@ -7,7 +7,8 @@
 //!   known before a run; `placement`: which node runs where; `threads`: the threads that share its operators.
 //! - Reading a model file without loading it: `ending`: whether an output holds probabilities; `operators`: which operators it has;
 //!   `axes`: which axis is named for the channels; `metadata`: what its exporter wrote about it; `functions`: how many nodes its
-//!   functions are written out to; `fields` and `skeleton`: the traversal that these use.
+//!   functions are written out to; `quantized`: what the whole numbers of an output stand for; `fields` and `skeleton`: the traversal that
+//!   these use.
 //! - `value`: tensors in and out of a session without a copy; `binding`: the same with memory of a device.
 //! - [`report_nothing`]: turns off ONNX Runtime's telemetry.
 //! - `libraries`: whether ONNX Runtime can run models on a GPU here; `version`: whether it is new enough to replay CUDA graphs;
@@ -26,6 +27,7 @@ mod libraries;
 pub(crate) mod metadata;
 pub(crate) mod operators;
 mod placement;
+pub(crate) mod quantized;
 mod reports;
 pub(super) mod session;
 mod shapes;
@@ -37,6 +39,7 @@ mod version;
 
 pub use gpu::OnGpu;
 pub use placement::Placement;
+pub use quantized::Quantized;
 pub use reports::report_nothing;
 
 use super::{

@@ -5,11 +5,12 @@
 //! that is one of several pages of a file.
 //!
 //! By task, `<answer>` is `"classes": [{"label", "index", "score"}]`; `"detections": [{"box": [x0, y0, x1, y1], …}]` in pixels of the
-//! posted image, with `"corners"`, `"keypoints"` or a `"mask"` if the model gives them; `"mask": {…}`; `"picture": {…}`; `"vector": […]`;
+//! posted image, with `"corners"`, `"keypoints"` or a `"mask"` if the model gives them; `"mask": {…}`; `"picture": {…}`;
+//! `"landmarks": [{"label", "x", "y", "score"}]`; `"vector": […]`;
 //! or `"outputs": [{"name", "datatype", "shape", "data"}]`.
 
 use super::{
-    detection::Written,
+    detection::{Point, Written},
     not_finite::NotFinite,
     reply::{numbers_of, single, string},
 };
@@ -88,6 +89,10 @@ pub fn members(
         Answer::Picture(picture) => {
             json.extend_from_slice(b"\"picture\":");
             write_picture(&mut json, picture)?;
+        }
+        Answer::Landmarks(points) => {
+            json.extend_from_slice(b"\"landmarks\":");
+            write(&mut json, &points.iter().map(Point::of).collect::<Vec<_>>());
         }
         Answer::Vector(vector) => {
             json.extend_from_slice(b"\"vector\":");

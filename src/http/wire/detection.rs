@@ -18,8 +18,9 @@ pub(super) struct Written<'a> {
     mask: Option<Rle<'a>>,
 }
 
+/// A keypoint of a detection, or a landmark.
 #[derive(Serialize)]
-struct Point<'a> {
+pub(super) struct Point<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     label: Option<&'a str>,
     x: f32,
@@ -51,7 +52,7 @@ impl<'a> Written<'a> {
 }
 
 impl<'a> Point<'a> {
-    fn of(Keypoint { x, y, score, label }: &'a Keypoint) -> Point<'a> {
+    pub(super) fn of(Keypoint { x, y, score, label }: &'a Keypoint) -> Point<'a> {
         Point { label: label.as_deref(), x: *x, y: *y, score: *score }
     }
 }

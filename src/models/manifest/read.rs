@@ -12,9 +12,10 @@ use crate::{
     image::{Color, Filter, Layout},
     models::strict::Table,
     tasks::{
-        Activation, Background, BoxFormat, Classify, Columns, Detect, Embed, Format, Image, Keypoints,
-        Labels, MaskArea, Orientation, Pool, Segment, Task,
+        Activation, Background, BoxFormat, Classify, Columns, Detect, Embed, Enlarge, Image, Keypoints,
+        Labels, MaskArea, Orientation, Pool, Segment, Task, detect,
         image::{Range, Size},
+        landmarks::{Form, Landmarks, Order, POINTS_MAX, Third, Unit},
     },
 };
 use std::time::Duration;
@@ -38,6 +39,7 @@ pub(super) enum Kind {
     Detect,
     Segment,
     Image,
+    Landmarks,
     Embed,
     Tensors,
 }
@@ -47,6 +49,7 @@ pub(super) const TASKS: &[(&str, Kind)] = &[
     ("detect", Kind::Detect),
     ("segment", Kind::Segment),
     ("image", Kind::Image),
+    ("landmarks", Kind::Landmarks),
     ("embed", Kind::Embed),
     ("tensors", Kind::Tensors),
 ];
@@ -84,6 +87,7 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
         (Kind::Detect, root.table("detect")),
         (Kind::Segment, root.table("segment")),
         (Kind::Image, root.table("image")),
+        (Kind::Landmarks, root.table("landmarks")),
         (Kind::Embed, root.table("embed")),
     ];
     for (of, table) in &tables {
@@ -92,12 +96,13 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
             table.mistake(format_args!("[{name}] is only read with task = {name:?} above all tables"));
         }
     }
-    let [(_, classify), (_, detect), (_, segment), (_, image), (_, embed)] = &tables;
+    let [(_, classify), (_, detect), (_, segment), (_, image), (_, landmarks), (_, embed)] = &tables;
     let task = match kind {
         Kind::Classify => Task::Classify(read_classify(classify)),
         Kind::Detect => Task::Detect(Box::new(read_detect(detect))),
         Kind::Segment => Task::Segment(read_segment(segment)),
         Kind::Image => Task::Image(read_image(image, input.as_ref().and_then(|input| input.resize))),
+        Kind::Landmarks => Task::Landmarks(read_landmarks(landmarks)),
         Kind::Embed => Task::Embed(Embed {
             output: embed.string("output"),
             pool: embed.choice("pool", &Pool::ALL),
@@ -179,6 +184,7 @@ fn read_classify(table: &Table<'_, '_>) -> Classify {
         output: table.string("output"),
         activation: table.choice("activation", ACTIVATIONS),
         top_k: table.integer("top_k", 1..=1000).unwrap_or(default.top_k),
+        quantized: None,
     }
 }
 
@@ -187,10 +193,8 @@ pub(in crate::models) const KEYPOINTS_MAX: usize = 1000;
 
 fn read_detect(table: &Table<'_, '_>) -> Detect {
     let default = Detect::default();
-    let format = table.choice("format", &Format::ALL);
-    // Such a model suppresses boxes itself; the server suppresses again only if the manifest says so.
+    let format = table.choice("format", &detect::Format::ALL);
     let columns = table.words("columns", Columns::ALLOWED, Columns::is_one);
-    let iou_max = if format == Some(Format::End2end) || columns.is_some() { 1.0 } else { default.iou_max };
     let columns = columns.and_then(|words| {
         let columns = Columns::of(&words);
         if columns.is_none() {
@@ -231,10 +235,10 @@ fn read_detect(table: &Table<'_, '_>) -> Detect {
         masks: table.string("masks"),
         mask_area: table.choice("mask_area", &[("input", MaskArea::Input), ("box", MaskArea::Box)]),
         mask_threshold: table.number("mask_threshold", -1e6..=1e6).map(|n| n as f32),
-        angle: table.flag("angle").unwrap_or(default.angle),
+        angle: table.flag("angle"),
         prototypes: None,
         score_min: table.number("score_min", 0.0..=1.0).map_or(default.score_min, |n| n as f32),
-        iou_max: table.number("iou_max", 0.0..=1.0).map_or(iou_max, |n| n as f32),
+        iou_max: table.number("iou_max", 0.0..=1.0).map(|n| n as f32),
         detections_max: table.integer("detections_max", 1..=1000).unwrap_or(default.detections_max),
         input: None,
     }
@@ -245,7 +249,22 @@ fn read_segment(table: &Table<'_, '_>) -> Segment {
         output: table.string("output"),
         layout: table.choice("layout", LAYOUTS),
         threshold: table.number("threshold", -1e6..=1e6).map(|n| n as f32),
+        enlarge: table.choice("enlarge", &Enlarge::ALL),
         ..Segment::default()
+    }
+}
+
+fn read_landmarks(table: &Table<'_, '_>) -> Landmarks {
+    Landmarks {
+        output: table.string("output"),
+        form: table.choice("form", &Form::ALL),
+        points: table.integer("points", 1..=POINTS_MAX),
+        unit: table.choice("unit", &Unit::ALL),
+        order: table.choice("order", &Order::ALL),
+        third: table.choice("third", &Third::ALL),
+        layout: table.choice("layout", LAYOUTS),
+        refine: table.flag("refine"),
+        input: None,
     }
 }
 

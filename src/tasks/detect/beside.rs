@@ -56,7 +56,7 @@ impl Detect {
             _ if self.format == Some(Format::Boxes) => Follows::Nothing,
             (Some(keypoints), _) => Follows::Keypoints(keypoints.count),
             (None, Some(count)) => Follows::Factors(count),
-            (None, None) if self.angle => Follows::Angle,
+            (None, None) if self.is_turned() => Follows::Angle,
             (None, None) => Follows::Nothing,
         }
     }
@@ -67,7 +67,7 @@ impl Detect {
         let said = [
             ("detect.keypoints", self.keypoints.is_some()),
             ("detect.masks", self.masks.is_some()),
-            ("detect.angle", self.angle),
+            ("detect.angle", self.is_turned()),
         ];
         let said: Vec<&str> = said.into_iter().filter(|(_, is_said)| *is_said).map(|(key, _)| key).collect();
         if let [one, other, ..] = said[..] {
@@ -75,10 +75,10 @@ impl Detect {
                 "{one} and {other} exclude each other: the numbers that follow a box are those of one of them"
             ));
         }
-        if self.angle && self.box_format.is_some_and(|format| format != BoxFormat::Cxcywh) {
+        if self.is_turned() && self.box_format.is_some_and(|format| format != BoxFormat::Cxcywh) {
             return Err("detect.angle turns a box about its centre: leave out detect.box_format, which is \"cxcywh\" then".to_owned());
         }
-        if self.angle {
+        if self.is_turned() {
             self.box_format = Some(BoxFormat::Cxcywh);
         }
         if self.masks.is_some() {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     fn turned() -> Detect {
-        Detect { angle: true, ..Detect::default() }
+        Detect { angle: Some(true), ..Detect::default() }
     }
 
     fn output(task: Detect, tensor: Tensor, labels: &str) -> Result<Vec<Detection>, String> {
@@ -190,7 +190,7 @@ mod tests {
     fn keypoints_and_angles_behind_rows_that_are_sorted_out_belong_to_their_rows() {
         let rows = |task: Detect, rows: &[&[f32]]| {
             let tensor = floats(&[1, rows.len(), rows[0].len()], &rows.concat());
-            output(Detect { format: Some(Format::End2end), iou_max: 1.0, ..task }, tensor, "fish")
+            output(Detect { format: Some(Format::End2end), ..task }, tensor, "fish")
         };
         let row = [&[40.0, 45.0, 60.0, 55.0, 0.9, 0.0], &SCORED[..]].concat();
         let weak = [0.0; 12];
@@ -268,7 +268,7 @@ mod tests {
         };
         let one: [(&str, &[i64]); 1] = [("output0", &[-1, 7, 2100])];
         refused(
-            Detect { angle: true, ..pose(&[]) },
+            Detect { angle: Some(true), ..pose(&[]) },
             &one,
             "detect.keypoints and detect.angle exclude each other",
         );

@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// More rows than these are anchors: exports have 300 rows, or at most 1000.
-pub(super) const ROWS_MAX: usize = 1000;
+pub const ROWS_MAX: usize = 1000;
 
 impl Detect {
     /// Fills in the output; refuses shapes that cannot hold rows.
@@ -106,9 +106,8 @@ mod tests {
         [0.0, 0.0, 0.0, 0.0, 0.0, -1.0],
     ];
 
-    /// As from a manifest: boxes that the model has sorted out are not suppressed again.
     fn task() -> Detect {
-        Detect { format: Some(Format::End2end), iou_max: 1.0, ..Detect::default() }
+        Detect { format: Some(Format::End2end), ..Detect::default() }
     }
 
     fn check(task: Detect, rows: &[[f32; 6]]) -> Result<Vec<Seen>, String> {
@@ -124,7 +123,7 @@ mod tests {
         assert_eq!(check(task(), &ROWS).unwrap(), [first, second, third]);
         assert_eq!(check(Detect { score_min: 0.75, ..task() }, &ROWS).unwrap(), [first, second]);
         assert_eq!(check(Detect { score_min: 0.8, ..task() }, &ROWS).unwrap(), [first, second]);
-        assert_eq!(check(Detect { iou_max: 0.5, ..task() }, &ROWS).unwrap(), [first, third]);
+        assert_eq!(check(Detect { iou_max: Some(0.5), ..task() }, &ROWS).unwrap(), [first, third]);
         let rows = floats(&[5, 6], &ROWS.concat());
         assert_eq!(run(task(), &[("output0", &[-1, 6], rows)], "", None).unwrap(), [first, second, third]);
     }
@@ -149,7 +148,7 @@ mod tests {
     #[test]
     fn numbers_of_a_row_come_in_any_order_that_is_said_and_rows_of_no_picture_fill_up() {
         let columns = Columns::of(&["image", "box", "class", "score", "rest"]);
-        let task = || Detect { columns: columns.clone(), iou_max: 1.0, ..Detect::default() };
+        let task = || Detect { columns: columns.clone(), ..Detect::default() };
         let check = |rows: &[[f32; 9]]| {
             let tensor = floats(&[rows.len(), 9], &rows.concat());
             run(task(), &[("output", &[-1, 9], tensor)], "cat\ndog", None)
@@ -177,7 +176,7 @@ mod tests {
     fn rows_may_have_a_further_axis_of_1_before_them() {
         let columns = Columns::of(&["image", "class", "score", "box"]);
         let rows = [0.0, 1.0, 0.9, 10.0, 20.0, 30.0, 40.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
-        let task = Detect { columns, iou_max: 1.0, ..Detect::default() };
+        let task = Detect { columns, ..Detect::default() };
         let outputs = [("detection_out", &[1, 1, -1, 7][..], floats(&[1, 1, 2, 7], &rows))];
         assert_eq!(run(task, &outputs, "cat\ndog", None).unwrap(), [([10.0, 20.0, 30.0, 40.0], 1, 0.9)]);
     }

@@ -114,14 +114,15 @@ pub struct Detect {
     pub mask_area: Option<MaskArea>,
     /// A pixel is in a mask if its value is above this. If not set: 0 for prototypes, whose sums are logits, else 0.5.
     pub mask_threshold: Option<f32>,
-    /// `yolo` and `end2end`: whether each box has an angle in radians.
-    pub angle: bool,
+    /// `yolo` and `end2end`: whether each box has an angle in radians. If not set: no.
+    pub angle: Option<bool>,
     /// How many prototypes there are, set by resolving.
     pub prototypes: Option<usize>,
     /// Boxes with a lower score are dropped.
     pub score_min: f32,
-    /// A box is suppressed if it overlaps a better one of its class by more than this (intersection over union); 1 keeps all.
-    pub iou_max: f32,
+    /// A box is suppressed if it overlaps a better one of its class by more than this (intersection over union); 1 keeps all. If not set:
+    /// 1 for boxes that the model has sorted out (`end2end`), else 0.5.
+    pub iou_max: Option<f32>,
     /// At most this many boxes are answered: the best ones.
     pub detections_max: usize,
     /// Width and height of the model's image input in pixels, set by resolving; `None` where images keep their size.
@@ -150,10 +151,10 @@ impl Default for Detect {
             masks: None,
             mask_area: None,
             mask_threshold: None,
-            angle: false,
+            angle: None,
             prototypes: None,
             score_min: 0.25,
-            iou_max: 0.5,
+            iou_max: None,
             detections_max: 300,
             input: None,
         }
@@ -161,6 +162,17 @@ impl Default for Detect {
 }
 
 impl Detect {
+    /// Whether each box has an angle by which it is turned.
+    pub(super) fn is_turned(&self) -> bool {
+        self.angle == Some(true)
+    }
+
+    /// The overlap beyond which the weaker box goes.
+    pub fn iou_max(&self) -> f32 {
+        let is_sorted_out = self.format == Some(Format::End2end) || self.columns.is_some();
+        self.iou_max.unwrap_or(if is_sorted_out { 1.0 } else { 0.5 })
+    }
+
     /// Refuses settings that would have no effect with this format.
     pub(super) fn refuse_settings_of_others(&self, format: Format) -> Result<(), String> {
         use Format::{Boxes, End2end, Yolo};
@@ -177,7 +189,7 @@ impl Detect {
             ("background", self.background.is_some(), &[Boxes]),
             ("first_class", self.first_class.is_some_and(|first| first != 0), &[Boxes, End2end]),
             ("mask_area", self.mask_area.is_some(), &[Boxes]),
-            ("angle", self.angle, &[Yolo, End2end]),
+            ("angle", self.is_turned(), &[Yolo, End2end]),
         ];
         if let Some((key, _, of)) = keys.iter().find(|(_, set, of)| *set && !of.contains(&format)) {
             let of: Vec<String> = Format::ALL

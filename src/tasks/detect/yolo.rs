@@ -391,7 +391,7 @@ mod tests {
         let open = ("output0", &[-1, -1, 8400][..]);
         assert_eq!(resolve(Detect::default(), "a", &[open]), [5]);
         assert_eq!(resolve(Detect::default(), "a\nb", &[open]), [6]);
-        assert_eq!(resolve(Detect { angle: true, ..Detect::default() }, "a\nb", &[open]), [7]);
+        assert_eq!(resolve(Detect { angle: Some(true), ..Detect::default() }, "a\nb", &[open]), [7]);
         let masks = Detect { masks: Some("output1".to_owned()), ..Detect::default() };
         let prototypes = ("output1", &[-1, 32, 160, 160][..]);
         assert_eq!(resolve(masks, "a\nb", &[open, prototypes]), [38]);

@@ -37,7 +37,7 @@ fn call(task: &Detect) -> DetectCall {
         },
         normalized: u32::from(task.normalized == Some(true)),
         score_min: task.score_min,
-        iou_max: task.iou_max,
+        iou_max: task.iou_max(),
         detections_max: task.detections_max as u32,
         candidates_max: 0,
         unused: 0,
@@ -149,7 +149,7 @@ fn yolo_boxes_are_those_of_the_task() {
             orientation: Some(orientation),
             objectness: Some(objectness),
             score_min: [0.0, 0.3, 0.6][random.below(3)],
-            iou_max: [0.0, 0.4, 0.7, 1.0][random.below(4)],
+            iou_max: Some([0.0, 0.4, 0.7, 1.0][random.below(4)]),
             detections_max: [1, 10, 80][random.below(3)],
             ..Detect::default()
         };
@@ -243,7 +243,7 @@ fn boxes_with_scores_and_classes_are_those_of_the_task() {
             first_class: Some(given.into()),
             score_min: 0.2,
             detections_max: 80,
-            iou_max: 0.5,
+            iou_max: Some(0.5),
             ..Detect::default()
         };
         let boxes = floats(&[1, count, 4], &boxes);
@@ -299,7 +299,7 @@ fn of_very_many_boxes_the_same_are_looked_at() {
         box_format: Some(BoxFormat::Cxcywh),
         orientation: Some(Orientation::ChannelsLast),
         objectness: Some(false),
-        iou_max: 0.5,
+        iou_max: Some(0.5),
         detections_max: 30,
         ..Detect::default()
     };

@@ -25,6 +25,7 @@ export function answer(prediction, picture) {
   if (prediction.detections) return detections(prediction.detections, picture);
   if (prediction.mask) return mask(prediction.mask, picture);
   if (prediction.picture) return made(prediction.picture, picture);
+  if (prediction.landmarks) return landmarks(prediction.landmarks, picture);
   if (prediction.vector) return vector(prediction.vector);
   if (prediction.outputs) return tensors(prediction.outputs);
   if (prediction.error) return refusal(prediction);
@@ -32,7 +33,7 @@ export function answer(prediction, picture) {
 }
 
 /** The same in a few words, for those who have it read aloud. */
-export function inWords({ classes, detections, mask, picture, vector, outputs, error }) {
+export function inWords({ classes, detections, mask, picture, landmarks, vector, outputs, error }) {
   if (classes) {
     const [best] = classes;
     if (!best) return "no label";
@@ -41,6 +42,7 @@ export function inWords({ classes, detections, mask, picture, vector, outputs, e
   if (detections) return detections.length > 0 ? `${detections.length} found, ${detections.slice(0, WORDS_MAX).map(nameOf).join(", ")}${detections.length > WORDS_MAX ? " and more" : ""}` : "nothing found";
   if (mask) return `a mask of ${mask.classes.length} classes`;
   if (picture) return `a picture of ${picture.width} by ${picture.height} pixels`;
+  if (landmarks) return `${landmarks.length} points`;
   if (vector) return `${vector.length} numbers`;
   if (outputs) return `${outputs.length} tensors`;
   return error || "";
@@ -146,6 +148,22 @@ function made({ width, height, channels, depth, range, png }, picture) {
     over ? el("label", {}, box, "Show the answer over the image") : on.element,
     el("p", {}, el("button", { type: "button", class: "button small", text: "Save the picture", onclick: () => save(file, "picture.png") })),
   );
+}
+
+/** Points on the picture, and in a list. */
+function landmarks(found, picture) {
+  const points = found.map((point, at) => ({ ...point, says: pointSays(point, at) }));
+  picture?.points(points);
+  const rows = points.slice(0, LISTED_MAX).map(({ label, x, y, score }, at) =>
+    el(
+      "li",
+      {},
+      el("span", { class: "name", text: label ?? `point ${at}` }),
+      el("span", { class: "score", text: `${x.toFixed(1)}, ${y.toFixed(1)}${score === undefined ? "" : ` · ${sure(score)}`}` }),
+    ),
+  );
+  if (found.length > LISTED_MAX) rows.push(el("li", { class: "quiet", text: `and ${found.length - LISTED_MAX} more` }));
+  return el("div", {}, el("p", { class: "count", text: `${found.length} points` }), el("ol", { class: "found", "aria-label": "Points" }, rows));
 }
 
 function vector(values) {

@@ -34,17 +34,29 @@ export class Picture {
   /** What was found, in pixels of the picture: a box, turned if it has corners, and points `{ x, y, says }`. */
   thing({ box, corners, score, index }, label, points) {
     const tag = el("span", { class: "tag" }, el("span", { class: "name", text: label }), ` ${sure(score)}`);
-    const dots = points.map(({ x, y, says }) => {
+    return this.put(index, corners ? this.outline(corners, tag) : this.box(box, tag), this.dots(points));
+  }
+
+  /** Points `{ x, y, says }` of all that is there. */
+  points(points) {
+    return this.put(0, this.dots(points));
+  }
+
+  put(index, ...parts) {
+    const thing = el("div", { class: "thing" }, ...parts);
+    thing.style.setProperty("--color", colorOf(index));
+    this.over.append(thing);
+    return thing;
+  }
+
+  dots(points) {
+    return points.map(({ x, y, says }) => {
       const dot = el("span", { class: "point", title: says });
       // One beside the picture is not seen.
       dot.style.left = `${(100 * x) / this.width}%`;
       dot.style.top = `${(100 * y) / this.height}%`;
       return dot;
     });
-    const thing = el("div", { class: "thing" }, corners ? this.outline(corners, tag) : this.box(box, tag), dots);
-    thing.style.setProperty("--color", colorOf(index));
-    this.over.append(thing);
-    return thing;
   }
 
   box([left, top, right, bottom], tag) {

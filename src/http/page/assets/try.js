@@ -20,6 +20,7 @@ const TASKS = {
   detect: "finds objects and draws boxes around them",
   segment: "gives each pixel a class",
   image: "turns an image into another picture",
+  landmarks: "finds the points of what an image shows",
   embed: "turns an image into a vector",
   tensors: "returns its output tensors as they are",
   localize: "finds single molecules in a stack of camera frames and fits them",
