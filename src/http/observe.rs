@@ -84,8 +84,8 @@ impl Observation {
     }
 
     /// The span of the handler's log lines.
-    pub(super) fn span(&self) -> tracing::Span {
-        self.begun.span.clone()
+    pub(super) fn span(&self) -> &tracing::Span {
+        &self.begun.span
     }
 
     /// Counts the reply, logs it, and adds its place in the trace.
