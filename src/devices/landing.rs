@@ -57,8 +57,9 @@ impl Outbound {
         let told = self.told.swap(false, Ordering::Relaxed);
         let answered = match result {
             Ok(outputs) => {
-                health.worked();
-                self.worked(outputs, since, device)
+                let ended = Instant::now();
+                health.worked(ended);
+                self.worked(outputs, since, ended, device)
             }
             Err(error) => self.failed(error, told, health),
         };
@@ -72,10 +73,10 @@ impl Outbound {
     }
 
     /// Answers it with what the engine gave. False if it was taken back.
-    fn worked(self, outputs: Vec<Tensor>, since: Instant, device: &str) -> bool {
-        let (compute, metrics, statistics) = (since.elapsed(), &self.metrics, &self.model.statistics);
+    fn worked(self, outputs: Vec<Tensor>, since: Instant, ended: Instant, device: &str) -> bool {
+        let (compute, metrics) = (ended.saturating_duration_since(since), &self.metrics);
+        let statistics = &self.model.statistics;
         let (items, size) = (self.batch.items, self.batch.size);
-        let began = Instant::now();
         let counted = || {
             metrics.stage_seconds.observe(self.stage.as_secs_f64());
             metrics.compute_seconds.observe(compute.as_secs_f64());
@@ -85,7 +86,7 @@ impl Outbound {
         let waited = since.saturating_duration_since(self.begun);
         let ran = Ran { outputs, stage: self.stage, waited, compute };
         let Some(aftermath) = self.batch.finish_counted(Ok(ran), counted) else { return false };
-        statistics.handed_out(items, began.elapsed());
+        statistics.handed_out(items, ended.elapsed());
         let model = &*self.model.name;
         if aftermath.again > 0 {
             let requests_run_again = aftermath.again;

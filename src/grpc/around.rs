@@ -153,8 +153,8 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
     let mut reply =
         caught.unwrap_or_else(|panic| span.in_scope(|| status::of(&panicked(&panic)).into_http()));
     let headers = reply.headers_mut();
-    for (name, value) in [("x-request-id", id.to_string()), ("traceparent", place.to_string())] {
-        if let Ok(value) = HeaderValue::from_str(&value) {
+    for (name, value) in [("x-request-id", id.as_str().as_bytes()), ("traceparent", &place)] {
+        if let Ok(value) = HeaderValue::from_bytes(value) {
             headers.insert(name, value);
         }
     }

@@ -117,7 +117,7 @@ pub(super) async fn infer(
         let caller = Caller::of(front, &head.extensions, &head.headers, &Uri::default());
         let (request, named) = shared_memory::fetch(front, &model, &caller, &call, request).await?;
         let call = call.asked(&model, request.timeout()?, request.priority()?);
-        call.stage("decode", began.elapsed());
+        call.stage("decode", || began.elapsed());
         let ran = infer::run(front, &model, &call, request, began).await?;
         let write = move |reply: InferReply, permit: Option<&Arc<Permit>>| {
             let reply = convert::reply(reply, typed)?;

@@ -52,6 +52,9 @@ fn value<'a>(parameter: &'a str, name: &str) -> Option<&'a str> {
 /// that selects it. Among equal weights, the more specifically named comes first, then the one named earlier, then the one offered earlier.
 /// A member names one form: the first whose media type and parameter it has.
 pub(super) fn best<T: Copy>(headers: &HeaderMap, offers: &[Offer<T>]) -> Option<T> {
+    if !headers.contains_key(header::ACCEPT) {
+        return None;
+    }
     let members: Vec<_> = weighted(headers, header::ACCEPT).collect();
     let names: Vec<_> =
         members.iter().map(|(media, _)| offers.iter().position(|offer| offer.is_named(media))).collect();

@@ -10,12 +10,12 @@ use crate::telemetry::metrics::DropReason;
 use axum::{Router, body::Body, extract::Request, http::Response, response::IntoResponse};
 use std::{
     convert::Infallible,
-    pin::Pin,
+    future::poll_fn,
+    pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
 };
 use tower::{Service, ServiceExt, layer::layer_fn};
-use tracing::Instrument;
 
 /// These routes with all that is around them.
 pub(super) fn layered(
@@ -64,57 +64,41 @@ where
     S: Service<Request, Response = Response<Body>, Error = Infallible>,
 {
     async fn answer(self, mut request: Request) -> Response<Body> {
-        let front = Arc::clone(&self.front);
+        let Around { inner, front, head, admits } = self;
         // Named before anything can fail, so that every log line and reply has the id.
         let id = guard::identify(request.headers());
         let readers = Readers::of(request.uri().path());
         // Counts what is refused below, too.
         let observation = Observation::begin(&front, &id, &mut request);
-        let span = observation.span();
-        let mut reply = guard::catch_panics(self.checked(request)).instrument(span).await;
+        let passed = async {
+            // Nothing of the body is read: a client that waits for `100 Continue` never sends it.
+            if let Err(problem) = guard::check_head(&request, head) {
+                return problem.into_response();
+            }
+            if !admits {
+                let Ok(reply) = inner.oneshot(request).await;
+                return reply;
+            }
+            // A full server refuses now, before anything is read: the client can try elsewhere.
+            let permit = match front.admission.enter(&mut request) {
+                Ok(permit) => permit,
+                Err(full) => return full.into_response(),
+            };
+            // Only here, not for look-ups: Triton's asynchronous client asks for packed replies everywhere, but unpacks only these.
+            let wanted = coding::wanted(&request);
+            let reply = match coding::unpack(request) {
+                Ok(request) => front.before_the_end(DropReason::Request, inner.oneshot(request)).await,
+                Err(refused) => Err(refused),
+            };
+            let reply = reply.map_or_else(IntoResponse::into_response, |Ok(reply)| reply);
+            admission::hold(coding::pack(reply, wanted), permit)
+        };
+        // In place: a future that is passed on is copied whole, and this one has some kilobytes.
+        let mut passed = pin!(guard::catch_panics(passed));
+        let mut reply =
+            poll_fn(|context| observation.span().in_scope(|| passed.as_mut().poll(context))).await;
         observation.end(&mut reply);
         guard::sign(&mut reply, &id, readers);
         reply
-    }
-
-    async fn checked(self, request: Request) -> Response<Body> {
-        let Around { inner, front, head, admits } = self;
-        // Nothing of the body is read: a client that waits for `100 Continue` never sends it.
-        if let Err(problem) = guard::check_head(&request, head) {
-            return problem.into_response();
-        }
-        if admits { admitted(&front, inner, request).await } else { within(inner, request).await }
-    }
-}
-
-/// What a request passes that costs memory and device time.
-async fn admitted<S>(front: &Front, inner: S, mut request: Request) -> Response<Body>
-where
-    S: Service<Request, Response = Response<Body>, Error = Infallible>,
-{
-    // A full server refuses now, before anything is read: the client can try elsewhere.
-    let permit = match front.admission.enter(&mut request) {
-        Ok(permit) => permit,
-        Err(full) => return full.into_response(),
-    };
-    // Only here, not for look-ups: Triton's asynchronous client asks for packed replies everywhere, but unpacks only these.
-    let wanted = coding::wanted(&request);
-    let reply = match coding::unpack(request) {
-        Ok(request) => front
-            .before_the_end(DropReason::Request, within(inner, request))
-            .await
-            .unwrap_or_else(IntoResponse::into_response),
-        Err(refused) => refused.into_response(),
-    };
-    admission::hold(coding::pack(reply, wanted), permit)
-}
-
-async fn within<S>(inner: S, request: Request) -> Response<Body>
-where
-    S: Service<Request, Response = Response<Body>, Error = Infallible>,
-{
-    match inner.oneshot(request).await {
-        Ok(reply) => reply,
-        Err(never) => match never {},
     }
 }

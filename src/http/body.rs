@@ -133,6 +133,9 @@ impl Reader {
     /// [`InferError::BadRequest`] for a malformed chunk and for a flood of tiny ones, [`InferError::Cancelled`] if the
     /// connection was lost.
     pub async fn next(&mut self) -> Result<Option<Bytes>, InferError> {
+        if self.body.is_end_stream() {
+            return Ok(self.ended());
+        }
         let asked = Instant::now();
         let mut now = asked;
         if let Some(since) = self.handed_out.take() {
@@ -154,12 +157,7 @@ impl Reader {
                     continue;
                 }
                 Err(_) => return Err(self.slow(asked.elapsed())),
-                Ok(None) => {
-                    if let Some((permit, _)) = &self.permit {
-                        permit.trim(self.received);
-                    }
-                    return Ok(None);
-                }
+                Ok(None) => return Ok(self.ended()),
                 Ok(Some(Err(error))) => return Err(broken(&error)),
                 Ok(Some(Ok(frame))) => frame,
             };
@@ -186,6 +184,14 @@ impl Reader {
             }
             now = Instant::now();
         }
+    }
+
+    /// The end, which settles the permit.
+    fn ended(&self) -> Option<Bytes> {
+        if let Some((permit, _)) = &self.permit {
+            permit.trim(self.received);
+        }
+        None
     }
 
     /// The whole rest in one piece: without a copy if it comes as one frame, else gathered as it comes, so that a
@@ -217,7 +223,6 @@ impl Reader {
         let mut whole = if announced.is_some_and(|announced| announced > first.len() as u64) {
             gathered(&[first])
         } else {
-            // The end is asked for even where it is known: it settles the permit.
             let Some(second) = self.next().await? else {
                 return Ok(first);
             };

@@ -129,16 +129,16 @@ impl Call {
     }
 
     /// Notes a stage of its trace that has just ended, and how long it took.
-    pub(crate) fn stage(&self, name: &'static str, took: Duration) {
+    pub(crate) fn stage(&self, name: &'static str, took: impl FnOnce() -> Duration) {
         if let Some(trace) = &self.trace {
-            trace.ended(name, took);
+            trace.ended(name, took());
         }
     }
 
     /// Counts the time that one image or file took to be decoded.
     pub(crate) fn decoded(&self, front: &Front, model: &Model, took: Duration) {
         front.metrics.model(&model.name).decode_seconds.observe(took.as_secs_f64());
-        self.stage("decode", took);
+        self.stage("decode", || took);
     }
 
     /// Takes what a request's body asks for beside its headers: a timeout, as the model's queue policy understands it, and a priority, if

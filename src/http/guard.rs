@@ -52,10 +52,10 @@ pub fn sign(reply: &mut Response<Body>, id: &RequestId, readers: Readers) {
 }
 
 /// Turns a panic of `reply` into a 500: the connection and its other requests go on.
-pub async fn catch_panics(reply: impl Future<Output = Response<Body>>) -> Response<Body> {
+pub fn catch_panics(reply: impl Future<Output = Response<Body>>) -> impl Future<Output = Response<Body>> {
     // The state that a panic leaves behind is dropped with it.
-    let caught = AssertUnwindSafe(reply).catch_unwind().await;
-    caught.unwrap_or_else(|panic| panicked(&panic).into_response())
+    let caught = AssertUnwindSafe(reply).catch_unwind();
+    caught.map(|caught| caught.unwrap_or_else(|panic| panicked(&panic).into_response()))
 }
 
 /// The error for a panic. Only the log has the panic's own words.

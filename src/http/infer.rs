@@ -108,7 +108,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let form = Form::accepted(request.headers(), &["application/json", "application/octet-stream"]);
     let caller = Caller::of(front, request.extensions(), request.headers(), request.uri());
     let body = call.body(body::aligned(request, front.limits.body, length.unwrap_or(0))).await?;
-    let (began, text) = (Instant::now(), length.unwrap_or(body.len()));
+    let (began, text) = (call.arrived, length.unwrap_or(body.len()));
     // Numbers as text take milliseconds per megabyte, and so may the header of an image: not on the async threads.
     let slow = length == Some(0) && Format::sniff(&body).is_some_and(Format::is_slow);
     let signature = Arc::clone(model);
@@ -132,7 +132,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     }
     let (request, named) = shared_memory::fetch(front, model, &caller, &call, request).await?;
     let call = call.asked(model, request.timeout()?, request.priority()?);
-    call.stage("decode", began.elapsed());
+    call.stage("decode", || began.elapsed());
     if let Some(form) = form {
         return Box::pin(parts::in_parts(front, model, &call, request, form)).await;
     }
@@ -282,7 +282,7 @@ impl Ran {
         let reply = if long { front.decode.run(write).await.flatten() } else { write() };
         spent.replied(front, &tally, answered.elapsed());
         let reply = tally.ended(reply)?;
-        call.stage("encode", answered.elapsed());
+        call.stage("encode", || answered.elapsed());
         Ok((reply, spent))
     }
 }

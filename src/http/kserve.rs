@@ -148,7 +148,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             let (inputs, items) = infer::arrange(model, inputs, call.permit.as_deref())?;
             let first = inputs.first().and_then(|input| input.shape.first().copied());
             let decode = began.elapsed();
-            call.stage("decode", decode);
+            call.stage("decode", || decode);
             let tally = Tally::of(model);
             let ticket = call.push(front, &tally, inputs, items, None)?;
             let ran = call.answer(front, &tally, ticket).await?;
@@ -168,7 +168,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             let json = front.decode.run(write).await.flatten();
             spent.replied(front, &tally, answered.elapsed());
             let json = tally.ended(json)?;
-            call.stage("encode", answered.elapsed());
+            call.stage("encode", || answered.elapsed());
             (json, spent)
         }
     };

@@ -28,6 +28,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
     time::Instant,
 };
+use tracing::level_filters::LevelFilter;
 
 /// A reply's place in its trace, by W3C Trace Context.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -61,11 +62,12 @@ impl Observation {
             request.extensions_mut().insert(Arc::clone(trace));
         }
         let path = request.uri().path();
-        let inferred = route.and_then(|route| inferred(front, route, path));
+        let v1 = route.is_some_and(|route| route.starts_with("/v1/models/")) && names_verb(path);
+        let inferred = route.and_then(|route| inferred(front, route, path, v1));
         let stack = inferred.as_ref().is_some_and(|(_, stack)| *stack);
         let uncounted = inferred.map(|(model, _)| Uncounted::begin(front, model));
         let method = request.method().clone();
-        let predicts = method == Method::POST && names_verb(path);
+        let predicts = v1 && method == Method::POST;
         let path = begun.trace.as_ref().map_or_else(String::new, |_| clipped(path).to_owned());
         let (front, id) = (Arc::clone(front), id.clone());
         Observation {
@@ -84,13 +86,13 @@ impl Observation {
     }
 
     /// The span of the handler's log lines.
-    pub(super) fn span(&self) -> tracing::Span {
-        self.begun.span.clone()
+    pub(super) fn span(&self) -> &tracing::Span {
+        &self.begun.span
     }
 
     /// Counts the reply, logs it, and adds its place in the trace.
     pub(super) fn end(mut self, reply: &mut Response<Body>) {
-        if let Ok(place) = HeaderValue::from_bytes(&self.begun.place.header()) {
+        if let Ok(place) = HeaderValue::from_bytes(&self.begun.place) {
             reply.headers_mut().insert(TRACEPARENT, place);
         }
         let problem = reply.extensions().get::<Problem>();
@@ -117,9 +119,12 @@ impl Observation {
         if let Some(trace) = &begun.trace {
             trace.replied(self.span_end(matched, status));
         }
+        let slow = status < 400 && !self.stack && front.log_slow.is_some_and(|slow| took > slow);
+        if error.is_none() && !slow && LevelFilter::current() < LevelFilter::DEBUG {
+            return;
+        }
         let _entered = begun.span.enter();
         let ms = took.as_secs_f64() * 1e3;
-        let slow = status < 400 && !self.stack && front.log_slow.is_some_and(|slow| took > slow);
         let passed_over =
             match (error.is_some() || slow).then(|| front.often.may(route, status, Instant::now())) {
                 Some(None) => return,
@@ -201,9 +206,8 @@ fn names_verb(path: &str) -> bool {
 }
 
 /// The metrics of the model that an inference request is for, if the catalog has it, and whether the request is a stack. A name that a
-/// client made up must not become a label.
-fn inferred(front: &Front, route: &str, path: &str) -> Option<(Arc<ModelMetrics>, bool)> {
-    let v1 = route.starts_with("/v1/models/") && names_verb(path);
+/// client made up must not become a label. `v1`: it is a prediction of KServe's first protocol.
+fn inferred(front: &Front, route: &str, path: &str, v1: bool) -> Option<(Arc<ModelMetrics>, bool)> {
     if !route.starts_with("/predictions/") && !route.ends_with("/infer") && !v1 {
         return None;
     }

@@ -264,7 +264,7 @@ impl Pushed {
             let answered = Instant::now();
             entry(front, &tally, asked, ran, placement, took)
                 .await
-                .inspect(|_| call.stage("encode", answered.elapsed()))
+                .inspect(|_| call.stage("encode", || answered.elapsed()))
         };
         tally.ended(answer.await)
     }

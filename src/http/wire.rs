@@ -197,7 +197,8 @@ fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> serde_json::Result<T> {
     }
     match json.trim_ascii_start().first() {
         Some(b'[') => Err(Error::custom("it is a list, expected an object")),
-        _ => serde_json::from_slice(json),
+        // As text, its strings are not examined one by one.
+        _ => str::from_utf8(json).map_or_else(|_| serde_json::from_slice(json), serde_json::from_str),
     }
 }
 

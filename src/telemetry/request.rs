@@ -96,9 +96,12 @@ impl TraceContext {
 
     /// The trace's id in hex, as logs show it.
     pub fn trace_id_hex(&self) -> String {
-        let mut text = [0; 32];
-        hex(&self.trace_id, &mut text);
-        String::from_utf8_lossy(&text).into_owned()
+        TraceContext::trace_id_in(&self.header()).to_owned()
+    }
+
+    /// The same, from the header's value.
+    pub fn trace_id_in(header: &[u8; 55]) -> &str {
+        str::from_utf8(&header[3..35]).expect("it is written in hex")
     }
 }
 

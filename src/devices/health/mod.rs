@@ -92,8 +92,8 @@ impl Health {
     }
 
     /// A batch has succeeded there.
-    pub(super) fn worked(&self) {
-        *self.worked.lock() = Instant::now();
+    pub(super) fn worked(&self, now: Instant) {
+        *self.worked.lock() = now;
     }
 
     /// When one last did, or when the hold began.

@@ -73,7 +73,8 @@ impl Seat {
         // Memory that a device copies from is allocated by its driver, in calls that may hang.
         let _busy = self.health.busy();
         let inputs = loaded.assemble(&batch);
-        let (stage, begun) = (started.elapsed(), Instant::now());
+        let begun = Instant::now();
+        let stage = begun.saturating_duration_since(started);
         let engine = &mut loaded.engine;
         let begin = || match batch.reduced {
             true => engine.start_reduced(inputs),

@@ -7,9 +7,17 @@ use ort::session::{HasSelectedOutputs, OutputSelector, RunOptions};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// The current run, if there is one.
+/// The runs of a session, of which there is one at a time.
 #[derive(Default)]
-pub(super) struct UnderWay(Mutex<Option<Arc<Options>>>);
+pub(super) struct UnderWay(Mutex<Runs>);
+
+#[derive(Default)]
+struct Runs {
+    /// Those of all runs, until one is interrupted.
+    options: Option<Arc<Options>>,
+    /// Whether there is a run now.
+    now: bool,
+}
 
 /// Options that say which outputs are computed.
 struct Options(RunOptions<HasSelectedOutputs>);
@@ -21,21 +29,25 @@ unsafe impl Sync for Options {}
 /// A run that can be interrupted as long as this exists.
 pub(super) struct Run<'a> {
     under_way: &'a UnderWay,
-    /// Options for this run only, so that interrupting it does not end the next one.
     options: Arc<Options>,
 }
 
 impl UnderWay {
-    /// Begins a run that does not compute the outputs of these names, and creates its options.
+    /// Begins a run. The session's runs do not compute the outputs of these names.
     ///
     /// # Errors
-    /// ONNX Runtime's message, if it has no memory for the options.
+    /// ONNX Runtime's message, if it has no memory for options.
     pub(super) fn begin(&self, left_out: &[String]) -> Result<Run<'_>, EngineError> {
-        let options = RunOptions::new().map_err(|error| EngineError::Device(error.message().to_owned()))?;
-        let outputs = left_out.iter().fold(OutputSelector::default(), OutputSelector::without);
-        let run = Run { under_way: self, options: Arc::new(Options(options.with_outputs(outputs))) };
-        *self.0.lock() = Some(Arc::clone(&run.options));
-        Ok(run)
+        let mut runs = self.0.lock();
+        if runs.options.is_none() {
+            let options =
+                RunOptions::new().map_err(|error| EngineError::Device(error.message().to_owned()))?;
+            let outputs = left_out.iter().fold(OutputSelector::default(), OutputSelector::without);
+            runs.options = Some(Arc::new(Options(options.with_outputs(outputs))));
+        }
+        runs.now = true;
+        let options = Arc::clone(runs.options.as_ref().expect("made above"));
+        Ok(Run { under_way: self, options })
     }
 }
 
@@ -47,16 +59,18 @@ impl Run<'_> {
 
 impl Drop for Run<'_> {
     fn drop(&mut self) {
-        *self.under_way.0.lock() = None;
+        self.under_way.0.lock().now = false;
     }
 }
 
 impl Interrupt for UnderWay {
     fn interrupt(&self, unwanted: &dyn Fn() -> bool) -> bool {
-        let mut run = self.0.lock();
-        if run.is_none() || !unwanted() {
+        let mut runs = self.0.lock();
+        if !runs.now || !unwanted() {
             return false;
         }
-        run.take().is_some_and(|run| run.0.terminate().is_ok())
+        // Taken, so that the next run is not ended by them as well.
+        runs.now = false;
+        runs.options.take().is_some_and(|options| options.0.terminate().is_ok())
     }
 }

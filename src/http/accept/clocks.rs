@@ -3,11 +3,9 @@
 //! hyper's own header timer also runs while a kept-alive connection is idle, so a short one closes connections that a load balancer still
 //! means to use. Here the header clock starts with the first byte of a request.
 
+use foldhash::{HashMap, HashMapExt};
 use parking_lot::Mutex;
-use std::{
-    collections::HashMap,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 

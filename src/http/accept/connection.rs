@@ -71,7 +71,7 @@ impl Shared {
         let service = Observed {
             inner: service,
             watch: Arc::clone(&watch),
-            stages: self.stages.clone(),
+            stages: Arc::new(self.stages.clone()),
             peer: Peer(peer),
         };
         let in_order = {

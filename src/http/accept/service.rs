@@ -62,7 +62,7 @@ impl<S> HttpService for S where
 pub(super) struct Observed<S> {
     pub(super) inner: S,
     pub(super) watch: Arc<Watch>,
-    pub(super) stages: Stages,
+    pub(super) stages: Arc<Stages>,
     pub(super) peer: Peer,
 }
 
@@ -76,8 +76,9 @@ impl<S: HttpService> hyper::service::Service<Request<Incoming>> for Observed<S> 
         let under_way = Arc::new(RequestGuard {
             request: self.watch.request_begins(),
             watch: Arc::clone(&self.watch),
-            stages: self.stages.clone(),
+            stages: Arc::clone(&self.stages),
             http1,
+            unread: Mutex::default(),
         });
         if under_way.stages.is_draining() {
             self.watch.asked_in_drain();
@@ -89,17 +90,15 @@ impl<S: HttpService> hyper::service::Service<Request<Incoming>> for Observed<S> 
         parts.extensions.insert(self.peer);
         // Reading would tell a client that waits for `100 Continue` to send.
         let waits_for_us = parts.headers.contains_key(header::EXPECT);
-        let unread = Arc::default();
         let body = if incoming.is_end_stream() {
             Body::empty()
         } else {
-            let (unread, under_way) = (Arc::clone(&unread), Arc::clone(&under_way));
-            Body::new(Upload { incoming: Some(incoming), unread, under_way })
+            Body::new(Upload { incoming: Some(incoming), under_way: Arc::clone(&under_way) })
         };
         let answer = self.inner.clone().oneshot(Request::from_parts(parts, body));
         Box::pin(async move {
             let mut response = answer.await?;
-            let left = match std::mem::replace(&mut *unread.lock(), Unread::Late) {
+            let left = match std::mem::replace(&mut *under_way.unread.lock(), Unread::Late) {
                 Unread::Left(left) => Some(left),
                 Unread::Nothing | Unread::Late => None,
             };
@@ -167,8 +166,10 @@ async fn throw_away(mut left: Incoming) -> bool {
 struct RequestGuard {
     request: u64,
     watch: Arc<Watch>,
-    stages: Stages,
+    stages: Arc<Stages>,
     http1: bool,
+    /// What its body leaves behind.
+    unread: Mutex<Unread>,
 }
 
 impl Drop for RequestGuard {
@@ -191,7 +192,6 @@ enum Unread {
 struct Upload {
     /// Present until dropped.
     incoming: Option<Incoming>,
-    unread: Arc<Mutex<Unread>>,
     under_way: Arc<RequestGuard>,
 }
 
@@ -200,7 +200,7 @@ impl Drop for Upload {
         let Some(incoming) = self.incoming.take().filter(|incoming| !incoming.is_end_stream()) else {
             return;
         };
-        let mut unread = self.unread.lock();
+        let mut unread = self.under_way.unread.lock();
         if matches!(*unread, Unread::Late) {
             drop(unread);
             read_beside_the_reply(incoming, &self.under_way);
@@ -215,8 +215,8 @@ impl Drop for Upload {
 /// one that exceeds the bounds gets it.
 fn read_beside_the_reply(mut incoming: Incoming, under_way: &Arc<RequestGuard>) {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return under_way.watch.body_left() };
-    let RequestGuard { request, ref watch, ref stages, http1 } = **under_way;
-    let (reset, watch, stages) = (watch.reset_of(request), Arc::clone(watch), stages.clone());
+    let RequestGuard { request, ref watch, ref stages, http1, .. } = **under_way;
+    let (reset, watch, stages) = (watch.reset_of(request), Arc::clone(watch), Arc::clone(stages));
     // On HTTP/1 the connection is this request's until then; on HTTP/2 the request ends with its response.
     let open = http1.then(|| Arc::clone(under_way));
     runtime.spawn(async move {
@@ -382,8 +382,8 @@ mod tests {
 
     fn answer(body: Body, http1: bool) -> (Answer, Arc<Watch>) {
         let watch = Arc::new(Watch::new(Instant::now()));
-        let (request, stages) = (watch.request_begins(), Stages::default());
-        let under_way = Arc::new(RequestGuard { request, watch: Arc::clone(&watch), stages, http1 });
+        let (request, stages, unread) = (watch.request_begins(), Arc::default(), Mutex::default());
+        let under_way = Arc::new(RequestGuard { request, watch: Arc::clone(&watch), stages, http1, unread });
         (Answer::of(body, under_way), watch)
     }
 

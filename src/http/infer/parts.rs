@@ -144,7 +144,7 @@ async fn part(
     let write = front.decode.run(move || Text::of(permit.as_ref(), &OutputParameters::new(), &outputs));
     let written = front.before_the_end(DropReason::Job, write).await??;
     Spent::on(Duration::ZERO, ran).replied(front, tally, answered.elapsed());
-    call.stage("encode", answered.elapsed());
+    call.stage("encode", || answered.elapsed());
     written
 }
 

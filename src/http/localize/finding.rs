@@ -172,7 +172,7 @@ impl Finding {
     fn noted(&mut self) -> Duration {
         let decode = std::mem::take(&mut self.looked);
         if decode > Duration::ZERO {
-            self.call.stage("decode", decode);
+            self.call.stage("decode", || decode);
         }
         decode
     }

@@ -104,7 +104,7 @@ impl Telling {
         let (writer, out, held) =
             tally.ended(written.and_then(|written| written.map_err(InferError::BadRequest)))?;
         self.held = held;
-        self.call.stage("encode", answered.elapsed());
+        self.call.stage("encode", || answered.elapsed());
         self.hold(writer.holds())?;
         if begin {
             self.begun = true;
@@ -155,7 +155,7 @@ impl Telling {
             Some(held) => pieces.into_iter().map(|piece| keeping(piece, &held)).collect(),
             None => pieces,
         };
-        self.call.stage("encode", answered.elapsed());
+        self.call.stage("encode", || answered.elapsed());
         if begin || !self.format.streams() {
             let head = Head { conventions, spent: self.spent.clone(), counts: counts.clone() };
             reply.send(Event::Begin(head)).await?;

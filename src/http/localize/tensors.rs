@@ -127,7 +127,7 @@ pub(in crate::http) async fn fit(
             let permit = call.permit.clone();
             let search = move || search(settings, &frames, options, (whole, memory), permit.as_deref());
             let found = call.in_time(async { front.decode.run(search).await? }).await?;
-            call.stage("decode", began.elapsed());
+            call.stage("decode", || began.elapsed());
             found
         }
     };

@@ -69,7 +69,7 @@ pub(super) fn one_by_one(
                 let ran = queued.answer(front).await?;
                 let answered = Instant::now();
                 let (entry, _) = entry(front, &tally, asked, ran, placement, took).await?;
-                call.stage("encode", answered.elapsed());
+                call.stage("encode", || answered.elapsed());
                 Ok(entry)
             };
             tally.ended(front.before_the_end(DropReason::Job, answered).await.flatten())

@@ -6,7 +6,12 @@ use serde::{
     de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::value::RawValue;
-use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData};
+use std::{
+    borrow::{Borrow, Cow},
+    collections::BTreeMap,
+    fmt,
+    marker::PhantomData,
+};
 
 /// The most members or elements of anything that is read as a whole.
 pub(super) const FEW_MAX: usize = 4096;
@@ -54,53 +59,66 @@ impl<'de> Visitor<'de> for Named<'_> {
     }
 }
 
+/// At most `MAX` members of an object: those for whose value there is a `W`.
+struct Few<const MAX: usize, K, V, W>(fn(V) -> Option<W>, PhantomData<K>);
+
+impl<'de, const MAX: usize, K, V, W> Visitor<'de> for Few<MAX, K, V, W>
+where
+    K: From<Cow<'de, str>> + Borrow<str> + Ord,
+    V: Deserialize<'de>,
+{
+    type Value = BTreeMap<K, W>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(BTreeMap::new())
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
+        from.deserialize_map(self)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let (mut few, mut others) = (BTreeMap::new(), 0);
+        while let Some(Str(key)) = map.next_key()? {
+            check_length("a member", &key).map_err(A::Error::custom)?;
+            if few.len() + others == MAX && !few.contains_key(&*key) {
+                let next = clipped(&key);
+                return Err(A::Error::custom(format!(
+                    "more than {MAX} members in an object (then {next:?})"
+                )));
+            }
+            match self.0(map.next_value()?) {
+                Some(value) => _ = few.insert(K::from(key), value),
+                None => {
+                    others += 1;
+                    few.remove(&*key);
+                }
+            }
+        }
+        Ok(few)
+    }
+}
+
 /// All members of an object, at most `MAX`.
 pub(super) fn members<'de, const MAX: usize, D, V>(from: D) -> Result<BTreeMap<Cow<'de, str>, V>, D::Error>
 where
     D: Deserializer<'de>,
     V: Deserialize<'de>,
 {
-    struct Few<const MAX: usize, V>(PhantomData<V>);
-    impl<'de, const MAX: usize, V: Deserialize<'de>> Visitor<'de> for Few<MAX, V> {
-        type Value = BTreeMap<Cow<'de, str>, V>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("an object")
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-            let mut few = BTreeMap::new();
-            while let Some(Str(key)) = map.next_key()? {
-                check_length("a member", &key).map_err(A::Error::custom)?;
-                if few.len() == MAX && !few.contains_key(&key) {
-                    let next = clipped(&key);
-                    return Err(A::Error::custom(format!(
-                        "more than {MAX} members in an object (then {next:?})"
-                    )));
-                }
-                few.insert(key, map.next_value()?);
-            }
-            Ok(few)
-        }
-    }
-    from.deserialize_map(Few::<MAX, V>(PhantomData))
+    from.deserialize_map(Few::<MAX, _, V, V>(Some, PhantomData))
 }
 
-/// The same for parameters, which may be absent.
+/// The same for parameters, which may be absent. A member that is null counts as absent.
 pub(super) fn members_or_absent<'de, const MAX: usize, D, V>(from: D) -> Result<BTreeMap<String, V>, D::Error>
 where
     D: Deserializer<'de>,
     V: Deserialize<'de>,
 {
-    struct Few<const MAX: usize, V>(BTreeMap<String, V>);
-    impl<'de, const MAX: usize, V: Deserialize<'de>> Deserialize<'de> for Few<MAX, V> {
-        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Few<MAX, V>, D::Error> {
-            // A member that is null counts as absent.
-            let there = |(name, value): (Cow<'_, str>, Option<V>)| Some((name.into_owned(), value?));
-            Ok(Few(members::<MAX, D, _>(from)?.into_iter().filter_map(there).collect()))
-        }
-    }
-    Ok(Option::<Few<MAX, V>>::deserialize(from)?.map(|Few(members)| members).unwrap_or_default())
+    from.deserialize_option(Few::<MAX, _, Option<V>, V>(|value| value, PhantomData))
 }
 
 /// A list of few elements.

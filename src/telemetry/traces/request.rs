@@ -68,8 +68,8 @@ pub struct End {
 pub struct Begun {
     /// The span of its log lines, with its id and trace.
     pub span: tracing::Span,
-    /// Its position in the trace, for the reply's `traceparent`.
-    pub place: TraceContext,
+    /// Its position in the trace, as the reply's `traceparent` has it.
+    pub place: [u8; 55],
     /// Where its stages are recorded, if its trace may be sent.
     pub trace: Option<Arc<RequestTrace>>,
 }
@@ -86,10 +86,11 @@ impl Begun {
             let parent = caller.map(|caller| remote(caller, state_of(headers)));
             if let Some((place, trace)) = RequestTrace::begin(traces, &span, parent) {
                 span.record("trace", place.trace_id_hex());
-                return Begun { span, place, trace: Some(Arc::new(trace)) };
+                return Begun { span, place: place.header(), trace: Some(Arc::new(trace)) };
             }
         }
-        let trace = place.trace_id_hex();
+        let place = place.header();
+        let trace = TraceContext::trace_id_in(&place);
         let span = tracing::error_span!(target: LOGGED, "request", id = id.as_str(), trace, model = Empty);
         Begun { span, place, trace: None }
     }
@@ -320,7 +321,7 @@ mod tests {
         let caller = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         let trace = |lines: &[&str]| {
             let begun = Begun::new(None, &RequestId::new(), &headers("traceparent", lines));
-            begun.place.trace_id_hex()
+            TraceContext::trace_id_in(&begun.place).to_owned()
         };
         assert_eq!(trace(&[caller]), caller[3..35]);
         assert_ne!(trace(&[caller, caller]), caller[3..35]);
