@@ -60,7 +60,7 @@
 //! output = "out"               # default: the only output
 //! layout = "nchw"              # nchw | nhwc; default: found from the labels, or from the extents of the input
 //! threshold = 0.5              # for models of one channel: 0.5 is for probabilities, for logits say 0
-//! enlarge = "nearest"          # nearest (by the class of the output's pixel) | bilinear (by the scores between pixels); default: bilinear for scores
+//! enlarge = "nearest"          # nearest (by the class of the output's pixel) | bilinear (by the scores between pixels); default: bilinear for scores of fewer pixels than the input
 //!
 //! [image]
 //! output = "out"               # default: the only output

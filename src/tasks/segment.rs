@@ -27,7 +27,7 @@ pub struct Segment {
     /// For one channel of scores: class 1 from this value on, class 0 below. If not set: 0.5, which is right for probabilities; for logits
     /// it should be 0.
     pub threshold: Option<f32>,
-    /// How a mask gets the posted image's size. If not set: `bilinear` for scores, `nearest` for class numbers.
+    /// How a mask gets the posted image's size. If not set: `bilinear` for scores of fewer pixels than the input has, else `nearest`.
     pub enlarge: Option<Enlarge>,
     /// Whether the output is one channel of scores, set by resolving.
     pub one_channel: bool,
@@ -123,6 +123,12 @@ impl Segment {
                     _ => why,
                 })?;
             }
+            let (Reading::First { height, width, .. }
+            | Reading::Last { height, width, .. }
+            | Reading::Classes { height, width }) = reading;
+            if input.is_some_and(|input| [width, height] == input.map(|side| Dim::Fixed(side as usize))) {
+                self.enlarge.get_or_insert(Enlarge::Nearest);
+            }
             // The layout is settled for every size that an answer may have.
             self.layout = match reading {
                 Reading::First { .. } => Some(Layout::Nchw),
@@ -157,6 +163,13 @@ impl Segment {
         self.threshold.unwrap_or(THRESHOLD)
     }
 
+    /// How the scores of an output of this width and height are enlarged. Those of all pixels of the input gain little by what lies
+    /// between them, and have many times the bytes of the classes that a GPU would send back instead.
+    fn enlarge_of(&self, size: [usize; 2], input: Option<[u32; 2]>) -> Enlarge {
+        let is_whole = input.is_some_and(|input| size == input.map(|side| side as usize));
+        self.enlarge.unwrap_or(if is_whole { Enlarge::Nearest } else { Enlarge::Bilinear })
+    }
+
     /// The mask at the posted image's size; without a placement, at the output's own size.
     pub(super) fn answer(
         &self,
@@ -185,7 +198,7 @@ impl Segment {
                 let planes = matches!(reading, Reading::First { .. });
                 let scores = Scores { values: &values, classes: extent(classes), planes };
                 let best = self.best(&output, &scores)?;
-                match grid().filter(|_| self.enlarge != Some(Enlarge::Nearest)) {
+                match grid().filter(|_| self.enlarge_of(size, input) == Enlarge::Bilinear) {
                     None => best,
                     Some(grid) => {
                         let classes = match scores.classes {
@@ -400,6 +413,20 @@ mod tests {
         let whole = run(Segment::default(), &floats(&[3, 2, 2], &planes()), labels, None).unwrap();
         assert_eq!(whole.classes, BEST);
         assert_eq!((whole.width, whole.height), (2, 2));
+    }
+
+    #[test]
+    fn an_engine_compares_scores_of_all_of_the_inputs_pixels_and_others_if_it_is_said() {
+        let compared = |shape: &[i64], enlarge| {
+            let signature = signature(&[("map", shape)]);
+            let task = Segment { enlarge, ..Segment::default() };
+            let task = task.resolve(&signature, &Labels::default(), Some([64, 48]), true).unwrap();
+            task.class_map(&signature).is_some()
+        };
+        assert!(compared(&[-1, 21, 48, 64], None));
+        assert!(!compared(&[-1, 21, 12, 16], None), "what lies between them counts");
+        assert!(!compared(&[-1, 21, 48, 64], Some(Enlarge::Bilinear)));
+        assert!(compared(&[-1, 21, 12, 16], Some(Enlarge::Nearest)));
     }
 
     #[test]
