@@ -218,7 +218,7 @@ options! {
             "What the server calls itself in its metadata, at /v2 and over gRPC.",
             "This is for callers that look for another server's name there, such as triton. It is Triton's --id. What it really is stands in ocelli_build_info and the log.";
         torchserve_answers: bool, Choice(&["off", "on"]), "off",
-            "Whether /predictions answers for a classifier as TorchServe does: {label: probability} of the five best classes.",
+            "Whether /predictions and :predict answer for a classifier as TorchServe does: {label: probability} of the five best classes.",
             "This is for callers of TorchServe that cannot add ?format=torchserve to their requests. With it, ?format=ocelli asks for our own form.";
     }
     section "The page" {

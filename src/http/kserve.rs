@@ -8,7 +8,8 @@ use super::{
     call::{Call, Spent},
     infer,
     posted::Charged,
-    predict, query,
+    predict::{self, Negotiated},
+    query,
     reject::Problem,
     tally::Tally,
     target::Target,
@@ -102,7 +103,7 @@ pub(super) async fn call(
 
 /// What to use here instead of the options of a prediction's query.
 const INSTEAD_OF_OPTIONS: &str =
-    "here the body's \"parameters\" may have top_k, and nothing asks for another form of the answer";
+    "here the body's \"parameters\" may have top_k, and nothing asks for another form of a mask";
 
 async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
     if model.fit.is_some() {
@@ -112,7 +113,13 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         )));
     }
     let said = request.uri().query().unwrap_or_default();
-    query::has_no_options(said, INSTEAD_OF_OPTIONS).map_err(InferError::BadRequest)?;
+    query::has_none_of(&["top_k", "mask"], said, INSTEAD_OF_OPTIONS).map_err(InferError::BadRequest)?;
+    let options = predict::Options::of_form(said).map_err(InferError::BadRequest)?;
+    let formed = options.has_form();
+    let options = match Negotiated::of(request.headers(), &model.task).torchserve(front.torchserve_answers) {
+        true => options.in_torchserves_form(&model.task),
+        false => options,
+    };
     let mut call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     let mut charged = Charged::to(call.permit.clone());
     let body = call.body(body::of(request, front.limits.body)).await?;
@@ -136,13 +143,18 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let (form, asked) = front.decode.run(read).await??;
     let (json, spent) = match asked {
         Asked::Images { files, parameters } => {
-            let asked = predict::Asked::plain(&parameters, model)?;
-            let (entries, spent) = predict::entries(front, model, &call, &Arc::new(asked), files).await?;
+            let asked = Arc::new(predict::Asked::in_rows(options, &parameters, model)?);
+            let (entries, spent) = predict::entries(front, model, &call, &asked, files).await?;
             // The protocol has no place for one answer that is an error.
             let answers = entries.into_iter().map(|entry| entry.answer).collect::<Result<Vec<_>, _>>()?;
             let json = v1::answers(form, &answers);
             call.says(&json)?;
             (json, spent)
+        }
+        Asked::Tensors(_) if formed => {
+            return Err(InferError::BadRequest(
+                "format is for images: numbers are answered by all that the model gives, in one form".into(),
+            ));
         }
         Asked::Tensors(inputs) => {
             let (inputs, items) = infer::arrange(model, inputs, call.permit.as_deref())?;

@@ -8,10 +8,12 @@ mod asked;
 mod negotiated;
 mod streaming;
 
-pub(super) use self::asked::Asked;
+pub(super) use self::{
+    asked::{Asked, Options},
+    negotiated::Negotiated,
+};
 use self::{
-    asked::Options,
-    negotiated::{Negotiated, PictureForm, Reply},
+    negotiated::{PictureForm, Reply},
     streaming::one_by_one,
 };
 use super::{
@@ -65,11 +67,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         return Err(takes_tensors(model));
     }
     let negotiated = Negotiated::of(request.headers(), &model.task);
-    let torchserve = match negotiated.otherwise {
-        Some(Reply::TorchServe) => true,
-        Some(Reply::Streamed(_)) => false,
-        _ => front.torchserve_answers,
-    };
+    let torchserve = negotiated.torchserve(front.torchserve_answers);
     let options = if torchserve { options.in_torchserves_form(&model.task) } else { options };
     let mut posted = call.body(posted::read(request, front)).await?;
     let mut asked = Asked::of(options, &posted.parameters, model)?;
@@ -377,7 +375,7 @@ mod tests {
         let mut other = Box::pin(front.decode.run(move || released.recv().is_ok()));
         assert!(futures_util::poll!(&mut other).is_pending());
         let call = Call::of(&HeaderMap::new(), &model, Duration::from_secs(60)).expect("no headers");
-        let asked = Asked::plain(&Parameters::default(), &model).map(Arc::new).expect("nothing is asked");
+        let asked = Asked::in_rows(Options::default(), &Parameters::default(), &model).map(Arc::new).expect("nothing is asked");
         let files = vec![Ok(Bytes::from_static(b"no image")); 20];
         let mut entries = Box::pin(entries(&front, &model, &call, &asked, files));
         assert!(futures_util::poll!(&mut entries).is_pending());

@@ -217,6 +217,25 @@ def test_torchserves_form_may_be_asked_for_by_accept(server, digits):
     assert "classes" in wire.ok(reply)
 
 
+def test_torchserves_form_may_be_asked_for_where_its_envelope_is_posted(server, digits):
+    body = {"instances": [{"data": wire.b64(image), "target": 0} for _, image, _ in digits[:2]]}
+    url = f"{server.url}/v1/models/digits:predict"
+    expected = wire.ok(requests.post(f"{server.url}/predictions/digits?format=torchserve", json=body, timeout=wire.TIMEOUT))
+    assert [list(one)[0] for one in expected["predictions"]] == [digit for _, _, digit in digits[:2]]
+    assert wire.ok(requests.post(url + "?format=torchserve&debug", json=body, timeout=wire.TIMEOUT)) == expected
+    headers = {"Accept": "application/json; format=torchserve"}
+    assert wire.ok(requests.post(url, json=body, headers=headers, timeout=wire.TIMEOUT)) == expected
+    columns = {"inputs": body["instances"], "parameters": {"top_k": 1}}
+    (first, _) = wire.ok(requests.post(url, json=columns, headers=headers, timeout=wire.TIMEOUT))["outputs"]
+    assert list(first) == [digits[0][2]]
+    own = requests.post(url + "?format=ocelli", json=body, headers=headers, timeout=wire.TIMEOUT)
+    assert "classes" in wire.ok(own)["predictions"][0]
+    wire.problem(requests.post(url + "?format=numpy", json=body, timeout=wire.TIMEOUT), 400, "ocelli or torchserve")
+    numbers = {"instances": np.zeros((1, 1, 32, 32)).tolist()}
+    wire.problem(requests.post(url + "?format=torchserve", json=numbers, timeout=wire.TIMEOUT), 400, "format is for images")
+    assert len(wire.ok(requests.post(url, json=numbers, headers=headers, timeout=wire.TIMEOUT))["predictions"][0]) == 10
+
+
 def test_a_server_can_answer_as_torchserve_whoever_asks_for_nothing(start_server, digits):
     server = start_server(torchserve_answers="on")
     _, image, digit = digits[0]
@@ -225,5 +244,9 @@ def test_a_server_can_answer_as_torchserve_whoever_asks_for_nothing(start_server
     own = wire.ok(wire.post_image(server, "digits", image, query={"format": "ocelli"}))
     assert own["classes"][0]["label"] == digit, own
     assert "vector" in wire.ok(wire.post_image(server, "embed", image))
+    rows = {"instances": [{"data": wire.b64(image), "target": 0}]}
+    assert wire.ok(predict(server, "digits", rows)) == {"predictions": [best]}
+    numbers = {"instances": np.zeros((1, 1, 32, 32)).tolist()}
+    assert len(wire.ok(predict(server, "digits", numbers))["predictions"][0]) == 10
     reply = wire.post_image(server, "digits", image, query={"format": "numpy"})
     assert reply.status_code == 400 and "ocelli or torchserve" in reply.json()["error"], reply.text

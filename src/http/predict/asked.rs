@@ -14,7 +14,7 @@ use crate::{
 
 /// What the query of a request may say.
 #[derive(Debug, Default)]
-pub(super) struct Options {
+pub(in crate::http) struct Options {
     /// Classes to return, instead of the model's own setting.
     top_k: Option<String>,
     /// `png` or `rle`.
@@ -38,8 +38,19 @@ impl Options {
         Ok(options)
     }
 
+    /// The same where the body says all but the form.
+    pub(in crate::http) fn of_form(query: &str) -> Result<Options, String> {
+        let format = query::pairs_of(query, &[query::FORMAT])?.pop().map(|(_, value)| value.into_owned());
+        Ok(Options { format, ..Options::default() })
+    }
+
+    /// Whether a form is asked for.
+    pub(in crate::http) fn has_form(&self) -> bool {
+        self.format.is_some()
+    }
+
     /// Selects TorchServe's form if the task has it and the query asks for no other.
-    pub(super) fn in_torchserves_form(mut self, task: &Task) -> Options {
+    pub(in crate::http) fn in_torchserves_form(mut self, task: &Task) -> Options {
         if matches!(task, Task::Classify(_)) {
             self.format.get_or_insert_with(|| "torchserve".to_owned());
         }
@@ -57,7 +68,7 @@ pub(in crate::http) struct Asked {
     /// The mask or the picture as a file of its own.
     pub(super) picture: Option<PictureForm>,
     /// `{label: probability}`, as TorchServe's classifiers answer.
-    pub(super) torchserve: bool,
+    pub(in crate::http) torchserve: bool,
     /// Whether all pages of a file are answered; else a file of several is refused.
     pub(super) pages: bool,
 }
@@ -109,8 +120,12 @@ impl Asked {
         Ok(Asked { task, mask, picture: None, torchserve, pages: true })
     }
 
-    /// For a request without a query, with room for only one answer per file.
-    pub(in crate::http) fn plain(parameters: &Parameters, model: &Model) -> Result<Asked, InferError> {
-        Ok(Asked { pages: false, ..Asked::of(Options::default(), parameters, model)? })
+    /// For a request with room for only one answer per file.
+    pub(in crate::http) fn in_rows(
+        options: Options,
+        parameters: &Parameters,
+        model: &Model,
+    ) -> Result<Asked, InferError> {
+        Ok(Asked { pages: false, ..Asked::of(options, parameters, model)? })
     }
 }
