@@ -52,6 +52,22 @@ def is_x(reply, model):
     np.testing.assert_array_equal(output.as_numpy(), X)
 
 
+async def holds_nan(client, base):
+    """That NaN arrives, which this client writes as `null`, and comes back as binary data."""
+    from kserve.errors import InvalidInput
+    from kserve.protocol.infer_type import RequestedOutput
+
+    array = X.copy()
+    array[0, 0] = np.nan
+    asked = request("identity", False, array)
+    # A reply in JSON has the bare word.
+    await refused(client.infer(base, asked, model_name="identity"), InvalidInput, "Unrecognized request format")
+    asked = request("identity", False, array)
+    asked.request_outputs = [RequestedOutput("y", {"binary_data": True})]
+    (output,) = (await client.infer(base, asked, model_name="identity")).outputs
+    np.testing.assert_array_equal(output.as_numpy(), array)
+
+
 async def refused(call, error, *told):
     """The words of the error that a call ends with."""
     try:
@@ -74,6 +90,8 @@ async def ask_v1(base, images, labels):
         body = {"instances": [{"b64": image} for image in images]}
         answers = (await client.infer(base, body, model_name="digits"))["predictions"]
         assert [a["classes"][0]["label"] for a in answers] == labels
+        rows = {"instances": [[None] + X[0, 1:].tolist()]}
+        assert (await client.infer(base, rows, model_name="identity"))["predictions"] == rows["instances"]
         await refused(client.infer(base, {}, model_name="digits"), HTTPStatusError, "400", "either instances")
         await refused(client.explain(base, model_name="digits", data=body), HTTPStatusError, "501", "explain")
 
@@ -90,6 +108,7 @@ async def ask_v2(base, images, labels):
             assert not await client.is_model_ready(base, model)
         for binary in (True, False):
             is_x(await client.infer(base, request("identity", binary), model_name="identity"), "identity")
+        await holds_nan(client, base)
         answers = (await client.infer(base, pictures(images), model_name="digits")).outputs[0]
         assert answers.as_numpy().shape == (len(labels), 10), answers
         assert [str(best) for best in answers.as_numpy().argmax(axis=1)] == labels

@@ -94,10 +94,14 @@ pub fn read(
 /// TorchServe's clients use this name for a tensor whose model gives it no other.
 const DATA: &str = "data";
 
-/// Whether the innermost first element is a number, or a word that stands for one. It may also be within an object, as the value for the
+/// Whether the innermost first element is a number, or a word that stands for one, or a `null` within a list of its own. It may also be within an object, as the value for the
 /// input.
 fn holds_numbers(given: &RawValue, input: Option<&TensorSpec>) -> bool {
     let first = given.get().trim_start_matches(|c: char| c == '[' || c.is_ascii_whitespace());
+    if first.starts_with(not_finite::NULL) {
+        // An instance that is `null` is no image.
+        return within_lists(given.get()) > usize::from(input.is_some());
+    }
     match (first.as_bytes().first(), input) {
         (Some(b'{'), Some(input)) => {
             let within = member(first, &input.name).or_else(|| listed_data(first));
@@ -106,6 +110,11 @@ fn holds_numbers(given: &RawValue, input: Option<&TensorSpec>) -> bool {
         (Some(b'"'), _) => not_finite::begins(&first[1..]),
         (first, _) => first.is_some_and(|byte| byte.is_ascii_digit() || *byte == b'-'),
     }
+}
+
+/// In how many lists the innermost first element is.
+fn within_lists(json: &str) -> usize {
+    json.bytes().filter(|byte| !byte.is_ascii_whitespace()).take_while(|byte| *byte == b'[').count()
 }
 
 /// The list under [`DATA`], if there is one.
@@ -441,6 +450,8 @@ mod tests {
             (r#"{"instances":[[NaN,1]]}"#, true),
             (r#"{"instances":[{"image":[-Infinity,1]}]}"#, true),
             (r#"{"inputs":{"image":[["Infinity",1]]}}"#, true),
+            (r#"{"instances":[ [null,1] ]}"#, true),
+            (r#"{"instances":[{"image":[null,1]}]}"#, true),
             (r#"{"instances":["NaNN"]}"#, false),
         ] {
             let (_, asked) = read(body.as_bytes(), taken(&specs, true), 4).unwrap();
