@@ -170,7 +170,7 @@ fn row_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, InferEr
     }
     let mut columns: BTreeMap<String, String> = BTreeMap::new();
     list::each(given.get(), "instances", |index, row| {
-        let members: BTreeMap<Cow<'_, str>, &RawValue> = all(row)
+        let members = columns_of(row, taken.inputs)
             .map_err(|_| bad(format!("instance {index} must be an object with a member for each input")))?;
         // Otherwise rows of one input would be combined with other rows of another input.
         if index > 0 && !members.keys().eq(columns.keys()) {
@@ -198,16 +198,28 @@ fn column_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, Infe
     {
         return Ok(vec![input(only, taken.pixels, given)?]);
     }
-    let columns: BTreeMap<Cow<'_, str>, &RawValue> =
-        all(given).map_err(|error| bad_json("inputs", &error))?;
+    let columns = columns_of(given, taken.inputs).map_err(|error| bad_json("inputs", &error))?;
     let column =
         |(name, value): (Cow<'_, str>, &RawValue)| input(spec(taken.inputs, &name)?, taken.pixels, value);
     columns.into_iter().map(column).collect()
 }
 
-/// All members of an object.
-fn all(value: &RawValue) -> serde_json::Result<BTreeMap<Cow<'_, str>, &RawValue>> {
-    members::<FEW_MAX, _, _>(&mut serde_json::Deserializer::from_str(value.get()))
+/// The members of an object by the inputs that they are for. Where the only input is there, others are passed over, such as the `target` of
+/// TorchServe's clients.
+fn columns_of<'a>(
+    value: &'a RawValue,
+    inputs: &'a [TensorSpec],
+) -> serde_json::Result<BTreeMap<Cow<'a, str>, &'a RawValue>> {
+    let all: BTreeMap<Cow<'_, str>, &RawValue> =
+        members::<FEW_MAX, _, _>(&mut serde_json::Deserializer::from_str(value.get()))?;
+    let of_only = match inputs {
+        [only] => [&only.name, DATA].into_iter().find_map(|name| all.get(name)).map(|value| (only, *value)),
+        _ => None,
+    };
+    Ok(match of_only {
+        Some((only, value)) => BTreeMap::from([(only.name.as_str().into(), value)]),
+        None => all,
+    })
 }
 
 /// Whether a value names its inputs. An object does, unless it is an element of a text input.
@@ -218,11 +230,7 @@ fn names(value: &RawValue, only: &TensorSpec) -> bool {
 }
 
 fn spec<'a>(specs: &'a [TensorSpec], name: &str) -> Result<&'a TensorSpec, InferError> {
-    let only = || match specs {
-        [only] if name == DATA => Some(only),
-        _ => None,
-    };
-    specs.iter().find(|spec| spec.name == name).or_else(only).ok_or_else(|| {
+    specs.iter().find(|spec| spec.name == name).ok_or_else(|| {
         let there = specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");
         bad(format!("the model has no input {:?}; it has {there}", clipped(name)))
     })
@@ -355,6 +363,8 @@ mod tests {
             r#"{"inputs":[[1,2],[3,4]]}"#,
             r#"{"instances":[{"a":[1,2]},{"a":[3,4]}]}"#,
             r#"{"instances":[{"data":[1,2]},{"data":[3,4]}]}"#,
+            r#"{"instances":[{"data":[1,2],"target":0},{"a":[3,4],"data":7,"z":[9]}]}"#,
+            r#"{"inputs":{"a":[[1,2],[3,4]],"target":0}}"#,
         ] {
             assert_eq!(tensors(body, &specs[..1]), Ok(one.clone()), "{body}");
         }
