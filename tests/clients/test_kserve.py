@@ -36,6 +36,7 @@ def test_images_are_predicted_as_rows_and_as_columns(server, digits):
         "rows with keys": ({"instances": [{"image_bytes": i, "key": "1"} for i in images]}, "predictions"),
         "rows by the input's name": ({"instances": [{"image": i} for i in images]}, "predictions"),
         "columns": ({"inputs": images}, "outputs"),
+        "rows as in TorchServe's request": ({"instances": [{"body": i["b64"]} for i in images]}, "predictions"),
         "named columns": ({"inputs": {"image": images}}, "outputs"),
     }
     for name, (body, member) in forms.items():
@@ -47,6 +48,8 @@ def test_numbers_are_predicted_as_rows_and_as_columns(server):
     x = np.arange(32, dtype=np.float32).reshape(2, 16).tolist()
     assert wire.ok(predict(server, "identity", {"instances": x})) == {"predictions": x}
     assert wire.ok(predict(server, "identity", {"inputs": x})) == {"outputs": x}
+    for name in ("x", "data", "body"):
+        assert wire.ok(predict(server, "identity", {"instances": [{name: row, "target": 0} for row in x]})) == {"predictions": x}
     rows = [{"a": [1, 2, 3, 4], "b": [10, 20, 30, 40]}, {"a": [0, 0, 0, 0], "b": [1, 1, 1, 1]}]
     expected = [[11, 22, 33, 44], [1, 1, 1, 1]]
     assert wire.ok(predict(server, "add", {"instances": rows})) == {"predictions": expected}

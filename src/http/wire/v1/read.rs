@@ -17,7 +17,7 @@ use crate::{
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{borrow::Cow, collections::BTreeMap, iter};
 
 /// The content of a request.
 #[derive(Debug)]
@@ -91,8 +91,8 @@ pub fn read(
     Ok((form, Asked::Tensors(inputs)))
 }
 
-/// TorchServe's clients use this name for a tensor whose model gives it no other.
-const DATA: &str = "data";
+/// TorchServe's clients use these names for a tensor whose model gives it no other; the first that is present counts.
+const DATA: [&str; 2] = ["data", "body"];
 
 /// Whether the innermost first element is a number, or a word that stands for one, or a `null` within a list of its own. It may also be within an object, as the value for the
 /// input.
@@ -117,9 +117,9 @@ fn within_lists(json: &str) -> usize {
     json.bytes().filter(|byte| !byte.is_ascii_whitespace()).take_while(|byte| *byte == b'[').count()
 }
 
-/// The list under [`DATA`], if there is one.
+/// The list under one of [`DATA`], if there is one.
 fn listed_data(object: &str) -> Option<&RawValue> {
-    member(object, DATA).filter(|data| data.get().starts_with('['))
+    DATA.into_iter().find_map(|name| member(object, name)).filter(|data| data.get().starts_with('['))
 }
 
 /// Reads images where they stand: only their text is read, and only their bytes are stored.
@@ -213,7 +213,10 @@ fn columns_of<'a>(
     let all: BTreeMap<Cow<'_, str>, &RawValue> =
         members::<FEW_MAX, _, _>(&mut serde_json::Deserializer::from_str(value.get()))?;
     let of_only = match inputs {
-        [only] => [&only.name, DATA].into_iter().find_map(|name| all.get(name)).map(|value| (only, *value)),
+        [only] => iter::once(only.name.as_str())
+            .chain(DATA)
+            .find_map(|name| all.get(name))
+            .map(|value| (only, *value)),
         _ => None,
     };
     Ok(match of_only {
@@ -365,6 +368,7 @@ mod tests {
             r#"{"instances":[{"data":[1,2]},{"data":[3,4]}]}"#,
             r#"{"instances":[{"data":[1,2],"target":0},{"a":[3,4],"data":7,"z":[9]}]}"#,
             r#"{"inputs":{"a":[[1,2],[3,4]],"target":0}}"#,
+            r#"{"instances":[{"body":[1,2]},{"data":[3,4],"body":[7,8]}]}"#,
         ] {
             assert_eq!(tensors(body, &specs[..1]), Ok(one.clone()), "{body}");
         }
@@ -381,15 +385,17 @@ mod tests {
         };
         let (numbers, texts) = (spec_of("x", DataType::Fp32), spec_of("t", DataType::Bytes));
         let two = Bytes::from([1_f32, 2.0].map(f32::to_le_bytes).concat());
-        for images in [false, true] {
-            let got = of(r#"{"instances":[{"data":[1,2]}]}"#, slice::from_ref(&numbers), images);
-            assert_eq!(got, Ok(vec![two.clone()]));
+        for (images, name) in [(false, "data"), (true, "data"), (true, "body")] {
+            let body = format!(r#"{{"instances":[{{"{name}":[1,2]}}]}}"#);
+            assert_eq!(of(&body, slice::from_ref(&numbers), images), Ok(vec![two.clone()]), "{body}");
         }
         let got = of(r#"{"instances":[{"data":["a","b"]}]}"#, slice::from_ref(&texts), false);
         assert_eq!(got, Ok(vec![Bytes::from("\u{1}\0\0\0a\u{1}\0\0\0b")]));
         // A base64 text stays one.
-        let got = of(r#"{"instances":[{"data":"YWI="}]}"#, slice::from_ref(&numbers), true);
-        assert_eq!(got, Ok(vec![Bytes::from("ab")]));
+        for name in ["data", "body"] {
+            let body = format!(r#"{{"instances":[{{"{name}":"YWI="}}]}}"#);
+            assert_eq!(of(&body, slice::from_ref(&numbers), true), Ok(vec![Bytes::from("ab")]), "{body}");
+        }
         let error =
             of(r#"{"instances":[{"data":[1,2]}]}"#, &[numbers, texts], false).unwrap_err().to_string();
         assert!(error.contains("no input \"data\""), "{error}");
