@@ -219,7 +219,7 @@ options! {
             "This is for callers that look for another server's name there, such as triton. It is Triton's --id. What it really is stands in ocelli_build_info and the log.";
         torchserve_answers: bool, Choice(&["off", "on"]), "off",
             "Whether /predictions and :predict answer for a classifier as TorchServe does: {label: probability} of the five best classes.",
-            "This is for callers of TorchServe that cannot add ?format=torchserve to their requests. With it, ?format=ocelli asks for our own form.";
+            "This is for callers of TorchServe that cannot add ?format=torchserve to their requests. With it, ?format=ocelli asks for our own form. /predictions then also takes what TorchServe alone takes, such as a lone base64 string, and ignores unknown keys of the query.";
     }
     section "The page" {
         page: bool, Choice(&["on", "off"]), "on",

@@ -61,7 +61,8 @@ pub(super) async fn predict(
 }
 
 async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
-    let options = Options::of(request.uri().query().unwrap_or("")).map_err(InferError::BadRequest)?;
+    let options = Options::of(request.uri().query().unwrap_or(""), front.torchserve_answers)
+        .map_err(InferError::BadRequest)?;
     let mut call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     if model.image.is_none() {
         return Err(takes_tensors(model));
@@ -69,7 +70,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let negotiated = Negotiated::of(request.headers(), &model.task);
     let torchserve = negotiated.torchserve(front.torchserve_answers);
     let options = if torchserve { options.in_torchserves_form(&model.task) } else { options };
-    let mut posted = call.body(posted::read(request, front)).await?;
+    let mut posted = call.body(posted::read(request, front, front.torchserve_answers)).await?;
     let mut asked = Asked::of(options, &posted.parameters, model)?;
     let pictured = match negotiated.pictured {
         Some(Reply::Picture(form)) => Some(form),
@@ -375,7 +376,9 @@ mod tests {
         let mut other = Box::pin(front.decode.run(move || released.recv().is_ok()));
         assert!(futures_util::poll!(&mut other).is_pending());
         let call = Call::of(&HeaderMap::new(), &model, Duration::from_secs(60)).expect("no headers");
-        let asked = Asked::in_rows(Options::default(), &Parameters::default(), &model).map(Arc::new).expect("nothing is asked");
+        let asked = Asked::in_rows(Options::default(), &Parameters::default(), &model)
+            .map(Arc::new)
+            .expect("nothing is asked");
         let files = vec![Ok(Bytes::from_static(b"no image")); 20];
         let mut entries = Box::pin(entries(&front, &model, &call, &asked, files));
         assert!(futures_util::poll!(&mut entries).is_pending());

@@ -208,6 +208,15 @@ def test_in_torchserves_form_one_file_has_an_object_however_it_is_posted(server,
     assert wire.ok(requests.post(url, json=instances, timeout=wire.TIMEOUT)) == {"predictions": [raw]}
     own = requests.post(url.replace("=torchserve", "=ocelli"), files=[("data", image)], timeout=wire.TIMEOUT)
     wire.many(own, "classify", 1)
+    # Without the option, what TorchServe alone takes is refused.
+    for status, sent in (
+        (400, {"json": wire.b64(image)}),
+        (415, {"data": wire.b64(image), "headers": {"Content-Type": "text/plain"}}),
+        (400, {"data": {"data": image}}),
+        (400, {"files": {"data": image}, "data": {"target": "0"}}),
+        (400, {"data": image, "params": {"foo": "1"}}),
+    ):
+        wire.problem(requests.post(url, timeout=wire.TIMEOUT, **sent), status)
 
 
 def test_torchserves_form_may_be_asked_for_by_accept(server, digits):
@@ -247,6 +256,17 @@ def test_a_server_can_answer_as_torchserve_whoever_asks_for_nothing(start_server
     own = wire.ok(wire.post_image(server, "digits", image, query={"format": "ocelli"}))
     assert own["classes"][0]["label"] == digit, own
     assert "vector" in wire.ok(wire.post_image(server, "embed", image))
+    url, text = f"{server.url}/predictions/digits", wire.b64(image)
+    for name, sent in {
+        "a lone string": {"json": text},
+        "text": {"data": text, "headers": {"Content-Type": "text/plain"}},
+        "text in a form": {"files": {"data": ("b64.txt", text, "text/plain")}},
+        "an urlencoded form": {"data": {"data": image}},
+        "a field beside the file": {"files": {"data": image}, "data": {"target": "0"}},
+        "unknown keys": {"data": image, "params": {"foo": "1", "top_k": "5"}},
+    }.items():
+        reply = requests.post(url, timeout=wire.TIMEOUT, **sent)
+        assert wire.ok(reply) == best, name
     rows = {"instances": [{"data": wire.b64(image), "target": 0}]}
     assert wire.ok(predict(server, "digits", rows)) == {"predictions": [best]}
     numbers = {"instances": np.zeros((1, 1, 32, 32)).tolist()}

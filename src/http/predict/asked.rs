@@ -24,9 +24,12 @@ pub(in crate::http) struct Options {
 }
 
 impl Options {
-    pub(super) fn of(query: &str) -> Result<Options, String> {
+    /// An unknown key is refused, unless it is ignored as TorchServe does.
+    pub(super) fn of(query: &str, as_torchserve: bool) -> Result<Options, String> {
         let mut options = Options::default();
-        for (key, value) in query::pairs(query)? {
+        let pairs =
+            if as_torchserve { query::pairs_of(query, &query::OPTIONS)? } else { query::pairs(query)? };
+        for (key, value) in pairs {
             let option = match key.as_ref() {
                 "top_k" => &mut options.top_k,
                 "mask" => &mut options.mask,

@@ -332,7 +332,9 @@ mod tests {
         let got: Vec<f32> = got.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
         assert!(got[0].is_nan() && got[1..] == [f32::INFINITY, f32::NEG_INFINITY], "{got:?}");
         let got = read(DataType::Fp32, &[2], "[null, [1.5]]").unwrap();
-        assert!(f32::from_le_bytes(got[..4].try_into().unwrap()).is_nan() && got[4..] == 1.5f32.to_le_bytes());
+        assert!(
+            f32::from_le_bytes(got[..4].try_into().unwrap()).is_nan() && got[4..] == 1.5f32.to_le_bytes()
+        );
         assert_eq!(read(DataType::Fp64, &[1], "[null]").unwrap(), f64::NAN.to_le_bytes());
         assert_eq!(read(DataType::Fp64, &[1], r#"["-Infinity"]"#).unwrap(), f64::NEG_INFINITY.to_le_bytes());
         for (datatype, data) in

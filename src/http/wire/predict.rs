@@ -165,6 +165,15 @@ pub fn instances(body: &[u8], parts_max: usize, room: Room<'_>) -> Result<Instan
     Ok(Instances { images: decoded(kept, count, parts_max, room)?, parameters: wire.parameters })
 }
 
+/// Reads a JSON string: an image in base64.
+///
+/// # Errors
+/// 400 for other JSON, and the error of `room`.
+pub fn lone(body: &[u8], room: Room<'_>) -> Result<Result<Vec<u8>, InferError>, InferError> {
+    let text = serde_json::from_slice(body).map_err(|error| bad_json("the JSON body", &error))?;
+    Ok(decoded(vec![text], 1, 1, room)?.remove(0))
+}
+
 /// The bytes of 1 to `parts_max` instances. There are `count` instances; `kept` may have fewer if `count` exceeds the limit.
 pub(super) fn decoded(
     kept: Vec<Instance<'_>>,
@@ -268,7 +277,10 @@ mod tests {
     fn base64_may_have_line_breaks_in_every_form() {
         check(r#"{"instances":["YW\nI=\n",{"b64":"Y\r\nw=="}]}"#, &["ab", "c"]);
         check(r#"{"instances":[{"data":"Y W I"},{"image_bytes":{"b64":"Yw\t==\n"}}]}"#, &["ab", "c"]);
-        check(r#"{"instances":[{"image":"?","body":"YWI="},{"body":{"b64":"Yw"}},{"body":"?","data":"Yw"}]}"#, &["ab", "c", "c"]);
+        check(
+            r#"{"instances":[{"image":"?","body":"YWI="},{"body":{"b64":"Yw"}},{"body":"?","data":"Yw"}]}"#,
+            &["ab", "c", "c"],
+        );
     }
 
     #[test]
