@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 
@@ -21,6 +22,14 @@ def test_kserves_own_client_is_answered(server, digits, protocol):
     # Importing that client alone takes a minute on a machine that is busy.
     seconds_max = 5 * wire.TIMEOUT
     ran = subprocess.run(script, input=json.dumps([images, labels]), capture_output=True, text=True, timeout=seconds_max)
+    assert ran.returncode == 0 and ran.stdout == "done\n", ran.stderr
+
+
+def test_loads_and_unloads_are_told_as_kserves_own_server_tells_them(start_server, models, tmp_path):
+    shutil.copytree(models / "scale", tmp_path / "scale")
+    server = start_server(tmp_path, repository_mode="explicit")
+    script = [sys.executable, __file__, "loads", f"127.0.0.1:{server.grpc_port}"]
+    ran = subprocess.run(script, input="[0, 0]", capture_output=True, text=True, timeout=5 * wire.TIMEOUT)
     assert ran.returncode == 0 and ran.stdout == "done\n", ran.stderr
 
 
@@ -143,7 +152,22 @@ async def ask_grpc(base, images, labels):
             await refused(client.infer(request(model, True, array)), RpcError, *told)
 
 
+async def ask_loads(base, *_):
+    """Loads and unloads by KServe's messages."""
+    import grpc
+    from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
+    from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
+
+    async with grpc.aio.insecure_channel(base) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        for _ in range(2):
+            gone = await stub.RepositoryModelUnload(messages.RepositoryModelUnloadRequest(model_name="scale"))
+            assert (gone.model_name, gone.isUnloaded) == ("scale", True), gone
+        there = await stub.RepositoryModelLoad(messages.RepositoryModelLoadRequest(model_name="scale"))
+        assert (there.model_name, there.isLoaded) == ("scale", True), there
+
+
 if __name__ == "__main__":
-    asks = {"v1": ask_v1, "v2": ask_v2, "grpc": ask_grpc}
+    asks = {"v1": ask_v1, "v2": ask_v2, "grpc": ask_grpc, "loads": ask_loads}
     asyncio.run(asks[sys.argv[1]](sys.argv[2], *json.load(sys.stdin)))
     print("done")
