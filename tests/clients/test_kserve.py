@@ -169,7 +169,9 @@ def test_a_version_of_torchserve_and_the_types_of_s3_and_sagemaker_are_taken(ser
         url = f"{server.url}/predictions/digits/{version}"
         reply = wire.ok(requests.post(url, data=image, headers={"Content-Type": kind}, timeout=wire.TIMEOUT))
         assert reply["version"] == "1" and reply["classes"][0]["label"] == digit
-    assert requests.post(f"{server.url}/predictions/digits/1.1", data=image, timeout=wire.TIMEOUT).status_code == 404
+    for version in ("1.1", "1.0.0"):
+        reply = requests.post(f"{server.url}/predictions/digits/{version}", data=image, timeout=wire.TIMEOUT)
+        wire.problem(reply, 404, f"'digits/{version}'")
 
 
 def test_predictions_are_counted_for_the_model(server, digits):
