@@ -192,8 +192,12 @@ fn elsewhere(path: &str) -> Option<&'static str> {
         ["v1", "models", _, "labels", ..] => "versions have numbers and no labels: name a version, or none",
         ["v1", "models", .., "metadata"] => "what a model takes and gives is told at /v2/models/NAME",
         ["explanations", ..] | ["v2", "models", .., "explain"] => "models are not explained here",
-        ["invocations"] | ["models", _, "invoke"] | [_, "predict"] => "predictions are posted to /predictions/NAME",
-        ["models", _, _, "set-default"] => "the highest version that can be served is the default: callers may name another",
+        ["invocations"] | ["models", _, "invoke"] | [_, "predict"] => {
+            "predictions are posted to /predictions/NAME"
+        }
+        ["models", _, _, "set-default"] => {
+            "the highest version that can be served is the default: callers may name another"
+        }
         ["models", ..] => {
             "TorchServe's management API is not built: models are listed at /v2/models, told of at /v2/models/NAME, and, with \
              repository_mode = \"explicit\", loaded and unloaded by POST to /v2/repository/models/NAME/load and unload"
@@ -255,9 +259,14 @@ mod tests {
         ] {
             assert!(elsewhere(path).is_some_and(|told| told.contains(instead)), "{path}");
         }
-        for path in
-            ["/", "/v2/repository/models/m", "/v2/models/m/traces", "/v1/models/m/label/x", "/x/v2/logging", "/predict"]
-        {
+        for path in [
+            "/",
+            "/v2/repository/models/m",
+            "/v2/models/m/traces",
+            "/v1/models/m/label/x",
+            "/x/v2/logging",
+            "/predict",
+        ] {
             assert_eq!(elsewhere(path), None, "{path}");
         }
     }

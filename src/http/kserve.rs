@@ -13,7 +13,10 @@ use super::{
     reject::Problem,
     tally::Tally,
     target::Target,
-    wire::v1::{self, Asked, Form, Taken},
+    wire::{
+        answer,
+        v1::{self, Asked, Form, Taken},
+    },
 };
 use crate::{
     error::InferError,
@@ -98,14 +101,14 @@ pub(super) async fn call(
         }
     }
     let model = target.find(&front)?;
-    answer(&front, &model, request).await
+    predicted(&front, &model, request).await
 }
 
 /// What to use here instead of the options of a prediction's query.
 const INSTEAD_OF_OPTIONS: &str =
     "here the body's \"parameters\" may have top_k, and nothing asks for another form of a mask";
 
-async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
+async fn predicted(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
     if model.fit.is_some() {
         let name = &model.name;
         return Err(InferError::BadRequest(format!(
@@ -146,7 +149,9 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             let asked = Arc::new(predict::Asked::in_rows(options, &parameters, model)?);
             let (entries, spent) = predict::entries(front, model, &call, &asked, files).await?;
             // The protocol has no place for one answer that is an error.
-            let answers = entries.into_iter().map(|entry| entry.answer).collect::<Result<Vec<_>, _>>()?;
+            let value = |members: Vec<u8>| if asked.torchserve { members } else { answer::object(&members) };
+            let answers = entries.into_iter().map(|entry| entry.answer.map(value));
+            let answers = answers.collect::<Result<Vec<_>, _>>()?;
             let json = v1::answers(form, &answers);
             call.says(&json)?;
             (json, spent)

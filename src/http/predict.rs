@@ -307,8 +307,10 @@ async fn entry(
                 PictureForm::Tiff => picture.to_tiff(),
             }
             .map_err(InferError::Internal),
-            (Answer::Classes(classes), _) if asked_of.torchserve => Ok(answer::probabilities(classes)),
-            (answer, _) => answer::members(answer, &of.signature, placement.source, asked_of.mask),
+            (answer, _) => match asked_of.torchserve.then(|| answer::of_torchserve(answer)).flatten() {
+                Some(value) => Ok(value),
+                None => answer::members(answer, &of.signature, placement.source, asked_of.mask),
+            },
         }
     };
     // Boxes, pictures and raw outputs take longer than a hand-over to the pool does; labels and vectors do not.

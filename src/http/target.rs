@@ -72,7 +72,9 @@ mod tests {
 
     #[test]
     fn one_point_nothing_is_one_and_other_versions_stay_as_they_are() {
-        for (sent, meant) in [("1.0", "1"), ("12", "12"), ("1.0.0", "1.0.0"), ("1.1", "1.1"), ("v1.0", "v1.0"), (".0", ".0")] {
+        for (sent, meant) in
+            [("1.0", "1"), ("12", "12"), ("1.0.0", "1.0.0"), ("1.1", "1.1"), ("v1.0", "v1.0"), (".0", ".0")]
+        {
             assert_eq!(whole(sent), meant);
         }
     }

@@ -250,6 +250,27 @@ def test_torchserves_form_may_be_asked_for_where_its_envelope_is_posted(server, 
     assert len(wire.ok(requests.post(url, json=numbers, headers=headers, timeout=wire.TIMEOUT))["predictions"][0]) == 10
 
 
+def test_a_detector_answers_as_torchserves_does(server, start_server):
+    scene = (ROOT / "examples/images/digits-detector/0.png").read_bytes()
+    own, _ = wire.one(wire.post_image(server, "digits-detector", scene), "detect")
+    expected = [{d["label"]: d["box"], "score": d["score"]} for d in own if d["score"] >= 0.5]
+    assert expected
+    form = {"format": "torchserve"}
+    assert wire.ok(wire.post_image(server, "digits-detector", scene, query=form)) == expected
+    url = f"{server.url}/predictions/digits-detector"
+    parts = [("data", scene), ("data", b"no image"), ("data", scene)]
+    (first, failed, last) = wire.ok(requests.post(url, files=parts, params=form, timeout=wire.TIMEOUT))
+    assert first == last == expected and failed["status"] == 400
+    always = start_server(torchserve_answers="on")
+    rows = {"instances": [{"data": wire.b64(scene)}] * 2}
+    assert wire.ok(wire.post_image(always, "digits-detector", scene)) == expected
+    assert wire.ok(predict(always, "digits-detector", rows)) == {"predictions": [expected] * 2}
+    segmenter = wire.post_image(always, "digits-segmenter", scene)
+    assert "mask" in wire.ok(segmenter)
+    wire.problem(wire.post_image(always, "digits-segmenter", scene, query=form), 400, "classify or detect")
+    assert always.stop() == 0
+
+
 def test_a_server_can_answer_as_torchserve_whoever_asks_for_nothing(start_server, digits):
     server = start_server(torchserve_answers="on")
     _, image, digit = digits[0]

@@ -54,11 +54,17 @@ impl Options {
 
     /// Selects TorchServe's form if the task has it and the query asks for no other.
     pub(in crate::http) fn in_torchserves_form(mut self, task: &Task) -> Options {
-        if matches!(task, Task::Classify(_)) {
+        if torchserve_has(task) {
             self.format.get_or_insert_with(|| "torchserve".to_owned());
         }
         self
     }
+}
+
+/// Whether there is a form of TorchServe's for the answers of a task. That of its `image_segmenter`, a class and a probability for each pixel
+/// as nested lists, is not given.
+pub(super) fn torchserve_has(task: &Task) -> bool {
+    matches!(task, Task::Classify(_) | Task::Detect(_))
 }
 
 /// How many classes TorchServe's classifiers return.
@@ -70,7 +76,7 @@ pub(in crate::http) struct Asked {
     pub(super) mask: MaskForm,
     /// The mask or the picture as a file of its own.
     pub(super) picture: Option<PictureForm>,
-    /// `{label: probability}`, as TorchServe's classifiers answer.
+    /// As TorchServe's handlers answer.
     pub(in crate::http) torchserve: bool,
     /// Whether all pages of a file are answered; else a file of several is refused.
     pub(super) pages: bool,
@@ -114,9 +120,9 @@ impl Asked {
         }
         let torchserve = match (options.format.as_deref(), &task) {
             (None | Some("ocelli"), _) => false,
-            (Some("torchserve"), Task::Classify(_)) => true,
+            (Some("torchserve"), task) if torchserve_has(task) => true,
             (Some("torchserve"), _) => {
-                return Err(bad("format", "torchserve", "a model with the task classify for it"));
+                return Err(bad("format", "torchserve", "a model with the task classify or detect for it"));
             }
             (Some(other), _) => return Err(bad("format", other, "ocelli or torchserve")),
         };

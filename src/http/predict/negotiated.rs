@@ -1,5 +1,6 @@
 //! Chooses the form of a prediction's reply: the one that `Accept` prefers among ours.
 
+use super::asked::torchserve_has;
 use crate::{
     http::{
         accepted::{self, Offer},
@@ -65,7 +66,7 @@ impl Negotiated {
         };
         let mut offers = Vec::with_capacity(7);
         // Before JSON, which matches any parameters.
-        offers.extend(matches!(task, Task::Classify(_)).then_some(torchserve));
+        offers.extend(torchserve_has(task).then_some(torchserve));
         offers.push(Offer::ranged(Reply::Json, "application/json"));
         offers.extend(Form::offers(Reply::Streamed));
         let otherwise = accepted::best(headers, &offers);
