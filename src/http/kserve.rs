@@ -7,7 +7,7 @@ use super::{
     body,
     call::{Call, Spent},
     infer,
-    posted::Charged,
+    posted::{Charged, is_no_file},
     predict::{self, Negotiated},
     query,
     reject::Problem,
@@ -126,6 +126,7 @@ async fn predicted(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> 
     let mut call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     let mut charged = Charged::to(call.permit.clone());
     let body = call.body(body::of(request, front.limits.body)).await?;
+    is_no_file(&body, model)?;
     let began = Instant::now();
     let (of, parts_max) = (Arc::clone(model), front.limits.parts_max);
     // Numbers and base64 as text take milliseconds per megabyte.

@@ -9,7 +9,7 @@ use super::{
     multipart::{self, Part},
     wire::{Parameters, base64_text, predict},
 };
-use crate::{error::InferError, image, words::clipped};
+use crate::{error::InferError, image, models::Model, words::clipped};
 use axum::{
     extract::Request,
     http::{HeaderMap, header},
@@ -75,6 +75,23 @@ pub(super) async fn read(request: Request, front: &Front, torchserve: bool) -> R
 /// Whether the first bytes are those of an image.
 pub(super) fn is_image(body: &[u8]) -> bool {
     image::Format::sniff(body).is_some()
+}
+
+/// Refuses a file or a form of files where JSON is expected, if the model takes files elsewhere.
+///
+/// # Errors
+/// 400 that tells where.
+pub(super) fn is_no_file(body: &[u8], model: &Model) -> Result<(), InferError> {
+    let what = match model.image.is_some() || model.fit.is_some() {
+        true if is_image(body) => "an image",
+        // JSON begins otherwise.
+        true if body.starts_with(b"--") => "a form",
+        _ => return Ok(()),
+    };
+    Err(InferError::BadRequest(format!(
+        "the body is {what}, expected JSON: post it to /predictions/{}, or images in base64 within the JSON",
+        model.name
+    )))
 }
 
 fn find(form: &Form, body: &Bytes, taken: Taken, charged: &mut Charged) -> Result<Posted, InferError> {

@@ -250,6 +250,16 @@ def test_torchserves_form_may_be_asked_for_where_its_envelope_is_posted(server, 
     assert len(wire.ok(requests.post(url, json=numbers, headers=headers, timeout=wire.TIMEOUT))["predictions"][0]) == 10
 
 
+def test_files_are_sent_where_they_are_taken(server, digits):
+    for path in ("/v1/models/digits:predict", "/v2/models/digits/infer"):
+        for what, sent in {"an image": {"data": digits[0][1]}, "a form": {"files": {"data": digits[0][1]}}}.items():
+            reply = requests.post(server.url + path, timeout=wire.TIMEOUT, **sent)
+            wire.problem(reply, 400, f"the body is {what}", "/predictions/digits")
+        wire.problem(requests.post(server.url + path, data=b"{", timeout=wire.TIMEOUT), 400, "cannot be read")
+    reply = requests.post(f"{server.url}/v1/models/identity:predict", data=digits[0][1], timeout=wire.TIMEOUT)
+    wire.problem(reply, 400, "the body cannot be read")
+
+
 def test_a_detector_answers_as_torchserves_does(server, start_server):
     scene = (ROOT / "examples/images/digits-detector/0.png").read_bytes()
     own, _ = wire.one(wire.post_image(server, "digits-detector", scene), "detect")
