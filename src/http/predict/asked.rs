@@ -61,8 +61,8 @@ impl Options {
     }
 }
 
-/// Whether there is a form of TorchServe's for the answers of a task. That of its `image_segmenter`, a class and a probability for each pixel
-/// as nested lists, is not given.
+/// Whether there is a form of TorchServe's for the answers of a task. That of its `image_segmenter`, a class and a probability for each
+/// pixel as nested lists, is not given.
 pub(super) fn torchserve_has(task: &Task) -> bool {
     matches!(task, Task::Classify(_) | Task::Detect(_))
 }

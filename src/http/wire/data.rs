@@ -2,8 +2,8 @@
 //! once, to its own type (those of half precision by way of FP64).
 //!
 //! `data` has its elements in row-major order, flat or in nested lists. The shape alone says which elements they are, not the nesting, as
-//! in Triton. NaN and the infinities come as strings ([`not_finite`]), NaN also as `null`. FP16 and BF16 cannot be sent as JSON in the Open Inference Protocol;
-//! in rows ([`nested`]) they can.
+//! in Triton. NaN and the infinities come as strings ([`not_finite`]), NaN also as `null`. FP16 and BF16 cannot be sent as JSON in the Open
+//! Inference Protocol; in rows ([`nested`]) they can.
 
 use super::{clipped, members::Str, not_finite};
 use crate::{

@@ -94,8 +94,8 @@ pub fn read(
 /// TorchServe's clients use these names for a tensor whose model gives it no other; the first that is present counts.
 const DATA: [&str; 2] = ["data", "body"];
 
-/// Whether the innermost first element is a number, or a word that stands for one, or a `null` within a list of its own. It may also be within an object, as the value for the
-/// input.
+/// Whether the innermost first element is a number, or a word that stands for one, or a `null` within a list of its own. It may also be
+/// within an object, as the value for the input.
 fn holds_numbers(given: &RawValue, input: Option<&TensorSpec>) -> bool {
     let first = given.get().trim_start_matches(|c: char| c == '[' || c.is_ascii_whitespace());
     if first.starts_with(not_finite::NULL) {
