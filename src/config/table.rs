@@ -218,8 +218,8 @@ options! {
             "What the server calls itself in its metadata, at /v2 and over gRPC.",
             "This is for callers that look for another server's name there, such as triton. It is Triton's --id. What it really is stands in ocelli_build_info and the log.";
         torchserve_answers: bool, Choice(&["off", "on"]), "off",
-            "Whether /predictions answers for a classifier as TorchServe does: {label: probability} of the five best classes.",
-            "This is for callers of TorchServe that cannot add ?format=torchserve to their requests. With it, ?format=ocelli asks for our own form.";
+            "Whether /predictions and :predict answer as TorchServe does: for a classifier {label: probability} of the five best classes, for a detector its boxes by their label, of what scores 0.5 or more.",
+            "This is for callers of TorchServe that cannot add ?format=torchserve to their requests. With it, ?format=ocelli asks for our own form. /predictions then also takes what TorchServe alone takes, such as a lone base64 string, and ignores unknown keys of the query.";
     }
     section "The page" {
         page: bool, Choice(&["on", "off"]), "on",

@@ -5,7 +5,7 @@
 use super::{
     INFER, LOAD, REFLECTION, REFLECTION_ALPHA, SMALL_BYTES_MAX, STREAM,
     incoming::{self, Charge, Lost, Messages},
-    status,
+    ours, status,
 };
 use crate::{
     error::InferError,
@@ -27,7 +27,7 @@ use crate::{
 };
 use axum::{
     extract::{MatchedPath, Request, State},
-    http::{HeaderMap, HeaderValue, Method, Version, header},
+    http::{HeaderMap, HeaderValue, Method, Uri, Version, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -129,7 +129,12 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
         sign(&mut reply, &id, Readers::of(request.uri().path()));
         return reply;
     }
-    let call = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
+    let mut call = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
+    if let Some(ours) = ours(&call) {
+        // The service looks at the path.
+        *request.uri_mut() = Uri::from_static(ours);
+        ours.clone_into(&mut call);
+    }
     // Health probes come every few seconds, and are of no use in a trace.
     let traces = front.traces.as_ref().filter(|_| matches!(&*call, INFER | STREAM));
     let Begun { span, place, trace } = Begun::new(traces, &id, request.headers());

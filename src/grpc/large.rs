@@ -4,6 +4,7 @@ use super::{
     INFER, LOAD, STREAM,
     codec::{Countable, Counted},
     service::Service,
+    torchserves,
 };
 use crate::{
     http::admission::Permit, protocol::inference::grpc_inference_service_server::GrpcInferenceService,
@@ -30,6 +31,7 @@ struct Large {
 pub(super) fn routes(service: Arc<Service>, bytes_max: usize) -> Router {
     Router::new()
         .route(INFER, any(infer))
+        .route(&torchserves(INFER), any(infer))
         .route(LOAD, any(load))
         .route(STREAM, any(stream))
         .with_state(Large { service, bytes_max })

@@ -78,6 +78,17 @@ const DESCRIPTIONS: [&str; 5] = [
     "/inference.GRPCInferenceService/RepositoryIndex",
     "/inference.GRPCInferenceService/SystemSharedMemoryStatus",
 ];
+/// What the paths begin with under the name that TorchServe has for the service; the messages are the same.
+const TORCHSERVE: &str = "/org.pytorch.serve.grpc.openinference.GRPCInferenceService/";
+/// The calls of that service.
+const OF_TORCHSERVE: [&str; 6] = [
+    INFER,
+    "/inference.GRPCInferenceService/ModelMetadata",
+    "/inference.GRPCInferenceService/ModelReady",
+    "/inference.GRPCInferenceService/ServerLive",
+    "/inference.GRPCInferenceService/ServerMetadata",
+    "/inference.GRPCInferenceService/ServerReady",
+];
 /// One inference.
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 /// A load, whose message may include a model's files.
@@ -87,6 +98,21 @@ const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
 /// The largest message of a call without data, packed or not. Nothing is charged for it, so it must be no larger than a header may be.
 const SMALL_BYTES_MAX: usize = 64 * 1024;
+
+/// The path that TorchServe has for a call.
+fn torchserves(path: &str) -> String {
+    format!("{TORCHSERVE}{}", method(path))
+}
+
+/// A path of TorchServe's by the name that the call has here.
+fn ours(path: &str) -> Option<&'static str> {
+    let theirs = path.strip_prefix(TORCHSERVE)?;
+    OF_TORCHSERVE.into_iter().find(|ours| method(ours) == theirs)
+}
+
+fn method(path: &str) -> &str {
+    path.rsplit_once('/').map_or(path, |(_, method)| method)
+}
 
 /// The paths of all calls, for the metrics.
 pub fn paths() -> Vec<&'static str> {
@@ -113,13 +139,15 @@ pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
         .accept_compressed(CompressionEncoding::Deflate);
     let bounded = middleware::from_fn_with_state(unadmitted::open(), unadmitted::bounded);
     let described = middleware::from_fn_with_state(unadmitted::described(), unadmitted::bounded_once_read);
-    let router = CALLS.into_iter().fold(large, |router, path| {
+    let theirs = OF_TORCHSERVE.into_iter().map(|path| (path, torchserves(path)));
+    let routed = CALLS.into_iter().map(|path| (path, path.to_owned())).chain(theirs);
+    let router = routed.fold(large, |router, (path, at)| {
         if matches!(path, INFER | LOAD | STREAM) {
             router
         } else if DESCRIPTIONS.contains(&path) {
-            router.route(path, any_service(small.clone()).layer(described.clone()))
+            router.route(&at, any_service(small.clone()).layer(described.clone()))
         } else if path.starts_with("/inference.") {
-            router.route_service(path, small.clone())
+            router.route_service(&at, small.clone())
         } else if path == WATCH {
             router.route(path, any_service(health.clone()).layer(bounded.clone()))
         } else if matches!(path, REFLECTION | REFLECTION_ALPHA) {
@@ -156,6 +184,16 @@ mod tests {
     #[test]
     fn what_describes_models_is_a_call() {
         assert!(DESCRIPTIONS.iter().all(|path| CALLS.contains(path)));
+    }
+
+    #[test]
+    fn calls_of_torchserves_name_are_those_of_ours() {
+        for path in OF_TORCHSERVE {
+            assert!(CALLS.contains(&path) && ours(&torchserves(path)) == Some(path), "{path}");
+        }
+        for path in [INFER, &torchserves(STREAM), &format!("{TORCHSERVE}Infer")] {
+            assert_eq!(ours(path), None, "{path}");
+        }
     }
 
     #[test]

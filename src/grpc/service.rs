@@ -263,7 +263,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         let RepositoryModelLoadRequest { repository_name, model_name, parameters } = request.into_inner();
         let model_name = model_of(repository_name, model_name)?;
         repository::load_as(&self.front, &model_name, load(parameters)?, permit.as_ref()).await?;
-        Ok(Response::new(RepositoryModelLoadResponse {}))
+        Ok(Response::new(RepositoryModelLoadResponse { model_name, is_loaded: true }))
     }
 
     async fn repository_model_unload(
@@ -275,7 +275,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         let model_name = model_of(repository_name, model_name)?;
         let unloaded = repository::unload_as(&self.front, &model_name, &unload_body(parameters)).await;
         unloaded?;
-        Ok(Response::new(RepositoryModelUnloadResponse {}))
+        Ok(Response::new(RepositoryModelUnloadResponse { model_name, is_unloaded: true }))
     }
 
     async fn system_shared_memory_status(

@@ -163,10 +163,13 @@ fn not_grpc_here() -> Response<Body> {
 
 /// The same on a listener that has a part of the routes.
 pub async fn not_found_here(uri: Uri) -> Problem {
-    Problem::not_found_here(uri.path())
+    match elsewhere(uri.path()) {
+        Some(why) => Problem::from(&InferError::NotOffered(why.to_owned())),
+        None => Problem::not_found_here(uri.path()),
+    }
 }
 
-/// Why there is nothing at a path of Triton's, TensorFlow Serving's or TorchServe's.
+/// Why there is nothing at a path of Triton's, TensorFlow Serving's, TorchServe's or SageMaker's.
 fn elsewhere(path: &str) -> Option<&'static str> {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     Some(match parts[..] {
@@ -189,6 +192,17 @@ fn elsewhere(path: &str) -> Option<&'static str> {
         ["v1", "models", _, "labels", ..] => "versions have numbers and no labels: name a version, or none",
         ["v1", "models", .., "metadata"] => "what a model takes and gives is told at /v2/models/NAME",
         ["explanations", ..] | ["v2", "models", .., "explain"] => "models are not explained here",
+        ["invocations"] | ["models", _, "invoke"] | [_, "predict"] => {
+            "predictions are posted to /predictions/NAME"
+        }
+        ["models", _, _, "set-default"] => {
+            "the highest version that can be served is the default: callers may name another"
+        }
+        ["models", ..] => {
+            "TorchServe's management API is not built: models are listed at /v2/models, told of at /v2/models/NAME, and, with \
+             repository_mode = \"explicit\", loaded and unloaded by POST to /v2/repository/models/NAME/load and unload"
+        }
+        ["workflows" | "wfpredict", ..] => "there are no workflows: post to one model after the other",
         _ => return None,
     })
 }
@@ -228,12 +242,31 @@ mod tests {
             "/v2/models/m/versions/1/explain",
             "/v2/models/m/infer_stream",
             "/v2/models/m/versions/1/infer_stream",
+            "/wfpredict/w",
+            "/workflows",
+            "/workflows/w",
         ] {
             assert!(elsewhere(path).is_some(), "{path}");
         }
-        for path in
-            ["/", "/v2/repository/models/m", "/v2/models/m/traces", "/v1/models/m/label/x", "/x/v2/logging"]
-        {
+        for (path, instead) in [
+            ("/models", "/v2/models"),
+            ("/models/m", "/v2/repository/models/NAME/load"),
+            ("/models/m/1.0", "/v2/models/NAME"),
+            ("/models/m/1.0/set-default/", "the highest version"),
+            ("/models/m/invoke", "/predictions/NAME"),
+            ("/invocations", "/predictions/NAME"),
+            ("/m/predict", "/predictions/NAME"),
+        ] {
+            assert!(elsewhere(path).is_some_and(|told| told.contains(instead)), "{path}");
+        }
+        for path in [
+            "/",
+            "/v2/repository/models/m",
+            "/v2/models/m/traces",
+            "/v1/models/m/label/x",
+            "/x/v2/logging",
+            "/predict",
+        ] {
             assert_eq!(elsewhere(path), None, "{path}");
         }
     }
@@ -330,7 +363,7 @@ mod tests {
             ("GET", "/v22", 404, own),
             ("GET", "/v2/none", 404, theirs),
             ("GET", "/v1", 404, theirs),
-            ("GET", "/models", 404, own),
+            ("PUT", "/models/m", 501, own),
             ("GET", "/predictions/m", 404, own),
         ] {
             let (reply, body) = ask(method, path).await;
@@ -339,7 +372,7 @@ mod tests {
             assert_eq!(reply.headers()[X_REQUEST_ID], "me");
             assert_eq!(body["status"], status);
             assert_eq!(body["request_id"], "me");
-            let theirs = matches!(path, "/models" | "/predictions/m");
+            let theirs = matches!(path, "/models/m" | "/predictions/m");
             let of_torchserve = theirs.then(|| (&body["status"], &body["detail"]));
             assert_eq!(body.get("code").zip(body.get("message")), of_torchserve, "{path}");
             assert!(body["type"].as_str().unwrap().starts_with("/docs/errors#"), "{body}");

@@ -9,6 +9,7 @@ use super::{
     call::{Call, Spent},
     encoded,
     localize::tensors::{self, Changes, Fitted},
+    posted::is_no_file,
     query,
     shared_memory::{self, Caller, Named},
     streamed::Form,
@@ -108,6 +109,9 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let form = Form::accepted(request.headers(), &["application/json", "application/octet-stream"]);
     let caller = Caller::of(front, request.extensions(), request.headers(), request.uri());
     let body = call.body(body::aligned(request, front.limits.body, length.unwrap_or(0))).await?;
+    if length.is_none() {
+        is_no_file(&body, model)?;
+    }
     let (began, text) = (call.arrived, length.unwrap_or(body.len()));
     // Numbers as text take milliseconds per megabyte, and so may the header of an image: not on the async threads.
     let slow = length == Some(0) && Format::sniff(&body).is_some_and(Format::is_slow);

@@ -7,12 +7,16 @@ use super::{
     body,
     call::{Call, Spent},
     infer,
-    posted::Charged,
-    predict, query,
+    posted::{Charged, is_no_file},
+    predict::{self, Negotiated},
+    query,
     reject::Problem,
     tally::Tally,
     target::Target,
-    wire::v1::{self, Asked, Form, Taken},
+    wire::{
+        answer,
+        v1::{self, Asked, Form, Taken},
+    },
 };
 use crate::{
     error::InferError,
@@ -97,14 +101,14 @@ pub(super) async fn call(
         }
     }
     let model = target.find(&front)?;
-    answer(&front, &model, request).await
+    predicted(&front, &model, request).await
 }
 
 /// What to use here instead of the options of a prediction's query.
 const INSTEAD_OF_OPTIONS: &str =
-    "here the body's \"parameters\" may have top_k, and nothing asks for another form of the answer";
+    "here the body's \"parameters\" may have top_k, and nothing asks for another form of a mask";
 
-async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
+async fn predicted(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
     if model.fit.is_some() {
         let name = &model.name;
         return Err(InferError::BadRequest(format!(
@@ -112,10 +116,17 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         )));
     }
     let said = request.uri().query().unwrap_or_default();
-    query::has_no_options(said, INSTEAD_OF_OPTIONS).map_err(InferError::BadRequest)?;
+    query::has_none_of(&["top_k", "mask"], said, INSTEAD_OF_OPTIONS).map_err(InferError::BadRequest)?;
+    let options = predict::Options::of_form(said).map_err(InferError::BadRequest)?;
+    let formed = options.has_form();
+    let options = match Negotiated::of(request.headers(), &model.task).torchserve(front.torchserve_answers) {
+        true => options.in_torchserves_form(&model.task),
+        false => options,
+    };
     let mut call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     let mut charged = Charged::to(call.permit.clone());
     let body = call.body(body::of(request, front.limits.body)).await?;
+    is_no_file(&body, model)?;
     let began = Instant::now();
     let (of, parts_max) = (Arc::clone(model), front.limits.parts_max);
     // Numbers and base64 as text take milliseconds per megabyte.
@@ -136,13 +147,20 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let (form, asked) = front.decode.run(read).await??;
     let (json, spent) = match asked {
         Asked::Images { files, parameters } => {
-            let asked = predict::Asked::plain(&parameters, model)?;
-            let (entries, spent) = predict::entries(front, model, &call, &Arc::new(asked), files).await?;
+            let asked = Arc::new(predict::Asked::in_rows(options, &parameters, model)?);
+            let (entries, spent) = predict::entries(front, model, &call, &asked, files).await?;
             // The protocol has no place for one answer that is an error.
-            let answers = entries.into_iter().map(|entry| entry.answer).collect::<Result<Vec<_>, _>>()?;
+            let value = |members: Vec<u8>| if asked.torchserve { members } else { answer::object(&members) };
+            let answers = entries.into_iter().map(|entry| entry.answer.map(value));
+            let answers = answers.collect::<Result<Vec<_>, _>>()?;
             let json = v1::answers(form, &answers);
             call.says(&json)?;
             (json, spent)
+        }
+        Asked::Tensors(_) if formed => {
+            return Err(InferError::BadRequest(
+                "format is for images: numbers are answered by all that the model gives, in one form".into(),
+            ));
         }
         Asked::Tensors(inputs) => {
             let (inputs, items) = infer::arrange(model, inputs, call.permit.as_deref())?;

@@ -8,10 +8,12 @@ mod asked;
 mod negotiated;
 mod streaming;
 
-pub(super) use self::asked::Asked;
+pub(super) use self::{
+    asked::{Asked, Options},
+    negotiated::Negotiated,
+};
 use self::{
-    asked::Options,
-    negotiated::{Negotiated, PictureForm, Reply},
+    negotiated::{PictureForm, Reply},
     streaming::one_by_one,
 };
 use super::{
@@ -59,19 +61,16 @@ pub(super) async fn predict(
 }
 
 async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
-    let options = Options::of(request.uri().query().unwrap_or("")).map_err(InferError::BadRequest)?;
+    let options = Options::of(request.uri().query().unwrap_or(""), front.torchserve_answers)
+        .map_err(InferError::BadRequest)?;
     let mut call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     if model.image.is_none() {
         return Err(takes_tensors(model));
     }
     let negotiated = Negotiated::of(request.headers(), &model.task);
-    let torchserve = match negotiated.otherwise {
-        Some(Reply::TorchServe) => true,
-        Some(Reply::Streamed(_)) => false,
-        _ => front.torchserve_answers,
-    };
+    let torchserve = negotiated.torchserve(front.torchserve_answers);
     let options = if torchserve { options.in_torchserves_form(&model.task) } else { options };
-    let mut posted = call.body(posted::read(request, front)).await?;
+    let mut posted = call.body(posted::read(request, front, front.torchserve_answers)).await?;
     let mut asked = Asked::of(options, &posted.parameters, model)?;
     let pictured = match negotiated.pictured {
         Some(Reply::Picture(form)) => Some(form),
@@ -308,8 +307,10 @@ async fn entry(
                 PictureForm::Tiff => picture.to_tiff(),
             }
             .map_err(InferError::Internal),
-            (Answer::Classes(classes), _) if asked_of.torchserve => Ok(answer::probabilities(classes)),
-            (answer, _) => answer::members(answer, &of.signature, placement.source, asked_of.mask),
+            (answer, _) => match asked_of.torchserve.then(|| answer::of_torchserve(answer)).flatten() {
+                Some(value) => Ok(value),
+                None => answer::members(answer, &of.signature, placement.source, asked_of.mask),
+            },
         }
     };
     // Boxes, pictures and raw outputs take longer than a hand-over to the pool does; labels and vectors do not.
@@ -377,7 +378,9 @@ mod tests {
         let mut other = Box::pin(front.decode.run(move || released.recv().is_ok()));
         assert!(futures_util::poll!(&mut other).is_pending());
         let call = Call::of(&HeaderMap::new(), &model, Duration::from_secs(60)).expect("no headers");
-        let asked = Asked::plain(&Parameters::default(), &model).map(Arc::new).expect("nothing is asked");
+        let asked = Asked::in_rows(Options::default(), &Parameters::default(), &model)
+            .map(Arc::new)
+            .expect("nothing is asked");
         let files = vec![Ok(Bytes::from_static(b"no image")); 20];
         let mut entries = Box::pin(entries(&front, &model, &call, &asked, files));
         assert!(futures_util::poll!(&mut entries).is_pending());

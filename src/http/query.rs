@@ -4,7 +4,9 @@ use crate::words::{clipped, meant};
 use std::borrow::Cow;
 
 /// The options of a prediction.
-pub(super) const OPTIONS: [&str; 3] = ["top_k", "mask", "format"];
+pub(super) const OPTIONS: [&str; 3] = ["top_k", "mask", FORMAT];
+/// The one of them that says what a reply looks like.
+pub(super) const FORMAT: &str = "format";
 
 /// A key and its value.
 pub(super) type Pair<'a> = (Cow<'a, str>, Cow<'a, str>);
@@ -14,13 +16,31 @@ pub(super) type Pair<'a> = (Cow<'a, str>, Cow<'a, str>);
 /// # Errors
 /// A message for the client: a key without a value or with two, and what is not UTF-8.
 pub(super) fn pairs(query: &str) -> Result<Vec<Pair<'_>>, String> {
-    let decode = |text| {
+    read(query.split('&'))
+}
+
+/// The same of these keys alone. All others pass unread, since clients and gateways have keys of their own.
+///
+/// # Errors
+/// As [`pairs`].
+pub(super) fn pairs_of<'q>(query: &'q str, keys: &[&str]) -> Result<Vec<Pair<'q>>, String> {
+    read(query.split('&').filter(|pair| keys.contains(&key(pair).as_ref())))
+}
+
+/// The key of a pair, as it is compared.
+fn key(pair: &str) -> Cow<'_, str> {
+    let key = pair.split_once('=').map_or(pair, |(key, _)| key);
+    percent_encoding::percent_decode_str(key).decode_utf8_lossy()
+}
+
+fn read<'q>(query: impl Iterator<Item = &'q str>) -> Result<Vec<Pair<'q>>, String> {
+    let decode = |text: &'q str| {
         percent_encoding::percent_decode_str(text)
             .decode_utf8()
             .map_err(|_| format!("the query has {:?}, which is not UTF-8", clipped(text)))
     };
     let mut pairs: Vec<Pair<'_>> = Vec::new();
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+    for pair in query.filter(|pair| !pair.is_empty()) {
         let (key, value) = pair
             .split_once('=')
             .ok_or_else(|| format!("{0:?} in the query has no value: write {0}=...", clipped(pair)))?;
@@ -46,14 +66,18 @@ pub(super) fn unknown<'k>(key: &str, known: impl IntoIterator<Item = &'k str>) -
 /// # Errors
 /// A message for the client, naming the key.
 pub(super) fn has_no_options(query: &str, instead: &str) -> Result<(), String> {
-    for pair in query.split('&') {
-        let key = pair.split_once('=').map_or(pair, |(key, _)| key);
-        let key = percent_encoding::percent_decode_str(key).decode_utf8_lossy();
-        if OPTIONS.contains(&key.as_ref()) {
-            return Err(format!("{key} in the query is for /predictions alone: {instead}"));
-        }
+    has_none_of(&OPTIONS, query, instead)
+}
+
+/// The same for some of the options.
+///
+/// # Errors
+/// As [`has_no_options`].
+pub(super) fn has_none_of(options: &[&str], query: &str, instead: &str) -> Result<(), String> {
+    match query.split('&').map(key).find(|key| options.contains(&key.as_ref())) {
+        Some(key) => Err(format!("{key} in the query is for /predictions alone: {instead}")),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -91,6 +115,14 @@ mod tests {
             let error = read(query).expect_err(query);
             assert!(error.contains(expected), "{query}: {error}");
         }
+    }
+
+    #[test]
+    fn keys_that_others_have_pass_unread_where_some_alone_are_meant() {
+        let read = |query| pairs_of(query, &["format", "top_k"]);
+        assert_eq!(read("debug&a=%ff&a=1&b&form%61t=x"), Ok(vec![("format".into(), "x".into())]));
+        assert_eq!(read("format=x&format=y"), Err("format is given twice".to_owned()));
+        assert!(read("top_k").is_err_and(|error| error.contains("has no value")));
     }
 
     #[test]

@@ -18,6 +18,7 @@ use axum::{
 };
 use bytes::Bytes;
 pub(super) use folder::Folder;
+use serde_json::{Value, json};
 use std::{collections::BTreeSet, sync::Arc};
 
 /// Bytes of a body without files. Few: nothing is set aside for it, and anybody may send one.
@@ -60,14 +61,16 @@ pub(super) async fn load(
     State(front): State<Arc<Front>>,
     target: Target,
     mut request: Request,
-) -> Result<(), InferError> {
+) -> Result<Json<Value>, InferError> {
     allowed(&front, request.extensions().get(), request.headers())?;
     // A model's files take memory as the bodies of other requests do.
     let permit = front.admission.enter(&mut request)?;
     let body = body::of(coding::unpack(request)?, front.limits.body).await?;
     let read = move || wire::Load::of_body(&body);
     let load = front.decode.run(charged(Some(&permit), read)).await??;
-    load_as(&front, &target.model, load, Some(&permit)).await
+    load_as(&front, &target.model, load, Some(&permit)).await?;
+    // As KServe's own server answers; Triton's reply is empty, and its clients look at nothing but the status.
+    Ok(Json(json!({ "name": target.model, "load": true })))
 }
 
 /// Loads a model for a caller that may.
@@ -96,9 +99,10 @@ pub(super) async fn unload(
     State(front): State<Arc<Front>>,
     target: Target,
     request: Request,
-) -> Result<(), InferError> {
+) -> Result<Json<Value>, InferError> {
     allowed(&front, request.extensions().get(), request.headers())?;
-    unload_as(&front, &target.model, &read(&front, request).await?).await
+    unload_as(&front, &target.model, &read(&front, request).await?).await?;
+    Ok(Json(json!({ "name": target.model, "unload": true })))
 }
 
 /// Unloads a model as this body says, for a caller that may.

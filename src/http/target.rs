@@ -43,10 +43,15 @@ impl<S: Send + Sync> FromRequestParts<S> for Target {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Target, InferError> {
         let model = segment(parts, state, "model").await?.unwrap_or_default();
         let version = segment(parts, state, "version").await?;
-        // TorchServe's versions have a point: 1.0 is 1.
-        let version = version.map(|version| version.strip_suffix(".0").unwrap_or(&version).to_owned());
-        Ok(Target { model, version })
+        Ok(Target { model, version: version.map(|version| whole(&version).to_owned()) })
     }
+}
+
+/// TorchServe's versions have a point: 1.0 is 1. Others are left as they were sent.
+fn whole(version: &str) -> &str {
+    let before = version.strip_suffix(".0");
+    let is_whole = |digits: &&str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    before.filter(is_whole).unwrap_or(version)
 }
 
 /// The part of a path at `{wanted}`, percent-decoded; `None` where its route has no such place.
@@ -59,4 +64,18 @@ pub(super) async fn segment<S: Send + Sync>(
         .await
         .map_err(|error| InferError::BadRequest(format!("the path cannot be read: {}", error.body_text())))?;
     Ok(names.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::whole;
+
+    #[test]
+    fn one_point_nothing_is_one_and_other_versions_stay_as_they_are() {
+        for (sent, meant) in
+            [("1.0", "1"), ("12", "12"), ("1.0.0", "1.0.0"), ("1.1", "1.1"), ("v1.0", "v1.0"), (".0", ".0")]
+        {
+            assert_eq!(whole(sent), meant);
+        }
+    }
 }

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -36,6 +37,23 @@ COMMANDS_MIN = {
     "docs/coming-from-triton.md": 3,
     "docs/models.md": 4,
 }
+
+
+@pytest.mark.parametrize(
+    ("given", "labels"),
+    [
+        ({"0": "cat", "1": ["n01", "dog"]}, ["cat", "dog"]),
+        ({"1": "cat", "3": "dog"}, ["0", "cat", "2", "dog"]),
+        ({"object_type_names": ["cat", "dog"]}, ["cat", "dog"]),
+        ({"object_type_names": {"1": "cat"}}, ["0", "cat"]),
+    ],
+)
+def test_the_labels_of_an_archive_become_ours(tmp_path, given, labels):
+    text = (ROOT / "docs/coming-from-torchserve.md").read_text()
+    script = re.search(r"python3 -c '(import json;.*?)'", text, re.DOTALL)[1]
+    (tmp_path / "index_to_name.json").write_text(json.dumps(given))
+    ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines() == labels
 
 
 @dataclass

@@ -81,9 +81,12 @@ def test_a_refusal_over_http2_reaches_curl_while_it_sends_its_body(server, tmp_p
     assert "unknown model" in done.stdout
 
 
-def test_an_unsupported_media_type_is_415(server, digits):
-    response = wire.post_image(server, "digits", digits[0][1], headers={"Content-Type": "text/html"})
+def test_an_unsupported_media_type_is_415_unless_the_body_is_an_image(server, digits):
+    response = wire.post_image(server, "digits", b"<html>", headers={"Content-Type": "text/html"})
     wire.problem(response, 415, "text/html", "image/")
+    for kind in ("text/html", "application/json", "application/png", "multipart/form-data"):
+        reply = wire.ok(wire.post_image(server, "digits", digits[0][1], headers={"Content-Type": kind}))
+        assert reply["classes"][0]["label"] == digits[0][2], kind
 
 
 def test_a_model_that_cannot_be_loaded_is_503_and_the_others_are_served(server, digits):

@@ -205,6 +205,33 @@ def test_what_is_not_built_says_so(client, channel):
     fails(lambda: other(b"", timeout=SECONDS), "UNIMPLEMENTED", "/other.Service/Call")
 
 
+def test_the_service_has_torchserves_name_as_well(server, channel):
+    service = "/org.pytorch.serve.grpc.openinference.GRPCInferenceService"
+
+    def call(method, **members):
+        request, reply = getattr(service_pb2, method + "Request"), getattr(service_pb2, method + "Response")
+        send = channel.unary_unary(f"{service}/{method}", request.SerializeToString, reply.FromString)
+        return send(request(**members), timeout=SECONDS)
+
+    def counted():
+        text = requests.get(server.url + "/metrics", timeout=SECONDS).text
+        assert "org.pytorch" not in text
+        (line,) = [li for li in text.splitlines() if li.startswith("ocelli_http_requests_total{") and f'"{INFER}"' in li and '"200"' in li]
+        return int(line.rsplit(" ", 1)[1])
+
+    assert call("ServerLive").live and call("ServerReady").ready and call("ModelReady", name="identity").ready
+    assert call("ServerMetadata").name == "ocelli" and call("ModelMetadata", name="identity").inputs[0].name == "x"
+    x = np.arange(16, dtype=np.float32)
+    given = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 16])
+    members = {"model_name": "identity", "inputs": [given], "raw_input_contents": [x.tobytes()]}
+    assert call("ModelInfer", **members).raw_output_contents == [x.tobytes()]
+    before = counted()
+    call("ModelInfer", **members)
+    assert counted() == before + 1
+    fails(lambda: call("ModelInfer", model_name="nothing"), "NOT_FOUND", "nothing")
+    fails(lambda: call("ModelConfig", name="identity"), "UNIMPLEMENTED", "ModelConfig")
+
+
 def test_models_are_loaded_and_unloaded_by_the_rules_of_the_rest_api(server, client, start_server, models, tmp_path):
     fails(lambda: client.load_model("digits"), "PERMISSION_DENIED", "repository_mode")
     shutil.copytree(models / "scale", tmp_path / "scale")

@@ -45,6 +45,7 @@ def test_images_are_predicted_as_rows_and_as_columns(server, digits):
         "rows with keys": ({"instances": [{"image_bytes": i, "key": "1"} for i in images]}, "predictions"),
         "rows by the input's name": ({"instances": [{"image": i} for i in images]}, "predictions"),
         "columns": ({"inputs": images}, "outputs"),
+        "rows as in TorchServe's request": ({"instances": [{"body": i["b64"]} for i in images]}, "predictions"),
         "named columns": ({"inputs": {"image": images}}, "outputs"),
     }
     for name, (body, member) in forms.items():
@@ -56,6 +57,8 @@ def test_numbers_are_predicted_as_rows_and_as_columns(server):
     x = np.arange(32, dtype=np.float32).reshape(2, 16).tolist()
     assert wire.ok(predict(server, "identity", {"instances": x})) == {"predictions": x}
     assert wire.ok(predict(server, "identity", {"inputs": x})) == {"outputs": x}
+    for name in ("x", "data", "body"):
+        assert wire.ok(predict(server, "identity", {"instances": [{name: row, "target": 0} for row in x]})) == {"predictions": x}
     rows = [{"a": [1, 2, 3, 4], "b": [10, 20, 30, 40]}, {"a": [0, 0, 0, 0], "b": [1, 1, 1, 1]}]
     expected = [[11, 22, 33, 44], [1, 1, 1, 1]]
     assert wire.ok(predict(server, "add", {"instances": rows})) == {"predictions": expected}
@@ -175,7 +178,9 @@ def test_a_version_of_torchserve_and_the_types_of_s3_and_sagemaker_are_taken(ser
         url = f"{server.url}/predictions/digits/{version}"
         reply = wire.ok(requests.post(url, data=image, headers={"Content-Type": kind}, timeout=wire.TIMEOUT))
         assert reply["version"] == "1" and reply["classes"][0]["label"] == digit
-    assert requests.post(f"{server.url}/predictions/digits/1.1", data=image, timeout=wire.TIMEOUT).status_code == 404
+    for version in ("1.1", "1.0.0"):
+        reply = requests.post(f"{server.url}/predictions/digits/{version}", data=image, timeout=wire.TIMEOUT)
+        wire.problem(reply, 404, f"'digits/{version}'")
 
 
 def test_predictions_are_counted_for_the_model(server, digits):
@@ -214,6 +219,15 @@ def test_in_torchserves_form_one_file_has_an_object_however_it_is_posted(server,
     assert wire.ok(requests.post(url, json=instances, timeout=wire.TIMEOUT)) == {"predictions": [raw]}
     own = requests.post(url.replace("=torchserve", "=ocelli"), files=[("data", image)], timeout=wire.TIMEOUT)
     wire.many(own, "classify", 1)
+    # Without the option, what TorchServe alone takes is refused.
+    for status, sent in (
+        (400, {"json": wire.b64(image)}),
+        (415, {"data": wire.b64(image), "headers": {"Content-Type": "text/plain"}}),
+        (400, {"data": {"data": image}}),
+        (400, {"files": {"data": image}, "data": {"target": "0"}}),
+        (400, {"data": image, "params": {"foo": "1"}}),
+    ):
+        wire.problem(requests.post(url, timeout=wire.TIMEOUT, **sent), status)
 
 
 def test_torchserves_form_may_be_asked_for_by_accept(server, digits):
@@ -226,6 +240,56 @@ def test_torchserves_form_may_be_asked_for_by_accept(server, digits):
     assert "classes" in wire.ok(reply)
 
 
+def test_torchserves_form_may_be_asked_for_where_its_envelope_is_posted(server, digits):
+    body = {"instances": [{"data": wire.b64(image), "target": 0} for _, image, _ in digits[:2]]}
+    url = f"{server.url}/v1/models/digits:predict"
+    expected = wire.ok(requests.post(f"{server.url}/predictions/digits?format=torchserve", json=body, timeout=wire.TIMEOUT))
+    assert [list(one)[0] for one in expected["predictions"]] == [digit for _, _, digit in digits[:2]]
+    assert wire.ok(requests.post(url + "?format=torchserve&debug", json=body, timeout=wire.TIMEOUT)) == expected
+    headers = {"Accept": "application/json; format=torchserve"}
+    assert wire.ok(requests.post(url, json=body, headers=headers, timeout=wire.TIMEOUT)) == expected
+    columns = {"inputs": body["instances"], "parameters": {"top_k": 1}}
+    (first, _) = wire.ok(requests.post(url, json=columns, headers=headers, timeout=wire.TIMEOUT))["outputs"]
+    assert list(first) == [digits[0][2]]
+    own = requests.post(url + "?format=ocelli", json=body, headers=headers, timeout=wire.TIMEOUT)
+    assert "classes" in wire.ok(own)["predictions"][0]
+    wire.problem(requests.post(url + "?format=numpy", json=body, timeout=wire.TIMEOUT), 400, "ocelli or torchserve")
+    numbers = {"instances": np.zeros((1, 1, 32, 32)).tolist()}
+    wire.problem(requests.post(url + "?format=torchserve", json=numbers, timeout=wire.TIMEOUT), 400, "format is for images")
+    assert len(wire.ok(requests.post(url, json=numbers, headers=headers, timeout=wire.TIMEOUT))["predictions"][0]) == 10
+
+
+def test_files_are_sent_where_they_are_taken(server, digits):
+    for path in ("/v1/models/digits:predict", "/v2/models/digits/infer"):
+        for what, sent in {"an image": {"data": digits[0][1]}, "a form": {"files": {"data": digits[0][1]}}}.items():
+            reply = requests.post(server.url + path, timeout=wire.TIMEOUT, **sent)
+            wire.problem(reply, 400, f"the body is {what}", "/predictions/digits")
+        wire.problem(requests.post(server.url + path, data=b"{", timeout=wire.TIMEOUT), 400, "cannot be read")
+    reply = requests.post(f"{server.url}/v1/models/identity:predict", data=digits[0][1], timeout=wire.TIMEOUT)
+    wire.problem(reply, 400, "the body cannot be read")
+
+
+def test_a_detector_answers_as_torchserves_does(server, start_server):
+    scene = (ROOT / "examples/images/digits-detector/0.png").read_bytes()
+    own, _ = wire.one(wire.post_image(server, "digits-detector", scene), "detect")
+    expected = [{d["label"]: d["box"], "score": d["score"]} for d in own if d["score"] >= 0.5]
+    assert expected
+    form = {"format": "torchserve"}
+    assert wire.ok(wire.post_image(server, "digits-detector", scene, query=form)) == expected
+    url = f"{server.url}/predictions/digits-detector"
+    parts = [("data", scene), ("data", b"no image"), ("data", scene)]
+    (first, failed, last) = wire.ok(requests.post(url, files=parts, params=form, timeout=wire.TIMEOUT))
+    assert first == last == expected and failed["status"] == 400
+    always = start_server(torchserve_answers="on")
+    rows = {"instances": [{"data": wire.b64(scene)}] * 2}
+    assert wire.ok(wire.post_image(always, "digits-detector", scene)) == expected
+    assert wire.ok(predict(always, "digits-detector", rows)) == {"predictions": [expected] * 2}
+    segmenter = wire.post_image(always, "digits-segmenter", scene)
+    assert "mask" in wire.ok(segmenter)
+    wire.problem(wire.post_image(always, "digits-segmenter", scene, query=form), 400, "classify or detect")
+    assert always.stop() == 0
+
+
 def test_a_server_can_answer_as_torchserve_whoever_asks_for_nothing(start_server, digits):
     server = start_server(torchserve_answers="on")
     _, image, digit = digits[0]
@@ -234,5 +298,20 @@ def test_a_server_can_answer_as_torchserve_whoever_asks_for_nothing(start_server
     own = wire.ok(wire.post_image(server, "digits", image, query={"format": "ocelli"}))
     assert own["classes"][0]["label"] == digit, own
     assert "vector" in wire.ok(wire.post_image(server, "embed", image))
+    url, text = f"{server.url}/predictions/digits", wire.b64(image)
+    for name, sent in {
+        "a lone string": {"json": text},
+        "text": {"data": text, "headers": {"Content-Type": "text/plain"}},
+        "text in a form": {"files": {"data": ("b64.txt", text, "text/plain")}},
+        "an urlencoded form": {"data": {"data": image}},
+        "a field beside the file": {"files": {"data": image}, "data": {"target": "0"}},
+        "unknown keys": {"data": image, "params": {"foo": "1", "top_k": "5"}},
+    }.items():
+        reply = requests.post(url, timeout=wire.TIMEOUT, **sent)
+        assert wire.ok(reply) == best, name
+    rows = {"instances": [{"data": wire.b64(image), "target": 0}]}
+    assert wire.ok(predict(server, "digits", rows)) == {"predictions": [best]}
+    numbers = {"instances": np.zeros((1, 1, 32, 32)).tolist()}
+    assert len(wire.ok(predict(server, "digits", numbers))["predictions"][0]) == 10
     reply = wire.post_image(server, "digits", image, query={"format": "numpy"})
     assert reply.status_code == 400 and "ocelli or torchserve" in reply.json()["error"], reply.text

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 
@@ -21,6 +22,14 @@ def test_kserves_own_client_is_answered(server, digits, protocol):
     # Importing that client alone takes a minute on a machine that is busy.
     seconds_max = 5 * wire.TIMEOUT
     ran = subprocess.run(script, input=json.dumps([images, labels]), capture_output=True, text=True, timeout=seconds_max)
+    assert ran.returncode == 0 and ran.stdout == "done\n", ran.stderr
+
+
+def test_loads_and_unloads_are_told_as_kserves_own_server_tells_them(start_server, models, tmp_path):
+    shutil.copytree(models / "scale", tmp_path / "scale")
+    server = start_server(tmp_path, repository_mode="explicit")
+    script = [sys.executable, __file__, "loads", f"127.0.0.1:{server.grpc_port}"]
+    ran = subprocess.run(script, input="[0, 0]", capture_output=True, text=True, timeout=5 * wire.TIMEOUT)
     assert ran.returncode == 0 and ran.stdout == "done\n", ran.stderr
 
 
@@ -52,6 +61,22 @@ def is_x(reply, model):
     np.testing.assert_array_equal(output.as_numpy(), X)
 
 
+async def holds_nan(client, base):
+    """That NaN arrives, which this client writes as `null`, and comes back as binary data."""
+    from kserve.errors import InvalidInput
+    from kserve.protocol.infer_type import RequestedOutput
+
+    array = X.copy()
+    array[0, 0] = np.nan
+    asked = request("identity", False, array)
+    # A reply in JSON has the bare word.
+    await refused(client.infer(base, asked, model_name="identity"), InvalidInput, "Unrecognized request format")
+    asked = request("identity", False, array)
+    asked.request_outputs = [RequestedOutput("y", {"binary_data": True})]
+    (output,) = (await client.infer(base, asked, model_name="identity")).outputs
+    np.testing.assert_array_equal(output.as_numpy(), array)
+
+
 async def refused(call, error, *told):
     """The words of the error that a call ends with."""
     try:
@@ -74,6 +99,8 @@ async def ask_v1(base, images, labels):
         body = {"instances": [{"b64": image} for image in images]}
         answers = (await client.infer(base, body, model_name="digits"))["predictions"]
         assert [a["classes"][0]["label"] for a in answers] == labels
+        rows = {"instances": [[None] + X[0, 1:].tolist()]}
+        assert (await client.infer(base, rows, model_name="identity"))["predictions"] == rows["instances"]
         await refused(client.infer(base, {}, model_name="digits"), HTTPStatusError, "400", "either instances")
         await refused(client.explain(base, model_name="digits", data=body), HTTPStatusError, "501", "explain")
 
@@ -90,6 +117,7 @@ async def ask_v2(base, images, labels):
             assert not await client.is_model_ready(base, model)
         for binary in (True, False):
             is_x(await client.infer(base, request("identity", binary), model_name="identity"), "identity")
+        await holds_nan(client, base)
         answers = (await client.infer(base, pictures(images), model_name="digits")).outputs[0]
         assert answers.as_numpy().shape == (len(labels), 10), answers
         assert [str(best) for best in answers.as_numpy().argmax(axis=1)] == labels
@@ -124,7 +152,22 @@ async def ask_grpc(base, images, labels):
             await refused(client.infer(request(model, True, array)), RpcError, *told)
 
 
+async def ask_loads(base, *_):
+    """Loads and unloads by KServe's messages."""
+    import grpc
+    from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
+    from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
+
+    async with grpc.aio.insecure_channel(base) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        for _ in range(2):
+            gone = await stub.RepositoryModelUnload(messages.RepositoryModelUnloadRequest(model_name="scale"))
+            assert (gone.model_name, gone.isUnloaded) == ("scale", True), gone
+        there = await stub.RepositoryModelLoad(messages.RepositoryModelLoadRequest(model_name="scale"))
+        assert (there.model_name, there.isLoaded) == ("scale", True), there
+
+
 if __name__ == "__main__":
-    asks = {"v1": ask_v1, "v2": ask_v2, "grpc": ask_grpc}
+    asks = {"v1": ask_v1, "v2": ask_v2, "grpc": ask_grpc, "loads": ask_loads}
     asyncio.run(asks[sys.argv[1]](sys.argv[2], *json.load(sys.stdin)))
     print("done")

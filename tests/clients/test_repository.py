@@ -366,7 +366,7 @@ def test_without_a_mode_nobody_may_load_and_with_a_token_only_who_has_it(start_s
             headers={"Authorization": "Bearer " + TOKEN},
             timeout=wire.TIMEOUT,
         )
-        assert reply.status_code == 200 and reply.content == b"", reply.text
+        assert wire.ok(reply) == {"name": "identity", "load": True}
     assert TOKEN[:8] not in server.log_text()
     server.kill()
 

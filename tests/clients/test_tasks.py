@@ -57,6 +57,7 @@ def test_nothing_found_is_an_empty_list(server):
     black = reference.png(np.zeros((100, 50, 3), np.uint8))
     detections, _ = wire.one(wire.post_image(server, "boxes", black), "detect")
     assert detections == []
+    assert wire.ok(wire.post_image(server, "boxes", black, query={"format": "torchserve"})) == []
 
 
 def white(width, height):

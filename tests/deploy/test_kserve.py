@@ -1,5 +1,7 @@
 """The manifests for KServe: containers are ones that Kubernetes takes, services find the runtime, and time suffices."""
 
+import re
+
 import common
 import kubernetes
 import pytest
@@ -53,15 +55,21 @@ def test_serves_where_kserve_looks(container):
         assert asked["port"] == common.port(options["admin_listen"]) != 8080 and "get" in PATHS[asked["path"]]
 
 
-def test_only_the_api_and_metrics_are_let_in(objects, container):
+# Where KServe's agent listens, which takes the requests of a service that has a logger or a batcher.
+AGENT = 9081
+
+
+def test_only_the_api_the_agent_and_metrics_are_let_in(objects, container):
     spec = only(objects, "NetworkPolicy")["spec"]
     (chosen,) = spec["podSelector"]["matchExpressions"]
     assert chosen["key"] == "serving.kserve.io/inferenceservice" and chosen["operator"] == "In"
     assert set(chosen["values"]) == {service["metadata"]["name"] for service in of_kind(objects, "InferenceService")}
     assert spec["policyTypes"] == ["Ingress"] and all(rule["from"] for rule in spec["ingress"])
     options = given(container)
-    let_in = {entry["port"] for rule in spec["ingress"] for entry in rule["ports"]}
-    assert let_in == {common.port(options["listen"]), common.port(options["metrics_listen"])}
+    (callers, prometheus) = ({entry["port"] for entry in rule["ports"]} for rule in spec["ingress"])
+    grpc = re.search(r"`--grpc-listen=0\.0\.0\.0:(\d+)`", (ROOT / "docs/operations.md").read_text())
+    assert callers == {common.port(options["listen"]), int(grpc[1]), AGENT}
+    assert prometheus == {common.port(options["metrics_listen"])}
 
 
 def test_metrics_are_where_the_annotations_say(objects, container):

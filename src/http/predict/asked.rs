@@ -14,7 +14,7 @@ use crate::{
 
 /// What the query of a request may say.
 #[derive(Debug, Default)]
-pub(super) struct Options {
+pub(in crate::http) struct Options {
     /// Classes to return, instead of the model's own setting.
     top_k: Option<String>,
     /// `png` or `rle`.
@@ -24,9 +24,12 @@ pub(super) struct Options {
 }
 
 impl Options {
-    pub(super) fn of(query: &str) -> Result<Options, String> {
+    /// An unknown key is refused, unless it is ignored as TorchServe does.
+    pub(super) fn of(query: &str, as_torchserve: bool) -> Result<Options, String> {
         let mut options = Options::default();
-        for (key, value) in query::pairs(query)? {
+        let pairs =
+            if as_torchserve { query::pairs_of(query, &query::OPTIONS)? } else { query::pairs(query)? };
+        for (key, value) in pairs {
             let option = match key.as_ref() {
                 "top_k" => &mut options.top_k,
                 "mask" => &mut options.mask,
@@ -38,13 +41,30 @@ impl Options {
         Ok(options)
     }
 
+    /// The same where the body says all but the form.
+    pub(in crate::http) fn of_form(query: &str) -> Result<Options, String> {
+        let format = query::pairs_of(query, &[query::FORMAT])?.pop().map(|(_, value)| value.into_owned());
+        Ok(Options { format, ..Options::default() })
+    }
+
+    /// Whether a form is asked for.
+    pub(in crate::http) fn has_form(&self) -> bool {
+        self.format.is_some()
+    }
+
     /// Selects TorchServe's form if the task has it and the query asks for no other.
-    pub(super) fn in_torchserves_form(mut self, task: &Task) -> Options {
-        if matches!(task, Task::Classify(_)) {
+    pub(in crate::http) fn in_torchserves_form(mut self, task: &Task) -> Options {
+        if torchserve_has(task) {
             self.format.get_or_insert_with(|| "torchserve".to_owned());
         }
         self
     }
+}
+
+/// Whether there is a form of TorchServe's for the answers of a task. That of its `image_segmenter`, a class and a probability for each
+/// pixel as nested lists, is not given.
+pub(super) fn torchserve_has(task: &Task) -> bool {
+    matches!(task, Task::Classify(_) | Task::Detect(_))
 }
 
 /// How many classes TorchServe's classifiers return.
@@ -56,8 +76,8 @@ pub(in crate::http) struct Asked {
     pub(super) mask: MaskForm,
     /// The mask or the picture as a file of its own.
     pub(super) picture: Option<PictureForm>,
-    /// `{label: probability}`, as TorchServe's classifiers answer.
-    pub(super) torchserve: bool,
+    /// As TorchServe's handlers answer.
+    pub(in crate::http) torchserve: bool,
     /// Whether all pages of a file are answered; else a file of several is refused.
     pub(super) pages: bool,
 }
@@ -100,17 +120,21 @@ impl Asked {
         }
         let torchserve = match (options.format.as_deref(), &task) {
             (None | Some("ocelli"), _) => false,
-            (Some("torchserve"), Task::Classify(_)) => true,
+            (Some("torchserve"), task) if torchserve_has(task) => true,
             (Some("torchserve"), _) => {
-                return Err(bad("format", "torchserve", "a model with the task classify for it"));
+                return Err(bad("format", "torchserve", "a model with the task classify or detect for it"));
             }
             (Some(other), _) => return Err(bad("format", other, "ocelli or torchserve")),
         };
         Ok(Asked { task, mask, picture: None, torchserve, pages: true })
     }
 
-    /// For a request without a query, with room for only one answer per file.
-    pub(in crate::http) fn plain(parameters: &Parameters, model: &Model) -> Result<Asked, InferError> {
-        Ok(Asked { pages: false, ..Asked::of(Options::default(), parameters, model)? })
+    /// For a request with room for only one answer per file.
+    pub(in crate::http) fn in_rows(
+        options: Options,
+        parameters: &Parameters,
+        model: &Model,
+    ) -> Result<Asked, InferError> {
+        Ok(Asked { pages: false, ..Asked::of(options, parameters, model)? })
     }
 }

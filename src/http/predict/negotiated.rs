@@ -1,5 +1,6 @@
 //! Chooses the form of a prediction's reply: the one that `Accept` prefers among ours.
 
+use super::asked::torchserve_has;
 use crate::{
     http::{
         accepted::{self, Offer},
@@ -48,7 +49,7 @@ impl PictureForm {
 
 /// The preferred form of the reply, if any is accepted. It can depend on the number of images, which is known only when the body is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Negotiated {
+pub(in crate::http) struct Negotiated {
     /// If a picture can be the reply.
     pub(super) pictured: Option<Reply>,
     /// If none can: there are several images.
@@ -56,7 +57,7 @@ pub(super) struct Negotiated {
 }
 
 impl Negotiated {
-    pub(super) fn of(headers: &HeaderMap, task: &Task) -> Negotiated {
+    pub(in crate::http) fn of(headers: &HeaderMap, task: &Task) -> Negotiated {
         let torchserve = Offer {
             form: Reply::TorchServe,
             media: "application/json",
@@ -65,13 +66,22 @@ impl Negotiated {
         };
         let mut offers = Vec::with_capacity(7);
         // Before JSON, which matches any parameters.
-        offers.extend(matches!(task, Task::Classify(_)).then_some(torchserve));
+        offers.extend(torchserve_has(task).then_some(torchserve));
         offers.push(Offer::ranged(Reply::Json, "application/json"));
         offers.extend(Form::offers(Reply::Streamed));
         let otherwise = accepted::best(headers, &offers);
         let pictures = PictureForm::of(task).iter();
         offers.extend(pictures.map(|form| Offer::ranged(Reply::Picture(*form), form.media())));
         Negotiated { pictured: accepted::best(headers, &offers), otherwise }
+    }
+
+    /// Whether TorchServe's form is preferred, which is the form of requests that ask for none if `by_default`.
+    pub(in crate::http) fn torchserve(self, by_default: bool) -> bool {
+        match self.otherwise {
+            Some(Reply::TorchServe) => true,
+            Some(Reply::Streamed(_)) => false,
+            _ => by_default,
+        }
     }
 }
 

@@ -142,7 +142,7 @@ fn explain(kind: Kind) -> Entry {
         ),
         MEDIA => entry(
             "`detail` lists the content types that the route takes, or the content encodings. The encodings are also in the header \
-             `Accept-Encoding`.",
+             `Accept-Encoding`. A body that begins as an image does is taken whatever its type, except for a stack.",
             "Set `Content-Type` to what the body is, or leave it out: images are recognised by their first bytes.",
             InferError::UnsupportedMedia {
                 got: "text/html".into(),

@@ -18,7 +18,7 @@ use crate::{
     engine::Signature,
     error::InferError,
     http::reject::Problem,
-    tasks::{Answer, Class, Mask, Picture},
+    tasks::{Answer, Class, Detection, Mask, Picture},
 };
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
@@ -140,7 +140,7 @@ pub struct Page {
 pub struct Entry {
     /// The origin of the image, if its file has several pages.
     pub page: Option<Page>,
-    /// The members of the answer's object.
+    /// The members of the answer's object; in TorchServe's form the whole value.
     pub answer: Result<Vec<u8>, InferError>,
 }
 
@@ -156,34 +156,35 @@ impl Entry {
 pub fn several(of: Of<'_>, entries: &[Entry]) -> Vec<u8> {
     let mut json = head(of);
     json.extend_from_slice(b",\"predictions\":[");
-    json.extend_from_slice(&list(entries, Entry::place));
-    json.extend_from_slice(b"]}");
-    json
-}
-
-/// Entries, each preceded by members of its own.
-fn list(entries: &[Entry], own: impl Fn(&Entry) -> Vec<u8>) -> Vec<u8> {
-    let mut json = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
         json.extend_from_slice(if index > 0 { b",{" } else { b"{" });
-        json.extend_from_slice(&own(entry));
+        json.extend_from_slice(&entry.place());
         match &entry.answer {
             Ok(members) => json.extend_from_slice(members),
             Err(error) => json.extend_from_slice(&problem(&Problem::from(error))),
         }
         json.push(b'}');
     }
+    json.extend_from_slice(b"]}");
     json
 }
 
-/// The members of an object from label to probability, as in the answers of TorchServe's classifiers; a class without a label is named by
-/// its index. If several classes have the same label, only the first is written, which is the best: readers keep the last of repeated
-/// names.
-pub fn probabilities(classes: &[Class]) -> Vec<u8> {
-    let mut json = Vec::with_capacity(256);
+/// An answer as TorchServe's handler for the task gives it, if there is one. It is a whole value.
+pub fn of_torchserve(answer: &Answer) -> Option<Vec<u8>> {
+    match answer {
+        Answer::Classes(classes) => Some(probabilities(classes)),
+        Answer::Detections(detections) => Some(boxes(detections)),
+        _ => None,
+    }
+}
+
+/// An object from label to probability, as TorchServe's `image_classifier` answers. If several classes have the same label, only the first
+/// is written, which is the best: readers keep the last of repeated names.
+fn probabilities(classes: &[Class]) -> Vec<u8> {
+    let mut json = vec![b'{'];
     let mut written = HashSet::with_capacity(classes.len());
     for class in classes {
-        let name = class.label.as_deref().map_or_else(|| class.index.to_string().into(), Cow::Borrowed);
+        let name = name(class.label.as_deref(), class.index);
         if !written.insert(name.clone()) {
             continue;
         }
@@ -194,17 +195,51 @@ pub fn probabilities(classes: &[Class]) -> Vec<u8> {
         json.push(b':');
         write(&mut json, &class.score);
     }
+    json.push(b'}');
     json
 }
 
-/// The answers as TorchServe gives them: an object for one, otherwise a list; to those in the envelope of `instances`, `predictions`.
+/// Detections that score less are not among the answers of TorchServe's `object_detector`.
+const TORCHSERVE_SCORE_MIN: f32 = 0.5;
+
+/// A list of objects with the box under the label, and the score, as that handler answers.
+fn boxes(detections: &[Detection]) -> Vec<u8> {
+    let mut json = vec![b'['];
+    for found in detections.iter().filter(|found| found.score >= TORCHSERVE_SCORE_MIN) {
+        json.extend_from_slice(if json.len() > 1 { b",{" } else { b"{" });
+        string(&mut json, &name(found.label.as_deref(), found.index));
+        json.push(b':');
+        write(&mut json, &[found.x0, found.y0, found.x1, found.y1]);
+        json.extend_from_slice(b",\"score\":");
+        write(&mut json, &found.score);
+        json.push(b'}');
+    }
+    json.push(b']');
+    json
+}
+
+/// A class without a label is named by its index.
+fn name(label: Option<&str>, index: usize) -> Cow<'_, str> {
+    label.map_or_else(|| index.to_string().into(), Cow::Borrowed)
+}
+
+/// The answers as TorchServe gives them: itself for one, otherwise a list; to those in the envelope of `instances`, `predictions`.
 pub fn bare(entries: &[Entry], in_envelope: bool) -> Vec<u8> {
-    let json = list(entries, |_| Vec::new());
+    let values = entries.iter().map(|entry| match &entry.answer {
+        Ok(value) => value.clone(),
+        Err(error) => object(&problem(&Problem::from(error))),
+    });
+    let json = values.collect::<Vec<_>>().join(&b',');
     match entries.len() {
         _ if in_envelope => [b"{\"predictions\":[", &json[..], b"]}"].concat(),
         1 => json,
         _ => [b"[", &json[..], b"]"].concat(),
     }
+}
+
+/// An object of these members.
+pub fn object(members: &[u8]) -> Vec<u8> {
+    [b"{", members, b"}"].concat()
 }
 
 /// The members for an error, without braces around them.
@@ -323,10 +358,44 @@ mod tests {
         assert_eq!(of[0], json!({ "a": 1 }));
         assert_eq!(of[1], json!({ "file": 1, "page": 0, "a": 2 }));
         assert_eq!((&of[2]["file"], &of[2]["page"], &of[2]["error"]), (&json!(1), &json!(1), &json!("no")));
-        let text = String::from_utf8(bare(&entries, false)).expect("text");
-        assert!(text.starts_with("[{\"a\":1},{\"a\":2},{") && !text.contains("page"), "{text}");
-        assert_eq!(bare(&entries[..1], false), b"{\"a\":1}");
-        assert_eq!(bare(&entries[..1], true), b"{\"predictions\":[{\"a\":1}]}");
+        let bare = |entries: &[Entry], listed| String::from_utf8(bare(entries, listed)).expect("text");
+        let entries = [
+            entry(None, Ok(b"{\"a\":1}".to_vec())),
+            entry(Some(Page { file: 1, page: 0 }), Ok(b"[2]".to_vec())),
+            entry(Some(Page { file: 1, page: 1 }), Err(InferError::Decode("no".into()))),
+        ];
+        let text = bare(&entries, false);
+        assert!(
+            text.starts_with("[{\"a\":1},[2],{\"") && text.ends_with("}]") && !text.contains("page"),
+            "{text}"
+        );
+        assert_eq!(bare(&entries[..1], false), "{\"a\":1}");
+        assert_eq!(bare(&entries[..1], true), "{\"predictions\":[{\"a\":1}]}");
+    }
+
+    #[test]
+    fn detections_are_told_as_torchserves_detector_tells_them_from_half_a_score_on() {
+        let found = |label: Option<&str>, score| Detection {
+            x0: 1.0,
+            y0: 2.5,
+            x1: 3.0,
+            y1: 4.0,
+            index: 7,
+            label: label.map(Into::into),
+            score,
+            corners: None,
+            keypoints: Vec::new(),
+            mask: None,
+        };
+        let told = |detections: Vec<Detection>| {
+            String::from_utf8(of_torchserve(&Answer::Detections(detections)).expect("there is a form"))
+        };
+        let three = vec![found(Some("a \"dog\""), 0.75), found(None, 0.5), found(Some("cat"), 0.499)];
+        let expected =
+            r#"[{"a \"dog\"":[1.0,2.5,3.0,4.0],"score":0.75},{"7":[1.0,2.5,3.0,4.0],"score":0.5}]"#;
+        assert_eq!(told(three).as_deref(), Ok(expected));
+        assert_eq!(told(Vec::new()).as_deref(), Ok("[]"));
+        assert_eq!(of_torchserve(&Answer::Vector(vec![1.0])), None);
     }
 
     #[test]
@@ -339,6 +408,6 @@ mod tests {
             class(Some("7"), 8, 0.0625),
         ];
         let json = String::from_utf8(probabilities(&classes));
-        assert_eq!(json.as_deref(), Ok(r#""crane":0.5,"7":0.125"#));
+        assert_eq!(json.as_deref(), Ok(r#"{"crane":0.5,"7":0.125}"#));
     }
 }

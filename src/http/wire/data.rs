@@ -2,8 +2,8 @@
 //! once, to its own type (those of half precision by way of FP64).
 //!
 //! `data` has its elements in row-major order, flat or in nested lists. The shape alone says which elements they are, not the nesting, as
-//! in Triton. NaN and the infinities come as strings ([`not_finite`]). FP16 and BF16 cannot be sent as JSON in the Open Inference Protocol;
-//! in rows ([`nested`]) they can.
+//! in Triton. NaN and the infinities come as strings ([`not_finite`]), NaN also as `null`. FP16 and BF16 cannot be sent as JSON in the Open
+//! Inference Protocol; in rows ([`nested`]) they can.
 
 use super::{clipped, members::Str, not_finite};
 use crate::{
@@ -321,6 +321,8 @@ mod tests {
         let brain = [0.1, 3e38, 1.0].map(half::bf16::from_f64);
         let expected: Vec<u8> = brain.iter().flat_map(|number| number.to_le_bytes()).collect();
         assert_eq!(read(DataType::Bf16, "[0.1, 3e38, 1]").unwrap(), expected);
+        let nan = half::f16::NAN.to_le_bytes().repeat(3);
+        assert_eq!(read(DataType::Fp16, r#"[null, "NaN", null]"#).unwrap(), nan);
         assert!(read(DataType::Fp16, "[0, 1e5, 0]").unwrap_err().to_string().contains("within ±65504"));
     }
 
@@ -329,6 +331,11 @@ mod tests {
         let got = read(DataType::Fp32, &[3], r#"["NaN", "Infinity", "-Infinity"]"#).unwrap();
         let got: Vec<f32> = got.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
         assert!(got[0].is_nan() && got[1..] == [f32::INFINITY, f32::NEG_INFINITY], "{got:?}");
+        let got = read(DataType::Fp32, &[2], "[null, [1.5]]").unwrap();
+        assert!(
+            f32::from_le_bytes(got[..4].try_into().unwrap()).is_nan() && got[4..] == 1.5f32.to_le_bytes()
+        );
+        assert_eq!(read(DataType::Fp64, &[1], "[null]").unwrap(), f64::NAN.to_le_bytes());
         assert_eq!(read(DataType::Fp64, &[1], r#"["-Infinity"]"#).unwrap(), f64::NEG_INFINITY.to_le_bytes());
         for (datatype, data) in
             [(DataType::Fp32, r#"["nan"]"#), (DataType::Fp64, r#"["1"]"#), (DataType::Int32, r#"["NaN"]"#)]
@@ -380,7 +387,10 @@ mod tests {
         refuses(DataType::Fp32, &[2, 2], "[[1,2],[3]]", "has 3 elements, expected 4 for shape [2, 2]");
         refuses(DataType::Fp32, &[1], "3", "data is not a list");
         refuses(DataType::Fp32, &[1], "[{\"a\":1}]", "neither a list nor an element");
-        refuses(DataType::Fp32, &[1], "[null]", "element 0 is null");
+        refuses(DataType::Int32, &[1], "[null]", "element 0 is null");
+        refuses(DataType::Bool, &[1], "[null]", "element 0 is null");
+        refuses(DataType::Bytes, &[1], "[null]", "element 0 is null");
+        refuses(DataType::Fp32, &[2], "null", "data is not a list");
         refuses(DataType::Fp32, &[1], "[1e39]", "within ±3.4e38");
         refuses(DataType::Fp16, &[1], "[1]", "binary_data_size");
         refuses(DataType::Fp32, &[usize::MAX, 2], "[1]", "too many elements");

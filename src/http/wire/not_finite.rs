@@ -5,6 +5,8 @@ use super::object;
 use serde::Deserialize;
 
 const WORDS: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
+/// What stands for NaN where JSON's own rules hold.
+pub(super) const NULL: &str = "null";
 
 /// Longer texts are not read a second time. That would take seconds and as much memory again, and clients send so many numbers as binary
 /// data.
@@ -38,10 +40,10 @@ pub(super) fn read<'a, T: Deserialize<'a>>(json: &'a [u8], room: &'a mut Vec<u8>
     object(room)
 }
 
-/// The number that a string stands for.
+/// The number that a string stands for, or a `null`: Python's `orjson`, with which KServe's client writes, has no other word for NaN.
 pub(super) fn number(token: &str) -> Option<f64> {
     match token {
-        "\"NaN\"" => Some(f64::NAN),
+        "\"NaN\"" | NULL => Some(f64::NAN),
         "\"Infinity\"" => Some(f64::INFINITY),
         "\"-Infinity\"" => Some(f64::NEG_INFINITY),
         _ => None,
@@ -105,5 +107,6 @@ mod tests {
             assert!(read.to_bits() == odd.to_bits() && begins(&format!("{word}\", 1]")), "{word}");
         }
         assert_eq!((word(f64::MAX), number("\"nan\""), begins("NaN1\"")), (None, None, false));
+        assert!(number(NULL).unwrap().is_nan());
     }
 }

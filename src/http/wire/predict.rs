@@ -1,7 +1,7 @@
 //! Images in JSON, in the forms that clients of TorchServe, TensorFlow Serving and KServe send:
 //!
 //! ```json
-//! {"instances": [{"b64": "…"}, {"data": "…"}, {"image_bytes": {"b64": "…"}, "key": "1"}, {"image": {"b64": "…"}}, "…"]}
+//! {"instances": [{"b64": "…"}, {"data": "…"}, {"body": "…"}, {"image_bytes": {"b64": "…"}, "key": "1"}, {"image": {"b64": "…"}}, "…"]}
 //! ```
 //!
 //! Unknown members, such as `key`, are ignored; `parameters` may stand beside `instances`.
@@ -52,8 +52,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for Instance<'a> {
 impl<'a> Instance<'a> {
     /// The same, but an object may also hold the image under the name of the model's input.
     pub(super) fn named(json: &'a str, name: &str) -> serde_json::Result<Instance<'a>> {
-        let [data, image_bytes, image] = WITHIN;
-        let within = &[name, data, image_bytes, image];
+        let [data, body, image_bytes, image] = WITHIN;
+        let within = &[name, data, body, image_bytes, image];
         let mut deserializer = serde_json::Deserializer::from_str(json);
         Wrapped { within }.deserialize(&mut deserializer).map(|Text { text, .. }| Instance(text))
     }
@@ -61,7 +61,7 @@ impl<'a> Instance<'a> {
 
 /// The members that hold an image in the examples of TorchServe, TensorFlow Serving and KServe. If there are several, the first in this
 /// list counts: an `image` beside another one may be the name of its file.
-const WITHIN: [&str; 3] = ["data", "image_bytes", "image"];
+const WITHIN: [&str; 4] = ["data", "body", "image_bytes", "image"];
 
 /// A text, or an object that holds it as `b64`.
 pub(super) struct Text<'a> {
@@ -98,7 +98,7 @@ impl<'de> Visitor<'de> for Wrapped<'_> {
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.within {
             [] => "a string or an object with b64",
-            _ => "a base64 string or an object with b64, data, image_bytes or image",
+            _ => "a base64 string or an object with b64, data, body, image_bytes or image",
         })
     }
 
@@ -163,6 +163,15 @@ pub fn instances(body: &[u8], parts_max: usize, room: Room<'_>) -> Result<Instan
         Ok(())
     })?;
     Ok(Instances { images: decoded(kept, count, parts_max, room)?, parameters: wire.parameters })
+}
+
+/// Reads a JSON string: an image in base64.
+///
+/// # Errors
+/// 400 for other JSON, and the error of `room`.
+pub fn lone(body: &[u8], room: Room<'_>) -> Result<Result<Vec<u8>, InferError>, InferError> {
+    let text = serde_json::from_slice(body).map_err(|error| bad_json("the JSON body", &error))?;
+    Ok(decoded(vec![text], 1, 1, room)?.remove(0))
 }
 
 /// The bytes of 1 to `parts_max` instances. There are `count` instances; `kept` may have fewer if `count` exceeds the limit.
@@ -268,6 +277,10 @@ mod tests {
     fn base64_may_have_line_breaks_in_every_form() {
         check(r#"{"instances":["YW\nI=\n",{"b64":"Y\r\nw=="}]}"#, &["ab", "c"]);
         check(r#"{"instances":[{"data":"Y W I"},{"image_bytes":{"b64":"Yw\t==\n"}}]}"#, &["ab", "c"]);
+        check(
+            r#"{"instances":[{"image":"?","body":"YWI="},{"body":{"b64":"Yw"}},{"body":"?","data":"Yw"}]}"#,
+            &["ab", "c", "c"],
+        );
     }
 
     #[test]

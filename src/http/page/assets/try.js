@@ -185,7 +185,7 @@ async function run(given) {
   const { task } = known.get(name) || {};
   const query = settings();
   // The server may be set to another form than that which is shown here.
-  if (task === "classify") query.format = "ocelli";
+  if (["classify", "detect"].includes(task)) query.format = "ocelli";
   let [next, done, failed, words] = [0, 0, 0, ""];
   const say = () => (asking.textContent = done < files.length ? `Asking ${name}: ${done} of ${files.length}…${left}` : `${ended(name, files.length, failed, words)}${left}`);
   say();

@@ -17,7 +17,7 @@ use crate::{
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{borrow::Cow, collections::BTreeMap, iter};
 
 /// The content of a request.
 #[derive(Debug)]
@@ -91,13 +91,17 @@ pub fn read(
     Ok((form, Asked::Tensors(inputs)))
 }
 
-/// TorchServe's clients use this name for a tensor whose model gives it no other.
-const DATA: &str = "data";
+/// TorchServe's clients use these names for a tensor whose model gives it no other; the first that is present counts.
+const DATA: [&str; 2] = ["data", "body"];
 
-/// Whether the innermost first element is a number, or a word that stands for one. It may also be within an object, as the value for the
-/// input.
+/// Whether the innermost first element is a number, or a word that stands for one, or a `null` within a list of its own. It may also be
+/// within an object, as the value for the input.
 fn holds_numbers(given: &RawValue, input: Option<&TensorSpec>) -> bool {
     let first = given.get().trim_start_matches(|c: char| c == '[' || c.is_ascii_whitespace());
+    if first.starts_with(not_finite::NULL) {
+        // An instance that is `null` is no image.
+        return within_lists(given.get()) > usize::from(input.is_some());
+    }
     match (first.as_bytes().first(), input) {
         (Some(b'{'), Some(input)) => {
             let within = member(first, &input.name).or_else(|| listed_data(first));
@@ -108,9 +112,14 @@ fn holds_numbers(given: &RawValue, input: Option<&TensorSpec>) -> bool {
     }
 }
 
-/// The list under [`DATA`], if there is one.
+/// In how many lists the innermost first element is.
+fn within_lists(json: &str) -> usize {
+    json.bytes().filter(|byte| !byte.is_ascii_whitespace()).take_while(|byte| *byte == b'[').count()
+}
+
+/// The list under one of [`DATA`], if there is one.
 fn listed_data(object: &str) -> Option<&RawValue> {
-    member(object, DATA).filter(|data| data.get().starts_with('['))
+    DATA.into_iter().find_map(|name| member(object, name)).filter(|data| data.get().starts_with('['))
 }
 
 /// Reads images where they stand: only their text is read, and only their bytes are stored.
@@ -161,7 +170,7 @@ fn row_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, InferEr
     }
     let mut columns: BTreeMap<String, String> = BTreeMap::new();
     list::each(given.get(), "instances", |index, row| {
-        let members: BTreeMap<Cow<'_, str>, &RawValue> = all(row)
+        let members = columns_of(row, taken.inputs)
             .map_err(|_| bad(format!("instance {index} must be an object with a member for each input")))?;
         // Otherwise rows of one input would be combined with other rows of another input.
         if index > 0 && !members.keys().eq(columns.keys()) {
@@ -189,16 +198,31 @@ fn column_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, Infe
     {
         return Ok(vec![input(only, taken.pixels, given)?]);
     }
-    let columns: BTreeMap<Cow<'_, str>, &RawValue> =
-        all(given).map_err(|error| bad_json("inputs", &error))?;
+    let columns = columns_of(given, taken.inputs).map_err(|error| bad_json("inputs", &error))?;
     let column =
         |(name, value): (Cow<'_, str>, &RawValue)| input(spec(taken.inputs, &name)?, taken.pixels, value);
     columns.into_iter().map(column).collect()
 }
 
-/// All members of an object.
-fn all(value: &RawValue) -> serde_json::Result<BTreeMap<Cow<'_, str>, &RawValue>> {
-    members::<FEW_MAX, _, _>(&mut serde_json::Deserializer::from_str(value.get()))
+/// The members of an object by the inputs that they are for. Where the only input is there, others are passed over, such as the `target` of
+/// TorchServe's clients.
+fn columns_of<'a>(
+    value: &'a RawValue,
+    inputs: &'a [TensorSpec],
+) -> serde_json::Result<BTreeMap<Cow<'a, str>, &'a RawValue>> {
+    let all: BTreeMap<Cow<'_, str>, &RawValue> =
+        members::<FEW_MAX, _, _>(&mut serde_json::Deserializer::from_str(value.get()))?;
+    let of_only = match inputs {
+        [only] => iter::once(only.name.as_str())
+            .chain(DATA)
+            .find_map(|name| all.get(name))
+            .map(|value| (only, *value)),
+        _ => None,
+    };
+    Ok(match of_only {
+        Some((only, value)) => BTreeMap::from([(only.name.as_str().into(), value)]),
+        None => all,
+    })
 }
 
 /// Whether a value names its inputs. An object does, unless it is an element of a text input.
@@ -209,11 +233,7 @@ fn names(value: &RawValue, only: &TensorSpec) -> bool {
 }
 
 fn spec<'a>(specs: &'a [TensorSpec], name: &str) -> Result<&'a TensorSpec, InferError> {
-    let only = || match specs {
-        [only] if name == DATA => Some(only),
-        _ => None,
-    };
-    specs.iter().find(|spec| spec.name == name).or_else(only).ok_or_else(|| {
+    specs.iter().find(|spec| spec.name == name).ok_or_else(|| {
         let there = specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");
         bad(format!("the model has no input {:?}; it has {there}", clipped(name)))
     })
@@ -346,6 +366,9 @@ mod tests {
             r#"{"inputs":[[1,2],[3,4]]}"#,
             r#"{"instances":[{"a":[1,2]},{"a":[3,4]}]}"#,
             r#"{"instances":[{"data":[1,2]},{"data":[3,4]}]}"#,
+            r#"{"instances":[{"data":[1,2],"target":0},{"a":[3,4],"data":7,"z":[9]}]}"#,
+            r#"{"inputs":{"a":[[1,2],[3,4]],"target":0}}"#,
+            r#"{"instances":[{"body":[1,2]},{"data":[3,4],"body":[7,8]}]}"#,
         ] {
             assert_eq!(tensors(body, &specs[..1]), Ok(one.clone()), "{body}");
         }
@@ -362,15 +385,17 @@ mod tests {
         };
         let (numbers, texts) = (spec_of("x", DataType::Fp32), spec_of("t", DataType::Bytes));
         let two = Bytes::from([1_f32, 2.0].map(f32::to_le_bytes).concat());
-        for images in [false, true] {
-            let got = of(r#"{"instances":[{"data":[1,2]}]}"#, slice::from_ref(&numbers), images);
-            assert_eq!(got, Ok(vec![two.clone()]));
+        for (images, name) in [(false, "data"), (true, "data"), (true, "body")] {
+            let body = format!(r#"{{"instances":[{{"{name}":[1,2]}}]}}"#);
+            assert_eq!(of(&body, slice::from_ref(&numbers), images), Ok(vec![two.clone()]), "{body}");
         }
         let got = of(r#"{"instances":[{"data":["a","b"]}]}"#, slice::from_ref(&texts), false);
         assert_eq!(got, Ok(vec![Bytes::from("\u{1}\0\0\0a\u{1}\0\0\0b")]));
         // A base64 text stays one.
-        let got = of(r#"{"instances":[{"data":"YWI="}]}"#, slice::from_ref(&numbers), true);
-        assert_eq!(got, Ok(vec![Bytes::from("ab")]));
+        for name in ["data", "body"] {
+            let body = format!(r#"{{"instances":[{{"{name}":"YWI="}}]}}"#);
+            assert_eq!(of(&body, slice::from_ref(&numbers), true), Ok(vec![Bytes::from("ab")]), "{body}");
+        }
         let error =
             of(r#"{"instances":[{"data":[1,2]}]}"#, &[numbers, texts], false).unwrap_err().to_string();
         assert!(error.contains("no input \"data\""), "{error}");
@@ -441,6 +466,8 @@ mod tests {
             (r#"{"instances":[[NaN,1]]}"#, true),
             (r#"{"instances":[{"image":[-Infinity,1]}]}"#, true),
             (r#"{"inputs":{"image":[["Infinity",1]]}}"#, true),
+            (r#"{"instances":[ [null,1] ]}"#, true),
+            (r#"{"instances":[{"image":[null,1]}]}"#, true),
             (r#"{"instances":["NaNN"]}"#, false),
         ] {
             let (_, asked) = read(body.as_bytes(), taken(&specs, true), 4).unwrap();

@@ -14,17 +14,9 @@ use crate::{
 };
 use std::borrow::Cow;
 
-/// The reply for images. Each answer is the members of an object.
+/// The reply for images, of their answers.
 pub fn answers(form: Form, answers: &[Vec<u8>]) -> Vec<u8> {
-    let mut json = begin(form);
-    json.push(b'[');
-    for (index, members) in answers.iter().enumerate() {
-        json.extend_from_slice(if index > 0 { b",{" } else { b"{" });
-        json.extend_from_slice(members);
-        json.push(b'}');
-    }
-    json.extend_from_slice(b"]}");
-    json
+    [&begin(form), &b"["[..], &answers.join(&b','), b"]}"].concat()
 }
 
 /// The most bytes that these outputs take as text: each element may be a list of its own.
