@@ -238,6 +238,38 @@ def test_models_are_loaded_and_unloaded_by_the_rules_of_the_rest_api(server, cli
     assert server.stop() == 0
 
 
+@pytest.mark.parametrize("call", ["ModelConfig", "ModelMetadata", "ModelStatistics", "RepositoryIndex", "SystemSharedMemoryStatus"])
+def test_descriptions_that_nobody_reads_keep_further_ones_out_and_nothing_else(server, stub, call):
+    header = [("content-type", "application/grpc"), ("te", "trailers")]
+    request = {"RepositoryIndex": "RepositoryIndexRequest", "SystemSharedMemoryStatus": "SystemSharedMemoryStatusRequest"}
+    request = getattr(service_pb2, request.get(call, f"{call}Request"))()
+    if call in ("ModelConfig", "ModelMetadata"):
+        request.name = "identity"
+    body = request.SerializeToString()
+    streams = set(range(1, 512, 2))
+    with http2.Connection(server.grpc_port, 0) as connection:
+        for stream in streams:
+            connection.post(stream, f"/inference.GRPCInferenceService/{call}", header, struct.pack(">BI", 0, len(body)) + body)
+        begun = set()
+        while begun != streams:
+            kind, flags, stream, _ = connection.receive()
+            assert kind == http2.HEADERS and not flags & http2.END_STREAM, (kind, flags)
+            begun.add(stream)
+        told = "the number of answers under way that describe models is full (256)"
+        fails(lambda: getattr(stub, call)(request, timeout=SECONDS), "RESOURCE_EXHAUSTED", told)
+        assert stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=SECONDS).ready
+    until(lambda: described(stub, call, request), SECONDS, "descriptions are answered again")
+
+
+def described(stub, call, request):
+    """Whether a call of this kind is answered; no other error than that there are too many is passed over."""
+    try:
+        return getattr(stub, call)(request, timeout=SECONDS) is not None
+    except grpc.RpcError as error:
+        assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED, error
+        return False
+
+
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 def test_a_symbol_that_there_is_not_does_not_end_the_questions(channel, version):
     ask = channel.stream_stream(f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo")

@@ -5,6 +5,7 @@ import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -353,6 +354,46 @@ def test_with_a_token_only_who_has_it_may_register_and_use_regions(start_server,
             refuses(lambda client=client: client.unregister_system_shared_memory(), "admin_token")
             client.unregister_system_shared_memory(headers=headers)
     assert server.stop() == 0
+
+
+def test_data_in_shared_memory_counts_as_that_of_a_body_does(start_server, models, tmp_path, memory):
+    for name in ("digits", "slow"):
+        (tmp_path / name).symlink_to(models / name)
+    server = start_server(tmp_path, shared_memory_regions_max=1, timeout_ms=600_000, body_bytes_max="12KiB", in_flight_bytes_max="20KiB")
+    handle = memory(16 << 10)
+    shm.set_shared_memory_region(handle, [np.full(2048, 1e9, np.float32)])
+
+    ports = {triton_http: server.port, triton_grpc: server.grpc_port}
+
+    @contextmanager
+    def opened(kind):
+        with kind.InferenceServerClient(f"127.0.0.1:{ports[kind]}") as client:
+            client.kind = kind
+            yield client
+
+    def ask(client, images):
+        return client.infer("digits", [placed(client, "image", [images, 1, 32, 32], "FP32", "r", images << 12)]).as_numpy("logits")
+
+    def hold():
+        # It would take weeks.
+        with opened(triton_grpc) as client:
+            client.infer("slow", [placed(client, "x", [2048, 1], "FP32", "r", 8 << 10)])
+
+    for kind in ports:
+        with opened(kind) as client:
+            if kind is triton_http:
+                client.register_system_shared_memory("r", handle.key, 16 << 10)
+            assert ask(client, 3).shape == (3, 10)
+            refuses(lambda client=client: ask(client, 4), "the data in shared memory in bytes", "16384", "12288", "body_bytes_max")
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(hold)
+        runs = 'ocelli_queue_items{model="slow"} 2048'
+        until(lambda: held.done() or runs in requests.get(f"{server.url}/metrics", timeout=60).text, 60, "it runs")
+        for kind in ports:
+            with opened(kind) as client:
+                refuses(lambda client=client: ask(client, 3), "the budget for bytes in flight is full (20480)")
+        server.kill()
+        assert held.exception() is not None
 
 
 def test_the_example_of_the_documents_works(sharing, capsys):
