@@ -547,9 +547,26 @@ def test_the_movie_that_is_made_here_is_a_stack_with_known_rings(visit):
     window.shot("movie")
 
 
-def test_stacks_are_shown_with_the_pixels_that_they_have(visit):
+# Stacks that the page does not show, and why.
+NOT_SHOWN = {
+    "deflate_predictor_f4.tif": "predictor 3 is not supported",
+    "deflate_predictor_f8_big_endian.tif": "predictor 3 is not supported",
+    "jpeg.tif": "compression 7 is not supported",
+    "packbits.tif": "compression 32773 is not supported",
+    "pages_f2.tif": "samples of format 3 are not supported",
+    "pages_i8.tif": "samples of format 2 are not supported",
+    "pages_u8.tif": "samples of format 1 are not supported",
+    "two_sizes.tif": "its pages differ in height",
+    "two_types.tif": "its pages differ in bits",
+    "zstd.tif": "compression 50000 is not supported",
+}
+# For those that tifffile reads only with more packages: one that has the same pixels.
+SAME_PIXELS = dict.fromkeys(["libtiff_lzw.tif", "lzw.tif", "lzw_predictor_strips.tif"], "pages.tif") | {"tiles_f4_lzw.tif": "pages_f4.tif"}
+
+
+def test_stacks_are_shown_with_the_pixels_that_they_have_and_others_are_refused_with_why(visit):
     page = visit().page
-    shown = 0
+    refused = {}
     for path in sorted(STACKS.glob("*.tif")):
         got = page.evaluate(
             """async (bytes) => {
@@ -565,16 +582,13 @@ def test_stacks_are_shown_with_the_pixels_that_they_have(visit):
             list(path.read_bytes()),
         )
         if "reason" in got:
+            refused[path.name] = got["reason"]
             continue
-        try:
-            expected = tifffile.imread(path)
-        except Exception:  # what its reference does not read proves nothing
-            continue
+        expected = tifffile.imread(path.with_name(SAME_PIXELS.get(path.name, path.name)))
         expected = expected.reshape(-1, *got["size"], *expected.shape[3:]) if expected.ndim < 4 else expected.reshape(got["frames"], -1)
         assert len(expected) == got["frames"], path.name
-        assert np.allclose(np.asarray(got["last"], np.float32), expected[-1].astype(np.float32).ravel(), equal_nan=True), path.name
-        shown += 1
-    assert shown >= 20, f"{shown} of the stacks are shown"
+        assert (np.float32(got["last"]) == expected[-1].astype(np.float32).ravel()).all(), path.name
+    assert refused == NOT_SHOWN
 
 
 @pytest.mark.parametrize("tag", [(254, "I", 1, 1), (255, "H", 1, 2)])
