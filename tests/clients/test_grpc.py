@@ -271,20 +271,26 @@ def described(stub, call, request):
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
-def test_a_symbol_that_there_is_not_does_not_end_the_questions(channel, version):
-    ask = channel.stream_stream(f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo")
+def test_a_symbol_that_there_is_not_does_not_end_the_questions_however_slowly_they_come(start_server, only_digits, version):
+    server = start_server(only_digits, body_timeout_ms=1000)
     names = [b"inference.Nothing", b"inference.ModelConfig", b"inference.nothing"]
 
     def questions():
         for name in names:
             yield b"\x22" + bytes([len(name)]) + name
-            # Whoever types them is slower than a body may be.
-            time.sleep(6 if name == names[1] else 0)
+            # Whoever types them is slower than a body may be: two of those have been given up meanwhile, one after the other.
+            for _ in range(2 if name == names[1] else 0):
+                with socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS) as stalled:
+                    stalled.sendall(b"POST /predictions/digits HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc")
+                    assert stalled.recv(1 << 16).startswith(b"HTTP/1.1 408 ")
 
-    replies = list(ask(questions(), timeout=SECONDS))
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        ask = channel.stream_stream(f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo")
+        replies = list(ask(questions(), timeout=SECONDS))
     # 4 is a list of files, 7 an error.
     answers = [{field.field_number for field in parts(reply)} & {4, 7} for reply in replies]
     assert answers == [{7}, {4}, {7}], replies
+    assert server.stop() == 0
 
 
 def reflected(channel, symbol):
