@@ -1,5 +1,6 @@
 """gRPC: Triton's own client against the live server, and the messages themselves where the client hides them."""
 
+import functools
 import gzip
 import json
 import queue
@@ -8,8 +9,8 @@ import shutil
 import socket
 import struct
 import threading
-import time
 
+import by_triton
 import grpc
 import http2
 import make_models
@@ -46,10 +47,7 @@ def stub(channel):
     return service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
-def tensor(name, array, datatype="FP32"):
-    given = triton.InferInput(name, list(array.shape), datatype)
-    given.set_data_from_numpy(array)
-    return given
+tensor = functools.partial(by_triton.tensor, triton)
 
 
 def fails(call, code, *told):

@@ -111,13 +111,7 @@ def test_a_second_signal_means_now(start_server, only_digits):
     server = start_server(only_digits, drain_delay_ms=3_600_000)
     server.terminate()
     until(lambda: server.status("/v2/health/ready") == 503, 20, "ready is 503")
-
-    def ended():
-        # One that comes within half a second of the first is taken for the same.
-        server.terminate()
-        return server.process.poll() is not None
-
-    until(ended, 60, "the server has ended")
+    server.insist()
 
 
 def test_a_batch_that_runs_does_not_hold_up_the_end(start_server, tmp_path):
