@@ -32,6 +32,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "fit"), str(ROOT / "tests" / "clients")]
 import simulate  # noqa: E402
+from cputime import busy_seconds, cpu_seconds  # noqa: E402
 from reference import Model  # noqa: E402
 from server import Server  # noqa: E402
 
@@ -39,18 +40,6 @@ CORES = sorted(os.sched_getaffinity(0))
 SIGMA = 1.3
 OK = b"HTTP/1.1 200"
 CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
-
-
-def busy_seconds():
-    """CPU seconds that the machine has spent on anything, all cores together."""
-    fields = [int(v) for v in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
-
-
-def cpu_seconds(pid):
-    """CPU seconds of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def alone(binary, folder, given, count, cores):

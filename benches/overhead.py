@@ -51,6 +51,7 @@ import requests
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "clients")]
 import make_models  # noqa: E402
+from cputime import busy_seconds, cpu_seconds  # noqa: E402
 from rawhttp import Connection, infer, unpaced  # noqa: E402
 from server import Server  # noqa: E402
 
@@ -98,12 +99,6 @@ class Block:
         return self.cpu / self.images
 
 
-def busy_seconds():
-    """CPU seconds that the machine has spent on anything, all cores together."""
-    fields = [int(v) for v in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
-
-
 def in_process(session, x, seconds):
     """The session called in a loop."""
     session.run(None, {session.get_inputs()[0].name: x})
@@ -136,11 +131,6 @@ def callers(port, data, count, start, stop, results):
         t.join()
     usage = resource.getrusage(resource.RUSAGE_SELF)
     results.put((sum(answered), usage.ru_utime + usage.ru_stime, failed[:1]))
-
-
-def cpu_seconds(pid):
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def served(server, data, concurrency, processes, seconds):

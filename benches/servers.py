@@ -23,6 +23,7 @@ cores are left out where there are others. Nothing is asserted about time.
 
 import argparse
 import concurrent.futures
+import contextlib
 import io
 import json
 import os
@@ -48,6 +49,7 @@ HERE = ROOT / "benches" / "servers"
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "clients"), str(HERE)]
 import engine  # noqa: E402
 import make_models  # noqa: E402
+from cputime import busy_seconds, cpu_seconds  # noqa: E402
 from rawhttp import Connection, infer, infer_message, request  # noqa: E402
 from server import BINARY, LIBRARY, free_ports  # noqa: E402
 
@@ -534,22 +536,13 @@ def family(pid):
     return found
 
 
-def cpu_seconds(pids):
-    """CPU time of processes."""
+def spent_seconds(pids):
+    """CPU time of those processes that there are."""
     total = 0
     for pid in pids:
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
-            total += int(fields[11]) + int(fields[12])
-        except OSError:
-            pass
-    return total / os.sysconf("SC_CLK_TCK")
-
-
-def busy_seconds():
-    """CPU seconds that the machine has spent on anything, all cores together."""
-    fields = [int(v) for v in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+        with contextlib.suppress(OSError):
+            total += cpu_seconds(pid)
+    return total
 
 
 def send(peer, what):
@@ -606,7 +599,7 @@ def call(how, peer, file, connections, seconds):
 def load(how, peer, file, connections, seconds):
     """What a load of one request over and over gives; also the server's CPU time, and the share of the cores that others had."""
     pids = family(peer.process.pid)
-    before, busy, started = cpu_seconds(pids), busy_seconds(), time.perf_counter()
+    before, busy, started = spent_seconds(pids), busy_seconds(), time.perf_counter()
     own = os.times()
     got = call(how, peer, file, connections, seconds)
     elapsed, now = time.perf_counter() - started, os.times()
@@ -614,7 +607,7 @@ def load(how, peer, file, connections, seconds):
         # Each connection waited through all of it for the answer to its first request.
         return load(how, peer, file, connections, seconds * 2)
     client = sum(now[:4]) - sum(own[:4])
-    got["cpu_seconds"] = cpu_seconds(pids) - before
+    got["cpu_seconds"] = spent_seconds(pids) - before
     got["others"] = max(0.0, busy_seconds() - busy - got["cpu_seconds"] - client) / elapsed / os.cpu_count()
     return got
 

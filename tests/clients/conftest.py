@@ -6,6 +6,8 @@ from pathlib import Path
 
 import described
 import pytest
+import tritonclient.http as triton
+from browser import Visit
 from server import BINARY, ROOT, Server, free_ports
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -64,6 +66,29 @@ def server(start_server):
     server.metrics_url = f"http://127.0.0.1:{port}/metrics"
     yield server
     assert server.stop() == 0, "the server did not end in order"
+
+
+@pytest.fixture
+def client(server):
+    """Triton's own client, over HTTP."""
+    with triton.InferenceServerClient(f"127.0.0.1:{server.port}", concurrency=4) as client:
+        yield client
+
+
+@pytest.fixture
+def visit(browser, site):
+    """Opens windows, on the page of the site unless told otherwise; what went wrong in them fails the test at its end."""
+    visits = []
+
+    def open_window(path="/", url=None, **options):
+        visits.append(Visit(browser, url or site.url, **options))
+        if path is not None:
+            visits[-1].open(path)
+        return visits[-1]
+
+    yield open_window
+    for each in visits:
+        each.close()
 
 
 @pytest.fixture(scope="session")

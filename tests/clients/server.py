@@ -134,6 +134,15 @@ class Server:
         """SIGTERM; does not wait."""
         self.process.send_signal(signal.SIGTERM)
 
+    def insist(self, seconds_max=STOP_SECONDS_MAX):
+        """SIGTERM again and again, until it has ended: one that comes within half a second of the first is taken for the same."""
+
+        def ended():
+            self.terminate()
+            return self.process.poll() is not None
+
+        until(ended, seconds_max, "the server has ended")
+
     def wait_exit(self, seconds_max=STOP_SECONDS_MAX):
         """The exit code."""
         return self.process.wait(timeout=seconds_max)

@@ -1,5 +1,6 @@
 """gRPC: Triton's own client against the live server, and the messages themselves where the client hides them."""
 
+import functools
 import gzip
 import json
 import queue
@@ -8,8 +9,8 @@ import shutil
 import socket
 import struct
 import threading
-import time
 
+import by_triton
 import grpc
 import http2
 import make_models
@@ -46,10 +47,7 @@ def stub(channel):
     return service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
-def tensor(name, array, datatype="FP32"):
-    given = triton.InferInput(name, list(array.shape), datatype)
-    given.set_data_from_numpy(array)
-    return given
+tensor = functools.partial(by_triton.tensor, triton)
 
 
 def fails(call, code, *told):
@@ -265,21 +263,59 @@ def test_models_are_loaded_and_unloaded_by_the_rules_of_the_rest_api(server, cli
     assert server.stop() == 0
 
 
+@pytest.mark.parametrize("call", ["ModelConfig", "ModelMetadata", "ModelStatistics", "RepositoryIndex", "SystemSharedMemoryStatus"])
+def test_descriptions_that_nobody_reads_keep_further_ones_out_and_nothing_else(server, stub, call):
+    header = [("content-type", "application/grpc"), ("te", "trailers")]
+    request = {"RepositoryIndex": "RepositoryIndexRequest", "SystemSharedMemoryStatus": "SystemSharedMemoryStatusRequest"}
+    request = getattr(service_pb2, request.get(call, f"{call}Request"))()
+    if call in ("ModelConfig", "ModelMetadata"):
+        request.name = "identity"
+    body = request.SerializeToString()
+    streams = set(range(1, 512, 2))
+    with http2.Connection(server.grpc_port, 0) as connection:
+        for stream in streams:
+            connection.post(stream, f"/inference.GRPCInferenceService/{call}", header, struct.pack(">BI", 0, len(body)) + body)
+        begun = set()
+        while begun != streams:
+            kind, flags, stream, _ = connection.receive()
+            assert kind == http2.HEADERS and not flags & http2.END_STREAM, (kind, flags)
+            begun.add(stream)
+        told = "the number of answers under way that describe models is full (256)"
+        fails(lambda: getattr(stub, call)(request, timeout=SECONDS), "RESOURCE_EXHAUSTED", told)
+        assert stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=SECONDS).ready
+    until(lambda: described(stub, call, request), SECONDS, "descriptions are answered again")
+
+
+def described(stub, call, request):
+    """Whether a call of this kind is answered; no other error than that there are too many is passed over."""
+    try:
+        return getattr(stub, call)(request, timeout=SECONDS) is not None
+    except grpc.RpcError as error:
+        assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED, error
+        return False
+
+
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
-def test_a_symbol_that_there_is_not_does_not_end_the_questions(channel, version):
-    ask = channel.stream_stream(f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo")
+def test_a_symbol_that_there_is_not_does_not_end_the_questions_however_slowly_they_come(start_server, only_digits, version):
+    server = start_server(only_digits, body_timeout_ms=1000)
     names = [b"inference.Nothing", b"inference.ModelConfig", b"inference.nothing"]
 
     def questions():
         for name in names:
             yield b"\x22" + bytes([len(name)]) + name
-            # Whoever types them is slower than a body may be.
-            time.sleep(6 if name == names[1] else 0)
+            # Whoever types them is slower than a body may be: two of those have been given up meanwhile, one after the other.
+            for _ in range(2 if name == names[1] else 0):
+                with socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS) as stalled:
+                    stalled.sendall(b"POST /predictions/digits HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc")
+                    assert stalled.recv(1 << 16).startswith(b"HTTP/1.1 408 ")
 
-    replies = list(ask(questions(), timeout=SECONDS))
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        ask = channel.stream_stream(f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo")
+        replies = list(ask(questions(), timeout=SECONDS))
     # 4 is a list of files, 7 an error.
     answers = [{field.field_number for field in parts(reply)} & {4, 7} for reply in replies]
     assert answers == [{7}, {4}, {7}], replies
+    assert server.stop() == 0
 
 
 def reflected(channel, symbol):

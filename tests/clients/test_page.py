@@ -22,7 +22,7 @@ import requests
 import tifffile
 import wire
 import yaml
-from browser import SHOTS, Visit, chromium, violations
+from browser import SHOTS, chromium, violations
 from PIL import Image, ImageOps
 from server import ROOT, until
 
@@ -64,21 +64,6 @@ def site(browser, start_server, folder):
     assert server.stop() == 0
 
 
-@pytest.fixture()
-def visit(browser, site):
-    """Opens windows; what went wrong in them fails the test at its end."""
-    visits = []
-
-    def open_window(path="/", **options):
-        visits.append(Visit(browser, site.url, **options))
-        visits[-1].open(path)
-        return visits[-1]
-
-    yield open_window
-    for each in visits:
-        each.close()
-
-
 def predicted(site, model, content, **query):
     """What the API says."""
     return requests.post(f"{site.url}/predictions/{model}", data=content, params=query, timeout=wire.TIMEOUT)
@@ -110,16 +95,14 @@ def test_an_image_that_is_dropped_or_pasted_gets_its_label_its_timings_and_the_c
     window.shot("classify")
 
 
-def test_a_server_that_answers_as_torchserve_shows_labels_as_well(browser, start_server, folder):
+def test_a_server_that_answers_as_torchserve_shows_labels_as_well(visit, start_server, folder):
     server = start_server(folder, torchserve_answers="on")
-    window = Visit(browser, server.url)
-    window.open("/")
+    window = visit(url=server.url)
     window.page.select_option("#model", "digits")
     window.give("drop", ("3.png", THREE))
     page = window.answered()
     assert page.inner_text("#asking") == "Answered by digits: 3, 98.2 %."
     assert page.inner_text(".classes li:first-child .name") == "3"
-    window.close()
     assert server.stop() == 0
 
 
@@ -434,15 +417,13 @@ def test_every_task_has_an_example_of_one_click(visit, example, model, seen):
     assert page.locator("#answers .refusal").count() == 0
 
 
-def test_what_no_model_here_answers_is_no_example(browser, start_server, only_digits):
+def test_what_no_model_here_answers_is_no_example(visit, start_server, only_digits):
     server = start_server(only_digits)
-    window = Visit(browser, server.url)
-    page = window.open("/")
+    page = visit(url=server.url).page
     page.wait_for_selector("[data-example='three.png']")
     shown = [button.get_attribute("data-example") for button in page.locator(".example").all() if button.is_visible()]
     assert shown == ["three.png", "seven.png"]
-    window.close()
-    server.kill()
+    assert server.stop() == 0
 
 
 def test_vectors_and_tensors_are_drawn_and_listed(visit):
@@ -547,9 +528,26 @@ def test_the_movie_that_is_made_here_is_a_stack_with_known_rings(visit):
     window.shot("movie")
 
 
-def test_stacks_are_shown_with_the_pixels_that_they_have(visit):
+# Stacks that the page does not show, and why.
+NOT_SHOWN = {
+    "deflate_predictor_f4.tif": "predictor 3 is not supported",
+    "deflate_predictor_f8_big_endian.tif": "predictor 3 is not supported",
+    "jpeg.tif": "compression 7 is not supported",
+    "packbits.tif": "compression 32773 is not supported",
+    "pages_f2.tif": "samples of format 3 are not supported",
+    "pages_i8.tif": "samples of format 2 are not supported",
+    "pages_u8.tif": "samples of format 1 are not supported",
+    "two_sizes.tif": "its pages differ in height",
+    "two_types.tif": "its pages differ in bits",
+    "zstd.tif": "compression 50000 is not supported",
+}
+# For those that tifffile reads only with more packages: one that has the same pixels.
+SAME_PIXELS = dict.fromkeys(["libtiff_lzw.tif", "lzw.tif", "lzw_predictor_strips.tif"], "pages.tif") | {"tiles_f4_lzw.tif": "pages_f4.tif"}
+
+
+def test_stacks_are_shown_with_the_pixels_that_they_have_and_others_are_refused_with_why(visit):
     page = visit().page
-    shown = 0
+    refused = {}
     for path in sorted(STACKS.glob("*.tif")):
         got = page.evaluate(
             """async (bytes) => {
@@ -565,16 +563,13 @@ def test_stacks_are_shown_with_the_pixels_that_they_have(visit):
             list(path.read_bytes()),
         )
         if "reason" in got:
+            refused[path.name] = got["reason"]
             continue
-        try:
-            expected = tifffile.imread(path)
-        except Exception:  # what its reference does not read proves nothing
-            continue
+        expected = tifffile.imread(path.with_name(SAME_PIXELS.get(path.name, path.name)))
         expected = expected.reshape(-1, *got["size"], *expected.shape[3:]) if expected.ndim < 4 else expected.reshape(got["frames"], -1)
         assert len(expected) == got["frames"], path.name
-        assert np.allclose(np.asarray(got["last"], np.float32), expected[-1].astype(np.float32).ravel(), equal_nan=True), path.name
-        shown += 1
-    assert shown >= 20, f"{shown} of the stacks are shown"
+        assert (np.float32(got["last"]) == expected[-1].astype(np.float32).ravel()).all(), path.name
+    assert refused == NOT_SHOWN
 
 
 @pytest.mark.parametrize("tag", [(254, "I", 1, 1), (255, "H", 1, 2)])
@@ -721,19 +716,18 @@ def test_an_example_that_cannot_be_fetched_says_so_in_place_of_the_last_answer(v
         page.unroute("**/page/*.png")
 
 
-def test_a_mask_is_shown_of_as_large_an_image_as_the_server_takes(browser, start_server, folder):
+def test_a_mask_is_shown_of_as_large_an_image_as_the_server_takes(visit, start_server, folder):
     picture = io.BytesIO()
     Image.open(IMAGES / "digits-segmenter" / "0.png").resize((900, 900)).save(picture, "PNG")
     # Run lengths of that many pixels take three times the memory of a PNG.
     server = start_server(folder, image_pixels_max=1_000_000, decode_bytes_max=7_000_000)
     reply = predicted(server, "digits-segmenter", picture.getvalue(), mask="rle")
     wire.problem(reply, 413, "memory to write the mask")
-    window = Visit(browser, server.url)
-    window.open("/").select_option("#model", "digits-segmenter")
+    window = visit(url=server.url)
+    window.page.select_option("#model", "digits-segmenter")
     window.give("drop", ("large.png", picture.getvalue()))
     assert window.answered().locator(".found input").count() > 1
     window.page.wait_for_selector(".mask", state="attached")
-    window.close()
     assert server.stop() == 0
 
 

@@ -13,7 +13,7 @@ import pytest
 import requests
 import tifffile
 import wire
-from browser import Visit, chromium, violations
+from browser import chromium, violations
 from fakes import Machine
 from server import ROOT, until
 
@@ -56,19 +56,16 @@ def site(machine, tenant, start_server, tmp_path_factory):
     assert server.stop() == 0
 
 
-@pytest.fixture()
-def visit(browser, site):
-    visits = []
+@pytest.fixture
+def watch(visit):
+    """Opens the view of the GPUs."""
 
     def open_window(**options):
-        visits.append(Visit(browser, site.url, **options))
-        visits[-1].open("/#live")
-        visits[-1].page.wait_for_selector(f"[data-device='{FREE}']")
-        return visits[-1]
+        window = visit("/#live", **options)
+        window.page.wait_for_selector(f"[data-device='{FREE}']")
+        return window
 
-    yield open_window
-    for each in visits:
-        each.close()
+    return open_window
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +105,8 @@ def computed_on(site, movie):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_each_gpu_is_shown_in_its_state_with_the_reason_and_its_readings(visit, site, scheme):
-    window = visit(color_scheme=scheme)
+def test_each_gpu_is_shown_in_its_state_with_the_reason_and_its_readings(watch, site, scheme):
+    window = watch(color_scheme=scheme)
     page = window.page
     for id, parts in {
         FREE: ("Lateral", "serving", "a forward pass works", "of 8 GiB", "MiB ours", "37 %", "182 W", "54 °C"),
@@ -129,8 +126,8 @@ def test_each_gpu_is_shown_in_its_state_with_the_reason_and_its_readings(visit, 
     window.shot(f"gpus-{scheme}")
 
 
-def test_a_gpu_is_drained_and_resumed_by_its_button_and_with_the_keyboard(visit, site, movie):
-    window = visit()
+def test_a_gpu_is_drained_and_resumed_by_its_button_and_with_the_keyboard(watch, site, movie):
+    window = watch()
     page = window.page
     before = computed_on(site, movie)[FREE]
     page.locator(f"[data-control='drain {FREE}']").focus()
@@ -156,15 +153,15 @@ def test_a_gpu_is_drained_and_resumed_by_its_button_and_with_the_keyboard(visit,
     until(lambda: told(site)["cpu"]["state"] == "serving", 60, "the CPU stands in again")
 
 
-def test_a_telephone_shows_gpus(visit):
-    window = visit(viewport={"width": 390, "height": 844}, device_scale_factor=2)
+def test_a_telephone_shows_gpus(watch):
+    window = watch(viewport={"width": 390, "height": 844}, device_scale_factor=2)
     assert window.page.evaluate("document.documentElement.scrollWidth") <= 390
     window.shot("telephone-gpus")
 
 
 # Last, since nobody takes the memory again.
-def test_a_gpu_that_another_process_leaves_is_seen_to_serve(visit, site, tenant):
-    page = visit().page
+def test_a_gpu_that_another_process_leaves_is_seen_to_serve(watch, site, tenant):
+    page = watch().page
     shows(page, HELD, "waiting")
     tenant.kill()
     tenant.wait()

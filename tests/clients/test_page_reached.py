@@ -5,7 +5,7 @@ that keeps nothing.
 import shutil
 
 import pytest
-from browser import Visit, chromium
+from browser import chromium
 from server import ROOT, until
 
 NAME = "ocelli.example"
@@ -28,19 +28,6 @@ def site(start_server, only_digits):
     assert server.stop() == 0
 
 
-@pytest.fixture()
-def visit(browser):
-    visits = []
-
-    def window(url, **options):
-        visits.append(Visit(browser, url, **options))
-        return visits[-1]
-
-    yield window
-    for each in visits:
-        each.close()
-
-
 def says(page, id, text):
     """Waits until this is said."""
     page.wait_for_function("([id, text]) => document.getElementById(id).textContent.includes(text)", arg=[id, text])
@@ -50,7 +37,7 @@ def test_the_page_works_below_the_base_path_with_and_without_a_slash(visit, star
     server = start_server(only_digits, base_path="/teams/vision")
     base = f"{server.url}/teams/vision"
     for address in (base, f"{base}/", f"{base}//"):
-        window = visit(server.url)
+        window = visit(None, server.url)
         page = window.page
         page.goto(address)
         page.wait_for_selector("#model option", state="attached")
@@ -68,8 +55,8 @@ def test_models_are_listed_loaded_and_unloaded_by_a_name_with_the_token(visit, s
     shutil.copytree(only_digits, tmp_path / "models")
     server = start_server(tmp_path / "models", repository_mode="explicit", admin_token=TOKEN)
     shutil.copytree(only_digits / "digits", tmp_path / "models" / "later")
-    window = visit(f"http://{NAME}:{server.port}")
-    page = window.open("/#models")
+    window = visit("/#models", f"http://{NAME}:{server.port}")
+    page = window.page
     page.wait_for_selector("[data-model=later]")
     assert page.locator(".model h2").all_inner_texts() == ["digits", "later"], "what is not loaded is listed as well"
     page.click("[data-control='load later']")
@@ -86,7 +73,7 @@ def test_models_are_listed_loaded_and_unloaded_by_a_name_with_the_token(visit, s
 
 
 def test_a_device_is_drained_by_who_has_the_token_whatever_loads_models(visit, site):
-    page = visit(site.url).open("/#live")
+    page = visit("/#live").page
     page.click("[data-control='drain cpu']")
     says(page, "devices-says", "cpu stays as it is: the header authorization must be Bearer")
     page.fill("#token", TOKEN)
@@ -100,7 +87,7 @@ def test_a_device_is_drained_by_who_has_the_token_whatever_loads_models(visit, s
 
 @pytest.mark.parametrize("status", [403, 404])
 def test_behind_a_proxy_that_keeps_control_back_there_are_models_and_the_rest_is_said_to_be_missing(visit, site, status):
-    window = visit(site.url)
+    window = visit(None)
     page = window.page
     for path in KEPT_BACK:
         page.route(site.url + path, lambda route: route.fulfill(status=status, body="<html>"))
@@ -116,7 +103,7 @@ def test_behind_a_proxy_that_keeps_control_back_there_are_models_and_the_rest_is
 
 def test_a_page_that_is_open_before_there_is_a_model_takes_notice_of_it(visit, site):
     for act in ("wait", "drop"):
-        window = visit(site.url)
+        window = visit(None)
         page = window.page
         models = f"{site.url}/v2/models"
         page.route(models, lambda route: route.fulfill(json={"models": [], "repository_mode": "none"}))
@@ -132,7 +119,7 @@ def test_a_page_that_is_open_before_there_is_a_model_takes_notice_of_it(visit, s
 
 
 def test_a_page_that_is_open_takes_notice_when_the_server_has_become_ready(visit, site):
-    window = visit(site.url)
+    window = visit(None)
     page = window.page
     health, models = f"{site.url}/v2/health/ready", f"{site.url}/v2/models"
     loading = {"name": "first", "version": "1", "state": "READY", "reason": "", "task": "classify"}
@@ -147,7 +134,7 @@ def test_a_page_that_is_open_takes_notice_when_the_server_has_become_ready(visit
 
 
 def test_a_browser_that_keeps_nothing_shows_everything(visit, site):
-    window = visit(site.url)
+    window = visit(None)
     page = window.page
     window.context.add_init_script(
         "Object.defineProperty(window, 'sessionStorage', { get() { throw new DOMException('Access is denied.', 'SecurityError'); } })"
@@ -174,8 +161,8 @@ def test_long_names_do_not_scroll_a_telephone_sideways(visit, start_server, tmp_
     name = "m" * 64
     shutil.copytree(only_digits / "digits", tmp_path / "models" / name)
     server = start_server(tmp_path / "models")
-    window = visit(server.url, viewport={"width": 320, "height": 640})
-    page = window.open("/")
+    window = visit(url=server.url, viewport={"width": 320, "height": 640})
+    page = window.page
     window.give("drop", (f"{'f' * 200}.png", THREE))
     window.answered()
     assert name in page.inner_text("#asking") and name in page.inner_text(".card > header p")

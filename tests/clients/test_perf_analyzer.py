@@ -8,6 +8,8 @@ import subprocess
 import pytest
 import requests
 from conftest import ROOT
+from fakes import Machine
+from server import free_ports
 
 FOLDER = ROOT / ".venv" / "perf-analyzer"
 BINARY = FOLDER / "bin" / "perf_analyzer"
@@ -93,11 +95,18 @@ def test_it_hands_tensors_over_in_shared_memory(start_server, analyze, protocol)
     assert server.stop() == 0
 
 
-def test_it_reads_our_metrics(server, analyze):
-    metrics = ["--collect-metrics", "--metrics-url", server.metrics_url.removeprefix("http://")]
+def test_it_reads_our_metrics_of_gpus(start_server, analyze, models, tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "identity").symlink_to(models / "identity")
+    machine = Machine(tmp_path / "shared", "devices memory=8GiB", "set gpu=0 utilization=37 power_mw=181500")
+    (port,) = free_ports(1)
+    server = start_server(
+        tmp_path / "models", environment=machine.environment, backend="auto", metrics_listen=f"127.0.0.1:{port}"
+    )
+    metrics = ["--collect-metrics", "--metrics-url", f"127.0.0.1:{port}/metrics"]
     printed = analyze("-m", "identity", "-u", f"127.0.0.1:{server.port}", *metrics)
-    # A machine without a GPU has none of these, and it says so.
-    assert "nv_gpu_utilization" in printed or "GPU Utilization" in printed, printed
+    assert re.search(r"Avg GPU Utilization:\s+GPU-\S+ : 37%", printed), printed
+    assert server.stop() == 0
 
 
 def test_it_posts_files_as_to_torchserve(server, analyze, digits, tmp_path):

@@ -5,6 +5,7 @@ import json
 import re
 import struct
 
+import grpc
 import http2
 import pytest
 import requests
@@ -77,10 +78,16 @@ def test_a_reply_that_may_never_be_held_is_refused_and_the_next_request_is_answe
     server = serve(in_flight_bytes_max=room, body_bytes_max="512KiB")
     for _ in range(2):
         port, path, headers, body = asked(server, form, digits[0][1])
-        with http2.Connection(port, 1 << 20) as connection:
-            connection.post(1, path, headers, body)
-            told = connection.answer()
-        if form != "gRPC":
+        if form == "gRPC":
+            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as refused:
+                channel.unary_unary(path)(body[5:], timeout=wire.TIMEOUT)
+            assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED, refused.value
+            told = refused.value.details()
+            assert "in_flight_bytes_max" in told, told
+        else:
+            with http2.Connection(port, 1 << 20) as connection:
+                connection.post(1, path, headers, body)
+                told = connection.answer()
             assert b"in_flight_bytes_max" in told and b'"status":413' in told, told
         assert len(told) < 2000
         until(lambda: in_flight(server) == 0, 60, "nothing is in flight")

@@ -12,8 +12,8 @@ import requests
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton
 import wire
+from by_triton import refuses, tensor
 from server import free_ports, until
-from tritonclient.utils import InferenceServerException
 
 TOKEN = "a-token-of-sixteen-or-more"
 X = np.ones((1, 16), np.float32)
@@ -21,9 +21,7 @@ SECONDS_MAX = 300  # only bounds a test that hangs
 
 
 def given(x=X):
-    tensor = triton.InferInput("x", list(x.shape), "FP32")
-    tensor.set_data_from_numpy(x)
-    return [tensor]
+    return [tensor(triton, "x", x)]
 
 
 @pytest.fixture()
@@ -41,22 +39,9 @@ def server(start_server, folder):
     server.kill()
 
 
-@pytest.fixture()
-def client(server):
-    with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
-        yield client
-
-
 def index(client, name=None):
     entries = {(e["name"], e["version"]): e for e in client.get_model_repository_index()}
     return entries if name is None else entries[name, "1"]
-
-
-def refuses(call, *told):
-    with pytest.raises(InferenceServerException) as caught:
-        call()
-    for words in told:
-        assert words in str(caught.value), caught.value
 
 
 def test_a_start_with_chosen_models_leaves_the_others_to_callers(start_server, folder, tmp_path):

@@ -1,8 +1,11 @@
 """The Open Inference Protocol: metadata, health, and tensors against ONNX Runtime in Python."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
+import make_models
 import numpy as np
+import pytest
 import reference
 import requests
 import wire
@@ -97,6 +100,43 @@ def test_binary_tensors_agree_with_json_tensors(server):
     head, got = wire.infer_binary(server, "identity", "x", x, "y")
     assert head["outputs"][0]["datatype"] == "FP32" and (got == x).all()
     assert (wire.infer(server, "identity", {"x": x})["y"] == got).all()
+
+
+@pytest.mark.parametrize("name", ["UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64"])
+def test_the_least_and_the_largest_numbers_of_a_type_go_both_ways_as_text_and_those_beyond_are_refused(server, name):
+    kind = np.dtype(name.lower().replace("fp", "float"))
+    whole = kind.kind in "iu"
+    ends = np.iinfo(kind) if whole else np.finfo(kind)
+    # And one whose bytes all differ.
+    array = np.array([ends.min, ends.max, *np.frombuffer(bytes(range(18, 18 + kind.itemsize)), kind)], kind)
+
+    def post(data, binary_data):
+        """The reply to this array as text, or in binary form where it is bytes, beside zeros of all other types."""
+        inputs, after = [], b""
+        for other in make_models.TYPES:
+            given = {"name": f"x_{other}", "datatype": other, "shape": [3]}
+            values = data if other == name else {"BOOL": "[false,false,false]", "BYTES": '["","",""]'}.get(other, "[0,0,0]")
+            if other in ("FP16", "BF16"):  # which JSON does not carry
+                values = bytes(6)
+            if isinstance(values, bytes):
+                after += values
+                inputs.append(json.dumps({**given, "parameters": {"binary_data_size": len(values)}}))
+            else:
+                inputs.append(json.dumps(given)[:-1] + f', "data": {values}}}')
+        wanted = json.dumps([{"name": f"y_{name}", "parameters": {"binary_data": binary_data}}])
+        head = f'{{"inputs": [{",".join(inputs)}], "outputs": {wanted}}}'.encode()
+        headers = {"Inference-Header-Content-Length": str(len(head))}
+        return requests.post(f"{server.url}/v2/models/types/infer", data=head + after, headers=headers, timeout=wire.TIMEOUT)
+
+    reply = post(str(array.tolist()), True)
+    assert reply.status_code == 200, reply.text
+    assert reply.content[int(reply.headers["Inference-Header-Content-Length"]) :] == array.tobytes()
+    # Text is the shortest that means the number: as its type has it, it is the same to the bit.
+    (output,) = wire.ok(post(array.tobytes(), False))["outputs"]
+    assert output["datatype"] == name and np.array(output["data"], kind).tobytes() == array.tobytes(), output
+    large = {"FP32": "1e39", "FP64": "1e309"}.get(name)
+    for beyond in (ends.min - 1, ends.max + 1) if whole else (large, f"-{large}"):
+        wire.problem(post(f"[0,{beyond},0]", False), 400, f"element 1 is {beyond}, expected {name}: ")
 
 
 def test_several_inputs_are_matched_by_name(server):

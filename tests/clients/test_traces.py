@@ -376,11 +376,5 @@ def test_a_second_signal_does_not_wait_for_the_collector(start_server, only_digi
     for _ in range(3):
         assert post(server, digits[3][1]).status_code == 200
     server.terminate()
-
-    def ended():
-        # One that comes within half a second of the first is taken for the same.
-        server.terminate()
-        return server.process.poll() is not None
-
-    until(ended, SECONDS_MAX, "the server has ended")
+    server.insist()
     assert "ended while traces were on their way" in server.log_text()

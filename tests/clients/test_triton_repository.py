@@ -1,9 +1,11 @@
 """Repositories made for Triton, served as they are and asked by Triton's own client."""
 
+import functools
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import by_triton
 import make_models
 import numpy as np
 import pytest
@@ -15,18 +17,7 @@ from server import until
 from tritonclient.utils import InferenceServerException
 
 ONNX = make_models.one_node("Identity", ["N", 4])
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
-        yield client
-
-
-def tensor(name, array, datatype="FP32"):
-    given = triton.InferInput(name, list(array.shape), datatype)
-    given.set_data_from_numpy(array)
-    return given
+tensor = functools.partial(by_triton.tensor, triton)
 
 
 @pytest.mark.parametrize(("version", "factor"), [("1", 2), ("3", 5), ("", 5)])

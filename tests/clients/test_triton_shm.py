@@ -5,6 +5,7 @@ import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
 import wire
+from by_triton import refuses, tensor
 from server import until
-from tritonclient.utils import InferenceServerException, serialize_byte_tensor
+from tritonclient.utils import serialize_byte_tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 REGIONS_MAX = 4
@@ -78,19 +80,6 @@ def wanted(client, name, region, size, offset=0):
     return output
 
 
-def plain(client, name, array, datatype="FP32"):
-    given = client.kind.InferInput(name, list(array.shape), datatype)
-    given.set_data_from_numpy(array)
-    return given
-
-
-def refuses(call, *told):
-    with pytest.raises(InferenceServerException) as caught:
-        call()
-    for words in told:
-        assert words in str(caught.value), caught.value
-
-
 def shape_of(client, reply, name):
     """The shape of an output that is not in the reply."""
     output = reply.get_output(name)
@@ -134,7 +123,7 @@ def test_tensors_go_in_and_out_through_regions_at_offsets(client, memory):
     assert not around[: 64 + 8].any() and not around[64 + 8 + X.nbytes :].any()
     # In through a region, out in the reply, and the other way round.
     assert (client.infer("identity", [given]).as_numpy("y") == X).all()
-    client.infer("identity", [plain(client, "x", X + 1)], outputs=[wanted(client, "y", "out", X.nbytes)])
+    client.infer("identity", [tensor(client.kind, "x", X + 1)], outputs=[wanted(client, "y", "out", X.nbytes)])
     assert (shm.get_contents_as_numpy(theirs, np.float32, [2, 16], offset=64) == X + 1).all()
 
 
@@ -148,7 +137,7 @@ def test_several_inputs_lie_in_one_region_or_come_in_both_ways(client, memory):
     # The answer takes the place of what was asked.
     client.infer("add", [first, second], outputs=[wanted(client, "sum", "r", 16)])
     assert (shm.get_contents_as_numpy(handle, np.float32, [1, 4]) == a + b).all()
-    for mixed in ([plain(client, "a", a), second], [second, plain(client, "a", a)]):
+    for mixed in ([tensor(client.kind, "a", a), second], [second, tensor(client.kind, "a", a)]):
         assert (client.infer("add", mixed).as_numpy("sum") == a + b).all()
 
 
@@ -157,7 +146,7 @@ def test_images_strings_and_large_tensors_lie_in_regions(client, memory, digits)
     handle = memory(4 << 20)
     client.register_system_shared_memory("r", handle.key, 4 << 20)
     shm.set_shared_memory_region(handle, [pixels])
-    logits = client.infer("digits", [plain(client, "image", pixels, "UINT8")]).as_numpy("logits")
+    logits = client.infer("digits", [tensor(client.kind, "image", pixels, "UINT8")]).as_numpy("logits")
     same = client.infer("digits", [placed(client, "image", [1, 32, 32, 1], "UINT8", "r", pixels.nbytes)])
     assert (same.as_numpy("logits") == logits).all()
     files = serialize_byte_tensor(np.array([image for _, image, _ in digits[:3]], dtype=object))
@@ -215,7 +204,7 @@ def test_a_request_that_asks_for_what_is_not_there_is_refused_and_the_server_goe
     # One cut short behind our back ends its requests, not the server, and does not grow again.
     os.truncate(Path("/dev/shm") / handle.key, 100)
     refuses(ask, "cut short")
-    given = plain(client, "x", X)
+    given = tensor(client.kind, "x", X)
     refuses(lambda: client.infer("identity", [given], outputs=[wanted(client, "y", "r", 128)]), "cut short")
     assert (Path("/dev/shm") / handle.key).stat().st_size == 100
     refuses(lambda: client.register_system_shared_memory("again", handle.key, 101), "do not lie in its 100 bytes")
@@ -240,7 +229,7 @@ def test_a_region_outlives_its_name(client, memory):
 def test_a_request_under_way_answers_into_the_region_that_it_named(client, sharing, memory):
     ours, others = memory(64), memory(64)
     client.register_system_shared_memory("r", ours.key, 64)
-    image, output = plain(client, "x", np.float32([[300]])), wanted(client, "y", "r", 64)
+    image, output = tensor(client.kind, "x", np.float32([[300]])), wanted(client, "y", "r", 64)
     port = {triton_http: sharing.port, triton_grpc: sharing.grpc_port}[client.kind]
 
     def ask():
@@ -353,6 +342,46 @@ def test_with_a_token_only_who_has_it_may_register_and_use_regions(start_server,
             refuses(lambda client=client: client.unregister_system_shared_memory(), "admin_token")
             client.unregister_system_shared_memory(headers=headers)
     assert server.stop() == 0
+
+
+def test_data_in_shared_memory_counts_as_that_of_a_body_does(start_server, models, tmp_path, memory):
+    for name in ("digits", "slow"):
+        (tmp_path / name).symlink_to(models / name)
+    server = start_server(tmp_path, shared_memory_regions_max=1, timeout_ms=600_000, body_bytes_max="12KiB", in_flight_bytes_max="20KiB")
+    handle = memory(16 << 10)
+    shm.set_shared_memory_region(handle, [np.full(2048, 1e9, np.float32)])
+
+    ports = {triton_http: server.port, triton_grpc: server.grpc_port}
+
+    @contextmanager
+    def opened(kind):
+        with kind.InferenceServerClient(f"127.0.0.1:{ports[kind]}") as client:
+            client.kind = kind
+            yield client
+
+    def ask(client, images):
+        return client.infer("digits", [placed(client, "image", [images, 1, 32, 32], "FP32", "r", images << 12)]).as_numpy("logits")
+
+    def hold():
+        # It would take weeks.
+        with opened(triton_grpc) as client:
+            client.infer("slow", [placed(client, "x", [2048, 1], "FP32", "r", 8 << 10)])
+
+    for kind in ports:
+        with opened(kind) as client:
+            if kind is triton_http:
+                client.register_system_shared_memory("r", handle.key, 16 << 10)
+            assert ask(client, 3).shape == (3, 10)
+            refuses(lambda client=client: ask(client, 4), "the data in shared memory in bytes", "16384", "12288", "body_bytes_max")
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(hold)
+        runs = 'ocelli_queue_items{model="slow"} 2048'
+        until(lambda: held.done() or runs in requests.get(f"{server.url}/metrics", timeout=60).text, 60, "it runs")
+        for kind in ports:
+            with opened(kind) as client:
+                refuses(lambda client=client: ask(client, 3), "the budget for bytes in flight is full (20480)")
+        server.kill()
+        assert held.exception() is not None
 
 
 def test_the_example_of_the_documents_works(sharing, capsys):

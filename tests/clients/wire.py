@@ -146,7 +146,9 @@ def problem(response, status, *says):
     for word in says:
         assert re.search(word, body["error"], re.IGNORECASE), f"{word!r} is not in {body['error']!r}"
     if status in (429, 503):
-        assert int(response.headers["Retry-After"]) >= 1, response.headers
+        after = int(response.headers["Retry-After"])
+        said = re.search(r"retry after (\d+) s", body["error"])
+        assert 1 <= after <= 60 and (said is None or int(said[1]) == after), (response.headers, body)
     return body
 
 

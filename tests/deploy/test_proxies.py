@@ -2,7 +2,6 @@
 
 import http.server
 import re
-import socket
 import threading
 
 import common
@@ -11,6 +10,7 @@ import requests
 from common import DEPLOY
 from proxies import Proxy
 from rolling_restart import restart_in_turn, shipped
+from server import free_ports
 
 NGINX = (DEPLOY / "nginx" / "ocelli.conf").read_text()
 HAPROXY = (DEPLOY / "haproxy" / "haproxy.cfg").read_text()
@@ -72,8 +72,7 @@ def test_a_model_that_is_not_ready_takes_no_other_along(tmp_path, name):
     replicas = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), Replica) for _ in range(2)]
     for replica in replicas:
         threading.Thread(target=replica.serve_forever, daemon=True).start()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     proxy = Proxy(name, tmp_path / name, port, [replica.server_port for replica in replicas]).wait()
     try:
         statuses = lambda model: [requests.get(f"http://127.0.0.1:{port}/v2/models/{model}", timeout=20).status_code for _ in range(5)]
@@ -83,12 +82,6 @@ def test_a_model_that_is_not_ready_takes_no_other_along(tmp_path, name):
         proxy.stop()
         for replica in replicas:
             replica.shutdown()
-
-
-@pytest.mark.parametrize("proxy", ["nginx", "haproxy"])
-def test_the_proxy_is_there(proxy):
-    """Says which of them is missing."""
-    common.tool(proxy)
 
 
 def test_no_request_is_lost_while_replicas_are_restarted_in_turn(tmp_path):

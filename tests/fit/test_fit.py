@@ -68,7 +68,9 @@ def test_spots_far_from_where_fits_begin_are_found_or_flagged(name, camera_name)
     low, high = reference.bounds(model, side)
     assert ((found["theta"] >= low - 1e-5) & (found["theta"] <= high + 1e-5)).all()
     mean = model.expect(found["theta"], side, derivatives=False) + rois.variance
-    worse = reference.half_deviance(np.maximum(rois.electrons + rois.variance, 0), mean) - best > 0.05
+    worse = reference.half_deviance(np.maximum(rois.electrons + rois.variance, 0), mean) - best
+    assert np.isfinite(worse).all()
+    worse = worse > 0.05
     converged, lit = found["status"] == 0, given["photons"] > 60 * np.sqrt(given["background"])
     missed, missed_lit = (converged & worse).sum(), (converged & worse & lit).sum()
     print(f"status {np.bincount(found['status'])}; in a lesser maximum without a flag {missed}, {missed_lit} of {lit.sum()} lit")
@@ -93,6 +95,7 @@ def test_spots_beyond_focal_lines_that_are_far_apart_are_found_there(side, gamma
     parts = [simulate.fit(rois, z_um=part)[0] for part in ((-end, -line), (-line, line), (line, end))]
     best = np.max([part["log_likelihood_ratio"] for part in parts], axis=0)
     converged = found["status"] == 0
+    assert np.isfinite(found["log_likelihood_ratio"][converged]).all() and np.isfinite(best[converged]).all()
     missed = converged & (best - found["log_likelihood_ratio"] > 2)
     print(f"status {np.bincount(found['status'])}; in a lesser maximum without a flag {missed.sum()}")
     # Of 20,000 none to 0.005 %; without a start beyond the lines 0.5 % to 1 % (7 x 7), and 5 % to 9 % (11 x 11).
@@ -137,6 +140,7 @@ def test_a_perfect_fit_is_rejected_as_often_as_its_p_value_says(read_noise, phot
     camera = Camera(1000.0, 0.05 if background < 50 else 0.2, read_noise) if read_noise else IDEAL
     rois = simulate.simulate(model, theta, side, random, camera)
     found, _ = simulate.fit(rois)
+    assert np.isfinite(found["p_value"]).all()
     rejected = {level: (found["p_value"] < level).mean() for level in (0.01, 0.1, 0.5)}
     print(rejected)
     # A chi-squared test rejects 0.1 % to 5 % of these at the level of 1 % without read noise, and to 12 % with it.
@@ -152,6 +156,7 @@ def test_a_p_value_knows_the_read_noise_of_each_pixel():
         camera = Camera(1000.0, 0.05, (noise * (0.7 + random.gamma(1.5, 0.2, (64, 96)))).astype("f4"))
         theta = simulate.draw(model, 10_000, 9, random, photons=1000, background=0.3)
         found, _ = simulate.fit(simulate.simulate(model, theta, 9, random, camera))
+        assert np.isfinite(found["p_value"]).all()
         rejected = {level: (found["p_value"] < level).mean() for level in (0.01, 0.1, 0.5)}
         print(noise, rejected)
         assert 0.005 < rejected[0.01] < 0.02, rejected

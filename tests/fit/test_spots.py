@@ -67,6 +67,7 @@ def test_spots_and_scores_are_those_of_the_reference(instructions, options, maps
         found[here["y"], here["x"]] = True
         missing += (clearly & ~found).sum() + (found & ~barely).sum()
         theirs = score[here["y"], here["x"]]
+        assert np.isfinite(here["score"]).all() and np.isfinite(theirs).all()
         worst = max(worst, np.abs(here["score"] / theirs - 1).max())
     print(f"{len(spots)} spots, {missing} differ, scores to {worst:.2g}")
     assert missing == 0

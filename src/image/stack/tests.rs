@@ -42,7 +42,7 @@ fn planes(sample: SampleType, frames: u64) -> Vec<Plane> {
         let base = ((1009 * t + 31 * y + 7 * x) % 251) as f64;
         match sample {
             SampleType::U8 => base,
-            SampleType::U16 | SampleType::U32 | SampleType::U64 => base * 257.0,
+            SampleType::U16 | SampleType::U32 | SampleType::U64 => base * 259.0,
             SampleType::I8 => base - 125.0,
             SampleType::F16 => half::f16::from_f64((base - 125.0) * 25.0).to_f64(),
             SampleType::F32 | SampleType::F64 => (base - 125.0) * 25.0,
