@@ -27,7 +27,7 @@ const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Bytes read from an HTTP/1 connection at once, and the longest header. An image of 224 × 224 in bytes (151 kB) comes in one piece, which
 /// is read in place. A frame of this size is still in the core's cache when it is joined with the rest of its body; hyper's own bound (408
 /// KiB) was 11 % slower with bodies of 602 kB.
-const READ_BYTES_MAX: usize = 256 * 1024;
+pub(crate) const READ_BYTES_MAX: usize = 256 * 1024;
 
 /// Sleeps until `at`; for ever if there is none.
 async fn until(at: Option<Instant>) {
