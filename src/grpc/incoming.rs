@@ -7,7 +7,7 @@ use crate::{
     error::InferError,
     http::{
         STACK_DEADLINE,
-        accept::READ_BYTES_MAX,
+        accept::FRAME_BYTES_MAX,
         admission::Permit,
         body::{BodyLimits, Reader, ahead_of},
         coding::{Coding, Unpacking},
@@ -88,7 +88,8 @@ pub(super) fn limited(
         // The charge is trimmed at the end to what arrived. A message that is too large is refused by the length in front of it, and may
         // have come with it in one frame.
         Messages::One => {
-            let bytes_max = limits.bytes_max.saturating_add((PREFIX_BYTES + READ_BYTES_MAX) as u64);
+            let beyond = PREFIX_BYTES as u64 + u64::from(FRAME_BYTES_MAX);
+            let bytes_max = limits.bytes_max.saturating_add(beyond);
             let reader = Reader::new(body, BodyLimits { bytes_max, ..limits });
             match &charge {
                 Some(charge) => reader.charged_to(Arc::clone(&charge.permit)),

@@ -21,7 +21,7 @@ mod seats;
 mod service;
 
 pub use clocks::{Clocks, MEANWHILE, Phase, Reason, Verdict, Watch};
-pub(crate) use connection::READ_BYTES_MAX;
+pub(crate) use connection::FRAME_BYTES_MAX;
 pub use service::{Answer, HttpService, Peer, Slashed};
 
 use connection::{Served, Shared};

@@ -28,7 +28,7 @@ use super::{
     triton::{self, CONFIG_FILE},
 };
 use crate::{engine::Dim, tasks::Labels};
-use disk::{Candidate, Folder, at, file_bytes, look, may_be_folder, model_bytes, opened, text};
+use disk::{Candidate, Folder, at, file_bytes, labels, look, may_be_folder, model_bytes, opened, text};
 pub(super) use disk::{candidate, entries, inside, listed, read_bytes};
 use instead::instead;
 pub use repository::Repository;
@@ -45,8 +45,6 @@ const MODEL_FILE: &str = "model.onnx";
 const MANIFEST_FILE: &str = "model.toml";
 /// A larger manifest is refused as a mistake.
 const MANIFEST_BYTES_MAX: u64 = 1 << 20;
-/// A larger file of labels is refused as a mistake: this is 100 times the largest public list of classes.
-const LABELS_BYTES_MAX: u64 = 16 << 20;
 
 /// One version of one model, or why it cannot be served.
 #[derive(Debug, Clone)]
@@ -383,16 +381,6 @@ impl Described {
             expected: Expected::default(),
         })
     }
-}
-
-/// The labels in the file that a manifest names.
-fn labels(folder: &Folder, name: Option<&str>) -> Result<Arc<Labels>, String> {
-    let Some(name) = name else { return Ok(Arc::default()) };
-    let labels = inside(folder, name)
-        .and_then(|file| text(read_bytes(file, LABELS_BYTES_MAX)?))
-        .and_then(|text| Labels::parse(&text))
-        .map_err(|reason| format!("labels file {name:?}: {reason}"))?;
-    Ok(Arc::new(labels))
 }
 
 /// The manifest of a folder, the default if there is none, and its labels. The maps of a fitter's camera are read.

@@ -27,7 +27,7 @@ const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Bytes read from an HTTP/1 connection at once, and the longest header. An image of 224 × 224 in bytes (151 kB) comes in one piece, which
 /// is read in place. A frame of this size is still in the core's cache when it is joined with the rest of its body; hyper's own bound (408
 /// KiB) was 11 % slower with bodies of 602 kB.
-pub(crate) const READ_BYTES_MAX: usize = 256 * 1024;
+const READ_BYTES_MAX: usize = 256 * 1024;
 
 /// Sleeps until `at`; for ever if there is none.
 async fn until(at: Option<Instant>) {
@@ -139,6 +139,9 @@ const STREAMS_MAX: u32 = 256;
 const RESETS_PENDING_MAX: usize = 100;
 /// HTTP/2 streams that we may reset for the client's errors over the life of a connection.
 const RESETS_LOCAL_MAX: usize = 4096;
+/// Bytes of an HTTP/2 frame, which is read whole. With the standard 16 KiB, 602 kB of pixels come in 37 frames, each with calls and wake-ups
+/// of its own. No more than the smallest limit of gRPC's messages: one that is too large is refused by the length at its beginning.
+pub(crate) const FRAME_BYTES_MAX: u32 = 64 * 1024;
 /// Bytes of all header names and values of one HTTP/2 request.
 const HEADER_LIST_BYTES_MAX: u32 = 32 * 1024;
 /// How often a silent HTTP/2 connection is pinged, and how long the answer may take.
@@ -177,8 +180,7 @@ fn builder(streams: Streams) -> auto::Builder<Streams> {
         .max_pending_accept_reset_streams(RESETS_PENDING_MAX)
         .max_local_error_reset_streams(RESETS_LOCAL_MAX)
         .max_header_list_size(HEADER_LIST_BYTES_MAX)
-        // A frame is read whole. With the standard 16 KiB, 602 kB of pixels come in 37, each with its own calls and wake-ups.
-        .max_frame_size(READ_BYTES_MAX as u32)
+        .max_frame_size(FRAME_BYTES_MAX)
         // Images are larger than the standard 64 KiB window: one round trip less for most of them.
         .initial_stream_window_size(1024 * 1024)
         // A gRPC stream that we do not read for a while must not hold up the others. h2 also ends a connection once the overhead of unread

@@ -2,12 +2,19 @@
 
 use super::{instead::other_format, misplaced};
 pub(super) use crate::engine::regular_file::Folder;
-use crate::engine::{onnx::external::external_bytes, regular_file};
+use crate::{
+    engine::{onnx::external::external_bytes, regular_file},
+    tasks::Labels,
+};
 use std::{
     fs,
     io::{self, Read},
     path::{Path, PathBuf},
+    sync::Arc,
 };
+
+/// A larger file of labels is refused as a mistake: this is 100 times the largest public list of classes.
+const LABELS_BYTES_MAX: u64 = 16 << 20;
 
 /// The names in a folder and their paths, sorted; those that begin with a dot are left out.
 pub(in crate::models) fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, String> {
@@ -112,6 +119,16 @@ pub(in crate::models) fn read_bytes(file: fs::File, bytes_max: u64) -> Result<Ve
         return Err(format!("it is larger than the limit of {bytes_max} bytes"));
     }
     Ok(bytes)
+}
+
+/// The labels in the file that a manifest names.
+pub(super) fn labels(folder: &Folder, name: Option<&str>) -> Result<Arc<Labels>, String> {
+    let Some(name) = name else { return Ok(Arc::default()) };
+    let labels = inside(folder, name)
+        .and_then(|file| text(read_bytes(file, LABELS_BYTES_MAX)?))
+        .and_then(|text| Labels::parse(&text))
+        .map_err(|reason| format!("labels file {name:?}: {reason}"))?;
+    Ok(Arc::new(labels))
 }
 
 pub(super) fn file_bytes(path: &Path) -> Result<u64, String> {
