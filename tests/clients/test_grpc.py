@@ -370,6 +370,13 @@ def test_the_definition_is_that_of_tritons_clients(channel, symbol):
         for enum in file.enum_type:
             if enum.name in dict(enums):
                 assert (enum.name, [(v.name, v.number) for v in enum.value]) in enums
+    # Triton's answers to these are empty; KServe's clients read what its own servers say.
+    for message, told in (("Load", "isLoaded"), ("Unload", "isUnloaded")):
+        own = {name: field for name, field in ours.items() if name.startswith(f"RepositoryModel{message}Response.")}
+        if own:
+            prefix = f"RepositoryModel{message}Response"
+            assert own == {f"{prefix}.model_name": (1, 9, 1, ""), f"{prefix}.{told}": (2, 8, 1, "")}
+        ours = {name: field for name, field in ours.items() if name not in own}
     assert len(ours) > 60 and all(theirs.get(name) == field for name, field in ours.items()), [
         (name, field, theirs.get(name)) for name, field in ours.items() if theirs.get(name) != field
     ]
