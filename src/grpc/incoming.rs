@@ -445,6 +445,20 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_message_that_is_too_large_is_refused_by_its_own_length_though_it_came_in_one_frame() {
+        let Framing { limits, charge, .. } = framing(700, 100_000);
+        let sent = Body::from(message(2000));
+        let mut body = limited(sent, limits, Messages::One, charge, Lost::default());
+        let told = body.frame().await.unwrap().unwrap_err().to_string();
+        assert!(
+            told.contains(
+                "the message in bytes is 2000, more than the limit of 700; raise it with body_bytes_max"
+            ),
+            "{told}"
+        );
+    }
+
+    #[tokio::test]
     async fn a_body_may_be_asked_on_behind_its_end() {
         let half = Body::from(message(3)[..6].to_vec());
         let Framing { limits, .. } = framing(700, 10_000);

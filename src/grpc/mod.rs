@@ -24,7 +24,10 @@ mod status;
 mod unadmitted;
 
 use crate::{
-    http::{Front, accept::Stages},
+    http::{
+        Front,
+        accept::{FRAME_BYTES_MAX, Stages},
+    },
     protocol::{
         health::health_server::HealthServer,
         inference::grpc_inference_service_server::GrpcInferenceServiceServer,
@@ -98,6 +101,8 @@ const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
 /// The largest message of a call without data, packed or not. Nothing is charged for it, so it must be no larger than a header may be.
 const SMALL_BYTES_MAX: usize = 64 * 1024;
+// A message that is too large comes in several frames, and is refused by the length in the first.
+const _: () = assert!(FRAME_BYTES_MAX as usize <= SMALL_BYTES_MAX);
 
 /// The path that TorchServe has for a call.
 fn torchserves(path: &str) -> String {

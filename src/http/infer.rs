@@ -112,6 +112,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     if length.is_none() {
         is_no_file(&body, model)?;
     }
+    // The body has been there since then.
     let (began, text) = (call.arrived, length.unwrap_or(body.len()));
     // Numbers as text take milliseconds per megabyte, and so may the header of an image: not on the async threads.
     let slow = length == Some(0) && Format::sniff(&body).is_some_and(Format::is_slow);

@@ -120,6 +120,7 @@ impl Observation {
             trace.replied(self.span_end(matched, status));
         }
         let slow = status < 400 && !self.stack && front.log_slow.is_some_and(|slow| took > slow);
+        // No line would be written: nothing is prepared for one.
         if error.is_none() && !slow && LevelFilter::current() < LevelFilter::DEBUG {
             return;
         }

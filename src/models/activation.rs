@@ -9,7 +9,7 @@ use crate::{
             quantized::quantized,
         },
     },
-    tasks::{Activation, Classify, Task, is_byte},
+    tasks::{Activation, Classify, Task, choose, is_byte},
 };
 
 /// How a classifier's activation was found.
@@ -51,12 +51,11 @@ pub(super) fn settle(task: &mut Task, source: &Source) -> Option<ActivationBy> {
 /// Fills in what a classifier's whole numbers stand for, if its output has bytes and its file says it. The log tells it.
 pub(super) fn dequantize(task: &mut Task, source: &Source, signature: &Signature) {
     let Task::Classify(classify) = task else { return };
-    let output = match (&classify.output, &signature.outputs[..]) {
-        (Some(name), outputs) => outputs.iter().find(|output| output.name == *name),
-        (None, [only]) => Some(only),
-        (None, _) => None,
-    };
-    let Some(output) = output.filter(|output| is_byte(output.datatype)) else { return };
+    // Without one, resolving says why.
+    let Ok(output) = choose(signature, classify.output.as_deref(), "classify.output") else { return };
+    if !is_byte(output.datatype) {
+        return;
+    }
     let is_signed = output.datatype == DataType::Int8;
     if let Some((operator, by)) = quantized(&source.path, &output.name, is_signed) {
         classify.quantized = Some(by);

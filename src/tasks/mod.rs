@@ -323,7 +323,11 @@ fn output_names(signature: &Signature) -> String {
 }
 
 /// The output that a task reads: the one that is named, or the only one. `key` is the setting that names it.
-fn choose<'a>(signature: &'a Signature, name: Option<&str>, key: &str) -> Result<&'a TensorSpec, String> {
+pub(crate) fn choose<'a>(
+    signature: &'a Signature,
+    name: Option<&str>,
+    key: &str,
+) -> Result<&'a TensorSpec, String> {
     let chosen = match (name, &signature.outputs[..]) {
         (Some(name), outputs) => outputs
             .iter()

@@ -69,6 +69,45 @@ pub(super) fn of_item(shape: &[Dim]) -> Option<[Dim; 3]> {
     }
 }
 
+/// Whether the channels of a map with these extents come after its rows and columns, or before them; `None` if both are possible. The
+/// layout setting decides first, then the number of labels, then the input's size.
+pub(super) fn channels_last(
+    [a, b, c]: [Dim; 3],
+    layout: Option<Layout>,
+    labels: usize,
+    input: Option<[u32; 2]>,
+) -> Option<bool> {
+    if let Some(layout) = layout {
+        return Some(layout == Layout::Nhwc);
+    }
+    let has_labels = |channels| labels > 0 && channels == Dim::Fixed(labels) && a != c;
+    let of_image = |height, width| input.is_some_and(|input| is_of_image(input, height, width));
+    Some(match (a, c) {
+        _ if has_labels(a) => false,
+        _ if has_labels(c) => true,
+        (Dim::Fixed(1), _) => false,
+        (_, Dim::Fixed(1)) => true,
+        _ if of_image(b, c) != of_image(a, b) => of_image(a, b),
+        // If the size of the image does not decide: a square beside a different extent is the image.
+        _ if b == c && a != b => false,
+        _ if a == b && b != c => true,
+        (Dim::Fixed(_), Dim::Free) => false,
+        (Dim::Free, Dim::Fixed(_)) => true,
+        _ => return None,
+    })
+}
+
+/// Whether a map with these extents can show an image of this width and height: it has the same proportions, or is a whole number of times
+/// smaller with both sides rounded alike.
+fn is_of_image([width, height]: [u32; 2], rows: Dim, columns: Dim) -> bool {
+    let (Dim::Fixed(rows), Dim::Fixed(columns)) = (rows, columns) else { return false };
+    let [width, height] = [width as usize, height as usize];
+    let smaller = |n: usize| {
+        [(height / n, width / n), (height.div_ceil(n), width.div_ceil(n))].contains(&(rows, columns))
+    };
+    rows.checked_mul(width) == columns.checked_mul(height) || (1..=width.min(height)).any(smaller)
+}
+
 /// The error for an output that can be read in two ways; `key` is the setting that decides.
 pub(super) fn both_ways(name: &str, shape: &[Dim], key: &str) -> String {
     format!("output {name:?} of shape {} can be read both ways: set {key}", show(shape))

@@ -5,7 +5,7 @@ mod enlarge;
 use self::enlarge::{Grid, SCORES_MAX, Scores};
 use super::{
     Labels, Mask, Output, Outputs, choose, is_one,
-    planes::{Planes, both_ways, extent, of_item},
+    planes::{Planes, both_ways, channels_last, extent, of_item},
     wrong_shape,
 };
 use crate::{
@@ -123,12 +123,6 @@ impl Segment {
                     _ => why,
                 })?;
             }
-            let (Reading::First { height, width, .. }
-            | Reading::Last { height, width, .. }
-            | Reading::Classes { height, width }) = reading;
-            if input.is_some_and(|input| [width, height] == input.map(|side| Dim::Fixed(side as usize))) {
-                self.enlarge.get_or_insert(Enlarge::Nearest);
-            }
             // The layout is settled for every size that an answer may have.
             self.layout = match reading {
                 Reading::First { .. } => Some(Layout::Nchw),
@@ -142,14 +136,18 @@ impl Segment {
 
     /// How an engine may find the classes, if the output holds scores whose axes are known, and nobody needs the scores after that.
     pub(super) fn class_map(&self, signature: &Signature) -> Option<ClassMap> {
-        if self.enlarge != Some(Enlarge::Nearest) {
-            return None;
-        }
         let output =
             signature.outputs.iter().position(|output| Some(&output.name) == self.output.as_ref())?;
-        let scores = matches!(signature.outputs[output].datatype, DataType::Fp32 | DataType::Fp16);
+        let TensorSpec { datatype, ref shape, .. } = signature.outputs[output];
+        let scores = matches!(datatype, DataType::Fp32 | DataType::Fp16);
         let last = self.layout? == Layout::Nhwc;
-        scores.then_some(ClassMap { output, last, threshold: self.threshold() })
+        let size = match shape[..] {
+            [.., height, width, _] if last => [width, height],
+            [.., height, width] if !last => [width, height],
+            _ => [Dim::Free; 2],
+        };
+        let compared = scores && self.enlarge_of(size, self.input) == Enlarge::Nearest;
+        compared.then_some(ClassMap { output, last, threshold: self.threshold() })
     }
 
     /// The output, if it is compared with a threshold that is not set.
@@ -165,8 +163,8 @@ impl Segment {
 
     /// How the scores of an output of this width and height are enlarged. Those of all pixels of the input gain little by what lies
     /// between them, and have many times the bytes of the classes that a GPU would send back instead.
-    fn enlarge_of(&self, size: [usize; 2], input: Option<[u32; 2]>) -> Enlarge {
-        let is_whole = input.is_some_and(|input| size == input.map(|side| side as usize));
+    fn enlarge_of(&self, size: [Dim; 2], input: Option<[u32; 2]>) -> Enlarge {
+        let is_whole = input.is_some_and(|input| size == input.map(|side| Dim::Fixed(side as usize)));
         self.enlarge.unwrap_or(if is_whole { Enlarge::Nearest } else { Enlarge::Bilinear })
     }
 
@@ -185,29 +183,29 @@ impl Segment {
         let (Reading::First { height, width, .. }
         | Reading::Last { height, width, .. }
         | Reading::Classes { height, width }) = reading;
+        let enlarge = self.enlarge_of([width, height], input);
         let size @ [width, height] = [extent(width), extent(height)];
         if width == 0 || height == 0 {
             return Err(wrong_shape(output.name, &shape, SHAPE));
         }
         let source = placement.map_or([width as u32, height as u32], |placement| placement.source.into());
-        let grid = || placement.map(|placement| Grid::new(placement, input.unwrap_or(source), size));
+        let grid = placement
+            .filter(|_| enlarge == Enlarge::Bilinear)
+            .map(|placement| Grid::new(placement, input.unwrap_or(source), size));
         let classes = match reading {
             Reading::Classes { .. } => given(&output)?,
             Reading::First { classes, .. } | Reading::Last { classes, .. } => {
                 let values = output.numbers()?;
                 let planes = matches!(reading, Reading::First { .. });
                 let scores = Scores { values: &values, classes: extent(classes), planes };
-                let best = self.best(&output, &scores)?;
-                match grid().filter(|_| self.enlarge_of(size, input) == Enlarge::Bilinear) {
-                    None => best,
-                    Some(grid) => {
-                        let classes = match scores.classes {
-                            1 => grid.above(&scores, self.threshold()),
-                            _ => grid.best(&scores, &best, SCORES_MAX),
-                        };
-                        return Ok(Mask::new(source[0], source[1], classes?, labels));
-                    }
+                if let Some(grid) = grid {
+                    let classes = match scores.classes {
+                        1 => grid.above(&scores, self.threshold()),
+                        _ => grid.best(&scores, &self.best(&output, &scores)?, SCORES_MAX),
+                    };
+                    return Ok(Mask::new(source[0], source[1], classes?, labels));
                 }
+                self.best(&output, &scores)?
             }
         };
         let Some(placement) = placement else {
@@ -307,48 +305,9 @@ impl Segment {
     }
 }
 
-/// Whether the channels of a map with these extents come after its rows and columns, or before them; `None` if both are possible. The
-/// layout setting decides first, then the number of labels, then the input's size.
-pub(super) fn channels_last(
-    [a, b, c]: [Dim; 3],
-    layout: Option<Layout>,
-    labels: usize,
-    input: Option<[u32; 2]>,
-) -> Option<bool> {
-    if let Some(layout) = layout {
-        return Some(layout == Layout::Nhwc);
-    }
-    let has_labels = |channels| labels > 0 && channels == Dim::Fixed(labels) && a != c;
-    let of_image = |height, width| input.is_some_and(|input| is_of_image(input, height, width));
-    Some(match (a, c) {
-        _ if has_labels(a) => false,
-        _ if has_labels(c) => true,
-        (Dim::Fixed(1), _) => false,
-        (_, Dim::Fixed(1)) => true,
-        _ if of_image(b, c) != of_image(a, b) => of_image(a, b),
-        // If the size of the image does not decide: a square beside a different extent is the image.
-        _ if b == c && a != b => false,
-        _ if a == b && b != c => true,
-        (Dim::Fixed(_), Dim::Free) => false,
-        (Dim::Free, Dim::Fixed(_)) => true,
-        _ => return None,
-    })
-}
-
 /// Whether numbers of this type are classes, unless there is an axis for scores.
 fn is_integers(datatype: DataType) -> bool {
     !matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64)
-}
-
-/// Whether a map with these extents can show an image of this width and height: it has the same proportions, or is a whole number of times
-/// smaller with both sides rounded alike.
-fn is_of_image([width, height]: [u32; 2], rows: Dim, columns: Dim) -> bool {
-    let (Dim::Fixed(rows), Dim::Fixed(columns)) = (rows, columns) else { return false };
-    let [width, height] = [width as usize, height as usize];
-    let smaller = |n: usize| {
-        [(height / n, width / n), (height.div_ceil(n), width.div_ceil(n))].contains(&(rows, columns))
-    };
-    rows.checked_mul(width) == columns.checked_mul(height) || (1..=width.min(height)).any(smaller)
 }
 
 /// The class numbers that the model gives.
@@ -424,6 +383,8 @@ mod tests {
             task.class_map(&signature).is_some()
         };
         assert!(compared(&[-1, 21, 48, 64], None));
+        assert!(compared(&[-1, 48, 64, 21], None));
+        assert!(!compared(&[-1, 21, -1, -1], None), "nobody knows how many there will be");
         assert!(!compared(&[-1, 21, 12, 16], None), "what lies between them counts");
         assert!(!compared(&[-1, 21, 48, 64], Some(Enlarge::Bilinear)));
         assert!(compared(&[-1, 21, 12, 16], Some(Enlarge::Nearest)));

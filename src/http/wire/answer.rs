@@ -225,11 +225,16 @@ fn name(label: Option<&str>, index: usize) -> Cow<'_, str> {
 
 /// The answers as TorchServe gives them: itself for one, otherwise a list; to those in the envelope of `instances`, `predictions`.
 pub fn bare(entries: &[Entry], in_envelope: bool) -> Vec<u8> {
-    let values = entries.iter().map(|entry| match &entry.answer {
-        Ok(value) => value.clone(),
-        Err(error) => object(&problem(&Problem::from(error))),
-    });
-    let json = values.collect::<Vec<_>>().join(&b',');
+    let mut json = Vec::new();
+    for (index, entry) in entries.iter().enumerate() {
+        if index > 0 {
+            json.push(b',');
+        }
+        match &entry.answer {
+            Ok(value) => json.extend_from_slice(value),
+            Err(error) => json.extend_from_slice(&object(&problem(&Problem::from(error)))),
+        }
+    }
     match entries.len() {
         _ if in_envelope => [b"{\"predictions\":[", &json[..], b"]}"].concat(),
         1 => json,

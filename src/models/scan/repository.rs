@@ -34,6 +34,7 @@ impl Repository {
     }
 }
 
+#[cfg(test)]
 impl From<&Path> for Repository {
     fn from(folder: &Path) -> Repository {
         Repository::new(folder.to_owned(), None)

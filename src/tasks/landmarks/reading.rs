@@ -6,8 +6,7 @@ use crate::{
     image::Layout,
     tasks::{
         Labels, is_one,
-        planes::{Planes, both_ways},
-        segment::channels_last,
+        planes::{Planes, both_ways, channels_last},
         wrong_shape,
     },
 };
