@@ -23,16 +23,16 @@ pub use places::unfit;
 pub use run::{Checked, check, find_devices, serve};
 
 use crate::{
-    config::{Chosen, Config, RepositoryMode},
+    config::{BusyPoll, Chosen, Config, RepositoryMode, cores},
     grpc,
     http::{
         self, Front,
-        accept::{Acceptor, Clocks, Ended, Eviction, Settings, Stages},
+        accept::{Acceptor, Awake, Clocks, Ended, Eviction, Settings, Stages},
         threads::Threads,
     },
     models::{Control, changes::Snapshot},
     status::Status,
-    telemetry::logging::Logging,
+    telemetry::{host, logging::Logging},
     words,
 };
 use admin::Admin;
@@ -135,12 +135,14 @@ impl App {
         waiting::check(&config);
         let connections_max = open_files::connections_max(&config, files_max);
         front.metrics.http_connections_max.set(i64::try_from(connections_max).unwrap_or(i64::MAX));
+        let awake = polls_busily(config.busy_poll, cores()).then(Awake::default);
         let acceptor = |socket: Socket| Acceptor {
             listener: socket.listener,
             settings: accept_settings(&config, connections_max, Eviction::SLOW),
             stages: stages.clone(),
             connections: Arc::clone(&front.connections),
             threads: threads.handles().to_vec(),
+            awake: awake.clone(),
         };
         let routes = http::routes(Arc::clone(&front));
         let api = sockets.api.into_iter().map(|socket| acceptor(socket).run(routes.clone()));
@@ -219,6 +221,15 @@ async fn beat(status: Arc<Status>, threads: Vec<Handle>) {
         ticks.tick().await;
         Threads::pulse(&threads).await;
         status.beat(Instant::now());
+    }
+}
+
+/// Whether threads stay awake for the next request.
+fn polls_busily(asked: BusyPoll, cores: usize) -> bool {
+    match asked {
+        BusyPoll::On => true,
+        BusyPoll::Off => false,
+        BusyPoll::Auto => cores > 1 && !host::has_cpu_limit(cores),
     }
 }
 

@@ -46,6 +46,7 @@ impl Admin {
                         stages: theirs,
                         connections: Arc::default(),
                         threads: Vec::new(),
+                        awake: None,
                     };
                     acceptor.run(service).await;
                 }

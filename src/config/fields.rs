@@ -2,7 +2,9 @@
 
 use super::{
     kind::Value,
-    table::{Backend, Chosen, Isolation, LogFormat, RepositoryMode, Secret, TritonMetrics, WhileWaiting},
+    table::{
+        Backend, BusyPoll, Chosen, Isolation, LogFormat, RepositoryMode, Secret, TritonMetrics, WhileWaiting,
+    },
 };
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -90,6 +92,7 @@ macro_rules! words {
 
 words! {
     Backend { "auto" => Auto, "cpu" => Cpu, "gpu" => Gpu, }
+    BusyPoll { "auto" => Auto, "on" => On, "off" => Off, }
     Isolation { "auto" => Auto, "thread" => Thread, "process" => Process, }
     LogFormat { "auto" => Auto, "human" => Human, "json" => Json, }
     RepositoryMode { "none" => None, "explicit" => Explicit, "watch" => Watch, }

@@ -25,8 +25,8 @@ pub use kind::{Kind, bytes_text};
 pub use mistake::{ConfigError, Mistake, Origin};
 pub use render::{options_md, toml_defaults};
 pub use table::{
-    Backend, Chosen, Config, Isolation, LogFormat, OPTIONS, RepositoryMode, Secret, Spec, TritonMetrics,
-    WhileWaiting,
+    Backend, BusyPoll, Chosen, Config, Isolation, LogFormat, OPTIONS, RepositoryMode, Secret, Spec,
+    TritonMetrics, WhileWaiting,
 };
 
 use kind::Value;

@@ -12,6 +12,7 @@
 //! 3. [`Settings::close_timeout`] later, or at [`Stages::abort`]: connections that are left are dropped. They are counted if a request is
 //!    on them or if their task has never run. Connections on a stuck thread end with the process.
 
+mod awake;
 mod backlog;
 mod clocks;
 mod connection;
@@ -20,6 +21,7 @@ mod io;
 mod seats;
 mod service;
 
+pub use awake::Awake;
 pub use clocks::{Clocks, MEANWHILE, Phase, Reason, Verdict, Watch};
 pub(crate) use connection::FRAME_BYTES_MAX;
 pub use service::{Answer, HttpService, Peer, Slashed};
@@ -169,13 +171,15 @@ pub struct Acceptor {
     pub connections: Arc<Connections>,
     /// Runtimes that serve connections. Each connection goes to the one with the fewest. Empty: the runtime of [`Acceptor::run`].
     pub threads: Vec<Handle>,
+    /// Keeps these awake while requests follow each other closely; `None` if they sleep at once.
+    pub awake: Option<Awake>,
 }
 
 impl Acceptor {
     /// Serves until [`Stages::close`], and then through the rest of the shutdown. `service` is an `axum::Router` or any service like it.
     pub async fn run(self, service: impl HttpService) -> Ended {
-        let Acceptor { listener, settings, stages, connections, threads } = self;
-        let shared = Arc::new(Shared { settings, stages, connections });
+        let Acceptor { listener, settings, stages, connections, threads, awake } = self;
+        let shared = Arc::new(Shared { settings, stages, connections, awake });
         let seats = Seats::new(threads);
         let mut listening = Listening { shared, service, seats, open: Open::default(), waits: None };
         listening.accept(&listener).await;

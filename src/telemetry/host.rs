@@ -75,6 +75,22 @@ pub fn memory_high() -> Option<u64> {
     least(&high_files(&groups()))
 }
 
+/// Whether a CPU limit leaves this process fewer cores (`cores`) than it may run on. `false` if the system does not tell.
+pub fn has_cpu_limit(cores: usize) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    allowed_cores(&status).is_some_and(|allowed| cores < allowed)
+}
+
+/// How many cores a process may run on, by its `/proc/PID/status`, such as `Cpus_allowed_list: 0-3,8`.
+fn allowed_cores(status: &str) -> Option<usize> {
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    let count = |range: &str| -> Option<usize> {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)? + 1)
+    };
+    list.trim().split(',').map(count).sum()
+}
+
 fn groups() -> String {
     fs::read_to_string("/proc/self/cgroup").unwrap_or_default()
 }
@@ -175,6 +191,25 @@ mod tests {
         let text = "MemTotal:       1000 kB\nMemFree:         10 kB\nMemAvailable:    400 kB\n";
         assert_eq!(memory(text), Some((1_024_000, 409_600)));
         assert_eq!(memory("MemTotal: 5 kB"), None);
+    }
+
+    #[test]
+    fn cores_that_a_process_may_run_on_are_counted_in_ranges() {
+        let status = |list: &str| {
+            format!("Name:\tocelli\nCpus_allowed:\t10f\nCpus_allowed_list:\t{list}\nMems_allowed_list:\t0\n")
+        };
+        for (list, cores) in [("0-3,8", Some(5)), ("7", Some(1)), ("0-1", Some(2)), ("3-1", None), ("", None)]
+        {
+            assert_eq!(allowed_cores(&status(list)), cores, "{list:?}");
+        }
+        assert_eq!(allowed_cores("Name: ocelli"), None);
+    }
+
+    #[test]
+    fn fewer_cores_than_a_process_may_run_on_are_a_limit() {
+        let status = fs::read_to_string("/proc/self/status").expect("Linux tells");
+        let allowed = allowed_cores(&status).expect("Linux tells");
+        assert_eq!((has_cpu_limit(allowed), has_cpu_limit(allowed - 1)), (false, true));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use futures_util::{StreamExt, stream};
 use ocelli::{
     error::InferError,
     http::{
-        accept::{Acceptor, Clocks, Connections, Ended, Eviction, Settings, Stages},
+        accept::{Acceptor, Awake, Clocks, Connections, Ended, Eviction, Settings, Stages},
         body::{self, BodyLimits},
         guard::{self, HeadLimits},
         multipart,
@@ -179,6 +179,7 @@ async fn start_on(settings: Settings, threads: Vec<Handle>) -> Server {
         stages: stages.clone(),
         connections: Arc::clone(&connections),
         threads,
+        awake: Some(Awake::default()),
     };
     Server { address, stages, connections, ended: tokio::spawn(acceptor.run(router)), go, waits, too_slow }
 }

@@ -1,7 +1,8 @@
 //! Serves one connection until its client, a clock or a stage of the shutdown ends it.
 
 use super::{
-    Connections, Peer, Settings, Stages, Watch,
+    Awake, Connections, Peer, Settings, Stages, Watch,
+    awake::Lookout,
     course::{Action, Course},
     io::{Io, LeftAt},
     service::{HttpService, Observed},
@@ -12,6 +13,7 @@ use hyper_util::{
     server::conn::auto,
 };
 use std::{
+    future::poll_fn,
     net::SocketAddr,
     pin::pin,
     sync::Arc,
@@ -42,6 +44,7 @@ pub(super) struct Shared {
     pub(super) settings: Settings,
     pub(super) stages: Stages,
     pub(super) connections: Arc<Connections>,
+    pub(super) awake: Option<Awake>,
 }
 
 /// A connection that is being served, or will be. Dropping it reports the end, whatever the cause.
@@ -82,6 +85,7 @@ impl Shared {
             let _served = served;
             let mut course = Course::new(self, Arc::clone(&watch), peer, Instant::now());
             let mut look = pin!(tokio::time::sleep(Duration::ZERO));
+            let mut lookout = Lookout::new(self.awake.as_ref());
             let in_order = loop {
                 let action = tokio::select! {
                     // Bytes are read before a clock counts as run out: on a busy machine, both are ready at once.
@@ -97,6 +101,8 @@ impl Shared {
                     () = self.stages.closing.cancelled(), if course.awaits_close() => course.closing(Instant::now()),
                     () = until(course.first_request_until) => course.first_request_due(Instant::now()),
                     () = until(course.farewell_until) => course.farewell_due(Instant::now()),
+                    // Last, when it is known that nothing is ready.
+                    never = poll_fn(|context| lookout.poll(&watch, context)) => match never {},
                 };
                 match action {
                     Action::GoOn => (),
