@@ -380,7 +380,7 @@ pub fn check_base_path(base: &str) -> Result<(), String> {
 
 /// What the metrics tell apart: the paths, and predictions and stacks where a path has more than these.
 pub fn counted() -> Vec<&'static str> {
-    [paths(), kserve::PREDICTIONS.to_vec(), localize::STACKS.to_vec()].concat()
+    paths().into_iter().chain(observe::apart()).collect()
 }
 
 fn router(routes: Vec<Route>) -> Router<Arc<Front>> {

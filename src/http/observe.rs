@@ -4,10 +4,9 @@
 
 use super::{
     Front, call,
-    kserve::{PREDICTIONS, VERB},
-    localize::{STACK, STACKS},
     often::May,
     reject::{Kind, Problem},
+    target::VERB,
 };
 use crate::{
     telemetry::{
@@ -32,6 +31,21 @@ use tracing::level_filters::LevelFilter;
 
 /// A reply's place in its trace, by W3C Trace Context.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+/// The templates of KServe's predictions. They share their routes with readiness, and are counted apart from it.
+const PREDICTIONS: [&str; 2] =
+    ["/v1/models/{model}:predict", "/v1/models/{model}/versions/{version}:predict"];
+
+/// Suffix of a route's template under which stacks are counted.
+const STACK: &str = " (stack)";
+
+/// The templates for stacks, which are counted apart from images posted to the same routes.
+const STACKS: [&str; 2] = ["/predictions/{model} (stack)", "/predictions/{model}/{version} (stack)"];
+
+/// What is counted apart from the other requests of its route.
+pub(super) fn apart() -> impl Iterator<Item = &'static str> {
+    PREDICTIONS.into_iter().chain(STACKS)
+}
 
 /// A request from its head to the head of its reply. Dropped before that if its client goes away.
 pub(super) struct Observation {

@@ -48,13 +48,6 @@ const CONVENTIONS: HeaderName = HeaderName::from_static("ocelli-conventions");
 /// head is sent once the whole stack has been fitted, it is a header as well.
 const COUNTS: HeaderName = HeaderName::from_static("ocelli-counts");
 
-/// Suffix of a route's template under which stacks are counted.
-pub(super) const STACK: &str = " (stack)";
-
-/// The templates for stacks, which are counted apart from images posted to the same routes.
-pub(super) const STACKS: [&str; 2] =
-    ["/predictions/{model} (stack)", "/predictions/{model}/{version} (stack)"];
-
 /// Answers a request whose model is a fitter.
 pub(super) async fn predict(
     front: &Arc<Front>,
