@@ -39,6 +39,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 pub use waiting::Turns;
 use waiting::{Counted, Waiting};
 
+/// Less than this is read from JSON or the like, taken apart and written in place: a hand-over to the pool would take longer.
+pub(crate) const INLINE_BYTES_MAX: usize = 4096;
+
 /// One frame as the model takes it.
 #[derive(Debug)]
 pub struct Staged {

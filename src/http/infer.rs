@@ -7,6 +7,7 @@ use super::{
     admission::{Permit, charged, texts, written},
     body,
     call::{Call, Spent},
+    decode::INLINE_BYTES_MAX,
     encoded,
     localize::tensors::{self, Changes, Fitted},
     posted::is_no_file,
@@ -164,9 +165,6 @@ const INSTEAD_OF_OPTIONS: &str = "here the answer is the model's tensors; an out
 
 /// Headers of a reply.
 const REPLY_HEADERS: usize = 10;
-
-/// Less than this is read from JSON or the like, taken apart and written in place: a hand-over to the pool would take longer.
-pub(crate) const INLINE_BYTES_MAX: usize = 4096;
 
 /// The result of an inference.
 pub(crate) struct Ran {
