@@ -79,6 +79,31 @@ pub enum Opened {
     Several(Image<Bytes>),
 }
 
+/// The only frame of the file at `index` of a request, where `place` has room for no more.
+///
+/// # Errors
+/// That of opening it, which says what it is about; and 400 for several frames.
+pub(super) fn only(
+    opened: Result<Opened, InferError>,
+    index: usize,
+    place: &str,
+    model: &Model,
+) -> Result<Decoded<Staged>, InferError> {
+    match opened {
+        Ok(Opened::Only(decoded)) => Ok(decoded),
+        Ok(Opened::Several(_)) => Err(InferError::BadRequest(format!(
+            "image {index} has several frames, which {place} has no place for; post it to /predictions/{}",
+            model.name
+        ))),
+        Err(InferError::TooLarge { what, got, limit, option }) => {
+            Err(InferError::TooLarge { what: format!("image {index}: {what}").into(), got, limit, option })
+        }
+        Err(InferError::Decode(what)) => Err(InferError::Decode(format!("image {index}: {what}"))),
+        Err(InferError::BadRequest(what)) => Err(InferError::BadRequest(format!("image {index}: {what}"))),
+        Err(other) => Err(other),
+    }
+}
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Threads that decode, and the memory they may use together.

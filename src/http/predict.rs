@@ -19,8 +19,7 @@ use self::{
 use super::{
     Front,
     call::{Call, Spent},
-    decode::{Decoded, Frames, Opened, Staged, Turns},
-    encoded::of_image,
+    decode::{self, Decoded, Frames, Opened, Staged, Turns},
     localize, posted,
     reject::kind_of,
     streamed,
@@ -218,10 +217,7 @@ async fn one_file(
         true => call.in_time(turns.take(front.decode.stage(file?, of, permit, turns))).await?,
         false => {
             let only = call.in_time(turns.take(front.decode.stage_only(file?, of, permit))).await;
-            match only.map_err(|error| of_image(index, error))? {
-                Opened::Only(decoded) => decoded.into(),
-                Opened::Several(_) => return Err(several_frames(index, "a row", model)),
-            }
+            decode::only(only, index, "a row", model)?.into()
         }
     };
     let Decoded { staged, took, share } = decoded;
@@ -232,14 +228,6 @@ async fn one_file(
     drop(share);
     let answers = frames.into_iter().map(async |frame| frame?.answer(front, call, asked, took).await);
     Ok(join_all(answers).await)
-}
-
-/// The error for a file of several frames where there is room for one answer only.
-pub(super) fn several_frames(index: usize, what: &str, model: &Model) -> InferError {
-    InferError::BadRequest(format!(
-        "image {index} has several frames, which {what} has no place for; post it to /predictions/{}",
-        model.name
-    ))
 }
 
 /// A frame that was given to the queue, which may have refused it.
