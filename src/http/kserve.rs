@@ -4,9 +4,9 @@
 use super::{
     Front,
     admission::written,
+    arrange::arrange,
     body,
     call::{Call, Spent},
-    infer,
     posted::{Charged, is_no_file},
     predict::{self, Negotiated},
     query,
@@ -156,7 +156,7 @@ async fn predicted(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> 
             ));
         }
         Asked::Tensors(inputs) => {
-            let (inputs, items) = infer::arrange(model, inputs, call.permit.as_deref())?;
+            let (inputs, items) = arrange(model, inputs, call.permit.as_deref())?;
             let first = inputs.first().and_then(|input| input.shape.first().copied());
             let decode = began.elapsed();
             call.stage("decode", || decode);

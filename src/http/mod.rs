@@ -11,7 +11,7 @@
 //! - [`body`], [`multipart`], `posted`: bodies, with limits in bytes and in time, and the files in them.
 //! - `listing`: bounds on replies that grow with the models and are not admitted.
 //! - [`decode`]: the bounded CPU pool between bytes and queue.
-//! - `encoded`: images in tensors; `streamed`: replies that come item by item.
+//! - `arrange`: tensors as their model takes them; `encoded`: images in tensors; `streamed`: replies that come item by item.
 //! - `predict`, `localize`, `infer`, `kserve`, `catalog`, `repository`, `devices`, `health`: the handlers; `target`, `call`: what they
 //!   share; `stack_options`: how stacks are read.
 //! - `shared_memory`: tensors that clients on this machine pass without the connection.
@@ -23,6 +23,7 @@ pub mod accept;
 mod accepted;
 pub mod admission;
 mod around;
+mod arrange;
 mod base;
 pub mod body;
 pub(crate) mod call;
