@@ -3,9 +3,9 @@
 //! admitted on their head, before any of the body is read.
 
 use super::{
-    INFER, LOAD, REFLECTION, REFLECTION_ALPHA, SMALL_BYTES_MAX, STREAM,
+    calls::{INFER, LOAD, REFLECTION, REFLECTION_ALPHA, SMALL_BYTES_MAX, STREAM, ours},
     incoming::{self, Charge, Lost, Messages},
-    ours, status,
+    status,
 };
 use crate::{
     error::InferError,
@@ -234,7 +234,7 @@ mod tests {
     use tower::ServiceExt;
 
     fn front() -> Arc<Front> {
-        testing::front(&super::super::paths())
+        testing::front(&super::super::calls::paths())
     }
 
     #[tokio::test]
