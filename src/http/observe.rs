@@ -300,23 +300,13 @@ mod tests {
         http::testing,
         models::{Model, State, testing::source},
         status::{Cause, DeviceState, ModelCounts},
-        telemetry::metrics::Metrics,
+        telemetry::{metrics::Metrics, testing::logged},
     };
     use axum::{Router, response::IntoResponse, routing::post};
     use futures_util::stream;
     use http_body_util::BodyExt;
-    use std::{fs, time::Duration};
+    use std::time::Duration;
     use tower::ServiceExt;
-
-    /// The lines that are logged meanwhile.
-    fn logged(what: impl FnOnce()) -> String {
-        let console = tempfile::NamedTempFile::new().expect("a file");
-        let file = console.reopen().expect("the file");
-        let log = tracing_subscriber::fmt().with_ansi(false);
-        let log = log.with_writer(move || file.try_clone().expect("the file")).finish();
-        tracing::subscriber::with_default(log, what);
-        fs::read_to_string(console.path()).expect("the file")
-    }
 
     #[test]
     fn a_request_whose_caller_goes_away_is_in_the_log_once_and_counted_with_its_time() {
