@@ -85,12 +85,11 @@ impl Call {
         let ms = took.as_secs_f64() * 1e3;
         let status = status::http(code);
         let slow = front.log_slow.is_some_and(|slow| took > slow);
-        let told = (status >= 400 || slow).then(|| front.often.may(call, status, Instant::now()));
-        let passed_over = match told {
-            Some(None) => return,
-            Some(Some(May { passed_over })) => passed_over,
-            None => None,
+        let may = match status >= 400 || slow {
+            true => front.often.may(call, status, Instant::now()),
+            false => Some(May::default()),
         };
+        let Some(May { passed_over }) = may else { return };
         match status {
             500.. => tracing::warn!(call, ?code, ms, error = message, passed_over, "answered"),
             400.. => tracing::info!(call, ?code, ms, error = message, passed_over, "answered"),

@@ -140,12 +140,11 @@ impl Observation {
         }
         let _entered = begun.span.enter();
         let ms = took.as_secs_f64() * 1e3;
-        let passed_over =
-            match (error.is_some() || slow).then(|| front.often.may(route, status, Instant::now())) {
-                Some(None) => return,
-                Some(Some(May { passed_over })) => passed_over,
-                None => None,
-            };
+        let may = match error.is_some() || slow {
+            true => front.often.may(route, status, Instant::now()),
+            false => Some(May::default()),
+        };
+        let Some(May { passed_over }) = may else { return };
         // With this type, it is a number in a span's event as well.
         let status = i64::from(status);
         match error {
