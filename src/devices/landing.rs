@@ -4,8 +4,8 @@
 //! the channel here holds the worker back at the most that any engine takes.
 
 use super::{
+    Lent,
     health::{Health, Over},
-    worker::Lent,
 };
 use crate::{
     batch::{Ran, Running},

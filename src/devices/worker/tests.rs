@@ -11,7 +11,7 @@ use crate::{
         DataType, Habits, Setting, Signature, Tensor, TensorSpec,
         staging::{Memory, testing::Refusing},
     },
-    models::testing::source,
+    models::{Model, testing::source},
     tasks::testing::{floats, signature, spec},
 };
 use std::{
