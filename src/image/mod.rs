@@ -23,7 +23,6 @@ mod gif;
 mod jpeg;
 mod jpeg2000;
 mod jxl;
-mod normalize;
 mod npy;
 mod orient;
 mod placement;
