@@ -33,7 +33,6 @@ pub mod given;
 mod images;
 mod input;
 pub mod manifest;
-mod map;
 mod overrides;
 mod resolve;
 pub mod scan;
