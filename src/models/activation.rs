@@ -122,23 +122,17 @@ impl Model {
 mod tests {
     use super::*;
     use crate::{
-        batch::ModelKey,
-        engine::{
-            Reduction, kernels::postprocess::ScoreActivation, onnx::ending::testing::model as onnx,
-            staging::Memory,
-        },
-        models::testing::source,
+        engine::{Reduction, kernels::postprocess::ScoreActivation, onnx::ending::testing::model as onnx},
+        models::testing::{model_of, source},
         tasks::testing::signature,
     };
-    use std::time::Duration;
 
     fn model(operator: &str, manifest: &str, output: &[i64]) -> Model {
         let folder = tempfile::tempdir().unwrap();
         let mut source = source("m", "1", &format!("task = \"classify\"\n{manifest}"));
         source.path = folder.path().join("model.onnx");
         std::fs::write(&source.path, onnx(&[["Gemm", "x", "l"], [operator, "l", "y"]])).unwrap();
-        let second = Duration::from_secs(1);
-        Model::resolve(ModelKey(1), &source, signature(&[("y", output)]), second, &Memory::Plain).unwrap()
+        model_of(&source, signature(&[("y", output)])).unwrap()
     }
 
     #[test]

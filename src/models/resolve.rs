@@ -348,7 +348,11 @@ mod tests {
             DataType, Dim, Reduction, kernels::postprocess::ScoreActivation,
             onnx::ending::testing::model as onnx,
         },
-        models::{Catalog, manifest::Input, testing::source},
+        models::{
+            Catalog,
+            manifest::Input,
+            testing::{model_of, source},
+        },
         tasks::{
             Activation,
             testing::{signature, spec},
@@ -358,13 +362,7 @@ mod tests {
     fn resolve(manifest: &str, input: &[i64], output: &[i64]) -> Result<Model, String> {
         let mut signature = signature(&[("logits", output)]);
         signature.inputs = vec![spec("image", DataType::Fp32, input)];
-        Model::resolve(
-            ModelKey(1),
-            &source("m", "1", manifest),
-            signature,
-            Duration::from_secs(30),
-            &Memory::Plain,
-        )
+        model_of(&source("m", "1", manifest), signature)
     }
 
     #[test]
@@ -390,8 +388,7 @@ mod tests {
             source.path = folder.path().join("model.onnx");
             std::fs::write(&source.path, onnx(&[["Gemm", "x", "l"], [operator, "l", "y"]])).unwrap();
             let signature = signature(&[("y", output)]);
-            let second = Duration::from_secs(1);
-            let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+            let model = model_of(&source, signature).unwrap();
             let Task::Classify(classify) = model.task else { panic!("expected a classifier") };
             (classify.activation, model.ends.reduction)
         };
@@ -422,8 +419,7 @@ mod tests {
             ];
             std::fs::write(&source.path, onnx(&nodes)).unwrap();
             let signature = signature(&[("values", &[-1, 5]), ("y", &[-1, 5]), ("all", &[-1, 9])]);
-            let second = Duration::from_secs(1);
-            Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).err().unwrap_or_default()
+            model_of(&source, signature).err().unwrap_or_default()
         };
         for output in ["values", "y"] {
             let error = refused(output);
@@ -458,8 +454,7 @@ mod tests {
             std::fs::write(&source.path, onnx(&[[operator, "x", "q"], ["Relu", "q", "y"]])).unwrap();
             let mut signature = signature(&[("y", &[input[0], 10])]);
             signature.inputs = vec![spec("x", DataType::Fp32, input)];
-            let second = Duration::from_secs(1);
-            let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+            let model = model_of(&source, signature).unwrap();
             (model.rules.whole, model.rules.largest(), model.alone_max)
         };
         let quantized = "DynamicQuantizeLinear";
@@ -483,8 +478,8 @@ mod tests {
     #[test]
     fn batches_of_fits_are_padded_nowhere() {
         let source = source("spots", "1", "engine = \"gauss-mle\"\n");
-        let (signature, second) = (crate::engine::gauss_mle::signature(), Duration::from_secs(1));
-        let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+        let signature = crate::engine::gauss_mle::signature();
+        let model = model_of(&source, signature).unwrap();
         assert_eq!(model.rules.padding, Padding::Never);
     }
 
@@ -514,8 +509,7 @@ mod tests {
         signature.inputs = vec![spec("image", DataType::Fp32, &[-1, 3, 8, 8])];
         assert_eq!(signature.batching(), Batching::Dynamic);
         let source = source("m", "1", "task = \"detect\"");
-        let model =
-            Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30), &Memory::Plain).unwrap();
+        let model = model_of(&source, signature).unwrap();
         assert_eq!(model.batching, Batching::Whole);
         assert_eq!((model.rules.sizes, model.rules.whole), (vec![1], true));
         assert_eq!(model.image.unwrap().item_shape(8, 8), [1, 3, 8, 8]);
@@ -534,9 +528,8 @@ mod tests {
         let check = |task: &str, labels: &str, file: &[i64], seen: &[usize]| {
             let mut source = source("m", "1", &format!("task = {task:?}"));
             source.labels = Arc::new(Labels::parse(labels).unwrap());
-            let (second, memory) = (Duration::from_secs(1), Memory::Plain);
             let signature = signature(&[("y", file)]);
-            let model = Model::resolve(ModelKey(1), &source, signature, second, &memory).unwrap();
+            let model = model_of(&source, signature).unwrap();
             model.check_outputs(&[seen.to_vec()]).err().unwrap_or_default()
         };
         let (open, yolo) = (&[-1, -1, -1][..], "has shape [?, 85, 8400], expected 6 channels for 2 labels");
@@ -559,8 +552,8 @@ mod tests {
             let mut source = source("m", "1", &format!("task = \"segment\"\n{manifest}"));
             source.path = folder.path().join("model.onnx");
             std::fs::write(&source.path, onnx(&[["Conv", "x", "l"], [last, "l", "y"]])).unwrap();
-            let (signature, second) = (signature(&[("y", output)]), Duration::from_secs(1));
-            let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+            let signature = signature(&[("y", output)]);
+            let model = model_of(&source, signature).unwrap();
             unsaid_threshold(&model.task, &model.signature, &Outline::of(&source.path).unwrap())
         };
         for one in [&[-1, 1, 8, 8][..], &[-1, 8, 8, 1], &[-1, 8, 8]] {
@@ -608,8 +601,7 @@ mod tests {
             let mut signature = signature(&[("y", &[-1, 10])]);
             signature.inputs =
                 vec![spec("x", DataType::Fp32, &[-1, 3, 8, 8]), spec("t", DataType::Fp32, constant)];
-            let second = Duration::from_secs(1);
-            let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+            let model = model_of(&source, signature).unwrap();
             let alone = unbatched(&source, &model.signature, model.image.as_ref().unwrap());
             assert_eq!(alone.is_none(), model.rules.largest() > 1 || !manifest.is_empty(), "{alone:?}");
             alone
@@ -659,8 +651,7 @@ mod tests {
         let mut signature = signature(&[("y", &[-1, 10])]);
         let scalar = |name| spec(name, DataType::Fp32, &[-1, 1]);
         signature.inputs = vec![scalar("t"), spec("x", DataType::Fp32, &[-1, 3, 8, 8]), scalar("u")];
-        let second = Duration::from_secs(1);
-        let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+        let model = model_of(&source, signature).unwrap();
         assert_eq!(model.ends.first.as_deref(), Some("x"));
         for signature in [&model.signature, &model.interface.signature] {
             let names: Vec<_> = signature.inputs.iter().map(|input| input.name.as_str()).collect();
@@ -699,9 +690,7 @@ mod tests {
             source.manifest.batch.items_max = items_max;
             let mut signature = signature(&[("y", &[-1, 10])]);
             signature.inputs = vec![spec("x", datatype, &[-1, 4])];
-            let model =
-                Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30), &Memory::Plain)
-                    .unwrap();
+            let model = model_of(&source, signature).unwrap();
             (model.rules.sizes, model.rules.whole)
         };
         assert_eq!(run(None, DataType::Fp32), (vec![1], true));
@@ -717,14 +706,12 @@ mod tests {
         source.manifest.batch.wait_max = Duration::from_millis(1);
         let mut one = signature(&[("y", &[1, 10])]);
         one.inputs = vec![spec("x", DataType::Fp32, &[1, 4])];
-        let alone = Model::resolve(ModelKey(1), &source, one, Duration::from_secs(30), &Memory::Plain);
+        let alone = model_of(&source, one);
         assert!(alone.is_ok(), "Triton takes a delay that delays nothing");
         source.manifest.declared = Some(Declared { items_max: Some(6), ..Declared::default() });
         source.manifest.batch.items_max = Some(6);
         let signature = signature(&[("y", &[10])]);
-        let error = Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30), &Memory::Plain)
-            .err()
-            .unwrap();
+        let error = model_of(&source, signature).err().unwrap();
         assert!(error.starts_with("max_batch_size asks for up to 6 items"), "{error}");
         assert!(error.ends_with("or set max_batch_size to 0"), "{error}");
     }
