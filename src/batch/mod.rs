@@ -72,8 +72,19 @@ pub struct Rules {
 impl Rules {
     /// Items of the largest batch.
     pub fn largest(&self) -> usize {
-        policy::largest(&self.sizes)
+        largest(&self.sizes)
     }
+}
+
+/// The largest batch of these sizes, ascending.
+fn largest(sizes: &[usize]) -> usize {
+    sizes.last().copied().unwrap_or(1).max(1)
+}
+
+/// The smallest size that holds so many items; the largest if none does.
+fn padded(sizes: &[usize], items: usize) -> usize {
+    let size = sizes.iter().copied().find(|&size| size >= items);
+    size.unwrap_or_else(|| largest(sizes))
 }
 
 /// Where batches are filled up to one of a model's sizes.

@@ -11,7 +11,7 @@
 //! Where several devices serve a model, the fastest gets as much work as it can keep up with. A slower device leaves it the jobs that the
 //! slower one would not finish first ([`help`]), but no longer than the slower device would have taken to run them.
 
-use super::{Rules, lanes::Front, rates::Costs};
+use super::{Rules, lanes::Front, largest, padded, rates::Costs};
 use std::time::{Duration, Instant};
 
 /// What a free worker does with a lane.
@@ -107,17 +107,6 @@ pub fn help(sizes: &[usize], items: usize, front: &Front, rival: Rival<'_>, now:
         Some(size) => Next::Run { items: items.min(size), size },
         None => Next::SleepUntil(left_until(padded(sizes, 1))),
     }
-}
-
-/// The largest batch.
-pub fn largest(sizes: &[usize]) -> usize {
-    sizes.last().copied().unwrap_or(1).max(1)
-}
-
-/// The smallest size that holds so many items; the largest if none does.
-pub fn padded(sizes: &[usize], items: usize) -> usize {
-    let size = sizes.iter().copied().find(|&size| size >= items);
-    size.unwrap_or_else(|| largest(sizes))
 }
 
 /// Work is left to a faster device no longer than this, however slow this one is.

@@ -1,6 +1,6 @@
 //! How fast work gets done: seconds per batch of each size, and items and bytes per second of the whole queue. Pure.
 
-use super::policy;
+use super::{largest, padded};
 use std::time::{Duration, Instant};
 
 /// Weight of a new measurement: heavy enough to follow a device that slows down within a few batches.
@@ -115,9 +115,9 @@ impl Costs {
 
     /// Seconds for so many items, in batches of the largest of `sizes` and one for the rest.
     pub fn seconds(&self, items: usize, sizes: &[usize]) -> f64 {
-        let largest = policy::largest(sizes);
+        let largest = largest(sizes);
         let rest = items % largest;
-        let last = if rest == 0 { 0.0 } else { self.estimate(policy::padded(sizes, rest)) };
+        let last = if rest == 0 { 0.0 } else { self.estimate(padded(sizes, rest)) };
         (items / largest) as f64 * self.estimate(largest) + last
     }
 

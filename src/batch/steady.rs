@@ -4,7 +4,7 @@
 //! an H100 that takes 0.28 s, where a batch takes 3 ms. So a size is kept. It grows at once when more waits. It falls, to the largest
 //! size that was wanted of late, once its full size has not been wanted for [`CALM`].
 
-use super::policy;
+use super::{largest, padded};
 use std::time::{Duration, Instant};
 
 /// How long less must have been wanted before the size falls: where each change takes 0.28 s, changes take at most about a twentieth of
@@ -28,17 +28,17 @@ impl Steady {
 
     /// What is kept once a batch of so many items starts, where `sizes` may be run.
     pub fn begin(kept: Option<Steady>, sizes: &[usize], items: usize, now: Instant) -> Steady {
-        let size = policy::padded(sizes, items);
+        let size = padded(sizes, items);
         let afresh = Steady { size, wanted: 0, since: now };
         // The kept size may be too large for the memory that there is now.
-        let Some(kept) = kept.filter(|kept| kept.size > size && kept.size <= policy::largest(sizes)) else {
+        let Some(kept) = kept.filter(|kept| kept.size > size && kept.size <= largest(sizes)) else {
             return afresh;
         };
         let kept = Steady { wanted: kept.wanted.max(size), ..kept };
         if now.saturating_duration_since(kept.since) < CALM {
             return kept;
         }
-        Steady { size: policy::padded(sizes, kept.wanted), ..afresh }
+        Steady { size: padded(sizes, kept.wanted), ..afresh }
     }
 }
 

@@ -1,12 +1,126 @@
-//! Converts checked values to the types of the fields of [`Config`](super::Config).
+//! The types of the fields of [`Config`](super::Config) that the standard library has not, and how checked values become fields.
 
-use super::{
-    kind::Value,
-    table::{
-        Backend, BusyPoll, Chosen, Isolation, LogFormat, RepositoryMode, Secret, TritonMetrics, WhileWaiting,
-    },
-};
+use super::kind::Value;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+/// What the models run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// A GPU where there is one that is free, else the CPU.
+    Auto,
+    /// The CPU, even where there is a GPU.
+    Cpu,
+    /// A GPU, or nothing.
+    Gpu,
+}
+
+/// Where a GPU's engines run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isolation {
+    /// In one process for each GPU where GPUs are to be given back whole, else in the server's process.
+    Auto,
+    /// In the server's process.
+    Thread,
+    /// In one process for each GPU.
+    Process,
+}
+
+/// What answers while a GPU is away.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WhileWaiting {
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// Nothing: requests wait for the GPU, until it has been waited for too long.
+    Wait,
+}
+
+/// Where metrics have Triton's names beside our own.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum TritonMetrics {
+    /// At `admin_listen` and `metrics_listen`.
+    #[default]
+    Apart,
+    /// Wherever there are metrics.
+    On,
+    /// Nowhere.
+    Off,
+}
+
+/// Whether threads stay awake while requests follow each other closely.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BusyPoll {
+    /// Where that takes nothing from the rest of the process.
+    Auto,
+    /// Yes.
+    On,
+    /// No.
+    Off,
+}
+
+/// How log lines are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people on a terminal, JSON elsewhere.
+    Auto,
+    /// For people.
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+/// How models come and go while the server runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RepositoryMode {
+    /// Not at all.
+    None,
+    /// By callers.
+    Explicit,
+    /// With their folder.
+    Watch,
+}
+
+/// Some of the models of a folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Chosen {
+    /// Whatever is there.
+    All,
+    /// Those of these names.
+    Only(Vec<String>),
+}
+
+impl Chosen {
+    /// Whether a model is among them.
+    pub fn has(&self, name: &str) -> bool {
+        match self {
+            Chosen::All => true,
+            Chosen::Only(names) => names.iter().any(|one| one == name),
+        }
+    }
+}
+
+/// A text that nobody is shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl From<&str> for Secret {
+    fn from(text: &str) -> Secret {
+        Secret(text.to_owned())
+    }
+}
+
+impl Secret {
+    /// For comparing, in time that does not depend on the content.
+    pub fn as_bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("(set)")
+    }
+}
 
 /// Conversion of a checked value to a field's type. The table pairs kinds with types; [`Config::default`](super::Config::default) exercises
 /// every pair.

@@ -4,7 +4,7 @@
 //! checked even if another source overrides it, and all mistakes are reported together ([`ConfigError`]).
 //!
 //! - `table`: every option with its type and description.
-//! - `fields`: converts values to the fields of [`Config`].
+//! - `fields`: the types of the fields of [`Config`], and how values become them.
 //! - `kind`: which values are allowed and how text is parsed.
 //! - `sources`: reads the file, the environment and the flags.
 //! - `mistake`: the origins of values, and mistakes in them.
@@ -21,13 +21,13 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub use fields::{
+    Backend, BusyPoll, Chosen, Isolation, LogFormat, RepositoryMode, Secret, TritonMetrics, WhileWaiting,
+};
 pub use kind::{Kind, bytes_text};
 pub use mistake::{ConfigError, Mistake, Origin};
 pub use render::{options_md, toml_defaults};
-pub use table::{
-    Backend, BusyPoll, Chosen, Config, Isolation, LogFormat, OPTIONS, RepositoryMode, Secret, Spec,
-    TritonMetrics, WhileWaiting,
-};
+pub use table::{Config, OPTIONS, Spec};
 
 use kind::Value;
 use sources::{GivenValue, Refused};

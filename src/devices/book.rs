@@ -9,6 +9,7 @@ mod refused;
 mod waiting;
 
 use super::{
+    Lent,
     device::{Engines, Hold},
     forward::Asked,
     health::Health,
@@ -17,7 +18,6 @@ use super::{
     place::Placed,
     plan::Footprint,
     refusal::{Again, Refusal},
-    worker::Lent,
 };
 use crate::{
     batch::{ModelKey, Queue},

@@ -260,12 +260,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        batch::ModelKey,
-        engine::{Setting, Signature, staging::Memory},
-        models::testing::source,
+        engine::{Setting, Signature},
+        models::testing::{model_of, source},
         tasks::testing::{signature, spec},
     };
-    use std::time::Duration;
 
     /// A batch of rows of two numbers, each with an integer beside it.
     struct Batch {
@@ -307,9 +305,8 @@ mod tests {
     fn asked(network: Network, quantizes: bool) -> (Option<String>, u64) {
         let mut signature = signature(&[("y", &[-1, 2])]);
         signature.inputs = vec![spec("x", DataType::Fp32, &[-1, 2]), spec("beside", DataType::Int64, &[-1])];
-        let (source, time) = (source("m", "1", ""), Duration::from_secs(1));
-        let mut model =
-            Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
+        let source = source("m", "1", "");
+        let mut model = model_of(&source, signature.clone()).unwrap();
         model.quantizes = quantizes;
         let mut engine = Rows(signature, network, 0);
         (mixed(&mut engine, &model, &|| false, || ()).unwrap(), engine.2)

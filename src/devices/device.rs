@@ -4,12 +4,13 @@
 //! the caller's thread, so that loading does not interrupt serving.
 
 use super::{
+    Lent,
     forward::{self, Asked, Proof},
     health::Health,
     parts::Parts,
     place::Kind,
     refusal::Refusal,
-    worker::{Lent, Post, Worker},
+    worker::{Post, Worker},
 };
 use crate::{
     batch::{ModelKey, Recalled},
@@ -267,8 +268,7 @@ impl Hold {
         Ok((proved.into_iter().chain(left).collect(), whole))
     }
 
-    /// Runs an engine at every batch size. A GPU's engine runs on the thread that will serve with it, since libraries make things per
-    /// thread, such as graphs.
+    /// The same for one engine. A GPU's runs on the thread that will serve with it: libraries make things per thread, such as graphs.
     fn prove_on(
         &self,
         worker: &Worker,

@@ -443,9 +443,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        batch::ModelKey,
-        engine::{Setting, TensorSpec, staging::Memory},
-        models::testing::source,
+        engine::{Setting, TensorSpec},
+        models::testing::{model_of, source},
         tasks::testing::{signature, spec},
     };
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -486,9 +485,8 @@ mod tests {
             let said = if input.datatype == DataType::Bytes { "" } else { "[batch]\nitems_max = 2" };
             let mut signature = signature(&[("y", &[-1, 2])]);
             signature.inputs = vec![input];
-            let (source, time) = (source("m", "1", said), Duration::from_secs(1));
-            let model =
-                Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
+            let source = source("m", "1", said);
+            let model = model_of(&source, signature.clone()).unwrap();
             prove(&mut Failing(signature, error), &model, &[], None, &|| false).map(|proof| proof.counts)
         };
         let refused = || EngineError::Input("of 64?".into());
@@ -511,8 +509,8 @@ mod tests {
     fn on_the_cpu_a_server_that_ends_does_not_try_further_sizes() {
         let mut signature = signature(&[("y", &[-1, 2])]);
         signature.inputs = vec![spec("x", DataType::Fp32, &[-1, -1])];
-        let (source, time) = (source("m", "1", ""), Duration::from_secs(1));
-        let model = Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
+        let source = source("m", "1", "");
+        let model = model_of(&source, signature.clone()).unwrap();
         let mut engine = Failing(signature, EngineError::Input("of 64?".into()));
         let asked = AtomicUsize::new(0);
         let ending = || asked.fetch_add(1, Ordering::Relaxed) == 0;

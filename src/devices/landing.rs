@@ -4,8 +4,8 @@
 //! the channel here holds the worker back at the most that any engine takes.
 
 use super::{
+    Lent,
     health::{Health, Over},
-    worker::Lent,
 };
 use crate::{
     batch::{Ran, Running},
@@ -245,8 +245,8 @@ mod tests {
     use super::*;
     use crate::{
         batch::{Job, ModelKey, Queue, QueueLimits},
-        engine::{DataType, Signature, staging::Memory},
-        models::{Model, testing::source},
+        engine::{DataType, Signature},
+        models::testing::{model_of, source},
         tasks::testing::{floats, signature, spec},
         telemetry::metrics::Metrics,
     };
@@ -265,8 +265,8 @@ mod tests {
         let queue = Queue::new(QueueLimits { items_max: 10, bytes_max: 1000 });
         let signature =
             Signature { inputs: vec![spec("x", DataType::Fp32, &[-1, 2])], ..signature(&[("y", &[-1, 2])]) };
-        let (source, time) = (source("m", "1", ""), Duration::from_secs(60));
-        let model = Model::resolve(ModelKey(1), &source, signature, time, &Memory::Plain).unwrap();
+        let source = source("m", "1", "");
+        let model = model_of(&source, signature).unwrap();
         queue.register(model.key, "m", model.rules.clone());
         let (model, worker) = (Arc::new(Arc::new(model)), queue.attach(&"gpu-0".into()));
         let metrics = Metrics::new(&[], "0", "none");

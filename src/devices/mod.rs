@@ -44,3 +44,10 @@ pub use device::CPU;
 pub use found::{Found, FoundGpu, find};
 pub use parts::{Parts, Sharing, Wanted};
 pub use supervisor::{Devices, LoadedOn, Loading, NotReloaded};
+
+use crate::models::Model;
+use std::sync::Arc;
+
+/// A model as devices hold it. They share one `Arc` of it, so its count shows what requests hold even if a device hangs
+/// ([`Devices::let_go`]).
+type Lent = Arc<Arc<Model>>;

@@ -92,12 +92,10 @@ fn kind(output: &Tensor, items: usize) -> Option<Seen> {
 mod tests {
     use super::*;
     use crate::{
-        batch::ModelKey,
-        engine::{DataType, Setting, Signature, staging::Memory},
-        models::testing::source,
+        engine::{DataType, Setting, Signature},
+        models::testing::{model_of, source},
         tasks::testing::{floats, signature, spec},
     };
-    use std::time::Duration;
 
     /// Gives what a function makes of the first numbers of its input.
     struct Network(Signature, fn(&[f32]) -> Vec<f32>, u64);
@@ -120,8 +118,7 @@ mod tests {
         let mut signature = signature(&[("y", &[-1, -1])]);
         signature.inputs = vec![spec("x", DataType::Fp32, &[-1, 3, 8, 8])];
         let source = source("m", "1", &format!("task = \"classify\"\n{manifest}"));
-        let second = Duration::from_secs(1);
-        let model = Model::resolve(ModelKey(1), &source, signature.clone(), second, &Memory::Plain).unwrap();
+        let model = model_of(&source, signature.clone()).unwrap();
         let mut engine = Network(signature, network, 0);
         (seen(&mut engine, &model, &|| false, || ()).unwrap(), engine.2)
     }

@@ -67,9 +67,11 @@ mod tests {
     #[test]
     fn what_is_to_be_said_is_told_in_the_words_of_the_models_file() {
         use crate::{
-            batch::ModelKey,
-            engine::{DataType, staging::Memory},
-            models::{Model, testing::source, triton},
+            engine::DataType,
+            models::{
+                testing::{model_of, source},
+                triton,
+            },
             tasks::testing::{signature, spec},
         };
         let otherwise = |text: Option<&str>| {
@@ -79,8 +81,7 @@ mod tests {
             }
             let mut signature = signature(&[("y", &[-1, 3])]);
             signature.inputs = vec![spec("x", DataType::Fp32, &[-1, 4])];
-            let timeout = Duration::from_secs(1);
-            let model = Model::resolve(ModelKey(1), &source, signature, timeout, &Memory::Plain);
+            let model = model_of(&source, signature);
             Trial::otherwise(&model.expect("it fits"))
         };
         assert_eq!(otherwise(None), "batch.items_max says otherwise");

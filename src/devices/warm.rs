@@ -82,12 +82,9 @@ pub(super) fn guessed(signature: &Signature, model: &Model) -> bool {
 mod tests {
     use super::*;
     use crate::{
-        batch::ModelKey,
-        engine::staging::Memory,
-        models::testing::source,
+        models::testing::{model_of, source},
         tasks::testing::{signature, spec},
     };
-    use std::time::Duration;
 
     #[test]
     fn a_side_that_the_file_fixes_is_not_guessed_beside_one_that_it_leaves_open() {
@@ -95,8 +92,7 @@ mod tests {
             let source = source("m", "1", "task = \"embed\"\n[input]\nresize = \"none\"");
             let mut signature = signature(&[("y", &[-1, 10])]);
             signature.inputs = vec![spec("x", datatype, shape)];
-            let second = Duration::from_secs(1);
-            let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+            let model = model_of(&source, signature).unwrap();
             warm_shapes(&model.signature, &model, 2)
         };
         for datatype in [DataType::Fp32, DataType::Uint8] {
@@ -116,8 +112,7 @@ mod tests {
             spec("factor", DataType::Fp32, &[-1, 1]),
             spec("sizes", DataType::Int64, &[-1, 2]),
         ];
-        let second = Duration::from_secs(1);
-        let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+        let model = model_of(&source, signature).unwrap();
         let numbers = zeros(warm_shapes(&model.signature, &model, 2), &model);
         let numbers: Vec<_> = numbers.iter().map(|tensor| tensor.to_f32().unwrap()).collect();
         assert!(numbers[0].iter().all(|number| *number == 0.0));

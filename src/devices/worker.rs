@@ -10,6 +10,7 @@ mod seat;
 mod tests;
 
 use super::{
+    Lent,
     health::{self, Health, Over},
     landing::Landing,
 };
@@ -20,7 +21,6 @@ use crate::{
     },
     engine::{Engine, EngineError, Flight, Interrupt},
     error::panic_words,
-    models::Model,
     telemetry::metrics::Metrics,
 };
 use parking_lot::Mutex;
@@ -48,10 +48,6 @@ const UNWANTED_AFTER: Duration = Duration::from_secs(1);
 
 /// The error of calls to a thread that is gone.
 const ENDED: &str = "the device's thread has ended";
-
-/// A model as devices hold it. They share one `Arc` of it, so its count shows what requests hold even if a device hangs
-/// ([`Devices::let_go`](super::Devices::let_go)).
-pub(super) type Lent = Arc<Arc<Model>>;
 
 /// Messages to a worker, read between two batches.
 enum Mail {

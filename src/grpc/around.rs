@@ -3,9 +3,9 @@
 //! admitted on their head, before any of the body is read.
 
 use super::{
-    INFER, LOAD, REFLECTION, REFLECTION_ALPHA, SMALL_BYTES_MAX, STREAM,
+    calls::{INFER, LOAD, REFLECTION, REFLECTION_ALPHA, SMALL_BYTES_MAX, STREAM, ours},
     incoming::{self, Charge, Lost, Messages},
-    ours, status,
+    status,
 };
 use crate::{
     error::InferError,
@@ -85,12 +85,11 @@ impl Call {
         let ms = took.as_secs_f64() * 1e3;
         let status = status::http(code);
         let slow = front.log_slow.is_some_and(|slow| took > slow);
-        let told = (status >= 400 || slow).then(|| front.often.may(call, status, Instant::now()));
-        let passed_over = match told {
-            Some(None) => return,
-            Some(Some(May { passed_over })) => passed_over,
-            None => None,
+        let may = match status >= 400 || slow {
+            true => front.often.may(call, status, Instant::now()),
+            false => Some(May::default()),
         };
+        let Some(May { passed_over }) = may else { return };
         match status {
             500.. => tracing::warn!(call, ?code, ms, error = message, passed_over, "answered"),
             400.. => tracing::info!(call, ?code, ms, error = message, passed_over, "answered"),
@@ -234,7 +233,7 @@ mod tests {
     use tower::ServiceExt;
 
     fn front() -> Arc<Front> {
-        testing::front(&super::super::paths())
+        testing::front(&super::super::calls::paths())
     }
 
     #[tokio::test]

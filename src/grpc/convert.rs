@@ -6,7 +6,7 @@ use crate::{
         tensor::{bytes_of, push_element},
     },
     error::{InferError, bad},
-    http::infer::INLINE_BYTES_MAX,
+    http::decode::INLINE_BYTES_MAX,
     http::wire::{
         BINARY_OUTPUT, Parameter, Parameters, binary, check_length, data, flag,
         reply::{InferReply, Output},

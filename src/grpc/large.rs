@@ -1,10 +1,9 @@
 //! The calls whose messages may be large. Each does the same as the generated service, but with a codec that charges for what it decodes.
 
 use super::{
-    INFER, LOAD, STREAM,
+    calls::{INFER, LOAD, STREAM, torchserves},
     codec::{Countable, Counted},
     service::Service,
-    torchserves,
 };
 use crate::{
     http::admission::Permit, protocol::inference::grpc_inference_service_server::GrpcInferenceService,

@@ -1,6 +1,7 @@
 //! gRPC: the service of `http` for clients of the Open Inference Protocol and of Triton that use gRPC. Connections, admission, deadlines,
 //! queues and metrics are those of `http`; this module adds only the messages and the error codes.
 //!
+//! - `calls`: the calls by their paths.
 //! - `around`: middleware for every call: name, span, admission, counts; `unadmitted`: limits for open calls that are not admitted.
 //! - `incoming`: the bytes of a call, within their limits.
 //! - `large`: the calls whose messages may be large; `codec`: the memory that such a message needs, computed before it is decoded.
@@ -10,6 +11,7 @@
 //! - `status`: the table from errors to codes.
 
 mod around;
+mod calls;
 mod change;
 mod codec;
 mod convert;
@@ -24,10 +26,7 @@ mod status;
 mod unadmitted;
 
 use crate::{
-    http::{
-        Front,
-        accept::{FRAME_BYTES_MAX, Stages},
-    },
+    http::{Front, accept::Stages},
     protocol::{
         health::health_server::HealthServer,
         inference::grpc_inference_service_server::GrpcInferenceServiceServer,
@@ -38,91 +37,14 @@ use axum::{
     Router, extract::Request, handler::Handler, http::Uri, middleware, response::Response,
     routing::any_service,
 };
+pub use calls::paths;
+use calls::{
+    CALLS, DESCRIPTIONS, INFER, LOAD, OF_TORCHSERVE, REFLECTION, REFLECTION_ALPHA, SMALL_BYTES_MAX, STREAM,
+    WATCH, torchserves,
+};
 use std::sync::Arc;
 use tonic::{Code, Status, codec::CompressionEncoding};
 use tonic_reflection::server::v1::ServerReflectionServer;
-
-/// Every call that is answered, by its path.
-const CALLS: [&str; 22] = [
-    "/grpc.health.v1.Health/Check",
-    WATCH,
-    REFLECTION,
-    REFLECTION_ALPHA,
-    "/inference.GRPCInferenceService/CudaSharedMemoryStatus",
-    "/inference.GRPCInferenceService/CudaSharedMemoryUnregister",
-    "/inference.GRPCInferenceService/LogSettings",
-    INFER,
-    STREAM,
-    "/inference.GRPCInferenceService/ModelConfig",
-    "/inference.GRPCInferenceService/ModelMetadata",
-    "/inference.GRPCInferenceService/ModelReady",
-    "/inference.GRPCInferenceService/ModelStatistics",
-    "/inference.GRPCInferenceService/RepositoryIndex",
-    LOAD,
-    "/inference.GRPCInferenceService/RepositoryModelUnload",
-    "/inference.GRPCInferenceService/ServerLive",
-    "/inference.GRPCInferenceService/ServerMetadata",
-    "/inference.GRPCInferenceService/ServerReady",
-    "/inference.GRPCInferenceService/SystemSharedMemoryRegister",
-    "/inference.GRPCInferenceService/SystemSharedMemoryStatus",
-    "/inference.GRPCInferenceService/SystemSharedMemoryUnregister",
-];
-/// Sends the server's health, and each change of it.
-const WATCH: &str = "/grpc.health.v1.Health/Watch";
-/// Descriptions of the calls, one request after another.
-const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
-/// An earlier version of the same, with the same messages: Python's library uses only this one.
-const REFLECTION_ALPHA: &str = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
-/// Calls whose answers grow with the number of models, or with what is known about one.
-const DESCRIPTIONS: [&str; 5] = [
-    "/inference.GRPCInferenceService/ModelConfig",
-    "/inference.GRPCInferenceService/ModelMetadata",
-    "/inference.GRPCInferenceService/ModelStatistics",
-    "/inference.GRPCInferenceService/RepositoryIndex",
-    "/inference.GRPCInferenceService/SystemSharedMemoryStatus",
-];
-/// What the paths begin with under the name that TorchServe has for the service; the messages are the same.
-const TORCHSERVE: &str = "/org.pytorch.serve.grpc.openinference.GRPCInferenceService/";
-/// The calls of that service.
-const OF_TORCHSERVE: [&str; 6] = [
-    INFER,
-    "/inference.GRPCInferenceService/ModelMetadata",
-    "/inference.GRPCInferenceService/ModelReady",
-    "/inference.GRPCInferenceService/ServerLive",
-    "/inference.GRPCInferenceService/ServerMetadata",
-    "/inference.GRPCInferenceService/ServerReady",
-];
-/// One inference.
-const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
-/// A load, whose message may include a model's files.
-const LOAD: &str = "/inference.GRPCInferenceService/RepositoryModelLoad";
-/// A stream of inferences.
-const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
-
-/// The largest message of a call without data, packed or not. Nothing is charged for it, so it must be no larger than a header may be.
-const SMALL_BYTES_MAX: usize = 64 * 1024;
-// A message that is too large comes in several frames, and is refused by the length in the first.
-const _: () = assert!(FRAME_BYTES_MAX as usize <= SMALL_BYTES_MAX);
-
-/// The path that TorchServe has for a call.
-fn torchserves(path: &str) -> String {
-    format!("{TORCHSERVE}{}", method(path))
-}
-
-/// A path of TorchServe's by the name that the call has here.
-fn ours(path: &str) -> Option<&'static str> {
-    let theirs = path.strip_prefix(TORCHSERVE)?;
-    OF_TORCHSERVE.into_iter().find(|ours| method(ours) == theirs)
-}
-
-fn method(path: &str) -> &str {
-    path.rsplit_once('/').map_or(path, |(_, method)| method)
-}
-
-/// The paths of all calls, for the metrics.
-pub fn paths() -> Vec<&'static str> {
-    CALLS.to_vec()
-}
 
 /// The routes of the gRPC listener, which serves until `stages` close it.
 pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
@@ -178,45 +100,4 @@ async fn unimplemented(request: Request) -> Response {
         format!("there is no call {path:?}; reflection lists those that there are"),
     )
     .into_http()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::protocol;
-    use prost_reflect::DescriptorPool;
-
-    #[test]
-    fn what_describes_models_is_a_call() {
-        assert!(DESCRIPTIONS.iter().all(|path| CALLS.contains(path)));
-    }
-
-    #[test]
-    fn calls_of_torchserves_name_are_those_of_ours() {
-        for path in OF_TORCHSERVE {
-            assert!(CALLS.contains(&path) && ours(&torchserves(path)) == Some(path), "{path}");
-        }
-        for path in [INFER, &torchserves(STREAM), &format!("{TORCHSERVE}Infer")] {
-            assert_eq!(ours(path), None, "{path}");
-        }
-    }
-
-    #[test]
-    fn every_call_that_is_defined_has_a_route() {
-        let pool = DescriptorPool::decode(protocol::DESCRIPTORS).unwrap();
-        let mut defined: Vec<String> = pool
-            .services()
-            .flat_map(|service| {
-                let name = service.full_name().to_owned();
-                service.methods().map(|method| format!("/{name}/{}", method.name())).collect::<Vec<_>>()
-            })
-            .collect();
-        for version in ["v1", "v1alpha"] {
-            defined.push(format!("/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"));
-        }
-        defined.sort();
-        let mut routed = CALLS.to_vec();
-        routed.sort_unstable();
-        assert_eq!(routed, defined);
-    }
 }

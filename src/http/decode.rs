@@ -39,6 +39,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 pub use waiting::Turns;
 use waiting::{Counted, Waiting};
 
+/// Less than this is read from JSON or the like, taken apart and written in place: a hand-over to the pool would take longer.
+pub(crate) const INLINE_BYTES_MAX: usize = 4096;
+
 /// One frame as the model takes it.
 #[derive(Debug)]
 pub struct Staged {
@@ -74,6 +77,31 @@ pub enum Opened {
     Only(Decoded<Staged>),
     /// It has several, for [`DecodePool::stage_several`].
     Several(Image<Bytes>),
+}
+
+/// The only frame of the file at `index` of a request, where `place` has room for no more.
+///
+/// # Errors
+/// That of opening it, which says what it is about; and 400 for several frames.
+pub(super) fn only(
+    opened: Result<Opened, InferError>,
+    index: usize,
+    place: &str,
+    model: &Model,
+) -> Result<Decoded<Staged>, InferError> {
+    match opened {
+        Ok(Opened::Only(decoded)) => Ok(decoded),
+        Ok(Opened::Several(_)) => Err(InferError::BadRequest(format!(
+            "image {index} has several frames, which {place} has no place for; post it to /predictions/{}",
+            model.name
+        ))),
+        Err(InferError::TooLarge { what, got, limit, option }) => {
+            Err(InferError::TooLarge { what: format!("image {index}: {what}").into(), got, limit, option })
+        }
+        Err(InferError::Decode(what)) => Err(InferError::Decode(format!("image {index}: {what}"))),
+        Err(InferError::BadRequest(what)) => Err(InferError::BadRequest(format!("image {index}: {what}"))),
+        Err(other) => Err(other),
+    }
 }
 
 type Job = Box<dyn FnOnce() + Send>;

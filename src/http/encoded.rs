@@ -5,8 +5,7 @@ use super::{
     Front,
     admission::{Beside, Permit, charged, texts},
     call::{Call, Spent},
-    decode::{Decoded, Opened, Share},
-    predict,
+    decode::{self, Decoded, Share},
     streamed::{self, Queued},
     tally::Tally,
     wire::{base64_text, binary, request::Input},
@@ -197,24 +196,9 @@ async fn decode(
         bytes
     };
     let opened = front.decode.stage_only(file, Arc::clone(model), permit).await;
-    let Decoded { staged, took, share } = match opened.map_err(|error| of_image(index, error))? {
-        Opened::Only(decoded) => decoded,
-        Opened::Several(_) => return Err(predict::several_frames(index, "a tensor", model)),
-    };
+    let Decoded { staged, took, share } = decode::only(opened, index, "a tensor", model)?;
     call.decoded(front, model, took);
     Ok(Image { inputs: staged.inputs, took, share })
-}
-
-/// Adds to an error which image it is about.
-pub(super) fn of_image(index: usize, error: InferError) -> InferError {
-    match error {
-        InferError::TooLarge { what, got, limit, option } => {
-            InferError::TooLarge { what: format!("image {index}: {what}").into(), got, limit, option }
-        }
-        InferError::Decode(what) => InferError::Decode(format!("image {index}: {what}")),
-        InferError::BadRequest(what) => InferError::BadRequest(format!("image {index}: {what}")),
-        other => other,
-    }
 }
 
 #[cfg(test)]

@@ -4,15 +4,15 @@
 use super::{
     Front,
     admission::written,
+    arrange::arrange,
     body,
     call::{Call, Spent},
-    infer,
     posted::{Charged, is_no_file},
     predict::{self, Negotiated},
     query,
     reject::Problem,
     tally::Tally,
-    target::Target,
+    target::{Target, VERB},
     wire::{
         answer,
         v1::{self, Asked, Form, Taken},
@@ -31,13 +31,6 @@ use axum::{
 };
 use serde_json::{Value, json};
 use std::{collections::BTreeSet, sync::Arc, time::Instant};
-
-/// Suffix of a model's name in the path of a prediction.
-pub(super) const VERB: &str = ":predict";
-
-/// The templates of predictions. They share their routes with readiness, and are counted apart from it.
-pub(super) const PREDICTIONS: [&str; 2] =
-    ["/v1/models/{model}:predict", "/v1/models/{model}/versions/{version}:predict"];
 
 /// `GET /v1/models`: the names of the models that take requests.
 pub(super) async fn models(extract::State(front): extract::State<Arc<Front>>) -> Json<Value> {
@@ -163,7 +156,7 @@ async fn predicted(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> 
             ));
         }
         Asked::Tensors(inputs) => {
-            let (inputs, items) = infer::arrange(model, inputs, call.permit.as_deref())?;
+            let (inputs, items) = arrange(model, inputs, call.permit.as_deref())?;
             let first = inputs.first().and_then(|input| input.shape.first().copied());
             let decode = began.elapsed();
             call.stage("decode", || decode);

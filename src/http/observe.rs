@@ -4,10 +4,9 @@
 
 use super::{
     Front, call,
-    kserve::{PREDICTIONS, VERB},
-    localize::{STACK, STACKS},
     often::May,
     reject::{Kind, Problem},
+    target::VERB,
 };
 use crate::{
     telemetry::{
@@ -32,6 +31,21 @@ use tracing::level_filters::LevelFilter;
 
 /// A reply's place in its trace, by W3C Trace Context.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+/// The templates of KServe's predictions. They share their routes with readiness, and are counted apart from it.
+const PREDICTIONS: [&str; 2] =
+    ["/v1/models/{model}:predict", "/v1/models/{model}/versions/{version}:predict"];
+
+/// Suffix of a route's template under which stacks are counted.
+const STACK: &str = " (stack)";
+
+/// The templates for stacks, which are counted apart from images posted to the same routes.
+const STACKS: [&str; 2] = ["/predictions/{model} (stack)", "/predictions/{model}/{version} (stack)"];
+
+/// What is counted apart from the other requests of its route.
+pub(super) fn apart() -> impl Iterator<Item = &'static str> {
+    PREDICTIONS.into_iter().chain(STACKS)
+}
 
 /// A request from its head to the head of its reply. Dropped before that if its client goes away.
 pub(super) struct Observation {
@@ -126,12 +140,11 @@ impl Observation {
         }
         let _entered = begun.span.enter();
         let ms = took.as_secs_f64() * 1e3;
-        let passed_over =
-            match (error.is_some() || slow).then(|| front.often.may(route, status, Instant::now())) {
-                Some(None) => return,
-                Some(Some(May { passed_over })) => passed_over,
-                None => None,
-            };
+        let may = match error.is_some() || slow {
+            true => front.often.may(route, status, Instant::now()),
+            false => Some(May::default()),
+        };
+        let Some(May { passed_over }) = may else { return };
         // With this type, it is a number in a span's event as well.
         let status = i64::from(status);
         match error {
@@ -286,23 +299,13 @@ mod tests {
         http::testing,
         models::{Model, State, testing::source},
         status::{Cause, DeviceState, ModelCounts},
-        telemetry::metrics::Metrics,
+        telemetry::{metrics::Metrics, testing::logged},
     };
     use axum::{Router, response::IntoResponse, routing::post};
     use futures_util::stream;
     use http_body_util::BodyExt;
-    use std::{fs, time::Duration};
+    use std::time::Duration;
     use tower::ServiceExt;
-
-    /// The lines that are logged meanwhile.
-    fn logged(what: impl FnOnce()) -> String {
-        let console = tempfile::NamedTempFile::new().expect("a file");
-        let file = console.reopen().expect("the file");
-        let log = tracing_subscriber::fmt().with_ansi(false);
-        let log = log.with_writer(move || file.try_clone().expect("the file")).finish();
-        tracing::subscriber::with_default(log, what);
-        fs::read_to_string(console.path()).expect("the file")
-    }
 
     #[test]
     fn a_request_whose_caller_goes_away_is_in_the_log_once_and_counted_with_its_time() {

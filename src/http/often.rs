@@ -23,7 +23,7 @@ struct Kind {
 }
 
 /// A line that may be written.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct May {
     /// How many of its kind were passed over before it, if any.
     pub(crate) passed_over: Option<u64>,

@@ -5,7 +5,7 @@ use super::{
     Front,
     admission::{Beside, Permit, keeping},
     body,
-    infer::INLINE_BYTES_MAX,
+    decode::INLINE_BYTES_MAX,
     multipart::{self, Part},
     wire::{Parameters, base64_text, predict},
 };

@@ -5,47 +5,34 @@
 //! nothing could be answered. TorchServe's form has one difference: a multipart form of one file counts as that file.
 
 mod asked;
+mod entries;
 mod negotiated;
 mod streaming;
 
+use self::{asked::PictureForm, entries::Pushed, negotiated::Reply, streaming::one_by_one};
 pub(super) use self::{
     asked::{Asked, Options},
+    entries::entries,
     negotiated::Negotiated,
-};
-use self::{
-    negotiated::{PictureForm, Reply},
-    streaming::one_by_one,
 };
 use super::{
     Front,
     call::{Call, Spent},
-    decode::{Decoded, Frames, Opened, Staged, Turns},
-    encoded::of_image,
-    localize, posted,
-    reject::kind_of,
-    streamed,
-    tally::Tally,
+    decode::{Decoded, Opened, Staged},
+    localize, posted, streamed,
     target::Target,
-    wire::answer::{self, Entry, MaskForm, Of, Page},
+    wire::answer::{self, Entry, MaskForm, Of},
 };
 use crate::{
-    batch::{self, Ticket},
     error::InferError,
-    image::Placement,
     models::{Model, may_be_image},
-    tasks::{Answer, Task},
 };
 use axum::{
     extract::{Request, State},
     http::header,
     response::{IntoResponse, Response},
 };
-use bytes::Bytes;
-use futures_util::future::join_all;
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::sync::Arc;
 
 /// `POST /predictions/{model}[/{version}]`
 pub(super) async fn predict(
@@ -148,181 +135,6 @@ fn replied(media: &'static str, body: Vec<u8>, spent: &Spent) -> Response {
     reply
 }
 
-/// The frames of a file, each with its place if the file has several; or the error for the file as a whole.
-fn placed<T>(
-    file: usize,
-    frames: Result<Vec<Result<T, InferError>>, InferError>,
-) -> Vec<(Option<Page>, Result<T, InferError>)> {
-    match frames {
-        Ok(frames) => {
-            let several = frames.len() > 1;
-            let place = |page| several.then_some(Page { file, page });
-            frames.into_iter().enumerate().map(|(page, frame)| (place(page), frame)).collect()
-        }
-        Err(error) => vec![(None, Err(error))],
-    }
-}
-
-/// The answers for files, in their order, one for each frame. A frame without an answer is an error in its place.
-///
-/// # Errors
-/// If nothing could be answered, the error of [`of_all`].
-pub(super) async fn entries(
-    front: &Arc<Front>,
-    model: &Arc<Model>,
-    call: &Call,
-    asked: &Arc<Asked>,
-    files: Vec<Result<Bytes, InferError>>,
-) -> Result<(Vec<Entry>, Spent), InferError> {
-    let turns = front.decode.turns();
-    let files = files.into_iter().enumerate().map(|file| one_file(front, model, call, asked, &turns, file));
-    let mut spent = Spent::default();
-    let mut entries = Vec::new();
-    for (index, file) in join_all(files).await.into_iter().enumerate() {
-        entries.extend(placed(index, file).into_iter().map(|(page, frame)| {
-            let answer = frame.map(|(entry, of)| {
-                spent.include(&of);
-                entry
-            });
-            Entry { page, answer }
-        }));
-    }
-    match of_all(&entries) {
-        Some(error) => Err(error.clone()),
-        None => Ok((entries, spent)),
-    }
-}
-
-/// The error of a request if all its images failed: the first one that may pass, so that a caller who tries again gets the answers that
-/// there can be; otherwise the first.
-fn of_all(entries: &[Entry]) -> Option<&InferError> {
-    let errors: Option<Vec<&InferError>> = entries.iter().map(|entry| entry.answer.as_ref().err()).collect();
-    let errors = errors?;
-    let passes = |error: &&&InferError| matches!(kind_of(error).status, 429 | 503 | 504);
-    errors.iter().find(passes).or(errors.first()).copied()
-}
-
-type Answered = Result<(Vec<u8>, Spent), InferError>;
-
-/// Decodes a file, runs its frames, and turns what comes out into entries of the reply.
-async fn one_file(
-    front: &Arc<Front>,
-    model: &Arc<Model>,
-    call: &Call,
-    asked: &Arc<Asked>,
-    turns: &Turns,
-    (index, file): (usize, Result<Bytes, InferError>),
-) -> Result<Vec<Answered>, InferError> {
-    let (of, permit) = (Arc::clone(model), call.permit.as_ref());
-    let decoded: Decoded<Frames> = match asked.pages {
-        true => call.in_time(turns.take(front.decode.stage(file?, of, permit, turns))).await?,
-        false => {
-            let only = call.in_time(turns.take(front.decode.stage_only(file?, of, permit))).await;
-            match only.map_err(|error| of_image(index, error))? {
-                Opened::Only(decoded) => decoded.into(),
-                Opened::Several(_) => return Err(several_frames(index, "a row", model)),
-            }
-        }
-    };
-    let Decoded { staged, took, share } = decoded;
-    call.decoded(front, model, took);
-    let push = |frame| Pushed::new(front, model, call, asked, frame);
-    let frames: Vec<_> = staged.into_iter().map(|frame| frame.map(push)).collect();
-    // From here on the queue accounts for their memory.
-    drop(share);
-    let answers = frames.into_iter().map(async |frame| frame?.answer(front, call, asked, took).await);
-    Ok(join_all(answers).await)
-}
-
-/// The error for a file of several frames where there is room for one answer only.
-pub(super) fn several_frames(index: usize, what: &str, model: &Model) -> InferError {
-    InferError::BadRequest(format!(
-        "image {index} has several frames, which {what} has no place for; post it to /predictions/{}",
-        model.name
-    ))
-}
-
-/// A frame that was given to the queue, which may have refused it.
-struct Pushed {
-    ticket: Result<Ticket, InferError>,
-    tally: Tally,
-    placement: Placement,
-}
-
-impl Pushed {
-    fn new(front: &Front, model: &Arc<Model>, call: &Call, asked: &Asked, frame: Staged) -> Pushed {
-        let (Staged { inputs, placement }, tally) = (frame, Tally::of(model));
-        Pushed { ticket: call.push_image(front, &tally, &asked.task, inputs), tally, placement }
-    }
-
-    /// Waits for what the model makes of it, and writes that.
-    async fn answer(self, front: &Front, call: &Call, asked: &Arc<Asked>, took: Duration) -> Answered {
-        let Pushed { ticket, tally, placement } = self;
-        let answer = async {
-            let ran = call.answer(front, &tally, ticket?).await?;
-            let answered = Instant::now();
-            entry(front, &tally, asked, ran, placement, took)
-                .await
-                .inspect(|_| call.stage("encode", || answered.elapsed()))
-        };
-        tally.ended(answer.await)
-    }
-}
-
-/// Turns what a model gave for a frame into an entry of the reply.
-async fn entry(
-    front: &Front,
-    tally: &Tally,
-    asked: &Arc<Asked>,
-    ran: batch::Answer,
-    placement: Placement,
-    decode: Duration,
-) -> Answered {
-    let model = tally.model();
-    let answered = Instant::now();
-    let spent = Spent::on(decode, &ran);
-    // Answers that may take more memory than the decoded image: masks, pictures of the posted image's size, and whatever a network makes.
-    let room = match &asked.task {
-        Task::Segment(_) => {
-            let (width, height) = placement.source;
-            let bytes = u64::from(width) * u64::from(height) * asked.mask.bytes_per_pixel();
-            Some((bytes, "memory to write the mask in bytes"))
-        }
-        Task::Detect(task) => {
-            task.mask_bytes(placement.source.0).map(|bytes| (bytes, "memory to write masks in bytes"))
-        }
-        Task::Image(task) => {
-            let bytes = task.bytes(&ran.outputs, &model.signature, &placement);
-            Some((bytes, "memory to write the picture in bytes"))
-        }
-        _ => None,
-    };
-    let (of, asked_of) = (Arc::clone(model), Arc::clone(asked));
-    let entry = move || {
-        let answer = of.answer(&asked_of.task, &ran.outputs, Some(&placement)).map_err(InferError::Input)?;
-        match (&answer, asked_of.picture) {
-            (Answer::Mask(mask), Some(_)) => mask.to_png_palette().map_err(InferError::Internal),
-            (Answer::Picture(picture), Some(form)) => match form {
-                PictureForm::Png => picture.to_png(),
-                PictureForm::Tiff => picture.to_tiff(),
-            }
-            .map_err(InferError::Internal),
-            (answer, _) => match asked_of.torchserve.then(|| answer::of_torchserve(answer)).flatten() {
-                Some(value) => Ok(value),
-                None => answer::members(answer, &of.signature, placement.source, asked_of.mask),
-            },
-        }
-    };
-    // Boxes, pictures and raw outputs take longer than a hand-over to the pool does; labels and vectors do not.
-    let entry = match (&asked.task, room) {
-        (Task::Classify(_) | Task::Embed(_), _) => entry(),
-        (_, Some((bytes, what))) => front.decode.run_within(bytes, what, entry).await?,
-        (_, None) => front.decode.run(entry).await?,
-    };
-    spent.replied(front, tally, answered.elapsed());
-    Ok((entry?, spent))
-}
-
 fn takes_tensors(model: &Model) -> InferError {
     let inputs = &model.signature.inputs;
     let names = || inputs.iter().map(|input| format!("{:?}", input.name)).collect::<Vec<_>>().join(", ");
@@ -343,55 +155,14 @@ fn takes_tensors(model: &Model) -> InferError {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::testing::{front, model},
-        *,
-    };
+    use super::*;
     use crate::{
         batch::ModelKey,
         engine::{DataType, staging::Memory},
-        http::wire::Parameters,
         models::testing::source,
         tasks::testing::{signature, spec},
     };
-    use axum::http::HeaderMap;
-
-    #[test]
-    fn where_all_images_fail_the_error_is_one_that_may_pass_if_there_is_one() {
-        let entry = |answer| Entry { page: None, answer };
-        let (bad, late) = (InferError::Decode("no image".into()), InferError::Late("late".into()));
-        let of = |errors: &[&InferError]| {
-            let entries: Vec<_> = errors.iter().map(|error| entry(Err((*error).clone()))).collect();
-            of_all(&entries).cloned()
-        };
-        let other = InferError::BadRequest("other".into());
-        assert_eq!(of(&[&bad, &other]), Some(bad.clone()));
-        assert_eq!(of(&[&bad, &late, &InferError::Draining]), Some(late));
-        assert_eq!(of(&[]), None);
-        assert_eq!(of_all(&[entry(Err(bad)), entry(Ok(Vec::new()))]), None);
-    }
-
-    #[tokio::test]
-    async fn a_request_of_many_files_leaves_room_for_others_in_the_pool() {
-        let (front, model) = (front(&[]), model(Duration::from_secs(60)));
-        let (release, released) = std::sync::mpsc::channel::<()>();
-        let mut other = Box::pin(front.decode.run(move || released.recv().is_ok()));
-        assert!(futures_util::poll!(&mut other).is_pending());
-        let call = Call::of(&HeaderMap::new(), &model, Duration::from_secs(60)).expect("no headers");
-        let asked = Asked::in_rows(Options::default(), &Parameters::default(), &model)
-            .map(Arc::new)
-            .expect("nothing is asked");
-        let files = vec![Ok(Bytes::from_static(b"no image")); 20];
-        let mut entries = Box::pin(entries(&front, &model, &call, &asked, files));
-        assert!(futures_util::poll!(&mut entries).is_pending());
-        // One thread: two of the files, behind the other's work.
-        assert_eq!(front.decode.jobs(), 3);
-        release.send(()).expect("it waits");
-        assert_eq!(other.await, Ok(true));
-        // All of them have their turn.
-        let error = entries.await.expect_err("none is an image");
-        assert!(error.to_string().contains("image 0"), "{error}");
-    }
+    use std::time::Duration;
 
     #[test]
     fn a_picture_for_a_model_of_tensors_is_told_what_is_possible_for_its_inputs() {

@@ -8,6 +8,9 @@ use axum::{
 };
 use std::sync::Arc;
 
+/// Suffix of a model's name in the path of a prediction of KServe's first protocol.
+pub(super) const VERB: &str = ":predict";
+
 /// The `{model}` and, where the route has one, the `{version}` of a path. Looked up in a map, never joined to a path.
 pub(crate) struct Target {
     /// As the caller wrote it, percent-decoded.

@@ -1,6 +1,6 @@
 //! Why bytes could not be decoded into frames, worded for the client that posted them.
 
-use super::{foreign, format::Format};
+use super::format::Format;
 use crate::error::InferError;
 use std::fmt::Write as _;
 
@@ -57,12 +57,6 @@ pub enum DecodeError {
 }
 
 impl DecodeError {
-    /// The error for bytes that are in none of the supported formats.
-    pub(super) fn of_no_image(bytes: &[u8]) -> DecodeError {
-        let unknown = || DecodeError::Unknown { first: bytes[..bytes.len().min(SHOWN_BYTES)].to_vec() };
-        foreign::known(bytes).unwrap_or_else(unknown)
-    }
-
     #[expect(clippy::needless_pass_by_value, reason = "`map_err` hands errors over")]
     pub(super) fn corrupt(format: Format, reason: impl ToString) -> DecodeError {
         DecodeError::Corrupt { format, reason: reason.to_string() }

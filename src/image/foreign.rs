@@ -2,7 +2,7 @@
 //! in base64. They are recognised by their first bytes, and only to word the error.
 
 use super::{
-    error::DecodeError,
+    error::{DecodeError, SHOWN_BYTES},
     format::Format,
     signature::{self, Kind, Signature},
 };
@@ -27,8 +27,14 @@ const URL_BYTES: usize = 128;
 /// How many base64 symbols are decoded to recognise a file: whole groups of four.
 const BASE64_SYMBOLS: usize = 32;
 
-/// The error for bytes that are not a supported image, if they are something else that we know.
-pub(super) fn known(bytes: &[u8]) -> Option<DecodeError> {
+/// The error for bytes that are in none of the supported formats.
+pub(super) fn of_no_image(bytes: &[u8]) -> DecodeError {
+    let unknown = || DecodeError::Unknown { first: bytes[..bytes.len().min(SHOWN_BYTES)].to_vec() };
+    known(bytes).unwrap_or_else(unknown)
+}
+
+/// The same, if they are something else that we know.
+fn known(bytes: &[u8]) -> Option<DecodeError> {
     let (what, instead) = if let Some(Signature { what, kind, .. }) = signature::find(bytes) {
         let instead = match kind {
             Kind::Picture | Kind::Recording | Kind::Stack => format!("convert it to {}", formats()),

@@ -23,7 +23,6 @@ mod gif;
 mod jpeg;
 mod jpeg2000;
 mod jxl;
-mod normalize;
 mod npy;
 mod orient;
 mod placement;
@@ -334,7 +333,7 @@ pub struct Image<B> {
 /// # Errors
 /// [`DecodeError`]: unknown format, a kind that is not supported, damage that shows in the headers, or over a limit.
 pub fn open<B: AsRef<[u8]>>(bytes: B, limits: &Limits) -> Result<Image<B>, DecodeError> {
-    let format = Format::sniff(bytes.as_ref()).ok_or_else(|| DecodeError::of_no_image(bytes.as_ref()))?;
+    let format = Format::sniff(bytes.as_ref()).ok_or_else(|| foreign::of_no_image(bytes.as_ref()))?;
     guarded(format, || open_as(format, bytes, limits))
 }
 

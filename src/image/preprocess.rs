@@ -5,23 +5,21 @@
 //! [`Preprocess::normalize`] turns into numbers later.
 
 mod geometry;
+mod normalize;
 mod pixels;
 pub(super) mod resize;
 #[cfg(test)]
 mod tests;
 
-use super::{
-    Frame, Placement, Samples,
-    normalize::{self, PixelBlock},
-};
+use super::{Frame, Placement, Samples};
 use crate::error::InferError;
 use fast_image_resize::Resizer;
 pub use geometry::{Geometry, Window};
+use normalize::PixelBlock;
+pub use normalize::Pixels;
 pub(super) use pixels::Sample;
 use pixels::flatten;
 use serde::{Deserialize, Serialize};
-
-pub use super::normalize::Pixels;
 
 /// Sides of a model's input are at most this, in pixels.
 const SIDE_MAX: u32 = 1 << 15;

@@ -4,10 +4,7 @@ use super::{Model, Source};
 use crate::{
     engine::{
         DataType, Signature,
-        onnx::{
-            ending::{FinalActivation, ending},
-            quantized::quantized,
-        },
+        onnx::{ending::FinalActivation, outline::Outline},
     },
     tasks::{Activation, Classify, Task, choose, is_byte},
 };
@@ -27,9 +24,9 @@ pub enum ActivationBy {
 
 /// If a classifier's network already ends in probabilities, they must not be computed twice. The activation is omitted if the manifest
 /// does not name one; if it does, the log warns. Returns how the activation was found; `None` for other tasks.
-pub(super) fn settle(task: &mut Task, source: &Source) -> Option<ActivationBy> {
+pub(super) fn settle(task: &mut Task, source: &Source, outline: &Outline) -> Option<ActivationBy> {
     let Task::Classify(classify) = task else { return None };
-    let ending = classify.output.as_deref().and_then(|output| ending(&source.path, output));
+    let ending = classify.output.as_deref().and_then(|output| outline.ending(output));
     Some(match (ending.map(FinalActivation::name), classify.activation) {
         (Some(ending), None) => {
             classify.activation = Some(Activation::None);
@@ -49,7 +46,7 @@ pub(super) fn settle(task: &mut Task, source: &Source) -> Option<ActivationBy> {
 }
 
 /// Fills in what a classifier's whole numbers stand for, if its output has bytes and its file says it. The log tells it.
-pub(super) fn dequantize(task: &mut Task, source: &Source, signature: &Signature) {
+pub(super) fn dequantize(task: &mut Task, source: &Source, signature: &Signature, outline: &Outline) {
     let Task::Classify(classify) = task else { return };
     // Without one, resolving says why.
     let Ok(output) = choose(signature, classify.output.as_deref(), "classify.output") else { return };
@@ -57,7 +54,7 @@ pub(super) fn dequantize(task: &mut Task, source: &Source, signature: &Signature
         return;
     }
     let is_signed = output.datatype == DataType::Int8;
-    if let Some((operator, by)) = quantized(&source.path, &output.name, is_signed) {
+    if let Some((operator, by)) = outline.quantized(&output.name, is_signed) {
         classify.quantized = Some(by);
         tracing::info!(
             model = source.name,
@@ -125,23 +122,17 @@ impl Model {
 mod tests {
     use super::*;
     use crate::{
-        batch::ModelKey,
-        engine::{
-            Reduction, kernels::postprocess::ScoreActivation, onnx::ending::testing::model as onnx,
-            staging::Memory,
-        },
-        models::testing::source,
+        engine::{Reduction, kernels::postprocess::ScoreActivation, onnx::ending::testing::model as onnx},
+        models::testing::{model_of, source},
         tasks::testing::signature,
     };
-    use std::time::Duration;
 
     fn model(operator: &str, manifest: &str, output: &[i64]) -> Model {
         let folder = tempfile::tempdir().unwrap();
         let mut source = source("m", "1", &format!("task = \"classify\"\n{manifest}"));
         source.path = folder.path().join("model.onnx");
         std::fs::write(&source.path, onnx(&[["Gemm", "x", "l"], [operator, "l", "y"]])).unwrap();
-        let second = Duration::from_secs(1);
-        Model::resolve(ModelKey(1), &source, signature(&[("y", output)]), second, &Memory::Plain).unwrap()
+        model_of(&source, signature(&[("y", output)])).unwrap()
     }
 
     #[test]

@@ -81,15 +81,14 @@ impl Model {
 mod tests {
     use super::*;
     use crate::{
-        batch::ModelKey,
-        engine::{Dim, staging::Memory},
-        models::testing::source,
+        engine::Dim,
+        models::testing::{model_of, source},
         tasks::{
             Labels,
             testing::{floats, integers, signature},
         },
     };
-    use std::{sync::Arc, time::Duration};
+    use std::sync::Arc;
 
     /// What is said of two equal answers.
     fn check(manifest: &str, labels: &str, shape: [i64; 3], output: Tensor, expected: Option<&str>) {
@@ -97,8 +96,7 @@ mod tests {
         source.labels = Arc::new(Labels::parse(labels).unwrap());
         let mut signature = signature(&[("y", &shape)]);
         signature.outputs[0].datatype = output.datatype;
-        let second = Duration::from_secs(1);
-        let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+        let model = model_of(&source, signature).unwrap();
         let answer =
             model.task.answer(std::slice::from_ref(&output), &model.signature, &model.labels, None).unwrap();
         assert_eq!(model.first_nameless(&answer).as_deref(), expected);
@@ -116,8 +114,7 @@ mod tests {
             let source = source("m", "1", &manifest);
             let mut signature = signature(&[("y", &[-1, -1, 6])]);
             signature.inputs[0].shape[2..].fill(Dim::Fixed(320));
-            let second = Duration::from_secs(1);
-            let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+            let model = model_of(&source, signature).unwrap();
             let mut told = Vec::new();
             for rows in boxes {
                 let outputs = [floats(&[1, rows.len() / 6, 6], rows)];

@@ -121,7 +121,14 @@ impl Given {
 
     fn lay_out_in(self, parent: &Path, name: &str) -> Vec<Found> {
         match keep(self.files, parent) {
-            Ok(kept) => scan::scan_given(name, &Arc::new(kept), &self.config),
+            Ok(kept) => {
+                let mut found = scan::scan_given(name, kept.path(), &self.config);
+                let kept = Arc::new(kept);
+                for source in found.iter_mut().flat_map(|found| &mut found.source) {
+                    source.kept = Some(Arc::clone(&kept));
+                }
+                found
+            }
             Err(error) => {
                 let parent = parent.display();
                 let why = format!("cannot keep the files in {parent}: {error}; TMPDIR names another folder");

@@ -10,18 +10,17 @@ use super::{
     manifest::{Input, ResizeRule},
 };
 use crate::{
-    engine::{Batching, Dim, PixelInput, Signature, TensorSpec, onnx::axes::channel_axis, show},
+    engine::{Batching, Dim, PixelInput, Signature, TensorSpec, onnx::outline::Outline, show},
     image::{self, Color, Filter, Layout, Preprocess, Resize},
     tasks::Task,
 };
-use std::path::Path;
 use which::{constant, inputs, is_convertible, size_type};
 
 /// ImageNet's mean and standard deviation of red, green and blue, for values from 0 to 1.
 const IMAGENET: [[f32; 3]; 2] = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]];
 
 /// Resolves how an image becomes the model's first input; [`of_image`] says which is to be the first. The caller, which knows the largest
-/// batch, adds the staging memory. What the extents leave open may follow from the names of axes in the model's `file`.
+/// batch, adds the staging memory. What the extents leave open may follow from the names of axes in the model's file.
 ///
 /// # Errors
 /// A model that takes more than one image, and settings that contradict its input.
@@ -29,13 +28,13 @@ pub(super) fn resolve(
     input: &Input,
     task: &Task,
     signature: &Signature,
-    file: &Path,
+    outline: &Outline,
 ) -> Result<ImageInput, String> {
     let (spec, others) = inputs(input, task, signature)?;
     let datatype = image::DataType::from_name(spec.datatype.name()).ok_or_else(|| {
         format!("input {:?} is {}; images can become FP32, FP16 or UINT8", spec.name, spec.datatype)
     })?;
-    let axes = Axes::find(spec, signature.batching(), input, file)?;
+    let axes = Axes::find(spec, signature.batching(), input, outline)?;
     let other = |spec: &TensorSpec| match input.constants.get(&spec.name) {
         Some(number) => constant(spec, *number, axes.batch_axis).map(Other::Constant),
         None => size_type(spec, axes.batch_axis).map(Other::Size),
@@ -112,7 +111,7 @@ pub(super) fn resolve(
 /// Whether an image could become one of the inputs, with further settings if need be.
 pub fn may_be_image(signature: &Signature) -> bool {
     signature.inputs.iter().any(|spec| {
-        let axes = || Axes::find(spec, signature.batching(), &Input::default(), Path::new(""));
+        let axes = || Axes::find(spec, signature.batching(), &Input::default(), &Outline::default());
         is_convertible(spec) && axes().is_ok()
     })
 }
@@ -132,7 +131,7 @@ struct Axes {
 }
 
 impl Axes {
-    fn find(spec: &TensorSpec, batching: Batching, input: &Input, file: &Path) -> Result<Axes, String> {
+    fn find(spec: &TensorSpec, batching: Batching, input: &Input, outline: &Outline) -> Result<Axes, String> {
         let wrong = || {
             format!(
                 "input {:?} has shape {}; an image needs [N, C, H, W], [N, H, W, C], [C, H, W] or [H, W, C] with 1 or 3 \
@@ -163,7 +162,7 @@ impl Axes {
             _ => return Err(wrong()),
         };
         // Only open axes have names.
-        let axis = if [a, c].contains(&Dim::Free) { channel_axis(file, &spec.name) } else { None };
+        let axis = if [a, c].contains(&Dim::Free) { outline.channel_axis(&spec.name) } else { None };
         let named = match axis.and_then(|axis| axis.checked_sub(usize::from(batch_axis))) {
             Some(0) => Some(Layout::Nchw),
             Some(2) => Some(Layout::Nhwc),
@@ -337,7 +336,7 @@ mod tests {
         let manifest = Manifest::parse(manifest).unwrap();
         let mut signature = signature(&[("out", &[-1, 10])]);
         signature.inputs = vec![spec("image", datatype, shape)];
-        let input = resolve(&manifest.input.unwrap(), &manifest.task, &signature, Path::new(""))?;
+        let input = resolve(&manifest.input.unwrap(), &manifest.task, &signature, &Outline::default())?;
         let [width, height] = [input.preprocess.width, input.preprocess.height];
         let shape = input.item_shape(width, height);
         Ok((input.preprocess, shape))
@@ -398,7 +397,7 @@ mod tests {
             let read = |line: &str| {
                 let manifest = Manifest::parse(&format!("task = {task:?}\n{line}")).unwrap();
                 let input = manifest.input.unwrap();
-                let resolved = resolve(&input, &manifest.task, &signature, Path::new("")).unwrap();
+                let resolved = resolve(&input, &manifest.task, &signature, &Outline::default()).unwrap();
                 (resolved.told(&input), resolved)
             };
             let (told, first) = read(&format!("[input]\n{keys}"));
@@ -436,7 +435,7 @@ mod tests {
         let mut run = |shape: &[i64]| {
             signature.inputs = vec![spec("image", DataType::Fp32, shape)];
             let input = manifest.input.as_ref().unwrap();
-            resolve(input, &manifest.task, &signature, Path::new("")).unwrap()
+            resolve(input, &manifest.task, &signature, &Outline::default()).unwrap()
         };
         let any = run(&[-1, 3, -1, -1]);
         assert_eq!(any.size(), None);
@@ -463,7 +462,7 @@ mod tests {
             let manifest = Manifest::parse(&text).unwrap();
             let mut signature = signature(&[("out", &[-1, -1, 37])]);
             signature.inputs = vec![spec("image", DataType::Fp32, shape)];
-            resolve(&manifest.input.unwrap(), &manifest.task, &signature, Path::new(""))
+            resolve(&manifest.input.unwrap(), &manifest.task, &signature, &Outline::default())
         };
         let open = run(&[-1, 1, 32, -1], "").unwrap();
         assert_eq!((open.size(), open.own_width, open.own_height), (None, true, false));
@@ -493,7 +492,8 @@ mod tests {
             let mut signature = signature(&[("out", &[-1, 10])]);
             let image = spec("images", DataType::Fp32, &[second.2[0], 3, 64, 96]);
             signature.inputs = vec![image, spec(second.0, second.1, second.2)];
-            let input = resolve(&manifest.input.clone().unwrap(), &manifest.task, &signature, Path::new(""))?;
+            let input =
+                resolve(&manifest.input.clone().unwrap(), &manifest.task, &signature, &Outline::default())?;
             let staged = Tensor::zeros(DataType::Uint8, &[1, 64, 96, 3]);
             let inputs = input.inputs(staged, (1000, 500));
             assert_eq!((inputs.len(), &inputs[0].shape[..]), (2, &[1, 64, 96, 3][..]));
@@ -541,7 +541,8 @@ mod tests {
             let mut signature = signature(&[("out", &[-1, 10])]);
             signature.inputs = vec![spec("images", DataType::Fp32, &[-1, 3, 64, 96])];
             signature.inputs.extend_from_slice(others);
-            let input = resolve(&manifest.input.clone().unwrap(), &manifest.task, &signature, Path::new(""))?;
+            let input =
+                resolve(&manifest.input.clone().unwrap(), &manifest.task, &signature, &Outline::default())?;
             let inputs = input.inputs(Tensor::zeros(DataType::Uint8, &[1, 64, 96, 3]), (1000, 500));
             Ok::<_, String>(
                 inputs[1..].iter().map(|i| (i.shape.clone(), i.to_f32().unwrap())).collect::<Vec<_>>(),
@@ -628,7 +629,12 @@ mod tests {
             let manifest = Manifest::parse(&format!("task = \"classify\"\n[input]\n{manifest}")).unwrap();
             let mut signature = signature(&[("out", &[-1, 10])]);
             signature.inputs = vec![spec("image", DataType::Fp32, &[-1, -1, -1, -1])];
-            resolve(&manifest.input.unwrap(), &manifest.task, &signature, &file)
+            resolve(
+                &manifest.input.unwrap(),
+                &manifest.task,
+                &signature,
+                &Outline::of(&file).unwrap_or_default(),
+            )
         };
         let optimum = ["batch_size", "num_channels", "height", "width"];
         let error = run("", &optimum).map(|_| ()).unwrap_err();

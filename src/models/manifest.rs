@@ -408,6 +408,11 @@ impl Default for Manifest {
     }
 }
 
+/// Reads the manifest of one kind of engine.
+type Reader = fn(&Table<'_, '_>) -> Manifest;
+
+const ENGINES: &[(&str, Reader)] = &[("onnx", read::manifest), ("gauss-mle", fit::manifest)];
+
 impl Manifest {
     /// Reads a manifest.
     ///
@@ -424,7 +429,9 @@ impl Manifest {
             // After a syntax error, the recovered part may lack keys; the author must not be blamed for that.
             return Err(ManifestError(mistakes.into_messages()));
         }
-        let manifest = read::manifest(&Table::root(&root, &mistakes));
+        let root = Table::root(&root, &mistakes);
+        let read = root.choice("engine", ENGINES).unwrap_or(read::manifest);
+        let manifest = read(&root);
         let messages = mistakes.into_messages();
         if messages.is_empty() { Ok(manifest) } else { Err(ManifestError(messages)) }
     }

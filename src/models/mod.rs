@@ -33,7 +33,6 @@ pub mod given;
 mod images;
 mod input;
 pub mod manifest;
-mod map;
 mod overrides;
 mod resolve;
 pub mod scan;
@@ -234,6 +233,12 @@ pub(crate) mod testing {
     //! Models for tests.
 
     use super::*;
+    use crate::engine::staging::Memory;
+
+    /// The model of a source, loaded first, whose file has this signature.
+    pub(crate) fn model_of(source: &Source, signature: Signature) -> Result<Model, String> {
+        Model::resolve(ModelKey(1), source, signature, Duration::from_secs(60), &Memory::Plain)
+    }
 
     /// A source without files.
     pub(crate) fn source(name: &str, version: &str, manifest: &str) -> Source {

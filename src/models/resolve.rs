@@ -15,8 +15,8 @@ use crate::{
         Batching, Ends, Signature,
         gauss_mle::frames::FrameMemory,
         onnx::{
-            ending::{chosen_by, ending},
             operators::{self, Operators},
+            outline::Outline,
         },
         staging::{Memory, Staging},
     },
@@ -48,22 +48,24 @@ impl Model {
         let manifest = &source.manifest;
         let fixed = fixed_batch(source, &signature);
         let signature = if fixed.is_some() { signature.with_free_first() } else { signature };
-        let (signature, first) = image_first(source, signature)?;
+        // A fitter has no such file.
+        let outline = Outline::of(&source.path).unwrap_or_default();
+        let (signature, first) = image_first(source, signature, &outline)?;
         let but = left_out(&signature).map(|told| format!("; {told}")).unwrap_or_default();
         let but = |why: String| why + &but;
         let (signature, interface) = interface(source, signature).map_err(but)?;
         let mut image = match &manifest.input {
             None => None,
-            Some(input) => Some(input::resolve(input, &manifest.task, &signature, &source.path)?),
+            Some(input) => Some(input::resolve(input, &manifest.task, &signature, &outline)?),
         };
-        let (mut task, labels) = ultralytics::complete(source, &signature)?;
-        activation::dequantize(&mut task, source, &signature);
+        let (mut task, labels) = ultralytics::complete(source, &signature, &outline)?;
+        activation::dequantize(&mut task, source, &signature, &outline);
         let mut task = resolved(&task, &signature, &labels, image.as_ref()).map_err(but)?;
-        refuse_chosen(&task, source)?;
-        let activation_by = activation::settle(&mut task, source);
-        tell(source, &signature, &task, image.as_ref());
-        let operators = operators::of(&source.path);
-        let (batching, alone_max) = batching(source, &signature, &task, image.as_ref(), operators.as_ref());
+        refuse_chosen(&task, &outline)?;
+        let activation_by = activation::settle(&mut task, source, &outline);
+        tell(source, &signature, &task, image.as_ref(), &outline);
+        let operators = &outline.operators;
+        let (batching, alone_max) = batching(source, &signature, &task, image.as_ref(), operators);
         let rules = match fixed {
             Some(items) => fixed_rules(source, batching, items)?,
             None => rules(manifest, batching, alone_max, &signature)?,
@@ -103,7 +105,7 @@ impl Model {
             image,
             fit,
             frames,
-            quantizes: operators.as_ref().is_some_and(operators::quantizes),
+            quantizes: operators::quantizes(operators),
             rules,
             priority: manifest.priority,
             priorities: manifest.queue.priorities,
@@ -119,9 +121,13 @@ impl Model {
 }
 
 /// The signature with the input that images become before the others, and the name of that input if it is not the file's first.
-fn image_first(source: &Source, mut signature: Signature) -> Result<(Signature, Option<String>), String> {
+fn image_first(
+    source: &Source,
+    mut signature: Signature,
+    outline: &Outline,
+) -> Result<(Signature, Option<String>), String> {
     let Some(input) = &source.manifest.input else { return Ok((signature, None)) };
-    let at = input::of_image(input, &source.manifest.task, &signature, &source.path)?;
+    let at = input::of_image(input, &source.manifest.task, &signature, outline)?;
     let first = (at > 0).then(|| signature.inputs[at].name.clone());
     if let Some(name) = &first {
         signature.put_first(name);
@@ -165,8 +171,8 @@ fn left_out(signature: &Signature) -> Option<String> {
 }
 
 /// Logs how pictures become the input, and what its author should know of the outputs.
-fn tell(source: &Source, signature: &Signature, task: &Task, image: Option<&ImageInput>) {
-    for told in task.unread(signature).into_iter().chain(unsaid_threshold(task, signature, source)) {
+fn tell(source: &Source, signature: &Signature, task: &Task, image: Option<&ImageInput>, outline: &Outline) {
+    for told in task.unread(signature).into_iter().chain(unsaid_threshold(task, signature, outline)) {
         tracing::warn!(model = source.name, version = source.version, "{told}");
     }
     if let Some(told) = left_out(signature) {
@@ -199,10 +205,10 @@ pub(super) fn resolved(
 }
 
 /// Refuses scores of a classifier that its network has already chosen and put in order: their places are not those of classes.
-fn refuse_chosen(task: &Task, source: &Source) -> Result<(), String> {
+fn refuse_chosen(task: &Task, outline: &Outline) -> Result<(), String> {
     let Task::Classify(classify) = task else { return Ok(()) };
     let output = classify.output.as_deref().unwrap_or_default();
-    match chosen_by(&source.path, output) {
+    match outline.chosen_by(output) {
         None => Ok(()),
         Some(operator) => Err(format!(
             "output {output:?} comes from {operator}, by which the network has chosen among its scores, so that no place in it is that of a \
@@ -214,10 +220,10 @@ fn refuse_chosen(task: &Task, source: &Source) -> Result<(), String> {
 
 /// The warning for a segmenter of one channel that is compared with 0.5 only by default, although nothing shows that it gives
 /// probabilities.
-fn unsaid_threshold(task: &Task, signature: &Signature, source: &Source) -> Option<String> {
+fn unsaid_threshold(task: &Task, signature: &Signature, outline: &Outline) -> Option<String> {
     let Task::Segment(segment) = task else { return None };
     let output = segment.compared_unsaid(signature)?;
-    ending(&source.path, output).is_none().then(|| {
+    outline.ending(output).is_none().then(|| {
         format!(
             "output {output:?} has one channel, which is compared with 0.5, and its network ends in neither Sigmoid nor Softmax: set \
              segment.threshold = 0 if it gives logits, or 0.5 if it gives probabilities; class numbers are to be exported as integers"
@@ -295,14 +301,14 @@ fn batching(
     signature: &Signature,
     task: &Task,
     image: Option<&ImageInput>,
-    operators: Option<&Operators>,
+    operators: &Operators,
 ) -> (Batching, Option<usize>) {
     let manifest = &source.manifest;
     // The first axis may be a side or the channels of an image.
     let side = image.is_some_and(|image| !image.batch_axis);
     let whole = side || manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
     let free = !whole && signature.batching() == Batching::Dynamic;
-    let alone = alone(source, operators.filter(|_| free), task.can_batch(signature)).filter(|_| !whole);
+    let alone = alone(source, free.then_some(operators), task.can_batch(signature)).filter(|_| !whole);
     // In that case the first axis still counts the items of a request.
     let as_requests = alone == Some(Alone::Mixed);
     let has_axis = !whole && alone != Some(Alone::Uncounted);
@@ -342,7 +348,11 @@ mod tests {
             DataType, Dim, Reduction, kernels::postprocess::ScoreActivation,
             onnx::ending::testing::model as onnx,
         },
-        models::{Catalog, manifest::Input, testing::source},
+        models::{
+            Catalog,
+            manifest::Input,
+            testing::{model_of, source},
+        },
         tasks::{
             Activation,
             testing::{signature, spec},
@@ -352,13 +362,7 @@ mod tests {
     fn resolve(manifest: &str, input: &[i64], output: &[i64]) -> Result<Model, String> {
         let mut signature = signature(&[("logits", output)]);
         signature.inputs = vec![spec("image", DataType::Fp32, input)];
-        Model::resolve(
-            ModelKey(1),
-            &source("m", "1", manifest),
-            signature,
-            Duration::from_secs(30),
-            &Memory::Plain,
-        )
+        model_of(&source("m", "1", manifest), signature)
     }
 
     #[test]
@@ -384,8 +388,7 @@ mod tests {
             source.path = folder.path().join("model.onnx");
             std::fs::write(&source.path, onnx(&[["Gemm", "x", "l"], [operator, "l", "y"]])).unwrap();
             let signature = signature(&[("y", output)]);
-            let second = Duration::from_secs(1);
-            let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+            let model = model_of(&source, signature).unwrap();
             let Task::Classify(classify) = model.task else { panic!("expected a classifier") };
             (classify.activation, model.ends.reduction)
         };
@@ -416,8 +419,7 @@ mod tests {
             ];
             std::fs::write(&source.path, onnx(&nodes)).unwrap();
             let signature = signature(&[("values", &[-1, 5]), ("y", &[-1, 5]), ("all", &[-1, 9])]);
-            let second = Duration::from_secs(1);
-            Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).err().unwrap_or_default()
+            model_of(&source, signature).err().unwrap_or_default()
         };
         for output in ["values", "y"] {
             let error = refused(output);
@@ -452,8 +454,7 @@ mod tests {
             std::fs::write(&source.path, onnx(&[[operator, "x", "q"], ["Relu", "q", "y"]])).unwrap();
             let mut signature = signature(&[("y", &[input[0], 10])]);
             signature.inputs = vec![spec("x", DataType::Fp32, input)];
-            let second = Duration::from_secs(1);
-            let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+            let model = model_of(&source, signature).unwrap();
             (model.rules.whole, model.rules.largest(), model.alone_max)
         };
         let quantized = "DynamicQuantizeLinear";
@@ -477,8 +478,8 @@ mod tests {
     #[test]
     fn batches_of_fits_are_padded_nowhere() {
         let source = source("spots", "1", "engine = \"gauss-mle\"\n");
-        let (signature, second) = (crate::engine::gauss_mle::signature(), Duration::from_secs(1));
-        let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+        let signature = crate::engine::gauss_mle::signature();
+        let model = model_of(&source, signature).unwrap();
         assert_eq!(model.rules.padding, Padding::Never);
     }
 
@@ -508,8 +509,7 @@ mod tests {
         signature.inputs = vec![spec("image", DataType::Fp32, &[-1, 3, 8, 8])];
         assert_eq!(signature.batching(), Batching::Dynamic);
         let source = source("m", "1", "task = \"detect\"");
-        let model =
-            Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30), &Memory::Plain).unwrap();
+        let model = model_of(&source, signature).unwrap();
         assert_eq!(model.batching, Batching::Whole);
         assert_eq!((model.rules.sizes, model.rules.whole), (vec![1], true));
         assert_eq!(model.image.unwrap().item_shape(8, 8), [1, 3, 8, 8]);
@@ -528,9 +528,8 @@ mod tests {
         let check = |task: &str, labels: &str, file: &[i64], seen: &[usize]| {
             let mut source = source("m", "1", &format!("task = {task:?}"));
             source.labels = Arc::new(Labels::parse(labels).unwrap());
-            let (second, memory) = (Duration::from_secs(1), Memory::Plain);
             let signature = signature(&[("y", file)]);
-            let model = Model::resolve(ModelKey(1), &source, signature, second, &memory).unwrap();
+            let model = model_of(&source, signature).unwrap();
             model.check_outputs(&[seen.to_vec()]).err().unwrap_or_default()
         };
         let (open, yolo) = (&[-1, -1, -1][..], "has shape [?, 85, 8400], expected 6 channels for 2 labels");
@@ -553,9 +552,9 @@ mod tests {
             let mut source = source("m", "1", &format!("task = \"segment\"\n{manifest}"));
             source.path = folder.path().join("model.onnx");
             std::fs::write(&source.path, onnx(&[["Conv", "x", "l"], [last, "l", "y"]])).unwrap();
-            let (signature, second) = (signature(&[("y", output)]), Duration::from_secs(1));
-            let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
-            unsaid_threshold(&model.task, &model.signature, &source)
+            let signature = signature(&[("y", output)]);
+            let model = model_of(&source, signature).unwrap();
+            unsaid_threshold(&model.task, &model.signature, &Outline::of(&source.path).unwrap())
         };
         for one in [&[-1, 1, 8, 8][..], &[-1, 8, 8, 1], &[-1, 8, 8]] {
             let asked = told("", "Conv", one).unwrap();
@@ -602,8 +601,7 @@ mod tests {
             let mut signature = signature(&[("y", &[-1, 10])]);
             signature.inputs =
                 vec![spec("x", DataType::Fp32, &[-1, 3, 8, 8]), spec("t", DataType::Fp32, constant)];
-            let second = Duration::from_secs(1);
-            let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+            let model = model_of(&source, signature).unwrap();
             let alone = unbatched(&source, &model.signature, model.image.as_ref().unwrap());
             assert_eq!(alone.is_none(), model.rules.largest() > 1 || !manifest.is_empty(), "{alone:?}");
             alone
@@ -653,8 +651,7 @@ mod tests {
         let mut signature = signature(&[("y", &[-1, 10])]);
         let scalar = |name| spec(name, DataType::Fp32, &[-1, 1]);
         signature.inputs = vec![scalar("t"), spec("x", DataType::Fp32, &[-1, 3, 8, 8]), scalar("u")];
-        let second = Duration::from_secs(1);
-        let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+        let model = model_of(&source, signature).unwrap();
         assert_eq!(model.ends.first.as_deref(), Some("x"));
         for signature in [&model.signature, &model.interface.signature] {
             let names: Vec<_> = signature.inputs.iter().map(|input| input.name.as_str()).collect();
@@ -693,9 +690,7 @@ mod tests {
             source.manifest.batch.items_max = items_max;
             let mut signature = signature(&[("y", &[-1, 10])]);
             signature.inputs = vec![spec("x", datatype, &[-1, 4])];
-            let model =
-                Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30), &Memory::Plain)
-                    .unwrap();
+            let model = model_of(&source, signature).unwrap();
             (model.rules.sizes, model.rules.whole)
         };
         assert_eq!(run(None, DataType::Fp32), (vec![1], true));
@@ -711,14 +706,12 @@ mod tests {
         source.manifest.batch.wait_max = Duration::from_millis(1);
         let mut one = signature(&[("y", &[1, 10])]);
         one.inputs = vec![spec("x", DataType::Fp32, &[1, 4])];
-        let alone = Model::resolve(ModelKey(1), &source, one, Duration::from_secs(30), &Memory::Plain);
+        let alone = model_of(&source, one);
         assert!(alone.is_ok(), "Triton takes a delay that delays nothing");
         source.manifest.declared = Some(Declared { items_max: Some(6), ..Declared::default() });
         source.manifest.batch.items_max = Some(6);
         let signature = signature(&[("y", &[10])]);
-        let error = Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30), &Memory::Plain)
-            .err()
-            .unwrap();
+        let error = model_of(&source, signature).err().unwrap();
         assert!(error.starts_with("max_batch_size asks for up to 6 items"), "{error}");
         assert!(error.ends_with("or set max_batch_size to 0"), "{error}");
     }

@@ -17,21 +17,22 @@
 
 mod disk;
 mod instead;
+mod map;
 mod misplaced;
 mod repository;
 
 use super::{
     Engine, Expected, Manifest, Source, by_version,
-    given::Kept,
     manifest::Versions,
-    map,
     triton::{self, CONFIG_FILE},
 };
 use crate::{engine::Dim, tasks::Labels};
-use disk::{Candidate, Folder, at, file_bytes, labels, look, may_be_folder, model_bytes, opened, text};
-pub(super) use disk::{candidate, entries, inside, listed, read_bytes};
+use disk::{Folder, at, entries, file_bytes, labels, look, may_be_folder, model_bytes, opened, text};
+pub(super) use disk::{inside, listed};
 use instead::instead;
+use repository::Candidate;
 pub use repository::Repository;
+pub(super) use repository::candidate;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
@@ -142,26 +143,20 @@ fn scan_model(name: &str, folder: &Path, instead: Option<&Versions>) -> Vec<Foun
         let versions = instead.unwrap_or(&described.manifest.versions).clone();
         Ok(Described { manifest: Manifest { versions, ..described.manifest }, ..described })
     };
-    scan_as(name, folder, &describe, None)
+    scan_as(name, folder, &describe)
 }
 
 /// All versions of a model that a caller sent: its files are in a folder of the server's, and its configuration came as JSON.
-pub(super) fn scan_given(name: &str, kept: &Arc<Kept>, config: &str) -> Vec<Found> {
-    let folder = kept.path();
+pub(super) fn scan_given(name: &str, folder: &Path, config: &str) -> Vec<Found> {
     let describe = || {
         let config = triton::read_json(config, name).map_err(|reason| format!("config: {reason}"))?;
         Described::of(&opened(folder)?, config)
     };
-    scan_as(name, folder, &describe, Some(kept))
+    scan_as(name, folder, &describe)
 }
 
 /// All versions in a folder that `describe` describes.
-fn scan_as(
-    name: &str,
-    folder: &Path,
-    describe: &dyn Fn() -> Result<Described, String>,
-    kept: Option<&Arc<Kept>>,
-) -> Vec<Found> {
+fn scan_as(name: &str, folder: &Path, describe: &dyn Fn() -> Result<Described, String>) -> Vec<Found> {
     let failed = |version: &str, reason: String| Found {
         name: name.to_owned(),
         version: version.to_owned(),
@@ -196,7 +191,6 @@ fn scan_as(
         let mut described = described.clone();
         described.notes.extend(misplaced::in_version(folder, version));
         let source = described.source([name, version], folder, path);
-        let source = source.map(|source| Source { kept: kept.cloned(), ..source });
         Found { name: name.to_owned(), version: version.to_owned(), source, only_named: false }
     };
     let flat = folder.join(&model_file);

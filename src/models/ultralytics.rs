@@ -2,7 +2,7 @@
 
 use super::{Engine, Manifest, Source, manifest::KEYPOINTS_MAX};
 use crate::{
-    engine::{Dim, Signature, onnx::metadata},
+    engine::{Dim, Signature, onnx::outline::Outline},
     tasks::{Detect, Format, Keypoints, Labels, ROWS_MAX, Task},
 };
 use std::{iter::Peekable, str::Chars, sync::Arc};
@@ -21,13 +21,17 @@ const COLUMNS: usize = 6;
 ///
 /// # Errors
 /// A manifest that denies what the file says follows each box.
-pub(super) fn complete(source: &Source, signature: &Signature) -> Result<(Task, Arc<Labels>), String> {
+pub(super) fn complete(
+    source: &Source,
+    signature: &Signature,
+    outline: &Outline,
+) -> Result<(Task, Arc<Labels>), String> {
     let Source { name, version, manifest, labels, .. } = source;
     let (mut task, mut labels) = (manifest.task.clone(), Arc::clone(labels));
     if manifest.engine != Engine::Onnx || manifest.declared.is_some() {
         return Ok((task, labels));
     }
-    let Some(said) = Said::of(source) else { return Ok((task, labels)) };
+    let Some(said) = Said::of(source, outline) else { return Ok((task, labels)) };
     let word = said.word;
     if *manifest == Manifest::default() {
         tracing::info!(
@@ -92,9 +96,10 @@ const ALL: [(&str, Of); 5] = [
 
 impl Said {
     /// What a model's file says; `None` if it is no such export. Names of classes that cannot be read are left out, and the log says so.
-    fn of(source: &Source) -> Option<Said> {
+    fn of(source: &Source, outline: &Outline) -> Option<Said> {
         let keys = ["task", "names", "kpt_shape", "end2end", "args", "description", "head"];
-        let [task, names, keypoints, end2end, args, description, head] = metadata::values(&source.path, keys);
+        let [task, names, keypoints, end2end, args, description, head] =
+            keys.map(|key| outline.metadata.get(key).cloned());
         let (of, names) = (task?.ok()?, names?);
         let (word, of) = ALL.into_iter().find(|(word, _)| *word == of)?;
         let labels = names.and_then(|text| names_of(&text).ok_or("it is no {0: 'name', 1: …}".to_owned()));
@@ -246,7 +251,8 @@ mod tests {
         source.path = folder.path().join("model.onnx");
         let entries: Vec<_> = entries.iter().map(|(key, value)| (*key, value.as_bytes())).collect();
         std::fs::write(&source.path, model(&entries)).unwrap();
-        let (task, labels) = complete(&source, &signature(outputs))?;
+        let outline = Outline::of(&source.path).unwrap();
+        let (task, labels) = complete(&source, &signature(outputs), &outline)?;
         task.clone().resolve(&signature(outputs), &labels, None, true)?;
         let Task::Detect(detect) = task else { panic!("expected a detector") };
         Ok(*detect)

@@ -157,20 +157,20 @@ pub fn chance(datatype: DataType, bytes: usize, seed: u64) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::staging::Memory;
     use crate::{
-        batch::ModelKey,
-        models::{Declared, testing::source},
+        models::{
+            Declared,
+            testing::{model_of, source},
+        },
         tasks::testing::spec,
     };
-    use std::time::Duration;
 
     fn model() -> Model {
         let mut signature = crate::tasks::testing::signature(&[("y", &[-1, 2])]);
         signature.inputs = vec![spec("x", DataType::Fp32, &[-1, 3])];
         let mut source = source("m", "1", "");
         source.manifest.declared = Some(Declared { items_max: Some(4), ..Declared::default() });
-        Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(1), &Memory::Plain).unwrap()
+        model_of(&source, signature).unwrap()
     }
 
     fn warmup(dims: &[usize], fill: Fill) -> Warmup {

@@ -177,6 +177,7 @@ fn is_day(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::testing::logged;
 
     /// A folder, and the files of `m.log` there.
     struct Logs {
@@ -308,14 +309,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let days = (1..=16).map(|day| format!("2026-11-{day:02}")).collect();
         let mut kept = Kept { read_on: "2026-11-27".to_owned(), days: [("m.log".to_owned(), days)].into() };
-        let console = tempfile::NamedTempFile::new().expect("a file");
-        let shown = console.reopen().expect("the file");
-        let log =
-            tracing_subscriber::fmt().with_writer(move || shown.try_clone().expect("the file")).finish();
-        tracing::subscriber::with_default(log, || {
-            kept.remove_oldest(folder.path(), "m.log", "2026-11-27");
-        });
-        assert_eq!(fs::read_to_string(console.path()).expect("the file"), "");
+        assert_eq!(logged(|| kept.remove_oldest(folder.path(), "m.log", "2026-11-27")), "");
     }
 
     #[test]

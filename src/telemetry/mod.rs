@@ -37,6 +37,8 @@ pub mod logging;
 pub mod metrics;
 pub mod request;
 pub mod statistics;
+#[cfg(test)]
+pub(crate) mod testing;
 pub mod thread_limits;
 pub mod traces;
 pub mod triton;

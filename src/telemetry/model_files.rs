@@ -215,6 +215,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for ToModelFiles {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::testing::logged;
     use std::fs;
 
     fn file(files: &ModelFiles, model: &str) -> Arc<Path> {
@@ -269,13 +270,8 @@ mod tests {
             orders.send(Order::Line(file(files, model), "line\n".to_owned())).expect("room");
         }
         drop(orders);
-        let console = tempfile::NamedTempFile::new().expect("a file");
-        let shown = console.reopen().expect("the file");
-        let log =
-            tracing_subscriber::fmt().with_writer(move || shown.try_clone().expect("the file")).finish();
         let lost = AtomicU64::new(0);
-        tracing::subscriber::with_default(log, || write(&to_do, &lost, end));
-        (fs::read_to_string(console.path()).expect("the file"), lost.into_inner())
+        (logged(|| write(&to_do, &lost, end)), lost.into_inner())
     }
 
     #[test]

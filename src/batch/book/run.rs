@@ -5,6 +5,7 @@ use crate::{
     batch::{
         Batch, Fallback, ModelKey, Part, Ran, RunResult, ceiling,
         lanes::{Admits, ItemShape, Piece},
+        largest, padded,
         policy::{self, Next, Rival, Takes},
         rates::Costs,
         roster::DeviceKey,
@@ -170,7 +171,7 @@ impl Book {
             let kind = Kind::of(shape.setting());
             let costs = model.costs.get(&(device, kind)).unwrap_or(&unmeasured);
             let sizes = model.sizes((device, kind));
-            let Some(mut front) = lane.front(policy::largest(&sizes), admits) else {
+            let Some(mut front) = lane.front(largest(&sizes), admits) else {
                 continue;
             };
             front.shut |= hurry || !company;
@@ -323,7 +324,7 @@ impl Book {
             model.running.entry(receipt.device).or_default().now -= 1;
             whole = model.rules.whole;
             if result.is_ok() {
-                let size = policy::padded(&model.rules.sizes, batch.size);
+                let size = padded(&model.rules.sizes, batch.size);
                 let place = (receipt.device, Kind::of(batch.setting.as_ref()));
                 let takes = model.rules.padding.takes(self.roster.is_cpu(receipt.device));
                 // Sizes are compared by the time of a full batch.

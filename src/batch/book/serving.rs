@@ -8,7 +8,7 @@ use crate::{
     batch::{
         JobKey, ModelKey,
         lanes::Admits,
-        policy,
+        padded,
         roster::{Absence, Avoid, DeviceKey, Roster, WorkerKey},
         urgency::Rank,
     },
@@ -141,7 +141,7 @@ impl Book {
                 continue;
             };
             let kind = Kind::of(shape.setting());
-            let size = policy::padded(&model.rules.sizes, model.waiting(kind));
+            let size = padded(&model.rules.sizes, model.waiting(kind));
             // A worker that waits for more work may have batches in flight.
             let busy = self.roster.busy_for(*worker, now);
             let done = match self.speed(device, model, (kind, size), now) {

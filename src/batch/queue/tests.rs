@@ -84,6 +84,14 @@ fn worker(queue: &Arc<Queue>, serves: &'static [ModelKey]) -> thread::JoinHandle
     })
 }
 
+/// Lets so much time pass: what is measured is a time.
+fn pass(time: Duration) {
+    let began = Instant::now();
+    while began.elapsed() < time {
+        thread::yield_now();
+    }
+}
+
 /// The answer. The limit is there to turn a hang into a failure; nothing depends on its length.
 fn wait(ticket: Ticket) -> Reply {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
@@ -181,9 +189,7 @@ fn who_is_refused_leaves_nobody_waiting_whose_time_was_over() {
     let _held = queue.push(job(A, 50, 0)).unwrap();
     let deadline = Instant::now() + Duration::from_millis(5);
     let late = queue.push(Job { deadline: Some(deadline), ..job(B, 1, 0) }).unwrap();
-    while Instant::now() < deadline {
-        thread::yield_now();
-    }
+    pass(deadline.saturating_duration_since(Instant::now()));
     assert!(matches!(queue.push(job(A, 51, 0)), Err(InferError::Full { .. })));
     let answer = late.now_or_never().expect("it is answered at once");
     assert!(matches!(answer, Err(InferError::Late(_))), "{answer:?}");
@@ -208,23 +214,29 @@ fn a_job_without_an_answer_has_waited_in_the_queue_all_the_same() {
     let _ = running.finish(result);
     assert!(answered.now_or_never().is_some_and(|answer| answer.is_ok()));
     assert_eq!(counted("count"), 0.0, "who gets an answer is told its wait");
-    // It runs until its caller goes: what counts is the time before.
+    // It runs until its caller goes, for longer than it has waited: what counts is the time before.
+    let pushed = Instant::now();
     let runs = queue.push(job(A, 1, 0)).unwrap();
     let running = worker.try_take(&[A]).unwrap();
-    thread::sleep(Duration::from_millis(60));
+    let taken = pushed.elapsed();
+    pass(2 * taken);
     drop(runs);
     assert_eq!(counted("count"), 1.0);
-    assert!(counted("sum") < 0.05, "{}", counted("sum"));
+    let before = counted("sum");
+    assert!(before <= taken.as_secs_f64(), "{before}, taken after {taken:?}");
     drop(running);
-    let deadline = Instant::now() + Duration::from_millis(30);
+    let deadline = Instant::now() + Duration::from_millis(5);
     let late = queue.push(Job { deadline: Some(deadline), ..job(A, 1, 0) }).unwrap();
     let given_up = queue.push(job(A, 1, 0)).unwrap();
-    thread::sleep(Duration::from_millis(40));
+    let both = Instant::now();
+    pass(deadline.saturating_duration_since(both));
+    let waited = both.elapsed();
     drop(given_up);
     queue.expire(A);
     assert!(matches!(late.now_or_never(), Some(Err(InferError::Late(_)))));
     assert_eq!(counted("count"), 3.0);
-    assert!(counted("sum") > 0.08, "{}", counted("sum"));
+    let sum = counted("sum") - before;
+    assert!(sum > 2.0 * waited.as_secs_f64(), "{sum}, of two that waited {waited:?}");
     // A model that is gone leaves nothing behind.
     queue.retire(A);
     assert!(queue.state.lock().metrics.is_empty());

@@ -295,7 +295,7 @@ mod tests {
         assert!(point.answered > 0 && most.load(Ordering::SeqCst) <= 3, "{point:?}");
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_request_that_takes_longer_than_is_measured_has_a_latency() {
         let answer = async || tokio::time::sleep(Duration::from_millis(30)).await;
         let span = Span { warm_up: Duration::from_millis(1), measured: Duration::from_millis(1) };

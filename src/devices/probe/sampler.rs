@@ -113,6 +113,7 @@ impl Drop for Sampler {
 #[cfg(test)]
 mod tests {
     use super::{super::GpuId, *};
+    use std::sync::mpsc;
 
     fn sample(free: u64) -> Sample {
         let gpu = GpuId { uuid: "GPU-1".to_owned(), pci: String::new() };
@@ -131,12 +132,9 @@ mod tests {
         }
         let sampler = Sampler::start(Box::new(Two(0)), Duration::from_millis(1)).unwrap();
         let free = |look: &Look| look.samples[0].memory.unwrap().free;
-        let look = loop {
-            let look = sampler.fresh(Duration::from_secs(60)).unwrap();
-            if free(&look) == 2 {
-                break look;
-            }
-        };
+        // The first may be the sampler's second.
+        let [first, look] = [(); 2].map(|()| sampler.fresh(Duration::from_secs(60)).unwrap());
+        assert!(first.at < look.at && free(&look) == 2);
         assert!(sampler.last().unwrap().at >= look.at);
     }
 
@@ -156,17 +154,27 @@ mod tests {
 
     #[test]
     fn a_look_that_hangs_holds_up_nobody() {
-        struct Hanging(std::sync::mpsc::Receiver<()>);
+        struct Hanging(mpsc::Sender<()>, mpsc::Receiver<()>);
         impl Probe for Hanging {
             fn sample(&mut self) -> Vec<Sample> {
-                let _ = self.0.recv();
+                let _ = self.0.send(());
+                let _ = self.1.recv();
                 Vec::new()
             }
         }
-        let (release, hang) = std::sync::mpsc::channel();
-        let sampler = Sampler::start(Box::new(Hanging(hang)), Duration::from_millis(1)).unwrap();
-        assert!(sampler.last().is_none());
-        drop(sampler);
+        let ((looks, looking), (release, hang)) = (mpsc::channel(), mpsc::channel());
+        let sampler = Sampler::start(Box::new(Hanging(looks, hang)), Duration::from_millis(1)).unwrap();
+        let patience = Duration::from_secs(60);
+        looking.recv_timeout(patience).unwrap();
+        // On a thread of its own: a test that waits for it would hang as well.
+        let (done, ended) = mpsc::channel();
+        thread::spawn(move || {
+            let last = sampler.last().is_none();
+            drop(sampler);
+            done.send(last)
+        });
+        let none = ended.recv_timeout(patience);
         drop(release);
+        assert_eq!(none, Ok(true));
     }
 }

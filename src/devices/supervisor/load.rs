@@ -3,6 +3,7 @@
 
 use super::{
     super::{
+        Lent,
         book::{Away, Served},
         device::{Device, Engines, Hold},
         forward::{Asked, Proof, not_counted},
@@ -10,7 +11,6 @@ use super::{
         plan::NoRoom,
         probabilities::Seen,
         refusal::Refusal,
-        worker::Lent,
     },
     Devices, LoadedOn, Loading,
 };

@@ -10,7 +10,7 @@ use crate::{
     engine::{Engine, EngineError, Flight, Setting, Signature, Tensor, child::Isolation},
     models::{Catalog, Entry, Expected, Source, testing::source},
     status::Status,
-    telemetry::metrics::Metrics,
+    telemetry::{metrics::Metrics, testing::logged},
 };
 use std::{sync::mpsc, time::Instant};
 
@@ -350,17 +350,12 @@ fn a_load_without_a_device_is_told_apart_from_a_broken_model_and_comes_about_lat
 #[test]
 fn loads_that_do_not_come_about_since_the_server_ends_look_like_no_broken_models() {
     let devices = devices();
-    let console = tempfile::NamedTempFile::new().unwrap();
-    let file = console.reopen().unwrap();
-    let log = tracing_subscriber::fmt().with_max_level(tracing::Level::INFO).with_ansi(false);
-    let log = log.with_writer(move || file.try_clone().unwrap()).finish();
     let failed = found("m", Ok(source("m", "1", "engine = \"gauss-mle\"\n")));
-    tracing::subscriber::with_default(log, || {
+    let told = logged(|| {
         devices.not_loaded(&failed, NotLoaded::Failed("it is broken".into()));
         devices.parts.status.begin_drain();
         devices.not_loaded(&failed, NotLoaded::Failed("the server is ending".into()));
     });
-    let told = std::fs::read_to_string(console.path()).unwrap();
     assert!(told.contains("ERROR") && told.contains("it is broken"), "{told}");
     assert!(!told.contains("the server is ending"), "{told}");
     end(&devices);

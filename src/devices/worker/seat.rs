@@ -1,12 +1,10 @@
 //! A model's place on a worker: its batches are put together and started here, by the worker's thread, or by a thread that pushes a job
 //! while the worker sleeps.
 
-use super::{
-    super::{
-        health::{Health, Over},
-        landing::Outbound,
-    },
+use super::super::{
     Lent,
+    health::{Health, Over},
+    landing::Outbound,
 };
 use crate::{
     batch::{self, ModelKey, Running, queue::Inline},

@@ -11,7 +11,10 @@ use crate::{
         DataType, Habits, Setting, Signature, Tensor, TensorSpec,
         staging::{Memory, testing::Refusing},
     },
-    models::testing::source,
+    models::{
+        Model,
+        testing::{model_of, source},
+    },
     tasks::testing::{floats, signature, spec},
 };
 use std::{
@@ -69,8 +72,8 @@ fn how_an_engine_takes_batches_is_known_before_the_next_one_whenever_it_changes(
     let health = Health::new("gpu-0".into(), Arc::clone(&queue), false, None);
     let signature =
         Signature { inputs: vec![spec("x", DataType::Fp32, &[-1, 2])], ..signature(&[("y", &[-1, 2])]) };
-    let (source, time) = (source("m", "1", ""), Duration::from_secs(60));
-    let model = Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
+    let source = source("m", "1", "");
+    let model = model_of(&source, signature.clone()).unwrap();
     queue.register(model.key, "m", model.rules.clone());
     let metrics = Arc::new(Metrics::new(&[], "0", "none"));
     metrics.add_model("m");
@@ -168,8 +171,8 @@ fn worker_counted(
     let health = Health::new(batch::roster::CPU.into(), Arc::clone(&queue), false, None);
     let mut signature = signature(&[("y", &[2])]);
     signature.inputs = inputs;
-    let (source, time) = (source("m", "1", ""), Duration::from_secs(60));
-    let model = Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
+    let source = source("m", "1", "");
+    let model = model_of(&source, signature.clone()).unwrap();
     queue.register(model.key, "m", model.rules.clone());
     let (name, queue_of, health_of) = ("test".into(), Arc::clone(&queue), health.clone());
     let post = Post { name, health: health_of, queue: queue_of, metrics };
@@ -274,8 +277,8 @@ fn of_pairs() -> (Arc<Queue>, Health, Lent, Signature) {
     let health = Health::new(batch::roster::CPU.into(), Arc::clone(&queue), false, None);
     let signature =
         Signature { inputs: vec![spec("x", DataType::Fp32, &[-1, 2])], ..signature(&[("y", &[2])]) };
-    let (source, time) = (source("m", "1", ""), Duration::from_secs(60));
-    let model = Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
+    let source = source("m", "1", "");
+    let model = model_of(&source, signature.clone()).unwrap();
     queue.register(model.key, "m", model.rules.clone());
     (queue, health, Arc::new(Arc::new(model)), signature)
 }

@@ -1,7 +1,7 @@
 //! A first-fit allocator for a range of bytes; adjacent free parts are merged. It handles offsets only; the memory belongs to
 //! [`region`](super::region).
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 /// Parts begin at multiples of this, which suits AVX-512 loads and cache lines.
@@ -77,15 +77,26 @@ impl Arena {
         Some(Span { arena: self.clone(), range: start..start + bytes })
     }
 
+    /// Wakes whoever waits, though nothing has come back; whether somebody did.
+    #[cfg(test)]
+    pub(super) fn disturb(&self) -> bool {
+        self.0.freed.notify_all() > 0
+    }
+
     /// The same, but waits until they are free. `None` if the arena is too small.
     pub fn take_waiting(&self, bytes: usize) -> Option<Span> {
+        self.take_after(bytes, |free| self.0.freed.wait(free))
+    }
+
+    /// The same; `wait` lets others have the lock until a part comes back.
+    fn take_after(&self, bytes: usize, mut wait: impl FnMut(&mut MutexGuard<'_, Free>)) -> Option<Span> {
         let bytes = rounded(bytes).filter(|bytes| *bytes <= self.bytes())?;
         let mut free = self.0.free.lock();
         loop {
             if let Some(start) = free.take(bytes) {
                 return Some(Span { arena: self.clone(), range: start..start + bytes });
             }
-            self.0.freed.wait(&mut free);
+            wait(&mut free);
         }
     }
 }
@@ -120,6 +131,7 @@ impl Drop for Span {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::{sync::mpsc, thread, time::Duration};
 
     proptest! {
         #[test]
@@ -152,10 +164,19 @@ mod tests {
         let all = arena.take(256).expect("it is free");
         assert!(arena.take(1).is_none());
         assert!(arena.take_waiting(257).is_none());
-        std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| arena.take_waiting(200).map(|span| span.range()));
-            drop(all);
-            assert_eq!(waiting.join().expect("no panic"), Some(0..256));
+        let (theirs, (waits, waiting), (found, gets)) = (arena.clone(), mpsc::channel(), mpsc::channel());
+        // On a thread of its own: a test that waits for it would hang as well.
+        thread::spawn(move || {
+            let span = theirs.take_after(200, |free| {
+                let _ = waits.send(());
+                theirs.0.freed.wait(free);
+            });
+            found.send(span.map(|span| span.range()))
         });
+        let patience = Duration::from_secs(60);
+        waiting.recv_timeout(patience).expect("it waits");
+        // It keeps the lock from then on until it sleeps.
+        drop(all);
+        assert_eq!(gets.recv_timeout(patience), Ok(Some(0..256)));
     }
 }

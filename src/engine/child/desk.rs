@@ -4,8 +4,8 @@
 use super::{
     arena::Arena,
     link::{Kind, Link, Message},
+    process::leave,
     region::{Part, Region},
-    serve::leave,
     wire::{Answer, Copies, Standing, parts},
 };
 use crate::engine::{EngineError, Tensor};

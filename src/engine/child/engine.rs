@@ -3,18 +3,15 @@
 use super::{
     parent::{Asks, Child, Held, unexpected},
     recipe::Recipe,
-    ticket::Ticket,
-    wire::{Answer, Ask, Copies, Eye, Fitted, Standing, parts},
+    ticket::{Seats, Ticket},
+    wire::{Answer, Ask, CAMERAS_MAX, Copies, Eye, Fitted, Standing, parts},
 };
 use crate::engine::{
     Airborne, DataType, Ends, Engine, EngineError, Flight, Habits, Setting, Signature, Tensor,
     kernels::Camera, staging::Memory,
 };
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use std::sync::Arc;
-
-/// Cameras with maps that a child keeps per engine. Beyond that, both sides forget the oldest.
-pub(super) const CAMERAS_MAX: usize = 4;
 
 /// An engine in a child.
 #[derive(Debug)]
@@ -187,35 +184,5 @@ impl Airborne for Away {
             }
             other => Err(unexpected(&other)),
         }
-    }
-}
-
-/// Limits the number of batches in flight.
-#[derive(Debug, Clone)]
-struct Seats(Arc<(Mutex<usize>, Condvar)>);
-
-/// Room for one batch, taken until it is dropped.
-#[derive(Debug)]
-pub(super) struct Seat(Seats);
-
-impl Seats {
-    fn new(count: usize) -> Seats {
-        Seats(Arc::new((Mutex::new(count.max(1)), Condvar::new())))
-    }
-
-    fn take(&self) -> Seat {
-        let (free, freed) = &*self.0;
-        let mut free = free.lock();
-        freed.wait_while(&mut free, |free| *free == 0);
-        *free -= 1;
-        Seat(self.clone())
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        let (free, freed) = &*self.0.0;
-        *free.lock() += 1;
-        freed.notify_one();
     }
 }

@@ -11,7 +11,7 @@
 //!
 //! - [`region`]: the shared memory, and [`arena`]: its allocator.
 //! - `link`: the socket and its messages; `wire`: what the messages point to.
-//! - `parent`: [`Child`] and its pending asks; `ticket`: a pending answer; `process`: how the process is started and how it ended.
+//! - `parent`: [`Child`] and its pending asks; `ticket`: a pending answer; `process`: how the process is started and how it ends.
 //! - `engine`: [`ChildEngine`], the proxy that a worker holds.
 //! - [`mod@serve`]: the child's main loop; `seat`: an engine in the child; `desk`: how it sends its answers.
 //! - `executor`: [`Isolation`] and [`Executor`], the choice between threads and child processes.

@@ -9,7 +9,7 @@ use super::{
     link::{Kind, Link, Message},
     process::{Program, Running},
     region::{Part, Region, Traffic},
-    ticket::{Reply, Ticket},
+    ticket::{Reply, Seat, Ticket},
     wire::{Answer, Ask, Copies, Open, Place, Words, build},
 };
 use crate::{
@@ -282,7 +282,7 @@ pub(super) struct Held {
     /// Inputs that the child may read in place.
     pub(super) inputs: Vec<Tensor>,
     /// Room for the batch, which the answer frees.
-    pub(super) seat: Option<super::engine::Seat>,
+    pub(super) seat: Option<Seat>,
 }
 
 impl Asks {

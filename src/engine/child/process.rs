@@ -1,10 +1,10 @@
-//! The operating-system process of a child: how it is started, what it prints, how it ended.
+//! The operating-system process of a child: how it is started, what it prints, how it ends.
 //!
 //! It runs this program again, with the socket as its standard input, so that no handle is open in it unintentionally. What it
 //! and its libraries print comes through a pipe into this process's log, line by line, with the device's name. So lines of
 //! different processes do not mix, a JSON log stays JSON, and the last line of an aborted process is available.
 
-use super::{link::Link, serve::FAULT};
+use super::link::Link;
 use rustix::process::Signal;
 use std::{
     ffi::OsString,
@@ -18,6 +18,9 @@ use std::{
     sync::mpsc,
     time::Duration,
 };
+
+/// The exit code after a fault of the device or of an engine.
+const FAULT: i32 = 86;
 
 /// Longer lines are split at this many bytes.
 const LINE_MAX: u64 = 4096;
@@ -144,6 +147,13 @@ impl End {
             _ => words,
         }
     }
+}
+
+/// Ends this process, a child, now, without releasing anything.
+#[allow(unsafe_code, reason = "destructors would call into a broken context")]
+pub(super) fn leave() -> ! {
+    // SAFETY: no destructor runs, which is intended; the system closes and frees everything.
+    unsafe { libc::_exit(FAULT) }
 }
 
 /// The name of a fatal signal.

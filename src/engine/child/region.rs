@@ -373,6 +373,7 @@ pub(super) fn aligned(offset: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::{sync::mpsc, thread, time::Duration};
 
     #[test]
     fn what_one_mapping_writes_another_reads_where_it_was_told() {
@@ -399,12 +400,16 @@ mod tests {
         assert!(region.lend(1).is_none());
         let first = region.traffic("gpu").expect("a share");
         assert_eq!(first.inputs.bytes(), first.results.len());
-        std::thread::scope(|scope| {
-            let second = scope.spawn(|| region.traffic("gpu").expect("a share").results);
-            let results = first.results.clone();
-            drop(first);
-            assert_eq!(second.join().expect("no panic"), results);
-        });
+        let (theirs, (found, gets)) = (region.clone(), mpsc::channel());
+        // On a thread of its own: a test that waits for it would hang as well.
+        let second = thread::spawn(move || found.send(theirs.traffic("gpu").map(|traffic| traffic.results)));
+        while !region.traffic.disturb() {
+            assert!(!second.is_finished(), "it does not wait");
+            thread::yield_now();
+        }
+        let results = first.results.clone();
+        drop(first);
+        assert_eq!(gets.recv_timeout(Duration::from_secs(60)), Ok(Ok(results)));
     }
 
     #[test]

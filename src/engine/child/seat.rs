@@ -3,11 +3,10 @@
 
 use super::{
     desk::Desk,
-    engine::CAMERAS_MAX,
+    process::leave,
     recipe::{Place, Recipe},
     region::Region,
-    serve::leave,
-    wire::{Answer, Ask, Fitted, Standing, TensorAt, Words},
+    wire::{Answer, Ask, CAMERAS_MAX, Fitted, Standing, TensorAt, Words},
 };
 use crate::engine::{Airborne, Engine, EngineError, Flight, Setting, Tensor, kernels::Camera};
 use std::{

@@ -9,6 +9,7 @@
 use super::{
     desk::Desk,
     link::{Kind, Link},
+    process::leave,
     recipe::Place,
     region::Region,
     seat::Seated,
@@ -31,9 +32,6 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, mpsc},
 };
-
-/// The exit code after a fault of the device or of an engine.
-pub const FAULT: i32 = 86;
 
 /// Serves the parent at the other end of this socket, until the parent is gone or closes it.
 ///
@@ -238,12 +236,6 @@ fn check(place: &Place, canary: &Canary) -> Result<Answer, EngineError> {
         }
     }
     Ok(Answer::Done)
-}
-
-/// Exits now, without releasing anything.
-pub(super) fn leave() -> ! {
-    // SAFETY: no destructor runs, which is intended; the system closes and frees everything.
-    unsafe { libc::_exit(FAULT) }
 }
 
 #[cfg(test)]

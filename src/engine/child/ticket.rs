@@ -1,8 +1,12 @@
-//! A child's answer, for whoever waits for it.
+//! A child's answer, for whoever waits for it; and the seat that a batch has until then.
 
 use super::wire::Answer;
 use crate::engine::{EngineError, Tensor};
-use std::{sync::mpsc, time::Duration};
+use parking_lot::{Condvar, Mutex};
+use std::{
+    sync::{Arc, mpsc},
+    time::Duration,
+};
 
 /// A child's answer.
 #[derive(Debug)]
@@ -39,5 +43,35 @@ impl Ticket {
             Err(mpsc::RecvTimeoutError::Disconnected) => {}
         }
         true
+    }
+}
+
+/// Limits the number of batches in flight.
+#[derive(Debug, Clone)]
+pub(super) struct Seats(Arc<(Mutex<usize>, Condvar)>);
+
+/// Room for one batch, taken until it is dropped.
+#[derive(Debug)]
+pub(super) struct Seat(Seats);
+
+impl Seats {
+    pub(super) fn new(count: usize) -> Seats {
+        Seats(Arc::new((Mutex::new(count.max(1)), Condvar::new())))
+    }
+
+    pub(super) fn take(&self) -> Seat {
+        let (free, freed) = &*self.0;
+        let mut free = free.lock();
+        freed.wait_while(&mut free, |free| *free == 0);
+        *free -= 1;
+        Seat(self.clone())
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let (free, freed) = &*self.0.0;
+        *free.lock() += 1;
+        freed.notify_one();
     }
 }

@@ -213,6 +213,9 @@ pub(super) struct Fitted {
     pub(super) eye: Eye,
 }
 
+/// Cameras with maps that a child keeps per engine. Beyond that, both sides forget the oldest.
+pub(super) const CAMERAS_MAX: usize = 4;
+
 /// A camera: its numbers as the kernels take them, or the id of one whose maps the child has.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) enum Eye {

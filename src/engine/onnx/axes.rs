@@ -1,47 +1,23 @@
-//! Finds an input's channel axis by its name, for model files that leave its extent free, without loading the file.
+//! Finds an input's channel axis by its name, for model files that leave its extent free.
 
-use super::{
-    fields::Fields,
-    skeleton::{self, Message},
-};
-use std::{
-    io::{Read, Seek},
-    path::Path,
-};
+use super::fields::Fields;
+use std::io::{Read, Seek};
 
 /// Names that exporters give the axis; the first is that of Hugging Face's.
 const CHANNELS: [&str; 3] = ["num_channels", "channels", "channel"];
 /// The path from an input's type to its axes: the field numbers of two nested messages, the tensor and its shape.
 const TO_AXES: [u64; 2] = [1, 2];
 
-/// The index of the axis that is named for its channels. `None` for a file that cannot be read: loading it reports why.
-pub(crate) fn channel_axis(path: &Path, input: &str) -> Option<usize> {
-    let (file, bytes) = skeleton::open(path).ok()?;
-    let names = names(file, bytes, input).ok()??;
+/// The index of the axis that is named for its channels, of an input with axes of these names.
+pub(super) fn of_channels(names: &[String]) -> Option<usize> {
     names.iter().position(|name| CHANNELS.contains(&name.to_lowercase().as_str()))
 }
 
-/// The names of an input's axes, empty for an axis without one; `None` if there is no such input.
-fn names(file: impl Read + Seek, bytes: u64, input: &str) -> Result<Option<Vec<String>>, String> {
-    let mut found = None;
-    skeleton::walk(file, bytes, |fields, field, bytes| {
-        match field {
-            (Message::Graph, 11) => {
-                let (name, axes) = value(fields, bytes)?;
-                if name == input {
-                    found = Some(axes);
-                }
-            }
-            (Message::Model, 7) => return Ok(false),
-            _ => fields.skip(bytes)?,
-        }
-        Ok(true)
-    })?;
-    Ok(found)
-}
-
-/// The name of an input, and those of its axes.
-fn value(fields: &mut Fields<impl Read + Seek>, bytes: u64) -> Result<(String, Vec<String>), String> {
+/// The name of an input, and those of its axes; empty for an axis without one.
+pub(super) fn read(
+    fields: &mut Fields<impl Read + Seek>,
+    bytes: u64,
+) -> Result<(String, Vec<String>), String> {
     let end = fields.at() + bytes;
     let (mut name, mut axes) = (String::new(), Vec::new());
     while let Some((number, bytes)) = fields.next_until(end)? {
@@ -100,22 +76,21 @@ pub(crate) mod testing {
         let tensor = [vec![0x08, 1], field(2, &shape)].concat();
         let input = [field(1, input.as_bytes()), field(2, &field(1, &tensor))].concat();
         // The input is preceded by weights, and by a value that is no input.
-        let graph = [field(5, &[0xff; 300]), field(13, &input), field(11, &input)].concat();
+        let graph = [field(5, &field(9, &[0xff; 300])), field(13, &input), field(11, &input)].concat();
         [vec![0x08, 8], field(7, &graph)].concat()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{testing::model, *};
-    use proptest::prelude::*;
-    use std::io::Cursor;
+    use super::testing::model;
+    use crate::engine::onnx::outline::Outline;
 
     fn check(model: &[u8], expected: Option<usize>) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.onnx");
         std::fs::write(&path, model).unwrap();
-        assert_eq!(channel_axis(&path, "x"), expected);
+        assert_eq!(Outline::of(&path).and_then(|outline| outline.channel_axis("x")), expected);
     }
 
     #[test]
@@ -125,13 +100,5 @@ mod tests {
         check(&model("x", &["batch", "", "height", "width"]), None);
         check(&model("y", &["batch", "channels", "height", "width"]), None);
         check(b"<html>", None);
-        assert_eq!(channel_axis(Path::new("/nowhere/model.onnx"), "x"), None);
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_give_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = names(Cursor::new(&bytes), bytes.len() as u64, "x");
-        }
     }
 }

@@ -1,15 +1,7 @@
 //! Finds out, from a network's file without loading it, what an output comes from. Scores of a network that ends in softmax or sigmoid are
 //! probabilities. What has gone through ArgMax or TopK has no place for each class.
 
-use super::{
-    fields::Fields,
-    skeleton::{self, Message},
-};
-use std::{
-    collections::HashMap,
-    io::{Read, Seek},
-    path::Path,
-};
+use super::outline::{Node, Outline};
 
 /// The operator that turns scores into probabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,113 +35,40 @@ const PASSING: [&str; 9] = [
     "DequantizeLinear",
 ];
 
-/// The last operator before an output, if it makes probabilities. `None` for a file that cannot be read: loading it reports why.
-pub(crate) fn ending(path: &Path, output: &str) -> Option<FinalActivation> {
-    let (file, bytes) = skeleton::open(path).ok()?;
-    let nodes = nodes(file, bytes).ok()?;
-    let mut name = output;
-    // Each node at most once: a damaged file may contain cycles.
-    for _ in 0..nodes.len() {
-        let node = nodes.get(name)?;
-        match &*node.operator {
-            "Softmax" | "QLinearSoftmax" => return Some(FinalActivation::Softmax),
-            "Sigmoid" | "HardSigmoid" | "QLinearSigmoid" => return Some(FinalActivation::Sigmoid),
-            "Div" if is_share(&nodes, node) => return Some(FinalActivation::Softmax),
-            passing if PASSING.contains(&passing) => name = &node.input,
-            _ => return None,
-        }
-    }
-    None
-}
-
 /// Operators that choose among scores. What they give is in the order of the scores, or numbers of classes.
 const CHOOSING: [&str; 3] = ["ArgMax", "ArgMin", "TopK"];
 
-/// The operator by which the network itself has chosen what an output gives, if it has; what follows may also make probabilities of it.
-/// `None` for a file that cannot be read, as in [`ending`].
-pub(crate) fn chosen_by(path: &Path, output: &str) -> Option<&'static str> {
-    let (file, bytes) = skeleton::open(path).ok()?;
-    let nodes = nodes(file, bytes).ok()?;
-    let mut name = output;
-    for _ in 0..nodes.len() {
-        let node = nodes.get(name)?;
-        let operator = &*node.operator;
-        if let Some(found) = CHOOSING.iter().find(|choosing| **choosing == operator) {
-            return Some(found);
+impl Outline {
+    /// The last operator before an output, if it makes probabilities.
+    pub(crate) fn ending(&self, output: &str) -> Option<FinalActivation> {
+        let node = self.behind(output).find(|node| !PASSING.contains(&&*node.operator))?;
+        match &*node.operator {
+            "Softmax" | "QLinearSoftmax" => Some(FinalActivation::Softmax),
+            "Sigmoid" | "HardSigmoid" | "QLinearSigmoid" => Some(FinalActivation::Sigmoid),
+            "Div" if self.is_share(node) => Some(FinalActivation::Softmax),
+            _ => None,
         }
-        if !PASSING.contains(&operator) && !matches!(operator, "Softmax" | "LogSoftmax" | "Sigmoid") {
-            return None;
-        }
-        name = &node.input;
     }
-    None
-}
 
-/// Whether a division is the last step of a softmax that is written out: exponentials over their sum.
-fn is_share(nodes: &HashMap<String, Node>, Node { input, divisor, .. }: &Node) -> bool {
-    let of = |operator: &str, name: &str| nodes.get(name).filter(|node| node.operator == operator);
-    let Some(sum) = of("ReduceSum", divisor) else { return false };
-    // The exponentials in the sum may be computed by a node of their own.
-    of("Exp", input).zip(of("Exp", &sum.input)).is_some_and(|(one, other)| one.input == other.input)
-}
-
-/// The parts of a node that are needed to follow it.
-#[derive(Clone, Default)]
-struct Node {
-    operator: String,
-    /// The first input.
-    input: String,
-    /// The second input.
-    divisor: String,
-    /// The first output.
-    output: String,
-    /// The second output.
-    beside: String,
-    domain: String,
-}
-
-/// The nodes of the outermost graph, by their first output; those that choose by both.
-fn nodes(file: impl Read + Seek, bytes: u64) -> Result<HashMap<String, Node>, String> {
-    let mut nodes = HashMap::new();
-    skeleton::walk(file, bytes, |fields, field, bytes| {
-        match field {
-            (Message::Graph, 1) => {
-                let node = node(fields, bytes)?;
-                // `com.microsoft` is the domain of the operators that ONNX Runtime's quantizer adds.
-                if matches!(&*node.domain, "" | "ai.onnx" | "com.microsoft") {
-                    if CHOOSING.contains(&&*node.operator) && !node.beside.is_empty() {
-                        nodes.insert(node.beside.clone(), node.clone());
-                    }
-                    nodes.insert(node.output.clone(), node);
-                }
-            }
-            (Message::Model, 7) => return Ok(false),
-            _ => fields.skip(bytes)?,
-        }
-        Ok(true)
-    })?;
-    Ok(nodes)
-}
-
-fn node(fields: &mut Fields<impl Read + Seek>, bytes: u64) -> Result<Node, String> {
-    let end = fields.at() + bytes;
-    let mut node = Node::default();
-    while let Some((number, bytes)) = fields.next_until(end)? {
-        let name = match number {
-            1 if node.input.is_empty() => &mut node.input,
-            1 if node.divisor.is_empty() => &mut node.divisor,
-            2 if node.output.is_empty() => &mut node.output,
-            2 if node.beside.is_empty() => &mut node.beside,
-            4 => &mut node.operator,
-            7 => &mut node.domain,
-            _ => {
-                fields.skip(bytes)?;
-                continue;
-            }
+    /// The operator by which the network itself has chosen what an output gives, if it has; what follows may also make probabilities of
+    /// it.
+    pub(crate) fn chosen_by(&self, output: &str) -> Option<&'static str> {
+        let passes = |operator: &str| {
+            PASSING.contains(&operator) || matches!(operator, "Softmax" | "LogSoftmax" | "Sigmoid")
         };
-        *name = fields.name(bytes)?;
+        let node = self.behind(output).find(|node| !passes(&node.operator))?;
+        CHOOSING.into_iter().find(|choosing| *choosing == node.operator)
     }
-    Ok(node)
+
+    /// Whether a division is the last step of a softmax that is written out: exponentials over their sum.
+    fn is_share(&self, Node { inputs, .. }: &Node) -> bool {
+        let of = |operator: &str, name: &str| self.node(name).filter(|node| node.operator == operator);
+        let [input, divisor] = &inputs[..] else { return false };
+        let Some(sum) = of("ReduceSum", divisor) else { return false };
+        // The exponentials in the sum may be computed by a node of their own.
+        let also = sum.inputs.first().and_then(|summed| of("Exp", summed));
+        of("Exp", input).zip(also).is_some_and(|(one, other)| one.inputs.first() == other.inputs.first())
+    }
 }
 
 #[cfg(test)]
@@ -178,14 +97,12 @@ pub(crate) mod testing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-    use std::io::Cursor;
 
     fn check(model: &[u8], expected: Option<FinalActivation>) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.onnx");
         std::fs::write(&path, model).unwrap();
-        assert_eq!(ending(&path, "y"), expected);
+        assert_eq!(Outline::of(&path).and_then(|outline| outline.ending("y")), expected);
     }
 
     #[test]
@@ -218,7 +135,6 @@ mod tests {
         check(&model(&[["Softmax", "l", "other"]]), None);
         check(&model(&[["Identity", "q", "y"], ["Cast", "y", "q"]]), None);
         check(b"<html>", None);
-        assert_eq!(ending(Path::new("/nowhere/model.onnx"), "y"), None);
     }
 
     #[test]
@@ -227,7 +143,8 @@ mod tests {
         let check = |nodes: &[[&str; 3]], output: &str, expected: Option<&str>| {
             let path = folder.path().join("model.onnx");
             std::fs::write(&path, testing::model(nodes)).unwrap();
-            assert_eq!(chosen_by(&path, output), expected, "{nodes:?}");
+            let found = Outline::of(&path).unwrap().chosen_by(output);
+            assert_eq!(found, expected, "{nodes:?}");
         };
         let top = ["TopK", "l k", "values indices"];
         check(&[top], "values", Some("TopK"));
@@ -239,13 +156,5 @@ mod tests {
         check(&[top, ["Gemm", "values", "y"]], "y", None);
         check(&[["Split", "l", "a b"]], "b", None);
         check(&[["Identity", "q", "y"], ["Cast", "y", "q"]], "y", None);
-        assert_eq!(chosen_by(Path::new("/nowhere/model.onnx"), "y"), None);
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_give_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = nodes(Cursor::new(&bytes), bytes.len() as u64);
-        }
     }
 }

@@ -5,10 +5,10 @@
 //! - [`gpu`]: the options that a model's author may set for a GPU.
 //! - `session`: a model file, loaded for a provider, with the files that it refers to (`external`); `shapes`: output shapes that are
 //!   known before a run; `placement`: which node runs where; `threads`: the threads that share its operators.
-//! - Reading a model file without loading it: `ending`: whether an output holds probabilities; `operators`: which operators it has;
-//!   `axes`: which axis is named for the channels; `metadata`: what its exporter wrote about it; `functions`: how many nodes its
-//!   functions are written out to; `quantized`: what the whole numbers of an output stand for; `fields` and `skeleton`: the traversal that
-//!   these use.
+//! - Reading a model file without loading it: `outline`: what one walk finds of its network, in parts that `axes`, `constant` and
+//!   `metadata` read. What follows from that: `ending`: whether an output holds probabilities; `quantized`: what the whole numbers of an
+//!   output stand for; `operators`: how the network runs. `functions`: how many nodes its functions are written out to; `fields` and
+//!   `skeleton`: the traversal that these use.
 //! - `value`: tensors in and out of a session without a copy; `binding`: the same with memory of a device.
 //! - [`report_nothing`]: turns off ONNX Runtime's telemetry.
 //! - `libraries`: whether ONNX Runtime can run models on a GPU here; `version`: whether it is new enough to replay CUDA graphs;
@@ -17,6 +17,7 @@
 mod arena;
 pub(crate) mod axes;
 pub(super) mod binding;
+mod constant;
 pub(crate) mod ending;
 pub(crate) mod external;
 pub(super) mod failure;
@@ -26,6 +27,7 @@ pub mod gpu;
 mod libraries;
 pub(crate) mod metadata;
 pub(crate) mod operators;
+pub(crate) mod outline;
 mod placement;
 pub(crate) mod quantized;
 mod reports;
@@ -51,6 +53,7 @@ use crate::words::{causes, printable};
 use arena::Arena;
 use libraries::CudaProvider;
 use ort::{environment::Environment, ep::ExecutionProvider, logging::LogLevel};
+use outline::Outline;
 use parking_lot::Mutex;
 use session::{Session, Target};
 use std::{
@@ -188,7 +191,7 @@ impl Runtime {
     /// If ONNX Runtime does not accept the file, or the model has inputs or outputs other than tensors.
     pub fn load_cpu(&self, path: &Path, threads: usize) -> Result<OnnxEngine, String> {
         Session::load(self, path, Target::Cpu(threads)).map(|session| OnnxEngine {
-            even: operators::is_even(path),
+            even: Outline::of(path).is_some_and(|outline| operators::are_even(&outline.operators)),
             session,
             ends: Ends::default(),
             blocks: Blocks::new(Memory::Plain),

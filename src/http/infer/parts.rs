@@ -1,6 +1,9 @@
 //! Answers to a request of tensors, sent part by part as they come.
 
-use super::{Wanted, arrange, output, run, shown, wanted};
+use super::{
+    run::run,
+    wanted::{Wanted, output, shown, wanted},
+};
 use crate::{
     batch::{
         Answer,
@@ -10,6 +13,7 @@ use crate::{
     error::{InferError, bad},
     http::{
         Front,
+        arrange::arrange,
         call::{Call, Spent},
         encoded,
         streamed::{self, Form, Text},

@@ -8,17 +8,11 @@ use super::{
     telling::Telling,
 };
 use crate::{
-    engine::Setting,
     error::InferError,
-    http::{Front, call::Call, tally::Tally},
+    http::{Front, call::Call},
     models::Model,
-    tasks::localize::chunk::Origins,
 };
-use std::{
-    pin::{Pin, pin},
-    sync::Arc,
-    time::Duration,
-};
+use std::{pin::pin, sync::Arc};
 use tokio::sync::mpsc;
 
 /// How far reading may be ahead of fitting, and fitting of telling.
@@ -40,19 +34,6 @@ impl Ahead {
         Ahead { chunks: 3 + instances, bytes: 1 << 20 }
     }
 }
-
-/// A chunk in the queue.
-pub(super) struct Pending {
-    pub(super) fitting: Fitting,
-    /// Counts the chunk once its rows are written.
-    pub(super) tally: Arc<Tally>,
-    pub(super) origins: Origins,
-    pub(super) setting: Setting,
-    /// How long it took to find. Of several chunks found at once, the first has the time of all.
-    pub(super) decode: Duration,
-}
-
-pub(super) type Fitting = Pin<Box<dyn Future<Output = Result<crate::batch::Answer, InferError>> + Send>>;
 
 /// The work on one stack.
 pub(super) struct Drive {

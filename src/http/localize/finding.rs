@@ -2,10 +2,11 @@
 
 use super::{
     asked::Asked,
-    drive::Pending,
     share::{self, Share},
 };
 use crate::{
+    batch::Answer,
+    engine::Setting,
     error::InferError,
     http::{
         Front,
@@ -19,14 +20,14 @@ use crate::{
     models::Model,
     tasks::localize::{
         Format, Options, Writer,
-        chunk::Chunk,
+        chunk::{Chunk, Origins},
         stage::{Stager, Step},
     },
 };
 use bytes::Bytes;
 use std::{
     collections::VecDeque,
-    pin::pin,
+    pin::{Pin, pin},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -59,6 +60,17 @@ pub(super) enum Found {
     Begin(Box<Writer>),
     Chunk(Pending),
     End(u64, Option<[f64; 2]>),
+}
+
+/// A chunk in the queue.
+pub(super) struct Pending {
+    pub(super) fitting: Pin<Box<dyn Future<Output = Result<Answer, InferError>> + Send>>,
+    /// Counts the chunk once its rows are written.
+    pub(super) tally: Arc<Tally>,
+    pub(super) origins: Origins,
+    pub(super) setting: Setting,
+    /// How long it took to find. Of several chunks found at once, the first has the time of all.
+    pub(super) decode: Duration,
 }
 
 /// Reads a stack and queues what is in it.

@@ -35,7 +35,7 @@ use finding::Posted;
 use futures_util::{Stream, stream};
 use http_body::Frame;
 use http_body_util::StreamBody;
-use outgoing::{Event, Head, Outgoing};
+use outgoing::{COUNTS, Event, Head, Outgoing};
 use share::Share;
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -43,17 +43,6 @@ use tokio_util::task::AbortOnDropHandle;
 
 /// Header with units, pixel origin and frame base of the reply, whether or not its format can express them.
 const CONVENTIONS: HeaderName = HeaderName::from_static("ocelli-conventions");
-
-/// Counts of what became of the stack: a trailer behind the last byte of a whole reply, for clients that read trailers. Of a reply whose
-/// head is sent once the whole stack has been fitted, it is a header as well.
-const COUNTS: HeaderName = HeaderName::from_static("ocelli-counts");
-
-/// Suffix of a route's template under which stacks are counted.
-pub(super) const STACK: &str = " (stack)";
-
-/// The templates for stacks, which are counted apart from images posted to the same routes.
-pub(super) const STACKS: [&str; 2] =
-    ["/predictions/{model} (stack)", "/predictions/{model}/{version} (stack)"];
 
 /// Answers a request whose model is a fitter.
 pub(super) async fn predict(

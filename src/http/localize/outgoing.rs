@@ -6,10 +6,14 @@ use crate::{
     error::InferError,
     http::{call::Spent, reject::Kind},
 };
-use axum::http::{HeaderMap, HeaderValue};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use bytes::{Bytes, BytesMut};
 use std::{collections::VecDeque, pin::pin, time::Duration};
 use tokio::sync::mpsc;
+
+/// Counts of what became of the stack: a trailer behind the last byte of a whole reply, for clients that read trailers. Of a reply whose
+/// head is sent once the whole stack has been fitted, it is a header as well.
+pub(super) const COUNTS: HeaderName = HeaderName::from_static("ocelli-counts");
 
 /// Events that the connection may be behind; after that, bytes are gathered into blocks.
 const EVENTS: usize = 16;

@@ -1,10 +1,8 @@
 //! The second side of a [`drive`](super::drive): from the model's answers to the bytes of the reply.
 
 use super::{
-    COUNTS,
-    drive::Pending,
-    finding::Found,
-    outgoing::{Event, Head, Outgoing},
+    finding::{Found, Pending},
+    outgoing::{COUNTS, Event, Head, Outgoing},
 };
 use crate::{
     batch::Fallback,

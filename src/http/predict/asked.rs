@@ -1,6 +1,5 @@
 //! What a prediction request asks for, by its query and its parameters, checked against the model's task.
 
-use super::negotiated::PictureForm;
 use crate::{
     error::InferError,
     http::{
@@ -69,6 +68,32 @@ pub(super) fn torchserve_has(task: &Task) -> bool {
 
 /// How many classes TorchServe's classifiers return.
 const TORCHSERVE_CLASSES: usize = 5;
+
+/// The formats of a mask or a picture as a file of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::http) enum PictureForm {
+    Png,
+    /// The values as they are.
+    Tiff,
+}
+
+impl PictureForm {
+    pub(super) fn media(self) -> &'static str {
+        match self {
+            PictureForm::Png => "image/png",
+            PictureForm::Tiff => "image/tiff",
+        }
+    }
+
+    /// The formats that a task's answer has, the usual one first.
+    pub(super) fn of(task: &Task) -> &'static [PictureForm] {
+        match task {
+            Task::Segment(_) => &[PictureForm::Png],
+            Task::Image(_) => &[PictureForm::Png, PictureForm::Tiff],
+            _ => &[],
+        }
+    }
+}
 
 /// What a request wants of the answer.
 pub(in crate::http) struct Asked {

@@ -1,6 +1,6 @@
 //! Chooses the form of a prediction's reply: the one that `Accept` prefers among ours.
 
-use super::asked::torchserve_has;
+use super::asked::{PictureForm, torchserve_has};
 use crate::{
     http::{
         accepted::{self, Offer},
@@ -19,32 +19,6 @@ pub(super) enum Reply {
     /// A mask or a picture as a file of its own.
     Picture(PictureForm),
     Streamed(Form),
-}
-
-/// The formats of such a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::http) enum PictureForm {
-    Png,
-    /// The values as they are.
-    Tiff,
-}
-
-impl PictureForm {
-    pub(super) fn media(self) -> &'static str {
-        match self {
-            PictureForm::Png => "image/png",
-            PictureForm::Tiff => "image/tiff",
-        }
-    }
-
-    /// The formats that a task's answer has, the usual one first.
-    fn of(task: &Task) -> &'static [PictureForm] {
-        match task {
-            Task::Segment(_) => &[PictureForm::Png],
-            Task::Image(_) => &[PictureForm::Png, PictureForm::Tiff],
-            _ => &[],
-        }
-    }
 }
 
 /// The preferred form of the reply, if any is accepted. It can depend on the number of images, which is known only when the body is read.

@@ -1,6 +1,9 @@
 //! The answers for a request's files as they come, in order. Files are decoded and queued a few ahead.
 
-use super::{Asked, entry, placed};
+use super::{
+    asked::Asked,
+    entries::{entry, placed},
+};
 use crate::{
     error::InferError,
     http::{

@@ -1,7 +1,10 @@
 //! What a TIFF's first directory says about the stack, apart from its pixels: the descriptions that ImageJ, tifffile and Micro-Manager
 //! write, OME-XML, MetaMorph's count of planes, and the resolution.
 
-use super::ome::{self, Ome};
+use super::{
+    Dimensions,
+    ome::{self, Ome, nanometres},
+};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
@@ -9,24 +12,6 @@ use std::borrow::Cow;
 /// The largest pixel that is believed to be measured: 10 µm. The resolution of printers ends well below that; a finer resolution is taken
 /// as measured, whoever wrote it.
 const RESOLUTION_PIXEL_NM_MAX: f64 = 10_000.0;
-
-/// How many frames, slices and channels a stack has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Dimensions {
-    /// Points in time.
-    pub frames: u64,
-    /// Slices in depth.
-    pub slices: u64,
-    /// Channels.
-    pub channels: u64,
-}
-
-impl Dimensions {
-    /// Planes in all.
-    pub fn planes(self) -> u64 {
-        self.frames.saturating_mul(self.slices).saturating_mul(self.channels)
-    }
-}
 
 /// Everything that was read to describe a stack.
 #[derive(Debug, Clone, Default)]
@@ -202,22 +187,4 @@ fn text(bytes: &[u8]) -> Cow<'_, str> {
         Ok(text) => text.into(),
         Err(_) => bytes.iter().copied().map(char::from).collect(),
     }
-}
-
-/// Nanometres per unit of length, by the names that microscopes and their software write.
-pub(super) fn nanometres(unit: &str) -> Option<f64> {
-    // Java writes non-ASCII characters as escapes.
-    let unit = unit.trim().replace("\\u00B5", "µ").replace("\\u00b5", "µ");
-    Some(match unit.as_str() {
-        "pm" => 1e-3,
-        "Å" | "angstrom" => 0.1,
-        "nm" | "nanometer" | "nanometers" | "nanometre" => 1.0,
-        // The micro sign and the Greek letter.
-        "µm" | "μm" | "um" | "micron" | "microns" | "micrometer" | "micrometers" | "micrometre" => 1e3,
-        "mm" | "millimeter" | "millimetre" => 1e6,
-        "cm" | "centimeter" | "centimetre" => 1e7,
-        "m" | "meter" | "metre" => 1e9,
-        "in" | "inch" | "\"" => 25.4e6,
-        _ => return None,
-    })
 }

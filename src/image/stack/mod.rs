@@ -53,7 +53,6 @@ mod tests;
 mod tiff;
 mod wanted;
 
-pub use describe::Dimensions;
 pub use error::StackError;
 pub use npy::Array;
 pub use reader::StackReader;
@@ -68,6 +67,24 @@ pub(in crate::image) use packing::Zstd;
 
 use crate::error::InferError;
 use std::sync::Arc;
+
+/// How many frames, slices and channels a stack has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dimensions {
+    /// Points in time.
+    pub frames: u64,
+    /// Slices in depth.
+    pub slices: u64,
+    /// Channels.
+    pub channels: u64,
+}
+
+impl Dimensions {
+    /// Planes in all.
+    pub fn planes(self) -> u64 {
+        self.frames.saturating_mul(self.slices).saturating_mul(self.channels)
+    }
+}
 
 /// How a stack is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! What OME-XML says about the file that holds it: pixel size, how many planes there are, and whether this file has all of them.
 
-use super::describe::{Dimensions, nanometres};
+use super::Dimensions;
 use crate::words::clipped;
 use quick_xml::{
     Reader, XmlVersion,
@@ -92,4 +92,22 @@ fn size(element: &BytesStart<'_>, name: &str, unit: &str) -> Option<f64> {
     let unit = attribute(element, unit).unwrap_or_else(|| "µm".to_owned());
     let size = value * nanometres(&unit)?;
     (size.is_finite() && size > 0.0).then_some(size)
+}
+
+/// Nanometres per unit of length, by the names that microscopes and their software write.
+pub(super) fn nanometres(unit: &str) -> Option<f64> {
+    // Java writes non-ASCII characters as escapes.
+    let unit = unit.trim().replace("\\u00B5", "µ").replace("\\u00b5", "µ");
+    Some(match unit.as_str() {
+        "pm" => 1e-3,
+        "Å" | "angstrom" => 0.1,
+        "nm" | "nanometer" | "nanometers" | "nanometre" => 1.0,
+        // The micro sign and the Greek letter.
+        "µm" | "μm" | "um" | "micron" | "microns" | "micrometer" | "micrometers" | "micrometre" => 1e3,
+        "mm" | "millimeter" | "millimetre" => 1e6,
+        "cm" | "centimeter" | "centimetre" => 1e7,
+        "m" | "meter" | "metre" => 1e9,
+        "in" | "inch" | "\"" => 25.4e6,
+        _ => return None,
+    })
 }

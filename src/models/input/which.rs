@@ -2,12 +2,11 @@
 
 use super::Axes;
 use crate::{
-    engine::{DataType, Dim, Signature, Tensor, TensorSpec, show},
+    engine::{DataType, Dim, Signature, Tensor, TensorSpec, onnx::outline::Outline, show},
     image,
     models::{images::size_bytes, manifest::Input},
     tasks::Task,
 };
-use std::path::Path;
 
 /// The index of the input that an image becomes: the one that the author names, else the only one that has the form of an image and is
 /// given nothing else. If none has, the first of those that are given nothing: why it takes no image is told later.
@@ -18,7 +17,7 @@ pub(in crate::models) fn of_image(
     input: &Input,
     task: &Task,
     signature: &Signature,
-    file: &Path,
+    outline: &Outline,
 ) -> Result<usize, String> {
     let inputs = &signature.inputs;
     if let Some(name) = &input.name {
@@ -32,7 +31,7 @@ pub(in crate::models) fn of_image(
     };
     let open: Vec<usize> = (0..inputs.len()).filter(|index| open(&inputs[*index])).collect();
     let of_image = |spec: &TensorSpec| {
-        is_convertible(spec) && Axes::find(spec, signature.batching(), input, file).is_ok()
+        is_convertible(spec) && Axes::find(spec, signature.batching(), input, outline).is_ok()
     };
     let found: Vec<usize> = open.iter().copied().filter(|index| of_image(&inputs[*index])).collect();
     match found[..] {
@@ -168,7 +167,7 @@ mod tests {
         let manifest = Manifest::parse(manifest).unwrap();
         let mut signature = signature(&[("out", &[-1, 10])]);
         signature.inputs = inputs.to_vec();
-        let at = of_image(&manifest.input.unwrap(), &manifest.task, &signature, Path::new(""))?;
+        let at = of_image(&manifest.input.unwrap(), &manifest.task, &signature, &Outline::default())?;
         Ok(signature.inputs[at].name.clone())
     }
 

@@ -2,7 +2,7 @@
 
 use super::{
     BatchLimits, COMPANY_WAIT_MAX, Engine, Fallback, INSTANCES_MAX, ITEMS_MAX, Input, Kept, Manifest,
-    Placing, ResizeRule, Versions, file_name, fit, queue,
+    Placing, ResizeRule, Versions, file_name, queue,
 };
 use crate::{
     engine::onnx::{
@@ -26,14 +26,6 @@ const ACTIVATIONS: &[(&str, Activation)] =
     &[("softmax", Activation::Softmax), ("sigmoid", Activation::Sigmoid), ("none", Activation::None)];
 
 #[derive(Clone, Copy, PartialEq)]
-enum Runs {
-    Onnx,
-    GaussMle,
-}
-
-const ENGINES: &[(&str, Runs)] = &[("onnx", Runs::Onnx), ("gauss-mle", Runs::GaussMle)];
-
-#[derive(Clone, Copy, PartialEq)]
 pub(super) enum Kind {
     Classify,
     Detect,
@@ -55,9 +47,6 @@ pub(super) const TASKS: &[(&str, Kind)] = &[
 ];
 
 pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
-    if root.choice("engine", ENGINES) == Some(Runs::GaussMle) {
-        return fit::manifest(root);
-    }
     for table in ["fit", "camera"] {
         let table = root.table(table);
         if table.is_given() {

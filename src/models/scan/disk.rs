@@ -1,6 +1,5 @@
 //! Access to the disk: the entries of a folder, their kinds, and reading files.
 
-use super::{instead::other_format, misplaced};
 pub(super) use crate::engine::regular_file::Folder;
 use crate::{
     engine::{onnx::external::external_bytes, regular_file},
@@ -17,7 +16,7 @@ use std::{
 const LABELS_BYTES_MAX: u64 = 16 << 20;
 
 /// The names in a folder and their paths, sorted; those that begin with a dot are left out.
-pub(in crate::models) fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, String> {
+pub(super) fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, String> {
     listed(folder).map_err(|error| format!("cannot read the folder {}: {error}", folder.display()))
 }
 
@@ -35,34 +34,6 @@ pub(in crate::models) fn listed(folder: &Path) -> io::Result<Vec<(String, PathBu
     }
     entries.sort();
     Ok(entries)
-}
-
-/// What an entry of a model folder is, judged by its name and kind, not its content.
-pub(in crate::models) enum Candidate {
-    /// A model's folder.
-    Folder,
-    /// A model without a folder.
-    File,
-    /// Possibly meant as a model, but it cannot be one; with the reason.
-    Mistake(String),
-}
-
-/// What an entry of a model folder is, with the name of its model; `None` for unrelated files.
-pub(in crate::models) fn candidate(entry: &str, path: &Path) -> Option<(String, Candidate)> {
-    let there = look(path);
-    let (name, kind) = if matches!(&there, Ok(Some(metadata)) if metadata.is_dir()) {
-        (entry, Candidate::Folder)
-    } else if let Some(stem) = entry.strip_suffix(".onnx") {
-        (stem, Candidate::File)
-    } else if entry.to_ascii_lowercase().ends_with(".onnx") {
-        let why = "a model's file ends with .onnx, in small letters: rename it";
-        (entry, Candidate::Mistake(why.to_owned()))
-    } else if let Some(why) = misplaced::at_top(entry) {
-        (entry, Candidate::Mistake(why))
-    } else {
-        (entry, Candidate::Mistake(there.err()?))
-    };
-    Some((name.to_owned(), kind))
 }
 
 /// The metadata of what is at a path, if there is anything.
@@ -111,7 +82,7 @@ pub(super) fn text(bytes: Vec<u8>) -> Result<String, String> {
 }
 
 /// All of a file.
-pub(in crate::models) fn read_bytes(file: fs::File, bytes_max: u64) -> Result<Vec<u8>, String> {
+pub(super) fn read_bytes(file: fs::File, bytes_max: u64) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     // Reading one byte more than allowed detects a file that is too large, whatever its metadata said.
     file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(|error| format!("cannot read it: {error}"))?;
@@ -151,4 +122,19 @@ pub(super) fn model_bytes(path: &Path) -> Result<u64, String> {
     let beside = external_bytes(path);
     let wrong = |reason: String| format!("{name}: {}", other_format(path).map_or(reason, str::to_owned));
     Ok(bytes + beside.map_err(wrong)?)
+}
+
+/// The format of a file that is not ONNX, if its first bytes tell.
+fn other_format(path: &Path) -> Option<&'static str> {
+    let mut head = Vec::new();
+    regular_file::open(path).ok()?.take(32).read_to_end(&mut head).ok()?;
+    if head.starts_with(b"version https://git-lfs") {
+        Some("it is Git LFS's pointer to the file, not the file: git lfs pull fetches that")
+    } else if head.starts_with(b"PK\x03\x04") {
+        Some("it is a ZIP archive, as PyTorch's files are: docs/pytorch.md says how a network is exported")
+    } else if head.get(4..8) == Some(b"ORTM") {
+        Some("it is in ONNX Runtime's own format: serve the ONNX file that it was made from")
+    } else {
+        None
+    }
 }

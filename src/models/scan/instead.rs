@@ -1,11 +1,7 @@
 //! Explains what lies where a model file is missing, or in place of one, and what to do about it.
 
 use super::disk::entries;
-use crate::engine::regular_file;
-use std::{
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 /// Most names that a message lists.
 const TOLD_MAX: usize = 3;
@@ -64,20 +60,5 @@ fn told(names: &[String]) -> String {
     match names.len().saturating_sub(TOLD_MAX) {
         0 => told,
         more => format!("{told} and {more} more"),
-    }
-}
-
-/// The format of a file that is not ONNX, if its first bytes tell.
-pub(super) fn other_format(path: &Path) -> Option<&'static str> {
-    let mut head = Vec::new();
-    regular_file::open(path).ok()?.take(32).read_to_end(&mut head).ok()?;
-    if head.starts_with(b"version https://git-lfs") {
-        Some("it is Git LFS's pointer to the file, not the file: git lfs pull fetches that")
-    } else if head.starts_with(b"PK\x03\x04") {
-        Some("it is a ZIP archive, as PyTorch's files are: docs/pytorch.md says how a network is exported")
-    } else if head.get(4..8) == Some(b"ORTM") {
-        Some("it is in ONNX Runtime's own format: serve the ONNX file that it was made from")
-    } else {
-        None
     }
 }

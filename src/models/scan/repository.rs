@@ -1,6 +1,10 @@
-//! Where the models lie: a folder with one folder each, or the folder of one model alone.
+//! Where the models lie: a folder with one folder each, or the folder of one model alone; and which of its entries may be models.
 
-use super::{CONFIG_FILE, MANIFEST_FILE, MODEL_FILE, disk, is_number};
+use super::{
+    CONFIG_FILE, MANIFEST_FILE, MODEL_FILE,
+    disk::{entries, look},
+    is_number, misplaced,
+};
 use std::path::{Path, PathBuf};
 
 /// The folder that the option `models` names.
@@ -26,12 +30,40 @@ impl Repository {
     /// # Errors
     /// If the folder cannot be read.
     pub(in crate::models) fn entries(&self) -> Result<Vec<(String, PathBuf)>, String> {
-        let inside = disk::entries(&self.folder)?;
+        let inside = entries(&self.folder)?;
         Ok(match &self.name {
             Some(name) if is_model(&inside) => vec![(name.clone(), self.folder.clone())],
             _ => inside,
         })
     }
+}
+
+/// What an entry of a model folder is, judged by its name and kind, not its content.
+pub(in crate::models) enum Candidate {
+    /// A model's folder.
+    Folder,
+    /// A model without a folder.
+    File,
+    /// Possibly meant as a model, but it cannot be one; with the reason.
+    Mistake(String),
+}
+
+/// What an entry of a model folder is, with the name of its model; `None` for unrelated files.
+pub(in crate::models) fn candidate(entry: &str, path: &Path) -> Option<(String, Candidate)> {
+    let there = look(path);
+    let (name, kind) = if matches!(&there, Ok(Some(metadata)) if metadata.is_dir()) {
+        (entry, Candidate::Folder)
+    } else if let Some(stem) = entry.strip_suffix(".onnx") {
+        (stem, Candidate::File)
+    } else if entry.to_ascii_lowercase().ends_with(".onnx") {
+        let why = "a model's file ends with .onnx, in small letters: rename it";
+        (entry, Candidate::Mistake(why.to_owned()))
+    } else if let Some(why) = misplaced::at_top(entry) {
+        (entry, Candidate::Mistake(why))
+    } else {
+        (entry, Candidate::Mistake(there.err()?))
+    };
+    Some((name.to_owned(), kind))
 }
 
 #[cfg(test)]

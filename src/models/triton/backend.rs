@@ -1,7 +1,7 @@
 //! Reads which of Triton's backends a `config.pbtxt` is for, and its settings for the ONNX Runtime backend: parameters and
 //! execution providers. One parameter is supported. The rest has no effect and is reported by name and value.
 
-use super::{map::Findings, verdict};
+use super::{findings::Findings, verdict};
 use crate::{
     engine::onnx::gpu::ConvSearch,
     protocol::inference::{

@@ -1,6 +1,6 @@
 //! `instance_group`: where the instances of a model run, and how that is reported.
 
-use super::map::Findings;
+use super::findings::Findings;
 use crate::{
     models::manifest::{INSTANCES_MAX, Placing},
     protocol::inference::{ModelInstanceGroup, model_instance_group::Kind},

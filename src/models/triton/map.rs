@@ -1,6 +1,6 @@
 //! Maps the message of a `config.pbtxt` to a manifest: each field that is read, with its range and its default.
 
-use super::{Described, backend, groups, queue};
+use super::{Described, backend, findings::Findings, groups, queue};
 use crate::{
     engine::{DataType, Dim, onnx::OnGpu},
     image::Layout,
@@ -23,57 +23,6 @@ use std::time::Duration;
 
 /// Runs of one warm-up, at most: a model serves no requests while it warms up.
 const WARMUP_RUNS_MAX: u32 = 10_000;
-
-/// Mistakes, for which a configuration is refused, and notes, for the log.
-#[derive(Default)]
-pub(super) struct Findings {
-    wrong: Vec<String>,
-    notes: Vec<String>,
-}
-
-impl Findings {
-    pub(super) fn wrong(&mut self, what: String) {
-        self.wrong.push(what);
-    }
-
-    /// `number` if it is from `min` to `max`; otherwise records a mistake and returns `min`.
-    pub(super) fn within(&mut self, at: &str, number: i32, min: usize, max: usize) -> usize {
-        let within = usize::try_from(number).ok().filter(|number| (min..=max).contains(number));
-        within.unwrap_or_else(|| {
-            self.wrong(format!("{at} is {number}, allowed: {min} to {max}"));
-            min
-        })
-    }
-
-    pub(super) fn into_notes(self) -> Vec<String> {
-        self.notes
-    }
-
-    /// All mistakes, if there are any.
-    pub(super) fn into_wrong(self) -> Option<String> {
-        (!self.wrong.is_empty()).then(|| self.wrong.join("; "))
-    }
-
-    /// Mistakes and notes together. For a caller that waits for the answer: it gets an error rather than something other
-    /// than it asked for.
-    pub(super) fn into_all(mut self) -> Option<String> {
-        self.wrong.append(&mut self.notes);
-        self.into_wrong()
-    }
-
-    pub(super) fn note(&mut self, what: String) {
-        self.notes.push(what);
-    }
-
-    /// A wait, cut to `max` with a note: Triton has no limit.
-    pub(super) fn capped(&mut self, at: &str, micros: u64, max: Duration) -> Duration {
-        let wait = Duration::from_micros(micros);
-        if wait > max {
-            self.note(format!("{at}: it is {micros}, and the longest wait is {}", max.as_micros()));
-        }
-        wait.min(max)
-    }
-}
 
 /// The manifest for a message, for the model in the folder `name`. `says_size` tells whether `max_batch_size` is given,
 /// even as 0.
@@ -127,8 +76,7 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
             ..Kept::default()
         },
     };
-    let Findings { wrong, notes } = told;
-    if wrong.is_empty() { Ok(Described { manifest, notes }) } else { Err(wrong.join("; ")) }
+    told.into_notes().map(|notes| Described { manifest, notes })
 }
 
 /// Items in the largest batch, cut to [`ITEMS_MAX`] with a note: larger requests are split into several batches.

@@ -11,12 +11,13 @@
 //! - `text`: parses the text into the message, with the line of a mistake.
 //! - `verdict`: whether each field is read, noted in the log or refused.
 //! - `map`: maps the message to a manifest; `queue`: how requests wait; `groups`: where instances run; `backend`: Triton's backend and
-//!   its settings.
+//!   its settings. `findings`: the mistakes and notes of all these.
 //! - `overrides`: changes that a load makes to a configuration; `names`: the two names of members in JSON.
 //!
 //! A caller that sends a model's files sends the same configuration as JSON.
 
 mod backend;
+mod findings;
 mod groups;
 mod map;
 mod names;
@@ -27,8 +28,8 @@ mod verdict;
 
 use super::Manifest;
 use crate::{engine::onnx::gpu::CudaGraph, protocol::inference::ModelConfig, words::clipped};
+use findings::Findings;
 pub use groups::{gpus, kinds, told_placement};
-use map::Findings;
 pub use overrides::overrides;
 use prost_reflect::{DynamicMessage, MessageDescriptor, SerializeOptions};
 pub use queue::Queueing;
@@ -118,7 +119,7 @@ pub(super) fn preferring(
     let mut told = Findings::default();
     let preferred = preferred.iter().map(|size| i64::try_from(*size).unwrap_or(i64::MAX));
     let sizes = map::sizes(&mut told, sizes, preferred, items_max);
-    told.into_wrong().map_or(Ok(sizes), Err)
+    told.into_notes().map(|_| sizes)
 }
 
 /// A configuration with only this member.

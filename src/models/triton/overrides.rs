@@ -3,9 +3,8 @@
 use super::{
     OPTIMIZATION, alone,
     backend::{self, BACKEND, PLATFORM},
-    groups,
-    map::{self, Findings},
-    message,
+    findings::Findings,
+    groups, map, message,
     queue::Queueing,
     said_of_optimization, says_as,
     text::{MAX_BATCH_SIZE, definition},
@@ -49,7 +48,7 @@ pub fn overrides(
                 let config: ModelConfig = message.transcode_to().map_err(|error| error.to_string())?;
                 let mut told = Findings::default();
                 backend::accelerators(&mut told, config.optimization.as_ref());
-                overrides.notes.extend(told.into_notes());
+                overrides.notes.extend(told.into_notes()?);
                 overrides.optimization.extend(said_of_optimization(&message)?);
             }
             _ if same => {}
@@ -120,5 +119,5 @@ fn change(overrides: &mut Overrides, changed: Map<String, Value>) -> Result<(), 
     if said("/version_policy") {
         overrides.versions = Some(map::versions(&mut told, config.version_policy.as_ref()));
     }
-    told.into_all().map_or(Ok(()), Err)
+    told.into_none()
 }

@@ -1,7 +1,7 @@
 //! The part of `dynamic_batching` in a `config.pbtxt` that says how requests wait: priority levels and the policies of their
 //! queues.
 
-use super::map::Findings;
+use super::findings::Findings;
 use crate::{
     batch::{OnTimeout, QueuePolicies, QueuePolicy},
     models::manifest::{Waiting, queue::WAIT_MAX},
@@ -104,7 +104,7 @@ impl Queueing {
         };
         let mut told = Findings::default();
         let (waiting, usual) = waiting(&mut told, &whole);
-        told.into_all().map_or(Ok((waiting, usual.unwrap_or(priority))), Err)
+        told.into_none().map(|()| (waiting, usual.unwrap_or(priority)))
     }
 }
 

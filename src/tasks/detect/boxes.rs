@@ -1,6 +1,6 @@
 //! Detectors with separate outputs for boxes, scores and classes, as torchvision, TensorFlow, transformers and mmdeploy export them.
 
-use super::{BoxFormat, Detect, Format, Raw, beside::OTHERS, finite, keypoints::KEYPOINTS};
+use super::{BoxFormat, Detect, Format, Raw, beside::OTHERS, finite};
 use crate::{
     engine::{Dim, Signature, TensorSpec, show},
     tasks::{Labels, Output, Outputs, is_one, no_such_output, numeric, output_names, wrong_shape},
@@ -12,6 +12,7 @@ const BOXES: &[&str] = &["boxes", "detection_boxes", "dets", "pred_boxes", "det_
 const SCORES: &[&str] = &["scores", "detection_scores", "logits", "det_scores"];
 pub(super) const CLASSES: &[&str] = &["labels", "classes", "detection_classes", "det_classes"];
 const COUNT: &[&str] = &["num_detections", "num_dets"];
+pub(super) const KEYPOINTS: &[&str] = &["keypoints", "detection_keypoints"];
 
 impl Detect {
     /// Fills in the outputs. Refuses shapes that cannot hold boxes, and outputs for another number of boxes.

@@ -1,14 +1,15 @@
 //! Keypoints: from the numbers that follow a box, or from an output of their own.
 
-use super::{BoxFormat, Detect, Keypoint, boxes::find};
+use super::{
+    BoxFormat, Detect, Keypoint,
+    boxes::{KEYPOINTS, find},
+};
 use crate::{
     engine::{Dim, Signature},
     tasks::{Outputs, output_names, wrong_shape},
 };
 
-/// Names that exporters use: torchvision's, then TensorFlow's.
-pub(super) const KEYPOINTS: &[&str] = &["keypoints", "detection_keypoints"];
-/// Names of the output with their scores, if there is one.
+/// Names of the output with the scores of keypoints, if there is one.
 const SCORES: &[&str] = &["keypoints_scores", "detection_keypoint_scores"];
 
 impl Detect {

@@ -30,6 +30,9 @@ use register::Register;
 use route::Routes;
 use std::sync::{Arc, atomic::Ordering};
 
+/// Names and label names are literals of this folder; a test makes them all.
+const LITERALS: &str = "names and labels are literals that Prometheus allows";
+
 reasons! {
     /// What was left when the time to drain was over.
     DropReason {

@@ -4,7 +4,7 @@
 //! Each model has its own metrics, which the registry collects through [`Models`]. A model that is removed leaves nothing there;
 //! whatever still counts for it is no longer exported.
 
-use super::{FailReason, register::LITERALS};
+use super::{FailReason, LITERALS};
 use parking_lot::{Mutex, RwLock};
 use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,

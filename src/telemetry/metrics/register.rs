@@ -2,7 +2,7 @@
 //! words.
 
 use super::{
-    Metrics,
+    LITERALS, Metrics,
     model::{DURATION_BUCKETS, Models, batch_buckets},
 };
 use crate::telemetry::triton;
@@ -25,9 +25,6 @@ pub(super) struct Register {
     pub(super) registry: Registry,
     described: Vec<Described>,
 }
-
-/// Names and label names are literals of this folder; a test makes them all.
-pub(super) const LITERALS: &str = "names and labels are literals that Prometheus allows";
 
 impl Register {
     pub(super) fn new() -> Register {

@@ -217,6 +217,7 @@ impl HttpClient for Client {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::testing::logged;
 
     #[test]
     fn spans_beyond_those_that_may_wait_are_lost_and_counted() {
@@ -246,14 +247,10 @@ mod tests {
             (vec![part()], true, [0, 10, 6], "over quota"),
             (vec![Err("no route".into())], false, [0, 15, 6], ""),
         ] {
-            let console = tempfile::NamedTempFile::new().expect("a file");
-            let shown = console.reopen().expect("the file");
-            let log = tracing_subscriber::fmt().with_writer(move || shown.try_clone().expect("the file"));
-            tracing::subscriber::with_default(log.finish(), || {
+            let text = logged(|| {
                 attempts.iter().for_each(|attempt| delivery.attempted(attempt));
                 delivery.ended(5, is_taken);
             });
-            let text = std::fs::read_to_string(console.path()).expect("the file");
             assert_eq!((delivery.lost(), text.lines().count()), (lost, (!told.is_empty()).into()), "{text}");
             assert!(text.contains(told), "{text}");
         }

@@ -2,7 +2,7 @@
 
 use crate::engine::{
     Dim,
-    onnx::{OnGpu, Placement, gpu::CudaGraph, operators, session::Session},
+    onnx::{OnGpu, Placement, gpu::CudaGraph, outline::Outline, session::Session},
 };
 use std::path::Path;
 
@@ -128,7 +128,7 @@ pub(super) fn too_old(replays: Result<(), String>, asked: &OnGpu) -> Result<Opti
 
 /// Why recording a network is not even tried, by the operators in its file.
 pub(super) fn unlisted(path: &Path) -> Option<String> {
-    let Some(operators) = operators::of(path) else {
+    let Some(Outline { operators, .. }) = Outline::of(path) else {
         return Some("its operators are not found in its file".to_owned());
     };
     let others = operators.iter().filter(|name| !RECORDABLE.contains(&name.as_str()));

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use super::super::{
-    describe::{Description, nanometres},
-    ome,
+    describe::Description,
+    ome::{self, nanometres},
     spill::Spill,
     store::{Presence, Store},
 };

@@ -1,7 +1,7 @@
 //! From pixels to a model's numbers: channel order, layout, scale, mean, standard deviation and element type in one pass. Or only the
 //! placing of pixels in the model's input, for a later stage to turn into numbers.
 
-use super::preprocess::{Color, DataType, Layout, Preprocess, Window};
+use super::{Color, DataType, Layout, Preprocess, Window};
 use bytemuck::Pod;
 use half::f16;
 

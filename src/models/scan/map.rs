@@ -1,6 +1,6 @@
 //! A property of a camera for each pixel of its sensor, from a `.npy` file: `[height, width]` numbers.
 
-use super::scan::read_bytes;
+use super::disk::read_bytes;
 use crate::{
     engine::kernels::SensorMap,
     image::stack::{Format, Limits, Options, Samples, StackError, StackReader},
