@@ -22,7 +22,7 @@ pub(super) fn read(
     let (mut name, mut axes) = (String::new(), Vec::new());
     while let Some((number, bytes)) = fields.next_until(end)? {
         match number {
-            1 => name = fields.name(bytes)?,
+            1 => name = fields.name_or_none(bytes)?,
             2 => collect(fields, bytes, &TO_AXES, &mut axes)?,
             _ => fields.skip(bytes)?,
         }
@@ -53,7 +53,7 @@ fn axis(fields: &mut Fields<impl Read + Seek>, bytes: u64) -> Result<String, Str
     let mut name = String::new();
     while let Some((number, bytes)) = fields.next_until(end)? {
         match number {
-            2 => name = fields.name(bytes)?,
+            2 => name = fields.name_or_none(bytes)?,
             _ => fields.skip(bytes)?,
         }
     }

@@ -40,7 +40,7 @@ pub(super) fn read(fields: &mut Fields<impl Read + Seek>, bytes: u64) -> Result<
         match (number, bytes) {
             (4, 4) => found.float = fields.read(bytes)?.try_into().ok().map(f32::from_le_bytes),
             (5, 1..=10) => found.whole = varint(&fields.read(bytes)?),
-            (8, _) => name = fields.name(bytes)?,
+            (8, _) => name = fields.name_or_none(bytes)?,
             (9, 1..=4) => found.raw = Some(fields.read(bytes)?),
             _ => fields.skip(bytes)?,
         }

@@ -71,6 +71,15 @@ impl<R: Read + Seek> Fields<R> {
         String::from_utf8(self.read(bytes)?).map_err(|_| self.broken())
     }
 
+    /// The same; empty for a name that is too long or no text, which is that of nothing that anybody looks for.
+    pub(super) fn name_or_none(&mut self, bytes: u64) -> Result<String, String> {
+        if bytes > NAME_BYTES_MAX {
+            self.skip(bytes)?;
+            return Ok(String::new());
+        }
+        Ok(String::from_utf8(self.read(bytes)?).unwrap_or_default())
+    }
+
     pub(super) fn skip(&mut self, bytes: u64) -> Result<(), String> {
         let step = i64::try_from(bytes).map_err(|_| self.broken())?;
         self.reader.seek_relative(step).map_err(|_| self.broken())?;

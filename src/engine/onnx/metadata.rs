@@ -18,7 +18,7 @@ pub(super) fn read(
     let (mut key, mut value) = (None, None);
     while let Some((number, bytes)) = fields.next_until(end)? {
         match number {
-            1 => key = Some(fields.name(bytes)?),
+            1 => key = Some(fields.name_or_none(bytes)?),
             2 if bytes > VALUE_BYTES_MAX => {
                 fields.skip(bytes)?;
                 value = Some(Err(format!("it has {bytes} bytes, more than the limit of {VALUE_BYTES_MAX}")));

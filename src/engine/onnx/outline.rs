@@ -79,7 +79,8 @@ impl Outline {
             self.constants.insert(name.clone(), value.clone());
         }
         let node = Rc::new(node);
-        self.nodes.extend(node.outputs.iter().map(|output| (output.clone(), Rc::clone(&node))));
+        let named = node.outputs.iter().filter(|output| !output.is_empty());
+        self.nodes.extend(named.map(|output| (output.clone(), Rc::clone(&node))));
     }
 }
 
@@ -114,7 +115,7 @@ fn read(file: impl Read + Seek, bytes: u64) -> Result<Outline, String> {
                 return Ok(false);
             }
             (Message::Node, number @ (1 | 2 | 4 | 7)) => {
-                let name = fields.name(bytes)?;
+                let name = fields.name_or_none(bytes)?;
                 let (_, node) = begun.last_mut().expect("its node has begun");
                 match number {
                     1 => node.inputs.push(name),
@@ -174,6 +175,25 @@ mod tests {
             assert_eq!(outline.operators, ["If", "Sigmoid", "Softmax"].map(str::to_owned).into());
         }
         assert_eq!(outline(&model(&[["Relu", "x", "y"]])).unwrap().behind("y").count(), 1);
+    }
+
+    #[test]
+    fn a_name_that_is_too_long_or_no_text_hides_nothing_else() {
+        for name in [vec![b'n'; 9000], vec![0xff]] {
+            let node = |operator: &str, input: &[u8], output: &[u8]| {
+                field(1, &[field(4, operator.as_bytes()), field(1, input), field(2, output)].concat())
+            };
+            let entry = field(14, &[field(1, &name), field(2, b"told")].concat());
+            let graph = [node("Relu", b"x", &name), node("Softmax", b"", b"y"), node("Add", &name, b"z")];
+            let outline = outline(&[field(7, &graph.concat()), entry].concat()).unwrap();
+            assert_eq!(outline.ending("y"), Some(crate::engine::onnx::ending::FinalActivation::Softmax));
+            assert_eq!(outline.operators, ["Add", "Relu", "Softmax"].map(str::to_owned).into());
+            assert_eq!(
+                (outline.behind("y").count(), outline.behind("z").count()),
+                (1, 1),
+                "what has no name gives nothing"
+            );
+        }
     }
 
     proptest! {
