@@ -9,9 +9,9 @@
 
 use ocelli::engine::{
     DataType, Engine, Tensor,
-    child::{Child, Place, Post, Program, Recipe, Region},
+    child::{Child, Place, Post, Program, Recipe},
     onnx::{Runtime, report_nothing},
-    staging::Blocks,
+    staging::{Blocks, Region},
 };
 use std::{
     path::PathBuf,

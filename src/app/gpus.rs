@@ -83,11 +83,11 @@ fn awaited(
 mod tests {
     use super::*;
     use crate::engine::cuda::CudaError;
+    use crate::engine::gpu::Version;
 
     #[test]
     fn a_driver_that_is_not_ready_is_asked_again_for_a_while_and_one_that_is_of_no_use_is_not() {
-        let ready =
-            || Driver { version: cuda::driver::Version::new(12, 9), gpus: Vec::new(), left_out: Vec::new() };
+        let ready = || Driver { version: Version::new(12, 9), gpus: Vec::new(), left_out: Vec::new() };
         let check = |code, failures: u32, expected: (bool, u32)| {
             let (mut asked, mut paused) = (0, Duration::ZERO);
             let probe = || {

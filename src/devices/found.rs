@@ -9,7 +9,8 @@ use super::{
     },
 };
 use crate::engine::{
-    cuda::{self, Context, Gpu, driver::Version, headroom_bytes},
+    cuda::{self, Context, Gpu, headroom_bytes},
+    gpu::Version,
     kernels::InstructionSet,
     onnx::Runtime,
 };

@@ -7,7 +7,7 @@
 //! - [`onnx`]: ONNX Runtime.
 //! - [`gauss_mle`]: our own fitter of Gaussian spots, on [`kernels`].
 //! - [`kernels`]: our own kernels, C++ and their safe launchers.
-//! - [`cuda`]: GPUs, and the engines on them.
+//! - [`gpu`]: what is known of a GPU; [`cuda`]: GPUs at work, and the engines on them.
 //! - [`child`]: engines in a process of their own.
 //! - `regular_file`: opening files that others provide, without blocking on pipes or devices, and within a folder.
 
@@ -15,6 +15,7 @@ pub mod child;
 pub mod cuda;
 pub mod ends;
 pub mod gauss_mle;
+pub mod gpu;
 pub mod kernels;
 pub mod onnx;
 pub mod reduction;

@@ -26,7 +26,7 @@ pub use clocks::{Clocks, MEANWHILE, Phase, Reason, Verdict, Watch};
 pub(crate) use connection::FRAME_BYTES_MAX;
 pub use service::{Answer, HttpService, Peer, Slashed};
 
-use connection::{Served, Shared};
+use connection::Served;
 use seats::Seats;
 use std::{
     collections::HashMap,
@@ -186,6 +186,14 @@ impl Acceptor {
         listening.close(listener).await;
         listening.end().await
     }
+}
+
+/// What all connections of a listener share.
+struct Shared {
+    settings: Settings,
+    stages: Stages,
+    connections: Arc<Connections>,
+    awake: Option<Awake>,
 }
 
 /// A listener at work.

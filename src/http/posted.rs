@@ -7,6 +7,7 @@ use super::{
     body,
     decode::INLINE_BYTES_MAX,
     multipart::{self, Part},
+    reject::IMAGE_BODIES,
     wire::{Parameters, base64_text, predict},
 };
 use crate::{error::InferError, image, models::Model, words::clipped};
@@ -16,10 +17,6 @@ use axum::{
 };
 use bytes::Bytes;
 use std::{str, sync::Arc};
-
-/// What the routes of images take, for messages.
-pub(super) const ACCEPTED: &str = "an image/* type or application/octet-stream for one image, multipart/form-data for files, or \
-                        application/json for base64";
 
 /// The files of one request.
 pub(super) struct Posted {
@@ -231,7 +228,7 @@ impl Form {
         let Some(value) = headers.get(header::CONTENT_TYPE) else { return Ok(Form::Raw) };
         let unsupported = || InferError::UnsupportedMedia {
             got: clipped(&String::from_utf8_lossy(value.as_bytes())).to_owned(),
-            accepted: ACCEPTED,
+            accepted: IMAGE_BODIES,
         };
         let text = value.to_str().map_err(|_| unsupported())?;
         if let Some(boundary) = multipart::boundary(text)? {

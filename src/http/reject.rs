@@ -23,6 +23,10 @@ use std::time::{Duration, Instant};
 /// The content type of error bodies on our own routes.
 pub const PROBLEM_JSON: &str = "application/problem+json";
 
+/// What the routes of images take: the words of [`InferError::UnsupportedMedia`] there.
+pub(super) const IMAGE_BODIES: &str = "an image/* type or application/octet-stream for one image, multipart/form-data for files, or \
+                        application/json for base64";
+
 /// Whose clients read the error of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Readers {

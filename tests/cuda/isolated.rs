@@ -7,8 +7,9 @@ use crate::{
 };
 use ocelli::engine::{
     Engine, EngineError, Flight, Tensor,
-    child::{Child, ChildEngine, Post, Program, Recipe, Region},
+    child::{Child, ChildEngine, Post, Program, Recipe},
     kernels::Camera,
+    staging::Region,
 };
 use std::{
     sync::Arc,

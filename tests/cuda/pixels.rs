@@ -16,11 +16,12 @@ use ocelli::{
     engine::{
         Anchors, Best, ClassMap, DataType, Ends, Engine, EngineError, PixelInput, Reduction, Tensor,
         TensorView,
-        child::{Child, Post, Program, Recipe, Region},
+        child::{Child, Post, Program, Recipe},
         cuda::onnx::{Load, OnnxOnGpu},
         kernels::postprocess::{BoxNumbers, ScoreActivation},
         onnx::{OnGpu, Runtime, gpu::CudaGraph},
         reduction::{Candidate, Scored},
+        staging::Region,
     },
     image::{self, Color, Preprocess},
 };

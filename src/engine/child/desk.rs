@@ -2,13 +2,17 @@
 //! parent has read them.
 
 use super::{
-    arena::Arena,
     link::{Kind, Link, Message},
     process::leave,
-    region::{Part, Region},
     wire::{Answer, Copies, Standing, parts},
 };
-use crate::engine::{EngineError, Tensor};
+use crate::engine::{
+    EngineError, Tensor,
+    staging::{
+        arena::Arena,
+        region::{Part, Region},
+    },
+};
 use parking_lot::Mutex;
 use std::{collections::HashMap, ops::Range};
 

@@ -1,11 +1,11 @@
 //! Where a GPU's engines run: on threads of this process, or in a child process. Both have the same interface.
 
-use super::{Child, Place, Post, Program, Recipe, Region};
+use super::{Child, Place, Post, Program, Recipe};
 use crate::engine::{
     Engine, EngineError,
     cuda::{self, Canary, Context, CudaError, Gpu, HostMemory, MemoryInfo},
     onnx::Runtime,
-    staging::Memory,
+    staging::{Memory, Region},
 };
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
 

@@ -9,7 +9,7 @@
 //!         copies them out     -- taken 7 --------->   their memory is free again
 //! ```
 //!
-//! - [`region`]: the shared memory, and [`arena`]: its allocator.
+//! - [`region`](super::staging::region): the shared memory.
 //! - `link`: the socket and its messages; `wire`: what the messages point to.
 //! - `parent`: [`Child`] and its pending asks; `ticket`: a pending answer; `process`: how the process is started and how it ends.
 //! - `engine`: [`ChildEngine`], the proxy that a worker holds.
@@ -21,7 +21,6 @@
 //! callers' sockets. All memory is bounded: the region by the option `isolation_bytes`; batches in flight, in the region or in sheets
 //! (memory for one message), by the engines' depth.
 
-pub mod arena;
 mod desk;
 mod engine;
 mod executor;
@@ -29,7 +28,6 @@ mod link;
 mod parent;
 mod process;
 mod recipe;
-pub mod region;
 mod seat;
 pub mod serve;
 mod ticket;
@@ -40,5 +38,4 @@ pub use executor::{Executor, Isolation, NotOpened};
 pub use parent::{Child, Post};
 pub use process::Program;
 pub use recipe::{Place, Recipe};
-pub use region::Region;
 pub use serve::serve;

@@ -8,7 +8,6 @@ mod ending;
 use super::{
     link::{Kind, Link, Message},
     process::{Program, Running},
-    region::{Part, Region, Traffic},
     ticket::{Reply, Seat, Ticket},
     wire::{Answer, Ask, Copies, Open, Place, Words, build},
 };
@@ -16,7 +15,10 @@ use crate::{
     engine::{
         EngineError, Tensor,
         cuda::MemoryInfo,
-        staging::{Blocks, Memory},
+        staging::{
+            Blocks, Memory,
+            region::{Part, Region, Traffic},
+        },
     },
     error::panic_words,
 };

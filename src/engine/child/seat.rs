@@ -5,10 +5,11 @@ use super::{
     desk::Desk,
     process::leave,
     recipe::{Place, Recipe},
-    region::Region,
     wire::{Answer, Ask, CAMERAS_MAX, Fitted, Standing, TensorAt, Words},
 };
-use crate::engine::{Airborne, Engine, EngineError, Flight, Setting, Tensor, kernels::Camera};
+use crate::engine::{
+    Airborne, Engine, EngineError, Flight, Setting, Tensor, kernels::Camera, staging::Region,
+};
 use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},

@@ -11,7 +11,6 @@ use super::{
     link::{Kind, Link},
     process::leave,
     recipe::Place,
-    region::Region,
     seat::Seated,
     wire::{Answer, Ask, Open, Words, build},
 };
@@ -19,7 +18,7 @@ use crate::engine::{
     EngineError,
     cuda::{self, Canary, Context, HostMemory},
     onnx::Runtime,
-    staging::{Memory, Pin, Pinner},
+    staging::{Memory, Pin, Pinner, Region},
 };
 use rustix::{
     process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit},
@@ -240,10 +239,8 @@ fn check(place: &Place, canary: &Canary) -> Result<Answer, EngineError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::{arena::ALIGN, link::Message},
-        *,
-    };
+    use super::{super::link::Message, *};
+    use crate::engine::staging::arena::ALIGN;
     use rustix::net::sockopt::{Timeout, set_socket_timeout};
     use std::time::Duration;
 

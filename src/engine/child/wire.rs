@@ -1,15 +1,12 @@
 //! The contents that messages point to: JSON text, preceded by the tensors that were copied for it. Numbers that affect results
 //! are sent as their [`bits`](crate::bits).
 
-use super::{
-    link::Message,
-    recipe::Recipe,
-    region::{Region, aligned},
-};
+use super::{link::Message, recipe::Recipe};
 use crate::{
     engine::{
         DataType, Ends, Engine, Habits, Setting, Signature, Tensor,
         kernels::{Camera, FinderOptions, FitModel},
+        staging::region::{Region, aligned},
     },
     telemetry::{COMMIT, VERSION},
 };

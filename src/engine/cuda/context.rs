@@ -6,8 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::{
-    CudaError, Event, Fault, HostMemory, Streams,
-    driver::Gpu,
+    CudaError, Event, Fault, Gpu, HostMemory, Streams,
     numa::{self, Near},
 };
 use crate::engine::{EngineError, staging::Memory};

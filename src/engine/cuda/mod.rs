@@ -27,9 +27,10 @@ pub mod onnx;
 mod preprocess;
 mod streams;
 
+pub use super::gpu::{Gpu, Version};
 pub use canary::Canary;
 pub use context::{Context, MemoryInfo, headroom_bytes, remains};
-pub use driver::{Driver, Gpu, NoGpu, keep_kernels_in, probe};
+pub use driver::{Driver, NoGpu, keep_kernels_in, probe};
 pub use fault::{CudaError, Fault};
 pub use host::HostMemory;
 pub use memory::{Buffer, Heap};

@@ -3,7 +3,7 @@
 //! at most, and some (no code for a GPU) only come with the first run.
 #![allow(unsafe_code)]
 
-use crate::engine::cuda::driver::Version;
+use crate::engine::gpu::Version;
 use object::{
     Endianness, Object, ObjectSection, ReadCache,
     elf::DT_NEEDED,

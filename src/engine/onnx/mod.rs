@@ -46,7 +46,7 @@ pub use reports::report_nothing;
 
 use super::{
     Ends, Engine, EngineError, Flight, Interrupt, Setting, Signature, Tensor, TensorView,
-    cuda::Gpu,
+    gpu::Gpu,
     staging::{Blocks, Memory},
 };
 use crate::words::{causes, printable};

@@ -1,10 +1,8 @@
 //! Blocks of host memory, plain or pinned for a device, and a store that reuses them.
 #![allow(unsafe_code)]
 
-use crate::engine::{
-    child::{arena::ALIGN, region::Region},
-    tensor::{Tensor, TensorView},
-};
+use super::{arena::ALIGN, region::Region};
+use crate::engine::tensor::{Tensor, TensorView};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::{

@@ -1,7 +1,7 @@
 //! Serves one connection until its client, a clock or a stage of the shutdown ends it.
 
 use super::{
-    Awake, Connections, Peer, Settings, Stages, Watch,
+    Peer, Shared, Watch,
     awake::Lookout,
     course::{Action, Course},
     io::{Io, LeftAt},
@@ -37,14 +37,6 @@ async fn until(at: Option<Instant>) {
         Some(at) => tokio::time::sleep_until(at.into()).await,
         None => std::future::pending().await,
     }
-}
-
-/// What all connections of a listener share.
-pub(super) struct Shared {
-    pub(super) settings: Settings,
-    pub(super) stages: Stages,
-    pub(super) connections: Arc<Connections>,
-    pub(super) awake: Option<Awake>,
 }
 
 /// A connection that is being served, or will be. Dropping it reports the end, whatever the cause.

@@ -1,7 +1,7 @@
 //! Decides when a connection is told to go away and when it is ended: by its clocks, by the stages of the shutdown, or by a new connection
 //! that waits for its place.
 
-use super::{MEANWHILE, Phase, Reason, Verdict, Watch, connection::Shared};
+use super::{MEANWHILE, Phase, Reason, Shared, Verdict, Watch};
 use std::{
     net::SocketAddr,
     sync::{Arc, atomic::Ordering},

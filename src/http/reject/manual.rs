@@ -2,14 +2,13 @@
 //! `/docs/errors` that `type` leads to. The examples are made by the code that makes the errors.
 
 use super::{
-    BAD_REQUEST, CANCELLED, DRAINING, FORBIDDEN, FULL, INPUT_REFUSED, INTERNAL, KINDS, Kind, LATE,
-    LOAD_FAILED, LOAD_WAITS, MEDIA, METHOD, MODEL_NOT_READY, NO_DEVICE, NO_STORAGE, NOT_ACCEPTABLE,
+    BAD_REQUEST, CANCELLED, DRAINING, FORBIDDEN, FULL, IMAGE_BODIES, INPUT_REFUSED, INTERNAL, KINDS, Kind,
+    LATE, LOAD_FAILED, LOAD_WAITS, MEDIA, METHOD, MODEL_NOT_READY, NO_DEVICE, NO_STORAGE, NOT_ACCEPTABLE,
     NOT_AN_IMAGE, NOT_FOUND, NOT_LIVE, NOT_OFFERED, NOT_READY, PROBLEM_JSON, Problem, SLOW_BODY, TOO_LARGE,
     UNAVAILABLE, UNKNOWN_MODEL, URI_TOO_LONG,
 };
 use crate::{
     error::{InferError, seconds_up},
-    http::posted,
     image::DecodeError,
 };
 use http::StatusCode;
@@ -146,7 +145,7 @@ fn explain(kind: Kind) -> Entry {
             "Set `Content-Type` to what the body is, or leave it out: images are recognised by their first bytes.",
             InferError::UnsupportedMedia {
                 got: "text/html".into(),
-                accepted: posted::ACCEPTED,
+                accepted: IMAGE_BODIES,
             },
         ),
         FULL => entry(

@@ -1,11 +1,8 @@
 //! How the parent handles a child's end: it makes sure that the process ends, tells all who wait, and keeps waiting if the process
 //! hangs.
 
-use super::{
-    super::{process::End, region::Outlasts},
-    Asks, GRACE, Waiting,
-};
-use crate::engine::EngineError;
+use super::{super::process::End, Asks, GRACE, Waiting};
+use crate::engine::{EngineError, staging::region::Outlasts};
 use std::time::{Duration, Instant};
 
 /// How long a process may take to end after its socket has closed.
@@ -93,7 +90,7 @@ mod tests {
         super::{Post, begin},
         *,
     };
-    use crate::engine::child::{Program, Region};
+    use crate::engine::{child::Program, staging::Region};
     use std::sync::mpsc;
 
     #[test]

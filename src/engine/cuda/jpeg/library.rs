@@ -3,7 +3,7 @@
 //! The declarations follow the library's public documentation. Handles belong to the library; a status of 0 is success.
 #![allow(unsafe_code)]
 
-use crate::engine::cuda::driver::Version;
+use crate::engine::gpu::Version;
 use cudarc::driver::sys::CUstream;
 use libloading::os::unix::{Library as Shared, RTLD_LOCAL, RTLD_NOW};
 use std::{

@@ -9,7 +9,7 @@
 mod decoder;
 mod library;
 
-use super::{Context, driver::Version};
+use super::{Context, Version};
 use crate::image::{PlainJpeg, Preprocess};
 use bytes::Bytes;
 use decoder::{Decoder, Failed, File, PIXEL_BYTES_MAX, pixel_bytes};

@@ -120,7 +120,10 @@ impl Region {
     ///
     /// # Errors
     /// If the system refuses.
-    pub(super) fn or_sheet(lent: Option<Part>, bytes: usize) -> io::Result<(Part, Option<Region>)> {
+    pub(in crate::engine) fn or_sheet(
+        lent: Option<Part>,
+        bytes: usize,
+    ) -> io::Result<(Part, Option<Region>)> {
         match lent {
             Some(part) => Ok((part, None)),
             None => Region::sheet(bytes).map(|(sheet, part)| (part, Some(sheet))),
@@ -131,7 +134,7 @@ impl Region {
     ///
     /// # Errors
     /// If the system refuses.
-    pub(super) fn sheet(bytes: usize) -> io::Result<(Region, Part)> {
+    pub(in crate::engine) fn sheet(bytes: usize) -> io::Result<(Region, Part)> {
         let arena = Arena::new(0..bytes.max(1).next_multiple_of(ALIGN));
         let mapping = Arc::new(Mapping::made(arena.bytes())?);
         let traffic = Arena::new(0..0);
@@ -158,7 +161,7 @@ impl Region {
     ///
     /// # Errors
     /// If `pool` does not lie in the region.
-    pub(super) fn lending(&self, pool: Range<usize>) -> Result<Region, String> {
+    pub(in crate::engine) fn lending(&self, pool: Range<usize>) -> Result<Region, String> {
         let pool = self.checked(pool.start, pool.len())?;
         Ok(Region { pool: Arena::new(pool), ..self.clone() })
     }
@@ -172,7 +175,7 @@ impl Region {
     ///
     /// # Errors
     /// If the range does not lie in the region.
-    pub(super) fn memory(&self, part: &Range<usize>) -> Result<NonNull<u8>, String> {
+    pub(in crate::engine) fn memory(&self, part: &Range<usize>) -> Result<NonNull<u8>, String> {
         let part = self.checked(part.start, part.len())?;
         Ok(NonNull::new(self.mapping.at(&part)).expect("a mapping does not begin at 0"))
     }
@@ -193,7 +196,7 @@ impl Region {
     /// # Errors
     /// If the predecessor has been killed and has not ended: how long that takes is unknown. It cannot take another device's share, since
     /// that device may be about to need it.
-    pub(super) fn traffic(&self, device: &str) -> Result<Traffic, String> {
+    pub(in crate::engine) fn traffic(&self, device: &str) -> Result<Traffic, String> {
         if self.outlasted.lock().contains(device) {
             return Err("its process before was killed and has not ended, and may still write to the memory that they share: it is \
                         waited for"
@@ -213,18 +216,18 @@ impl Region {
     }
 
     /// Records that the process of a device was killed and has not ended. Until the result is dropped, the device gets no other process.
-    pub(super) fn outlasts(&self, device: &str) -> Outlasts {
+    pub(in crate::engine) fn outlasts(&self, device: &str) -> Outlasts {
         self.outlasted.lock().insert(device.to_owned());
         Outlasts { region: self.clone(), device: device.to_owned() }
     }
 
     /// The memory of a span that was allocated from an arena of this region.
-    pub(super) fn part(&self, span: Span) -> Part {
+    pub(in crate::engine) fn part(&self, span: Span) -> Part {
         Part { mapping: Arc::clone(&self.mapping), span, _share: None }
     }
 
     /// The offset of data that lies in the region; `None` if it lies elsewhere.
-    pub(super) fn place(&self, data: &[u8]) -> Option<usize> {
+    pub(in crate::engine) fn place(&self, data: &[u8]) -> Option<usize> {
         let offset = data.as_ptr().addr().checked_sub(self.mapping.start.addr().get())?;
         (offset + data.len() <= self.mapping.bytes).then_some(offset)
     }
@@ -233,7 +236,7 @@ impl Region {
     ///
     /// # Errors
     /// If they do not lie in the region.
-    pub(super) fn copy(&self, offset: usize, to: &mut [u8]) -> Result<(), String> {
+    pub(in crate::engine) fn copy(&self, offset: usize, to: &mut [u8]) -> Result<(), String> {
         let range = self.checked(offset, to.len())?;
         // SAFETY: the range lies in the mapping and is as long as `to`; no reference is made to memory that others may write.
         unsafe { std::ptr::copy_nonoverlapping(self.mapping.at(&range), to.as_mut_ptr(), to.len()) };
@@ -244,7 +247,7 @@ impl Region {
     ///
     /// # Errors
     /// If they do not lie in the region.
-    pub(super) fn read(&self, offset: usize, bytes: usize) -> Result<Vec<u8>, String> {
+    pub(in crate::engine) fn read(&self, offset: usize, bytes: usize) -> Result<Vec<u8>, String> {
         self.checked(offset, bytes)?;
         let mut copy = vec![0; bytes];
         self.copy(offset, &mut copy)?;
@@ -258,7 +261,7 @@ impl Region {
     ///
     /// # Safety
     /// No process may write them while the view is held.
-    pub(super) unsafe fn view(&self, offset: usize, bytes: usize) -> Result<Bytes, String> {
+    pub(in crate::engine) unsafe fn view(&self, offset: usize, bytes: usize) -> Result<Bytes, String> {
         let range = self.checked(offset, bytes)?;
         Ok(Bytes::from_owner(View { mapping: Arc::clone(&self.mapping), range }))
     }
@@ -267,7 +270,7 @@ impl Region {
     ///
     /// # Errors
     /// If they do not lie in the region.
-    pub(super) fn checked(&self, offset: usize, bytes: usize) -> Result<Range<usize>, String> {
+    pub(in crate::engine) fn checked(&self, offset: usize, bytes: usize) -> Result<Range<usize>, String> {
         let end = offset.checked_add(bytes).filter(|end| *end <= self.mapping.bytes);
         let end = end.ok_or_else(|| {
             format!("{bytes} bytes at {offset} do not lie in the {} that are shared", self.mapping.bytes)
@@ -277,7 +280,7 @@ impl Region {
 }
 
 /// The share of a killed process that has not ended.
-pub(super) struct Outlasts {
+pub(in crate::engine) struct Outlasts {
     region: Region,
     device: String,
 }
@@ -291,25 +294,25 @@ impl Drop for Outlasts {
 /// The share of the region through which one child and its parent exchange data. The next child gets the share when this and
 /// all of its parts are gone.
 #[derive(Debug)]
-pub(super) struct Traffic {
+pub(in crate::engine) struct Traffic {
     region: Region,
     inputs: Arena,
     /// The range that the child allocates for results that it copies,
-    pub(super) results: Range<usize>,
+    pub(in crate::engine) results: Range<usize>,
     /// and the one for results that its device writes.
-    pub(super) landing: Range<usize>,
+    pub(in crate::engine) landing: Range<usize>,
     share: Arc<Span>,
 }
 
 impl Traffic {
     /// The memory to pin for the child's device: the pool, where batches for any child may be assembled, and this share. The shares of
     /// other children do not concern it.
-    pub(super) fn pinned(&self) -> [Range<usize>; 2] {
+    pub(in crate::engine) fn pinned(&self) -> [Range<usize>; 2] {
         [0..self.region.pool.bytes(), self.share.range()]
     }
 
     /// Allocates a part for a message to the child, waiting for room; `None` if it is larger than all there is.
-    pub(super) fn lend_waiting(&self, bytes: usize) -> Option<Part> {
+    pub(in crate::engine) fn lend_waiting(&self, bytes: usize) -> Option<Part> {
         let span = self.inputs.take_waiting(bytes)?;
         Some(Part { _share: Some(Arc::clone(&self.share)), ..self.region.part(span) })
     }
@@ -326,7 +329,7 @@ pub struct Part {
 
 impl Part {
     /// Its offset in the region.
-    pub(super) fn offset(&self) -> usize {
+    pub(in crate::engine) fn offset(&self) -> usize {
         self.span.range().start
     }
 
@@ -366,7 +369,7 @@ impl AsRef<[u8]> for View {
 }
 
 /// Rounds up to where the next tensor may begin.
-pub(super) fn aligned(offset: usize) -> usize {
+pub(in crate::engine) fn aligned(offset: usize) -> usize {
     offset.next_multiple_of(ALIGN)
 }
 

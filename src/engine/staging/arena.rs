@@ -79,7 +79,7 @@ impl Arena {
 
     /// Wakes whoever waits, though nothing has come back; whether somebody did.
     #[cfg(test)]
-    pub(super) fn disturb(&self) -> bool {
+    pub(in crate::engine) fn disturb(&self) -> bool {
         self.0.freed.notify_all() > 0
     }
 
