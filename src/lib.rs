@@ -45,7 +45,8 @@
 //!
 //! Imports point one way (`tests/it/tidy.rs` reads the `use crate::` lines and keeps it so):
 //! `main → cli → app → grpc → {http, devices} → models → {batch, tasks} → engine → image`, with `config`, `error`, `protocol`,
-//! `status` and `telemetry` as leaves; `bits`, `random` and `words` are there for all. Those in braces do not use each other.
+//! `status` and `telemetry` as leaves; `bits`, `random` and `words` are there for all. Those in braces do not use each other. The parts of
+//! each module use each other one way as well (`tests/it/circles.rs`).
 
 // Documents are for those who read the code.
 #![allow(rustdoc::private_intra_doc_links)]

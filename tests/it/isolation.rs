@@ -3,9 +3,9 @@
 use crate::support::{config, root};
 use ocelli::engine::{
     Dim, Engine, EngineError, Tensor,
-    child::{Child, ChildEngine, Place, Post, Program, Recipe, Region},
+    child::{Child, ChildEngine, Place, Post, Program, Recipe},
     onnx::Runtime,
-    staging::{Memory, Staging},
+    staging::{Memory, Region, Staging},
 };
 use std::{
     io::{BufRead, BufReader},

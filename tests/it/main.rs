@@ -3,6 +3,7 @@
 
 mod accept;
 mod api;
+mod circles;
 mod control;
 mod drain;
 mod fuzz;

@@ -74,7 +74,7 @@ fn rank(module: &str) -> i32 {
 }
 
 /// All Rust files under `folder`, with their text.
-fn sources(folder: &str) -> Vec<(PathBuf, String)> {
+pub(super) fn sources(folder: &str) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)];
     while let Some(folder) = folders.pop() {
@@ -94,7 +94,7 @@ fn sources(folder: &str) -> Vec<(PathBuf, String)> {
 }
 
 /// The text without line comments.
-fn code(text: &str) -> String {
+pub(super) fn code(text: &str) -> String {
     let line = |line: &str| line.split("//").next().unwrap_or_default().to_owned() + "\n";
     text.lines().map(line).collect()
 }
