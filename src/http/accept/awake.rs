@@ -83,12 +83,13 @@ mod tests {
         }
     }
 
-    /// A connection whose caller has asked again at once, until just now.
+    /// A connection whose caller has asked again at once.
     fn in_a_loop() -> Watch {
-        let watch = Watch::new(Instant::now());
+        let now = Instant::now();
+        let watch = Watch::new(now);
         for _ in 0..5 {
-            watch.read(b"POST / HTTP/1.1\r\n\r\n", Instant::now());
-            watch.request_ends(watch.request_begins(), Instant::now());
+            watch.read(b"POST / HTTP/1.1\r\n\r\n", now);
+            watch.request_ends(watch.request_begins(), now);
         }
         watch
     }
