@@ -99,7 +99,7 @@ def test_routes_of_inference_are_those_that_a_model_answers_at_and_no_probe():
     for path in ("/v1/models/{model}", "/v1/models/{model}/versions/{version}"):
         assert path in paths and re.fullmatch(pattern, f"{path}:predict")
     # A stack takes as long as its caller sends it.
-    (stacks,) = re.findall(r"STACKS: .*?=\s*\[(.*?)\]", (ROOT / "src" / "http" / "localize" / "mod.rs").read_text(), re.DOTALL)
+    (stacks,) = re.findall(r"STACKS: .*?=\s*\[(.*?)\]", (ROOT / "src" / "http" / "observe.rs").read_text(), re.DOTALL)
     stacks = re.findall(r'"([^"]+)"', stacks)
     assert {stack.removesuffix(" (stack)") for stack in stacks} == {path for path in paths if path.startswith("/predictions/")}
     assert not any(re.fullmatch(pattern, stack) for stack in stacks)
