@@ -1,14 +1,17 @@
 //! The parts of a module use each other one way, all the way down: whoever reads one needs only those below it.
 
-use super::tidy::{code, sources};
-use std::collections::{BTreeMap, BTreeSet};
+use super::imports::{code, paths, sources};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 /// The name of a module, from the root of the crate.
 type Module = Vec<String>;
 
 /// The modules of `src` with the code of each, without those that are there for tests alone.
 fn modules() -> BTreeMap<Module, String> {
-    let named = |path: &std::path::Path| -> Module {
+    let named = |path: &Path| -> Module {
         let inside = path.with_extension("");
         let names = inside.strip_prefix("src").unwrap().iter().map(|name| name.to_str().unwrap().to_owned());
         names.filter(|name| !["mod", "lib", "main"].contains(&&**name)).collect()
@@ -32,53 +35,6 @@ fn modules() -> BTreeMap<Module, String> {
     }
     modules.retain(|module, _| !of_tests.iter().any(|tests| module.starts_with(tests)));
     modules
-}
-
-/// All paths in `code` that begin with `crate`, `self` or `super`, with groups written out.
-fn paths(code: &str) -> Vec<Vec<String>> {
-    let mut found = Vec::new();
-    for first in ["crate", "self", "super"] {
-        for (at, _) in code.match_indices(&format!("{first}::")) {
-            if !code[..at].ends_with(|c: char| c.is_alphanumeric() || "_$:".contains(c)) {
-                follow(vec![first.to_owned()], &code[at + first.len() + 2..], &mut found);
-            }
-        }
-    }
-    found
-}
-
-/// Adds the paths that begin with `before` and go on with the beginning of `rest`. Returns what comes behind them.
-fn follow<'a>(before: Vec<String>, rest: &'a str, found: &mut Vec<Vec<String>>) -> &'a str {
-    let mut rest = rest.trim_start();
-    if let Some(group) = rest.strip_prefix('{') {
-        rest = group.trim_start();
-        while !rest.starts_with('}') {
-            rest = follow(before.clone(), rest, found).trim_start();
-            // A comma, or something that a `use` cannot have, as in a macro.
-            rest = rest
-                .strip_prefix(',')
-                .unwrap_or_else(|| &rest[rest.find('}').unwrap_or(rest.len())..])
-                .trim_start();
-            if rest.is_empty() {
-                break;
-            }
-        }
-        return rest.strip_prefix('}').unwrap_or(rest);
-    }
-    let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
-    let path = [before, vec![rest[..end].to_owned()]].concat();
-    match rest[end..].strip_prefix("::") {
-        Some(more) => follow(path, more, found),
-        None => {
-            found.push(path);
-            // `name as other`
-            let behind = &rest[end..];
-            behind
-                .trim_start()
-                .strip_prefix("as ")
-                .map_or(behind, |alias| &alias[alias.find([',', '}', ';']).unwrap_or(0)..])
-        }
-    }
 }
 
 /// The module that a path in `module` leads to or into.
@@ -149,11 +105,8 @@ fn the_parts_of_a_module_use_each_other_one_way() {
 }
 
 #[test]
-fn circles_are_seen_through_groups_and_parts_and_not_in_what_is_for_tests() {
+fn circles_are_seen_through_parts_of_modules_and_not_where_a_part_uses_its_own() {
     let words = |path: &str| path.split("::").map(str::to_owned).collect::<Vec<_>>();
-    let code = "use super::{\n    a::{B, c::D},\n    e as f,\n    g,\n};\nfn h() { $crate::i::j(); crate::k::L::m() }\n";
-    let expected = ["super::a::B", "super::a::c::D", "super::e", "super::g", "crate::k::L::m"];
-    assert_eq!(BTreeSet::from_iter(paths(code)), expected.map(words).into());
     let of = |code: [(&str, &str); 4]| {
         let modules =
             code.map(|(name, code)| (if name.is_empty() { vec![] } else { words(name) }, code.to_owned()));

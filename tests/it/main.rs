@@ -10,6 +10,7 @@ mod fuzz;
 #[path = "../cuda/graph.rs"]
 #[allow(dead_code, reason = "the tests on the fake driver take more of it")]
 mod graph;
+mod imports;
 mod isolation;
 mod localizations;
 mod onnx_runtime;

@@ -1,10 +1,7 @@
 //! House rules that a compiler does not check.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use super::imports::{code, paths, sources};
+use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
 /// Longer files hold a second subject.
 const LINES_MAX: usize = 450;
@@ -73,64 +70,15 @@ fn rank(module: &str) -> i32 {
     }
 }
 
-/// All Rust files under `folder`, with their text.
-pub(super) fn sources(folder: &str) -> Vec<(PathBuf, String)> {
-    let mut found = Vec::new();
-    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                let text = fs::read_to_string(&path).unwrap();
-                let short = path.strip_prefix(env!("CARGO_MANIFEST_DIR")).unwrap();
-                found.push((short.to_owned(), text));
-            }
-        }
-    }
-    assert!(!found.is_empty(), "no sources under {folder}");
-    found
-}
-
-/// The text without line comments.
-pub(super) fn code(text: &str) -> String {
-    let line = |line: &str| line.split("//").next().unwrap_or_default().to_owned() + "\n";
-    text.lines().map(line).collect()
-}
-
 /// The modules that `code` reaches by `crate::`, alone or in a group.
-fn reached(code: &str) -> Vec<String> {
-    let name = |text: &str| -> String {
-        let text = text.trim_start();
-        text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
-    };
-    let mut reached = Vec::new();
-    for (at, _) in code.match_indices("crate::") {
-        // `$crate::` and `other_crate::` are not ours.
-        if code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == '$') {
-            continue;
-        }
-        let rest = &code[at + "crate::".len()..];
-        let Some(group) = rest.strip_prefix('{') else {
-            reached.push(name(rest));
-            continue;
-        };
-        let mut depth = 0;
-        reached.push(name(group));
-        for (at, character) in group.char_indices() {
-            match character {
-                '{' => depth += 1,
-                '}' if depth == 0 => break,
-                '}' => depth -= 1,
-                ',' if depth == 0 => reached.push(name(&group[at + 1..])),
-                _ => (),
-            }
-        }
-    }
-    // Macros and constants at the root of the crate are no modules; nor is the end of a group.
-    reached.retain(|name| name.starts_with(|c: char| c.is_lowercase()));
-    reached
+fn reached(code: &str) -> BTreeSet<String> {
+    let from_root = |path: Vec<String>| path.into_iter().skip_while(|name| name != "crate").nth(1);
+    // Macros and constants at the root of the crate are no modules.
+    paths(code)
+        .into_iter()
+        .filter_map(from_root)
+        .filter(|name| name.starts_with(|c: char| c.is_lowercase()))
+        .collect()
 }
 
 /// The top-level module that a file under `src` belongs to.
@@ -161,7 +109,7 @@ fn imports_point_downward() {
 #[test]
 fn groups_and_paths_are_both_seen_as_imports() {
     let code = "use crate::{\n    engine::{Tensor, x::Y},\n    error::InferError,\n};\nfn f() { crate::image::g(); my_crate::h(); }";
-    assert_eq!(reached(code), ["engine", "error", "image"]);
+    assert_eq!(reached(code), ["engine", "error", "image"].map(str::to_owned).into());
 }
 
 #[test]

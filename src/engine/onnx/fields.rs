@@ -2,7 +2,7 @@
 
 use std::io::{BufReader, Read, Seek};
 
-/// Longer names are an error.
+/// Longer names are an error, or none, as whoever reads them needs it.
 const NAME_BYTES_MAX: u64 = 8192;
 
 /// A position in a file of messages.

@@ -1,5 +1,5 @@
-//! Keeps a thread awake while a connection's next request should come at any moment. To wake a thread that sleeps takes tens of microseconds,
-//! and more on a virtual machine; a caller that asks again as soon as it has its answer pays that with each request.
+//! Keeps a thread awake while a connection's next request should come at any moment. To wake a thread that sleeps takes tens of
+//! microseconds, and more on a virtual machine; a caller that asks again as soon as it has its answer pays that with each request.
 //!
 //! Whether a request is expected, [`Watch`] says. The thread polls its sockets meanwhile, and lets anything else run first that wants its
 //! core.

@@ -110,6 +110,8 @@ struct State {
     blocked: Option<(Instant, usize)>,
     end_seen: bool,
     body_left: bool,
+    /// How long the connection had been idle when bytes last came on it.
+    pause: Duration,
     /// Requests that were quick, since the last that was not; no more than [`QUICK_MIN`].
     quick: u8,
     /// When it was asked to close for a new connection.
@@ -156,6 +158,7 @@ impl Watch {
                 blocked: None,
                 end_seen: false,
                 body_left: false,
+                pause: Duration::MAX,
                 quick: 0,
                 evicted: None,
             }),
@@ -197,8 +200,7 @@ impl Watch {
         let mut state = self.state.lock();
         state.end_seen |= bytes.is_empty();
         if let Phase::Idle(since) = state.phase {
-            let quick = now.saturating_duration_since(since) <= QUICK;
-            state.quick = if quick { QUICK_MIN.min(state.quick + 1) } else { 0 };
+            state.pause = now.saturating_duration_since(since);
         }
         if bytes.is_empty() || state.http2 {
             return;
@@ -251,6 +253,8 @@ impl Watch {
         let mut state = self.state.lock();
         state.requests += 1;
         state.phase = Phase::Busy;
+        // Not counted as bytes come: on HTTP/2, those between requests may only acknowledge the answer.
+        state.quick = if state.pause <= QUICK { QUICK_MIN.min(state.quick + 1) } else { 0 };
         let request = state.requests;
         state.answers.insert(request, OpenRequest::default());
         request
@@ -475,6 +479,22 @@ mod tests {
         assert!(watch.is_expecting(us(5000)));
         ask(5201, 6000);
         assert!(!watch.is_expecting(us(6000)), "one was late");
+    }
+
+    #[test]
+    fn what_only_acknowledges_an_answer_is_no_quick_request() {
+        let zero = Instant::now();
+        let us = |micros: u64| zero + Duration::from_micros(micros);
+        let watch = Watch::new(zero);
+        watch.read(PREFACE, zero);
+        for begun in (0..8).map(|number| 10_000 * number) {
+            watch.read(b"a head", us(begun + 9000));
+            watch.request_ends(watch.request_begins(), us(begun + 10_000));
+            for after in [20, 40, 60, 80, 100] {
+                watch.read(b"a window", us(begun + 10_000 + after));
+                assert!(!watch.is_expecting(us(begun + 10_000 + after)), "its requests come after 9 ms");
+            }
+        }
     }
 
     #[test]

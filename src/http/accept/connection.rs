@@ -137,8 +137,8 @@ const STREAMS_MAX: u32 = 256;
 const RESETS_PENDING_MAX: usize = 100;
 /// HTTP/2 streams that we may reset for the client's errors over the life of a connection.
 const RESETS_LOCAL_MAX: usize = 4096;
-/// Bytes of an HTTP/2 frame, which is read whole. With the standard 16 KiB, 602 kB of pixels come in 37 frames, each with calls and wake-ups
-/// of its own. gRPC refuses a message that is too large by the length in its first frame, before more of it is taken.
+/// Bytes of an HTTP/2 frame, which is read whole. With the standard 16 KiB, 602 kB of pixels come in 37 frames, each with calls and
+/// wake-ups of its own. gRPC refuses a message that is too large by the length in its first frame, before more of it is taken.
 pub(crate) const FRAME_BYTES_MAX: u32 = 64 * 1024;
 /// Bytes of all header names and values of one HTTP/2 request.
 const HEADER_LIST_BYTES_MAX: u32 = 32 * 1024;
