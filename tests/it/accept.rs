@@ -3,6 +3,7 @@
 
 mod ending;
 mod http2;
+mod large;
 
 use axum::{
     Router,
@@ -78,16 +79,19 @@ struct Server {
     too_slow: Arc<AtomicUsize>,
 }
 
-async fn length(request: Request, deadline: Duration) -> Result<String, InferError> {
-    let limits = BodyLimits {
-        bytes_max: BODY_BYTES_MAX,
+fn limits(bytes_max: u64, deadline: Duration) -> BodyLimits {
+    BodyLimits {
+        bytes_max,
         deadline,
         grace: LONG,
         rate_min: 0,
         silence_max: Duration::from_secs(3600),
         option: "body_bytes_max",
-    };
-    let bytes = body::read(request.into_body(), limits).await?;
+    }
+}
+
+async fn length(request: Request, deadline: Duration) -> Result<String, InferError> {
+    let bytes = body::read(request.into_body(), limits(BODY_BYTES_MAX, deadline)).await?;
     Ok(bytes.len().to_string())
 }
 
@@ -171,7 +175,9 @@ async fn start_on(settings: Settings, threads: Vec<Handle>) -> Server {
                 Ok(()) => next.run(request).await,
                 Err(problem) => problem.into_response(),
             }
-        }));
+        }))
+        // Of any size.
+        .route("/whole", post(large::whole));
     let (stages, connections) = (Stages::default(), Arc::new(Connections::default()));
     let acceptor = Acceptor {
         listener,
