@@ -3,7 +3,10 @@
 //! admitted on their head, before any of the body is read.
 
 use super::{
-    calls::{INFER, LOAD, REFLECTION, REFLECTION_ALPHA, SMALL_BYTES_MAX, STREAM, ours},
+    calls::{
+        INFER, LOAD, PREDICTIONS, REFLECTION, REFLECTION_ALPHA, SMALL_BYTES_MAX, STREAM, STREAM_PREDICTIONS,
+        ours,
+    },
     incoming::{self, Charge, Lost, Messages},
     status,
 };
@@ -135,7 +138,8 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
         ours.clone_into(&mut call);
     }
     // Health probes come every few seconds, and are of no use in a trace.
-    let traces = front.traces.as_ref().filter(|_| matches!(&*call, INFER | STREAM));
+    let traces = front.traces.as_ref();
+    let traces = traces.filter(|_| matches!(&*call, INFER | STREAM | PREDICTIONS | STREAM_PREDICTIONS));
     let Begun { span, place, trace } = Begun::new(traces, &id, request.headers());
     if let Some(trace) = &trace {
         request.extensions_mut().insert(Arc::clone(trace));
@@ -195,7 +199,7 @@ fn not_grpc(request: &Request) -> Option<Problem> {
 async fn admitted(front: &Arc<Front>, call: &str, request: Request, next: Next, lost: Lost) -> Response {
     let limits = front.limits.body;
     let messages = match call {
-        INFER | LOAD => Messages::One,
+        INFER | LOAD | PREDICTIONS | STREAM_PREDICTIONS => Messages::One,
         STREAM => Messages::Many,
         _ => {
             let limits = BodyLimits { bytes_max: SMALL_BYTES_MAX as u64, ..limits };

@@ -3,7 +3,7 @@
 use crate::http::accept::FRAME_BYTES_MAX;
 
 /// Every call that is answered, by its path.
-pub(super) const CALLS: [&str; 22] = [
+pub(super) const CALLS: [&str; 25] = [
     "/grpc.health.v1.Health/Check",
     WATCH,
     REFLECTION,
@@ -26,6 +26,9 @@ pub(super) const CALLS: [&str; 22] = [
     "/inference.GRPCInferenceService/SystemSharedMemoryRegister",
     "/inference.GRPCInferenceService/SystemSharedMemoryStatus",
     "/inference.GRPCInferenceService/SystemSharedMemoryUnregister",
+    PING,
+    PREDICTIONS,
+    STREAM_PREDICTIONS,
 ];
 /// Sends the server's health, and each change of it.
 pub(super) const WATCH: &str = "/grpc.health.v1.Health/Watch";
@@ -56,6 +59,13 @@ pub(super) const OF_TORCHSERVE: [&str; 6] = [
 pub(super) const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 /// A load, whose message may include a model's files.
 pub(super) const LOAD: &str = "/inference.GRPCInferenceService/RepositoryModelLoad";
+/// TorchServe's own service: its health.
+pub(super) const PING: &str = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Ping";
+/// A file for a model.
+pub(super) const PREDICTIONS: &str = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions";
+/// The same, for an answer that may come in several messages.
+pub(super) const STREAM_PREDICTIONS: &str =
+    "/org.pytorch.serve.grpc.inference.InferenceAPIsService/StreamPredictions";
 /// A stream of inferences.
 pub(super) const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 

@@ -5,7 +5,10 @@ use super::status;
 use crate::{
     error::InferError,
     http::admission::Permit,
-    protocol::inference::{InferTensorContents, ModelInferRequest, RepositoryModelLoadRequest},
+    protocol::{
+        inference::{InferTensorContents, ModelInferRequest, RepositoryModelLoadRequest},
+        torchserve::PredictionsRequest,
+    },
 };
 use bytes::{Buf, Bytes};
 use prost::{
@@ -130,6 +133,13 @@ fn elements(tag: u32, field: Field<'_>) -> u64 {
 }
 
 impl Countable for RepositoryModelLoadRequest {
+    fn count(tag: u32, _: Field<'_>, tally: &mut Tally) -> Option<()> {
+        tally.entries += u64::from(tag == 3);
+        Some(())
+    }
+}
+
+impl Countable for PredictionsRequest {
     fn count(tag: u32, _: Field<'_>, tally: &mut Tally) -> Option<()> {
         tally.entries += u64::from(tag == 3);
         Some(())

@@ -36,10 +36,11 @@ pub(super) fn target(model: String, version: String) -> Target {
 
 /// What a call states beside its message.
 pub(super) struct Head {
-    headers: HeaderMap,
+    pub(super) headers: HeaderMap,
     extensions: Extensions,
     pub(super) arrived: Instant,
-    timeout: Option<Duration>,
+    /// Of the whole call.
+    pub(super) timeout: Option<Duration>,
     /// Whether a failed message ends the stream with a status, as the client requested.
     fails_by_status: bool,
     /// Of a stream: for the files in all its messages.
@@ -65,6 +66,21 @@ impl Head {
     pub(super) fn of_stream(self, front: &Front) -> Head {
         Head { turns: Some(Arc::new(front.decode.turns())), ..self }
     }
+}
+
+/// Counts a request for a model by how it ends.
+pub(super) async fn counted<T>(
+    front: &Arc<Front>,
+    model: &str,
+    answer: impl Future<Output = Result<T, InferError>>,
+) -> Result<T, InferError> {
+    // Only names in the catalogue become labels.
+    let counted = front.catalog.has(model).then(|| Uncounted::of(front, model));
+    let ended = answer.await;
+    if let Some(counted) = counted {
+        counted.ended(ended.as_ref().err().map(kind_of));
+    }
+    ended
 }
 
 /// The deadline that gRPC clients send: up to eight digits and a unit.
@@ -97,9 +113,7 @@ pub(super) async fn infer(
     permit: Option<Arc<Permit>>,
 ) -> Result<(ModelInferResponse, HeaderMap), InferError> {
     let target = target(message.model_name.clone(), message.model_version.clone());
-    // Only names in the catalogue become labels.
-    let counted = front.catalog.has(&target.model).then(|| Uncounted::of(front, &target.model));
-    let ended = async {
+    let answer = async {
         let model = target.find(front)?;
         let call = Call::of(&head.headers, &model, front.limits.timeout_max)?
             .traced(&head.extensions)
@@ -129,12 +143,8 @@ pub(super) async fn infer(
         let mut headers = HeaderMap::new();
         spent.tell(&mut headers);
         Ok((reply, headers))
-    }
-    .await;
-    if let Some(counted) = counted {
-        counted.ended(ended.as_ref().err().map(kind_of));
-    }
-    ended
+    };
+    counted(front, &target.model, answer).await
 }
 
 /// The permit of one message of a stream. It takes over all the memory that was charged when the message was decoded. The stream itself

@@ -1,12 +1,17 @@
 //! The calls whose messages may be large. Each does the same as the generated service, but with a codec that charges for what it decodes.
 
 use super::{
-    calls::{INFER, LOAD, STREAM, torchserves},
+    calls::{INFER, LOAD, PREDICTIONS, STREAM, STREAM_PREDICTIONS, torchserves},
     codec::{Countable, Counted},
     service::Service,
+    torchserve::TorchServe,
 };
 use crate::{
-    http::admission::Permit, protocol::inference::grpc_inference_service_server::GrpcInferenceService,
+    http::admission::Permit,
+    protocol::{
+        inference::grpc_inference_service_server::GrpcInferenceService,
+        torchserve::inference_ap_is_service_server::InferenceApIsService,
+    },
 };
 use axum::{
     Router,
@@ -23,17 +28,20 @@ use tower::service_fn;
 #[derive(Clone)]
 struct Large {
     service: Arc<Service>,
+    torchserve: Arc<TorchServe>,
     bytes_max: usize,
 }
 
 /// The routes of these calls, for messages of at most `bytes_max` bytes.
-pub(super) fn routes(service: Arc<Service>, bytes_max: usize) -> Router {
+pub(super) fn routes(service: Arc<Service>, torchserve: Arc<TorchServe>, bytes_max: usize) -> Router {
     Router::new()
         .route(INFER, any(infer))
         .route(&torchserves(INFER), any(infer))
         .route(LOAD, any(load))
         .route(STREAM, any(stream))
-        .with_state(Large { service, bytes_max })
+        .route(PREDICTIONS, any(predictions))
+        .route(STREAM_PREDICTIONS, any(stream_predictions))
+        .with_state(Large { service, torchserve, bytes_max })
 }
 
 impl Large {
@@ -68,4 +76,16 @@ async fn stream(State(large): State<Large>, request: Request) -> Response {
     let service = &large.service;
     let call = service_fn(|request| service.model_stream_infer(request));
     large.grpc(&request).streaming(call, request).await.map(Body::new)
+}
+
+async fn predictions(State(large): State<Large>, request: Request) -> Response {
+    let service = &large.torchserve;
+    let call = service_fn(|request| service.predictions(request));
+    large.grpc(&request).unary(call, request).await.map(Body::new)
+}
+
+async fn stream_predictions(State(large): State<Large>, request: Request) -> Response {
+    let service = &large.torchserve;
+    let call = service_fn(|request| service.stream_predictions(request));
+    large.grpc(&request).server_streaming(call, request).await.map(Body::new)
 }

@@ -7,6 +7,7 @@
 //! - `large`: the calls whose messages may be large; `codec`: the memory that such a message needs, computed before it is decoded.
 //! - `service`: the calls; `inference`: those that run a model; `change`: parameters of those that load and unload models;
 //!   `log_settings`: those of the log; `convert`: tensors from and to messages.
+//! - `torchserve`: TorchServe's own service.
 //! - `health`: gRPC's own health checks; `reflection`: descriptions of the calls.
 //! - `status`: the table from errors to codes.
 
@@ -23,6 +24,7 @@ mod log_settings;
 mod reflection;
 mod service;
 mod status;
+mod torchserve;
 mod unadmitted;
 
 use crate::{
@@ -30,6 +32,7 @@ use crate::{
     protocol::{
         health::health_server::HealthServer,
         inference::grpc_inference_service_server::GrpcInferenceServiceServer,
+        torchserve::inference_ap_is_service_server::InferenceApIsServiceServer,
     },
     words::clipped,
 };
@@ -39,8 +42,8 @@ use axum::{
 };
 pub use calls::paths;
 use calls::{
-    CALLS, DESCRIPTIONS, INFER, LOAD, OF_TORCHSERVE, REFLECTION, REFLECTION_ALPHA, SMALL_BYTES_MAX, STREAM,
-    WATCH, torchserves,
+    CALLS, DESCRIPTIONS, INFER, LOAD, OF_TORCHSERVE, PING, PREDICTIONS, REFLECTION, REFLECTION_ALPHA,
+    SMALL_BYTES_MAX, STREAM, STREAM_PREDICTIONS, WATCH, torchserves,
 };
 use std::sync::Arc;
 use tonic::{Code, Status, codec::CompressionEncoding};
@@ -56,7 +59,12 @@ pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
         .accept_compressed(CompressionEncoding::Deflate)
         .max_decoding_message_size(SMALL_BYTES_MAX)
         .max_encoding_message_size(usize::MAX);
-    let large = large::routes(service, body_bytes_max);
+    let theirs = Arc::new(torchserve::TorchServe::new(front));
+    let large = large::routes(service, Arc::clone(&theirs), body_bytes_max);
+    let ping = InferenceApIsServiceServer::from_arc(theirs)
+        .accept_compressed(CompressionEncoding::Gzip)
+        .accept_compressed(CompressionEncoding::Deflate)
+        .max_decoding_message_size(SMALL_BYTES_MAX);
     // Clients whose channel compresses use it for these calls as well.
     let health = HealthServer::new(health::Health::new(front, stages))
         .accept_compressed(CompressionEncoding::Gzip)
@@ -66,15 +74,17 @@ pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
         .accept_compressed(CompressionEncoding::Deflate);
     let bounded = middleware::from_fn_with_state(unadmitted::open(), unadmitted::bounded);
     let described = middleware::from_fn_with_state(unadmitted::described(), unadmitted::bounded_once_read);
-    let theirs = OF_TORCHSERVE.into_iter().map(|path| (path, torchserves(path)));
-    let routed = CALLS.into_iter().map(|path| (path, path.to_owned())).chain(theirs);
+    let renamed = OF_TORCHSERVE.into_iter().map(|path| (path, torchserves(path)));
+    let routed = CALLS.into_iter().map(|path| (path, path.to_owned())).chain(renamed);
     let router = routed.fold(large, |router, (path, at)| {
-        if matches!(path, INFER | LOAD | STREAM) {
+        if matches!(path, INFER | LOAD | STREAM | PREDICTIONS | STREAM_PREDICTIONS) {
             router
         } else if DESCRIPTIONS.contains(&path) {
             router.route(&at, any_service(small.clone()).layer(described.clone()))
         } else if path.starts_with("/inference.") {
             router.route_service(&at, small.clone())
+        } else if path == PING {
+            router.route_service(path, ping.clone())
         } else if path == WATCH {
             router.route(path, any_service(health.clone()).layer(bounded.clone()))
         } else if matches!(path, REFLECTION | REFLECTION_ALPHA) {

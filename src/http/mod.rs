@@ -46,7 +46,7 @@ pub(crate) mod often;
 mod origin;
 mod page;
 mod posted;
-mod predict;
+pub(crate) mod predict;
 mod query;
 pub mod reject;
 pub(crate) mod repository;

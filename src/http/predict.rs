@@ -21,7 +21,10 @@ use super::{
     decode::{Decoded, Opened, Staged},
     localize, posted, streamed,
     target::Target,
-    wire::answer::{self, Entry, MaskForm, Of},
+    wire::{
+        Parameters,
+        answer::{self, Entry, MaskForm, Of},
+    },
 };
 use crate::{
     error::InferError,
@@ -32,6 +35,7 @@ use axum::{
     http::header,
     response::{IntoResponse, Response},
 };
+use bytes::Bytes;
 use std::sync::Arc;
 
 /// `POST /predictions/{model}[/{version}]`
@@ -103,14 +107,43 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         return Ok(streamed::reply(form, call.permit, entries));
     }
     let (entries, spent) = entries(front, model, &call, &asked, posted.files).await?;
-    let of = Of { model: &model.name, version: &model.version, task: model.task.name() };
-    let body = match &entries[..] {
-        entries if asked.torchserve => answer::bare(entries, posted.listed),
-        [Entry { answer: Ok(members), .. }] if posted.raw => answer::one(of, members),
-        several => answer::several(of, several),
-    };
+    let body = written(model, &asked, &entries, posted.raw, posted.listed);
     call.says(&body)?;
     Ok(replied("application/json", body, &spent))
+}
+
+/// The answer to a request that is one file, as JSON in TorchServe's form if the task has that.
+pub(crate) async fn file(
+    front: &Arc<Front>,
+    model: &Arc<Model>,
+    call: &Call,
+    file: Bytes,
+) -> Result<(Vec<u8>, Spent), InferError> {
+    if model.fit.is_some() {
+        return Err(InferError::BadRequest(format!(
+            "model {:?} takes stacks of frames: post them over HTTP, to /predictions/{}",
+            model.name, model.name
+        )));
+    }
+    if model.image.is_none() {
+        return Err(takes_tensors(model));
+    }
+    let options = Options::default().in_torchserves_form(&model.task);
+    let asked = Arc::new(Asked::of(options, &Parameters::new(), model)?);
+    let (entries, spent) = entries(front, model, call, &asked, vec![Ok(file)]).await?;
+    let body = written(model, &asked, &entries, true, false);
+    call.says(&body)?;
+    Ok((body, spent))
+}
+
+/// The JSON of a reply to a request that was one file (`raw`), or had a list of files (`listed`).
+fn written(model: &Model, asked: &Asked, entries: &[Entry], raw: bool, listed: bool) -> Vec<u8> {
+    let of = Of { model: &model.name, version: &model.version, task: model.task.name() };
+    match entries {
+        entries if asked.torchserve => answer::bare(entries, listed),
+        [Entry { answer: Ok(members), .. }] if raw => answer::one(of, members),
+        several => answer::several(of, several),
+    }
 }
 
 /// The mask or picture of the only frame, as a file of its own.

@@ -4,7 +4,7 @@
 use std::{env, fs, path::PathBuf};
 
 const FOLDER: &str = "src/protocol";
-const FILES: [&str; 2] = ["inference.proto", "health.proto"];
+const FILES: [&str; 3] = ["inference.proto", "health.proto", "torchserve.proto"];
 
 /// Writes one Rust file per package, and `descriptors.bin`: the definitions themselves. They are used to parse `config.pbtxt`,
 /// and gRPC's reflection serves them.
@@ -21,9 +21,9 @@ pub(crate) fn generate() {
     tonic_prost_build::configure()
         .build_client(false)
         .build_transport(false)
-        // As `Bytes`, tensors stay in the buffer in which they were received.
-        .bytes(".inference")
-        .btree_map(".inference")
+        // As `Bytes`, tensors and files stay in the buffer in which they were received.
+        .bytes(".")
+        .btree_map(".")
         .compile_fds(compiler.file_descriptor_set())
         .expect("definitions that were read can be generated");
 }
