@@ -213,7 +213,7 @@ def test_the_service_has_torchserves_name_as_well(server, channel):
 
     def counted():
         text = requests.get(server.url + "/metrics", timeout=SECONDS).text
-        assert "org.pytorch" not in text
+        assert "openinference" not in text
         (line,) = [li for li in text.splitlines() if li.startswith("ocelli_http_requests_total{") and f'"{INFER}"' in li and '"200"' in li]
         return int(line.rsplit(" ", 1)[1])
 
