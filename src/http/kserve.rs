@@ -15,6 +15,7 @@ use super::{
     target::{Target, VERB},
     wire::{
         answer,
+        request::Input,
         v1::{self, Asked, Form, Taken},
     },
 };
@@ -29,6 +30,7 @@ use axum::{
     http::{HeaderValue, Method, header},
     response::{IntoResponse, Response},
 };
+use bytes::Bytes;
 use serde_json::{Value, json};
 use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
@@ -140,51 +142,73 @@ async fn predicted(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> 
     let (form, asked) = front.decode.run(read).await??;
     let (json, spent) = match asked {
         Asked::Images { files, parameters } => {
-            let asked = Arc::new(predict::Asked::in_rows(options, &parameters, model)?);
-            let (entries, spent) = predict::entries(front, model, &call, &asked, files).await?;
-            // The protocol has no place for one answer that is an error.
-            let value = |members: Vec<u8>| if asked.torchserve { members } else { answer::object(&members) };
-            let answers = entries.into_iter().map(|entry| entry.answer.map(value));
-            let answers = answers.collect::<Result<Vec<_>, _>>()?;
-            let json = v1::answers(form, &answers);
-            call.says(&json)?;
-            (json, spent)
+            let asked = predict::Asked::in_rows(options, &parameters, model)?;
+            pictured(front, model, &call, asked, files, form).await?
         }
         Asked::Tensors(_) if formed => {
             return Err(InferError::BadRequest(
                 "format is for images: numbers are answered by all that the model gives, in one form".into(),
             ));
         }
-        Asked::Tensors(inputs) => {
-            let (inputs, items) = arrange(model, inputs, call.permit.as_deref())?;
-            let first = inputs.first().and_then(|input| input.shape.first().copied());
-            let decode = began.elapsed();
-            call.stage("decode", || decode);
-            let tally = Tally::of(model);
-            let ticket = call.push(front, &tally, inputs, items, None)?;
-            let ran = call.answer(front, &tally, ticket).await?;
-            let spent = Spent::on(decode, &ran);
-            let of = Arc::clone(model);
-            let outputs = model.interface.outward(&ran.outputs);
-            // A request that is one run may still be of many items.
-            let are_rows = |rows: &usize| outputs.iter().all(|output| output.shape.first() == Some(rows));
-            let of_run = first.filter(|_| of.alone_max.is_some()).filter(are_rows);
-            let rows = if of.rules.whole { of_run } else { Some(items) }.filter(|_| form == Form::Rows);
-            let (permit, text) = (call.permit.clone(), v1::text_bytes_max(&outputs));
-            let write = move || {
-                let write = || v1::outputs(rows, form, &of.interface.signature.outputs, &outputs);
-                written(permit.as_ref(), text, write, Vec::len)
-            };
-            let answered = Instant::now();
-            let json = front.decode.run(write).await.flatten();
-            spent.replied(front, &tally, answered.elapsed());
-            let json = tally.ended(json)?;
-            call.stage("encode", || answered.elapsed());
-            (json, spent)
-        }
+        Asked::Tensors(inputs) => computed(front, model, &call, inputs, form, began).await?,
     };
     let mut reply = Response::new(Body::from(json));
     reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     spent.tell(reply.headers_mut());
     Ok(reply)
+}
+
+/// The answer to images, a row for each.
+async fn pictured(
+    front: &Arc<Front>,
+    model: &Arc<Model>,
+    call: &Call,
+    asked: predict::Asked,
+    files: Vec<Result<Bytes, InferError>>,
+    form: Form,
+) -> Result<(Vec<u8>, Spent), InferError> {
+    let asked = Arc::new(asked);
+    let (entries, spent) = predict::entries(front, model, call, &asked, files).await?;
+    // The protocol has no place for one answer that is an error.
+    let value = |members: Vec<u8>| if asked.torchserve { members } else { answer::object(&members) };
+    let answers = entries.into_iter().map(|entry| entry.answer.map(value)).collect::<Result<Vec<_>, _>>()?;
+    let json = v1::answers(form, &answers);
+    call.says(&json)?;
+    Ok((json, spent))
+}
+
+/// The answer to numbers, whose reading `began` then.
+async fn computed(
+    front: &Arc<Front>,
+    model: &Arc<Model>,
+    call: &Call,
+    inputs: Vec<Input>,
+    form: Form,
+    began: Instant,
+) -> Result<(Vec<u8>, Spent), InferError> {
+    let (inputs, items) = arrange(model, inputs, call.permit.as_deref())?;
+    let first = inputs.first().and_then(|input| input.shape.first().copied());
+    let decode = began.elapsed();
+    call.stage("decode", || decode);
+    let tally = Tally::of(model);
+    let ticket = call.push(front, &tally, inputs, items, None)?;
+    let ran = call.answer(front, &tally, ticket).await?;
+    let spent = Spent::on(decode, &ran);
+    let of = Arc::clone(model);
+    let outputs = model.interface.outward(&ran.outputs);
+    // A request that is one run may still be of many items.
+    let are_rows = |rows: &usize| outputs.iter().all(|output| output.shape.first() == Some(rows));
+    let of_run = first.filter(|_| of.alone_max.is_some()).filter(are_rows);
+    let rows = if of.rules.whole { of_run } else { Some(items) }.filter(|_| form == Form::Rows);
+    let (permit, text) = (call.permit.clone(), v1::text_bytes_max(&outputs));
+    let write = move || {
+        let write = || v1::outputs(rows, form, &of.interface.signature.outputs, &outputs);
+        written(permit.as_ref(), text, write, Vec::len)
+    };
+    let answered = Instant::now();
+    let json = front.decode.run(write).await.flatten();
+    spent.replied(front, &tally, answered.elapsed());
+    let json = tally.ended(json)?;
+    call.stage("encode", || answered.elapsed());
+    Ok((json, spent))
 }
