@@ -199,9 +199,9 @@ mod tests {
         /// What the model saw of a ramp comes back as that ramp, however it got there.
         #[test]
         fn a_ramp_comes_back_as_it_was(
-            (width, height) in (1_u32..60, 1_u32..60), side in 4_u32..40, twice in 1_u32..4, kind in 0_usize..3
+            (width, height) in (1_u32..60, 1_u32..60), side in 4_u32..40, twice in 1_u32..4, kind in 0_usize..4
         ) {
-            let resize = [Resize::Stretch, Resize::Letterbox, Resize::Shorter(side)][kind];
+            let resize = [Resize::Stretch, Resize::Letterbox, Resize::Shorter(side), Resize::Square(side + 3)][kind];
             let preprocess = Preprocess { resize, ..Preprocess::new(side, side) };
             let placement = preprocess.placement(width, height);
             let out = side * twice;

@@ -35,6 +35,8 @@ pub enum Resize {
     Shorter(u32),
     /// Both sides become the input's; the aspect ratio is lost.
     Stretch,
+    /// Both sides become this long; then the centre is cut out.
+    Square(u32),
     /// As large as fits with the aspect ratio kept, centred, with [`Preprocess::pad`] around it.
     Letterbox,
     /// The height becomes the input's, and the input is as wide as that makes the image: see [`Preprocess::width_of`].
@@ -209,10 +211,10 @@ impl Preprocess {
                 return Err(format!("{name} is {side}, but must be 1 to {SIDE_MAX}"));
             }
         }
-        if let Resize::Shorter(side) = self.resize
+        if let Resize::Shorter(side) | Resize::Square(side) = self.resize
             && !(1..=SIDE_MAX).contains(&side)
         {
-            return Err(format!("the shorter side is {side}, but must be 1 to {SIDE_MAX}"));
+            return Err(format!("the size is {side}, but must be 1 to {SIDE_MAX}"));
         }
         let depth = self.color.channels();
         let (mean, std) = (&self.mean[..depth], &self.std[..depth]);
@@ -263,6 +265,7 @@ impl Preprocess {
         let resized = match self.resize {
             Resize::Exact => (width, height),
             Resize::Stretch | Resize::Height => (self.width, self.height),
+            Resize::Square(side) => (side, side),
             Resize::Shorter(side) => {
                 let long = |long: u32, short: u32| {
                     let long = u64::from(side) * u64::from(long) / u64::from(short);

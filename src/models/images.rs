@@ -83,6 +83,7 @@ impl ImageInput {
             Resize::Shorter(size) => format!("\"shorter\", size = {size}"),
             Resize::Exact => "\"none\"".to_owned(),
             Resize::Stretch => "\"stretch\"".to_owned(),
+            Resize::Square(size) => format!("\"stretch\", size = {size}"),
             Resize::Height => "\"height\"".to_owned(),
             Resize::Letterbox => format!("\"letterbox\", pad = {pad}"),
         };

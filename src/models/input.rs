@@ -263,10 +263,12 @@ fn resize(input: &Input, task: &Task, width: u32, height: u32) -> Result<Resize,
         Task::Detect(_) => ResizeRule::Letterbox,
         Task::Segment(_) | Task::Image(_) | Task::Landmarks(_) => ResizeRule::Stretch,
     });
-    if rule != ResizeRule::Shorter
+    if !matches!(rule, ResizeRule::Shorter | ResizeRule::Stretch)
         && let Some(size) = input.size
     {
-        return Err(format!("input.size = {size} is only read with input.resize = \"shorter\""));
+        return Err(format!(
+            "input.size = {size} is only read with input.resize = \"shorter\" or \"stretch\""
+        ));
     }
     if rule != ResizeRule::Letterbox
         && let Some(pad) = input.pad
@@ -276,25 +278,28 @@ fn resize(input: &Input, task: &Task, width: u32, height: u32) -> Result<Resize,
     if rule == ResizeRule::None && input.filter.is_some() {
         return Err("input.filter is not read with input.resize = \"none\"".to_owned());
     }
-    if rule == ResizeRule::Shorter && matches!(task, Task::Segment(_)) {
-        return Err("input.resize = \"shorter\" cuts away what is not in the centre, of which a segmenter has to give the \
-                    class, too: set \"stretch\" or \"letterbox\""
-            .to_owned());
+    let cut = match (rule, input.size) {
+        (ResizeRule::Shorter, _) => Some("input.resize = \"shorter\""),
+        (_, Some(_)) => Some("input.size"),
+        _ => None,
+    };
+    if let (Some(cut), Task::Segment(_)) = (cut, task) {
+        return Err(format!(
+            "{cut} cuts away what is not in the centre, of which a segmenter has to give the class, too: set \"stretch\" \
+             without a size, or \"letterbox\""
+        ));
+    }
+    let longer = width.max(height);
+    // The usual margin around the centre: 256 for an input of 224.
+    let usual = (f64::from(longer) * 256.0 / 224.0).round() as u32;
+    if let Some(size) = input.size.filter(|size| *size < longer) {
+        return Err(format!(
+            "input.size is {size}, less than the input of {width} x {height}: give {longer} or more"
+        ));
     }
     Ok(match rule {
-        ResizeRule::Shorter => {
-            let longer = width.max(height);
-            // The usual margin around the centre: 256 for an input of 224.
-            let usual = (f64::from(longer) * 256.0 / 224.0).round() as u32;
-            let size = input.size.unwrap_or(usual);
-            if size < longer {
-                return Err(format!(
-                    "input.size is {size}, less than the input of {width} x {height}: give {longer} or more"
-                ));
-            }
-            Resize::Shorter(size)
-        }
-        ResizeRule::Stretch => Resize::Stretch,
+        ResizeRule::Shorter => Resize::Shorter(input.size.unwrap_or(usual)),
+        ResizeRule::Stretch => input.size.map_or(Resize::Stretch, Resize::Square),
         ResizeRule::Letterbox => Resize::Letterbox,
         ResizeRule::Height => Resize::Height,
         ResizeRule::None => Resize::Exact,
@@ -419,6 +424,7 @@ mod tests {
         );
         check("classify", "", fp32, &[-1, 28, 28], &[]);
         check("classify", "", fp32, &[3, 8, 9], &[]);
+        check("embed", "resize = \"stretch\"\nsize = 10", fp32, &[-1, 3, 8, 9], &[]);
         check("embed", "color = \"bgr\"\nfilter = \"box\"", DataType::Fp16, &[-1, 8, 8, 3], &[]);
         check("image", "resize = \"none\"\nbackground = [1, 2, 3]", fp32, &[-1, 3, -1, 8], &[]);
         check("detect", "pad = 0\nwidth = 32\nheight = 16", DataType::Uint8, &[1, -1, -1, 3], &[]);
@@ -683,15 +689,22 @@ mod tests {
         check("mean = [123.675, 116.28, 103.53]", fp32, &[-1, 3, 8, 8], "from 0 to 255, set input.scale = 1");
         assert!(run("[input]\nscale = 1\nmean = 127.5\nstd = 128", fp32, &[-1, 3, 8, 8]).is_ok());
         check("size = 7", fp32, &[-1, 3, 8, 8], "input.size is 7, less than the input of 8 x 8");
-        check("resize = \"stretch\"\nsize = 9", fp32, &[-1, 3, 8, 8], "input.size = 9 is only read with");
-        check("pad = 9", fp32, &[-1, 3, 8, 8], "input.pad = 9 is only read with");
-        let cut = run("task = \"segment\"\n[input]\nresize = \"shorter\"", fp32, &[-1, 3, 8, 8]).unwrap_err();
-        assert!(
-            cut.ends_with(
-                "of which a segmenter has to give the class, too: set \"stretch\" or \"letterbox\""
-            ),
-            "{cut}"
+        check(
+            "resize = \"stretch\"\nsize = 7",
+            fp32,
+            &[-1, 3, 8, 8],
+            "input.size is 7, less than the input of 8 x 8",
         );
+        check("resize = \"letterbox\"\nsize = 9", fp32, &[-1, 3, 8, 8], "input.size = 9 is only read with");
+        check("pad = 9", fp32, &[-1, 3, 8, 8], "input.pad = 9 is only read with");
+        for (keys, what) in
+            [("resize = \"shorter\"", "input.resize = \"shorter\" "), ("size = 9", "input.size ")]
+        {
+            let text = format!("task = \"segment\"\n[input]\n{keys}");
+            let cut = run(&text, fp32, &[-1, 3, 8, 8]).unwrap_err();
+            assert!(cut.starts_with(what) && cut.contains("a segmenter has to give the class, too"), "{cut}");
+            assert!(cut.ends_with("set \"stretch\" without a size, or \"letterbox\""), "{cut}");
+        }
         check("resize = \"none\"\nfilter = \"box\"", fp32, &[-1, 3, 8, 8], "input.filter is not read with");
     }
 }

@@ -11,7 +11,7 @@
 //! name = "images"              # of several inputs, the one that an image becomes; default: the only one that has the form of an image
 //! resize = "shorter"           # shorter (then the centre is cut out) | stretch | letterbox | height (the width follows) | none (images keep their size, which must be the input's where that is fixed)
 //!                              # default: shorter for classify, embed, tensors; letterbox for detect; stretch for segment, image, landmarks
-//! size = 256                   # shorter: pixels of the shorter side; default: the input's longer side * 256 / 224
+//! size = 256                   # shorter: pixels of the shorter side; default: the input's longer side * 256 / 224. stretch: pixels of both, before the centre is cut out; default: the input's
 //! width = 224                  # of the input, if the model leaves it open; likewise height
 //! height = 224
 //! filter = "bilinear"          # nearest | box | bilinear | bicubic | lanczos3, all antialiased

@@ -196,11 +196,23 @@ fn sixteen_bits_are_resized_at_sixteen_bits() {
 fn cutting_first_changes_nothing_but_the_work() {
     let photo = corpus::photo(150, 101, 5);
     let image = frame(150, 101, 3, Samples::U8(photo.clone()));
-    for (side, width, height) in [(64, 56, 56), (40, 57, 33), (120, 100, 99), (101, 64, 64)] {
-        let to = plain(width, height, Resize::Shorter(side), Filter::Bilinear);
+    for (resize, width, height) in [
+        (Resize::Shorter(64), 56, 56),
+        (Resize::Shorter(40), 57, 33),
+        (Resize::Shorter(120), 100, 99),
+        (Resize::Shorter(101), 64, 64),
+        (Resize::Square(64), 56, 48),
+        (Resize::Square(120), 120, 99),
+    ] {
+        let to = plain(width, height, resize, Filter::Bilinear);
         let all = to.placement(150, 101);
         let (all_width, all_height) = all.resized;
-        assert_eq!(all.resized, (side * 150 / 101, side));
+        let expected = match resize {
+            Resize::Shorter(side) => (side * 150 / 101, side),
+            Resize::Square(side) => (side, side),
+            other => unreachable!("{other:?} cuts nothing"),
+        };
+        assert_eq!(all.resized, expected);
         let stretched = plain(all_width, all_height, Resize::Stretch, Filter::Bilinear);
         let stretched = apply(&stretched, &image);
         let (left, top) = (-all.offset.0 as usize, -all.offset.1 as usize);
@@ -210,7 +222,7 @@ fn cutting_first_changes_nothing_but_the_work() {
             expected.extend(&stretched[start..start + width as usize * 3]);
         }
         let (largest, _) = differences(&wide(&apply(&to, &image)), &wide(&expected));
-        println!("{side} → {width} × {height}: largest difference {largest}");
+        println!("{resize:?} → {width} × {height}: largest difference {largest}");
         assert!(largest <= 1.0);
     }
 }
@@ -282,7 +294,8 @@ fn a_letterboxed_image_stands_in_the_middle_and_boxes_find_their_way_back() {
     let mut largest = 0f32;
     for _ in 0..1000 {
         let (width, height) = (1 + random.below(4000) as u32, 1 + random.below(4000) as u32);
-        let resize = [Resize::Letterbox, Resize::Stretch, Resize::Shorter(256)][random.below(3)];
+        let resize =
+            [Resize::Letterbox, Resize::Stretch, Resize::Shorter(256), Resize::Square(256)][random.below(4)];
         let to = plain(224, 160, resize, Filter::Bilinear);
         let placement = to.placement(width, height);
         let point = (random.below(1 + width as usize) as f32, random.below(1 + height as usize) as f32);
@@ -338,7 +351,8 @@ fn pixels_that_are_placed_now_and_normalised_later_give_the_same_numbers() {
     for round in 0..200 {
         let side = |random: &mut Random| 1 + random.below(40) as u32;
         let to = Preprocess {
-            resize: [Resize::Letterbox, Resize::Stretch, Resize::Shorter(30)][random.below(3)],
+            resize: [Resize::Letterbox, Resize::Stretch, Resize::Shorter(30), Resize::Square(35)]
+                [random.below(4)],
             color: [Color::Rgb, Color::Bgr, Color::Gray][random.below(3)],
             layout: [Layout::Nchw, Layout::Nhwc][random.below(2)],
             datatype: [DataType::Fp32, DataType::Fp16][random.below(2)],
@@ -521,9 +535,10 @@ fn the_strangest_sizes_are_resized_without_a_panic() {
         let mut side = || [1, 2, 3, 17, 255, 1000][random.below(6)] as u32;
         let (width, height, to_width, to_height, shorter) =
             (side(), side(), side().min(300), side().min(300), side());
-        let resize = [Resize::Letterbox, Resize::Stretch, Resize::Shorter(shorter)][round % 3];
+        let resize = [Resize::Letterbox, Resize::Stretch, Resize::Shorter(shorter), Resize::Square(shorter)]
+            [round % 4];
         let filter = [Filter::Nearest, Filter::Box, Filter::Bilinear, Filter::Bicubic, Filter::Lanczos3]
-            [round / 3 % 5];
+            [round / 4 % 5];
         let samples = vec![77u8; (width * height) as usize];
         let image = frame(width, height, 1, Samples::U8(samples));
         let to = Preprocess { pad: 77, ..plain(to_width, to_height, resize, filter) };
@@ -571,7 +586,7 @@ fn what_cannot_be_carried_out_is_said_with_its_value() {
     cases[6].height = 1 << 16;
     let said = [
         "width is 0",
-        "shorter side is 0",
+        "size is 0",
         "std holds 0",
         "mean holds NaN",
         "scale is inf",

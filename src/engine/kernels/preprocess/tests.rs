@@ -72,8 +72,8 @@ fn options(random: &mut Random) -> Preprocess {
         Filter::Bicubic,
         Filter::Lanczos3,
     ]);
-    let shorter = Resize::Shorter(side(random));
-    let resize = *random.of(&[shorter, Resize::Stretch, Resize::Letterbox]);
+    let (shorter, square) = (Resize::Shorter(side(random)), Resize::Square(side(random)));
+    let resize = *random.of(&[shorter, square, Resize::Stretch, Resize::Letterbox]);
     Preprocess {
         resize,
         filter,
