@@ -323,6 +323,10 @@ def rows():
             target(f"ocelli_device_pcie_replays_total{{{DEVICE}}}", "{{instance}} {{device}}"),
         ),
         lines(
+            "Decoded in vain", "Files whose callers left, or whose deadlines passed, while they were decoded.", "ops",
+            target(f"sum by (instance) ({rate('ocelli_decode_in_vain_total', REPLICA)})", "{{instance}}"),
+        ),
+        lines(
             "JPEGs decoded by a GPU", "With the option gpu_jpeg, where the CPU had more than it has threads for.", "ops",
             target(f"sum by (instance) ({rate('ocelli_gpu_jpegs_total', REPLICA)})", "{{instance}}"),
         ),

@@ -126,7 +126,11 @@ pub(super) async fn infer(
         let (long, typed, of) = (convert::is_long(&message), convert::is_typed(&message), Arc::clone(&model));
         // A fitter accepts its inputs in several types, and checks them itself.
         let read = move || convert::request(message, if of.fit.is_some() { &[] } else { &of.takes });
-        let request = if long { front.decode.run(charged(permit.as_ref(), read)).await?? } else { read()? };
+        let request = if long {
+            front.decode.run(call.step(), charged(permit.as_ref(), read)).await??
+        } else {
+            read()?
+        };
         // Browsers do not speak gRPC, but one that did would state the origin of its page.
         let caller = Caller::of(front, &head.extensions, &head.headers, &Uri::default());
         let (request, named) = shared_memory::fetch(front, &model, &caller, &call, request).await?;

@@ -3,7 +3,7 @@
 use super::{
     Front,
     admission::{Permit, counting, keeping},
-    decode::Turns,
+    decode::{Step, Turns},
     tally::Tally,
 };
 use crate::{
@@ -108,6 +108,11 @@ impl Call {
     /// The same for a message of a stream, whose files take turns with those of the other messages.
     pub(crate) fn sharing_turns(self, turns: Option<&Arc<Turns>>) -> Call {
         Call { turns: turns.cloned(), ..self }
+    }
+
+    /// The step of the decode pool's jobs that read for it.
+    pub(crate) fn step(&self) -> Step {
+        Step::Request(self.priority)
     }
 
     /// Sets aside memory for the reply's text, until the request ends.

@@ -8,6 +8,7 @@ mod budget;
 mod on_gpu;
 mod pages;
 mod policy;
+mod queue;
 mod waiting;
 
 use super::admission::{Permit, charged};
@@ -23,8 +24,9 @@ use crate::{
 pub use budget::Share;
 use budget::{Budget, DECODING};
 use bytes::Bytes;
-use crossbeam_channel::Sender;
 use policy::{files_of_request, slow_at_once, steps_at_once};
+use queue::Queue;
+pub use queue::Step;
 use std::{
     cell::RefCell,
     io,
@@ -36,8 +38,8 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use waiting::Counted;
 pub use waiting::Turns;
-use waiting::{Counted, Waiting};
 
 /// Less than this is read from JSON or the like, taken apart and written in place: a hand-over to the pool would take longer.
 pub(crate) const INLINE_BYTES_MAX: usize = 4096;
@@ -104,12 +106,10 @@ pub(super) fn only(
     }
 }
 
-type Job = Box<dyn FnOnce() + Send>;
-
 /// Threads that decode, and the memory they may use together.
 pub struct DecodePool {
-    /// Done in order of arrival. A request waits for each. Admission bounds the number of requests, [`Turns`] that of their files here.
-    jobs: Sender<Job>,
+    /// A request waits for each of its jobs. Admission bounds the number of requests, [`Turns`] that of their files here.
+    queue: Arc<Queue>,
     threads: usize,
     /// For the steps of files of several frames, whose frames may be large: a quarter of the threads, at least one where there are several,
     /// is left to others.
@@ -123,6 +123,8 @@ pub struct DecodePool {
     /// A GPU that helps the threads.
     jpeg: Option<JpegOnGpu>,
     gpu_jpegs: AtomicU64,
+    /// Jobs whose caller had left when they were done.
+    in_vain: Arc<AtomicU64>,
 }
 
 thread_local! {
@@ -136,23 +138,36 @@ impl DecodePool {
     /// # Errors
     /// If the system refuses a thread.
     pub fn new(threads: usize, bytes_max: u64, limits: Limits) -> io::Result<DecodePool> {
-        let (jobs, to_do) = crossbeam_channel::unbounded::<Job>();
+        let queue = Arc::new(Queue::default());
         for index in 0..threads {
-            let to_do = to_do.clone();
+            let queue = Arc::clone(&queue);
             // They end when the pool is dropped, and nothing is left to do.
-            let work = move || to_do.into_iter().for_each(|job| job());
+            let work = move || std::iter::from_fn(|| queue.take()).for_each(|job| job());
             thread::Builder::new().name(format!("ocelli-decode-{index}")).spawn(work)?;
         }
         let (budget, in_pool) = (Arc::new(Budget::new(bytes_max)), Arc::default());
         let steps = Arc::new(Semaphore::new(steps_at_once(threads)));
-        let (slow, gpu_jpegs) = (Arc::new(Semaphore::new(slow_at_once(threads))), AtomicU64::new(0));
-        Ok(DecodePool { jobs, threads, steps, slow, limits, budget, in_pool, jpeg: None, gpu_jpegs })
+        let slow = Arc::new(Semaphore::new(slow_at_once(threads)));
+        let (gpu_jpegs, in_vain) = (AtomicU64::new(0), Arc::default());
+        Ok(DecodePool {
+            queue,
+            threads,
+            steps,
+            slow,
+            limits,
+            budget,
+            in_pool,
+            jpeg: None,
+            gpu_jpegs,
+            in_vain,
+        })
     }
 
     /// The same, with a GPU for JPEGs that the threads have no time for.
     #[must_use]
-    pub fn with_gpu(self, jpeg: Option<JpegOnGpu>) -> DecodePool {
-        DecodePool { jpeg, ..self }
+    pub fn with_gpu(mut self, jpeg: Option<JpegOnGpu>) -> DecodePool {
+        self.jpeg = jpeg;
+        self
     }
 
     /// How large an image may be.
@@ -171,6 +186,11 @@ impl DecodePool {
         self.gpu_jpegs.load(Ordering::Relaxed)
     }
 
+    /// Jobs that were done for nobody: their callers left while they ran.
+    pub fn in_vain(&self) -> u64 {
+        self.in_vain.load(Ordering::Relaxed)
+    }
+
     /// Bytes of pixels being decoded now, and of masks and pictures being written.
     pub fn bytes(&self) -> u64 {
         self.budget.used()
@@ -181,32 +201,37 @@ impl DecodePool {
         self.in_pool.load(Ordering::Relaxed)
     }
 
-    /// Runs `work` on the pool. If the future is dropped before a thread has taken the work, the work is dropped with all that it owns.
-    /// Work that has begun is done to its end, and keeps what it owns until then.
+    /// Runs `work` on the pool, as the request's `step`. If the future is dropped before a thread has taken the work, the work is dropped
+    /// with all that it owns. Work that has begun is done to its end, and keeps what it owns until then.
     ///
     /// # Errors
     /// If the work panicked: our bug, answered as such.
     pub async fn run<T: Send + 'static>(
         &self,
+        step: Step,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, InferError> {
         let (reply, answer) = oneshot::channel();
-        let (_waiting, take) = Waiting::new((work, Counted::among(&self.in_pool)));
+        let (counted, queue, came) = (Counted::among(&self.in_pool), Arc::clone(&self.queue), Instant::now());
+        let in_vain = Arc::clone(&self.in_vain);
         let job = move || {
-            let Some((work, counted)) = take() else { return };
+            let age = came.elapsed();
             // A panic unwinds to here and drops `reply`.
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
             drop(counted);
-            if let Ok(result) = result {
-                let _ = reply.send(result);
+            if let Ok(result) = result
+                && reply.send(result).is_err()
+            {
+                in_vain.fetch_add(1, Ordering::Relaxed);
+                queue.in_vain(step, age);
             }
         };
-        // There are threads as long as there is the pool. Without them, the job would be dropped with `reply`.
-        let _ = self.jobs.send(Box::new(job));
+        // There are threads as long as there is the pool.
+        let _waiting = self.queue.push(step, Box::new(job));
         answer.await.map_err(|_| InferError::Internal("a worker of the decode pool panicked".into()))
     }
 
-    /// The same for work that takes `bytes` of memory, once they are free; `what` names their use in the error if they never can be.
+    /// The same for the writing of an answer that takes `bytes` of memory, once they are free; `what` names their use in the error if they never can be.
     ///
     /// # Errors
     /// As [`DecodePool::run`], and 413 for more than the whole budget.
@@ -217,28 +242,29 @@ impl DecodePool {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, InferError> {
         let share = self.share(bytes, what).await?;
-        self.run(move || {
+        let work = move || {
             let _share = share;
             work()
-        })
-        .await
+        };
+        self.run(Step::Answer, work).await
     }
 
-    /// Decodes one file and stages each of its frames for a model. `permit` is that of the request that brought the file, and `turns` are
-    /// those of its files.
+    /// Decodes one file and stages each of its frames for a model. `step` and `permit` are those of the request that brought the file, and
+    /// `turns` are those of its files.
     ///
     /// # Errors
     /// The file is malformed or over a limit.
     pub async fn stage(
         &self,
+        step: Step,
         bytes: Bytes,
         model: Arc<Model>,
         permit: Option<&Arc<Permit>>,
         turns: &Turns,
     ) -> Result<Decoded<Frames>, InferError> {
-        match self.stage_only(bytes, Arc::clone(&model), permit).await? {
+        match self.stage_only(step, bytes, Arc::clone(&model), permit).await? {
             Opened::Only(decoded) => Ok(decoded.into()),
-            Opened::Several(image) => self.stage_several(image, model, permit, turns).await,
+            Opened::Several(image) => self.stage_several(step, image, model, permit, turns).await,
         }
     }
 
@@ -248,6 +274,7 @@ impl DecodePool {
     /// As [`DecodePool::stage`].
     pub async fn stage_only(
         &self,
+        step: Step,
         bytes: Bytes,
         model: Arc<Model>,
         permit: Option<&Arc<Permit>>,
@@ -268,7 +295,7 @@ impl DecodePool {
                 None => Ok(Begun::Waits(image, needed, turn)),
             }
         };
-        let (image, needed, turn) = match self.run(charged(permit, open)).await?? {
+        let (image, needed, turn) = match self.run(step, charged(permit, open)).await?? {
             Begun::Ended(opened) => return Ok(opened),
             Begun::Waits(image, needed, turn) => (image, needed, turn),
         };
@@ -277,7 +304,7 @@ impl DecodePool {
             let _turn = turn;
             stage(&image, &model, share)
         };
-        self.run(charged(permit, work)).await?.map(Opened::Only)
+        self.run(step, charged(permit, work)).await?.map(Opened::Only)
     }
 
     /// Waits until a file of a slow format may be begun, if it is one. Its work is to keep the turn: it goes on when its caller has left.
@@ -294,6 +321,12 @@ impl DecodePool {
     async fn share(&self, bytes: u64, what: &'static str) -> Result<Share, InferError> {
         let _counted = Counted::among(&self.in_pool);
         self.budget.take(bytes, what).await
+    }
+}
+
+impl Drop for DecodePool {
+    fn drop(&mut self) {
+        self.queue.close();
     }
 }
 
@@ -361,6 +394,9 @@ mod tests {
     use crate::http::testing::image_model;
     use std::sync::mpsc;
 
+    /// What a request of usual priority has the pool do.
+    pub(super) const READ: Step = Step::Request(1);
+
     #[tokio::test]
     async fn work_that_takes_memory_has_its_share_while_it_runs() {
         let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
@@ -380,17 +416,17 @@ mod tests {
         let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
         let pool = DecodePool::new(1, 100, limits).expect("one thread");
         let (release, released) = mpsc::channel::<()>();
-        let mut first = Box::pin(pool.run(move || released.recv().is_ok()));
+        let mut first = Box::pin(pool.run(READ, move || released.recv().is_ok()));
         assert!(futures_util::poll!(&mut first).is_pending());
         let begun = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&begun);
-        let mut second = Box::pin(pool.run(move || count.fetch_add(1, Ordering::SeqCst)));
+        let mut second = Box::pin(pool.run(READ, move || count.fetch_add(1, Ordering::SeqCst)));
         assert!(futures_util::poll!(&mut second).is_pending());
         drop(second);
         release.send(()).expect("it waits");
         assert_eq!(first.await, Ok(true));
         // Behind both, on the one thread that there is.
-        assert_eq!(pool.run(|| 7).await, Ok(7));
+        assert_eq!(pool.run(READ, || 7).await, Ok(7));
         assert_eq!(begun.load(Ordering::SeqCst), 0);
     }
 
@@ -399,12 +435,12 @@ mod tests {
         let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
         let pool = DecodePool::new(1, 1 << 20, limits).expect("one thread");
         let all = pool.budget.try_take(1 << 20).expect("nobody has any");
-        let mut waits = Box::pin(pool.stage_only("P5 3 2 255 123456".into(), image_model(), None));
+        let mut waits = Box::pin(pool.stage_only(READ, "P5 3 2 255 123456".into(), image_model(), None));
         assert!(futures_util::poll!(&mut waits).is_pending());
         // Behind it on the only thread, which then is free again.
-        assert_eq!(pool.run(|| 7).await, Ok(7));
+        assert_eq!(pool.run(READ, || 7).await, Ok(7));
         assert!(futures_util::poll!(&mut waits).is_pending());
-        assert_eq!((pool.run(|| 7).await, pool.jobs()), (Ok(7), 1));
+        assert_eq!((pool.run(READ, || 7).await, pool.jobs()), (Ok(7), 1));
         assert!(futures_util::poll!(&mut waits).is_pending());
         drop(all);
         assert!(matches!(waits.await, Ok(Opened::Only(_))));
@@ -416,7 +452,7 @@ mod tests {
         let limits = Limits { side_max: 100, pixels_max: 10_000, frames_max: 1 };
         let pool = DecodePool::new(1, 1 << 20, limits).expect("one thread");
         let grey = [&b"P5 100 100 255 "[..], &[7; 10_000]].concat();
-        let opened = pool.stage_only(grey.into(), image_model(), None).await;
+        let opened = pool.stage_only(READ, grey.into(), image_model(), None).await;
         let Ok(Opened::Only(decoded)) = opened else { panic!("it is one image") };
         // A byte for each pixel, and three channels of bytes for the device to turn into numbers, in whole pages.
         assert_eq!(pool.bytes(), (10_000 + 3 * 10_000_u64).next_multiple_of(4096));
@@ -428,7 +464,7 @@ mod tests {
     async fn files_of_slow_formats_wait_for_each_other_and_others_do_not_wait_for_them() {
         let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
         let pool = DecodePool::new(2, 1 << 20, limits).expect("two threads");
-        let stage = |bytes: &'static [u8]| pool.stage_only(bytes.into(), image_model(), None);
+        let stage = |bytes: &'static [u8]| pool.stage_only(READ, bytes.into(), image_model(), None);
         let other_one = pool.slow.acquire().await.expect("one at a time");
         let mut waits = Box::pin(stage(b"\xff\x0a"));
         assert!(futures_util::poll!(&mut waits).is_pending());
@@ -462,14 +498,14 @@ mod tests {
         let pool = DecodePool::new(1, 1 << 20, limits).expect("one thread");
         let ((begins, begun), (release, released)) = (mpsc::channel(), mpsc::channel());
         let file = Bytes::from_owner(Held(begins, released));
-        let mut caller = Box::pin(pool.stage_only(file, image_model(), None));
+        let mut caller = Box::pin(pool.stage_only(READ, file, image_model(), None));
         assert!(futures_util::poll!(&mut caller).is_pending());
         begun.recv().expect("the thread refuses it");
         drop(caller);
         assert_eq!(pool.slow.available_permits(), 0);
         release.send(()).expect("it waits");
         // Behind it on the only thread.
-        assert_eq!(pool.run(|| 7).await, Ok(7));
+        assert_eq!(pool.run(READ, || 7).await, Ok(7));
         assert_eq!(pool.slow.available_permits(), 1);
     }
 
@@ -479,10 +515,10 @@ mod tests {
         let pool = DecodePool::new(1, 16 << 20, limits).expect("one thread");
         let file = include_bytes!("../../tests/fixtures/images/jxl_rgb.jxl");
         let all = pool.budget.try_take(16 << 20).expect("nobody has any");
-        let mut waits = Box::pin(pool.stage_only(file.as_slice().into(), image_model(), None));
+        let mut waits = Box::pin(pool.stage_only(READ, file.as_slice().into(), image_model(), None));
         assert!(futures_util::poll!(&mut waits).is_pending());
         // Behind it on the only thread: by then it is open.
-        assert_eq!(pool.run(|| 7).await, Ok(7));
+        assert_eq!(pool.run(READ, || 7).await, Ok(7));
         assert!(futures_util::poll!(&mut waits).is_pending());
         assert_eq!(pool.slow.available_permits(), 0);
         drop(all);
@@ -494,7 +530,7 @@ mod tests {
     async fn work_that_panics_is_an_error_and_the_pool_goes_on() {
         let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
         let pool = DecodePool::new(1, 100, limits).expect("one thread");
-        assert!(matches!(pool.run(|| panic!("planted")).await, Err::<(), _>(InferError::Internal(_))));
-        assert_eq!(pool.run(|| 7).await.expect("still runs"), 7);
+        assert!(matches!(pool.run(READ, || panic!("planted")).await, Err::<(), _>(InferError::Internal(_))));
+        assert_eq!(pool.run(READ, || 7).await.expect("still runs"), 7);
     }
 }

@@ -191,11 +191,11 @@ async fn decode(
             base64_text::decode(text).map_err(|error| error.to_string())
         };
         let wrong = |error| InferError::BadRequest(format!("image {index} is not base64: {error}"));
-        front.decode.run(charged(permit, read)).await?.map_err(wrong)?.into()
+        front.decode.run(call.step(), charged(permit, read)).await?.map_err(wrong)?.into()
     } else {
         bytes
     };
-    let opened = front.decode.stage_only(file, Arc::clone(model), permit).await;
+    let opened = front.decode.stage_only(call.step(), file, Arc::clone(model), permit).await;
     let Decoded { staged, took, share } = decode::only(opened, index, "a tensor", model)?;
     call.decoded(front, model, took);
     Ok(Image { inputs: staged.inputs, took, share })
@@ -214,7 +214,7 @@ mod tests {
     async fn a_tensor_of_many_images_leaves_room_for_others_in_the_pool() {
         let (front, model) = (front(&[]), model(Duration::from_secs(60)));
         let (release, released) = std::sync::mpsc::channel::<()>();
-        let mut other = Box::pin(front.decode.run(move || released.recv().is_ok()));
+        let mut other = Box::pin(front.decode.run(decode::Step::Request(0), move || released.recv().is_ok()));
         assert!(futures_util::poll!(&mut other).is_pending());
         let call = Call::of(&HeaderMap::new(), &model, Duration::from_secs(60)).expect("no headers");
         // Each has its length in front.

@@ -80,7 +80,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let mut request = if text < INLINE_BYTES_MAX && !slow {
         read()?
     } else {
-        front.decode.run(charged(call.permit.as_ref(), read)).await??
+        front.decode.run(call.step(), charged(call.permit.as_ref(), read)).await??
     };
     if let Some(changes) = changes {
         changes.join(&mut request.parameters)?;

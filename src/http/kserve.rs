@@ -7,6 +7,7 @@ use super::{
     arrange::arrange,
     body,
     call::{Call, Spent},
+    decode::Step,
     posted::{Charged, is_no_file},
     predict::{self, Negotiated},
     query,
@@ -139,7 +140,7 @@ async fn predicted(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> 
             },
         ))
     };
-    let (form, asked) = front.decode.run(read).await??;
+    let (form, asked) = front.decode.run(call.step(), read).await??;
     let (json, spent) = match asked {
         Asked::Images { files, parameters } => {
             let asked = predict::Asked::in_rows(options, &parameters, model)?;
@@ -206,7 +207,7 @@ async fn computed(
         written(permit.as_ref(), text, write, Vec::len)
     };
     let answered = Instant::now();
-    let json = front.decode.run(write).await.flatten();
+    let json = front.decode.run(Step::Answer, write).await.flatten();
     spent.replied(front, &tally, answered.elapsed());
     let json = tally.ended(json)?;
     call.stage("encode", || answered.elapsed());

@@ -5,7 +5,7 @@ use super::{
     Front,
     admission::{Beside, Permit, keeping},
     body,
-    decode::INLINE_BYTES_MAX,
+    decode::{INLINE_BYTES_MAX, Step},
     multipart::{self, Part},
     reject::IMAGE_BODIES,
     wire::{Parameters, base64_text, predict},
@@ -49,7 +49,12 @@ pub(super) struct Taken {
 }
 
 /// Reads the body, within its limits, and finds the files in it.
-pub(super) async fn read(request: Request, front: &Front, torchserve: bool) -> Result<Posted, InferError> {
+pub(super) async fn read(
+    request: Request,
+    front: &Front,
+    step: Step,
+    torchserve: bool,
+) -> Result<Posted, InferError> {
     let limits = &front.limits;
     let form = Form::of(request.headers(), torchserve);
     let mut charged = Charged::to(request.extensions().get::<Arc<Permit>>().cloned());
@@ -63,7 +68,7 @@ pub(super) async fn read(request: Request, front: &Front, torchserve: bool) -> R
         Form::Raw => Ok(Posted::one(Ok(body))),
         // Finding parts and reading base64 takes a millisecond per megabyte: not on the async threads.
         form if body.len() >= INLINE_BYTES_MAX => {
-            front.decode.run(move || find(&form, &body, taken, &mut charged)).await?
+            front.decode.run(step, move || find(&form, &body, taken, &mut charged)).await?
         }
         form => find(&form, &body, taken, &mut charged),
     }

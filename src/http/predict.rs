@@ -61,7 +61,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let negotiated = Negotiated::of(request.headers(), &model.task);
     let torchserve = negotiated.torchserve(front.torchserve_answers);
     let options = if torchserve { options.in_torchserves_form(&model.task) } else { options };
-    let mut posted = call.body(posted::read(request, front, front.torchserve_answers)).await?;
+    let mut posted = call.body(posted::read(request, front, call.step(), front.torchserve_answers)).await?;
     let mut asked = Asked::of(options, &posted.parameters, model)?;
     let pictured = match negotiated.pictured {
         Some(Reply::Picture(form)) => Some(form),
@@ -75,7 +75,8 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         }
         (MaskForm::Png, Some(form)) if posted.files.len() == 1 => {
             let file = posted.files.remove(0)?;
-            let only = front.decode.stage_only(file.clone(), Arc::clone(model), call.permit.as_ref());
+            let only =
+                front.decode.stage_only(call.step(), file.clone(), Arc::clone(model), call.permit.as_ref());
             if let Opened::Only(decoded) = call.in_time(only).await? {
                 drop(file);
                 asked.picture = Some(form);

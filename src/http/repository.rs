@@ -8,6 +8,7 @@ use super::{
     admission::{Permit, charged, keeping},
     body, catalog, coding,
     control::allowed,
+    decode::Step,
     target::Target,
     wire::repository as wire,
 };
@@ -67,7 +68,7 @@ pub(super) async fn load(
     let permit = front.admission.enter(&mut request)?;
     let body = body::of(coding::unpack(request)?, front.limits.body).await?;
     let read = move || wire::Load::of_body(&body);
-    let load = front.decode.run(charged(Some(&permit), read)).await??;
+    let load = front.decode.run(Step::Request(0), charged(Some(&permit), read)).await??;
     load_as(&front, &target.model, load, Some(&permit)).await?;
     // As KServe's own server answers; Triton's reply is empty, and its clients look at nothing but the status.
     Ok(Json(json!({ "name": target.model, "load": true })))

@@ -98,6 +98,7 @@ impl Front {
         metrics.requests_in_flight.set(flight.requests as i64);
         metrics.in_flight_bytes.set(flight.bytes as i64);
         counted(&metrics.gpu_jpegs_total, self.decode.gpu_jpegs());
+        counted(&metrics.decode_in_vain_total, self.decode.in_vain());
         metrics.shared_memory_regions.set(self.shared_memory.count() as i64);
         let [read, written] = self.shared_memory.bytes();
         counted(&metrics.shared_memory_read_bytes_total, read);

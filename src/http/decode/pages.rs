@@ -1,7 +1,7 @@
 //! Files of several frames: some threads of the pool decode their frames, in short steps, so that other files come between.
 
 use super::{
-    Budget, DECODING, DecodePool, Decoded, Frames, Share, Staged, Turns, enough, image_input,
+    Budget, DECODING, DecodePool, Decoded, Frames, Share, Staged, Step, Turns, enough, image_input,
     policy::steps_at_once, stage_frame,
 };
 use crate::{
@@ -40,13 +40,14 @@ struct Done {
 }
 
 impl DecodePool {
-    /// Decodes a file of several frames and stages each for a model. `permit` is that of the request that brought the file; the steps of
-    /// all its files take `turns`.
+    /// Decodes a file of several frames and stages each for a model. `step` and `permit` are those of the request that brought the file; the
+    /// pieces of work of all its files take `turns`.
     ///
     /// # Errors
     /// The file needs more memory than there is.
     pub async fn stage_several(
         &self,
+        step: Step,
         image: Image<Bytes>,
         model: Arc<Model>,
         permit: Option<&Arc<Permit>>,
@@ -61,16 +62,16 @@ impl DecodePool {
         let worker = async || {
             loop {
                 let of = Arc::clone(&pages);
-                let step = async {
+                let work = async {
                     // It is never closed. A step that has begun keeps it, even if nobody waits for it any more.
                     let one_of_few = Arc::clone(&self.steps).acquire_owned().await;
                     let work = move || {
                         let _one_of_few = one_of_few;
                         of.step()
                     };
-                    self.run(charged(permit, work)).await
+                    self.run(step, charged(permit, work)).await
                 };
-                if !turns.step(step).await? {
+                if !turns.step(work).await? {
                     return Ok::<_, InferError>(());
                 }
             }
@@ -131,7 +132,7 @@ fn at_once(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
-    use super::*;
+    use super::{super::tests::READ, *};
     use crate::{
         http::testing::image_model,
         image::{self, Limits},
@@ -165,7 +166,7 @@ mod tests {
     async fn all_frames_are_staged_in_order_however_many_threads_do_them() {
         for threads in [1, 3] {
             let (pool, turns) = pool(threads, 1 << 20);
-            let decoded = pool.stage_several(array(7), image_model(), None, &turns).await.unwrap();
+            let decoded = pool.stage_several(READ, array(7), image_model(), None, &turns).await.unwrap();
             assert_eq!(first_bytes(&decoded), [0, 1, 2, 3, 4, 5, 6]);
             drop(decoded);
             assert_eq!((pool.jobs(), pool.bytes()), (0, 0));
@@ -175,10 +176,10 @@ mod tests {
     #[tokio::test]
     async fn the_work_of_others_comes_between_the_frames_of_a_file() {
         let (pool, turns) = pool(1, 1 << 20);
-        let mut file = Box::pin(pool.stage_several(array(3), image_model(), None, &turns));
+        let mut file = Box::pin(pool.stage_several(READ, array(3), image_model(), None, &turns));
         for _frame in 0..3 {
             assert!(poll!(&mut file).is_pending());
-            assert_eq!(pool.run(|| 7).await, Ok(7));
+            assert_eq!(pool.run(READ, || 7).await, Ok(7));
         }
         assert_eq!(first_bytes(&file.await.unwrap()), [0, 1, 2]);
     }
@@ -190,11 +191,11 @@ mod tests {
         let released = Arc::new(Mutex::new(released));
         let busy = || {
             let released = Arc::clone(&released);
-            Box::pin(pool.run(move || released.lock().recv().is_err()))
+            Box::pin(pool.run(READ, move || released.lock().recv().is_err()))
         };
         // Also if they are those of several requests.
         let other_turns = pool.turns();
-        let file = |turns| Box::pin(pool.stage_several(array(8), image_model(), None, turns));
+        let file = |turns| Box::pin(pool.stage_several(READ, array(8), image_model(), None, turns));
         let (mut busy, mut files) = ([busy(), busy(), busy(), busy()], [file(&turns), file(&other_turns)]);
         for work in &mut busy {
             assert!(poll!(work).is_pending());
@@ -212,10 +213,10 @@ mod tests {
     #[tokio::test]
     async fn frames_that_nobody_waits_for_any_more_are_not_decoded() {
         let (pool, turns) = pool(1, 1 << 20);
-        let mut file = Box::pin(pool.stage_several(array(8), image_model(), None, &turns));
+        let mut file = Box::pin(pool.stage_several(READ, array(8), image_model(), None, &turns));
         assert!(poll!(&mut file).is_pending());
         drop(file);
-        assert_eq!(pool.run(|| 7).await, Ok(7));
+        assert_eq!(pool.run(READ, || 7).await, Ok(7));
         assert_eq!((pool.jobs(), pool.bytes()), (0, 0));
     }
 
@@ -232,7 +233,7 @@ mod tests {
     async fn each_page_is_accounted_for_by_its_own_size_and_depth() {
         let model = image_model();
         let (pool, turns) = pool(2, 1 << 30);
-        let decoded = pool.stage_several(two_pages(), Arc::clone(&model), None, &turns).await.unwrap();
+        let decoded = pool.stage_several(READ, two_pages(), Arc::clone(&model), None, &turns).await.unwrap();
         let staged: Vec<_> =
             decoded.staged.iter().flatten().map(|frame| frame.inputs[0].data.len() as u64).collect();
         assert_eq!(staged, [4 * 3 * 3, 300 * 200 * 3 * 2]);
@@ -249,7 +250,7 @@ mod tests {
     #[tokio::test]
     async fn a_file_with_too_large_a_frame_is_refused_and_names_the_option() {
         let (pool, turns) = pool(2, 500_000);
-        let error = pool.stage_several(two_pages(), image_model(), None, &turns).await.unwrap_err();
+        let error = pool.stage_several(READ, two_pages(), image_model(), None, &turns).await.unwrap_err();
         let InferError::TooLarge { got, limit: 500_000, option: "decode_bytes_max", .. } = error else {
             panic!("{error}")
         };

@@ -15,6 +15,7 @@ use crate::{
         Front,
         arrange::arrange,
         call::{Call, Spent},
+        decode::Step,
         encoded,
         streamed::{self, Form, Text},
         tally::Tally,
@@ -77,7 +78,7 @@ pub(super) async fn in_parts(
         let (tally, permit) = (Arc::clone(&ran.tally), call.permit.clone());
         let only =
             move || ran.outputs().and_then(|outputs| Text::of(permit.as_ref(), &ran.parameters, &outputs));
-        let only = front.decode.run(only);
+        let only = front.decode.run(Step::Answer, only);
         let only = tally.ended(only.await.flatten())?;
         return Ok(streamed::parts(form, id.as_deref(), stream::iter([(0, Ok(only))])));
     }
@@ -145,7 +146,8 @@ async fn part(
         wanted.iter().map(|wanted| output(model, &there, &Wanted { binary: false, ..wanted.clone() }));
     let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
     let permit = call.permit.clone();
-    let write = front.decode.run(move || Text::of(permit.as_ref(), &OutputParameters::new(), &outputs));
+    let write =
+        front.decode.run(Step::Answer, move || Text::of(permit.as_ref(), &OutputParameters::new(), &outputs));
     let written = front.before_the_end(DropReason::Job, write).await??;
     Spent::on(Duration::ZERO, ran).replied(front, tally, answered.elapsed());
     call.stage("encode", || answered.elapsed());

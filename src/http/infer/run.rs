@@ -10,6 +10,7 @@ use crate::{
         arrange::arrange,
         call::{Call, Spent},
         decode::INLINE_BYTES_MAX,
+        decode::Step,
         encoded,
         localize::tensors::{self, Fitted},
         shared_memory::{self, Named},
@@ -134,7 +135,7 @@ impl Ran {
             };
             write(reply, permit.as_ref())
         };
-        let reply = if long { front.decode.run(write).await.flatten() } else { write() };
+        let reply = if long { front.decode.run(Step::Answer, write).await.flatten() } else { write() };
         spent.replied(front, &tally, answered.elapsed());
         let reply = tally.ended(reply)?;
         call.stage("encode", || answered.elapsed());

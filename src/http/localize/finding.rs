@@ -138,7 +138,7 @@ impl Finding {
             };
             // The clock starts anew: it covers this look and the chunks found in it, not the time that the client takes to send.
             let call = self.call.again();
-            let looking = self.front.decode.run(charged(self.call.permit.as_ref(), look));
+            let looking = self.front.decode.run(self.call.step(), charged(self.call.permit.as_ref(), look));
             let (stager, cut, step, took) = call.in_time(supply.gather_while(looking)).await?;
             supply.is_attended()?;
             let waited = call.arrived.elapsed();
@@ -419,7 +419,9 @@ mod tests {
     async fn waiting_for_a_thread_counts_against_the_deadline_of_a_stack() {
         let front = front(&[]);
         let (release, released) = std::sync::mpsc::channel::<()>();
-        let mut other = Box::pin(front.decode.run(move || released.recv().is_ok()));
+        let mut other = Box::pin(
+            front.decode.run(crate::http::decode::Step::Request(0), move || released.recv().is_ok()),
+        );
         assert!(poll!(&mut other).is_pending());
         let model = model(Duration::from_secs(2));
         let call = Call::of(&HeaderMap::new(), &model, Duration::from_secs(60)).expect("no headers");

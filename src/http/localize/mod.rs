@@ -66,7 +66,7 @@ pub(super) async fn predict(
         }
         (Posted::Stream(reader), Share::of_stream(call.permit.as_ref(), options))
     } else {
-        let read = posted::read(request, front, false).await;
+        let read = posted::read(request, front, call.step(), false).await;
         let posted::Posted { mut files, parameters, .. } = read.map_err(streamed_instead)?;
         if let Some(key) = parameters.keys().next().map(|key| clipped(key)) {
             return Err(InferError::BadRequest(format!(

@@ -11,6 +11,7 @@ use crate::{
         Front,
         admission::{Beside, charged, keeping},
         call::{Call, Spent},
+        decode::Step,
         reject::Problem,
     },
     tasks::localize::{Format, Pieces, Writer},
@@ -96,7 +97,7 @@ impl Telling {
             writer.chunk(table, &mut out)?;
             Ok::<_, String>((writer, out, held))
         };
-        let written = self.front.decode.run(charged(self.call.permit.as_ref(), write));
+        let written = self.front.decode.run(Step::Answer, charged(self.call.permit.as_ref(), write));
         let written = reply.keep_up_until(written).await?;
         spent.replied(&self.front, &tally, answered.elapsed());
         let (writer, out, held) =
@@ -146,7 +147,7 @@ impl Telling {
             pieces.extend(writer.end(frames)?.into_iter().filter(|piece| !piece.is_empty()));
             Ok::<_, String>((pieces, held))
         };
-        let ended = self.front.decode.run(charged(self.call.permit.as_ref(), end)).await?;
+        let ended = self.front.decode.run(Step::Answer, charged(self.call.permit.as_ref(), end)).await?;
         let (pieces, held) = ended.map_err(InferError::BadRequest)?;
         // The pieces stay charged until the client has taken them.
         let pieces = match held.map(Arc::new) {

@@ -126,7 +126,7 @@ pub(in crate::http) async fn fit(
             let (whole, memory) = (front.queue.is_on_gpu(model.key), model.frames.clone());
             let permit = call.permit.clone();
             let search = move || search(settings, &frames, options, (whole, memory), permit.as_deref());
-            let found = call.in_time(async { front.decode.run(search).await? }).await?;
+            let found = call.in_time(async { front.decode.run(call.step(), search).await? }).await?;
             call.stage("decode", || began.elapsed());
             found
         }
@@ -590,7 +590,9 @@ mod tests {
     async fn waiting_for_a_thread_counts_against_the_deadline_and_so_does_finding_nothing() {
         let front = front(&[]);
         let (release, released) = std::sync::mpsc::channel::<()>();
-        let mut other = Box::pin(front.decode.run(move || released.recv().is_ok()));
+        let mut other = Box::pin(
+            front.decode.run(crate::http::decode::Step::Request(0), move || released.recv().is_ok()),
+        );
         assert!(futures_util::poll!(&mut other).is_pending());
         let time = Duration::from_secs(2);
         let model = model(time);

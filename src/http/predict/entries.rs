@@ -7,7 +7,7 @@ use crate::{
     http::{
         Front,
         call::{Call, Spent},
-        decode::{self, Decoded, Frames, Staged, Turns},
+        decode::{self, Decoded, Frames, Staged, Step, Turns},
         reject::kind_of,
         tally::Tally,
         wire::answer::{self, Entry, Page},
@@ -90,9 +90,10 @@ async fn one_file(
 ) -> Result<Vec<Answered>, InferError> {
     let (of, permit) = (Arc::clone(model), call.permit.as_ref());
     let decoded: Decoded<Frames> = match asked.pages {
-        true => call.in_time(turns.take(front.decode.stage(file?, of, permit, turns))).await?,
+        true => call.in_time(turns.take(front.decode.stage(call.step(), file?, of, permit, turns))).await?,
         false => {
-            let only = call.in_time(turns.take(front.decode.stage_only(file?, of, permit))).await;
+            let only =
+                call.in_time(turns.take(front.decode.stage_only(call.step(), file?, of, permit))).await;
             decode::only(only, index, "a row", model)?.into()
         }
     };
@@ -193,7 +194,7 @@ pub(super) async fn entry(
     let entry = match (&asked.task, room) {
         (Task::Classify(_) | Task::Embed(_), _) => entry(),
         (_, Some((bytes, what))) => front.decode.run_within(bytes, what, entry).await?,
-        (_, None) => front.decode.run(entry).await?,
+        (_, None) => front.decode.run(Step::Answer, entry).await?,
     };
     spent.replied(front, tally, answered.elapsed());
     Ok((entry?, spent))
@@ -227,7 +228,7 @@ mod tests {
     async fn a_request_of_many_files_leaves_room_for_others_in_the_pool() {
         let (front, model) = (front(&[]), model(Duration::from_secs(60)));
         let (release, released) = std::sync::mpsc::channel::<()>();
-        let mut other = Box::pin(front.decode.run(move || released.recv().is_ok()));
+        let mut other = Box::pin(front.decode.run(Step::Request(0), move || released.recv().is_ok()));
         assert!(futures_util::poll!(&mut other).is_pending());
         let call = Call::of(&HeaderMap::new(), &model, Duration::from_secs(60)).expect("no headers");
         let asked = Asked::in_rows(Options::default(), &Parameters::default(), &model)

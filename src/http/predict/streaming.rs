@@ -117,7 +117,7 @@ impl Decoding {
     /// Decodes and queues a file of one frame.
     async fn ahead(&self, file: Bytes) -> Result<Ahead, InferError> {
         let (began, of) = (self.call.again(), Arc::clone(&self.model));
-        let decode = self.front.decode.stage_only(file, of, self.call.permit.as_ref());
+        let decode = self.front.decode.stage_only(self.call.step(), file, of, self.call.permit.as_ref());
         let Decoded { staged, took, share: _share } = match began.in_time(decode).await? {
             Opened::Only(decoded) => decoded,
             Opened::Several(image) => return Ok(Ahead::Several(image)),
@@ -131,7 +131,8 @@ impl Decoding {
     async fn in_turn(&self, image: Image<Bytes>) -> Result<Vec<Result<Due, InferError>>, InferError> {
         let (began, of) = (self.call.again(), Arc::clone(&self.model));
         let turns = self.front.decode.turns();
-        let decode = self.front.decode.stage_several(image, of, self.call.permit.as_ref(), &turns);
+        let decode =
+            self.front.decode.stage_several(self.call.step(), image, of, self.call.permit.as_ref(), &turns);
         let Decoded { staged: frames, took, share } = began.in_time(decode).await?;
         self.call.decoded(&self.front, &self.model, took);
         let inputs = frames.iter().flatten().flat_map(|frame| &frame.inputs);

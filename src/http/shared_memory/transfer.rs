@@ -82,7 +82,11 @@ pub(crate) async fn fetch(
         }
         Ok((request, named))
     };
-    if is_long(bytes) { front.decode.run(charged(call.permit.as_ref(), read)).await? } else { read() }
+    if is_long(bytes) {
+        front.decode.run(call.step(), charged(call.permit.as_ref(), read)).await?
+    } else {
+        read()
+    }
 }
 
 fn named(front: &Front, caller: &Caller, request: &InferRequest) -> Result<Named, InferError> {

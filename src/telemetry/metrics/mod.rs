@@ -124,6 +124,8 @@ pub struct Metrics {
     pub trace_spans_lost_total: [IntCounter; SPANS_LOST.len()],
     /// JPEGs that a GPU has decoded.
     pub gpu_jpegs_total: IntCounter,
+    /// Work of the decode pool that was done for nobody.
+    pub decode_in_vain_total: IntCounter,
     /// Regions of shared memory that callers have registered.
     pub shared_memory_regions: IntGauge,
     /// Bytes of inputs read from regions.
@@ -240,6 +242,10 @@ impl Metrics {
             gpu_jpegs_total: register.counter(
                 "ocelli_gpu_jpegs_total",
                 "JPEGs that a GPU decoded because the CPU had more of them than it has threads for (gpu_jpeg).",
+            ),
+            decode_in_vain_total: register.counter(
+                "ocelli_decode_in_vain_total",
+                "Files and other long work of the decode pool whose caller left, or whose deadline passed, while they were done.",
             ),
             shared_memory_regions: register.gauge(
                 "ocelli_shared_memory_regions",
