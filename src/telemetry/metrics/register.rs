@@ -234,7 +234,8 @@ pub fn metrics_md() -> String {
          `GET /metrics` on the API, on the admin listener and at `metrics_listen` answers in Prometheus' text format 0.0.4. Units\n\
          are seconds, bytes and items. Every outcome of every model, and its wait for each device, is there from the start, at 0.\n\
          The other histograms of a device begin with its first batch, and those of a route, but for the class `answered`, with\n\
-         the first request of their class.\n\n\
+         the first request of their class. A model that has had requests on one device has some 180 series: 200 such models\n\
+         made 2.9 MB a scrape.\n\n\
          The series of a model are there for as long as `GET /v2/models` lists it, even if it failed to load, and until the last\n\
          request that began with it has ended. Then they go, as Triton's do, so a server whose models come and go does not grow.\n\
          What was counted after the last scrape goes with them. A model that is loaded again begins at 0, which `rate` and\n\
