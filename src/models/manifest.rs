@@ -39,7 +39,7 @@
 //!                              # number), skip (one that is not read), at the end rest (any that follow); default: these three
 //! boxes = "boxes"              # boxes: names of the outputs; default: torchvision's or TensorFlow's names
 //! scores = "scores"            # the same as boxes: the fifth number of each box
-//! classes = "labels"           # an output of class numbers; without one scores are [1, N, C], or there is one class
+//! classes = "labels"           # an output of class numbers; without one scores are [1, N, C], or [1, N] of one class
 //! count = "num_detections"
 //! size_input = "orig_target_sizes"  # a further input, if it takes the width and height in whose pixels boxes come; default: none
 //! activation = "none"          # boxes: softmax | sigmoid | none (outputs are scores); default: none; must be set for outputs named logits

@@ -87,6 +87,15 @@ def mmdeploy(labels=LABELS):
     return g.bytes("mmdeploy", [IMAGE], [("dets", FLOAT, ["batch", "n", 5]), ("labels", INT64, ["batch", "n"])])
 
 
+def faces(scores=SCORES):
+    """Boxes in pixels of the input, and a score of each, since there is one class."""
+    g = make_models.Graph()
+    x, y, w, h = np.moveaxis(np.array(CENTRES) * 64, 2, 0)
+    of_items(g, np.stack([x - w / 2, y - h / 2, x + w / 2, y + h / 2], axis=2), output="boxes")
+    of_items(g, scores, output="scores")
+    return g.bytes("faces", [IMAGE], [("boxes", FLOAT, ["batch", 3, 4]), ("scores", FLOAT, ["batch", len(scores[0])])])
+
+
 def listed():
     """A list for all pictures: of which each box is, the box, its class and its score, as YOLOv7 has them end to end."""
     g = make_models.Graph()
@@ -170,6 +179,7 @@ READY = {
     "letterboxed": (sized(), f'{DETECT}size_input = "orig_target_sizes"\n', PETS),
     "stretched": (sized(), f'{DETECT}size_input = "orig_target_sizes"\n\n[input]\nresize = "stretch"\n', PETS),
     "mmdeploy": (mmdeploy(), f'{DETECT}iou_max = 1.0\n\n[input]\nresize = "stretch"\n', PETS),
+    "one-class": (faces(), f'{DETECT}iou_max = 1.0\n\n[input]\nresize = "stretch"\n', "face\n"),
     "listed": (listed(), f'{DETECT}columns = ["image", "box", "class", "score"]\n\n[input]\nresize = "stretch"\n', PETS),
     "half": (half(), "[input]\n", None),
     "untold": (open_shape(np.zeros((1, 3, 32, 48))), 'task = "segment"\nlabels = "labels.txt"\n', PETS + "cow\n"),
@@ -193,6 +203,8 @@ REFUSED = {
     "squeezed": (numbers_of_classes(FLOAT), CLASSIFY, PETS + "cow\n", 'the labels file has 3 labels, output "y" has 1 classes'),
     "unsorted": (detr(), f'{DETECT}activation = "softmax"\n', PETS, "set detect.background"),
     "mislabelled": (open_shape(np.zeros((1, 10))), CLASSIFY, PETS, 'the labels file has 2 labels, output "y" has 10 classes'),
+    "one-of-two-classes": (faces(), DETECT, PETS, "if another output has class numbers, name it with detect.classes"),
+    "fewer-scores": (faces([[0.75, 0.5]]), DETECT, "face\n", 'output "scores" has shape [?, 2], expected [1, 3, classes], or [1, 3] of one'),
     "unsized": (sized(), DETECT, PETS, "detect.size_input may name a second"),
     "shapeless": (shapeless(), "", None, 'input "x" has no shape in the file'),
 }
@@ -267,6 +279,7 @@ def test_a_single_number_is_an_input_as_any(served):
         ("letterboxed", [("dog", [20, 10, 60, 90]), ("cat", [0, 0, 160, 100])]),
         ("mmdeploy", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
         ("listed", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
+        ("one-class", [("face", [20, 25, 60, 75]), ("face", [0, 0, 160, 100])]),
         ("detr", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
         ("channels", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
         ("channels-said", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),

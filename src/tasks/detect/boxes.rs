@@ -66,7 +66,25 @@ impl Detect {
             [] => Dim::Free,
             known => box_count(&name(boxes), known, self.columns())?,
         };
-        self.resolve_scores(&name(scores), shape(scores), n, labels)?;
+        let batch = match without_ones(shape(boxes))[..] {
+            [batch, _, _] => Some(batch),
+            _ => None,
+        };
+        let has_one_score = self.resolve_scores(&name(scores), shape(scores), (batch, n), labels)?;
+        let may_be_classes = |index: &usize| {
+            ![boxes, scores].contains(index) && Some(*index) != count && shape(*index) == shape(scores)
+        };
+        if has_one_score
+            && labels.is_empty()
+            && let Some(other) = (0..signature.outputs.len()).find(may_be_classes)
+        {
+            return Err(format!(
+                "output {:?} of shape {} may have class numbers: name it with detect.classes, or give a labels file of one label if \
+                 there is one class",
+                name(other),
+                show(shape(other))
+            ));
+        }
         if let Some(classes) = classes {
             for index in [scores, classes] {
                 if index != boxes && !shape(index).is_empty() {
@@ -407,7 +425,10 @@ mod tests {
             &[boxes, ("scores", &[-1, 3]), ("labels", &[-1, 3, 2])],
             "output \"labels\" has shape [?, 3, 2], expected [1, 3], one per box",
         );
-        check(&[boxes, ("scores", &[-1, 2, 80])], "has shape [?, 2, 80], expected [1, 3, classes]");
+        check(
+            &[boxes, ("scores", &[-1, 2, 80])],
+            "has shape [?, 2, 80], expected [1, 3, classes], or [1, 3] of one class",
+        );
         check(
             &[boxes, ("scores", &[-1, 3, 80]), ("num_detections", &[-1, 3])],
             "output \"num_detections\" has shape [?, 3], expected one whole number",
@@ -608,8 +629,8 @@ mod tests {
             "output \"scores\" has shape [1, 3], expected [1, 2], one per box",
         );
         check(
-            &[("boxes", &[-1, 2, 4], boxes()), ("scores", &[-1, 2], scores(2))],
-            "output \"scores\" has shape [1, 2], expected [1, 2, classes], since no output of classes is set",
+            &[("boxes", &[-1, 2, 4], boxes()), ("scores", &[-1, -1], scores(3))],
+            "output \"scores\" has shape [1, 3], expected [1, 2, classes], or [1, 2] of one class, since no output of classes is set",
         );
         check(
             &[("boxes", &[-1, 2, 5], boxes()), ("scores", &[-1, 2], scores(2))],

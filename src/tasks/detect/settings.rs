@@ -78,9 +78,9 @@ pub struct Detect {
     pub output: Option<String>,
     /// `boxes`: the output with `[1, N, 4]` or `[N, 4]`. If not set: `boxes`, `detection_boxes` or `dets`.
     pub boxes: Option<String>,
-    /// `boxes`: the output with `[1, N]` or `[N]` scores, or with `[1, N, C]` (or `[N, C]`) if there is no output of classes. If not set:
-    /// `scores` or `detection_scores`, or the output of the boxes if it is `[1, N, 5]`. If it is the output of the boxes, the fifth number
-    /// of each box is its score.
+    /// `boxes`: the output with `[1, N]` or `[N]` scores, or, if there is no output of classes, with `[1, N, C]` or `[N, C]` of several
+    /// classes. If not set: `scores` or `detection_scores`, or the output of the boxes if it is `[1, N, 5]`. If it is the output of the
+    /// boxes, the fifth number of each box is its score.
     pub scores: Option<String>,
     /// `boxes`: the output with `[1, N]` or `[N]` class numbers. If not set: `labels`, `classes` or `detection_classes`, if the model has
     /// it.
