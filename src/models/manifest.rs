@@ -52,6 +52,7 @@
 //! mask_area = "box"            # boxes: input | box, what a mask covers; default: input if masks have its size; otherwise it must be set
 //! mask_threshold = 0.5         # a pixel is in a mask above it; default: 0 for prototypes, whose sums are logits, else 0.5
 //! angle = false                # yolo, end2end: an angle in radians follows each box and turns it (OBB)
+//! multi_label = false          # whether each class of a box that reaches score_min is a detection, not only its best; for scores of several classes
 //! score_min = 0.25             # 0 to 1
 //! iou_max = 0.5                # 0 to 1; 1 turns suppression off, which is the default for end2end
 //! detections_max = 300         # 1 to 1000

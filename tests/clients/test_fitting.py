@@ -148,6 +148,14 @@ def detr():
     return g.bytes("detr", [IMAGE], [("logits", FLOAT, ["batch", 3, 3]), ("pred_boxes", FLOAT, ["batch", 3, 4])])
 
 
+def rt_detr():
+    """Logits of two classes, both of which the first box is of, and boxes as parts of the input, as transformers' RT-DETR has them."""
+    g = make_models.Graph()
+    of_items(g, np.log([[[1, 3], [1, 1 / 9], [1 / 9, 1 / 9]]]), output="logits")
+    of_items(g, CENTRES, output="pred_boxes")
+    return g.bytes("rt_detr", [IMAGE], [("logits", FLOAT, ["batch", 3, 2]), ("pred_boxes", FLOAT, ["batch", 3, 4])])
+
+
 def suppressing():
     """Rows that are sorted out by NonMaxSuppression."""
     g = make_models.Graph()
@@ -184,6 +192,10 @@ READY = {
     "half": (half(), "[input]\n", None),
     "untold": (open_shape(np.zeros((1, 3, 32, 48))), 'task = "segment"\nlabels = "labels.txt"\n', PETS + "cow\n"),
     "detr": (detr(), f'{DETECT}activation = "softmax"\nbackground = "last"\niou_max = 1.0\n\n[input]\nresize = "stretch"\n', PETS),
+    "rt-detr": (
+        rt_detr(),
+        f'{DETECT}activation = "sigmoid"\nmulti_label = true\niou_max = 1.0\n\n[input]\nresize = "stretch"\n', PETS,
+    ),
     "suppressed": (suppressing(), f'{DETECT}format = "end2end"\n', PETS),
     "suppressed-each": (suppressing(), f'{DETECT}format = "end2end"\n\n[batch]\naxis = "items"\n', PETS),
 }
@@ -205,6 +217,7 @@ REFUSED = {
     "mislabelled": (open_shape(np.zeros((1, 10))), CLASSIFY, PETS, 'the labels file has 2 labels, output "y" has 10 classes'),
     "one-of-two-classes": (faces(), DETECT, PETS, "if another output has class numbers, name it with detect.classes"),
     "fewer-scores": (faces([[0.75, 0.5]]), DETECT, "face\n", 'output "scores" has shape [?, 2], expected [1, 3, classes], or [1, 3] of one'),
+    "unsure": (mmdeploy(), f"{DETECT}multi_label = true\n", PETS, 'output "labels" has a class number for each box'),
     "unsized": (sized(), DETECT, PETS, "detect.size_input may name a second"),
     "shapeless": (shapeless(), "", None, 'input "x" has no shape in the file'),
 }
@@ -296,6 +309,15 @@ def test_boxes_in_a_size_that_is_asked_for_are_in_pixels_of_the_posted_picture(s
     assert np.abs(np.subtract([d["score"] for d in detections], [0.75, 0.5][: len(expected)])).max() <= tolerance, detections
     for d, (_, box) in zip(detections, expected):
         assert np.abs(np.subtract(d["box"], box)).max() < 0.01, (d, box)
+
+
+def test_every_class_of_a_box_is_answered_where_the_manifest_says_so(served):
+    picture = reference.png(np.full((100, 160, 3), 255, np.uint8))
+    detections, _ = wire.one(wire.post_image(served, "rt-detr", picture), "detect")
+    expected = [("dog", 0.75, [20, 25, 60, 75]), ("cat", 0.5, [20, 25, 60, 75]), ("cat", 0.5, [0, 0, 160, 100])]
+    assert [d["label"] for d in detections] == [label for label, *_ in expected], detections
+    for d, (_, score, box) in zip(detections, expected):
+        assert abs(d["score"] - score) < 1e-6 and np.abs(np.subtract(d["box"], box)).max() < 0.01, d
 
 
 def test_a_model_that_asks_for_a_size_takes_pictures_by_every_way(served):

@@ -226,6 +226,7 @@ fn read_detect(table: &Table<'_, '_>) -> Detect {
         mask_threshold: table.number("mask_threshold", -1e6..=1e6).map(|n| n as f32),
         angle: table.flag("angle"),
         prototypes: None,
+        multi_label: table.flag("multi_label").unwrap_or(default.multi_label),
         score_min: table.number("score_min", 0.0..=1.0).map_or(default.score_min, |n| n as f32),
         iou_max: table.number("iou_max", 0.0..=1.0).map(|n| n as f32),
         detections_max: table.integer("detections_max", 1..=1000).unwrap_or(default.detections_max),

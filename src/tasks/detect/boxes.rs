@@ -1,6 +1,6 @@
 //! Detectors with separate outputs for boxes, scores and classes, as torchvision, TensorFlow, transformers and mmdeploy export them.
 
-use super::{BoxFormat, Detect, Format, Raw, beside::OTHERS, finite};
+use super::{BoxFormat, Detect, Format, Raw, beside::OTHERS, chosen::Scored, finite};
 use crate::{
     engine::{Dim, Signature, TensorSpec, show},
     tasks::{Labels, Output, Outputs, is_one, no_such_output, numeric, output_names, wrong_shape},
@@ -126,20 +126,21 @@ impl Detect {
         let scored = match self.classes.as_deref() {
             Some(classes) => self.classes_given(outputs, classes, &numbers, [n, valid])?,
             None if columns == 5 => {
-                self.scores_beside(&numbers)?.into_iter().map(|score| (Some(0), score)).collect()
+                let scores = self.scores_beside(&numbers)?.into_iter().enumerate();
+                scores.map(|(row, score)| Scored { row, class: Some(0), score }).collect()
             }
-            None => self.classes_best(&outputs.get(self.scores.as_deref())?, [n, valid])?,
+            None => self.classes_chosen(&outputs.get(self.scores.as_deref())?, [n, valid])?,
         };
         let keypoints = self.read_keypoints(outputs, n, valid)?;
         let of_box = keypoints.len() / valid.max(1);
         let mut found = Vec::new();
-        for (index, (class, score)) in scored.into_iter().enumerate() {
+        for Scored { row, class, score } in scored {
             if score < self.score_min {
                 continue;
             }
-            let [a, b, c, d] = [0, 1, 2, 3].map(|i| numbers[index * columns + i]);
-            let beside = keypoints[index * of_box..][..of_box].to_vec();
-            found.push(Raw { numbers: finite(boxes.name, [a, b, c, d])?, score, class, row: index, beside });
+            let [a, b, c, d] = [0, 1, 2, 3].map(|i| numbers[row * columns + i]);
+            let beside = keypoints[row * of_box..][..of_box].to_vec();
+            found.push(Raw { numbers: finite(boxes.name, [a, b, c, d])?, score, class, row, beside });
         }
         Ok(found)
     }
@@ -151,7 +152,7 @@ impl Detect {
         classes: &str,
         boxes: &[f32],
         [n, valid]: [usize; 2],
-    ) -> Result<Vec<(Option<usize>, f32)>, String> {
+    ) -> Result<Vec<Scored>, String> {
         let mut scores = match self.columns() {
             5 => self.scores_beside(boxes)?,
             _ => {
@@ -166,7 +167,8 @@ impl Detect {
             // This is below any minimum, so that the box is left out.
             *score = f32::NEG_INFINITY;
         }
-        Ok(classes.into_iter().map(|number| self.class(number)).zip(scores).collect())
+        let scored = |(row, (number, score))| Scored { row, class: self.class(number), score };
+        Ok(classes.into_iter().zip(scores).enumerate().map(scored).collect())
     }
 
     /// The scores included in boxes of five numbers.

@@ -3,6 +3,7 @@
 use super::{
     Background, Detect,
     boxes::{CLASSES, is_as_many, many, plain},
+    chosen::{Chosen, Scored},
 };
 use crate::{
     engine::Dim,
@@ -26,7 +27,8 @@ impl Detect {
                  YOLOS, with detect.background = \"last\"; \"sigmoid\" for RT-DETR and RF-DETR; \"none\" if they are scores after all)"
             ));
         }
-        if self.classes.is_some() {
+        if let Some(classes) = &self.classes {
+            self.refuse_multi_label(&format!("output {classes:?} has a class number for each box"))?;
             return match (self.background, self.activation) {
                 (Some(_), _) => Err("detect.background is for scores [1, boxes, classes]: this model gives class numbers; \
                                      set detect.first_class to that of the first label"
@@ -43,7 +45,12 @@ impl Detect {
                         no class, set detect.background = \"first\""
                 .to_owned());
         }
-        if shape.is_empty() || self.scores == self.boxes {
+        let one_class = format!("output {name:?} has scores of one class");
+        if self.scores == self.boxes {
+            self.refuse_multi_label(&one_class)?;
+            return Ok(false);
+        }
+        if shape.is_empty() {
             return Ok(false);
         }
         // An axis that scores share with boxes counts items, and each is answered for itself.
@@ -67,6 +74,9 @@ impl Detect {
             }
             _ => why,
         })?;
+        if self.classes_of(columns) == 1 {
+            self.refuse_multi_label(&one_class)?;
+        }
         Ok(columns == 1)
     }
 
@@ -99,12 +109,12 @@ impl Detect {
         wrong_shape(name, shape, &format!("{expected}, since no output of classes is set"))
     }
 
-    /// From scores `[1, N, C]`, or `[1, N]` of one class: the best class of each of the first `valid` boxes.
-    pub(super) fn classes_best(
+    /// From scores `[1, N, C]`, or `[1, N]` of one class: those of the first `valid` boxes that reach the minimum, with their classes.
+    pub(super) fn classes_chosen(
         &self,
         scores: &Output<'_>,
         [n, valid]: [usize; 2],
-    ) -> Result<Vec<(Option<usize>, f32)>, String> {
+    ) -> Result<Vec<Scored>, String> {
         let shape = scores.shape();
         let Some(Dim::Fixed(columns)) = self.score_columns(&shape, Dim::Fixed(n)) else {
             return Err(self.no_scores(scores.name, &shape, Dim::Fixed(n)));
@@ -112,18 +122,13 @@ impl Detect {
         let first = usize::from(self.background == Some(Background::First));
         let classes = first..first + self.classes_of(columns);
         let mut numbers = scores.first_numbers(valid * columns)?;
-        let best_class = |row: &mut [f32]| {
+        let mut chosen = Chosen::new(self);
+        for (row, scores_of_row) in numbers.chunks_exact_mut(columns).enumerate() {
             // Softmax includes the background: a box that is probably background gets low scores.
-            self.activate(scores.name, row)?;
-            let (mut class, mut best) = (0, f32::NEG_INFINITY);
-            for (index, score) in row[classes.clone()].iter().enumerate() {
-                if *score > best {
-                    (class, best) = (index, *score);
-                }
-            }
-            Ok((Some(class), best))
-        };
-        numbers.chunks_exact_mut(columns).map(best_class).collect()
+            self.activate(scores.name, scores_of_row)?;
+            chosen.add(row, 1.0, scores_of_row[classes.clone()].iter().copied());
+        }
+        Ok(chosen.finish())
     }
 
     /// Turns the model's numbers into scores.

@@ -118,6 +118,8 @@ pub struct Detect {
     pub angle: Option<bool>,
     /// How many prototypes there are, set by resolving.
     pub prototypes: Option<usize>,
+    /// Whether each class of a box that reaches the minimum score is a detection, not only its best.
+    pub multi_label: bool,
     /// Boxes with a lower score are dropped.
     pub score_min: f32,
     /// A box is suppressed if it overlaps a better one of its class by more than this (intersection over union); 1 keeps all. If not set:
@@ -153,6 +155,7 @@ impl Default for Detect {
             mask_threshold: None,
             angle: None,
             prototypes: None,
+            multi_label: false,
             score_min: 0.25,
             iou_max: None,
             detections_max: 300,
