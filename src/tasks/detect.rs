@@ -32,7 +32,7 @@ use crate::{
 pub use columns::Columns;
 pub use detection::{Detection, Instance, Keypoint};
 pub use end2end::ROWS_MAX;
-pub use settings::{Background, BoxFormat, Detect, Format, Keypoints, MaskArea, Orientation};
+pub use settings::{Background, BoxFormat, Detect, Format, Keypoints, MaskArea, Orientation, SizeOrder};
 
 /// Numbers in a row of box, score and class.
 const COLUMNS: usize = 6;

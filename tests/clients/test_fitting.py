@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 FLOAT, HALF, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64
 IMAGE = ("image", FLOAT, ["batch", 3, 64, 64])
+FLAT = ("image", FLOAT, ["batch", 3, 32, 64])
 SCORES = [[0.75, 0.5, 0.1]]
 LABELS = [[1, 0, 1]]
 CENTRES = [[[0.25, 0.5, 0.25, 0.5], [0.5, 0.5, 1, 1], [0.5, 0.5, 1, 1]]]  # parts of the picture
@@ -62,8 +63,8 @@ def scalar():
     return g.bytes("scalar", [("x", FLOAT, [])], [("y", FLOAT, [])])
 
 
-def sized():
-    """Boxes in pixels of the size that is asked for, as RT-DETR and D-FINE export them."""
+def sized(image=IMAGE, size_input="orig_target_sizes", order=(0, 1)):
+    """Boxes in pixels of the size that is asked for, as RT-DETR and D-FINE export them; `order` says where its width and height are."""
     g = make_models.Graph()
     of_items(g, SCORES, output="scores")
     of_items(g, LABELS, to=INT64, output="labels")
@@ -71,11 +72,11 @@ def sized():
     half = g.constant(make_models.floats(0.5))
     half_w, half_h = g.node("Mul", w, half), g.node("Mul", h, half)
     corners = [g.node("Sub", x, half_w), g.node("Sub", y, half_h), g.node("Add", x, half_w), g.node("Add", y, half_h)]
-    size = g.node("Unsqueeze", g.node("Cast", "orig_target_sizes", to=FLOAT), g.constant(np.array([1])))
-    size = g.node("Concat", size, size, axis=2)
+    size = g.node("Unsqueeze", g.node("Cast", size_input, to=FLOAT), g.constant(np.array([1])))
+    size = g.node("Gather", g.node("Concat", size, size, axis=2), g.constant(np.array([*order, *order])), axis=2)
     g.node("Mul", g.node("Concat", *corners, axis=2), size, output="boxes")
     outputs = [("labels", INT64, ["batch", 3]), ("boxes", FLOAT, ["batch", 3, 4]), ("scores", FLOAT, ["batch", 3])]
-    return g.bytes("sized", [IMAGE, ("orig_target_sizes", INT64, ["batch", 2])], outputs)
+    return g.bytes("sized", [image, (size_input, INT64, ["batch", 2])], outputs)
 
 
 def mmdeploy(labels=LABELS):
@@ -186,6 +187,10 @@ READY = {
     "scalar": (scalar(), "", None),
     "letterboxed": (sized(), f'{DETECT}size_input = "orig_target_sizes"\n', PETS),
     "stretched": (sized(), f'{DETECT}size_input = "orig_target_sizes"\n\n[input]\nresize = "stretch"\n', PETS),
+    "height-first": (
+        sized(FLAT, "im_shape", (1, 0)),
+        f'{DETECT}size_input = "im_shape"\nsize_order = "hw"\n\n[input]\nresize = "stretch"\n', PETS,
+    ),
     "mmdeploy": (mmdeploy(), f'{DETECT}iou_max = 1.0\n\n[input]\nresize = "stretch"\n', PETS),
     "one-class": (faces(), f'{DETECT}iou_max = 1.0\n\n[input]\nresize = "stretch"\n', "face\n"),
     "listed": (listed(), f'{DETECT}columns = ["image", "box", "class", "score"]\n\n[input]\nresize = "stretch"\n', PETS),
@@ -216,9 +221,17 @@ REFUSED = {
     "unsorted": (detr(), f'{DETECT}activation = "softmax"\n', PETS, "set detect.background"),
     "mislabelled": (open_shape(np.zeros((1, 10))), CLASSIFY, PETS, 'the labels file has 2 labels, output "y" has 10 classes'),
     "one-of-two-classes": (faces(), DETECT, PETS, "if another output has class numbers, name it with detect.classes"),
-    "fewer-scores": (faces([[0.75, 0.5]]), DETECT, "face\n", 'output "scores" has shape [?, 2], expected [1, 3, classes], or [1, 3] of one'),
+    "fewer-scores": (
+        faces([[0.75, 0.5]]), DETECT, "face\n",
+        'output "scores" has shape [?, 2], expected [1, 3, classes], or [1, 3] of one class',
+    ),
     "unsure": (mmdeploy(), f"{DETECT}multi_label = true\n", PETS, 'output "labels" has a class number for each box'),
     "unsized": (sized(), DETECT, PETS, "detect.size_input may name a second"),
+    "unordered": (
+        sized(FLAT, "im_shape", (1, 0)), f'{DETECT}size_input = "im_shape"\n', PETS,
+        "seems to take the height before the width: set detect.size_order",
+    ),
+    "order-of-nothing": (mmdeploy(), f'{DETECT}size_order = "hw"\n', PETS, "detect.size_order is for detect.size_input"),
     "shapeless": (shapeless(), "", None, 'input "x" has no shape in the file'),
 }
 
@@ -290,6 +303,7 @@ def test_a_single_number_is_an_input_as_any(served):
         ("stretched", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
         # The input is as high as the picture is wide: 30 pixels of padding above and below.
         ("letterboxed", [("dog", [20, 10, 60, 90]), ("cat", [0, 0, 160, 100])]),
+        ("height-first", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
         ("mmdeploy", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
         ("listed", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
         ("one-class", [("face", [20, 25, 60, 75]), ("face", [0, 0, 160, 100])]),

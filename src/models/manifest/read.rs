@@ -13,7 +13,7 @@ use crate::{
     models::strict::Table,
     tasks::{
         Activation, Background, BoxFormat, Classify, Columns, Detect, Embed, Enlarge, Image, Keypoints,
-        Labels, MaskArea, Orientation, Pool, Segment, Task, detect,
+        Labels, MaskArea, Orientation, Pool, Segment, SizeOrder, Task, detect,
         image::{Range, Size},
         landmarks::{Form, Landmarks, Order, POINTS_MAX, Third, Unit},
     },
@@ -199,6 +199,7 @@ fn read_detect(table: &Table<'_, '_>) -> Detect {
         classes: table.string("classes"),
         count: table.string("count"),
         size_input: table.string("size_input"),
+        size_order: table.choice("size_order", &SizeOrder::ALL),
         box_format: table.choice(
             "box_format",
             &[

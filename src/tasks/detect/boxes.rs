@@ -328,7 +328,7 @@ fn missing(signature: &Signature, key: &str, usual: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{Keypoints, testing::*},
+        super::{Keypoints, SizeOrder, testing::*},
         *,
     };
     use crate::{
@@ -644,5 +644,8 @@ mod tests {
     fn settings_of_the_other_format_are_refused() {
         let task = Detect { objectness: Some(true), ..Detect::default() };
         assert_eq!(torchvision(task).unwrap_err(), "detect.objectness is for detect.format = \"yolo\"");
+        let of_nothing = Detect { size_order: Some(SizeOrder::Wh), ..Detect::default() };
+        let error = torchvision(of_nothing).unwrap_err();
+        assert_eq!(error, "detect.size_order is for detect.size_input, the input that takes a size");
     }
 }
