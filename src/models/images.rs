@@ -4,6 +4,7 @@ use super::manifest::Input;
 use crate::{
     engine::{DataType, Dim, PixelInput, Tensor, TensorSpec, staging::Staging},
     image::{Color, Filter, Layout, Preprocess, Resize},
+    tasks::SizeOrder,
 };
 
 /// How an image becomes a model's input or inputs.
@@ -39,8 +40,8 @@ pub(super) fn layout_word(layout: Layout) -> &'static str {
 
 /// A further input of a model that takes images.
 pub(super) enum Other {
-    /// The size in whose pixels boxes are to come, as this type.
-    Size(DataType),
+    /// The size in whose pixels boxes are to come, as this type and in this order.
+    Size(DataType, SizeOrder),
     /// The same for each image.
     Constant(Tensor),
 }
@@ -201,9 +202,9 @@ impl ImageInput {
     pub fn behind(&self, width: u32, height: u32) -> impl Iterator<Item = Tensor> {
         let to = self.preprocess_for(width, height);
         self.others.iter().filter_map(move |other| match other {
-            Other::Size(datatype) => {
+            Other::Size(datatype, order) => {
                 let shape = self.batch_axis.then_some(1).into_iter().chain([2]).collect();
-                let data = size_bytes(*datatype, [to.width, to.height])?.into();
+                let data = size_bytes(*datatype, order.of([to.width, to.height]))?.into();
                 Some(Tensor { datatype: *datatype, shape, data })
             }
             Other::Constant(tensor) => Some(tensor.clone()),
@@ -227,12 +228,12 @@ impl ImageInput {
     }
 }
 
-/// A width and a height as bytes of a type; `None` for types that no model takes sizes in.
-pub(super) fn size_bytes(datatype: DataType, [width, height]: [u32; 2]) -> Option<Vec<u8>> {
+/// A size as bytes of a type; `None` for types that no model takes sizes in.
+pub(super) fn size_bytes(datatype: DataType, sides: [u32; 2]) -> Option<Vec<u8>> {
     Some(match datatype {
-        DataType::Int64 => [width, height].map(|n| i64::from(n).to_le_bytes()).concat(),
-        DataType::Int32 => [width, height].map(u32::to_le_bytes).concat(),
-        DataType::Fp32 => [width, height].map(|n| (n as f32).to_le_bytes()).concat(),
+        DataType::Int64 => sides.map(|n| i64::from(n).to_le_bytes()).concat(),
+        DataType::Int32 => sides.map(u32::to_le_bytes).concat(),
+        DataType::Fp32 => sides.map(|n| (n as f32).to_le_bytes()).concat(),
         _ => return None,
     })
 }

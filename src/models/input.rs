@@ -14,7 +14,7 @@ use crate::{
     image::{self, Color, Filter, Layout, Preprocess, Resize},
     tasks::Task,
 };
-use which::{constant, inputs, is_convertible, size_type};
+use which::{constant, inputs, is_convertible, size_order, size_type};
 
 /// ImageNet's mean and standard deviation of red, green and blue, for values from 0 to 1.
 const IMAGENET: [[f32; 3]; 2] = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]];
@@ -37,7 +37,7 @@ pub(super) fn resolve(
     let axes = Axes::find(spec, signature.batching(), input, outline)?;
     let other = |spec: &TensorSpec| match input.constants.get(&spec.name) {
         Some(number) => constant(spec, *number, axes.batch_axis).map(Other::Constant),
-        None => size_type(spec, axes.batch_axis).map(Other::Size),
+        None => size_type(spec, axes.batch_axis).map(|datatype| Other::Size(datatype, size_order(task))),
     };
     let others = others.iter().map(other).collect::<Result<_, _>>()?;
     let channels = channels(spec, &axes, input, task)?;
@@ -533,6 +533,19 @@ mod tests {
             "\"sizes\" is INT64 of shape [?, 3], expected a width and a height, [1, 2]",
         );
         check(key, ("sizes", DataType::Bool, &[-1, 2]), "is BOOL of shape");
+        // The same the other way round, which must be said of an input that is called a shape.
+        let ordered = |order: &str| format!("{key}\nsize_order = {order:?}");
+        let sizes = ("sizes", DataType::Fp32, &[-1, 2][..]);
+        assert_eq!(run(&ordered("hw"), sizes).unwrap(), (vec![1, 2], vec![64.0, 96.0]));
+        assert_eq!(run(&ordered("wh"), sizes).unwrap(), (vec![1, 2], vec![96.0, 64.0]));
+        let shape = ("im_shape", DataType::Fp32, &[-1, 2][..]);
+        let of_shape = "[detect]\nsize_input = \"im_shape\"";
+        check(
+            of_shape,
+            shape,
+            "\"im_shape\" seems to take the height before the width: set detect.size_order = \"hw\"",
+        );
+        assert_eq!(run(&format!("{of_shape}\nsize_order = \"hw\""), shape).unwrap().1, [64.0, 96.0]);
         check(
             "[detect]\nsize_input = \"scale_factor\"",
             ("scale_factor", DataType::Fp32, &[-1, 2]),

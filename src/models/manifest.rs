@@ -35,13 +35,13 @@
 //! output = "output0"           # yolo, end2end; default: the only output
 //! orientation = "channels_first"  # yolo: channels_first ([1, 4 + C, A]) | channels_last; default: found from the labels
 //! objectness = false           # yolo: whether the fifth channel is an objectness; default: found from the labels if channels are last
-//! columns = ["box", "score", "class"]  # end2end: what the numbers of a row are, in their order: box (four), score, class; image (the picture's
-//!                              # number), skip (one that is not read), at the end rest (any that follow); default: these three
+//! columns = ["box", "score", "class"]  # end2end: the order of a row: box (four), score, class; image (the picture's number), skip (one that is not read), at the end rest; default: these three
 //! boxes = "boxes"              # boxes: names of the outputs; default: torchvision's or TensorFlow's names
 //! scores = "scores"            # the same as boxes: the fifth number of each box
-//! classes = "labels"           # an output of class numbers; without one scores are [1, N, C], or there is one class
+//! classes = "labels"           # an output of class numbers; without one scores are [1, N, C], or [1, N] of one class
 //! count = "num_detections"
 //! size_input = "orig_target_sizes"  # a further input, if it takes the width and height in whose pixels boxes come; default: none
+//! size_order = "wh"            # of that input: wh | hw (the height first); default: wh, but to be said of an input that is called a shape
 //! activation = "none"          # boxes: softmax | sigmoid | none (outputs are scores); default: none; must be set for outputs named logits
 //! background = "first"         # boxes, scores [N, K, C]: column that is no class, first | last; labels count the others; default: none
 //! first_class = 0              # boxes, end2end: class number of the first label; default: 1 for an output named detection_classes, else 0
@@ -52,6 +52,7 @@
 //! mask_area = "box"            # boxes: input | box, what a mask covers; default: input if masks have its size; otherwise it must be set
 //! mask_threshold = 0.5         # a pixel is in a mask above it; default: 0 for prototypes, whose sums are logits, else 0.5
 //! angle = false                # yolo, end2end: an angle in radians follows each box and turns it (OBB)
+//! multi_label = false          # whether each class of a box that reaches score_min is a detection, not only its best
 //! score_min = 0.25             # 0 to 1
 //! iou_max = 0.5                # 0 to 1; 1 turns suppression off, which is the default for end2end
 //! detections_max = 300         # 1 to 1000

@@ -1,11 +1,13 @@
 //! Detect: model outputs to boxes in the posted image.
 //!
 //! This file holds the [`settings`] once they are resolved against the model, and turns candidates into a [`detection`]. The candidates are
-//! read from the three families of outputs by `yolo`, `boxes` (with `scores`) and `end2end` (with `columns`), and by `left` if an engine
-//! has found them already. `beside` handles what else a model says about a box: `keypoints`, masks (`instance`), or its rotation.
+//! read from the three families of outputs by `yolo`, `boxes` (with `scores`; both with `chosen`) and `end2end` (with `columns`), and by
+//! `left` if an engine has found them already. `beside` handles what else a model says about a box: `keypoints`, masks (`instance`), or its
+//! rotation.
 
 mod beside;
 mod boxes;
+mod chosen;
 mod columns;
 mod detection;
 mod end2end;
@@ -30,7 +32,7 @@ use crate::{
 pub use columns::Columns;
 pub use detection::{Detection, Instance, Keypoint};
 pub use end2end::ROWS_MAX;
-pub use settings::{Background, BoxFormat, Detect, Format, Keypoints, MaskArea, Orientation};
+pub use settings::{Background, BoxFormat, Detect, Format, Keypoints, MaskArea, Orientation, SizeOrder};
 
 /// Numbers in a row of box, score and class.
 const COLUMNS: usize = 6;

@@ -33,7 +33,7 @@ pub mod segment;
 pub use classify::{Activation, Class, Classify, is_byte};
 pub use detect::{
     Background, BoxFormat, Columns, Detect, Detection, Format, Instance, Keypoint, Keypoints, MaskArea,
-    Orientation, ROWS_MAX,
+    Orientation, ROWS_MAX, SizeOrder,
 };
 pub use embed::{Embed, Pool};
 pub use image::Image;

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 FLOAT, HALF, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64
 IMAGE = ("image", FLOAT, ["batch", 3, 64, 64])
+FLAT = ("image", FLOAT, ["batch", 3, 32, 64])
 SCORES = [[0.75, 0.5, 0.1]]
 LABELS = [[1, 0, 1]]
 CENTRES = [[[0.25, 0.5, 0.25, 0.5], [0.5, 0.5, 1, 1], [0.5, 0.5, 1, 1]]]  # parts of the picture
@@ -62,8 +63,8 @@ def scalar():
     return g.bytes("scalar", [("x", FLOAT, [])], [("y", FLOAT, [])])
 
 
-def sized():
-    """Boxes in pixels of the size that is asked for, as RT-DETR and D-FINE export them."""
+def sized(image=IMAGE, size_input="orig_target_sizes", order=(0, 1)):
+    """Boxes in pixels of the size that is asked for, as RT-DETR and D-FINE export them; `order` says where its width and height are."""
     g = make_models.Graph()
     of_items(g, SCORES, output="scores")
     of_items(g, LABELS, to=INT64, output="labels")
@@ -71,11 +72,11 @@ def sized():
     half = g.constant(make_models.floats(0.5))
     half_w, half_h = g.node("Mul", w, half), g.node("Mul", h, half)
     corners = [g.node("Sub", x, half_w), g.node("Sub", y, half_h), g.node("Add", x, half_w), g.node("Add", y, half_h)]
-    size = g.node("Unsqueeze", g.node("Cast", "orig_target_sizes", to=FLOAT), g.constant(np.array([1])))
-    size = g.node("Concat", size, size, axis=2)
+    size = g.node("Unsqueeze", g.node("Cast", size_input, to=FLOAT), g.constant(np.array([1])))
+    size = g.node("Gather", g.node("Concat", size, size, axis=2), g.constant(np.array([*order, *order])), axis=2)
     g.node("Mul", g.node("Concat", *corners, axis=2), size, output="boxes")
     outputs = [("labels", INT64, ["batch", 3]), ("boxes", FLOAT, ["batch", 3, 4]), ("scores", FLOAT, ["batch", 3])]
-    return g.bytes("sized", [IMAGE, ("orig_target_sizes", INT64, ["batch", 2])], outputs)
+    return g.bytes("sized", [image, (size_input, INT64, ["batch", 2])], outputs)
 
 
 def mmdeploy(labels=LABELS):
@@ -85,6 +86,15 @@ def mmdeploy(labels=LABELS):
     of_items(g, np.stack([x - w / 2, y - h / 2, x + w / 2, y + h / 2, np.array(SCORES)], axis=2), output="dets")
     of_items(g, labels, to=INT64, output="labels")
     return g.bytes("mmdeploy", [IMAGE], [("dets", FLOAT, ["batch", "n", 5]), ("labels", INT64, ["batch", "n"])])
+
+
+def faces(scores=SCORES):
+    """Boxes in pixels of the input, and a score of each, since there is one class."""
+    g = make_models.Graph()
+    x, y, w, h = np.moveaxis(np.array(CENTRES) * 64, 2, 0)
+    of_items(g, np.stack([x - w / 2, y - h / 2, x + w / 2, y + h / 2], axis=2), output="boxes")
+    of_items(g, scores, output="scores")
+    return g.bytes("faces", [IMAGE], [("boxes", FLOAT, ["batch", 3, 4]), ("scores", FLOAT, ["batch", len(scores[0])])])
 
 
 def listed():
@@ -139,6 +149,14 @@ def detr():
     return g.bytes("detr", [IMAGE], [("logits", FLOAT, ["batch", 3, 3]), ("pred_boxes", FLOAT, ["batch", 3, 4])])
 
 
+def rt_detr():
+    """Logits of two classes, both of which the first box is of, and boxes as parts of the input, as transformers' RT-DETR has them."""
+    g = make_models.Graph()
+    of_items(g, np.log([[[1, 3], [1, 1 / 9], [1 / 9, 1 / 9]]]), output="logits")
+    of_items(g, CENTRES, output="pred_boxes")
+    return g.bytes("rt_detr", [IMAGE], [("logits", FLOAT, ["batch", 3, 2]), ("pred_boxes", FLOAT, ["batch", 3, 4])])
+
+
 def suppressing():
     """Rows that are sorted out by NonMaxSuppression."""
     g = make_models.Graph()
@@ -169,11 +187,20 @@ READY = {
     "scalar": (scalar(), "", None),
     "letterboxed": (sized(), f'{DETECT}size_input = "orig_target_sizes"\n', PETS),
     "stretched": (sized(), f'{DETECT}size_input = "orig_target_sizes"\n\n[input]\nresize = "stretch"\n', PETS),
+    "height-first": (
+        sized(FLAT, "im_shape", (1, 0)),
+        f'{DETECT}size_input = "im_shape"\nsize_order = "hw"\n\n[input]\nresize = "stretch"\n', PETS,
+    ),
     "mmdeploy": (mmdeploy(), f'{DETECT}iou_max = 1.0\n\n[input]\nresize = "stretch"\n', PETS),
+    "one-class": (faces(), f'{DETECT}iou_max = 1.0\n\n[input]\nresize = "stretch"\n', "face\n"),
     "listed": (listed(), f'{DETECT}columns = ["image", "box", "class", "score"]\n\n[input]\nresize = "stretch"\n', PETS),
     "half": (half(), "[input]\n", None),
     "untold": (open_shape(np.zeros((1, 3, 32, 48))), 'task = "segment"\nlabels = "labels.txt"\n', PETS + "cow\n"),
     "detr": (detr(), f'{DETECT}activation = "softmax"\nbackground = "last"\niou_max = 1.0\n\n[input]\nresize = "stretch"\n', PETS),
+    "rt-detr": (
+        rt_detr(),
+        f'{DETECT}activation = "sigmoid"\nmulti_label = true\niou_max = 1.0\n\n[input]\nresize = "stretch"\n', PETS,
+    ),
     "suppressed": (suppressing(), f'{DETECT}format = "end2end"\n', PETS),
     "suppressed-each": (suppressing(), f'{DETECT}format = "end2end"\n\n[batch]\naxis = "items"\n', PETS),
 }
@@ -193,7 +220,18 @@ REFUSED = {
     "squeezed": (numbers_of_classes(FLOAT), CLASSIFY, PETS + "cow\n", 'the labels file has 3 labels, output "y" has 1 classes'),
     "unsorted": (detr(), f'{DETECT}activation = "softmax"\n', PETS, "set detect.background"),
     "mislabelled": (open_shape(np.zeros((1, 10))), CLASSIFY, PETS, 'the labels file has 2 labels, output "y" has 10 classes'),
+    "one-of-two-classes": (faces(), DETECT, PETS, "if another output has class numbers, name it with detect.classes"),
+    "fewer-scores": (
+        faces([[0.75, 0.5]]), DETECT, "face\n",
+        'output "scores" has shape [?, 2], expected [1, 3, classes], or [1, 3] of one class',
+    ),
+    "unsure": (mmdeploy(), f"{DETECT}multi_label = true\n", PETS, 'output "labels" has a class number for each box'),
     "unsized": (sized(), DETECT, PETS, "detect.size_input may name a second"),
+    "unordered": (
+        sized(FLAT, "im_shape", (1, 0)), f'{DETECT}size_input = "im_shape"\n', PETS,
+        "seems to take the height before the width: set detect.size_order",
+    ),
+    "order-of-nothing": (mmdeploy(), f'{DETECT}size_order = "hw"\n', PETS, "detect.size_order is for detect.size_input"),
     "shapeless": (shapeless(), "", None, 'input "x" has no shape in the file'),
 }
 
@@ -265,8 +303,10 @@ def test_a_single_number_is_an_input_as_any(served):
         ("stretched", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
         # The input is as high as the picture is wide: 30 pixels of padding above and below.
         ("letterboxed", [("dog", [20, 10, 60, 90]), ("cat", [0, 0, 160, 100])]),
+        ("height-first", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
         ("mmdeploy", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
         ("listed", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
+        ("one-class", [("face", [20, 25, 60, 75]), ("face", [0, 0, 160, 100])]),
         ("detr", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
         ("channels", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
         ("channels-said", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
@@ -283,6 +323,15 @@ def test_boxes_in_a_size_that_is_asked_for_are_in_pixels_of_the_posted_picture(s
     assert np.abs(np.subtract([d["score"] for d in detections], [0.75, 0.5][: len(expected)])).max() <= tolerance, detections
     for d, (_, box) in zip(detections, expected):
         assert np.abs(np.subtract(d["box"], box)).max() < 0.01, (d, box)
+
+
+def test_every_class_of_a_box_is_answered_where_the_manifest_says_so(served):
+    picture = reference.png(np.full((100, 160, 3), 255, np.uint8))
+    detections, _ = wire.one(wire.post_image(served, "rt-detr", picture), "detect")
+    expected = [("dog", 0.75, [20, 25, 60, 75]), ("cat", 0.5, [20, 25, 60, 75]), ("cat", 0.5, [0, 0, 160, 100])]
+    assert [d["label"] for d in detections] == [label for label, *_ in expected], detections
+    for d, (_, score, box) in zip(detections, expected):
+        assert abs(d["score"] - score) < 1e-6 and np.abs(np.subtract(d["box"], box)).max() < 0.01, d
 
 
 def test_a_model_that_asks_for_a_size_takes_pictures_by_every_way(served):

@@ -5,7 +5,7 @@ use crate::{
     engine::{DataType, Dim, Signature, Tensor, TensorSpec, onnx::outline::Outline, show},
     image,
     models::{images::size_bytes, manifest::Input},
-    tasks::Task,
+    tasks::{SizeOrder, Task},
 };
 
 /// The index of the input that an image becomes: the one that the author names, else the only one that has the form of an image and is
@@ -61,6 +61,18 @@ fn size_input(task: &Task) -> Option<&str> {
     }
 }
 
+/// The order in which that input takes the size.
+pub(super) fn size_order(task: &Task) -> SizeOrder {
+    said_order(task).unwrap_or(SizeOrder::Wh)
+}
+
+fn said_order(task: &Task) -> Option<SizeOrder> {
+    match task {
+        Task::Detect(detect) => detect.size_order,
+        _ => None,
+    }
+}
+
 fn names(signature: &Signature) -> String {
     let names = signature.inputs.iter().map(|input| format!("{:?}", input.name));
     names.collect::<Vec<_>>().join(", ")
@@ -89,6 +101,14 @@ pub(super) fn inputs<'a>(
             "detect.size_input: input {name:?} seems to take the factor by which an image was resized, which is no width and height: \
              for boxes in pixels of the input set input.constants = {{ {name:?} = 1 }}"
         )),
+        (Some(name), Some(size), None)
+            if size.name == name && is_shape(name) && said_order(task).is_none() =>
+        {
+            Err(format!(
+                "detect.size_input: input {name:?} seems to take the height before the width: set detect.size_order = \"hw\" if it does, \
+             \"wh\" if it does not"
+            ))
+        }
         (Some(name), Some(size), None) if size.name == name => Ok((image, others)),
         (Some(name), ..) => Err(format!(
             "detect.size_input is {name:?}, expected the one input beside that of the image and input.constants; the model has {}",
@@ -139,6 +159,11 @@ pub(super) fn constant(spec: &TensorSpec, number: f64, batch_axis: bool) -> Resu
 /// boxes come in pixels of the input.
 fn is_factor(name: &str) -> bool {
     name.to_ascii_lowercase().contains("scale")
+}
+
+/// Whether an input of this name is told a shape, whose height comes first, as in PaddleDetection's models and a YOLOv3 of Keras.
+fn is_shape(name: &str) -> bool {
+    name.to_ascii_lowercase().contains("shape")
 }
 
 /// The type of an input for sizes.

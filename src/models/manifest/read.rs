@@ -13,7 +13,7 @@ use crate::{
     models::strict::Table,
     tasks::{
         Activation, Background, BoxFormat, Classify, Columns, Detect, Embed, Enlarge, Image, Keypoints,
-        Labels, MaskArea, Orientation, Pool, Segment, Task, detect,
+        Labels, MaskArea, Orientation, Pool, Segment, SizeOrder, Task, detect,
         image::{Range, Size},
         landmarks::{Form, Landmarks, Order, POINTS_MAX, Third, Unit},
     },
@@ -199,6 +199,7 @@ fn read_detect(table: &Table<'_, '_>) -> Detect {
         classes: table.string("classes"),
         count: table.string("count"),
         size_input: table.string("size_input"),
+        size_order: table.choice("size_order", &SizeOrder::ALL),
         box_format: table.choice(
             "box_format",
             &[
@@ -226,6 +227,7 @@ fn read_detect(table: &Table<'_, '_>) -> Detect {
         mask_threshold: table.number("mask_threshold", -1e6..=1e6).map(|n| n as f32),
         angle: table.flag("angle"),
         prototypes: None,
+        multi_label: table.flag("multi_label").unwrap_or(default.multi_label),
         score_min: table.number("score_min", 0.0..=1.0).map_or(default.score_min, |n| n as f32),
         iou_max: table.number("iou_max", 0.0..=1.0).map(|n| n as f32),
         detections_max: table.integer("detections_max", 1..=1000).unwrap_or(default.detections_max),

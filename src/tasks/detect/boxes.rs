@@ -1,6 +1,6 @@
 //! Detectors with separate outputs for boxes, scores and classes, as torchvision, TensorFlow, transformers and mmdeploy export them.
 
-use super::{BoxFormat, Detect, Format, Raw, beside::OTHERS, finite};
+use super::{BoxFormat, Detect, Format, Raw, beside::OTHERS, chosen::Scored, finite};
 use crate::{
     engine::{Dim, Signature, TensorSpec, show},
     tasks::{Labels, Output, Outputs, is_one, no_such_output, numeric, output_names, wrong_shape},
@@ -66,7 +66,25 @@ impl Detect {
             [] => Dim::Free,
             known => box_count(&name(boxes), known, self.columns())?,
         };
-        self.resolve_scores(&name(scores), shape(scores), n, labels)?;
+        let batch = match without_ones(shape(boxes))[..] {
+            [batch, _, _] => Some(batch),
+            _ => None,
+        };
+        let has_one_score = self.resolve_scores(&name(scores), shape(scores), (batch, n), labels)?;
+        let may_be_classes = |index: &usize| {
+            ![boxes, scores].contains(index) && Some(*index) != count && shape(*index) == shape(scores)
+        };
+        if has_one_score
+            && labels.is_empty()
+            && let Some(other) = (0..signature.outputs.len()).find(may_be_classes)
+        {
+            return Err(format!(
+                "output {:?} of shape {} may have class numbers: name it with detect.classes, or give a labels file of one label if \
+                 there is one class",
+                name(other),
+                show(shape(other))
+            ));
+        }
         if let Some(classes) = classes {
             for index in [scores, classes] {
                 if index != boxes && !shape(index).is_empty() {
@@ -108,20 +126,21 @@ impl Detect {
         let scored = match self.classes.as_deref() {
             Some(classes) => self.classes_given(outputs, classes, &numbers, [n, valid])?,
             None if columns == 5 => {
-                self.scores_beside(&numbers)?.into_iter().map(|score| (Some(0), score)).collect()
+                let scores = self.scores_beside(&numbers)?.into_iter().enumerate();
+                scores.map(|(row, score)| Scored { row, class: Some(0), score }).collect()
             }
-            None => self.classes_best(&outputs.get(self.scores.as_deref())?, [n, valid])?,
+            None => self.classes_chosen(&outputs.get(self.scores.as_deref())?, [n, valid])?,
         };
         let keypoints = self.read_keypoints(outputs, n, valid)?;
         let of_box = keypoints.len() / valid.max(1);
         let mut found = Vec::new();
-        for (index, (class, score)) in scored.into_iter().enumerate() {
+        for Scored { row, class, score } in scored {
             if score < self.score_min {
                 continue;
             }
-            let [a, b, c, d] = [0, 1, 2, 3].map(|i| numbers[index * columns + i]);
-            let beside = keypoints[index * of_box..][..of_box].to_vec();
-            found.push(Raw { numbers: finite(boxes.name, [a, b, c, d])?, score, class, row: index, beside });
+            let [a, b, c, d] = [0, 1, 2, 3].map(|i| numbers[row * columns + i]);
+            let beside = keypoints[row * of_box..][..of_box].to_vec();
+            found.push(Raw { numbers: finite(boxes.name, [a, b, c, d])?, score, class, row, beside });
         }
         Ok(found)
     }
@@ -133,7 +152,7 @@ impl Detect {
         classes: &str,
         boxes: &[f32],
         [n, valid]: [usize; 2],
-    ) -> Result<Vec<(Option<usize>, f32)>, String> {
+    ) -> Result<Vec<Scored>, String> {
         let mut scores = match self.columns() {
             5 => self.scores_beside(boxes)?,
             _ => {
@@ -148,7 +167,8 @@ impl Detect {
             // This is below any minimum, so that the box is left out.
             *score = f32::NEG_INFINITY;
         }
-        Ok(classes.into_iter().map(|number| self.class(number)).zip(scores).collect())
+        let scored = |(row, (number, score))| Scored { row, class: self.class(number), score };
+        Ok(classes.into_iter().zip(scores).enumerate().map(scored).collect())
     }
 
     /// The scores included in boxes of five numbers.
@@ -308,7 +328,7 @@ fn missing(signature: &Signature, key: &str, usual: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{Keypoints, testing::*},
+        super::{Keypoints, SizeOrder, testing::*},
         *,
     };
     use crate::{
@@ -407,7 +427,10 @@ mod tests {
             &[boxes, ("scores", &[-1, 3]), ("labels", &[-1, 3, 2])],
             "output \"labels\" has shape [?, 3, 2], expected [1, 3], one per box",
         );
-        check(&[boxes, ("scores", &[-1, 2, 80])], "has shape [?, 2, 80], expected [1, 3, classes]");
+        check(
+            &[boxes, ("scores", &[-1, 2, 80])],
+            "has shape [?, 2, 80], expected [1, 3, classes], or [1, 3] of one class",
+        );
         check(
             &[boxes, ("scores", &[-1, 3, 80]), ("num_detections", &[-1, 3])],
             "output \"num_detections\" has shape [?, 3], expected one whole number",
@@ -608,8 +631,8 @@ mod tests {
             "output \"scores\" has shape [1, 3], expected [1, 2], one per box",
         );
         check(
-            &[("boxes", &[-1, 2, 4], boxes()), ("scores", &[-1, 2], scores(2))],
-            "output \"scores\" has shape [1, 2], expected [1, 2, classes], since no output of classes is set",
+            &[("boxes", &[-1, 2, 4], boxes()), ("scores", &[-1, -1], scores(3))],
+            "output \"scores\" has shape [1, 3], expected [1, 2, classes], or [1, 2] of one class, since no output of classes is set",
         );
         check(
             &[("boxes", &[-1, 2, 5], boxes()), ("scores", &[-1, 2], scores(2))],
@@ -621,5 +644,8 @@ mod tests {
     fn settings_of_the_other_format_are_refused() {
         let task = Detect { objectness: Some(true), ..Detect::default() };
         assert_eq!(torchvision(task).unwrap_err(), "detect.objectness is for detect.format = \"yolo\"");
+        let of_nothing = Detect { size_order: Some(SizeOrder::Wh), ..Detect::default() };
+        let error = torchvision(of_nothing).unwrap_err();
+        assert_eq!(error, "detect.size_order is for detect.size_input, the input that takes a size");
     }
 }

@@ -14,6 +14,7 @@ impl Detect {
     /// Fills in the output; refuses shapes that cannot hold rows.
     pub(super) fn resolve_end2end(&mut self, signature: &Signature) -> Result<(), String> {
         let output = choose(signature, self.output.as_deref(), "detect.output")?;
+        self.refuse_multi_label(&format!("rows of output {:?} have a class number each", output.name))?;
         if !output.shape.is_empty() {
             self.check_rows(&output.name, &output.shape)?;
         }

@@ -11,8 +11,8 @@ use crate::{
 };
 
 impl Detect {
-    /// What an engine needs to find the boxes that reach the minimum score. Only if a single output holds the boxes and nothing else, and
-    /// its axes are known.
+    /// What an engine needs to find the boxes that reach the minimum score. Only if a single output holds the boxes and nothing else, its
+    /// axes are known, and the best class of a box is enough.
     pub(in crate::tasks) fn anchors(&self, signature: &Signature) -> Option<Anchors> {
         let output =
             signature.outputs.iter().position(|output| Some(&output.name) == self.output.as_ref())?;
@@ -34,7 +34,8 @@ impl Detect {
             size,
             score_min: self.score_min,
         };
-        let alone = self.follows() == Follows::Nothing;
+        // A candidate has one class, the best.
+        let alone = self.follows() == Follows::Nothing && !self.multi_label;
         (numbers && alone && self.format == Some(Format::Yolo)).then_some(anchors)
     }
 

@@ -3,6 +3,7 @@
 use super::{
     Background, Detect,
     boxes::{CLASSES, is_as_many, many, plain},
+    chosen::{Chosen, Scored},
 };
 use crate::{
     engine::Dim,
@@ -10,14 +11,15 @@ use crate::{
 };
 
 impl Detect {
-    /// Refuses settings that do not apply to these scores of `n` boxes, and labels whose number differs from that of the classes.
+    /// Whether these scores of `n` boxes, of which no output says the class, are one for each box. Refuses settings that do not apply to
+    /// them, and labels whose number differs from that of the classes. `batch` is the batch axis of the boxes, if they have one.
     pub(super) fn resolve_scores(
         &self,
         name: &str,
         shape: &[Dim],
-        n: Dim,
+        (batch, n): (Option<Dim>, Dim),
         labels: &Labels,
-    ) -> Result<(), String> {
+    ) -> Result<bool, String> {
         let is_for_classes = self.classes.is_none() && CLASSES.contains(&plain(name));
         if self.activation.is_none() && (is_for_classes || name.to_ascii_lowercase().contains("logit")) {
             return Err(format!(
@@ -25,7 +27,8 @@ impl Detect {
                  YOLOS, with detect.background = \"last\"; \"sigmoid\" for RT-DETR and RF-DETR; \"none\" if they are scores after all)"
             ));
         }
-        if self.classes.is_some() {
+        if let Some(classes) = &self.classes {
+            self.refuse_multi_label(&format!("output {classes:?} has a class number for each box"))?;
             return match (self.background, self.activation) {
                 (Some(_), _) => Err("detect.background is for scores [1, boxes, classes]: this model gives class numbers; \
                                      set detect.first_class to that of the first label"
@@ -34,7 +37,7 @@ impl Detect {
                     Err("detect.activation = \"softmax\" is for scores [1, boxes, classes]: this model gives one score a box"
                         .to_owned())
                 }
-                _ => Ok(()),
+                _ => Ok(false),
             };
         }
         if self.first_class.is_some_and(|first| first != 0) {
@@ -42,60 +45,90 @@ impl Detect {
                         no class, set detect.background = \"first\""
                 .to_owned());
         }
-        if shape.is_empty() || self.scores == self.boxes {
-            return Ok(());
+        let one_class = format!("output {name:?} has scores of one class");
+        if self.scores == self.boxes {
+            self.refuse_multi_label(&one_class)?;
+            return Ok(false);
         }
-        match self.score_columns(name, shape, n)? {
-            Dim::Fixed(columns) => labels.fit(name, self.classes_of(columns)).map_err(|why| {
-                match (self.background, columns == labels.len() + 1) {
-                    (None, true) => format!(
-                        "{why}: if one of them is no class, set detect.background = \"last\" (DETR) or \"first\" (SSD)"
-                    ),
-                    _ => why,
-                }
-            }),
-            Dim::Free => Ok(()),
+        if shape.is_empty() {
+            return Ok(false);
         }
+        // An axis that scores share with boxes counts items, and each is answered for itself.
+        let of_item: Vec<Dim> = match *shape {
+            [first, ref others @ ..] if batch == Some(first) => [&[Dim::Fixed(1)], others].concat(),
+            _ => shape.to_vec(),
+        };
+        let columns = self.score_columns(&of_item, n).ok_or_else(|| self.no_scores(name, shape, n))?;
+        let Dim::Fixed(columns) = columns else {
+            return Ok(false);
+        };
+        if columns == 1 && self.activation == Some(Activation::Softmax) {
+            return Err(format!(
+                "detect.activation = \"softmax\" is for scores of several classes: output {name:?} has one score a box"
+            ));
+        }
+        labels.fit(name, self.classes_of(columns)).map_err(|why| match (self.background, columns) {
+            (None, 1) => format!("{why}: if another output has class numbers, name it with detect.classes"),
+            (None, columns) if columns == labels.len() + 1 => {
+                format!("{why}: if one of them is no class, set detect.background = \"last\" (DETR) or \"first\" (SSD)")
+            }
+            _ => why,
+        })?;
+        if self.classes_of(columns) == 1 {
+            self.refuse_multi_label(&one_class)?;
+        }
+        Ok(columns == 1)
     }
 
-    /// The last extent of `[1, N, C]` or `[N, C]` scores.
-    fn score_columns(&self, name: &str, shape: &[Dim], n: Dim) -> Result<Dim, String> {
-        let columns = match *shape {
-            [batch, boxes, columns] if is_one(batch) && is_as_many(boxes, n) => Some(columns),
+    /// How many scores a box has in scores of `n` boxes: C of `[1, N, C]` or `[N, C]`, 1 of `[1, N]` or `[N]`. Free if that is known only
+    /// once all extents are; `None` if these are no scores of so many boxes.
+    fn score_columns(&self, shape: &[Dim], n: Dim) -> Option<Dim> {
+        let of = |shape: &[Dim]| match *shape {
             [boxes, columns] if is_as_many(boxes, n) => Some(columns),
+            [boxes] if is_as_many(boxes, n) => Some(Dim::Fixed(1)),
             _ => None,
         };
-        let some = |columns: &Dim| !matches!(columns, Dim::Fixed(columns) if self.classes_of(*columns) == 0);
-        columns.filter(some).ok_or_else(|| {
-            let more = if self.background.is_some() { "1 + " } else { "" };
-            let expected = format!("[1, {}, {more}classes], since no output of classes is set", many(n));
-            wrong_shape(name, shape, &expected)
-        })
+        let without_batch = match shape {
+            [batch, others @ ..] if is_one(*batch) => of(others),
+            _ => None,
+        };
+        let columns = match (of(shape), without_batch) {
+            (Some(one), Some(other)) if one != other => Some(Dim::Free),
+            (one, other) => one.or(other),
+        };
+        columns.filter(|columns| !matches!(columns, Dim::Fixed(columns) if self.classes_of(*columns) == 0))
     }
 
-    /// From scores `[1, N, C]`: the best class of each of the first `valid` boxes.
-    pub(super) fn classes_best(
+    /// The error for scores that are not those of `n` boxes.
+    fn no_scores(&self, name: &str, shape: &[Dim], n: Dim) -> String {
+        let n = many(n);
+        let expected = match self.background {
+            Some(_) => format!("[1, {n}, 1 + classes]"),
+            None => format!("[1, {n}, classes], or [1, {n}] of one class"),
+        };
+        wrong_shape(name, shape, &format!("{expected}, since no output of classes is set"))
+    }
+
+    /// From scores `[1, N, C]`, or `[1, N]` of one class: those of the first `valid` boxes that reach the minimum, with their classes.
+    pub(super) fn classes_chosen(
         &self,
         scores: &Output<'_>,
         [n, valid]: [usize; 2],
-    ) -> Result<Vec<(Option<usize>, f32)>, String> {
-        self.score_columns(scores.name, &scores.shape(), Dim::Fixed(n))?;
-        let columns = scores.tensor.shape.last().copied().unwrap_or(1);
+    ) -> Result<Vec<Scored>, String> {
+        let shape = scores.shape();
+        let Some(Dim::Fixed(columns)) = self.score_columns(&shape, Dim::Fixed(n)) else {
+            return Err(self.no_scores(scores.name, &shape, Dim::Fixed(n)));
+        };
         let first = usize::from(self.background == Some(Background::First));
         let classes = first..first + self.classes_of(columns);
         let mut numbers = scores.first_numbers(valid * columns)?;
-        let best_class = |row: &mut [f32]| {
+        let mut chosen = Chosen::new(self);
+        for (row, scores_of_row) in numbers.chunks_exact_mut(columns).enumerate() {
             // Softmax includes the background: a box that is probably background gets low scores.
-            self.activate(scores.name, row)?;
-            let (mut class, mut best) = (0, f32::NEG_INFINITY);
-            for (index, score) in row[classes.clone()].iter().enumerate() {
-                if *score > best {
-                    (class, best) = (index, *score);
-                }
-            }
-            Ok((Some(class), best))
-        };
-        numbers.chunks_exact_mut(columns).map(best_class).collect()
+            self.activate(scores.name, scores_of_row)?;
+            chosen.add(row, 1.0, scores_of_row[classes.clone()].iter().copied());
+        }
+        Ok(chosen.finish())
     }
 
     /// Turns the model's numbers into scores.
@@ -259,6 +292,106 @@ mod tests {
         assert!(error.contains("seems to hold logits"), "{error}");
         let told = Detect { activation: Some(Activation::Sigmoid), ..told };
         assert_eq!(run(told, &outputs, "", None).unwrap(), [([10.0, 20.0, 30.0, 40.0], 1, 0.5)]);
+    }
+
+    /// The corners of three boxes, and a score of each.
+    const CORNERS: [f32; 12] = [10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 0.0, 0.0, 9.0, 9.0];
+    const ONE_CLASS: [f32; 3] = [0.5, 0.75, 0.125];
+
+    #[test]
+    fn scores_without_an_axis_of_classes_are_those_of_one_class() {
+        let expected = [([50.0, 60.0, 70.0, 80.0], 0, 0.75), ([10.0, 20.0, 30.0, 40.0], 0, 0.5)];
+        let check = |boxes: &[i64], scores: &[i64], of_boxes: &[usize], of_scores: &[usize]| {
+            for labels in ["", "face"] {
+                let outputs = [
+                    ("boxes", boxes, floats(of_boxes, &CORNERS)),
+                    ("scores", scores, floats(of_scores, &ONE_CLASS)),
+                ];
+                let found = run(Detect::default(), &outputs, labels, None);
+                assert_eq!(found.as_deref(), Ok(&expected[..]), "{boxes:?} {scores:?} {labels:?}");
+            }
+        };
+        // The batch axis open or not, and the number of boxes.
+        for (batch, n) in [(-1, 3), (1, 3), (-1, -1), (1, -1)] {
+            check(&[batch, n, 4], &[batch, n], &[1, 3, 4], &[1, 3]);
+            check(&[batch, n, 4], &[batch, n, 1], &[1, 3, 4], &[1, 3, 1]);
+        }
+        for n in [3, -1] {
+            check(&[1, n, 4], &[n], &[1, 3, 4], &[3]);
+            check(&[n, 4], &[n], &[3, 4], &[3]);
+            check(&[n, 4], &[1, n], &[3, 4], &[1, 3]);
+        }
+        // No boxes at all.
+        let outputs = [
+            ("boxes", &[-1, -1, 4][..], floats(&[1, 0, 4], &[])),
+            ("scores", &[-1, -1], floats(&[1, 0], &[])),
+        ];
+        assert_eq!(run(Detect::default(), &outputs, "face", None).unwrap(), []);
+    }
+
+    #[test]
+    fn numbers_of_a_single_box_are_those_of_its_classes() {
+        let check = |boxes: &[i64], scores: &[i64], of_boxes: &[usize], of_scores: &[usize]| {
+            let outputs = [
+                ("boxes", boxes, floats(of_boxes, &CORNERS[..4])),
+                ("scores", scores, floats(of_scores, &ONE_CLASS)),
+            ];
+            let found = run(Detect::default(), &outputs, "a\nb\nc", None);
+            assert_eq!(
+                found.as_deref(),
+                Ok(&[([10.0, 20.0, 30.0, 40.0], 1, 0.75)][..]),
+                "{boxes:?} {scores:?}"
+            );
+        };
+        for batch in [-1, 1] {
+            check(&[batch, 1, 4], &[batch, 3], &[1, 1, 4], &[1, 3]);
+            check(&[batch, -1, 4], &[batch, 3], &[1, 1, 4], &[1, 3]);
+        }
+        check(&[-1, 4], &[-1, 3], &[1, 4], &[1, 3]);
+    }
+
+    #[test]
+    fn scores_of_another_number_of_boxes_and_labels_of_more_classes_are_refused_at_load() {
+        let resolve = |outputs: &[(&str, &[i64])], labels: &str| {
+            let labels = if labels.is_empty() { Labels::default() } else { Labels::parse(labels).unwrap() };
+            Detect::default().resolve(&signature(outputs), &labels, None).map(|_| ())
+        };
+        let boxes: (&str, &[i64]) = ("boxes", &[-1, 3, 4]);
+        for shape in [&[-1, 80][..], &[-1], &[1, 2], &[-1, 3, 4, 5], &[-1, 2, 80]] {
+            let error = resolve(&[boxes, ("scores", shape)], "").unwrap_err();
+            let expected =
+                "expected [1, 3, classes], or [1, 3] of one class, since no output of classes is set";
+            assert!(error.starts_with("output \"scores\" has shape") && error.ends_with(expected), "{error}");
+        }
+        assert_eq!(
+            resolve(&[boxes, ("scores", &[-1, 3])], "a\nb\nc").unwrap_err(),
+            "the labels file has 3 labels, output \"scores\" has 1 classes: if another output has class numbers, name it with \
+             detect.classes"
+        );
+        // An output of a name that nobody knows may be that of the classes.
+        let known = [boxes, ("scores", &[-1, 3]), ("ids", &[-1, 3])];
+        let error = resolve(&known, "").unwrap_err();
+        assert!(
+            error.starts_with("output \"ids\" of shape [?, 3] may have class numbers: name it with"),
+            "{error}"
+        );
+        assert_eq!(resolve(&known, "face"), Ok(()));
+        // What the file leaves open is known once a pass has been seen.
+        assert_eq!(resolve(&[("boxes", &[-1, -1, 4]), ("scores", &[-1, -1])], "a\nb\nc"), Ok(()));
+    }
+
+    #[test]
+    fn settings_of_several_classes_are_refused_of_one() {
+        let check = |task: Detect| {
+            let outputs = signature(&[("boxes", &[-1, -1, 4]), ("scores", &[-1, 3])]);
+            let known = signature(&[("boxes", &[-1, 3, 4]), ("scores", &[-1, 3])]);
+            assert!(task.clone().resolve(&outputs, &Labels::default(), None).is_ok(), "left open");
+            task.resolve(&known, &Labels::default(), None).unwrap_err()
+        };
+        let error = check(Detect { activation: Some(Activation::Softmax), ..Detect::default() });
+        assert!(error.contains("\"softmax\" is for scores of several classes"), "{error}");
+        let error = check(Detect { background: Some(Background::First), ..Detect::default() });
+        assert!(error.contains("has shape [?, 3], expected [1, 3, 1 + classes]"), "{error}");
     }
 
     #[test]

@@ -50,6 +50,28 @@ pub enum Background {
     Last,
 }
 
+/// What a model that needs to know the size for its boxes is told first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SizeOrder {
+    /// The width, as in RT-DETR.
+    Wh,
+    /// The height, as in PaddleDetection.
+    Hw,
+}
+
+impl SizeOrder {
+    /// All orders, with their names in manifests.
+    pub const ALL: [(&str, SizeOrder); 2] = [("wh", SizeOrder::Wh), ("hw", SizeOrder::Hw)];
+
+    /// A width and a height in this order.
+    pub fn of(self, [width, height]: [u32; 2]) -> [u32; 2] {
+        match self {
+            SizeOrder::Wh => [width, height],
+            SizeOrder::Hw => [height, width],
+        }
+    }
+}
+
 /// What a mask covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskArea {
@@ -78,9 +100,9 @@ pub struct Detect {
     pub output: Option<String>,
     /// `boxes`: the output with `[1, N, 4]` or `[N, 4]`. If not set: `boxes`, `detection_boxes` or `dets`.
     pub boxes: Option<String>,
-    /// `boxes`: the output with `[1, N]` or `[N]` scores, or with `[1, N, C]` (or `[N, C]`) if there is no output of classes. If not set:
-    /// `scores` or `detection_scores`, or the output of the boxes if it is `[1, N, 5]`. If it is the output of the boxes, the fifth number
-    /// of each box is its score.
+    /// `boxes`: the output with `[1, N]` or `[N]` scores, or, if there is no output of classes, with `[1, N, C]` or `[N, C]` of several
+    /// classes. If not set: `scores` or `detection_scores`, or the output of the boxes if it is `[1, N, 5]`. If it is the output of the
+    /// boxes, the fifth number of each box is its score.
     pub scores: Option<String>,
     /// `boxes`: the output with `[1, N]` or `[N]` class numbers. If not set: `labels`, `classes` or `detection_classes`, if the model has
     /// it.
@@ -89,6 +111,8 @@ pub struct Detect {
     pub count: Option<String>,
     /// The model's second input, if it has one for the width and height in pixels to which boxes refer.
     pub size_input: Option<String>,
+    /// The order of the two in that input. If not set: width, height.
+    pub size_order: Option<SizeOrder>,
     /// If not set: `cxcywh` for `yolo`, `yxyx` for an output named `detection_boxes`, `xyxy` otherwise.
     pub box_format: Option<BoxFormat>,
     /// Whether coordinates are fractions of the input's size instead of pixels. If not set: only for `detection_boxes`.
@@ -118,6 +142,8 @@ pub struct Detect {
     pub angle: Option<bool>,
     /// How many prototypes there are, set by resolving.
     pub prototypes: Option<usize>,
+    /// Whether each class of a box that reaches the minimum score is a detection, not only its best.
+    pub multi_label: bool,
     /// Boxes with a lower score are dropped.
     pub score_min: f32,
     /// A box is suppressed if it overlaps a better one of its class by more than this (intersection over union); 1 keeps all. If not set:
@@ -139,6 +165,7 @@ impl Default for Detect {
             classes: None,
             count: None,
             size_input: None,
+            size_order: None,
             box_format: None,
             normalized: None,
             orientation: None,
@@ -153,6 +180,7 @@ impl Default for Detect {
             mask_threshold: None,
             angle: None,
             prototypes: None,
+            multi_label: false,
             score_min: 0.25,
             iou_max: None,
             detections_max: 300,
@@ -199,10 +227,15 @@ impl Detect {
                 .collect();
             return Err(format!("detect.{key} is for detect.format = {}", of.join(" or ")));
         }
-        let of_masks =
-            [("mask_area", self.mask_area.is_some()), ("mask_threshold", self.mask_threshold.is_some())];
-        match of_masks.iter().find(|(_, set)| *set && self.masks.is_none()) {
-            Some((key, _)) => Err(format!("detect.{key} is for detect.masks, the output that has them")),
+        let masks = ("masks, the output that has them", self.masks.is_some());
+        let size = ("size_input, the input that takes a size", self.size_input.is_some());
+        let of_another = [
+            ("mask_area", self.mask_area.is_some(), masks),
+            ("mask_threshold", self.mask_threshold.is_some(), masks),
+            ("size_order", self.size_order.is_some(), size),
+        ];
+        match of_another.iter().find(|(_, set, (_, has))| *set && !has) {
+            Some((key, _, (other, _))) => Err(format!("detect.{key} is for detect.{other}")),
             None => Ok(()),
         }
     }

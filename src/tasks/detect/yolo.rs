@@ -3,6 +3,7 @@
 use super::{
     BoxFormat, COLUMNS, Detect, Orientation, Raw,
     beside::{Follows, OTHERS},
+    chosen::{Chosen, Scored},
     end2end::ROWS_MAX,
     finite,
 };
@@ -48,6 +49,10 @@ impl Detect {
                 let reading = self.reading(&output.name, &output.shape, axes, labels)?;
                 self.orientation = Some(reading.orientation);
                 self.objectness = Some(reading.objectness);
+                let channels = axes[usize::from(reading.orientation == Orientation::ChannelsLast)];
+                if self.classes(channels, reading.objectness, labels) == Some(1) {
+                    self.refuse_multi_label(&format!("output {:?} has scores of one class", output.name))?;
+                }
             } else if self.objectness.is_none() && labels.is_empty() && self.keypoints.is_none() {
                 return Err(self.unknown_objectness(&output.name));
             }
@@ -93,24 +98,17 @@ impl Detect {
         let first_score = 4 + usize::from(reading.objectness);
         // `reading` has checked that they fit.
         let behind = first_score + self.classes(channels, reading.objectness, labels).unwrap_or_default();
-        let mut found = Vec::new();
+        let mut chosen = Chosen::new(self);
         for anchor in 0..anchors {
-            let (mut class, mut score) = (0, f32::NEG_INFINITY);
-            for channel in first_score..behind {
-                if at(channel, anchor) > score {
-                    (class, score) = (channel - first_score, at(channel, anchor));
-                }
-            }
-            if reading.objectness {
-                score *= at(4, anchor);
-            }
-            if score >= self.score_min {
-                let numbers = finite(output.name, [0, 1, 2, 3].map(|i| at(i, anchor)))?;
-                let beside = (behind..channels).map(|channel| at(channel, anchor)).collect();
-                found.push(Raw { numbers, score, class: Some(class), row: anchor, beside });
-            }
+            let objectness = if reading.objectness { at(4, anchor) } else { 1.0 };
+            chosen.add(anchor, objectness, (first_score..behind).map(|channel| at(channel, anchor)));
         }
-        Ok(found)
+        let raw = |Scored { row, class, score }| {
+            let numbers = finite(output.name, [0, 1, 2, 3].map(|i| at(i, row)))?;
+            let beside = (behind..channels).map(|channel| at(channel, row)).collect();
+            Ok(Raw { numbers, score, class, row, beside })
+        };
+        chosen.finish().into_iter().map(raw).collect()
     }
 
     /// Which axis holds the channels, and whether the fifth channel is an objectness: as set, else as the labels tell.
