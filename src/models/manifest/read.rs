@@ -246,6 +246,8 @@ fn read_segment(table: &Table<'_, '_>) -> Segment {
 fn read_landmarks(table: &Table<'_, '_>) -> Landmarks {
     Landmarks {
         output: table.string("output"),
+        x: table.string("x"),
+        y: table.string("y"),
         form: table.choice("form", &Form::ALL),
         points: table.integer("points", 1..=POINTS_MAX),
         unit: table.choice("unit", &Unit::ALL),
