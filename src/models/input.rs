@@ -14,7 +14,7 @@ use crate::{
     image::{self, Color, Filter, Layout, Preprocess, Resize},
     tasks::Task,
 };
-use which::{constant, inputs, is_convertible, size_type};
+use which::{constant, filled, inputs, is_convertible, size_type};
 
 /// ImageNet's mean and standard deviation of red, green and blue, for values from 0 to 1.
 const IMAGENET: [[f32; 3]; 2] = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]];
@@ -35,14 +35,17 @@ pub(super) fn resolve(
         format!("input {:?} is {}; images can become FP32, FP16 or UINT8", spec.name, spec.datatype)
     })?;
     let axes = Axes::find(spec, signature.batching(), input, outline)?;
-    let other = |spec: &TensorSpec| match input.constants.get(&spec.name) {
-        Some(number) => constant(spec, *number, axes.batch_axis).map(Other::Constant),
-        None => size_type(spec, axes.batch_axis).map(Other::Size),
-    };
-    let others = others.iter().map(other).collect::<Result<_, _>>()?;
     let channels = channels(spec, &axes, input, task)?;
     let sides =
         [side(spec, "width", axes.width, input.width)?, side(spec, "height", axes.height, input.height)?];
+    let settled = axes.settled(outline.axis_names(&spec.name), channels, sides);
+    let other = |spec: &TensorSpec| match input.constants.get(&spec.name) {
+        Some(number) => {
+            let shape = filled(spec, axes.batch_axis, outline.axis_names(&spec.name), &settled);
+            constant(spec, shape, *number).map(Other::Constant)
+        }
+        None => size_type(spec, axes.batch_axis).map(Other::Size),
+    };
     if let (Some(ResizeRule::Height), Some(width)) = (input.resize, sides[0]) {
         return Err(format!(
             "input.resize = \"height\" makes an image as wide as its proportions say, and input {:?} of shape {} is always {width} wide: \
@@ -96,6 +99,7 @@ pub(super) fn resolve(
             preprocess.scale
         ));
     }
+    let others = others.iter().map(other).collect::<Result<_, _>>()?;
     Ok(ImageInput {
         pixels: PixelInput::new(&preprocess, axes.batch_axis, axes.channel_axis),
         preprocess,
@@ -196,6 +200,25 @@ impl Axes {
         };
         let (told, named) = (told.is_some(), named == Some(layout));
         Ok(Axes { batch_axis, channel_axis: true, layout, told, channels, named, width, height })
+    }
+
+    /// The axes of an image that have names in the file and extents that are known, with both.
+    fn settled<'a>(
+        &self,
+        names: &'a [String],
+        channels: usize,
+        sides: [Option<u32>; 2],
+    ) -> Vec<(&'a str, usize)> {
+        let [width, height] = sides.map(|side| side.map(|side| side as usize));
+        let channel = self.channel_axis.then_some(Some(channels));
+        let (first, last) = match self.layout {
+            Layout::Nchw => (channel, None),
+            Layout::Nhwc => (None, channel),
+        };
+        let batch = self.batch_axis.then_some(Some(1));
+        let extents = batch.into_iter().chain(first).chain([height, width]).chain(last);
+        let named = names.iter().zip(extents).filter(|(name, _)| !name.is_empty());
+        named.filter_map(|(name, extent)| Some((name.as_str(), extent?))).collect()
     }
 }
 
@@ -327,7 +350,10 @@ fn per_channel(key: &str, set: Option<&[f32]>, usual: [f32; 3], channels: usize)
 mod tests {
     use super::*;
     use crate::{
-        engine::{DataType, Tensor, onnx::axes::testing::model as onnx},
+        engine::{
+            DataType, Tensor,
+            onnx::axes::testing::{model as onnx, named_inputs},
+        },
         models::manifest::Manifest,
         tasks::testing::{signature, spec},
     };
@@ -571,8 +597,45 @@ mod tests {
         check("[input.constants]\nimages = 1", &[], "input.constants has \"images\"");
         check(one, &[mask.clone(), size], "fills those that are always the same");
         check("", &[factor], "input.constants = { NAME = 1 }");
-        check(one, &[spec("pixel_mask", DataType::Int64, &[-1, -1, -1])], "nothing but the batch is open");
+        check(
+            one,
+            &[spec("pixel_mask", DataType::Int64, &[-1, -1, -1])],
+            "nothing but the batch and axes that",
+        );
         check("[input.constants]\npixel_mask = 0.5", &[mask], "a whole number also");
+    }
+
+    #[test]
+    fn a_constant_has_the_extents_of_the_axes_that_the_file_names_as_it_names_the_images() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.onnx");
+        let run = |keys: &str, image: &[&str], mask: &[&str]| {
+            std::fs::write(&file, named_inputs(&[("pixels", image), ("mask", mask)])).unwrap();
+            let text = format!("task = \"detect\"\n[input]\nconstants = {{ mask = 1 }}\n{keys}");
+            let manifest = Manifest::parse(&text).unwrap();
+            let shape = |axes: &[&str]| {
+                axes.iter().map(|name| if name.is_empty() { 3 } else { -1 }).collect::<Vec<_>>()
+            };
+            let mut signature = signature(&[("out", &[-1, 10])]);
+            signature.inputs = vec![
+                spec("pixels", DataType::Fp32, &shape(image)),
+                spec("mask", DataType::Int64, &shape(mask)),
+            ];
+            let outline = Outline::of(&file).unwrap();
+            let input = resolve(&manifest.input.unwrap(), &manifest.task, &signature, &outline)?;
+            Ok::<_, String>(input.behind(1000, 500).map(|tensor| tensor.shape).collect::<Vec<_>>())
+        };
+        let size = "width = 96\nheight = 64\n";
+        let detr = ["batch", "", "height", "width"];
+        assert_eq!(run(size, &detr, &["batch", "height", "width"]).unwrap(), [[1, 64, 96]]);
+        assert_eq!(run(size, &["b", "h", "w", ""], &["b", "w", "h"]).unwrap(), [[1, 96, 64]]);
+        let open = "nothing but the batch and axes that the file names as those of the image are open";
+        for (keys, mask) in
+            [(size, ["batch", "rows", "width"]), ("resize = \"none\"\n", ["batch", "height", "width"])]
+        {
+            let error = run(keys, &detr, &mask).unwrap_err();
+            assert!(error.contains(open), "{error}");
+        }
     }
 
     #[test]

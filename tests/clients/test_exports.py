@@ -21,6 +21,19 @@ def warmed():
     return g.bytes("warmed", inputs, [("y", FLOAT, ["batch", 3])])
 
 
+def masked():
+    """The mean of each colour, of which a mask of the picture's open sides counts, and more than a threshold in half precision."""
+    g = make_models.Graph()
+    mask = g.node("Unsqueeze", g.node("Cast", "pixel_mask", to=FLOAT), g.constant(np.array([1])))
+    mean = g.node("ReduceMean", g.node("Mul", "image", mask), axes=[2, 3], keepdims=0)
+    g.node("Sub", mean, g.node("Cast", "threshold", to=FLOAT), output="y")
+    inputs = [
+        ("image", FLOAT, ["batch", 3, "height", "width"]), ("pixel_mask", INT64, ["batch", "height", "width"]),
+        ("threshold", TensorProto.FLOAT16, ["batch", 1]),
+    ]
+    return g.bytes("masked", inputs, [("y", FLOAT, ["batch", 3])])
+
+
 def beside():
     """The mean of one picture less that of another."""
     g = make_models.Graph()
@@ -112,6 +125,7 @@ READY = {
     "by-eight": (by_eight(), f'task = "embed"\n{PLAIN}'),
     "by-eight-tensors": (by_eight(), ""),
     "warmed": (warmed(), f'task = "embed"\n{PLAIN}constants = {{ temperature = 2 }}\n'),
+    "masked": (masked(), f'task = "embed"\n{PLAIN}width = 9\nheight = 8\nconstants = {{ pixel_mask = 2, threshold = 0.25 }}\n'),
     "after": (beside(), f'task = "embed"\n{PLAIN}name = "after"\nconstants = {{ before = 0.25 }}\n'),
 }
 REFUSED = {
@@ -219,7 +233,7 @@ def test_tensors_of_a_fixed_batch_are_as_many_as_wanted_where_pictures_are_taken
     assert "batch axis fixed at 8: up to 8 images share a pass" in served.log_text()
 
 
-@pytest.mark.parametrize("name, expected", [("warmed", lambda x: 2 * x), ("after", lambda x: x - 0.25)])
+@pytest.mark.parametrize("name, expected", [("warmed", lambda x: 2 * x), ("masked", lambda x: 2 * x - 0.25), ("after", lambda x: x - 0.25)])
 def test_a_picture_becomes_its_input_wherever_that_is_in_the_file(served, name, expected):
     colours = [(255, 0, 51), (0, 102, 0), (51, 51, 255)]
     files = [(str(i), of_colour(*colour)) for i, colour in enumerate(colours)]

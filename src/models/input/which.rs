@@ -104,15 +104,32 @@ pub(super) fn inputs<'a>(
     }
 }
 
-/// A tensor for one image, for an input that holds the same number everywhere.
-pub(super) fn constant(spec: &TensorSpec, number: f64, batch_axis: bool) -> Result<Tensor, String> {
+/// The shape for one image of an input that is always the same. Axes that the file leaves open have the extents of `settled` ones of their
+/// name; `names` are those of its own axes. `None` if others are open than these and the batch.
+pub(super) fn filled(
+    spec: &TensorSpec,
+    batch_axis: bool,
+    names: &[String],
+    settled: &[(&str, usize)],
+) -> Option<Vec<usize>> {
     let extents = spec.shape.iter().enumerate().map(|(axis, extent)| match extent {
-        Dim::Free if axis == 0 && batch_axis => Some(1),
-        Dim::Free => None,
         Dim::Fixed(extent) => Some(*extent),
+        Dim::Free if axis == 0 && batch_axis => Some(1),
+        Dim::Free => {
+            let name = names.get(axis)?;
+            settled.iter().find(|(settled, _)| settled == name).map(|(_, extent)| *extent)
+        }
     });
+    extents.collect()
+}
+
+/// A tensor of this shape for an input that holds the same number everywhere.
+pub(super) fn constant(spec: &TensorSpec, shape: Option<Vec<usize>>, number: f64) -> Result<Tensor, String> {
     let element = match spec.datatype {
         DataType::Fp32 => Some((number as f32).to_le_bytes().to_vec()),
+        DataType::Fp16 => Some(half::f16::from_f64(number))
+            .filter(|number| number.is_finite())
+            .map(|number| number.to_le_bytes().to_vec()),
         _ if number.fract() != 0.0 => None,
         DataType::Int64 => Some((number as i64).to_le_bytes().to_vec()),
         DataType::Int32 => Some((number as i32).to_le_bytes().to_vec()),
@@ -120,14 +137,15 @@ pub(super) fn constant(spec: &TensorSpec, number: f64, batch_axis: bool) -> Resu
         DataType::Bool if number == 0.0 || number == 1.0 => Some(vec![number as u8]),
         _ => None,
     };
-    match (extents.collect::<Option<Vec<usize>>>(), element) {
+    match (shape, element) {
         (Some(shape), Some(element)) => {
             let data = element.repeat(shape.iter().product()).into();
             Ok(Tensor { datatype: spec.datatype, shape, data })
         }
         _ => Err(format!(
-            "input.constants: input {:?} is {} of shape {}, and {number} can fill FP32, a whole number also INT64 and INT32, 0 to 255 UINT8, \
-             and 0 or 1 BOOL, of which nothing but the batch is open",
+            "input.constants: input {:?} is {} of shape {}, and {number} can fill FP32, up to ±65504 also FP16, a whole number also INT64 and \
+             INT32, 0 to 255 UINT8, and 0 or 1 BOOL, of which nothing but the batch and axes that the file names as those of the image are \
+             open (the image's sides are width and height in [input])",
             spec.name,
             spec.datatype,
             show(&spec.shape)
@@ -181,11 +199,17 @@ mod tests {
             (DataType::Bool, 2.0, None),
             (DataType::Int32, -2.0, Some(254)),
             (DataType::Int32, 0.5, None),
-            (DataType::Fp16, 1.0, None),
+            (DataType::Fp16, 65505.0, Some(0xff)),
+            (DataType::Fp16, 65520.0, None),
+            (DataType::Bf16, 1.0, None),
         ] {
-            let filled = constant(&spec("mask", datatype, &[-1, 2]), number, true);
+            let spec = spec("mask", datatype, &[-1, 2]);
+            let filled = constant(&spec, filled(&spec, true, &[], &[]), number);
             assert_eq!(filled.as_ref().ok().map(|tensor| tensor.data[0]), expected, "{datatype} {filled:?}");
         }
+        let threshold = spec("threshold", DataType::Fp16, &[]);
+        let half = constant(&threshold, filled(&threshold, true, &[], &[]), 0.1).unwrap();
+        assert_eq!((half.shape.len(), half.to_f32().unwrap()), (0, vec![half::f16::from_f64(0.1).to_f32()]));
     }
 
     #[test]
