@@ -8,6 +8,7 @@ use super::{
     ImageInput,
     images::{Other, layout_word},
     manifest::{Input, ResizeRule},
+    ultralytics::{self, Usual},
 };
 use crate::{
     engine::{Batching, Dim, PixelInput, Signature, TensorSpec, onnx::outline::Outline, show},
@@ -31,6 +32,7 @@ pub(super) fn resolve(
     outline: &Outline,
 ) -> Result<ImageInput, String> {
     let (spec, others) = inputs(input, task, signature)?;
+    let usual = ultralytics::usual(task, outline);
     let datatype = image::DataType::from_name(spec.datatype.name()).ok_or_else(|| {
         format!("input {:?} is {}; images can become FP32, FP16 or UINT8", spec.name, spec.datatype)
     })?;
@@ -71,12 +73,13 @@ pub(super) fn resolve(
     };
     let plain = datatype == image::DataType::Uint8
         || color == Color::Gray
+        || usual.is_letterboxed
         || matches!(task, Task::Detect(_) | Task::Image(_) | Task::Tensors);
     let [mean, std] = if plain { [[0.0; 3], [1.0; 3]] } else { imagenet(color) };
     let preprocess = Preprocess {
         width,
         height,
-        resize: resize(input, task, width, height)?,
+        resize: resize(input, task, &usual, [width, height])?,
         filter: input.filter.unwrap_or(Filter::Bilinear),
         color,
         background: input.background.unwrap_or([255; 3]),
@@ -280,8 +283,10 @@ fn side(spec: &TensorSpec, key: &str, dim: Dim, set: Option<u32>) -> Result<Opti
     }
 }
 
-fn resize(input: &Input, task: &Task, width: u32, height: u32) -> Result<Resize, String> {
+fn resize(input: &Input, task: &Task, usual: &Usual, size: [u32; 2]) -> Result<Resize, String> {
+    let [width, height] = size;
     let rule = input.resize.unwrap_or(match task {
+        _ if usual.is_letterboxed => ResizeRule::Letterbox,
         Task::Classify(_) | Task::Embed(_) | Task::Tensors | Task::Localize => ResizeRule::Shorter,
         Task::Detect(_) => ResizeRule::Letterbox,
         Task::Segment(_) | Task::Image(_) | Task::Landmarks(_) => ResizeRule::Stretch,
@@ -352,7 +357,10 @@ mod tests {
     use crate::{
         engine::{
             DataType, Tensor,
-            onnx::axes::testing::{model as onnx, named_inputs},
+            onnx::{
+                axes::testing::{model as onnx, named_inputs},
+                metadata::testing::model as saying,
+            },
         },
         models::manifest::Manifest,
         tasks::testing::{signature, spec},
@@ -713,6 +721,27 @@ mod tests {
         assert_eq!(shape("color = \"gray\"", &optimum), (Color::Gray, vec![1, 1, 24, 32]));
         let other = run(&format!("{sides}layout = \"nhwc\""), &optimum).map(|_| ()).unwrap_err();
         assert!(other.contains("leaves open color: "), "{other}");
+    }
+
+    #[test]
+    fn an_input_is_letterboxed_and_has_no_mean_where_an_ultralytics_file_is_for_classes_of_pixels() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.onnx");
+        std::fs::write(&file, saying(&[("task", &b"semantic"[..]), ("names", b"{0: 'road'}")])).unwrap();
+        let run = |text: &str| {
+            let manifest = Manifest::parse(text).unwrap();
+            let mut signature = signature(&[("output0", &[1, 64, 96])]);
+            signature.inputs = vec![spec("images", DataType::Fp32, &[1, 3, 64, 96])];
+            let outline = Outline::of(&file).unwrap();
+            resolve(&manifest.input.unwrap(), &manifest.task, &signature, &outline).unwrap().preprocess
+        };
+        let taken = run("task = \"segment\"");
+        assert_eq!(
+            (taken.resize, taken.pad, taken.mean, taken.std),
+            (Resize::Letterbox, 114, [0.0; 3], [1.0; 3])
+        );
+        let set = run("task = \"segment\"\n[input]\nresize = \"stretch\"\nmean = 0.5\nstd = 0.25");
+        assert_eq!((set.resize, set.mean, set.std), (Resize::Stretch, [0.5; 3], [0.25; 3]));
     }
 
     #[test]

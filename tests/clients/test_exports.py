@@ -75,6 +75,14 @@ def sorted_out(*rows, **entries):
     return saying(model, **entries)
 
 
+def semantic(**entries):
+    """The brightest channel of each pixel, as the network has it: its number."""
+    g = make_models.Graph()
+    g.node("ArgMax", "image", axis=1, keepdims=0, output="output0")
+    model = g.bytes("semantic", [("image", FLOAT, ["batch", 3, 8, 8])], [("output0", INT64, ["batch", 8, 8])])
+    return saying(model, **entries)
+
+
 def lines():
     """The mean of each column of a line of text, whose width is open."""
     g = make_models.Graph()
@@ -122,6 +130,7 @@ READY = {
     "sorted-pose": (sorted_out(*(row + [9, 9, 1] for row in ROWS), task="pose", names=PETS, kpt_shape="[1, 3]", end2end="True"), 'task = "detect"\n'),
     "yolo-bare": (yolo(6, task="detect", names=PETS), None),
     "yolo-odd": (yolo(6, task="detect", names="{0: 'cat', 1: open('x')}"), 'task = "detect"\n\n[detect]\nobjectness = false\n'),
+    "semantic": (semantic(task="semantic", names="{0: 'road', 1: 'tree', 2: 'sky'}"), 'task = "segment"\n'),
     "by-eight": (by_eight(), f'task = "embed"\n{PLAIN}'),
     "by-eight-tensors": (by_eight(), ""),
     "warmed": (warmed(), f'task = "embed"\n{PLAIN}constants = {{ temperature = 2 }}\n'),
@@ -181,6 +190,14 @@ def test_a_yolo_brings_its_labels_and_says_what_follows_a_box(served):
     assert "taken from the file, which says that it is a YOLO for pose: 1 labels, keypoints = 2" in log
     assert "the names of classes in the file's metadata are ignored" in log
     assert 'it is a YOLO for detect: it takes images with the line task = "detect" in its model.toml' in log.replace("\\", "")
+
+
+def test_a_yolo_for_classes_of_pixels_brings_its_labels_and_takes_pixels_as_they_are(served):
+    # A little more red than green. With ImageNet's mean and deviation, green would be more.
+    mask, _ = wire.one(wire.post_image(served, "semantic", of_colour(128, 125, 0)), "segment")
+    assert mask["classes"] == [{"index": 0, "label": "road", "pixels": 64}], mask
+    taken = 'says that it is a YOLO for semantic: 3 labels, resize = "letterbox", mean = 0, std = 1'
+    assert taken in served.log_text().replace("\\", "")
 
 
 def test_a_yolo_that_says_so_has_sorted_out_its_boxes_itself(served):
