@@ -23,7 +23,7 @@ const COLUMNS: usize = 6;
 /// the log says which line makes the file take images.
 ///
 /// # Errors
-/// A manifest that denies what the file says follows each box.
+/// A manifest that denies what the file says follows each box, or wants a class of each pixel from a file of instances.
 pub(super) fn complete(
     source: &Source,
     signature: &Signature,
@@ -43,6 +43,9 @@ pub(super) fn complete(
             "the file says that it is a YOLO for {word}: it takes images with the line task = {:?} in its model.toml",
             said.of.task()
         );
+    }
+    if said.of == Of::Segment {
+        refuse_prototypes(&task, signature)?;
     }
     if task.name() != said.of.task() {
         return Ok((task, labels));
@@ -68,6 +71,19 @@ pub(super) fn complete(
         );
     }
     Ok((task, labels))
+}
+
+/// Refuses the outputs of a network for instances where a class of each pixel is asked for.
+fn refuse_prototypes(task: &Task, signature: &Signature) -> Result<(), String> {
+    let Task::Segment(segment) = task else { return Ok(()) };
+    let is_theirs = segment.output.as_deref().is_none_or(|output| [BOXES, PROTOTYPES].contains(&output));
+    if !is_theirs || signature.outputs.iter().all(|output| output.name != PROTOTYPES) {
+        return Ok(());
+    }
+    Err(format!(
+        "the file says that it is a YOLO for segment, which finds objects with a mask of each: {BOXES:?} has their boxes, {PROTOTYPES:?} what \
+         the masks are made of, and neither a class of each pixel; serve it with task = \"detect\""
+    ))
 }
 
 /// How the network of such a file takes images, as far as the file tells it and the task does not.
@@ -386,6 +402,24 @@ mod tests {
         // Of a file for upright boxes it says nothing new.
         let upright: Outputs<'_> = &[("output0", &[1, 6, 8400])];
         assert!(completed("angle = false", &[("task", "detect"), PETS], upright).is_ok());
+    }
+
+    #[test]
+    fn a_file_of_instances_gives_no_class_of_each_pixel() {
+        let check = |word: &str, lines: &str, outputs: Outputs<'_>| {
+            let source = source("m", "1", &format!("task = \"segment\"\n{lines}"));
+            complete(&source, &signature(outputs), &outline(&[("task", word), PETS])).map(|_| ())
+        };
+        let both: Outputs<'_> = &[("output0", &[1, 38, 8400]), ("output1", &[1, 32, 160, 160])];
+        let chosen = |output: &str| format!("[segment]\noutput = {output:?}");
+        for lines in [String::new(), chosen("output0"), chosen("output1")] {
+            let error = check("segment", &lines, both).unwrap_err();
+            assert!(error.ends_with("serve it with task = \"detect\""), "{error}");
+        }
+        // Another file, and one to which somebody has added an output.
+        assert_eq!(check("semantic", "", both), Ok(()));
+        assert_eq!(check("segment", &chosen("mask"), &[both, &[("mask", &[1, 160, 160])]].concat()), Ok(()));
+        assert_eq!(check("segment", "", &[("mask", &[1, 160, 160])]), Ok(()));
     }
 
     #[test]

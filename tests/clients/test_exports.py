@@ -83,6 +83,15 @@ def semantic(**entries):
     return saying(model, **entries)
 
 
+def instances():
+    """Boxes and prototypes of masks, as an Ultralytics file says of them."""
+    g = make_models.Graph()
+    g.node("ReduceMean", "image", axes=[3], keepdims=0, output="output0")
+    g.node("Identity", "image", output="output1")
+    outputs = [("output0", FLOAT, ["batch", 3, 8]), ("output1", FLOAT, ["batch", 3, 8, 8])]
+    return saying(g.bytes("instances", [("image", FLOAT, ["batch", 3, 8, 8])], outputs), task="segment", names=PETS)
+
+
 def lines():
     """The mean of each column of a line of text, whose width is open."""
     g = make_models.Graph()
@@ -150,6 +159,7 @@ REFUSED = {
         yolo(7, task="obb", names=PETS), 'task = "detect"\n\n[detect]\nangle = false\n',
         "detect.angle is false, but the file says that it is a YOLO for obb",
     ),
+    "instances": (instances(), 'task = "segment"\n', 'neither a class of each pixel; serve it with task = "detect"'),
     "others-labels": (with_others(integers=True), 'task = "classify"\n', "of scikit-learn with zipmap=False"),
     "by-eight-mixed": (by_eight(mixed=True), 'task = "embed"\n', "changes with what is in the others, so they are not computed each for itself"),
     "beside": (beside(), 'task = "embed"\n', 'an image can become each of "before", "after": say which by input.name = "before"'),
