@@ -37,7 +37,7 @@ pub(super) fn resolve(
         format!("input {:?} is {}; images can become FP32, FP16 or UINT8", spec.name, spec.datatype)
     })?;
     let axes = Axes::find(spec, signature.batching(), input, outline)?;
-    let channels = channels(spec, &axes, input, task)?;
+    let channels = channels(spec, &axes, input, task, usual.size)?;
     let sides =
         [side(spec, "width", axes.width, input.width)?, side(spec, "height", axes.height, input.height)?];
     let settled = axes.settled(outline.axis_names(&spec.name), channels, sides);
@@ -225,25 +225,34 @@ impl Axes {
     }
 }
 
-/// The number of channels, if nothing else is left open either.
+/// The number of channels, if nothing else is left open either. `size` is the width and height that the file proposes.
 ///
 /// # Errors
 /// Everything that is left open, in one message with an example.
-fn channels(spec: &TensorSpec, axes: &Axes, input: &Input, task: &Task) -> Result<usize, String> {
+fn channels(
+    spec: &TensorSpec,
+    axes: &Axes,
+    input: &Input,
+    task: &Task,
+    size: Option<[u32; 2]>,
+) -> Result<usize, String> {
     // A network with an open channel axis was exported with all axes open, not made for any number of channels.
     let usual = axes.named.then_some(3);
     let channels = axes.channels.or(input.color.map(Color::channels)).or(usual);
     let any_size = input.resize == Some(ResizeRule::None);
     let open = |dim, set: Option<u32>| dim == Dim::Free && set.is_none() && !any_size;
     let follows = input.resize == Some(ResizeRule::Height);
-    let sides =
-        [("width", !follows && open(axes.width, input.width)), ("height", open(axes.height, input.height))];
     let pixels = if matches!(task, Task::Detect(_)) { 640 } else { 224 };
+    let [width, height] = size.unwrap_or([pixels; 2]);
+    let sides = [
+        ("width", !follows && open(axes.width, input.width), width),
+        ("height", open(axes.height, input.height), height),
+    ];
     let layout = layout_word(axes.layout);
     let keys =
         [("layout", !axes.told, format!("{layout:?}")), ("color", channels.is_none(), "\"rgb\"".into())]
             .into_iter()
-            .chain(sides.map(|(key, open)| (key, open, pixels.to_string())));
+            .chain(sides.map(|(key, open, side)| (key, open, side.to_string())));
     let (names, lines): (Vec<_>, Vec<_>) =
         keys.filter(|(_, open, _)| *open).map(|(key, _, value)| (key, format!("{key} = {value}"))).unzip();
     match channels {
@@ -255,7 +264,7 @@ fn channels(spec: &TensorSpec, axes: &Axes, input: &Input, task: &Task) -> Resul
         true => format!("add the line input = {{ {lines} }} to model.toml, above its tables"),
         false => format!("add to [input] {lines}"),
     };
-    let own = match sides.iter().any(|(_, open)| *open) {
+    let own = match sides.iter().any(|(_, open, _)| *open) {
         true => " (or resize = \"none\" in place of a size, to take images at their own)",
         false => "",
     };
@@ -689,6 +698,26 @@ mod tests {
             &[-1, 8, -1, -1],
             "leaves open layout, color: add to [input] layout = \"nhwc\", color = \"rgb\", with what",
         );
+    }
+
+    #[test]
+    fn a_size_that_is_left_open_is_proposed_as_an_ultralytics_file_was_exported() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.onnx");
+        let names = ("names", &b"{0: 'road'}"[..]);
+        for (task, text) in [(&b"detect"[..], "task = \"detect\""), (b"classify", "task = \"classify\"")] {
+            std::fs::write(&file, saying(&[("task", task), names, ("imgsz", b"[96, 160]")])).unwrap();
+            let manifest = Manifest::parse(text).unwrap();
+            let mut signature = signature(&[("output0", &[-1, 10])]);
+            signature.inputs = vec![spec("images", DataType::Fp32, &[-1, 3, -1, -1])];
+            let outline = Outline::of(&file).unwrap();
+            let error = resolve(&manifest.input.unwrap(), &manifest.task, &signature, &outline).map(|_| ());
+            let error = error.unwrap_err();
+            assert!(
+                error.contains("add the line input = { width = 160, height = 96 } to model.toml"),
+                "{error}"
+            );
+        }
     }
 
     #[test]

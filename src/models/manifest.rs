@@ -161,7 +161,7 @@ mod read;
 
 pub use fit::Fit;
 pub use queue::Waiting;
-pub(super) use read::KEYPOINTS_MAX;
+pub(super) use read::{KEYPOINTS_MAX, SIDE_MAX};
 
 use super::{
     Declared, Warmup,

@@ -2,7 +2,7 @@
 
 use super::{
     Engine, Manifest, Source,
-    manifest::{Input, KEYPOINTS_MAX},
+    manifest::{Input, KEYPOINTS_MAX, SIDE_MAX},
 };
 use crate::{
     engine::{Dim, Signature, onnx::outline::Outline},
@@ -91,16 +91,22 @@ fn refuse_prototypes(task: &Task, signature: &Signature) -> Result<(), String> {
 pub(super) struct Usual {
     /// Whether they are letterboxed, with a mean of 0 and a deviation of 1.
     pub(super) is_letterboxed: bool,
+    /// Width and height that it was exported with; a dynamic export takes others as well.
+    pub(super) size: Option<[u32; 2]>,
 }
 
 /// How the network takes images for this task.
 pub(super) fn usual(task: &Task, outline: &Outline) -> Usual {
-    match kind(outline) {
-        Some((_, of)) => {
-            Usual { is_letterboxed: matches!(of, Of::Semantic | Of::Depth) && of.task() == task.name() }
-        }
-        None => Usual::default(),
-    }
+    let Some((_, of)) = kind(outline) else { return Usual::default() };
+    let size = outline.metadata.get("imgsz").and_then(|text| size_of(text.as_ref().ok()?));
+    Usual { is_letterboxed: matches!(of, Of::Semantic | Of::Depth) && of.task() == task.name(), size }
+}
+
+/// Width and height in `[height, width]`.
+fn size_of(text: &str) -> Option<[u32; 2]> {
+    let (height, width) = text.strip_prefix('[')?.strip_suffix(']')?.split_once(',')?;
+    let side = |text: &str| text.trim().parse().ok().filter(|side| (1..=SIDE_MAX).contains(side));
+    Some([side(width)?, side(height)?])
 }
 
 impl Usual {
@@ -402,6 +408,22 @@ mod tests {
         // Of a file for upright boxes it says nothing new.
         let upright: Outputs<'_> = &[("output0", &[1, 6, 8400])];
         assert!(completed("angle = false", &[("task", "detect"), PETS], upright).is_ok());
+    }
+
+    #[test]
+    fn the_size_of_the_export_is_height_and_width() {
+        let size = |text: &str| {
+            let outline = outline(&[("task", "detect"), PETS, ("imgsz", text)]);
+            usual(&source("m", "1", "task = \"detect\"").manifest.task, &outline).size
+        };
+        assert_eq!(size("[96, 160]"), Some([160, 96]));
+        assert_eq!(size("[640,640]"), Some([640, 640]));
+        for other in ["", "640", "[96]", "[96, 160, 3]", "[0, 160]", "[96, 16385]", "[-96, 160]", "(96, 160)"]
+        {
+            assert_eq!(size(other), None, "{other}");
+        }
+        let other = outline(&[("task", "other"), PETS, ("imgsz", "[96, 160]")]);
+        assert_eq!(usual(&Task::Tensors, &other), Usual::default());
     }
 
     #[test]

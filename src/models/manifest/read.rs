@@ -134,8 +134,11 @@ pub(super) fn urgency(root: &Table<'_, '_>, priorities: u8) -> (u8, Option<Durat
     (priority, timeout_ms.map(Duration::from_millis))
 }
 
+/// The longest side of an input.
+pub(in crate::models) const SIDE_MAX: u32 = 16_384;
+
 fn read_input(table: &Table<'_, '_>) -> Input {
-    let pixels = 1..=16384_u32;
+    let pixels = 1..=SIDE_MAX;
     let input = Input {
         name: table.string("name"),
         resize: table.choice(
