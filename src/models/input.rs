@@ -15,7 +15,7 @@ use crate::{
     image::{self, Color, Filter, Layout, Preprocess, Resize},
     tasks::Task,
 };
-use which::{constant, filled, inputs, is_convertible, size_type};
+use which::{AS_TENSORS, constant, filled, inputs, is_convertible, size_type};
 
 /// ImageNet's mean and standard deviation of red, green and blue, for values from 0 to 1.
 const IMAGENET: [[f32; 3]; 2] = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]];
@@ -34,7 +34,10 @@ pub(super) fn resolve(
     let (spec, others) = inputs(input, task, signature)?;
     let usual = ultralytics::usual(task, outline);
     let datatype = image::DataType::from_name(spec.datatype.name()).ok_or_else(|| {
-        format!("input {:?} is {}; images can become FP32, FP16 or UINT8", spec.name, spec.datatype)
+        format!(
+            "input {:?} is {}; images can become FP32, FP16 or UINT8: export it so, or {AS_TENSORS}",
+            spec.name, spec.datatype
+        )
     })?;
     let axes = Axes::find(spec, signature.batching(), input, outline)?;
     let channels = channels(spec, &axes, input, task, usual.size)?;
@@ -142,7 +145,8 @@ impl Axes {
         let wrong = || {
             format!(
                 "input {:?} has shape {}; an image needs [N, C, H, W], [N, H, W, C], [C, H, W] or [H, W, C] with 1 or 3 \
-                 channels, and N free, 1, or the same number in all inputs and outputs, or of grey [N, H, W] with N free",
+                 channels, and N free, 1, or the same number in all inputs and outputs, or of grey [N, H, W] with N free; if it takes \
+                 anything else, {AS_TENSORS}",
                 spec.name,
                 show(&spec.shape)
             )
@@ -791,6 +795,11 @@ mod tests {
         check("", fp32, &[-1, 4, 8, 8], "has shape [?, 4, 8, 8]; an image needs");
         check("", fp32, &[8, 3, 8, 8], "has shape [8, 3, 8, 8]; an image needs");
         check("", fp32, &[-1, 10], "has shape [?, 10]; an image needs");
+        let tensors = "serve it with task = \"tensors\" and no [input]";
+        for shape in [&[-1, 2, 8, 8][..], &[-1, 4, 8, 8], &[-1, 13, 8, 8], &[-1, 3, 16, 8, 8], &[-1, 784]] {
+            check("", fp32, shape, tensors);
+        }
+        check("", DataType::Int64, &[-1, 3, 8, 8], tensors);
         check("layout = \"nhwc\"", fp32, &[-1, 8, 8], "an image needs");
         check("color = \"gray\"", fp32, &[-1, 3, 8, 8], "input.color has 1 channels");
         check(

@@ -39,7 +39,8 @@ pub(in crate::models) fn of_image(
         [first, _, ..] => {
             let of = |index: usize| format!("{:?}", inputs[index].name);
             Err(format!(
-                "an image can become each of {}: say which by input.name = {}, and what the others hold by input.constants",
+                "an image can become each of {}: say which by input.name = {}, and what the others hold by input.constants; if each request \
+                 brings several, {AS_TENSORS}",
                 found.iter().copied().map(of).collect::<Vec<_>>().join(", "),
                 of(first)
             ))
@@ -47,6 +48,9 @@ pub(in crate::models) fn of_image(
         [] => Ok(open.first().copied().unwrap_or(0)),
     }
 }
+
+/// What is left where images cannot become an input.
+pub(super) const AS_TENSORS: &str = "serve it with task = \"tensors\" and no [input]";
 
 /// Whether images can become the type of an input.
 pub(super) fn is_convertible(spec: &TensorSpec) -> bool {
@@ -97,7 +101,7 @@ pub(super) fn inputs<'a>(
         (None, ..) => Err(format!(
             "the model has {} inputs ({}); an image becomes one only, and of a detector detect.size_input may name a second \
              that takes the image's width and height; input.constants = {{ NAME = 1 }} fills those that are always the same (masks of \
-             pixels that count, factors): else serve it with task = \"tensors\" and no [input]",
+             pixels that count, factors): else {AS_TENSORS}",
             signature.inputs.len(),
             names(signature)
         )),
@@ -233,6 +237,10 @@ mod tests {
             both.starts_with(
                 "an image can become each of \"mask\", \"image\": say which by input.name = \"mask\""
             ),
+            "{both}"
+        );
+        assert!(
+            both.ends_with("if each request brings several, serve it with task = \"tensors\" and no [input]"),
             "{both}"
         );
         let wrong = is("[input]\nname = \"pixels\"", &[&shape, &image]).unwrap_err();
