@@ -81,8 +81,8 @@ fn refuse_prototypes(task: &Task, signature: &Signature) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "the file says that it is a YOLO for segment, which finds objects with a mask of each: {BOXES:?} has their boxes, {PROTOTYPES:?} what \
-         the masks are made of, and neither a class of each pixel; serve it with task = \"detect\""
+        "the file says that it is a YOLO for segment, which finds objects with a mask of each: {BOXES:?} has their boxes, {PROTOTYPES:?} \
+         what the masks are made of, and neither a class of each pixel; serve it with task = \"detect\""
     ))
 }
 

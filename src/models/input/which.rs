@@ -39,8 +39,8 @@ pub(in crate::models) fn of_image(
         [first, _, ..] => {
             let of = |index: usize| format!("{:?}", inputs[index].name);
             Err(format!(
-                "an image can become each of {}: say which by input.name = {}, and what the others hold by input.constants; if each request \
-                 brings several, {AS_TENSORS}",
+                "an image can become each of {}: say which by input.name = {}, and what the others hold by input.constants; if each \
+                 request brings several, {AS_TENSORS}",
                 found.iter().copied().map(of).collect::<Vec<_>>().join(", "),
                 of(first)
             ))
@@ -147,8 +147,8 @@ pub(super) fn constant(spec: &TensorSpec, shape: Option<Vec<usize>>, number: f64
             Ok(Tensor { datatype: spec.datatype, shape, data })
         }
         _ => Err(format!(
-            "input.constants: input {:?} is {} of shape {}, and {number} can fill FP32, up to ±65504 also FP16, a whole number also INT64 and \
-             INT32, 0 to 255 UINT8, and 0 or 1 BOOL, of which nothing but the batch and axes that the file names as those of the image are \
+            "input.constants: input {:?} is {} of shape {}, and {number} can fill FP32, up to ±65504 also FP16, a whole number also INT64 \
+             and INT32, 0 to 255 UINT8, and 0 or 1 BOOL, of which nothing but the batch and axes that the file names as those of the image are \
              open (the image's sides are width and height in [input])",
             spec.name,
             spec.datatype,

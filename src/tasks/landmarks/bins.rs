@@ -14,7 +14,7 @@ const KEYS: [&str; 2] = ["landmarks.x", "landmarks.y"];
 const EXPECTED: &str = "[1, points, bins]";
 
 impl Landmarks {
-    /// Whether points come as bins of two outputs: where the settings say it, or say nothing of another form while the outputs are so named.
+    /// Whether points come as bins of two outputs: where the settings say it, or nothing of another form while outputs are so named.
     pub(super) fn is_of_bins(&self, signature: &Signature) -> bool {
         let has = |name: &str| signature.outputs.iter().any(|output| output.name == name);
         match self.form {
