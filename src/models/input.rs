@@ -8,13 +8,14 @@ use super::{
     ImageInput,
     images::{Other, layout_word},
     manifest::{Input, ResizeRule},
+    ultralytics::{self, Usual},
 };
 use crate::{
     engine::{Batching, Dim, PixelInput, Signature, TensorSpec, onnx::outline::Outline, show},
     image::{self, Color, Filter, Layout, Preprocess, Resize},
     tasks::Task,
 };
-use which::{constant, inputs, is_convertible, size_order, size_type};
+use which::{AS_TENSORS, constant, filled, inputs, is_convertible, size_order, size_type};
 
 /// ImageNet's mean and standard deviation of red, green and blue, for values from 0 to 1.
 const IMAGENET: [[f32; 3]; 2] = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]];
@@ -31,18 +32,25 @@ pub(super) fn resolve(
     outline: &Outline,
 ) -> Result<ImageInput, String> {
     let (spec, others) = inputs(input, task, signature)?;
+    let usual = ultralytics::usual(task, outline);
     let datatype = image::DataType::from_name(spec.datatype.name()).ok_or_else(|| {
-        format!("input {:?} is {}; images can become FP32, FP16 or UINT8", spec.name, spec.datatype)
+        format!(
+            "input {:?} is {}; images can become FP32, FP16 or UINT8: export it so, or {AS_TENSORS}",
+            spec.name, spec.datatype
+        )
     })?;
     let axes = Axes::find(spec, signature.batching(), input, outline)?;
-    let other = |spec: &TensorSpec| match input.constants.get(&spec.name) {
-        Some(number) => constant(spec, *number, axes.batch_axis).map(Other::Constant),
-        None => size_type(spec, axes.batch_axis).map(|datatype| Other::Size(datatype, size_order(task))),
-    };
-    let others = others.iter().map(other).collect::<Result<_, _>>()?;
-    let channels = channels(spec, &axes, input, task)?;
+    let channels = channels(spec, &axes, input, task, usual.size)?;
     let sides =
         [side(spec, "width", axes.width, input.width)?, side(spec, "height", axes.height, input.height)?];
+    let settled = axes.settled(outline.axis_names(&spec.name), channels, sides);
+    let other = |spec: &TensorSpec| match input.constants.get(&spec.name) {
+        Some(number) => {
+            let shape = filled(spec, axes.batch_axis, outline.axis_names(&spec.name), &settled);
+            constant(spec, shape, *number).map(Other::Constant)
+        }
+        None => size_type(spec, axes.batch_axis).map(Other::Size),
+    };
     if let (Some(ResizeRule::Height), Some(width)) = (input.resize, sides[0]) {
         return Err(format!(
             "input.resize = \"height\" makes an image as wide as its proportions say, and input {:?} of shape {} is always {width} wide: \
@@ -68,12 +76,13 @@ pub(super) fn resolve(
     };
     let plain = datatype == image::DataType::Uint8
         || color == Color::Gray
+        || usual.is_letterboxed
         || matches!(task, Task::Detect(_) | Task::Image(_) | Task::Tensors);
     let [mean, std] = if plain { [[0.0; 3], [1.0; 3]] } else { imagenet(color) };
     let preprocess = Preprocess {
         width,
         height,
-        resize: resize(input, task, width, height)?,
+        resize: resize(input, task, &usual, [width, height])?,
         filter: input.filter.unwrap_or(Filter::Bilinear),
         color,
         background: input.background.unwrap_or([255; 3]),
@@ -96,6 +105,7 @@ pub(super) fn resolve(
             preprocess.scale
         ));
     }
+    let others = others.iter().map(other).collect::<Result<_, _>>()?;
     Ok(ImageInput {
         pixels: PixelInput::new(&preprocess, axes.batch_axis, axes.channel_axis),
         preprocess,
@@ -135,7 +145,8 @@ impl Axes {
         let wrong = || {
             format!(
                 "input {:?} has shape {}; an image needs [N, C, H, W], [N, H, W, C], [C, H, W] or [H, W, C] with 1 or 3 \
-                 channels, and N free, 1, or the same number in all inputs and outputs, or of grey [N, H, W] with N free",
+                 channels, and N free, 1, or the same number in all inputs and outputs, or of grey [N, H, W] with N free; if it takes \
+                 anything else, {AS_TENSORS}",
                 spec.name,
                 show(&spec.shape)
             )
@@ -197,27 +208,55 @@ impl Axes {
         let (told, named) = (told.is_some(), named == Some(layout));
         Ok(Axes { batch_axis, channel_axis: true, layout, told, channels, named, width, height })
     }
+
+    /// The axes of an image that have names in the file and extents that are known, with both.
+    fn settled<'a>(
+        &self,
+        names: &'a [String],
+        channels: usize,
+        sides: [Option<u32>; 2],
+    ) -> Vec<(&'a str, usize)> {
+        let [width, height] = sides.map(|side| side.map(|side| side as usize));
+        let channel = self.channel_axis.then_some(Some(channels));
+        let (first, last) = match self.layout {
+            Layout::Nchw => (channel, None),
+            Layout::Nhwc => (None, channel),
+        };
+        let batch = self.batch_axis.then_some(Some(1));
+        let extents = batch.into_iter().chain(first).chain([height, width]).chain(last);
+        let named = names.iter().zip(extents).filter(|(name, _)| !name.is_empty());
+        named.filter_map(|(name, extent)| Some((name.as_str(), extent?))).collect()
+    }
 }
 
-/// The number of channels, if nothing else is left open either.
+/// The number of channels, if nothing else is left open either. `size` is the width and height that the file proposes.
 ///
 /// # Errors
 /// Everything that is left open, in one message with an example.
-fn channels(spec: &TensorSpec, axes: &Axes, input: &Input, task: &Task) -> Result<usize, String> {
+fn channels(
+    spec: &TensorSpec,
+    axes: &Axes,
+    input: &Input,
+    task: &Task,
+    size: Option<[u32; 2]>,
+) -> Result<usize, String> {
     // A network with an open channel axis was exported with all axes open, not made for any number of channels.
     let usual = axes.named.then_some(3);
     let channels = axes.channels.or(input.color.map(Color::channels)).or(usual);
     let any_size = input.resize == Some(ResizeRule::None);
     let open = |dim, set: Option<u32>| dim == Dim::Free && set.is_none() && !any_size;
     let follows = input.resize == Some(ResizeRule::Height);
-    let sides =
-        [("width", !follows && open(axes.width, input.width)), ("height", open(axes.height, input.height))];
     let pixels = if matches!(task, Task::Detect(_)) { 640 } else { 224 };
+    let [width, height] = size.unwrap_or([pixels; 2]);
+    let sides = [
+        ("width", !follows && open(axes.width, input.width), width),
+        ("height", open(axes.height, input.height), height),
+    ];
     let layout = layout_word(axes.layout);
     let keys =
         [("layout", !axes.told, format!("{layout:?}")), ("color", channels.is_none(), "\"rgb\"".into())]
             .into_iter()
-            .chain(sides.map(|(key, open)| (key, open, pixels.to_string())));
+            .chain(sides.map(|(key, open, side)| (key, open, side.to_string())));
     let (names, lines): (Vec<_>, Vec<_>) =
         keys.filter(|(_, open, _)| *open).map(|(key, _, value)| (key, format!("{key} = {value}"))).unzip();
     match channels {
@@ -229,7 +268,7 @@ fn channels(spec: &TensorSpec, axes: &Axes, input: &Input, task: &Task) -> Resul
         true => format!("add the line input = {{ {lines} }} to model.toml, above its tables"),
         false => format!("add to [input] {lines}"),
     };
-    let own = match sides.iter().any(|(_, open)| *open) {
+    let own = match sides.iter().any(|(_, open, _)| *open) {
         true => " (or resize = \"none\" in place of a size, to take images at their own)",
         false => "",
     };
@@ -257,8 +296,10 @@ fn side(spec: &TensorSpec, key: &str, dim: Dim, set: Option<u32>) -> Result<Opti
     }
 }
 
-fn resize(input: &Input, task: &Task, width: u32, height: u32) -> Result<Resize, String> {
+fn resize(input: &Input, task: &Task, usual: &Usual, size: [u32; 2]) -> Result<Resize, String> {
+    let [width, height] = size;
     let rule = input.resize.unwrap_or(match task {
+        _ if usual.is_letterboxed => ResizeRule::Letterbox,
         Task::Classify(_) | Task::Embed(_) | Task::Tensors | Task::Localize => ResizeRule::Shorter,
         Task::Detect(_) => ResizeRule::Letterbox,
         Task::Segment(_) | Task::Image(_) | Task::Landmarks(_) => ResizeRule::Stretch,
@@ -332,7 +373,13 @@ fn per_channel(key: &str, set: Option<&[f32]>, usual: [f32; 3], channels: usize)
 mod tests {
     use super::*;
     use crate::{
-        engine::{DataType, Tensor, onnx::axes::testing::model as onnx},
+        engine::{
+            DataType, Tensor,
+            onnx::{
+                axes::testing::{model as onnx, named_inputs},
+                metadata::testing::model as saying,
+            },
+        },
         models::manifest::Manifest,
         tasks::testing::{signature, spec},
     };
@@ -590,8 +637,45 @@ mod tests {
         check("[input.constants]\nimages = 1", &[], "input.constants has \"images\"");
         check(one, &[mask.clone(), size], "fills those that are always the same");
         check("", &[factor], "input.constants = { NAME = 1 }");
-        check(one, &[spec("pixel_mask", DataType::Int64, &[-1, -1, -1])], "nothing but the batch is open");
+        check(
+            one,
+            &[spec("pixel_mask", DataType::Int64, &[-1, -1, -1])],
+            "nothing but the batch and axes that",
+        );
         check("[input.constants]\npixel_mask = 0.5", &[mask], "a whole number also");
+    }
+
+    #[test]
+    fn a_constant_has_the_extents_of_the_axes_that_the_file_names_as_it_names_the_images() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.onnx");
+        let run = |keys: &str, image: &[&str], mask: &[&str]| {
+            std::fs::write(&file, named_inputs(&[("pixels", image), ("mask", mask)])).unwrap();
+            let text = format!("task = \"detect\"\n[input]\nconstants = {{ mask = 1 }}\n{keys}");
+            let manifest = Manifest::parse(&text).unwrap();
+            let shape = |axes: &[&str]| {
+                axes.iter().map(|name| if name.is_empty() { 3 } else { -1 }).collect::<Vec<_>>()
+            };
+            let mut signature = signature(&[("out", &[-1, 10])]);
+            signature.inputs = vec![
+                spec("pixels", DataType::Fp32, &shape(image)),
+                spec("mask", DataType::Int64, &shape(mask)),
+            ];
+            let outline = Outline::of(&file).unwrap();
+            let input = resolve(&manifest.input.unwrap(), &manifest.task, &signature, &outline)?;
+            Ok::<_, String>(input.behind(1000, 500).map(|tensor| tensor.shape).collect::<Vec<_>>())
+        };
+        let size = "width = 96\nheight = 64\n";
+        let detr = ["batch", "", "height", "width"];
+        assert_eq!(run(size, &detr, &["batch", "height", "width"]).unwrap(), [[1, 64, 96]]);
+        assert_eq!(run(size, &["b", "h", "w", ""], &["b", "w", "h"]).unwrap(), [[1, 96, 64]]);
+        let open = "nothing but the batch and axes that the file names as those of the image are open";
+        for (keys, mask) in
+            [(size, ["batch", "rows", "width"]), ("resize = \"none\"\n", ["batch", "height", "width"])]
+        {
+            let error = run(keys, &detr, &mask).unwrap_err();
+            assert!(error.contains(open), "{error}");
+        }
     }
 
     #[test]
@@ -640,6 +724,26 @@ mod tests {
     }
 
     #[test]
+    fn a_size_that_is_left_open_is_proposed_as_an_ultralytics_file_was_exported() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.onnx");
+        let names = ("names", &b"{0: 'road'}"[..]);
+        for (task, text) in [(&b"detect"[..], "task = \"detect\""), (b"classify", "task = \"classify\"")] {
+            std::fs::write(&file, saying(&[("task", task), names, ("imgsz", b"[96, 160]")])).unwrap();
+            let manifest = Manifest::parse(text).unwrap();
+            let mut signature = signature(&[("output0", &[-1, 10])]);
+            signature.inputs = vec![spec("images", DataType::Fp32, &[-1, 3, -1, -1])];
+            let outline = Outline::of(&file).unwrap();
+            let error = resolve(&manifest.input.unwrap(), &manifest.task, &signature, &outline).map(|_| ());
+            let error = error.unwrap_err();
+            assert!(
+                error.contains("add the line input = { width = 160, height = 96 } to model.toml"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
     fn an_open_axis_that_is_named_for_the_channels_tells_the_layout_and_that_there_are_three() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("model.onnx");
@@ -672,6 +776,27 @@ mod tests {
     }
 
     #[test]
+    fn an_input_is_letterboxed_and_has_no_mean_where_an_ultralytics_file_is_for_classes_of_pixels() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.onnx");
+        std::fs::write(&file, saying(&[("task", &b"semantic"[..]), ("names", b"{0: 'road'}")])).unwrap();
+        let run = |text: &str| {
+            let manifest = Manifest::parse(text).unwrap();
+            let mut signature = signature(&[("output0", &[1, 64, 96])]);
+            signature.inputs = vec![spec("images", DataType::Fp32, &[1, 3, 64, 96])];
+            let outline = Outline::of(&file).unwrap();
+            resolve(&manifest.input.unwrap(), &manifest.task, &signature, &outline).unwrap().preprocess
+        };
+        let taken = run("task = \"segment\"");
+        assert_eq!(
+            (taken.resize, taken.pad, taken.mean, taken.std),
+            (Resize::Letterbox, 114, [0.0; 3], [1.0; 3])
+        );
+        let set = run("task = \"segment\"\n[input]\nresize = \"stretch\"\nmean = 0.5\nstd = 0.25");
+        assert_eq!((set.resize, set.mean, set.std), (Resize::Stretch, [0.5; 3], [0.25; 3]));
+    }
+
+    #[test]
     fn contradictions_are_errors_that_say_what_to_do() {
         let check = |manifest: &str, datatype, shape: &[i64], expected: &str| {
             let text = format!("task = \"classify\"\n[input]\n{manifest}");
@@ -689,6 +814,11 @@ mod tests {
         check("", fp32, &[-1, 4, 8, 8], "has shape [?, 4, 8, 8]; an image needs");
         check("", fp32, &[8, 3, 8, 8], "has shape [8, 3, 8, 8]; an image needs");
         check("", fp32, &[-1, 10], "has shape [?, 10]; an image needs");
+        let tensors = "serve it with task = \"tensors\" and no [input]";
+        for shape in [&[-1, 2, 8, 8][..], &[-1, 4, 8, 8], &[-1, 13, 8, 8], &[-1, 3, 16, 8, 8], &[-1, 784]] {
+            check("", fp32, shape, tensors);
+        }
+        check("", DataType::Int64, &[-1, 3, 8, 8], tensors);
         check("layout = \"nhwc\"", fp32, &[-1, 8, 8], "an image needs");
         check("color = \"gray\"", fp32, &[-1, 3, 8, 8], "input.color has 1 channels");
         check(

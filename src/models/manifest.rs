@@ -74,7 +74,8 @@
 //!
 //! [landmarks]
 //! output = "out"               # default: the only output
-//! form = "coordinates"         # coordinates ([N, 2 K], [N, K, 2], [N, K, 3]) | heatmaps ([N, K, H, W]); default: found from the shape
+//! form = "coordinates"         # coordinates ([N, 2 K], [N, K, 2], [N, K, 3]) | heatmaps ([N, K, H, W]) | simcc (two outputs [N, K, bins]); default: simcc of outputs simcc_x and simcc_y, else found from the shape
+//! # x = "simcc_x"              # simcc: the output with the bins across, in place of output; likewise y, with those down
 //! points = 68                  # 1 to 10000; default: as many as labels, else found from the shape
 //! unit = "pixels"              # coordinates: pixels (of the input) | parts (0 to 1 of its sides) | centred (-1 to 1); must be set
 //! order = "xy"                 # coordinates: xy | yx
@@ -161,7 +162,7 @@ mod read;
 
 pub use fit::Fit;
 pub use queue::Waiting;
-pub(super) use read::KEYPOINTS_MAX;
+pub(super) use read::{KEYPOINTS_MAX, SIDE_MAX};
 
 use super::{
     Declared, Warmup,

@@ -180,7 +180,9 @@ fn tell(source: &Source, signature: &Signature, task: &Task, image: Option<&Imag
     }
     if let (Some(image), Some(input)) = (image, &source.manifest.input) {
         let by = image.told(input);
-        let by_default = image.by_default(input).join(", ");
+        let by_file = ultralytics::usual(task, outline).keys();
+        let by_default = image.by_default(input).into_iter().filter(|key| !by_file.contains(key));
+        let by_default = by_default.collect::<Vec<_>>().join(", ");
         tracing::info!(
             model = source.name,
             version = source.version,

@@ -1,6 +1,9 @@
-//! What an Ultralytics export says of itself in its file: what it is for, its classes, and what follows each box.
+//! What an Ultralytics export says of itself in its file: what it is for, its classes, how it takes images, and what follows each box.
 
-use super::{Engine, Manifest, Source, manifest::KEYPOINTS_MAX};
+use super::{
+    Engine, Manifest, Source,
+    manifest::{Input, KEYPOINTS_MAX, SIDE_MAX},
+};
 use crate::{
     engine::{Dim, Signature, onnx::outline::Outline},
     tasks::{Detect, Format, Keypoints, Labels, ROWS_MAX, Task},
@@ -20,7 +23,7 @@ const COLUMNS: usize = 6;
 /// the log says which line makes the file take images.
 ///
 /// # Errors
-/// A manifest that denies what the file says follows each box.
+/// A manifest that denies what the file says follows each box, or wants a class of each pixel from a file of instances.
 pub(super) fn complete(
     source: &Source,
     signature: &Signature,
@@ -38,17 +41,22 @@ pub(super) fn complete(
             model = name,
             version,
             "the file says that it is a YOLO for {word}: it takes images with the line task = {:?} in its model.toml",
-            said.task()
+            said.of.task()
         );
     }
-    if task.name() != said.task() {
+    if said.of == Of::Segment {
+        refuse_prototypes(&task, signature)?;
+    }
+    if task.name() != said.of.task() {
         return Ok((task, labels));
     }
-    let lines = match &mut task {
-        Task::Detect(detect) => [said.fill(detect, signature)?, said.sort_out(detect, signature)],
+    let lines = match (&mut task, &manifest.input) {
+        (Task::Detect(detect), _) => [said.fill(detect, signature)?, said.sort_out(detect, signature)],
+        (task, Some(input)) => [usual(task, outline).told(input), None],
         _ => [None, None],
     };
-    let own = labels.is_empty() && !said.labels.is_empty();
+    // The one class of a network for depths is no class of anything.
+    let own = labels.is_empty() && !said.labels.is_empty() && said.of != Of::Depth;
     let names = own.then(|| format!("{} labels", said.labels.len()));
     if own {
         labels = Arc::new(said.labels);
@@ -63,6 +71,61 @@ pub(super) fn complete(
         );
     }
     Ok((task, labels))
+}
+
+/// Refuses the outputs of a network for instances where a class of each pixel is asked for.
+fn refuse_prototypes(task: &Task, signature: &Signature) -> Result<(), String> {
+    let Task::Segment(segment) = task else { return Ok(()) };
+    let is_theirs = segment.output.as_deref().is_none_or(|output| [BOXES, PROTOTYPES].contains(&output));
+    if !is_theirs || signature.outputs.iter().all(|output| output.name != PROTOTYPES) {
+        return Ok(());
+    }
+    Err(format!(
+        "the file says that it is a YOLO for segment, which finds objects with a mask of each: {BOXES:?} has their boxes, {PROTOTYPES:?} \
+         what the masks are made of, and neither a class of each pixel; serve it with task = \"detect\""
+    ))
+}
+
+/// How the network of such a file takes images, as far as the file tells it and the task does not.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Usual {
+    /// Whether they are letterboxed, with a mean of 0 and a deviation of 1.
+    pub(super) is_letterboxed: bool,
+    /// Width and height that it was exported with; a dynamic export takes others as well.
+    pub(super) size: Option<[u32; 2]>,
+}
+
+/// How the network takes images for this task.
+pub(super) fn usual(task: &Task, outline: &Outline) -> Usual {
+    let Some((_, of)) = kind(outline) else { return Usual::default() };
+    let size = outline.metadata.get("imgsz").and_then(|text| size_of(text.as_ref().ok()?));
+    Usual { is_letterboxed: matches!(of, Of::Semantic | Of::Depth) && of.task() == task.name(), size }
+}
+
+/// Width and height in `[height, width]`.
+fn size_of(text: &str) -> Option<[u32; 2]> {
+    let (height, width) = text.strip_prefix('[')?.strip_suffix(']')?.split_once(',')?;
+    let side = |text: &str| text.trim().parse().ok().filter(|side| (1..=SIDE_MAX).contains(side));
+    Some([side(width)?, side(height)?])
+}
+
+impl Usual {
+    /// The keys of `[input]` that it says.
+    pub(super) fn keys(&self) -> &'static [&'static str] {
+        if self.is_letterboxed { &["resize", "scale", "mean", "std"] } else { &[] }
+    }
+
+    /// The lines of `[input]` that say the same, without those that an author has.
+    fn told(&self, input: &Input) -> Option<String> {
+        let lines = [
+            ("resize = \"letterbox\"", input.resize.is_none()),
+            ("mean = 0", input.mean.is_none()),
+            ("std = 1", input.std.is_none()),
+        ];
+        let unset = lines.into_iter().filter(|(_, unset)| self.is_letterboxed && *unset);
+        let lines: Vec<_> = unset.map(|(line, _)| line).collect();
+        (!lines.is_empty()).then(|| lines.join(", "))
+    }
 }
 
 /// What such a file says.
@@ -80,29 +143,53 @@ struct Said {
 enum Of {
     Classify,
     Detect,
+    /// Objects with their masks.
     Segment,
     Pose,
     Obb,
+    /// A class for each pixel.
+    Semantic,
+    Depth,
+}
+
+impl Of {
+    /// The task in a manifest.
+    fn task(self) -> &'static str {
+        match self {
+            Of::Classify => "classify",
+            Of::Detect | Of::Segment | Of::Pose | Of::Obb => "detect",
+            Of::Semantic => "segment",
+            Of::Depth => "image",
+        }
+    }
 }
 
 /// The words for it in a file.
-const ALL: [(&str, Of); 5] = [
+const ALL: [(&str, Of); 7] = [
     ("classify", Of::Classify),
     ("detect", Of::Detect),
     ("segment", Of::Segment),
     ("pose", Of::Pose),
     ("obb", Of::Obb),
+    ("semantic", Of::Semantic),
+    ("depth", Of::Depth),
 ];
+
+/// What a file is for, and its word for it; `None` if it is no such export.
+fn kind(outline: &Outline) -> Option<(&'static str, Of)> {
+    let word =
+        outline.metadata.get("task")?.as_ref().ok().filter(|_| outline.metadata.contains_key("names"))?;
+    ALL.into_iter().find(|(known, _)| known == word)
+}
 
 impl Said {
     /// What a model's file says; `None` if it is no such export. Names of classes that cannot be read are left out, and the log says so.
     fn of(source: &Source, outline: &Outline) -> Option<Said> {
-        let keys = ["task", "names", "kpt_shape", "end2end", "args", "description", "head"];
-        let [task, names, keypoints, end2end, args, description, head] =
+        let (word, of) = kind(outline)?;
+        let keys = ["names", "kpt_shape", "end2end", "args", "description", "head"];
+        let [names, keypoints, end2end, args, description, head] =
             keys.map(|key| outline.metadata.get(key).cloned());
-        let (of, names) = (task?.ok()?, names?);
-        let (word, of) = ALL.into_iter().find(|(word, _)| *word == of)?;
-        let labels = names.and_then(|text| names_of(&text).ok_or("it is no {0: 'name', 1: …}".to_owned()));
+        let labels = names?.and_then(|text| names_of(&text).ok_or("it is no {0: 'name', 1: …}".to_owned()));
         let labels = labels.unwrap_or_else(|why| {
             tracing::warn!(
                 model = source.name,
@@ -121,11 +208,6 @@ impl Said {
         let said = text(end2end) == "True" || text(args).contains("'nms': True") || kind.contains("yolov10");
         let other = [&kind, &head].iter().any(|text| text.replace('-', "").contains("rtdetr"));
         Some(Said { word, of, labels, keypoints, sorts_out: said && !other })
-    }
-
-    /// The task in a manifest.
-    fn task(&self) -> &'static str {
-        if self.of == Of::Classify { "classify" } else { "detect" }
     }
 
     /// Fills in what a detector's manifest leaves open of what follows each box. Returns the line that says the same.
@@ -246,16 +328,21 @@ mod tests {
 
     /// The detector of a file with these entries and outputs, under these lines of `[detect]`.
     fn completed(lines: &str, entries: &[(&str, &str)], outputs: Outputs<'_>) -> Result<Detect, String> {
-        let folder = tempfile::tempdir().unwrap();
-        let mut source = source("m", "1", &format!("task = \"detect\"\n[detect]\n{lines}"));
-        source.path = folder.path().join("model.onnx");
-        let entries: Vec<_> = entries.iter().map(|(key, value)| (*key, value.as_bytes())).collect();
-        std::fs::write(&source.path, model(&entries)).unwrap();
-        let outline = Outline::of(&source.path).unwrap();
+        let source = source("m", "1", &format!("task = \"detect\"\n[detect]\n{lines}"));
+        let outline = outline(entries);
         let (task, labels) = complete(&source, &signature(outputs), &outline)?;
         task.clone().resolve(&signature(outputs), &labels, None, true)?;
         let Task::Detect(detect) = task else { panic!("expected a detector") };
         Ok(*detect)
+    }
+
+    /// The outline of a file with these entries.
+    fn outline(entries: &[(&str, &str)]) -> Outline {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.onnx");
+        let entries: Vec<_> = entries.iter().map(|(key, value)| (*key, value.as_bytes())).collect();
+        std::fs::write(&path, model(&entries)).unwrap();
+        Outline::of(&path).unwrap()
     }
 
     const PETS: (&str, &str) = ("names", "{0: 'cat', 1: 'dog'}");
@@ -321,6 +408,63 @@ mod tests {
         // Of a file for upright boxes it says nothing new.
         let upright: Outputs<'_> = &[("output0", &[1, 6, 8400])];
         assert!(completed("angle = false", &[("task", "detect"), PETS], upright).is_ok());
+    }
+
+    #[test]
+    fn the_size_of_the_export_is_height_and_width() {
+        let size = |text: &str| {
+            let outline = outline(&[("task", "detect"), PETS, ("imgsz", text)]);
+            usual(&source("m", "1", "task = \"detect\"").manifest.task, &outline).size
+        };
+        assert_eq!(size("[96, 160]"), Some([160, 96]));
+        assert_eq!(size("[640,640]"), Some([640, 640]));
+        for other in ["", "640", "[96]", "[96, 160, 3]", "[0, 160]", "[96, 16385]", "[-96, 160]", "(96, 160)"]
+        {
+            assert_eq!(size(other), None, "{other}");
+        }
+        let other = outline(&[("task", "other"), PETS, ("imgsz", "[96, 160]")]);
+        assert_eq!(usual(&Task::Tensors, &other), Usual::default());
+    }
+
+    #[test]
+    fn a_file_of_instances_gives_no_class_of_each_pixel() {
+        let check = |word: &str, lines: &str, outputs: Outputs<'_>| {
+            let source = source("m", "1", &format!("task = \"segment\"\n{lines}"));
+            complete(&source, &signature(outputs), &outline(&[("task", word), PETS])).map(|_| ())
+        };
+        let both: Outputs<'_> = &[("output0", &[1, 38, 8400]), ("output1", &[1, 32, 160, 160])];
+        let chosen = |output: &str| format!("[segment]\noutput = {output:?}");
+        for lines in [String::new(), chosen("output0"), chosen("output1")] {
+            let error = check("segment", &lines, both).unwrap_err();
+            assert!(error.ends_with("serve it with task = \"detect\""), "{error}");
+        }
+        // Another file, and one to which somebody has added an output.
+        assert_eq!(check("semantic", "", both), Ok(()));
+        assert_eq!(check("segment", &chosen("mask"), &[both, &[("mask", &[1, 160, 160])]].concat()), Ok(()));
+        assert_eq!(check("segment", "", &[("mask", &[1, 160, 160])]), Ok(()));
+    }
+
+    #[test]
+    fn networks_for_classes_of_pixels_and_for_depths_take_images_as_their_detectors_do() {
+        let check = |word: &str, task: &str, labels: usize, lines: Option<&str>| {
+            let source = source("m", "1", &format!("task = {task:?}"));
+            let outline = outline(&[("task", word), PETS]);
+            let (_, names) = complete(&source, &signature(&[("output0", &[1, 64, 96])]), &outline).unwrap();
+            let usual = usual(&source.manifest.task, &outline);
+            let told = usual.told(source.manifest.input.as_ref().unwrap());
+            assert_eq!((names.len(), told.as_deref()), (labels, lines), "{word} {task}");
+            assert_eq!(usual.is_letterboxed, lines.is_some());
+        };
+        let lines = Some("resize = \"letterbox\", mean = 0, std = 1");
+        check("semantic", "segment", 2, lines);
+        check("depth", "image", 0, lines);
+        check("semantic", "image", 0, None);
+        check("depth", "segment", 0, None);
+        check("classify", "classify", 2, None);
+        let stretched =
+            Manifest::parse("task = \"segment\"\n[input]\nresize = \"stretch\"\nmean = 0.5").unwrap();
+        let usual = usual(&stretched.task, &outline(&[("task", "semantic"), PETS]));
+        assert_eq!(usual.told(&stretched.input.unwrap()).as_deref(), Some("std = 1"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Landmarks: the points of the one thing that an image shows, such as a face, a hand or a body. The network gives their coordinates, or a
-//! heatmap for each, which is the highest where the point is.
+//! heatmap for each, which is the highest where the point is, or scores of the columns and of the rows that each may be at.
 
+mod bins;
 mod reading;
 
 use self::reading::{COORDINATES, HEATMAPS, Reading};
@@ -25,7 +26,11 @@ pub struct Landmarks {
     /// Coordinates are `[1, 2 K]`, `[1, K, 2]` or `[1, K, 3]`, heatmaps `[1, K, H, W]` or `[1, H, W, K]`, or the same without the 1 for models
     /// that do not batch; coordinates may have further axes of 1.
     pub output: Option<String>,
-    /// What the output holds. If not set: found from its shape.
+    /// Of SimCC: the output with the bins across, `[1, K, B]`. If not set: `simcc_x`.
+    pub x: Option<String>,
+    /// Of SimCC: the output with the bins down. If not set: `simcc_y`.
+    pub y: Option<String>,
+    /// What the output holds. If not set: SimCC's bins where outputs are so named, else found from its shape.
     pub form: Option<Form>,
     /// How many points there are. If not set: as many as labels, else found from the shape.
     pub points: Option<usize>,
@@ -51,11 +56,14 @@ pub enum Form {
     Coordinates,
     /// A plane for each point.
     Heatmaps,
+    /// Scores of columns and of rows for each point, in two outputs.
+    Simcc,
 }
 
 impl Form {
     /// All forms, with their names in manifests.
-    pub const ALL: [(&str, Form); 2] = [("coordinates", Form::Coordinates), ("heatmaps", Form::Heatmaps)];
+    pub const ALL: [(&str, Form); 3] =
+        [("coordinates", Form::Coordinates), ("heatmaps", Form::Heatmaps), ("simcc", Form::Simcc)];
 }
 
 /// What coordinates are measured in.
@@ -122,7 +130,6 @@ impl Landmarks {
         labels: &Labels,
         input: Option<[u32; 2]>,
     ) -> Result<Landmarks, String> {
-        let output = choose(signature, self.output.as_deref(), "landmarks.output")?;
         self.input = input;
         if let (Some(points), 1..) = (self.points, labels.len())
             && points != labels.len()
@@ -133,6 +140,14 @@ impl Landmarks {
                 labels.len()
             ));
         }
+        if self.is_of_bins(signature) {
+            return self.of_bins(signature, labels);
+        }
+        let several = |why| match (&self.output, signature.outputs.len()) {
+            (None, 2) => format!("{why}, or name those of SimCC's bins by landmarks.x and landmarks.y"),
+            _ => why,
+        };
+        let output = choose(signature, self.output.as_deref(), "landmarks.output").map_err(several)?;
         // If the file leaves this open, resolving is repeated once a shape has been seen.
         if let Some(reading) = self.reading(&output.name, &output.shape, labels)? {
             match reading {
@@ -150,23 +165,20 @@ impl Landmarks {
         Ok(self)
     }
 
-    /// Refuses settings of the other form, and coordinates without a unit.
+    /// Refuses settings of another form, and coordinates without a unit.
     fn fits(&self, form: Form, output: &str) -> Result<(), String> {
-        let (named, others) = match form {
-            Form::Coordinates => (
-                "coordinates",
-                [("layout", self.layout.is_some()), ("refine", self.refine.is_some()), ("", false)],
-            ),
-            Form::Heatmaps => (
-                "heatmaps",
-                [
-                    ("unit", self.unit.is_some()),
-                    ("order", self.order.is_some()),
-                    ("third", self.third.is_some()),
-                ],
-            ),
-        };
-        if let Some((key, _)) = others.iter().find(|(_, is_set)| *is_set) {
+        let keys = [
+            ("output", self.output.is_some(), &[Form::Coordinates, Form::Heatmaps][..]),
+            ("x", self.x.is_some(), &[Form::Simcc]),
+            ("y", self.y.is_some(), &[Form::Simcc]),
+            ("unit", self.unit.is_some(), &[Form::Coordinates]),
+            ("order", self.order.is_some(), &[Form::Coordinates]),
+            ("third", self.third.is_some(), &[Form::Coordinates]),
+            ("layout", self.layout.is_some(), &[Form::Heatmaps]),
+            ("refine", self.refine.is_some(), &[Form::Heatmaps]),
+        ];
+        if let Some((key, ..)) = keys.iter().find(|(_, is_set, of)| *is_set && !of.contains(&form)) {
+            let named = Form::ALL.iter().find(|(_, of)| *of == form).map_or("", |(name, _)| name);
             return Err(format!("landmarks.{key} is not read of {named}, which output {output:?} has"));
         }
         if form == Form::Coordinates && self.unit.is_none() {
@@ -185,15 +197,10 @@ impl Landmarks {
         labels: &Labels,
         placement: Option<&Placement>,
     ) -> Result<Vec<Keypoint>, String> {
-        let output = outputs.get(self.output.as_deref())?;
-        let shape = output.shape();
-        let reading = self
-            .reading(output.name, &shape, labels)?
-            .ok_or_else(|| wrong_shape(output.name, &shape, &format!("{COORDINATES}; or {HEATMAPS}")))?;
         let size = self.input.or(placement.map(|placement| placement.source.into()));
-        let found = match reading {
-            Reading::Coordinates { numbers, .. } => self.coordinates(&output, numbers, size)?,
-            Reading::Heatmaps(planes) => self.peaks(&output, planes, size)?,
+        let found = match self.form {
+            Some(Form::Simcc) => self.best_bins(outputs, labels, size)?,
+            _ => self.of_one_output(outputs, labels, size)?,
         };
         let point = |(index, ([x, y], score)): (usize, Found)| {
             let [x, y] = match placement {
@@ -201,14 +208,32 @@ impl Landmarks {
                 None => [x, y],
             };
             if !x.is_finite() || !y.is_finite() {
+                let output = self.output.as_deref().unwrap_or_default();
                 return Err(format!(
-                    "output {:?} has point {index} at [{x}, {y}], expected finite numbers",
-                    output.name
+                    "output {output:?} has point {index} at [{x}, {y}], expected finite numbers"
                 ));
             }
             Ok(Keypoint { x, y, score, label: labels.get(index) })
         };
         found.into_iter().enumerate().map(point).collect()
+    }
+
+    /// The points by coordinates or heatmaps, in pixels of the input, which has this size.
+    fn of_one_output(
+        &self,
+        outputs: &Outputs<'_>,
+        labels: &Labels,
+        size: Option<[u32; 2]>,
+    ) -> Result<Vec<Found>, String> {
+        let output = outputs.get(self.output.as_deref())?;
+        let shape = output.shape();
+        let reading = self
+            .reading(output.name, &shape, labels)?
+            .ok_or_else(|| wrong_shape(output.name, &shape, &format!("{COORDINATES}; or {HEATMAPS}")))?;
+        match reading {
+            Reading::Coordinates { numbers, .. } => self.coordinates(&output, numbers, size),
+            Reading::Heatmaps(planes) => self.peaks(&output, planes, size),
+        }
     }
 
     /// The points that the network gives, in pixels of its input, which has this size.

@@ -21,6 +21,19 @@ def warmed():
     return g.bytes("warmed", inputs, [("y", FLOAT, ["batch", 3])])
 
 
+def masked():
+    """The mean of each colour, of which a mask of the picture's open sides counts, and more than a threshold in half precision."""
+    g = make_models.Graph()
+    mask = g.node("Unsqueeze", g.node("Cast", "pixel_mask", to=FLOAT), g.constant(np.array([1])))
+    mean = g.node("ReduceMean", g.node("Mul", "image", mask), axes=[2, 3], keepdims=0)
+    g.node("Sub", mean, g.node("Cast", "threshold", to=FLOAT), output="y")
+    inputs = [
+        ("image", FLOAT, ["batch", 3, "height", "width"]), ("pixel_mask", INT64, ["batch", "height", "width"]),
+        ("threshold", TensorProto.FLOAT16, ["batch", 1]),
+    ]
+    return g.bytes("masked", inputs, [("y", FLOAT, ["batch", 3])])
+
+
 def beside():
     """The mean of one picture less that of another."""
     g = make_models.Graph()
@@ -60,6 +73,23 @@ def sorted_out(*rows, **entries):
     shape = ["batch", len(rows), len(rows[0])]
     model = g.bytes("sorted-out", [("image", FLOAT, ["batch", 3, 64, 64])], [("output0", FLOAT, shape)])
     return saying(model, **entries)
+
+
+def semantic(**entries):
+    """The brightest channel of each pixel, as the network has it: its number."""
+    g = make_models.Graph()
+    g.node("ArgMax", "image", axis=1, keepdims=0, output="output0")
+    model = g.bytes("semantic", [("image", FLOAT, ["batch", 3, 8, 8])], [("output0", INT64, ["batch", 8, 8])])
+    return saying(model, **entries)
+
+
+def instances():
+    """Boxes and prototypes of masks, as an Ultralytics file says of them."""
+    g = make_models.Graph()
+    g.node("ReduceMean", "image", axes=[3], keepdims=0, output="output0")
+    g.node("Identity", "image", output="output1")
+    outputs = [("output0", FLOAT, ["batch", 3, 8]), ("output1", FLOAT, ["batch", 3, 8, 8])]
+    return saying(g.bytes("instances", [("image", FLOAT, ["batch", 3, 8, 8])], outputs), task="segment", names=PETS)
 
 
 def lines():
@@ -109,9 +139,11 @@ READY = {
     "sorted-pose": (sorted_out(*(row + [9, 9, 1] for row in ROWS), task="pose", names=PETS, kpt_shape="[1, 3]", end2end="True"), 'task = "detect"\n'),
     "yolo-bare": (yolo(6, task="detect", names=PETS), None),
     "yolo-odd": (yolo(6, task="detect", names="{0: 'cat', 1: open('x')}"), 'task = "detect"\n\n[detect]\nobjectness = false\n'),
+    "semantic": (semantic(task="semantic", names="{0: 'road', 1: 'tree', 2: 'sky'}"), 'task = "segment"\n'),
     "by-eight": (by_eight(), f'task = "embed"\n{PLAIN}'),
     "by-eight-tensors": (by_eight(), ""),
     "warmed": (warmed(), f'task = "embed"\n{PLAIN}constants = {{ temperature = 2 }}\n'),
+    "masked": (masked(), f'task = "embed"\n{PLAIN}width = 9\nheight = 8\nconstants = {{ pixel_mask = 2, threshold = 0.25 }}\n'),
     "after": (beside(), f'task = "embed"\n{PLAIN}name = "after"\nconstants = {{ before = 0.25 }}\n'),
 }
 REFUSED = {
@@ -127,6 +159,7 @@ REFUSED = {
         yolo(7, task="obb", names=PETS), 'task = "detect"\n\n[detect]\nangle = false\n',
         "detect.angle is false, but the file says that it is a YOLO for obb",
     ),
+    "instances": (instances(), 'task = "segment"\n', 'neither a class of each pixel; serve it with task = "detect"'),
     "others-labels": (with_others(integers=True), 'task = "classify"\n', "of scikit-learn with zipmap=False"),
     "by-eight-mixed": (by_eight(mixed=True), 'task = "embed"\n', "changes with what is in the others, so they are not computed each for itself"),
     "beside": (beside(), 'task = "embed"\n', 'an image can become each of "before", "after": say which by input.name = "before"'),
@@ -167,6 +200,14 @@ def test_a_yolo_brings_its_labels_and_says_what_follows_a_box(served):
     assert "taken from the file, which says that it is a YOLO for pose: 1 labels, keypoints = 2" in log
     assert "the names of classes in the file's metadata are ignored" in log
     assert 'it is a YOLO for detect: it takes images with the line task = "detect" in its model.toml' in log.replace("\\", "")
+
+
+def test_a_yolo_for_classes_of_pixels_brings_its_labels_and_takes_pixels_as_they_are(served):
+    # A little more red than green. With ImageNet's mean and deviation, green would be more.
+    mask, _ = wire.one(wire.post_image(served, "semantic", of_colour(128, 125, 0)), "segment")
+    assert mask["classes"] == [{"index": 0, "label": "road", "pixels": 64}], mask
+    taken = 'says that it is a YOLO for semantic: 3 labels, resize = "letterbox", mean = 0, std = 1'
+    assert taken in served.log_text().replace("\\", "")
 
 
 def test_a_yolo_that_says_so_has_sorted_out_its_boxes_itself(served):
@@ -219,7 +260,7 @@ def test_tensors_of_a_fixed_batch_are_as_many_as_wanted_where_pictures_are_taken
     assert "batch axis fixed at 8: up to 8 images share a pass" in served.log_text()
 
 
-@pytest.mark.parametrize("name, expected", [("warmed", lambda x: 2 * x), ("after", lambda x: x - 0.25)])
+@pytest.mark.parametrize("name, expected", [("warmed", lambda x: 2 * x), ("masked", lambda x: 2 * x - 0.25), ("after", lambda x: x - 0.25)])
 def test_a_picture_becomes_its_input_wherever_that_is_in_the_file(served, name, expected):
     colours = [(255, 0, 51), (0, 102, 0), (51, 51, 255)]
     files = [(str(i), of_colour(*colour)) for i, colour in enumerate(colours)]

@@ -1,4 +1,4 @@
-"""Points of what a picture shows, from coordinates and from heatmaps, against NumPy's own reading of the same numbers."""
+"""Points of what a picture shows, from coordinates, heatmaps and bins, against NumPy's own reading of the same numbers."""
 
 import make_models
 import numpy as np
@@ -13,21 +13,25 @@ PLAIN = '\n[input]\nresize = "{}"\nmean = 0\nstd = 1\n'
 TOLERANCE = 1e-3  # of a pixel
 
 
-def network(output):
-    """Gives this output `[1, ...]`, whatever the picture is."""
+def network(*outputs, names=("y",)):
+    """Gives these outputs `[1, ...]`, whatever the picture is."""
     g = make_models.Graph()
     mean = g.node("ReduceMean", "image", axes=[1, 2, 3], keepdims=0)
     nothing = g.node("Mul", mean, g.constant(np.float32(0)))
-    nothing = g.node("Reshape", nothing, g.constant(np.int64([-1] + [1] * (output.ndim - 1))))
-    g.node("Add", nothing, g.constant(output), output="y")
+    for name, output in zip(names, outputs, strict=True):
+        none = g.node("Reshape", nothing, g.constant(np.int64([-1] + [1] * (output.ndim - 1))))
+        g.node("Add", none, g.constant(output), output=name)
     inputs = [("image", TensorProto.FLOAT, ["N", 3, HEIGHT, WIDTH])]
-    return g.bytes("landmarks", inputs, [("y", TensorProto.FLOAT, ["N", *output.shape[1:]])])
+    shapes = [(name, TensorProto.FLOAT, ["N", *output.shape[1:]]) for name, output in zip(names, outputs, strict=True)]
+    return g.bytes("landmarks", inputs, shapes)
 
 
 RANDOM = np.random.default_rng(SEED)
 PARTS = RANDOM.random((1, 5, 2), np.float32)
 SCORED = np.concatenate([PARTS[..., ::-1], RANDOM.random((1, 5, 1), np.float32)], axis=2)
 HEAT = RANDOM.random((1, 17, 32, 24), np.float32)
+BINS = [RANDOM.normal(size=(1, 17, 2 * side)).astype(np.float32) for side in (WIDTH, HEIGHT)]
+BINS[1][0, 3] -= 10  # A point that is not there: no row has a score above 0.
 NAMES = "left eye\nright eye\nnose\nleft corner\nright corner\n"
 MODELS = {
     "flat": (network((PARTS * [WIDTH, HEIGHT]).astype(np.float32).reshape(1, 10)), "stretch", 'unit = "pixels"\n'),
@@ -36,6 +40,9 @@ MODELS = {
     "cut": (network(PARTS), "shorter", 'unit = "parts"\n'),
     "heat": (network(HEAT), "letterbox", ""),
     "heat-last": (network(np.ascontiguousarray(HEAT.transpose(0, 2, 3, 1))), "stretch", ""),
+    "heat-simcc": (network(*BINS, names=("simcc_x", "simcc_y")), "letterbox", ""),
+    "heat-bins": (network(*BINS, names=("across", "down")), "stretch", 'x = "across"\ny = "down"\n'),
+    "heat-swapped": (network(*BINS, names=("across", "down")), "stretch", 'x = "down"\ny = "across"\n'),
     "unsaid": (network(PARTS), "stretch", ""),
 }
 
@@ -108,6 +115,19 @@ def test_heatmaps_are_read_as_they_are_published(served):
     near(found, from_letterbox(places * 4))
     assert np.abs([point["score"] for point in points] - scores).max() < 1e-6 and "label" not in points[0]
     near(points_of(served, "heat-last", 480, 320)[1], places * [480 / 24, 320 / 32])
+
+
+def test_bins_are_read_as_mmpose_reads_them(served):
+    """Its `get_simcc_maximum` and the division by the split ratio, but for points without a score above 0, which it puts at -1."""
+    places = np.stack([bins[0].argmax(1) for bins in BINS], axis=1) / 2
+    scores = np.minimum(*(bins[0].max(1) for bins in BINS))
+    assert scores[3] < 0 < np.delete(scores, 3).min()
+    points, found = points_of(served, "heat-simcc", 480, 320)
+    near(found, from_letterbox(places))
+    assert np.abs([point["score"] for point in points] - scores).max() < 1e-6
+    near(points_of(served, "heat-bins", 480, 320)[1], places * [480 / WIDTH, 320 / HEIGHT])
+    state, reason = wire.stands(served, "heat-swapped")
+    assert state == "UNAVAILABLE" and "set landmarks.x and landmarks.y to the outputs across and down" in reason
 
 
 def test_a_unit_must_be_said(served):

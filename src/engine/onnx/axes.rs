@@ -68,16 +68,27 @@ pub(crate) mod testing {
 
     /// A model of one input with axes of these names; an axis without a name has a fixed extent.
     pub(crate) fn model(input: &str, axes: &[&str]) -> Vec<u8> {
+        named_inputs(&[(input, axes)])
+    }
+
+    /// A model of these inputs with axes of these names.
+    pub(crate) fn named_inputs(inputs: &[(&str, &[&str])]) -> Vec<u8> {
         let axis = |name: &&str| match *name {
             "" => field(1, &[0x08, 3]),
             name => field(1, &field(2, name.as_bytes())),
         };
-        let shape = axes.iter().map(axis).collect::<Vec<_>>().concat();
-        let tensor = [vec![0x08, 1], field(2, &shape)].concat();
-        let input = [field(1, input.as_bytes()), field(2, &field(1, &tensor))].concat();
-        // The input is preceded by weights, and by a value that is no input.
-        let graph = [field(5, &field(9, &[0xff; 300])), field(13, &input), field(11, &input)].concat();
-        [vec![0x08, 8], field(7, &graph)].concat()
+        let input = |(name, axes): &(&str, &[&str])| {
+            let shape = axes.iter().map(axis).collect::<Vec<_>>().concat();
+            let tensor = [vec![0x08, 1], field(2, &shape)].concat();
+            [field(1, name.as_bytes()), field(2, &field(1, &tensor))].concat()
+        };
+        let inputs: Vec<_> = inputs.iter().map(input).collect();
+        // The inputs are preceded by weights, and by a value that is no input.
+        let graph: Vec<_> = [field(5, &field(9, &[0xff; 300])), field(13, &inputs[0])]
+            .into_iter()
+            .chain(inputs.iter().map(|input| field(11, input)))
+            .collect();
+        [vec![0x08, 8], field(7, &graph.concat())].concat()
     }
 }
 

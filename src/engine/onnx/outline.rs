@@ -70,6 +70,11 @@ impl Outline {
         axes::of_channels(self.axes.get(input)?)
     }
 
+    /// The names of an input's axes, empty for those that have none; none if the file names no axes of it.
+    pub(crate) fn axis_names(&self, input: &str) -> &[String] {
+        self.axes.get(input).map_or(&[], Vec::as_slice)
+    }
+
     fn add(&mut self, node: Node) {
         // `com.microsoft` is the domain of the operators that ONNX Runtime's quantizer adds.
         if !matches!(&*node.domain, "" | "ai.onnx" | "com.microsoft") {

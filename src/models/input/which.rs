@@ -39,7 +39,8 @@ pub(in crate::models) fn of_image(
         [first, _, ..] => {
             let of = |index: usize| format!("{:?}", inputs[index].name);
             Err(format!(
-                "an image can become each of {}: say which by input.name = {}, and what the others hold by input.constants",
+                "an image can become each of {}: say which by input.name = {}, and what the others hold by input.constants; if each \
+                 request brings several, {AS_TENSORS}",
                 found.iter().copied().map(of).collect::<Vec<_>>().join(", "),
                 of(first)
             ))
@@ -47,6 +48,9 @@ pub(in crate::models) fn of_image(
         [] => Ok(open.first().copied().unwrap_or(0)),
     }
 }
+
+/// What is left where images cannot become an input.
+pub(super) const AS_TENSORS: &str = "serve it with task = \"tensors\" and no [input]";
 
 /// Whether images can become the type of an input.
 pub(super) fn is_convertible(spec: &TensorSpec) -> bool {
@@ -117,22 +121,39 @@ pub(super) fn inputs<'a>(
         (None, ..) => Err(format!(
             "the model has {} inputs ({}); an image becomes one only, and of a detector detect.size_input may name a second \
              that takes the image's width and height; input.constants = {{ NAME = 1 }} fills those that are always the same (masks of \
-             pixels that count, factors): else serve it with task = \"tensors\" and no [input]",
+             pixels that count, factors): else {AS_TENSORS}",
             signature.inputs.len(),
             names(signature)
         )),
     }
 }
 
-/// A tensor for one image, for an input that holds the same number everywhere.
-pub(super) fn constant(spec: &TensorSpec, number: f64, batch_axis: bool) -> Result<Tensor, String> {
+/// The shape for one image of an input that is always the same. Axes that the file leaves open have the extents of `settled` ones of their
+/// name; `names` are those of its own axes. `None` if others are open than these and the batch.
+pub(super) fn filled(
+    spec: &TensorSpec,
+    batch_axis: bool,
+    names: &[String],
+    settled: &[(&str, usize)],
+) -> Option<Vec<usize>> {
     let extents = spec.shape.iter().enumerate().map(|(axis, extent)| match extent {
-        Dim::Free if axis == 0 && batch_axis => Some(1),
-        Dim::Free => None,
         Dim::Fixed(extent) => Some(*extent),
+        Dim::Free if axis == 0 && batch_axis => Some(1),
+        Dim::Free => {
+            let name = names.get(axis)?;
+            settled.iter().find(|(settled, _)| settled == name).map(|(_, extent)| *extent)
+        }
     });
+    extents.collect()
+}
+
+/// A tensor of this shape for an input that holds the same number everywhere.
+pub(super) fn constant(spec: &TensorSpec, shape: Option<Vec<usize>>, number: f64) -> Result<Tensor, String> {
     let element = match spec.datatype {
         DataType::Fp32 => Some((number as f32).to_le_bytes().to_vec()),
+        DataType::Fp16 => Some(half::f16::from_f64(number))
+            .filter(|number| number.is_finite())
+            .map(|number| number.to_le_bytes().to_vec()),
         _ if number.fract() != 0.0 => None,
         DataType::Int64 => Some((number as i64).to_le_bytes().to_vec()),
         DataType::Int32 => Some((number as i32).to_le_bytes().to_vec()),
@@ -140,14 +161,15 @@ pub(super) fn constant(spec: &TensorSpec, number: f64, batch_axis: bool) -> Resu
         DataType::Bool if number == 0.0 || number == 1.0 => Some(vec![number as u8]),
         _ => None,
     };
-    match (extents.collect::<Option<Vec<usize>>>(), element) {
+    match (shape, element) {
         (Some(shape), Some(element)) => {
             let data = element.repeat(shape.iter().product()).into();
             Ok(Tensor { datatype: spec.datatype, shape, data })
         }
         _ => Err(format!(
-            "input.constants: input {:?} is {} of shape {}, and {number} can fill FP32, a whole number also INT64 and INT32, 0 to 255 UINT8, \
-             and 0 or 1 BOOL, of which nothing but the batch is open",
+            "input.constants: input {:?} is {} of shape {}, and {number} can fill FP32, up to ±65504 also FP16, a whole number also INT64 \
+             and INT32, 0 to 255 UINT8, and 0 or 1 BOOL, of which nothing but the batch and axes that the file names as those of the image are \
+             open (the image's sides are width and height in [input])",
             spec.name,
             spec.datatype,
             show(&spec.shape)
@@ -206,11 +228,17 @@ mod tests {
             (DataType::Bool, 2.0, None),
             (DataType::Int32, -2.0, Some(254)),
             (DataType::Int32, 0.5, None),
-            (DataType::Fp16, 1.0, None),
+            (DataType::Fp16, 65505.0, Some(0xff)),
+            (DataType::Fp16, 65520.0, None),
+            (DataType::Bf16, 1.0, None),
         ] {
-            let filled = constant(&spec("mask", datatype, &[-1, 2]), number, true);
+            let spec = spec("mask", datatype, &[-1, 2]);
+            let filled = constant(&spec, filled(&spec, true, &[], &[]), number);
             assert_eq!(filled.as_ref().ok().map(|tensor| tensor.data[0]), expected, "{datatype} {filled:?}");
         }
+        let threshold = spec("threshold", DataType::Fp16, &[]);
+        let half = constant(&threshold, filled(&threshold, true, &[], &[]), 0.1).unwrap();
+        assert_eq!((half.shape.len(), half.to_f32().unwrap()), (0, vec![half::f16::from_f64(0.1).to_f32()]));
     }
 
     #[test]
@@ -234,6 +262,10 @@ mod tests {
             both.starts_with(
                 "an image can become each of \"mask\", \"image\": say which by input.name = \"mask\""
             ),
+            "{both}"
+        );
+        assert!(
+            both.ends_with("if each request brings several, serve it with task = \"tensors\" and no [input]"),
             "{both}"
         );
         let wrong = is("[input]\nname = \"pixels\"", &[&shape, &image]).unwrap_err();

@@ -134,8 +134,11 @@ pub(super) fn urgency(root: &Table<'_, '_>, priorities: u8) -> (u8, Option<Durat
     (priority, timeout_ms.map(Duration::from_millis))
 }
 
+/// The longest side of an input.
+pub(in crate::models) const SIDE_MAX: u32 = 16_384;
+
 fn read_input(table: &Table<'_, '_>) -> Input {
-    let pixels = 1..=16384_u32;
+    let pixels = 1..=SIDE_MAX;
     let input = Input {
         name: table.string("name"),
         resize: table.choice(
@@ -248,6 +251,8 @@ fn read_segment(table: &Table<'_, '_>) -> Segment {
 fn read_landmarks(table: &Table<'_, '_>) -> Landmarks {
     Landmarks {
         output: table.string("output"),
+        x: table.string("x"),
+        y: table.string("y"),
         form: table.choice("form", &Form::ALL),
         points: table.integer("points", 1..=POINTS_MAX),
         unit: table.choice("unit", &Unit::ALL),

@@ -31,7 +31,7 @@ impl Landmarks {
         shape: &[Dim],
         labels: &Labels,
     ) -> Result<Option<Reading>, String> {
-        let count = self.points.or((!labels.is_empty()).then(|| labels.len()));
+        let count = self.count(labels);
         let item = match *shape {
             [] => return Ok(None),
             [batch, ref rest @ ..] if is_one(batch) && !rest.is_empty() => rest,
@@ -46,7 +46,8 @@ impl Landmarks {
             return Err(wrong_shape(name, shape, expected));
         }
         let reading = match form {
-            None => None,
+            // Bins are two outputs' matter.
+            None | Some(Form::Simcc) => None,
             Some(Form::Coordinates) => self.points_of(name, shape, item, count)?,
             Some(Form::Heatmaps) => self.planes_of(name, shape, item, count)?,
         };
@@ -55,7 +56,24 @@ impl Landmarks {
             Some(Reading::Coordinates { points, .. }) => points,
             Some(Reading::Heatmaps(planes)) => planes.channels,
         };
-        match (points, count) {
+        self.counted(name, shape, points, labels)?;
+        Ok(reading)
+    }
+
+    /// How many points there are, if the settings or the labels say it.
+    fn count(&self, labels: &Labels) -> Option<usize> {
+        self.points.or((!labels.is_empty()).then(|| labels.len()))
+    }
+
+    /// Refuses an output of too many points, and of others than those that the settings or the labels count.
+    pub(super) fn counted(
+        &self,
+        name: &str,
+        shape: &[Dim],
+        points: Dim,
+        labels: &Labels,
+    ) -> Result<(), String> {
+        match (points, self.count(labels)) {
             (Dim::Fixed(points), _) if points > POINTS_MAX => Err(format!(
                 "output {name:?} of shape {} has {points} points, more than the limit of {POINTS_MAX}: serve it with task = \"tensors\"",
                 show(shape)
@@ -64,7 +82,7 @@ impl Landmarks {
                 "output {name:?} of shape {} has {points} points, expected {count}, as landmarks.points or the labels file says",
                 show(shape)
             )),
-            _ => Ok(reading),
+            _ => Ok(()),
         }
     }
 
