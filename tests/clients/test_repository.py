@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import make_models
@@ -181,6 +182,7 @@ def test_no_request_fails_while_a_model_is_loaded_anew(client, server, folder):
         thread.start()
     for _ in range(15):
         before = len(answered)
+        (folder / "identity" / "model.onnx").touch()
         client.load_model("identity")
         until(lambda: len(answered) > before or failures, SECONDS_MAX, "requests are answered between two loads")
     stop.set()
@@ -192,7 +194,7 @@ def test_no_request_fails_while_a_model_is_loaded_anew(client, server, folder):
     assert entry["inference_stats"]["fail"]["count"] == 0, entry
 
 
-def test_a_load_may_change_the_configuration(client):
+def test_a_load_may_change_the_configuration(client, folder):
     client.load_model("identity", config=json.dumps({"max_batch_size": 4, "instance_group": [{"count": 1}]}))
     config = client.get_model_config("identity")
     assert config["max_batch_size"] == 4 and config["dynamic_batching"]["preferred_batch_size"] == [1, 2, 4], config
@@ -202,8 +204,34 @@ def test_a_load_may_change_the_configuration(client):
     assert client.get_model_config("identity")["dynamic_batching"]["max_queue_delay_microseconds"] == 2000
     refuses(lambda: client.load_model("identity", config='{"ensemble_scheduling": {}}'), "ensemble_scheduling")
     refuses(lambda: client.load_model("add", config='{"max_batch_size": 5000}'), "allowed: 1 to 1024")
+    (folder / "identity" / "model.onnx").touch()
     client.load_model("identity")
     assert client.get_model_config("identity")["max_batch_size"] == 16
+
+
+@pytest.mark.parametrize("wire_name", ["http", "grpc"])
+def test_a_load_of_a_model_that_serves_and_has_the_same_files_changes_nothing(server, client, folder, wire_name):
+    other = triton_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")
+    load = client.load_model if wire_name == "http" else other.load_model
+
+    def now():
+        (entry,) = client.get_inference_statistics("identity")["model_stats"]
+        return client.get_model_config("identity")["max_batch_size"], entry["inference_count"]
+
+    client.infer("identity", given())
+    load("identity")
+    assert now() == (16, 1)
+    load("identity", config=json.dumps({"max_batch_size": 4}))
+    client.infer("identity", given())
+    with ThreadPoolExecutor(8) as workers:
+        url = f"{server.url}/v2/repository/models/identity/load"
+        assert [r.status_code for r in workers.map(lambda _: requests.post(url, timeout=wire.TIMEOUT), range(8))] == [200] * 8
+    load("identity")
+    assert now() == (4, 1)
+    (folder / "identity" / "labels.txt").write_text("a")
+    load("identity")
+    assert now() == (16, 0)
+    other.close()
 
 
 @pytest.mark.parametrize("wire_name", ["http", "grpc"])
