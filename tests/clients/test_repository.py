@@ -59,15 +59,21 @@ def test_a_start_with_chosen_models_leaves_the_others_to_callers(start_server, f
         start_server(folder, startup_models="add,ad,nothing")
 
 
-def test_models_are_unloaded_and_loaded(client, folder):
+def test_models_are_unloaded_and_loaded(server, client):
     assert index(client, "identity") == {"name": "identity", "version": "1", "state": "READY", "reason": ""}
     client.unload_model("identity")
     assert not client.is_model_ready("identity") and client.is_server_ready()
     refuses(lambda: client.infer("identity", given()), "unknown model")
-    # It lies in the folder, and is not loaded.
-    assert index(client)["identity", ""]["state"] == "UNAVAILABLE"
-    client.unload_model("identity")
+    # As in Triton: with the version that has served.
+    unloaded = {"name": "identity", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}
+    for _ in range(2):
+        assert index(client, "identity") == unloaded and ("identity", "") not in index(client)
+        client.unload_model("identity")
+    with triton_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as other:
+        entries = other.get_model_repository_index(as_json=True)["models"]
+        assert [entry for entry in entries if entry["name"] == "identity"] == [unloaded]
     client.load_model("identity")
+    assert index(client, "identity")["state"] == "READY"
     assert (client.infer("identity", given()).as_numpy("y") == X).all()
     # Whoever cleans up need not know what there was.
     client.unload_model("nothing")

@@ -141,7 +141,11 @@ impl Devices {
         let _turn = self.turn.lock();
         self.book.stop_waiting(name, &|_| false);
         let known = self.parts.catalog.has(name);
+        let served = self.parts.catalog.ready_versions(name);
         self.remove(name, &|_| true);
+        if known {
+            self.parts.catalog.was_unloaded(name, served);
+        }
         known
     }
 
