@@ -42,7 +42,7 @@ pub use drain::Undone;
 use futures_util::future::join_all;
 pub use listen::Addresses;
 use listen::{Socket, Sockets};
-use loader::Loading;
+use loader::{Loading, Reads};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -161,7 +161,8 @@ impl App {
             metrics.serve(http::metrics_routes(Arc::clone(&front)));
         }
 
-        let reads = (repository, log.map(Logging::models).unwrap_or_default());
+        let logs = log.map(Logging::models).unwrap_or_default();
+        let reads = Reads { repository, loaded: first.clone(), logs };
         let loading =
             Loading::start(devices, found, commands, reads).map_err(not_started("the loading thread"))?;
         let watch = match config.repository_mode {

@@ -5,12 +5,13 @@ use crate::{
     error::InferError,
     http::catalog,
     models::{
-        self, Change, Command, Commands, Expected, Found, Given, Overrides, Repository, control::Reply,
+        self, Change, Command, Commands, Expected, Found, Given, Overrides, Repository, changes::Snapshot,
+        control::Reply,
     },
     telemetry::logging::ModelLogs,
 };
 use std::{
-    io,
+    io, mem,
     sync::{Arc, mpsc},
     thread,
     time::Duration,
@@ -20,6 +21,22 @@ use tokio_util::sync::CancellationToken;
 
 /// How often the models that are leaving are checked, while there are some.
 const LEAVING_PAUSE: Duration = Duration::from_millis(50);
+
+/// Where models are read, and what is known of them there.
+pub(super) struct Reads {
+    pub(super) repository: Repository,
+    /// The files of the models as they were before these were last loaded from there.
+    pub(super) loaded: Snapshot,
+    pub(super) logs: ModelLogs,
+}
+
+impl Reads {
+    /// Takes down the files of a model that serves as `look` has them. Those of a model that serves no longer, or is not from there, are
+    /// forgotten by an empty one.
+    fn keep(&mut self, name: &str, look: &Snapshot) {
+        self.loaded = mem::take(&mut self.loaded).with_one_from(name, look);
+    }
+}
 
 /// The running thread. It also waits for the devices' threads, since at the end the system may refuse a new thread for that.
 pub(super) struct Loading {
@@ -37,13 +54,13 @@ impl Loading {
         devices: Arc<Devices>,
         found: Vec<Found>,
         commands: Commands,
-        (repository, logs): (Repository, ModelLogs),
+        mut reads: Reads,
     ) -> io::Result<Loading> {
         let (stop, (end, to_end), (tell, ended)) =
             (CancellationToken::new(), mpsc::channel(), oneshot::channel());
         let stopped = stop.clone();
         thread::Builder::new().name("ocelli-load".into()).spawn(move || {
-            run(&devices, &found, &commands, (&repository, &logs), &|| stopped.is_cancelled());
+            run(&devices, &found, &commands, &mut reads, &|| stopped.is_cancelled());
             // If a server is dropped without [`Loading::end`], its devices last until the process ends.
             if to_end.recv().is_ok() {
                 devices.join();
@@ -69,13 +86,7 @@ impl Loading {
 }
 
 /// Loads models, then follows commands until it is told to stop.
-fn run(
-    devices: &Devices,
-    found: &[Found],
-    commands: &Commands,
-    (repository, logs): (&Repository, &ModelLogs),
-    stop: &dyn Fn() -> bool,
-) {
+fn run(devices: &Devices, found: &[Found], commands: &Commands, reads: &mut Reads, stop: &dyn Fn() -> bool) {
     models::given::remove_left_behind();
     devices.load_all(found, stop);
     let mut leaving = false;
@@ -90,22 +101,23 @@ fn run(
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             // Commands that have waited until now are refused, not carried out.
             Ok(command) if stop() => answer(command.into_reply(), Err(InferError::Draining)),
-            Ok(Command::Load { name, change: Change::Overrides(overrides), reply }) => {
-                let loaded = load(devices, repository, logs, &name, &overrides);
-                forget_beside(devices, repository, &name);
+            Ok(Command::Load { name, change, reply }) => {
+                let loaded = match change {
+                    Change::Folder => load_other(devices, reads, &name),
+                    Change::Overrides(overrides) => load(devices, reads, &name, &overrides),
+                    Change::Given(given) => bring(devices, reads, &name, given),
+                };
+                forget_beside(devices, &reads.repository, &name);
                 answer(reply, loaded);
             }
-            Ok(Command::Load { name, change: Change::Given(given), reply }) => {
-                answer(reply, bring(devices, logs, &name, given));
-            }
             Ok(Command::Unload { name, reply }) => {
-                let unloaded = unload(devices, &name);
-                forget_beside(devices, repository, &name);
+                let unloaded = unload(devices, reads, &name);
+                forget_beside(devices, &reads.repository, &name);
                 answer(reply, unloaded);
             }
         }
         leaving = devices.let_go();
-        logs.keep(&|name| devices.knows(name));
+        reads.logs.keep(&|name| devices.knows(name));
     }
 }
 
@@ -125,15 +137,23 @@ fn answer(reply: Option<Reply>, result: Result<(), InferError>) {
     }
 }
 
-fn load(
-    devices: &Devices,
-    repository: &Repository,
-    logs: &ModelLogs,
-    name: &str,
-    overrides: &Overrides,
-) -> Result<(), InferError> {
+/// Loads a model unless it serves with the files that lie in the folder now. As in Triton, it then goes on with all that it has, also
+/// its statistics and what an earlier load changed: several workers may each see to it that a model is loaded.
+fn load_other(devices: &Devices, reads: &mut Reads, name: &str) -> Result<(), InferError> {
+    let look = Snapshot::of_one(&reads.repository, name);
+    if reads.loaded.has_same(name, &look) && devices.serves_all(name) {
+        tracing::info!(model = name, "the model is loaded already, and its files are as they were");
+        return Ok(());
+    }
+    load(devices, reads, name, &Overrides::default())
+}
+
+/// Loads a model from the folder.
+fn load(devices: &Devices, reads: &mut Reads, name: &str, overrides: &Overrides) -> Result<(), InferError> {
     let failed = |reason| load_failed(name, reason);
-    let mut found = models::scan_one(repository, name, overrides.versions.as_ref()).map_err(failed)?;
+    // Before they are read: what is written from now on is not what serves.
+    let look = Snapshot::of_one(&reads.repository, name);
+    let mut found = models::scan_one(&reads.repository, name, overrides.versions.as_ref()).map_err(failed)?;
     if found.is_empty() {
         return Err(failed("nothing lies in the model folder under this name".to_owned()));
     }
@@ -156,18 +176,21 @@ fn load(
             source.expected = Expected::by(move |model| overrides.check_repeated(&catalog::config_of(model)));
         }
     }
-    reload(devices, logs, name, &found)
+    reload(devices, reads, name, &found)?;
+    reads.keep(name, &look);
+    Ok(())
 }
 
 /// Loads a model from files that a caller sent.
-fn bring(devices: &Devices, logs: &ModelLogs, name: &str, given: Given) -> Result<(), InferError> {
+fn bring(devices: &Devices, reads: &mut Reads, name: &str, given: Given) -> Result<(), InferError> {
     // A name that no model can have is not listed either.
     models::check_name(name).map_err(|reason| load_failed(name, reason))?;
-    reload(devices, logs, name, &given.lay_out(name))
+    reload(devices, reads, name, &given.lay_out(name))
 }
 
-fn reload(devices: &Devices, logs: &ModelLogs, name: &str, found: &[Found]) -> Result<(), InferError> {
-    logs.add_model(name);
+fn reload(devices: &Devices, reads: &mut Reads, name: &str, found: &[Found]) -> Result<(), InferError> {
+    reads.logs.add_model(name);
+    reads.keep(name, &Snapshot::default());
     let loaded = devices.reload(name, found);
     loaded.map_err(|NotReloaded { reason, for_now }| match devices.ends() {
         // This says nothing of the model.
@@ -181,7 +204,8 @@ fn load_failed(name: &str, reason: String) -> InferError {
     InferError::LoadFailed { name: name.to_owned(), reason, for_now: false }
 }
 
-fn unload(devices: &Devices, name: &str) -> Result<(), InferError> {
+fn unload(devices: &Devices, reads: &mut Reads, name: &str) -> Result<(), InferError> {
+    reads.keep(name, &Snapshot::default());
     match devices.unload(name) {
         true => Ok(()),
         false => Err(InferError::UnknownModel { name: name.to_owned(), nearest: Vec::new() }),
@@ -200,7 +224,7 @@ mod tests {
         config::Config,
         models::Control,
     };
-    use std::fs;
+    use std::{cell::RefCell, fs};
     use tempfile::TempDir;
 
     const FITTER: &str = "engine = \"gauss-mle\"\n";
@@ -209,6 +233,7 @@ mod tests {
     struct Loader {
         core: Core,
         folder: TempDir,
+        reads: RefCell<Reads>,
     }
 
     impl Loader {
@@ -217,13 +242,16 @@ mod tests {
             fs::create_dir(folder.path().join("spots")).unwrap();
             fs::write(folder.path().join("spots/model.toml"), FITTER).unwrap();
             fs::write(folder.path().join("spots.onnx"), "").unwrap();
+            let repository = Repository::from(folder.path());
+            let loaded = Snapshot::at(&repository);
+            let reads = RefCell::new(Reads { repository, loaded, logs: ModelLogs::default() });
             let found = models::scan(&folder.path().into()).unwrap();
             let core =
                 base::start(&Config::default(), Gpus::default(), Err("there is none here".into()), found)
                     .unwrap();
             core.devices.announce(&core.found);
             core.devices.load_all(&core.found, &|| false);
-            Loader { core, folder }
+            Loader { core, folder, reads }
         }
 
         /// What comes of a command.
@@ -232,13 +260,7 @@ mod tests {
             let (reply, mut answer) = oneshot::channel();
             control.say(command(reply));
             control.say(Command::Stop);
-            run(
-                &self.core.devices,
-                &[],
-                &commands,
-                (&self.folder.path().into(), &ModelLogs::default()),
-                &|| stop,
-            );
+            run(&self.core.devices, &[], &commands, &mut self.reads.borrow_mut(), &|| stop);
             answer.try_recv().unwrap()
         }
 
@@ -250,11 +272,44 @@ mod tests {
 
     fn load(name: &str) -> impl FnOnce(Reply) -> Command {
         let name = name.to_owned();
-        |reply| Command::Load { name, change: Change::Overrides(Box::default()), reply: Some(reply) }
+        |reply| Command::Load { name, change: Change::Folder, reply: Some(reply) }
     }
 
     fn unload(reply: Reply) -> Command {
         Command::Unload { name: "spots".to_owned(), reply: Some(reply) }
+    }
+
+    #[test]
+    fn a_load_of_what_serves_changes_nothing_until_its_files_change() {
+        let loader = Loader::new();
+        let told = |change| {
+            let load = |reply| Command::Load { name: "spots".to_owned(), change, reply: Some(reply) };
+            // Each load has a key of its own.
+            loader.told(load, false).map(|()| loader.core.catalog.get("spots", None).unwrap().key)
+        };
+        let manifest = loader.folder.path().join("spots/model.toml");
+        let write = |text: String| fs::write(&manifest, text).unwrap();
+        let first = loader.core.catalog.get("spots", None).unwrap().key;
+        assert_eq!(told(Change::Folder), Ok(first), "also of what was loaded at the start");
+        let two = || Box::new(Overrides { instances: Some(2), ..Overrides::default() });
+        let other = told(Change::Overrides(two())).unwrap();
+        assert_ne!(other, first);
+        assert_eq!(told(Change::Folder), Ok(other), "with what an earlier load changed");
+        assert_ne!(told(Change::Overrides(two())), Ok(other), "a load with a configuration is always one");
+        write(format!("{FITTER}# a remark\n"));
+        let third = told(Change::Folder).unwrap();
+        assert_ne!(third, other);
+        assert_eq!(told(Change::Folder), Ok(third));
+        // A load that failed is tried again, also with the files that served before.
+        write("engine".to_owned());
+        told(Change::Folder).unwrap_err();
+        told(Change::Folder).unwrap_err();
+        write(FITTER.to_owned());
+        let fourth = told(Change::Folder).unwrap();
+        assert_ne!(fourth, third);
+        assert_eq!(loader.told(unload, false), Ok(()));
+        assert_ne!(told(Change::Folder), Ok(fourth), "as is one that was unloaded");
+        loader.end();
     }
 
     #[test]

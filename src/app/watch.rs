@@ -210,11 +210,9 @@ impl Follower {
             tracing::info!(?change, "the model folder changed");
             let name = name.to_owned();
             let said = self.control.say(match &change {
-                Difference::Load(_) => Command::Load {
-                    name: name.clone(),
-                    change: Change::Overrides(Box::default()),
-                    reply: None,
-                },
+                Difference::Load(_) => {
+                    Command::Load { name: name.clone(), change: Change::Folder, reply: None }
+                }
                 Difference::Unload(_) => Command::Unload { name: name.clone(), reply: None },
             });
             self.said.insert(name, said);

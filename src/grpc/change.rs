@@ -33,7 +33,7 @@ pub(super) fn load(parameters: BTreeMap<String, ModelRepositoryParameter>) -> Re
     let mut load = Load::default();
     for (name, parameter) in parameters {
         match parameter.parameter_choice {
-            Some(BytesParam(bytes)) => load.file(&name, bytes)?,
+            Some(BytesParam(bytes)) if name != "config" => load.file(&name, bytes)?,
             Some(StringParam(text)) => load.config(&name, Some(text))?,
             _ => load.config(&name, None)?,
         }
@@ -53,4 +53,25 @@ pub(super) fn unload_body(parameters: BTreeMap<String, ModelRepositoryParameter>
     let parameters = parameters.into_iter().map(|(name, parameter)| (name, value(parameter)));
     let parameters: serde_json::Map<String, serde_json::Value> = parameters.collect();
     serde_json::json!({ "parameters": parameters }).to_string().into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model_repository_parameter::ParameterChoice;
+
+    #[test]
+    fn a_configuration_in_bytes_is_told_what_it_must_be() {
+        let said = |choice| {
+            let parameter = ModelRepositoryParameter { parameter_choice: Some(choice) };
+            load(BTreeMap::from([("config".to_owned(), parameter)]))
+                .map(|_| ())
+                .map_err(|why| why.to_string())
+        };
+        assert_eq!(said(ParameterChoice::StringParam("{}".into())), Ok(()));
+        for other in [ParameterChoice::BytesParam("{}".into()), ParameterChoice::BoolParam(true)] {
+            let expected = "the parameter config must be a string that holds JSON";
+            assert_eq!(said(other), Err(expected.to_owned()));
+        }
+    }
 }

@@ -105,6 +105,8 @@ fn input(
         }
         (Some(raw), _) => raw,
         (None, Some(contents)) => bytes(&name, datatype, contents)?,
+        // Contents without a value may be left out.
+        (None, None) if shape.contains(&0) => Bytes::new(),
         (None, None) => {
             return Err(bad(format!("input {name:?} has neither contents nor raw_input_contents; send one")));
         }
@@ -334,6 +336,17 @@ mod tests {
         assert_eq!(data.len(), 1000);
         assert!(wire.as_ptr_range().contains(&data.as_ptr()));
         assert!(request.binary_default && request.id.is_none());
+    }
+
+    #[test]
+    fn contents_without_a_value_may_be_left_out() {
+        let read = |shape: &[i64]| {
+            let mut sent = message(&[]);
+            (sent.inputs[0].shape, sent.raw_input_contents) = (shape.to_vec(), Vec::new());
+            request(sent, &[]).map(|read| read.inputs[0].tensor.shape.clone())
+        };
+        assert_eq!(read(&[1, 0, 2]), Ok(vec![1, 0, 2]));
+        assert!(read(&[1]).is_err_and(|why| why.to_string().contains("neither contents nor")));
     }
 
     #[test]

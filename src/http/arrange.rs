@@ -39,6 +39,15 @@ pub(super) fn arrange(
             slot.ok_or_else(|| bad(format!("input {:?} is missing; expected {}", spec.name, names(specs))))
         })
         .collect::<Result<Vec<_>, _>>()?;
+    let counts_items = !model.rules.whole || model.alone_max.is_some();
+    // Other axes may be empty, such as the past of a decoder that begins.
+    let has_none = |input: &Tensor| match model.is_pixels(input) {
+        true => input.elements() == 0,
+        false => counts_items && input.shape.first() == Some(&0),
+    };
+    if let Some((spec, input)) = specs.iter().zip(&inputs).find(|(_, input)| has_none(input)) {
+        return Err(bad(format!("input {:?} has shape {:?}: it has no elements", spec.name, input.shape)));
+    }
     texts::cover(permit, &inputs)?;
     // Pixels are left to the engine.
     let inward = |inputs: Vec<Tensor>| match &inputs[..] {

@@ -25,7 +25,8 @@ use std::{collections::BTreeSet, sync::Arc};
 /// Bytes of a body without files. Few: nothing is set aside for it, and anybody may send one.
 pub(super) const BODY_BYTES_MAX: u64 = 4 << 10;
 
-/// `POST /v2/repository/index`: every version that is known, and the models of the folder that are not loaded.
+/// `POST /v2/repository/index`: every version that is known, those that have served until they were unloaded, and the models of the folder
+/// that have not been loaded.
 pub(super) async fn index(
     State(front): State<Arc<Front>>,
     request: Request,
@@ -48,10 +49,20 @@ pub(crate) async fn list(front: &Front, only_ready: bool) -> Vec<wire::Known> {
         }
     }
     if !only_ready {
+        let unavailable = |name: &str, version: &str, reason: &'static str| wire::Known {
+            name: name.to_owned(),
+            version: version.to_owned(),
+            state: "UNAVAILABLE",
+            reason: reason.into(),
+        };
         let there = front.folder.names().await;
-        for name in there.difference(&known) {
-            let (name, reason) = (name.clone(), "it is not loaded".into());
-            entries.push(wire::Known { name, version: String::new(), state: "UNAVAILABLE", reason });
+        let mut unloaded = front.catalog.unloaded();
+        unloaded.retain(|name, _| !known.contains(name));
+        let left = there.iter().filter(|name| !known.contains(*name) && !unloaded.contains_key(*name));
+        entries.extend(left.map(|name| unavailable(name, "", "it is not loaded")));
+        for (name, versions) in &unloaded {
+            // Triton's word.
+            entries.extend(versions.iter().map(|version| unavailable(name, version, "unloaded")));
         }
     }
     entries

@@ -11,6 +11,9 @@ use crate::{
 use parking_lot::RwLock;
 use std::{collections::BTreeMap, sync::Arc};
 
+/// Of how many models at most it is known that they were unloaded: those that callers send may have any name.
+const UNLOADED_MAX: usize = 1000;
+
 /// How many similar names an error suggests.
 const NEAREST_MAX: usize = 3;
 
@@ -61,11 +64,14 @@ struct Version {
 /// The versions of one model, ascending.
 type Versions = Vec<Version>;
 type Map = BTreeMap<Arc<str>, Versions>;
+/// The versions of models that served until they were unloaded.
+type Unloaded = BTreeMap<String, Vec<Arc<str>>>;
 
 /// All models. Clones share one catalog.
 #[derive(Clone, Default)]
 pub struct Catalog {
     map: Arc<RwLock<Arc<Map>>>,
+    unloaded: Arc<RwLock<Unloaded>>,
 }
 
 impl Catalog {
@@ -115,6 +121,20 @@ impl Catalog {
                 }
             }
         });
+    }
+
+    /// Takes down which versions of a model served until it was unloaded.
+    pub fn was_unloaded(&self, name: &str, versions: Vec<Arc<str>>) {
+        let mut unloaded = self.unloaded.write();
+        unloaded.remove(name);
+        if !versions.is_empty() && unloaded.len() < UNLOADED_MAX {
+            unloaded.insert(name.to_owned(), versions);
+        }
+    }
+
+    /// The models that were unloaded, by name, with the versions that had served, ascending. A model may have been loaded again since.
+    pub fn unloaded(&self) -> BTreeMap<String, Vec<Arc<str>>> {
+        self.unloaded.read().clone()
     }
 
     /// The model to run: this version, or the highest that is ready.
@@ -255,6 +275,19 @@ mod tests {
 
     fn key(got: Result<Arc<Model>, InferError>) -> Result<u64, String> {
         got.map(|model| model.key.0).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn versions_that_served_are_remembered_of_so_many_models() {
+        let catalog = Catalog::new();
+        catalog.was_unloaded("m", vec!["1".into(), "2".into()]);
+        catalog.was_unloaded("m", vec!["2".into()]);
+        catalog.was_unloaded("failed", Vec::new());
+        assert_eq!(catalog.unloaded(), BTreeMap::from([("m".to_owned(), vec!["2".into()])]));
+        for index in 0..2 * UNLOADED_MAX {
+            catalog.was_unloaded(&index.to_string(), vec!["1".into()]);
+        }
+        assert_eq!(catalog.unloaded().len(), UNLOADED_MAX);
     }
 
     #[test]

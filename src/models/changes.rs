@@ -73,13 +73,23 @@ impl Difference {
 impl Snapshot {
     /// Takes a snapshot now.
     pub fn at(repository: &Repository) -> Snapshot {
+        Snapshot::with(repository, &|_| true)
+    }
+
+    /// A snapshot of one model.
+    pub fn of_one(repository: &Repository, name: &str) -> Snapshot {
+        Snapshot::with(repository, &|entry| entry == name || entry.strip_suffix(".onnx") == Some(name))
+    }
+
+    /// A snapshot of these entries of the folder.
+    fn with(repository: &Repository, wanted: &dyn Fn(&str) -> bool) -> Snapshot {
         let mut look = Snapshot::default();
         // A missing folder does not count as empty: it may be about to be mounted or moved into place.
         let entries = repository.entries().unwrap_or_else(|error| {
             look.unread = Some(error);
             Vec::new()
         });
-        for (name, path) in entries {
+        for (name, path) in entries.into_iter().filter(|(name, _)| wanted(name)) {
             let Some((model, _)) = candidate(&name, &path) else { continue };
             let files = look.models.entry(model).or_insert_with(|| Some(Vec::new()));
             let collected = files.as_mut().map_or(Ok(()), |files| collect(&name, &path, DEPTH_MAX, files));
@@ -125,6 +135,12 @@ impl Snapshot {
             None => _ = self.models.remove(name),
         }
         self
+    }
+
+    /// Whether a later snapshot has the same files of a model. What cannot be read is not known to be the same.
+    pub fn has_same(&self, name: &str, later: &Snapshot) -> bool {
+        let [files, then] = [self, later].map(|look| look.models.get(name).and_then(Option::as_ref));
+        files.is_some() && files == then
     }
 
     /// The files of a model; none if there is no such model.
@@ -212,6 +228,30 @@ mod tests {
 
         write("same/2/model.onnx", "a");
         assert_eq!(second.changes(&Snapshot::at(&folder.path().into())), [load("same")]);
+    }
+
+    #[test]
+    fn a_model_s_files_are_the_same_until_any_of_them_is_written_or_cannot_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let look = || Snapshot::of_one(&folder.path().into(), "m");
+        let write = |path: &str, text: &str| fs::write(folder.path().join(path), text).unwrap();
+        assert!(!look().has_same("m", &look()), "there is none");
+        fs::create_dir(folder.path().join("m")).unwrap();
+        write("m/model.onnx", "a");
+        let mut first = look();
+        assert!(first.has_same("m", &look()));
+        assert!(Snapshot::at(&folder.path().into()).has_same("m", &first), "whatever else is looked at");
+        write("mm.onnx", "another model");
+        assert!(first.has_same("m", &look()));
+        for file in ["m/labels.txt", "m/model.onnx", "m.onnx"] {
+            write(file, "written now");
+            assert!(!first.has_same("m", &look()), "{file}");
+            first = look();
+        }
+        fs::remove_file(folder.path().join("m/labels.txt")).unwrap();
+        assert!(!first.has_same("m", &look()));
+        std::os::unix::fs::symlink("link", folder.path().join("m/link")).unwrap();
+        assert!(!look().has_same("m", &look()), "nobody can read a link to itself");
     }
 
     #[test]

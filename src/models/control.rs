@@ -23,7 +23,7 @@ pub type Reply = oneshot::Sender<Result<(), InferError>>;
 /// A command to the loading thread.
 #[derive(Debug)]
 pub enum Command {
-    /// Load all versions of a model again.
+    /// Load all versions of a model.
     Load {
         /// Its name.
         name: String,
@@ -43,9 +43,11 @@ pub enum Command {
     Stop,
 }
 
-/// The two kinds of load.
+/// The kinds of load.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
+    /// The model as it lies in the folder now. If that is what serves, nothing happens, and changes of an earlier load stay.
+    Folder,
     /// The model as it lies in the folder now, with changes to its manifest.
     Overrides(Box<Overrides>),
     /// A model sent with the load, in place of the folder's.
@@ -166,7 +168,7 @@ impl Control {
         command
     }
 
-    /// Loads a model again. Dropping the future cancels it unless it has begun.
+    /// Loads a model. Dropping the future cancels it unless it has begun.
     ///
     /// # Errors
     /// [`InferError::UnknownModel`], [`InferError::LoadFailed`], [`InferError::Draining`], [`InferError::Full`].
@@ -261,7 +263,7 @@ mod tests {
         for unload in &mut waiting {
             assert!(futures_util::poll!(unload).is_pending());
         }
-        let full = control.load("m", Change::Overrides(Box::default())).await.expect_err("it is full");
+        let full = control.load("m", Change::Folder).await.expect_err("it is full");
         assert_eq!(full.to_string(), "the queue of loads and unloads is full (1000); retry after 5 s");
         control.say(Command::Stop);
         drop(commands.recv().expect("the first"));

@@ -255,6 +255,12 @@ def test_models_are_loaded_and_unloaded_by_the_rules_of_the_rest_api(server, cli
         assert client.get_model_config("scale").config.max_batch_size == 4
         fails(lambda: client.load_model("nothing", headers=headers), "INVALID_ARGUMENT", "failed to load", "nothing")
         fails(lambda: client.load_model("scale", headers=headers, config="{"), "INVALID_ARGUMENT")
+        with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+            load = service_pb2.RepositoryModelLoadRequest(model_name="scale")
+            load.parameters["config"].bytes_param = b"{}"
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            with pytest.raises(grpc.RpcError, match="the parameter config must be a string that holds JSON"):
+                stub.RepositoryModelLoad(load, metadata=list(headers.items()), timeout=SECONDS)
         (tmp_path / "scale" / "config.pbtxt").write_text("max_batchsize: 4")
         fails(lambda: client.load_model("scale", headers=headers), "INVALID_ARGUMENT", "max_batchsize")
         assert client.is_model_ready("scale"), "what served goes on"

@@ -46,6 +46,8 @@ def test_a_verbose_log_has_requests_that_go_well_until_it_is_quiet_again(alone):
         ready_with(alone, "verbose")
         until(lambda: lines(alone, "verbose", "answered"), 10, "the request is in the log")
         assert client.update_log_settings({"log_filter": "info"}) == before
+        # Triton's own settings, as scripts have them.
+        assert client.update_log_settings({**before, "log_format": "default"}) == before
         ready_with(alone, "quiet-again")
         for refused in ({"log_file": "/tmp/x"}, {"log_info": "yes"}, {"log_level": 3}, {"log_warning": False}):
             with pytest.raises(InferenceServerException, match=next(iter(refused))):

@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import make_models
@@ -58,15 +59,21 @@ def test_a_start_with_chosen_models_leaves_the_others_to_callers(start_server, f
         start_server(folder, startup_models="add,ad,nothing")
 
 
-def test_models_are_unloaded_and_loaded(client, folder):
+def test_models_are_unloaded_and_loaded(server, client):
     assert index(client, "identity") == {"name": "identity", "version": "1", "state": "READY", "reason": ""}
     client.unload_model("identity")
     assert not client.is_model_ready("identity") and client.is_server_ready()
     refuses(lambda: client.infer("identity", given()), "unknown model")
-    # It lies in the folder, and is not loaded.
-    assert index(client)["identity", ""]["state"] == "UNAVAILABLE"
-    client.unload_model("identity")
+    # As in Triton: with the version that has served.
+    unloaded = {"name": "identity", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}
+    for _ in range(2):
+        assert index(client, "identity") == unloaded and ("identity", "") not in index(client)
+        client.unload_model("identity")
+    with triton_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as other:
+        entries = other.get_model_repository_index(as_json=True)["models"]
+        assert [entry for entry in entries if entry["name"] == "identity"] == [unloaded]
     client.load_model("identity")
+    assert index(client, "identity")["state"] == "READY"
     assert (client.infer("identity", given()).as_numpy("y") == X).all()
     # Whoever cleans up need not know what there was.
     client.unload_model("nothing")
@@ -181,6 +188,7 @@ def test_no_request_fails_while_a_model_is_loaded_anew(client, server, folder):
         thread.start()
     for _ in range(15):
         before = len(answered)
+        (folder / "identity" / "model.onnx").touch()
         client.load_model("identity")
         until(lambda: len(answered) > before or failures, SECONDS_MAX, "requests are answered between two loads")
     stop.set()
@@ -192,7 +200,7 @@ def test_no_request_fails_while_a_model_is_loaded_anew(client, server, folder):
     assert entry["inference_stats"]["fail"]["count"] == 0, entry
 
 
-def test_a_load_may_change_the_configuration(client):
+def test_a_load_may_change_the_configuration(client, folder):
     client.load_model("identity", config=json.dumps({"max_batch_size": 4, "instance_group": [{"count": 1}]}))
     config = client.get_model_config("identity")
     assert config["max_batch_size"] == 4 and config["dynamic_batching"]["preferred_batch_size"] == [1, 2, 4], config
@@ -202,8 +210,34 @@ def test_a_load_may_change_the_configuration(client):
     assert client.get_model_config("identity")["dynamic_batching"]["max_queue_delay_microseconds"] == 2000
     refuses(lambda: client.load_model("identity", config='{"ensemble_scheduling": {}}'), "ensemble_scheduling")
     refuses(lambda: client.load_model("add", config='{"max_batch_size": 5000}'), "allowed: 1 to 1024")
+    (folder / "identity" / "model.onnx").touch()
     client.load_model("identity")
     assert client.get_model_config("identity")["max_batch_size"] == 16
+
+
+@pytest.mark.parametrize("wire_name", ["http", "grpc"])
+def test_a_load_of_a_model_that_serves_and_has_the_same_files_changes_nothing(server, client, folder, wire_name):
+    other = triton_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")
+    load = client.load_model if wire_name == "http" else other.load_model
+
+    def now():
+        (entry,) = client.get_inference_statistics("identity")["model_stats"]
+        return client.get_model_config("identity")["max_batch_size"], entry["inference_count"]
+
+    client.infer("identity", given())
+    load("identity")
+    assert now() == (16, 1)
+    load("identity", config=json.dumps({"max_batch_size": 4}))
+    client.infer("identity", given())
+    with ThreadPoolExecutor(8) as workers:
+        url = f"{server.url}/v2/repository/models/identity/load"
+        assert [r.status_code for r in workers.map(lambda _: requests.post(url, timeout=wire.TIMEOUT), range(8))] == [200] * 8
+    load("identity")
+    assert now() == (4, 1)
+    (folder / "identity" / "labels.txt").write_text("a")
+    load("identity")
+    assert now() == (16, 0)
+    other.close()
 
 
 @pytest.mark.parametrize("wire_name", ["http", "grpc"])

@@ -3,12 +3,17 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 
+import by_triton
+import grpc
 import make_models
 import numpy as np
 import pytest
 import reference
 import requests
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton
 import wire
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 SEED = 7
 
@@ -161,6 +166,83 @@ def test_lists_may_be_nested_otherwise_than_the_shape(server):
         given = {"name": "x", "shape": [2, 16], "datatype": "FP32", "data": data.tolist()}
         (y,) = wire.ok(wire.post_infer(server, "identity", [given]))["outputs"]
         assert y["shape"] == [2, 16] and y["data"] == list(range(32))
+
+
+@pytest.fixture(scope="module")
+def growing(start_server, tmp_path_factory):
+    """A server with a decoder, whose past grows from nothing, and a model whose first axis counts whatever comes."""
+    folder = tmp_path_factory.mktemp("growing")
+    graph = make_models.Graph()
+    graph.node("Concat", "past", "new", output="present", axis=2)
+    graph.node("ReduceSum", "boxes", graph.constant(np.int64([1])), output="sum", keepdims=0)
+    kind = make_models.TYPES["FP32"]
+    inputs = [("past", kind, ["N", 2, "P", 4]), ("new", kind, ["N", 2, 1, 4]), ("boxes", kind, ["N", "B", 2])]
+    file = graph.bytes("decoder", inputs, [("present", kind, ["N", 2, "T", 4]), ("sum", kind, ["N", 2])])
+    (folder / "decoder.onnx").write_bytes(file)
+    (folder / "rows" / "1").mkdir(parents=True)
+    (folder / "rows" / "1" / "model.onnx").write_bytes(make_models.one_node("Neg", ["N", 4]))
+    (folder / "rows" / "config.pbtxt").write_text("max_batch_size: 0\n")
+    server = start_server(folder)
+    server.decoder = reference.session(file)
+    yield server
+    assert server.stop() == 0
+
+
+def steps(past, boxes, items=1):
+    rng = np.random.default_rng(SEED + past)
+    shapes = {"past": (items, 2, past, 4), "new": (items, 2, 1, 4), "boxes": (items, boxes, 2)}
+    return {name: rng.random(shape, np.float32) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("form", ["json", "binary", "v1", "raw", "typed"])
+def test_inputs_may_be_empty_where_their_extent_is_free(growing, form):
+    def infer(given):
+        if form == "json":
+            return wire.infer(growing, "decoder", given)
+        if form == "v1":
+            body = {"inputs": {name: array.tolist() for name, array in given.items()}}
+            reply = wire.ok(requests.post(f"{growing.url}/v1/models/decoder:predict", json=body, timeout=wire.TIMEOUT))
+            return {name: np.float32(values) for name, values in reply["outputs"].items()}
+        if form == "binary":
+            with triton.InferenceServerClient(growing.url.removeprefix("http://")) as client:
+                reply = client.infer("decoder", [by_triton.tensor(triton, name, array) for name, array in given.items()])
+        if form == "raw":
+            with triton_grpc.InferenceServerClient(f"127.0.0.1:{growing.grpc_port}") as client:
+                reply = client.infer("decoder", [by_triton.tensor(triton_grpc, name, array) for name, array in given.items()])
+        if form == "typed":
+            request = service_pb2.ModelInferRequest(model_name="decoder")
+            for name, array in given.items():
+                tensor = request.inputs.add(name=name, datatype="FP32", shape=array.shape)
+                tensor.contents.fp32_contents.extend(array.ravel().tolist())
+            with grpc.insecure_channel(f"127.0.0.1:{growing.grpc_port}") as channel:
+                reply = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=60)
+            raw = zip(reply.outputs, reply.raw_output_contents)
+            return {output.name: np.frombuffer(data, np.float32).reshape(output.shape) for output, data in raw}
+        return {name: reply.as_numpy(name) for name in ("present", "sum")}
+
+    def agrees(past, boxes, items):
+        given = steps(past, boxes, items)
+        expected = dict(zip(("present", "sum"), growing.decoder.run(["present", "sum"], given)))
+        got = infer(given)
+        for name in expected:
+            assert got[name].shape == expected[name].shape and np.allclose(got[name], expected[name], atol=1e-6), (name, got)
+
+    of_all = [(0, 3, 1), (2, 0, 1), (0, 0, 1), (0, 0, 5), (3, 2, 2)]
+    for of in of_all:
+        agrees(*of)
+    # Such requests share batches with their like.
+    with ThreadPoolExecutor(8) as workers:
+        list(workers.map(lambda of: agrees(*of), 8 * of_all))
+
+
+def test_a_request_of_no_items_is_refused_and_rows_of_no_batch_may_be_none(growing):
+    given = [{"name": name, "shape": list(array.shape), "datatype": "FP32", "data": []} for name, array in steps(1, 1, 0).items()]
+    reply = wire.post_infer(growing, "decoder", given)
+    assert reply.status_code == 400 and "has shape [0, 2, 1, 4]: it has no elements" in reply.text, reply.text
+    (y,) = wire.ok(wire.post_infer(growing, "rows", [{"name": "x", "shape": [0, 4], "datatype": "FP32", "data": []}]))["outputs"]
+    assert (y["shape"], y["data"]) == ([0, 4], [])
+    far = [{"name": "x", "shape": [0, 10**12], "datatype": "FP32", "data": []}]
+    assert wire.post_infer(growing, "rows", far).status_code == 400
 
 
 def test_numbers_that_are_not_finite_are_words_in_and_out(server):

@@ -115,6 +115,16 @@ impl Devices {
         self.parts.catalog.has(name)
     }
 
+    /// Whether all listed versions of a model take requests, and are what the last load asked for.
+    pub fn serves_all(&self, name: &str) -> bool {
+        let listed = self.parts.catalog.entries(name);
+        let serves = |entry: &Entry| {
+            let served = |model: &Arc<Model>| self.parts.queue.check_served(model.key).is_ok();
+            entry.note.is_empty() && entry.state.model().is_some_and(served)
+        };
+        !listed.is_empty() && listed.iter().all(serves)
+    }
+
     /// Whether a model of this name is listed, but only with reasons why it does not serve.
     pub fn lists_none_that_serves(&self, name: &str) -> bool {
         let listed = self.parts.catalog.entries(name);
@@ -131,7 +141,11 @@ impl Devices {
         let _turn = self.turn.lock();
         self.book.stop_waiting(name, &|_| false);
         let known = self.parts.catalog.has(name);
+        let served = self.parts.catalog.ready_versions(name);
         self.remove(name, &|_| true);
+        if known {
+            self.parts.catalog.was_unloaded(name, served);
+        }
         known
     }
 

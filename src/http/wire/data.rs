@@ -15,11 +15,14 @@ use std::{fmt::Display, str::FromStr};
 
 /// How many extents a shape may have.
 const RANK_MAX: usize = 16;
+/// How many elements the other extents of a shape with an extent of 0 may span: the bytes of the request do not bound them, and what a
+/// model computes may have them all, as a sum over the empty axis does.
+const BESIDE_EMPTY_MAX: usize = 1 << 24;
 
 /// The number of elements of a shape.
 ///
 /// # Errors
-/// 400 for more than 16 extents, or for more elements than can be counted.
+/// 400 for more than 16 extents, for more elements than can be counted, and for an empty shape with extents that would be as large.
 pub fn elements(name: &str, shape: &[usize]) -> Result<usize, InferError> {
     if shape.len() > RANK_MAX {
         return Err(InferError::BadRequest(format!(
@@ -27,13 +30,20 @@ pub fn elements(name: &str, shape: &[usize]) -> Result<usize, InferError> {
             shape.len()
         )));
     }
-    shape
-        .iter()
-        .try_fold(1usize, |product, extent| product.checked_mul(*extent))
-        .filter(|elements| *elements <= isize::MAX as usize / 8)
-        .ok_or_else(|| {
-            InferError::BadRequest(format!("input {name:?} of shape {shape:?} has too many elements"))
-        })
+    let is_empty = shape.contains(&0);
+    let mut others = shape.iter().filter(|extent| **extent > 0);
+    let spanned = others.try_fold(1usize, |product, extent| product.checked_mul(*extent));
+    let most = if is_empty { BESIDE_EMPTY_MAX } else { isize::MAX as usize / 8 };
+    match spanned.filter(|elements| *elements <= most) {
+        Some(_) if is_empty => Ok(0),
+        Some(elements) => Ok(elements),
+        None if is_empty => Err(InferError::BadRequest(format!(
+            "input {name:?} of shape {shape:?} has extents too large for one without elements: all but those of 0 may span {most}"
+        ))),
+        None => {
+            Err(InferError::BadRequest(format!("input {name:?} of shape {shape:?} has too many elements")))
+        }
+    }
 }
 
 /// Reads `data` as a tensor of this type and shape.
@@ -281,6 +291,7 @@ mod tests {
     #[test]
     fn flat_and_nested_data_give_the_same_bytes() {
         let expected: Vec<u8> = [1f32, 2.5, -3.0, 4e-3].iter().flat_map(|n| n.to_le_bytes()).collect();
+        assert_eq!(read(DataType::Fp32, &[2, 0, 1 << 23], "[]").unwrap(), Vec::<u8>::new());
         for data in ["[1, 2.5,-3.0 ,4e-3]", "[[1,2.5],[-3,0.004]]", " [ [1,2.5]\n,[ -3 , 0.004 ] ] "] {
             assert_eq!(read(DataType::Fp32, &[2, 2], data).unwrap(), expected, "{data}");
         }
@@ -394,6 +405,10 @@ mod tests {
         refuses(DataType::Fp32, &[1], "[1e39]", "within ±3.4e38");
         refuses(DataType::Fp16, &[1], "[1]", "binary_data_size");
         refuses(DataType::Fp32, &[usize::MAX, 2], "[1]", "too many elements");
+        refuses(DataType::Fp32, &[1, 0, 4], "[1]", "has 1 elements, expected 0");
+        // A model may give what the others span.
+        refuses(DataType::Fp32, &[0, (1 << 24) + 1], "[]", "may span 16777216");
+        refuses(DataType::Fp32, &[0, usize::MAX, usize::MAX], "[]", "may span 16777216");
         refuses(DataType::Fp32, &[1; 17], "[1]", "17 extents");
     }
 

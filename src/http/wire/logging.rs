@@ -14,6 +14,9 @@ use tracing::level_filters::LevelFilter;
 /// Times in the log are by ISO 8601, whatever the settings.
 const FORMAT: &str = "ISO8601";
 
+/// What Triton's own setting is until it is changed. It is taken for the format that there is, so that its settings may be sent here.
+const TRITONS_FORMAT: &str = "default";
+
 /// The names of the settings.
 const NAMES: [&str; 7] =
     ["log_filter", "log_error", "log_warning", "log_info", "log_verbose_level", "log_file", "log_format"];
@@ -52,7 +55,7 @@ impl Asked {
                         "\"\": lines go to standard error, and to the folder that the option log_dir names",
                     ));
                 }
-                "log_format" if value != FORMAT => {
+                "log_format" if value != FORMAT && value != TRITONS_FORMAT => {
                     return Err(refused("\"ISO8601\", which times always have"));
                 }
                 "log_file" | "log_format" => {}
@@ -194,13 +197,20 @@ mod tests {
     }
 
     #[test]
+    fn what_triton_says_of_itself_changes_nothing() {
+        let tritons = br#"{"log_file": "", "log_info": true, "log_warning": true, "log_error": true, "log_verbose_level": 0,
+            "log_format": "default"}"#;
+        assert_eq!(filter(tritons, &now("info", LevelFilter::INFO)), Ok(None));
+    }
+
+    #[test]
     fn what_cannot_be_had_is_refused_with_what_to_do() {
         let debug = now("debug", LevelFilter::DEBUG);
         for (body, part) in [
             (r#"{"log_info": false}"#, "log_info is off and log_verbose_level is not"),
             (r#"{"log_warning": false, "log_verbose_level": 0}"#, "log_warning is off and log_info is not"),
             (r#"{"log_file": "/tmp/x"}"#, "log_dir"),
-            (r#"{"log_format": "default"}"#, "ISO8601"),
+            (r#"{"log_format": "local"}"#, "ISO8601"),
             (r#"{"log_filter": "info", "log_verbose_level": 0}"#, "not both"),
             (r#"{"log_level": 1}"#, "no setting \"log_level\"; the settings are log_filter, log_error"),
             (r#"{"log_info": 1}"#, "\"log_info\" is 1, expected true or false"),

@@ -140,7 +140,7 @@ impl Load {
     pub fn change(self, name: &str, current: Option<&Value>) -> Result<Change, InferError> {
         let Load { config, files } = self;
         match config {
-            None if files.is_empty() => Ok(Change::Overrides(Box::default())),
+            None if files.is_empty() => Ok(Change::Folder),
             None => Err(bad(
                 "file: parameters need the parameter config: the whole configuration of the model that \
                              they are",
@@ -201,7 +201,7 @@ mod tests {
         let body = json!({ "parameters": { "config": config.to_string() } });
         match load(body.to_string().as_bytes(), current)? {
             Change::Overrides(overrides) => Ok(*overrides),
-            Change::Given(given) => panic!("no files were sent: {given:?}"),
+            other => panic!("neither files nor nothing were sent: {other:?}"),
         }
     }
 
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn what_can_be_changed_is_read() {
-        assert_eq!(load(b"", None), Ok(Change::Overrides(Box::default())));
+        assert_eq!(load(b"", None), Ok(Change::Folder));
         let got = config(
             &json!({
                 "name": "m", "backend": "onnxruntime", "max_batch_size": "8",

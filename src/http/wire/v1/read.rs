@@ -11,7 +11,7 @@ use super::{
     Form,
 };
 use crate::{
-    engine::{DataType, Tensor, TensorSpec, tensor::push_element},
+    engine::{DataType, Dim, Tensor, TensorSpec, tensor::push_element},
     error::{InferError, bad},
 };
 use bytes::Bytes;
@@ -243,7 +243,7 @@ fn input(spec: &TensorSpec, pixels: &[TensorSpec], value: &RawValue) -> Result<I
     let tensor = match spec.datatype {
         DataType::Bytes => text(spec, value)?,
         own => {
-            let shape = shape(&spec.name, value)?;
+            let shape = shape(spec, value)?;
             let datatype = if are_pixels(spec, pixels, &shape) { DataType::Uint8 } else { own };
             data::nested(&spec.name, datatype, shape, value)?
         }
@@ -259,8 +259,10 @@ fn are_pixels(own: &TensorSpec, pixels: &[TensorSpec], shape: &[usize]) -> bool 
 /// How deep lists may be nested: as deep as a shape may have extents.
 const DEPTH_MAX: usize = 16;
 
-/// The shape of nested lists by their first elements; whether the others agree is checked when they are read.
-fn shape(name: &str, value: &RawValue) -> Result<Vec<usize>, InferError> {
+/// The shape of nested lists by their first elements; whether the others agree is checked when they are read. An empty list does not show
+/// the extents behind it: those are the input's.
+fn shape(spec: &TensorSpec, value: &RawValue) -> Result<Vec<usize>, InferError> {
+    let name = &spec.name;
     let mut shape = Vec::new();
     let mut inner = value.get();
     while inner.starts_with('[') {
@@ -276,16 +278,20 @@ fn shape(name: &str, value: &RawValue) -> Result<Vec<usize>, InferError> {
             None => break,
         }
     }
-    match shape.is_empty() {
-        true => Err(bad(format!("input {name:?}: expected a list"))),
-        false => Ok(shape),
+    if shape.is_empty() {
+        return Err(bad(format!("input {name:?}: expected a list")));
     }
+    if shape.ends_with(&[0]) {
+        let behind = spec.shape.iter().skip(shape.len());
+        shape.extend(behind.map(|dim| if let Dim::Fixed(extent) = dim { *extent } else { 0 }));
+    }
+    Ok(shape)
 }
 
 /// Texts, or bytes in base64, in lists whose nesting states their shape.
 fn text(spec: &TensorSpec, value: &RawValue) -> Result<Tensor, InferError> {
     let what = format!("input {:?}", spec.name);
-    let shape = shape(&spec.name, value)?;
+    let shape = shape(spec, value)?;
     let (mut bytes, mut index) = (Vec::new(), 0);
     each_of(&shape, value, &what, &mut |element| {
         let text = element.get();
@@ -372,6 +378,20 @@ mod tests {
         ] {
             assert_eq!(tensors(body, &specs[..1]), Ok(one.clone()), "{body}");
         }
+    }
+
+    #[test]
+    fn an_empty_list_has_the_extents_of_the_input_behind_it() {
+        let of = |dims: &[Dim], body: &str| {
+            let spec = TensorSpec { name: "a".to_owned(), datatype: DataType::Fp32, shape: dims.to_vec() };
+            tensors(body, slice::from_ref(&spec)).map(|read| (read[0].1.clone(), read[0].2.len()))
+        };
+        let past = [Free, Fixed(2), Free, Fixed(4)];
+        assert_eq!(of(&past, r#"{"instances":[[[],[]]]}"#), Ok((vec![1, 2, 0, 4], 0)));
+        assert_eq!(of(&past, r#"{"inputs":{"a":[[[],[]],[[],[]]]}}"#), Ok((vec![2, 2, 0, 4], 0)));
+        assert_eq!(of(&[Free, Fixed(2)], r#"{"inputs":{"a":[]}}"#), Ok((vec![0, 2], 0)));
+        assert_eq!(of(&[Free, Free, Free], r#"{"instances":[[],[]]}"#), Ok((vec![2, 0, 0], 0)));
+        assert!(of(&past, r#"{"instances":[[[],[1]]]}"#).is_err());
     }
 
     #[test]
