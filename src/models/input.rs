@@ -49,7 +49,7 @@ pub(super) fn resolve(
             let shape = filled(spec, axes.batch_axis, outline.axis_names(&spec.name), &settled);
             constant(spec, shape, *number).map(Other::Constant)
         }
-        None => size_type(spec, axes.batch_axis).map(Other::Size),
+        None => size_type(spec, axes.batch_axis).map(|datatype| Other::Size(datatype, size_order(task))),
     };
     if let (Some(ResizeRule::Height), Some(width)) = (input.resize, sides[0]) {
         return Err(format!(
