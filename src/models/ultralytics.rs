@@ -99,7 +99,7 @@ pub(super) struct Usual {
 pub(super) fn usual(task: &Task, outline: &Outline) -> Usual {
     let Some((_, of)) = kind(outline) else { return Usual::default() };
     let size = outline.metadata.get("imgsz").and_then(|text| size_of(text.as_ref().ok()?));
-    Usual { is_letterboxed: matches!(of, Of::Semantic | Of::Depth) && of.task() == task.name(), size }
+    Usual { is_letterboxed: of == Of::Semantic && of.task() == task.name(), size }
 }
 
 /// Width and height in `[height, width]`.
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_for_classes_of_pixels_and_for_depths_take_images_as_their_detectors_do() {
+    fn networks_for_classes_of_pixels_take_images_as_detectors_do() {
         let check = |word: &str, task: &str, labels: usize, lines: Option<&str>| {
             let source = source("m", "1", &format!("task = {task:?}"));
             let outline = outline(&[("task", word), PETS]);
@@ -457,7 +457,8 @@ mod tests {
         };
         let lines = Some("resize = \"letterbox\", mean = 0, std = 1");
         check("semantic", "segment", 2, lines);
-        check("depth", "image", 0, lines);
+        // Ultralytics stretches images for depths, as is the default of pictures.
+        check("depth", "image", 0, None);
         check("semantic", "image", 0, None);
         check("depth", "segment", 0, None);
         check("classify", "classify", 2, None);
