@@ -81,7 +81,9 @@ impl Console {
         let counts = Counts::default();
         let of_thread = counts.clone();
         let write = move || {
+            // Dropped in the reverse order: whoever sees the end finds nobody who takes lines.
             let _ended = ended;
+            let to_write = to_write;
             while let Ok(Some(line)) = to_write.recv() {
                 if to.write_all(&line).is_err() {
                     of_thread.lose();
