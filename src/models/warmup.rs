@@ -85,8 +85,9 @@ impl Warmup {
                     ));
                 }
                 let items = self.items.unwrap_or(1);
-                let item =
-                    input.data(folder, items).map_err(|why| format!("input {:?}: {why}", spec.name))?;
+                let item = input
+                    .data(&model.name, folder, items)
+                    .map_err(|why| format!("input {:?}: {why}", spec.name))?;
                 Ok(Tensor { datatype: input.datatype, shape, data: Bytes::from(item.repeat(items)) })
             })
             .collect()
@@ -94,8 +95,9 @@ impl Warmup {
 }
 
 impl WarmupInput {
-    /// The bytes of one item. `items` copies of it, together, must not exceed the limit.
-    fn data(&self, folder: &Path, items: usize) -> Result<Vec<u8>, String> {
+    /// The bytes of one item. `items` copies of it, together, must not exceed the limit. Of a file that is
+    /// too long, the first bytes are used, as in Triton.
+    fn data(&self, model: &str, folder: &Path, items: usize) -> Result<Vec<u8>, String> {
         let elements = self.dims.iter().try_fold(1_usize, |product, extent| product.checked_mul(*extent));
         // An empty string consists of its length, 4 bytes.
         let bytes = elements.and_then(|elements| elements.checked_mul(self.datatype.size().unwrap_or(4)));
@@ -112,22 +114,31 @@ impl WarmupInput {
                     .map_err(|error| told(format!("cannot read it: {error}")))?;
                 let file = scan::inside(&folder, name).map_err(told)?;
                 let mut data = Vec::new();
-                // Reading one byte more than allowed detects a file that is too large.
-                file.take(limit as u64 + 1)
+                let wanted = if self.datatype.size().is_some() { bytes } else { limit };
+                // Reading one byte more than wanted detects a file that is longer.
+                file.take(wanted as u64 + 1)
                     .read_to_end(&mut data)
                     .map_err(|error| told(format!("cannot read it: {error}")))?;
-                if data.len() > limit {
-                    return Err(told(format!(
-                        "{items} items of it have more than the limit of {BYTES_MAX} bytes"
-                    )));
-                }
-                if self.datatype.size().is_some() && data.len() != bytes {
-                    return Err(told(format!(
-                        "it has {} bytes, expected {bytes} for {} {:?}",
-                        data.len(),
-                        self.datatype,
-                        self.dims
-                    )));
+                let (datatype, dims, got) = (self.datatype, &self.dims, data.len());
+                match datatype.size() {
+                    None if got > limit => {
+                        return Err(told(format!(
+                            "{items} items of it have more than the limit of {BYTES_MAX} bytes"
+                        )));
+                    }
+                    Some(_) if got < bytes => {
+                        return Err(told(format!(
+                            "it has {got} bytes, expected {bytes} for {datatype} {dims:?}"
+                        )));
+                    }
+                    Some(_) if got > bytes => {
+                        tracing::warn!(
+                            model,
+                            "file {FOLDER}/{name} is longer than the {bytes} bytes of {datatype} {dims:?}: its first bytes are used"
+                        );
+                        data.truncate(bytes);
+                    }
+                    _ => {}
                 }
                 Ok(data)
             }
@@ -183,7 +194,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("warmup")).unwrap();
         std::fs::write(folder.path().join("warmup/x"), [0, 0, 128, 63].repeat(3)).unwrap();
-        for (fill, first) in [(Fill::Zeros, 0.0), (Fill::File("x".into()), 1.0)] {
+        // A longer one, of which the first bytes are used.
+        std::fs::create_dir(folder.path().join("warmup/sub")).unwrap();
+        std::fs::write(folder.path().join("warmup/sub/x"), [[0, 0, 128, 63].repeat(3), vec![9; 5]].concat())
+            .unwrap();
+        let file = |name: &str| Fill::File(name.into());
+        for (fill, first) in [(Fill::Zeros, 0.0), (file("x"), 1.0), (file("sub/x"), 1.0)] {
             let tensors = warmup(&[3], fill).tensors(&model(), folder.path()).unwrap();
             assert_eq!(
                 (tensors[0].shape.as_slice(), tensors[0].to_f32().unwrap()),
@@ -212,6 +228,10 @@ mod tests {
             "warmup/short: it has 4 bytes, expected 12 for FP32 [3]",
         );
         check(&warmup(&[3], Fill::File("../outside".into())), "leads out");
+        std::fs::create_dir(folder.path().join("other")).unwrap();
+        std::fs::write(folder.path().join("other/file"), [0; 12]).unwrap();
+        std::os::unix::fs::symlink("../other", folder.path().join("warmup/sub")).unwrap();
+        check(&warmup(&[3], Fill::File("sub/file".into())), "leads out");
         check(&warmup(&[3], Fill::File("lost".into())), "cannot read it");
         let pipe = folder.path().join("warmup/pipe");
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();

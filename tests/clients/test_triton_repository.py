@@ -86,6 +86,8 @@ def test_a_model_of_strings_says_how_many_items_a_request_may_have(start_server,
         assert "dynamic_batching" not in told, told
         x = np.array([[b"a", b"b", b"c"]] * 20, dtype=np.object_)
         assert (client.infer("echo", [tensor("x", x, "BYTES")]).as_numpy("y") == x).all()
+        none = np.zeros((3, 0), np.object_)
+        assert client.infer("echo", [tensor("x", none, "BYTES")]).as_numpy("y").shape == (3, 0)
     assert server.stop() == 0
 
 
@@ -357,6 +359,24 @@ UNAVAILABLE = {
         "warm-up \"w\": input \"x\": file warmup/lost",
     ),
 }
+
+
+def test_files_of_labels_and_warm_ups_may_lie_in_folders_of_their_own_and_be_longer(start_server, tmp_path):
+    config = GOOD + """
+output { name: "y" data_type: TYPE_FP32 dims: 4 label_filename: "labels/all/l.txt" }
+model_warmup { name: "w" batch_size: 1 inputs { key: "x" value { data_type: TYPE_FP32 dims: 4 input_data_file: "sub/raw" } } }
+"""
+    write(tmp_path, "apart", ONNX, config)
+    for path, content in (("labels/all/l.txt", b"a\nb\nc\nd\n"), ("warmup/sub/raw", bytes(23))):
+        (tmp_path / "apart" / path).parent.mkdir(parents=True)
+        (tmp_path / "apart" / path).write_bytes(content)
+    server = start_server(tmp_path)
+    with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        outputs = [triton.InferRequestedOutput("y", class_count=1)]
+        reply = client.infer("apart", [tensor("x", np.float32([[1, 4, 3, 2]]))], outputs=outputs)
+        assert reply.as_numpy("y").tolist() == [[b"4.000000:1:b"]]
+    assert "file warmup/sub/raw is longer than the 16 bytes of FP32 [4]" in server.log_text()
+    assert server.stop() == 0
 
 
 def test_what_cannot_be_served_says_why_and_stops_nobody_else(start_server, models, tmp_path):

@@ -348,13 +348,13 @@ fn an_output_of_tritons_whose_file_of_labels_is_empty_has_none() {
 #[test]
 fn outputs_have_the_labels_that_are_named_for_them() {
     let config = "output { name: \"y\" data_type: TYPE_FP32 dims: 2 label_filename: \"words.txt\" }
-        output { name: \"z\" data_type: TYPE_FP32 dims: 2 label_filename: \"colors.txt\" }
+        output { name: \"z\" data_type: TYPE_FP32 dims: 2 label_filename: \"labels/more/colors.txt\" }
         output { name: \"plain\" data_type: TYPE_FP32 dims: 2 }";
     let folder = folder(&[
         ("m/1/model.onnx", ONNX),
         ("m/config.pbtxt", config),
         ("m/words.txt", "a\nb\n"),
-        ("m/colors.txt", "red\ngreen\n"),
+        ("m/labels/more/colors.txt", "red\ngreen\n"),
     ]);
     let source = scan(&folder.path().into()).unwrap().remove(0).source.unwrap();
     let first = |output: &str| source.output_labels.get(output).and_then(|labels| labels.get(0));

@@ -35,7 +35,7 @@ pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Re
         ));
     }
     let items_max = items_max(&mut told, config);
-    let file = file(&mut told, "default_model_filename", &config.default_model_filename);
+    let file = model_file(&mut told, &config.default_model_filename);
     let declared = declared(&mut told, config, (items_max, says_size));
     // The model's labels are those of the first output that has any.
     let mut outputs = declared.iter().flat_map(|declared| &declared.outputs);
@@ -96,15 +96,38 @@ fn lowered(size: i64, config: &ModelConfig, items_max: usize) -> i64 {
     if size <= config.max_batch_size.into() { size.min(items_max as i64) } else { size }
 }
 
-/// The name of a file in the model's folder; `None` if it is not given.
-fn file(told: &mut Findings, field: &str, name: &str) -> Option<String> {
-    if name.is_empty() {
+/// The name of a version's model file; `None` if it is not given.
+fn model_file(told: &mut Findings, name: &str) -> Option<String> {
+    if file_name(name).is_err() {
+        told.wrong(format!(
+            "default_model_filename is {name:?}, allowed: the name of a file, without a path: the file lies in the version's folder, or \
+             is model.onnx in a folder of this name there"
+        ));
+    }
+    (!name.is_empty()).then(|| name.to_owned())
+}
+
+/// Checks that a path consists of names, without `..`: it leads to a file in a folder or in one below it. Links are checked as the file
+/// is opened.
+pub(super) fn file_path(path: &str) -> Result<(), String> {
+    let is_name = |part: &str| !part.is_empty() && file_name(part).is_ok();
+    if path.split('/').all(is_name) {
+        return Ok(());
+    }
+    Err(format!(
+        "is {path:?}, allowed: the name of a file in the model's folder, or its path from there, without .."
+    ))
+}
+
+/// The path of a file in the model's folder; `None` if it is not given.
+fn file(told: &mut Findings, field: &str, path: &str) -> Option<String> {
+    if path.is_empty() {
         return None;
     }
-    if let Err(why) = file_name(name) {
+    if let Err(why) = file_path(path) {
         told.wrong(format!("{field} {why}"));
     }
-    Some(name.to_owned())
+    Some(path.to_owned())
 }
 
 /// The declared inputs and outputs; `None` if the configuration says nothing of them, nor whether there is a batch axis.
@@ -328,8 +351,8 @@ fn warm_input(told: &mut Findings, at: &str, name: &str, input: &model_warmup::I
     let fill = match &input.input_data_type {
         Some(InputDataType::RandomData(true)) => Fill::Chance,
         Some(InputDataType::InputDataFile(file)) => {
-            if let Err(why) = file_name(file) {
-                told.wrong(format!("{at}.input_data_file {why}"));
+            if let Err(why) = file_path(file) {
+                told.wrong(format!("{at}.input_data_file {why}, from its folder warmup"));
             }
             Fill::File(file.clone())
         }

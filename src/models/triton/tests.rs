@@ -369,7 +369,7 @@ fn values_outside_their_range_are_told_together() {
          output { name: \"y\" data_type: TYPE_FP32 }
          dynamic_batching { preferred_batch_size: 5 }
          default_model_filename: \"../x\"
-         model_warmup { name: \"w\" batch_size: 5 count: 10001 inputs { key: \"x\" value { dims: -1 input_data_file: \"a/b\" } } }",
+         model_warmup { name: \"w\" batch_size: 5 count: 10001 inputs { key: \"x\" value { dims: -1 input_data_file: \"a/../b\" } } }",
         &[
             "name is \"other\", but the folder is called \"m\"",
             "input[\"\"] has no name",
@@ -383,7 +383,7 @@ fn values_outside_their_range_are_told_together() {
             "model_warmup[\"w\"].batch_size is 5, more than max_batch_size, which is 4",
             "model_warmup[\"w\"].count is 10001, allowed: 0 to 10000",
             "model_warmup[\"w\"].inputs[\"x\"].dims holds -1",
-            "model_warmup[\"w\"].inputs[\"x\"].input_data_file is \"a/b\"",
+            "model_warmup[\"w\"].inputs[\"x\"].input_data_file is \"a/../b\"",
         ],
     );
     refused("max_batch_size: -1", &["max_batch_size is -1, allowed: 0 or more"]);
@@ -630,5 +630,16 @@ proptest! {
         let _ = read(&text.join(" "), "m");
         let _ = read(&noise, "m");
         let _ = read(&format!("{} {noise}", text.join(" ")), "m");
+    }
+}
+
+#[test]
+fn a_path_leads_down_by_plain_names() {
+    for path in ["raw", "sub/raw", "a/b/c.txt", "..2026/x", "a b"] {
+        assert_eq!(map::file_path(path), Ok(()), "{path:?}");
+    }
+    for path in ["", "/", "/raw", "sub/", "sub//raw", "../raw", "sub/../raw", "./raw", "a\\b", "c:/x", "a\0"]
+    {
+        assert!(map::file_path(path).is_err_and(|why| why.contains("without ..")), "{path:?}");
     }
 }
