@@ -97,7 +97,7 @@ function card({ name, version, state, reason, task, about, mode }) {
       ? el("details", {}, el("summary", { text: `${labels.length} labels` }), el("p", { class: "labels", text: labels.slice(0, LABELS_SHOWN).join(" · ") + (labels.length > LABELS_SHOWN ? ` · and ${labels.length - LABELS_SHOWN} more` : "") }))
       : null,
     mode === "explicit"
-      ? el("div", { class: "row" }, button(name, "load", state === "READY" ? "Reload" : "Load"), state === "READY" ? button(name, "unload", "Unload") : null)
+      ? el("div", { class: "row" }, button(name, "load", state === "READY" ? "Load changes" : "Load"), state === "READY" ? button(name, "unload", "Unload") : null)
       : null,
   );
 }
