@@ -354,10 +354,7 @@ impl Preprocess {
         let placement = self.placement(width, height);
         self.takes(frame.source)?;
         let window = self.window(&placement);
-        let pad = match self.resize {
-            Resize::Letterbox => self.pad,
-            _ => 0,
-        };
+        let pad = if self.resize == Resize::Letterbox { self.pad } else { 0 };
         match &frame.samples {
             Samples::U8(samples) => {
                 let mut buffers = std::mem::take(&mut scratch.u8s);

@@ -6,7 +6,7 @@ use crate::{
     image::Layout,
     models::{
         Declared, DeclaredTensor, Engine, Fill, Manifest, Warmup, WarmupInput,
-        manifest::{BatchLimits, COMPANY_WAIT_MAX, ITEMS_MAX, Kept, Versions, Waiting, file_name, file_path},
+        manifest::{BatchLimits, COMPANY_WAIT_MAX, ITEMS_MAX, Kept, Versions, Waiting, file_name},
         powers_of_two,
     },
     protocol::inference::{
@@ -105,6 +105,18 @@ fn model_file(told: &mut Findings, name: &str) -> Option<String> {
         ));
     }
     (!name.is_empty()).then(|| name.to_owned())
+}
+
+/// Checks that a path consists of names, without `..`: it leads to a file in a folder or in one below it. Links are checked as the file
+/// is opened.
+pub(super) fn file_path(path: &str) -> Result<(), String> {
+    let is_name = |part: &str| !part.is_empty() && file_name(part).is_ok();
+    if path.split('/').all(is_name) {
+        return Ok(());
+    }
+    Err(format!(
+        "is {path:?}, allowed: the name of a file in the model's folder, or its path from there, without .."
+    ))
 }
 
 /// The path of a file in the model's folder; `None` if it is not given.

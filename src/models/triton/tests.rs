@@ -632,3 +632,14 @@ proptest! {
         let _ = read(&format!("{} {noise}", text.join(" ")), "m");
     }
 }
+
+#[test]
+fn a_path_leads_down_by_plain_names() {
+    for path in ["raw", "sub/raw", "a/b/c.txt", "..2026/x", "a b"] {
+        assert_eq!(map::file_path(path), Ok(()), "{path:?}");
+    }
+    for path in ["", "/", "/raw", "sub/", "sub//raw", "../raw", "sub/../raw", "./raw", "a\\b", "c:/x", "a\0"]
+    {
+        assert!(map::file_path(path).is_err_and(|why| why.contains("without ..")), "{path:?}");
+    }
+}
