@@ -26,8 +26,7 @@
 //!
 //! [classify]
 //! output = "logits"            # default: the only output
-//! activation = "softmax"       # softmax | sigmoid | none (the model gives probabilities); default: none where the network ends in Softmax or
-//!                              # Sigmoid, or gives what sums to 1 at load, else sigmoid for a single score and softmax for several
+//! activation = "softmax"       # softmax | sigmoid | none (the model gives probabilities); default: by the file and a pass at load, see docs/models.md
 //! top_k = 5                    # 1 to 1000
 //!
 //! [detect]

@@ -728,7 +728,7 @@ BAD = {
     "other datatype": (lambda r: setattr(r.inputs[0], "datatype", "FP64"), "INVALID_ARGUMENT", "FP64, expected FP32"),
     "shape": (lambda r: r.inputs[0].shape.__setitem__(1, 17), "INVALID_ARGUMENT", "shape [1, 17], expected [-1, 16]"),
     "negative": (lambda r: r.inputs[0].shape.__setitem__(0, -1), "INVALID_ARGUMENT", "extents are 0 or more"),
-    "no elements": (lambda r: r.inputs[0].shape.__setitem__(0, 0), "INVALID_ARGUMENT", "has no elements"),
+    "no elements": (lambda r: r.inputs[0].shape.__setitem__(0, 0), "INVALID_ARGUMENT", "has 16 elements (64 bytes), expected 0"),
     "too few bytes": (lambda r: r.raw_input_contents.__setitem__(0, b"1234"), "INVALID_ARGUMENT", "(4 bytes), expected 16"),
     "too many raw": (lambda r: r.raw_input_contents.append(b""), "INVALID_ARGUMENT", "2 entries for 1 inputs"),
     "no data": (lambda r: r.raw_input_contents.pop(), "INVALID_ARGUMENT", "neither contents nor"),

@@ -369,8 +369,10 @@ def test_a_stack_of_60000_pages_is_read_to_its_end(server):
 
 
 @pytest.mark.parametrize("name", ["rois", "frames"])
-@pytest.mark.parametrize("shape", [[1 << 40, 0, 0], [1 << 62, 0, 7], [3, 7, 0]])
-def test_planes_without_a_pixel_are_refused_however_many_they_are_said_to_be(server, name, shape):
+@pytest.mark.parametrize(
+    ("shape", "why"), [([1 << 40, 0, 0], "without elements"), ([1 << 62, 0, 7], "without elements"), ([3, 7, 0], "no pixels")]
+)
+def test_planes_without_a_pixel_are_refused_however_many_they_are_said_to_be(server, name, shape, why):
     inputs = [{"name": name, "shape": shape, "datatype": "FP32", "data": []}]
     response = requests.post(f"{server.url}/v2/models/spots/infer", json={"inputs": inputs}, timeout=wire.TIMEOUT)
-    wire.problem(response, 400, name, str(shape[0]), "no pixels")
+    wire.problem(response, 400, name, str(shape[0]), why)

@@ -178,8 +178,15 @@ mod tests {
         let (pool, turns) = pool(1, 1 << 20);
         let mut file = Box::pin(pool.stage_several(READ, array(3), image_model(), None, &turns));
         for _frame in 0..3 {
+            let (release, released) = mpsc::channel::<()>();
+            let mut busy = Box::pin(pool.run(READ, move || released.recv().is_ok()));
+            assert!(poll!(&mut busy).is_pending());
+            // Its next frame waits behind that, and other work behind the frame.
             assert!(poll!(&mut file).is_pending());
-            assert_eq!(pool.run(READ, || 7).await, Ok(7));
+            let mut other = Box::pin(pool.run(READ, || 7));
+            assert!(poll!(&mut other).is_pending());
+            release.send(()).unwrap();
+            assert_eq!((busy.await, other.await), (Ok(true), Ok(7)));
         }
         assert_eq!(first_bytes(&file.await.unwrap()), [0, 1, 2]);
     }
@@ -213,9 +220,14 @@ mod tests {
     #[tokio::test]
     async fn frames_that_nobody_waits_for_any_more_are_not_decoded() {
         let (pool, turns) = pool(1, 1 << 20);
+        let (release, released) = mpsc::channel::<()>();
+        let mut busy = Box::pin(pool.run(READ, move || released.recv().is_ok()));
+        assert!(poll!(&mut busy).is_pending());
         let mut file = Box::pin(pool.stage_several(READ, array(8), image_model(), None, &turns));
         assert!(poll!(&mut file).is_pending());
         drop(file);
+        release.send(()).unwrap();
+        assert_eq!(busy.await, Ok(true));
         assert_eq!(pool.run(READ, || 7).await, Ok(7));
         assert_eq!((pool.jobs(), pool.bytes()), (0, 0));
     }
