@@ -9,7 +9,7 @@ use super::{
 use crate::{
     batch::{Answer, Fallback, Job, OnTimeout, Ticket, Timing, Wait},
     engine::{Setting, Tensor},
-    error::InferError,
+    error::{InferError, bad},
     models::Model,
     tasks::Task,
     telemetry::{
@@ -60,11 +60,7 @@ impl Call {
         let asked = number(headers, &TIMEOUT)?;
         let own = model.timeout.min(timeout_max);
         let timeout = match asked {
-            Some(0) => {
-                return Err(InferError::BadRequest(
-                    "header timeout is 0; it is in milliseconds, at least 1".into(),
-                ));
-            }
+            Some(0) => return Err(bad("header timeout is 0; it is in milliseconds, at least 1")),
             Some(ms) => Duration::from_millis(ms).min(timeout_max),
             None => own,
         };
@@ -323,10 +319,8 @@ impl Call {
 
     /// The error for a deadline that has passed.
     pub(super) fn late(&self) -> InferError {
-        self.by_whom(InferError::Late(format!(
-            "no answer within the deadline of {} ms",
-            self.timeout.as_millis()
-        )))
+        let ms = self.timeout.as_millis();
+        self.by_whom(InferError::Late(format!("no answer within the deadline of {ms} ms")))
     }
 
     /// The same error, told apart where the deadline that is not met was its caller's.
