@@ -31,6 +31,11 @@ pub(super) struct Reads {
 }
 
 impl Reads {
+    /// A model's files now. Taken before any of them is read: what is written from then on is not what serves.
+    fn look(&self, name: &str) -> Snapshot {
+        Snapshot::of_one(&self.repository, name)
+    }
+
     /// Takes down the files of a model that serves as `look` has them. Those of a model that serves no longer, or is not from there, are
     /// forgotten by an empty one.
     fn keep(&mut self, name: &str, look: &Snapshot) {
@@ -104,7 +109,10 @@ fn run(devices: &Devices, found: &[Found], commands: &Commands, reads: &mut Read
             Ok(Command::Load { name, change, reply }) => {
                 let loaded = match change {
                     Change::Folder => load_other(devices, reads, &name),
-                    Change::Overrides(overrides) => load(devices, reads, &name, &overrides),
+                    Change::Overrides(overrides) => {
+                        let look = reads.look(&name);
+                        load(devices, reads, &name, &look, &overrides)
+                    }
                     Change::Given(given) => bring(devices, reads, &name, given),
                 };
                 forget_beside(devices, &reads.repository, &name);
@@ -140,19 +148,23 @@ fn answer(reply: Option<Reply>, result: Result<(), InferError>) {
 /// Loads a model unless it serves with the files that lie in the folder now. As in Triton, it then goes on with all that it has, also
 /// its statistics and what an earlier load changed: several workers may each see to it that a model is loaded.
 fn load_other(devices: &Devices, reads: &mut Reads, name: &str) -> Result<(), InferError> {
-    let look = Snapshot::of_one(&reads.repository, name);
+    let look = reads.look(name);
     if reads.loaded.has_same(name, &look) && devices.serves_all(name) {
         tracing::info!(model = name, "the model is loaded already, and its files are as they were");
         return Ok(());
     }
-    load(devices, reads, name, &Overrides::default())
+    load(devices, reads, name, &look, &Overrides::default())
 }
 
-/// Loads a model from the folder.
-fn load(devices: &Devices, reads: &mut Reads, name: &str, overrides: &Overrides) -> Result<(), InferError> {
+/// Loads a model from the folder, where its files are as `look` has them, or newer.
+fn load(
+    devices: &Devices,
+    reads: &mut Reads,
+    name: &str,
+    look: &Snapshot,
+    overrides: &Overrides,
+) -> Result<(), InferError> {
     let failed = |reason| load_failed(name, reason);
-    // Before they are read: what is written from now on is not what serves.
-    let look = Snapshot::of_one(&reads.repository, name);
     let mut found = models::scan_one(&reads.repository, name, overrides.versions.as_ref()).map_err(failed)?;
     if found.is_empty() {
         return Err(failed("nothing lies in the model folder under this name".to_owned()));
@@ -177,7 +189,7 @@ fn load(devices: &Devices, reads: &mut Reads, name: &str, overrides: &Overrides)
         }
     }
     reload(devices, reads, name, &found)?;
-    reads.keep(name, &look);
+    reads.keep(name, look);
     Ok(())
 }
 

@@ -3,10 +3,7 @@
 //! admitted on their head, before any of the body is read.
 
 use super::{
-    calls::{
-        INFER, LOAD, PREDICTIONS, REFLECTION, REFLECTION_ALPHA, SMALL_BYTES_MAX, STREAM, STREAM_PREDICTIONS,
-        ours,
-    },
+    calls::{INFERENCES, LOAD, REFLECTION, REFLECTION_ALPHA, SMALL_BYTES_MAX, STREAM, ours},
     incoming::{self, Charge, Lost, Messages},
     status,
 };
@@ -138,8 +135,7 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
         ours.clone_into(&mut call);
     }
     // Health probes come every few seconds, and are of no use in a trace.
-    let traces = front.traces.as_ref();
-    let traces = traces.filter(|_| matches!(&*call, INFER | STREAM | PREDICTIONS | STREAM_PREDICTIONS));
+    let traces = front.traces.as_ref().filter(|_| INFERENCES.contains(&&*call));
     let Begun { span, place, trace } = Begun::new(traces, &id, request.headers());
     if let Some(trace) = &trace {
         request.extensions_mut().insert(Arc::clone(trace));
@@ -199,8 +195,8 @@ fn not_grpc(request: &Request) -> Option<Problem> {
 async fn admitted(front: &Arc<Front>, call: &str, request: Request, next: Next, lost: Lost) -> Response {
     let limits = front.limits.body;
     let messages = match call {
-        INFER | LOAD | PREDICTIONS | STREAM_PREDICTIONS => Messages::One,
         STREAM => Messages::Many,
+        call if call == LOAD || INFERENCES.contains(&call) => Messages::One,
         _ => {
             let limits = BodyLimits { bytes_max: SMALL_BYTES_MAX as u64, ..limits };
             let messages =
@@ -230,7 +226,7 @@ async fn admitted(front: &Arc<Front>, call: &str, request: Request, next: Next, 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
-    use super::*;
+    use super::{super::calls::INFER, *};
     use crate::http::testing;
     use axum::{Router, body::Body, middleware, routing::post};
     use std::sync::atomic::{AtomicBool, Ordering};

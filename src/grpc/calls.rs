@@ -69,6 +69,9 @@ pub(super) const STREAM_PREDICTIONS: &str =
 /// A stream of inferences.
 pub(super) const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
+/// The calls that run a model.
+pub(super) const INFERENCES: [&str; 4] = [INFER, STREAM, PREDICTIONS, STREAM_PREDICTIONS];
+
 /// The largest message of a call without data, packed or not. Nothing is charged for it, so it must be no larger than a header may be.
 pub(super) const SMALL_BYTES_MAX: usize = 64 * 1024;
 // A message that is too large comes in several frames, and is refused by the length in the first.

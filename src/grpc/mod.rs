@@ -42,8 +42,8 @@ use axum::{
 };
 pub use calls::paths;
 use calls::{
-    CALLS, DESCRIPTIONS, INFER, LOAD, OF_TORCHSERVE, PING, PREDICTIONS, REFLECTION, REFLECTION_ALPHA,
-    SMALL_BYTES_MAX, STREAM, STREAM_PREDICTIONS, WATCH, torchserves,
+    CALLS, DESCRIPTIONS, INFERENCES, LOAD, OF_TORCHSERVE, PING, REFLECTION, REFLECTION_ALPHA,
+    SMALL_BYTES_MAX, WATCH, torchserves,
 };
 use std::sync::Arc;
 use tonic::{Code, Status, codec::CompressionEncoding};
@@ -77,7 +77,7 @@ pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
     let renamed = OF_TORCHSERVE.into_iter().map(|path| (path, torchserves(path)));
     let routed = CALLS.into_iter().map(|path| (path, path.to_owned())).chain(renamed);
     let router = routed.fold(large, |router, (path, at)| {
-        if matches!(path, INFER | LOAD | STREAM | PREDICTIONS | STREAM_PREDICTIONS) {
+        if path == LOAD || INFERENCES.contains(&path) {
             router
         } else if DESCRIPTIONS.contains(&path) {
             router.route(&at, any_service(small.clone()).layer(described.clone()))

@@ -123,8 +123,6 @@ pub struct DecodePool {
     /// A GPU that helps the threads.
     jpeg: Option<JpegOnGpu>,
     gpu_jpegs: AtomicU64,
-    /// Jobs whose caller had left when they were done.
-    in_vain: Arc<AtomicU64>,
 }
 
 thread_local! {
@@ -142,25 +140,13 @@ impl DecodePool {
         for index in 0..threads {
             let queue = Arc::clone(&queue);
             // They end when the pool is dropped, and nothing is left to do.
-            let work = move || std::iter::from_fn(|| queue.take()).for_each(|job| job());
+            let work = move || std::iter::from_fn(|| queue.take()).for_each(|(job, age)| job(age));
             thread::Builder::new().name(format!("ocelli-decode-{index}")).spawn(work)?;
         }
         let (budget, in_pool) = (Arc::new(Budget::new(bytes_max)), Arc::default());
         let steps = Arc::new(Semaphore::new(steps_at_once(threads)));
-        let slow = Arc::new(Semaphore::new(slow_at_once(threads)));
-        let (gpu_jpegs, in_vain) = (AtomicU64::new(0), Arc::default());
-        Ok(DecodePool {
-            queue,
-            threads,
-            steps,
-            slow,
-            limits,
-            budget,
-            in_pool,
-            jpeg: None,
-            gpu_jpegs,
-            in_vain,
-        })
+        let (slow, gpu_jpegs) = (Arc::new(Semaphore::new(slow_at_once(threads))), AtomicU64::new(0));
+        Ok(DecodePool { queue, threads, steps, slow, limits, budget, in_pool, jpeg: None, gpu_jpegs })
     }
 
     /// The same, with a GPU for JPEGs that the threads have no time for.
@@ -188,7 +174,7 @@ impl DecodePool {
 
     /// Jobs that were done for nobody: their callers left while they ran.
     pub fn in_vain(&self) -> u64 {
-        self.in_vain.load(Ordering::Relaxed)
+        self.queue.in_vain()
     }
 
     /// Bytes of pixels being decoded now, and of masks and pictures being written.
@@ -212,18 +198,15 @@ impl DecodePool {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, InferError> {
         let (reply, answer) = oneshot::channel();
-        let (counted, queue, came) = (Counted::among(&self.in_pool), Arc::clone(&self.queue), Instant::now());
-        let in_vain = Arc::clone(&self.in_vain);
-        let job = move || {
-            let age = came.elapsed();
+        let (counted, queue) = (Counted::among(&self.in_pool), Arc::clone(&self.queue));
+        let job = move |age| {
             // A panic unwinds to here and drops `reply`.
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
             drop(counted);
             if let Ok(result) = result
                 && reply.send(result).is_err()
             {
-                in_vain.fetch_add(1, Ordering::Relaxed);
-                queue.in_vain(step, age);
+                queue.was_in_vain(step, age);
             }
         };
         // There are threads as long as there is the pool.
@@ -231,7 +214,8 @@ impl DecodePool {
         answer.await.map_err(|_| InferError::Internal("a worker of the decode pool panicked".into()))
     }
 
-    /// The same for the writing of an answer that takes `bytes` of memory, once they are free; `what` names their use in the error if they never can be.
+    /// The same for the writing of an answer that takes `bytes` of memory, once they are free; `what` names their use in the error if they
+    /// never can be.
     ///
     /// # Errors
     /// As [`DecodePool::run`], and 413 for more than the whole budget.
@@ -392,10 +376,20 @@ fn stage_frame(frame: &Frame, input: &ImageInput) -> Result<Staged, InferError> 
 mod tests {
     use super::*;
     use crate::http::testing::image_model;
-    use std::sync::mpsc;
+    use std::{pin::Pin, sync::mpsc};
 
     /// What a request of usual priority has the pool do.
     pub(super) const READ: Step = Step::Request(1);
+
+    type Busy<'a> = Pin<Box<dyn Future<Output = Result<bool, InferError>> + 'a>>;
+
+    /// Work that keeps the only thread of a pool until something is sent, and the sender.
+    pub(super) async fn busy(pool: &DecodePool) -> (mpsc::Sender<()>, Busy<'_>) {
+        let (release, released) = mpsc::channel();
+        let mut work: Busy<'_> = Box::pin(pool.run(READ, move || released.recv().is_ok()));
+        assert!(futures_util::poll!(&mut work).is_pending());
+        (release, work)
+    }
 
     #[tokio::test]
     async fn work_that_takes_memory_has_its_share_while_it_runs() {
@@ -415,9 +409,7 @@ mod tests {
     async fn what_nobody_waits_for_any_more_is_not_begun() {
         let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
         let pool = DecodePool::new(1, 100, limits).expect("one thread");
-        let (release, released) = mpsc::channel::<()>();
-        let mut first = Box::pin(pool.run(READ, move || released.recv().is_ok()));
-        assert!(futures_util::poll!(&mut first).is_pending());
+        let (release, first) = busy(&pool).await;
         let begun = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&begun);
         let mut second = Box::pin(pool.run(READ, move || count.fetch_add(1, Ordering::SeqCst)));

@@ -332,14 +332,14 @@ fn resize(input: &Input, task: &Task, usual: &Usual, size: [u32; 2]) -> Result<R
     }
     let longer = width.max(height);
     // The usual margin around the centre: 256 for an input of 224.
-    let usual = (f64::from(longer) * 256.0 / 224.0).round() as u32;
+    let with_margin = (f64::from(longer) * 256.0 / 224.0).round() as u32;
     if let Some(size) = input.size.filter(|size| *size < longer) {
         return Err(format!(
             "input.size is {size}, less than the input of {width} x {height}: give {longer} or more"
         ));
     }
     Ok(match rule {
-        ResizeRule::Shorter => Resize::Shorter(input.size.unwrap_or(usual)),
+        ResizeRule::Shorter => Resize::Shorter(input.size.unwrap_or(with_margin)),
         ResizeRule::Stretch => input.size.map_or(Resize::Stretch, Resize::Square),
         ResizeRule::Letterbox => Resize::Letterbox,
         ResizeRule::Height => Resize::Height,

@@ -40,8 +40,8 @@ struct Done {
 }
 
 impl DecodePool {
-    /// Decodes a file of several frames and stages each for a model. `step` and `permit` are those of the request that brought the file; the
-    /// pieces of work of all its files take `turns`.
+    /// Decodes a file of several frames and stages each for a model. `step` and `permit` are those of the request that brought the file;
+    /// the pieces of work of all its files take `turns`.
     ///
     /// # Errors
     /// The file needs more memory than there is.
@@ -132,7 +132,10 @@ fn at_once(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
-    use super::{super::tests::READ, *};
+    use super::{
+        super::tests::{READ, busy},
+        *,
+    };
     use crate::{
         http::testing::image_model,
         image::{self, Limits},
@@ -178,15 +181,13 @@ mod tests {
         let (pool, turns) = pool(1, 1 << 20);
         let mut file = Box::pin(pool.stage_several(READ, array(3), image_model(), None, &turns));
         for _frame in 0..3 {
-            let (release, released) = mpsc::channel::<()>();
-            let mut busy = Box::pin(pool.run(READ, move || released.recv().is_ok()));
-            assert!(poll!(&mut busy).is_pending());
+            let (release, first) = busy(&pool).await;
             // Its next frame waits behind that, and other work behind the frame.
             assert!(poll!(&mut file).is_pending());
             let mut other = Box::pin(pool.run(READ, || 7));
             assert!(poll!(&mut other).is_pending());
             release.send(()).unwrap();
-            assert_eq!((busy.await, other.await), (Ok(true), Ok(7)));
+            assert_eq!((first.await, other.await), (Ok(true), Ok(7)));
         }
         assert_eq!(first_bytes(&file.await.unwrap()), [0, 1, 2]);
     }
@@ -220,14 +221,12 @@ mod tests {
     #[tokio::test]
     async fn frames_that_nobody_waits_for_any_more_are_not_decoded() {
         let (pool, turns) = pool(1, 1 << 20);
-        let (release, released) = mpsc::channel::<()>();
-        let mut busy = Box::pin(pool.run(READ, move || released.recv().is_ok()));
-        assert!(poll!(&mut busy).is_pending());
+        let (release, first) = busy(&pool).await;
         let mut file = Box::pin(pool.stage_several(READ, array(8), image_model(), None, &turns));
         assert!(poll!(&mut file).is_pending());
         drop(file);
         release.send(()).unwrap();
-        assert_eq!(busy.await, Ok(true));
+        assert_eq!(first.await, Ok(true));
         assert_eq!(pool.run(READ, || 7).await, Ok(7));
         assert_eq!((pool.jobs(), pool.bytes()), (0, 0));
     }

@@ -28,7 +28,8 @@ impl Step {
     }
 }
 
-pub(super) type Job = Box<dyn FnOnce() + Send>;
+/// It is told how long it has waited.
+pub(super) type Job = Box<dyn FnOnce(Duration) + Send>;
 
 /// All that wait.
 #[derive(Default)]
@@ -43,6 +44,8 @@ struct State {
     lanes: BTreeMap<Step, Lane>,
     /// Of the job that came last.
     number: u64,
+    /// Jobs that were done for nobody.
+    in_vain: u64,
     closed: bool,
 }
 
@@ -72,8 +75,8 @@ impl Queue {
         Waiting { queue: Arc::clone(self), step, number }
     }
 
-    /// Waits for the job that is next; `None` once there will be no more.
-    pub(super) fn take(&self) -> Option<Job> {
+    /// Waits for the job that is next, and says how long it has waited; `None` once there will be no more.
+    pub(super) fn take(&self) -> Option<(Job, Duration)> {
         let mut state = self.state.lock();
         loop {
             let now = Instant::now();
@@ -88,7 +91,7 @@ impl Queue {
                 let age = |index: usize| age(&jobs[index]);
                 // Answers have been paid for.
                 let next = if step == Step::Answer { 0 } else { order.next(jobs.len(), age) };
-                return jobs.remove(next).map(|entry| entry.job);
+                return jobs.remove(next).map(|entry| (entry.job, now.saturating_duration_since(entry.came)));
             }
             if state.closed {
                 return None;
@@ -98,10 +101,17 @@ impl Queue {
     }
 
     /// A job that had waited for `age` was done for nobody.
-    pub(super) fn in_vain(&self, step: Step, age: Duration) {
-        if let Some(lane) = self.state.lock().lanes.get_mut(&step) {
+    pub(super) fn was_in_vain(&self, step: Step, age: Duration) {
+        let mut state = self.state.lock();
+        state.in_vain += 1;
+        if let Some(lane) = state.lanes.get_mut(&step) {
             lane.order.given_up(age);
         }
+    }
+
+    /// How many jobs were done for nobody.
+    pub(super) fn in_vain(&self) -> u64 {
+        self.state.lock().in_vain
     }
 
     /// Lets the threads end when nothing is left to do.
@@ -137,7 +147,10 @@ impl Drop for Waiting {
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::{
-        super::{DecodePool, tests::READ},
+        super::{
+            DecodePool,
+            tests::{READ, busy},
+        },
         *,
     };
     use crate::{
@@ -154,9 +167,7 @@ mod tests {
     #[tokio::test]
     async fn answers_go_first_and_then_the_most_urgent_in_the_order_in_which_they_came() {
         let pool = one_thread();
-        let (release, released) = mpsc::channel::<()>();
-        let mut first = Box::pin(pool.run(READ, move || released.recv().is_ok()));
-        assert!(futures_util::poll!(&mut first).is_pending());
+        let (release, _first) = busy(&pool).await;
         let (done, order) = mpsc::channel();
         let steps = [2, 1, 2, 0, 1].map(Step::Request).into_iter().chain([Step::Answer; 2]);
         let mut others: Vec<_> = steps
@@ -196,9 +207,7 @@ mod tests {
     #[tokio::test]
     async fn what_waits_goes_with_whoever_waits_for_it_while_the_threads_are_busy() {
         let pool = one_thread();
-        let (release, released) = mpsc::channel::<()>();
-        let mut first = Box::pin(pool.run(READ, move || released.recv().is_ok()));
-        assert!(futures_util::poll!(&mut first).is_pending());
+        let (release, first) = busy(&pool).await;
         let body = Arc::new(());
         let owned = Arc::clone(&body);
         let mut second = Box::pin(pool.run(READ, move || drop(owned)));

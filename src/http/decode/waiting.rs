@@ -7,8 +7,8 @@ use std::sync::{
 };
 use tokio::sync::Semaphore;
 
-/// The files of one request take turns here on their way to the pool, which does what it has in order of arrival. Without this, a single
-/// image would wait for all files of a large request that came before.
+/// The files of one request take turns here on their way to the pool, where those of equal priority mostly go in order of arrival. Without
+/// this, a single image would wait for all files of a large request that came before.
 ///
 /// So do the steps in which its files of several frames are decoded. Whoever has the turn of a file may wait for that of a step, never the
 /// other way round.

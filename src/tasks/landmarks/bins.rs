@@ -31,10 +31,9 @@ impl Landmarks {
     pub(super) fn of_bins(mut self, signature: &Signature, labels: &Labels) -> Result<Landmarks, String> {
         self.form = Some(Form::Simcc);
         let named = [self.x.take(), self.y.take()];
-        let mut axes = Vec::new();
-        for (at, named) in named.iter().enumerate() {
-            let name = named.as_deref().unwrap_or(OUTPUTS[at]);
-            let other = |why| match named {
+        let axis = |at: usize| {
+            let name = named[at].as_deref().unwrap_or(OUTPUTS[at]);
+            let other = |why| match named[at] {
                 Some(_) => why,
                 None => format!(
                     "{}: name the outputs of bins by {} and {}",
@@ -44,9 +43,9 @@ impl Landmarks {
                 ),
             };
             let output = choose(signature, Some(name), KEYS[at]).map_err(other)?;
-            axes.push((&output.name, self.bins(&output.name, &output.shape, labels)?));
-        }
-        let [(x, across), (y, down)] = axes[..] else { unreachable!("there are two axes") };
+            Ok::<_, String>((&output.name, self.bins(&output.name, &output.shape, labels)?))
+        };
+        let ((x, across), (y, down)) = (axis(0)?, axis(1)?);
         self.fits(Form::Simcc, x)?;
         if let (Some([points, columns]), Some([others, rows])) = (across, down) {
             self.agree([x, y], [points, others], [columns, rows])?;
@@ -103,9 +102,9 @@ impl Landmarks {
         labels: &Labels,
         size: Option<[u32; 2]>,
     ) -> Result<Vec<Found>, String> {
-        let mut axes = Vec::with_capacity(2);
-        for (at, name) in [&self.x, &self.y].into_iter().enumerate() {
-            let output = outputs.get(name.as_deref().or(Some(OUTPUTS[at])))?;
+        let axis = |at: usize| {
+            let name = [&self.x, &self.y][at].as_deref().unwrap_or(OUTPUTS[at]);
+            let output = outputs.get(Some(name))?;
             let shape = output.shape();
             let Some([_, Dim::Fixed(bins)]) = self.bins(output.name, &shape, labels)? else {
                 return Err(wrong_shape(output.name, &shape, EXPECTED));
@@ -114,21 +113,18 @@ impl Landmarks {
             // Without a known size the bins are all there is.
             let pixels = size.map_or(1.0, |size| f64::from(size[at]) / bins as f64);
             let place = |(bin, score): (usize, f32)| ((bin as f64 * pixels) as f32, score);
-            axes.push((
-                shape,
-                scores.chunks_exact(bins).map(|scores| place(highest(scores))).collect::<Vec<_>>(),
-            ));
-        }
-        let [(shape, across), (other, down)] = &axes[..] else { unreachable!("there are two axes") };
+            Ok((shape, scores.chunks_exact(bins).map(|scores| place(highest(scores))).collect::<Vec<_>>()))
+        };
+        let ((shape, across), (other, down)) = (axis(0)?, axis(1)?);
         if across.len() != down.len() {
             return Err(format!(
                 "the outputs of bins have shapes {} and {}, expected as many points",
-                show(shape),
-                show(other)
+                show(&shape),
+                show(&other)
             ));
         }
         let point = |(&(x, of_x), &(y, of_y)): (&(f32, f32), &(f32, f32))| ([x, y], Some(of_x.min(of_y)));
-        Ok(across.iter().zip(down).map(point).collect())
+        Ok(across.iter().zip(&down).map(point).collect())
     }
 }
 
