@@ -657,7 +657,7 @@ fn a_short_batch_of_a_worker_that_sleeps_is_run_where_it_is_pushed_and_any_other
     assert_eq!(push(job(A, 5, 1)), (vec![1, 2, 3, 4, 5], 0), "it takes two batches");
     took(B, 10);
     assert_eq!(push(job(B, 1, 9)), (vec![9], 0), "it is not lent");
-    took(A, 101);
+    took(A, 401);
     assert_eq!(push(job(A, 1, 10)), (vec![10], 0), "it takes too long");
     took(A, 10);
     assert_eq!(push(job(A, 1, 11)), (vec![11], 1));
