@@ -45,6 +45,10 @@ const SPLIT_GAIN: f64 = 0.9;
 /// An item may take this many times as long in a smaller batch as in the best one, since its answer comes sooner.
 const DEARER_MAX: f64 = 1.02;
 
+/// The size that the last batch had is kept to while an item takes no more than this many times as long as in the best one. Sizes that
+/// cost about the same would take turns otherwise: a job that waits behind a small batch would then end with a large one.
+const KEPT: f64 = 1.05;
+
 /// The search for a smaller batch ends at a size at which an item takes more than this many times as long as in the best one.
 const DEAR: f64 = 1.1;
 
@@ -158,8 +162,9 @@ fn is_short(sizes: &[usize], items: usize, costs: &Costs, now: Instant) -> bool 
     costs.undisturbed(padded(sizes, items), now).is_some_and(|seconds| seconds <= SHORT_SECONDS)
 }
 
-/// How many of `items` to run: the smallest size at which an item takes hardly more time than at the best. Looks from the largest filled
-/// size down to where items become dear. A size in that range without a recent measurement is run, to be measured.
+/// How many of `items` to run: the smallest size at which an item takes hardly more time than at the best, or the last one if it is not
+/// much dearer. Looks from the largest filled size down to where items become dear. A size in that range without a recent measurement is
+/// run, to be measured.
 fn what_pays(sizes: &[usize], items: usize, costs: &Costs, now: Instant) -> usize {
     let each = |size| Some((costs.undisturbed(size, now)? + HAND_OVER_SECONDS) / size as f64);
     let mut filled = sizes.iter().copied().filter(|&size| size <= items).rev();
@@ -177,7 +182,8 @@ fn what_pays(sizes: &[usize], items: usize, costs: &Costs, now: Instant) -> usiz
             }
         }
     }
-    taken
+    let is_kept = |&size: &usize| size <= items && each(size).is_some_and(|cost| cost <= KEPT * best);
+    costs.chosen().filter(is_kept).unwrap_or(taken)
 }
 
 /// The longest time for inline batches: a thread that pushes a job runs its batch, and waits for those ahead of it, instead of its other
@@ -415,8 +421,10 @@ mod tests {
         }
         costs.record(4, 1.0, start);
         assert_eq!(take(&costs, start), 2, "it is slow");
-        let later = start + Duration::from_secs(60);
-        [1, 2].into_iter().for_each(|size| costs.record(size, 0.01, later));
+        let soon = start + Duration::from_secs(599);
+        [1, 2].into_iter().for_each(|size| costs.record(size, 0.01, soon));
+        assert_eq!(take(&costs, soon), 2, "to try it costs a second");
+        let later = start + Duration::from_secs(600);
         assert_eq!(take(&costs, later), 3, "it was slow");
         costs.record(4, 1.0, later);
         assert_eq!(take(&costs, later), 2, "it is slow still");
@@ -448,6 +456,27 @@ mod tests {
         assert_eq!(check_pays(8, &uneven), 2, "that 4 are dear says nothing of 2");
         let dear = [(1, 0.010), (2, 0.020), (4, 0.045), (8, 0.080)];
         assert_eq!(check_pays(8, &dear), 8, "nor is anything looked at below what is far too dear");
+    }
+
+    #[test]
+    fn sizes_that_cost_about_the_same_do_not_take_turns() {
+        let (now, sizes) = (Instant::now(), [1, 2, 4, 8]);
+        let mut costs = Costs::default();
+        let mut take = |items: usize, two: f64| {
+            for (size, each) in [(1, 1.2), (2, two), (4, 1.0), (8, 1.0)] {
+                (0..4).for_each(|_| costs.record(size, each * size as f64, now));
+            }
+            let taken = what_pays(&sizes, items, &costs, now);
+            costs.choose(taken);
+            taken
+        };
+        let sizes = [1.03, 1.01, 1.03, 1.049, 1.051, 1.03, 1.01].map(|two| take(8, two));
+        assert_eq!(sizes, [4, 4, 4, 4, 4, 4, 4], "the last one is good enough");
+        assert_eq!(
+            [take(2, 1.0), take(8, 1.049), take(8, 1.051)],
+            [2, 2, 4],
+            "there was no choice, then a better one"
+        );
     }
 
     #[test]

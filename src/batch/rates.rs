@@ -14,9 +14,11 @@ pub const STALE_AFTER: Duration = Duration::from_secs(60);
 /// Sizes are compared by the least of this many last measurements: one batch that was held up says nothing about the size.
 const COMPARED: usize = 4;
 
-/// A size whose last batch is longer ago than this is no longer avoided for its cost then: a size that is never run is never measured
-/// again.
-const AVOIDED_FOR: Duration = Duration::from_secs(10);
+/// A size whose last batch is this many times as long ago as it took is no longer avoided for its cost then: a size that is never run is
+/// never measured again. To try it takes at most a thousandth of a device's time so: those who wait behind a large batch wait for long.
+const AVOIDED_TIMES: f64 = 1000.0;
+/// The shortest and the longest time after which a size is tried again.
+const AVOIDED_SECONDS: (f64, f64) = (10.0, 600.0);
 
 /// What batches of one size cost.
 #[derive(Debug)]
@@ -34,6 +36,14 @@ impl Cost {
     fn least(&self) -> f64 {
         self.last.iter().copied().fold(f64::INFINITY, f64::min)
     }
+
+    /// Whether it was measured so lately, and so often, that the size can be avoided for it.
+    fn counts(&self, now: Instant) -> bool {
+        let (shortest, longest) = AVOIDED_SECONDS;
+        let avoided = (AVOIDED_TIMES * self.least()).clamp(shortest, longest);
+        let since = now.saturating_duration_since(self.at);
+        since.as_secs_f64() < avoided && self.last.iter().all(|seconds| seconds.is_finite())
+    }
 }
 
 /// Measured seconds of compute of one model on one device by padded batch size, for batches of one kind.
@@ -41,6 +51,8 @@ impl Cost {
 pub struct Costs {
     /// Ascending by size.
     by_size: Vec<Cost>,
+    /// The size of the last batch that left work behind.
+    chosen: Option<usize>,
 }
 
 impl Costs {
@@ -61,6 +73,16 @@ impl Costs {
         }
     }
 
+    /// Notes the size of a batch for which more was there than it takes.
+    pub fn choose(&mut self, size: usize) {
+        self.chosen = Some(size);
+    }
+
+    /// The size that was chosen last, when there was a choice.
+    pub fn chosen(&self) -> Option<usize> {
+        self.chosen
+    }
+
     fn of(&self, size: usize) -> Option<&Cost> {
         let i = self.by_size.binary_search_by_key(&size, |cost| cost.size);
         i.ok().map(|i| &self.by_size[i])
@@ -73,9 +95,7 @@ impl Costs {
 
     /// Seconds that a batch of this size takes if nothing holds it up; `None` if there are too few measurements or no recent one.
     pub fn undisturbed(&self, size: usize, now: Instant) -> Option<f64> {
-        let cost = self.of(size)?;
-        let lately = now.saturating_duration_since(cost.at) < AVOIDED_FOR;
-        (lately && cost.last.iter().all(|seconds| seconds.is_finite())).then(|| cost.least())
+        self.of(size).filter(|cost| cost.counts(now)).map(Cost::least)
     }
 
     /// Seconds that the slowest of the last batches of this size took; `None` if there are too few measurements.
@@ -271,7 +291,8 @@ mod tests {
         costs.record(4, 0.9, start);
         assert_eq!(costs.undisturbed(4, start), Some(0.2));
         assert_eq!((costs.longest(4), costs.longest(2)), (Some(0.9), None));
-        let later = start + AVOIDED_FOR;
+        // A thousand times the least.
+        let later = start + Duration::from_secs(200);
         assert_eq!(costs.undisturbed(4, later), None);
         // One more is enough; what was long ago is forgotten in turn.
         for expected in [0.2, 0.2, 0.3] {
@@ -280,6 +301,11 @@ mod tests {
         }
         assert_eq!(costs.undisturbed(4, later), Some(0.8));
         assert_eq!(costs.undisturbed(2, later), None);
+        for (seconds, known_for) in [(0.001, 10), (2.0, 600)] {
+            (0..4).for_each(|_| costs.record(1, seconds, start));
+            let known = |after: u64| costs.undisturbed(1, start + Duration::from_secs(after));
+            assert_eq!([known(known_for - 1), known(known_for)], [Some(seconds), None]);
+        }
     }
 
     #[test]

@@ -228,7 +228,11 @@ impl Book {
             let kept = model.keep(device, &model.sizes(place), items, now);
             model.kept.insert(device, kept);
         }
-        let estimate = model.costs.entry(place).or_default().estimate(size);
+        let costs = model.costs.entry(place).or_default();
+        if waiting {
+            costs.choose(items);
+        }
+        let estimate = costs.estimate(size);
         // Charged by the time on the fastest of its devices: using slower devices as well must not use up a model's share of that one.
         let fastest = pool.devices().iter().filter_map(|other| model.costs.get(&(*other, place.1)));
         let least = fastest.map(|costs| costs.estimate(size)).fold(estimate, f64::min);
