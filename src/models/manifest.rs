@@ -133,7 +133,7 @@
 //! a = 0.0                      # one number, or x and y
 //! b = 0.0
 //! z_um = [-1.0, 1.0]           # where z may be
-//! box_px = 7                   # side of the boxes that are cut out around spots: odd, 3 to 21
+//! # box_px = 7                 # side of the boxes that are cut out around spots: odd, 3 to 21; default: 7, for xyznb 13
 //! iterations_max = 30          # evaluations of the model before a fit is given up: 1 to 100
 //! preset = "none"              # none | gaussmle: columns, units and conventions of replies as GaussMLE.jl has them
 //!

@@ -187,8 +187,8 @@ fn extensions() -> Vec<(&'static str, Format)> {
     // ThunderSTORM's files are CSV as well.
     let own = Format::ALL.into_iter().filter(|format| *format != Format::ThunderStorm);
     let own = own.map(|format| (format.file_extension(), format));
-    let others =
-        [("jsonl", Format::Ndjson), ("json", Format::Ndjson), ("h5", Format::Hdf5), ("arrow", Format::Arrow)];
+    // Not `.arrow`, by which readers of Arrow's files know those: this is Arrow's stream.
+    let others = [("jsonl", Format::Ndjson), ("json", Format::Ndjson), ("h5", Format::Hdf5)];
     own.chain(others).collect()
 }
 

@@ -39,7 +39,8 @@ pub struct Settings {
     sigma_px: [f32; 2],
     /// Its widths are replaced by `sigma_px`.
     astigmatism: Astigmatism,
-    box_px: usize,
+    /// `None`: as the model of a spot needs.
+    box_px: Option<usize>,
     iterations_max: u32,
     columns: Columns,
     pixel_nm: Option<[f64; 2]>,
@@ -63,6 +64,11 @@ pub struct Settings {
     of_frames: Vec<&'static str>,
 }
 
+/// The side of boxes unless a setting says it.
+const BOX_PX: usize = 7;
+/// The same for spots whose width tells z: 0.7 um out of focus they are some 2.5 times as wide. With 7 px, z scatters three times as much,
+/// and more than is stated.
+const BOX_PX_OUT_OF_FOCUS: usize = 13;
 /// The range of F²: 1 without multiplication, 2 for multiplication in many steps, more for few steps.
 const EXCESS_NOISE: RangeInclusive<f32> = 1.0..=4.0;
 /// The width of the mean that estimates a spot's background, in widths of the spot.
@@ -88,7 +94,7 @@ impl Default for Settings {
                 depth_um: 0.4,
                 z_um: [-1.0, 1.0],
             },
-            box_px: 7,
+            box_px: None,
             iterations_max: ITERATIONS_MAX,
             columns: Columns::All,
             pixel_nm: None,
@@ -135,7 +141,7 @@ impl Settings {
             "box_px" => {
                 let side = value.parse().ok().filter(|side: &usize| SIDE.contains(side) && side % 2 == 1);
                 let range = format!("an odd number from {} to {}", SIDE.start(), SIDE.end());
-                self.box_px = side.ok_or_else(|| wrong(&range))?;
+                self.box_px = Some(side.ok_or_else(|| wrong(&range))?);
             }
             "iterations_max" => self.iterations_max = number(key, value)?,
             "preset" => self.columns = Columns::read(key, value)?,
@@ -216,7 +222,7 @@ impl Settings {
 
     /// Side of the boxes that are cut out around spots, in px.
     pub fn box_px(&self) -> usize {
-        self.box_px
+        self.box_px.unwrap_or(if self.psf == Model::Xyznb { BOX_PX_OUT_OF_FOCUS } else { BOX_PX })
     }
 
     /// Which columns replies have.
@@ -274,7 +280,7 @@ impl Settings {
     /// # Errors
     /// The key that has no effect, first in the message.
     pub fn suit_rois(&self, side: usize) -> Result<(), String> {
-        let of_frames = self.of_frames.iter().find(|key| **key != BOX || self.box_px != side);
+        let of_frames = self.of_frames.iter().find(|key| **key != BOX || self.box_px() != side);
         of_frames.map_or(Ok(()), |key| {
             Err(format!(
                 "{key} is of finding spots in frames, but these are ROIs of {side} x {side} px, which are fitted as they are: leave {key} \
@@ -369,7 +375,7 @@ impl Settings {
             Least::Gradient(minimum) => Method::NetGradient { minimum },
         };
         let spots_max = self.spots_max(size);
-        FinderOptions { method, box_side: self.box_px, border: self.border, spots_max }
+        FinderOptions { method, box_side: self.box_px(), border: self.border, spots_max }
     }
 
     /// The schema of the results. `found` says that spots were looked for.

@@ -17,7 +17,7 @@ impl Settings {
             let [low, high] = self.astigmatism.z_um;
             tell("z_um", format!("{low} {high}"));
         }
-        tell("box_px", if found { self.box_px } else { size[0] }.to_string());
+        tell("box_px", if found { self.box_px() } else { size[0] }.to_string());
         tell("iterations_max", self.iterations_max.to_string());
         for (key, value) in [("offset", &self.offset), ("gain", &self.gain), ("read_noise", &self.read_noise)]
         {
@@ -83,7 +83,7 @@ mod tests {
         );
         assert_eq!(
             line(&[("psf", "xyznb"), ("gradient_min", "300"), ("spots_max", "9")], true),
-            "z_um=-1 1; box_px=7; iterations_max=30; offset=0; gain=1; read_noise=0; method=net-gradient; gradient_min=300; spots_max=9"
+            "z_um=-1 1; box_px=13; iterations_max=30; offset=0; gain=1; read_noise=0; method=net-gradient; gradient_min=300; spots_max=9"
         );
         // Of ROIs, nothing is told about spots that nobody looked for, and their own side.
         assert_eq!(
