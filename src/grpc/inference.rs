@@ -6,9 +6,9 @@ use crate::{
     http::{
         Front,
         admission::{Permit, charged, written},
+        around::guard::panicked,
         call::Call,
         decode::Turns,
-        guard::panicked,
         infer,
         observe::Uncounted,
         reject::{Problem, kind_of},

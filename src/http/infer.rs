@@ -10,11 +10,10 @@ mod wanted;
 use super::{
     Front,
     admission::{Permit, charged, written},
-    body,
+    body::{self, posted::is_no_file},
     call::Call,
     decode::INLINE_BYTES_MAX,
     localize::tensors::Changes,
-    posted::is_no_file,
     query,
     shared_memory::{self, Caller},
     streamed::Form,

@@ -17,9 +17,10 @@ pub(super) use self::{
 };
 use super::{
     Front,
+    body::posted,
     call::{Call, Spent},
     decode::{Decoded, Opened, Staged},
-    localize, posted, streamed,
+    localize, streamed,
     target::Target,
     wire::{
         Parameters,

@@ -1,13 +1,18 @@
 //! Which path is answered by what, on which listener.
 
 use super::{
-    Front, Limits, Route, around, base,
+    Front, Limits, Route,
+    accept::base,
+    around::{
+        self,
+        guard::{self, HeadLimits},
+    },
     body::BodyLimits,
-    catalog, devices,
-    guard::{self, HeadLimits},
-    health, infer, kserve,
+    catalog,
+    control::origin,
+    devices, health, infer, kserve,
     listing::Listings,
-    logging, observe, origin, page, predict, repository, router, scrape, shared_memory,
+    logging, observe, page, predict, repository, router, scrape, shared_memory,
 };
 use axum::{
     Router,

@@ -401,12 +401,11 @@ async fn next(posted: &mut Posted, at_most: usize) -> Result<Option<Bytes>, Infe
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::stack_options, *};
     use crate::{
         config::Config,
         http::{
             admission::{Admission, AdmissionLimits},
-            stack_options,
             testing::{front, model},
         },
         image::stack::{Format as Stack, Raw, SampleType},

@@ -6,6 +6,7 @@
 //!   answers to bytes of the reply). Both run at once, and in order.
 //! - [`outgoing`]: passes bytes to the connection, and keeps those that the client does not read yet.
 //! - [`share`]: how much of all this is charged to the request.
+//! - `stack_options`: how stacks are read under a configuration.
 //!
 //! A raw body is read as it comes, so a stack may be longer than memory. In a format that streams, results are sent while the body still
 //! comes. Once something was sent, an error becomes the last member of the reply.
@@ -15,10 +16,17 @@ mod drive;
 mod finding;
 mod outgoing;
 mod share;
+mod stack_options;
 mod telling;
 pub(super) mod tensors;
 
-use super::{Front, body, call::Call, observe::StreamEnd, posted, reject::Problem};
+use super::{
+    Front,
+    body::{self, posted},
+    call::Call,
+    observe::StreamEnd,
+    reject::Problem,
+};
 use crate::{
     error::InferError, image::stack::Received, models::Model, tasks::localize::Settings, words::clipped,
 };
@@ -37,6 +45,7 @@ use http_body::Frame;
 use http_body_util::StreamBody;
 use outgoing::{COUNTS, Event, Head, Outgoing};
 use share::Share;
+pub(super) use stack_options::stack_options;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
@@ -169,7 +178,7 @@ fn frames(
 
 #[cfg(test)]
 mod tests {
-    use super::{super::stack_options, *};
+    use super::*;
     use crate::config::Config;
     use futures_util::StreamExt;
 

@@ -167,13 +167,10 @@ impl Outgoing {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::stack_options, *};
     use crate::{
         config::Config,
-        http::{
-            admission::{Admission, AdmissionLimits},
-            stack_options,
-        },
+        http::admission::{Admission, AdmissionLimits},
     };
     use std::sync::Arc;
 

@@ -57,14 +57,11 @@ pub(super) fn of_work(permit: Option<&Permit>) -> Charge {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::stack_options, *};
     use crate::{
         config::Config,
         error::InferError,
-        http::{
-            admission::{Admission, AdmissionLimits},
-            stack_options,
-        },
+        http::admission::{Admission, AdmissionLimits},
     };
 
     #[test]

@@ -412,12 +412,11 @@ fn whole(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<Vec<u32>, Infer
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::stack_options, *};
     use crate::{
         config::Config,
         http::{
             admission::{Admission, AdmissionLimits},
-            stack_options,
             testing::{front, model},
         },
     };

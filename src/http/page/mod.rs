@@ -9,9 +9,8 @@ mod manuals;
 
 use super::{
     Front, Route,
-    accept::Slashed,
+    accept::{Slashed, base::Bare},
     accepted::{self, Offer},
-    base::Bare,
     reject::Problem,
 };
 use assets::{Asset, Assets};

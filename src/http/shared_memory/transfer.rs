@@ -6,7 +6,7 @@ use super::{
         accept::Peer,
         admission::charged,
         call::Call,
-        control, origin,
+        control::{self, origin},
         wire::{
             binary,
             reply::Output,

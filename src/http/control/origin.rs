@@ -6,8 +6,8 @@
 //! Without `admin_token` nobody looks at a token, so it proves nothing. Nor does what a browser adds by itself, such as the password of a
 //! proxy (`Basic`).
 
-use super::{Front, control::bearer};
-use crate::error::InferError;
+use super::bearer;
+use crate::{error::InferError, http::Front};
 use axum::{
     body::Body,
     extract::{Request, State},
@@ -21,7 +21,11 @@ use std::{
 };
 
 /// Middleware of routes that change something.
-pub(super) async fn check(State(front): State<Arc<Front>>, request: Request, next: Next) -> Response<Body> {
+pub(in crate::http) async fn check(
+    State(front): State<Arc<Front>>,
+    request: Request,
+    next: Next,
+) -> Response<Body> {
     match own_page(request.method(), request.uri(), request.headers(), front.admin_token.is_some()) {
         Ok(()) => next.run(request).await,
         Err(why) => InferError::Forbidden(why.to_owned()).into_response(),
@@ -29,7 +33,7 @@ pub(super) async fn check(State(front): State<Arc<Front>>, request: Request, nex
 }
 
 /// Refuses what another server's page would have a browser send. `token`: one is set, and is checked where it is shown.
-pub(super) fn own_page(
+pub(in crate::http) fn own_page(
     method: &Method,
     uri: &Uri,
     headers: &HeaderMap,

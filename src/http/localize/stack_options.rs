@@ -7,7 +7,7 @@ use crate::{
 use std::sync::Arc;
 
 /// How stacks are read under a configuration, by requests and by `ocelli predict` alike.
-pub fn stack_options(config: &Config) -> stack::Options {
+pub(in crate::http) fn stack_options(config: &Config) -> stack::Options {
     // Without a temporary file, a stack is charged for all that it may hold: with a higher limit, none could ever be let in. The other half
     // is for the search for spots, and for other requests.
     let charged_max = usize::try_from(config.in_flight_bytes_max / 2).unwrap_or(usize::MAX);

@@ -4,12 +4,12 @@
 //! These are functions around whatever comes next, not layers of their own: for every request, a layer allocates a box for its future and
 //! one for what is within it.
 
-use super::{
-    accepted,
-    reject::{Problem, Readers},
-};
 use crate::{
     error::{InferError, panic_words},
+    http::{
+        accepted,
+        reject::{Problem, Readers},
+    },
     telemetry::request::RequestId,
     words::clipped,
 };
@@ -215,7 +215,8 @@ pub async fn method_not_allowed(method: Method) -> Problem {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
-    use super::{super::reject, *};
+    use super::*;
+    use crate::http::reject;
     use axum::{
         Router,
         extract::Request,

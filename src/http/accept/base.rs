@@ -5,7 +5,7 @@
 //!
 //! The root is the base with a slash behind it, since addresses in the page are relative to that.
 
-use super::accept::Slashed;
+use super::Slashed;
 use axum::{Router, extract::Request};
 use http::{Uri, uri::PathAndQuery};
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use tower::util::MapRequest;
 
 /// Extension of a request for the base without a slash behind it: the last name of the base.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Bare(pub(super) String);
+pub(in crate::http) struct Bare(pub(in crate::http) String);
 
 /// The same API, below `base` as well.
-pub(super) fn below(base: &Arc<str>, api: Router) -> Router {
+pub(in crate::http) fn below(base: &Arc<str>, api: Router) -> Router {
     if base.is_empty() {
         return api;
     }

@@ -1,16 +1,21 @@
 //! What a prediction request posts: one file as the raw body, files in a multipart form, or base64 in JSON. A body that begins as an image
 //! does is one, whatever its type says. For clients of TorchServe there are further forms ([`Taken::torchserve`]).
 
-use super::{
-    Front,
-    admission::{Beside, Permit, keeping},
-    body,
-    decode::{INLINE_BYTES_MAX, Step},
-    multipart::{self, Part},
-    reject::IMAGE_BODIES,
-    wire::{Parameters, base64_text, predict},
+use super::multipart::{self, Part};
+use crate::{
+    error::InferError,
+    http::{
+        Front,
+        admission::{Beside, Permit, keeping},
+        body,
+        decode::{INLINE_BYTES_MAX, Step},
+        reject::IMAGE_BODIES,
+        wire::{Parameters, base64_text, predict},
+    },
+    image,
+    models::Model,
+    words::clipped,
 };
-use crate::{error::InferError, image, models::Model, words::clipped};
 use axum::{
     extract::Request,
     http::{HeaderMap, header},
@@ -19,37 +24,37 @@ use bytes::Bytes;
 use std::{str, sync::Arc};
 
 /// The files of one request.
-pub(super) struct Posted {
+pub(in crate::http) struct Posted {
     /// In the order sent. One that cannot be read is an error of its own.
-    pub(super) files: Vec<Result<Bytes, InferError>>,
+    pub(in crate::http) files: Vec<Result<Bytes, InferError>>,
     /// The body was the file itself.
-    pub(super) raw: bool,
+    pub(in crate::http) raw: bool,
     /// They came as a list.
-    pub(super) listed: bool,
+    pub(in crate::http) listed: bool,
     /// What a JSON body says beside its images.
-    pub(super) parameters: Parameters,
+    pub(in crate::http) parameters: Parameters,
 }
 
 /// Whether the body is the file itself.
 ///
 /// # Errors
 /// A type of body that is not taken.
-pub(super) fn is_raw(headers: &HeaderMap) -> Result<bool, InferError> {
+pub(in crate::http) fn is_raw(headers: &HeaderMap) -> Result<bool, InferError> {
     Ok(matches!(Form::of(headers, false)?, Form::Raw))
 }
 
 /// What is taken.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Taken {
+struct Taken {
     /// How many files.
-    pub(super) parts_max: usize,
+    parts_max: usize,
     /// Whether also what only TorchServe takes: base64 as a lone JSON string or as `text/plain`, a file in `data` or `body` of a form that
     /// is urlencoded, and parts of a form that are no files, which are passed over.
-    pub(super) torchserve: bool,
+    torchserve: bool,
 }
 
 /// Reads the body, within its limits, and finds the files in it.
-pub(super) async fn read(
+pub(in crate::http) async fn read(
     request: Request,
     front: &Front,
     step: Step,
@@ -75,7 +80,7 @@ pub(super) async fn read(
 }
 
 /// Whether the first bytes are those of an image.
-pub(super) fn is_image(body: &[u8]) -> bool {
+fn is_image(body: &[u8]) -> bool {
     image::Format::sniff(body).is_some()
 }
 
@@ -83,7 +88,7 @@ pub(super) fn is_image(body: &[u8]) -> bool {
 ///
 /// # Errors
 /// 400 that tells where.
-pub(super) fn is_no_file(body: &[u8], model: &Model) -> Result<(), InferError> {
+pub(in crate::http) fn is_no_file(body: &[u8], model: &Model) -> Result<(), InferError> {
     let what = match model.image.is_some() || model.fit.is_some() {
         true if is_image(body) => "an image",
         // JSON begins otherwise.
@@ -182,18 +187,18 @@ fn urlencoded(body: &Bytes) -> File {
 }
 
 /// Files decoded from a body, charged beside it until the last is dropped.
-pub(super) struct Charged {
+pub(in crate::http) struct Charged {
     permit: Option<Arc<Permit>>,
     held: Option<Arc<Beside>>,
 }
 
 impl Charged {
-    pub(super) fn to(permit: Option<Arc<Permit>>) -> Charged {
+    pub(in crate::http) fn to(permit: Option<Arc<Permit>>) -> Charged {
         Charged { permit, held: None }
     }
 
     /// Sets `bytes` aside for files that are about to be decoded.
-    pub(super) fn room(&mut self, bytes: u64) -> Result<(), InferError> {
+    pub(in crate::http) fn room(&mut self, bytes: u64) -> Result<(), InferError> {
         let permit = self.permit.as_ref();
         self.held = permit.map(|permit| permit.beside(bytes)).transpose()?.map(Arc::new);
         Ok(())
@@ -209,7 +214,10 @@ impl Charged {
     }
 
     /// The files, each of which holds what was set aside.
-    pub(super) fn files(&self, files: Vec<Result<Bytes, InferError>>) -> Vec<Result<Bytes, InferError>> {
+    pub(in crate::http) fn files(
+        &self,
+        files: Vec<Result<Bytes, InferError>>,
+    ) -> Vec<Result<Bytes, InferError>> {
         let hold = |bytes| match &self.held {
             Some(held) => keeping(bytes, held),
             None => bytes,
