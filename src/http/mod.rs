@@ -8,15 +8,12 @@
 //!   statistics, once.
 //! - `accepted`: what a client says it accepts; `query`: what queries say; `coding`: compressed bodies and replies.
 //! - [`body`]: bodies, with limits in bytes and in time, and the files in them.
-//! - `listing`: bounds on replies that grow with the models and are not admitted.
 //! - [`decode`]: the bounded CPU pool between bytes and queue.
 //! - `arrange`: tensors as their model takes them; `encoded`: images in tensors; `streamed`: replies that come item by item.
-//! - `predict`, `localize`, `infer`, `kserve`, `catalog`, `repository`, `devices`, `health`: the handlers; `target`, `call`: what they
-//!   share.
-//! - `shared_memory`: tensors that clients on this machine pass without the connection.
-//! - `page`: the page for people, and the documents; `control`: who may control the server, and which pages may.
+//! - `handlers`: who answers what; `target`, `call`: what they share.
+//! - `control`: who may control the server, and which pages may.
 //! - [`wire`]: the JSON and binary forms. Pure.
-//! - [`reject`]: the table from error to reply; `scrape`: all metrics at one time.
+//! - [`reject`]: the table from error to reply.
 
 pub mod accept;
 mod accepted;
@@ -25,27 +22,15 @@ pub mod around;
 mod arrange;
 pub mod body;
 pub(crate) mod call;
-pub(crate) mod catalog;
 pub(crate) mod coding;
 pub(crate) mod control;
 pub mod decode;
-mod devices;
 mod encoded;
-mod health;
-pub(crate) mod infer;
-mod kserve;
-pub(crate) mod listing;
-mod localize;
-pub(crate) mod logging;
+pub(crate) mod handlers;
 pub(crate) mod observe;
-mod page;
-pub(crate) mod predict;
 mod query;
 pub mod reject;
-pub(crate) mod repository;
 mod routes;
-mod scrape;
-pub(crate) mod shared_memory;
 mod streamed;
 pub(crate) mod tally;
 pub(crate) mod target;
@@ -73,12 +58,11 @@ use admission::{Admission, AdmissionLimits};
 use axum::{Router, routing::MethodRouter};
 use body::BodyLimits;
 use decode::DecodePool;
-pub(crate) use health::starting;
-use localize::stack_options;
+pub(crate) use handlers::health::starting;
+use handlers::{localize::stack_options, page, repository, shared_memory::SharedMemory};
 use observe::often::Often;
 use parking_lot::Mutex;
 pub use routes::{OPENAPI, admin_routes, check_base_path, counted, metrics_routes, paths, routes};
-use shared_memory::SharedMemory;
 use std::{sync::Arc, time::Duration};
 
 /// A path of the API, as `openapi.yaml` and the metrics write it, and what answers there.

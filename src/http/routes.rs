@@ -8,11 +8,12 @@ use super::{
         guard::{self, HeadLimits},
     },
     body::BodyLimits,
-    catalog,
     control::origin,
-    devices, health, infer, kserve,
-    listing::Listings,
-    logging, observe, page, predict, repository, router, scrape, shared_memory,
+    handlers::{
+        catalog, devices, health, infer, kserve, listing::Listings, logging, page, predict, repository,
+        scrape, shared_memory,
+    },
+    observe, router,
 };
 use axum::{
     Router,

@@ -1,8 +1,8 @@
 //! All metrics at the time of a scrape.
 
-use super::Front;
 use crate::{
     config::TritonMetrics,
+    http::Front,
     models::Model,
     status::{Device, DeviceInfo, DeviceState, THROTTLES},
     telemetry::{
@@ -20,7 +20,7 @@ use std::{
 
 /// The listener on which metrics are asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Listener {
+pub(in crate::http) enum Listener {
     /// Beside the API.
     Api,
     /// On the admin listener, or on the one for metrics.

@@ -1,14 +1,15 @@
 //! What can be served: server and model metadata by the Open Inference Protocol.
 
-use super::{
-    Front, localize,
-    reject::Problem,
-    target::Target,
-    wire::{model_config, statistics},
-};
+use super::localize;
 use crate::{
     engine::{Dim, Signature, TensorSpec},
     error::InferError,
+    http::{
+        Front,
+        reject::Problem,
+        target::Target,
+        wire::{model_config, statistics},
+    },
     models::{Entry, Model, State as ModelState},
     telemetry::statistics::Held,
 };
@@ -34,13 +35,13 @@ pub(crate) fn extensions(front: &Front) -> impl Iterator<Item = &'static str> {
 }
 
 /// `GET /v2`
-pub(super) async fn server(State(front): State<Arc<Front>>) -> Json<Value> {
+pub(in crate::http) async fn server(State(front): State<Arc<Front>>) -> Json<Value> {
     let extensions: Vec<&str> = extensions(&front).collect();
     Json(json!({ "name": front.server_name, "version": env!("CARGO_PKG_VERSION"), "extensions": extensions }))
 }
 
 /// `GET /v2/models`: every model and version, served or not, with the reason why not.
-pub(super) async fn models(State(front): State<Arc<Front>>) -> Json<Value> {
+pub(in crate::http) async fn models(State(front): State<Arc<Front>>) -> Json<Value> {
     let entries: Vec<Value> = front
         .catalog
         .list()
@@ -73,7 +74,7 @@ fn said<'e>(front: &Front, entry: &'e Entry, model: &Model) -> Cow<'e, str> {
 }
 
 /// `GET /v2/models/{model}[/versions/{version}]`
-pub(super) async fn model(
+pub(in crate::http) async fn model(
     State(front): State<Arc<Front>>,
     target: Target,
 ) -> Result<Json<Value>, InferError> {
@@ -101,7 +102,10 @@ fn pixels(model: &Model) -> Value {
 }
 
 /// `GET /v2/models/{model}[/versions/{version}]/ready`. Callers of Triton expect 400 for a model that is not ready.
-pub(super) async fn ready(State(front): State<Arc<Front>>, target: Target) -> Result<Json<Value>, Problem> {
+pub(in crate::http) async fn ready(
+    State(front): State<Arc<Front>>,
+    target: Target,
+) -> Result<Json<Value>, Problem> {
     match target.find_ready(&front) {
         Ok(model) => Ok(Json(json!({ "name": &*model.name, "ready": true }))),
         Err(
@@ -113,7 +117,7 @@ pub(super) async fn ready(State(front): State<Arc<Front>>, target: Target) -> Re
 }
 
 /// `GET /v2/models/{model}[/versions/{version}]/config`
-pub(super) async fn config(
+pub(in crate::http) async fn config(
     State(front): State<Arc<Front>>,
     target: Target,
 ) -> Result<Json<Value>, InferError> {
@@ -147,12 +151,12 @@ pub(crate) fn versions(front: &Front, model: &Model, target: &Target) -> Vec<Str
 
 /// `GET /v2/models/stats`, and of one model `GET /v2/models/{model}[/versions/{version}]/stats`: all versions that take
 /// requests, or the one that is named.
-pub(super) async fn all_statistics(State(front): State<Arc<Front>>) -> Json<Value> {
+pub(in crate::http) async fn all_statistics(State(front): State<Arc<Front>>) -> Json<Value> {
     statistics_of(&front, &front.catalog.ready())
 }
 
 /// See [`all_statistics`].
-pub(super) async fn statistics(
+pub(in crate::http) async fn statistics(
     State(front): State<Arc<Front>>,
     target: Target,
 ) -> Result<Json<Value>, InferError> {

@@ -15,20 +15,21 @@ pub(super) use self::{
     entries::entries,
     negotiated::Negotiated,
 };
-use super::{
-    Front,
-    body::posted,
-    call::{Call, Spent},
-    decode::{Decoded, Opened, Staged},
-    localize, streamed,
-    target::Target,
-    wire::{
-        Parameters,
-        answer::{self, Entry, MaskForm, Of},
-    },
-};
+use super::localize;
 use crate::{
     error::InferError,
+    http::{
+        Front,
+        body::posted,
+        call::{Call, Spent},
+        decode::{Decoded, Opened, Staged},
+        streamed,
+        target::Target,
+        wire::{
+            Parameters,
+            answer::{self, Entry, MaskForm, Of},
+        },
+    },
     models::{Model, may_be_image},
 };
 use axum::{
@@ -40,7 +41,7 @@ use bytes::Bytes;
 use std::sync::Arc;
 
 /// `POST /predictions/{model}[/{version}]`
-pub(super) async fn predict(
+pub(in crate::http) async fn predict(
     State(front): State<Arc<Front>>,
     target: Target,
     request: Request,

@@ -3,12 +3,15 @@
 //!
 //! Over HTTP/2, a client may ask for hundreds on one connection and read none of them: each would be kept until `reply_stall_ms`.
 
-use super::{
-    Front, Route, admission,
-    body::{self, BodyLimits},
-    coding, repository, router,
+use super::repository;
+use crate::{
+    error::InferError,
+    http::{
+        Front, Route, admission,
+        body::{self, BodyLimits},
+        coding, router,
+    },
 };
-use crate::error::InferError;
 use axum::{
     Router,
     body::Body,
@@ -83,7 +86,7 @@ impl Bound {
 }
 
 /// The bounds of one listener's replies: requests on another listener take nothing from them.
-pub(super) struct Listings {
+pub(in crate::http) struct Listings {
     of_all: Bound,
     of_one: Bound,
     body: BodyLimits,
@@ -92,7 +95,7 @@ pub(super) struct Listings {
 
 impl Listings {
     /// Nothing is under way yet. `body` limits the bodies of these requests, which are short.
-    pub(super) fn new(body: BodyLimits) -> Listings {
+    pub(in crate::http) fn new(body: BodyLimits) -> Listings {
         Listings {
             of_all: Bound::new("the number of lists and metrics under way", OF_ALL_MAX),
             of_one: Bound::new("the number of replies under way that describe a model", OF_ONE_MAX),
@@ -102,7 +105,7 @@ impl Listings {
     }
 
     /// These routes, and the bound around each that has one.
-    pub(super) fn around(&self, routes: Vec<Route>) -> Router<Arc<Front>> {
+    pub(in crate::http) fn around(&self, routes: Vec<Route>) -> Router<Arc<Front>> {
         router(routes.into_iter().map(|(path, methods)| (path, self.around_one(path, methods))).collect())
     }
 
@@ -117,7 +120,7 @@ impl Listings {
     }
 
     /// Routes for documents that are the same for all: packed while there is room for that, and never refused.
-    pub(super) fn packed(&self, documents: Vec<Route>) -> Router<Arc<Front>> {
+    pub(in crate::http) fn packed(&self, documents: Vec<Route>) -> Router<Arc<Front>> {
         router(documents).layer(middleware::from_fn_with_state(Arc::clone(&self.packing), packed))
     }
 }

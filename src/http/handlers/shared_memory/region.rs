@@ -5,9 +5,9 @@
 //! request. They cost one copy, which is needed anyway: a region may change while it is looked at, so a check of it in place would prove
 //! nothing. The copy goes straight to where the batch is read from.
 
-use super::super::wire::shared_memory::{Place, Registration, check_name};
 use crate::{
     error::{InferError, bad},
+    http::wire::shared_memory::{Place, Registration, check_name},
     words::clipped,
 };
 use std::{

@@ -1,29 +1,29 @@
 //! KServe's first protocol, which is TensorFlow Serving's: `/v1/models`. Rows (`instances`) or columns (`inputs`) of images in
 //! base64 or of numbers.
 
-use super::{
-    Front,
-    admission::written,
-    arrange::arrange,
-    body::{
-        self,
-        posted::{Charged, is_no_file},
-    },
-    call::{Call, Spent},
-    decode::Step,
-    predict::{self, Negotiated},
-    query,
-    reject::Problem,
-    tally::Tally,
-    target::{Target, VERB},
-    wire::{
-        answer,
-        request::Input,
-        v1::{self, Asked, Form, Taken},
-    },
-};
+use super::predict::{self, Negotiated};
 use crate::{
     error::InferError,
+    http::{
+        Front,
+        admission::written,
+        arrange::arrange,
+        body::{
+            self,
+            posted::{Charged, is_no_file},
+        },
+        call::{Call, Spent},
+        decode::Step,
+        query,
+        reject::Problem,
+        tally::Tally,
+        target::{Target, VERB},
+        wire::{
+            answer,
+            request::Input,
+            v1::{self, Asked, Form, Taken},
+        },
+    },
     models::{Model, State},
 };
 use axum::{
@@ -38,7 +38,7 @@ use serde_json::{Value, json};
 use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
 /// `GET /v1/models`: the names of the models that take requests.
-pub(super) async fn models(extract::State(front): extract::State<Arc<Front>>) -> Json<Value> {
+pub(in crate::http) async fn models(extract::State(front): extract::State<Arc<Front>>) -> Json<Value> {
     let models = front.catalog.ready();
     let served = models.iter().filter(|model| front.queue.check_served(model.key).is_ok());
     let names: BTreeSet<&str> = served.map(|model| &*model.name).collect();
@@ -47,7 +47,7 @@ pub(super) async fn models(extract::State(front): extract::State<Arc<Front>>) ->
 
 /// `GET /v1/models/{model}[/versions/{version}]`. A model that is not ready is 503 here. The reply has what KServe's clients read, and the
 /// state of each version as in TensorFlow Serving.
-pub(super) async fn ready(
+pub(in crate::http) async fn ready(
     extract::State(front): extract::State<Arc<Front>>,
     target: Target,
     method: Method,
@@ -81,7 +81,7 @@ fn described(front: &Front, target: &Target) -> Result<Json<Value>, InferError> 
 }
 
 /// `POST /v1/models/{model}[/versions/{version}]:predict`
-pub(super) async fn call(
+pub(in crate::http) async fn call(
     extract::State(front): extract::State<Arc<Front>>,
     mut target: Target,
     request: Request,

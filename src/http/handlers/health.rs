@@ -1,7 +1,8 @@
 //! Health and metrics. They are outside the layers of the API, so they answer when everything else is refused. The admin listener has them
 //! again: its thread shares with the data path only locks that are held for moments (of the queue, of the catalog, of the status).
 
-use super::{Front, Route, coding, reject::Problem, scrape::Listener};
+use super::scrape::Listener;
+use crate::http::{Front, Route, coding, reject::Problem};
 use axum::{
     Json,
     extract::State,
@@ -14,7 +15,7 @@ use serde_json::json;
 use std::{sync::Arc, time::Instant};
 
 /// Everything that a probe or a scraper asks for.
-pub(super) fn routes() -> Vec<Route> {
+pub(in crate::http) fn routes() -> Vec<Route> {
     vec![
         ("/v2/health/live", get(live)),
         ("/v2/health/ready", get(ready)),
@@ -24,7 +25,7 @@ pub(super) fn routes() -> Vec<Route> {
 }
 
 /// The same for a listener apart from the API.
-pub(super) fn routes_apart() -> Vec<Route> {
+pub(in crate::http) fn routes_apart() -> Vec<Route> {
     let mut routes = routes();
     routes.retain(|(path, _)| *path != METRICS);
     routes.push(metrics(Listener::Apart));
@@ -34,7 +35,7 @@ pub(super) fn routes_apart() -> Vec<Route> {
 const METRICS: &str = "/metrics";
 
 /// All metrics, as a listener has them. Most of the text repeats itself: scrapers and the page ask for it packed.
-pub(super) fn metrics(listener: Listener) -> Route {
+pub(in crate::http) fn metrics(listener: Listener) -> Route {
     let text = async move |State(front): State<Arc<Front>>| {
         ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], front.scrape(listener))
     };

@@ -11,8 +11,10 @@ use crate::{
         call::{Call, Spent},
         decode::{INLINE_BYTES_MAX, Step},
         encoded,
-        localize::tensors::{self, Fitted},
-        shared_memory::{self, Named},
+        handlers::{
+            localize::tensors::{self, Fitted},
+            shared_memory::{self, Named},
+        },
         tally::Tally,
         wire::{
             reply::{InferReply, Output, OutputParameters},

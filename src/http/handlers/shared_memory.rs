@@ -14,18 +14,18 @@ mod transfer;
 pub(crate) use region::Region;
 pub(crate) use transfer::{Caller, Named, deliver, fetch, is_long};
 
-use super::{
-    Front,
-    accept::Peer,
-    control,
-    reject::Problem,
-    repository,
-    target::segment,
-    wire::shared_memory::{self as wire, Registration},
-};
+use super::repository;
 use crate::{
     engine::staging::{Blocks, Memory},
     error::{InferError, bad},
+    http::{
+        Front,
+        accept::Peer,
+        control,
+        reject::Problem,
+        target::segment,
+        wire::shared_memory::{self as wire, Registration},
+    },
 };
 use axum::{
     Json,
@@ -60,7 +60,7 @@ pub(crate) struct SharedMemory {
 
 impl SharedMemory {
     /// No regions yet, and never more than `regions_max`; with 0, memory is not shared at all.
-    pub(super) fn new(regions_max: usize) -> SharedMemory {
+    pub(in crate::http) fn new(regions_max: usize) -> SharedMemory {
         SharedMemory {
             regions_max,
             regions: RwLock::default(),
@@ -166,7 +166,7 @@ pub(crate) fn allowed(front: &Front, peer: Option<&Peer>, headers: &HeaderMap) -
 }
 
 /// The region that a path names; empty where it means all.
-pub(super) struct Name(String);
+pub(in crate::http) struct Name(String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Name {
     type Rejection = InferError;
@@ -179,7 +179,11 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
 }
 
 /// `GET /v2/systemsharedmemory[/region/{region}]/status`
-pub(super) async fn status(State(front): State<Arc<Front>>, Name(name): Name, request: Request) -> Response {
+pub(in crate::http) async fn status(
+    State(front): State<Arc<Front>>,
+    Name(name): Name,
+    request: Request,
+) -> Response {
     if let Err(error) = may_look(&front, request.extensions().get(), request.headers()) {
         return error.into_response();
     }
@@ -196,7 +200,7 @@ pub(super) async fn status(State(front): State<Arc<Front>>, Name(name): Name, re
 }
 
 /// `POST /v2/systemsharedmemory/region/{region}/register`
-pub(super) async fn register(
+pub(in crate::http) async fn register(
     State(front): State<Arc<Front>>,
     Name(name): Name,
     request: Request,
@@ -207,7 +211,7 @@ pub(super) async fn register(
 }
 
 /// `POST /v2/systemsharedmemory[/region/{region}]/unregister`
-pub(super) async fn unregister(
+pub(in crate::http) async fn unregister(
     State(front): State<Arc<Front>>,
     Name(name): Name,
     request: Request,
@@ -219,12 +223,12 @@ pub(super) async fn unregister(
 
 /// `GET /v2/cudasharedmemory[/region/{region}]/status`: GPU memory is never shared, so the list is empty for any name. Clients that share
 /// memory ask before they begin.
-pub(super) async fn cuda_status() -> Json<Value> {
+pub(in crate::http) async fn cuda_status() -> Json<Value> {
     Json(json!([]))
 }
 
 /// `POST /v2/cudasharedmemory[/region/{region}]/unregister`: what is not there is no error. `perf_analyzer` begins and ends with it.
-pub(super) async fn cuda_unregister() {}
+pub(in crate::http) async fn cuda_unregister() {}
 
 #[cfg(test)]
 mod tests {

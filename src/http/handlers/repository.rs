@@ -3,22 +3,25 @@
 
 mod folder;
 
-use super::{
-    Front,
-    admission::{Permit, charged, keeping},
-    body, catalog, coding,
-    control::allowed,
-    decode::Step,
-    target::Target,
-    wire::repository as wire,
+use super::catalog;
+use crate::{
+    error::InferError,
+    http::{
+        Front,
+        admission::{Permit, charged, keeping},
+        body, coding,
+        control::allowed,
+        decode::Step,
+        target::Target,
+        wire::repository as wire,
+    },
 };
-use crate::error::InferError;
 use axum::{
     Json,
     extract::{Request, State},
 };
 use bytes::Bytes;
-pub(super) use folder::Folder;
+pub(in crate::http) use folder::Folder;
 use serde_json::{Value, json};
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -27,7 +30,7 @@ pub(super) const BODY_BYTES_MAX: u64 = 4 << 10;
 
 /// `POST /v2/repository/index`: every version that is known, those that have served until they were unloaded, and the models of the folder
 /// that have not been loaded.
-pub(super) async fn index(
+pub(in crate::http) async fn index(
     State(front): State<Arc<Front>>,
     request: Request,
 ) -> Result<Json<Vec<wire::Known>>, InferError> {
@@ -69,7 +72,7 @@ pub(crate) async fn list(front: &Front, only_ready: bool) -> Vec<wire::Known> {
 }
 
 /// `POST /v2/repository/models/{model}/load`
-pub(super) async fn load(
+pub(in crate::http) async fn load(
     State(front): State<Arc<Front>>,
     target: Target,
     mut request: Request,
@@ -107,7 +110,7 @@ pub(crate) async fn load_as(
 }
 
 /// `POST /v2/repository/models/{model}/unload`
-pub(super) async fn unload(
+pub(in crate::http) async fn unload(
     State(front): State<Arc<Front>>,
     target: Target,
     request: Request,

@@ -7,7 +7,7 @@
 mod assets;
 mod manuals;
 
-use super::{
+use crate::http::{
     Front, Route,
     accept::{Slashed, base::Bare},
     accepted::{self, Offer},
@@ -30,15 +30,15 @@ const PAGE_POLICY: &str = "default-src 'self'; img-src 'self' blob: data:; objec
     form-action 'none'; frame-ancestors 'none'";
 
 /// The page's files, if it is served.
-pub(super) type Page = Option<Assets>;
+pub(in crate::http) type Page = Option<Assets>;
 
 /// The page's files, for a configuration that wants them.
-pub(super) fn page(wanted: bool) -> Page {
+pub(in crate::http) fn page(wanted: bool) -> Page {
     wanted.then(Assets::new)
 }
 
 /// The page, its documents and their parts.
-pub(super) fn routes() -> Vec<Route> {
+pub(in crate::http) fn routes() -> Vec<Route> {
     vec![
         ("/", get(home)),
         ("/docs", get(documents)),
@@ -48,7 +48,7 @@ pub(super) fn routes() -> Vec<Route> {
 }
 
 /// The routes of a server. Without a page, there is only `/`, where it tells its state.
-pub(super) fn routes_of(front: &Front) -> Vec<Route> {
+pub(in crate::http) fn routes_of(front: &Front) -> Vec<Route> {
     let mut routes = routes();
     routes.retain(|(path, _)| front.page.is_some() || *path == "/");
     routes

@@ -8,24 +8,26 @@ mod run;
 mod wanted;
 
 use super::{
-    Front,
-    admission::{Permit, charged, written},
-    body::{self, posted::is_no_file},
-    call::Call,
-    decode::INLINE_BYTES_MAX,
     localize::tensors::Changes,
-    query,
     shared_memory::{self, Caller},
-    streamed::Form,
-    target::Target,
-    wire::{
-        HEADER_LENGTH, raw,
-        reply::{self, InferReply, Output},
-        request as oip,
-    },
 };
 use crate::{
     error::{InferError, bad},
+    http::{
+        Front,
+        admission::{Permit, charged, written},
+        body::{self, posted::is_no_file},
+        call::Call,
+        decode::INLINE_BYTES_MAX,
+        query,
+        streamed::Form,
+        target::Target,
+        wire::{
+            HEADER_LENGTH, raw,
+            reply::{self, InferReply, Output},
+            request as oip,
+        },
+    },
     image::Format,
     models::Model,
 };
@@ -39,7 +41,7 @@ pub(crate) use run::run;
 use std::sync::Arc;
 
 /// `POST /v2/models/{model}[/versions/{version}]/infer`
-pub(super) async fn infer(
+pub(in crate::http) async fn infer(
     State(front): State<Arc<Front>>,
     target: Target,
     request: Request,

@@ -59,10 +59,10 @@ const FILES: &[(&str, &[u8])] = files![
     "timing.js",
     "token.js",
     "try.js",
-    "digit-3.png" from "../../../examples/images/digits/3-0.png",
-    "digit-7.png" from "../../../examples/images/digits/7-0.png",
-    "digits-1.png" from "../../../examples/images/digits-detector/1.png",
-    "digits-3.png" from "../../../examples/images/digits-detector/3.png",
+    "digit-3.png" from "../../../../examples/images/digits/3-0.png",
+    "digit-7.png" from "../../../../examples/images/digits/7-0.png",
+    "digits-1.png" from "../../../../examples/images/digits-detector/1.png",
+    "digits-3.png" from "../../../../examples/images/digits-detector/3.png",
 ];
 
 /// Files that others made, as they published them but packed: see `vendor/README.md`.
@@ -186,7 +186,7 @@ fn takes_gzip(headers: &HeaderMap) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
-    use crate::http::page::manuals::TEMPLATE as MANUAL;
+    use crate::http::handlers::page::manuals::TEMPLATE as MANUAL;
     use std::collections::BTreeSet;
 
     /// What the page may weigh, without the examples and the vendored viewer.

@@ -20,15 +20,19 @@ mod stack_options;
 mod telling;
 pub(super) mod tensors;
 
-use super::{
-    Front,
-    body::{self, posted},
-    call::Call,
-    observe::StreamEnd,
-    reject::Problem,
-};
 use crate::{
-    error::InferError, image::stack::Received, models::Model, tasks::localize::Settings, words::clipped,
+    error::InferError,
+    http::{
+        Front,
+        body::{self, posted},
+        call::Call,
+        observe::StreamEnd,
+        reject::Problem,
+    },
+    image::stack::Received,
+    models::Model,
+    tasks::localize::Settings,
+    words::clipped,
 };
 use asked::Asked;
 use axum::{
@@ -45,7 +49,7 @@ use http_body::Frame;
 use http_body_util::StreamBody;
 use outgoing::{COUNTS, Event, Head, Outgoing};
 use share::Share;
-pub(super) use stack_options::stack_options;
+pub(in crate::http) use stack_options::stack_options;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;

@@ -1,8 +1,9 @@
 //! Triton's settings of the log: which lines it has, told and changed while the server runs.
 
-use super::{Front, accept::Peer, control, repository, wire::logging as wire};
+use super::repository;
 use crate::{
     error::{InferError, bad},
+    http::{Front, accept::Peer, control, wire::logging as wire},
     words::clipped,
 };
 use axum::{
@@ -13,12 +14,12 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 
 /// `GET /v2/logging`
-pub(super) async fn settings(State(front): State<Arc<Front>>) -> Json<Map<String, Value>> {
+pub(in crate::http) async fn settings(State(front): State<Arc<Front>>) -> Json<Map<String, Value>> {
     Json(wire::settings(&front.log_filter.now()))
 }
 
 /// `POST /v2/logging`: the reply has the settings after the change, which holds until the server ends.
-pub(super) async fn change(
+pub(in crate::http) async fn change(
     State(front): State<Arc<Front>>,
     request: Request,
 ) -> Result<Json<Map<String, Value>>, InferError> {

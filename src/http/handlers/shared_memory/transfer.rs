@@ -1,7 +1,10 @@
 //! Tensors out of regions, before a request is run, and into them, before it is answered.
 
-use super::{
-    super::{
+use super::{Region, SharedMemory, bad};
+use crate::{
+    engine::{Tensor, staging::Slot},
+    error::InferError,
+    http::{
         Front,
         accept::Peer,
         admission::charged,
@@ -14,11 +17,6 @@ use super::{
             shared_memory::{Place, REGION},
         },
     },
-    Region, SharedMemory, bad,
-};
-use crate::{
-    engine::{Tensor, staging::Slot},
-    error::InferError,
     models::Model,
 };
 use axum::http::{Extensions, HeaderMap, Method, Uri};

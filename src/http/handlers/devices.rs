@@ -1,6 +1,6 @@
 //! Devices: the state of each, and taking one out of use for a while.
 
-use super::{Front, accept::Peer, control, reject::Problem, wire::devices as wire};
+use crate::http::{Front, accept::Peer, control, reject::Problem, wire::devices as wire};
 use axum::{
     Json,
     extract::{Path, Request, State},
@@ -17,18 +17,22 @@ use std::{
 const HEEDED: Duration = Duration::from_secs(5);
 
 /// `GET /v2/devices`
-pub(super) async fn list(State(front): State<Arc<Front>>) -> Json<Value> {
+pub(in crate::http) async fn list(State(front): State<Arc<Front>>) -> Json<Value> {
     let status = &front.status;
     Json(wire::devices(&status.devices(), &status.no_gpu, Instant::now()))
 }
 
 /// `POST /v2/devices/{id}/drain`: the device finishes what it has begun, is given back, and is not taken until it is resumed.
-pub(super) async fn drain(front: State<Arc<Front>>, id: Path<String>, request: Request) -> Response {
+pub(in crate::http) async fn drain(front: State<Arc<Front>>, id: Path<String>, request: Request) -> Response {
     set(&front, &id, request, true).await
 }
 
 /// `POST /v2/devices/{id}/resume`
-pub(super) async fn resume(front: State<Arc<Front>>, id: Path<String>, request: Request) -> Response {
+pub(in crate::http) async fn resume(
+    front: State<Arc<Front>>,
+    id: Path<String>,
+    request: Request,
+) -> Response {
     set(&front, &id, request, false).await
 }
 
