@@ -36,7 +36,7 @@ FROM ${PYTHON} AS notices
 WORKDIR /notices
 COPY --from=build /usr/local/cargo/registry/src registry
 COPY --from=build /build/crates.txt ./
-COPY src/http/page/vendor swagger-ui
+COPY src/http/handlers/page/vendor swagger-ui
 COPY tools/notices.py ./
 RUN python3 notices.py crates.txt registry swagger-ui > THIRD-PARTY.txt
 

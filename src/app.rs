@@ -27,8 +27,7 @@ use crate::{
     grpc,
     http::{
         self, Front,
-        accept::{Acceptor, Awake, Clocks, Ended, Eviction, Settings, Stages},
-        threads::Threads,
+        accept::{Acceptor, Awake, Clocks, Ended, Eviction, Settings, Stages, threads::Threads},
     },
     models::{Control, changes::Snapshot},
     status::Status,

@@ -14,11 +14,11 @@
 //! http::wire      answers -> JSON
 //! ```
 //!
-//! A stack of camera frames for a fitter goes in and out in pieces, while it arrives. `http::localize` drives `image::stack` (bytes to
-//! frames) and `engine::kernels::spots` (frames to ROIs) on the decode pool. The ROIs go through the same queue to `engine::gauss_mle`;
-//! where a GPU serves the model, whole frames do, and the GPU finds the spots itself. `tasks::localize` turns the results into a file or
-//! a picture. `kernels/` holds the C++ of both, one source for the vector units of the CPU and for CUDA, and what GPUs do before and
-//! after a network; `kernels/generated` has the PTX that `make kernels` builds from it.
+//! A stack of camera frames for a fitter goes in and out in pieces, while it arrives. `http::handlers::localize` drives `image::stack`
+//! (bytes to frames) and `engine::kernels::spots` (frames to ROIs) on the decode pool. The ROIs go through the same queue to
+//! `engine::gauss_mle`; where a GPU serves the model, whole frames do, and the GPU finds the spots itself. `tasks::localize` turns the
+//! results into a file or a picture. `kernels/` holds the C++ of both, one source for the vector units of the CPU and for CUDA, and what
+//! GPUs do before and after a network; `kernels/generated` has the PTX that `make kernels` builds from it.
 //!
 //! Images are staged as 8-bit pixels (16-bit if they have so many); the engine normalises them, on a GPU with a kernel that writes
 //! straight into the network's input (`engine::ends`). Where an answer needs little of an output, only that leaves the GPU
@@ -39,7 +39,7 @@
 //! - **Nobody pushes to a device**: workers pull, so a device that disappears strands nothing. A CPU batch that takes less time than its
 //!   worker takes to wake is run by the thread that pushed the job, on the worker's behalf (`batch::queue::Inline`).
 //! - **Nothing in a request becomes a path or an outbound connection**: models are looked up in a map. The one exception is a plain name
-//!   under `/dev/shm`, from callers who may control the server (`http::shared_memory`); it is off by default.
+//!   under `/dev/shm`, from callers who may control the server (`http::handlers::shared_memory`); it is off by default.
 //! - **No queue without a bound**: in items and in bytes; full is an answer, never a panic.
 //! - **A job is answered exactly once**; one that is dropped unanswered becomes an error with its cause.
 //!

@@ -20,7 +20,7 @@ VERSION = "5.35.0"
 URL = f"https://registry.npmjs.org/swagger-ui-dist/-/swagger-ui-dist-{VERSION}.tgz"
 # `npm view swagger-ui-dist@VERSION dist.integrity`
 INTEGRITY = "sha512-U06rpMtW9V3XPGOBeamTUSr0Z09jMX4IJuANpE/EZbAhw0G8CgwrzU4YmXkn/h0wCDNsXdGarTNNHC3sU8yVUQ=="
-FOLDER = Path(__file__).resolve().parent.parent / "src" / "http" / "page" / "vendor"
+FOLDER = Path(__file__).resolve().parent.parent / "src" / "http" / "handlers" / "page" / "vendor"
 PACKED = ("swagger-ui.css", "swagger-ui-bundle.js")
 PLAIN = ("LICENSE", "NOTICE", "swagger-ui-bundle.js.LICENSE.txt")
 ARCHIVE_BYTES_MAX = 32 << 20

@@ -2,7 +2,7 @@
 """Writes the notices of all that is built into the binary: each library's name, licence and the texts that come with it.
 
     cargo tree --locked --edges normal --prefix none --format '{p}|{l}|{r}' > crates.txt
-    python3 tools/notices.py crates.txt ~/.cargo/registry/src src/http/page/vendor > THIRD-PARTY.txt
+    python3 tools/notices.py crates.txt ~/.cargo/registry/src src/http/handlers/page/vendor > THIRD-PARTY.txt
 
 Their sources must be in the registry's folder: they are once the binary was built. A text that several libraries have word by word is
 written once. Libraries in C that come with a crate have theirs below it, and are found there. Other folders are of what is built in

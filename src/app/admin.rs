@@ -3,8 +3,7 @@
 use super::{AppError, allowed_threads::not_started, failed};
 use crate::http::{
     self,
-    accept::{Acceptor, Settings, Stages},
-    threads,
+    accept::{Acceptor, Settings, Stages, threads},
 };
 use axum::{Router, extract::Request};
 use std::sync::{Arc, OnceLock};

@@ -3,7 +3,7 @@
 use crate::{
     devices::{Devices, NotReloaded},
     error::InferError,
-    http::catalog,
+    http::handlers::catalog,
     models::{
         self, Change, Command, Commands, Expected, Found, Given, Overrides, Repository, changes::Snapshot,
         control::Reply,

@@ -12,10 +12,10 @@ use crate::{
     http::{
         Front,
         admission::{self, Permit},
+        around::guard::{self, X_REQUEST_ID, panicked, sign},
         body::BodyLimits,
         call::{device_of, timing_of},
-        guard::{self, X_REQUEST_ID, panicked, sign},
-        often::May,
+        observe::often::May,
         reject::{Problem, Readers},
     },
     telemetry::{

@@ -6,13 +6,15 @@ use crate::{
     http::{
         Front,
         admission::{Permit, charged, written},
+        around::guard::panicked,
         call::Call,
         decode::Turns,
-        guard::panicked,
-        infer,
+        handlers::{
+            infer,
+            shared_memory::{self, Caller},
+        },
         observe::Uncounted,
         reject::{Problem, kind_of},
-        shared_memory::{self, Caller},
         target::Target,
         wire::reply::InferReply,
     },

@@ -3,7 +3,7 @@
 use super::inference::{Head, counted, target};
 use crate::{
     error::InferError,
-    http::{Front, admission::Permit, call::Call, predict},
+    http::{Front, admission::Permit, call::Call, handlers::predict},
     protocol::torchserve::{
         PredictionResponse, PredictionsRequest, TorchServeHealthResponse,
         inference_ap_is_service_server::InferenceApIsService,

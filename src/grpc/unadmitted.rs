@@ -3,7 +3,7 @@
 //! with the models: a client that does not read keeps each answer in memory.
 
 use super::status;
-use crate::http::{admission, listing::Bound};
+use crate::http::{admission, handlers::listing::Bound};
 use axum::{
     body::{Body, to_bytes},
     extract::{Request, State},

@@ -14,12 +14,14 @@
 
 mod awake;
 mod backlog;
+pub(super) mod base;
 mod clocks;
 mod connection;
 mod course;
 mod io;
 mod seats;
 mod service;
+pub mod threads;
 
 pub use awake::Awake;
 pub use clocks::{Clocks, MEANWHILE, Phase, Reason, Verdict, Watch};

@@ -1,13 +1,11 @@
 //! What is around each route: what every request passes, and what requests pass that cost memory and device time.
 
-use super::{
-    Front, admission, coding,
-    guard::{self, HeadLimits},
-    observe::Observation,
-    reject::Readers,
-};
+pub mod guard;
+
+use super::{Front, admission, coding, observe::Observation, reject::Readers};
 use crate::telemetry::metrics::DropReason;
 use axum::{Router, body::Body, extract::Request, http::Response, response::IntoResponse};
+use guard::HeadLimits;
 use std::{
     convert::Infallible,
     future::poll_fn,

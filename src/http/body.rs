@@ -1,6 +1,10 @@
 //! Reads a request's body within limits of bytes and time, into one piece of memory.
+//!
+//! [`posted`] finds the files of a prediction in it, by [`multipart`] where they are in a form.
 
 mod limits;
+pub mod multipart;
+pub(super) mod posted;
 
 use super::{accept::MEANWHILE, admission::Permit, coding::Malformed};
 use crate::error::InferError;

@@ -3,6 +3,8 @@
 //! Whoever may do this decides what runs here. Without `admin_token`, only clients at a loopback address may; with it, only those that know
 //! it.
 
+pub(super) mod origin;
+
 use super::{Front, accept::Peer};
 use crate::{
     config::{RepositoryMode, Secret},
@@ -87,7 +89,7 @@ fn is_own(peer: IpAddr) -> bool {
 }
 
 /// The token that a caller shows.
-pub(super) fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     let value = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes)?;
     let (scheme, token) = value.split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())

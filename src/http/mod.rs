@@ -1,65 +1,41 @@
 //! The front: from a socket to a request with a permit, and from an answer or an error to a reply.
 //!
-//! - [`accept`]: connections, their clocks and their end; [`threads`]: where they are served.
-//! - `routes`: which path is answered by what, on which listener; `base`: the prefix of paths.
-//! - `around`: what every request passes, in order.
-//! - [`guard`]: names a request, checks its head, catches panics.
+//! - [`accept`]: connections, their clocks and their end; the threads that serve them, and the prefix of paths.
+//! - `routes`: which path is answered by what, on which listener.
+//! - [`around`]: what every request passes, in order; [`around::guard`] names it, checks its head, catches panics.
 //! - [`admission`]: who may come in, decided on the headers.
-//! - `observe`: a span, a log line and counts for each request; `often`: how often there is a line; `tally`: a request in its model's
+//! - `observe`: a span, a log line and counts for each request, and how often there is a line; `tally`: a request in its model's
 //!   statistics, once.
 //! - `accepted`: what a client says it accepts; `query`: what queries say; `coding`: compressed bodies and replies.
-//! - [`body`], [`multipart`], `posted`: bodies, with limits in bytes and in time, and the files in them.
-//! - `listing`: bounds on replies that grow with the models and are not admitted.
+//! - [`body`]: bodies, with limits in bytes and in time, and the files in them.
 //! - [`decode`]: the bounded CPU pool between bytes and queue.
 //! - `arrange`: tensors as their model takes them; `encoded`: images in tensors; `streamed`: replies that come item by item.
-//! - `predict`, `localize`, `infer`, `kserve`, `catalog`, `repository`, `devices`, `health`: the handlers; `target`, `call`: what they
-//!   share; `stack_options`: how stacks are read.
-//! - `shared_memory`: tensors that clients on this machine pass without the connection.
-//! - `page`: the page for people, and the documents; `control`: who may control the server; `origin`: which pages may.
+//! - `handlers`: who answers what; `target`, `call`: what they share.
+//! - `control`: who may control the server, and which pages may.
 //! - [`wire`]: the JSON and binary forms. Pure.
-//! - [`reject`]: the table from error to reply; `scrape`: all metrics at one time.
+//! - [`reject`]: the table from error to reply.
 
 pub mod accept;
 mod accepted;
 pub mod admission;
-mod around;
+pub mod around;
 mod arrange;
-mod base;
 pub mod body;
 pub(crate) mod call;
-pub(crate) mod catalog;
 pub(crate) mod coding;
 pub(crate) mod control;
 pub mod decode;
-mod devices;
 mod encoded;
-pub mod guard;
-mod health;
-pub(crate) mod infer;
-mod kserve;
-pub(crate) mod listing;
-mod localize;
-pub(crate) mod logging;
-pub mod multipart;
+pub(crate) mod handlers;
 pub(crate) mod observe;
-pub(crate) mod often;
-mod origin;
-mod page;
-mod posted;
-pub(crate) mod predict;
 mod query;
 pub mod reject;
-pub(crate) mod repository;
 mod routes;
-mod scrape;
-pub(crate) mod shared_memory;
-mod stack_options;
 mod streamed;
 pub(crate) mod tally;
 pub(crate) mod target;
 #[cfg(test)]
 pub(crate) mod testing;
-pub mod threads;
 pub mod wire;
 
 use crate::{
@@ -82,12 +58,11 @@ use admission::{Admission, AdmissionLimits};
 use axum::{Router, routing::MethodRouter};
 use body::BodyLimits;
 use decode::DecodePool;
-pub(crate) use health::starting;
-use often::Often;
+pub(crate) use handlers::health::starting;
+use handlers::{localize::stack_options, page, repository, shared_memory::SharedMemory};
+use observe::often::Often;
 use parking_lot::Mutex;
 pub use routes::{OPENAPI, admin_routes, check_base_path, counted, metrics_routes, paths, routes};
-use shared_memory::SharedMemory;
-pub use stack_options::stack_options;
 use std::{sync::Arc, time::Duration};
 
 /// A path of the API, as `openapi.yaml` and the metrics write it, and what answers there.

@@ -2,9 +2,10 @@
 //! outcome, whichever layer ended them. A request whose client goes away before its reply ends with 499, and one that is cut off by the
 //! shutdown with 503.
 
+pub(crate) mod often;
+
 use super::{
     Front, call,
-    often::May,
     reject::{Kind, Problem},
     target::VERB,
 };
@@ -21,6 +22,7 @@ use axum::{
     extract::{MatchedPath, Request},
     http::{HeaderMap, HeaderName, HeaderValue, Method, Response},
 };
+use often::May;
 use parking_lot::Mutex;
 use percent_encoding::percent_decode_str;
 use std::{

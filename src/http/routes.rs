@@ -1,13 +1,19 @@
 //! Which path is answered by what, on which listener.
 
 use super::{
-    Front, Limits, Route, around, base,
+    Front, Limits, Route,
+    accept::base,
+    around::{
+        self,
+        guard::{self, HeadLimits},
+    },
     body::BodyLimits,
-    catalog, devices,
-    guard::{self, HeadLimits},
-    health, infer, kserve,
-    listing::Listings,
-    logging, observe, origin, page, predict, repository, router, scrape, shared_memory,
+    control::origin,
+    handlers::{
+        catalog, devices, health, infer, kserve, listing::Listings, logging, page, predict, repository,
+        scrape, shared_memory,
+    },
+    observe, router,
 };
 use axum::{
     Router,

@@ -13,7 +13,7 @@ from test_container import instructions
 
 TOOL = ROOT / "tools" / "notices.py"
 REGISTRY = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo")) / "registry" / "src"
-VENDOR = ROOT / "src" / "http" / "page" / "vendor"
+VENDOR = ROOT / "src" / "http" / "handlers" / "page" / "vendor"
 
 
 def notices(crates, *folders):

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use ocelli::{
     engine::{DataType, Dim, Tensor, TensorSpec},
     http::{
-        multipart,
+        body::multipart,
         wire::{binary, predict, raw, repository, request, v1},
     },
     image::{

@@ -19,9 +19,8 @@ use ocelli::{
     error::InferError,
     http::{
         accept::{Acceptor, Awake, Clocks, Connections, Ended, Eviction, Settings, Stages},
-        body::{self, BodyLimits},
-        guard::{self, HeadLimits},
-        multipart,
+        around::guard::{self, HeadLimits},
+        body::{self, BodyLimits, multipart},
     },
 };
 use std::{

@@ -1,10 +1,7 @@
 //! The end of a listener, stage by stage, and who can hold it up: nobody.
 
 use super::{HALF, HELLO, SHORT, reply, rest, settings, soon, start, start_on, until};
-use ocelli::http::{
-    accept::{Ended, Settings},
-    threads::Threads,
-};
+use ocelli::http::accept::{Ended, Settings, threads::Threads};
 use std::sync::{Arc, atomic::Ordering::Relaxed, mpsc};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
