@@ -37,6 +37,9 @@ const UNREAD_WAIT: Duration = Duration::from_secs(1);
 const BESIDE_BYTES_MAX: usize = 1 << 30;
 const BESIDE_WAIT: Duration = Duration::from_secs(60);
 
+/// After a request that took so long, other connections have their turn before the next one of the same connection.
+const LONG: Duration = Duration::from_millis(1);
+
 /// The client's address, in the extensions of every request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
@@ -97,7 +100,12 @@ impl<S: HttpService> hyper::service::Service<Request<Incoming>> for Observed<S> 
         };
         let answer = self.inner.clone().oneshot(Request::from_parts(parts, body));
         Box::pin(async move {
+            let begun = Instant::now();
             let mut response = answer.await?;
+            if begun.elapsed() >= LONG {
+                // What other connections have sent is looked at first: a caller may have sent a thousand such requests at once.
+                tokio::task::yield_now().await;
+            }
             let left = match std::mem::replace(&mut *under_way.unread.lock(), Unread::Late) {
                 Unread::Left(left) => Some(left),
                 Unread::Nothing | Unread::Late => None,

@@ -15,6 +15,10 @@ use tokio::{
     sync::oneshot,
 };
 
+/// How many turns tasks have before sockets are looked at, if there is always one that can go on. hyper answers up to 16 pipelined requests
+/// in a turn, so with tokio's default of 61, those who have just sent something would wait for a thousand of them.
+const TURNS: u32 = 8;
+
 /// Running threads. They end, with whatever they still serve, when this is dropped; nobody waits for them, since a handler
 /// that is stuck would hold up the exit for ever.
 #[derive(Debug)]
@@ -68,7 +72,7 @@ pub fn start(
 ) -> io::Result<(Handle, JoinHandle<()>)> {
     let (tell, told) = mpsc::channel();
     let thread = thread::Builder::new().name(name).spawn(move || {
-        match Builder::new_current_thread().enable_all().build() {
+        match Builder::new_current_thread().enable_all().event_interval(TURNS).build() {
             Ok(runtime) => {
                 // Whoever starts it waits for this.
                 let _ = tell.send(Ok(runtime.handle().clone()));
