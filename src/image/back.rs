@@ -43,6 +43,19 @@ impl Placement {
     }
 }
 
+impl Placement {
+    /// For an input that is [filled up](Placement::is_filled_up): where the image lies in an output of this size, if it had the number of
+    /// pixels there that it is shown with.
+    pub fn shown_in(&self, size: [u32; 2]) -> Placement {
+        let side = |source: u32, input: u32, side: u32| {
+            let side = u64::from(side);
+            ((u64::from(source) * side + u64::from(input) / 2) / u64::from(input)).clamp(1, side) as u32
+        };
+        let shown = (side(self.source.0, self.input.0, size[0]), side(self.source.1, self.input.1, size[1]));
+        Placement { source: shown, resized: shown, offset: (0, 0), input: size.into() }
+    }
+}
+
 /// Where one axis of the posted image lies in the picture.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Axis {

@@ -11,6 +11,8 @@ pub struct Placement {
     pub(super) resized: (u32, u32),
     /// Where the top left corner of the resized image lies in the input: positive behind padding, negative where it is cropped.
     pub(super) offset: (i64, i64),
+    /// Width and height of the input.
+    pub input: (u32, u32),
 }
 
 impl Placement {
@@ -48,6 +50,11 @@ impl Placement {
     pub fn numbers(&self) -> ([f64; 2], [f64; 2], [f64; 2]) {
         let pair = |(x, y): (u32, u32)| [f64::from(x), f64::from(y)];
         (pair(self.source), pair(self.resized), [self.offset.0 as f64, self.offset.1 as f64])
+    }
+
+    /// Whether the image has its own size in the input, in the top left corner, and the input is larger.
+    pub fn is_filled_up(&self) -> bool {
+        self.resized == self.source && self.offset == (0, 0) && self.input != self.source
     }
 
     /// Input pixels per pixel of the posted image, along x and y.

@@ -43,6 +43,8 @@ pub enum Resize {
     Height,
     /// No resize: an image of another size is refused.
     Exact,
+    /// No resize: the image lies in the top left corner, and its mirror image fills each side up to the next multiple of this.
+    Multiple(u32),
 }
 
 /// The kernel of the resize. All but [`Filter::Nearest`] are antialiased: widened by the factor of reduction, as Pillow
@@ -211,7 +213,7 @@ impl Preprocess {
                 return Err(format!("{name} is {side}, but must be 1 to {SIDE_MAX}"));
             }
         }
-        if let Resize::Shorter(side) | Resize::Square(side) = self.resize
+        if let Resize::Shorter(side) | Resize::Square(side) | Resize::Multiple(side) = self.resize
             && !(1..=SIDE_MAX).contains(&side)
         {
             return Err(format!("the size is {side}, but must be 1 to {SIDE_MAX}"));
@@ -254,7 +256,7 @@ impl Preprocess {
     /// `None` where every pixel counts: [`Filter::Box`] takes whole source pixels, and a few larger ones do not cover the same area.
     pub fn enough(&self, width: u32, height: u32) -> Option<(u32, u32)> {
         match (self.resize, self.filter) {
-            (Resize::Exact, _) | (_, Filter::Nearest | Filter::Box) => None,
+            (Resize::Exact | Resize::Multiple(_), _) | (_, Filter::Nearest | Filter::Box) => None,
             _ => Some(self.placement(width, height).resized),
         }
     }
@@ -263,7 +265,7 @@ impl Preprocess {
     pub fn placement(&self, width: u32, height: u32) -> Placement {
         let (width, height) = (width.max(1), height.max(1));
         let resized = match self.resize {
-            Resize::Exact => (width, height),
+            Resize::Exact | Resize::Multiple(_) => (width, height),
             Resize::Stretch | Resize::Height => (self.width, self.height),
             Resize::Square(side) => (side, side),
             Resize::Shorter(side) => {
@@ -284,11 +286,11 @@ impl Preprocess {
                 (side(width, self.width), side(height, self.height))
             }
         };
-        Placement {
-            source: (width, height),
-            resized,
-            offset: (centred(self.width, resized.0), centred(self.height, resized.1)),
-        }
+        let offset = match self.resize {
+            Resize::Multiple(_) => (0, 0),
+            _ => (centred(self.width, resized.0), centred(self.height, resized.1)),
+        };
+        Placement { source: (width, height), resized, offset, input: (self.width, self.height) }
     }
 
     /// Extents of one item's pixels: rows, columns, and 1 or 3 channels, as [`Preprocess::place`] writes them.
@@ -353,7 +355,12 @@ impl Preprocess {
         let (width, height) = frame.source;
         let placement = self.placement(width, height);
         self.takes(frame.source)?;
-        let window = self.window(&placement);
+        let window = match self.resize {
+            Resize::Multiple(_) => {
+                Window { left: 0, top: 0, width: self.width as usize, height: self.height as usize }
+            }
+            _ => self.window(&placement),
+        };
         let pad = if self.resize == Resize::Letterbox { self.pad } else { 0 };
         match &frame.samples {
             Samples::U8(samples) => {
@@ -395,6 +402,14 @@ impl Preprocess {
         let same = (from.left, from.top) == (0.0, 0.0)
             && (frame.width as usize, frame.height as usize) == (window.width, window.height)
             && (from.width, from.height) == (window.width as f64, window.height as f64);
+        let (of_frame, of_input) = ([frame.width, frame.height], [self.width, self.height]);
+        if let Resize::Multiple(_) = self.resize
+            && of_frame != of_input
+        {
+            let [from, to] = [of_frame, of_input].map(|size| size.map(|side| side as usize));
+            mirror(flat, from, channels, to, resized);
+            return Ok((resized, channels));
+        }
         if same {
             return Ok((flat, channels));
         }
@@ -404,6 +419,27 @@ impl Preprocess {
         resize::resize(&mut scratch.resizer, &picture, &from, size, self.filter, resized, between)
             .map_err(|error| InferError::Internal(format!("an image could not be resized: {error}")))?;
         Ok((resized, channels))
+    }
+}
+
+/// Fills `to` pixels across and down with a picture of `from` pixels, in the top left corner, and its mirror image. The pixels at the edge
+/// are not repeated, as in NumPy's and PyTorch's "reflect".
+fn mirror<T: Copy>(samples: &[T], from: [usize; 2], channels: usize, to: [usize; 2], filled: &mut Vec<T>) {
+    // 0, 1, 2, 1, 0, 1, ... of three.
+    let mirrored = |at: usize, length: usize| {
+        let period = (2 * (length - 1)).max(1);
+        (at % period).min(period - at % period)
+    };
+    filled.clear();
+    filled.reserve(to[0] * to[1] * channels);
+    for row in 0..to[1] {
+        let begin = mirrored(row, from[1]) * from[0] * channels;
+        let row = &samples[begin..begin + from[0] * channels];
+        filled.extend_from_slice(row);
+        for column in from[0]..to[0] {
+            let begin = mirrored(column, from[0]) * channels;
+            filled.extend_from_slice(&row[begin..begin + channels]);
+        }
     }
 }
 

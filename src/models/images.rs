@@ -83,6 +83,7 @@ impl ImageInput {
         let resize = match resize {
             Resize::Shorter(size) => format!("\"shorter\", size = {size}"),
             Resize::Exact => "\"none\"".to_owned(),
+            Resize::Multiple(side) => format!("\"none\", multiple = {side}"),
             Resize::Stretch => "\"stretch\"".to_owned(),
             Resize::Square(size) => format!("\"stretch\", size = {size}"),
             Resize::Height => "\"height\"".to_owned(),
@@ -91,7 +92,7 @@ impl ImageInput {
         let sides = [("width", width, self.own_width), ("height", height, self.own_height)];
         let sides =
             sides.into_iter().filter(|(.., own)| !own).map(|(key, side, _)| format!("{key} = {side}"));
-        let filter = (self.preprocess.resize != Resize::Exact)
+        let filter = (!matches!(self.preprocess.resize, Resize::Exact | Resize::Multiple(_)))
             .then(|| format!("filter = {:?}", word(&Filter::ALL, filter)));
         let layout = layout_word(self.preprocess.layout);
         let each = |values: &[f32; 3]| match color.channels() {
@@ -139,11 +140,15 @@ impl ImageInput {
         if self.own_width {
             preprocess.width = match preprocess.resize {
                 Resize::Height => preprocess.width_of((width, height)),
+                Resize::Multiple(side) => width.next_multiple_of(side),
                 _ => width,
             };
         }
         if self.own_height {
-            preprocess.height = height;
+            preprocess.height = match preprocess.resize {
+                Resize::Multiple(side) => height.next_multiple_of(side),
+                _ => height,
+            };
         }
         preprocess
     }

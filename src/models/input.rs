@@ -316,6 +316,11 @@ fn resize(input: &Input, task: &Task, usual: &Usual, size: [u32; 2]) -> Result<R
     {
         return Err(format!("input.pad = {pad} is only read with input.resize = \"letterbox\""));
     }
+    if rule != ResizeRule::None
+        && let Some(multiple) = input.multiple
+    {
+        return Err(format!("input.multiple = {multiple} is only read with input.resize = \"none\""));
+    }
     if rule == ResizeRule::None && input.filter.is_some() {
         return Err("input.filter is not read with input.resize = \"none\"".to_owned());
     }
@@ -343,7 +348,7 @@ fn resize(input: &Input, task: &Task, usual: &Usual, size: [u32; 2]) -> Result<R
         ResizeRule::Stretch => input.size.map_or(Resize::Stretch, Resize::Square),
         ResizeRule::Letterbox => Resize::Letterbox,
         ResizeRule::Height => Resize::Height,
-        ResizeRule::None => Resize::Exact,
+        ResizeRule::None => input.multiple.map_or(Resize::Exact, Resize::Multiple),
     })
 }
 
@@ -474,11 +479,28 @@ mod tests {
         check("embed", "resize = \"stretch\"\nsize = 10", fp32, &[-1, 3, 8, 9], &[]);
         check("embed", "color = \"bgr\"\nfilter = \"box\"", DataType::Fp16, &[-1, 8, 8, 3], &[]);
         check("image", "resize = \"none\"\nbackground = [1, 2, 3]", fp32, &[-1, 3, -1, 8], &[]);
+        check("image", "resize = \"none\"\nmultiple = 16", fp32, &[-1, 3, -1, -1], &[]);
         check("detect", "pad = 0\nwidth = 32\nheight = 16", DataType::Uint8, &[1, -1, -1, 3], &[]);
         let open = "layout = \"nhwc\"\ncolor = \"rgb\"\nwidth = 8\nheight = 9";
         check("classify", open, fp32, &[-1, -1, -1, -1], &[]);
         let mask = spec("a \"mask\"", DataType::Int64, &[-1, 2, 2]);
         check("detect", "constants = { \"a \\\"mask\\\"\" = 1 }", fp32, &[-1, 3, 8, 8], &[mask]);
+    }
+
+    #[test]
+    fn images_are_filled_up_to_multiples_where_nothing_resizes() {
+        let text = "task = \"segment\"\n[input]\nresize = \"none\"\nmultiple = 16\n";
+        let (preprocess, _) = run(text, DataType::Fp32, &[-1, 3, -1, -1]).unwrap();
+        assert_eq!(preprocess.resize, Resize::Multiple(16));
+        let manifest = Manifest::parse(text).unwrap();
+        let mut signature = signature(&[("out", &[-1, 4, -1, -1])]);
+        signature.inputs = vec![spec("image", DataType::Fp32, &[-1, 3, -1, -1])];
+        let input = resolve(&manifest.input.unwrap(), &manifest.task, &signature, &Outline::default());
+        let input = input.unwrap();
+        assert_eq!([input.item_shape(33, 16), input.item_shape(1, 48)], [[1, 3, 16, 48], [1, 3, 48, 16]]);
+        let scaled = text.replace("none", "letterbox") + "width = 32\nheight = 32";
+        let told = run(&scaled, DataType::Fp32, &[-1, 3, -1, -1]).unwrap_err();
+        assert!(told.contains("input.multiple = 16 is only read with input.resize = \"none\""), "{told}");
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! name = "images"              # of several inputs, the one that an image becomes; default: the only one that has the form of an image
 //! resize = "shorter"           # shorter (then the centre is cut out) | stretch | letterbox | height (the width follows) | none (images keep their size, which must be the input's where that is fixed)
 //!                              # default: shorter for classify, embed, tensors; letterbox for detect; stretch for segment, image, landmarks
+//! # multiple = 16              # none: images are filled up to such sides with their mirror image, which answers are without: 2 to 1024
 //! size = 256                   # shorter: pixels of the shorter side; default: the input's longer side * 256 / 224. stretch: pixels of both, before the centre is cut out; default: the input's
 //! width = 224                  # of the input, if the model leaves it open; likewise height
 //! height = 224
@@ -156,10 +157,12 @@
 //! ```
 
 mod fit;
+mod input;
 pub(super) mod queue;
 mod read;
 
 pub use fit::Fit;
+pub use input::{Input, ResizeRule};
 pub use queue::Waiting;
 pub(super) use read::{KEYPOINTS_MAX, SIDE_MAX};
 
@@ -167,11 +170,7 @@ use super::{
     Declared, Warmup,
     strict::{Mistakes, Table},
 };
-use crate::{
-    engine::onnx::OnGpu,
-    image::{Color, Filter, Layout},
-    tasks::Task,
-};
+use crate::{engine::onnx::OnGpu, tasks::Task};
 use serde_json::{Map, Value};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -246,54 +245,6 @@ pub enum Engine {
     Onnx,
     /// Our fitter of Gaussian spots.
     GaussMle(Box<Fit>),
-}
-
-/// `[input]`: what is `None` is filled in from the task and the model.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Input {
-    /// The input that an image becomes.
-    pub name: Option<String>,
-    /// How the size is reached.
-    pub resize: Option<ResizeRule>,
-    /// Pixels of the shorter side.
-    pub size: Option<u32>,
-    /// Of the model's input.
-    pub width: Option<u32>,
-    /// Of the model's input.
-    pub height: Option<u32>,
-    /// Resampling kernel.
-    pub filter: Option<Filter>,
-    /// Channels.
-    pub color: Option<Color>,
-    /// Where the channel axis is.
-    pub layout: Option<Layout>,
-    /// Factor on 8-bit values.
-    pub scale: Option<f32>,
-    /// One number or three.
-    pub mean: Option<Vec<f32>>,
-    /// One number or three.
-    pub std: Option<Vec<f32>>,
-    /// Value of letterbox padding.
-    pub pad: Option<u8>,
-    /// The colour behind transparent pixels.
-    pub background: Option<[u8; 3]>,
-    /// What fills inputs that are the same for each image, by their names.
-    pub constants: BTreeMap<String, f64>,
-}
-
-/// `input.resize`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ResizeRule {
-    /// The shorter side, then the centre.
-    Shorter,
-    /// Both sides.
-    Stretch,
-    /// As large as fits, padded.
-    Letterbox,
-    /// To the input's height; the width follows.
-    Height,
-    /// Not at all: if the input's size is fixed, images of another size are refused.
-    None,
 }
 
 /// `[batch]`.

@@ -132,11 +132,16 @@ impl Image {
             values.chunks_exact_mut(channels).for_each(|pixel| pixel.swap(0, 2));
         }
         let mut size = [width, height];
-        if let (Size::Source, Some(placement)) = (self.size, placement) {
-            // An image that keeps its size has the size of the input.
-            let input = self.input.unwrap_or(placement.source.into());
-            values = placement.bring_back(values, size, channels, input)?;
-            size = placement.source.into();
+        if let Some(placement) = placement {
+            let input = self.input.unwrap_or(placement.input.into());
+            if self.size == Size::Source {
+                values = placement.bring_back(values, size, channels, input)?;
+                size = placement.source.into();
+            } else if placement.is_filled_up() {
+                let shown = placement.shown_in(size);
+                values = shown.bring_back(values, size, channels, size)?;
+                size = shown.source.into();
+            }
         }
         let range = self.range.unwrap_or(Range::Auto);
         Ok(Picture::new(size, channels as u8, values, range, self.depth))
@@ -232,9 +237,18 @@ mod tests {
     use bytes::Bytes;
 
     fn answer(task: Image, tensor: &Tensor, placement: Option<&Placement>) -> Result<Picture, String> {
+        answer_of(task, tensor, placement, Some([4, 4]))
+    }
+
+    fn answer_of(
+        task: Image,
+        tensor: &Tensor,
+        placement: Option<&Placement>,
+        input: Option<[u32; 2]>,
+    ) -> Result<Picture, String> {
         let mut signature = signature(&[("out", &[])]);
         signature.outputs[0].datatype = tensor.datatype;
-        let task = task.resolve(&signature, Some([4, 4]), true)?;
+        let task = task.resolve(&signature, input, true)?;
         let tensors = [tensor.clone()];
         task.answer(&Outputs::new(&tensors, &signature)?, placement)
     }
@@ -351,6 +365,24 @@ mod tests {
         let own = Image { size: Size::Output, ..planes };
         let own = answer(own, &tensor, Some(&placement)).unwrap();
         assert_eq!((own.width, own.height, own.values[0]), (4, 4, 99.0));
+    }
+
+    #[test]
+    fn a_picture_of_an_image_that_was_filled_up_is_cut_to_it_at_whatever_size() {
+        let to = Preprocess { resize: Resize::Multiple(2), ..Preprocess::new(4, 2) };
+        let (placement, layout) = (to.placement(3, 1), Some(Layout::Nchw));
+        let as_large = floats(&[1, 2, 4], &[0.0, 1.0, 2.0, 1.0, 0.0, 1.0, 2.0, 1.0]);
+        for size in [Size::Output, Size::Source] {
+            let task = Image { size, layout, ..Image::default() };
+            let cut = answer_of(task, &as_large, Some(&placement), None).unwrap();
+            assert_eq!((cut.width, cut.height, &cut.values[..]), (3, 1, &[0.0, 1.0, 2.0][..]), "{size:?}");
+        }
+        let twice: Vec<f32> = (0..32).map(|n| n as f32).collect();
+        let twice = floats(&[1, 4, 8], &twice);
+        let task = Image { size: Size::Output, layout, ..Image::default() };
+        let own = answer_of(task, &twice, Some(&placement), None).unwrap();
+        assert_eq!((own.width, own.height), (6, 2));
+        assert_eq!(own.values, [0., 1., 2., 3., 4., 5., 8., 9., 10., 11., 12., 13.]);
     }
 
     #[test]

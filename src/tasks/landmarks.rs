@@ -197,7 +197,7 @@ impl Landmarks {
         labels: &Labels,
         placement: Option<&Placement>,
     ) -> Result<Vec<Keypoint>, String> {
-        let size = self.input.or(placement.map(|placement| placement.source.into()));
+        let size = self.input.or(placement.map(|placement| placement.input.into()));
         let found = match self.form {
             Some(Form::Simcc) => self.best_bins(outputs, labels, size)?,
             _ => self.of_one_output(outputs, labels, size)?,

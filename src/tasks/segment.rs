@@ -177,8 +177,7 @@ impl Segment {
     ) -> Result<Mask, String> {
         let output = outputs.get(self.output.as_deref())?;
         let shape = output.shape();
-        // An image that keeps its size has the size of the input.
-        let input = self.input.or(placement.map(|placement| placement.source.into()));
+        let input = self.input.or(placement.map(|placement| placement.input.into()));
         let reading = self.reading(output.name, output.tensor.datatype, &shape, labels, input)?;
         let (Reading::First { height, width, .. }
         | Reading::Last { height, width, .. }

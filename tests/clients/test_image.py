@@ -47,9 +47,41 @@ def site(start_server, models, tmp_path_factory):
     shapes = [("image", FLOAT, ["N", 3, "H", "W"])], [("depth", FLOAT, ["N", "H", "W"])]
     (folder / "depth" / "model.onnx").write_bytes(g.bytes("depth", *shapes))
     (folder / "depth" / "model.toml").write_text('task = "image"\n[input]\nresize = "none"\n[image]\nrange = "auto"\n')
+    for name, task in {"halving": "image", "halving-mask": "segment"}.items():
+        (folder / name).mkdir()
+        (folder / name / "model.onnx").write_bytes(halving(task == "segment"))
+        keys = "mean = 0\nstd = 1\n" if task == "segment" else ""
+        (folder / name / "model.toml").write_text(f'task = "{task}"\n[input]\nresize = "none"\nmultiple = 8\n{keys}')
     server = start_server(folder)
     yield server
     assert server.stop() == 0
+
+
+def halving(has_classes):
+    """Of each pixel, the mean of its 8 x 8 pixels beside it, as a U-Net has it: other sides than multiples of 8 are refused.
+
+    A picture twice as large, or which of the two is larger."""
+    g = Graph()
+    coarse = g.node("AveragePool", "image", kernel_shape=[8, 8], strides=[8, 8])
+    wide = g.node("Resize", coarse, "", g.constant(np.float32([1, 1, 8, 8])), mode="nearest", coordinate_transformation_mode="asymmetric")
+    beside = g.node("Concat", "image", wide, axis=1)
+    halves = np.zeros((2, 6, 1, 1), np.float32)
+    halves[0, :3], halves[1, 3:] = 1 / 3, 1 / 3
+    two = g.node("Conv", beside, g.constant(halves))
+    if has_classes:
+        g.node("Identity", two, output="y")
+    else:
+        least = g.node("ReduceMin", two, axes=[1], keepdims=1)
+        g.node("Resize", least, "", g.constant(np.float32([1, 1, 2, 2])), mode="nearest", coordinate_transformation_mode="asymmetric", output="y")
+    return g.bytes("halving", [("image", FLOAT, ["N", 3, "H", "W"])], [("y", FLOAT, ["N", 2 if has_classes else 1, None, None])])
+
+
+def halved(array):
+    """The same of an image of any size, by NumPy: the image filled up with its mirror image, and the answer cut."""
+    height, width = array.shape[:2]
+    filled = np.pad(array, [(0, -height % 8), (0, -width % 8), (0, 0)], mode="reflect").mean(2) / 255
+    blocks = filled.reshape(filled.shape[0] // 8, 8, -1, 8).mean((1, 3))
+    return filled[:height, :width], blocks.repeat(8, 0).repeat(8, 1)[:height, :width]
 
 
 def opened(data):
@@ -94,6 +126,21 @@ def test_a_tiff_has_the_values_of_the_network(site, photo):
     assert np.abs(values - twice(photo) / 255).max() < 1e-6
     depth = tifffile.imread(io.BytesIO(file(site, "depth", photo, "image/tiff")))
     assert depth.shape == (HEIGHT, WIDTH) and np.abs(depth + 30 * photo.mean(2) / 255).max() < 1e-4
+
+
+@pytest.mark.parametrize("size", [(120, 200), (117, 83), (9, 15), (8, 8)])
+def test_an_image_whose_sides_the_network_does_not_take_is_filled_up_and_the_answer_cut(site, photo, size):
+    array = photo[: size[0], : size[1]]
+    values = tifffile.imread(io.BytesIO(file(site, "halving", array, "image/tiff")))
+    own, beside = halved(array)
+    assert values.shape == (2 * size[0], 2 * size[1])
+    difference = np.abs(values - twice(np.minimum(own, beside))).max()
+    print(f"largest difference {difference:.1e}")
+    assert difference < 1e-6
+    mask = opened(wire.post_image(site, "halving-mask", reference.png(array), headers={"Accept": "image/png"}).content)
+    assert mask.shape == size
+    clear = np.abs(own - beside) > 1e-6
+    assert clear.mean() > 0.9 and (mask == (beside > own))[clear].all()
 
 
 def test_depths_are_shown_from_the_least_to_the_greatest(site, photo):

@@ -12,12 +12,14 @@
 //! - `value`: tensors in and out of a session without a copy; `binding`: the same with memory of a device.
 //! - [`report_nothing`]: turns off ONNX Runtime's telemetry.
 //! - `libraries`: whether ONNX Runtime can run models on a GPU here; `version`: whether it is new enough to replay CUDA graphs;
-//!   `failure`: classifies failed runs; `arena`: the memory of models on the CPU; `under_way`: interrupts a run.
+//!   `failure`: classifies failed runs; `arena`: the memory of models on the CPU; `under_way`: interrupts a run; `division`: divisions that
+//!   would end the process.
 
 mod arena;
 pub(crate) mod axes;
 pub(super) mod binding;
 mod constant;
+mod division;
 pub(crate) mod ending;
 pub(crate) mod external;
 pub(super) mod failure;
@@ -105,6 +107,7 @@ impl Runtime {
             }
             None => {}
         }
+        division::complete_divisions();
         let advice = "set ORT_DYLIB_PATH, or the option onnx_runtime, to a libonnxruntime.so; `make ort` fetches one \
                       into .lib/";
         let builder = ort::init_from(path).map_err(|error| {

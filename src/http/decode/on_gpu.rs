@@ -9,7 +9,7 @@ use crate::{
         Tensor,
         cuda::jpeg::{BATCH, HUNG, Job},
     },
-    image::{self, Color, DataType, Format, Layout, Preprocess, plain_jpeg},
+    image::{self, Color, DataType, Format, Layout, Preprocess, Resize, plain_jpeg},
     models::{Form, ImageInput, Model},
 };
 use bytes::Bytes;
@@ -33,6 +33,10 @@ impl DecodePool {
         let (width, height) = jpeg.seen();
         let to = item(input, width, height);
         to.takes((width, height)).ok()?;
+        // The GPU does not mirror.
+        if matches!(to.resize, Resize::Multiple(_)) {
+            return None;
+        }
         let form = input.form(1, width, height);
         let share = self.budget.try_take(form.bytes as u64)?;
         let (reply, answer) = oneshot::channel();

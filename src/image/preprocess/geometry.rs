@@ -48,6 +48,16 @@ impl Preprocess {
                 self.height
             )));
         }
+        if let Resize::Multiple(side) = self.resize {
+            let fills = |length: u32, input: u32| (length..length + side).contains(&input);
+            return match fills(width, self.width) && fills(height, self.height) {
+                true => Ok(()),
+                false => Err(InferError::BadRequest(format!(
+                    "the image is {width} × {height} pixels, which are filled up to multiples of {side}, but the model takes {} × {}",
+                    self.width, self.height
+                ))),
+            };
+        }
         if self.resize != Resize::Exact {
             return Ok(());
         }

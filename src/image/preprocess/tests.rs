@@ -396,6 +396,43 @@ fn pixels_that_are_placed_now_and_normalised_later_give_the_same_numbers() {
 }
 
 #[test]
+fn an_image_is_filled_up_to_multiples_with_its_mirror_image() {
+    // As `np.pad(..., mode="reflect")` does it.
+    let rows = |samples: &[u8], width: usize| samples.chunks(width).map(<[u8]>::to_vec).collect::<Vec<_>>();
+    let to = Preprocess { color: Color::Gray, ..plain(8, 4, Resize::Multiple(4), Filter::Bilinear) };
+    let image = frame(5, 3, 1, Samples::U8((0..15).collect()));
+    let filled = apply(&to, &image);
+    let expected = [
+        [0, 1, 2, 3, 4, 3, 2, 1],
+        [5, 6, 7, 8, 9, 8, 7, 6],
+        [10, 11, 12, 13, 14, 13, 12, 11],
+        [5, 6, 7, 8, 9, 8, 7, 6],
+    ];
+    assert_eq!(rows(&filled, 8), expected);
+    let mut scratch = Scratch::default();
+    let mut placed = vec![0; 32];
+    let placement = to.place(&image, &mut scratch, &mut placed).unwrap();
+    assert_eq!(rows(&placed, 8), expected, "and so are pixels that an engine normalises");
+    assert_eq!((placement.source, placement.input), ((5, 3), (8, 4)));
+    assert_eq!((placement.from_source(4.5, 2.5), placement.is_filled_up()), ((4.5, 2.5), true));
+    // A pixel has no neighbour to begin with, and is repeated; a few have fewer than are missing, and go to and fro.
+    let one = Preprocess { color: Color::Gray, ..plain(4, 4, Resize::Multiple(4), Filter::Bilinear) };
+    assert_eq!(apply(&one, &frame(1, 1, 1, Samples::U8(vec![7]))), [7; 16]);
+    assert_eq!(apply(&one, &frame(2, 1, 1, Samples::U8(vec![1, 2]))), [1, 2, 1, 2].repeat(4));
+    let colours = Preprocess { height: 1, ..plain(4, 1, Resize::Multiple(4), Filter::Bilinear) };
+    let colours = Preprocess { height: 4, ..colours };
+    let filled = apply(&colours, &frame(3, 4, 3, Samples::U16((0..36).map(|n| n * 257).collect())));
+    assert_eq!(filled[..12], [0, 1, 2, 3, 4, 5, 6, 7, 8, 3, 4, 5]);
+    // A whole multiple stays as it is.
+    let exact = frame(8, 4, 1, Samples::U8((0..32).collect()));
+    assert_eq!(apply(&to, &exact), (0..32).collect::<Vec<_>>());
+    assert!(!to.placement(8, 4).is_filled_up());
+    for (size, taken) in [((5, 1), true), ((8, 4), true), ((4, 4), false), ((9, 4), false), ((8, 5), false)] {
+        assert_eq!(to.takes(size).is_ok(), taken, "{size:?}");
+    }
+}
+
+#[test]
 fn a_slot_that_is_not_aligned_gets_the_same_numbers() {
     let image = frame(20, 12, 3, Samples::U8(pixels(corpus::rgb)));
     let to = Preprocess::new(9, 7);

@@ -90,7 +90,7 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
         Kind::Classify => Task::Classify(read_classify(classify)),
         Kind::Detect => Task::Detect(Box::new(read_detect(detect))),
         Kind::Segment => Task::Segment(read_segment(segment)),
-        Kind::Image => Task::Image(read_image(image, input.as_ref().and_then(|input| input.resize))),
+        Kind::Image => Task::Image(read_image(image, input.as_ref())),
         Kind::Landmarks => Task::Landmarks(read_landmarks(landmarks)),
         Kind::Embed => Task::Embed(Embed {
             output: embed.string("output"),
@@ -137,6 +137,9 @@ pub(super) fn urgency(root: &Table<'_, '_>, priorities: u8) -> (u8, Option<Durat
 /// The longest side of an input.
 pub(in crate::models) const SIDE_MAX: u32 = 16_384;
 
+/// The largest multiple of pixels that the sides of an input may have to be of.
+const MULTIPLE_MAX: u32 = 1024;
+
 fn read_input(table: &Table<'_, '_>) -> Input {
     let pixels = 1..=SIDE_MAX;
     let input = Input {
@@ -152,6 +155,7 @@ fn read_input(table: &Table<'_, '_>) -> Input {
             ],
         ),
         size: table.integer("size", pixels.clone()),
+        multiple: table.integer("multiple", 2..=MULTIPLE_MAX),
         width: table.integer("width", pixels.clone()),
         height: table.integer("height", pixels),
         filter: table.choice("filter", &Filter::ALL),
@@ -264,14 +268,17 @@ fn read_landmarks(table: &Table<'_, '_>) -> Landmarks {
     }
 }
 
-/// `[image]`, for a model whose input images are resized by `resize`.
-fn read_image(table: &Table<'_, '_>, resize: Option<ResizeRule>) -> Image {
+/// `[image]`, for a model whose input images are prepared so.
+fn read_image(table: &Table<'_, '_>, input: Option<&Input>) -> Image {
     let depth = table.integer("depth", 8..=16);
     if let Some(other) = depth.filter(|depth| ![8, 16].contains(depth)) {
         table.mistake_at("depth", format_args!("is {other}, allowed: 8, 16"));
     }
     // If a network takes images at their own size, callers mostly want its output at the network's size.
-    let usual = if resize == Some(ResizeRule::None) { Size::Output } else { Size::Source };
+    let usual = match input {
+        Some(Input { resize: Some(ResizeRule::None), .. }) => Size::Output,
+        _ => Size::Source,
+    };
     let range = table.word_or_pair("range", "auto", -1e30..=1e30);
     Image {
         output: table.string("output"),

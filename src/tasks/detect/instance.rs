@@ -158,7 +158,7 @@ impl Detect {
             }
             _ => return Err(wrong_shape(name, &output.shape(), &format!("{expected}: {wanted} of them"))),
         };
-        let input = self.input.unwrap_or([placement.source.0, placement.source.1]);
+        let input = self.input.unwrap_or(placement.input.into());
         let is_of_its_size = [columns, rows] == input.map(|pixels| pixels as usize);
         if self.mask_area.is_none() && self.prototypes.is_none() && !is_of_its_size {
             return Err(of_another_size(name, &output.shape()));
