@@ -140,9 +140,8 @@ fn check_alone(bytes: &[u8], pages: &Pages, page: &Page) -> Result<(), DecodeErr
     }
     let mut decoder = pages.at(bytes, page)?;
     let meta_morph = decoder.image_ifd().directory().get(META_MORPH_PLANES).map(Entry::count);
-    let described = decoder.find_tag(Tag::ImageDescription).map_err(from_tiff)?;
-    let described = described.and_then(|text| text.into_string().ok()).unwrap_or_default();
-    let planes = planes_of(described.as_bytes(), meta_morph, (page.width, page.height, page.count));
+    let planes =
+        planes_of(described(&mut decoder)?.as_bytes(), meta_morph, (page.width, page.height, page.count));
     if planes > 1 && bytes.len() as u64 >= planes.saturating_mul(page.raw_bytes()) {
         return Err(DecodeError::unsupported(
             Format::Tiff,
@@ -151,6 +150,12 @@ fn check_alone(bytes: &[u8], pages: &Pages, page: &Page) -> Result<(), DecodeErr
         ));
     }
     Ok(())
+}
+
+/// What the current directory says of its picture in words.
+fn described(decoder: &mut Decoder<Source<'_>>) -> Result<String, DecodeError> {
+    let described = decoder.find_tag(Tag::ImageDescription).map_err(from_tiff)?;
+    Ok(described.and_then(|text| text.into_string().ok()).unwrap_or_default())
 }
 
 /// Whether the current directory describes a reduced copy or a mask.
@@ -169,6 +174,9 @@ fn find_all<T: TryFrom<u64>>(decoder: &mut Decoder<Source<'_>>, tag: Tag) -> Res
     Ok(values.unwrap_or_default())
 }
 
+/// The colour interpretation of samples that are indices into a map of colours.
+const PALETTE: u16 = 3;
+
 /// The kind of samples, from their number and bits per pixel; `extra` says what the first non-colour sample is. The colours of a palette
 /// are read later.
 fn kind(photometric: u16, count: u16, bits: u8, extra: Option<u16>) -> Result<Kind, DecodeError> {
@@ -184,10 +192,10 @@ fn kind(photometric: u16, count: u16, bits: u8, extra: Option<u16>) -> Result<Ki
         (2, 4, 8 | 16) if extra.is_none() => Ok(Kind::Rgba),
         (2, 4.., 8 | 16) if alpha => Ok(Kind::Rgba),
         (2, 4.., 8 | 16) => Ok(Kind::Rgb),
-        (3, 1, 1 | 2 | 4 | 8) => Ok(Kind::Palette(Vec::new())),
+        (PALETTE, 1, 1 | 2 | 4 | 8) => Ok(Kind::Palette(Vec::new())),
         (5, 4, 8 | 16) => Ok(Kind::Cmyk),
         (6, 3, 8) => Ok(Kind::YCbCr),
-        (0 | 1, 1, _) | (2, 3 | 4, _) | (3, 1, _) | (5, 4, _) | (6, 3, _) => {
+        (0 | 1, 1, _) | (2, 3 | 4, _) | (PALETTE, 1, _) | (5, 4, _) | (6, 3, _) => {
             Err(unsupported(format!("{bits} bits per sample")))
         }
         _ => Err(unsupported(format!("{count} samples per pixel under colour interpretation {photometric}"))),
@@ -223,6 +231,11 @@ fn page(
         Some(3) => return Err(unsupported("floating-point samples")),
         Some(other) => return Err(unsupported(format!("sample format {other}"))),
     }
+    let has_palette = photometric == PALETTE;
+    // ImageJ describes only the first page.
+    found.of_image_j |= has_palette && described(decoder)?.starts_with("ImageJ=");
+    // Its lookup tables say how measured values are shown; the values count.
+    let photometric = if found.of_image_j && has_palette { 1 } else { photometric };
     let mut kind = kind(photometric, count, bits, extra)?;
     if let Kind::Palette(map) = &mut kind {
         *map = palette(decoder, bits)?;
@@ -256,7 +269,7 @@ fn page(
         let replaced = found.changes.replace(bytes, directory, tag, value);
         replaced.ok_or_else(|| corrupt("its directory cannot be read twice"))
     };
-    if matches!(page.kind, Kind::Palette(_)) || count > page.kind.samples() {
+    if has_palette || count > page.kind.samples() {
         replace(Tag::PhotometricInterpretation, BLACK_IS_ZERO)?;
     }
     if page.told() != (width, height) {

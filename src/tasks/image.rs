@@ -180,6 +180,13 @@ impl Image {
             (None, true, false) => Layout::Nchw,
             (None, false, true) => Layout::Nhwc,
             (None, true, true) => return Err(both_ways(name, shape, "image.layout")),
+            // Open sides beside a number of channels that no picture has.
+            (None, false, false) if matches!(axes, [Dim::Fixed(_), Dim::Free, Dim::Free]) => {
+                return Err(wrong_shape(name, shape, SHAPE));
+            }
+            (None, false, false) if matches!(axes, [Dim::Free, Dim::Free, Dim::Fixed(_)]) => {
+                return Err(wrong_shape(name, shape, SHAPE));
+            }
             (None, false, false) if [axes[0], axes[2]].contains(&Dim::Free) => return Ok(None),
             (None, false, false) => return Err(wrong_shape(name, shape, SHAPE)),
         };
@@ -383,6 +390,18 @@ mod tests {
         let own = answer_of(task, &twice, Some(&placement), None).unwrap();
         assert_eq!((own.width, own.height), (6, 2));
         assert_eq!(own.values, [0., 1., 2., 3., 4., 5., 8., 9., 10., 11., 12., 13.]);
+    }
+
+    #[test]
+    fn a_number_of_channels_that_no_picture_has_is_refused_at_load_where_sides_are_open() {
+        let load = |shape: &[i64]| Image::default().resolve(&signature(&[("out", shape)]), None, true);
+        for shape in [[-1, 2, -1, -1], [-1, -1, -1, 33]] {
+            let told = load(&shape).unwrap_err();
+            assert!(told.contains("with 1, 3 or 4 channels"), "{told}");
+        }
+        for shape in [[-1, -1, 64, 64], [-1, 64, 64, -1], [-1, -1, -1, -1]] {
+            assert_eq!(load(&shape).unwrap().layout, None, "that is seen by the first answer");
+        }
     }
 
     #[test]

@@ -36,6 +36,8 @@ pub(super) struct Found {
     jpeg_bytes: u64,
     /// Strips or tiles of the pages so far.
     chunks: usize,
+    /// Whether ImageJ has written the file, and its pages have lookup tables.
+    pub(super) of_image_j: bool,
     pub(super) changes: Changes,
 }
 

@@ -556,3 +556,35 @@ fn the_thumbnail_of_a_raw_photo_is_not_taken_for_it() {
     // Copies in a SubIFD of the picture are ignored.
     assert_eq!(frames(&[page(SIZE).with(330, &[8])]).len(), 1);
 }
+
+#[test]
+fn a_lookup_table_of_image_j_says_how_values_are_shown_and_any_other_what_the_colours_are() {
+    let file = |described: &str| {
+        let start = 8 + 2 + 10 * 12 + 4;
+        let map = start + described.len() as u32;
+        let entries = [
+            (256, 3, 1, WIDTH),
+            (257, 3, 1, HEIGHT),
+            (258, 3, 1, 8),
+            (262, 3, 1, 3),
+            (270, 2, described.len() as u32, start),
+            (273, 4, 1, map + 3 * 256 * 2),
+            (277, 3, 1, 1),
+            (278, 3, 1, HEIGHT),
+            (279, 4, 1, WIDTH * HEIGHT),
+            (320, 3, 3 * 256, map),
+        ];
+        // Green alone.
+        let green = (0..256_u16).flat_map(|value| (257 * value).to_le_bytes());
+        let map: Vec<u8> = [0; 512].into_iter().chain(green).chain([0; 512]).collect();
+        let samples: Vec<u8> = (0..WIDTH * HEIGHT).map(|at| at as u8).collect();
+        raw_tiff(&entries, 0, &[described.as_bytes(), &map, &samples].concat())
+    };
+    let found = |described: &str| {
+        let frame = decode(&file(described), &LIMITS, &whole).unwrap().remove(0);
+        let Samples::U8(samples) = frame.samples else { panic!("16 bits") };
+        (frame.channels, samples[..6].to_vec())
+    };
+    assert_eq!(found("ImageJ=1.53t\nimages=1\n\0\0"), (1, vec![0, 1, 2, 3, 4, 5]));
+    assert_eq!(found("another program's words\0"), (3, vec![0, 0, 0, 0, 1, 0]));
+}
