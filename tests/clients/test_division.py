@@ -13,9 +13,10 @@ def network(operator, kind, constant=False):
     """`a / (b + 1)` or `a % (b + 1)`: what a warm-up of zeros divides by is no zero. `constant`: of constants, folded at load."""
     number, proto = TYPES[kind]
     g = make_models.Graph()
-    a, b = "a", g.node("Add", "b", g.constant(number([1])))
     if constant:
         a, b = g.constant(number([np.iinfo(number).min])), g.constant(number([-1]))
+    else:
+        a, b = "a", g.node("Add", "b", g.constant(number([1])))
     result = g.node(operator, a, b)
     g.node("Add", result, "a" if constant else g.constant(number([0])), output="y")
     inputs = [("a", proto, ["n", 4])] + ([] if constant else [("b", proto, ["n", 4])])

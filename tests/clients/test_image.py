@@ -61,9 +61,10 @@ def halving(has_classes):
     """Of each pixel, the mean of its 8 x 8 pixels beside it, as a U-Net has it: other sides than multiples of 8 are refused.
 
     A picture twice as large, or which of the two is larger."""
+    by_corner = {"mode": "nearest", "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
     g = Graph()
     coarse = g.node("AveragePool", "image", kernel_shape=[8, 8], strides=[8, 8])
-    wide = g.node("Resize", coarse, "", g.constant(np.float32([1, 1, 8, 8])), mode="nearest", coordinate_transformation_mode="asymmetric")
+    wide = g.node("Resize", coarse, "", g.constant(np.float32([1, 1, 8, 8])), **by_corner)
     beside = g.node("Concat", "image", wide, axis=1)
     halves = np.zeros((2, 6, 1, 1), np.float32)
     halves[0, :3], halves[1, 3:] = 1 / 3, 1 / 3
@@ -72,7 +73,7 @@ def halving(has_classes):
         g.node("Identity", two, output="y")
     else:
         least = g.node("ReduceMin", two, axes=[1], keepdims=1)
-        g.node("Resize", least, "", g.constant(np.float32([1, 1, 2, 2])), mode="nearest", coordinate_transformation_mode="asymmetric", output="y")
+        g.node("Resize", least, "", g.constant(np.float32([1, 1, 2, 2])), **by_corner, output="y")
     return g.bytes("halving", [("image", FLOAT, ["N", 3, "H", "W"])], [("y", FLOAT, ["N", 2 if has_classes else 1, None, None])])
 
 
