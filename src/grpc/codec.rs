@@ -1,10 +1,13 @@
 //! Decodes messages that may be large. The memory that a message needs is computed from its bytes and charged to the call first, because an
-//! entry of two bytes becomes hundreds, and a packed message may have any length.
+//! entry of two bytes becomes hundreds, and a packed message may have any length. Large ones are decoded on the decode pool.
 
 use super::status;
 use crate::{
     error::InferError,
-    http::admission::Permit,
+    http::{
+        admission::Permit,
+        decode::{DecodePool, LONG_NUMBERS, Step},
+    },
     protocol::{
         inference::{InferTensorContents, ModelInferRequest, RepositoryModelLoadRequest},
         torchserve::PredictionsRequest,
@@ -26,6 +29,9 @@ use tonic_prost::{ProstCodec, ProstEncoder};
 /// a megabyte or two, which is not charged.
 const ENTRIES_MAX: u64 = 4096;
 
+/// Less is decoded in place: a hand-over to the pool would take longer.
+const INLINE_BYTES_MAX: usize = 32 << 10;
+
 /// A vector that grows has at most twice the capacity that it needs.
 const GROWN: u64 = 2;
 
@@ -39,6 +45,9 @@ pub(super) struct Tally {
 
 /// A message whose memory can be computed from its bytes.
 pub(super) trait Countable: Message + Default + 'static {
+    /// A field whose bytes decoding leaves where they are.
+    const KEPT: u32;
+
     /// Counts a field; `None` if the bytes are not such a message. Decoding stops at the same place.
     fn count(tag: u32, field: Field<'_>, tally: &mut Tally) -> Option<()>;
 }
@@ -82,6 +91,9 @@ fn numbers(field: Field<'_>, written: Written, size: u64) -> u64 {
 }
 
 impl Countable for ModelInferRequest {
+    /// Raw contents.
+    const KEPT: u32 = 7;
+
     fn count(tag: u32, field: Field<'_>, tally: &mut Tally) -> Option<()> {
         match tag {
             // Inputs.
@@ -133,6 +145,9 @@ fn elements(tag: u32, field: Field<'_>) -> u64 {
 }
 
 impl Countable for RepositoryModelLoadRequest {
+    /// Files.
+    const KEPT: u32 = 3;
+
     fn count(tag: u32, _: Field<'_>, tally: &mut Tally) -> Option<()> {
         tally.entries += u64::from(tag == 3);
         Some(())
@@ -140,6 +155,9 @@ impl Countable for RepositoryModelLoadRequest {
 }
 
 impl Countable for PredictionsRequest {
+    /// Files.
+    const KEPT: u32 = 3;
+
     fn count(tag: u32, _: Field<'_>, tally: &mut Tally) -> Option<()> {
         tally.entries += u64::from(tag == 3);
         Some(())
@@ -179,7 +197,7 @@ pub(super) fn held(message: &ModelInferRequest) -> u64 {
     (message.encoded_len() + elements) as u64
 }
 
-/// Encodes messages as usual, and decodes those of one call with a charge.
+/// Encodes messages as usual, and leaves those of one call to be decoded, with a charge.
 pub(super) struct Counted<E, D> {
     /// The permit of the call.
     permit: Option<Arc<Permit>>,
@@ -194,7 +212,7 @@ impl<E, D> Counted<E, D> {
 
 impl<E: Message + 'static, D: Countable> Codec for Counted<E, D> {
     type Encode = E;
-    type Decode = D;
+    type Decode = Encoded<D>;
     type Encoder = ProstEncoder<E>;
     type Decoder = Counted<E, D>;
 
@@ -207,8 +225,51 @@ impl<E: Message + 'static, D: Countable> Codec for Counted<E, D> {
     }
 }
 
-impl<E: Message + 'static, D: Countable> Counted<E, D> {
-    fn read(&self, message: Bytes) -> Result<D, Status> {
+impl<E: Message + 'static, D: Countable> Decoder for Counted<E, D> {
+    type Item = Encoded<D>;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Encoded<D>>, Status> {
+        let bytes = buffer.copy_to_bytes(buffer.remaining());
+        Ok(Some(Encoded { bytes, permit: self.permit.clone(), message: PhantomData }))
+    }
+}
+
+/// A message as it came.
+pub(super) struct Encoded<D> {
+    bytes: Bytes,
+    /// That of the call.
+    permit: Option<Arc<Permit>>,
+    message: PhantomData<fn() -> D>,
+}
+
+impl<D: Countable + Send> Encoded<D> {
+    /// Decodes it, if it is large on the pool: fifty million numbers of a byte each take a second.
+    pub(super) async fn decoded(self, pool: &DecodePool) -> Result<D, Status> {
+        if self.bytes.len() < INLINE_BYTES_MAX {
+            return self.read();
+        }
+        let is_slow = self.read_bytes() >= LONG_NUMBERS;
+        // What it is for, and how urgent that is, is not known yet.
+        pool.run_slow(Step::Request(1), is_slow, move || self.read()).await?
+    }
+
+    /// Bytes that are not left where they are.
+    fn read_bytes(&self) -> usize {
+        let (mut fields, mut bytes) = (0, self.bytes.len());
+        let _ = each(&self.bytes, |tag, field| {
+            fields += 1;
+            if tag == D::KEPT {
+                bytes -= field?.len();
+            }
+            // What has more is refused, or is not left where it is.
+            (fields <= ENTRIES_MAX).then_some(())
+        });
+        bytes
+    }
+
+    fn read(self) -> Result<D, Status> {
+        let Encoded { bytes: message, permit, .. } = self;
         let mut tally = Tally::default();
         // If counting breaks off, decoding fails at the same place and says why.
         let _ = each(&message, |tag, field| D::count(tag, field, &mut tally));
@@ -219,7 +280,7 @@ impl<E: Message + 'static, D: Countable> Counted<E, D> {
                  may have"
             ))));
         }
-        if let Some(permit) = &self.permit {
+        if let Some(permit) = &permit {
             // A packed message is unpacked by now. It is charged here, not at the end of the call: how long the client delays that end is
             // unknown.
             let bytes = message.len() as u64 + bytes;
@@ -229,26 +290,19 @@ impl<E: Message + 'static, D: Countable> Counted<E, D> {
     }
 }
 
-impl<E: Message + 'static, D: Countable> Decoder for Counted<E, D> {
-    type Item = D;
-    type Error = Status;
-
-    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<D>, Status> {
-        let message = buffer.copy_to_bytes(buffer.remaining());
-        self.read(message).map(Some)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
         http::admission::{Admission, AdmissionLimits},
+        image::Limits,
         protocol::inference::{
             InferParameter, infer_parameter::ParameterChoice, model_infer_request::InferInputTensor,
         },
     };
+    use futures_util::{FutureExt, poll};
     use proptest::prelude::*;
+    use std::sync::mpsc;
     use tonic::Code;
 
     fn tally<D: Countable>(message: &[u8]) -> Tally {
@@ -261,8 +315,11 @@ mod tests {
     fn read<D: Countable>(message: Vec<u8>, bytes_max: u64) -> (Result<D, Status>, u64) {
         let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: bytes_max };
         let permit = Arc::new(Admission::new(limits).admit().unwrap());
-        let counted = Counted::<ModelInferRequest, D>::charged_to(Some(Arc::clone(&permit)));
-        (counted.read(message.into()), permit.bytes())
+        (encoded(message, Some(Arc::clone(&permit))).read(), permit.bytes())
+    }
+
+    fn encoded<D: Countable>(bytes: Vec<u8>, permit: Option<Arc<Permit>>) -> Encoded<D> {
+        Encoded { bytes: bytes.into(), permit, message: PhantomData }
     }
 
     fn with(contents: InferTensorContents) -> ModelInferRequest {
@@ -345,6 +402,39 @@ mod tests {
             let refused = read::<ModelInferRequest>(junk.to_vec(), 1 << 20).0.unwrap_err();
             assert_eq!(refused.code(), Code::Internal, "{junk:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_large_message_is_decoded_by_the_pool_and_one_of_many_numbers_in_its_turn() {
+        let limits = Limits { side_max: 1, pixels_max: 1, frames_max: 1 };
+        let pool = DecodePool::new(2, 1, limits).unwrap();
+        let of = |contents| encoded::<ModelInferRequest>(with(contents).encode_to_vec(), None);
+        let numbers = |count| of(InferTensorContents { int_contents: vec![1; count], ..Default::default() });
+        let raw =
+            ModelInferRequest { raw_input_contents: vec![vec![1; 8 << 20].into()], ..Default::default() };
+        let raw = encoded::<ModelInferRequest>(raw.encode_to_vec(), None);
+        // Two that run until they are told, the first with the only turn there is.
+        let hold = |is_slow| {
+            let (release, released) = mpsc::channel::<()>();
+            let work = move || released.recv().is_err();
+            (release, Box::pin(pool.run_slow(Step::Request(0), is_slow, work)))
+        };
+        let ((end_slow, mut slow), (end, mut other)) = (hold(true), hold(false));
+        assert!(poll!(&mut slow).is_pending() && poll!(&mut other).is_pending());
+        let count = |decoded: Result<ModelInferRequest, Status>| {
+            decoded.map(|message| message.inputs[0].contents.as_ref().unwrap().int_contents.len()).unwrap()
+        };
+        assert_eq!(count(numbers(1000).decoded(&pool).now_or_never().unwrap()), 1000);
+        let mut large = Box::pin(numbers(40_000).decoded(&pool));
+        assert!(poll!(&mut large).is_pending());
+        drop(end);
+        assert_eq!((other.await, count(large.await)), (Ok(true), 40_000));
+        let mut huge = Box::pin(numbers(5_000_000).decoded(&pool));
+        assert!(poll!(&mut huge).is_pending());
+        assert_eq!(raw.decoded(&pool).await.unwrap().raw_input_contents[0].len(), 8 << 20);
+        assert!(poll!(&mut huge).is_pending());
+        drop(end_slow);
+        assert_eq!((slow.await, count(huge.await)), (Ok(true), 5_000_000));
     }
 
     proptest! {

@@ -60,7 +60,7 @@ pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
         .max_decoding_message_size(SMALL_BYTES_MAX)
         .max_encoding_message_size(usize::MAX);
     let theirs = Arc::new(torchserve::TorchServe::new(front));
-    let large = large::routes(service, Arc::clone(&theirs), body_bytes_max);
+    let large = large::routes(front, service, Arc::clone(&theirs), body_bytes_max);
     let ping = InferenceApIsServiceServer::from_arc(theirs)
         .accept_compressed(CompressionEncoding::Gzip)
         .accept_compressed(CompressionEncoding::Deflate)

@@ -81,6 +81,59 @@ impl Service {
     }
 }
 
+/// The answers of a stream.
+type Answers = Pin<Box<dyn Stream<Item = Result<ModelStreamInferResponse, Status>> + Send>>;
+
+impl Service {
+    /// Answers in the order of the requests, which are decoded one after the other, and worked on concurrently.
+    pub(super) fn stream(
+        &self,
+        metadata: MetadataMap,
+        extensions: &Extensions,
+        messages: impl Stream<Item: Future<Output = Result<ModelInferRequest, Status>> + Send> + Send + 'static,
+    ) -> Result<Response<Answers>, Status> {
+        let head = Arc::new(Head::of(metadata, extensions)?.of_stream(&self.front));
+        let (front, stages, closed) = (Arc::clone(&self.front), self.stages.clone(), self.stages.clone());
+        // For `around`, the call is over once its head is sent; what follows is still logged under the call's id.
+        let span = tracing::Span::current();
+        let call = extensions.get::<Arc<Permit>>().cloned();
+        let mut ended = false;
+        let answers = messages
+            // Accepted messages are answered; clients send later ones elsewhere.
+            .take_until(async move { stages.closing().await })
+            .then(std::convert::identity)
+            // An error ends a call. After a message that broke off, the stream would return errors without end.
+            .take_while(move |message| {
+                let goes_on = !std::mem::replace(&mut ended, message.is_err());
+                std::future::ready(goes_on)
+            })
+            .map(move |message| {
+                let (front, head) = (Arc::clone(&front), Arc::clone(&head));
+                let span = span.clone();
+                // The message's permit is split off the call's before the next message is decoded, which is charged to the call in turn.
+                let message = message.map(|message| (permit_of(call.as_ref(), &message), message));
+                async move {
+                    // Runs as a task of its own, whether or not the client reads, so that a slow client does not keep resources that the
+                    // message is done with from others.
+                    let (permit, message) = message?;
+                    let kept = permit.as_ref().ok().cloned().flatten();
+                    let answer = stream_answer(front, head, message, permit).instrument(span);
+                    let answer = AbortOnDropHandle::new(tokio::spawn(answer)).await;
+                    let answer = answer.map_err(|_| Status::internal("a message was not answered"))??;
+                    Ok((answer, kept))
+                }
+            })
+            .buffered(STREAM_MESSAGES_MAX)
+            // An answer counts as in flight until there is room for it on its way to the client.
+            .map(|answer| answer.map(|(answer, _permit)| answer));
+        let end = stream::once(async move {
+            let draining = || status::of(&InferError::Draining);
+            closed.closing().now_or_never().map(|()| Err(draining()))
+        });
+        Ok(Response::new(Box::pin(answers.chain(end.filter_map(std::future::ready)))))
+    }
+}
+
 #[tonic::async_trait]
 impl grpc_inference_service_server::GrpcInferenceService for Service {
     async fn server_live(
@@ -161,53 +214,14 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         Ok(Response::from_parts(MetadataMap::from_headers(headers), reply, Extensions::default()))
     }
 
-    type ModelStreamInferStream =
-        Pin<Box<dyn Stream<Item = Result<ModelStreamInferResponse, Status>> + Send>>;
+    type ModelStreamInferStream = Answers;
 
-    /// Answers in the order of the requests, which are worked on concurrently.
     async fn model_stream_infer(
         &self,
         request: Request<Streaming<ModelInferRequest>>,
-    ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
+    ) -> Result<Response<Answers>, Status> {
         let (metadata, extensions, messages) = request.into_parts();
-        let head = Arc::new(Head::of(metadata, &extensions)?.of_stream(&self.front));
-        let (front, stages, closed) = (Arc::clone(&self.front), self.stages.clone(), self.stages.clone());
-        // For `around`, the call is over once its head is sent; what follows is still logged under the call's id.
-        let span = tracing::Span::current();
-        let call = extensions.get::<Arc<Permit>>().cloned();
-        let mut ended = false;
-        let answers = messages
-            // Accepted messages are answered; clients send later ones elsewhere.
-            .take_until(async move { stages.closing().await })
-            // An error ends a call. After a message that broke off, the stream would return errors without end.
-            .take_while(move |message| {
-                let goes_on = !std::mem::replace(&mut ended, message.is_err());
-                std::future::ready(goes_on)
-            })
-            .map(move |message| {
-                let (front, head) = (Arc::clone(&front), Arc::clone(&head));
-                let span = span.clone();
-                // The message's permit is split off the call's before the next message is decoded, which is charged to the call in turn.
-                let message = message.map(|message| (permit_of(call.as_ref(), &message), message));
-                async move {
-                    // Runs as a task of its own, whether or not the client reads, so that a slow client does not keep resources that the
-                    // message is done with from others.
-                    let (permit, message) = message?;
-                    let kept = permit.as_ref().ok().cloned().flatten();
-                    let answer = stream_answer(front, head, message, permit).instrument(span);
-                    let answer = AbortOnDropHandle::new(tokio::spawn(answer)).await;
-                    let answer = answer.map_err(|_| Status::internal("a message was not answered"))??;
-                    Ok((answer, kept))
-                }
-            })
-            .buffered(STREAM_MESSAGES_MAX)
-            // An answer counts as in flight until there is room for it on its way to the client.
-            .map(|answer| answer.map(|(answer, _permit)| answer));
-        let end = stream::once(async move {
-            let draining = || status::of(&InferError::Draining);
-            closed.closing().now_or_never().map(|()| Err(draining()))
-        });
-        Ok(Response::new(Box::pin(answers.chain(end.filter_map(std::future::ready)))))
+        self.stream(metadata, &extensions, messages.map(std::future::ready))
     }
 
     async fn model_config(

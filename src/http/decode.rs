@@ -9,6 +9,7 @@ mod on_gpu;
 mod pages;
 mod policy;
 mod queue;
+mod slow;
 mod waiting;
 
 use super::admission::{Permit, charged};
@@ -27,6 +28,8 @@ use bytes::Bytes;
 use policy::{files_of_request, slow_at_once, steps_at_once};
 use queue::Queue;
 pub use queue::Step;
+pub(crate) use slow::{LONG_FILES, LONG_NUMBERS};
+use slow::{SlowTurns, Turn};
 use std::{
     cell::RefCell,
     io,
@@ -37,7 +40,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{Semaphore, oneshot};
 use waiting::Counted;
 pub use waiting::Turns;
 
@@ -114,8 +117,8 @@ pub struct DecodePool {
     /// For the steps of files of several frames, whose frames may be large: a quarter of the threads, at least one where there are several,
     /// is left to others.
     steps: Arc<Semaphore>,
-    /// For files of [slow](Format::is_slow) formats, one of which may keep a thread for long.
-    slow: Arc<Semaphore>,
+    /// For what may keep a thread for long: files of [slow](Format::is_slow) formats, images that are large when decoded, and long texts.
+    slow: Arc<SlowTurns>,
     limits: Limits,
     budget: Arc<Budget>,
     /// Jobs that wait for a thread or for memory, or run.
@@ -145,7 +148,7 @@ impl DecodePool {
         }
         let (budget, in_pool) = (Arc::new(Budget::new(bytes_max)), Arc::default());
         let steps = Arc::new(Semaphore::new(steps_at_once(threads)));
-        let (slow, gpu_jpegs) = (Arc::new(Semaphore::new(slow_at_once(threads))), AtomicU64::new(0));
+        let (slow, gpu_jpegs) = (Arc::new(SlowTurns::new(slow_at_once(threads))), AtomicU64::new(0));
         Ok(DecodePool { queue, threads, steps, slow, limits, budget, in_pool, jpeg: None, gpu_jpegs })
     }
 
@@ -214,8 +217,26 @@ impl DecodePool {
         answer.await.map_err(|_| InferError::Internal("a worker of the decode pool panicked".into()))
     }
 
-    /// The same for the writing of an answer that takes `bytes` of memory, once they are free; `what` names their use in the error if they
-    /// never can be.
+    /// The same for work that takes a turn first, if it may keep a thread for long.
+    ///
+    /// # Errors
+    /// As [`DecodePool::run`].
+    pub(crate) async fn run_slow<T: Send + 'static>(
+        &self,
+        step: Step,
+        is_slow: bool,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, InferError> {
+        let turn = if is_slow { Some(self.slow_turn(step).await) } else { None };
+        let work = move || {
+            let _turn = turn;
+            work()
+        };
+        self.run(step, work).await
+    }
+
+    /// As [`DecodePool::run`] for the writing of an answer that takes `bytes` of memory, once they are free; `what` names their use in the
+    /// error if they never can be.
     ///
     /// # Errors
     /// As [`DecodePool::run`], and 413 for more than the whole budget.
@@ -266,7 +287,8 @@ impl DecodePool {
         if let Some(decoded) = self.on_gpu(&bytes, &model).await {
             return Ok(Opened::Only(decoded));
         }
-        let turn = self.slow_turn(&bytes).await;
+        let is_slow = Format::sniff(&bytes).is_some_and(Format::is_slow);
+        let turn = if is_slow { Some(self.slow_turn(step).await) } else { None };
         let (limits, budget, of) = (self.limits, Arc::clone(&self.budget), Arc::clone(&model));
         let open = move || {
             let image = image::open(bytes, &limits)?;
@@ -274,15 +296,20 @@ impl DecodePool {
                 return Ok(Begun::Ended(Opened::Several(image)));
             }
             let needed = bytes_of(image.header(), image_input(&of)?);
-            match budget.try_take(needed) {
+            budget.check(needed, DECODING)?;
+            match if budget.is_large(needed) { None } else { budget.try_take(needed) } {
                 Some(share) => stage(&image, &of, share).map(|decoded| Begun::Ended(Opened::Only(decoded))),
                 None => Ok(Begun::Waits(image, needed, turn)),
             }
         };
-        let (image, needed, turn) = match self.run(step, charged(permit, open)).await?? {
+        let (image, needed, mut turn) = match self.run(step, charged(permit, open)).await?? {
             Begun::Ended(opened) => return Ok(opened),
             Begun::Waits(image, needed, turn) => (image, needed, turn),
         };
+        // Before it has memory: whoever has some needs nothing but a thread.
+        if turn.is_none() && self.budget.is_large(needed) {
+            turn = Some(self.slow_turn(step).await);
+        }
         let share = self.share(needed, DECODING).await?;
         let work = move || {
             let _turn = turn;
@@ -291,14 +318,10 @@ impl DecodePool {
         self.run(step, charged(permit, work)).await?.map(Opened::Only)
     }
 
-    /// Waits until a file of a slow format may be begun, if it is one. Its work is to keep the turn: it goes on when its caller has left.
-    async fn slow_turn(&self, bytes: &[u8]) -> Option<OwnedSemaphorePermit> {
-        if !Format::sniff(bytes).is_some_and(Format::is_slow) {
-            return None;
-        }
+    /// Waits until work that may keep a thread for long may be begun. The work is to keep the turn: it goes on when its caller has left.
+    async fn slow_turn(&self, step: Step) -> Turn {
         let _counted = Counted::among(&self.in_pool);
-        // An error: the semaphore was closed, which nobody does.
-        Arc::clone(&self.slow).acquire_owned().await.ok()
+        self.slow.take(step).await
     }
 
     /// Waits for memory.
@@ -318,7 +341,7 @@ impl Drop for DecodePool {
 enum Begun {
     Ended(Opened),
     /// The image that has no room yet, the bytes that it needs, and its turn if its format is slow.
-    Waits(Image<Bytes>, u64, Option<OwnedSemaphorePermit>),
+    Waits(Image<Bytes>, u64, Option<Turn>),
 }
 
 fn image_input(model: &Model) -> Result<&ImageInput, InferError> {
@@ -457,7 +480,7 @@ mod tests {
         let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
         let pool = DecodePool::new(2, 1 << 20, limits).expect("two threads");
         let stage = |bytes: &'static [u8]| pool.stage_only(READ, bytes.into(), image_model(), None);
-        let other_one = pool.slow.acquire().await.expect("one at a time");
+        let other_one = pool.slow.take(READ).await;
         let mut waits = Box::pin(stage(b"\xff\x0a"));
         assert!(futures_util::poll!(&mut waits).is_pending());
         assert!(matches!(stage(b"P5 3 2 255 123456").await, Ok(Opened::Only(_))));
@@ -494,11 +517,11 @@ mod tests {
         assert!(futures_util::poll!(&mut caller).is_pending());
         begun.recv().expect("the thread refuses it");
         drop(caller);
-        assert_eq!(pool.slow.available_permits(), 0);
+        assert_eq!(pool.slow.free(), 0);
         release.send(()).expect("it waits");
         // Behind it on the only thread.
         assert_eq!(pool.run(READ, || 7).await, Ok(7));
-        assert_eq!(pool.slow.available_permits(), 1);
+        assert_eq!(pool.slow.free(), 1);
     }
 
     #[tokio::test]
@@ -512,10 +535,77 @@ mod tests {
         // Behind it on the only thread: by then it is open.
         assert_eq!(pool.run(READ, || 7).await, Ok(7));
         assert!(futures_util::poll!(&mut waits).is_pending());
-        assert_eq!(pool.slow.available_permits(), 0);
+        assert_eq!(pool.slow.free(), 0);
         drop(all);
         assert!(matches!(waits.await, Ok(Opened::Only(_))));
-        assert_eq!(pool.slow.available_permits(), 1);
+        assert_eq!(pool.slow.free(), 1);
+    }
+
+    /// A grey image whose share is large for a budget of 1 MiB.
+    fn large() -> Bytes {
+        [&b"P5 300 300 255 "[..], &[7; 90_000]].concat().into()
+    }
+
+    #[tokio::test]
+    async fn an_image_that_is_large_when_decoded_takes_a_turn_before_it_takes_memory() {
+        let limits = Limits { side_max: 300, pixels_max: 90_000, frames_max: 1 };
+        let pool = DecodePool::new(2, 1 << 20, limits).expect("two threads");
+        let stage = |bytes: Bytes| Box::pin(pool.stage_only(READ, bytes, image_model(), None));
+        let (other_one, (release, busy)) = (pool.slow.take(READ).await, busy(&pool).await);
+        let mut waits = [stage(large()), stage(large())];
+        for large in &mut waits {
+            assert!(futures_util::poll!(large).is_pending());
+        }
+        // Behind both on the other thread: they have been opened.
+        assert!(matches!(stage("P5 3 2 255 123456".into()).await, Ok(Opened::Only(_))));
+        for large in &mut waits {
+            assert!(futures_util::poll!(large).is_pending());
+        }
+        assert_eq!((pool.jobs(), pool.bytes()), (3, 0));
+        // One has the turn; the other is not even among those that wait for memory.
+        drop(other_one);
+        let all = pool.budget.try_take(1 << 20).expect("nobody has any");
+        for large in &mut waits {
+            assert!(futures_util::poll!(large).is_pending());
+        }
+        drop(all);
+        let [first, second] = waits;
+        assert!(matches!(first.await, Ok(Opened::Only(_))));
+        assert!(matches!(second.await, Ok(Opened::Only(_))));
+        release.send(()).expect("it waits");
+        assert_eq!((busy.await, pool.slow.free(), pool.bytes()), (Ok(true), 1, 0));
+    }
+
+    #[tokio::test]
+    async fn what_needs_more_than_all_memory_is_refused_without_a_turn() {
+        let limits = Limits { side_max: 300, pixels_max: 90_000, frames_max: 1 };
+        let pool = DecodePool::new(2, 1 << 18, limits).expect("two threads");
+        let _other_one = pool.slow.take(READ).await;
+        let refused = pool.stage_only(READ, large(), image_model(), None).await;
+        assert!(matches!(refused, Err(InferError::TooLarge { option: "decode_bytes_max", .. })));
+    }
+
+    #[tokio::test]
+    async fn work_that_may_take_long_leaves_a_thread_to_others() {
+        let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
+        let pool = DecodePool::new(2, 100, limits).expect("two threads");
+        let (release, released) = mpsc::channel();
+        let long = move || released.recv().is_ok();
+        let mut long = Box::pin(pool.run_slow(READ, true, long));
+        assert!(futures_util::poll!(&mut long).is_pending());
+        let mut waits = Box::pin(pool.run_slow(READ, true, || 7));
+        let mut leaves = Box::pin(pool.run_slow(READ, true, || 7));
+        assert!(
+            futures_util::poll!(&mut waits).is_pending() && futures_util::poll!(&mut leaves).is_pending()
+        );
+        assert_eq!(pool.run_slow(READ, false, || 8).await, Ok(8));
+        assert!(futures_util::poll!(&mut waits).is_pending());
+        assert_eq!(pool.jobs(), 3);
+        drop(leaves);
+        assert_eq!(pool.jobs(), 2);
+        release.send(()).expect("it waits");
+        assert_eq!((long.await, waits.await), (Ok(true), Ok(7)));
+        assert_eq!((pool.jobs(), pool.slow.free()), (0, 1));
     }
 
     #[tokio::test]

@@ -5,7 +5,7 @@ use super::{
     Front,
     admission::{Beside, Permit, charged, texts},
     call::{Call, Spent},
-    decode::{self, Decoded, Share},
+    decode::{self, Decoded, LONG_FILES, Share},
     streamed::{self, Queued},
     tally::Tally,
     wire::{base64_text, binary, request::Input},
@@ -185,13 +185,14 @@ async fn decode(
     let permit = call.permit.as_ref();
     let of_work = held.clone();
     let file = if is_base64 {
+        let long = bytes.len() >= LONG_FILES;
         let read = move || {
             let _held = of_work;
             let text = std::str::from_utf8(&bytes).map_err(|error| error.to_string())?;
             base64_text::decode(text).map_err(|error| error.to_string())
         };
         let wrong = |error| InferError::BadRequest(format!("image {index} is not base64: {error}"));
-        front.decode.run(call.step(), charged(permit, read)).await?.map_err(wrong)?.into()
+        front.decode.run_slow(call.step(), long, charged(permit, read)).await?.map_err(wrong)?.into()
     } else {
         bytes
     };

@@ -28,17 +28,39 @@ pub(crate) fn image_model() -> Arc<Model> {
 
 /// A front whose metrics know these routes.
 pub(crate) fn front(routes: &[&str]) -> Arc<Front> {
+    front_of(routes, 1)
+}
+
+/// The same with so many threads that decode.
+fn front_of(routes: &[&str], threads: usize) -> Arc<Front> {
     let limits = Limits { side_max: 1, pixels_max: 1, frames_max: 1 };
     let parts = Parts {
         queue: Queue::new(QueueLimits { items_max: 1, bytes_max: 1 }),
         catalog: Arc::new(Catalog::new()),
         status: Arc::new(Status::new(Instant::now())),
         metrics: Arc::new(Metrics::new(routes, "", "")),
-        decode: DecodePool::new(1, 1, limits).expect("a thread"),
+        decode: DecodePool::new(threads, 1, limits).expect("threads"),
         lines_lost: LinesLost::default(),
         log_filter: LogFilter::default(),
         control: Arc::new(Control::new(std::path::Path::new("models").into()).0),
         traces: None,
     };
     Arc::new(Front::new(&Config::default(), parts))
+}
+
+/// Checks that an answer waits while other work has the turn of what may take long, although a thread is free. Returns it.
+pub(crate) async fn after_its_turn<T, F: Future<Output = T>>(answer: impl FnOnce(Arc<Front>) -> F) -> T {
+    let (front, read) = (front_of(&[], 2), decode::Step::Request(0));
+    let (release, released) = std::sync::mpsc::channel();
+    let mut other = Box::pin(front.decode.run_slow(read, true, move || released.recv().is_ok()));
+    assert!(futures_util::poll!(&mut other).is_pending());
+    let mut answer = Box::pin(answer(Arc::clone(&front)));
+    for _ in 0..2 {
+        assert!(futures_util::poll!(&mut answer).is_pending());
+        // Behind it, if it is on the free thread.
+        assert_eq!(front.decode.run(decode::Step::Request(9), || 7).await, Ok(7));
+    }
+    release.send(()).expect("it waits");
+    assert_eq!(other.await, Ok(true));
+    answer.await
 }

@@ -76,7 +76,7 @@ fn open<'a>(source: Source<'a>, bytes: &[u8]) -> Result<Decoder<Source<'a>>, Dec
 
 /// Walks the directories. If there are several pages, an error in one concerns that page alone; exceeding a limit fails the whole file.
 pub(super) fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
-    let (unchanged, budget) = (Changes::default(), ReadBudget::of(bytes));
+    let (unchanged, budget) = (Changes::default(), ReadBudget::of_walk(bytes));
     let mut decoder = open(Source::new(bytes, &unchanged, &budget), bytes)?;
     let mut pages = Vec::new();
     let mut found = Found::default();

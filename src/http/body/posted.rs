@@ -8,7 +8,7 @@ use crate::{
         Front,
         admission::{Beside, Permit, keeping},
         body,
-        decode::{INLINE_BYTES_MAX, Step},
+        decode::{INLINE_BYTES_MAX, LONG_FILES, Step},
         reject::IMAGE_BODIES,
         wire::{Parameters, base64_text, predict},
     },
@@ -73,7 +73,8 @@ pub(in crate::http) async fn read(
         Form::Raw => Ok(Posted::one(Ok(body))),
         // Finding parts and reading base64 takes a millisecond per megabyte: not on the async threads.
         form if body.len() >= INLINE_BYTES_MAX => {
-            front.decode.run(step, move || find(&form, &body, taken, &mut charged)).await?
+            let long = body.len() >= LONG_FILES;
+            front.decode.run_slow(step, long, move || find(&form, &body, taken, &mut charged)).await?
         }
         form => find(&form, &body, taken, &mut charged),
     }

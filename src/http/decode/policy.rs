@@ -94,7 +94,8 @@ pub(super) fn steps_at_once(threads: usize) -> usize {
     (threads - threads.div_ceil(4)).max(1)
 }
 
-/// The most files of slow formats that are decoded at once: half of the threads are left to others, at least one where there are several.
+/// The most work at once that may keep a thread for long, such as files of slow formats: half of the threads are left to
+/// others, at least one where there are several.
 pub(super) fn slow_at_once(threads: usize) -> usize {
     (threads / 2).max(1)
 }
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_slow_formats_leave_half_of_the_threads_to_others() {
+    fn slow_work_leaves_half_of_the_threads_to_others() {
         let left = [1, 2, 3, 4, 9].map(|threads| threads - slow_at_once(threads));
         assert_eq!(left, [0, 1, 2, 2, 5]);
     }

@@ -18,7 +18,7 @@ use crate::{
         admission::{Permit, charged, written},
         body::{self, posted::is_no_file},
         call::Call,
-        decode::INLINE_BYTES_MAX,
+        decode::{INLINE_BYTES_MAX, LONG_NUMBERS},
         query,
         streamed::Form,
         target::Target,
@@ -81,7 +81,8 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let mut request = if text < INLINE_BYTES_MAX && !slow {
         read()?
     } else {
-        front.decode.run(call.step(), charged(call.permit.as_ref(), read)).await??
+        let read = charged(call.permit.as_ref(), read);
+        call.in_time(async { front.decode.run_slow(call.step(), text >= LONG_NUMBERS, read).await? }).await?
     };
     if let Some(changes) = changes {
         changes.join(&mut request.parameters)?;
@@ -115,3 +116,20 @@ const INSTEAD_OF_OPTIONS: &str = "here the answer is the model's tensors; an out
 
 /// Headers of a reply.
 const REPLY_HEADERS: usize = 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::testing::{after_its_turn, model};
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn long_json_is_read_in_its_turn() {
+        let refused = after_its_turn(async |front| {
+            let request = Request::new(Body::from(" ".repeat(LONG_NUMBERS) + "{}"));
+            answer(&front, &model(Duration::from_secs(60)), request).await.map(|_| ())
+        });
+        let refused = refused.await.expect_err("it has no inputs").to_string();
+        assert!(refused.contains("missing field `inputs`"), "{refused}");
+    }
+}

@@ -13,7 +13,7 @@ use crate::{
             posted::{Charged, is_no_file},
         },
         call::{Call, Spent},
-        decode::Step,
+        decode::{LONG_NUMBERS, Step},
         query,
         reject::Problem,
         tally::Tally,
@@ -126,7 +126,7 @@ async fn predicted(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> 
     let body = call.body(body::of(request, front.limits.body)).await?;
     is_no_file(&body, model)?;
     let began = Instant::now();
-    let (of, parts_max) = (Arc::clone(model), front.limits.parts_max);
+    let (of, parts_max, long) = (Arc::clone(model), front.limits.parts_max, body.len() >= LONG_NUMBERS);
     // Numbers and base64 as text take milliseconds per megabyte.
     let read = move || {
         let inputs = &of.interface.signature.inputs;
@@ -142,7 +142,8 @@ async fn predicted(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> 
             },
         ))
     };
-    let (form, asked) = front.decode.run(call.step(), read).await??;
+    let read = async { front.decode.run_slow(call.step(), long, read).await? };
+    let (form, asked) = call.in_time(read).await?;
     let (json, spent) = match asked {
         Asked::Images { files, parameters } => {
             let asked = predict::Asked::in_rows(options, &parameters, model)?;
@@ -214,4 +215,21 @@ async fn computed(
     let json = tally.ended(json)?;
     call.stage("encode", || answered.elapsed());
     Ok((json, spent))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::testing::{after_its_turn, model};
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn long_json_is_read_in_its_turn() {
+        let refused = after_its_turn(async |front| {
+            let request = Request::new(Body::from(" ".repeat(LONG_NUMBERS) + "{}"));
+            predicted(&front, &model(Duration::from_secs(60)), request).await.map(|_| ())
+        });
+        let refused = refused.await.expect_err("it has no rows").to_string();
+        assert!(refused.contains("either instances (rows) or inputs (columns)"), "{refused}");
+    }
 }

@@ -11,7 +11,7 @@ use crate::{
         admission::{Permit, charged, keeping},
         body, coding,
         control::allowed,
-        decode::Step,
+        decode::{LONG_FILES, Step},
         target::Target,
         wire::repository as wire,
     },
@@ -81,8 +81,9 @@ pub(in crate::http) async fn load(
     // A model's files take memory as the bodies of other requests do.
     let permit = front.admission.enter(&mut request)?;
     let body = body::of(coding::unpack(request)?, front.limits.body).await?;
+    let long = body.len() >= LONG_FILES;
     let read = move || wire::Load::of_body(&body);
-    let load = front.decode.run(Step::Request(0), charged(Some(&permit), read)).await??;
+    let load = front.decode.run_slow(Step::Request(0), long, charged(Some(&permit), read)).await??;
     load_as(&front, &target.model, load, Some(&permit)).await?;
     // As KServe's own server answers; Triton's reply is empty, and its clients look at nothing but the status.
     Ok(Json(json!({ "name": target.model, "load": true })))

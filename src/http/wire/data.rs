@@ -90,13 +90,11 @@ fn read(
     // A number takes at least two characters of JSON ("1,"). So a false shape cannot make us reserve more memory than was sent.
     let room = expected.min(text.len() / 2 + 1) * datatype.size().unwrap_or(5);
     let lists = nested.then_some(&shape[..]);
-    let mut scan = Scan { name, datatype, lists, text, at: 0, count: 0, bytes: Vec::with_capacity(room) };
+    let (at, count, bytes) = (0, 0, Vec::with_capacity(room));
+    let mut scan = Scan { name, datatype, shape: &shape, lists, expected, text, at, count, bytes };
     scan.list(0)?;
     if scan.count != expected {
-        return Err(InferError::BadRequest(format!(
-            "input {name:?} has {} elements, expected {expected} for shape {shape:?}",
-            scan.count
-        )));
+        return Err(scan.miscounted(&scan.count.to_string()));
     }
     let bytes = scan.bytes;
     Ok(Tensor { datatype, shape, data: bytes.into() })
@@ -106,8 +104,11 @@ fn read(
 struct Scan<'a> {
     name: &'a str,
     datatype: DataType,
+    shape: &'a [usize],
     /// The required length of lists at each depth, if nesting matters.
     lists: Option<&'a [usize]>,
+    /// How many elements the shape has. More are not read: they may be as many as the body has room for.
+    expected: usize,
     text: &'a str,
     at: usize,
     count: usize,
@@ -133,13 +134,16 @@ impl<'a> Scan<'a> {
                 Some(b']') => break,
                 Some(b',') => self.at += 1,
                 Some(b'[') => {
-                    members += 1;
+                    self.member(depth, &mut members)?;
                     self.list(depth + 1)?;
                 }
                 Some(_) => {
-                    members += 1;
+                    self.member(depth, &mut members)?;
                     if self.lists.is_some_and(|lists| depth + 1 != lists.len()) {
                         return Err(self.error("data mixes lists and elements"));
+                    }
+                    if self.count == self.expected {
+                        return Err(self.miscounted(&format!("more than {}", self.expected)));
                     }
                     let element = self.token()?;
                     self.push(element)?;
@@ -155,6 +159,17 @@ impl<'a> Scan<'a> {
                 "a list at depth {depth} has {members} members where the first of its kind has {expected}"
             ))),
             Some(None) => Err(self.error("data mixes lists and elements")),
+        }
+    }
+
+    /// Counts one more member of a list at this depth. Those that are too many are not read to the end.
+    fn member(&self, depth: usize, members: &mut usize) -> Result<(), InferError> {
+        *members += 1;
+        match self.lists.and_then(|lists| lists.get(depth)) {
+            Some(expected) if *members > *expected => Err(self.error(&format!(
+                "a list at depth {depth} has more members than the {expected} that the first of its kind has"
+            ))),
+            _ => Ok(()),
         }
     }
 
@@ -258,6 +273,13 @@ impl<'a> Scan<'a> {
         number.ok_or_else(|| self.mismatch(token, &format!("a number within {range}")))
     }
 
+    fn miscounted(&self, elements: &str) -> InferError {
+        let Scan { name, shape, expected, .. } = self;
+        InferError::BadRequest(format!(
+            "input {name:?} has {elements} elements, expected {expected} for shape {shape:?}"
+        ))
+    }
+
     fn mismatch(&self, token: &str, expected: &str) -> InferError {
         let (count, datatype, token) = (self.count, self.datatype, clipped(token));
         self.error(&format!("element {count} is {token}, expected {datatype}: {expected}"))
@@ -321,6 +343,23 @@ mod tests {
             let error = read(shape, data).unwrap_err().to_string();
             assert!(error.contains("first of its kind") || error.contains("mixes lists"), "{data}: {error}");
         }
+    }
+
+    #[test]
+    fn elements_that_are_too_many_are_not_read() {
+        // What is behind the first of them is no number.
+        refuses(
+            DataType::Fp32,
+            &[1, 2],
+            "[1,2,\"x\",\"y\"]",
+            "has more than 2 elements, expected 2 for shape [1, 2]",
+        );
+        refuses(DataType::Fp32, &[1, 2], "[[1],[2],[3,\"x\"]]", "has more than 2 elements");
+        let error = bytes(DataType::Int8, &[2, 1], "[[1],[2,\"x\"]]", true).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "input \"x\": a list at depth 1 has more members than the 1 that the first of its kind has"
+        );
     }
 
     #[test]
@@ -394,7 +433,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_says_expected_and_got() {
-        refuses(DataType::Fp32, &[2], "[1,2,3]", "has 3 elements, expected 2 for shape [2]");
+        refuses(DataType::Fp32, &[2], "[1,2,3]", "has more than 2 elements, expected 2 for shape [2]");
         refuses(DataType::Fp32, &[2, 2], "[[1,2],[3]]", "has 3 elements, expected 4 for shape [2, 2]");
         refuses(DataType::Fp32, &[1], "3", "data is not a list");
         refuses(DataType::Fp32, &[1], "[{\"a\":1}]", "neither a list nor an element");
@@ -405,7 +444,7 @@ mod tests {
         refuses(DataType::Fp32, &[1], "[1e39]", "within ±3.4e38");
         refuses(DataType::Fp16, &[1], "[1]", "binary_data_size");
         refuses(DataType::Fp32, &[usize::MAX, 2], "[1]", "too many elements");
-        refuses(DataType::Fp32, &[1, 0, 4], "[1]", "has 1 elements, expected 0");
+        refuses(DataType::Fp32, &[1, 0, 4], "[1]", "has more than 0 elements, expected 0");
         // A model may give what the others span.
         refuses(DataType::Fp32, &[0, (1 << 24) + 1], "[]", "may span 16777216");
         refuses(DataType::Fp32, &[0, usize::MAX, usize::MAX], "[]", "may span 16777216");

@@ -19,6 +19,8 @@ use tiff::tags::Tag;
 const READ_FILES_MAX: u64 = 16;
 /// Bytes that may be read beside that multiple: the decompressors read ahead of each strip.
 const READ_BYTES_BASE: u64 = 256 << 20;
+/// The same for the walk, which reads directories: a small file may have thousands that overlap, with all tags that there are in each.
+const WALK_BYTES_BASE: u64 = 4 << 20;
 
 /// The tag type for values of 32 bits.
 const LONG: u16 = 4;
@@ -82,8 +84,14 @@ impl Changes {
 pub(super) struct ReadBudget(AtomicU64);
 
 impl ReadBudget {
+    /// For the pixels.
     pub(super) fn of(bytes: &[u8]) -> ReadBudget {
         ReadBudget(AtomicU64::new(READ_BYTES_BASE.saturating_add(READ_FILES_MAX * bytes.len() as u64)))
+    }
+
+    /// For the walk.
+    pub(super) fn of_walk(bytes: &[u8]) -> ReadBudget {
+        ReadBudget(AtomicU64::new(WALK_BYTES_BASE.saturating_add(READ_FILES_MAX * bytes.len() as u64)))
     }
 
     fn take(&self, bytes: u64) -> Result<()> {

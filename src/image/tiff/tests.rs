@@ -588,3 +588,40 @@ fn a_lookup_table_of_image_j_says_how_values_are_shown_and_any_other_what_the_co
     assert_eq!(found("ImageJ=1.53t\nimages=1\n\0\0"), (1, vec![0, 1, 2, 3, 4, 5]));
     assert_eq!(found("another program's words\0"), (3, vec![0, 0, 0, 0, 1, 0]));
 }
+
+#[test]
+fn directories_that_overlap_are_not_all_read_again() {
+    // Each begins an entry behind the one before. That it has `TAGS` entries is in the value of the entry in front of it.
+    const TAGS: u32 = 0x4000;
+    const COUNT: u32 = 100;
+    const FIRST: u32 = 65544;
+    let needed =
+        [256, 257, 258, 259, 262, 273, 277, 278, 279].into_iter().zip([16, 16, 8, 1, 1, 8, 1, 16, 256]);
+    let needed: Vec<(u16, u32)> = needed.collect();
+    let mut bytes = [&b"II*\0"[..], &FIRST.to_le_bytes()].concat();
+    bytes.resize(FIRST as usize, 7);
+    bytes.extend((TAGS as u16).to_le_bytes());
+    for index in 0..TAGS + COUNT {
+        let (tag, kind, value) = match (index.checked_sub(TAGS), index.checked_sub(5000)) {
+            // The first four bytes are where the next directory is.
+            (Some(directory), _) if directory + 1 < COUNT => {
+                let at = FIRST + 12 * (directory + 1);
+                (at as u16, (at >> 16) as u16, 0)
+            }
+            (Some(_), _) => (0, 0, 0),
+            (None, Some(known)) if (known as usize) < needed.len() => {
+                (needed[known as usize].0, 3, needed[known as usize].1)
+            }
+            (None, _) => (1000 + index as u16, 3, 0),
+        };
+        bytes.extend([tag.to_le_bytes(), kind.to_le_bytes()].concat());
+        bytes.extend([1, value | TAGS << 16].map(u32::to_le_bytes).concat());
+    }
+    let image = open(&bytes[..], &Limits { frames_max: 200, ..LIMITS }).unwrap();
+    let decoded = |index| image.frame(index, &|_, _| None);
+    assert!(decoded(0).is_ok() && decoded(20).is_ok());
+    let last = image.frame_count() - 1;
+    assert!(last < 60, "{last}");
+    let error = decoded(last).unwrap_err().to_string();
+    assert!(error.contains("its parts are read again and again"), "{error}");
+}

@@ -6,7 +6,7 @@ use super::{
         members::{FEW_MAX, member, members, members_or_absent},
         not_finite,
         predict::{Instance, Room, Text, decode_base64, decoded},
-        request::Input,
+        request::{Input, fits},
     },
     Form,
 };
@@ -245,6 +245,9 @@ fn input(spec: &TensorSpec, pixels: &[TensorSpec], value: &RawValue) -> Result<I
         own => {
             let shape = shape(spec, value)?;
             let datatype = if are_pixels(spec, pixels, &shape) { DataType::Uint8 } else { own };
+            // Before its elements are read, as many as they may be.
+            let forms: Vec<TensorSpec> = iter::once(spec).chain(pixels).cloned().collect();
+            fits(&forms, &spec.name, datatype, &shape)?;
             data::nested(&spec.name, datatype, shape, value)?
         }
     };
@@ -377,6 +380,15 @@ mod tests {
             r#"{"instances":[{"body":[1,2]},{"data":[3,4],"body":[7,8]}]}"#,
         ] {
             assert_eq!(tensors(body, &specs[..1]), Ok(one.clone()), "{body}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_a_shape_that_the_model_does_not_take_are_not_read() {
+        let specs = [spec_of("a", DataType::Fp32)];
+        for body in [r#"{"instances":[[1,2,"x"]]}"#, r#"{"inputs":{"a":[[1,2,"x"]]}}"#] {
+            let error = tensors(body, &specs).unwrap_err().to_string();
+            assert_eq!(error, "input \"a\" has shape [1, 3], expected [-1, 2] (-1 is any)", "{body}");
         }
     }
 
