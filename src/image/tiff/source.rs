@@ -20,7 +20,7 @@ const READ_FILES_MAX: u64 = 16;
 /// Bytes that may be read beside that multiple: the decompressors read ahead of each strip.
 const READ_BYTES_BASE: u64 = 256 << 20;
 /// The same for the walk, which reads directories: a small file may have thousands that overlap, with all tags that there are in each.
-const WALK_BYTES_BASE: u64 = 4 << 20;
+const WALK_BYTES_BASE: u64 = 24 << 20;
 
 /// The tag type for values of 32 bits.
 const LONG: u16 = 4;
