@@ -189,9 +189,12 @@ def test_predictions_are_counted_for_the_model(server, digits):
         (line,) = [li for li in text.splitlines() if li.startswith('ocelli_outcomes_total{model="digits",outcome="ok"}')]
         return int(line.rsplit(" ", 1)[1])
 
+    (row,) = wire.ok(predict(server, "digits", {"instances": [{"b64": wire.b64(image)}]}, "1.0"))["predictions"]
+    assert row["classes"][0]["label"] == digit
     before = counted()
     wire.ok(predict(server, "digits", {"instances": [{"b64": wire.b64(digits[0][1])}]}))
     assert counted() == before + 1
+        assert predict(server, "digits", {"instances": [{"b64": wire.b64(image)}]}, version).status_code == 404
 
 
 def test_torchserves_form_is_the_five_best_by_label(server, digits):
