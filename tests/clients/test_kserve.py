@@ -318,3 +318,10 @@ def test_a_server_can_answer_as_torchserve_whoever_asks_for_nothing(start_server
     assert len(wire.ok(predict(server, "digits", numbers))["predictions"][0]) == 10
     reply = wire.post_image(server, "digits", image, query={"format": "numpy"})
     assert reply.status_code == 400 and "ocelli or torchserve" in reply.json()["error"], reply.text
+    # TorchServe's handlers look for `data`, then for `body`.
+    other = digits[-1][1]
+    for names in (["image", "body"], ["body", "data"], ["file", "body", "data"]):
+        parts = [(name, (name, other)) for name in names[:-1]] + [(names[-1], ("last", image))]
+        assert wire.ok(requests.post(url, files=parts, timeout=wire.TIMEOUT)) == best, names
+        own = wire.ok(requests.post(url, files=parts, params={"format": "ocelli"}, timeout=wire.TIMEOUT))
+        assert len(own["predictions"]) == len(names), "all of them in the own form"
