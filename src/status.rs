@@ -8,9 +8,10 @@
 //!
 //! 1. the models that were present at the start have been loaded or have failed to load (that is, the first time that no
 //!    model is loading; models that are loaded later do not take readiness away),
-//! 2. at least one model is ready, and
+//! 2. at least one model is ready; or there is none, and callers bring them (`repository_mode = "explicit"`), whose loads are requests
+//!    like others, and
 //! 3. at least one device is serving: a forward pass on it has succeeded. A device that was serving and was released because
-//!    it was idle counts as well: it is taken again when a request needs it, and
+//!    it was idle counts as well: it is taken again when a request needs it. So does one of an empty server, and
 //! 4. the data path runs its tasks, with less patience than for the process to count as live: it costs nothing to be asked no more
 //!    for a while.
 //!
@@ -74,6 +75,8 @@ pub struct Status {
     models: RwLock<Models>,
     /// What to do if there is no model, for the message that says so.
     pub without_models: Option<&'static str>,
+    /// Whether the server is as ready without any: callers bring and take them.
+    pub may_be_empty: bool,
     /// Why GPUs that were looked for, some or all, are missing.
     pub no_gpu: Vec<String>,
     /// Notified when the status of a device changes.
@@ -102,6 +105,7 @@ impl Status {
             hopeless: OnceLock::new(),
             models: RwLock::default(),
             without_models: None,
+            may_be_empty: false,
             no_gpu: Vec::new(),
             told: Notify::new(),
         }
@@ -295,8 +299,14 @@ impl Status {
         let devices = self.devices();
         self.models_ready(&devices)?;
         self.moves(now, READY_BEAT_AGE_MAX)?;
-        // A device that was released because it was idle is taken again when a request needs it.
-        if devices.iter().any(|device| device.state.runs() || device.cause == Cause::Idle) {
+        // A device that was released because it was idle is taken again when a request needs it. One that no model runs on yet is tried
+        // with the first that is loaded.
+        let is_empty = self.models() == ModelCounts::default();
+        let may_serve = |device: &Device| {
+            let waits = device.cause == Cause::Idle || is_empty && device.cause == Cause::Empty;
+            device.state.runs() || waits
+        };
+        if devices.iter().any(may_serve) {
             return Ok(());
         }
         if devices.is_empty() {
@@ -322,6 +332,7 @@ impl Status {
             });
         }
         match (ready, all) {
+            (0, 0) if self.may_be_empty => Ok(()),
             (0, 0) => {
                 let how = self.without_models.map(|how| format!(": {how}"));
                 Err(format!("no model is loaded{}", how.unwrap_or_default()))
@@ -472,6 +483,20 @@ mod tests {
         status.without_models = Some("restart");
         check(&status, Err("no model is loaded: restart"));
         status.set_models(counts(1, 0, 0));
+        check(&status, Ok(()));
+    }
+
+    #[test]
+    fn where_callers_bring_the_models_none_is_as_ready_and_one_that_failed_is_not() {
+        let mut status = Status::new(Instant::now());
+        status.may_be_empty = true;
+        check(&status, Err("the models have not been looked at yet"));
+        status.set_models(counts(0, 0, 0));
+        status.set_device("cpu", DeviceState::Waiting, Cause::Empty, "");
+        check(&status, Ok(()));
+        status.set_models(counts(0, 0, 1));
+        check(&status, Err("no model is ready: 1 of 1 unavailable, 0 loading"));
+        status.set_models(counts(0, 0, 0));
         check(&status, Ok(()));
     }
 

@@ -132,6 +132,7 @@ pub(super) fn start(
     metrics.gpus_failed.set(without.iter().filter(|(_, is_fault)| *is_fault).count() as i64);
     let mut status = Status::new(Instant::now());
     status.without_models = Some(without_models(config.repository_mode));
+    status.may_be_empty = config.repository_mode == RepositoryMode::Explicit;
     status.no_gpu = without.into_iter().map(|(reason, _)| reason).collect();
     let status = Arc::new(status);
     let queue = Queue::new(QueueLimits {

@@ -127,7 +127,7 @@ options! {
             "none: the models of the start stay. explicit: callers load and unload models by /v2/repository. watch: models follow their folder, once a change in it has settled.";
         startup_models: Chosen, Names, "*",
             "Which models of the folder are loaded at the start: names with commas between them, * for all, empty for none.",
-            "With repository_mode explicit, the others can be loaded later; with watch, when their files change. A server is not ready before it has a model.";
+            "With repository_mode explicit, the others can be loaded later; with watch, when their files change. A server is not ready before it has a model, except with explicit: there callers may begin with none.";
         shared_memory_regions_max: usize, Count { min: 0, max: 65_536 }, "0",
             "How many regions of shared memory callers may register to hand over tensors; 0 for none.",
             "This is Triton's system shared memory extension. Each region takes a file descriptor; all regions together take at most a quarter of those that the process may have. Whoever may register regions can make the server read and write any file under /dev/shm that its user may. Without admin_token, that is callers by a loopback address (127.0.0.1, ::1); with it, those who know the token. Set the token if others have accounts on the machine.";

@@ -33,7 +33,7 @@ use tonic::{Extensions, Status, metadata::MetadataMap};
 
 /// The target of a call; an empty version asks for the highest one that can be served.
 pub(super) fn target(model: String, version: String) -> Target {
-    Target { model, version: (!version.is_empty()).then_some(version) }
+    Target::new(model, Some(version).filter(|version| !version.is_empty()))
 }
 
 /// What a call states beside its message.

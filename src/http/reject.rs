@@ -224,6 +224,11 @@ impl Problem {
         Problem::new(METHOD, detail)
     }
 
+    /// A prediction of KServe's first protocol was posted to a path that does not end in `verb`.
+    pub fn without_verb(verb: &str) -> Problem {
+        Problem::new(METHOD, format!("predictions are posted to /v1/models/NAME{verb}"))
+    }
+
     /// The path and query are longer than `limit` bytes.
     pub fn uri_too_long(got: usize, limit: usize) -> Problem {
         let detail = format!("the address has {got} bytes, more than the limit of {limit}");

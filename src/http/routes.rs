@@ -38,9 +38,12 @@ fn inference_routes() -> Vec<Route> {
         ("/predictions/{model}/{version}", post(predict::predict).put(predict::predict)),
         ("/v2/models/{model}/infer", post(infer::infer)),
         ("/v2/models/{model}/versions/{version}/infer", post(infer::infer)),
-        // The last segment of a POST ends in `:predict`, which a route cannot say.
-        ("/v1/models/{model}", get(kserve::ready).post(kserve::call)),
-        ("/v1/models/{model}/versions/{version}", get(kserve::ready).post(kserve::call)),
+        // The last segment of a POST ends in `:predict`, which a route cannot say: `openapi.yaml` has paths of their own for it.
+        ("/v1/models/{model}", get(kserve::ready).post(kserve::call).fallback(kserve::other)),
+        (
+            "/v1/models/{model}/versions/{version}",
+            get(kserve::ready).post(kserve::call).fallback(kserve::other),
+        ),
     ]
 }
 

@@ -20,6 +20,27 @@ pub(crate) struct Target {
 }
 
 impl Target {
+    /// What a caller wrote.
+    pub(crate) fn new(model: String, version: Option<String>) -> Target {
+        Target { model, version: version.map(|version| whole(&version).to_owned()) }
+    }
+
+    /// The same without [`VERB`] at the end of the path.
+    ///
+    /// # Errors
+    /// The target as it is, and the verb if the path ends in another.
+    pub(super) fn asked_to_predict(self) -> Result<Target, (Target, Option<String>)> {
+        let last = self.version.as_ref().unwrap_or(&self.model);
+        let Some(name) = last.strip_suffix(VERB).map(str::to_owned) else {
+            let verb = last.split_once(':').map(|(_, verb)| verb.to_owned());
+            return Err((self, verb));
+        };
+        Ok(match self.version {
+            Some(_) => Target::new(self.model, Some(name)),
+            None => Target::new(name, None),
+        })
+    }
+
     /// The model, if it can be served now.
     pub(crate) fn find(&self, front: &Front) -> Result<Arc<Model>, InferError> {
         let model = front.catalog.get(&self.model, self.version.as_deref())?;
@@ -46,7 +67,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Target {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Target, InferError> {
         let model = segment(parts, state, "model").await?.unwrap_or_default();
         let version = segment(parts, state, "version").await?;
-        Ok(Target { model, version: version.map(|version| whole(&version).to_owned()) })
+        Ok(Target::new(model, version))
     }
 }
 
@@ -71,7 +92,7 @@ pub(super) async fn segment<S: Send + Sync>(
 
 #[cfg(test)]
 mod tests {
-    use super::whole;
+    use super::{Target, whole};
 
     #[test]
     fn one_point_nothing_is_one_and_other_versions_stay_as_they_are() {
@@ -80,5 +101,17 @@ mod tests {
         {
             assert_eq!(whole(sent), meant);
         }
+    }
+
+    #[test]
+    fn a_prediction_names_its_verb_at_the_end_of_its_path() {
+        let of = |model: &str, version: Option<&str>| {
+            let target = Target::new(model.into(), version.map(str::to_owned)).asked_to_predict();
+            target.map(|target| (target.model, target.version)).map_err(|(_, verb)| verb)
+        };
+        assert_eq!(of("m:predict", None), Ok(("m".into(), None)));
+        assert_eq!(of("m", Some("1.0:predict")), Ok(("m".into(), Some("1".into()))));
+        assert_eq!(of("m", Some("1:explain")), Err(Some("explain".into())));
+        assert_eq!(of("m", None), Err(None));
     }
 }

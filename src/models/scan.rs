@@ -65,7 +65,9 @@ pub struct Found {
 /// # Errors
 /// If the folder itself cannot be read.
 pub fn scan(repository: &Repository) -> Result<Vec<Found>, String> {
-    Ok(found_of(repository.folder(), repository.entries()?, None))
+    let mut found = found_of(repository.folder(), repository.entries()?, None);
+    repository.note_other_name(&mut found);
+    Ok(found)
 }
 
 /// One model. `versions`, if given, replaces the model's own version policy. No other model is read.
@@ -417,7 +419,8 @@ fn describe(name: &str, path: &Path) -> Result<Described, String> {
             fit.settings.set_map(key, map, name)?;
         }
     }
-    Ok(Described { manifest, labels, output_labels: BTreeMap::new(), notes: Vec::new(), tritons: false })
+    let notes = misplaced::labels(path, &manifest);
+    Ok(Described { manifest, labels, output_labels: BTreeMap::new(), notes, tritons: false })
 }
 
 /// Checks a model's name, which is used unchanged in URLs, metrics and log files.

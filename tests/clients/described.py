@@ -12,8 +12,8 @@ import yaml
 from server import ROOT
 
 DOCUMENT = yaml.safe_load((ROOT / "openapi.yaml").read_text())
-# Those without parameters first: `/v2/models/stats` is no model.
-PATHS = sorted(DOCUMENT["paths"], key=lambda path: path.count("{"))
+# Those without parameters first: `/v2/models/stats` is no model. Longer ones before others: no model is called `digits:predict`.
+PATHS = sorted(DOCUMENT["paths"], key=lambda path: (path.count("{"), -len(path)))
 PATTERNS = [(re.compile(re.sub(r"{\w+}", "[^/]+", path)), path) for path in PATHS]
 # HTTP's own, which every reply has.
 HEADERS = {"connection", "content-length", "content-type", "date", "transfer-encoding"}

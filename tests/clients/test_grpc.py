@@ -95,6 +95,7 @@ ONES = np.ones((1, 16), np.float32)
 def test_health_and_metadata(client):
     assert client.is_server_live() and client.is_server_ready()
     assert client.is_model_ready("digits") and client.is_model_ready("digits", "1")
+    assert client.is_model_ready("digits", "1.0"), "TorchServe's versions have a point"
     assert not client.is_model_ready("digits", "9") and not client.is_model_ready("nothing")
     assert not client.is_model_ready("broken")
     metadata = client.get_server_metadata()

@@ -137,6 +137,17 @@ def test_options_of_predictions_are_refused_where_they_would_not_be_heard(server
     wire.problem(predict(server, "digits", numbers), 400, "top_k is for images")
 
 
+def test_a_data_url_is_its_file_and_other_urls_are_not_fetched(server, digits):
+    _, image, digit = digits[0]
+    urls = [f"data:{kind};base64,{wire.b64(image)}" for kind in ("image/png", "image/jpeg", "")]
+    rows = {"instances": [*urls, {"b64": urls[0]}, {"data": urls[0]}, {"image": {"b64": urls[0]}}]}
+    for reply in (predict(server, "digits", rows), requests.post(wire.prediction_url(server, "digits"), json=rows, timeout=wire.TIMEOUT)):
+        assert [row["classes"][0]["label"] for row in wire.ok(reply)["predictions"]] == [digit] * 6
+    for scheme in ("http", "https"):
+        reply = predict(server, "digits", {"instances": [{"b64": f"{scheme}://example.org/a.png"}]})
+        wire.problem(reply, 400, "URLs are not fetched: send the file itself, in base64")
+
+
 def test_one_bad_image_fails_the_request(server, digits):
     body = {"instances": [{"b64": wire.b64(digits[0][1])}, {"b64": wire.b64(b"no image")}]}
     reply = predict(server, "digits", body)
@@ -178,9 +189,12 @@ def test_a_version_of_torchserve_and_the_types_of_s3_and_sagemaker_are_taken(ser
         url = f"{server.url}/predictions/digits/{version}"
         reply = wire.ok(requests.post(url, data=image, headers={"Content-Type": kind}, timeout=wire.TIMEOUT))
         assert reply["version"] == "1" and reply["classes"][0]["label"] == digit
+    (row,) = wire.ok(predict(server, "digits", {"instances": [{"b64": wire.b64(image)}]}, "1.0"))["predictions"]
+    assert row["classes"][0]["label"] == digit
     for version in ("1.1", "1.0.0"):
         reply = requests.post(f"{server.url}/predictions/digits/{version}", data=image, timeout=wire.TIMEOUT)
         wire.problem(reply, 404, f"'digits/{version}'")
+        assert predict(server, "digits", {"instances": [{"b64": wire.b64(image)}]}, version).status_code == 404
 
 
 def test_predictions_are_counted_for_the_model(server, digits):
@@ -309,6 +323,13 @@ def test_a_server_can_answer_as_torchserve_whoever_asks_for_nothing(start_server
     }.items():
         reply = requests.post(url, timeout=wire.TIMEOUT, **sent)
         assert wire.ok(reply) == best, name
+    # TorchServe's handlers look for `data`, then for `body`.
+    other = digits[-1][1]
+    for names in (["image", "body"], ["body", "data"], ["file", "body", "data"]):
+        parts = [(name, (name, other)) for name in names[:-1]] + [(names[-1], ("last", image))]
+        assert wire.ok(requests.post(url, files=parts, timeout=wire.TIMEOUT)) == best, names
+        own = wire.ok(requests.post(url, files=parts, params={"format": "ocelli"}, timeout=wire.TIMEOUT))
+        assert len(own["predictions"]) == len(names), "all of them in the own form"
     rows = {"instances": [{"data": wire.b64(image), "target": 0}]}
     assert wire.ok(predict(server, "digits", rows)) == {"predictions": [best]}
     numbers = {"instances": np.zeros((1, 1, 32, 32)).tolist()}

@@ -6,8 +6,11 @@ import shutil
 import subprocess
 import sys
 
+import described
+import jsonschema_rs
 import pytest
 import requests
+import wire
 import yaml
 from server import ROOT
 
@@ -64,3 +67,59 @@ def test_every_key_of_a_fitters_query_is_described(start_server, tmp_path):
     guide = (ROOT / "docs" / "localize.md").read_text()
     # As a key of a query, of a manifest, or of one that is commented out.
     assert [key for key in sorted(known) if not re.search(rf"`{key}[`=]|^(# )?{key} = ", guide, re.MULTILINE)] == []
+
+
+def members(schema, reply):
+    """Which members of a union a reply fits, by their names or places. A generated client takes the first, or wants only one."""
+    fits = []
+    for at, member in enumerate(schema.get("oneOf", schema.get("anyOf"))):
+        if jsonschema_rs.validator_for({**member, "components": described.DOCUMENT["components"]}).is_valid(reply):
+            fits.append(member.get("$ref", str(at)).rpartition("/")[2])
+    return fits
+
+
+def test_a_reply_fits_one_member_of_its_union(server, digits):
+    """Whatever fits two is an answer of which a generated client shows only what both have in common."""
+    union = described.DOCUMENT["components"]["responses"]["Predicted"]["content"]["application/json"]["schema"]
+    file, broken = digits[0][1], b"\x89PNG\r\n\x1a\nnothing"
+    torchserve = {"format": "torchserve"}
+
+    def post_all(files, query=None):
+        return wire.post_files(server, "digits", [("a.png", file) for file in files], query)
+
+    body = {"instances": [{"b64": wire.b64(file)}] * 2}
+    instances = requests.post(wire.prediction_url(server, "digits"), json=body, params=torchserve, timeout=wire.TIMEOUT)
+    detected = (ROOT / "examples" / "images" / "digits-detector" / "0.png").read_bytes()
+    replies = {
+        "Prediction": [
+            wire.post_image(server, "digits", file),
+            wire.post_image(server, "digits-detector", detected),
+            wire.post_image(server, "digits-segmenter", file),
+            wire.post_image(server, "digits-embedder", file),
+        ],
+        "Predictions": [post_all(files) for files in ([file] * 2, [file, broken], [broken, file])],
+        "Probabilities": [wire.post_image(server, "digits", file, query=torchserve)],
+        "LabelledBoxes": [wire.post_image(server, "digits-detector", detected, query=torchserve)],
+        "ProbabilitiesOfSeveral": [post_all(files, torchserve) for files in ([file] * 2, [file, broken])],
+        "5": [instances],
+    }
+    for name, answers in replies.items():
+        for answer in answers:
+            assert members(union, wire.ok(answer)) == [name], answer.text
+    entries = described.DOCUMENT["components"]["schemas"]["Predictions"]["allOf"][1]["properties"]["predictions"]["items"]
+    of = [members(entries, entry) for entry in wire.ok(replies["Predictions"][1])["predictions"]]
+    assert of == [["1"], ["0"]], "an answer, and a problem"
+
+
+def test_what_is_required_is_described_beside_it():
+    """Generators pass over a requirement that has no property beside it, and then take any object for it."""
+    schemas = list(described.DOCUMENT["components"]["schemas"].items())
+    while schemas:
+        name, schema = schemas.pop()
+        if isinstance(schema, dict):
+            if isinstance(schema.get("required"), list):
+                known = schema.get("properties", {}).keys()
+                assert set(schema["required"]) <= known or "additionalProperties" in schema, name
+            schemas += [(f"{name}/{key}", value) for key, value in schema.items()]
+        elif isinstance(schema, list):
+            schemas += [(f"{name}/{at}", value) for at, value in enumerate(schema)]

@@ -1107,9 +1107,9 @@ def test_the_documents_show_every_operation_and_ask_this_server(visit):
 # What each is asked with: a file where a type has one, else what is there.
 OPERATIONS = {
     "images-predict": ["image/*", "multipart/form-data", "application/json"],
-    "images-predictPut": ["image/*"],
+    "images-predictPut": ["application/octet-stream"],
     "images-predictVersion": ["image/*"],
-    "images-predictVersionPut": ["application/json"],
+    "images-predictVersionPut": ["application/octet-stream"],
     "kserve-v1Predict": [None],
     "kserve-v1VersionPredict": [None],
     "tensors-infer": [None],
@@ -1131,7 +1131,7 @@ def test_a_request_of_the_documents_is_answered_as_it_is_filled_in(visit, operat
         block.locator(".try-out__btn").click()
         if media:
             block.locator("select.content-type").first.select_option(media)
-        if media in ("image/*", "multipart/form-data"):
+        if media in ("image/*", "application/octet-stream", "multipart/form-data"):
             block.locator("input[type=file]").first.set_input_files(IMAGES / "digits" / "3-0.png")
         block.locator(".execute").click()
         reply = block.locator(".live-responses-table")

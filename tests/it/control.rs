@@ -147,7 +147,6 @@ async fn base64_with_line_breaks_is_an_image_on_every_route() {
 async fn a_server_without_a_model_says_how_it_comes_to_one() {
     for (repository_mode, how) in [
         (RepositoryMode::None, "at the start alone: put models into it and restart"),
-        (RepositoryMode::Explicit, "load them by /v2/repository"),
         (RepositoryMode::Watch, "as soon as it is in the folder"),
     ] {
         let empty = tempfile::tempdir().expect("a temporary folder");
@@ -157,4 +156,26 @@ async fn a_server_without_a_model_says_how_it_comes_to_one() {
         server.wait_until(|server| server.ready().is_err_and(says)).await;
         server.end().await;
     }
+}
+
+/// As Triton's and KServe's servers are, so that whoever loads the models may wait for readiness first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_models_callers_load_is_ready_without_any() {
+    let empty = tempfile::tempdir().expect("a temporary folder");
+    let repository_mode = RepositoryMode::Explicit;
+    let config = Config { models: empty.path().to_owned(), repository_mode, ..config() };
+    let server = Server::start_without_waiting(config, Some(empty)).await;
+    server.wait_until(|server| server.ready().is_ok()).await;
+    assert_eq!(server.get("/v2/health/ready").await.status, 200);
+    server.end().await;
+
+    let server = explicit().await;
+    let models = server.get("/v1/models").await.json();
+    for model in models["models"].as_array().unwrap() {
+        let path = format!("/v2/repository/models/{}/unload", model.as_str().unwrap());
+        assert_eq!(post(&server, &path, &[], "").await.status, 200, "{path}");
+    }
+    assert_eq!(server.get("/v1/models").await.json()["models"], json!([]));
+    assert_eq!(server.get("/v2/health/ready").await.status, 200);
+    server.end().await;
 }

@@ -10,6 +10,10 @@ fn document() -> Value {
     serde_norway::from_str(include_str!("../../openapi.yaml")).unwrap()
 }
 
+/// Paths that share a route with others: what they end in, no route can say.
+const PREDICTIONS: [&str; 2] =
+    ["/v1/models/{model}:predict", "/v1/models/{model}/versions/{version}:predict"];
+
 /// All operations: method, path, and the operation.
 fn operations(document: &Value) -> Vec<(String, String, Value)> {
     let mut operations = Vec::new();
@@ -53,7 +57,7 @@ fn the_paths_are_those_of_the_router() {
     let document = document();
     let declared: BTreeSet<&str> =
         document["paths"].as_mapping().unwrap().keys().map(|path| path.as_str().unwrap()).collect();
-    let routed: BTreeSet<&str> = ocelli::http::paths().into_iter().collect();
+    let routed: BTreeSet<&str> = ocelli::http::paths().into_iter().chain(PREDICTIONS).collect();
     assert_eq!(declared, routed, "openapi.yaml, router");
 }
 

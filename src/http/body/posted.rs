@@ -43,6 +43,15 @@ pub(in crate::http) fn is_raw(headers: &HeaderMap) -> Result<bool, InferError> {
     Ok(matches!(Form::of(headers, false)?, Form::Raw))
 }
 
+/// What of TorchServe's ways a request has.
+#[derive(Debug, Clone, Copy, Default)]
+pub(in crate::http) struct AsTorchServe {
+    /// What only TorchServe takes is taken.
+    pub(in crate::http) takes: bool,
+    /// The answer has TorchServe's form.
+    pub(in crate::http) answers: bool,
+}
+
 /// What is taken.
 #[derive(Debug, Clone, Copy)]
 struct Taken {
@@ -51,6 +60,8 @@ struct Taken {
     /// Whether also what only TorchServe takes: base64 as a lone JSON string or as `text/plain`, a file in `data` or `body` of a form that
     /// is urlencoded, and parts of a form that are no files, which are passed over.
     torchserve: bool,
+    /// Whether of a form only the files are taken that TorchServe's handlers look for, if there are any.
+    named: bool,
 }
 
 /// Reads the body, within its limits, and finds the files in it.
@@ -58,9 +69,10 @@ pub(in crate::http) async fn read(
     request: Request,
     front: &Front,
     step: Step,
-    torchserve: bool,
+    as_torchserve: AsTorchServe,
 ) -> Result<Posted, InferError> {
     let limits = &front.limits;
+    let AsTorchServe { takes: torchserve, answers: named } = as_torchserve;
     let form = Form::of(request.headers(), torchserve);
     let mut charged = Charged::to(request.extensions().get::<Arc<Permit>>().cloned());
     let body = body::of(request, limits.body).await?;
@@ -68,7 +80,7 @@ pub(in crate::http) async fn read(
     if body.is_empty() {
         return Err(InferError::BadRequest("the body is empty, expected an image".into()));
     }
-    let taken = Taken { parts_max: limits.parts_max, torchserve };
+    let taken = Taken { parts_max: limits.parts_max, torchserve, named };
     match form {
         Form::Raw => Ok(Posted::one(Ok(body))),
         // Finding parts and reading base64 takes a millisecond per megabyte: not on the async threads.
@@ -109,7 +121,7 @@ fn find(form: &Form, body: &Bytes, taken: Taken, charged: &mut Charged) -> Resul
         Form::Text => one(File { bytes: body.clone(), written: Written::Base64 }),
         Form::Urlencoded => one(urlencoded(body)),
         Form::Multipart(boundary) => {
-            let files = files(multipart::parts(body, boundary, taken.parts_max)?, taken.torchserve)?;
+            let files = files(multipart::parts(body, boundary, taken.parts_max)?, taken)?;
             let files = charged.unpacked(files)?;
             Ok(Posted { files, raw: false, listed: false, parameters: Parameters::new() })
         }
@@ -267,7 +279,11 @@ impl Form {
 /// Names under which clients send files without saying that they are files.
 const FILE_FIELDS: [&str; 4] = ["data", "image", "file", "body"];
 
-fn files(mut parts: Vec<Part>, torchserve: bool) -> Result<Vec<File>, InferError> {
+/// Those of them that TorchServe's handlers look for: the first that is there.
+const HANDLED_FIELDS: [&str; 2] = ["data", "body"];
+
+fn files(mut parts: Vec<Part>, taken: Taken) -> Result<Vec<File>, InferError> {
+    let Taken { torchserve, named, .. } = taken;
     if parts.is_empty() {
         return Err(InferError::BadRequest("the multipart body has no parts, expected files".into()));
     }
@@ -281,6 +297,10 @@ fn files(mut parts: Vec<Part>, torchserve: bool) -> Result<Vec<File>, InferError
             part.name,
             FILE_FIELDS.join(", ")
         )));
+    }
+    let looked_for = HANDLED_FIELDS.into_iter().find(|field| parts.iter().any(|part| part.name == *field));
+    if let Some(field) = looked_for.filter(|_| named) {
+        parts.retain(|part| part.name == field);
     }
     let read = |Part { bytes, content_type, .. }: Part| {
         let said = content_type.unwrap_or_default();
@@ -300,10 +320,15 @@ mod tests {
     const PNG: &[u8] = b"\x89PNG\r\n\x1a\n+ %&=";
 
     fn found(content_type: &str, body: &[u8], torchserve: bool) -> Result<Posted, InferError> {
+        let taken = Taken { parts_max: 4, torchserve, named: false };
+        found_as(content_type, body, taken)
+    }
+
+    fn found_as(content_type: &str, body: &[u8], taken: Taken) -> Result<Posted, InferError> {
         let value = HeaderValue::from_str(content_type).unwrap();
-        let form = Form::of(&HeaderMap::from_iter([(header::CONTENT_TYPE, value)]), torchserve)?;
+        let form = Form::of(&HeaderMap::from_iter([(header::CONTENT_TYPE, value)]), taken.torchserve)?;
         let body = Bytes::copy_from_slice(body);
-        find(&form, &body, Taken { parts_max: 4, torchserve }, &mut Charged::to(None))
+        find(&form, &body, taken, &mut Charged::to(None))
     }
 
     fn form(parts: &[(&str, &[u8])]) -> Vec<u8> {
@@ -349,6 +374,25 @@ mod tests {
         assert_eq!(posted.files, [Ok(Bytes::from_static(PNG)), Ok(Bytes::from_static(PNG))]);
         let error = found("multipart/form-data; boundary=B", &parts, false).err().unwrap().to_string();
         assert!(error.contains("part \"note\" is not a file"), "{error}");
+    }
+
+    #[test]
+    fn of_a_form_in_torchserves_way_the_files_of_the_first_name_that_it_looks_for_are_taken() {
+        let check = |names: &[&str], named: bool, expected: &[&str]| {
+            let heads: Vec<String> =
+                names.iter().map(|name| format!("name=\"{name}\"; filename=\"a\"")).collect();
+            let parts: Vec<(&str, &[u8])> =
+                heads.iter().zip(names).map(|(head, name)| (&**head, name.as_bytes())).collect();
+            let taken = Taken { parts_max: 4, torchserve: false, named };
+            let posted = found_as("multipart/form-data; boundary=B", &form(&parts), taken).unwrap();
+            let files: Vec<Bytes> = posted.files.into_iter().map(Result::unwrap).collect();
+            assert_eq!(files, expected, "{names:?}");
+        };
+        check(&["image", "body", "data"], true, &["data"]);
+        check(&["image", "body", "a"], true, &["body"]);
+        check(&["data", "data", "body"], true, &["data", "data"]);
+        check(&["image", "a"], true, &["image", "a"]);
+        check(&["image", "body", "data"], false, &["image", "body", "data"]);
     }
 
     #[test]

@@ -52,12 +52,26 @@ pub(in crate::http) async fn ready(
     target: Target,
     method: Method,
 ) -> Response {
-    // No model has such a name: the path is that of a prediction, which is posted.
-    if target.version.as_ref().unwrap_or(&target.model).ends_with(VERB) {
-        let refused = Problem::method_not_allowed(method.as_str());
-        return ([(header::ALLOW, "POST")], refused).into_response();
+    // No model has such a name.
+    match target.asked_to_predict() {
+        Ok(_) => refused(Ok(()), &method),
+        Err((target, _)) => described(&front, &target).into_response(),
     }
-    described(&front, &target).into_response()
+}
+
+/// Another method, or a prediction without its verb.
+pub(in crate::http) async fn other(target: Target, method: Method) -> Response {
+    refused(target.asked_to_predict().map(drop).map_err(drop), &method)
+}
+
+/// The refusal of a method on the path of a prediction, which is posted, or on that of a model's readiness, which is got.
+fn refused(predicts: Result<(), ()>, method: &Method) -> Response {
+    let (allowed, problem) = match predicts {
+        Err(()) if method == Method::POST => ("GET, HEAD", Problem::without_verb(VERB)),
+        Err(()) => ("GET, HEAD", Problem::method_not_allowed(method.as_str())),
+        Ok(()) => ("POST", Problem::method_not_allowed(method.as_str())),
+    };
+    ([(header::ALLOW, allowed)], problem).into_response()
 }
 
 fn described(front: &Front, target: &Target) -> Result<Json<Value>, InferError> {
@@ -83,21 +97,20 @@ fn described(front: &Front, target: &Target) -> Result<Json<Value>, InferError> 
 /// `POST /v1/models/{model}[/versions/{version}]:predict`
 pub(in crate::http) async fn call(
     extract::State(front): extract::State<Arc<Front>>,
-    mut target: Target,
+    target: Target,
     request: Request,
 ) -> Result<Response, InferError> {
-    let last = target.version.as_mut().unwrap_or(&mut target.model);
-    match last.strip_suffix(VERB) {
-        Some(name) => *last = name.to_owned(),
-        None => {
-            let verb = last.split_once(':').map_or("", |(_, verb)| verb);
+    let target = match target.asked_to_predict() {
+        Ok(target) => target,
+        Err((_, None)) => return Ok(refused(Err(()), &Method::POST)),
+        Err((_, Some(verb))) => {
             let told =
                 format!("a model can be asked to predict, not {verb:?}: post to /v1/models/NAME{VERB}");
             // Verbs that TensorFlow Serving and KServe have as well.
-            let known = matches!(verb, "explain" | "classify" | "regress");
+            let known = matches!(&*verb, "explain" | "classify" | "regress");
             return Err(if known { InferError::NotOffered(told) } else { InferError::BadRequest(told) });
         }
-    }
+    };
     let model = target.find(&front)?;
     predicted(&front, &model, request).await
 }

@@ -20,7 +20,7 @@ use crate::{
     error::InferError,
     http::{
         Front,
-        body::posted,
+        body::posted::{self, AsTorchServe},
         call::{Call, Spent},
         decode::{Decoded, Opened, Staged},
         streamed,
@@ -63,7 +63,9 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let negotiated = Negotiated::of(request.headers(), &model.task);
     let torchserve = negotiated.torchserve(front.torchserve_answers);
     let options = if torchserve { options.in_torchserves_form(&model.task) } else { options };
-    let mut posted = call.body(posted::read(request, front, call.step(), front.torchserve_answers)).await?;
+    let as_torchserve =
+        AsTorchServe { takes: front.torchserve_answers, answers: options.are_for_torchserves_form() };
+    let mut posted = call.body(posted::read(request, front, call.step(), as_torchserve)).await?;
     let mut asked = Asked::of(options, &posted.parameters, model)?;
     let pictured = match negotiated.pictured {
         Some(Reply::Picture(form)) => Some(form),

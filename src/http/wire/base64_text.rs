@@ -1,5 +1,6 @@
 //! Base64 in JSON: the standard alphabet, with or without padding. Line breaks, spaces and tabs between the symbols are skipped, as
-//! Python's `b64decode` skips what its `encodebytes` writes.
+//! Python's `b64decode` skips what its `encodebytes` writes. Of a data URL (`data:image/png;base64,…`), as browsers make them, what follows
+//! the comma is read: what a file is, its bytes say.
 
 use base64::{
     DecodeError, Engine,
@@ -13,6 +14,8 @@ const WITHIN: GeneralPurpose = of(DecodePaddingMode::RequireNone);
 
 /// Symbols per piece of a text with white space: whole groups of four.
 const PIECE: usize = 4096;
+/// The longest head of a data URL, up to its comma.
+const HEAD_MAX: usize = 256;
 /// Enough symbols to recognise a file.
 const BEGINNING: usize = 32;
 
@@ -32,20 +35,35 @@ pub(in crate::http) struct NotBase64 {
 ///
 /// # Errors
 /// [`NotBase64`].
-pub(in crate::http) fn decode(text: &str) -> Result<Vec<u8>, NotBase64> {
+pub(in crate::http) fn decode(whole: &str) -> Result<Vec<u8>, NotBase64> {
+    let head = head(whole.as_bytes());
+    let text = &whole[head..];
     // White space is looked for only if decoding fails: almost no text has any.
     let bytes = match BASE64.decode(text) {
         Err(_) if text.bytes().any(is_white) => spaced(text),
         plain => plain,
     };
-    bytes.map_err(|error| NotBase64 { hint: hint(text, &error), error })
+    bytes.map_err(|error| NotBase64 { hint: hint(text, &error), error: moved(&error, |at| head + at) })
+}
+
+/// The length of a data URL's head, with the comma; 0 for a text that is none of base64.
+fn head(text: &[u8]) -> usize {
+    let begins = text.get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"data:"));
+    let comma = text.iter().take(HEAD_MAX).position(|byte| begins && *byte == b',');
+    let is_base64 = |comma: &usize| text[..*comma].to_ascii_lowercase().ends_with(b";base64");
+    comma.filter(is_base64).map_or(0, |comma| comma + 1)
 }
 
 /// A hint for text that is almost base64.
 fn hint(text: &str, error: &DecodeError) -> &'static str {
     match error {
         DecodeError::InvalidByte(_, b':') if text.trim_start().starts_with("data:") => {
-            "; of a data URL, send what follows the comma"
+            "; a data URL is read if it says so: data:image/png;base64,"
+        }
+        DecodeError::InvalidByte(_, b':')
+            if ["http:", "https:"].iter().any(|scheme| text.trim_start().starts_with(scheme)) =>
+        {
+            "; URLs are not fetched: send the file itself, in base64"
         }
         DecodeError::InvalidByte(_, b'-' | b'_') => {
             "; send the standard alphabet, which has + and / where that for URLs has - and _"
@@ -56,6 +74,7 @@ fn hint(text: &str, error: &DecodeError) -> &'static str {
 
 /// The bytes that a text begins with; empty if its beginning is not base64.
 pub(in crate::http) fn beginning(text: &[u8]) -> Vec<u8> {
+    let text = &text[head(text)..];
     let symbols: Vec<u8> = text.iter().copied().filter(|byte| !is_white(*byte)).take(BEGINNING).collect();
     BASE64.decode(symbols).unwrap_or_default()
 }
@@ -85,13 +104,21 @@ fn within(text: &str, before: usize, error: &DecodeError) -> DecodeError {
         symbols.nth(before + at).map_or(text.len(), |(place, _)| place)
     };
     match *error {
+        DecodeError::InvalidLength(symbols) => DecodeError::InvalidLength(before + symbols),
+        // Padding that is followed by something.
+        DecodeError::InvalidPadding => DecodeError::InvalidByte(text.find('=').unwrap_or(text.len()), b'='),
+        _ => moved(error, place),
+    }
+}
+
+/// The error with the place that it has elsewhere.
+fn moved(error: &DecodeError, place: impl Fn(usize) -> usize) -> DecodeError {
+    match *error {
         DecodeError::InvalidByte(at, byte) => DecodeError::InvalidByte(place(at), byte),
         DecodeError::InvalidLastSymbol { offset, symbol, symbol_value } => {
             DecodeError::InvalidLastSymbol { offset: place(offset), symbol, symbol_value }
         }
-        DecodeError::InvalidLength(symbols) => DecodeError::InvalidLength(before + symbols),
-        // Padding that is followed by something.
-        DecodeError::InvalidPadding => DecodeError::InvalidByte(text.find('=').unwrap_or(text.len()), b'='),
+        ref other => other.clone(),
     }
 }
 
@@ -130,6 +157,19 @@ mod tests {
     }
 
     #[test]
+    fn of_a_data_url_what_follows_its_head_is_read() {
+        for head in ["data:image/png;base64,", "data:;base64,", "DATA:a/b;charset=utf-8;BASE64,"] {
+            assert_eq!(decode(&format!("{head}YWJj")).unwrap(), b"abc", "{head}");
+            assert_eq!(decode(&format!("{head}YW\nJj\n")).unwrap(), b"abc", "{head}");
+            assert_eq!(beginning(format!("{head}YWJj").as_bytes()), b"abc", "{head}");
+            let error = decode(&format!("{head}YW!j")).unwrap_err().to_string();
+            assert!(error.ends_with(&format!("offset {}", head.len() + 2)), "{error}");
+        }
+        let long = format!("data:{};base64,YWJj", "x".repeat(HEAD_MAX));
+        assert!(decode(&long).is_err() && beginning(long.as_bytes()).is_empty());
+    }
+
+    #[test]
     fn what_is_no_base64_is_told_with_its_place_in_the_text() {
         let long = lines(&"YWJj".repeat(2000), 76, "\n");
         for (text, told) in [
@@ -141,9 +181,11 @@ mod tests {
             ("YQ==\nYQ==".to_owned(), "symbol 61, offset 2"),
             ("YW\u{a0}I=".to_owned(), "symbol 194, offset 2"),
             (
-                "data:image/png;base64,YWJj".to_owned(),
-                "symbol 58, offset 4; of a data url, send what follows the comma",
+                "data:image/svg+xml,YWJj".to_owned(),
+                "symbol 58, offset 4; a data url is read if it says so: data:image/png;base64,",
             ),
+            ("http://a/b.png".to_owned(), "symbol 58, offset 4; urls are not fetched: send the file itself"),
+            ("https://a/b.png".to_owned(), "symbol 58, offset 5; urls are not fetched: send the file itself"),
             ("YW:j".to_owned(), "symbol 58, offset 2"),
             ("YW-j".to_owned(), "symbol 45, offset 2; send the standard alphabet"),
             ("YW\n_j".to_owned(), "symbol 95, offset 3; send the standard alphabet"),

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 const TOLD_MAX: usize = 3;
 
 /// Formats of other frameworks, by file extension.
-const OTHERS: [(&[&str], &str); 5] = [
+const OTHERS: [(&[&str], &str); 6] = [
+    (&[".mar"], "TorchServe's: docs/coming-from-torchserve.md says where what is in it goes"),
     (&[".pt", ".pth"], "PyTorch's: docs/pytorch.md says how it is exported"),
     (&[".safetensors"], "weights without their network: docs/pytorch.md says how both are exported"),
     (&[".keras", ".h5", ".pb", ".tflite"], "TensorFlow's: tf2onnx makes an ONNX file of it"),
@@ -42,10 +43,20 @@ pub(super) fn instead(folder: &Path, model_file: &str) -> Option<String> {
             ));
         }
     }
-    inside.iter().find_map(|(name, _)| {
-        let (_, whose) = OTHERS.iter().find(|(ends, _)| ends.iter().any(|end| name.ends_with(end)))?;
-        Some(format!("there is {name}, which is {whose}"))
-    })
+    inside.iter().find_map(|(name, _)| Some(format!("there is {name}, which is {}", of_other(name)?)))
+}
+
+/// What a file in a models folder itself is, if another framework's that nothing beside it was made from.
+pub(super) fn alone(name: &str, path: &Path) -> Option<&'static str> {
+    let whose = of_other(name)?;
+    let made = path.with_extension("onnx").exists() || path.with_extension("").exists();
+    (!made).then_some(whose)
+}
+
+/// What a file with such a name is, if another framework's.
+fn of_other(name: &str) -> Option<&'static str> {
+    let (_, whose) = OTHERS.iter().find(|(ends, _)| ends.iter().any(|end| name.ends_with(end)))?;
+    Some(whose)
 }
 
 /// The ONNX files among these entries, by their paths from the folder where the search began.

@@ -1,6 +1,7 @@
-//! Finds files that would describe a model but are never read, because of their place or their name.
+//! Finds files that would describe a model but are never read, because of their place or their name, or since nothing names them.
 
-use super::{CONFIG_FILE, MANIFEST_FILE, disk::entries, is_number};
+use super::{CONFIG_FILE, MANIFEST_FILE, Manifest, disk::entries, is_number};
+use crate::tasks::Task;
 use std::path::{Path, PathBuf};
 
 /// Which of the files that describe a model this name means, ignoring case.
@@ -37,6 +38,26 @@ pub(super) fn in_folder(name: &str, inside: &[(String, PathBuf)], model_file: &s
         Some(format!("{name} is passed over: such a file is called {file}, in small letters"))
     });
     almost.chain(named).chain(itself).collect()
+}
+
+/// Class names in the folder of a model that has classes, where no key names any.
+pub(super) fn labels(folder: &Path, manifest: &Manifest) -> Vec<String> {
+    let has_classes = matches!(manifest.task, Task::Classify(_) | Task::Detect(_) | Task::Segment(_));
+    if manifest.labels.is_some() || !has_classes {
+        return Vec::new();
+    }
+    let keys = [
+        ("labels.txt", "labels = \"labels.txt\" in model.toml names the classes by it"),
+        (
+            "index_to_name.json",
+            "docs/coming-from-torchserve.md says how it becomes labels.txt, which labels = \"labels.txt\" in model.toml names",
+        ),
+    ];
+    let there = keys.into_iter().find(|(file, _)| folder.join(file).is_file());
+    there
+        .map(|(file, key)| format!("{file} is passed over, since no key names it: {key}"))
+        .into_iter()
+        .collect()
 }
 
 /// Such files in the folder of a version.

@@ -1,9 +1,9 @@
 //! Where the models lie: a folder with one folder each, or the folder of one model alone; and which of its entries may be models.
 
 use super::{
-    CONFIG_FILE, MANIFEST_FILE, MODEL_FILE,
+    CONFIG_FILE, Found, MANIFEST_FILE, MODEL_FILE,
     disk::{entries, look},
-    is_number, misplaced,
+    instead, is_number, misplaced,
 };
 use std::path::{Path, PathBuf};
 
@@ -38,6 +38,24 @@ impl Repository {
     }
 }
 
+impl Repository {
+    /// Notes at the only model there that it has another name than the one of the option, which callers may expect.
+    pub(super) fn note_other_name(&self, found: &mut [Found]) {
+        let Some(name) = &self.name else { return };
+        let Some(only) = found.first().map(|found| found.name.clone()) else { return };
+        if only == *name || found.iter().any(|found| found.name != only) {
+            return;
+        }
+        let note = format!(
+            "it is served by the name {only}, not by model_name ({name}), which is for a folder that is itself a model's, with \
+             {MODEL_FILE} or {MANIFEST_FILE} in it"
+        );
+        for source in found.iter_mut().filter_map(|found| found.source.as_mut().ok()) {
+            source.notes.push(note.clone());
+        }
+    }
+}
+
 /// What an entry of a model folder is, judged by its name and kind, not its content.
 pub(in crate::models) enum Candidate {
     /// A model's folder.
@@ -60,6 +78,8 @@ pub(in crate::models) fn candidate(entry: &str, path: &Path) -> Option<(String, 
         (entry, Candidate::Mistake(why.to_owned()))
     } else if let Some(why) = misplaced::at_top(entry) {
         (entry, Candidate::Mistake(why))
+    } else if let Some(whose) = instead::alone(entry, path) {
+        (entry, Candidate::Mistake(format!("it is {whose}")))
     } else {
         (entry, Candidate::Mistake(there.err()?))
     };

@@ -461,6 +461,67 @@ fn what_lies_where_a_model_file_is_missing_is_named_with_what_to_do() {
 }
 
 #[test]
+fn a_file_of_others_in_the_folder_itself_is_said_to_be_what_it_is_unless_a_model_was_made_of_it() {
+    check(
+        &[
+            ("birds.pt", "x"),
+            ("birds/model.onnx", ONNX),
+            ("flowers.mar", "x"),
+            ("model.pt", "x"),
+            ("trees.onnx", ONNX),
+            ("trees.pt", "x"),
+        ],
+        &[
+            ("birds", "1", ""),
+            ("flowers.mar", "", "it is TorchServe's: docs/coming-from-torchserve.md"),
+            ("model.pt", "", "it is PyTorch's: docs/pytorch.md"),
+            ("trees", "1", ""),
+        ],
+    );
+}
+
+#[test]
+fn labels_that_no_key_names_are_told_where_a_model_has_classes() {
+    let check = |manifest: &str, file: &str, expected: Option<&str>| {
+        let folder = folder(&[("m/model.toml", manifest), (file, "cat"), ("m/model.onnx", ONNX)]);
+        let found = scan(&folder.path().into()).unwrap().remove(0).source.unwrap();
+        assert_eq!(
+            found.notes.len(),
+            usize::from(expected.is_some()),
+            "{manifest} {file}: {:?}",
+            found.notes
+        );
+        assert!(found.notes.iter().all(|note| note.contains(expected.unwrap())), "{:?}", found.notes);
+    };
+    let (key, how) =
+        ("labels = \"labels.txt\" in model.toml names", "docs/coming-from-torchserve.md says how");
+    for task in ["classify", "detect", "segment"] {
+        check(&format!("task = \"{task}\""), "m/labels.txt", Some(key));
+        check(&format!("task = \"{task}\""), "m/index_to_name.json", Some(how));
+        check(&format!("task = \"{task}\"\nlabels = \"labels.txt\""), "m/labels.txt", None);
+        check(&format!("task = \"{task}\""), "m/names.txt", None);
+    }
+    check("task = \"tensors\"", "m/labels.txt", None);
+}
+
+#[test]
+fn the_only_model_is_told_to_have_another_name_than_model_name() {
+    let check = |files: &[(&str, &str)], told: usize| {
+        let folder = folder(files);
+        let repository = Repository::new(folder.path().to_owned(), Some("service".to_owned()));
+        let sources = scan(&repository).unwrap().into_iter().map(|found| found.source.unwrap());
+        let notes: Vec<String> = sources.flat_map(|source| source.notes).collect();
+        assert_eq!(notes.len(), told, "{notes:?}");
+        assert!(notes.iter().all(|note| note.contains("by the name resnet50, not by model_name (service)")));
+    };
+    check(&[("resnet50.onnx", ONNX)], 1);
+    check(&[("resnet50/1/model.onnx", ONNX), ("resnet50/2/model.onnx", ONNX)], 2);
+    check(&[("resnet50.onnx", ONNX), ("other.onnx", ONNX)], 0);
+    check(&[("service.onnx", ONNX)], 0);
+    check(&[("model.onnx", ONNX)], 0);
+}
+
+#[test]
 fn files_of_others_in_place_of_a_model_are_said_to_be_what_they_are() {
     check(
         &[

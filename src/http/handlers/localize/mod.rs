@@ -24,7 +24,10 @@ use crate::{
     error::InferError,
     http::{
         Front,
-        body::{self, posted},
+        body::{
+            self,
+            posted::{self, AsTorchServe},
+        },
         call::Call,
         observe::StreamEnd,
         reject::Problem,
@@ -79,7 +82,7 @@ pub(super) async fn predict(
         }
         (Posted::Stream(reader), Share::of_stream(call.permit.as_ref(), options))
     } else {
-        let read = posted::read(request, front, call.step(), false).await;
+        let read = posted::read(request, front, call.step(), AsTorchServe::default()).await;
         let posted::Posted { mut files, parameters, .. } = read.map_err(streamed_instead)?;
         if let Some(key) = parameters.keys().next().map(|key| clipped(key)) {
             return Err(InferError::BadRequest(format!(

@@ -51,6 +51,11 @@ impl Options {
         self.format.is_some()
     }
 
+    /// Whether it is TorchServe's.
+    pub(super) fn are_for_torchserves_form(&self) -> bool {
+        self.format.as_deref() == Some("torchserve")
+    }
+
     /// Selects TorchServe's form if the task has it and the query asks for no other.
     pub(in crate::http) fn in_torchserves_form(mut self, task: &Task) -> Options {
         if torchserve_has(task) {

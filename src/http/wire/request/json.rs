@@ -21,7 +21,7 @@ use crate::{
     error::{InferError, bad},
 };
 use axum::{body::Bytes, http::HeaderMap};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Error};
 use serde_json::value::RawValue;
 use std::{borrow::Cow, collections::HashSet};
 
@@ -43,13 +43,26 @@ struct Wire<'a> {
 struct WireInput<'a> {
     name: String,
     #[serde(deserialize_with = "elements")]
-    shape: Vec<Whole>,
+    shape: Vec<Extent>,
     #[serde(borrow)]
     datatype: Cow<'a, str>,
     #[serde(default, deserialize_with = "members_or_absent::<INNER_MAX, _, _>")]
     parameters: Parameters,
     #[serde(borrow, default)]
     data: Option<&'a RawValue>,
+}
+
+/// An extent of a shape; `None` for -1, which is refused where the input's name is known.
+struct Extent(Option<u64>);
+
+impl<'de> Deserialize<'de> for Extent {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Extent, D::Error> {
+        let json = <&RawValue>::deserialize(deserializer)?;
+        if json.get() == "-1" {
+            return Ok(Extent(None));
+        }
+        Whole::deserialize(json).map(|Whole(extent)| Extent(Some(extent))).map_err(D::Error::custom)
+    }
 }
 
 #[derive(Deserialize)]
@@ -140,7 +153,13 @@ fn repeated<'a>(mut names: impl ExactSizeIterator<Item = &'a str>) -> Option<&'a
 fn input(wire: WireInput<'_>, behind: &mut Bytes, specs: &[TensorSpec]) -> Result<Input, InferError> {
     let WireInput { name, shape, datatype, mut parameters, data } = wire;
     // On platforms where `usize` is smaller, so is the memory.
-    let shape: Vec<usize> = shape.into_iter().map(|Whole(extent)| extent as usize).collect();
+    let shape: Option<Vec<usize>> =
+        shape.into_iter().map(|Extent(extent)| extent.map(|extent| extent as usize)).collect();
+    let Some(shape) = shape else {
+        return Err(bad(format!(
+            "input {name:?} has -1 in its shape: a request says each extent of its data; -1 is for models, of extents that are free"
+        )));
+    };
     let datatype = datatype_of(&name, &datatype, &shape, specs)?;
     let place = shared_memory::place(format_args!("input {name:?}"), &mut parameters)?;
     let size = count(&parameters, "binary_data_size")?;
@@ -239,7 +258,8 @@ mod tests {
         refuses(&one(&format!("{},\"data\":[1]", sized("0")), "FP32", "[0]"), &[], "both data and");
         refuses(&one("\"x\":1", "FP32", "[1]"), &[], "neither data nor");
         refuses(&one("\"data\":[1]", "FLOAT", "[1]"), &[], "expected one of BOOL, UINT8");
-        refuses(&one("\"data\":[1]", "FP32", "[-1]"), &[], "cannot be read");
+        refuses(&one("\"data\":[1]", "FP32", "[-2]"), &[], "cannot be read");
+        refuses(&one("\"data\":[1]", "FP32", "[-1]"), &[], "input \"a\" has -1 in its shape");
         assert!(
             read(&Bytes::from_static(b"{}"), Some(3), &[])
                 .unwrap_err()
@@ -350,7 +370,12 @@ mod tests {
         };
         let expected = "where an integer from 0 to 18446744073709551615 is expected at line 1 column";
         refuses(&shape("18446744073709551616"), &[], &format!("18446744073709551616 {expected}"));
-        refuses(&shape("-1"), &[], &format!("-1 {expected}"));
+        refuses(&shape("-2"), &[], &format!("-2 {expected}"));
+        refuses(
+            &shape("-1, 4"),
+            &[],
+            "input \"a\" has -1 in its shape: a request says each extent of its data",
+        );
         refuses("7", &[], "invalid type: integer `7`, expected an object at line 1");
         refuses(r#"{"inputs":["a"]}"#, &[], "invalid type: string \"a\", expected an object at line 1");
     }
