@@ -4,6 +4,7 @@
 mod ending;
 mod http2;
 mod large;
+mod turns;
 
 use axum::{
     Router,
@@ -76,6 +77,8 @@ struct Server {
     waits: Arc<AtomicUsize>,
     /// How many bodies of `POST /length-soon` have been read, or given up.
     too_slow: Arc<AtomicUsize>,
+    /// How many `GET /busy` have been answered.
+    busy: Arc<AtomicUsize>,
 }
 
 fn limits(bytes_max: u64, deadline: Duration) -> BodyLimits {
@@ -144,6 +147,8 @@ async fn start_on(settings: Settings, threads: Vec<Handle>) -> Server {
     let asked = Arc::clone(&waits);
     let too_slow = Arc::new(AtomicUsize::new(0));
     let ended = Arc::clone(&too_slow);
+    let busy = Arc::new(AtomicUsize::new(0));
+    let done = Arc::clone(&busy);
     let head = HeadLimits { body_bytes_max: BODY_BYTES_MAX, option: "body_bytes_max", uri_bytes_max: 8192 };
     let router = Router::new()
         .route("/", get(|| async { "hello" }))
@@ -167,6 +172,7 @@ async fn start_on(settings: Settings, threads: Vec<Handle>) -> Server {
             }),
         )
         .route("/parts", post(parts))
+        .route("/busy", get(move || turns::busy(done)))
         .route("/gives-up", post(gives_up))
         .route("/mirror", post(mirror))
         .layer(middleware::from_fn(move |request: Request, next: Next| async move {
@@ -186,7 +192,8 @@ async fn start_on(settings: Settings, threads: Vec<Handle>) -> Server {
         threads,
         awake: Some(Awake::default()),
     };
-    Server { address, stages, connections, ended: tokio::spawn(acceptor.run(router)), go, waits, too_slow }
+    let ended = tokio::spawn(acceptor.run(router));
+    Server { address, stages, connections, ended, go, waits, too_slow, busy }
 }
 
 impl Server {

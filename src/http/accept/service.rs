@@ -102,8 +102,8 @@ impl<S: HttpService> hyper::service::Service<Request<Incoming>> for Observed<S> 
         Box::pin(async move {
             let begun = Instant::now();
             let mut response = answer.await?;
-            if begun.elapsed() >= LONG {
-                // What other connections have sent is looked at first: a caller may have sent a thousand such requests at once.
+            if http1 && begun.elapsed() >= LONG {
+                // What other connections have sent is looked at first: a caller may have sent a thousand such requests in a row.
                 tokio::task::yield_now().await;
             }
             let left = match std::mem::replace(&mut *under_way.unread.lock(), Unread::Late) {
