@@ -5,6 +5,8 @@
 //! [`Preprocess::normalize`] turns into numbers later.
 
 mod geometry;
+mod kinds;
+mod mirror;
 mod normalize;
 mod pixels;
 pub(super) mod resize;
@@ -15,6 +17,8 @@ use super::{Frame, Placement, Samples};
 use crate::error::InferError;
 use fast_image_resize::Resizer;
 pub use geometry::{Geometry, Window};
+pub use kinds::{Color, DataType, Filter, Layout};
+use mirror::mirror;
 use normalize::PixelBlock;
 pub use normalize::Pixels;
 pub(super) use pixels::Sample;
@@ -45,110 +49,6 @@ pub enum Resize {
     Exact,
     /// No resize: the image lies in the top left corner, and its mirror image fills each side up to the next multiple of this.
     Multiple(u32),
-}
-
-/// The kernel of the resize. All but [`Filter::Nearest`] are antialiased: widened by the factor of reduction, as Pillow
-/// does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Filter {
-    /// The pixel under the centre.
-    Nearest,
-    /// The mean of what a pixel covers.
-    Box,
-    /// A triangle.
-    Bilinear,
-    /// Cubic convolution with a = -0.5.
-    Bicubic,
-    /// A windowed sinc of three lobes.
-    Lanczos3,
-}
-
-impl Filter {
-    /// All filters, with their names in manifests.
-    pub const ALL: [(&str, Filter); 5] = [
-        ("nearest", Filter::Nearest),
-        ("box", Filter::Box),
-        ("bilinear", Filter::Bilinear),
-        ("bicubic", Filter::Bicubic),
-        ("lanczos3", Filter::Lanczos3),
-    ];
-}
-
-/// The channels of the model's input, in order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Color {
-    /// Red, green, blue.
-    Rgb,
-    /// Blue, green, red.
-    Bgr,
-    /// Luma (ITU-R 601: 0.299 R + 0.587 G + 0.114 B).
-    Gray,
-}
-
-impl Color {
-    /// All colour orders, with their names in manifests.
-    pub const ALL: [(&str, Color); 3] = [("rgb", Color::Rgb), ("bgr", Color::Bgr), ("gray", Color::Gray)];
-
-    /// The number of channels.
-    pub fn channels(self) -> usize {
-        match self {
-            Color::Rgb | Color::Bgr => 3,
-            Color::Gray => 1,
-        }
-    }
-
-    /// The channels of the placed pixels, before they become numbers.
-    pub(super) fn of_pixels(self) -> Color {
-        match self {
-            Color::Rgb | Color::Bgr => Color::Rgb,
-            Color::Gray => Color::Gray,
-        }
-    }
-}
-
-/// The order of an item's axes in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Layout {
-    /// Channel, row, column.
-    Nchw,
-    /// Row, column, channel.
-    Nhwc,
-}
-
-/// The element types that a model's image input may have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum DataType {
-    /// IEEE single.
-    Fp32,
-    /// IEEE half, rounded to the nearest.
-    Fp16,
-    /// The pixels themselves, rounded, without scale, mean and std.
-    Uint8,
-}
-
-impl DataType {
-    /// Bytes per element.
-    pub fn size(self) -> usize {
-        match self {
-            DataType::Fp32 => 4,
-            DataType::Fp16 => 2,
-            DataType::Uint8 => 1,
-        }
-    }
-
-    /// The name in the Open Inference Protocol, such as `FP32`.
-    pub fn name(self) -> &'static str {
-        match self {
-            DataType::Fp32 => "FP32",
-            DataType::Fp16 => "FP16",
-            DataType::Uint8 => "UINT8",
-        }
-    }
-
-    /// The type with this protocol name; `None` for a type that images cannot become.
-    pub fn from_name(name: &str) -> Option<DataType> {
-        [DataType::Fp32, DataType::Fp16, DataType::Uint8].into_iter().find(|datatype| datatype.name() == name)
-    }
 }
 
 /// How a frame is turned into one item of a model's input: `(pixel × scale − mean) / std` for pixels from 0 to 255
@@ -419,27 +319,6 @@ impl Preprocess {
         resize::resize(&mut scratch.resizer, &picture, &from, size, self.filter, resized, between)
             .map_err(|error| InferError::Internal(format!("an image could not be resized: {error}")))?;
         Ok((resized, channels))
-    }
-}
-
-/// Fills `to` pixels across and down with a picture of `from` pixels, in the top left corner, and its mirror image. The pixels at the edge
-/// are not repeated, as in NumPy's and PyTorch's "reflect".
-fn mirror<T: Copy>(samples: &[T], from: [usize; 2], channels: usize, to: [usize; 2], filled: &mut Vec<T>) {
-    // 0, 1, 2, 1, 0, 1, ... of three.
-    let mirrored = |at: usize, length: usize| {
-        let period = (2 * (length - 1)).max(1);
-        (at % period).min(period - at % period)
-    };
-    filled.clear();
-    filled.reserve(to[0] * to[1] * channels);
-    for row in 0..to[1] {
-        let begin = mirrored(row, from[1]) * from[0] * channels;
-        let row = &samples[begin..begin + from[0] * channels];
-        filled.extend_from_slice(row);
-        for column in from[0]..to[0] {
-            let begin = mirrored(column, from[0]) * channels;
-            filled.extend_from_slice(&row[begin..begin + channels]);
-        }
     }
 }
 
