@@ -297,7 +297,8 @@ impl DecodePool {
             }
             let needed = bytes_of(image.header(), image_input(&of)?);
             budget.check(needed, DECODING)?;
-            match if budget.is_large(needed) { None } else { budget.try_take(needed) } {
+            let share = if budget.is_large(needed) { None } else { budget.try_take(needed) };
+            match share {
                 Some(share) => stage(&image, &of, share).map(|decoded| Begun::Ended(Opened::Only(decoded))),
                 None => Ok(Begun::Waits(image, needed, turn)),
             }

@@ -52,7 +52,7 @@ impl Placement {
             ((u64::from(source) * side + u64::from(input) / 2) / u64::from(input)).clamp(1, side) as u32
         };
         let shown = (side(self.source.0, self.input.0, size[0]), side(self.source.1, self.input.1, size[1]));
-        Placement { source: shown, resized: shown, offset: (0, 0), input: size.into() }
+        Placement { source: shown, resized: shown, offset: (0, 0), input: size.into(), mirrored: true }
     }
 }
 

@@ -13,6 +13,8 @@ pub struct Placement {
     pub(super) offset: (i64, i64),
     /// Width and height of the input.
     pub input: (u32, u32),
+    /// Whether the image has its own size in the input, in the top left corner, and its mirror image fills up the rest.
+    pub(super) mirrored: bool,
 }
 
 impl Placement {
@@ -52,9 +54,9 @@ impl Placement {
         (pair(self.source), pair(self.resized), [self.offset.0 as f64, self.offset.1 as f64])
     }
 
-    /// Whether the image has its own size in the input, in the top left corner, and the input is larger.
+    /// Whether its mirror image fills the input up.
     pub fn is_filled_up(&self) -> bool {
-        self.resized == self.source && self.offset == (0, 0) && self.input != self.source
+        self.mirrored && self.input != self.source
     }
 
     /// Input pixels per pixel of the posted image, along x and y.

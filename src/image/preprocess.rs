@@ -186,11 +186,12 @@ impl Preprocess {
                 (side(width, self.width), side(height, self.height))
             }
         };
-        let offset = match self.resize {
-            Resize::Multiple(_) => (0, 0),
-            _ => (centred(self.width, resized.0), centred(self.height, resized.1)),
+        let mirrored = matches!(self.resize, Resize::Multiple(_));
+        let offset = match mirrored {
+            true => (0, 0),
+            false => (centred(self.width, resized.0), centred(self.height, resized.1)),
         };
-        Placement { source: (width, height), resized, offset, input: (self.width, self.height) }
+        Placement { source: (width, height), resized, offset, input: (self.width, self.height), mirrored }
     }
 
     /// Extents of one item's pixels: rows, columns, and 1 or 3 channels, as [`Preprocess::place`] writes them.

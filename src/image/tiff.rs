@@ -233,9 +233,11 @@ fn page(
     }
     let has_palette = photometric == PALETTE;
     // ImageJ describes only the first page.
-    found.of_image_j |= has_palette && described(decoder)?.starts_with("ImageJ=");
+    if has_palette && !found.of_image_j {
+        found.of_image_j = described(decoder)?.starts_with("ImageJ=");
+    }
     // Its lookup tables say how measured values are shown; the values count.
-    let photometric = if found.of_image_j && has_palette { 1 } else { photometric };
+    let photometric = if has_palette && found.of_image_j { 1 } else { photometric };
     let mut kind = kind(photometric, count, bits, extra)?;
     if let Kind::Palette(map) = &mut kind {
         *map = palette(decoder, bits)?;

@@ -180,15 +180,15 @@ impl Image {
             (None, true, false) => Layout::Nchw,
             (None, false, true) => Layout::Nhwc,
             (None, true, true) => return Err(both_ways(name, shape, "image.layout")),
-            // Open sides beside a number of channels that no picture has.
-            (None, false, false) if matches!(axes, [Dim::Fixed(_), Dim::Free, Dim::Free]) => {
-                return Err(wrong_shape(name, shape, SHAPE));
+            (None, false, false) => {
+                return match axes {
+                    // One that is open may be the channels. Beside two open sides, a number that no picture has is that of channels.
+                    [Dim::Free, _, Dim::Free]
+                    | [Dim::Free, Dim::Fixed(_), _]
+                    | [_, Dim::Fixed(_), Dim::Free] => Ok(None),
+                    _ => Err(wrong_shape(name, shape, SHAPE)),
+                };
             }
-            (None, false, false) if matches!(axes, [Dim::Free, Dim::Free, Dim::Fixed(_)]) => {
-                return Err(wrong_shape(name, shape, SHAPE));
-            }
-            (None, false, false) if [axes[0], axes[2]].contains(&Dim::Free) => return Ok(None),
-            (None, false, false) => return Err(wrong_shape(name, shape, SHAPE)),
         };
         Ok(Some(Planes::of(axes, layout)))
     }
@@ -370,8 +370,12 @@ mod tests {
         assert_eq!((back.width, back.height), (8, 4));
         assert_eq!(back.values, [0.0, 1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 12.0].repeat(4));
         let own = Image { size: Size::Output, ..planes };
-        let own = answer(own, &tensor, Some(&placement)).unwrap();
-        assert_eq!((own.width, own.height, own.values[0]), (4, 4, 99.0));
+        let given = answer(own.clone(), &tensor, Some(&placement)).unwrap();
+        assert_eq!((given.width, given.height, given.values[0]), (4, 4, 99.0));
+        // One row of padding, which is below: nor is that cut.
+        let placement = Preprocess { resize: Resize::Letterbox, ..Preprocess::new(4, 4) }.placement(4, 3);
+        let given = answer(own, &tensor, Some(&placement)).unwrap();
+        assert_eq!((given.width, given.height), (4, 4));
     }
 
     #[test]

@@ -54,23 +54,23 @@ pub(in crate::http) async fn ready(
 ) -> Response {
     // No model has such a name.
     match target.asked_to_predict() {
-        Ok(_) => refused(Ok(()), &method),
+        Ok(_) => refused(true, &method),
         Err((target, _)) => described(&front, &target).into_response(),
     }
 }
 
 /// Another method, or a prediction without its verb.
 pub(in crate::http) async fn other(target: Target, method: Method) -> Response {
-    refused(target.asked_to_predict().map(drop).map_err(drop), &method)
+    refused(target.asked_to_predict().is_ok(), &method)
 }
 
 /// The refusal of a method on the path of a prediction, which is posted, or on that of a model's readiness, which is got.
-fn refused(predicts: Result<(), ()>, method: &Method) -> Response {
-    let (allowed, problem) = match predicts {
-        Err(()) if method == Method::POST => ("GET, HEAD", Problem::without_verb(VERB)),
-        Err(()) => ("GET, HEAD", Problem::method_not_allowed(method.as_str())),
-        Ok(()) => ("POST", Problem::method_not_allowed(method.as_str())),
+fn refused(predicts: bool, method: &Method) -> Response {
+    let problem = match !predicts && method == Method::POST {
+        true => Problem::without_verb(VERB),
+        false => Problem::method_not_allowed(method.as_str()),
     };
+    let allowed = if predicts { "POST" } else { "GET, HEAD" };
     ([(header::ALLOW, allowed)], problem).into_response()
 }
 
@@ -102,7 +102,7 @@ pub(in crate::http) async fn call(
 ) -> Result<Response, InferError> {
     let target = match target.asked_to_predict() {
         Ok(target) => target,
-        Err((_, None)) => return Ok(refused(Err(()), &Method::POST)),
+        Err((_, None)) => return Ok(refused(false, &Method::POST)),
         Err((_, Some(verb))) => {
             let told =
                 format!("a model can be asked to predict, not {verb:?}: post to /v1/models/NAME{VERB}");
