@@ -227,7 +227,7 @@ fn subscriber(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::{filter::Now, request::RequestId, traces::Begun};
+    use crate::telemetry::{filter::Now, request::RequestId, testing::with_log, traces::Begun};
     use parking_lot::Mutex;
     use serde_json::Value;
     use std::{collections::BTreeSet, fs};
@@ -252,7 +252,7 @@ mod tests {
     fn log(format: Format, filter: &str, folder: Option<&Path>, act: impl FnOnce(&Logging)) -> String {
         let console = Console::default();
         let (subscriber, logging) = subscriber(format, filter, folder, None, console.clone()).expect("a log");
-        tracing::subscriber::with_default(subscriber, || act(&logging));
+        with_log(subscriber, || act(&logging));
         drop(logging);
         let bytes = console.0.lock().clone();
         String::from_utf8(bytes).expect("UTF-8")
@@ -458,7 +458,7 @@ mod tests {
                 .without_time()
                 .with_writer(move || to.clone())
                 .with_filter(expected);
-            tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), events);
+            with_log(tracing_subscriber::registry().with(layer), events);
             let expected = String::from_utf8(console.0.lock().clone()).expect("UTF-8");
             let got = log(PLAIN, filter, None, |_| events());
             // Without the time.
@@ -550,7 +550,7 @@ mod tests {
     fn lines_that_cannot_be_written_are_counted() {
         let (subscriber, logging) = subscriber(Format::Json, "info", None, None, Full).expect("a log");
         let lost = logging.lines_lost();
-        tracing::subscriber::with_default(subscriber, || {
+        with_log(subscriber, || {
             info!("one");
             info!("another");
         });

@@ -285,7 +285,7 @@ mod tests {
         // A full disk.
         fs::remove_file(&today).expect("the file");
         std::os::unix::fs::symlink("/dev/full", &today).expect("a link");
-        let files = ModelFiles::new(folder.path()).expect("a folder");
+        let (files, _to_do) = told_only(folder.path());
         files.add("m");
         let (told, lost) = told_and_lost(&files, "m", 2);
         assert_eq!((lost, told.lines().count()), (2, 1), "{told}");
@@ -296,7 +296,7 @@ mod tests {
     fn a_models_file_whose_link_cannot_be_made_is_named_and_loses_no_line() {
         let folder = tempfile::tempdir().expect("a folder");
         fs::create_dir(folder.path().join("digits.log")).expect("a folder");
-        let files = ModelFiles::new(folder.path()).expect("a folder");
+        let (files, _to_do) = told_only(folder.path());
         files.add("digits");
         let (told, lost) = told_and_lost(&files, "digits", 2);
         assert_eq!((lost, told.lines().count()), (0, 1), "{told}");

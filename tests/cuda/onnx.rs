@@ -363,6 +363,8 @@ fn a_copy_that_fails_is_the_devices_fault_and_leaves_nothing_behind() {
 pub(crate) fn said(act: impl FnOnce()) -> String {
     let file = tempfile::NamedTempFile::new().unwrap();
     let log = tracing_subscriber::fmt().with_writer(Arc::new(file.reopen().unwrap())).finish();
+    // A second log: with one, another thread that reaches an event first answers for all whether anybody wants it.
+    let _another = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     tracing::subscriber::with_default(log, act);
     std::fs::read_to_string(file.path()).unwrap()
 }
