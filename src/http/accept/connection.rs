@@ -69,7 +69,8 @@ impl Shared {
             stages: Arc::new(self.stages.clone()),
             peer: Peer(peer),
         };
-        let in_order = {
+        // How hyper ended the connection; `None` if a clock or the shutdown did.
+        let ended = {
             let builder = builder(Streams(Arc::clone(&watch)));
             let connection = builder.serve_connection(TokioIo::new(io), service);
             let mut connection = pin!(connection);
@@ -78,11 +79,11 @@ impl Shared {
             let mut course = Course::new(self, Arc::clone(&watch), peer, Instant::now());
             let mut look = pin!(tokio::time::sleep(Duration::ZERO));
             let mut lookout = Lookout::new(self.awake.as_ref());
-            let in_order = loop {
+            let ended = loop {
                 let action = tokio::select! {
                     // Bytes are read before a clock counts as run out: on a busy machine, both are ready at once.
                     biased;
-                    ended = connection.as_mut() => break ended.is_ok(),
+                    ended = connection.as_mut() => break Some(ended),
                     () = look.as_mut() => {
                         let action = course.looked_at(Instant::now());
                         look.as_mut().reset(course.look_at.into());
@@ -99,13 +100,14 @@ impl Shared {
                 match action {
                     Action::GoOn => (),
                     Action::GoAway => connection.as_mut().graceful_shutdown(),
-                    Action::End => break false,
+                    Action::End => break None,
                 }
             };
             watch.ends();
-            in_order
+            ended
         };
-        if in_order && (watch.may_still_send() || watch.is_http2()) {
+        // On HTTP/2 the client is told of an error, too, and its requests under way may be lost or sent again by what it is told.
+        if ended.is_some_and(|ended| watch.is_http2() || ended.is_ok() && watch.may_still_send()) {
             let left = left_at.lock().take();
             if let Some(stream) = left {
                 linger(stream).await;
@@ -115,7 +117,7 @@ impl Shared {
 }
 
 /// Reads on for a while if the client may still be sending: it has not yet seen our refusal, or on HTTP/2 that we are closing. Closing at
-/// once would reset the connection, and the reset would overtake the response.
+/// once would reset the connection, and the reset would overtake what we said last.
 async fn linger(mut stream: TcpStream) {
     let throw_away = async {
         let mut buffer = vec![0; 16 * 1024];

@@ -365,6 +365,24 @@ async fn a_connection_that_opens_in_a_drain_is_told_to_go_when_the_listener_clos
 }
 
 #[tokio::test]
+async fn what_a_client_is_told_of_its_error_is_not_overtaken_by_a_reset() {
+    let server = start(settings()).await;
+    let mut stream = connect(&server, &[]).await;
+    // Of a stream that never began: section 5.1.
+    stream.write_all(&frame(WINDOW_UPDATE, 0, 9, &1u32.to_be_bytes())).await.unwrap();
+    let mut told = None;
+    while let Some((kind, _, payload)) = next(&mut stream).await {
+        if kind == GOAWAY {
+            told = Some(payload[4..8].to_vec());
+        }
+    }
+    assert_eq!(told, Some(1u32.to_be_bytes().to_vec()), "PROTOCOL_ERROR");
+    for _ in 0..2 {
+        stream.write_all(&get(1, "/")).await.expect("it is read still");
+    }
+}
+
+#[tokio::test]
 async fn an_idle_connection_that_is_to_make_room_is_told_and_ended_whether_it_hears_or_not() {
     let server = start(Settings { connections_max: 2, ..settings() }).await;
     let (mut deaf, mut later) = (connect(&server, &[]).await, connect(&server, &[]).await);
