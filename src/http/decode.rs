@@ -100,12 +100,19 @@ pub(super) fn only(
             "image {index} has several frames, which {place} has no place for; post it to /predictions/{}",
             model.name
         ))),
-        Err(InferError::TooLarge { what, got, limit, option }) => {
-            Err(InferError::TooLarge { what: format!("image {index}: {what}").into(), got, limit, option })
+        Err(error) => Err(about(&format!("image {index}"), error)),
+    }
+}
+
+/// An error with the image that it is about, where that is to blame.
+pub(super) fn about(image: &str, error: InferError) -> InferError {
+    match error {
+        InferError::TooLarge { what, got, limit, option } => {
+            InferError::TooLarge { what: format!("{image}: {what}").into(), got, limit, option }
         }
-        Err(InferError::Decode(what)) => Err(InferError::Decode(format!("image {index}: {what}"))),
-        Err(InferError::BadRequest(what)) => Err(InferError::BadRequest(format!("image {index}: {what}"))),
-        Err(other) => Err(other),
+        InferError::Decode(what) => InferError::Decode(format!("{image}: {what}")),
+        InferError::BadRequest(what) => InferError::BadRequest(format!("{image}: {what}")),
+        other => other,
     }
 }
 

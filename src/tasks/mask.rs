@@ -1,6 +1,10 @@
-//! A class per pixel, and its forms in answers: PNG bytes, run lengths, pixel counts.
+//! A class per pixel, and its forms in answers: PNG and TIFF bytes, run lengths, pixel counts.
 
-use super::{Labels, picture::encode};
+use super::{
+    Labels,
+    picture::encode,
+    sheets::{self, Samples},
+};
 use std::sync::Arc;
 
 /// A class per pixel of the posted image.
@@ -58,13 +62,30 @@ impl Mask {
     /// # Errors
     /// If the encoder refuses the size (a side of zero).
     pub fn to_png_palette(&self) -> Result<Vec<u8>, String> {
-        let is_wide = self.present.last().is_some_and(|class| class.index > 255);
-        if is_wide {
+        if self.is_wide() {
             let data: Vec<u8> = self.classes.iter().flat_map(|class| class.to_be_bytes()).collect();
             return self.encode(png::ColorType::Grayscale, png::BitDepth::Sixteen, &data);
         }
         let data: Vec<u8> = self.classes.iter().map(|class| *class as u8).collect();
         self.encode(png::ColorType::Indexed, png::BitDepth::Eight, &data)
+    }
+
+    /// An uncompressed TIFF whose samples are the classes, of 8 bits if those suffice, else of 16.
+    ///
+    /// # Errors
+    /// If the encoder refuses the size: 4 GiB and more.
+    pub fn to_tiff(&self) -> Result<Vec<u8>, String> {
+        let size = [self.width, self.height];
+        if self.is_wide() {
+            return sheets::page(size, 1, Samples::Words(&self.classes));
+        }
+        let bytes: Vec<u8> = self.classes.iter().map(|class| *class as u8).collect();
+        sheets::page(size, 1, Samples::Bytes(&bytes))
+    }
+
+    /// Whether a byte does not hold every class that occurs.
+    fn is_wide(&self) -> bool {
+        self.present.last().is_some_and(|class| class.index > 255)
     }
 
     fn encode(&self, color: png::ColorType, depth: png::BitDepth, data: &[u8]) -> Result<Vec<u8>, String> {
@@ -138,6 +159,7 @@ fn tint(class: u8) -> [u8; 3] {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use tiff::decoder::DecodingResult;
 
     fn mask(width: u32, height: u32, classes: &[u16]) -> Mask {
         Mask::new(width, height, classes.to_vec(), &Labels::parse("sky\nsea").unwrap())
@@ -184,6 +206,18 @@ mod tests {
         assert_eq!(palette[..12], [0, 0, 0, 128, 0, 0, 0, 128, 0, 128, 128, 0]);
     }
 
+    fn samples(mask: &Mask) -> DecodingResult {
+        let file = std::io::Cursor::new(mask.to_tiff().unwrap());
+        tiff::decoder::Decoder::new(file).unwrap().read_image().unwrap()
+    }
+
+    #[test]
+    fn samples_of_a_tiff_are_the_classes() {
+        let small = mask(3, 2, &[0, 1, 2, 255, 4, 5]);
+        let DecodingResult::U8(samples) = samples(&small) else { panic!("expected bytes") };
+        assert_eq!(samples, [0, 1, 2, 255, 4, 5]);
+    }
+
     #[test]
     fn classes_above_255_take_sixteen_bits() {
         for (class, bytes) in [(256, [1, 0]), (300, [1, 44])] {
@@ -191,6 +225,8 @@ mod tests {
             let (color, depth, _, data) = decode(&large.to_png_palette().unwrap());
             assert_eq!((color, depth), (png::ColorType::Grayscale, png::BitDepth::Sixteen));
             assert_eq!(data, [0, 1, bytes[0], bytes[1]]);
+            let DecodingResult::U16(samples) = samples(&large) else { panic!("expected words") };
+            assert_eq!(samples, [1, class]);
         }
     }
 

@@ -6,8 +6,9 @@
 //! - [`classify`]: from scores to the best classes.
 //! - [`detect`]: from YOLO-style, boxes/scores/classes and end-to-end outputs to boxes in the posted image, and what a model says about
 //!   each box; [`nms`] suppresses overlapping boxes, rotated ones as a [`quad`].
-//! - [`segment`]: class maps to a [`mask`] of the posted image's size, with its PNG and run-length renderings.
+//! - [`segment`]: class maps to a [`mask`] of the posted image's size, with its PNG, TIFF and run-length renderings.
 //! - [`image`]: an output that is a [`picture`], with its PNG and TIFF renderings.
+//! - [`sheets`]: masks and pictures as the pages of TIFF files.
 //! - [`landmarks`]: coordinates or heatmaps to the points of one thing.
 //! - `planes`: where rows, columns and channels lie in an output that is a map of the image.
 //! - [`embed`]: a vector.
@@ -29,6 +30,7 @@ pub mod picture;
 mod planes;
 pub mod quad;
 pub mod segment;
+pub mod sheets;
 
 pub use classify::{Activation, Class, Classify, is_byte};
 pub use detect::{

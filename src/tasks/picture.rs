@@ -1,10 +1,8 @@
 //! A picture that a network made, and its forms in answers: PNG bytes, or its values as a TIFF.
 
-use super::image::Range;
-use std::io::Cursor;
-use tiff::{
-    encoder::{TiffEncoder, colortype},
-    tags::{ExtraSamples, Tag},
+use super::{
+    image::Range,
+    sheets::{self, Samples},
 };
 
 /// Values of one, three or four channels for each pixel, and which of them are black and white.
@@ -74,22 +72,7 @@ impl Picture {
     /// # Errors
     /// If the encoder refuses the size: 4 GiB and more.
     pub fn to_tiff(&self) -> Result<Vec<u8>, String> {
-        let mut bytes = Cursor::new(Vec::new());
-        let (width, height, values) = (self.width, self.height, &self.values[..]);
-        let written = TiffEncoder::new(&mut bytes).and_then(|mut encoder| match self.channels {
-            1 => encoder.write_image::<colortype::Gray32Float>(width, height, values),
-            3 => encoder.write_image::<colortype::RGB32Float>(width, height, values),
-            _ => encoder.new_image::<colortype::RGBA32Float>(width, height).and_then(|mut image| {
-                // The encoder does not say by itself what a fourth channel is.
-                let alpha = [ExtraSamples::UnassociatedAlpha.to_u16()];
-                image.encoder().write_tag(Tag::ExtraSamples, &alpha[..])?;
-                image.write_data(values)
-            }),
-        });
-        written.map_err(|error| {
-            format!("cannot write a picture of {width} x {height} pixels as TIFF: {error}")
-        })?;
-        Ok(bytes.into_inner())
+        sheets::page([self.width, self.height], self.channels, Samples::Floats(&self.values))
     }
 }
 
@@ -121,9 +104,11 @@ pub(super) fn encode(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Cursor;
     use tiff::{
         ColorType,
         decoder::{Decoder, DecodingResult},
+        tags::{ExtraSamples, Tag},
     };
 
     fn picture(channels: u8, range: Range, depth: u8, values: &[f32]) -> Picture {

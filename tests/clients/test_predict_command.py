@@ -19,6 +19,7 @@ import localize
 import numpy as np
 import pytest
 import requests
+import tifffile
 from server import BINARY, LIBRARY, ROOT, Server, free_ports, until
 
 IMAGES = ROOT / "examples" / "images"
@@ -255,7 +256,12 @@ def test_answers_are_written_as_the_extension_says(server, tmp_path, name, form)
 
 @pytest.mark.parametrize(
     "model, name, media",
-    [("digits-segmenter", "mask.png", "image/png"), ("enlarge", "large.PNG", "image/png"), ("enlarge", "large.tif", "image/tiff")],
+    [
+        ("digits-segmenter", "mask.png", "image/png"),
+        ("digits-segmenter", "mask.tif", "image/tiff"),
+        ("enlarge", "large.PNG", "image/png"),
+        ("enlarge", "large.tif", "image/tiff"),
+    ],
 )
 def test_pictures_are_the_servers_own_both_ways(server, models, tmp_path, model, name, media):
     photo = IMAGES / "digits" / "3-0.png"
@@ -290,10 +296,12 @@ def test_pictures_of_several_files_go_to_a_folder_and_a_file_that_fails_leaves_t
     refused("2 pictures do not go to one output", *photos[:2], "--format", "png")
     refused("two pictures would be written to", photos[0], bad.parent / "masks" / photos[0].name, "--format", "png", "-o", tmp_path)
     refused("would be written over", photos[0], "--format", "png", "-o", photos[0].parent)
-    refused("masks are written as png", photos[0], "-o", tmp_path / "x.tif")
     refused("leave out one of the two", photos[0], "--set", "mask=rle", "--format", "png")
     done = command("digits-segmenter", IMAGES / "digits-3-7.tif", "--format", "png", *url)
-    assert done.returncode == 1 and b"it has several pages, and one picture is written as png; --format json" in done.stderr, done.stderr
+    assert done.returncode == 1 and b"it has several pages, and one picture is written as png; --format tiff" in done.stderr, done.stderr
+    stack = tmp_path / "masks.tif"
+    done = command("digits-segmenter", IMAGES / "digits-3-7.tif", "-o", stack, *url)
+    assert (done.returncode, done.stderr) == (0, b"") and tifffile.imread(stack).shape == (2, 64, 64), done
 
 
 def test_requests_come_as_json_with_binary_tensors_and_through_pipes(server, array, tmp_path):

@@ -57,10 +57,10 @@ def post_image(server, model, data, *, version=None, query=None, headers=None, s
     return session.post(url, data=data, params=query, headers=headers, timeout=TIMEOUT)
 
 
-def post_files(server, model, files, query=None):
+def post_files(server, model, files, query=None, headers=None):
     """The response to a multipart body of `(name, bytes)`."""
     parts = [("image", (name, data, "application/octet-stream")) for name, data in files]
-    return requests.post(prediction_url(server, model), files=parts, params=query, timeout=TIMEOUT)
+    return requests.post(prediction_url(server, model), files=parts, params=query, headers=headers, timeout=TIMEOUT)
 
 
 def b64(data):

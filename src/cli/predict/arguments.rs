@@ -34,7 +34,7 @@ pub(in crate::cli) fn arguments() -> Vec<Arg> {
             .value_name("FORMAT")
             .value_parser(PossibleValuesParser::new(formats()))
             .hide_possible_values(true)
-            .help("table, json or csv; default: what -o ends in, or table. For masks also png; for pictures png and tiff; for localizations ndjson, thunderstorm, hdf5, picasso, arrow, npy and png"),
+            .help("table, json or csv; default: what -o ends in, or table. For masks and pictures also png and tiff; for localizations ndjson, thunderstorm, hdf5, picasso, arrow, npy and png"),
         Arg::new("output")
             .short('o')
             .long("output")

@@ -20,7 +20,7 @@ use std::{
 pub(super) enum Picture {
     /// With 8 or 16 bits.
     Png,
-    /// With 32-bit floating point numbers.
+    /// With the values as they are: classes, or 32-bit floating point numbers; a page for each posted one.
     Tiff,
 }
 
@@ -42,8 +42,7 @@ impl Picture {
             None => output.and_then(|output| by_extension(output, &NAMES, &[]).ok()),
         };
         match (named, task) {
-            (None, _) | (_, "image") | (Some(Picture::Png), "segment") => Ok(named),
-            (Some(Picture::Tiff), "segment") => Err("masks are written as png, and not as tiff".to_owned()),
+            (None, _) | (_, "image" | "segment") => Ok(named),
             (Some(Picture::Tiff), _) => Err(format!("models of the task {task} answer no pictures")),
             // Only localizations are drawn as a PNG. For other tasks, the caller reports the possible forms.
             (Some(Picture::Png), _) => Ok(None),
@@ -53,8 +52,7 @@ impl Picture {
     /// The names of the formats that a task has.
     pub(super) fn names(task: &str) -> &'static [&'static str] {
         match task {
-            "image" => &["png", "tiff"],
-            "segment" => &["png"],
+            "image" | "segment" => &["png", "tiff"],
             _ => &[],
         }
     }
@@ -102,7 +100,7 @@ impl Streams<'_> {
             let file = files.as_ref().map(|files| &*files[index]);
             let written = match reply {
                 Ok(Reply { ok: true, body }) => self.picture(&path, file, &body, wanted),
-                Ok(Reply { ok: false, body }) => Err(refusal(&body, picture)),
+                Ok(Reply { ok: false, body }) => Err(refusal(&body)),
                 Err(why) => Err(why),
             };
             bar.inc(1);
@@ -140,15 +138,13 @@ impl Streams<'_> {
 }
 
 /// Why there is no picture. The server's own message on several images is meant for programs, and names other ways to get them.
-fn refusal(body: &[u8], picture: Picture) -> String {
+fn refusal(body: &[u8]) -> String {
     let problem = serde_json::from_slice::<Value>(body).unwrap_or_default();
     if problem["status"] != 406 {
         return Reply::refusal(body);
     }
-    let form = picture.extension();
-    format!(
-        "it has several pages, and one picture is written as {form}; --format json answers a picture for each page"
-    )
+    "it has several pages, and one picture is written as png; --format tiff writes a page for each, and json answers a picture for each"
+        .to_owned()
 }
 
 /// The file of each picture; `None` for standard output.
@@ -188,7 +184,7 @@ mod tests {
         {
             assert_eq!(of(task, format, output), Ok(None), "{task} {format:?} {output:?}");
         }
-        assert!(of("segment", Some("tiff"), None).is_err_and(|told| told.contains("as png")));
+        assert_eq!(of("segment", Some("tiff"), None), Ok(Some(Picture::Tiff)));
         assert!(of("classify", Some("tiff"), None).is_err_and(|told| told.contains("no pictures")));
     }
 }

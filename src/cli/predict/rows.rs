@@ -364,14 +364,14 @@ mod tests {
             let known = "known are csv, json, jsonl, ndjson, txt; or give --format";
             assert!(told.starts_with(output) && told.contains(known), "{told}");
         }
-        for (task, pictures) in [("segment", ", png;"), ("image", ", png, tiff;"), ("detect", "txt;")] {
+        for (task, pictures) in [("segment", ", png, tiff;"), ("image", ", png, tiff;"), ("detect", "txt;")] {
             let told = Form::of(task, None, Some(Path::new("out"))).expect_err(task);
             assert!(told.contains(&format!("{pictures} or give --format")), "{told}");
         }
         assert_eq!(Form::of("classify", None, None), Ok(Form::Table));
         assert!(of(Some("hdf5"), "a.csv").is_err_and(|told| told.ends_with("expected table, json or csv")));
         let told = Form::of("segment", Some("hdf5"), None).expect_err("no such form");
-        assert!(told.ends_with("expected table, json, csv or png"), "{told}");
+        assert!(told.ends_with("expected table, json, csv, png or tiff"), "{told}");
     }
 
     const CLASSES: &str = r#"{"model":"m","classes":[{"label":"a, \"b\"","index":3,"score":0.98247856},{"label":null,"index":9,"score":0.005}]}"#;

@@ -2,14 +2,19 @@
 //!
 //! A raw body is one file, and a file of one frame gets a plain answer. Everything else (multipart, JSON instances, multi-page files) gets
 //! a list with an entry per frame, in order. One bad image is an error in its own entry; the first error becomes the whole reply only if
-//! nothing could be answered. TorchServe's form has one difference: a multipart form of one file counts as that file.
+//! nothing could be answered. A TIFF has a page per frame, and none for an error: the first one becomes the reply. TorchServe's form has one difference: a multipart form of one file counts as that file.
 
 mod asked;
 mod entries;
 mod negotiated;
 mod streaming;
 
-use self::{asked::PictureForm, entries::Pushed, negotiated::Reply, streaming::one_by_one};
+use self::{
+    asked::PictureForm,
+    entries::{Pushed, without_errors},
+    negotiated::Reply,
+    streaming::one_by_one,
+};
 pub(super) use self::{
     asked::{Asked, Options},
     entries::entries,
@@ -31,6 +36,7 @@ use crate::{
         },
     },
     models::{Model, may_be_image},
+    tasks::sheets,
 };
 use axum::{
     extract::{Request, State},
@@ -39,6 +45,9 @@ use axum::{
 };
 use bytes::Bytes;
 use std::sync::Arc;
+
+/// The longest TIFF: offsets have 32 bits.
+const TIFF_BYTES_MAX: u64 = u32::MAX as u64;
 
 /// `POST /predictions/{model}[/{version}]`
 pub(in crate::http) async fn predict(
@@ -72,10 +81,11 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         _ => None,
     };
     match (asked.mask, pictured) {
-        (MaskForm::Rle, Some(_)) if negotiated.otherwise.is_none() => {
-            return Err(InferError::BadRequest(
-                "mask=rle and Accept: image/png exclude each other: leave out one of the two".into(),
-            ));
+        (MaskForm::Rle, Some(form)) if negotiated.otherwise.is_none() => {
+            return Err(InferError::BadRequest(format!(
+                "mask=rle and Accept: {} exclude each other: leave out one of the two",
+                form.media()
+            )));
         }
         (MaskForm::Png, Some(form)) if posted.files.len() == 1 => {
             let file = posted.files.remove(0)?;
@@ -89,6 +99,10 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             posted.files.push(Ok(file));
         }
         _ => {}
+    }
+    if (asked.mask, pictured) == (MaskForm::Png, Some(PictureForm::Tiff)) {
+        asked.picture = pictured;
+        return stack(front, model, &call, &Arc::new(asked), posted.files).await;
     }
     let reply = match (negotiated.otherwise, pictured) {
         (Some(reply), _) => reply,
@@ -165,6 +179,28 @@ async fn picture(
     let (file, spent) = frame.answer(front, call, asked, took).await?;
     call.says(&file)?;
     Ok(replied(form.media(), file, &spent))
+}
+
+/// The masks or pictures of several frames as the pages of one TIFF.
+async fn stack(
+    front: &Arc<Front>,
+    model: &Arc<Model>,
+    call: &Call,
+    asked: &Arc<Asked>,
+    files: Vec<Result<Bytes, InferError>>,
+) -> Result<Response, InferError> {
+    let (entries, spent) = entries(front, model, call, asked, files).await?;
+    let pages = without_errors(entries)?;
+    let bytes = pages.iter().map(|page| page.len() as u64).sum();
+    let what = "bytes of all pages as one TIFF";
+    if bytes > TIFF_BYTES_MAX {
+        let limit = TIFF_BYTES_MAX;
+        return Err(InferError::TooLarge { what: what.into(), got: bytes, limit, option: "" });
+    }
+    let file = front.decode.run_within(bytes, what, move || sheets::joined(&pages)).await?;
+    let file = file.map_err(InferError::Internal)?;
+    call.says(&file)?;
+    Ok(replied(PictureForm::Tiff.media(), file, &spent))
 }
 
 fn replied(media: &'static str, body: Vec<u8>, spent: &Spent) -> Response {

@@ -74,11 +74,12 @@ pub(super) fn torchserve_has(task: &Task) -> bool {
 /// How many classes TorchServe's classifiers return.
 const TORCHSERVE_CLASSES: usize = 5;
 
-/// The formats of a mask or a picture as a file of its own.
+/// The formats of masks and pictures as a file of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::http) enum PictureForm {
+    /// One mask or picture.
     Png,
-    /// The values as they are.
+    /// The values as they are, in a page for each posted image.
     Tiff,
 }
 
@@ -93,8 +94,7 @@ impl PictureForm {
     /// The formats that a task's answer has, the usual one first.
     pub(super) fn of(task: &Task) -> &'static [PictureForm] {
         match task {
-            Task::Segment(_) => &[PictureForm::Png],
-            Task::Image(_) => &[PictureForm::Png, PictureForm::Tiff],
+            Task::Segment(_) | Task::Image(_) => &[PictureForm::Png, PictureForm::Tiff],
             _ => &[],
         }
     }

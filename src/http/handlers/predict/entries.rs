@@ -68,13 +68,36 @@ pub(in crate::http) async fn entries(
     }
 }
 
-/// The error of a request if all its images failed: the first one that may pass, so that a caller who tries again gets the answers that
-/// there can be; otherwise the first.
+/// The error of a request if all its images failed.
 fn of_all(entries: &[Entry]) -> Option<&InferError> {
-    let errors: Option<Vec<&InferError>> = entries.iter().map(|entry| entry.answer.as_ref().err()).collect();
-    let errors = errors?;
-    let passes = |error: &&&InferError| matches!(kind_of(error).status, 429 | 503 | 504);
-    errors.iter().find(passes).or(errors.first()).copied()
+    let errors = || entries.iter().filter_map(|entry| entry.answer.as_ref().err());
+    first(errors()).filter(|_| errors().count() == entries.len())
+}
+
+/// Of several errors, the one for the whole request: the first one that may pass, so that a caller who tries again gets the answers that
+/// there can be; otherwise the first.
+fn first<'a>(mut errors: impl Iterator<Item = &'a InferError> + Clone) -> Option<&'a InferError> {
+    let passes = |error: &&InferError| matches!(kind_of(error).status, 429 | 503 | 504);
+    errors.clone().find(passes).or_else(|| errors.next())
+}
+
+/// The answers, where there is no place for an error among them.
+///
+/// # Errors
+/// If there is an error among them, the [`first`], and which image it is about.
+pub(super) fn without_errors(entries: Vec<Entry>) -> Result<Vec<Vec<u8>>, InferError> {
+    let failed = entries.iter().enumerate().filter_map(|(index, entry)| {
+        let image = match entry.page {
+            Some(Page { file, page }) => format!("page {page} of image {file}"),
+            None => format!("image {index}"),
+        };
+        Some(decode::about(&image, entry.answer.as_ref().err()?.clone()))
+    });
+    let failed: Vec<_> = failed.collect();
+    match first(failed.iter()) {
+        Some(error) => Err(error.clone()),
+        None => entries.into_iter().map(|entry| entry.answer).collect(),
+    }
 }
 
 pub(super) type Answered = Result<(Vec<u8>, Spent), InferError>;
@@ -178,7 +201,11 @@ pub(super) async fn entry(
     let entry = move || {
         let answer = of.answer(&asked_of.task, &ran.outputs, Some(&placement)).map_err(InferError::Input)?;
         match (&answer, asked_of.picture) {
-            (Answer::Mask(mask), Some(_)) => mask.to_png_palette().map_err(InferError::Internal),
+            (Answer::Mask(mask), Some(form)) => match form {
+                PictureForm::Png => mask.to_png_palette(),
+                PictureForm::Tiff => mask.to_tiff(),
+            }
+            .map_err(InferError::Internal),
             (Answer::Picture(picture), Some(form)) => match form {
                 PictureForm::Png => picture.to_png(),
                 PictureForm::Tiff => picture.to_tiff(),
@@ -222,6 +249,23 @@ mod tests {
         assert_eq!(of(&[&bad, &late, &InferError::Draining]), Some(late));
         assert_eq!(of(&[]), None);
         assert_eq!(of_all(&[entry(Err(bad)), entry(Ok(Vec::new()))]), None);
+    }
+
+    #[test]
+    fn where_errors_have_no_place_the_request_fails_and_says_for_which_image() {
+        let entry = |page, answer| Entry { page, answer };
+        let page = |page| Some(Page { file: 2, page });
+        let good = || entry(None, Ok(vec![1]));
+        let bad = |page| entry(page, Err(InferError::Decode("no image".into())));
+        assert_eq!(without_errors(vec![good(), good()]), Ok(vec![vec![1], vec![1]]));
+        let told = |entries| without_errors(entries).map_err(|error| error.to_string());
+        assert_eq!(told(vec![good(), bad(None), bad(page(4))]), Err("image 1: no image".to_owned()));
+        assert_eq!(
+            told(vec![good(), bad(page(4)), bad(None)]),
+            Err("page 4 of image 2: no image".to_owned())
+        );
+        let late = entry(page(5), Err(InferError::Late("late".into())));
+        assert_eq!(without_errors(vec![bad(None), late]), Err(InferError::Late("late".into())));
     }
 
     #[tokio::test]

@@ -26,7 +26,7 @@ pub(super) enum Reply {
 pub(in crate::http) struct Negotiated {
     /// If a picture can be the reply.
     pub(super) pictured: Option<Reply>,
-    /// If none can: there are several images.
+    /// If none can: there are several images, which only a TIFF has pages for.
     pub(super) otherwise: Option<Reply>,
 }
 
@@ -95,7 +95,7 @@ mod tests {
             ("image/png;q=0.1, */*", JSON, JSON),
             ("application/json;q=0.1, */*", PNG, JSON),
             ("application/json;q=0, */*", PNG, None),
-            ("image/png;q=0, image/*", None, None),
+            ("image/png;q=0, image/*", TIFF, None),
             ("image/png;q=0, */*", JSON, JSON),
             ("image/webp, image/png", PNG, None),
             ("image/avif,image/webp,image/png,*/*;q=0.8", PNG, JSON),
@@ -132,10 +132,10 @@ mod tests {
             ("image/tiff, application/x-ndjson", TIFF, LINES),
             ("image/webp", None, None),
         ] {
-            assert_eq!(negotiated(accept, &task), Negotiated { pictured, otherwise }, "{accept}");
+            for task in [&task, &Task::Segment(Segment::default())] {
+                assert_eq!(negotiated(accept, task), Negotiated { pictured, otherwise }, "{accept}");
+            }
         }
-        let mask = Task::Segment(Segment::default());
-        assert_eq!(negotiated("image/tiff", &mask), Negotiated { pictured: None, otherwise: None });
     }
 
     #[test]
