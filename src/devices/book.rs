@@ -184,12 +184,15 @@ impl Book {
             drop(state);
             return hold.drop_engines(engines);
         };
-        hold.serve(&served.model, engines);
+        let left = hold.serve(&served.model, engines);
         entry.on.retain(|on| on.index != index);
         entry.coming.retain(|coming| coming.0 != index);
         entry.refused.forget(index);
         let health = hold.health.clone();
         entry.on.push(On { index, hold: hold.number, health, footprint, paused: false });
+        drop(state);
+        // Not locked meanwhile: what is left of a device that failed may take seconds to end.
+        hold.drop_engines(left);
     }
 
     /// Records that a device cannot have a model now.

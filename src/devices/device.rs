@@ -294,11 +294,10 @@ impl Hold {
         })?
     }
 
-    /// Has the workers serve a model.
-    pub(super) fn serve(&self, model: &Lent, engines: Engines) {
-        for (worker, engine) in self.workers().iter().zip(engines) {
-            worker.serve(Arc::clone(model), engine);
-        }
+    /// Has the workers serve a model. Returns the engines of those that are gone, for the caller to drop: that may take seconds.
+    pub(super) fn serve(&self, model: &Lent, engines: Engines) -> Engines {
+        let serve = |(worker, engine): (&Arc<Worker>, _)| worker.serve(Arc::clone(model), engine);
+        self.workers().iter().zip(engines).filter_map(serve).collect()
     }
 
     /// Has the workers stop, or resume, taking work for a model.

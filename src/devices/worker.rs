@@ -31,7 +31,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
-        mpsc,
+        mpsc::{self, SendError},
     },
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -124,11 +124,20 @@ impl Worker {
         Ok(Worker { mail, queue, health, place: key, interrupts, thread })
     }
 
-    /// Has the worker serve a model from now on.
-    pub(super) fn serve(&self, model: Lent, engine: Box<dyn Engine + Send>) {
-        // A worker that is gone serves nothing; the queue is closed by then, or the device is lost.
-        let _ = self.mail.send(Mail::Serve(model, engine));
-        self.queue.wake_one(self.place);
+    /// Has the worker serve a model from now on. Returns the engine if the worker is gone: the queue is closed by then, or the device is
+    /// lost.
+    pub(super) fn serve(
+        &self,
+        model: Lent,
+        engine: Box<dyn Engine + Send>,
+    ) -> Option<Box<dyn Engine + Send>> {
+        match self.mail.send(Mail::Serve(model, engine)) {
+            Err(SendError(Mail::Serve(_, engine))) => Some(engine),
+            _ => {
+                self.queue.wake_one(self.place);
+                None
+            }
+        }
     }
 
     /// Has the worker stop, or resume, taking work for a model.

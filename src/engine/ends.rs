@@ -82,6 +82,14 @@ impl PixelInput {
             if depth != to.color.channels() {
                 return Err(bad());
             }
+            // Kernels count the values of an item in 32 bits.
+            let values = u64::from(width) * u64::from(height) * depth as u64;
+            if values > u64::from(u32::MAX) {
+                return Err(EngineError::Input(format!(
+                    "pixels of shape {shape:?}: an item of {values} values, more than the limit of {}",
+                    u32::MAX
+                )));
+            }
             let extents = to.shape();
             let extents = if self.channel_axis { &extents[..] } else { &extents[1..] };
             let batch = self.batch_axis.then_some(items);
@@ -147,6 +155,9 @@ mod tests {
         for shape in [&[7, 4, 5][..], &[7, 4, 5, 1], &[4, 5, 3], &[1, 7, 4, 5, 3]] {
             assert_eq!(reads(&color, shape), None, "{shape:?}");
         }
+        // Just below 2^32 values and just above: kernels count them in 32 bits.
+        assert!(reads(&color, &[1, 65_535, 21_845, 3]).is_some());
+        assert_eq!(reads(&color, &[1, 65_536, 21_846, 3]), None);
         assert!(color.reading(DataType::Fp32, &[7, 3, 4, 5]).is_none(), "the network's own");
         let bytes = Preprocess { datatype: image::DataType::Uint8, ..Preprocess::new(5, 4) };
         assert_eq!(PixelInput::new(&bytes, true, true), None);

@@ -98,6 +98,14 @@ impl Signature {
         self.unshaped.is_empty() && self.inputs.iter().all(is_fixed)
     }
 
+    /// An input of which callers choose more than how many items there are, if there is one.
+    pub fn chosen_input(&self) -> Option<&TensorSpec> {
+        let free = |dim: &Dim| *dim == Dim::Free;
+        let chosen =
+            |input: &&TensorSpec| self.unshaped.contains(&input.name) || input.shape.iter().skip(1).any(free);
+        self.inputs.iter().find(chosen)
+    }
+
     /// Moves the input of this name before the others, which keep their order. Returns where it was; `None` if there is no such input.
     pub fn put_first(&mut self, name: &str) -> Option<usize> {
         let at = self.inputs.iter().position(|input| input.name == name)?;

@@ -46,7 +46,7 @@ pub fn joined(pages: &[Vec<u8>]) -> Result<Vec<u8>, String> {
 fn append_all(bytes: &mut Cursor<Vec<u8>>, pages: &[Vec<u8>]) -> TiffResult<()> {
     let open = |page| Ok(Decoder::new(Cursor::new(page))?.with_limits(Limits::unlimited()));
     let mut read = pages.iter().map(open).collect::<TiffResult<Vec<_>>>()?;
-    let kinds = read.iter_mut().map(|page| page.colortype()).collect::<TiffResult<Vec<_>>>()?;
+    let kinds = read.iter_mut().map(Decoder::colortype).collect::<TiffResult<Vec<_>>>()?;
     let is_wide = kinds.contains(&ColorType::Gray(16));
     let mut file = TiffEncoder::new(bytes)?;
     for (page, kind) in read.iter_mut().zip(kinds) {

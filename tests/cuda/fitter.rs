@@ -2,6 +2,7 @@
 
 use crate::{
     fakes::cuda::{FakeCuda, Operation},
+    onnx::said,
     support::{
         SIDE, batch, camera_with_maps, on_cpu, open, plain, psfs, read, setting, staged, until, worse,
     },
@@ -327,6 +328,18 @@ fn what_is_copied_out_is_the_reply() {
         let [fits, codes] = [0, 1].map(|output| outputs[output].data.as_ptr_range());
         assert_eq!(fits.end, codes.start, "rows and codes lie as they came");
     }
+}
+
+#[test]
+fn a_gpu_that_was_checked_is_given_back_whole_whoever_leaves_it_last() {
+    let _fake = FakeCuda::start("");
+    let (context, canary) = (open(0), Canary::default());
+    canary.check(&context).unwrap();
+    let told = said(|| {
+        drop(context);
+        drop(canary);
+    });
+    assert!(!told.contains("but for its context"), "{told}");
 }
 
 #[test]

@@ -41,7 +41,6 @@ const CAMERAS_MAX: usize = 2;
 #[derive(Debug)]
 pub struct GaussMle {
     signature: Signature,
-    context: Arc<Context>,
     heap: Arc<Heap>,
     streams: Arc<Streams>,
     rounds: Rounds,
@@ -53,6 +52,8 @@ pub struct GaussMle {
     free: Receiver<Place>,
     back: Sender<Place>,
     places: usize,
+    /// Declared last, so that it is dropped last: what was made in the context keeps the GPU's, too.
+    context: Arc<Context>,
 }
 
 /// The maps of a camera on the device.

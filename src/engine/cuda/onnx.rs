@@ -69,7 +69,6 @@ pub struct OnnxOnGpu {
     /// Declared before the streams, on one of which it works.
     session: Kept,
     streams: Arc<Streams>,
-    context: Arc<Context>,
     heap: Arc<Heap>,
     device: Where,
     /// For each input, whether the GPU reads it.
@@ -104,6 +103,8 @@ pub struct OnnxOnGpu {
     has_run: bool,
     /// The options of runs that are waited for.
     waited: RunOptions,
+    /// Declared last, so that it is dropped last: what was made in the context keeps the GPU's, too.
+    context: Arc<Context>,
 }
 
 impl OnnxOnGpu {

@@ -12,7 +12,7 @@ use super::{
     shapes::{self, End, OutputShapes},
     threads::Threads,
 };
-use crate::engine::{Dim, EngineError, Signature};
+use crate::engine::{Dim, EngineError, Signature, TensorSpec, show};
 use ort::{
     AsPointer,
     ep::{self, ArenaExtendStrategy, ExecutionProviderDispatch},
@@ -275,12 +275,11 @@ fn providers(
         }
         // Without ranges of shapes, TensorRT rebuilds its engine for every new batch size.
         let signature = Session::load(runtime, path, Target::Cpu(1))?.signature;
-        if let Some([least, most]) = profile(&signature, gpu.items_max) {
-            tensorrt = tensorrt
-                .with_profile_min_shapes(&least)
-                .with_profile_opt_shapes(&most)
-                .with_profile_max_shapes(&most);
-        }
+        let [least, most] = profile(&signature, gpu.items_max)?;
+        tensorrt = tensorrt
+            .with_profile_min_shapes(&least)
+            .with_profile_opt_shapes(&most)
+            .with_profile_max_shapes(&most);
         // SAFETY: `GpuTarget::stream` outlives the session.
         let tensorrt = unsafe { tensorrt.with_compute_stream(gpu.stream) };
         providers.push(tensorrt.build().error_on_failure());
@@ -317,25 +316,31 @@ fn alone(folder: &Path) -> Result<Option<File>, String> {
     Ok(lock.inspect_err(|error| tracing::warn!(%error, ?folder, "TensorRT's engines are not locked")).ok())
 }
 
-/// The input shapes for one item and for the largest batch, in TensorRT's notation; `None` if more than the batch axis is free.
-fn profile(signature: &Signature, items_max: usize) -> Option<[String; 2]> {
-    if !signature.unshaped.is_empty() {
-        return None;
+/// The input shapes for one item and for the largest batch, in TensorRT's notation.
+///
+/// # Errors
+/// If more than the batch axis is free: TensorRT would build an engine for minutes at a request of each new shape, and the device counts
+/// as stuck by then.
+fn profile(signature: &Signature, items_max: usize) -> Result<[String; 2], String> {
+    if let Some(input) = signature.chosen_input() {
+        return Err(format!(
+            "input {:?} of shape {}: with provider = \"tensorrt\" only the batch may be free, since TensorRT builds an engine for minutes \
+             for each new shape; export the model with all other extents fixed, or choose provider = \"cuda\"",
+            input.name,
+            show(&input.shape)
+        ));
     }
     let shapes = |items: usize| {
-        let input = |input: &crate::engine::TensorSpec| {
-            let extents = input.shape.iter().enumerate().map(|(axis, dim)| match dim {
-                Dim::Fixed(n) => Some(n.to_string()),
-                Dim::Free if axis == 0 => Some(items.to_string()),
-                Dim::Free => None,
+        let input = |input: &TensorSpec| {
+            let extents = input.shape.iter().map(|dim| match dim {
+                Dim::Fixed(n) => n.to_string(),
+                Dim::Free => items.to_string(),
             });
-            let extents: Option<Vec<String>> = extents.collect();
-            extents.map(|extents| format!("{}:{}", input.name, extents.join("x")))
+            format!("{}:{}", input.name, extents.collect::<Vec<_>>().join("x"))
         };
-        let inputs: Option<Vec<String>> = signature.inputs.iter().map(input).collect();
-        inputs.map(|inputs| inputs.join(","))
+        signature.inputs.iter().map(input).collect::<Vec<_>>().join(",")
     };
-    Some([shapes(1)?, shapes(items_max)?])
+    Ok([shapes(1), shapes(items_max)])
 }
 
 #[cfg(test)]
@@ -374,8 +379,15 @@ mod tests {
             unshaped: Vec::new(),
             left_out: Vec::new(),
         };
-        assert_eq!(profile(&signature, 16), Some(["a:1x3x8,b:1x3".into(), "a:16x3x8,b:16x3".into()]));
+        assert_eq!(profile(&signature, 16), Ok(["a:1x3x8,b:1x3".into(), "a:16x3x8,b:16x3".into()]));
         signature.inputs[0].shape[2] = Dim::Free;
-        assert_eq!(profile(&signature, 16), None);
+        let told = profile(&signature, 16).unwrap_err();
+        assert!(
+            told.starts_with("input \"a\" of shape [-1, 3, -1]: ") && told.contains("\"cuda\""),
+            "{told}"
+        );
+        signature.inputs[0].shape[2] = Dim::Fixed(8);
+        signature.unshaped = vec!["b".into()];
+        assert!(profile(&signature, 16).unwrap_err().starts_with("input \"b\""));
     }
 }

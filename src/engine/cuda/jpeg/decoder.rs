@@ -73,7 +73,6 @@ pub(super) struct Decoder {
     library: Arc<Library>,
     /// Whether it has just failed: it may go on with what it has begun.
     doubted: bool,
-    context: Arc<Context>,
     heap: Arc<Heap>,
     stream: Arc<CudaStream>,
     preprocessor: Preprocessor,
@@ -84,6 +83,8 @@ pub(super) struct Decoder {
     telling: Vec<u8>,
     items: Option<Buffer>,
     results: Blocks,
+    /// Declared last, so that it is dropped last: what was made in the context keeps the GPU's, too.
+    context: Arc<Context>,
 }
 
 impl Decoder {
@@ -93,8 +94,8 @@ impl Decoder {
     /// If the library or the driver refuses.
     pub(super) fn new(library: &Arc<Library>, context: &Arc<Context>) -> Result<Decoder, Failed> {
         context.bind()?;
-        Ok(Decoder {
-            session: Some(make(library, context)?),
+        let mut decoder = Decoder {
+            session: None,
             library: Arc::clone(library),
             doubted: false,
             heap: Heap::new(context),
@@ -108,7 +109,9 @@ impl Decoder {
             items: None,
             results: Blocks::new(Memory::Pinned(Arc::new(HostMemory::of(context)))),
             context: Arc::clone(context),
-        })
+        };
+        decoder.session = Some(make(library, context)?);
+        Ok(decoder)
     }
 
     /// Whether the GPU decodes in dedicated hardware.
@@ -251,7 +254,10 @@ impl Decoder {
 impl Drop for Decoder {
     fn drop(&mut self) {
         // Before the stream that it works on.
-        self.end_session();
+        match (&mut self.session, self.context.broken()) {
+            (Some(session), Some(_)) => session.abandon(),
+            _ => self.end_session(),
+        }
     }
 }
 
@@ -259,7 +265,8 @@ impl Drop for Decoder {
 fn make(library: &Arc<Library>, context: &Context) -> Result<Session, Failed> {
     let _unrecorded = context.no_recording();
     Session::new(library).map_err(|status| {
-        Failed::Broken(format!("{} makes no decoder on {}: {status}", library.name(), context.gpu().id))
+        let reason = format!("{} makes no decoder on {}: {status}", library.name(), context.gpu().id);
+        if status.is_of_memory() { Failed::Memory(reason) } else { Failed::Broken(reason) }
     })
 }
 

@@ -320,12 +320,13 @@ impl Worker {
             if state.ended {
                 return Next::End;
             }
-            let usable = state.usable().cloned();
-            if state.in_use.is_some() && state.in_use != usable.as_ref().map(|(number, _)| *number) {
+            // No context is held while this waits: it may be given back meanwhile, and the last who holds it waits for the device.
+            let usable = state.usable().map(|(number, _)| *number);
+            if state.in_use.is_some() && state.in_use != usable {
                 return Next::Leave;
             }
             if !state.jobs.is_empty() {
-                let Some((number, context)) = usable else {
+                let Some((number, context)) = state.usable().cloned() else {
                     return Next::GiveUp(state.jobs.drain(..).collect());
                 };
                 let count = in_one_batch(state.jobs.iter().map(|job| pixel_bytes(&job.jpeg)));

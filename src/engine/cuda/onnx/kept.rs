@@ -17,11 +17,12 @@ use std::{
 /// Runtime's is leaked. Destroying it there throws an exception that nobody catches, which ends the process.
 pub(super) struct Kept {
     session: ManuallyDrop<Session>,
-    context: Arc<Context>,
     /// Those that the session works on.
     streams: Arc<Streams>,
     /// Whether the CPU runs it in place of an emulated GPU.
     stands_in: bool,
+    /// Declared last, so that it is dropped last.
+    context: Arc<Context>,
 }
 
 impl Kept {

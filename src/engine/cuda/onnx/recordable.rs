@@ -1,9 +1,6 @@
 //! Which networks are recorded as CUDA graphs with `cuda_graph = "auto"`: those for which a replay is known to do the same as a run.
 
-use crate::engine::{
-    Dim,
-    onnx::{OnGpu, Placement, gpu::CudaGraph, outline::Outline, session::Session},
-};
+use crate::engine::onnx::{OnGpu, Placement, gpu::CudaGraph, outline::Outline, session::Session};
 use std::path::Path;
 
 /// Operators that only enqueue work on the GPU, from what the host knows from shapes alone: they neither wait for the GPU nor read
@@ -146,13 +143,10 @@ pub(super) fn drawing(placement: &Placement) -> Option<String> {
 /// extents, would be run beside the graphs for ever.
 pub(super) fn speaks_against(session: &Session) -> Result<Option<String>, String> {
     let signature = session.signature();
-    let chosen = signature.inputs.iter().find(|input| {
-        signature.unshaped.contains(&input.name) || input.shape.iter().skip(1).any(|dim| *dim == Dim::Free)
-    });
     let on_cpu = signature.inputs.iter().zip(session.inputs_on_gpu()?).find(|(_, on_gpu)| !on_gpu);
     Ok(if let Some(why) = drawing(&session.placement()?) {
         Some(why)
-    } else if let Some(input) = chosen {
+    } else if let Some(input) = signature.chosen_input() {
         Some(format!("callers choose extents of input {:?}, and each would be recorded anew", input.name))
     } else if let Some((input, _)) = on_cpu {
         Some(format!("the CPU reads input {:?}", input.name))
