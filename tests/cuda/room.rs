@@ -55,6 +55,36 @@ async fn measure(isolation: &str, state: &tempfile::TempDir, remembers: (&str, &
     end(&machine, server);
 }
 
+/// As in a container: the driver lists us by another number, and another process comes while the GPU is taken.
+#[tokio::test]
+async fn what_others_took_while_a_gpu_was_taken_is_not_learned_as_ours() {
+    for isolation in MODES {
+        let state = tempfile::tempdir().unwrap();
+        let machine = Machine::new("memory=16GiB context=300MiB");
+        machine.tell("nvml", "own pid=70001").await;
+        machine.tell("cuda", "still fault on=cuDevicePrimaryCtxRetain hang").await;
+        let options = [("gpu-state-folder", state.path().to_str().unwrap()), ("gpu-stuck-ms", "0")];
+        let server = machine.start(isolation, &[("spots", ON_GPU)], &options).await;
+        server.until_state("warming", "taken").await;
+        machine.occupy(0, "9GiB").await;
+        machine.tell("cuda", "still clear").await;
+        server.until_state("serving", "proved").await;
+        let context = || measured(&state)["Fake-GPU"][""].as_u64();
+        until("the context is measured", async || context().is_some()).await;
+        assert!(context() <= Some(512 << 20), "{isolation}: {}", measured(&state));
+
+        // It is taken again beside others who leave most of it.
+        assert_eq!(server.send("POST", &format!("/v2/devices/{GPU}/drain"), &[], "").await.status, 200);
+        server.until_state("fenced", "drain").await;
+        machine.occupy(0, "3GiB").await;
+        let seen = async || server.device(GPU).await["memory"]["free_bytes"].as_u64() > Some(12 << 30);
+        until("they are seen", seen).await;
+        assert_eq!(server.send("POST", &format!("/v2/devices/{GPU}/resume"), &[], "").await.status, 200);
+        server.until_state("serving", "proved").await;
+        end(&machine, server);
+    }
+}
+
 /// Has what was found out say that a fitter of this name takes so many bytes.
 fn pretend(state: &tempfile::TempDir, model: &str, bytes: u64) {
     let mut grown = measured(state);

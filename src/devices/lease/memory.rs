@@ -105,9 +105,10 @@ impl Learned {
         }
     }
 
-    /// Records what we hold there besides our models.
+    /// Records one measurement of what we hold there besides our models, by the rules of [`Learned::model`]: it includes what others took
+    /// while the GPU was taken. A first one that is far more than a context takes counts as what is assumed of one.
     pub fn context(&mut self, gpu: &str, bytes: u64) {
-        self.note(gpu, CONTEXT, bytes);
+        self.model(gpu, CONTEXT, bytes, 2 * CONTEXT_BYTES);
     }
 
     fn note(&mut self, gpu: &str, name: &str, bytes: u64) {
@@ -183,6 +184,17 @@ mod tests {
         // With the first of these it would never be loaded again, and so never be measured again.
         assert_eq!([71, 3].map(|gib| measure("b", gib)), [35, 3]);
         assert_eq!([71, 72].map(|gib| measure("c", gib)), [35, 71], "it really takes so much");
+    }
+
+    #[test]
+    fn what_others_took_while_the_gpu_was_taken_is_not_our_context() {
+        let mut learned = Learned::default();
+        let mut measure = |mib: u64| {
+            learned.context("H100", mib << 20);
+            learned.measured_context("H100") >> 20
+        };
+        assert_eq!([9516, 300, 9516, 310, 400, 420].map(&mut measure), [512, 300, 300, 310, 310, 400]);
+        assert_eq!([1500, 1600].map(measure), [420, 1500], "it really takes so much");
     }
 
     #[test]
