@@ -78,6 +78,38 @@ async fn processes_that_want_one_gpu_get_it_in_the_order_in_which_they_came_and_
     machine.assert_empty();
 }
 
+#[tokio::test]
+async fn the_next_in_the_queue_goes_by_what_the_one_before_has_left() {
+    for isolation in MODES {
+        let machine = Machine::new(ROOM_FOR_ONE);
+        // The memory is read before that, so a look that is finished when the first one serves shows what was there before.
+        machine
+            .tell("nvml", "still fault on=nvmlDeviceGetUtilizationRates sleep_us=1500000 times=always")
+            .await;
+        machine.occupy(0, "1900MiB").await;
+        let spots = [("spots", ON_GPU)];
+        let (one, other) =
+            tokio::join!(machine.start(isolation, &spots, &[]), machine.start(isolation, &spots, &[]));
+        for server in [&one, &other] {
+            server.until_state("waiting", "contended").await;
+        }
+        machine.vacate(0).await;
+        let serve = async || [state(&one).await == "serving", state(&other).await == "serving"];
+        until("one serves", async || serve().await != [false, false]).await;
+        let next = if serve().await[0] { &other } else { &one };
+        let looked = async || {
+            let gpu = next.device(GPU).await;
+            gpu["reason"].as_str().unwrap().starts_with("other processes compute on it, and")
+        };
+        until("the other has looked", looked).await;
+        for server in [one, other] {
+            assert_eq!(server.said("the GPU has no room now"), Vec::<String>::new(), "{isolation}");
+            server.end();
+        }
+        machine.assert_empty();
+    }
+}
+
 /// A column of the picture.
 const COLUMN: Duration = Duration::from_millis(500);
 

@@ -120,8 +120,15 @@ pub(super) enum Known {
     Nothing,
     /// NVML does not answer.
     Silence,
-    /// A look, and its time.
-    Look(Instant, Box<Sample>),
+    /// A look.
+    Look {
+        /// When it began.
+        began: Instant,
+        /// When it was finished.
+        at: Instant,
+        /// What it shows of this GPU.
+        sample: Box<Sample>,
+    },
 }
 
 impl Senses {
@@ -152,7 +159,9 @@ impl Senses {
             Some(look) if look.samples.is_empty() => Known::Nothing,
             Some(look) if now.saturating_duration_since(look.at) > AGE_MAX => Known::Silence,
             Some(look) => match look.samples.iter().find(|sample| sample.gpu.uuid == gpu.id) {
-                Some(sample) => Known::Look(look.at, Box::new(sample.clone())),
+                Some(sample) => {
+                    Known::Look { began: look.began, at: look.at, sample: Box::new(sample.clone()) }
+                }
                 None => Known::Nothing,
             },
         }

@@ -2,8 +2,8 @@
 //!
 //! Each server that waits has a ticket: a file in a shared folder, named after the GPU and the time at which waiting began, and locked by
 //! its owner (flock). The ticket of a process that died is therefore not locked, and does not count. The oldest ticket is next. It is
-//! kept while the GPU is taken and models are loaded, and removed when they serve. So only one process at a time takes a GPU, and the
-//! next one sees what is left of it. Without such a folder, every server may go at once.
+//! kept while the GPU is taken and models are loaded, and removed when they serve. So only one process at a time takes a GPU. The next
+//! one goes by a look that began after that, and so sees what is left. Without such a folder, every server may go at once.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -14,7 +14,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
 /// The folder of tickets.
@@ -32,8 +32,23 @@ pub struct Ticket {
     _file: File,
     path: PathBuf,
     gpu: String,
+    /// Others have been before it.
+    waited: bool,
+    /// Since when nobody else takes the GPU.
+    since: Option<Instant>,
     /// Locked while the GPU is being taken.
     taking: Option<File>,
+}
+
+/// What the first in the queue may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// Take the GPU.
+    Ours,
+    /// Look at it again.
+    Look,
+    /// Wait for another server, which takes it just now.
+    Taken,
 }
 
 impl Turns {
@@ -62,7 +77,10 @@ impl Turns {
         });
         let refused = self.refused.swap(file.is_err(), Ordering::Relaxed);
         match file {
-            Ok(file) => Some(Ticket { _file: file, path, gpu: gpu.to_owned(), taking: None }),
+            Ok(file) => {
+                let gpu = gpu.to_owned();
+                Some(Ticket { _file: file, path, gpu, waited: false, since: None, taking: None })
+            }
             Err(error) => {
                 if !refused {
                     let path = path.display();
@@ -73,8 +91,17 @@ impl Turns {
         }
     }
 
-    /// How many tickets are before this one.
-    pub fn ahead(&self, ticket: &Ticket) -> usize {
+    /// How many tickets are before this one. None once it takes the GPU: a server that has waited for longer may come back to the queue.
+    pub fn ahead(&self, ticket: &mut Ticket) -> usize {
+        if ticket.since.is_some() {
+            return 0;
+        }
+        let ahead = self.before(ticket);
+        ticket.waited |= ahead > 0;
+        ahead
+    }
+
+    fn before(&self, ticket: &Ticket) -> usize {
         let Some(entries) = self.folder.as_ref().and_then(|folder| fs::read_dir(folder).ok()) else {
             return 0;
         };
@@ -91,8 +118,22 @@ impl Turns {
 }
 
 impl Ticket {
-    /// Starts to take the GPU; false while another server does. Others are kept off until the ticket is dropped.
-    pub fn enter(&mut self) -> bool {
+    /// Starts to take the GPU, unless another server does. `looked`: when the last look at it began; `None` where it cannot be looked at.
+    /// Others are kept off until the ticket is dropped. If they were before us, what they took shows only in a look that begins now.
+    pub fn enter(&mut self, looked: Option<Instant>) -> Turn {
+        if !self.lock() {
+            self.waited = true;
+            return Turn::Taken;
+        }
+        let since = *self.since.get_or_insert_with(Instant::now);
+        match looked {
+            Some(looked) if self.waited && looked < since => Turn::Look,
+            _ => Turn::Ours,
+        }
+    }
+
+    /// Whether nobody else takes the GPU until this ticket is dropped.
+    fn lock(&mut self) -> bool {
         if self.taking.is_some() {
             return true;
         }
@@ -196,16 +237,16 @@ mod tests {
     fn the_first_to_wait_is_the_first_to_take_and_the_dead_hold_up_nobody() {
         let folder = tempfile::tempdir().unwrap();
         let turns = Turns::new(Some(&folder.path().join("queue")));
-        let second = turns.ticket("GPU-1", at(2000)).unwrap();
-        let first = turns.ticket("GPU-1", at(1000)).unwrap();
-        let other = turns.ticket("GPU-10", at(3000)).unwrap();
-        assert_eq!([&first, &second, &other].map(|ticket| turns.ahead(ticket)), [0, 1, 0]);
+        let mut second = turns.ticket("GPU-1", at(2000)).unwrap();
+        let mut first = turns.ticket("GPU-1", at(1000)).unwrap();
+        let mut other = turns.ticket("GPU-10", at(3000)).unwrap();
+        assert_eq!([&mut first, &mut second, &mut other].map(|ticket| turns.ahead(ticket)), [0, 1, 0]);
         drop(first);
-        assert_eq!(turns.ahead(&second), 0);
+        assert_eq!(turns.ahead(&mut second), 0);
         // As a killed process leaves it: present, and not locked.
         let dead = folder.path().join("queue").join(format!("GPU-1.{:020}.7", 1));
         File::create(&dead).unwrap();
-        assert_eq!(turns.ahead(&second), 0);
+        assert_eq!(turns.ahead(&mut second), 0);
         assert!(!dead.exists());
     }
 
@@ -215,9 +256,9 @@ mod tests {
         let queue = folder.path().join("queue");
         let turns = Turns::new(Some(&queue));
         fs::remove_dir(&queue).unwrap();
-        let first = turns.ticket("GPU-1", at(1)).unwrap();
-        let second = turns.ticket("GPU-1", at(2)).unwrap();
-        assert_eq!([&first, &second].map(|ticket| turns.ahead(ticket)), [0, 1]);
+        let mut first = turns.ticket("GPU-1", at(1)).unwrap();
+        let mut second = turns.ticket("GPU-1", at(2)).unwrap();
+        assert_eq!([&mut first, &mut second].map(|ticket| turns.ahead(ticket)), [0, 1]);
         assert_eq!(
             fs::metadata(&queue).unwrap().permissions().mode() & 0o7777,
             0o1777,
@@ -231,11 +272,35 @@ mod tests {
         let turns = Turns::new(Some(folder.path()));
         let mut first = turns.ticket("GPU-1", at(1)).unwrap();
         let mut second = turns.ticket("GPU-1", at(2)).unwrap();
-        assert!(first.enter() && first.enter());
-        assert!(!second.enter());
+        assert_eq!([first.enter(None), first.enter(None)], [Turn::Ours; 2]);
+        assert_eq!(second.enter(None), Turn::Taken);
         drop(first);
-        assert!(second.enter());
-        assert!(turns.ticket("GPU-2", at(3)).unwrap().enter(), "another GPU");
+        assert_eq!(second.enter(None), Turn::Ours);
+        assert_eq!(turns.ticket("GPU-2", at(3)).unwrap().enter(None), Turn::Ours, "another GPU");
+    }
+
+    #[test]
+    fn who_had_to_wait_for_others_looks_at_what_they_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let turns = Turns::new(Some(folder.path()));
+        let before = Some(Instant::now());
+        let mut first = turns.ticket("GPU-1", at(1)).unwrap();
+        assert_eq!(
+            (turns.ahead(&mut first), first.enter(before)),
+            (0, Turn::Ours),
+            "it was free all the time"
+        );
+        let [mut second, mut third] = [2, 3].map(|since| turns.ticket("GPU-1", at(since)).unwrap());
+        assert_eq!(turns.ahead(&mut second), 1);
+        drop(first);
+        assert_eq!((turns.ahead(&mut second), second.enter(before)), (0, Turn::Look));
+        let mut back = turns.ticket("GPU-1", at(1)).unwrap();
+        assert_eq!([&mut third, &mut back].map(|other| other.enter(before)), [Turn::Taken; 2]);
+        assert_eq!(turns.ahead(&mut second), 0, "nobody else takes it meanwhile, and it waits for nobody");
+        let after = Some(Instant::now());
+        assert_eq!([before, after].map(|looked| second.enter(looked)), [Turn::Look, Turn::Ours]);
+        drop(second);
+        assert_eq!([after, None].map(|looked| third.enter(looked)), [Turn::Look, Turn::Ours]);
     }
 
     #[test]
@@ -243,7 +308,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let turns = Turns::new(Some(folder.path()));
         let mut ticket = turns.ticket("GPU-1", at(1)).unwrap();
-        assert!(ticket.enter());
+        assert_eq!(ticket.enter(None), Turn::Ours);
         let files: Vec<_> = fs::read_dir(folder.path()).unwrap().flatten().collect();
         assert_eq!(files.len(), 2, "{files:?}");
         for file in files {

@@ -16,6 +16,8 @@ use crate::{error::panic_words, random::Random};
 /// All GPUs at one time.
 #[derive(Debug, Clone)]
 pub struct Look {
+    /// When it began: it shows nothing of what came later.
+    pub began: Instant,
     /// When it was finished.
     pub at: Instant,
     /// One for each GPU, always in the same order.
@@ -57,13 +59,14 @@ impl Sampler {
             while !state.ended {
                 state.looking = true;
                 drop(state);
+                let began = Instant::now();
                 let samples = catch_unwind(AssertUnwindSafe(|| probe.sample()));
                 state = theirs.state.lock();
                 state.looking = false;
                 match samples {
                     Ok(samples) => {
                         (panics, state.looks) = (false, state.looks + 1);
-                        state.last = Some(Look { at: Instant::now(), samples: samples.into() });
+                        state.last = Some(Look { began, at: Instant::now(), samples: samples.into() });
                         theirs.changed.notify_all();
                     }
                     // Logged once: it may panic again with every look.
@@ -134,7 +137,7 @@ mod tests {
         let free = |look: &Look| look.samples[0].memory.unwrap().free;
         // The first may be the sampler's second.
         let [first, look] = [(); 2].map(|()| sampler.fresh(Duration::from_secs(60)).unwrap());
-        assert!(first.at < look.at && free(&look) == 2);
+        assert!(first.at <= look.began && look.began <= look.at && free(&look) == 2);
         assert!(sampler.last().unwrap().at >= look.at);
     }
 

@@ -5,7 +5,7 @@ use super::{
         book::Presence,
         claim::{Decision, Next, Want},
         health::{Over, states::Evidence},
-        lease,
+        lease::{self, turns::Turn},
         parts::NO_MODEL,
         probe::{Sample, others::Ourselves},
         refusal::Refusal,
@@ -54,13 +54,13 @@ impl Keeper {
         }
         let want = self.want();
         self.seen.memory_needed_bytes = Some(want.needed());
-        let looked = match self.senses.look(&self.gpu, self.began, now) {
-            Known::Nothing => None,
+        let (looked, began) = match self.senses.look(&self.gpu, self.began, now) {
+            Known::Nothing => (None, None),
             Known::Silence => {
                 self.claim.waiting(Cause::Contended, "NVML does not answer: it is not known who uses it");
                 return self.decided.then_some(false);
             }
-            Known::Look(_, sample) => Some(self.others(&sample)),
+            Known::Look { began, sample, .. } => (Some(self.others(&sample)), Some(began)),
         };
         let Decision { next, verdict, needed } = self.claim.decide(now, looked.as_ref(), &want);
         self.seen.memory_needed_bytes = Some(needed);
@@ -72,7 +72,7 @@ impl Keeper {
                 self.queue_up();
                 Some(false)
             }
-            Next::Take => Some(self.turn()),
+            Next::Take => Some(self.turn(began)),
         }
     }
 
@@ -96,22 +96,24 @@ impl Keeper {
         }
     }
 
-    fn queue_up(&mut self) {
+    /// Takes a place in the queue, if there is one. Returns how many servers are before us.
+    fn queue_up(&mut self) -> usize {
         if self.ticket.is_none() {
             self.ticket = self.turns.ticket(&self.gpu.id, self.waiting_since);
         }
+        self.ticket.as_mut().map_or(0, |ticket| self.turns.ahead(ticket))
     }
 
-    /// Whether it is our turn among the servers of this machine.
-    fn turn(&mut self) -> bool {
-        self.queue_up();
+    /// Whether it is our turn among the servers of this machine. `looked`: when the last look at the GPU began, if there is any.
+    fn turn(&mut self, looked: Option<Instant>) -> bool {
+        let ahead = self.queue_up();
         let Some(ticket) = &mut self.ticket else { return true };
-        let ahead = self.turns.ahead(ticket);
-        if ahead == 0 && ticket.enter() {
-            return true;
-        }
         let reason = match ahead {
-            0 => "another server takes it just now".to_owned(),
+            0 => match ticket.enter(looked) {
+                Turn::Ours => return true,
+                Turn::Taken => "another server takes it just now".to_owned(),
+                Turn::Look => "another server came first: it is looked at what that one left".to_owned(),
+            },
             1 => "another server has waited for it for longer".to_owned(),
             ahead => format!("{ahead} other servers have waited for it for longer"),
         };
