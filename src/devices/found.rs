@@ -3,7 +3,7 @@
 use super::{
     lease::{self, Contention},
     probe::{
-        Probe, Sample,
+        Sample,
         nvml::NvmlProbe,
         others::{Others, Ourselves},
     },

@@ -110,6 +110,27 @@ async fn the_next_in_the_queue_goes_by_what_the_one_before_has_left() {
     }
 }
 
+/// As without persistence mode, where NVML initialises each GPU first.
+#[tokio::test]
+async fn a_gpu_is_not_taken_before_an_nvml_that_starts_slowly_has_told_who_uses_it() {
+    let machine = Machine::new(ROOM_FOR_ONE);
+    machine.tell("nvml", "still fault on=nvmlInit_v2 hang").await;
+    machine.occupy(0, "1900MiB").await;
+    let server = machine.start("thread", &[("spots", ON_GPU)], &[]).await;
+    server.until_ready().await;
+    assert_eq!(server.localize_on().await.1, "cpu");
+    let gpu = server.device(GPU).await;
+    assert_eq!((&gpu["state"], &gpu["cause"]), (&"waiting".into(), &"contended".into()), "{gpu}");
+    machine.tell("nvml", "still clear").await;
+    let looked = async || server.device(GPU).await["memory"]["free_bytes"].as_u64() == Some(148 << 20);
+    until("it has looked", looked).await;
+    server.until_state("waiting", "contended").await;
+    machine.vacate(0).await;
+    server.until_state("serving", "proved").await;
+    server.end();
+    machine.assert_empty();
+}
+
 /// A column of the picture.
 const COLUMN: Duration = Duration::from_millis(500);
 

@@ -3,7 +3,7 @@
 use std::{process, sync::mpsc, time::Duration};
 
 use ocelli::devices::probe::{
-    GpuId, Probe, Sample, Throttled,
+    GpuId, Sample, Throttled,
     events::{Happening, Watch},
     nvml::NvmlProbe,
     others::{Others, Ourselves},

@@ -7,7 +7,7 @@ use super::super::{
         GpuId, Missing, Probe, Sample,
         events::{Happening, Watch},
         nvml::{NvmlProbe, Unavailable},
-        sampler::Sampler,
+        sampler::{Look, Sampler},
     },
 };
 use crate::engine::cuda::Gpu;
@@ -23,8 +23,9 @@ use std::{
 const PERIOD: Duration = Duration::from_millis(500);
 /// A look that is older says nothing of the present.
 pub(super) const AGE_MAX: Duration = Duration::from_secs(3);
-/// A first look that takes longer than this counts as one that never comes.
-const FIRST: Duration = Duration::from_secs(10);
+/// A first look that takes longer than this counts as one that never comes. It initialises each GPU, which takes seconds without
+/// persistence mode.
+const FIRST: Duration = Duration::from_secs(60);
 
 /// The most events of one GPU that wait for its keeper; older ones are dropped for newer ones.
 const HAPPENINGS_MAX: usize = 1000;
@@ -140,6 +141,7 @@ impl Senses {
             library: library.map(Path::to_owned),
             happenings: Arc::clone(&happenings),
             opened: None,
+            was_open: false,
             tries: Tries::default(),
             silent: Silent::default(),
         };
@@ -151,19 +153,9 @@ impl Senses {
 
     /// What is known of a GPU. `since`: when the caller started asking.
     pub(super) fn look(&self, gpu: &Gpu, since: Instant, now: Instant) -> Known {
-        let Some(sampler) = &self.sampler else { return Known::Nothing };
-        match sampler.last() {
-            None if now.saturating_duration_since(since) < FIRST => Known::Silence,
-            // It has never answered, so it counts as absent.
+        match &self.sampler {
+            Some(sampler) => known(&gpu.id, sampler.last(), since, now),
             None => Known::Nothing,
-            Some(look) if look.samples.is_empty() => Known::Nothing,
-            Some(look) if now.saturating_duration_since(look.at) > AGE_MAX => Known::Silence,
-            Some(look) => match look.samples.iter().find(|sample| sample.gpu.uuid == gpu.id) {
-                Some(sample) => {
-                    Known::Look { began: look.began, at: look.at, sample: Box::new(sample.clone()) }
-                }
-                None => Known::Nothing,
-            },
         }
     }
 
@@ -179,12 +171,29 @@ impl Senses {
     }
 }
 
+/// What is known of a GPU by the last look at all, `None` before the first.
+fn known(uuid: &str, last: Option<Look>, since: Instant, now: Instant) -> Known {
+    match last {
+        None if now.saturating_duration_since(since) < FIRST => Known::Silence,
+        // It has never answered, so it counts as absent.
+        None => Known::Nothing,
+        Some(look) if look.samples.is_empty() => Known::Nothing,
+        Some(look) if now.saturating_duration_since(look.at) > AGE_MAX => Known::Silence,
+        Some(look) => match look.samples.iter().find(|sample| sample.gpu.uuid == uuid) {
+            Some(sample) => Known::Look { began: look.began, at: look.at, sample: Box::new(sample.clone()) },
+            None => Known::Nothing,
+        },
+    }
+}
+
 /// Opens NVML at the first look, on the thread that looks. If that fails, or a GPU of ours is missing, it is tried again now and then: a
 /// driver may start after us.
 struct Opening {
     library: Option<PathBuf>,
     happenings: Happenings,
     opened: Option<(NvmlProbe, Option<Watch>)>,
+    /// It was open before.
+    was_open: bool,
     tries: Tries,
     silent: Silent,
 }
@@ -291,7 +300,7 @@ impl Opening {
 }
 
 impl Probe for Opening {
-    fn sample(&mut self) -> Vec<Sample> {
+    fn look(&mut self) -> Option<Vec<Sample>> {
         let has_all = self.opened.as_ref().is_some_and(|(probe, _)| self.has_all(probe));
         if !has_all && self.tries.is_due() {
             // NVML searches for GPUs only when it is first opened. So all that is open of it is closed before, or it would find the same
@@ -309,7 +318,13 @@ impl Probe for Opening {
                 self.tries.looks_left = 0;
             }
         }
-        let samples = self.opened.as_mut().map(|(probe, _)| probe.sample()).unwrap_or_default();
+        self.was_open |= self.opened.is_some();
+        let samples = match &mut self.opened {
+            Some((probe, _)) => probe.sample(),
+            // GPUs that others were seen on are not free because they cannot be seen.
+            None if self.was_open => return None,
+            None => Vec::new(),
+        };
         for sample in &samples {
             let device = &*sample.gpu.uuid;
             // GPUs without a keeper are not reported.
@@ -328,7 +343,7 @@ impl Probe for Opening {
                 }
             }
         }
-        samples
+        Some(samples)
     }
 }
 
@@ -351,6 +366,41 @@ mod tests {
         inboxes.put(&ours, Happening::Xid(48));
         assert_eq!(inboxes.take("GPU-1"), [Happening::Xid(48)]);
         assert_eq!(inboxes.take("GPU-1"), [], "it is told once");
+    }
+
+    #[test]
+    fn a_gpu_counts_as_unwatched_only_where_there_is_no_nvml() {
+        let (t0, s) = (Instant::now(), Duration::from_secs);
+        let known = |last: Option<&[&str]>, at: u64| {
+            let sample = |uuid: &&str| Sample::of(gpu(uuid, ""));
+            let look = |uuids: &[&str]| Look {
+                began: t0,
+                at: t0 + s(1),
+                samples: uuids.iter().map(sample).collect(),
+            };
+            match known("GPU-1", last.map(look), t0, t0 + s(at)) {
+                Known::Nothing => "nothing",
+                Known::Silence => "silence",
+                Known::Look { .. } => "a look",
+            }
+        };
+        assert_eq!([12, 59, 60].map(|at| known(None, at)), ["silence", "silence", "nothing"]);
+        let ours: &[&str] = &["GPU-2", "GPU-1"];
+        assert_eq!([1, 4, 5].map(|at| known(Some(ours), at)), ["a look", "a look", "silence"]);
+        assert_eq!([&[][..], &["GPU-2"]].map(|seen| known(Some(seen), 1)), ["nothing"; 2]);
+    }
+
+    #[test]
+    fn an_nvml_that_cannot_be_opened_again_shows_nothing_rather_than_no_gpus() {
+        let opening = |was_open| Opening {
+            library: Some("/nowhere/libnvidia-ml.so".into()),
+            happenings: Arc::new(Mutex::new(Inboxes::of(Vec::new()))),
+            opened: None,
+            was_open,
+            tries: Tries::default(),
+            silent: Silent::default(),
+        };
+        assert_eq!([false, true].map(|was_open| opening(was_open).look()), [Some(Vec::new()), None]);
     }
 
     #[test]

@@ -17,8 +17,9 @@ pub(super) const GPU: &str = "gpu";
 
 /// Looks at all GPUs of the machine.
 pub trait Probe: Send {
-    /// One sample for each GPU, and for each MIG part that is looked at, always in the same order. Takes as long as the driver takes.
-    fn sample(&mut self) -> Vec<Sample>;
+    /// One sample for each GPU, and for each MIG part that is looked at; empty where there is nothing to look with. `None` if they cannot
+    /// be looked at now, although they could be before. Takes as long as the driver takes.
+    fn look(&mut self) -> Option<Vec<Sample>>;
 }
 
 /// A GPU's identity, by what does not change while the machine runs. Indices do change: NVML and CUDA count differently, and so do

@@ -125,10 +125,9 @@ impl NvmlProbe {
     pub fn gpus(&self) -> &[GpuId] {
         &self.gpus
     }
-}
 
-impl Probe for NvmlProbe {
-    fn sample(&mut self) -> Vec<Sample> {
+    /// One sample for each GPU, and for each part that is looked at, always in the same order. Takes as long as the driver takes.
+    pub fn sample(&mut self) -> Vec<Sample> {
         let whole = |(gpu, kept): (&GpuId, &mut Option<Kept>)| {
             let sample = Sample::of(gpu.clone());
             match device(&self.nvml, gpu) {
@@ -146,9 +145,7 @@ impl Probe for NvmlProbe {
         samples.extend(parts);
         samples
     }
-}
 
-impl NvmlProbe {
     /// One look at a part of a GPU. Its memory and processes are its own, and read by its own UUID. NVML does not tell how busy a part
     /// is; all other values are those of the whole.
     fn part(&self, whole: &Sample, part: &GpuId) -> Sample {
@@ -172,6 +169,12 @@ impl NvmlProbe {
         // A part is found by its UUID alone, so NVML may report it as lost because any other GPU is. The whole's answer is reliable.
         look.sample.lost = whole.lost;
         look.sample
+    }
+}
+
+impl Probe for NvmlProbe {
+    fn look(&mut self) -> Option<Vec<Sample>> {
+        Some(self.sample())
     }
 }
 

@@ -60,11 +60,13 @@ impl Sampler {
                 state.looking = true;
                 drop(state);
                 let began = Instant::now();
-                let samples = catch_unwind(AssertUnwindSafe(|| probe.sample()));
+                let samples = catch_unwind(AssertUnwindSafe(|| probe.look()));
                 state = theirs.state.lock();
                 state.looking = false;
                 match samples {
-                    Ok(samples) => {
+                    // The last one is kept, and grows old.
+                    Ok(None) => panics = false,
+                    Ok(Some(samples)) => {
                         (panics, state.looks) = (false, state.looks + 1);
                         state.last = Some(Look { began, at: Instant::now(), samples: samples.into() });
                         theirs.changed.notify_all();
@@ -128,9 +130,9 @@ mod tests {
     fn the_last_look_is_kept_with_its_time() {
         struct Two(u64);
         impl Probe for Two {
-            fn sample(&mut self) -> Vec<Sample> {
+            fn look(&mut self) -> Option<Vec<Sample>> {
                 self.0 = 2.min(self.0 + 1);
-                vec![sample(self.0)]
+                Some(vec![sample(self.0)])
             }
         }
         let sampler = Sampler::start(Box::new(Two(0)), Duration::from_millis(1)).unwrap();
@@ -145,10 +147,10 @@ mod tests {
     fn a_look_that_panics_is_followed_by_others() {
         struct Panicking(usize);
         impl Probe for Panicking {
-            fn sample(&mut self) -> Vec<Sample> {
+            fn look(&mut self) -> Option<Vec<Sample>> {
                 self.0 += 1;
                 assert!(self.0 > 3, "the driver said nonsense");
-                vec![sample(1)]
+                Some(vec![sample(1)])
             }
         }
         let sampler = Sampler::start(Box::new(Panicking(0)), Duration::from_millis(1)).unwrap();
@@ -159,10 +161,10 @@ mod tests {
     fn a_look_that_hangs_holds_up_nobody() {
         struct Hanging(mpsc::Sender<()>, mpsc::Receiver<()>);
         impl Probe for Hanging {
-            fn sample(&mut self) -> Vec<Sample> {
+            fn look(&mut self) -> Option<Vec<Sample>> {
                 let _ = self.0.send(());
                 let _ = self.1.recv();
-                Vec::new()
+                None
             }
         }
         let ((looks, looking), (release, hang)) = (mpsc::channel(), mpsc::channel());

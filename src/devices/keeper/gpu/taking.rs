@@ -17,7 +17,13 @@ use crate::{
     random::Random,
     status::{Cause, HeldModel},
 };
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// How long the models of the start wait for a first look.
+const UNSEEN: Duration = Duration::from_secs(10);
 
 impl Keeper {
     /// Takes the GPU, if it may be taken.
@@ -58,7 +64,8 @@ impl Keeper {
             Known::Nothing => (None, None),
             Known::Silence => {
                 self.claim.waiting(Cause::Contended, "NVML does not answer: it is not known who uses it");
-                return self.decided.then_some(false);
+                let waited = now.saturating_duration_since(self.began);
+                return (self.decided || waited >= UNSEEN).then_some(false);
             }
             Known::Look { began, sample, .. } => (Some(self.others(&sample)), Some(began)),
         };
