@@ -34,6 +34,9 @@ const HOT: Duration = Duration::from_secs(30);
 const POISONED: &str = "this process cannot use the GPU again after the fault: restart the server, or run it with isolation = \
                         \"process\", which needs no restart";
 
+/// What is wrong where rows or pages wait to be replaced.
+const ROWS_PENDING: &str = "memory rows wait for a reset to be replaced";
+
 /// An observation of a device's condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Evidence {
@@ -167,11 +170,14 @@ impl States {
         }
     }
 
-    /// It was taken, and works.
+    /// It was taken, and works. What pointed at a fault before, and still does, makes it suspect.
     pub fn serving(&mut self, now: Instant) {
         self.doubted_at = None;
         self.proved_at = Some(now);
         self.set(DeviceState::Serving, Cause::Proved, "a forward pass works");
+        if self.rows_pending {
+            self.doubt(now, Cause::Ecc, ROWS_PENDING);
+        }
     }
 
     /// An operator wants it to be left alone, or no longer does.
@@ -231,7 +237,7 @@ impl States {
             Evidence::RowsPending(pending) => {
                 let news = *pending && !self.rows_pending;
                 self.rows_pending = *pending;
-                news && self.doubt(now, Cause::Ecc, "memory rows wait for a reset to be replaced")
+                news && self.doubt(now, Cause::Ecc, ROWS_PENDING)
             }
             Evidence::RowsFailed(failed) => {
                 self.rows_failed = *failed;
@@ -554,6 +560,26 @@ mod tests {
         states.note(now + s(2), &Evidence::RowsPending(false));
         states.note(now + s(3), &Evidence::RowsPending(true));
         assert!(states.canary_due(now + s(3), now), "others do");
+    }
+
+    #[test]
+    fn rows_that_waited_before_the_device_was_taken_are_suspicious_each_time_it_is() {
+        let (now, mut states) = (Instant::now(), States::default());
+        for taken in [now, now + s(100)] {
+            states.note(taken, &Evidence::RowsPending(true));
+            states.taking();
+            states.serving(taken);
+            assert_eq!((states.state(), states.cause()), (DeviceState::Suspect, Cause::Ecc));
+            assert!(states.canary_due(taken, taken));
+            states.note(taken, &Evidence::Canary(Ok(())));
+            states.tick(taken + CLEAN);
+            assert_eq!((states.state(), states.cause()), (DeviceState::Serving, Cause::Clean));
+            states.note(taken + CLEAN, &Evidence::Failed("it broke".into()));
+        }
+        states.note(now + s(200), &Evidence::RowsPending(false));
+        states.taking();
+        states.serving(now + s(200));
+        assert_eq!((states.state(), states.cause()), (DeviceState::Serving, Cause::Proved));
     }
 
     #[test]
