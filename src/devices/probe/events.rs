@@ -104,15 +104,33 @@ impl Drop for Watch {
     }
 }
 
+/// What is known of a GPU that is watched.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Watched {
+    /// It does not answer.
+    lost: bool,
+    /// It tells no errors as they happen.
+    silent: bool,
+}
+
+impl Watched {
+    /// Takes in whether it is gone. True if that is news. One that has come back is listened to again: it may have been on its way out
+    /// when it told nothing.
+    fn asked(&mut self, gone: bool) -> bool {
+        let was_lost = std::mem::replace(&mut self.lost, gone);
+        self.silent &= gone || !was_lost;
+        gone && !was_lost
+    }
+}
+
 fn watch(nvml: &Nvml, ended: &AtomicBool, tell: &impl Fn(&GpuId, Happening)) {
-    let gpus = nvml::gpus(nvml);
-    let mut lost: Vec<bool> = vec![false; gpus.len()];
-    let mut deaf: Vec<bool> = vec![false; gpus.len()];
+    let mut gpus: Vec<(GpuId, Watched)> =
+        nvml::gpus(nvml).into_iter().map(|gpu| (gpu, Watched::default())).collect();
     while !ended.load(Ordering::Relaxed) {
         // An event set with a lost GPU reports only that loss, so it contains only GPUs that answer.
-        let Some(set) = listening(nvml, &gpus, &lost, &mut deaf) else {
+        let Some(set) = listening(nvml, &mut gpus) else {
             thread::park_timeout(PAUSE);
-            find_lost(nvml, &gpus, &mut lost, tell);
+            find_lost(nvml, &mut gpus, tell);
             continue;
         };
         for _ in 0..WAITS_BETWEEN_SEARCHES {
@@ -122,9 +140,9 @@ fn watch(nvml: &Nvml, ended: &AtomicBool, tell: &impl Fn(&GpuId, Happening)) {
             match set.wait(WAIT_MS) {
                 Ok(event) => {
                     let uuid = event.device.uuid().ok();
-                    let gpu = gpus.iter().find(|gpu| uuid.as_ref() == Some(&gpu.uuid));
+                    let gpu = gpus.iter().find(|(gpu, _)| uuid.as_ref() == Some(&gpu.uuid));
                     // A GPU that is lost by now does not say which it is. Its loss is reported instead.
-                    let Some(gpu) = gpu else { break };
+                    let Some((gpu, _)) = gpu else { break };
                     tell(
                         gpu,
                         match event.event_data {
@@ -135,7 +153,7 @@ fn watch(nvml: &Nvml, ended: &AtomicBool, tell: &impl Fn(&GpuId, Happening)) {
                 }
                 Err(NvmlError::Timeout) => (),
                 Err(NvmlError::GpuLost) => {
-                    find_lost(nvml, &gpus, &mut lost, tell);
+                    find_lost(nvml, &mut gpus, tell);
                     thread::park_timeout(PAUSE);
                     break;
                 }
@@ -146,24 +164,22 @@ fn watch(nvml: &Nvml, ended: &AtomicBool, tell: &impl Fn(&GpuId, Happening)) {
                 }
             }
         }
-        find_lost(nvml, &gpus, &mut lost, tell);
+        find_lost(nvml, &mut gpus, tell);
     }
 }
 
-/// An event set for all GPUs that are not lost; `None` if that leaves none. GPUs without such events are marked deaf.
-fn listening<'a>(nvml: &'a Nvml, gpus: &[GpuId], lost: &[bool], deaf: &mut [bool]) -> Option<EventSet<'a>> {
+/// An event set for all GPUs that are not lost; `None` if that leaves none. GPUs without such events are marked.
+fn listening<'a>(nvml: &'a Nvml, gpus: &mut [(GpuId, Watched)]) -> Option<EventSet<'a>> {
     'anew: loop {
         let mut set = nvml.create_event_set().ok()?;
         let mut any = false;
-        for (at, gpu) in gpus.iter().enumerate().filter(|(at, _)| !lost[*at]) {
-            let Some(device) = nvml::device(nvml, gpu).ok().filter(|_| !deaf[at]) else {
-                continue;
-            };
+        for (gpu, watched) in gpus.iter_mut().filter(|(_, watched)| *watched == Watched::default()) {
+            let Ok(device) = nvml::device(nvml, gpu) else { continue };
             match device.register_events(EventTypes::CRITICAL_XID_ERROR, set) {
                 Ok(with) => (set, any) = (with, true),
                 Err(error) => {
                     tracing::debug!(gpu = gpu.uuid, error = %error.error, "this GPU tells no errors as they happen");
-                    deaf[at] = true;
+                    watched.silent = true;
                     // The error has used up the set.
                     continue 'anew;
                 }
@@ -174,13 +190,25 @@ fn listening<'a>(nvml: &'a Nvml, gpus: &[GpuId], lost: &[bool], deaf: &mut [bool
 }
 
 /// Asks every GPU whether it answers, and reports those that no longer do.
-fn find_lost(nvml: &Nvml, gpus: &[GpuId], lost: &mut [bool], tell: &impl Fn(&GpuId, Happening)) {
-    for (gpu, lost) in gpus.iter().zip(lost) {
+fn find_lost(nvml: &Nvml, gpus: &mut [(GpuId, Watched)], tell: &impl Fn(&GpuId, Happening)) {
+    for (gpu, watched) in gpus {
         let answer = nvml::device(nvml, gpu).and_then(|device| device.pci_info());
-        let gone = answer.is_err_and(|why| nvml::is_gone(&why));
-        if gone && !*lost {
+        if watched.asked(answer.is_err_and(|why| nvml::is_gone(&why))) {
             tell(gpu, Happening::Lost);
         }
-        *lost = gone;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_that_comes_back_is_listened_to_again_and_one_without_events_is_not() {
+        let mut gpu = Watched { lost: false, silent: true };
+        assert_eq!((gpu.asked(false), gpu.silent), (false, true));
+        assert_eq!([true, true].map(|gone| gpu.asked(gone)), [true, false], "it is told once");
+        assert!(gpu.silent);
+        assert_eq!((gpu.asked(false), gpu), (false, Watched::default()));
     }
 }
