@@ -6,6 +6,7 @@
 //! back as soon as the head of the response is ready.)
 
 mod held;
+mod offers;
 mod permit;
 pub(crate) mod texts;
 
@@ -44,6 +45,7 @@ pub struct Admission {
     bytes: AtomicU64,
     refused_requests: AtomicU64,
     refused_bytes: AtomicU64,
+    offers: offers::Offers,
     /// Moving mean of how long a request is in flight, in microseconds.
     held_us: AtomicU64,
 }
@@ -71,11 +73,12 @@ impl Admission {
             bytes: AtomicU64::new(0),
             refused_requests: AtomicU64::new(0),
             refused_bytes: AtomicU64::new(0),
+            offers: offers::Offers::default(),
             held_us: AtomicU64::new(0),
         })
     }
 
-    /// Lets a request in. Its bytes are set aside as they become known.
+    /// Lets a request in, if need be in the place of one that offers it ([`Permit::offer`]). Its bytes are set aside as they become known.
     ///
     /// # Errors
     /// [`InferError::Full`], with `retry_after` from how long requests have been in flight lately.
@@ -94,7 +97,7 @@ impl Admission {
 
     fn permit(self: &Arc<Self>, kind: Kind) -> Result<Permit, InferError> {
         let max = self.limits.requests_in_flight_max;
-        if !take(self.count_of(kind), 1, max) {
+        if !take(self.count_of(kind), 1, max) && !(kind == Kind::Request && self.offers.take()) {
             self.refused_requests.fetch_add(1, Ordering::Relaxed);
             return Err(self.full(kind.counted_as(), max));
         }

@@ -13,7 +13,7 @@ use axum::{
     extract::Request,
 };
 use bytes::{Buf, BytesMut};
-use http_body::Body as HttpBody;
+use http_body::{Body as HttpBody, Frame};
 use http_body_util::BodyExt;
 pub use limits::BodyLimits;
 pub(crate) use limits::ahead_of;
@@ -34,6 +34,17 @@ const ALIGN: usize = 64;
 const PIECES_FREE: u64 = 1 << 16;
 /// Bytes that pieces must have on average once there are more. Each costs work of its own, and chunks of one byte cost most.
 const PIECE_BYTES_MIN: u64 = 64;
+
+/// For how long nothing must come of a slow body before its request's place is on offer. Round trips between continents take less.
+const SILENCE: Duration = Duration::from_millis(250);
+
+/// What became of the wait for a frame.
+enum Waited {
+    /// It came, or the body ended.
+    For(Option<Result<Frame<Bytes>, axum::Error>>),
+    InVain,
+    PlaceTaken,
+}
 
 /// A body being read, frame by frame.
 #[derive(Debug)]
@@ -152,18 +163,19 @@ impl Reader {
             if due > now {
                 self.meanwhile = None;
             }
-            let frame = match timeout_at(self.meanwhile.unwrap_or(due), self.body.frame()).await {
+            let frame = match self.frame(asked, self.meanwhile.unwrap_or(due)).await {
                 // More may have come while the process was suspended. Granted once until the body is on time again: else a trickle would
                 // never be too slow.
-                Err(_) if self.meanwhile.is_none() => {
+                Waited::InVain if self.meanwhile.is_none() => {
                     now = Instant::now();
                     self.meanwhile = Some(now + MEANWHILE);
                     continue;
                 }
-                Err(_) => return Err(self.slow(asked.elapsed())),
-                Ok(None) => return Ok(self.ended()),
-                Ok(Some(Err(error))) => return Err(broken(&error)),
-                Ok(Some(Ok(frame))) => frame,
+                Waited::InVain => return Err(self.slow(asked.elapsed())),
+                Waited::PlaceTaken => return Err(self.displaced()),
+                Waited::For(None) => return Ok(self.ended()),
+                Waited::For(Some(Err(error))) => return Err(broken(&error)),
+                Waited::For(Some(Ok(frame))) => frame,
             };
             // Trailers say nothing that we use.
             if let Ok(bytes) = frame.into_data() {
@@ -188,6 +200,30 @@ impl Reader {
             }
             now = Instant::now();
         }
+    }
+
+    /// Waits for a frame. A body of which nothing comes for [`SILENCE`], and which has not kept its rate from its very beginning, offers
+    /// the request's place to others meanwhile: its grace is for servers that have room.
+    async fn frame(&mut self, asked: Instant, until: Instant) -> Waited {
+        let earned = self.received as f64 / self.limits.rate(self.length).max(1) as f64;
+        let idle = (asked + SILENCE).max(self.began + Duration::from_secs_f64(earned));
+        if let Some((permit, _)) = self.permit.as_ref().filter(|_| idle < until) {
+            if let Ok(frame) = timeout_at(idle, self.body.frame()).await {
+                return Waited::For(frame);
+            }
+            if let Some(mut offer) = permit.offer() {
+                let frame = tokio::select! {
+                    () = offer.taken() => return Waited::PlaceTaken,
+                    frame = timeout_at(until, self.body.frame()) => frame,
+                };
+                return match frame {
+                    _ if !offer.withdraw() => Waited::PlaceTaken,
+                    Ok(frame) => Waited::For(frame),
+                    Err(_) => Waited::InVain,
+                };
+            }
+        }
+        timeout_at(until, self.body.frame()).await.map_or(Waited::InVain, Waited::For)
     }
 
     /// The end, which settles the permit.
@@ -240,6 +276,16 @@ impl Reader {
             whole.extend_from_slice(&bytes);
         }
         Ok(whole.freeze())
+    }
+
+    /// The refusal of a body whose request lost its place.
+    fn displaced(&self) -> InferError {
+        InferError::SlowBody(format!(
+            "{} bytes of the body came in {} ms, and then another request needed its place: as many are in flight as there may be \
+             (requests_in_flight_max)",
+            self.received,
+            self.began.elapsed().as_millis()
+        ))
     }
 
     /// The refusal of a body of which nothing came for `silence`, and which is late.
@@ -337,7 +383,7 @@ mod tests {
     use super::super::admission::{Admission, AdmissionLimits};
     use super::*;
     use futures_util::{StreamExt, stream};
-    use http_body::{Frame, SizeHint};
+    use http_body::SizeHint;
     use std::{
         convert::Infallible,
         pin::Pin,
@@ -585,6 +631,47 @@ mod tests {
         fn size_hint(&self) -> SizeHint {
             SizeHint::with_exact(60)
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_does_not_come_gives_its_place_to_a_request_that_finds_no_other() {
+        let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: 1 << 20 };
+        let admission = Admission::new(limits);
+        // What has come by then, how long nothing has come since, and whether others find room.
+        for (bytes, silent_ms, room) in
+            [(0, 200, false), (0, 300, true), (100, 300, true), (1000, 900, false), (1000, 1100, true)]
+        {
+            let permit = Arc::new(admission.admit().unwrap());
+            let first = stream::iter([Ok::<_, Infallible>(Bytes::from(vec![0; bytes]))]);
+            let body = Body::from_stream(first.chain(stream::pending()));
+            let reading = tokio::spawn(Reader::new(body, LIMITS).charged_to(permit).all());
+            tokio::time::sleep(Duration::from_millis(silent_ms)).await;
+            let other = admission.admit();
+            assert_eq!(other.is_ok(), room, "{bytes} bytes, none for {silent_ms} ms");
+            if room {
+                let error = reading.await.unwrap().unwrap_err();
+                assert!(matches!(error, InferError::SlowBody(_)), "{error}");
+                assert!(error.to_string().contains("requests_in_flight_max"), "{error}");
+            } else {
+                reading.abort();
+                reading.await.unwrap_err();
+            }
+        }
+        assert_eq!(admission.in_flight().requests, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_comes_late_keeps_the_place_that_nobody_needed() {
+        let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: 1 << 20 };
+        let admission = Admission::new(limits);
+        let permit = Arc::new(admission.admit().unwrap());
+        let body = stream::once(async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            Ok::<_, Infallible>(Bytes::from("late"))
+        });
+        let mut reader = Reader::new(Body::from_stream(body), LIMITS).charged_to(permit);
+        assert_eq!(reader.next().await, Ok(Some("late".into())));
+        admission.admit().unwrap_err();
     }
 
     #[test]

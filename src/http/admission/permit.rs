@@ -1,11 +1,15 @@
 //! A place in flight and the bytes that are set aside for it, given back when it is dropped.
 
-use super::{Admission, Kind, take};
+use super::{
+    Admission, Kind,
+    offers::{Offer, Offers},
+    take,
+};
 use crate::error::InferError;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Instant,
 };
@@ -52,6 +56,8 @@ pub struct Permit {
     kind: Kind,
     /// Without what is held by [`Beside`].
     bytes: AtomicU64,
+    /// Another request has its place.
+    lost_place: AtomicBool,
     since: Instant,
 }
 
@@ -59,7 +65,13 @@ impl Permit {
     /// A permit that was counted already, with nothing set aside yet.
     pub(super) fn new(admission: &Arc<Admission>, kind: Kind) -> Permit {
         let account = Account { admission: Arc::clone(admission), held: AtomicU64::new(0) };
-        Permit { account: Arc::new(account), kind, bytes: AtomicU64::new(0), since: Instant::now() }
+        Permit {
+            account: Arc::new(account),
+            kind,
+            bytes: AtomicU64::new(0),
+            lost_place: AtomicBool::new(false),
+            since: Instant::now(),
+        }
     }
 
     /// The body turned out to have `bytes`: gives back what was set aside beyond that. Never takes more.
@@ -147,6 +159,19 @@ impl Permit {
         alone.account.held.store(bytes, Ordering::Release);
         alone.bytes.store(bytes, Ordering::Release);
         Ok(alone)
+    }
+
+    /// Offers the place of a request that does nothing to whoever finds no other. Calls keep theirs.
+    pub(crate) fn offer(self: &Arc<Self>) -> Option<Offer> {
+        (self.kind == Kind::Request).then(|| self.offers().add(self))
+    }
+
+    pub(super) fn offers(&self) -> &Offers {
+        &self.account.admission.offers
+    }
+
+    pub(super) fn lose_place(&self) {
+        self.lost_place.store(true, Ordering::Release);
     }
 
     /// Bytes set aside.
@@ -237,7 +262,9 @@ impl Drop for Permit {
     fn drop(&mut self) {
         self.account.give_back(*self.bytes.get_mut());
         let admission = &self.account.admission;
-        admission.count_of(self.kind).fetch_sub(1, Ordering::AcqRel);
+        if !*self.lost_place.get_mut() {
+            admission.count_of(self.kind).fetch_sub(1, Ordering::AcqRel);
+        }
         if self.kind == Kind::Call {
             return;
         }
