@@ -31,6 +31,9 @@ pub enum InferError {
         /// The option that raises the limit; empty where none does.
         option: &'static str,
     },
+    /// By itself, and with nothing beside it, the input has the model take more memory than it may. 413.
+    #[error("{0}")]
+    Outsized(String),
     /// The body came too slowly: over its deadline, or under the minimum rate. 408.
     #[error("{0}")]
     SlowBody(String),

@@ -19,9 +19,10 @@ fn code(error: &InferError) -> Code {
         | InferError::Input(_) => Code::InvalidArgument,
         InferError::Forbidden(_) => Code::PermissionDenied,
         InferError::UnknownModel { .. } => Code::NotFound,
-        InferError::TooLarge { .. } | InferError::Full { .. } | InferError::NoStorage(_) => {
-            Code::ResourceExhausted
-        }
+        InferError::TooLarge { .. }
+        | InferError::Outsized(_)
+        | InferError::Full { .. }
+        | InferError::NoStorage(_) => Code::ResourceExhausted,
         InferError::ModelUnavailable { .. }
         | InferError::LoadFailed { for_now: true, .. }
         | InferError::Unserved { .. }

@@ -154,7 +154,7 @@ pub fn kind_of(error: &InferError) -> Kind {
     match error {
         InferError::BadRequest(_) => BAD_REQUEST,
         InferError::Decode(_) => NOT_AN_IMAGE,
-        InferError::TooLarge { .. } => TOO_LARGE,
+        InferError::TooLarge { .. } | InferError::Outsized(_) => TOO_LARGE,
         InferError::SlowBody(_) => SLOW_BODY,
         InferError::Cancelled => CANCELLED,
         InferError::NotAcceptable { .. } => NOT_ACCEPTABLE,

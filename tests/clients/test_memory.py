@@ -101,7 +101,7 @@ def test_an_input_that_asks_for_more_than_models_may_take_fails_alone(start_serv
     (listed,) = (model for model in wire.ok(requests.get(server.url + "/v2/models"))["models"] if model["name"] == "folded")
     assert listed["state"] == "UNAVAILABLE" and "out of memory" in listed["reason"], listed
     for count in (1 << 40, 1 << 33, 1 << 25):
-        wire.problem(numbers(count), 503, f"out of memory: ConstantOfShape 'y' needs {4 * count} bytes")
+        wire.problem(numbers(count), 413, f"out of memory: ConstantOfShape 'y' needs {4 * count} bytes")
         assert wire.ok(numbers(3))["outputs"][0]["data"] == [0.0] * 3
     _, image, digit = digits[0]
     assert wire.ok(wire.post_image(server, "digits", image))["classes"][0]["label"] == digit

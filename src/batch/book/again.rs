@@ -69,6 +69,8 @@ impl Book {
     /// The device failed: jobs with time left go back to the head of the lane, and avoid the device where another one serves the model.
     /// That happens once, and a second time if two GPUs have failed the job and there is a CPU: one fault may have taken both GPUs, but
     /// not the CPU.
+    ///
+    /// A job that the CPU has no memory for even with nothing beside it is too large: trying again later would not help.
     pub(super) fn run_elsewhere(
         &mut self,
         batch: &Batch,
@@ -82,6 +84,7 @@ impl Book {
         let is_cpu = self.roster.is_cpu(device);
         let cpu_is_left =
             !is_cpu && self.roster.serving(batch.model).iter().any(|other| self.roster.is_cpu(*other));
+        let outsized = memory && is_cpu && !self.running.values().any(|(_, other)| other.device == device);
         let mut aftermath = Aftermath::default();
         for (part, new) in each_job(batch) {
             let Some(entry) = self.jobs.get_mut(&part.job).filter(|entry| !entry.over) else {
@@ -106,7 +109,8 @@ impl Book {
                 entry.failure = Some(failure);
             }
             if let Some(text) = ends {
-                self.end(part.job, Some(Err(InferError::Device(text.to_string()))), now);
+                let error = if outsized { InferError::Outsized } else { InferError::Device };
+                self.end(part.job, Some(Err(error(text.to_string()))), now);
             } else if !self.ended_late(part.job, error, now) {
                 aftermath.again += usize::from(new);
                 self.put_back(part, now);

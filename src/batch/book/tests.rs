@@ -491,9 +491,29 @@ fn too_little_memory_for_a_single_item_is_an_error_that_says_so() {
         assert_eq!(desk.end(&taken, 1, full).again, again);
     }
     let once = "cpu: too little memory for a batch of 1: no room";
-    let error = InferError::Device(format!("{once}, and then {once}"));
+    let error = InferError::Outsized(format!("{once}, and then {once}"));
     assert_eq!(desk.answers(), [(key, Err(error))]);
     assert_eq!(desk.held(), (0, 0));
+}
+
+#[test]
+fn who_had_no_memory_beside_others_or_on_a_gpu_may_try_again_later() {
+    for device in ["cpu", "gpu0"] {
+        let mut desk = Desk::new(false);
+        desk.worker = desk.book.attach(&device.into());
+        let (key, first) = (desk.push(1, 0), desk.take());
+        let beside = (device == "cpu").then(|| (desk.push(1, 9), desk.take()));
+        desk.end(&first, 1, Err(EngineError::OutOfMemory("no room".into())));
+        let second = desk.take();
+        desk.end(&second, 1, Err(EngineError::OutOfMemory("no room".into())));
+        let answers = desk.answers();
+        assert!(matches!(&answers[..], [(of, Err(InferError::Device(_)))] if *of == key), "{answers:?}");
+        if let Some((other, taken)) = beside {
+            desk.end(&taken, 1, Ok(bytes(1, 9)));
+            assert_eq!(desk.answers(), [(other, Ok(vec![9]))]);
+        }
+        assert_eq!(desk.held(), (0, 0));
+    }
 }
 
 #[test]

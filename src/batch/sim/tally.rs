@@ -45,6 +45,8 @@ tally! {
     aged,
     left,
     halved,
+    /// Jobs that the CPU had no memory for, with nothing beside them.
+    outsized,
     /// How often a larger batch was tried again, how often it was too large again, and how often the limit was forgotten.
     rose,
     relapsed,

@@ -422,6 +422,10 @@ impl Truth {
                 assert!(job.lost || stranded, "{job:?}");
                 self.tally.device += 1;
             }
+            Err(InferError::Outsized(_)) => {
+                assert!(job.lost, "{job:?}");
+                self.tally.outsized += 1;
+            }
             Err(InferError::Unserved { .. }) => {
                 assert!(!self.is_served(job.model), "{job:?}");
                 assert!(!self.is_coming(job.model, job.deadline), "{job:?}");

@@ -195,7 +195,7 @@ impl Jobs {
                 Err(InferError::Late(_)) => {
                     assert!(job.deadline.is_some_and(|deadline| deadline <= now), "it was not late");
                 }
-                Err(InferError::Device(why)) => {
+                Err(InferError::Device(why) | InferError::Outsized(why)) => {
                     assert!(job.failures >= 2, "{} failures: {why}", job.failures);
                 }
                 Err(error) => panic!("{error}"),

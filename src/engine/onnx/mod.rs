@@ -276,7 +276,14 @@ impl Engine for OnnxEngine {
         self.session.in_file_order(&mut values);
         let run = self.under_way.begin(&self.session.signature().left_out)?;
         let outputs = self.session.inner().run_with_options(values.as_slice(), run.options());
-        let outputs = outputs.map_err(|error| failure::of_run(&error))?;
+        let outputs = outputs.map_err(|error| {
+            let error = failure::of_run(&error);
+            if matches!(error, EngineError::OutOfMemory(_)) {
+                // What larger batches of others left in the arena may be in its way. It is run once more.
+                self.trims.trim();
+            }
+            error
+        })?;
         let outputs = outputs.into_iter().map(|(_, output)| value::take(output, &views));
         outputs.collect::<Result<_, _>>().map(Flight::Landed)
     }

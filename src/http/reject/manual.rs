@@ -126,7 +126,9 @@ fn explain(kind: Kind) -> Entry {
         TOO_LARGE => entry(
             "`detail` has the value, the limit, and the option that raises the limit, if one does. A body whose announced length is too \
              large is refused before any of it is read. Compressed data may decompress to 64 MiB plus 1032 times as many bytes as are \
-             sent. Forms and JSON are held as a whole; a stack of camera frames as the body itself is not.",
+             sent. Forms and JSON are held as a whole; a stack of camera frames as the body itself is not. Where the model takes more \
+             memory for one item than it may on the CPU (`compute_bytes_max`) with nothing beside it, `detail` says: `cpu: too little \
+             memory for a batch of 1: …`. (On a GPU that is 503, since other processes may have its memory.)",
             "Send fewer or smaller images, or a stack as the body itself (`curl -T FILE`), or ask the operator to raise the limit. If the \
              data compresses that well, send it uncompressed, or compressed with deflate.",
             InferError::TooLarge {
