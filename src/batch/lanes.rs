@@ -5,8 +5,10 @@
 //!
 //! Jobs are ordered by [`Urgency`]. A job that failed on a device avoids it: the worker that asks for work says by [`Admits`] which jobs
 //! it may have, and the others are passed over.
+//! A long job lets shorter ones pass now and then (`passing`).
 
 mod front;
+mod passing;
 #[cfg(test)]
 mod tests;
 
@@ -71,6 +73,8 @@ struct Waiting {
     alone: bool,
     /// The devices that it avoids since they failed it.
     avoid: Option<Avoid>,
+    /// It had its turn: shorter jobs may have the next batch.
+    let_pass: bool,
     rank: Rank,
 }
 
@@ -201,42 +205,53 @@ impl Lane {
         front
     }
 
-    /// Takes at most `items` rows, most urgent first; marks the last piece of each job that has no rows left waiting.
+    /// Takes at most `items` rows, most urgent first, but for those that are let pass. Marks the last piece of each job that has no rows
+    /// left waiting.
     fn take(&mut self, items: usize, admits: Admits<'_>) -> Vec<Piece> {
-        let mut left = items;
         let mut pieces = Vec::new();
+        let mut left = items;
+        for job in self.passing(items, admits) {
+            left -= self.take_of(job, left, false, &mut pieces);
+        }
         while left > 0
-            && let Some(rank) = self.head(admits)
+            && let Some(Rank { job, .. }) = self.head(admits)
         {
-            let job = rank.job;
-            if self.jobs[&job].alone && !pieces.is_empty() {
+            let alone = self.jobs[&job].alone;
+            if alone && !pieces.is_empty() {
                 break;
             }
-            let mut waiting = self.remove(job).expect("ordered jobs are waiting");
-            while left > 0
-                && let Some(first) = waiting.rows.first_mut()
-            {
-                let end = first.end.min(first.start + left);
-                let rows = first.start..end;
-                left -= rows.len();
-                first.start = end;
-                if first.start == first.end {
-                    waiting.rows.remove(0);
-                }
-                let last = waiting.rows.is_empty();
-                pieces.push(Piece { job, rows, last });
-            }
-            let alone = waiting.alone;
-            if !waiting.rows.is_empty() {
-                // It has started, so its patience no longer counts.
-                waiting.urgency.patience = None;
-                self.insert(job, waiting);
-            }
+            left -= self.take_of(job, left, pieces.is_empty(), &mut pieces);
             if alone {
                 break;
             }
         }
         pieces
+    }
+
+    /// Takes at most `most` rows of a job, and returns how many. `leads`: it is first in the batch by its own urgency.
+    fn take_of(&mut self, job: JobKey, most: usize, leads: bool, pieces: &mut Vec<Piece>) -> usize {
+        let mut waiting = self.remove(job).expect("ordered jobs are waiting");
+        let mut left = most;
+        while left > 0
+            && let Some(first) = waiting.rows.first_mut()
+        {
+            let end = first.end.min(first.start + left);
+            let rows = first.start..end;
+            left -= rows.len();
+            first.start = end;
+            if first.start == first.end {
+                waiting.rows.remove(0);
+            }
+            let last = waiting.rows.is_empty();
+            pieces.push(Piece { job, rows, last });
+        }
+        if !waiting.rows.is_empty() {
+            // It has started, so its patience no longer counts.
+            waiting.urgency.patience = None;
+            waiting.let_pass |= leads;
+            self.insert(job, waiting);
+        }
+        most - left
     }
 }
 
@@ -274,6 +289,7 @@ impl Lanes {
             rows: std::iter::once(0..items).collect(),
             alone: shape.is_for_one(),
             avoid: None,
+            let_pass: false,
             rank: urgency.rank(urgency.level(now), job),
         };
         self.lane(shape).insert(job, waiting);
@@ -292,6 +308,7 @@ impl Lanes {
             rows: Vec::new(),
             alone: shape.is_for_one(),
             avoid: None,
+            let_pass: false,
             rank: urgency.rank(LEVEL_AGAIN, job),
         });
         (waiting.rank.level, waiting.rank.delayed) = (LEVEL_AGAIN, false);
@@ -349,14 +366,20 @@ impl Lanes {
         self.lanes.values().filter_map(|lane| lane.of_priority.get(&priority)).sum()
     }
 
-    /// Rows that would run before a new job of this lane.
-    pub fn ahead(&self, shape: &Arc<ItemShape>, urgency: Urgency, now: Instant) -> usize {
+    /// Rows that would run before a new job of `items` rows in this lane, of those that it may not pass; a batch has `batch`.
+    pub fn ahead(
+        &self,
+        shape: &Arc<ItemShape>,
+        urgency: Urgency,
+        (items, batch): (usize, usize),
+        now: Instant,
+    ) -> usize {
         let rank = urgency.rank(urgency.level(now), JobKey(u64::MAX));
         let lane = self.lanes.get(shape);
         lane.into_iter()
-            .flat_map(|lane| lane.order.range(..rank).map(|r| &lane.jobs[&r.job].rows))
-            .flatten()
-            .map(Range::len)
+            .flat_map(|lane| lane.order.range(..rank).map(|rank| &lane.jobs[&rank.job]))
+            .filter(|waiting| !waiting.lets_pass(batch, urgency.priority, items))
+            .map(Waiting::items)
             .sum()
     }
 

@@ -177,7 +177,7 @@ impl Book {
         if !seconds(model.items + job.items).is_some_and(hopeless) {
             return Ok(());
         }
-        let ahead = model.lanes.ahead(shape, urgency, now);
+        let ahead = model.lanes.ahead(shape, urgency, (job.items, model.rules.largest()), now);
         match seconds(ahead + job.items) {
             Some(seconds) if ahead > 0 && hopeless(seconds) => Err(InferError::Late(format!(
                 "the deadline cannot be met: {} ms are left, and {ahead} items ahead make it {:.0} ms at the least",

@@ -799,7 +799,9 @@ fn a_deadline_that_has_passed_is_refused_at_the_door() {
 #[test]
 fn a_deadline_that_the_work_ahead_makes_impossible_is_refused_once_speed_was_measured() {
     let mut desk = Desk::new(false);
-    desk.push_due(16, 350).unwrap();
+    for _ in 0..4 {
+        desk.push_due(4, 350).unwrap();
+    }
     assert!(desk.push_due(1, 351).is_ok(), "nothing was measured");
     desk.run(100);
     // 12 rows ahead and one more take 325 ms, at 25 ms each.
@@ -813,10 +815,23 @@ fn a_deadline_that_the_work_ahead_makes_impossible_is_refused_once_speed_was_mea
 }
 
 #[test]
+fn a_deadline_that_is_met_by_passing_a_long_job_is_not_refused() {
+    let mut desk = Desk::new(false);
+    desk.push_due(16, 1000).unwrap();
+    desk.run(100);
+    // 12 rows ahead take 300 ms.
+    let short = desk.push_due(1, 160).unwrap();
+    assert_eq!(desk.run(100), [(0, 1), (4, 7)]);
+    assert_eq!(desk.answers(), [(short, Ok(vec![0]))]);
+}
+
+#[test]
 fn devices_that_run_at_once_share_the_work_that_is_ahead_of_a_deadline_as_long_as_they_are_there() {
     let mut desk = Desk::new(false);
     let other = desk.book.attach(&"gpu-0".into());
-    desk.push_due(16, 300).unwrap();
+    for _ in 0..4 {
+        desk.push_due(4, 300).unwrap();
+    }
     let taken = desk.take();
     let Pick::Run(batch, receipt) = desk.book.pick(other, &[MODEL], desk.now) else { panic!("it waits") };
     for taken in [taken, (batch, receipt)] {
@@ -833,7 +848,9 @@ fn devices_that_run_at_once_share_the_work_that_is_ahead_of_a_deadline_as_long_a
 fn a_deadline_is_not_met_by_a_fast_device_that_has_gone() {
     let mut desk = Desk::new(false);
     let fast = desk.book.attach(&"gpu-0".into());
-    desk.push_due(16, 300).unwrap();
+    for _ in 0..4 {
+        desk.push_due(4, 300).unwrap();
+    }
     let slow = desk.take();
     let Pick::Run(batch, receipt) = desk.book.pick(fast, &[MODEL], desk.now) else { panic!("it waits") };
     desk.end(&(batch, receipt), 1, Ok(bytes(4, 0)));

@@ -86,6 +86,34 @@ fn rows_that_come_back_go_first_and_join_what_is_left() {
 }
 
 #[test]
+fn a_job_of_many_batches_lets_shorter_ones_pass_in_every_second() {
+    let now = Instant::now();
+    let (lane, mut lanes) = (shape(1), Lanes::default());
+    let push = |lanes: &mut Lanes, key, priority, items| {
+        lanes.push(&lane, JobKey(key), Urgency { priority, ..plain(now) }, items, now);
+    };
+    push(&mut lanes, 0, 1, 20);
+    let take = |lanes: &mut Lanes| {
+        let taken = lanes.take(&lane, 4, ALL);
+        taken.iter().map(|piece| (piece.job.0, piece.rows.len())).collect::<Vec<_>>()
+    };
+    assert_eq!(take(&mut lanes), [(0, 4)]);
+    // It has 16 left. One is as long, and one is less urgent.
+    for (key, priority, items) in [(1, 1, 9), (2, 1, 1), (3, 2, 1), (4, 1, 2), (5, 1, 3)] {
+        push(&mut lanes, key, priority, items);
+    }
+    assert_eq!(take(&mut lanes), [(2, 1), (4, 2), (5, 1)]);
+    assert_eq!(take(&mut lanes), [(0, 4)]);
+    assert_eq!(take(&mut lanes), [(5, 2), (0, 2)]);
+    push(&mut lanes, 6, 1, 1);
+    assert_eq!(take(&mut lanes), [(0, 4)], "nobody passes it twice in a row");
+    assert_eq!(take(&mut lanes), [(6, 1), (0, 3)]);
+    // What comes behind it is in order, and nobody keeps it waiting for others.
+    assert_eq!([take(&mut lanes), take(&mut lanes)], [vec![(0, 3), (1, 1)], vec![(1, 4)]]);
+    assert_eq!([take(&mut lanes), take(&mut lanes)], [vec![(1, 4)], vec![(3, 1)]]);
+}
+
+#[test]
 fn whoever_may_not_have_a_job_passes_it_over() {
     let now = Instant::now();
     let mut roster = Roster::default();
@@ -159,8 +187,10 @@ fn rows_ahead_of_a_new_job_are_those_more_urgent() {
         let urgency = Urgency { priority, ..plain(now) };
         lanes.push(&lane, JobKey(priority.into()), urgency, 10, now);
     }
-    assert_eq!(lanes.ahead(&lane, plain(now), now), 20);
-    assert_eq!(lanes.ahead(&shape(2), plain(now), now), 0);
+    let ahead = |of: &_, items, batch| lanes.ahead(of, plain(now), (items, batch), now);
+    assert_eq!([ahead(&lane, 10, 4), ahead(&shape(2), 10, 4)], [20, 0]);
+    // One of its own priority is twice as long: it may be passed, unless it is no longer than a batch.
+    assert_eq!([ahead(&lane, 5, 4), ahead(&lane, 5, 10)], [10, 20]);
 }
 
 /// Jobs of one item by their priority and how long they wait, in seconds, all there at once.

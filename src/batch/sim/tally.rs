@@ -28,6 +28,8 @@ tally! {
     padded,
     shared,
     split,
+    /// Batches in which shorter jobs passed a longer one.
+    passed,
     overtaken,
     ok,
     late,

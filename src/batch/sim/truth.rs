@@ -3,6 +3,7 @@
 mod away;
 mod ceiling;
 mod job;
+mod passing;
 
 use super::tally::Tally;
 use crate::{
@@ -145,6 +146,7 @@ impl Truth {
                     arrived: job.arrived,
                     again: false,
                     alone: false,
+                    led: false,
                     device_failures: 0,
                     failures_before: vec![0; more],
                     avoid: None,
@@ -240,21 +242,19 @@ impl Truth {
         self.tally.padded += usize::from(items < batch.size);
 
         let first = batch.parts[0].job;
-        let mut last = self.job(first).rank(now);
+        let (lead, last) = self.in_order(batch, device, now);
         for part in &batch.parts {
             let whole = rules.whole;
             let job = self.job_mut(part.job);
             assert_eq!(job.model, batch.model);
             assert!(job.waits(now), "live, waiting, not late: {job:?}");
             assert!(!job.alone || part.job == first, "alone means alone");
-            let rank = job.rank(now);
-            assert!(last <= rank, "parts are in the order of urgency");
-            last = rank;
             for row in &mut job.rows[part.rows.clone()] {
                 assert_eq!(*row, Row::Waiting, "no row runs twice");
                 *row = Row::Running;
             }
             job.failures_before[part.rows.clone()].fill(job.device_failures);
+            job.led &= job.rows.contains(&Row::Waiting);
             let expected = if whole {
                 job.input.data.clone()
             } else {
@@ -275,7 +275,7 @@ impl Truth {
         let in_lane = || left().filter(|job| job.same_lane(head));
         let joinable = in_lane().min_by_key(|job| job.rank(now));
         if let Some(next) = joinable {
-            assert!(next.rank(now) >= last, "{next:?} before {:?}", self.job(first));
+            assert!(last.is_none_or(|last| next.rank(now) >= last), "{next:?} before {:?}", self.job(first));
             let shut = next.key != first && (head.alone || next.alone);
             assert!(shut || sizes.contains(&items), "{items} of {sizes:?} while {next:?} waits");
         }
@@ -283,7 +283,7 @@ impl Truth {
             let of_model =
                 left().filter(|job| job.model == batch.model && !self.may_leave(device, job, own, now));
             let urgent = of_model.map(|job| job.rank(now)).min();
-            let head_rank = head.rank(now);
+            let head_rank = self.job(lead).rank(now);
             assert!(urgent.is_none_or(|rank| rank >= head_rank), "the most urgent lane runs");
         }
         let steps = now.duration_since(head.arrived).as_micros() / AGE_STEP.as_micros();

@@ -20,6 +20,9 @@ pub(in crate::batch::sim) enum State {
     Cancelled,
 }
 
+/// A job's place in the order.
+pub(super) type Rank = (i64, bool, Option<Instant>, Instant, JobKey);
+
 /// One accepted job.
 #[derive(Debug)]
 pub(in crate::batch::sim) struct TrueJob {
@@ -36,6 +39,8 @@ pub(in crate::batch::sim) struct TrueJob {
     /// Came back from a failed batch, so it stands first.
     pub(super) again: bool,
     pub(super) alone: bool,
+    /// It was first in a batch since others passed it.
+    pub(super) led: bool,
     pub(super) device_failures: usize,
     /// The number of failures when each row was taken.
     pub(super) failures_before: Vec<usize>,
@@ -63,7 +68,7 @@ impl TrueJob {
     }
 
     /// The order that the lanes promise, restated.
-    pub(super) fn rank(&self, now: Instant) -> (i64, bool, Option<Instant>, Instant, JobKey) {
+    pub(super) fn rank(&self, now: Instant) -> Rank {
         let steps = now.duration_since(self.arrived).as_micros() / AGE_STEP.as_micros();
         let top = if self.deadline.is_some() { 0 } else { -1 };
         let level = match self.again {
