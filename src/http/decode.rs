@@ -381,11 +381,12 @@ fn stage(image: &Image<Bytes>, model: &Model, share: Share) -> Result<Decoded<St
 fn stage_frame(frame: &Frame, input: &ImageInput) -> Result<Staged, InferError> {
     let (width, height) = frame.source;
     let preprocess = input.preprocess_for(width, height);
-    let Form { datatype, shape, bytes, staging } = input.form(frame.samples.bytes_each(), width, height);
+    let Form { datatype, shape, bytes, is_pixels, staging } =
+        input.form(frame.samples.bytes_each(), width, height);
     let write = |out: &mut [u8]| {
-        let placed = SCRATCH.with_borrow_mut(|scratch| match &input.pixels {
-            Some(_) => preprocess.place(frame, scratch, out),
-            None => preprocess.apply(frame, scratch, out),
+        let placed = SCRATCH.with_borrow_mut(|scratch| match is_pixels {
+            true => preprocess.place(frame, scratch, out),
+            false => preprocess.apply(frame, scratch, out),
         });
         placed.map_err(|error| InferError::BadRequest(error.to_string()))
     };

@@ -218,6 +218,7 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Frame, DecodeError
     let pixels = match &mut samples {
         Samples::U8(samples) => &mut samples[..],
         Samples::U16(samples) => bytemuck::cast_slice_mut(samples),
+        Samples::F32(samples) => bytemuck::cast_slice_mut(samples),
     };
     let row_bytes = pixels.len() / height;
     let mut place = [JxlOutputBuffer::new(pixels, height, row_bytes)];

@@ -3,7 +3,7 @@
 //! - [`mod@format`]: recognises the format of an image; `foreign`: recognises bytes that are in none of the supported formats, with the
 //!   table of `signature`, which stacks use as well.
 //! - [`open`]: checks the sizes that the headers state against [`Limits`] before any pixels are allocated. Then one strict decoder per
-//!   format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`, `jxl`, `jpeg2000`, `pnm`, `npy`) makes [`Frame`]s, turned upright (`orient`). A
+//!   format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`, `jxl`, `jpeg2000`, `pnm`, `npy`) makes [`Frame`]s (`frame`), turned upright (`orient`). A
 //!   truncated file is refused, whatever its format.
 //! - [`mod@plain_jpeg`]: selects the JPEGs that a hardware decoder may be given instead.
 //! - [`preprocess`]: turns a frame into a model's input (resize, crop, colour, and normalisation by `normalize`, now or later), written
@@ -19,6 +19,7 @@ mod corpus;
 mod error;
 mod foreign;
 pub mod format;
+mod frame;
 mod gif;
 mod jpeg;
 mod jpeg2000;
@@ -39,6 +40,7 @@ mod webp;
 
 pub use error::DecodeError;
 pub use format::Format;
+pub use frame::{Frame, Region, Samples};
 pub use placement::Placement;
 pub use plain_jpeg::{PlainJpeg, plain_jpeg};
 pub use preprocess::{Color, DataType, Filter, Geometry, Layout, Pixels, Preprocess, Resize, Scratch};
@@ -122,7 +124,7 @@ pub struct Header {
     pub height: u32,
     /// Samples per pixel of the first decoded frame: 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha.
     pub channels: u8,
-    /// Bits per decoded sample of the first frame: 8 or 16.
+    /// Bits per decoded sample of the first frame: 8, 16, or 32 for [measured](Samples::F32) ones.
     pub bits: u8,
     /// The later frames.
     later: Vec<Later>,
@@ -220,94 +222,6 @@ impl Header {
         each.push(self.decoded_bytes_for(enough));
         each.sort_unstable_by(|one, other| other.cmp(one));
         each.iter().take(at_once).sum()
-    }
-}
-
-/// Samples of one frame, row-major, channels interleaved.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Samples {
-    /// 0 to 255.
-    U8(Vec<u8>),
-    /// 0 to 65535.
-    U16(Vec<u16>),
-}
-
-impl Samples {
-    /// Number of samples.
-    pub fn len(&self) -> usize {
-        match self {
-            Samples::U8(samples) => samples.len(),
-            Samples::U16(samples) => samples.len(),
-        }
-    }
-
-    /// Bytes of each sample.
-    pub fn bytes_each(&self) -> usize {
-        match self {
-            Samples::U8(_) => 1,
-            Samples::U16(_) => 2,
-        }
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-/// A rectangle in pixels; the top left corner of the top left pixel is (0, 0).
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Region {
-    /// Left edge.
-    pub left: f64,
-    /// Top edge.
-    pub top: f64,
-    /// Extent to the right.
-    pub width: f64,
-    /// Extent downward.
-    pub height: f64,
-}
-
-/// One decoded image plane, upright.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Frame {
-    /// Width in pixels.
-    pub width: u32,
-    /// Height in pixels.
-    pub height: u32,
-    /// 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha. Alpha is not premultiplied.
-    pub channels: u8,
-    /// `width × height × channels` samples.
-    pub samples: Samples,
-    /// Width and height of the posted image after orientation: larger than the frame's when a JPEG or a JPEG 2000 was decoded scaled.
-    pub source: (u32, u32),
-    /// Where the posted image lies in the frame. The image covers the last column and row of a scaled frame only in part if its size is not
-    /// a multiple of the scale. In every other case it covers the whole frame.
-    pub covered: Region,
-}
-
-impl Frame {
-    /// A frame whose samples were stored under `orientation`, decoded at full size.
-    fn upright(
-        orientation: Orientation,
-        (width, height): (u32, u32),
-        channels: u8,
-        samples: Samples,
-    ) -> Frame {
-        let (seen_width, seen_height) = orientation.size(width, height);
-        Frame {
-            width: seen_width,
-            height: seen_height,
-            channels,
-            samples: orientation.turn(samples, width, height, channels),
-            source: (seen_width, seen_height),
-            covered: Region {
-                left: 0.0,
-                top: 0.0,
-                width: f64::from(seen_width),
-                height: f64::from(seen_height),
-            },
-        }
     }
 }
 

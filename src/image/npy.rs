@@ -1,27 +1,39 @@
-//! NumPy arrays (`.npy`) of `uint8` or `uint16`: `(h, w)`, `(h, w, c)` with 1 to 4 channels, or several such images, `(n, h, w, c)`.
+//! NumPy arrays (`.npy`) as pictures: `(h, w)`, `(h, w, c)` with 1 to 4 channels, `(c, h, w)` with 1 or 3, or several such images,
+//! `(n, h, w, c)`. `uint8` and `uint16` are parts of white, numbers of other types are measured values.
 
 use super::{
     DecodeError, Format, Frame, Header, Later, Limits, Orientation, Samples,
-    stack::{Order, SampleType, npy},
+    stack::{Order, SampleType, npy, to_native},
 };
 use std::borrow::Cow;
 
 /// What the caller can do instead about an array that is not read.
-const INSTEAD: &str = "scale it to uint8 or uint16 with the axes (h, w), (h, w, c) or (n, h, w, c), or send it as a tensor to /v2/models/{model}/infer";
+const INSTEAD: &str = "give it the axes (h, w), (h, w, c) or (n, h, w, c) and integers or floats of up to 8 bytes, or send it as a tensor to /v2/models/{model}/infer";
 
 fn corrupt(error: impl ToString) -> DecodeError {
     DecodeError::corrupt(Format::Npy, error)
+}
+
+/// How the numbers of an array follow each other.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Axes {
+    /// Image, row, column, channel.
+    Interleaved,
+    /// Channel, row, column.
+    Planes,
+    /// The first index runs fastest: of image, row, column, channel.
+    Fortran,
+    /// The same of channel, row, column.
+    FortranPlanes,
 }
 
 /// An array as images.
 struct Images<'a> {
     /// The numbers as they are stored.
     data: &'a [u8],
+    sample: SampleType,
     order: Order,
-    /// Whether the first index runs fastest.
-    fortran_order: bool,
-    /// Of each number: 1 or 2.
-    bytes: usize,
+    axes: Axes,
     count: usize,
     size: (u32, u32),
     channels: u8,
@@ -29,24 +41,27 @@ struct Images<'a> {
 
 impl Images<'_> {
     fn open<'a>(file: &'a [u8], limits: &Limits) -> Result<Images<'a>, DecodeError> {
-        let begins = npy::header_bytes(file).map_err(corrupt)?.filter(|begins| *begins <= file.len() as u64);
-        let begins = begins.ok_or_else(|| corrupt("it ends within its header"))? as usize;
-        let npy::Header { sample, order, shape, fortran_order } =
-            npy::header(&file[..begins]).map_err(corrupt)?;
+        let (npy::Header { sample, order, shape, fortran_order }, data) =
+            npy::parts(file).map_err(corrupt)?;
         let unsupported = |what: String| DecodeError::unsupported(Format::Npy, what, INSTEAD);
-        let bytes = match sample {
-            Ok(SampleType::U8) => 1,
-            Ok(SampleType::U16) => 2,
-            Ok(other) => return Err(unsupported(format!("numbers of the type {}", other.name()))),
-            Err(what) => return Err(unsupported(what)),
+        let sample = sample.map_err(unsupported)?;
+        let wrong = |what: &str| unsupported(format!("the shape {shape:?}{what}"));
+        let (count, [height, width], channels, is_planes) = match shape[..] {
+            [height, width] => (1, [height, width], 1, false),
+            [height, width, channels @ 1..=4] => (1, [height, width], channels, false),
+            [channels @ (1 | 3), height, width] => (1, [height, width], channels, true),
+            [count, height, width, channels @ 1..=4] => (count, [height, width], channels, false),
+            [_, _, _] => {
+                return Err(wrong(" (its channels are 1 to 4 in the last axis, or 1 or 3 in the first)"));
+            }
+            [_, _, _, _] => return Err(wrong(" (the last axis is that of 1 to 4 channels)")),
+            _ => return Err(wrong("")),
         };
-        let axes = |what: &str| unsupported(format!("the shape {shape:?}{what}"));
-        let (count, [height, width], channels) = match shape[..] {
-            [height, width] => (1, [height, width], 1),
-            [height, width, channels @ 1..=4] => (1, [height, width], channels),
-            [count, height, width, channels @ 1..=4] => (count, [height, width], channels),
-            [_, _, _] | [_, _, _, _] => return Err(axes(" (the last axis is that of 1 to 4 channels)")),
-            _ => return Err(axes("")),
+        let axes = match (is_planes, fortran_order) {
+            (false, false) => Axes::Interleaved,
+            (true, false) => Axes::Planes,
+            (false, true) => Axes::Fortran,
+            (true, true) => Axes::FortranPlanes,
         };
         let side = |side: u64| u32::try_from(side).unwrap_or(u32::MAX);
         let (size, count) = ((side(width), side(height)), usize::try_from(count).unwrap_or(usize::MAX));
@@ -56,50 +71,76 @@ impl Images<'_> {
         if count == 0 || size.0 == 0 || size.1 == 0 {
             return Err(corrupt(format!("its shape {shape:?} holds no pixel")));
         }
-        let data = &file[begins..];
-        // The sides are within limits by now, so this is no large number.
-        if shape.iter().product::<u64>() * bytes as u64 != data.len() as u64 {
-            return Err(corrupt(format!(
-                "its shape {shape:?} does not fit its {} bytes of numbers",
-                data.len()
+        npy::check_bytes(&shape, sample, data.len()).map_err(corrupt)?;
+        let is_integer = !matches!(sample, SampleType::F16 | SampleType::F32 | SampleType::F64);
+        if !sample.is_u16() && is_integer && matches!(channels, 2 | 4) {
+            return Err(unsupported(format!(
+                "{channels} channels of {} (the last would be opacity)",
+                sample.name()
             )));
         }
-        Ok(Images { data, order, fortran_order, bytes, count, size, channels: channels as u8 })
+        Ok(Images { data, sample, order, axes, count, size, channels: channels as u8 })
     }
 
+    /// Bits of a decoded sample.
     fn bits(&self) -> u8 {
-        8 * self.bytes as u8
+        match self.sample {
+            SampleType::U8 => 8,
+            SampleType::U16 => 16,
+            _ => 32,
+        }
+    }
+
+    /// Bytes of one image as it is stored.
+    fn stored_bytes(&self) -> usize {
+        self.size.0 as usize * self.size.1 as usize * usize::from(self.channels) * self.sample.bytes()
     }
 
     /// The bytes of one image, row-major with its channels interleaved.
     fn stored(&self, image: usize) -> Cow<'_, [u8]> {
         let (width, height, channels) =
             (self.size.0 as usize, self.size.1 as usize, usize::from(self.channels));
-        let each = width * height * channels * self.bytes;
-        if !self.fortran_order {
+        let (each, bytes) = (self.stored_bytes(), self.sample.bytes());
+        if self.axes == Axes::Interleaved {
             return Cow::Borrowed(&self.data[image * each..][..each]);
         }
         let mut stored = Vec::with_capacity(each);
         for y in 0..height {
             for x in 0..width {
                 for channel in 0..channels {
-                    let index = image + self.count * (y + height * (x + width * channel));
-                    stored.extend_from_slice(&self.data[index * self.bytes..][..self.bytes]);
+                    let index = match self.axes {
+                        Axes::Interleaved | Axes::Planes => x + width * (y + height * channel),
+                        Axes::Fortran => image + self.count * (y + height * (x + width * channel)),
+                        Axes::FortranPlanes => channel + channels * (y + height * x),
+                    };
+                    stored.extend_from_slice(&self.data[index * bytes..][..bytes]);
                 }
             }
         }
         Cow::Owned(stored)
     }
 
-    fn frame(&self, image: usize) -> Frame {
+    fn frame(&self, image: usize) -> Result<Frame, DecodeError> {
         let stored = self.stored(image);
         let pairs = || stored.as_chunks().0.iter();
-        let samples = match (self.bytes, self.order) {
-            (1, _) => Samples::U8(stored.into_owned()),
-            (_, Order::Little) => Samples::U16(pairs().map(|pair| u16::from_le_bytes(*pair)).collect()),
-            (_, Order::Big) => Samples::U16(pairs().map(|pair| u16::from_be_bytes(*pair)).collect()),
+        let samples = match (self.sample, self.order) {
+            (SampleType::U8, _) => Samples::U8(stored.into_owned()),
+            (SampleType::U16, Order::Little) => {
+                Samples::U16(pairs().map(|pair| u16::from_le_bytes(*pair)).collect())
+            }
+            (SampleType::U16, Order::Big) => {
+                Samples::U16(pairs().map(|pair| u16::from_be_bytes(*pair)).collect())
+            }
+            (sample, order) => {
+                let mut stored = stored.into_owned();
+                to_native(order, sample.bytes(), &mut stored);
+                let mut values = vec![0.0; stored.len() / sample.bytes()];
+                sample.to_f32(&stored, &mut values);
+                drop(stored);
+                return Frame::measured(Format::Npy, Orientation::UPRIGHT, self.size, self.channels, values);
+            }
         };
-        Frame::upright(Orientation::UPRIGHT, self.size, self.channels, samples)
+        Ok(Frame::upright(Orientation::UPRIGHT, self.size, self.channels, samples))
     }
 }
 
@@ -108,7 +149,11 @@ pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeErro
     let first =
         Header::single(Format::Npy, images.size, images.channels, images.bits(), Orientation::UPRIGHT);
     // The bytes of one image in order, before they become numbers.
-    let work_bytes = if images.fortran_order && images.bytes > 1 { first.frame_bytes } else { 0 };
+    let work_bytes = match images.sample {
+        SampleType::U8 => 0,
+        SampleType::U16 if images.axes == Axes::Interleaved => 0,
+        _ => images.stored_bytes() as u64,
+    };
     let (width, height) = images.size;
     let later = Later { width, height, bits: images.bits(), bytes: first.frame_bytes + work_bytes };
     Ok(Header { later: vec![later; images.count - 1], work_bytes, ..first })
@@ -116,7 +161,7 @@ pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeErro
 
 /// Decodes one of the images. There must be so many.
 pub(super) fn decode(bytes: &[u8], limits: &Limits, image: usize) -> Result<Frame, DecodeError> {
-    Ok(Images::open(bytes, limits)?.frame(image))
+    Images::open(bytes, limits)?.frame(image)
 }
 
 #[cfg(test)]
@@ -179,14 +224,72 @@ mod tests {
     }
 
     #[test]
+    fn channels_may_come_first_where_they_cannot_come_last() {
+        let u8s = |samples: &[u8]| Samples::U8(samples.to_vec());
+        let fifteen: Vec<u8> = (0..15).collect();
+        let interleaved = [0, 5, 10, 1, 6, 11, 2, 7, 12, 3, 8, 13, 4, 9, 14];
+        assert_eq!(frames("|u1", "(3, 1, 5)", &fifteen), [(5, 1, 3, u8s(&interleaved))]);
+        assert_eq!(frames("|u1", "(1, 3, 5)", &fifteen), [(5, 3, 1, u8s(&fifteen))]);
+        let fortran = npy_in_order("True", "|u1", "(3, 1, 5)", &fifteen);
+        assert_eq!(read(&fortran, 0), [(5, 1, 3, u8s(&fifteen))]);
+        // Either could be meant: the last axis.
+        assert_eq!(frames("|u1", "(3, 1, 4)", &fifteen[..12]), [(1, 3, 4, u8s(&fifteen[..12]))]);
+    }
+
+    #[test]
+    fn numbers_that_are_no_parts_of_white_are_read_as_they_are() {
+        let check = |descr: &str, little: &[u8], expected: &[f32]| {
+            let shape = format!("(1, {})", expected.len());
+            let each = little.len() / expected.len();
+            let big: Vec<u8> = little.chunks(each).flat_map(|number| number.iter().rev().copied()).collect();
+            for (order, data) in [('<', little), ('>', &big)] {
+                let got = read(&npy(&format!("{order}{descr}"), &shape, data), little.len() as u64);
+                assert_eq!(
+                    got,
+                    [(expected.len() as u32, 1, 1, Samples::F32(expected.to_vec()))],
+                    "{order}{descr}"
+                );
+            }
+        };
+        check("i1", &[0x80, 1], &[-128.0, 1.0]);
+        check("i2", &[0, 0x80, 1, 2], &[-32768.0, 513.0]);
+        check("i4", &(-70_000_i32).to_le_bytes(), &[-70_000.0]);
+        check("u4", &u32::MAX.to_le_bytes(), &[4_294_967_296.0]);
+        check("i8", &(-5_i64).to_le_bytes(), &[-5.0]);
+        check("u8", &(1_u64 << 40).to_le_bytes(), &[1_099_511_627_776.0]);
+        check("f2", &[0, 0x3c, 0, 0xc0], &[1.0, -2.0]);
+        check("f4", &0.1_f32.to_le_bytes(), &[0.1]);
+        check("f8", &0.1_f64.to_le_bytes(), &[0.1]);
+    }
+
+    #[test]
+    fn the_first_value_that_is_no_number_is_refused_with_its_place() {
+        let refused = |values: &[f64], shape: &str| {
+            let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            crate::image::decode(&npy("<f8", shape, &data), &LIMITS, &whole).unwrap_err().to_string()
+        };
+        let mut values = [0.0; 12];
+        (values[7], values[9]) = (f64::NAN, f64::INFINITY);
+        let told = refused(&values, "(3, 4)");
+        assert!(told.contains("NaN (the first is at column 3, row 1, counted from 0)"), "{told}");
+        let told = refused(&values, "(2, 2, 3)");
+        assert!(told.contains("column 0, row 1,"), "{told}");
+        values[7] = 1e39;
+        let told = refused(&values, "(1, 12)");
+        assert!(told.contains("infinite in single precision (the first is at column 7, row 0,"), "{told}");
+    }
+
+    #[test]
     fn other_arrays_are_refused_with_what_to_do() {
         let check = |descr: &str, shape: &str, bytes: usize, told: &str| {
             let error = header(&npy(descr, shape, &vec![0; bytes]), &LIMITS).unwrap_err().to_string();
             assert!(error.contains(told), "{error}");
         };
-        check("<f4", "(1, 2)", 8, "numbers of the type f32 is not supported; scale it to uint8");
-        check("|u1", "(3, 5, 7)", 105, "the last axis is that of 1 to 4 channels");
-        check("|u1", "(7, 5, 6)", 210, "the shape [7, 5, 6] (the last axis");
+        check("<c8", "(1, 2)", 16, "dtype \"<c8\" is not supported; give it the axes");
+        check("|u1", "(4, 5, 7)", 140, "its channels are 1 to 4 in the last axis, or 1 or 3 in the first");
+        check("<i4", "(1, 2, 4)", 32, "4 channels of i32 (the last would be opacity)");
+        check("|u1", "(7, 5, 6)", 210, "the shape [7, 5, 6] (its channels");
+        check("|u1", "(2, 7, 5, 6)", 420, "the shape [2, 7, 5, 6] (the last axis");
         check("|u1", "(7,)", 7, "the shape [7]");
         check("|u1", "(0, 5)", 0, "holds no pixel");
         check("|u1", "(2, 5)", 9, "does not fit");

@@ -65,6 +65,7 @@ impl Orientation {
         match samples {
             Samples::U8(stored) => Samples::U8(self.turn_any(&stored, width, height, channels)),
             Samples::U16(stored) => Samples::U16(self.turn_any(&stored, width, height, channels)),
+            Samples::F32(stored) => Samples::F32(self.turn_any(&stored, width, height, channels)),
         }
     }
 

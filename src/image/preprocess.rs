@@ -1,6 +1,6 @@
 //! From a frame to a model's input: colour, resize, crop or padding, normalisation, with the same results as torchvision and Pillow.
 //!
-//! Resizing is antialiased and happens at the frame's own precision (8 or 16 bits); only the pixels that survive the crop are computed. The
+//! Resizing is antialiased and happens at the frame's own precision (8 or 16 bits, or single); only the pixels that survive the crop are computed. The
 //! last pass writes straight into the caller's memory: numbers ([`Preprocess::apply`]), or pixels ([`Preprocess::place`]) that
 //! [`Preprocess::normalize`] turns into numbers later.
 
@@ -21,8 +21,8 @@ pub use kinds::{Color, DataType, Filter, Layout};
 use mirror::mirror;
 use normalize::PixelBlock;
 pub use normalize::Pixels;
-pub(super) use pixels::Sample;
 use pixels::flatten;
+pub(super) use pixels::{Integer, Sample};
 use serde::{Deserialize, Serialize};
 
 /// Sides of a model's input are at most this, in pixels.
@@ -52,7 +52,7 @@ pub enum Resize {
 }
 
 /// How a frame is turned into one item of a model's input: `(pixel × scale − mean) / std` for pixels from 0 to 255
-/// (16-bit samples are divided by 257, without rounding).
+/// (16-bit samples are divided by 257, without rounding). Measured values take the place of `pixel × scale`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Preprocess {
     /// Width of the input in pixels.
@@ -69,7 +69,7 @@ pub struct Preprocess {
     pub background: [u8; 3],
     /// The pixel value around a letterboxed image, all channels.
     pub pad: u8,
-    /// Multiplies pixels, usually 1/255.
+    /// Multiplies pixels, usually 1/255; not measured values.
     #[serde(with = "crate::bits")]
     pub scale: f32,
     /// Subtracted after scaling; in the order of the input's channels (grey uses only the first).
@@ -216,7 +216,7 @@ impl Preprocess {
         self.write(frame, scratch, out, normalize::write)
     }
 
-    /// Writes the pixels that `frame` becomes, with the frame's own 8 or 16 bits: grey, or red, green and blue, channels last. Followed by
+    /// Writes the pixels that `frame` becomes, as samples of the frame's own type: grey, or red, green and blue, channels last. Followed by
     /// [`Preprocess::normalize`], this gives the same bits as [`Preprocess::apply`].
     ///
     /// # Errors
@@ -278,6 +278,13 @@ impl Preprocess {
                 how(self, &given, out, &mut scratch.elements);
                 scratch.u16s = buffers.kept();
             }
+            Samples::F32(samples) => {
+                let mut buffers = std::mem::take(&mut scratch.f32s);
+                let (pixels, channels) = self.resized(frame, samples, &placement, scratch, &mut buffers)?;
+                let given = PixelBlock { pixels: Pixels::F32(pixels), channels, window, pad };
+                how(self, &given, out, &mut scratch.elements);
+                scratch.f32s = buffers.kept();
+            }
         }
         if scratch.resizer.size_of_internal_buffers() > KEPT_BYTES_MAX {
             scratch.resizer.reset_internal_buffers();
@@ -295,8 +302,8 @@ impl Preprocess {
         buffers: &'a mut Buffers<T>,
     ) -> Result<(&'a [T], usize), InferError> {
         let Buffers { flat, between, resized } = buffers;
-        let (flat, channels) =
-            flatten(samples, frame.channels, self.color == Color::Gray, self.background, flat);
+        let background = self.background.map(|level| T::of_level(level, self.scale));
+        let (flat, channels) = flatten(samples, frame.channels, self.color == Color::Gray, background, flat);
 
         let size = (frame.width, frame.height);
         let Geometry { window, from } = self.geometry(size, frame.covered, placement);
@@ -340,6 +347,7 @@ pub struct Scratch {
     resizer: Resizer,
     u8s: Buffers<u8>,
     u16s: Buffers<u16>,
+    f32s: Buffers<f32>,
     /// Used if the output is not aligned for its elements.
     elements: Vec<u32>,
 }

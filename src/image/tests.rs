@@ -27,6 +27,7 @@ fn frames(bytes: &[u8]) -> Vec<Frame> {
     let (bits, samples) = match &first.samples {
         Samples::U8(samples) => (8, samples.len()),
         Samples::U16(samples) => (16, samples.len()),
+        Samples::F32(samples) => (32, samples.len()),
     };
     assert_eq!(
         (header.width, header.height, header.channels, header.bits),
@@ -41,14 +42,14 @@ fn frames(bytes: &[u8]) -> Vec<Frame> {
 fn u8s(frame: &Frame) -> &[u8] {
     match &frame.samples {
         Samples::U8(samples) => samples,
-        Samples::U16(_) => panic!("16 bits"),
+        Samples::U16(_) | Samples::F32(_) => panic!("more than 8 bits"),
     }
 }
 
 fn u16s(frame: &Frame) -> &[u16] {
     match &frame.samples {
         Samples::U16(samples) => samples,
-        Samples::U8(_) => panic!("8 bits"),
+        Samples::U8(_) | Samples::F32(_) => panic!("8 bits, or measured"),
     }
 }
 
@@ -377,15 +378,15 @@ fn every_kind_of_tiff_is_read() {
 }
 
 #[test]
-fn what_a_tiff_may_hold_but_we_do_not_read_is_named() {
-    for (name, what) in
-        [("float.tif", "TIFF with floating-point samples"), ("signed.tif", "TIFF with signed samples")]
-    {
-        let bytes = corpus::fixture(name);
-        let error = decode(&bytes, &LIMITS, &whole).unwrap_err().to_string();
-        assert!(error.contains(what), "{error}");
-        assert_eq!(header(&bytes, &LIMITS).unwrap_err().to_string(), error);
+fn measured_values_of_other_writers_are_read() {
+    let gray: Vec<f32> = pixels(|x, y| [(12 * x + y) as u8]).into_iter().map(f32::from).collect();
+    for name in ["float.tif", "signed.tif", "double.tif", "half.npy"] {
+        let frame = frame(&corpus::fixture(name));
+        assert_eq!((frame.channels, &frame.samples), (1, &Samples::F32(gray.clone())), "{name}");
     }
+    let colors = pixels(rgb).into_iter().map(|value| f32::from(value) - 100.0).collect();
+    let planes = frame(&corpus::fixture("planes.npy"));
+    assert_eq!((planes.channels, planes.samples), (3, Samples::F32(colors)));
 }
 
 #[test]

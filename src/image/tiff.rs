@@ -1,4 +1,4 @@
-//! TIFF: one or many pages, strips or tiles, 8 and 16 bits (1 to 4 for grey and palettes), classic and BigTIFF.
+//! TIFF: one or many pages, strips or tiles, 8 and 16 bits (1 to 4 for grey and palettes), measured values, classic and BigTIFF.
 //!
 //! All directories are walked and checked before any pixel is read. Reduced copies and masks (by the subfile type) are not pages, unless
 //! there is nothing else.
@@ -6,11 +6,12 @@
 //! - `source`: the file as the decoder reads it.
 //! - `chunks`: checks strips and tiles before any is read; `streams`: checks those that are JPEG.
 //! - `tiles`: tiles that are read one by one.
-//! - `samples`: converts the decoder's output to grey or RGB.
+//! - `samples`: converts the decoder's output to grey or RGB; `measured`: to values, where samples are no parts of white.
 //! - `zstd`: strips and tiles that the decoder does not unpack.
 //! - `words`: what is wrong with a file, worded for the client that posted it.
 
 mod chunks;
+mod measured;
 mod samples;
 mod source;
 mod streams;
@@ -23,6 +24,7 @@ pub(super) mod tests;
 
 use super::{DecodeError, Format, Frame, Header, Later, Limits, Orientation, stack::planes_of};
 use chunks::{Chunks, Found};
+use measured::Measured;
 use samples::{Kind, Page};
 use source::{Changes, ReadBudget, Source};
 use tiff::{
@@ -225,12 +227,8 @@ fn page(
     let bits: u8 = find_all(decoder, Tag::BitsPerSample)?.first().copied().unwrap_or(1);
     let count: u16 = find(decoder, Tag::SamplesPerPixel)?.unwrap_or(1);
     let extra: Option<u16> = find_all(decoder, Tag::ExtraSamples)?.first().copied();
-    match find_all::<u16>(decoder, Tag::SampleFormat)?.first() {
-        None | Some(1 | 4) => {}
-        Some(2) => return Err(unsupported("signed samples")),
-        Some(3) => return Err(unsupported("floating-point samples")),
-        Some(other) => return Err(unsupported(format!("sample format {other}"))),
-    }
+    let format: u16 = find_all(decoder, Tag::SampleFormat)?.first().copied().unwrap_or(1);
+    let measured = Measured::of(format, bits)?;
     let has_palette = photometric == PALETTE;
     // ImageJ describes only the first page.
     if has_palette && !found.of_image_j {
@@ -238,19 +236,24 @@ fn page(
     }
     // Its lookup tables say how measured values are shown; the values count.
     let photometric = if has_palette && found.of_image_j { 1 } else { photometric };
-    let mut kind = kind(photometric, count, bits, extra)?;
+    let compression: u16 = find(decoder, Tag::Compression)?.unwrap_or(1);
+    let mut kind = match measured {
+        Some(measured) => measured.kind(photometric, count, compression)?,
+        None => kind(photometric, count, bits, extra)?,
+    };
     if let Kind::Palette(map) = &mut kind {
         *map = palette(decoder, bits)?;
     }
     let planar = find::<u16>(decoder, Tag::PlanarConfiguration)? == Some(2) && count > 1;
-    let compression: u16 = find(decoder, Tag::Compression)?.unwrap_or(1);
     let interleaved = if planar { 1 } else { count };
     let tiled = decoder.find_tag(Tag::TileOffsets).map_err(from_tiff)?.is_some();
     let one_by_one = tiled && compression != COMPRESSION_ZSTD && (planar || compression == COMPRESSION_LZW);
     let tiles = if one_by_one { Some(tiles::sides(decoder, limits)?) } else { None };
     let chunks = Chunks { tiled, compression, interleaved, size: [width, height] };
-    let packed =
-        if compression == COMPRESSION_ZSTD { Some(Packed::of(decoder, chunks, bits, limits)?) } else { None };
+    let packed = match compression {
+        COMPRESSION_ZSTD => Some(Packed::of(decoder, chunks, bits, measured, limits)?),
+        _ => None,
+    };
     let stream_bytes = chunks::check(bytes, decoder, chunks, limits, found)?;
     let directory = decoder.ifd_pointer().ok_or_else(|| corrupt("it has no directory"))?.0;
     let page = Page {
@@ -259,6 +262,7 @@ fn page(
         height,
         kind,
         bits,
+        measured,
         count,
         planar,
         premultiplied: extra == Some(1),
@@ -308,8 +312,16 @@ impl Pages {
         let page = self.pages[number].as_ref().map_err(DecodeError::clone)?;
         let raw = self.at(bytes, page).and_then(|mut decoder| read(&mut decoder, page));
         let several = self.pages.len() > 1;
-        let samples = page.convert(raw.map_err(|error| of_page(several, number, error))?);
-        Ok(Frame::upright(page.orientation, (page.width, page.height), page.kind.channels(), samples))
+        let raw = raw.map_err(|error| of_page(several, number, error))?;
+        let (size, channels) = ((page.width, page.height), page.kind.channels());
+        match page.measured {
+            None => Ok(Frame::upright(page.orientation, size, channels, page.convert(raw))),
+            Some(measured) => {
+                let values = page.values(measured, raw);
+                let frame = Frame::measured(Format::Tiff, page.orientation, size, channels, values);
+                frame.map_err(|error| of_page(several, number, error))
+            }
+        }
     }
 
     /// Opens the file at a page, as if that were the first: pages are decoded in any order, and the way to a late one is long.
@@ -318,15 +330,19 @@ impl Pages {
     }
 }
 
-/// Reads the current page as it is stored, all planes.
+/// Reads the current page as it is stored, all planes; measured values as bytes.
 fn read(decoder: &mut Decoder<Source<'_>>, page: &Page) -> Result<super::Samples, DecodeError> {
     let layout = decoder.image_buffer_layout().map_err(from_tiff)?;
     let told = page.told();
     let same =
         decoder.dimensions().map_err(from_tiff)? == told && layout.complete_len as u64 == page.bytes_of(told);
-    let wide = page.bits == 16;
+    let wide = page.bits == 16 && page.measured.is_none();
     let kind = layout.sample_type;
-    if !same || (kind == Some(DecodingSampleType::U16)) != wide {
+    let agrees = match page.measured {
+        Some(measured) => kind == Some(measured.decoded),
+        None => (kind == Some(DecodingSampleType::U16)) == wide,
+    };
+    if !same || !agrees {
         return Err(corrupt("its headers disagree about its size"));
     }
     let mut into = |samples: &mut [u8]| match (page.packed, page.tiles) {

@@ -65,6 +65,8 @@ pub struct Form<'a> {
     pub shape: Vec<usize>,
     /// Its size.
     pub bytes: usize,
+    /// Whether these are pixels, which an engine normalises.
+    pub is_pixels: bool,
     /// The memory that it is written to, if it shares memory with other images.
     pub staging: Option<&'a Staging>,
 }
@@ -153,19 +155,24 @@ impl ImageInput {
         preprocess
     }
 
-    /// The form in which an image of `width` × `height` pixels is staged. If the network reads bytes, that is its input; otherwise it
-    /// is pixels of `bytes_each` (1 or 2) bytes per sample.
+    /// The form in which an image of `width` × `height` pixels with `bytes_each` bytes per sample is staged: pixels, or what the network
+    /// reads, if that is bytes or the samples are measured values (4 bytes), which no engine normalises.
     pub fn form(&self, bytes_each: usize, width: u32, height: u32) -> Form<'_> {
         let preprocess = self.preprocess_for(width, height);
-        let (datatype, shape, bytes) = match &self.pixels {
-            None => (DataType::Uint8, self.item_shape(width, height), preprocess.out_bytes()),
-            Some(pixels) => {
+        let pixels = self.pixels.as_ref().zip(PixelInput::DATATYPES.get(bytes_each - 1));
+        let (datatype, shape, bytes) = match pixels {
+            None => {
+                let own = DataType::from_name(preprocess.datatype.name());
+                let own = own.expect("both have the protocol's names");
+                (own, self.item_shape(width, height), preprocess.out_bytes())
+            }
+            Some((pixels, datatype)) => {
                 let shape = pixels.shape(preprocess.width, preprocess.height);
                 let bytes = shape.iter().product::<usize>() * bytes_each;
-                (PixelInput::DATATYPES[bytes_each - 1], shape, bytes)
+                (*datatype, shape, bytes)
             }
         };
-        Form { datatype, shape, bytes, staging: self.staging(datatype) }
+        Form { datatype, shape, bytes, is_pixels: pixels.is_some(), staging: self.staging(datatype) }
     }
 
     /// The shared memory for staged images of this type.

@@ -78,7 +78,7 @@ fn item(input: &ImageInput, width: u32, height: u32) -> Preprocess {
 }
 
 fn tensor(item: &[u8], form: Form<'_>) -> Tensor {
-    let Form { datatype, shape, bytes, staging } = form;
+    let Form { datatype, shape, bytes, staging, .. } = form;
     assert_eq!(item.len(), bytes, "bytes of an item");
     let data = match staging {
         Some(staging) => {

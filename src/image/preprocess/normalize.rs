@@ -1,7 +1,7 @@
 //! From pixels to a model's numbers: channel order, layout, scale, mean, standard deviation and element type in one pass. Or only the
 //! placing of pixels in the model's input, for a later stage to turn into numbers.
 
-use super::{Color, DataType, Layout, Preprocess, Window};
+use super::{Color, DataType, Layout, Preprocess, Sample as _, Window};
 use bytemuck::Pod;
 use half::f16;
 
@@ -15,6 +15,8 @@ pub enum Pixels<'a> {
     U8(&'a [u8]),
     /// 0 to 65535.
     U16(&'a [u16]),
+    /// Measured values, which are not scaled.
+    F32(&'a [f32]),
 }
 
 impl Pixels<'_> {
@@ -23,6 +25,7 @@ impl Pixels<'_> {
         match self {
             Pixels::U8(samples) => samples.len(),
             Pixels::U16(samples) => samples.len(),
+            Pixels::F32(samples) => samples.len(),
         }
     }
 }
@@ -46,7 +49,7 @@ pub(super) fn write(to: &Preprocess, given: &PixelBlock<'_>, out: &mut [u8], spa
     numbers(to, given, 1, out, spare);
 }
 
-/// Like `write`, but keeps pixels as they are: 8 or 16 bits, grey or red, green, blue, channels last.
+/// Like `write`, but keeps pixels as they are: of the same type, grey or red, green, blue, channels last.
 pub(super) fn place(to: &Preprocess, given: &PixelBlock<'_>, out: &mut [u8], spare: &mut Vec<u32>) {
     let to = Preprocess { color: to.color.of_pixels(), layout: Layout::Nhwc, ..to.clone() };
     let &PixelBlock { pixels, channels, window, pad } = given;
@@ -56,12 +59,17 @@ pub(super) fn place(to: &Preprocess, given: &PixelBlock<'_>, out: &mut [u8], spa
         return out.copy_from_slice(match pixels {
             Pixels::U8(pixels) => pixels,
             Pixels::U16(pixels) => bytemuck::cast_slice(pixels),
+            Pixels::F32(pixels) => bytemuck::cast_slice(pixels),
         });
     }
     match pixels {
         Pixels::U8(pixels) => arrange(&to, pixels, channels, window, [pad; 3], out, |_, value| value),
         Pixels::U16(pixels) => aligned(out, spare, |out: &mut [u16]| {
             let pad = u16::from(pad) * STEPS as u16;
+            arrange(&to, pixels, channels, window, [pad; 3], out, |_, value| value);
+        }),
+        Pixels::F32(pixels) => aligned(out, spare, |out: &mut [f32]| {
+            let pad = f32::of_level(pad, to.scale);
             arrange(&to, pixels, channels, window, [pad; 3], out, |_, value| value);
         }),
     }
@@ -75,14 +83,11 @@ pub(super) fn finish(to: &Preprocess, pixels: Pixels<'_>, items: usize, out: &mu
 }
 
 fn numbers(to: &Preprocess, given: &PixelBlock<'_>, items: usize, out: &mut [u8], spare: &mut Vec<u32>) {
-    let number = |channel: usize, value: f32| (value * to.scale - to.mean[channel]) / to.std[channel];
     match to.datatype {
-        DataType::Fp32 => aligned(out, spare, |out: &mut [f32]| fill(to, given, items, out, number)),
-        DataType::Fp16 => aligned(out, spare, |out: &mut [f16]| {
-            fill(to, given, items, out, |channel, value| f16::from_f32(number(channel, value)));
-        }),
-        // Conversion to an integer saturates.
-        DataType::Uint8 => fill(to, given, items, out, |_, value| value.round() as u8),
+        DataType::Fp32 => aligned(out, spare, |out: &mut [f32]| fill(to, given, items, out, |number| number)),
+        DataType::Fp16 => aligned(out, spare, |out: &mut [f16]| fill(to, given, items, out, f16::from_f32)),
+        // Conversion to an integer saturates. Scale, mean and standard deviation change nothing.
+        DataType::Uint8 => fill(to, given, items, out, |number| number.round() as u8),
     }
 }
 
@@ -103,9 +108,11 @@ fn fill<T: Copy>(
     given: &PixelBlock<'_>,
     items: usize,
     out: &mut [T],
-    number: impl Fn(usize, f32) -> T,
+    element: impl Fn(f32) -> T,
 ) {
     let &PixelBlock { pixels, channels, window, pad } = given;
+    let standard = |channel: usize, scaled: f32| element((scaled - to.mean[channel]) / to.std[channel]);
+    let number = |channel: usize, value: f32| standard(channel, value * to.scale);
     let padding: [T; 3] = std::array::from_fn(|channel| number(channel, f32::from(pad)));
     let samples = window.width * window.height * channels;
     let item = out.len() / items.max(1);
@@ -124,6 +131,11 @@ fn fill<T: Copy>(
             let number = |channel: usize, v: u16| number(channel, f32::from(v) / STEPS);
             for (i, out) in outs {
                 arrange(to, &pixels[i * samples..][..samples], channels, window, padding, out, number);
+            }
+        }
+        Pixels::F32(pixels) => {
+            for (i, out) in outs {
+                arrange(to, &pixels[i * samples..][..samples], channels, window, padding, out, standard);
             }
         }
     }

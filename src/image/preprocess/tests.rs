@@ -344,6 +344,75 @@ fn numbers_are_those_of_the_formula() {
     }
 }
 
+/// As 8-bit pixels would be that were multiplied by `scale` before all else.
+#[test]
+fn measured_values_are_what_pixels_are_after_the_scale() {
+    let mut random = Random::new(9);
+    for (channels, color) in
+        [(1, Color::Gray), (1, Color::Bgr), (3, Color::Rgb), (3, Color::Bgr), (3, Color::Gray)]
+    {
+        for resize in [Resize::Letterbox, Resize::Stretch, Resize::Shorter(30), Resize::Multiple(32)] {
+            for filter in [Filter::Nearest, Filter::Box, Filter::Bilinear, Filter::Bicubic, Filter::Lanczos3]
+            {
+                let samples: Vec<u16> =
+                    (0..27 * 23 * usize::from(channels)).map(|_| random.below(65536) as u16).collect();
+                let to = Preprocess {
+                    resize,
+                    filter,
+                    color,
+                    layout: [Layout::Nchw, Layout::Nhwc][random.below(2)],
+                    scale: 0.25,
+                    mean: [5.0, 7.0, 9.0],
+                    std: [2.0, 4.0, 0.5],
+                    ..Preprocess::new(32, 32)
+                };
+                let measured = samples.iter().map(|value| f32::from(*value) / 257.0 * to.scale).collect();
+                let expected = floats(&apply(&to, &frame(27, 23, channels, Samples::U16(samples))));
+                let measured = frame(27, 23, channels, Samples::F32(measured));
+                let got = floats(&apply(&to, &measured));
+                let of = |values: &[f32]| values.iter().map(|value| f64::from(*value)).collect::<Vec<_>>();
+                let (largest, _) = differences(&of(&got), &of(&expected));
+                // A step of 16 bits or two, after scale and the least deviation; cut where 16 bits end, beyond which kernels overshoot.
+                let overshoots =
+                    matches!(filter, Filter::Bicubic | Filter::Lanczos3) && resize != Resize::Multiple(32);
+                println!("{resize:?}, {filter:?}, {color:?}: largest {largest}");
+                assert!(
+                    largest < if overshoots { 60.0 } else { 0.002 },
+                    "{resize:?}, {filter:?}, {color:?}: {largest}"
+                );
+                // The same by the two steps.
+                let mut placed = vec![0; 4 * to.pixels_shape().into_iter().product::<usize>()];
+                to.place(&measured, &mut Scratch::default(), &mut placed).unwrap();
+                let mut later = vec![0; to.out_bytes()];
+                to.normalize(Pixels::F32(&floats(&placed)), 1, &mut later);
+                assert_eq!(floats(&later), got);
+            }
+        }
+    }
+}
+
+#[test]
+fn measured_values_have_an_opacity_from_0_to_1() {
+    let to = Preprocess { background: [255, 0, 51], resize: Resize::Exact, ..Preprocess::new(1, 1) };
+    for (samples, expected) in [
+        (vec![-3.0, 0.5, 0.5, 1.0], [-3.0, 0.5, 0.5]),
+        (vec![0.5, 0.5, 7.0, 0.0], [1.0, 0.0, 0.2]),
+        (vec![0.0, 1.0, 0.2, 0.5], [0.5, 0.5, 0.2]),
+        (vec![4.0, 9.0], [4.0; 3]),
+        (vec![4.0, -9.0], [1.0, 0.0, 0.2]),
+    ] {
+        let channels = samples.len() as u8;
+        let got = floats(&apply(&to, &frame(1, 1, channels, Samples::F32(samples))));
+        for (got, expected) in got.iter().zip(expected) {
+            assert!((got - expected).abs() < 1e-6, "{got} for {expected}");
+        }
+    }
+    // Weighted as 8-bit pixels are.
+    let gray = Preprocess { color: Color::Gray, ..to };
+    let luma = floats(&apply(&gray, &frame(1, 1, 3, Samples::F32(vec![-100.0, 1000.0, 10.0]))))[0];
+    assert!((luma - (-29.9 + 587.0 + 1.14)).abs() < 0.01, "{luma}");
+}
+
 #[test]
 fn pixels_that_are_placed_now_and_normalised_later_give_the_same_numbers() {
     let mut random = Random::new(5);

@@ -63,7 +63,8 @@ pub use swelling::Received;
 
 pub(in crate::image) use describe::planes_of;
 pub(in crate::image) use directory::Encoding;
-pub(in crate::image) use packing::Zstd;
+pub(in crate::image) use packing::{Predictor, Zstd};
+pub(in crate::image) use samples::to_native;
 
 use crate::error::InferError;
 use std::sync::Arc;

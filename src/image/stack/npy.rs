@@ -21,7 +21,7 @@ pub(in crate::image) struct Header {
 }
 
 /// The length of everything before the array, as soon as the first bytes tell; `Err` for an unknown version or a header that is too long.
-pub(in crate::image) fn header_bytes(begin: &[u8]) -> Result<Option<u64>, String> {
+pub(super) fn header_bytes(begin: &[u8]) -> Result<Option<u64>, String> {
     let Some([major, minor]) = begin.get(6..8) else { return Ok(None) };
     let (prefix, len) = match (major, minor) {
         (1, 0) => match begin.get(8..10) {
@@ -41,7 +41,7 @@ pub(in crate::image) fn header_bytes(begin: &[u8]) -> Result<Option<u64>, String
 }
 
 /// Parses a header of the length that [`header_bytes`] returned. `Err` says why it does not describe an array of numbers.
-pub(in crate::image) fn header(bytes: &[u8]) -> Result<Header, String> {
+pub(super) fn header(bytes: &[u8]) -> Result<Header, String> {
     let start = if bytes.get(6) == Some(&1) { 10 } else { 12 };
     let text = bytes.get(start..).and_then(|text| std::str::from_utf8(text).ok());
     let text = text.ok_or("its header is not text")?.trim();
@@ -80,6 +80,23 @@ pub(in crate::image) fn header(bytes: &[u8]) -> Result<Header, String> {
     Ok(Header { sample, order, shape, fortran_order })
 }
 
+/// The header of a whole file, and what is behind it.
+pub(in crate::image) fn parts(file: &[u8]) -> Result<(Header, &[u8]), String> {
+    let begins = header_bytes(file)?.filter(|begins| *begins <= file.len() as u64);
+    let (head, numbers) = file.split_at(begins.ok_or("it ends within its header")? as usize);
+    Ok((header(head)?, numbers))
+}
+
+/// Checks that there are as many bytes of numbers as the shape says.
+pub(in crate::image) fn check_bytes(shape: &[u64], sample: SampleType, got: usize) -> Result<(), String> {
+    let items = shape.iter().try_fold(1_u64, |product, side| product.checked_mul(*side));
+    let expected = items.and_then(|items| items.checked_mul(sample.bytes() as u64));
+    match expected == Some(got as u64) {
+        true => Ok(()),
+        false => Err(format!("its shape {shape:?} does not fit its {got} bytes of numbers")),
+    }
+}
+
 /// A whole file that can be taken as a tensor: in C order, and with little-endian numbers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Array {
@@ -100,9 +117,7 @@ impl Array {
         if !file.starts_with(MAGIC) {
             return Err("it does not begin as .npy files do".to_owned());
         }
-        let begins = header_bytes(file)?.filter(|begins| *begins <= file.len() as u64);
-        let begins = begins.ok_or("it ends within its header")? as usize;
-        let Header { sample, order, shape, fortran_order } = header(&file[..begins])?;
+        let (Header { sample, order, shape, fortran_order }, numbers) = parts(file)?;
         let sample = sample
             .map_err(|what| format!("it is of {what}, expected integers or floats of up to 8 bytes"))?;
         if fortran_order && shape.len() > 1 {
@@ -113,13 +128,8 @@ impl Array {
                 "its numbers are big-endian: save .astype(array.dtype.newbyteorder('<')) of it".to_owned()
             );
         }
-        let items = shape.iter().try_fold(1_u64, |product, side| product.checked_mul(*side));
-        let expected = items.and_then(|items| items.checked_mul(sample.bytes() as u64));
-        let got = (file.len() - begins) as u64;
-        if expected != Some(got) {
-            return Err(format!("its shape {shape:?} does not fit its {got} bytes of numbers"));
-        }
-        Ok(Array { sample, shape, begins })
+        check_bytes(&shape, sample, numbers.len())?;
+        Ok(Array { sample, shape, begins: file.len() - numbers.len() })
     }
 }
 

@@ -1,5 +1,6 @@
 //! Compression and prediction of a strip or tile. Both are undone into memory of a known size, so that no input can expand without bound.
 
+use super::samples::{Order, to_native};
 use flate2::{Decompress, FlushDecompress, Status};
 use std::io;
 use weezl::{BitOrder, LzwStatus, decode::Decoder};
@@ -158,7 +159,7 @@ fn pack_bits(mut packed: &[u8], into: &mut [u8]) -> usize {
 
 /// The transform of a row's samples before compression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Predictor {
+pub(in crate::image) enum Predictor {
     None,
     /// Each sample is the difference from the one to its left.
     Horizontal,
@@ -167,8 +168,22 @@ pub(super) enum Predictor {
     FloatingPoint,
 }
 
+impl Predictor {
+    /// Undoes it for rows of `row_samples` samples, which are stored in `order`, `size` bytes each. They come out in native byte order.
+    pub(in crate::image) fn undo(self, order: Order, bytes: &mut [u8], row_samples: usize, size: usize) {
+        match self {
+            Predictor::None => to_native(order, size, bytes),
+            Predictor::Horizontal => {
+                to_native(order, size, bytes);
+                add_up(bytes, row_samples, size);
+            }
+            Predictor::FloatingPoint => gather_floats(bytes, row_samples, size),
+        }
+    }
+}
+
 /// Undoes [`Predictor::Horizontal`] for samples of `size` bytes in native byte order.
-pub(super) fn add_up(bytes: &mut [u8], row_samples: usize, size: usize) {
+fn add_up(bytes: &mut [u8], row_samples: usize, size: usize) {
     for row in bytes.chunks_mut(row_samples * size) {
         match size {
             1 => add_up_row::<1>(row, |a, b| [a[0].wrapping_add(b[0])]),
@@ -195,7 +210,7 @@ fn add_up_row<const N: usize>(row: &mut [u8], add: impl Fn([u8; N], [u8; N]) -> 
 }
 
 /// Undoes [`Predictor::FloatingPoint`]. The samples come out in native byte order, whatever the file's order.
-pub(super) fn gather_floats(bytes: &mut [u8], row_samples: usize, size: usize) {
+fn gather_floats(bytes: &mut [u8], row_samples: usize, size: usize) {
     let mut planes = vec![0; row_samples * size];
     for row in bytes.chunks_exact_mut(row_samples * size) {
         planes.copy_from_slice(row);

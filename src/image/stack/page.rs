@@ -3,7 +3,7 @@
 use super::{
     Charge, Format, StackError,
     packing::{self, Compression, Predictor},
-    samples::{Order, SampleType, Samples, Values, to_native},
+    samples::{Order, SampleType, Samples, Values},
     store::{Presence, Store},
     swelling::Unpacked,
 };
@@ -366,14 +366,7 @@ impl Page {
                 return Ok(Err(reason));
             }
         }
-        match self.predictor {
-            Predictor::None => to_native(self.order, size, into),
-            Predictor::Horizontal => {
-                to_native(self.order, size, into);
-                packing::add_up(into, chunk_width, size);
-            }
-            Predictor::FloatingPoint => packing::gather_floats(into, chunk_width, size),
-        }
+        self.predictor.undo(self.order, into, chunk_width, size);
         if straight {
             return Ok(Ok(()));
         }

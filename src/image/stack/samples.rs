@@ -165,7 +165,7 @@ impl SampleType {
     }
 
     /// Converts samples of types that become `f32`; `bytes` are in native byte order.
-    pub(super) fn to_f32(self, bytes: &[u8], into: &mut [f32]) {
+    pub(in crate::image) fn to_f32(self, bytes: &[u8], into: &mut [f32]) {
         match self {
             SampleType::U8 => convert!(u8, bytes, into, f32::from),
             SampleType::I8 => convert!(i8, bytes, into, f32::from),
@@ -184,7 +184,7 @@ impl SampleType {
 }
 
 /// Converts samples of `size` bytes from `order` to native byte order.
-pub(super) fn to_native(order: Order, size: usize, bytes: &mut [u8]) {
+pub(in crate::image) fn to_native(order: Order, size: usize, bytes: &mut [u8]) {
     let native = if cfg!(target_endian = "little") { Order::Little } else { Order::Big };
     if order == native {
         return;

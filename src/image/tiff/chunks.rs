@@ -10,7 +10,7 @@ use crate::image::{DecodeError, Limits};
 use tiff::{decoder::Decoder, tags::Tag};
 
 /// The value of the compression tag for JPEG streams.
-const COMPRESSION_JPEG: u16 = 7;
+pub(super) const COMPRESSION_JPEG: u16 = 7;
 
 /// How many separate strips and tiles may have the lowest bit first; no writer goes beyond that.
 const REVERSED_MAX: usize = 1 << 18;

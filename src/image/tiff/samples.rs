@@ -1,7 +1,8 @@
 //! The kinds of samples in a TIFF page, and their conversion to grey or RGB: palettes, packed bits, planes, inks, luma and chroma.
 
 use super::{
-    super::{Orientation, Samples, preprocess::Sample},
+    super::{Orientation, Samples, preprocess::Integer},
+    measured::Measured,
     zstd::Packed,
 };
 
@@ -52,8 +53,10 @@ pub(super) struct Page {
     pub(super) width: u32,
     pub(super) height: u32,
     pub(super) kind: Kind,
-    /// Bits per stored sample: 1, 2, 4, 8 or 16.
+    /// Bits per stored sample: 1, 2, 4, 8 or 16; also 32 and 64 where they are measured.
     pub(super) bits: u8,
+    /// How they are stored if they are measured values.
+    pub(super) measured: Option<Measured>,
     /// Stored samples per pixel.
     pub(super) count: u16,
     /// Whether each channel is stored as a plane of its own.
@@ -73,7 +76,11 @@ pub(super) struct Page {
 impl Page {
     /// Bits per sample after conversion.
     pub(super) fn decoded_bits(&self) -> u8 {
-        if self.bits == 16 { 16 } else { 8 }
+        match self.measured {
+            Some(_) => 32,
+            None if self.bits == 16 => 16,
+            None => 8,
+        }
     }
 
     /// Bytes after conversion.
@@ -108,7 +115,13 @@ impl Page {
     /// Bytes that decoding holds beside the page: what the decoder returns and reads, or a second copy where the page is turned.
     pub(super) fn work_bytes(&self) -> u64 {
         let turned = if self.orientation == Orientation::UPRIGHT { 0 } else { self.decoded_bytes() };
-        turned.max(self.raw_bytes() + self.tile_bytes() + self.packed_bytes() + self.stream_bytes)
+        // Values take their places only once they are values.
+        let moved = match self.measured {
+            Some(_) if self.planar => self.decoded_bytes(),
+            _ => 0,
+        };
+        let raw = self.raw_bytes() + self.tile_bytes() + self.packed_bytes() + self.stream_bytes;
+        turned.max(raw).max(moved)
     }
 
     /// Bytes that unpacking its strips or tiles takes, if the decoder does not do that.
@@ -132,11 +145,12 @@ impl Page {
         match raw {
             Samples::U8(raw) => Samples::U8(self.convert_u8(raw)),
             Samples::U16(raw) => Samples::U16(self.convert_any(self.arrange(raw))),
+            Samples::F32(values) => Samples::F32(values),
         }
     }
 
     /// The samples that are used, interleaved.
-    fn arrange<T: Copy>(&self, raw: Vec<T>) -> Vec<T> {
+    pub(super) fn arrange<T: Copy>(&self, raw: Vec<T>) -> Vec<T> {
         let (count, read) = (usize::from(self.count), usize::from(self.kind.samples()));
         if self.planar {
             let plane = self.width as usize * self.height as usize;
@@ -187,7 +201,7 @@ impl Page {
         indices.iter().flat_map(|&index| [0, 1, 2].map(|c| channel(c, index))).collect()
     }
 
-    fn convert_any<T: Sample>(&self, raw: Vec<T>) -> Vec<T> {
+    fn convert_any<T: Integer>(&self, raw: Vec<T>) -> Vec<T> {
         let white = T::WHITE;
         match self.kind {
             Kind::Cmyk => {
@@ -206,7 +220,7 @@ impl Page {
 }
 
 /// Undoes premultiplication: divides colours by alpha, the last of `C` channels.
-fn unmultiply<T: Sample, const C: usize>(mut samples: Vec<T>) -> Vec<T> {
+fn unmultiply<T: Integer, const C: usize>(mut samples: Vec<T>) -> Vec<T> {
     let (pixels, _) = samples.as_chunks_mut::<C>();
     for pixel in pixels {
         let alpha: u32 = pixel[C - 1].into();

@@ -9,6 +9,7 @@ use super::super::{
 };
 use turbojpeg::PixelFormat;
 
+mod measured;
 mod padding;
 mod streams;
 mod zstd;
@@ -322,17 +323,17 @@ fn compressions_that_are_not_read_are_named() {
 #[test]
 fn an_error_of_one_of_several_pages_says_which() {
     let page = || Page::new(SIZE, 8, 1, vec![picture(SIZE, &[0])]).with(PHOTOMETRIC, &[1]);
-    let signed = || page().with(SAMPLE_FORMAT, &[2]);
+    let complex = || page().with(SAMPLE_FORMAT, &[5]);
     // A page whose error shows only when its pixels are read.
     let damaged =
         || Page::new(SIZE, 8, 1, vec![vec![0xff; 9]]).with(PHOTOMETRIC, &[1]).with(COMPRESSION, &[8]);
     for (pages, words) in [
         (
-            vec![page(), signed(), page()],
-            "TIFF with signed samples in page 1 (they count from 0) is not supported",
+            vec![page(), complex(), page()],
+            "TIFF with sample format 5 in page 1 (they count from 0) is not supported",
         ),
-        (vec![signed(), page()], "TIFF with signed samples in page 0 (they count from 0) is not supported"),
-        (vec![signed()], "TIFF with signed samples is not supported"),
+        (vec![complex(), page()], "TIFF with sample format 5 in page 0 (they count from 0) is not supported"),
+        (vec![complex()], "TIFF with sample format 5 is not supported"),
         (vec![page(), page(), damaged()], "the TIFF is corrupt or truncated: page 2 (they count from 0): "),
     ] {
         let error = decode(&file(&pages), &LIMITS, &whole).unwrap_err().to_string();
@@ -346,7 +347,7 @@ fn an_error_of_one_of_several_pages_says_which() {
 fn a_page_that_cannot_be_decoded_is_an_error_beside_the_others() {
     let page = |size| Page::new(size, 8, 1, vec![picture(size, &[0])]).with(PHOTOMETRIC, &[1]);
     let damaged = page(SIZE).with(COMPRESSION, &[8]);
-    let signed = page(SIZE).with(SAMPLE_FORMAT, &[2]);
+    let complex = page(SIZE).with(SAMPLE_FORMAT, &[5]);
     // A page that the decoder cannot even inspect.
     let odd = page([9, 5]).with(PLANAR, &[7]);
     let check = |bytes: &[u8], expected: &[Result<[u32; 2], &str>]| {
@@ -366,7 +367,7 @@ fn a_page_that_cannot_be_decoded_is_an_error_beside_the_others() {
         let header = header(bytes, &LIMITS).unwrap();
         assert!(!header.is_single());
     };
-    let pages = [signed, page([8, 6]), odd, damaged, page([9, 5])];
+    let pages = [complex, page([8, 6]), odd, damaged, page([9, 5])];
     let each = [Err("in page 0 "), Ok([8, 6]), Err("page 2 "), Err("page 3 "), Ok([9, 5])];
     check(&file(&pages), &each);
     // The link to the third page leads beyond the end: one error for all pages that may follow.

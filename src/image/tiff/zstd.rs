@@ -5,10 +5,15 @@
 use super::{
     Page, Source,
     chunks::Chunks,
-    find, find_all, tiles,
+    find, find_all,
+    measured::Measured,
+    tiles,
     words::{corrupt, unsupported},
 };
-use crate::image::{DecodeError, Limits, stack::Zstd};
+use crate::image::{
+    DecodeError, Limits,
+    stack::{Order, Predictor, Zstd},
+};
 use std::io::{Read, Seek, SeekFrom};
 use tiff::{
     decoder::Decoder,
@@ -24,8 +29,8 @@ pub(super) struct Packed {
     tiled: bool,
     /// Width and height of a strip or tile.
     sides: [u32; 2],
-    /// Whether each sample is the difference from the one to its left.
-    differences: bool,
+    /// How samples were transformed before they were packed.
+    predictor: Predictor,
     /// Whether 0 is white.
     white_is_zero: bool,
     /// Bytes of the largest of them as it is stored.
@@ -36,8 +41,9 @@ impl Packed {
     /// What the current directory says.
     pub(super) fn of(
         decoder: &mut Decoder<Source<'_>>,
-        Chunks { tiled, size, .. }: Chunks,
+        Chunks { tiled, size, interleaved, .. }: Chunks,
         bits: u8,
+        measured: Option<Measured>,
         limits: &Limits,
     ) -> Result<Packed, DecodeError> {
         let sides = if tiled {
@@ -45,9 +51,16 @@ impl Packed {
         } else {
             [size[0], decoder.chunk_dimensions().1.clamp(1, size[1].max(1))]
         };
-        let differences = match find::<u16>(decoder, Tag::Predictor)?.unwrap_or(1) {
-            1 => false,
-            2 if bits >= 8 => true,
+        let is_float = measured.is_some_and(|measured| measured.is_float());
+        let predictor = match find::<u16>(decoder, Tag::Predictor)?.unwrap_or(1) {
+            1 => Predictor::None,
+            other if measured.is_some() && interleaved > 1 => {
+                return Err(unsupported(format!(
+                    "predictor {other} for {interleaved} measured values per pixel"
+                )));
+            }
+            2 if bits >= 8 => Predictor::Horizontal,
+            3 if is_float => Predictor::FloatingPoint,
             other => return Err(unsupported(format!("predictor {other} for {bits} bits per sample"))),
         };
         if tiled && size[0] > sides[0] && (sides[0] * u32::from(bits)) % 8 != 0 {
@@ -56,7 +69,7 @@ impl Packed {
         let white_is_zero = find::<u16>(decoder, Tag::PhotometricInterpretation)? == Some(0);
         let counts: Vec<u64> = find_all(decoder, tags(tiled)[1])?;
         let bytes = counts.into_iter().max().unwrap_or(0);
-        Ok(Packed { tiled, sides, differences, white_is_zero, bytes })
+        Ok(Packed { tiled, sides, predictor, white_is_zero, bytes })
     }
 
     /// Bytes that reading takes beside the page: a strip or tile as it is stored, what the decompressor keeps of it (no more than it has
@@ -71,7 +84,15 @@ impl Packed {
     /// Turns what was unpacked into samples as the decoder returns them.
     fn undo(&self, chunk: &mut [u8], row_bytes: usize, page: &Page, order: ByteOrder) {
         let apart = if page.planar { 1 } else { usize::from(page.count) };
-        if page.bits == 16 {
+        let differences = self.predictor == Predictor::Horizontal;
+        if let Some(measured) = page.measured {
+            let size = measured.stored.bytes();
+            let order = match order {
+                ByteOrder::LittleEndian => Order::Little,
+                ByteOrder::BigEndian => Order::Big,
+            };
+            self.predictor.undo(order, chunk, row_bytes / size, size);
+        } else if page.bits == 16 {
             let (samples, _) = chunk.as_chunks_mut::<2>();
             for sample in &mut *samples {
                 *sample = match order {
@@ -80,14 +101,14 @@ impl Packed {
                 }
                 .to_ne_bytes();
             }
-            for row in samples.chunks_exact_mut(row_bytes / 2).filter(|_| self.differences) {
+            for row in samples.chunks_exact_mut(row_bytes / 2).filter(|_| differences) {
                 for index in apart..row.len() {
                     let sum =
                         u16::from_ne_bytes(row[index]).wrapping_add(u16::from_ne_bytes(row[index - apart]));
                     row[index] = sum.to_ne_bytes();
                 }
             }
-        } else if self.differences {
+        } else if differences {
             for row in chunk.chunks_exact_mut(row_bytes) {
                 for index in apart..row.len() {
                     row[index] = row[index].wrapping_add(row[index - apart]);

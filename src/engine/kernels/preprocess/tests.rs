@@ -33,6 +33,7 @@ fn pixels(frame: &Frame) -> Pixels {
     let (address, wide) = match &frame.samples {
         Samples::U8(samples) => (samples.as_ptr() as u64, false),
         Samples::U16(samples) => (samples.as_ptr() as u64, true),
+        Samples::F32(_) => panic!("no kernel reads measured values"),
     };
     Pixels::interleaved(address, frame.width, frame.channels, wide)
 }
