@@ -21,7 +21,8 @@
 //! GPUs do before and after a network; `kernels/generated` has the PTX that `make kernels` builds from it.
 //!
 //! Images are staged as 8-bit pixels (16-bit if they have so many); the engine normalises them, on a GPU with a kernel that writes
-//! straight into the network's input (`engine::ends`). Where an answer needs little of an output, only that leaves the GPU
+//! straight into the network's input (`engine::ends`). Images of measured values, and those whose channels are the pages of a file, are
+//! staged as the network's own numbers. Where an answer needs little of an output, only that leaves the GPU
 //! (`engine::reduction`).
 //!
 //! A machine's CPU is one device, and so is each GPU (`engine::cuda`, whose driver is found at run time). Several batches of a GPU are in

@@ -7,6 +7,7 @@
 mod budget;
 mod on_gpu;
 mod pages;
+mod planes;
 mod policy;
 mod queue;
 mod slow;
@@ -298,11 +299,14 @@ impl DecodePool {
         let turn = if is_slow { Some(self.slow_turn(step).await) } else { None };
         let (limits, budget, of) = (self.limits, Arc::clone(&self.budget), Arc::clone(&model));
         let open = move || {
-            let image = image::open(bytes, &limits)?;
-            if !image.header().is_single() {
-                return Ok(Begun::Ended(Opened::Several(image)));
+            let input = image_input(&of)?;
+            let image = image::open_pages(bytes, &limits, input.pages())?;
+            match &input.planes {
+                Some(planes) => planes::check_count(&image, planes.len())?,
+                None if !image.header().is_single() => return Ok(Begun::Ended(Opened::Several(image))),
+                None => {}
             }
-            let needed = bytes_of(image.header(), image_input(&of)?);
+            let needed = bytes_of(image.header(), input);
             budget.check(needed, DECODING)?;
             let share = if budget.is_large(needed) { None } else { budget.try_take(needed) };
             match share {
@@ -363,16 +367,23 @@ fn enough(input: &ImageInput) -> impl Fn(u32, u32) -> Option<(u32, u32)> {
     |width, height| input.preprocess_for(width, height).enough(width, height)
 }
 
-/// The memory that an only frame takes: the staged form exists beside the frame until it is queued.
+/// The memory that an only frame takes, or pages that are taken one by one: the staged form exists beside the frame until it is queued.
 fn bytes_of(header: &Header, input: &ImageInput) -> u64 {
     let staged = input.form(usize::from(header.bits / 8_u8), header.width, header.height).bytes;
-    header.decoded_bytes_for(&enough(input)) + staged as u64
+    let decoded = match &input.planes {
+        None => header.decoded_bytes_for(&enough(input)),
+        Some(_) => header.decoding_bytes(1, &enough(input)) + planes::work_bytes(input, staged),
+    };
+    decoded + staged as u64
 }
 
 /// Decodes and stages the only frame of an image.
 fn stage(image: &Image<Bytes>, model: &Model, share: Share) -> Result<Decoded<Staged>, InferError> {
     let (started, input) = (Instant::now(), image_input(model)?);
-    let staged = stage_frame(&image.frame(0, &enough(input))?, input)?;
+    let staged = match &input.planes {
+        None => stage_frame(&image.frame(0, &enough(input))?, input)?,
+        Some(planes) => planes::stage(image, input, planes)?,
+    };
     Ok(Decoded { staged, took: started.elapsed(), share })
 }
 

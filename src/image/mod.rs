@@ -3,8 +3,8 @@
 //! - [`mod@format`]: recognises the format of an image; `foreign`: recognises bytes that are in none of the supported formats, with the
 //!   table of `signature`, which stacks use as well.
 //! - [`open`]: checks the sizes that the headers state against [`Limits`] before any pixels are allocated. Then one strict decoder per
-//!   format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`, `jxl`, `jpeg2000`, `pnm`, `npy`) makes [`Frame`]s (`frame`), turned upright (`orient`). A
-//!   truncated file is refused, whatever its format.
+//!   format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`, `jxl`, `jpeg2000`, `pnm`, `npy`) makes [`Frame`]s (`frame`), turned upright
+//!   (`orient`). A truncated file is refused, whatever its format.
 //! - [`mod@plain_jpeg`]: selects the JPEGs that a hardware decoder may be given instead.
 //! - [`preprocess`]: turns a frame into a model's input (resize, crop, colour, and normalisation by `normalize`, now or later), written
 //!   straight into the caller's memory. It returns a [`Placement`], which maps back to the pixels of the posted image.
@@ -233,11 +233,27 @@ pub fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
     open(bytes, limits).map(|image| image.header)
 }
 
+/// What the pages of a file are, and the first of the three axes of an array.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pages {
+    /// Pictures of their own. Of three axes, one is that of the channels.
+    Pictures,
+    /// The channels of one picture, in order.
+    Channels,
+}
+
+impl Pages {
+    /// Both, with their names in manifests.
+    pub const ALL: [(&str, Pages); 2] = [("pictures", Pages::Pictures), ("channels", Pages::Channels)];
+}
+
 /// An image whose headers are within limits. Its frames may be decoded in any order, and by several threads at once.
 pub struct Image<B> {
     bytes: B,
     limits: Limits,
     header: Header,
+    /// What the first of three axes of an array is.
+    first: Pages,
     /// The pages of a TIFF.
     pages: Option<tiff::Pages>,
 }
@@ -247,11 +263,24 @@ pub struct Image<B> {
 /// # Errors
 /// [`DecodeError`]: unknown format, a kind that is not supported, damage that shows in the headers, or over a limit.
 pub fn open<B: AsRef<[u8]>>(bytes: B, limits: &Limits) -> Result<Image<B>, DecodeError> {
-    let format = Format::sniff(bytes.as_ref()).ok_or_else(|| foreign::of_no_image(bytes.as_ref()))?;
-    guarded(format, || open_as(format, bytes, limits))
+    open_pages(bytes, limits, Pages::Pictures)
 }
 
-fn open_as<B: AsRef<[u8]>>(format: Format, bytes: B, limits: &Limits) -> Result<Image<B>, DecodeError> {
+/// The same for a file whose pages are this. Whether it has frames of one channel and of one size is left to the caller.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_pages<B: AsRef<[u8]>>(bytes: B, limits: &Limits, pages: Pages) -> Result<Image<B>, DecodeError> {
+    let format = Format::sniff(bytes.as_ref()).ok_or_else(|| foreign::of_no_image(bytes.as_ref()))?;
+    guarded(format, || open_as(format, bytes, limits, pages))
+}
+
+fn open_as<B: AsRef<[u8]>>(
+    format: Format,
+    bytes: B,
+    limits: &Limits,
+    first: Pages,
+) -> Result<Image<B>, DecodeError> {
     let (file, mut pages) = (bytes.as_ref(), None);
     let header = match format {
         Format::Jpeg => jpeg::header(file, limits),
@@ -262,10 +291,10 @@ fn open_as<B: AsRef<[u8]>>(format: Format, bytes: B, limits: &Limits) -> Result<
         Format::Jxl => jxl::header(file, limits),
         Format::Jpeg2000 => jpeg2000::header(file, limits),
         Format::Pnm => pnm::header(file, limits),
-        Format::Npy => npy::header(file, limits),
+        Format::Npy => npy::header(file, limits, first),
         Format::Tiff => pages.insert(tiff::walk(file, limits)?).header(),
     }?;
-    Ok(Image { bytes, limits: *limits, header, pages })
+    Ok(Image { bytes, limits: *limits, header, first, pages })
 }
 
 impl<B: AsRef<[u8]>> Image<B> {
@@ -314,7 +343,7 @@ impl<B: AsRef<[u8]>> Image<B> {
             Format::Jxl => jxl::decode(bytes, limits),
             Format::Jpeg2000 => jpeg2000::decode(bytes, limits, enough),
             Format::Pnm => pnm::decode(bytes, limits),
-            Format::Npy => npy::decode(bytes, limits, index),
+            Format::Npy => npy::decode(bytes, limits, self.first, index),
             Format::Tiff => Err(DecodeError::corrupt(Format::Tiff, "it has no pages")),
         }
     }

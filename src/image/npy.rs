@@ -1,8 +1,9 @@
 //! NumPy arrays (`.npy`) as pictures: `(h, w)`, `(h, w, c)` with 1 to 4 channels, `(c, h, w)` with 1 or 3, or several such images,
-//! `(n, h, w, c)`. `uint8` and `uint16` are parts of white, numbers of other types are measured values.
+//! `(n, h, w, c)`; where the pages of files are channels, `(c, h, w)` with any number of them. `uint8` and `uint16` are parts of white,
+//! numbers of other types are measured values.
 
 use super::{
-    DecodeError, Format, Frame, Header, Later, Limits, Orientation, Samples,
+    DecodeError, Format, Frame, Header, Later, Limits, Orientation, Pages, Samples,
     stack::{Order, SampleType, npy, to_native},
 };
 use std::borrow::Cow;
@@ -40,7 +41,7 @@ struct Images<'a> {
 }
 
 impl Images<'_> {
-    fn open<'a>(file: &'a [u8], limits: &Limits) -> Result<Images<'a>, DecodeError> {
+    fn open<'a>(file: &'a [u8], limits: &Limits, first: Pages) -> Result<Images<'a>, DecodeError> {
         let (npy::Header { sample, order, shape, fortran_order }, data) =
             npy::parts(file).map_err(corrupt)?;
         let unsupported = |what: String| DecodeError::unsupported(Format::Npy, what, INSTEAD);
@@ -48,6 +49,8 @@ impl Images<'_> {
         let wrong = |what: &str| unsupported(format!("the shape {shape:?}{what}"));
         let (count, [height, width], channels, is_planes) = match shape[..] {
             [height, width] => (1, [height, width], 1, false),
+            [count, height, width] if first == Pages::Channels => (count, [height, width], 1, false),
+            _ if first == Pages::Channels => return Err(wrong(", of which the axes are (c, h, w),")),
             [height, width, channels @ 1..=4] => (1, [height, width], channels, false),
             [channels @ (1 | 3), height, width] => (1, [height, width], channels, true),
             [count, height, width, channels @ 1..=4] => (count, [height, width], channels, false),
@@ -144,8 +147,8 @@ impl Images<'_> {
     }
 }
 
-pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
-    let images = Images::open(bytes, limits)?;
+pub(super) fn header(bytes: &[u8], limits: &Limits, first: Pages) -> Result<Header, DecodeError> {
+    let images = Images::open(bytes, limits, first)?;
     let first =
         Header::single(Format::Npy, images.size, images.channels, images.bits(), Orientation::UPRIGHT);
     // The bytes of one image in order, before they become numbers.
@@ -160,8 +163,13 @@ pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeErro
 }
 
 /// Decodes one of the images. There must be so many.
-pub(super) fn decode(bytes: &[u8], limits: &Limits, image: usize) -> Result<Frame, DecodeError> {
-    Images::open(bytes, limits)?.frame(image)
+pub(super) fn decode(
+    bytes: &[u8],
+    limits: &Limits,
+    first: Pages,
+    image: usize,
+) -> Result<Frame, DecodeError> {
+    Images::open(bytes, limits, first)?.frame(image)
 }
 
 #[cfg(test)]
@@ -176,7 +184,7 @@ mod tests {
 
     /// `beside`: bytes that decoding takes beside each frame.
     fn read(bytes: &[u8], beside: u64) -> Vec<(u32, u32, u8, Samples)> {
-        let header = header(bytes, &LIMITS).unwrap();
+        let header = header(bytes, &LIMITS, Pages::Pictures).unwrap();
         let frames = crate::image::decode(bytes, &LIMITS, &whole).unwrap();
         assert_eq!(header.frames().len(), frames.len());
         for frame in &frames {
@@ -282,7 +290,9 @@ mod tests {
     #[test]
     fn other_arrays_are_refused_with_what_to_do() {
         let check = |descr: &str, shape: &str, bytes: usize, told: &str| {
-            let error = header(&npy(descr, shape, &vec![0; bytes]), &LIMITS).unwrap_err().to_string();
+            let error = header(&npy(descr, shape, &vec![0; bytes]), &LIMITS, Pages::Pictures)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(told), "{error}");
         };
         check("<c8", "(1, 2)", 16, "dtype \"<c8\" is not supported; give it the axes");

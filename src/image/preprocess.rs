@@ -1,6 +1,6 @@
 //! From a frame to a model's input: colour, resize, crop or padding, normalisation, with the same results as torchvision and Pillow.
 //!
-//! Resizing is antialiased and happens at the frame's own precision (8 or 16 bits, or single); only the pixels that survive the crop are computed. The
+//! Resizing is antialiased and happens at the frame's own precision (8 or 16 bits, or single); only what survives the crop is computed. The
 //! last pass writes straight into the caller's memory: numbers ([`Preprocess::apply`]), or pixels ([`Preprocess::place`]) that
 //! [`Preprocess::normalize`] turns into numbers later.
 

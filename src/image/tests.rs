@@ -487,7 +487,7 @@ fn decoded_as(
     limits: &Limits,
     enough: Enough<'_>,
 ) -> Result<Vec<Frame>, DecodeError> {
-    let image = super::open_as(format, bytes, limits)?;
+    let image = super::open_as(format, bytes, limits, super::Pages::Pictures)?;
     (0..image.frame_count()).map(|index| image.decoded(index, enough)).collect()
 }
 

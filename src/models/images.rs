@@ -3,7 +3,7 @@
 use super::manifest::Input;
 use crate::{
     engine::{DataType, Dim, PixelInput, Tensor, TensorSpec, staging::Staging},
-    image::{Color, Filter, Layout, Preprocess, Resize},
+    image::{self, Color, Filter, Layout, Pages, Preprocess, Resize},
     tasks::SizeOrder,
 };
 
@@ -12,8 +12,11 @@ pub struct ImageInput {
     /// Resize, colour, normalisation. A side that each image sets itself is 1 here: use
     /// [`preprocess_for`](ImageInput::preprocess_for).
     pub preprocess: Preprocess,
-    /// How engines convert pixels to numbers; `None` if the model takes pixels as they are.
+    /// How engines convert pixels to numbers; `None` if the model takes pixels as they are, or `planes`.
     pub pixels: Option<PixelInput>,
+    /// Where the pages of a file are the channels of one image: mean and standard deviation of each. All else is prepared as grey images
+    /// are.
+    pub planes: Option<Vec<[f32; 2]>>,
     /// `None` if images keep their own size: each then gets memory of its own.
     pub(super) staging: Option<Slabs>,
     pub(super) own_width: bool,
@@ -97,9 +100,26 @@ impl ImageInput {
         let filter = (!matches!(self.preprocess.resize, Resize::Exact | Resize::Multiple(_)))
             .then(|| format!("filter = {:?}", word(&Filter::ALL, filter)));
         let layout = layout_word(self.preprocess.layout);
-        let each = |values: &[f32; 3]| match color.channels() {
-            1 => format!("{:?}", values[0]),
-            _ => format!("{values:?}"),
+        let each = |values: &[f32]| match values {
+            [one] => format!("{one:?}"),
+            values => format!("{values:?}"),
+        };
+        let (channels, mean, std) = match &self.planes {
+            None => {
+                let depth = color.channels();
+                let color = format!("color = {:?}", word(&Color::ALL, color));
+                (color, each(&mean[..depth]), each(&std[..depth]))
+            }
+            Some(planes) => {
+                let of = |index: usize| {
+                    let mut values: Vec<f32> = planes.iter().map(|plane| plane[index]).collect();
+                    if values.iter().all(|value| *value == values[0]) {
+                        values.truncate(1);
+                    }
+                    values
+                };
+                (format!("pages = {:?}", word(&Pages::ALL, &Pages::Channels)), each(&of(0)), each(&of(1)))
+            }
         };
         let constants: Vec<_> =
             constants.iter().map(|(name, number)| format!("{name:?} = {number}")).collect();
@@ -109,15 +129,12 @@ impl ImageInput {
             .chain(std::iter::once(format!("resize = {resize}")))
             .chain(sides)
             .chain(filter)
-            .chain(std::iter::once(format!("color = {:?}", word(&Color::ALL, color))))
+            .chain(std::iter::once(channels))
             // Naming a layout would say that there is a channel axis.
             .chain(self.channel_axis.then(|| format!("layout = {layout:?}")))
-            .chain([
-                format!("scale = {scale}"),
-                format!("mean = {}", each(mean)),
-                format!("std = {}", each(std)),
-                format!("background = {background:?}"),
-            ])
+            .chain([format!("scale = {scale}"), format!("mean = {mean}"), format!("std = {std}")])
+            // Pages that are channels have no opacity.
+            .chain(self.planes.is_none().then(|| format!("background = {background:?}")))
             .chain((!constants.is_empty()).then(|| format!("constants = {{ {} }}", constants.join(", "))))
             .collect();
         format!("input = {{ {} }}", keys.join(", "))
@@ -125,7 +142,7 @@ impl ImageInput {
 
     /// The keys of `[input]` that nothing but a default sets, although no file tells what its network was trained on.
     pub fn by_default(&self, input: &Input) -> Vec<&'static str> {
-        let numbers = self.pixels.is_some();
+        let numbers = self.preprocess.datatype != image::DataType::Uint8;
         let keys = [
             ("resize", input.resize.is_none()),
             ("color", input.color.is_none() && self.preprocess.color == Color::Rgb),
@@ -164,7 +181,9 @@ impl ImageInput {
             None => {
                 let own = DataType::from_name(preprocess.datatype.name());
                 let own = own.expect("both have the protocol's names");
-                (own, self.item_shape(width, height), preprocess.out_bytes())
+                let shape = self.item_shape(width, height);
+                let bytes = shape.iter().product::<usize>() * preprocess.datatype.size();
+                (own, shape, bytes)
             }
             Some((pixels, datatype)) => {
                 let shape = pixels.shape(preprocess.width, preprocess.height);
@@ -173,6 +192,11 @@ impl ImageInput {
             }
         };
         Form { datatype, shape, bytes, is_pixels: pixels.is_some(), staging: self.staging(datatype) }
+    }
+
+    /// What the pages of a file are.
+    pub fn pages(&self) -> Pages {
+        if self.planes.is_some() { Pages::Channels } else { Pages::Pictures }
     }
 
     /// The shared memory for staged images of this type.
@@ -226,7 +250,15 @@ impl ImageInput {
     /// Shape of the tensor of one image of `width` × `height` pixels; with a batch axis, `shape[0]` is 1 and counts
     /// items.
     pub fn item_shape(&self, width: u32, height: u32) -> Vec<usize> {
-        let extents = self.preprocess_for(width, height).shape();
+        let to = self.preprocess_for(width, height);
+        let mut extents = to.shape();
+        if let Some(planes) = &self.planes {
+            let axis = match to.layout {
+                Layout::Nchw => 0,
+                Layout::Nhwc => 2,
+            };
+            extents[axis] = planes.len();
+        }
         let mut shape = if self.channel_axis {
             extents.to_vec()
         } else {

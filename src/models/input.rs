@@ -1,5 +1,6 @@
 //! Resolves how an image becomes the model's input, from `[input]`, the task and the signature.
 
+mod planes;
 mod which;
 
 pub(super) use which::of_image;
@@ -12,7 +13,7 @@ use super::{
 };
 use crate::{
     engine::{Batching, Dim, PixelInput, Signature, TensorSpec, onnx::outline::Outline, show},
-    image::{self, Color, Filter, Layout, Preprocess, Resize},
+    image::{self, Color, Filter, Layout, Pages, Preprocess, Resize},
     tasks::Task,
 };
 use which::{AS_TENSORS, constant, filled, inputs, is_convertible, size_order, size_type};
@@ -61,7 +62,9 @@ pub(super) fn resolve(
     }
     // A side that each image sets itself is 1 until there is an image.
     let [width, height] = sides.map(|side| side.unwrap_or(1));
+    let planes = planes::of(input, channels)?;
     let color = match (input.color, channels) {
+        _ if planes.is_some() => Color::Gray,
         (Some(color), channels) if color.channels() == channels => color,
         (None, 1) => Color::Gray,
         (None, _) => Color::Rgb,
@@ -91,14 +94,16 @@ pub(super) fn resolve(
             image::DataType::Uint8 => 1.0,
             _ => 1.0 / 255.0,
         }),
-        mean: per_channel("mean", input.mean.as_deref(), mean, channels)?,
-        std: per_channel("std", input.std.as_deref(), std, channels)?,
+        mean: per_channel("mean", input.mean.as_deref().filter(|_| planes.is_none()), mean, channels)?,
+        std: per_channel("std", input.std.as_deref().filter(|_| planes.is_none()), std, channels)?,
         layout: axes.layout,
         datatype,
     };
-    preprocess.check().map_err(|mistake| format!("[input]: {mistake}"))?;
+    let mut each = vec![preprocess.clone()];
+    each.extend(planes.iter().flatten().map(|plane| planes::preprocess(&preprocess, *plane)));
+    each.iter().try_for_each(Preprocess::check).map_err(|mistake| format!("[input]: {mistake}"))?;
     let brightest = 255.0 * preprocess.scale;
-    if let Some(mean) = preprocess.mean.iter().find(|mean| **mean > brightest) {
+    if let Some(mean) = each.iter().flat_map(|each| &each.mean).find(|mean| **mean > brightest) {
         return Err(format!(
             "input.mean holds {mean}, which is more than any pixel has with input.scale = {}: where mean and std are those of pixels \
              from 0 to 255, set input.scale = 1",
@@ -107,7 +112,11 @@ pub(super) fn resolve(
     }
     let others = others.iter().map(other).collect::<Result<_, _>>()?;
     Ok(ImageInput {
-        pixels: PixelInput::new(&preprocess, axes.batch_axis, axes.channel_axis),
+        pixels: match planes {
+            None => PixelInput::new(&preprocess, axes.batch_axis, axes.channel_axis),
+            Some(_) => None,
+        },
+        planes,
         preprocess,
         staging: None,
         own_width: sides[0].is_none(),
@@ -145,8 +154,8 @@ impl Axes {
         let wrong = || {
             format!(
                 "input {:?} has shape {}; an image needs [N, C, H, W], [N, H, W, C], [C, H, W] or [H, W, C] with 1 or 3 \
-                 channels, and N free, 1, or the same number in all inputs and outputs, or of grey [N, H, W] with N free; if it takes \
-                 anything else, {AS_TENSORS}",
+                 channels (with input.pages = \"channels\" any number), and N free, 1, or the same number in all inputs and outputs, or of \
+                 grey [N, H, W] with N free; if it takes anything else, {AS_TENSORS}",
                 spec.name,
                 show(&spec.shape)
             )
@@ -179,21 +188,31 @@ impl Axes {
             Some(2) => Some(Layout::Nhwc),
             _ => None,
         };
+        let any = input.pages == Some(Pages::Channels);
         let told = match (is_image(a), is_image(c)) {
             _ if input.layout.is_some() => input.layout,
+            _ if any => planes::layout(a, c),
             (true, false) => Some(Layout::Nchw),
             (false, true) => Some(Layout::Nhwc),
             (false, false) if a != Dim::Free && c != Dim::Free => return Err(wrong()),
             _ => named,
         };
-        let first = is_image(a) || a == Dim::Free;
+        let first = is_image(a) || a == Dim::Free || any;
         let layout = told.unwrap_or(if first { Layout::Nchw } else { Layout::Nhwc });
         let (channels, height, width) = match layout {
             Layout::Nchw => (a, b, c),
             Layout::Nhwc => (c, a, b),
         };
         let channels = match channels {
-            Dim::Fixed(n @ (1 | 3)) => Some(n),
+            Dim::Fixed(n) if any || is_image(Dim::Fixed(n)) => Some(n),
+            Dim::Free if any => {
+                return Err(format!(
+                    "input.pages = \"channels\" is for networks of a fixed number of channels, and input {:?} of shape {} leaves it open: \
+                     export it with that number",
+                    spec.name,
+                    show(&spec.shape)
+                ));
+            }
             Dim::Fixed(n) if input.layout.is_some() => {
                 return Err(format!(
                     "input.layout is {:?}, by which input {:?} of shape {} has {n} channels; an image needs 1 or 3: leave input.layout out",

@@ -9,6 +9,7 @@
 //!
 //! [input]                      # how an image becomes the input; with task = "tensors", images are taken only if this is there
 //! name = "images"              # of several inputs, the one that an image becomes; default: the only one that has the form of an image
+//! pages = "pictures"           # what the pages of a file are: pictures | channels (of one picture: of a TIFF, of an array c, h, w); default: pictures
 //! resize = "shorter"           # shorter (then the centre is cut out) | stretch | letterbox | height (the width follows) | none (images keep their size, which must be the input's where that is fixed)
 //!                              # default: shorter for classify, embed, tensors; letterbox for detect; stretch for segment, image, landmarks
 //! # multiple = 16              # none: images are filled up to such sides with their mirror image, which answers are without: 2 to 1024
@@ -17,9 +18,9 @@
 //! height = 224
 //! filter = "bilinear"          # nearest | box | bilinear | bicubic | lanczos3, all antialiased
 //! color = "rgb"                # rgb | bgr | gray; default: rgb for 3 channels, gray for 1
-//! layout = "nchw"              # nchw | nhwc; default: the axis with extent 1 or 3 is the channel axis
+//! layout = "nchw"              # nchw | nhwc; default: the axis with extent 1 or 3 is the channel axis; pages = "channels": the fixed or smaller one
 //! scale = 0.00392156862745098  # value = (pixel * scale - mean) / std; default: 1/255; 1 for UINT8 inputs, which take neither
-//! mean = [0.485, 0.456, 0.406] # one number or three; default: ImageNet's, but 0 for gray, detect, image and tensors
+//! mean = [0.485, 0.456, 0.406] # one number or three (pages = "channels": one or one for each); default: ImageNet's, but 0 for gray, detect, image and tensors
 //! std = [0.229, 0.224, 0.225]  # likewise; default 1 where mean is 0
 //! pad = 114                    # letterbox: value of the padding, 0 to 255
 //! background = [255, 255, 255] # behind transparent pixels: one number or red, green, blue

@@ -73,6 +73,7 @@ impl Model {
         check_wait(source, &rules)?;
         if let Some(image) = &mut image
             && image.size().is_some()
+            && image.planes.is_none()
         {
             image.staging = Some(slabs(image, rules.largest(), memory)?);
         }

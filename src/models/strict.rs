@@ -307,8 +307,13 @@ impl<'a, 't> Table<'a, 't> {
         self.read(key, read, format_args!("{word}, or two numbers that differ, from {from} to {to}"))
     }
 
-    /// A number for all channels, or one for each of three.
-    pub(super) fn channels(&self, key: &'static str, range: RangeInclusive<f64>) -> Option<Vec<f32>> {
+    /// A number for all channels, or one for each, of so many (those of colours) or of whatever number.
+    pub(super) fn channels(
+        &self,
+        key: &'static str,
+        range: RangeInclusive<f64>,
+        each: Option<usize>,
+    ) -> Option<Vec<f32>> {
         let read = |value: &DeValue<'t>| {
             let numbers: Vec<f64> = match value {
                 DeValue::Array(items) => {
@@ -316,15 +321,14 @@ impl<'a, 't> Table<'a, 't> {
                 }
                 other => vec![number(other)?],
             };
-            let fits = matches!(numbers.len(), 1 | 3) && numbers.iter().all(|number| range.contains(number));
+            let count = numbers.len();
+            let counts = count == 1 || each.map_or(count > 1, |each| count == each);
+            let fits = counts && numbers.iter().all(|number| range.contains(number));
             fits.then(|| numbers.into_iter().map(|n| n as f32).collect())
         };
         let (from, to) = (range.start(), range.end());
-        self.read(
-            key,
-            read,
-            format_args!("one number, or three in the order of input.color, from {from} to {to}"),
-        )
+        let each = each.map_or("one for each channel", |_| "three in the order of input.color");
+        self.read(key, read, format_args!("one number, or {each}, from {from} to {to}"))
     }
 
     /// A list of whole numbers in a range.

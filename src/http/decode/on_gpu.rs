@@ -26,7 +26,7 @@ impl DecodePool {
             return None;
         }
         let started = Instant::now();
-        let input = model.image.as_ref()?;
+        let input = model.image.as_ref().filter(|input| input.planes.is_none())?;
         // What the pool would refuse is left to the pool.
         image::header(bytes, &self.limits).ok()?;
         let jpeg = plain_jpeg(bytes)?;

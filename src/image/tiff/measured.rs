@@ -1,10 +1,6 @@
 //! Samples that are measured values rather than parts of white: floating-point, signed, and of 32 and 64 bits.
 
-use super::{
-    chunks::COMPRESSION_JPEG,
-    samples::{Kind, Page},
-    words::unsupported,
-};
+use super::{Kind, Page, chunks::COMPRESSION_JPEG, words::unsupported};
 use crate::image::{DecodeError, Samples, stack::SampleType};
 use tiff::decoder::DecodingSampleType as Decoded;
 

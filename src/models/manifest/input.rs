@@ -1,6 +1,6 @@
 //! `[input]`: how an image becomes the model's input.
 
-use crate::image::{Color, Filter, Layout};
+use crate::image::{Color, Filter, Layout, Pages};
 use std::collections::BTreeMap;
 
 /// `[input]`: what is `None` is filled in from the task and the model.
@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 pub struct Input {
     /// The input that an image becomes.
     pub name: Option<String>,
+    /// What the pages of a file are.
+    pub pages: Option<Pages>,
     /// How the size is reached.
     pub resize: Option<ResizeRule>,
     /// Pixels of the shorter side.
@@ -26,9 +28,9 @@ pub struct Input {
     pub layout: Option<Layout>,
     /// Factor on 8-bit values.
     pub scale: Option<f32>,
-    /// One number or three.
+    /// One number, or one for each channel.
     pub mean: Option<Vec<f32>>,
-    /// One number or three.
+    /// One number, or one for each channel.
     pub std: Option<Vec<f32>>,
     /// Value of letterbox padding.
     pub pad: Option<u8>,

@@ -9,7 +9,7 @@ use crate::{
         OnGpu,
         gpu::{ConvSearch, CudaGraph, Provider},
     },
-    image::{Color, Filter, Layout},
+    image::{Color, Filter, Layout, Pages},
     models::strict::Table,
     tasks::{
         Activation, Background, BoxFormat, Classify, Columns, Detect, Embed, Enlarge, Image, Keypoints,
@@ -142,8 +142,11 @@ const MULTIPLE_MAX: u32 = 1024;
 
 fn read_input(table: &Table<'_, '_>) -> Input {
     let pixels = 1..=SIDE_MAX;
+    let pages = table.choice("pages", &Pages::ALL);
+    let each = (pages != Some(Pages::Channels)).then_some(3);
     let input = Input {
         name: table.string("name"),
+        pages,
         resize: table.choice(
             "resize",
             &[
@@ -162,11 +165,11 @@ fn read_input(table: &Table<'_, '_>) -> Input {
         color: table.choice("color", &Color::ALL),
         layout: table.choice("layout", LAYOUTS),
         scale: table.number("scale", 1e-9..=1e9).map(|n| n as f32),
-        mean: table.channels("mean", -1e6..=1e6),
-        std: table.channels("std", 1e-6..=1e6),
+        mean: table.channels("mean", -1e6..=1e6, each),
+        std: table.channels("std", 1e-6..=1e6, each),
         pad: table.integer("pad", 0..=255),
         background: table
-            .channels("background", 0.0..=255.0)
+            .channels("background", 0.0..=255.0, Some(3))
             .map(|values| std::array::from_fn(|i| *values.get(i).unwrap_or(&values[0]) as u8)),
         constants: table.numbers("constants", -1e9..=1e9).unwrap_or_default(),
     };
