@@ -97,7 +97,8 @@ impl Admission {
 
     fn permit(self: &Arc<Self>, kind: Kind) -> Result<Permit, InferError> {
         let max = self.limits.requests_in_flight_max;
-        if !take(self.count_of(kind), 1, max) && !(kind == Kind::Request && self.offers.take()) {
+        let has_place = take(self.count_of(kind), 1, max) || (kind == Kind::Request && self.offers.take());
+        if !has_place {
             self.refused_requests.fetch_add(1, Ordering::Relaxed);
             return Err(self.full(kind.counted_as(), max));
         }
