@@ -86,8 +86,11 @@ fn numbers(to: &Preprocess, given: &PixelBlock<'_>, items: usize, out: &mut [u8]
     match to.datatype {
         DataType::Fp32 => aligned(out, spare, |out: &mut [f32]| fill(to, given, items, out, |number| number)),
         DataType::Fp16 => aligned(out, spare, |out: &mut [f16]| fill(to, given, items, out, f16::from_f32)),
-        // Conversion to an integer saturates. Scale, mean and standard deviation change nothing.
-        DataType::Uint8 => fill(to, given, items, out, |number| number.round() as u8),
+        DataType::Uint8 => {
+            let as_they_are = Preprocess { scale: 1.0, mean: [0.0; 3], std: [1.0; 3], ..to.clone() };
+            // Conversion to an integer saturates.
+            fill(&as_they_are, given, items, out, |number| number.round() as u8);
+        }
     }
 }
 
