@@ -1,6 +1,34 @@
-//! Helpers for human-readable messages: truncated values, errors with their causes, and suggestions for misspelt names.
+//! Enums with names, and helpers for human-readable messages: truncated values, errors with their causes, and suggestions for misspelt
+//! names.
 
 use std::error::Error;
+
+/// An enum whose variants have names, in replies, metrics or settings; the names are in the order of output.
+macro_rules! named {
+    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $label:literal,)+ }) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name { $($(#[$doc])* $variant,)+ }
+
+        impl $name {
+            /// All variants, in order.
+            pub const ALL: [$name; [$($label),+].len()] = [$($name::$variant),+];
+            /// Their names.
+            pub const LABELS: [&str; [$($label),+].len()] = [$($label),+];
+
+            /// The name.
+            pub fn name(self) -> &'static str {
+                $name::LABELS[self as usize]
+            }
+
+            /// The variant with that name.
+            pub fn from_name(name: &str) -> Option<$name> {
+                $name::ALL.into_iter().find(|one| one.name() == name)
+            }
+        }
+    };
+}
+pub(crate) use named;
 
 /// Characters of a value that a message repeats: enough to recognise it.
 const VALUE_CHARS_MAX: usize = 100;

@@ -87,23 +87,11 @@ pub fn within<'a>(sizes: &'a [usize], ceiling: Option<&Ceiling>) -> Cow<'a, [usi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::{Padding, QueuePolicies};
-
-    fn rules(sizes: &[usize]) -> Rules {
-        Rules {
-            sizes: sizes.to_vec(),
-            padding: Padding::Everywhere,
-            whole: false,
-            wait_max: Duration::ZERO,
-            weight: 1.0,
-            queue: QueuePolicies::default(),
-        }
-    }
 
     #[test]
     fn a_batch_is_halved_down_to_the_smallest_that_can_be_run() {
         let halves = |sizes: &[usize], pads, size| {
-            let rules = rules(sizes);
+            let rules = Rules::plain(sizes);
             std::iter::successors(Some(size), |size| halved(&rules, pads, *size)).collect::<Vec<_>>()
         };
         assert_eq!(halves(&[1, 2, 4, 8], true, 8), [8, 4, 2, 1]);
@@ -115,7 +103,7 @@ mod tests {
 
     #[test]
     fn the_ceiling_rises_after_good_batches_and_time_and_waits_longer_after_each_relapse() {
-        let (start, rules) = (Instant::now(), rules(&[1, 2, 4, 8]));
+        let (start, rules) = (Instant::now(), Rules::plain(&[1, 2, 4, 8]));
         let mut ceiling = Ceiling::lowered(None, 2, start);
         for _ in 0..2 * GOOD_MIN {
             ceiling = ceiling.worked(&rules, start + RISE_AFTER / 2);

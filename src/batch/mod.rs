@@ -31,7 +31,10 @@ pub(crate) mod sim;
 pub mod steady;
 pub mod urgency;
 
-use crate::engine::{EngineError, Setting, Tensor};
+use crate::{
+    engine::{EngineError, Setting, Tensor},
+    words::named,
+};
 use policy::Takes;
 use std::{
     ops::Range,
@@ -73,6 +76,19 @@ impl Rules {
     /// Items of the largest batch.
     pub fn largest(&self) -> usize {
         largest(&self.sizes)
+    }
+
+    /// Batches of these sizes, padded everywhere, that wait for nobody; all else is the default.
+    #[cfg(test)]
+    pub(crate) fn plain(sizes: &[usize]) -> Rules {
+        Rules {
+            sizes: sizes.to_vec(),
+            padding: Padding::Everywhere,
+            whole: false,
+            wait_max: Duration::ZERO,
+            weight: 1.0,
+            queue: QueuePolicies::default(),
+        }
     }
 }
 
@@ -177,28 +193,15 @@ pub struct Answer {
     pub timing: Timing,
 }
 
-/// Why a job ran elsewhere than on the devices that its model is meant for, or than on the one that had it first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fallback {
-    /// None of the devices that the model is meant for serves it now.
-    DeviceAway,
-    /// The device that had it first failed.
-    DeviceFailed,
-    /// The device that had it first has too little memory for even the smallest batch.
-    OutOfMemory,
-}
-
-impl Fallback {
-    /// All of them.
-    pub const ALL: [Fallback; 3] = [Fallback::DeviceAway, Fallback::DeviceFailed, Fallback::OutOfMemory];
-
-    /// Its name in replies and metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Fallback::DeviceAway => "device_away",
-            Fallback::DeviceFailed => "device_failed",
-            Fallback::OutOfMemory => "out_of_memory",
-        }
+named! {
+    /// Why a job ran elsewhere than on the devices that its model is meant for, or than on the one that had it first.
+    Fallback {
+        /// None of the devices that the model is meant for serves it now.
+        DeviceAway = "device_away",
+        /// The device that had it first failed.
+        DeviceFailed = "device_failed",
+        /// The device that had it first has too little memory for even the smallest batch.
+        OutOfMemory = "out_of_memory",
     }
 }
 

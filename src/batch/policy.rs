@@ -239,19 +239,11 @@ pub fn is_inline(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::{Padding, QueuePolicies};
 
     const MS: Duration = Duration::from_millis(1);
 
     fn rules(sizes: &[usize], wait_max: Duration) -> Rules {
-        Rules {
-            sizes: sizes.to_vec(),
-            padding: Padding::Everywhere,
-            whole: false,
-            wait_max,
-            weight: 1.0,
-            queue: QueuePolicies::default(),
-        }
+        Rules { wait_max, ..Rules::plain(sizes) }
     }
 
     /// A lane of items that came together.

@@ -55,7 +55,7 @@ pub(super) fn mixed<Busy>(
     busy: impl Fn() -> Busy,
 ) -> Result<Option<String>, EngineError> {
     let Some(rows) = model.rules.sizes.iter().copied().find(|size| *size > 1) else { return Ok(None) };
-    let shapes = warm_shapes(&model.signature, model, rows);
+    let shapes = warm_shapes(model, rows);
     let given = |(datatype, _): &(DataType, Vec<usize>)| is_number(*datatype, model);
     if model.rules.whole || model.fit.is_some() || !shapes.iter().any(given) {
         return Ok(None);

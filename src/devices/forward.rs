@@ -268,7 +268,7 @@ impl<'a> Proving<'a> {
         let model = self.model;
         let passed = self.pass(model.rules.sizes.first().copied().unwrap_or(1))?;
         // With a guessed extent, shapes may match by chance.
-        if let (Ok(shapes), false) = (passed.shapes, guessed(&model.signature, model)) {
+        if let (Ok(shapes), false) = (passed.shapes, guessed(model)) {
             let unread =
                 |why| format!("task {:?} cannot read what a forward pass gave: {why}", model.task.name());
             model.check_outputs(&shapes).map_err(unread)?;
@@ -361,7 +361,7 @@ fn forward(
     ending: &(dyn Fn() -> bool + Sync),
 ) -> Result<Passed, EngineError> {
     let setting = model.fit.clone().map(|mut fit| fit.setting()).transpose().map_err(EngineError::Input)?;
-    let shapes = warm_shapes(&model.signature, model, size);
+    let shapes = warm_shapes(model, size);
     there_is_room(&shapes, host::free()).map_err(|why| {
         failed(&format!("a forward pass with zeros at batch size {size}"), EngineError::Input(why))
     })?;
@@ -378,7 +378,7 @@ fn forward(
             Ok(Passed { took, shapes })
         }
         // Free extents and strings are guesses, which the model may rightly refuse.
-        Err(error @ EngineError::Input(_)) if guessed(&model.signature, model) => {
+        Err(error @ EngineError::Input(_)) if guessed(model) => {
             Ok(Passed { took: started.elapsed(), shapes: Err(error) })
         }
         Err(error) => {

@@ -38,13 +38,13 @@ pub(super) fn seen<Busy>(
     let Some(classify) = model.by_default() else { return Ok(None) };
     let named = |output: &TensorSpec| Some(&output.name) == classify.output.as_ref();
     let Some(output) = model.signature.outputs.iter().position(named) else { return Ok(None) };
-    if guessed(&model.signature, model) {
+    if guessed(model) {
         return Ok(None);
     }
     let size = model.rules.sizes.first().copied().unwrap_or(1);
     let mut all = Some(Seen::Probabilities);
     for run in 0..RUNS {
-        let mut inputs = zeros(warm_shapes(&model.signature, model, size), model);
+        let mut inputs = zeros(warm_shapes(model, size), model);
         if let Some(first) = inputs.first_mut() {
             first.data = chance(first.datatype, first.data.len(), run).into();
         }

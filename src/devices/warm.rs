@@ -1,13 +1,14 @@
 //! Default inputs for forward passes: their shapes, and zeros in them.
 
 use crate::{
-    engine::{DataType, Dim, Signature, Tensor, TensorSpec},
+    engine::{DataType, Dim, Tensor, TensorSpec},
     models::{ImageInput, Model},
 };
 
 /// Input types and shapes for a forward pass: an image's pixels, and [`GUESS`] for free extents.
-pub(super) fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataType, Vec<usize>)> {
-    signature
+pub(super) fn warm_shapes(model: &Model, size: usize) -> Vec<(DataType, Vec<usize>)> {
+    model
+        .signature
         .inputs
         .iter()
         .enumerate()
@@ -64,7 +65,7 @@ fn behind(image: &ImageInput) -> impl Iterator<Item = Tensor> {
 pub(super) const GUESS: usize = 64;
 
 /// Whether [`warm_shapes`] had to guess an extent, or the content of strings: empty ones are no numbers where numbers are meant.
-pub(super) fn guessed(signature: &Signature, model: &Model) -> bool {
+pub(super) fn guessed(model: &Model) -> bool {
     if model.fit.is_some() {
         return false;
     }
@@ -75,7 +76,7 @@ pub(super) fn guessed(signature: &Signature, model: &Model) -> bool {
     let is_guess = |input: &TensorSpec| {
         input.datatype == DataType::Bytes || input.shape.iter().skip(first).any(|dim| *dim == Dim::Free)
     };
-    signature.inputs.iter().any(is_guess)
+    model.signature.inputs.iter().any(is_guess)
 }
 
 #[cfg(test)]
@@ -93,7 +94,7 @@ mod tests {
             let mut signature = signature(&[("y", &[-1, 10])]);
             signature.inputs = vec![spec("x", datatype, shape)];
             let model = model_of(&source, signature).unwrap();
-            warm_shapes(&model.signature, &model, 2)
+            warm_shapes(&model, 2)
         };
         for datatype in [DataType::Fp32, DataType::Uint8] {
             assert_eq!(shapes(datatype, &[-1, 48, -1, 3]), [(DataType::Uint8, vec![2, 48, GUESS, 3])]);
@@ -113,7 +114,7 @@ mod tests {
             spec("sizes", DataType::Int64, &[-1, 2]),
         ];
         let model = model_of(&source, signature).unwrap();
-        let numbers = zeros(warm_shapes(&model.signature, &model, 2), &model);
+        let numbers = zeros(warm_shapes(&model, 2), &model);
         let numbers: Vec<_> = numbers.iter().map(|tensor| tensor.to_f32().unwrap()).collect();
         assert!(numbers[0].iter().all(|number| *number == 0.0));
         assert_eq!(numbers[1..], [vec![2.0, 2.0], vec![96.0, 48.0, 96.0, 48.0]]);

@@ -1,61 +1,46 @@
 //! A tensor: a data type, a shape and bytes. The network layer, the queues and the engines all exchange this type.
 
+use crate::words::named;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, fmt};
 
-/// Element types, named as the Open Inference Protocol names them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum DataType {
-    /// One byte, 0 or 1.
-    Bool,
-    /// 8-bit unsigned.
-    Uint8,
-    /// 16-bit unsigned.
-    Uint16,
-    /// 32-bit unsigned.
-    Uint32,
-    /// 64-bit unsigned.
-    Uint64,
-    /// 8-bit signed.
-    Int8,
-    /// 16-bit signed.
-    Int16,
-    /// 32-bit signed.
-    Int32,
-    /// 64-bit signed.
-    Int64,
-    /// IEEE half.
-    Fp16,
-    /// bfloat16.
-    Bf16,
-    /// IEEE single.
-    Fp32,
-    /// IEEE double.
-    Fp64,
-    /// Byte strings: on the wire each is a 32-bit little-endian length and its bytes.
-    Bytes,
+named! {
+    /// Element types, named as the Open Inference Protocol names them.
+    #[derive(Hash, Serialize, Deserialize)]
+    DataType {
+        /// One byte, 0 or 1.
+        Bool = "BOOL",
+        /// 8-bit unsigned.
+        Uint8 = "UINT8",
+        /// 16-bit unsigned.
+        Uint16 = "UINT16",
+        /// 32-bit unsigned.
+        Uint32 = "UINT32",
+        /// 64-bit unsigned.
+        Uint64 = "UINT64",
+        /// 8-bit signed.
+        Int8 = "INT8",
+        /// 16-bit signed.
+        Int16 = "INT16",
+        /// 32-bit signed.
+        Int32 = "INT32",
+        /// 64-bit signed.
+        Int64 = "INT64",
+        /// IEEE half.
+        Fp16 = "FP16",
+        /// bfloat16.
+        Bf16 = "BF16",
+        /// IEEE single.
+        Fp32 = "FP32",
+        /// IEEE double.
+        Fp64 = "FP64",
+        /// Byte strings: on the wire each is a 32-bit little-endian length and its bytes.
+        Bytes = "BYTES",
+    }
 }
 
 impl DataType {
-    /// All of them, in the protocol's order.
-    pub const ALL: [DataType; 14] = [
-        DataType::Bool,
-        DataType::Uint8,
-        DataType::Uint16,
-        DataType::Uint32,
-        DataType::Uint64,
-        DataType::Int8,
-        DataType::Int16,
-        DataType::Int32,
-        DataType::Int64,
-        DataType::Fp16,
-        DataType::Bf16,
-        DataType::Fp32,
-        DataType::Fp64,
-        DataType::Bytes,
-    ];
-
     /// Bytes per element; `None` for [`DataType::Bytes`], whose elements vary.
     pub fn size(self) -> Option<usize> {
         match self {
@@ -65,31 +50,6 @@ impl DataType {
             DataType::Uint64 | DataType::Int64 | DataType::Fp64 => Some(8),
             DataType::Bytes => None,
         }
-    }
-
-    /// The protocol's name, such as `FP32`.
-    pub fn name(self) -> &'static str {
-        match self {
-            DataType::Bool => "BOOL",
-            DataType::Uint8 => "UINT8",
-            DataType::Uint16 => "UINT16",
-            DataType::Uint32 => "UINT32",
-            DataType::Uint64 => "UINT64",
-            DataType::Int8 => "INT8",
-            DataType::Int16 => "INT16",
-            DataType::Int32 => "INT32",
-            DataType::Int64 => "INT64",
-            DataType::Fp16 => "FP16",
-            DataType::Bf16 => "BF16",
-            DataType::Fp32 => "FP32",
-            DataType::Fp64 => "FP64",
-            DataType::Bytes => "BYTES",
-        }
-    }
-
-    /// The type with this protocol name.
-    pub fn from_name(name: &str) -> Option<DataType> {
-        DataType::ALL.into_iter().find(|datatype| datatype.name() == name)
     }
 }
 

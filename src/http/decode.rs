@@ -449,23 +449,6 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_nobody_waits_for_any_more_is_not_begun() {
-        let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
-        let pool = DecodePool::new(1, 100, limits).expect("one thread");
-        let (release, first) = busy(&pool).await;
-        let begun = Arc::new(AtomicUsize::new(0));
-        let count = Arc::clone(&begun);
-        let mut second = Box::pin(pool.run(READ, move || count.fetch_add(1, Ordering::SeqCst)));
-        assert!(futures_util::poll!(&mut second).is_pending());
-        drop(second);
-        release.send(()).expect("it waits");
-        assert_eq!(first.await, Ok(true));
-        // Behind both, on the one thread that there is.
-        assert_eq!(pool.run(READ, || 7).await, Ok(7));
-        assert_eq!(begun.load(Ordering::SeqCst), 0);
-    }
-
-    #[tokio::test]
     async fn whoever_waits_for_memory_keeps_no_thread_from_others() {
         let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
         let pool = DecodePool::new(1, 1 << 20, limits).expect("one thread");

@@ -205,7 +205,7 @@ async fn decode(
 #[cfg(test)]
 mod tests {
     use super::{
-        super::testing::{front, model},
+        super::testing::{front, image_model},
         *,
     };
     use axum::http::HeaderMap;
@@ -213,7 +213,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_tensor_of_many_images_leaves_room_for_others_in_the_pool() {
-        let (front, model) = (front(&[]), model(Duration::from_secs(60)));
+        let (front, model) = (front(&[]), image_model());
         let (release, released) = std::sync::mpsc::channel::<()>();
         let mut other = Box::pin(front.decode.run(decode::Step::Request(0), move || released.recv().is_ok()));
         assert!(futures_util::poll!(&mut other).is_pending());

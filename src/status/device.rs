@@ -1,129 +1,83 @@
 //! The published status of a device: its state, the cause of that state, and what has been measured.
 
+use crate::words::named;
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
 
-/// The state of a device. The variants are in the order in which a healthy device passes through them; the faults come last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum DeviceState {
-    /// Not ours yet: another process computes on it, or too little memory is free.
-    Waiting,
-    /// Loading models, or running the first forward pass.
-    Warming,
-    /// Runs batches; a forward pass has worked.
-    Serving,
-    /// Runs batches, but something indicates a fault.
-    Suspect,
-    /// Given no work until a canary has passed.
-    Fenced,
-    /// Gone.
-    Lost,
+named! {
+    /// The state of a device. The variants are in the order in which a healthy device passes through them; the faults come last.
+    #[derive(PartialOrd, Ord)]
+    DeviceState {
+        /// Not ours yet: another process computes on it, or too little memory is free.
+        Waiting = "waiting",
+        /// Loading models, or running the first forward pass.
+        Warming = "warming",
+        /// Runs batches; a forward pass has worked.
+        Serving = "serving",
+        /// Runs batches, but something indicates a fault.
+        Suspect = "suspect",
+        /// Given no work until a canary has passed.
+        Fenced = "fenced",
+        /// Gone.
+        Lost = "lost",
+    }
 }
 
 impl DeviceState {
-    /// All states.
-    pub const ALL: [DeviceState; 6] = [
-        DeviceState::Waiting,
-        DeviceState::Warming,
-        DeviceState::Serving,
-        DeviceState::Suspect,
-        DeviceState::Fenced,
-        DeviceState::Lost,
-    ];
-
-    /// The name in replies and metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            DeviceState::Waiting => "waiting",
-            DeviceState::Warming => "warming",
-            DeviceState::Serving => "serving",
-            DeviceState::Suspect => "suspect",
-            DeviceState::Fenced => "fenced",
-            DeviceState::Lost => "lost",
-        }
-    }
-
     /// Whether the device is given batches. A suspect device still is: its answers have been right so far.
     pub fn runs(self) -> bool {
         matches!(self, DeviceState::Serving | DeviceState::Suspect)
     }
 }
 
-/// What brought a device into its state, for counting: the label `reason` of metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Cause {
-    /// The server has just started.
-    Start,
-    /// It was taken.
-    Taken,
-    /// A forward pass has worked.
-    Proved,
-    /// No model runs on it.
-    Empty,
-    /// Other processes use it.
-    Contended,
-    /// Other processes wait for it, and came first.
-    Turn,
-    /// It has too little free memory, or other processes use it exclusively.
-    Memory,
-    /// It could not be taken, for another reason.
-    Refused,
-    /// It was idle.
-    Idle,
-    /// A call failed.
-    Fault,
-    /// This process cannot take it again after a fault; another one may.
-    Poisoned,
-    /// A call does not return.
-    Stuck,
-    /// An Xid error.
-    Xid,
-    /// Memory errors.
-    Ecc,
-    /// The driver advised it.
-    Advice,
-    /// Heat or power.
-    Thermal,
-    /// A forward pass with a known answer failed.
-    Canary,
-    /// It does not answer on the bus.
-    Bus,
-    /// Nothing has indicated a fault for a while.
-    Clean,
-    /// An operator drained it.
-    Drain,
-    /// An operator asked for it to be used again.
-    Resume,
-}
-
-impl Cause {
-    /// The name in replies and metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Cause::Start => "start",
-            Cause::Taken => "taken",
-            Cause::Proved => "proved",
-            Cause::Empty => "empty",
-            Cause::Contended => "contended",
-            Cause::Turn => "turn",
-            Cause::Memory => "memory",
-            Cause::Refused => "refused",
-            Cause::Idle => "idle",
-            Cause::Fault => "fault",
-            Cause::Poisoned => "poisoned",
-            Cause::Stuck => "stuck",
-            Cause::Xid => "xid",
-            Cause::Ecc => "ecc",
-            Cause::Advice => "advice",
-            Cause::Thermal => "thermal",
-            Cause::Canary => "canary",
-            Cause::Bus => "bus",
-            Cause::Clean => "clean",
-            Cause::Drain => "drain",
-            Cause::Resume => "resume",
-        }
+named! {
+    /// What brought a device into its state, for counting: the label `reason` of metrics.
+    #[derive(PartialOrd, Ord)]
+    Cause {
+        /// The server has just started.
+        Start = "start",
+        /// It was taken.
+        Taken = "taken",
+        /// A forward pass has worked.
+        Proved = "proved",
+        /// No model runs on it.
+        Empty = "empty",
+        /// Other processes use it.
+        Contended = "contended",
+        /// Other processes wait for it, and came first.
+        Turn = "turn",
+        /// It has too little free memory, or other processes use it exclusively.
+        Memory = "memory",
+        /// It could not be taken, for another reason.
+        Refused = "refused",
+        /// It was idle.
+        Idle = "idle",
+        /// A call failed.
+        Fault = "fault",
+        /// This process cannot take it again after a fault; another one may.
+        Poisoned = "poisoned",
+        /// A call does not return.
+        Stuck = "stuck",
+        /// An Xid error.
+        Xid = "xid",
+        /// Memory errors.
+        Ecc = "ecc",
+        /// The driver advised it.
+        Advice = "advice",
+        /// Heat or power.
+        Thermal = "thermal",
+        /// A forward pass with a known answer failed.
+        Canary = "canary",
+        /// It does not answer on the bus.
+        Bus = "bus",
+        /// Nothing has indicated a fault for a while.
+        Clean = "clean",
+        /// An operator drained it.
+        Drain = "drain",
+        /// An operator asked for it to be used again.
+        Resume = "resume",
     }
 }
 
@@ -257,17 +211,5 @@ impl Device {
             "" => format!("{id} is {state}"),
             reason => format!("{id} is {state} ({reason})"),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn states_have_names_of_their_own() {
-        let mut names: Vec<_> = DeviceState::ALL.map(DeviceState::name).to_vec();
-        names.dedup();
-        assert_eq!(names, ["waiting", "warming", "serving", "suspect", "fenced", "lost"]);
     }
 }

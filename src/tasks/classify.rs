@@ -390,7 +390,7 @@ mod tests {
         labels: &str,
         score: f32,
     ) -> Result<Vec<(Option<String>, f32)>, String> {
-        let labels = if labels.is_empty() { Labels::default() } else { Labels::parse(labels)? };
+        let labels = Labels::parse(labels)?;
         let task = Classify { activation, ..Classify::default() };
         let of = |shape: &[i64]| {
             let signature = signature(&[("logit", shape)]);

@@ -347,7 +347,7 @@ mod testing {
     ) -> Result<Vec<Detection>, String> {
         let specs: Vec<(&str, &[i64])> = outputs.iter().map(|(n, s, _)| (*n, *s)).collect();
         let signature = signature(&specs);
-        let labels = if labels.is_empty() { Labels::default() } else { Labels::parse(labels)? };
+        let labels = Labels::parse(labels)?;
         let tensors: Vec<Tensor> = outputs.iter().map(|(_, _, t)| t.clone()).collect();
         let found = task.resolve(&signature, &labels, Some([100, 100]))?.answer(
             &Outputs::new(&tensors, &signature)?,

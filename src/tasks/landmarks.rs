@@ -336,7 +336,7 @@ mod tests {
         labels: &str,
         placement: Option<&Placement>,
     ) -> Result<Vec<Point>, String> {
-        let labels = if labels.is_empty() { Labels::default() } else { Labels::parse(labels)? };
+        let labels = Labels::parse(labels)?;
         let shape: Vec<i64> = tensor.shape.iter().map(|extent| *extent as i64).collect();
         let signature = signature(&[("y", &shape)]);
         let task = task.resolve(&signature, &labels, Some([100, 100]))?;
@@ -435,7 +435,7 @@ mod tests {
     #[test]
     fn what_cannot_be_told_or_does_not_fit_is_refused_at_load() {
         let refused = |task: Landmarks, shape: &[i64], labels: &str, told: &str| {
-            let labels = if labels.is_empty() { Labels::default() } else { Labels::parse(labels).unwrap() };
+            let labels = Labels::parse(labels).unwrap();
             let error = task.resolve(&signature(&[("y", shape)]), &labels, Some([192, 256])).unwrap_err();
             assert!(error.contains(told), "{error}");
         };

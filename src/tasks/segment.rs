@@ -345,7 +345,7 @@ mod tests {
         labels: &str,
         placement: Option<&Placement>,
     ) -> Result<Mask, String> {
-        let labels = if labels.is_empty() { Labels::default() } else { Labels::parse(labels)? };
+        let labels = Labels::parse(labels)?;
         let mut signature = signature(&[("map", &[])]);
         signature.outputs[0].datatype = tensor.datatype;
         let task = task.resolve(&signature, &labels, Some([4, 4]), true)?;

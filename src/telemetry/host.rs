@@ -1,6 +1,7 @@
 //! The load of the machine, processors and memory, as Linux reports it.
 
 use parking_lot::Mutex;
+use rustix::thread::sched_getaffinity;
 use std::{fs, path::Path};
 
 /// The machine's load at one moment.
@@ -75,20 +76,9 @@ pub fn memory_high() -> Option<u64> {
     least(&high_files(&groups()))
 }
 
-/// Whether a CPU limit leaves this process fewer cores (`cores`) than it may run on. `false` if the system does not tell.
+/// Whether a CPU limit leaves this process fewer cores (`cores`) than its threads may run on. `false` if the system does not tell.
 pub fn has_cpu_limit(cores: usize) -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    allowed_cores(&status).is_some_and(|allowed| cores < allowed)
-}
-
-/// How many cores a process may run on, by its `/proc/PID/status`, such as `Cpus_allowed_list: 0-3,8`.
-fn allowed_cores(status: &str) -> Option<usize> {
-    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-    let count = |range: &str| -> Option<usize> {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        Some(last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)? + 1)
-    };
-    list.trim().split(',').map(count).sum()
+    sched_getaffinity(None).is_ok_and(|allowed| cores < allowed.count() as usize)
 }
 
 fn groups() -> String {
@@ -194,21 +184,8 @@ mod tests {
     }
 
     #[test]
-    fn cores_that_a_process_may_run_on_are_counted_in_ranges() {
-        let status = |list: &str| {
-            format!("Name:\tocelli\nCpus_allowed:\t10f\nCpus_allowed_list:\t{list}\nMems_allowed_list:\t0\n")
-        };
-        for (list, cores) in [("0-3,8", Some(5)), ("7", Some(1)), ("0-1", Some(2)), ("3-1", None), ("", None)]
-        {
-            assert_eq!(allowed_cores(&status(list)), cores, "{list:?}");
-        }
-        assert_eq!(allowed_cores("Name: ocelli"), None);
-    }
-
-    #[test]
     fn fewer_cores_than_a_process_may_run_on_are_a_limit() {
-        let status = fs::read_to_string("/proc/self/status").expect("Linux tells");
-        let allowed = allowed_cores(&status).expect("Linux tells");
+        let allowed = sched_getaffinity(None).expect("Linux tells").count() as usize;
         assert_eq!((has_cpu_limit(allowed), has_cpu_limit(allowed - 1)), (false, true));
     }
 

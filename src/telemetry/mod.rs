@@ -10,27 +10,6 @@
 //! - `console`: the lines that wait for standard error.
 //! - `model_files`: which events go to which model's file; `daily`: daily files.
 
-/// Reasons that are counted separately: an enum, and their names in the order of output.
-macro_rules! reasons {
-    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $label:literal,)+ }) => {
-        $(#[$about])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum $name { $($(#[$doc])* $variant,)+ }
-
-        impl $name {
-            /// All variants, in order.
-            pub const ALL: [$name; [$($label),+].len()] = [$($name::$variant),+];
-            /// Their names.
-            pub const LABELS: [&str; [$($label),+].len()] = [$($label),+];
-
-            /// The label's value.
-            pub fn name(self) -> &'static str {
-                $name::LABELS[self as usize]
-            }
-        }
-    };
-}
-
 pub mod filter;
 pub mod host;
 pub mod logging;

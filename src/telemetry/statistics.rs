@@ -5,6 +5,7 @@
 //! frame of a prediction, or one piece of a stack. Counting a request takes a few atomic additions. Only counting a batch takes a
 //! lock, which readers hold only briefly.
 
+use crate::words::named;
 use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
@@ -15,7 +16,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-reasons! {
+named! {
     /// Why a request failed, as in Triton's metrics.
     Failure {
         /// Refused because of a full queue, a deadline or a drain.

@@ -32,14 +32,8 @@ impl Desk {
 
     fn of(whole: bool, queue: QueuePolicies) -> Desk {
         let mut book = Book::new(QueueLimits { items_max: 20, bytes_max: 40 });
-        let rules = Rules {
-            sizes: if whole { vec![1] } else { vec![1, 2, 4] },
-            padding: Padding::Everywhere,
-            whole,
-            wait_max: Duration::ZERO,
-            weight: 1.0,
-            queue,
-        };
+        let sizes: &[usize] = if whole { &[1] } else { &[1, 2, 4] };
+        let rules = Rules { whole, queue, ..Rules::plain(sizes) };
         book.register(MODEL, "digits", rules);
         let worker = book.attach(&"cpu".into());
         let now = Instant::now();

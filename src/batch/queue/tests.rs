@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::{
-    batch::{Fallback, Padding, QueuePolicies, Ran, patience::Wait, rows},
+    batch::{Fallback, Ran, patience::Wait, rows},
     engine::{DataType, Tensor},
     telemetry::metrics::Metrics,
 };
@@ -17,14 +17,7 @@ const B: ModelKey = ModelKey(2);
 fn queue(wait_max: Duration) -> Arc<Queue> {
     let queue = Queue::new(QueueLimits { items_max: 100, bytes_max: 10_000 });
     for (model, wait_max) in [(A, wait_max), (B, Duration::ZERO)] {
-        let rules = Rules {
-            sizes: vec![1, 2, 4],
-            padding: Padding::Everywhere,
-            whole: false,
-            wait_max,
-            weight: 1.0,
-            queue: QueuePolicies::default(),
-        };
+        let rules = Rules { wait_max, ..Rules::plain(&[1, 2, 4]) };
         queue.register(model, "digits", rules);
     }
     queue

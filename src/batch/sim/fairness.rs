@@ -2,7 +2,7 @@
 
 use super::{Random, truth::tagged};
 use crate::batch::{
-    Batch, Job, ModelKey, Padding, QueuePolicies, Ran, Rules,
+    Batch, Job, ModelKey, Ran, Rules,
     book::{Book, Pick, QueueLimits, Receipt, WorkerKey},
 };
 use std::{
@@ -24,14 +24,7 @@ pub(super) fn run(seed: u64) -> f64 {
         .map(|i| {
             let weight = *random.of(&[0.5, 1.0, 2.0, 4.0]);
             let size = *random.of(&[1, 4, 8]);
-            let rules = Rules {
-                sizes: vec![size],
-                padding: Padding::Everywhere,
-                whole: false,
-                wait_max: Duration::ZERO,
-                weight,
-                queue: QueuePolicies::default(),
-            };
+            let rules = Rules { weight, ..Rules::plain(&[size]) };
             book.register(ModelKey(i), "model", rules);
             // Priority must not change a model's share of the device.
             let priority = *random.of(&[0, 9]);

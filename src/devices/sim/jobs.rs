@@ -3,7 +3,7 @@
 use super::Tally;
 use crate::{
     batch::{
-        Batch, Job, JobKey, ModelKey, Padding, QueuePolicies, Ran, Rules,
+        Batch, Job, JobKey, ModelKey, Ran, Rules,
         book::{Book, Pick, QueueLimits, Receipt, WorkerKey},
         entry::Pieces,
         roster::{Absence, CPU},
@@ -61,14 +61,8 @@ fn device(gpu: Option<usize>) -> Arc<str> {
 impl Jobs {
     pub(super) fn new(random: &mut Random) -> Jobs {
         let mut book = Book::new(QueueLimits { items_max: 200, bytes_max: 2000 });
-        let rules = Rules {
-            sizes: random.of(&[vec![1, 2, 4], vec![1], vec![4, 8]]).clone(),
-            padding: Padding::Everywhere,
-            whole: false,
-            wait_max: Duration::ZERO,
-            weight: 1.0,
-            queue: QueuePolicies::default(),
-        };
+        let sizes = random.of(&[vec![1, 2, 4], vec![1], vec![4, 8]]).clone();
+        let rules = Rules::plain(&sizes);
         let smallest = rules.sizes[0];
         book.register(MODEL, "model", rules);
         if random.percent(70) {

@@ -99,10 +99,7 @@ mod tests {
     use super::*;
 
     fn check(model: &[u8], expected: Option<FinalActivation>) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("model.onnx");
-        std::fs::write(&path, model).unwrap();
-        assert_eq!(Outline::of(&path).and_then(|outline| outline.ending("y")), expected);
+        assert_eq!(Outline::of_bytes(model).and_then(|outline| outline.ending("y")), expected);
     }
 
     #[test]
@@ -139,12 +136,9 @@ mod tests {
 
     #[test]
     fn what_the_network_has_chosen_itself_is_found_behind_either_output_and_what_only_shapes_it() {
-        let folder = tempfile::tempdir().unwrap();
         let check = |nodes: &[[&str; 3]], output: &str, expected: Option<&str>| {
-            let path = folder.path().join("model.onnx");
-            std::fs::write(&path, testing::model(nodes)).unwrap();
-            let found = Outline::of(&path).unwrap().chosen_by(output);
-            assert_eq!(found, expected, "{nodes:?}");
+            let outline = Outline::of_bytes(&testing::model(nodes)).unwrap();
+            assert_eq!(outline.chosen_by(output), expected, "{nodes:?}");
         };
         let top = ["TopK", "l k", "values indices"];
         check(&[top], "values", Some("TopK"));

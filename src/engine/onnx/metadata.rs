@@ -55,10 +55,7 @@ mod tests {
     use crate::engine::onnx::outline::Outline;
 
     fn check(model: &[u8], key: &str) -> Option<Value> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("model.onnx");
-        std::fs::write(&path, model).unwrap();
-        Outline::of(&path)?.metadata.remove(key)
+        Outline::of_bytes(model)?.metadata.remove(key)
     }
 
     #[test]

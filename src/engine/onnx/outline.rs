@@ -48,6 +48,12 @@ impl Outline {
         read(file, bytes).ok()
     }
 
+    /// That of a file of these bytes.
+    #[cfg(test)]
+    pub(super) fn of_bytes(bytes: &[u8]) -> Option<Outline> {
+        read(std::io::Cursor::new(bytes), bytes.len() as u64).ok()
+    }
+
     /// The node of the outermost graph that gives this.
     pub(super) fn node(&self, output: &str) -> Option<&Node> {
         self.nodes.get(output).map(|node| &**node)

@@ -88,10 +88,7 @@ mod tests {
     use crate::engine::onnx::external::testing::field;
 
     fn found(file: &[u8], is_signed: bool) -> Option<(&'static str, f32, f32)> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("model.onnx");
-        std::fs::write(&path, file).unwrap();
-        Outline::of(&path)?.quantized("y", is_signed).map(|(operator, by)| (operator, by.scale, by.zero))
+        Outline::of_bytes(file)?.quantized("y", is_signed).map(|(operator, by)| (operator, by.scale, by.zero))
     }
 
     fn scale(value: f32) -> Vec<u8> {

@@ -225,6 +225,8 @@ mod tests {
         let mut file = Box::pin(pool.stage_several(READ, array(8), image_model(), None, &turns));
         assert!(poll!(&mut file).is_pending());
         drop(file);
+        // Of what the pool has to do, only the other's work is left.
+        assert_eq!(pool.jobs(), 1);
         release.send(()).unwrap();
         assert_eq!(first.await, Ok(true));
         assert_eq!(pool.run(READ, || 7).await, Ok(7));

@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn where_a_box_has_one_class_there_is_nothing_to_choose_from() {
         let check = |task: Detect, outputs: &[(&str, &[i64])], labels: &str, expected: &str| {
-            let labels = if labels.is_empty() { Labels::default() } else { Labels::parse(labels).unwrap() };
+            let labels = Labels::parse(labels).unwrap();
             let error = task.resolve(&signature(outputs), &labels, None).unwrap_err();
             let told = "detect.multi_label is for boxes with a score for each of several classes: ";
             assert_eq!(error, format!("{told}{expected}"));

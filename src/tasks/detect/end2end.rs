@@ -215,7 +215,7 @@ mod tests {
     fn six_numbers_a_row_are_not_guessed_to_be_anchors() {
         let check = |task: Detect, shape: [i64; 3], labels: &str| {
             let signature = signature(&[("output0", &shape)]);
-            let labels = if labels.is_empty() { Labels::default() } else { Labels::parse(labels).unwrap() };
+            let labels = Labels::parse(labels).unwrap();
             task.resolve(&signature, &labels, None).map(|_| ())
         };
         for labels in ["", "person", "cat\ndog", "a\nb\nc\nd"] {

@@ -353,7 +353,7 @@ mod tests {
     #[test]
     fn scores_of_another_number_of_boxes_and_labels_of_more_classes_are_refused_at_load() {
         let resolve = |outputs: &[(&str, &[i64])], labels: &str| {
-            let labels = if labels.is_empty() { Labels::default() } else { Labels::parse(labels).unwrap() };
+            let labels = Labels::parse(labels).unwrap();
             Detect::default().resolve(&signature(outputs), &labels, None).map(|_| ())
         };
         let boxes: (&str, &[i64]) = ("boxes", &[-1, 3, 4]);

@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn open_channels_hold_what_a_model_gives_beside_its_boxes_too() {
         let resolve = |task: Detect, labels: &str, outputs: &[(&str, &[i64])]| {
-            let labels = if labels.is_empty() { Labels::default() } else { Labels::parse(labels).unwrap() };
+            let labels = Labels::parse(labels).unwrap();
             let file = task.resolve(&signature(outputs), &labels, Some([640, 640])).unwrap();
             assert_eq!(file.orientation, None, "the file does not tell");
             let channels = |count: i64| {
@@ -463,7 +463,7 @@ mod tests {
     #[test]
     fn keypoints_are_not_taken_for_classes() {
         let resolve = |objectness, labels: &str, shape: &[i64]| {
-            let labels = if labels.is_empty() { Labels::default() } else { Labels::parse(labels).unwrap() };
+            let labels = Labels::parse(labels).unwrap();
             let task = Detect { objectness: Some(objectness), ..Detect::default() };
             task.resolve(&signature(&[("out", shape)]), &labels, None)
         };

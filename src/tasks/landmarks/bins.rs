@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn outputs_that_are_no_bins_of_the_same_points_are_refused_at_load() {
         let refused = |task: Landmarks, outputs: &[(&str, &[i64])], labels: &str, told: &str| {
-            let labels = if labels.is_empty() { Labels::default() } else { Labels::parse(labels).unwrap() };
+            let labels = Labels::parse(labels).unwrap();
             let error = task.resolve(&signature(outputs), &labels, Some([192, 256])).unwrap_err();
             assert!(error.contains(told), "{error}");
         };

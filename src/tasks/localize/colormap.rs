@@ -1,15 +1,19 @@
 //! Colors for density and for height.
 
-/// Colors for a number from 0 to 1, darker to brighter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Colormap {
-    /// Black to white.
-    Gray,
-    /// Black over red and yellow to white, like glowing iron.
-    #[default]
-    Hot,
-    /// Dark violet over green to yellow; perceived as even, also with color blindness.
-    Viridis,
+use crate::words::named;
+
+named! {
+    /// Colors for a number from 0 to 1, darker to brighter.
+    #[derive(Default)]
+    Colormap {
+        /// Black to white.
+        Gray = "gray",
+        /// Black over red and yellow to white, like glowing iron.
+        #[default]
+        Hot = "hot",
+        /// Dark violet over green to yellow; perceived as even, also with color blindness.
+        Viridis = "viridis",
+    }
 }
 
 /// Colors of viridis at equal distances.
@@ -27,24 +31,6 @@ const VIRIDIS: [[u8; 3]; 10] = [
 ];
 
 impl Colormap {
-    /// All color maps.
-    pub const ALL: [Colormap; 3] = [Colormap::Gray, Colormap::Hot, Colormap::Viridis];
-
-    /// The name in queries.
-    pub fn name(self) -> &'static str {
-        match self {
-            Colormap::Gray => "gray",
-            Colormap::Hot => "hot",
-            Colormap::Viridis => "viridis",
-        }
-    }
-
-    /// The color map with that name; `grey` is `gray`.
-    pub fn from_name(name: &str) -> Option<Colormap> {
-        let name = if name == "grey" { "gray" } else { name };
-        Colormap::ALL.into_iter().find(|map| map.name() == name)
-    }
-
     /// Red, green and blue for a number from 0 to 1; other numbers are clamped.
     pub fn color(self, value: f32) -> [u8; 3] {
         let value = if value > 0.0 { value.min(1.0) } else { 0.0 };
@@ -97,7 +83,6 @@ mod tests {
     #[test]
     fn more_is_never_darker() {
         for map in Colormap::ALL {
-            assert_eq!(Colormap::from_name(map.name()), Some(map));
             let palette = map.palette();
             let steps: Vec<f32> = palette.chunks(3).map(|c| luminance([c[0], c[1], c[2]])).collect();
             assert_eq!(steps.len(), 256);

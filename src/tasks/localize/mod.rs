@@ -50,63 +50,34 @@ pub use settings::Settings;
 pub use stage::Holds;
 pub use table::{Counts, OVER_SPOTS_MAX, Status, Table};
 
+use crate::words::named;
 use bytes::Bytes;
 use layout::Layout;
 use std::sync::Arc;
 
-/// The formats that localizations are written in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
-    /// Text, a row per localization.
-    Csv,
-    /// A line of JSON per frame, between a head and a tail.
-    Ndjson,
-    /// The CSV that ThunderSTORM exports and imports.
-    ThunderStorm,
-    /// A ZIP of Picasso's HDF5 file and its YAML file.
-    Picasso,
-    /// The HDF5 file alone, which includes the contents of the YAML file.
-    Hdf5,
-    /// Arrow's IPC stream.
-    Arrow,
-    /// A one-dimensional numpy array of records.
-    Npy,
-    /// A picture.
-    Png,
+named! {
+    /// The formats that localizations are written in.
+    Format {
+        /// Text, a row per localization.
+        Csv = "csv",
+        /// A line of JSON per frame, between a head and a tail.
+        Ndjson = "ndjson",
+        /// The CSV that ThunderSTORM exports and imports.
+        ThunderStorm = "thunderstorm",
+        /// A ZIP of Picasso's HDF5 file and its YAML file.
+        Picasso = "picasso",
+        /// The HDF5 file alone, which includes the contents of the YAML file.
+        Hdf5 = "hdf5",
+        /// Arrow's IPC stream.
+        Arrow = "arrow",
+        /// A one-dimensional numpy array of records.
+        Npy = "npy",
+        /// A picture.
+        Png = "png",
+    }
 }
 
 impl Format {
-    /// All formats.
-    pub const ALL: [Format; 8] = [
-        Format::Csv,
-        Format::Ndjson,
-        Format::ThunderStorm,
-        Format::Picasso,
-        Format::Hdf5,
-        Format::Arrow,
-        Format::Npy,
-        Format::Png,
-    ];
-
-    /// The name in queries.
-    pub fn name(self) -> &'static str {
-        match self {
-            Format::Csv => "csv",
-            Format::Ndjson => "ndjson",
-            Format::ThunderStorm => "thunderstorm",
-            Format::Picasso => "picasso",
-            Format::Hdf5 => "hdf5",
-            Format::Arrow => "arrow",
-            Format::Npy => "npy",
-            Format::Png => "png",
-        }
-    }
-
-    /// The format with that name.
-    pub fn from_name(name: &str) -> Option<Format> {
-        Format::ALL.into_iter().find(|format| format.name() == name)
-    }
-
     /// The media type of a reply.
     pub fn media_type(self) -> &'static str {
         match self {
@@ -375,13 +346,6 @@ fn check_options(format: Format, options: &Options) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::{testing::*, *};
-
-    #[test]
-    fn formats_are_found_by_name() {
-        for format in Format::ALL {
-            assert_eq!(Format::from_name(format.name()), Some(format));
-        }
-    }
 
     #[test]
     fn frames_go_on_from_those_of_another_file_in_every_format() {

@@ -234,6 +234,7 @@ impl Options {
             "scale_nm" => picture.scale = Scale::Nanometers(number(key, value)?),
             "colormap" => {
                 let names = Colormap::ALL.map(Colormap::name).join(", ");
+                let value = if value == "grey" { "gray" } else { value };
                 picture.colormap = word(key, value, Colormap::from_name, &names)?;
             }
             "color_by" => picture.color_by = ColorBy::read(key, value)?,
@@ -321,6 +322,15 @@ mod tests {
         }
         let error = Options::default().set("colour", "?").unwrap_err();
         assert!(error.contains("unknown key \"colour\"") && error.contains("colormap"), "{error}");
+    }
+
+    #[test]
+    fn grey_is_gray() {
+        let mut options = Options::default();
+        for word in ["gray", "hot", "grey"] {
+            options.set("colormap", word).unwrap();
+            assert_eq!(options.picture.colormap == Colormap::Gray, word != "hot", "{word}");
+        }
     }
 
     #[test]

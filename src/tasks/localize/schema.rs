@@ -1,77 +1,45 @@
 //! The context of a table of localizations: the model whose parameters it holds, and the frames they came from.
 
-use crate::image::stack::Dimensions;
+use crate::{image::stack::Dimensions, words::named};
 use std::fmt::Write;
 
-/// A model of the spot, which defines the parameters to fit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Model {
-    /// x, y, photons, background; the width is fixed.
-    Xynb,
-    /// Additionally one width.
-    Xynbs,
-    /// Additionally a width for each axis.
-    Xynbsxsy,
-    /// x, y, z, photons, background; the widths follow from z.
-    Xyznb,
+named! {
+    /// A model of the spot, which defines the parameters to fit.
+    Model {
+        /// x, y, photons, background; the width is fixed.
+        Xynb = "xynb",
+        /// Additionally one width.
+        Xynbs = "xynbs",
+        /// Additionally a width for each axis.
+        Xynbsxsy = "xynbsxsy",
+        /// x, y, z, photons, background; the widths follow from z.
+        Xyznb = "xyznb",
+    }
 }
 
-/// A fitted parameter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Parameter {
-    /// Column of the frame, px.
-    X,
-    /// Row of the frame, px.
-    Y,
-    /// Height above the focal plane, um.
-    Z,
-    /// Photo-electrons of the spot.
-    Photons,
-    /// Photo-electrons per pixel under the spot.
-    Background,
-    /// Width of the spot, px.
-    Sigma,
-    /// Width along x, px.
-    SigmaX,
-    /// Width along y, px.
-    SigmaY,
-}
-
-impl Parameter {
-    /// The name, without a unit.
-    pub fn name(self) -> &'static str {
-        match self {
-            Parameter::X => "x",
-            Parameter::Y => "y",
-            Parameter::Z => "z",
-            Parameter::Photons => "photons",
-            Parameter::Background => "background",
-            Parameter::Sigma => "sigma",
-            Parameter::SigmaX => "sigma_x",
-            Parameter::SigmaY => "sigma_y",
-        }
+named! {
+    /// A fitted parameter.
+    Parameter {
+        /// Column of the frame, px.
+        X = "x",
+        /// Row of the frame, px.
+        Y = "y",
+        /// Height above the focal plane, um.
+        Z = "z",
+        /// Photo-electrons of the spot.
+        Photons = "photons",
+        /// Photo-electrons per pixel under the spot.
+        Background = "background",
+        /// Width of the spot, px.
+        Sigma = "sigma",
+        /// Width along x, px.
+        SigmaX = "sigma_x",
+        /// Width along y, px.
+        SigmaY = "sigma_y",
     }
 }
 
 impl Model {
-    /// All models.
-    pub const ALL: [Model; 4] = [Model::Xynb, Model::Xynbs, Model::Xynbsxsy, Model::Xyznb];
-
-    /// The name in manifests, queries and replies.
-    pub fn name(self) -> &'static str {
-        match self {
-            Model::Xynb => "xynb",
-            Model::Xynbs => "xynbs",
-            Model::Xynbsxsy => "xynbsxsy",
-            Model::Xyznb => "xyznb",
-        }
-    }
-
-    /// The model with that name.
-    pub fn from_name(name: &str) -> Option<Model> {
-        Model::ALL.into_iter().find(|model| model.name() == name)
-    }
-
     /// The parameters, in the order of a [`Table`](super::Table)'s columns.
     pub fn parameters(self) -> &'static [Parameter] {
         use Parameter::{Background, Photons, Sigma, SigmaX, SigmaY, X, Y, Z};
@@ -306,7 +274,6 @@ mod tests {
             let widths = [Width::Fitted, Width::Fixed([1.0, 1.0]), Width::Astigmatic(ASTIGMATISM)];
             let fitting = widths.into_iter().filter(|width| Schema::new(model, *width).is_ok()).count();
             assert_eq!(fitting, 1, "{}", model.name());
-            assert_eq!(Model::from_name(model.name()), Some(model));
         }
         let error = Schema::new(Model::Xynb, Width::Fixed([1.0, 0.0])).unwrap_err();
         assert_eq!(error, "sigma_px is 0, expected a number above 0");

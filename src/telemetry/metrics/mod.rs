@@ -23,6 +23,7 @@ pub use register::metrics_md;
 pub use route::{RouteMetrics, known_method};
 
 use super::{logging::LOGS, traces::SPANS_LOST};
+use crate::words::named;
 use bounds::BoundMetrics;
 use model::Models;
 use prometheus::{IntCounter, IntGauge, IntGaugeVec, Registry, TextEncoder};
@@ -33,7 +34,7 @@ use std::sync::{Arc, atomic::Ordering};
 /// Names and label names are literals of this folder; a test makes them all.
 const LITERALS: &str = "names and labels are literals that Prometheus allows";
 
-reasons! {
+named! {
     /// What was left when the time to drain was over.
     DropReason {
         /// A connection with a request on it was cut.
@@ -45,7 +46,7 @@ reasons! {
     }
 }
 
-reasons! {
+named! {
     /// Why a connection was ended.
     EndReason {
         /// No request came.
@@ -59,7 +60,7 @@ reasons! {
     }
 }
 
-reasons! {
+named! {
     /// What was all taken when a request was refused at the door.
     RefuseReason {
         /// The number of requests in flight.
@@ -69,7 +70,7 @@ reasons! {
     }
 }
 
-reasons! {
+named! {
     /// Why a batch failed.
     FailReason {
         /// The engine refused it.
@@ -83,7 +84,7 @@ reasons! {
     }
 }
 
-reasons! {
+named! {
     /// What the duration of a request says: how long answers take, or how long nobody waited, or nothing.
     RequestClass {
         /// It has its answer.

@@ -5,6 +5,7 @@
 //! whatever still counts for it is no longer exported.
 
 use super::{FailReason, LITERALS};
+use crate::words::named;
 use parking_lot::{Mutex, RwLock};
 use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
@@ -17,7 +18,7 @@ use std::{
     sync::{Arc, OnceLock, atomic::AtomicUsize},
 };
 
-reasons! {
+named! {
     /// How a request for a model ended.
     Outcome {
         /// Answered.
@@ -53,7 +54,7 @@ reasons! {
     }
 }
 
-reasons! {
+named! {
     /// The state of a version of a model.
     ModelState {
         /// Loaded and warm.

@@ -1,115 +1,9 @@
 //! Which networks are recorded as CUDA graphs with `cuda_graph = "auto"`: those for which a replay is known to do the same as a run.
 
-use crate::engine::onnx::{OnGpu, Placement, gpu::CudaGraph, outline::Outline, session::Session};
+use crate::engine::onnx::{
+    OnGpu, Placement, gpu::CudaGraph, operators::unrecordable, outline::Outline, session::Session,
+};
 use std::path::Path;
-
-/// Operators that only enqueue work on the GPU, from what the host knows from shapes alone: they neither wait for the GPU nor read
-/// there what to do next. A network with other operators is only recorded with `cuda_graph = "always"`: a check on an H200 that
-/// recorded networks with NonZero and RandomNormalLike had not finished after two minutes.
-const RECORDABLE: &[&str] = &[
-    // Element-wise.
-    "Abs",
-    "Add",
-    "And",
-    "Ceil",
-    "Celu",
-    "Clip",
-    "Cos",
-    "Div",
-    "Elu",
-    "Equal",
-    "Erf",
-    "Exp",
-    "Floor",
-    "Gelu",
-    "Greater",
-    "GreaterOrEqual",
-    "HardSigmoid",
-    "HardSwish",
-    "LeakyRelu",
-    "Less",
-    "LessOrEqual",
-    "Log",
-    "Max",
-    "Min",
-    "Mish",
-    "Mul",
-    "Neg",
-    "Not",
-    "Or",
-    "PRelu",
-    "Pow",
-    "QuickGelu",
-    "Reciprocal",
-    "Relu",
-    "Round",
-    "Selu",
-    "Sigmoid",
-    "Sign",
-    "Sin",
-    "Softplus",
-    "Softsign",
-    "Sqrt",
-    "Sub",
-    "Sum",
-    "Tanh",
-    "ThresholdedRelu",
-    "Where",
-    "Xor",
-    // Data movement. A dropout is only left if it draws numbers, which is detected when the model is loaded.
-    "Cast",
-    "Concat",
-    "Constant",
-    "ConstantOfShape",
-    "DepthToSpace",
-    "Dropout",
-    "Expand",
-    "Flatten",
-    "Gather",
-    "Identity",
-    "Pad",
-    "Reshape",
-    "Resize",
-    "Shape",
-    "Slice",
-    "SpaceToDepth",
-    "Split",
-    "Squeeze",
-    "Tile",
-    "Transpose",
-    "Unsqueeze",
-    "Upsample",
-    // Layers and reductions.
-    "ArgMax",
-    "ArgMin",
-    "AveragePool",
-    "BatchNormalization",
-    "Conv",
-    "ConvTranspose",
-    "FusedConv",
-    "FusedMatMul",
-    "Gemm",
-    "GlobalAveragePool",
-    "GlobalMaxPool",
-    "GroupNormalization",
-    "InstanceNormalization",
-    "LRN",
-    "LayerNormalization",
-    "LogSoftmax",
-    "MatMul",
-    "MaxPool",
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSumExp",
-    "ReduceMax",
-    "ReduceMean",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceSum",
-    "ReduceSumSquare",
-    "SkipLayerNormalization",
-    "Softmax",
-];
 
 /// Why nothing is recorded with this version of ONNX Runtime, if it is too old.
 ///
@@ -128,8 +22,7 @@ pub(super) fn unlisted(path: &Path) -> Option<String> {
     let Some(Outline { operators, .. }) = Outline::of(path) else {
         return Some("its operators are not found in its file".to_owned());
     };
-    let others = operators.iter().filter(|name| !RECORDABLE.contains(&name.as_str()));
-    let others: Vec<&str> = others.map(String::as_str).collect();
+    let others = unrecordable(&operators);
     (!others.is_empty())
         .then(|| format!("it has operators that are not known to be fit for that: {}", others.join(", ")))
 }
@@ -188,6 +81,5 @@ mod tests {
         let why = "it has operators that are not known to be fit for that: GatherND, NonZero";
         assert_eq!(told(&others).as_deref(), Some(why));
         assert!(unlisted(Path::new("/nowhere/model.onnx")).is_some(), "nothing is known of it");
-        assert!(RECORDABLE.iter().all(|name| RECORDABLE.iter().filter(|other| *other == name).count() == 1));
     }
 }

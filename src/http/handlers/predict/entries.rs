@@ -231,7 +231,7 @@ pub(super) async fn entry(
 mod tests {
     use super::{super::asked::Options, *};
     use crate::http::{
-        testing::{front, model},
+        testing::{front, image_model},
         wire::Parameters,
     };
     use axum::http::HeaderMap;
@@ -270,7 +270,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_of_many_files_leaves_room_for_others_in_the_pool() {
-        let (front, model) = (front(&[]), model(Duration::from_secs(60)));
+        let (front, model) = (front(&[]), image_model());
         let (release, released) = std::sync::mpsc::channel::<()>();
         let mut other = Box::pin(front.decode.run(Step::Request(0), move || released.recv().is_ok()));
         assert!(futures_util::poll!(&mut other).is_pending());
