@@ -166,7 +166,7 @@ pub(super) fn raw_tiff(entries: &[(u16, u16, u32, u32)], next: u32, data: &[u8])
 }
 
 /// A NumPy array of this type and shape.
-pub(super) fn npy(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
+pub(crate) fn npy(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
     npy_in_order("False", descr, shape, data)
 }
 

@@ -15,7 +15,7 @@ mod back;
 mod bmp;
 mod boxes;
 #[cfg(test)]
-mod corpus;
+pub(crate) mod corpus;
 mod error;
 mod foreign;
 pub mod format;

@@ -75,8 +75,7 @@ impl Images<'_> {
             return Err(corrupt(format!("its shape {shape:?} holds no pixel")));
         }
         npy::check_bytes(&shape, sample, data.len()).map_err(corrupt)?;
-        let is_integer = !matches!(sample, SampleType::F16 | SampleType::F32 | SampleType::F64);
-        if !sample.is_u16() && is_integer && matches!(channels, 2 | 4) {
+        if !sample.is_u16() && !sample.is_float() && matches!(channels, 2 | 4) {
             return Err(unsupported(format!(
                 "{channels} channels of {} (the last would be opacity)",
                 sample.name()

@@ -216,6 +216,11 @@ impl Preprocess {
         self.write(frame, scratch, out, normalize::write)
     }
 
+    /// These settings for one channel of several, with its own mean and standard deviation.
+    pub fn of_channel(self, [mean, std]: [f32; 2]) -> Preprocess {
+        Preprocess { mean: [mean; 3], std: [std; 3], ..self }
+    }
+
     /// Writes the pixels that `frame` becomes, as samples of the frame's own type: grey, or red, green and blue, channels last. Followed by
     /// [`Preprocess::normalize`], this gives the same bits as [`Preprocess::apply`].
     ///

@@ -100,7 +100,7 @@ pub(super) fn resolve(
         datatype,
     };
     let mut each = vec![preprocess.clone()];
-    each.extend(planes.iter().flatten().map(|plane| planes::preprocess(&preprocess, *plane)));
+    each.extend(planes.iter().flatten().map(|plane| preprocess.clone().of_channel(*plane)));
     each.iter().try_for_each(Preprocess::check).map_err(|mistake| format!("[input]: {mistake}"))?;
     let brightest = 255.0 * preprocess.scale;
     if let Some(mean) = each.iter().flat_map(|each| &each.mean).find(|mean| **mean > brightest) {

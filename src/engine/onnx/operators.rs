@@ -25,8 +25,8 @@ pub(crate) fn quantizes(operators: &Operators) -> bool {
     QUANTIZE.iter().any(|name| operators.contains(*name))
 }
 
-/// Operators whose work depends only on the shapes of their inputs, and that only enqueue it on a GPU. A dropout is only left in a
-/// network that is served if it draws numbers, which is found when the model is loaded.
+/// Operators whose work depends only on the shapes of their inputs, and that only enqueue it on a GPU. ONNX Runtime leaves a Dropout in a
+/// network only if it draws numbers, which is found when the model is loaded.
 #[rustfmt::skip]
 const PLAIN: &[&str] = &[
     "Abs", "Add", "And", "ArgMax", "ArgMin", "AveragePool", "BatchNormalization", "Cast", "Ceil", "Clip", "Concat", "Constant", "Conv",

@@ -106,7 +106,7 @@ impl Shared {
             watch.ends();
             ended
         };
-        // On HTTP/2 the client is told of an error, too, and its requests under way may be lost or sent again by what it is told.
+        // On HTTP/2 the client is told of an error, too, and with it which of its requests to send again.
         if ended.is_some_and(|ended| watch.is_http2() || ended.is_ok() && watch.may_still_send()) {
             let left = left_at.lock().take();
             if let Some(stream) = left {

@@ -138,7 +138,7 @@ mod tests {
     };
     use crate::{
         http::testing::image_model,
-        image::{self, Limits},
+        image::{self, Limits, corpus},
     };
     use futures_util::poll;
     use std::{io::Cursor, sync::mpsc};
@@ -148,10 +148,8 @@ mod tests {
 
     /// As many small grey images.
     fn array(count: u8) -> Image<Bytes> {
-        let text = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': ({count}, 2, 3, 1), }}");
-        let text = format!("{text:<117}\n");
         let samples: Vec<u8> = (0..count).flat_map(|image| [image; 6]).collect();
-        let file = [b"\x93NUMPY\x01\0\x76\0", text.as_bytes(), &samples].concat();
+        let file = corpus::npy("|u1", &format!("({count}, 2, 3, 1)"), &samples);
         image::open(file.into(), &LIMITS).unwrap()
     }
 

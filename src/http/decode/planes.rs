@@ -4,7 +4,7 @@ use super::{SCRATCH, Staged, enough};
 use crate::{
     engine::Tensor,
     error::InferError,
-    image::{Image, Layout, Preprocess},
+    image::{Image, Layout},
     models::{Form, ImageInput},
 };
 use bytes::Bytes;
@@ -46,7 +46,7 @@ pub(super) fn stage(
     let mut staged: Option<(Vec<u8>, (u32, u32))> = None;
     let mut placement = None;
     let mut plane = Vec::new();
-    for (index, [mean, std]) in planes.iter().enumerate() {
+    for (index, numbers) in planes.iter().enumerate() {
         let frame = image.frame(index, &enough(input))?;
         if frame.channels != 1 {
             return Err(bad(format!(
@@ -64,7 +64,7 @@ pub(super) fn stage(
                 first.0, first.1
             )));
         }
-        let preprocess = Preprocess { mean: [*mean; 3], std: [*std; 3], ..preprocess };
+        let preprocess = preprocess.of_channel(*numbers);
         let write = |out: &mut [u8]| {
             SCRATCH
                 .with_borrow_mut(|scratch| preprocess.apply(&frame, scratch, out))
@@ -100,7 +100,7 @@ mod tests {
     };
     use crate::{
         engine::DataType,
-        image::Limits,
+        image::{Limits, corpus},
         models::{
             Model,
             testing::{model_of, source},
@@ -121,9 +121,7 @@ mod tests {
     /// An array of this type and shape.
     fn npy(descr: &str, shape: &[usize], data: &[u8]) -> Bytes {
         let shape: String = shape.iter().map(|extent| format!("{extent}, ")).collect();
-        let text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
-        let text = format!("{text:<117}\n");
-        [b"\x93NUMPY\x01\0\x76\0", text.as_bytes(), data].concat().into()
+        corpus::npy(descr, &format!("({shape})"), data).into()
     }
 
     async fn staged(model: &Arc<Model>, file: Bytes, bytes_max: u64) -> Result<Tensor, InferError> {

@@ -147,6 +147,11 @@ impl SampleType {
         matches!(self, SampleType::U8 | SampleType::U16)
     }
 
+    /// Whether they are floating-point.
+    pub(in crate::image) fn is_float(self) -> bool {
+        matches!(self, SampleType::F16 | SampleType::F32 | SampleType::F64)
+    }
+
     /// Whether frames have such samples unchanged.
     pub(super) fn is_as_stored(self) -> bool {
         matches!(self, SampleType::U16 | SampleType::F32)

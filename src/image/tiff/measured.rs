@@ -39,11 +39,6 @@ impl Measured {
         }
     }
 
-    /// Whether they are floating-point.
-    pub(super) fn is_float(self) -> bool {
-        matches!(self.stored, SampleType::F16 | SampleType::F32 | SampleType::F64)
-    }
-
     /// The kind of a page whose pixels have `count` of them: grey or RGB.
     pub(super) fn kind(self, photometric: u16, count: u16, compression: u16) -> Result<Kind, DecodeError> {
         let name = self.stored.name();

@@ -51,7 +51,7 @@ impl Packed {
         } else {
             [size[0], decoder.chunk_dimensions().1.clamp(1, size[1].max(1))]
         };
-        let is_float = measured.is_some_and(Measured::is_float);
+        let is_float = measured.is_some_and(|measured| measured.stored.is_float());
         let predictor = match find::<u16>(decoder, Tag::Predictor)?.unwrap_or(1) {
             1 => Predictor::None,
             other if measured.is_some() && interleaved > 1 => {

@@ -3,7 +3,7 @@
 use super::Input;
 use crate::{
     engine::Dim,
-    image::{Layout, Pages, Preprocess},
+    image::{Layout, Pages},
 };
 
 /// Mean and standard deviation of each channel, if the pages of a file are channels.
@@ -32,11 +32,6 @@ pub(super) fn of(input: &Input, channels: usize) -> Result<Option<Vec<[f32; 2]>>
     };
     let (mean, std) = (each("mean", input.mean.as_deref(), 0.0)?, each("std", input.std.as_deref(), 1.0)?);
     Ok(Some(mean.into_iter().zip(std).map(|(mean, std)| [mean, std]).collect()))
-}
-
-/// How a page becomes a channel of this mean and standard deviation.
-pub(super) fn preprocess(to: &Preprocess, [mean, std]: [f32; 2]) -> Preprocess {
-    Preprocess { mean: [mean; 3], std: [std; 3], ..to.clone() }
 }
 
 /// Where the channels are, by the first and the last of the three axes of an image: where the extent is fixed, or the smaller one. `None`
