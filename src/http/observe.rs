@@ -501,8 +501,8 @@ mod tests {
         metrics.add_model("m");
         let model = metrics.model("m");
         for (answered, counts) in [(true, [1, 0]), (false, [1, 1])] {
-            let answer = answered.then(|| Entry { page: None, answer: Ok(b"\"a\":1".to_vec()) });
-            let error = Entry { page: None, answer: Err(InferError::Decode("no".into())) };
+            let answer = answered.then(|| Entry { file: 0, page: None, answer: Ok(b"\"a\":1".to_vec()) });
+            let error = Entry { file: 0, page: None, answer: Err(InferError::Decode("no".into())) };
             let reply = reply(Form::Lines, None, stream::iter([error].into_iter().chain(answer)));
             let ending = reply.extensions().get::<StreamEnd>().expect("it is counted at its end");
             ending.begins(Uncounted::begin(&front, Arc::clone(&model)));

@@ -233,7 +233,6 @@ fn written(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::wire::answer::Page;
     use crate::{
         batch::{Job, Queue, QueueLimits},
         engine::{DataType, Tensor, staging::Memory},
@@ -286,8 +285,8 @@ mod tests {
             ),
         ] {
             let entries = [
-                Entry { page: None, answer: Ok(b"\"a\":1".to_vec()) },
-                Entry { page: Some(Page { file: 2, page: 3 }), answer: Err(InferError::Decode("no".into())) },
+                Entry { file: 0, page: None, answer: Ok(b"\"a\":1".to_vec()) },
+                Entry { file: 2, page: Some(3), answer: Err(InferError::Decode("no".into())) },
             ];
             let reply = reply(form, None, stream::iter(entries));
             assert_eq!(reply.headers()["x-accel-buffering"], "no", "proxies pass it on as it comes");

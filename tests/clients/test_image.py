@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 import shutil
 
 import numpy as np
@@ -214,7 +215,13 @@ def test_several_images_are_answered_as_json_and_as_they_come(site, photo):
     *answers, done = [json.loads(line) for line in streamed.text.splitlines()]
     assert [answer["picture"]["width"] for answer in answers] == [2 * WIDTH, 120] and done["done"]["failed"] == 0
     refused = requests.post(url, files=files, headers={"Accept": "image/png"}, timeout=wire.TIMEOUT)
-    wire.problem(refused, 406, "image/png for several images")
+    wire.problem(refused, 406, "image/png for several images.*image/tiff")
+    # A picture alone would be a PNG, which has no pages.
+    for accept in ("image/*", "image/png, image/tiff;q=0.5, application/json;q=0.1"):
+        several = requests.post(url, files=files, headers={"Accept": accept}, timeout=wire.TIMEOUT)
+        assert [page.shape[:2] for page in stack_of(several)] == [(2 * HEIGHT, 2 * WIDTH), (80, 120)]
+        alone = requests.post(url, data=reference.png(small), headers={"Accept": accept}, timeout=wire.TIMEOUT)
+        assert alone.headers["Content-Type"] == "image/png"
 
 
 def tiff(pages):
@@ -255,6 +262,25 @@ def test_a_page_that_fails_is_named_where_the_reply_has_no_place_for_it(site, ph
     files = [("a", reference.png(photo)), ("b", b"no picture"), ("c", reference.png(photo))]
     refused = wire.post_files(site, "enlarge", files, headers={"Accept": "image/tiff"})
     wire.problem(refused, 400, "^image 1: ")
+    # By its place among the files, not among the images.
+    files = [("a", tiff(np.stack([photo, photo]))), ("b", b"no picture")]
+    wire.problem(wire.post_files(site, "enlarge", files, headers={"Accept": "image/tiff"}), 400, "^image 1: ")
+
+
+def test_pages_that_wait_for_each_other_are_counted_and_refused_before_they_are_many(start_server, models, tmp_path):
+    shutil.copytree(models / "digits-segmenter", tmp_path / "models" / "digits-segmenter")
+    server = start_server(tmp_path / "models", in_flight_bytes_max="8MiB", body_bytes_max="4MiB")
+    # A page has a byte for each pixel: beside the file that is made of them, four find room.
+    image, headers = reference.png(np.zeros((1000, 1000), np.uint8)), {"Accept": "image/tiff"}
+    few, many = ([("image", image)] * count for count in (3, 200))
+    masks = stack_of(wire.post_files(server, "digits-segmenter", few, headers=headers))
+    assert [mask.shape for mask in masks] == [(1000, 1000)] * 3
+    wire.problem(wire.post_files(server, "digits-segmenter", many, headers=headers), 413, "in_flight_bytes_max")
+    text = requests.get(server.url + "/metrics", timeout=wire.TIMEOUT).text
+    written = re.findall(r'^ocelli_stage_duration_seconds_count\{.*stage="reply".*\} (\d+)$', text, re.M)
+    print(f"{written} of {len(many)} pages were written")
+    assert 3 < sum(map(int, written)) < 100
+    assert server.stop() == 0
 
 
 def test_the_first_protocol_of_kserve_has_pictures_too(site, photo):

@@ -185,7 +185,8 @@ async fn pictured(
     form: Form,
 ) -> Result<(Vec<u8>, Spent), InferError> {
     let asked = Arc::new(asked);
-    let (entries, spent) = predict::entries(front, model, call, &asked, files).await?;
+    let predict::Entries { entries, spent, held: _held } =
+        predict::entries(front, model, call, &asked, files).await?;
     // The protocol has no place for one answer that is an error.
     let value = |members: Vec<u8>| if asked.torchserve { members } else { answer::object(&members) };
     let answers = entries.into_iter().map(|entry| entry.answer.map(value)).collect::<Result<Vec<_>, _>>()?;

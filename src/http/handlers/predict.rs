@@ -17,7 +17,7 @@ use self::{
 };
 pub(super) use self::{
     asked::{Asked, Options},
-    entries::entries,
+    entries::{Entries, entries},
     negotiated::Negotiated,
 };
 use super::localize;
@@ -36,7 +36,7 @@ use crate::{
         },
     },
     models::{Model, may_be_image},
-    tasks::sheets,
+    tasks::sheets::Sheets,
 };
 use axum::{
     extract::{Request, State},
@@ -81,7 +81,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         _ => None,
     };
     match (asked.mask, pictured) {
-        (MaskForm::Rle, Some(form)) if negotiated.otherwise.is_none() => {
+        (MaskForm::Rle, Some(form)) if matches!(negotiated.otherwise, None | Some(Reply::Picture(_))) => {
             return Err(InferError::BadRequest(format!(
                 "mask=rle and Accept: {} exclude each other: leave out one of the two",
                 form.media()
@@ -100,16 +100,16 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         }
         _ => {}
     }
-    if (asked.mask, pictured) == (MaskForm::Png, Some(PictureForm::Tiff)) {
-        asked.picture = pictured;
-        return stack(front, model, &call, &Arc::new(asked), posted.files).await;
-    }
     let reply = match (negotiated.otherwise, pictured) {
+        (Some(Reply::Picture(form)), _) => {
+            asked.picture = Some(form);
+            return stack(front, model, &call, &Arc::new(asked), posted.files).await;
+        }
         (Some(reply), _) => reply,
         (None, Some(form)) => {
             return Err(InferError::NotAcceptable {
                 got: format!("{} for several images", form.media()),
-                accepted: "application/json",
+                accepted: "image/tiff, application/json",
             });
         }
         // An `Accept` that names none of the route's types gets JSON.
@@ -125,7 +125,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         let entries = one_by_one(front, model, &call, &asked, posted.files);
         return Ok(streamed::reply(form, call.permit, entries));
     }
-    let (entries, spent) = entries(front, model, &call, &asked, posted.files).await?;
+    let Entries { entries, spent, held: _held } = entries(front, model, &call, &asked, posted.files).await?;
     let body = written(model, &asked, &entries, posted.raw, posted.listed);
     call.says(&body)?;
     Ok(replied("application/json", body, &spent))
@@ -149,7 +149,7 @@ pub(crate) async fn file(
     }
     let options = Options::default().in_torchserves_form(&model.task);
     let asked = Arc::new(Asked::of(options, &Parameters::new(), model)?);
-    let (entries, spent) = entries(front, model, call, &asked, vec![Ok(file)]).await?;
+    let Entries { entries, spent, held: _held } = entries(front, model, call, &asked, vec![Ok(file)]).await?;
     let body = written(model, &asked, &entries, true, false);
     call.says(&body)?;
     Ok((body, spent))
@@ -189,17 +189,22 @@ async fn stack(
     asked: &Arc<Asked>,
     files: Vec<Result<Bytes, InferError>>,
 ) -> Result<Response, InferError> {
-    let (entries, spent) = entries(front, model, call, asked, files).await?;
-    let pages = without_errors(entries)?;
-    let bytes = pages.iter().map(|page| page.len() as u64).sum();
-    let what = "bytes of all pages as one TIFF";
-    if bytes > TIFF_BYTES_MAX {
-        let limit = TIFF_BYTES_MAX;
-        return Err(InferError::TooLarge { what: what.into(), got: bytes, limit, option: "" });
+    let Entries { entries, spent, held } = entries(front, model, call, asked, files).await?;
+    let sheets = Sheets::of(without_errors(entries)?).map_err(InferError::Internal)?;
+    let (got, memory, limit) = (sheets.bytes(), sheets.memory(), TIFF_BYTES_MAX);
+    if got > limit {
+        let what = "bytes of all pages as one TIFF".into();
+        return Err(InferError::TooLarge { what, got, limit, option: "" });
     }
-    let file = front.decode.run_within(bytes, what, move || sheets::joined(&pages)).await?;
+    call.will_say(got)?;
+    let joined = move || {
+        let joined = sheets.joined();
+        drop(held);
+        joined
+    };
+    let what = "memory to join the pages of a TIFF in bytes";
+    let file = front.decode.run_within(memory, what, joined).await?;
     let file = file.map_err(InferError::Internal)?;
-    call.says(&file)?;
     Ok(replied(PictureForm::Tiff.media(), file, &spent))
 }
 

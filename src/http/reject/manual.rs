@@ -106,7 +106,7 @@ fn explain(kind: Kind) -> Entry {
             "Accept one of the forms that `detail` lists.",
             InferError::NotAcceptable {
                 got: "image/png for several images".into(),
-                accepted: "application/json",
+                accepted: "image/tiff, application/json",
             },
         ),
         SLOW_BODY => entry(

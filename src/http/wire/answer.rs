@@ -126,28 +126,21 @@ pub fn one(of: Of<'_>, members: &[u8]) -> Vec<u8> {
     json
 }
 
-/// The file of a request that an image is from, and the page of that file; both count from 0.
-#[derive(Debug, Clone, Copy)]
-pub struct Page {
-    /// The file.
-    pub file: usize,
-    /// The page.
-    pub page: usize,
-}
-
 /// The part of a reply for one of several images.
 #[derive(Debug)]
 pub struct Entry {
-    /// The origin of the image, if its file has several pages.
-    pub page: Option<Page>,
+    /// The file of the request that the image is from, counted from 0.
+    pub file: usize,
+    /// The page of that file, counted from 0, if it has several.
+    pub page: Option<usize>,
     /// The members of the answer's object; in TorchServe's form the whole value.
     pub answer: Result<Vec<u8>, InferError>,
 }
 
 impl Entry {
-    /// The members for the origin of the image, each followed by a comma.
+    /// The members for the origin of the image if its file has several pages, each followed by a comma.
     pub fn place(&self) -> Vec<u8> {
-        let place = self.page.map(|Page { file, page }| format!("\"file\":{file},\"page\":{page},"));
+        let place = self.page.map(|page| format!("\"file\":{},\"page\":{page},", self.file));
         place.unwrap_or_default().into_bytes()
     }
 }
@@ -350,11 +343,11 @@ mod tests {
 
     #[test]
     fn images_of_a_file_of_several_pages_say_which_they_are_also_where_they_failed() {
-        let entry = |page, answer| Entry { page, answer };
+        let entry = |file, page, answer| Entry { file, page, answer };
         let entries = [
-            entry(None, Ok(b"\"a\":1".to_vec())),
-            entry(Some(Page { file: 1, page: 0 }), Ok(b"\"a\":2".to_vec())),
-            entry(Some(Page { file: 1, page: 1 }), Err(InferError::Decode("no".into()))),
+            entry(0, None, Ok(b"\"a\":1".to_vec())),
+            entry(1, Some(0), Ok(b"\"a\":2".to_vec())),
+            entry(1, Some(1), Err(InferError::Decode("no".into()))),
         ];
         let json: Value =
             serde_json::from_slice(&several(Of { model: "m", version: "1", task: "t" }, &entries))
@@ -365,9 +358,9 @@ mod tests {
         assert_eq!((&of[2]["file"], &of[2]["page"], &of[2]["error"]), (&json!(1), &json!(1), &json!("no")));
         let bare = |entries: &[Entry], listed| String::from_utf8(bare(entries, listed)).expect("text");
         let entries = [
-            entry(None, Ok(b"{\"a\":1}".to_vec())),
-            entry(Some(Page { file: 1, page: 0 }), Ok(b"[2]".to_vec())),
-            entry(Some(Page { file: 1, page: 1 }), Err(InferError::Decode("no".into()))),
+            entry(0, None, Ok(b"{\"a\":1}".to_vec())),
+            entry(1, Some(0), Ok(b"[2]".to_vec())),
+            entry(1, Some(1), Err(InferError::Decode("no".into()))),
         ];
         let text = bare(&entries, false);
         assert!(

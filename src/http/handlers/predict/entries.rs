@@ -6,18 +6,20 @@ use crate::{
     error::InferError,
     http::{
         Front,
+        admission::{Beside, Permit, counting},
         call::{Call, Spent},
         decode::{self, Decoded, Frames, Staged, Step, Turns},
         reject::kind_of,
         tally::Tally,
-        wire::answer::{self, Entry, Page},
+        wire::answer::{self, Entry},
     },
     image::Placement,
     models::Model,
     tasks::{Answer, Task},
 };
 use bytes::Bytes;
-use futures_util::future::join_all;
+use futures_util::future::try_join_all;
+use parking_lot::Mutex;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -27,44 +29,77 @@ use std::{
 pub(super) fn placed<T>(
     file: usize,
     frames: Result<Vec<Result<T, InferError>>, InferError>,
-) -> Vec<(Option<Page>, Result<T, InferError>)> {
+) -> Vec<(usize, Option<usize>, Result<T, InferError>)> {
     match frames {
         Ok(frames) => {
             let several = frames.len() > 1;
-            let place = |page| several.then_some(Page { file, page });
-            frames.into_iter().enumerate().map(|(page, frame)| (place(page), frame)).collect()
+            let placed = |(page, frame)| (file, several.then_some(page), frame);
+            frames.into_iter().enumerate().map(placed).collect()
         }
-        Err(error) => vec![(None, Err(error))],
+        Err(error) => vec![(file, None, Err(error))],
+    }
+}
+
+/// The answers for the files of a request.
+pub(in crate::http) struct Entries {
+    pub(in crate::http) entries: Vec<Entry>,
+    pub(in crate::http) spent: Spent,
+    pub(in crate::http) held: Held,
+}
+
+/// The memory that is set aside for the answers of a request while they wait for each other and for the reply that they become part of.
+pub(in crate::http) struct Held {
+    permit: Option<Arc<Permit>>,
+    /// Their bytes, and what is set aside once they are many.
+    answers: Mutex<(u64, Option<Beside>)>,
+}
+
+impl Held {
+    fn of(call: &Call) -> Held {
+        Held { permit: call.permit.clone(), answers: Mutex::default() }
+    }
+
+    /// Sets aside memory for one more answer.
+    fn more(&self, answer: &Vec<u8>) -> Result<(), InferError> {
+        let (bytes, beside) = &mut *self.answers.lock();
+        *bytes += answer.capacity() as u64;
+        let Some(permit) = counting(self.permit.as_ref(), *bytes) else { return Ok(()) };
+        beside.get_or_insert_with(|| permit.nothing_beside()).grow_to(*bytes)
     }
 }
 
 /// The answers for files, in their order, one for each frame. A frame without an answer is an error in its place.
 ///
 /// # Errors
-/// If nothing could be answered, the error of [`of_all`].
+/// If nothing could be answered, the error of [`of_all`]; [`InferError::Full`] or [`InferError::TooLarge`] where there is no room for the
+/// answers.
 pub(in crate::http) async fn entries(
     front: &Arc<Front>,
     model: &Arc<Model>,
     call: &Call,
     asked: &Arc<Asked>,
     files: Vec<Result<Bytes, InferError>>,
-) -> Result<(Vec<Entry>, Spent), InferError> {
+) -> Result<Entries, InferError> {
     let turns = front.decode.turns();
-    let files = files.into_iter().enumerate().map(|file| one_file(front, model, call, asked, &turns, file));
+    let held = Held::of(call);
+    let files = files.into_iter().enumerate().map(async |(index, file)| {
+        Ok(match queued(front, model, call, asked, &turns, (index, file)).await {
+            Ok(frames) => placed(index, Ok(answers(front, call, asked, &held, frames).await?)),
+            Err(error) => placed(index, Err(error)),
+        })
+    });
     let mut spent = Spent::default();
-    let mut entries = Vec::new();
-    for (index, file) in join_all(files).await.into_iter().enumerate() {
-        entries.extend(placed(index, file).into_iter().map(|(page, frame)| {
-            let answer = frame.map(|(entry, of)| {
-                spent.include(&of);
-                entry
-            });
-            Entry { page, answer }
-        }));
-    }
+    let answered = try_join_all(files).await?.into_iter().flatten().map(|(file, page, frame)| {
+        let answer = frame.map(|(entry, of)| {
+            spent.include(&of);
+            entry
+        });
+        Entry { file, page, answer }
+    });
+    let entries: Vec<_> = answered.collect();
     match of_all(&entries) {
         Some(error) => Err(error.clone()),
-        None => Ok((entries, spent)),
+        None => Ok(Entries { entries, spent, held }),
     }
 }
 
@@ -86,10 +121,10 @@ fn first<'a>(mut errors: impl Iterator<Item = &'a InferError> + Clone) -> Option
 /// # Errors
 /// If there is an error among them, the [`first`], and which image it is about.
 pub(super) fn without_errors(entries: Vec<Entry>) -> Result<Vec<Vec<u8>>, InferError> {
-    let failed = entries.iter().enumerate().filter_map(|(index, entry)| {
-        let image = match entry.page {
-            Some(Page { file, page }) => format!("page {page} of image {file}"),
-            None => format!("image {index}"),
+    let failed = entries.iter().filter_map(|entry| {
+        let image = match (entry.file, entry.page) {
+            (file, Some(page)) => format!("page {page} of image {file}"),
+            (file, None) => format!("image {file}"),
         };
         Some(decode::about(&image, entry.answer.as_ref().err()?.clone()))
     });
@@ -102,15 +137,15 @@ pub(super) fn without_errors(entries: Vec<Entry>) -> Result<Vec<Vec<u8>>, InferE
 
 pub(super) type Answered = Result<(Vec<u8>, Spent), InferError>;
 
-/// Decodes a file, runs its frames, and turns what comes out into entries of the reply.
-async fn one_file(
+/// Decodes a file and gives its frames to the queue. Tells how long decoding took.
+async fn queued(
     front: &Arc<Front>,
     model: &Arc<Model>,
     call: &Call,
     asked: &Arc<Asked>,
     turns: &Turns,
     (index, file): (usize, Result<Bytes, InferError>),
-) -> Result<Vec<Answered>, InferError> {
+) -> Result<(Vec<Result<Pushed, InferError>>, Duration), InferError> {
     let (of, permit) = (Arc::clone(model), call.permit.as_ref());
     let decoded: Decoded<Frames> = match asked.pages {
         true => call.in_time(turns.take(front.decode.stage(call.step(), file?, of, permit, turns))).await?,
@@ -126,8 +161,28 @@ async fn one_file(
     let frames: Vec<_> = staged.into_iter().map(|frame| frame.map(push)).collect();
     // From here on the queue accounts for their memory.
     drop(share);
-    let answers = frames.into_iter().map(async |frame| frame?.answer(front, call, asked, took).await);
-    Ok(join_all(answers).await)
+    Ok((frames, took))
+}
+
+/// The answers for the frames of a file.
+///
+/// # Errors
+/// As [`Held::more`]: there is no room for all answers of the request.
+async fn answers(
+    front: &Front,
+    call: &Call,
+    asked: &Arc<Asked>,
+    held: &Held,
+    (frames, took): (Vec<Result<Pushed, InferError>>, Duration),
+) -> Result<Vec<Answered>, InferError> {
+    let answers = frames.into_iter().map(async |frame| {
+        let answered = async { frame?.answer(front, call, asked, took).await }.await;
+        if let Ok((answer, _)) = &answered {
+            held.more(answer)?;
+        }
+        Ok(answered)
+    });
+    try_join_all(answers).await
 }
 
 /// A frame that was given to the queue, which may have refused it.
@@ -238,7 +293,7 @@ mod tests {
 
     #[test]
     fn where_all_images_fail_the_error_is_one_that_may_pass_if_there_is_one() {
-        let entry = |answer| Entry { page: None, answer };
+        let entry = |answer| Entry { file: 0, page: None, answer };
         let (bad, late) = (InferError::Decode("no image".into()), InferError::Late("late".into()));
         let of = |errors: &[&InferError]| {
             let entries: Vec<_> = errors.iter().map(|error| entry(Err((*error).clone()))).collect();
@@ -253,19 +308,21 @@ mod tests {
 
     #[test]
     fn where_errors_have_no_place_the_request_fails_and_says_for_which_image() {
-        let entry = |page, answer| Entry { page, answer };
-        let page = |page| Some(Page { file: 2, page });
-        let good = || entry(None, Ok(vec![1]));
-        let bad = |page| entry(page, Err(InferError::Decode("no image".into())));
-        assert_eq!(without_errors(vec![good(), good()]), Ok(vec![vec![1], vec![1]]));
+        let entry = |file, page, answer| Entry { file, page, answer };
+        let good = |file| entry(file, None, Ok(vec![1]));
+        let bad = |file, page| entry(file, page, Err(InferError::Decode("no image".into())));
+        assert_eq!(without_errors(vec![good(0), good(1)]), Ok(vec![vec![1], vec![1]]));
         let told = |entries| without_errors(entries).map_err(|error| error.to_string());
-        assert_eq!(told(vec![good(), bad(None), bad(page(4))]), Err("image 1: no image".to_owned()));
+        assert_eq!(told(vec![good(0), bad(1, None), bad(2, Some(4))]), Err("image 1: no image".to_owned()));
         assert_eq!(
-            told(vec![good(), bad(page(4)), bad(None)]),
+            told(vec![good(0), entry(2, Some(3), Ok(vec![1])), bad(2, Some(4)), bad(5, None)]),
             Err("page 4 of image 2: no image".to_owned())
         );
-        let late = entry(page(5), Err(InferError::Late("late".into())));
-        assert_eq!(without_errors(vec![bad(None), late]), Err(InferError::Late("late".into())));
+        let two_pages = [Some(0), Some(1)].map(|page| entry(0, page, Ok(vec![1])));
+        let after_two_pages = two_pages.into_iter().chain([bad(1, None)]).collect();
+        assert_eq!(told(after_two_pages), Err("image 1: no image".to_owned()));
+        let late = entry(2, Some(5), Err(InferError::Late("late".into())));
+        assert_eq!(without_errors(vec![bad(0, None), late]), Err(InferError::Late("late".into())));
     }
 
     #[tokio::test]

@@ -26,7 +26,7 @@ pub(super) enum Reply {
 pub(in crate::http) struct Negotiated {
     /// If a picture can be the reply.
     pub(super) pictured: Option<Reply>,
-    /// If none can: there are several images, which only a TIFF has pages for.
+    /// If there are several images, which of these files only a TIFF has pages for.
     pub(super) otherwise: Option<Reply>,
 }
 
@@ -43,10 +43,11 @@ impl Negotiated {
         offers.extend(torchserve_has(task).then_some(torchserve));
         offers.push(Offer::ranged(Reply::Json, "application/json"));
         offers.extend(Form::offers(Reply::Streamed));
-        let otherwise = accepted::best(headers, &offers);
         let pictures = PictureForm::of(task).iter();
         offers.extend(pictures.map(|form| Offer::ranged(Reply::Picture(*form), form.media())));
-        Negotiated { pictured: accepted::best(headers, &offers), otherwise }
+        let pictured = accepted::best(headers, &offers);
+        offers.retain(|offer| offer.form != Reply::Picture(PictureForm::Png));
+        Negotiated { pictured, otherwise: accepted::best(headers, &offers) }
     }
 
     /// Whether TorchServe's form is preferred, which is the form of requests that ask for none if `by_default`.
@@ -84,24 +85,24 @@ mod tests {
             ("application/json", JSON, JSON),
             ("image/png", PNG, None),
             ("Image/PNG; Q=0.3", PNG, None),
-            ("image/*", PNG, None),
+            ("image/*", PNG, TIFF),
             ("image/png, */*", PNG, JSON),
             ("*/*, image/png", PNG, JSON),
-            ("image/*, */*", PNG, JSON),
+            ("image/*, */*", PNG, TIFF),
             ("image/*, application/json", JSON, JSON),
             ("image/png, application/json", PNG, JSON),
             ("application/json, image/png", JSON, JSON),
             ("image/png;q=0.5, application/json", JSON, JSON),
             ("image/png;q=0.1, */*", JSON, JSON),
             ("application/json;q=0.1, */*", PNG, JSON),
-            ("application/json;q=0, */*", PNG, None),
-            ("image/png;q=0, image/*", TIFF, None),
+            ("application/json;q=0, */*", PNG, TIFF),
+            ("image/png;q=0, image/*", TIFF, TIFF),
             ("image/png;q=0, */*", JSON, JSON),
             ("image/webp, image/png", PNG, None),
             ("image/avif,image/webp,image/png,*/*;q=0.8", PNG, JSON),
-            ("image/avif,image/webp,image/apng,image/svg+xml,image/*,*/*;q=0.8", PNG, JSON),
+            ("image/avif,image/webp,image/apng,image/svg+xml,image/*,*/*;q=0.8", PNG, TIFF),
             ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", JSON, JSON),
-            ("image/*, application/json;q=0.5", PNG, JSON),
+            ("image/*, application/json;q=0.5", PNG, TIFF),
             ("image/png;q=0.9, text/html", PNG, None),
             ("image/png, application/x-ndjson", PNG, LINES),
             ("application/x-ndjson, image/png", LINES, LINES),
@@ -123,13 +124,17 @@ mod tests {
         for (accept, pictured, otherwise) in [
             ("*/*", JSON, JSON),
             ("image/png", PNG, None),
-            ("image/tiff", TIFF, None),
-            ("image/*", PNG, None),
-            ("image/tiff, image/png;q=0.9", TIFF, None),
-            ("image/png, image/tiff", PNG, None),
-            ("image/png;q=0.1, image/*", TIFF, None),
-            ("image/tiff, application/json;q=0.5", TIFF, JSON),
-            ("image/tiff, application/x-ndjson", TIFF, LINES),
+            ("image/tiff", TIFF, TIFF),
+            ("image/*", PNG, TIFF),
+            ("image/tiff, image/png;q=0.9", TIFF, TIFF),
+            ("image/png, image/tiff", PNG, TIFF),
+            ("image/png, image/tiff;q=0.5, application/json;q=0.1", PNG, TIFF),
+            ("image/png, application/json, image/tiff;q=0.5", PNG, JSON),
+            ("image/png;q=0.1, image/*", TIFF, TIFF),
+            ("image/tiff, application/json;q=0.5", TIFF, TIFF),
+            ("application/json, image/tiff", JSON, JSON),
+            ("image/tiff, application/x-ndjson", TIFF, TIFF),
+            ("image/tiff;q=0.5, application/x-ndjson", LINES, LINES),
             ("image/webp", None, None),
         ] {
             for task in [&task, &Task::Segment(Segment::default())] {

@@ -59,7 +59,7 @@ pub(super) fn one_by_one(
         };
         stream::once(frames).flat_map(move |frames| stream::iter(placed(index, frames)))
     });
-    let answers = frames.map(move |(page, frame)| {
+    let answers = frames.map(move |(file, page, frame)| {
         let decoding = Arc::clone(&decoding);
         let answer = async move {
             let Decoding { front, asked, .. } = &*decoding;
@@ -77,7 +77,7 @@ pub(super) fn one_by_one(
             };
             tally.ended(front.before_the_end(DropReason::Job, answered).await.flatten())
         };
-        answer.map(move |answer| Entry { page, answer })
+        answer.map(move |answer| Entry { file, page, answer })
     });
     answers.buffered(ahead)
 }
