@@ -83,10 +83,11 @@ pub(in crate::http) async fn entries(
     let turns = front.decode.turns();
     let held = Held::of(call);
     let files = files.into_iter().enumerate().map(async |(index, file)| {
-        Ok(match queued(front, model, call, asked, &turns, (index, file)).await {
+        let frames = match queued(front, model, call, asked, &turns, (index, file)).await {
             Ok(frames) => placed(index, Ok(answers(front, call, asked, &held, frames).await?)),
             Err(error) => placed(index, Err(error)),
-        })
+        };
+        Ok::<_, InferError>(frames)
     });
     let mut spent = Spent::default();
     let answered = try_join_all(files).await?.into_iter().flatten().map(|(file, page, frame)| {
@@ -343,7 +344,7 @@ mod tests {
         release.send(()).expect("it waits");
         assert_eq!(other.await, Ok(true));
         // All of them have their turn.
-        let error = entries.await.expect_err("none is an image");
+        let error = entries.await.err().expect("none is an image");
         assert!(error.to_string().contains("image 0"), "{error}");
     }
 }
