@@ -195,7 +195,7 @@ impl Book {
         hold.drop_engines(left);
     }
 
-    /// Records that a device cannot have a model now.
+    /// Records that a device cannot have a model now; if the device has failed under it, beyond the hold as well.
     pub(super) fn refuse(
         &self,
         index: usize,
@@ -207,10 +207,19 @@ impl Book {
         if let Some(entry) = self.state.lock().entries.iter_mut().find(|entry| entry.served.model.key == key)
         {
             entry.coming.retain(|coming| coming.0 != index);
-            entry.refused.note(index, hold.number, refusal.to_string(), again, Instant::now());
+            let now = Instant::now();
+            entry.refused.note(index, hold.number, refusal.to_string(), again, now);
+            if hold.health.has_failed(now) {
+                entry.refused.fault(index, format!("the device failed while it was loaded: {refusal}"));
+            }
             // The memory that an earlier hold had for it is free.
             entry.served.model.statistics.holds(&hold.health.device, None);
         }
+    }
+
+    /// Failures of a device while it loaded models no longer count.
+    pub(super) fn forgive(&self, index: usize) {
+        self.state.lock().entries.iter_mut().for_each(|entry| entry.refused.forgive(index));
     }
 
     /// Models that a device cannot have, for now or as long as it is held, and why.

@@ -25,7 +25,6 @@ use crate::{
     status::{Cause, DeviceState},
     telemetry::metrics::ModelState,
 };
-use load::NotLoaded;
 use parking_lot::Mutex;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -33,6 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 pub use swap::NotReloaded;
+use waiting::NotLoaded;
 
 /// The index of the CPU in the list of devices, if it is there.
 const CPU_INDEX: usize = 0;

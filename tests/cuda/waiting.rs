@@ -2,10 +2,11 @@
 //! anybody asking for it; with GPUs on threads of the server and in processes of their own.
 
 use crate::{
-    machine::{BLIND, GPU, MODES, Machine, ON_GPU, Running, id, until},
+    machine::{BLIND, GPU, MODES, Machine, ON_GPU, Running, id, put, until},
     process::on_cpu,
     scenarios::{end, on_gpu},
 };
+use std::path::Path;
 
 /// A fitter that only these GPUs may serve.
 fn only(gpus: &str) -> String {
@@ -96,6 +97,49 @@ async fn a_model_under_which_a_gpu_fails_is_loaded_when_the_gpu_is_back() {
         assert!(reply.status >= 400 && said.contains("; it is tried again"), "{}: {said}", reply.status);
         until("it is served", async || stands(&server, "alone").await.0 == "READY").await;
         assert_eq!(server.localize_by("alone", &[]).await.0.len(), expected.len());
+        end(&machine, server);
+    }
+}
+
+/// It is answered by the CPU, and the GPU is the others' again after a few tries, whatever the hold.
+#[tokio::test]
+async fn a_model_under_which_a_gpu_fails_again_and_again_is_left_out_there_and_the_others_have_the_gpu() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let machine = Machine::new("");
+        machine.tell("cuda", "still fault on=kernel:fit_xynbs_f32 code=700 times=always").await;
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["bad", "spots"] {
+            put(folder.path(), name, ON_GPU);
+        }
+        let manifest = folder.path().join("bad/model.toml");
+        let width_fitted =
+            std::fs::read_to_string(&manifest).unwrap().replace("psf = \"xynb\"", "psf = \"xynbs\"");
+        std::fs::write(manifest, width_fitted).unwrap();
+        let server = machine.run(Path::new(env!("CARGO_BIN_EXE_ocelli")), isolation, folder, &[]).await;
+        server.until_ready().await;
+        let refused = async || server.device(GPU).await["refused_models"].clone();
+        let left_out = async || {
+            let told = refused().await;
+            let why = told[0]["reason"].as_str().unwrap_or_default();
+            told[0]["model"] == "bad" && why.contains("the device failed while it was loaded: ")
+        };
+        until("it is left out", left_out).await;
+        server.until_state("serving", "proved").await;
+        on_gpu(&server, &expected).await;
+        assert_eq!(server.localize_by("bad", &[]).await.1.headers["ocelli-device"], "cpu");
+        let said = server.said("while the model bad was loaded: ");
+        assert!((1..=3).contains(&said.len()), "{said:?}");
+
+        // Somebody sees to the GPU.
+        machine.tell("cuda", "still clear").await;
+        for (what, state, cause) in [("drain", "fenced", "drain"), ("resume", "serving", "proved")] {
+            let path = format!("/v2/devices/{GPU}/{what}");
+            assert_eq!(server.send("POST", &path, &[], "").await.status, 200);
+            server.until_state(state, cause).await;
+        }
+        until("it is refused no more", async || refused().await == serde_json::json!([])).await;
+        assert_eq!(server.localize_by("bad", &[]).await.1.headers["ocelli-device"], GPU);
         end(&machine, server);
     }
 }

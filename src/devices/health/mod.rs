@@ -76,6 +76,11 @@ impl Health {
         self.over.get()
     }
 
+    /// Whether the device has failed, or a call of it hangs.
+    pub(super) fn has_failed(&self, now: Instant) -> bool {
+        matches!(self.over(), Some(Over::Failed(_))) || self.stuck_for(now).is_some()
+    }
+
     /// Ends the hold; the first caller's reason counts.
     pub(super) fn end(&self, why: Over) {
         if self.over.set(why).is_ok() {

@@ -209,6 +209,7 @@ impl Keeper {
                 );
             } else {
                 tracing::info!(device, "resumed by request: the GPU is taken again when others leave it");
+                self.devices.book.forgive(self.index);
             }
             self.claim.states.drained(drained);
             if drained {

@@ -7,12 +7,13 @@ use super::{
         book::{Away, Served},
         device::{Device, Engines, Hold},
         forward::{Asked, Proof, not_counted},
+        health::Over,
         place::{self, Kind, Placed},
         plan::NoRoom,
         probabilities::Seen,
         refusal::Refusal,
     },
-    Devices, LoadedOn, Loading,
+    Devices, LoadedOn, Loading, NotLoaded,
 };
 use crate::{
     batch::ModelKey,
@@ -334,13 +335,23 @@ impl Devices {
                     tracing::info!(model, version, device, ?load, "model is ready here as well");
                     self.put(index, hold, &served, engines, proof, load);
                 }
-                Err(refusal) if hold.health.is_over() => return Err(refusal),
                 Err(refusal) => {
+                    let failed = hold.health.has_failed(Instant::now());
+                    if hold.health.is_over() && !failed {
+                        return Err(refusal);
+                    }
                     if !self.ends() {
                         tracing::warn!(model, version, device, reason = %refusal, "the model is not served here");
                     }
                     let again = refusal.again(self.devices[index].gpu.is_some());
                     self.book.refuse(index, hold, served.model.key, (&refusal, again));
+                    if failed {
+                        let why = match hold.health.over() {
+                            Some(Over::Failed(reason)) => reason.clone(),
+                            _ => refusal.to_string(),
+                        };
+                        return Err(Refusal::Failed(format!("while the model {model} was loaded: {why}")));
+                    }
                     short = short.or(Some(refusal).filter(|refusal| matches!(refusal, Refusal::Memory(_))));
                 }
             }
@@ -387,26 +398,6 @@ fn fell_short(hold: &Hold, refusal: Refusal) -> Refusal {
             headroom_bytes(total)
         )),
         (refusal, _) => refusal,
-    }
-}
-
-/// Why a model is not loaded.
-pub(super) enum NotLoaded {
-    /// Its devices are away, or have no room for it now.
-    Away(Box<Away>),
-    /// It does not meet the caller's expectation.
-    Unexpected(String),
-    /// Anything else.
-    Failed(String),
-}
-
-impl NotLoaded {
-    /// In words.
-    pub(super) fn reason(&self) -> &str {
-        match self {
-            NotLoaded::Away(away) => &away.reason,
-            NotLoaded::Unexpected(reason) | NotLoaded::Failed(reason) => reason,
-        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Models that come and go while others serve. A new version is loaded and warmed up beside the old one, and takes its place in the
 //! catalog in one step. The old one stays until the last request that has begun with it has ended.
 
-use super::{Devices, load::NotLoaded};
+use super::{Devices, NotLoaded};
 use crate::models::{Entry, Found, Model, State};
 use std::sync::{Arc, Weak};
 

@@ -2,7 +2,7 @@
 
 use super::{
     super::{book::Away, device::Hold, health::Over, place::Placed, refusal::Refusal},
-    Devices, NotLoaded, NotReloaded,
+    Devices, NotReloaded,
 };
 use crate::models::{Found, State};
 use std::{sync::Arc, time::Instant};
@@ -94,10 +94,7 @@ impl Devices {
         };
         let refused: Vec<_> = holds.iter().zip(refusals).map(of).collect();
         let now = Instant::now();
-        let failed = |(_, hold): &(usize, Arc<Hold>)| {
-            matches!(hold.health.over(), Some(Over::Failed(_))) || hold.health.stuck_for(now).is_some()
-        };
-        let failed = holds.iter().any(failed);
+        let failed = holds.iter().any(|(_, hold)| hold.health.has_failed(now));
         let ended = failed || holds.iter().any(|(_, hold)| hold.health.is_over());
         match ended || refused.iter().any(|(.., for_now)| *for_now) {
             true => NotLoaded::Away(Box::new(Away { reason, placed, refused, failed })),
@@ -137,6 +134,26 @@ impl Devices {
         self.book.stop_waiting_for(found);
         self.book.disclaim(name);
         NotReloaded { reason, for_now: false }
+    }
+}
+
+/// Why a model is not loaded.
+pub(super) enum NotLoaded {
+    /// Its devices are away, or have no room for it now.
+    Away(Box<Away>),
+    /// It does not meet the caller's expectation.
+    Unexpected(String),
+    /// Anything else.
+    Failed(String),
+}
+
+impl NotLoaded {
+    /// In words.
+    pub(super) fn reason(&self) -> &str {
+        match self {
+            NotLoaded::Away(away) => &away.reason,
+            NotLoaded::Unexpected(reason) | NotLoaded::Failed(reason) => reason,
+        }
     }
 }
 

@@ -209,7 +209,8 @@ impl Keeper {
                 self.leave(now, Over::Left);
             }
             (_, failed) => {
-                let reason = failed.unwrap_or(reason);
+                // A refusal that has the fault in it says what was being done besides.
+                let reason = failed.filter(|fault| !reason.contains(fault.as_str())).unwrap_or(reason);
                 tracing::error!(device, reason, "the GPU cannot be used; it is tried again");
                 let failed = || Evidence::Failed(reason.clone());
                 self.claim.note(now, &stuck.map_or_else(failed, Evidence::Stuck));
