@@ -85,6 +85,36 @@ async fn what_others_took_while_a_gpu_was_taken_is_not_learned_as_ours() {
     }
 }
 
+/// As CUDA's runtime does once it was used; where the driver lists us by our own number, and as in a container.
+#[tokio::test]
+async fn a_context_that_stays_when_a_gpu_is_given_back_is_neither_others_nor_needed_once_more() {
+    for own in [None, Some("own pid=70001")] {
+        let state = tempfile::tempdir().unwrap();
+        let machine = Machine::new("memory=850MiB context=300MiB");
+        if let Some(own) = own {
+            machine.tell("nvml", own).await;
+        }
+        let options = [("gpu-state-folder", state.path().to_str().unwrap())];
+        let server = machine.serving("thread", ON_GPU, &options).await;
+        let context = || measured(&state)["Fake-GPU"][""].as_u64();
+        until("the context is measured", async || context() >= Some(300 << 20)).await;
+        machine.tell("cuda", "retain device=0").await;
+        for times in ["2", "3"] {
+            for (what, state, cause) in [("drain", "fenced", "drain"), ("resume", "serving", "proved")] {
+                let path = format!("/v2/devices/{GPU}/{what}");
+                assert_eq!(server.send("POST", &path, &[], "").await.status, 200);
+                server.until_state(state, cause).await;
+            }
+            assert_eq!(times_taken(&server).await, times);
+            assert_eq!(server.device(GPU).await["other_processes"], serde_json::json!([]), "{own:?}");
+        }
+        until_answered_by_gpu(&server, "spots").await;
+        assert!(context() >= Some(300 << 20), "{own:?}: {}", measured(&state));
+        // The library keeps it until the process has ended.
+        server.end();
+    }
+}
+
 /// Has what was found out say that a fitter of this name takes so many bytes.
 fn pretend(state: &tempfile::TempDir, model: &str, bytes: u64) {
     let mut grown = measured(state);

@@ -230,7 +230,7 @@ fn we_are_found_by_what_changed_while_we_took_memory() {
         let stream = context.new_stream().unwrap();
         let _memory = allocate(&stream, 64 << 20).unwrap();
         let after = probe.sample().remove(0);
-        let ourselves = Ourselves::after(process::id(), 0, &before, &after);
+        let ourselves = Ourselves::before(process::id()).after(process::id(), 0, &before, &after);
         assert_eq!(ourselves, Ourselves { pid, memory: 512 << 20, models: 0 });
         assert_eq!(ourselves.others(&after).memory(), Some(GIB), "{own:?}");
         fake.tell("end gpu=0 pid=4242");

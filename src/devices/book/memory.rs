@@ -108,6 +108,11 @@ impl Book {
         Some(least.saturating_add(learned.measured_context(gpu)))
     }
 
+    /// What a context takes on a GPU; 0 if it was not measured.
+    pub(in crate::devices) fn context(&self, gpu: &str) -> u64 {
+        self.learned.lock().measured_context(gpu)
+    }
+
     /// Records what we hold on a GPU in all, by the driver's count. `ours`: the count excludes other processes.
     pub(in crate::devices) fn learn_all(&self, index: usize, gpu: &str, held: u64, ours: bool) {
         let names = self.names_on(index);

@@ -20,7 +20,7 @@ use super::{
     survive,
 };
 use crate::{
-    engine::cuda::Gpu,
+    engine::cuda::{self, Gpu},
     status::{Cause, DeviceInfo, DeviceState},
 };
 use std::{
@@ -44,7 +44,13 @@ pub(super) struct Keeper {
     turns: Turns,
     claim: Claim,
     ourselves: Ourselves,
+    /// Bytes of a context that a library keeps there although we have left; once it is taken again, those that were there before.
+    kept: Option<u64>,
+    /// The last sample before it was taken, until it is known what we hold there.
+    before: Option<Sample>,
     hold: Option<Arc<Hold>>,
+    /// The last hold is ending.
+    leaves: bool,
     ending: EndingHolds,
     ticket: Option<Ticket>,
     /// The last sample, and when it was taken.
@@ -83,7 +89,10 @@ impl Keeper {
             turns,
             claim: Claim::new(now),
             ourselves: Ourselves::before(std::process::id()),
+            kept: None,
+            before: None,
             hold: None,
+            leaves: false,
             ending: EndingHolds::default(),
             ticket: None,
             sample: None,
@@ -233,12 +242,31 @@ impl Keeper {
             // `hold` keeps the remaining reference.
             drop(self.devices.devices[self.index].let_go());
             self.ending.push(hold);
-            // Memory that is held from now on belongs to others.
-            self.ourselves = Ourselves::before(std::process::id());
+            self.leaves = true;
             if self.claim.left(now) {
                 self.restart(now);
             }
         }
+    }
+
+    /// Once the hold has ended: memory that is held from now on belongs to others, except for a context that a library keeps.
+    fn has_left(&mut self) {
+        let remains = cuda::remains(&self.gpu) == Some(true);
+        let before = self.before.take();
+        if !remains {
+            (self.ourselves, self.kept) = (Ourselves::before(std::process::id()), None);
+            return;
+        }
+        // Where taking it failed, our id in the list is not known yet.
+        if let (Some(before), Some(after)) = (before, self.senses.fresh(&self.gpu)) {
+            self.ourselves = self.ourselves.after(std::process::id(), 0, &before, &after);
+        }
+        let context = match self.devices.book.context(&self.gpu.name) {
+            0 => self.ourselves.memory.saturating_sub(self.ourselves.models),
+            learned => learned,
+        };
+        self.ourselves = self.ourselves.left(context);
+        self.kept = Some(context);
     }
 
     /// The wait starts now.

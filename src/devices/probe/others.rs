@@ -57,22 +57,29 @@ impl Ourselves {
         Ourselves { pid: Some(pid), memory: 0, models: 0 }
     }
 
+    /// The state once all was given back but a context of so many bytes, which a library keeps.
+    pub fn left(self, context: u64) -> Ourselves {
+        Ourselves { memory: context, models: 0, ..self }
+    }
+
     /// The state after we took memory, of which models have `models` bytes, from a look just before and one just after.
     ///
-    /// We are the entry that is new; if our own id is in the list, it is that one. Otherwise, if several or none are new, our id in the
-    /// list is unknown.
-    pub fn after(own: u32, models: u64, before: &Sample, after: &Sample) -> Ourselves {
+    /// We are the entry that is new; if our own id is in the list, it is that one, and if we had a context there before, the one that we
+    /// were. Otherwise, if several or none are new, our id in the list is unknown.
+    pub fn after(self, own: u32, models: u64, before: &Sample, after: &Sample) -> Ourselves {
         let held = |sample: &Sample| sample.memory.map_or(0, |memory| memory.held());
         let none = Vec::new();
         let list = |sample: &'_ Sample| sample.processes.clone().unwrap_or_default();
         let (earlier, later) = (list(before), after.processes.as_ref().unwrap_or(&none));
         let came: Vec<&Process> =
             later.iter().filter(|process| earlier.iter().all(|other| other.pid != process.pid)).collect();
-        let ours = later.iter().find(|process| process.pid == own).or(match came.as_slice() {
+        let was = |process: &&Process| self.memory > 0 && Some(process.pid) == self.pid;
+        let listed = later.iter().find(|process| process.pid == own).or_else(|| later.iter().find(was));
+        let ours = listed.or(match came.as_slice() {
             [one] => Some(*one),
             _ => None,
         });
-        let grown = held(after).saturating_sub(held(before));
+        let grown = self.memory + held(after).saturating_sub(held(before));
         Ourselves {
             pid: ours.map(|process| process.pid),
             memory: ours.and_then(|process| process.memory).unwrap_or(grown),
@@ -146,7 +153,7 @@ mod tests {
     fn we_are_not_among_the_others() {
         let before = sample(5 * GIB, Some(&[(4, 5 * GIB)]));
         let after = sample(8 * GIB, Some(&[(4, 5 * GIB), (OWN, 3 * GIB)]));
-        let ourselves = Ourselves::after(OWN, GIB, &before, &after);
+        let ourselves = Ourselves::before(OWN).after(OWN, GIB, &before, &after);
         assert_eq!(ourselves, Ourselves { pid: Some(OWN), memory: 3 * GIB, models: GIB });
         assert_eq!(
             ourselves.others(&after),
@@ -163,16 +170,34 @@ mod tests {
     fn an_unknown_number_of_ours_is_the_one_that_came() {
         let before = sample(5 * GIB, Some(&[(4, 5 * GIB)]));
         let after = sample(8 * GIB, Some(&[(4, 5 * GIB), (70_001, 3 * GIB)]));
-        let ourselves = Ourselves::after(OWN, GIB, &before, &after);
+        let ourselves = Ourselves::before(OWN).after(OWN, GIB, &before, &after);
         assert_eq!(ourselves.pid, Some(70_001));
         assert_eq!(ourselves.others(&after).memory(), Some(5 * GIB));
+    }
+
+    #[test]
+    fn a_context_that_stayed_is_ours_when_the_gpu_is_taken_again() {
+        let before = sample(5 * GIB, Some(&[(4, 5 * GIB)]));
+        let first = sample(8 * GIB, Some(&[(4, 5 * GIB), (70_001, 3 * GIB)]));
+        let left = Ourselves::before(OWN).after(OWN, 2 * GIB, &before, &first).left(GIB);
+        assert_eq!(left, Ourselves { pid: Some(70_001), memory: GIB, models: 0 });
+        let between = sample(GIB, Some(&[(70_001, GIB)]));
+        assert_eq!((left.others(&between).any(), left.held(&between)), (false, GIB));
+        let again = sample(4 * GIB, Some(&[(70_001, 4 * GIB)]));
+        let ourselves = left.after(OWN, 3 * GIB, &between, &again);
+        assert_eq!(ourselves, Ourselves { pid: Some(70_001), memory: 4 * GIB, models: 3 * GIB });
+        // Without a list, what it took this time comes to what stayed.
+        let [between, again] = [GIB, 4 * GIB].map(|held| sample(held, None));
+        let left = Ourselves { pid: None, ..left };
+        assert!(!left.others(&between).any());
+        assert_eq!(left.after(OWN, 3 * GIB, &between, &again).memory, 4 * GIB);
     }
 
     #[test]
     fn where_two_came_at_once_memory_alone_is_counted() {
         let before = sample(0, Some(&[]));
         let after = sample(8 * GIB, Some(&[(70_001, 3 * GIB), (70_002, 5 * GIB)]));
-        let ourselves = Ourselves::after(OWN, GIB, &before, &after);
+        let ourselves = Ourselves::before(OWN).after(OWN, GIB, &before, &after);
         assert_eq!(ourselves, Ourselves { pid: None, memory: 8 * GIB, models: GIB });
         let later = sample(20 * GIB, Some(&[(70_001, 3 * GIB), (70_002, 17 * GIB)]));
         assert_eq!(ourselves.others(&later), Others::Memory(12 * GIB));
@@ -183,7 +208,7 @@ mod tests {
         for empty in [None, Some(&[][..])] {
             let before = sample(5 * GIB, empty);
             let after = sample(8 * GIB, empty);
-            let ourselves = Ourselves::after(OWN, GIB, &before, &after);
+            let ourselves = Ourselves::before(OWN).after(OWN, GIB, &before, &after);
             assert_eq!(ourselves, Ourselves { pid: None, memory: 3 * GIB, models: GIB });
             assert_eq!(ourselves.others(&after), Others::Memory(5 * GIB));
             // A model of two came; one of one had been there.

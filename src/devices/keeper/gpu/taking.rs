@@ -7,7 +7,7 @@ use super::{
         health::{Over, states::Evidence},
         lease::{self, turns::Turn},
         parts::NO_MODEL,
-        probe::{Sample, others::Ourselves},
+        probe::Sample,
         refusal::Refusal,
     },
     Keeper, Known,
@@ -43,6 +43,9 @@ impl Keeper {
         // A place in the queue is only for a server that may take the GPU soon: one that cannot must not hold up others.
         let ticket = self.ticket.take();
         let ended = self.ending.is_done();
+        if ended && std::mem::take(&mut self.leaves) {
+            self.has_left();
+        }
         if self.drained || !ended || !self.claim.states.may_take(now) {
             return Some(false);
         }
@@ -86,9 +89,11 @@ impl Keeper {
     /// What we need of its memory.
     fn want(&self) -> Want {
         let Keeper { devices, index, gpu, .. } = self;
+        // A context that is there already is not needed once more.
+        let without = |bytes: u64| bytes.saturating_sub(self.kept.unwrap_or(0));
         Want {
-            required: devices.book.required(*index, &gpu.name, gpu.memory_bytes),
-            least: devices.book.least(*index, &gpu.name),
+            required: without(devices.book.required(*index, &gpu.name, gpu.memory_bytes)),
+            least: devices.book.least(*index, &gpu.name).map(without),
             headroom: headroom_bytes(gpu.memory_bytes),
             total: gpu.memory_bytes,
         }
@@ -136,7 +141,7 @@ impl Keeper {
         self.claim.states.taking();
         self.show(now);
         let device = &*self.gpu.id.clone();
-        let before = self.sample.as_ref().map(|(_, sample)| sample.clone());
+        self.before = self.sample.as_ref().map(|(_, sample)| sample.clone());
         let taken = self.devices.devices[self.index].take(&self.devices.parts);
         let tried = match taken {
             Ok(hold) => {
@@ -164,12 +169,15 @@ impl Keeper {
             hold.complete();
             self.devices.try_waiting_on(self.index, hold);
         }
-        if let (Some(before), Some(after)) = (before, self.senses.fresh(&self.gpu)) {
+        if let (Some(before), Some(after)) = (self.before.take(), self.senses.fresh(&self.gpu)) {
             let process = self.hold.as_ref().map_or_else(std::process::id, |hold| hold.process());
             let models = self.models().iter().map(HeldModel::bytes).sum();
-            self.ourselves = Ourselves::after(process, models, &before, &after);
+            self.ourselves = self.ourselves.after(process, models, &before, &after);
             let (held, ours) = (self.ourselves.memory, self.ourselves.is_told(&after));
-            self.devices.book.learn_all(self.index, &self.gpu.name, held, ours);
+            // What was there before is known by estimate alone, if nobody tells what we hold.
+            if ours || self.kept.is_none() {
+                self.devices.book.learn_all(self.index, &self.gpu.name, held, ours);
+            }
         }
     }
 
