@@ -110,6 +110,31 @@ async fn the_next_in_the_queue_goes_by_what_the_one_before_has_left() {
     }
 }
 
+#[tokio::test]
+async fn a_server_that_starts_loads_its_models_before_the_next_one_looks_at_what_is_left() {
+    for isolation in MODES {
+        let machine = Machine::new(ROOM_FOR_ONE);
+        // Models take their memory long after the GPU was taken.
+        machine.tell("cuda", "still fault on=kernel:fit_xynb_f32 sleep_us=200000 times=always").await;
+        let spots = [("a", ON_GPU), ("b", ON_GPU)];
+        let one = machine.start(isolation, &spots, &[]).await;
+        one.until_said("the GPU serves: a forward pass works").await;
+        let other = machine.start(isolation, &spots, &[]).await;
+        other.until_state("waiting", "turn").await;
+        assert!(one.said("model is ready").len() < 2, "{:?}", one.said("model is ready"));
+        one.until_ready().await;
+        other.until_state("waiting", "contended").await;
+        for server in [&one, &other] {
+            let refused = server.said("the model is not served here");
+            assert_eq!((refused, server.said("the GPU has no room now")), (vec![], vec![]), "{isolation}");
+        }
+        assert_eq!(other.said("the GPU serves: a forward pass works"), Vec::<String>::new());
+        one.end();
+        other.end();
+        machine.assert_empty();
+    }
+}
+
 /// As without persistence mode, where NVML initialises each GPU first.
 #[tokio::test]
 async fn a_gpu_is_not_taken_before_an_nvml_that_starts_slowly_has_told_who_uses_it() {

@@ -281,6 +281,7 @@ impl Keeper {
     /// Looks after a GPU that serves.
     fn tend(&mut self, now: Instant) {
         let Some(hold) = self.hold.clone() else { return };
+        self.end_turn();
         // One that is merely idle is not asked while a load may keep its threads, nor by a server that ends.
         let suspected = self.claim.states.state() == DeviceState::Suspect;
         let may_ask = suspected || !(self.devices.is_loading() || self.devices.ends());

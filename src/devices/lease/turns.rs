@@ -2,7 +2,7 @@
 //!
 //! Each server that waits has a ticket: a file in a shared folder, named after the GPU and the time at which waiting began, and locked by
 //! its owner (flock). The ticket of a process that died is therefore not locked, and does not count. The oldest ticket is next. It is
-//! kept while the GPU is taken and models are loaded, and removed when they serve. So only one process at a time takes a GPU. The next
+//! kept while the GPU is taken and models are loaded, those of the start included, and removed when they serve. So only one process at a time takes a GPU. The next
 //! one goes by a look that began after that, and so sees what is left. Without such a folder, every server may go at once.
 
 use std::{

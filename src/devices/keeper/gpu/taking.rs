@@ -134,6 +134,13 @@ impl Keeper {
         false
     }
 
+    /// Lets the next server look at what we have left of it. Models of the start are loaded after it was taken: it is our turn until then.
+    pub(super) fn end_turn(&mut self) {
+        if !self.devices.book.has_announced() {
+            self.ticket = None;
+        }
+    }
+
     /// Takes it: context, models, and a forward pass with a known answer.
     fn take(&mut self, now: Instant) {
         let began = now;
@@ -159,7 +166,7 @@ impl Keeper {
         if let Err(refusal) = tried {
             return self.refused(now, &refusal);
         }
-        self.ticket = None;
+        self.end_turn();
         self.waited_before += waited;
         self.claim.taken(now);
         self.activity.1 = now;
